@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.model.events import Check
+from pytest_gpufleet.model.language import current_language
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.report.page import report_page
 from tests.forked import Forked, Started, Zygote
@@ -111,7 +112,7 @@ def equal_figures_are_drawn_once() -> Iterator[None]:
         drawn: dict[str, Any] = {}
 
         def drawing(*shown: Any) -> Any:
-            known = repr(of(*shown))
+            known = repr((current_language(), of(*shown)))
             if known not in drawn:
                 drawn[known] = draw(*shown)
             return drawn[known]
@@ -119,7 +120,7 @@ def equal_figures_are_drawn_once() -> Iterator[None]:
         return drawing
 
     figures = once(report_page._drawn, lambda *shown: shown)
-    telemetry = once(report_page._telemetry, lambda record, say: (record.telemetry, record.topology, record.spans, say))
+    telemetry = once(report_page._telemetry, lambda record: (record.telemetry, record.topology, record.spans))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report_page, "_drawn", figures)
         patch.setattr(report_page, "_telemetry", telemetry)

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet import __version__
+from pytest_gpufleet.model.language import in_language, say
 from pytest_gpufleet.model.record import read
 from pytest_gpufleet.report.page import hosts_part, several_runs
 from pytest_gpufleet.report.page.several_runs import compared, drifted
-from pytest_gpufleet.report.wording import says
 from pytest_gpufleet.verdict.across_runs.drift import drift
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
@@ -90,9 +90,10 @@ def test_punctuation_of_chinese_is_of_full_width() -> None:
 
 def test_a_page_of_a_fleet_in_chinese_has_no_english() -> None:
     fleet = judge_fleet(unlike_each_other(), (), [f"node-{number:03}" for number in range(1, 8)])
-    page = hosts_part.page(fleet, {}, "zh")
+    with in_language("zh"):
+        page, reasons = hosts_part.page(fleet, {}), {say(reason) for reason in fleet.reasons}
     assert not _english(page)
-    assert {says("zh")(reason) for reason in fleet.reasons}.isdisjoint(fleet.reasons)
+    assert reasons.isdisjoint(fleet.reasons)
     assert not [reason for reason in fleet.reasons if reason in unescape(page)]
 
 
@@ -100,9 +101,9 @@ def test_a_page_of_a_fleet_in_chinese_has_no_english() -> None:
 def test_a_comparison_in_chinese_has_no_english(same_machine: bool) -> None:
     runs = {run.host: run.record for run in unlike_each_other()}
     same = {f"run {number}": record for number, record in enumerate([read(LATER)] * 3)}
-    say = says("zh")
-    section = drifted(drift(same), say) if same_machine else compared(compare(runs), len(runs), say)
-    assert not _english(several_runs.page(section, "zh"))
+    with in_language("zh"):
+        section = drifted(drift(same)) if same_machine else compared(compare(runs), len(runs))
+        assert not _english(several_runs.page(section))
 
 
 def _english(page: str) -> list[str]:

@@ -68,7 +68,7 @@ class Imports:
         ours = (each.name for each in pkgutil.walk_packages(pytest_gpufleet.__path__, "pytest_gpufleet."))
         for name in (*IMPORTED, *ours):
             importlib.import_module(name)
-        templates = rendering.templates("en")
+        templates = rendering.templates()
         for name in templates.list_templates(extensions=["jinja"]):
             templates.get_template(name)
         profile.shipped()

@@ -8,6 +8,7 @@ import pytest
 
 from pytest_gpufleet.model.conditions import EACH_ALONE
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.language import in_language
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import MiB
 from pytest_gpufleet.model.place import WORLD, Pair, Place, gpu
@@ -20,7 +21,6 @@ from pytest_gpufleet.report.page.report_page import MOST_FAILURES, MOST_FIGURES,
 from pytest_gpufleet.report.page.training_tables import EPOCH_IMAGES, efficiency_losses, training_tables
 from pytest_gpufleet.report.plots.curves import curves
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
-from pytest_gpufleet.report.wording import says
 from pytest_gpufleet.verdict import basis
 from tests.report.page import Page
 
@@ -246,7 +246,8 @@ def test_methods_are_held_against_the_same_gpus_alone_and_have_their_memory():
 
 
 def test_a_table_in_chinese_has_no_english_word_of_a_condition():
-    (table,) = training_tables([*swept(64, 700.0, accumulated=1), *swept(64, 750.0, accumulated=2)], says("zh"))
+    with in_language("zh"):
+        (table,) = training_tables([*swept(64, 700.0, accumulated=1), *swept(64, 750.0, accumulated=2)])
     assert not any("batches a step" in row.name for row in table.rows)
     assert "pixels" not in table.shared
 

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from html import unescape
 from pathlib import Path
 from string import Formatter
+from typing import Any
 
 import pytest
 from babel.messages.pofile import read_po
 
 from pytest_gpufleet import cli
-from pytest_gpufleet.model.language import Language, Listed, Said
+from pytest_gpufleet.model.language import LOCALE, Language, Listed, Said, in_language, say
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.place import read as place_of
 from pytest_gpufleet.model.record import read
@@ -22,7 +23,6 @@ from pytest_gpufleet.report.page import hosts_part, report_page, several_runs
 from pytest_gpufleet.report.page.several_runs import compared, drifted
 from pytest_gpufleet.report.plots import canvas
 from pytest_gpufleet.report.plots.bars import _lines
-from pytest_gpufleet.report.wording import LOCALE, says
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.across_runs.drift import drift
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
@@ -97,6 +97,12 @@ RECORDED = ROOT / "tests" / "recorded"
 LATER = RECORDED / "h200x4-a" / "evidence.jsonl"
 
 
+def within(language: Language, made: Callable[..., str], *arguments: Any, **values: object) -> str:
+    """What `made` makes in that language."""
+    with in_language(language):
+        return made(*arguments, **values)
+
+
 def test_names_of_values_and_commands_are_not_translated() -> None:
     with next(LOCALE.glob("zh/*/*.po")).open("rb") as file:
         for each in (each for each in read_po(file) if each.id):
@@ -105,9 +111,9 @@ def test_names_of_values_and_commands_are_not_translated() -> None:
 
 
 def test_what_has_no_translation_is_english() -> None:
-    assert says("zh")("no such text {count}", count=3) == "no such text 3"
-    assert says("zh")("") == ""
-    assert says("zh")("REJECTED").endswith("REJECTED")
+    assert within("zh", say, "no such text {count}", count=3) == "no such text 3"
+    assert within("zh", say, "") == ""
+    assert within("zh", say, "REJECTED").endswith("REJECTED")
 
 
 @pytest.mark.parametrize("run", ["h200x2-f", "h200x4-neighbour"])
@@ -119,10 +125,10 @@ def test_recorded_run_in_both_languages_has_the_same_figures_and_names(run: str)
     assert '<html lang="en">' in english
     assert '<html lang="zh">' in chinese
     assert "签字验收" in chinese
-    assert says("zh")(record.verdict or "") in chinese
+    assert within("zh", say, record.verdict or "") in chinese
     assert _figures(chinese) == _figures(english)
     assert re.findall(r'(?:id|href|class)="[^"]*"', chinese) == re.findall(r'(?:id|href|class)="[^"]*"', english)
-    assert why(record, says("zh")) != why(record) == why(record, says("en"))
+    assert within("zh", why, record) != why(record) == within("en", why, record)
 
 
 def test_language_of_a_run_is_on_record_and_report_writes_it_again_in_the_other(
@@ -146,7 +152,7 @@ def test_language_of_a_run_is_on_record_and_report_writes_it_again_in_the_other(
 
 def test_a_page_in_chinese_shows_strings_of_evidence_as_they_are() -> None:
     text = "<b>{host}</b>"
-    assert says("zh")("Verdict of this run on {host}:", host=text).count(text) == 1
+    assert within("zh", say, "Verdict of this run on {host}:", host=text).count(text) == 1
 
 
 def unlike_each_other() -> list[HostRun]:
@@ -157,10 +163,10 @@ def unlike_each_other() -> list[HostRun]:
 
 def test_fleet_in_both_languages_has_the_same_figures_and_names() -> None:
     fleet = judge_fleet(unlike_each_other(), (), [f"node-{number:03}" for number in range(1, 8)])
-    english, chinese = (hosts_part.page(fleet, {}, language) for language in ("en", "zh"))
+    english, chinese = (within(language, hosts_part.page, fleet, {}) for language in ("en", "zh"))
     assert english == hosts_part.page(fleet, {})
     assert all(reason in unescape(english) for reason in fleet.reasons)
-    assert all(says("zh")(reason) in unescape(chinese) for reason in fleet.reasons)
+    assert all(within("zh", say, reason) in unescape(chinese) for reason in fleet.reasons)
     assert _structure(chinese) == _structure(english)
 
 
@@ -171,9 +177,8 @@ def test_comparison_in_both_languages_has_the_same_figures_and_names(same_machin
         runs = {f"run {number}": record for number, record in enumerate([read(LATER)] * 3)}
 
     def page(language: Language) -> str:
-        say = says(language)
-        told = drifted(drift(runs), say) if same_machine else compared(compare(runs), len(runs), say)
-        return several_runs.page(told, language)
+        with in_language(language):
+            return several_runs.page(drifted(drift(runs)) if same_machine else compared(compare(runs), len(runs)))
 
     english, chinese = page("en"), page("zh")
     assert _structure(chinese) == _structure(english)
@@ -205,11 +210,11 @@ def test_title_of_a_plot_is_told_whole_in_as_many_lines_as_were_drawn() -> None:
 def test_what_was_said_in_english_can_be_said_again() -> None:
     told = Said("{hosts} REJECTED", hosts=Said("1 host ({hosts})", hosts="{odd} ACCEPTED"))
     assert told == "1 host ({odd} ACCEPTED) REJECTED"
-    assert says("zh")(told) == "1 台主机（{odd} ACCEPTED）为 REJECTED"  # noqa: RUF001
-    assert says("en")(told) == copy.deepcopy(told) == told
+    assert within("zh", say, told) == "1 台主机（{odd} ACCEPTED）为 REJECTED"  # noqa: RUF001
+    assert within("en", say, told) == copy.deepcopy(told) == told
     listed = Listed([Said("unknown"), "575.57"], ", ")
-    assert (listed, says("zh")(listed)) == ("unknown, 575.57", "未知，575.57")  # noqa: RUF001
-    assert says("zh")(copy.deepcopy(listed)) == "未知，575.57"  # noqa: RUF001
+    assert (listed, within("zh", say, listed)) == ("unknown, 575.57", "未知，575.57")  # noqa: RUF001
+    assert within("zh", say, copy.deepcopy(listed)) == "未知，575.57"  # noqa: RUF001
 
 
 def test_sentences_are_joined_as_their_language_does() -> None:

@@ -110,9 +110,9 @@ def test_no_string_of_evidence_can_change_the_verdict_of_a_page(
     fleet = judge_fleet(hosts, [Unusable(PAYLOAD, PAYLOAD, PAYLOAD)], [PAYLOAD])
     pages["fleet"] = hosts_part.page(fleet, {hosts[0].folder: "a/report.html"})
     pages |= {f"{name}-without-policy": without_policy(page) for name, page in pages.items()}
-    templates = rendering.templates.__wrapped__("en")  # one that has compiled nothing yet
+    templates = rendering.templates.__wrapped__()  # one that has compiled nothing yet
     templates.autoescape = False
-    monkeypatch.setattr(rendering, "templates", lambda language: templates)
+    monkeypatch.setattr(rendering, "templates", lambda: templates)
     pages["policy-alone"] = page(replace(record, telemetry=[], findings=[]), "")
     pages["neither"] = without_policy(pages["policy-alone"])
     shown = seen(pages, tmp_path)

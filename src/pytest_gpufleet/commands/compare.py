@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpufleet.commands import command
-from pytest_gpufleet.model.language import LANGUAGES, Say
-from pytest_gpufleet.report.wording import says
+from pytest_gpufleet.model.language import LANGUAGES, Language, in_language
 from pytest_gpufleet.run.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -25,9 +24,10 @@ def _run(given: argparse.Namespace) -> int:
     command.check_output(given.output)
     command.check_output(given.csv)
     runs = {name: run.record for name, run in command.all_checked([given.first, *given.others]).items()}
-    shown, whole, document, rows = (_over_time if given.same_machine else _side_by_side)(runs, says(given.language))
+    shown, whole, document, rows = (_over_time if given.same_machine else _side_by_side)(runs, given.language)
     if given.output:
-        command.write(given.output, page(whole, given.language))
+        with in_language(given.language):
+            command.write(given.output, page(whole))
     if given.csv:
         command.write(given.csv, rows)
     console = command.new_console(highlight=False)
@@ -48,25 +48,29 @@ def _run(given: argparse.Namespace) -> int:
 Told = tuple["SeveralRuns", "SeveralRuns", dict[str, Any], str]
 
 
-def _side_by_side(runs: Mapping[str, Record], say: Say) -> Told:
+def _side_by_side(runs: Mapping[str, Record], language: Language) -> Told:
     """What the terminal shows, what the page shows, and the same for programs and for spreadsheets."""
     from pytest_gpufleet.report import exports
     from pytest_gpufleet.report.page.several_runs import MOST_COLUMNS, compared
     from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 
     comparison = compare(runs)
-    shown, whole = compared(comparison, MOST_COLUMNS), compared(comparison, len(runs), say)
+    shown = compared(comparison, MOST_COLUMNS)
+    with in_language(language):
+        whole = compared(comparison, len(runs))
     return shown, whole, exports.of_comparison(comparison), exports.values_compared(comparison)
 
 
-def _over_time(runs: Mapping[str, Record], say: Say) -> Told:
+def _over_time(runs: Mapping[str, Record], language: Language) -> Told:
     """The same for one machine."""
     from pytest_gpufleet.report import exports
     from pytest_gpufleet.report.page.several_runs import drifted
     from pytest_gpufleet.verdict.across_runs.drift import drift
 
     found = drift(runs)
-    shown, whole = drifted(found), drifted(found, say)
+    shown = drifted(found)
+    with in_language(language):
+        whole = drifted(found)
     return shown, whole, exports.of_drift(found), exports.values_over_time(found)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pytest_gpufleet.commands import command
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.model.language import LANGUAGES
+from pytest_gpufleet.model.language import LANGUAGES, in_language
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.run.folder import RunFolder
@@ -79,7 +79,8 @@ def _run(given: argparse.Namespace) -> int:
         from pytest_gpufleet.report.page.hosts_part import page
 
         reports = RunFolder(Path()).reports(fleet.hosts, given.output.parent)
-        command.write(given.output, page(fleet, reports, given.language))
+        with in_language(given.language):
+            command.write(given.output, page(fleet, reports))
     with command.printing():
         if given.json:
             from pytest_gpufleet.report import hosts

@@ -2,12 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import gettext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from pathlib import Path
 from typing import Literal, get_args
 
 Language = Literal["en", "zh"]
 LANGUAGES: tuple[Language, ...] = get_args(Language)
-Say = Callable[..., str]  # (text, **values): the text in some language, with the values for its {names}
+
+LOCALE = Path(__file__).parents[1] / "report" / "locale"  # gettext's catalogues: a folder a language
+
+# Of what is being written. Only a page sets it (in_language), so that all else is English.
+_language: ContextVar[Language] = ContextVar("language", default="en")
+
+
+@contextmanager
+def in_language(language: Language) -> Iterator[None]:
+    """What is said in the block is said in `language`: English where its catalogue has no text. Translated is what the
+    authors of this project wrote, titles of checks and metrics among it. Numbers, units, places, node ids of checks and
+    what a machine or a check found stay."""
+    before = _language.set(language)
+    try:
+        yield
+    finally:
+        _language.reset(before)
+
+
+def current_language() -> Language:
+    return _language.get()
+
+
+@cache
+def _catalogue(language: Language) -> gettext.NullTranslations:
+    return gettext.translation("gpufleet", LOCALE, [language], fallback=True)
+
+
+def say(text: str, **values: object) -> str:
+    """`text` in the language of what is being written, with `values` for its {names}; one that is Said brings its
+    own."""
+    if isinstance(text, Said):
+        return text.translated()
+    said = _catalogue(_language.get()).gettext(text) if text else ""  # gettext("") is the head of the catalogue
+    return said.format(**values) if values else said
 
 
 class Said(str):
@@ -15,12 +54,12 @@ class Said(str):
     those that are such texts too are said in that language."""
 
     def __new__(cls, text: str, **values: object) -> Said:
-        said = super().__new__(cls, english(text, **values))
+        said = super().__new__(cls, text.format(**values) if values else text)
         said._text, said._values = text, values
         return said
 
-    def told(self, say: Say) -> str:
-        return say(self._text, **{name: _in(say, value) for name, value in self._values.items()})
+    def translated(self) -> str:
+        return say(self._text, **{name: _translated(value) for name, value in self._values.items()})
 
     _text: str
     _values: dict[str, object]
@@ -38,8 +77,8 @@ class Listed(Said):
     def __reduce__(self) -> tuple[type[Listed], tuple[tuple[str, ...], str]]:
         return Listed, (self._parts, self._between)
 
-    def told(self, say: Say) -> str:
-        return say(self._between).join(str(_in(say, part)) for part in self._parts)
+    def translated(self) -> str:
+        return say(self._between).join(str(_translated(part)) for part in self._parts)
 
     _parts: tuple[str, ...]
     _between: str
@@ -51,10 +90,5 @@ def some(names: Sequence[str], most: int) -> str:
     return Said("{names} and {count} more", names=told, count=more) if more > 0 else told
 
 
-def _in(say: Say, value: object) -> object:
-    return value.told(say) if isinstance(value, Said) else value
-
-
-def english(text: str, **values: object) -> str:
-    """A text as it stands in the code: what says it where nobody asks for another language."""
-    return text.format(**values) if values else text
+def _translated(value: object) -> object:
+    return value.translated() if isinstance(value, Said) else value

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest_gpufleet
 from pytest_gpufleet.model import codec, levels
-from pytest_gpufleet.model.language import Say, english
+from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.levels import Level
 
 # `python docs/make_checks.py` writes it; a test holds it to acceptance/. It stands in a file of its own, since a check
@@ -132,7 +132,7 @@ def altered(paths: Iterable[Path]) -> list[str]:
     return sorted({name for folder, name in ours if digest(folder / name) != known.get(name, "")})
 
 
-def titled(check_id: str, title: str = "", say: Say = english) -> str:
+def titled(check_id: str, title: str = "") -> str:
     """ "Its title (file.py::test_name)" for a person; without any title, only the id."""
     known = shipped().checks.get(levels.check_name(check_id))
     title = say(title or (known.title if known else ""))

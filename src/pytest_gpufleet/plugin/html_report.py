@@ -12,11 +12,11 @@ import pytest
 
 from pytest_gpufleet import redaction, safe_files
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.language import in_language, say
 from pytest_gpufleet.plugin import compat, listeners
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page import rendering, report_page
 from pytest_gpufleet.report.page.hosts_part import nodes_part
-from pytest_gpufleet.report.wording import says
 from pytest_gpufleet.run import conclusion, opening
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.folder import JUNIT, REPORT
@@ -132,16 +132,17 @@ class HtmlReport:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_report_title(self, report: Any) -> None:
-        report.title = says(self._evidence.record.run.language)("GPU acceptance report")
+        with in_language(self._evidence.record.run.language):
+            report.title = say("GPU acceptance report")
         report.set_data("environment", metadata(report.data["environment"]))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_summary(self, prefix: list[str]) -> None:
         record, own = self._evidence.record, self._run.runs_of_nodes()
-        say = says(record.run.language)
-        nodes = nodes_part(record, own, self._run.folder.reports(own.values(), self._run.folder.path), say)
-        every_test = EVERY_TEST.format(say("Every test as pytest ran it, with what it printed"))
-        prefix += [report_page.summary(record, self._evidence.sha256, nodes), every_test]
+        with in_language(record.run.language):
+            nodes = nodes_part(record, own, self._run.folder.reports(own.values(), self._run.folder.path))
+            every_test = EVERY_TEST.format(say("Every test as pytest ran it, with what it printed"))
+            prefix += [report_page.summary(record, self._evidence.sha256, nodes), every_test]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_table_header(self, cells: list[str]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from pytest_gpufleet.model.finding import distinct
-from pytest_gpufleet.model.language import Say, english
+from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.levels import BURN_IN_SECONDS
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
@@ -71,9 +71,9 @@ def stamp(record: Record) -> Stamp:
     return STAMPS.get(record.verdict or "", STAMPS["INCOMPLETE"])
 
 
-def standing(record: Record, say: Say = english) -> str:
+def standing(record: Record) -> str:
     """What a verdict of ACCEPTED stands on; "" of any other: who is rejected, is so by what failed."""
-    return basis.told(record, say) if stamp(record).word == "ACCEPTED" else ""
+    return basis.told(record) if stamp(record).word == "ACCEPTED" else ""
 
 
 def headline(record: Record) -> str:
@@ -81,7 +81,7 @@ def headline(record: Record) -> str:
     return "; ".join(filter(None, (stamp(record).word, standing(record))))
 
 
-def reasons(record: Record, where_more: str = "which the report lists", say: Say = english) -> list[str]:
+def reasons(record: Record, where_more: str = "which the report lists") -> list[str]:
     """Why the verdict is what it is, or that there is none, beyond the headline and the paragraph below it; the first
     few, and `where_more` says where all of them are.
 
@@ -90,7 +90,7 @@ def reasons(record: Record, where_more: str = "which the report lists", say: Say
     if record.verdict is None:
         return [*record.reasons, say("No verdict was recorded: the run did not reach its end.")]
     without_case = {
-        failure(check, record): failure(check, record, say, with_case=False)
+        failure(check, record): failure(check, record, with_case=False)
         for check in record.checks.values()
         if check.title
     }
@@ -121,59 +121,59 @@ NAMED = "{gpu} ({serial}) is named in {count}"
 NO_SINGLE_GPU = "None of them points to a single GPU: look at what all GPUs share (switches, host, software, settings)."
 
 
-def why(record: Record, say: Say = english) -> str:
+def why(record: Record) -> str:
     """The paragraph for the top of the report, in the language of `say`."""
-    return wording.sentences(_again(record, say), _no_gpu(record, say), _why(record, say))
+    return wording.sentences(_again(record), _no_gpu(record), _why(record))
 
 
-def _again(record: Record, say: Say) -> str:
+def _again(record: Record) -> str:
     """That this is no verdict of a run."""
     note = record.judged_again
     return say("Judged again, and not the verdict of the run itself: {note}.", note=note) if note else ""
 
 
-def _no_gpu(record: Record, say: Say) -> str:
+def _no_gpu(record: Record) -> str:
     """Where no GPU is here nothing else needs to be explained."""
     absent = not record.topology.gpus and not record.run.rehearsal
     reason = "; ".join(record.topology.problems)
     return say("No GPU is here: {reason}.", reason=reason.rstrip(".")) if absent and reason else ""
 
 
-def _why(record: Record, say: Say) -> str:
+def _why(record: Record) -> str:
     word = stamp(record).word
     if word == "REHEARSAL":
         because = record.run.rehearsal_because.rstrip(".")
         why_none = say("Why it is a rehearsal: {because}.", because=say(because)) if because else ""
-        return wording.sentences(_rehearsed(record, say), say(STAMPS[word].meaning), why_none)
+        return wording.sentences(_rehearsed(record), say(STAMPS[word].meaning), why_none)
     if record.verdict is None:
         no_end = say("The run did not reach its end, so there is no verdict.")
-        return wording.sentences(no_end, _open(record, say))
+        return wording.sentences(no_end, _open(record))
     if record.of_cluster:
-        return _of_nodes(record, word, say)
+        return _of_nodes(record, word)
     said = accused(record)
     if word == "REJECTED" and said:
         of_all = "{failed} of {checks} checks failed." if len(record.checks) != 1 else "{failed} of 1 check failed."
         failed = say(of_all, failed=len(said), checks=len(record.checks))
-        if _no_gpu(record, say):
+        if _no_gpu(record):
             return failed
         unexplained = {check_id: each for check_id, each in said.items() if not each.is_explained}
-        first = _first(record, said, unexplained, say)
+        first = _first(record, said, unexplained)
         if first and not unexplained:
             return wording.sentences(failed, first)
-        named = _named(record, unexplained, say)
+        named = _named(record, unexplained)
         return wording.sentences(failed, first, named, _first_cause(record, unexplained))
-    told = [f"{wording.capitalised(remark)}{say('.')}" for remark in remarks(record, say)]
+    told = [f"{wording.capitalised(remark)}{say('.')}" for remark in remarks(record)]
     if word == "ACCEPTED":
-        return wording.sentences(_judged(record, say), *told, _tightest(record, say))
-    own = f"{wording.capitalised(text)}{say('.')}" if (text := own_limits(record, say)) else ""
-    return wording.sentences(say(STAMPS[word].meaning), _first(record, said, {}, say), own, _open(record, say), *told)
+        return wording.sentences(_judged(record), *told, _tightest(record))
+    own = f"{wording.capitalised(text)}{say('.')}" if (text := own_limits(record)) else ""
+    return wording.sentences(say(STAMPS[word].meaning), _first(record, said, {}), own, _open(record), *told)
 
 
-def _of_nodes(record: Record, word: str, say: Say) -> str:
+def _of_nodes(record: Record, word: str) -> str:
     """Which nodes to look at first. What is wrong with each is told beside it."""
-    told = [f"{wording.capitalised(remark)}{say('.')}" for remark in remarks(record, say)]
+    told = [f"{wording.capitalised(remark)}{say('.')}" for remark in remarks(record)]
     if word == "INCOMPLETE":
-        return wording.sentences(say(STAMPS[word].meaning), _open(record, say), *told)
+        return wording.sentences(say(STAMPS[word].meaning), _open(record), *told)
     level, nodes = record.run.level, len(record.hosts)
     if word == "ACCEPTED":
         text = "Every check that level {level} requires ran on {nodes} nodes and between them, and met its limits."
@@ -190,7 +190,7 @@ def _of_nodes(record: Record, word: str, say: Say) -> str:
     return say(one if len(found) == 1 else several, count=len(found), nodes=nodes, first=first + more)
 
 
-def _rehearsed(record: Record, say: Say) -> str:
+def _rehearsed(record: Record) -> str:
     outcomes = Counter(check.outcome for check in record.checks.values())
     passed, failed, absent = (outcomes[name] for name in ("passed", "failed", "not applicable"))
     told = [
@@ -202,18 +202,18 @@ def _rehearsed(record: Record, say: Say) -> str:
     return f"{say(', ').join(told)}{say('.')}"
 
 
-def _first(record: Record, said: Mapping[str, Accused], unexplained: Mapping[str, Accused], say: Say) -> str:
+def _first(record: Record, said: Mapping[str, Accused], unexplained: Mapping[str, Accused]) -> str:
     """What has to be mended first: it is the cause of what it explains, and not the GPU below it."""
-    told = explanations(said.values(), record.hosts, say)
+    told = explanations(said.values(), record.hosts)
     named = times_named(unexplained.values())
     clear = dict.fromkeys(where for each in said.values() for where in each.explained if where not in named)
     if clear:
-        places = say(" or ").join(wording.place(where, record.hosts, say) for where in sorted(clear))
+        places = say(" or ").join(wording.place(where, record.hosts) for where in sorted(clear))
         told.append(say("Nothing here speaks against {places}.", places=places))
     return wording.sentences(*told)
 
 
-def _named(record: Record, unexplained: Mapping[str, Accused], say: Say) -> str:
+def _named(record: Record, unexplained: Mapping[str, Accused]) -> str:
     """ "GPU 5 (serial 1654124046124) is named in 2 of them." """
     times = times_named(unexplained.values()).most_common()
     if not times:
@@ -245,14 +245,14 @@ def _first_cause(record: Record, accused: Iterable[str]) -> str:
     return ""
 
 
-def _judged(record: Record, say: Say) -> str:
+def _judged(record: Record) -> str:
     gpus, level = len(record.topology.gpus), record.run.level
     figures = sum(finding.state == "met" for finding in distinct(record.findings))
     on_several, on_one = (ALL_MET, ALL_MET_ON_ONE) if figures else (NOTHING_WRONG, NOTHING_WRONG_ON_ONE)
     return say(on_several if gpus != 1 else on_one, level=level, gpus=gpus, figures=figures)
 
 
-def _tightest(record: Record, say: Say) -> str:
+def _tightest(record: Record) -> str:
     """The figure that came nearest to its limit."""
     judged = [finding for finding in record.findings if finding.state == "met" and finding.limit]
     nearest = min(judged, key=wording.margin, default=None)
@@ -260,14 +260,14 @@ def _tightest(record: Record, say: Say) -> str:
     if nearest is None or nearest.limit is None or worst is None:
         return ""
     value, limit = wording.value_and_limit(worst[1], nearest.limit)
-    what = say(", ").join([wording.title(nearest, say), *wording.conditions(nearest, say)])
+    what = say(", ").join([wording.title(nearest), *wording.conditions(nearest)])
     inside = wording.percent(wording.margin(nearest), 2)
     text = "Nearest to its limit came {what}: {value} against {limit}, {inside} inside."
     return say(text, what=what, value=value, limit=limit, inside=inside)
 
 
-def _open(record: Record, say: Say) -> str:
-    told = counted(gaps(record), say)
+def _open(record: Record) -> str:
+    told = counted(gaps(record))
     return say("Open: {points}.", points=say(", ").join(told)) if told else ""
 
 
@@ -296,7 +296,7 @@ class Step:
     command: str
 
 
-def next_steps(record: Record, folder: str = "FOLDER", say: Say = english) -> list[Step]:
+def next_steps(record: Record, folder: str = "FOLDER") -> list[Step]:
     """In the order in which to type them; none for what is accepted, rejected or a rehearsal that came to its end.
     `folder`: the one that the run is in. DIR is that of runs on good machines. Neither is known to a record."""
     start = record.run.command_line

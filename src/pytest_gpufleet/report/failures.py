@@ -15,7 +15,7 @@ from pytest_gpufleet.model.fault import Code, Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.grouping import grouped
-from pytest_gpufleet.model.language import Say, english
+from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.place import WORLD, Pair, Place, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
@@ -148,18 +148,18 @@ class Miss:
     source: str
 
 
-def misses(record: Record, say: Say = english) -> list[Miss]:
+def misses(record: Record) -> list[Miss]:
     """Every figure of the run that missed, in the order in which they were found."""
-    return [_miss(finding, record, say) for finding in record.findings if finding.state == "missed"]
+    return [_miss(finding, record) for finding in record.findings if finding.state == "missed"]
 
 
-def _miss(finding: Finding, record: Record, say: Say) -> Miss:
+def _miss(finding: Finding, record: Record) -> Miss:
     metric, values, limit = wording.metric(finding), finding.measurement.values, finding.limit
     slower, worst = finding.slower_than_peers or {}, wording.worst(finding)
     # A missed finding that names no place is still a miss: of the worst place.
     places = tuple(dict.fromkeys((*finding.missed, *slower))) or ((worst[0],) if worst else ())
     given = [values.get(place, math.nan) for place in places]
-    value, text, kind, source = wording.span(given, metric.unit, say=say), finding.reason, "", ""
+    value, text, kind, source = wording.span(given, metric.unit), finding.reason, "", ""
     if limit and finding.missed:
         nearest, text = wording.value_and_limit(given[0], limit)
         value = nearest if len(given) == 1 else value
@@ -170,23 +170,23 @@ def _miss(finding: Finding, record: Record, say: Say) -> Miss:
     by_place = {gpu.place: gpu for gpu in record.topology.gpus}
     return Miss(
         finding.check,
-        wording.title(finding, say),
-        say(", ").join(wording.conditions(finding, say)),
-        _where(places, record.hosts, say),
+        wording.title(finding),
+        say(", ").join(wording.conditions(finding)),
+        _where(places, record.hosts),
         tuple(by_place[part] for part in places[0].parts if part in by_place) if len(places) == 1 else (),
         value,
-        say("{share} worse than its peers", share=wording.span(slower.values(), "ratio", 3, say)) if slower else "",
+        say("{share} worse than its peers", share=wording.span(slower.values(), "ratio", 3)) if slower else "",
         text,
         kind,
         source,
     )
 
 
-def _where(places: tuple[Where, ...], hosts: wording.Hosts, say: Say) -> str:
+def _where(places: tuple[Where, ...], hosts: wording.Hosts) -> str:
     common = set.intersection(*(set(place.parts) for place in places)) if places else set()
     if len(places) > 1 and len(common) == 1 and all(isinstance(place, Pair) for place in places):
-        return say("{count} pairs with {place}", count=len(places), place=wording.place(common.pop(), hosts, say))
-    return wording.places(places, hosts=hosts, say=say)
+        return say("{count} pairs with {place}", count=len(places), place=wording.place(common.pop(), hosts))
+    return wording.places(places, hosts=hosts)
 
 
 # Half of it from the top and half from the end: the cause of a failure is in one of the two.
@@ -240,31 +240,24 @@ class Failure:
         return files
 
 
-def failures(record: Record, accused: Mapping[str, Accused], say: Say = english) -> list[Failure]:
+def failures(record: Record, accused: Mapping[str, Accused]) -> list[Failure]:
     """Every check that failed, or of which a figure missed its limit, the cases of one check together, and checks that
     all said the same."""
     cases = grouped((check_id.partition("[")[0], check_id) for check_id in accused)
-    missed = grouped((miss.check, miss) for miss in misses(record, say))
+    missed = grouped((miss.check, miss) for miss in misses(record))
     told = (
-        _failure(
-            name,
-            ids,
-            record,
-            accused,
-            [miss for check_id in ids for miss in missed.get(check_id, ())],
-            say,
-        )
+        _failure(name, ids, record, accused, [miss for check_id in ids for miss in missed.get(check_id, ())])
         for name, ids in cases.items()
     )
-    return _together(told, say)
+    return _together(told)
 
 
-def _together(failures: Iterable[Failure], say: Say) -> list[Failure]:
+def _together(failures: Iterable[Failure]) -> list[Failure]:
     groups = grouped((("", each.said) if each.said else (each.name, ""), each) for each in failures)
-    return [told for group in groups.values() for told in (group if len(group) < ALIKE else [_as_one(group, say)])]
+    return [told for group in groups.values() for told in (group if len(group) < ALIKE else [_as_one(group)])]
 
 
-def _as_one(group: Sequence[Failure], say: Say) -> Failure:
+def _as_one(group: Sequence[Failure]) -> Failure:
     count = sum(len(failure.cases) or 1 for failure in group)
     (first, *_) = group
     message = replace(first.messages[0], case="")
@@ -273,14 +266,9 @@ def _as_one(group: Sequence[Failure], say: Say) -> Failure:
 
 
 def _failure(
-    name: str,
-    ids: Sequence[str],
-    record: Record,
-    accused: Mapping[str, Accused],
-    missed: Sequence[Miss],
-    say: Say,
+    name: str, ids: Sequence[str], record: Record, accused: Mapping[str, Accused], missed: Sequence[Miss]
 ) -> Failure:
-    checks = [record.checks.get(check_id) or _without_result(check_id, record, say) for check_id in ids]
+    checks = [record.checks.get(check_id) or _without_result(check_id, record) for check_id in ids]
     its = [accused[check_id] for check_id in ids]
     named = {where for each in its for where in (*each.named, *each.explained)}
     causes = dict.fromkeys(_told(fault, record) for check_id in ids for fault in searched(record, check_id))
@@ -295,7 +283,7 @@ def _failure(
     if all(each.is_explained and not _finds_cause(each, ids) for each in its):
         advice = [
             wording.sentences(cause, say("Until then this says nothing against the hardware."))
-            for cause in explanations(its, record.hosts, say)
+            for cause in explanations(its, record.hosts)
         ]
     return Failure(
         name,
@@ -312,7 +300,7 @@ def _failure(
     )
 
 
-def _without_result(check_id: str, record: Record, say: Say) -> Check:
+def _without_result(check_id: str, record: Record) -> Check:
     """What stands for a check that left no result: what was found in it."""
     found = [fault for fault in record.faults if fault.check == check_id]
     kinds = dict.fromkeys(fault.kind for fault in found)
@@ -321,7 +309,7 @@ def _without_result(check_id: str, record: Record, say: Say) -> Check:
     return Check(check_id, "failed", 0.0, title, steps, "\n".join(_told(fault, record) for fault in found))
 
 
-def explanations(accused: Iterable[Accused], hosts: wording.Hosts, say: Say = english) -> list[str]:
+def explanations(accused: Iterable[Accused], hosts: wording.Hosts) -> list[str]:
     """What explains what checks say, and what to do about it: one sentence for all places of one kind."""
     causes = dict.fromkeys(cause for each in accused for cause in each.causes)
     by_kind: dict[Code, dict[str, None]] = {}

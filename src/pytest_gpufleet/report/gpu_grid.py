@@ -10,7 +10,7 @@ from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.finding import Finding, distinct
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.grouping import grouped
-from pytest_gpufleet.model.language import Say, english
+from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.place import Place, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped
@@ -46,13 +46,13 @@ class CheckLine:
 GRAVITY = ("failed", "unfinished", "skipped", "passed", "not applicable")
 
 
-def check_lines(group: Group, blamed: Collection[str], say: Say = english) -> list[CheckLine]:
+def check_lines(group: Group, blamed: Collection[str]) -> list[CheckLine]:
     """The checks of a group, each with how it ended. `blamed`: ids of those that count as failed."""
     cases = grouped((check_id.partition("[")[0], check_id) for check_id in group.checks)
-    return [_check_line(name, ids, group, blamed, say) for name, ids in cases.items()]
+    return [_check_line(name, ids, group, blamed) for name, ids in cases.items()]
 
 
-def _check_line(name: str, ids: list[str], group: Group, blamed: Collection[str], say: Say) -> CheckLine:
+def _check_line(name: str, ids: list[str], group: Group, blamed: Collection[str]) -> CheckLine:
     ended = [check for check_id in ids if (check := group.checks[check_id])]
     outcomes: Counter[str] = Counter("failed" if check.id in blamed else check.outcome for check in ended)
     outcomes["unfinished"] += len(ids) - len(ended)
@@ -142,16 +142,14 @@ class Standing:
         return any(cell.state == "failed" for cell in self.cells)
 
 
-def standings(
-    record: Record, groups: Sequence[Group], accused: Mapping[str, Accused], say: Say = english
-) -> list[Standing]:
+def standings(record: Record, groups: Sequence[Group], accused: Mapping[str, Accused]) -> list[Standing]:
     """A row for each GPU and one for the machine, with a cell for each of `groups`."""
     rows = [
-        Standing(gpu, tuple(cell(gpu.place, group, accused, record.hosts, say) for group in groups))
+        Standing(gpu, tuple(cell(gpu.place, group, accused, record.hosts) for group in groups))
         for gpu in record.topology.gpus
     ]
     places = {row.gpu.place for row in rows if row.gpu}
-    return [*rows, Standing(None, tuple(_machine_cell(group, accused, places, say) for group in groups))]
+    return [*rows, Standing(None, tuple(_machine_cell(group, accused, places) for group in groups))]
 
 
 def legend(rows: Sequence[Standing]) -> list[str]:
@@ -160,11 +158,11 @@ def legend(rows: Sequence[Standing]) -> list[str]:
     return [meaning for state, meaning in MEANING.items() if state in states]
 
 
-def cell(where: Place, group: Group, accused: Mapping[str, Accused], hosts: wording.Hosts, say: Say = english) -> Cell:
+def cell(where: Place, group: Group, accused: Mapping[str, Accused], hosts: wording.Hosts) -> Cell:
     """What a group says of a GPU, or of a node with all that is there."""
     found = _of_group(group, accused)
     if checks := [check for check, one in found.items() if where in one.named]:
-        return _failed(checks, say)
+        return _failed(checks)
     for check, one in found.items():
         if where in one.explained:
             return Cell("explained", "explained", check)
@@ -187,15 +185,15 @@ def _is_at(where: Place, measured: Where) -> bool:
     return of_node or where in measured.parts
 
 
-def _failed(checks: Sequence[str], say: Say) -> Cell:
+def _failed(checks: Sequence[str]) -> Cell:
     text = say("failed") if len(checks) == 1 else say("failed {count}x", count=len(checks))
     return Cell("failed", text, checks[0])
 
 
-def _machine_cell(group: Group, accused: Mapping[str, Accused], gpus: Collection[Place], say: Say) -> Cell:
+def _machine_cell(group: Group, accused: Mapping[str, Accused], gpus: Collection[Place]) -> Cell:
     """Failures that name no GPU; else what is still open and not told in the row of a GPU; else that all is well."""
     if checks := [check for check, one in _of_group(group, accused).items() if not (one.named or one.is_explained)]:
-        return _failed(checks, say)
+        return _failed(checks)
     outcomes = _outcomes(group)
     if not outcomes:
         return Cell("not run", "not run")

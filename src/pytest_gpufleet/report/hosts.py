@@ -11,7 +11,7 @@ from pytest_gpufleet.model.events import HostFound
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.grouping import grouped
-from pytest_gpufleet.model.language import Said, Say, english
+from pytest_gpufleet.model.language import Said, say
 from pytest_gpufleet.model.place import Place, Where, on_node
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import exports, gpu_grid, wording
@@ -112,7 +112,7 @@ def _standing(run: HostRun, slow: Collection[SlowPlaces]) -> tuple[dict[str, str
     return cells, tuple(gpus[place] for place in dict.fromkeys(named) if place in gpus)
 
 
-def counts(fleet: Fleet, say: Say = english) -> list[str]:
+def counts(fleet: Fleet) -> list[str]:
     """The fleet in figures: hosts by verdict, GPUs by model."""
     verdicts = Counter(str(run.record.verdict) for run in fleet.hosts)
     models = Counter(gpu.name for run in fleet.hosts for gpu in run.record.topology.gpus)
@@ -240,7 +240,7 @@ def groups_between(every: Sequence[Group], fleet: Fleet) -> list[Group]:
     return [group for group in every if group.title not in alone]
 
 
-def nodes_in_words(record: Record, say: Say = english) -> list[str]:
+def nodes_in_words(record: Record) -> list[str]:
     """What a run on many nodes stands on: how many there are and which of them are one host, what they reach each
     other by, and how what they tell each other is kept from strangers. Nothing of a run on its own machine."""
     run = record.run
@@ -257,7 +257,7 @@ def nodes_in_words(record: Record, say: Say = english) -> list[str]:
     safe = say(SECURED.get(run.secured or "", "nobody recorded how they are secured"))
     return [
         say(", ").join([nodes, *gone]),
-        *one_host_told(record, say),
+        *one_host_told(record),
         *(say("network of a node: {network}", network=network) for network, _ in networks),
         *([say("ranks meet over {interfaces}", interfaces=interfaces)] if interfaces else []),
         say("messages: {transport}, {safe}", transport=run.transport, safe=safe),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.finding import Finding, distinct
-from pytest_gpufleet.model.language import Say, english
+from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.report import wording
@@ -76,29 +76,29 @@ class Gap:
         return len(self.things[MOST_FIGURES:]) if self.state in FIGURES else 0
 
 
-def gaps(record: Record, say: Say = english) -> list[Gap]:
+def gaps(record: Record) -> list[Gap]:
     """What the level asks for and the run does not answer; each reason once a group of checks."""
-    return _grouped(_open(record, say))
+    return _grouped(_open(record))
 
 
-def inapplicable(record: Record, say: Say = english) -> list[Gap]:
+def inapplicable(record: Record) -> list[Gap]:
     """Checks that ran and found that this machine has no such thing, which leaves nothing open."""
-    return _grouped(_ended(record, "not applicable", say))
+    return _grouped(_ended(record, "not applicable"))
 
 
-def not_there_yet(record: Record, say: Say = english) -> list[Gap]:
+def not_there_yet(record: Record) -> list[Gap]:
     """Checks that this version has and the one that ran had not, which leaves nothing open."""
     reason = say("it did not exist in {version}", version=record.run.plugin)
-    return _grouped(("not there yet", reason, group_title(name), titled(name, say=say)) for name in since_then(record))
+    return _grouped(("not there yet", reason, group_title(name), titled(name)) for name in since_then(record))
 
 
-def not_applied(record: Record, say: Say = english) -> list[Gap]:
+def not_applied(record: Record) -> list[Gap]:
     """Limits of a given profile that held for nothing, which leaves nothing open: they are in no contract."""
     reason = say("no figure was measured under its conditions")
     return _grouped(("not applied", reason, WHOLE_RUN, limit) for limit in unused_limits(record))
 
 
-def counted(gaps: Iterable[Gap], say: Say = english) -> list[str]:
+def counted(gaps: Iterable[Gap]) -> list[str]:
     """["2 figures not judged", "65 checks deselected"]"""
     counts: Counter[str] = Counter()
     for gap in gaps:
@@ -116,7 +116,7 @@ def _grouped(found: Iterable[Open]) -> list[Gap]:
     return [Gap(*key, tuple(things)) for key, things in grouped.items()]
 
 
-def _open(record: Record, say: Say) -> Iterator[Open]:
+def _open(record: Record) -> Iterator[Open]:
     for reason in filter(None, (record.broken, *record.spoiled)):
         yield "incomplete", reason, WHOLE_RUN, say("the run as a whole")
     for nodes in unaccepted(record):
@@ -135,39 +135,39 @@ def _open(record: Record, say: Say) -> Iterator[Open]:
         yield "without telemetry", missing, WHOLE_RUN, gpu
     for limit in unused_limits(record, "contract"):
         yield "not applied", NOT_APPLIED, WHOLE_RUN, limit
-    if text := own_limits(record, say):
+    if text := own_limits(record):
         yield "calibrated here", text, WHOLE_RUN, say("the profile as a whole")
-    if text := short_burn_in(record, say):
+    if text := short_burn_in(record):
         yield "too short", text, group_title(_burn_in()), say("the burn-in")
     figures = distinct(record.findings)
     for finding in figures:
         if finding.state == "not judged":
-            yield "not judged", open_reason(finding), group_title(finding.check), _figure(finding, say)
-    for finding, why in too_low(figures, record.run.basis, say):
-        yield "below the basis", why, group_title(finding.check), _figure(finding, say)
-    yield from _ended(record, "skipped", say)
+            yield "not judged", open_reason(finding), group_title(finding.check), _figure(finding)
+    for finding, why in too_low(figures, record.run.basis):
+        yield "below the basis", why, group_title(finding.check), _figure(finding)
+    yield from _ended(record, "skipped")
     level, known = record.run.level, record.suite.checks
     in_time = record.broken != DEADLINE
     absent = say("not selected, or the run ended before it" if in_time else "the deadline came first")
     for check_id in record.deselected:
         name = levels.check_name(check_id)
         if name not in known or levels.includes(level, known[name].level):
-            yield "deselected", say("left out by the command line"), group_title(name), _without_case(check_id, say)
+            yield "deselected", say("left out by the command line"), group_title(name), _without_case(check_id)
     for name, (_, not_run) in left_out(record).items():
         whole = len(not_run) == len(record.suite.cases(name))
-        names = (titled(name if whole else case, say=say) for case in not_run)
+        names = (titled(name if whole else case) for case in not_run)
         yield from (("not run", absent, group_title(name), each) for each in names)
     for name, metrics in without_figures(record).items():
         for metric, cases in metrics.items():
             none = say("it left no {metric}", metric=metric)
-            yield from (("without figures", none, group_title(name), titled(case, say=say)) for case in cases)
+            yield from (("without figures", none, group_title(name), titled(case)) for case in cases)
     for case, metric, places in missing_places(record):
         none = say("it left no {metric} at {places}", metric=metric, places=places)
-        yield "without figures", none, group_title(case), titled(case, say=say)
+        yield "without figures", none, group_title(case), titled(case)
 
 
-def _figure(finding: Finding, say: Say) -> str:
-    return say(", ").join([wording.title(finding, say), *wording.conditions(finding, say)])
+def _figure(finding: Finding) -> str:
+    return say(", ").join([wording.title(finding), *wording.conditions(finding)])
 
 
 def open_reason(finding: Finding) -> str:
@@ -180,12 +180,12 @@ def _burn_in() -> str:
     return next(name for name, check in shipped().checks.items() if "burn_retention" in check.figures)
 
 
-def _ended(record: Record, outcome: str, say: Say) -> Iterator[Open]:
+def _ended(record: Record, outcome: str) -> Iterator[Open]:
     for check_id, check in record.checks.items():
         if check.outcome == outcome:
             reason = check.message.removeprefix(f"{outcome}: ") or "no reason was given"
-            yield outcome, reason, group_title(check_id), _without_case(check_id, say, check.title)
+            yield outcome, reason, group_title(check_id), _without_case(check_id, check.title)
 
 
-def _without_case(check_id: str, say: Say, title: str = "") -> str:
-    return titled(check_id.partition("[")[0], title, say)
+def _without_case(check_id: str, title: str = "") -> str:
+    return titled(check_id.partition("[")[0], title)

@@ -1,44 +1,18 @@
 """How the report puts figures, conditions and places into words."""
 
-import gettext
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import cache
-from pathlib import Path
 from unicodedata import east_asian_width
 
 from pytest_gpufleet.model.conditions import CONDITIONS, Condition, ConditionType
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.language import Language, Said, Say, english, some
+from pytest_gpufleet.model.language import say, some
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.metric import METRICS, Metric
 from pytest_gpufleet.model.place import CALLED, WORLD, Place, Where
 from pytest_gpufleet.redaction import clean as clean
 from pytest_gpufleet.redaction import one_line as one_line
-
-# What the report says, in the language of its reader: gettext, with one catalogue a language beside this file.
-#
-# Translated is what the authors of this project wrote, titles of checks and metrics among it. Figures, units, places,
-# node ids of checks and what a machine or a check found stay.
-
-LOCALE = Path(__file__).with_name("locale")
-
-
-@cache
-def says(language: Language) -> Say:
-    """The function that says a text in `language`: English where the catalogue does not have it. Where `values` are
-    given, the text has their {names}; one that is Said has brought its own along."""
-    catalogue = gettext.translation("gpufleet", LOCALE, [language], fallback=True)
-
-    def say(text: str, **values: object) -> str:
-        if isinstance(text, Said):
-            return text.told(say)
-        said = catalogue.gettext(text) if text else ""  # gettext("") is the head of the catalogue
-        return said.format(**values) if values else said
-
-    return say
-
 
 SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 SYMBOLS = {
@@ -137,7 +111,7 @@ def moment(utc: object) -> str:
         return text
 
 
-def span(values: Iterable[float], unit: str, digits: int = 4, say: Say = english) -> str:
+def span(values: Iterable[float], unit: str, digits: int = 4) -> str:
     """One value, or the lowest and the highest of several: "11.9 to 12.3 GB/s"."""
     every = list(values)
     numbers = [value for value in every if not math.isnan(value)]
@@ -161,15 +135,15 @@ def value_and_limit(value: float, limit: Limit) -> tuple[str, str]:
     return texts[0], f"{SIGNS[limit.sense]} {texts[1]}"
 
 
-def words(conditions: Mapping[str, Condition], say: Say = english) -> list[str]:
+def words(conditions: Mapping[str, Condition]) -> list[str]:
     """Each condition in plain words: ["all_reduce", "8 GiB", "float32", "8 ranks", "NVLS off"]. One that nobody knows
     follows under its own name."""
     order = [key for key in CONDITIONS if key in conditions]
     order += [key for key in conditions if key not in CONDITIONS]
-    return [_condition(key, conditions[key], say) for key in order]
+    return [_condition(key, conditions[key]) for key in order]
 
 
-def _condition(key: str, value: Condition, say: Say) -> str:
+def _condition(key: str, value: Condition) -> str:
     known = CONDITIONS.get(key) or ConditionType(None, form=f"{key.replace('_', ' ')} {{}}")
     if value in known.words:
         return say(known.words[value])
@@ -182,15 +156,13 @@ def _condition(key: str, value: Condition, say: Say) -> str:
     return say(known.form).replace("{}", text)
 
 
-def conditions(finding: Finding, say: Say = english) -> list[str]:
+def conditions(finding: Finding) -> list[str]:
     """The conditions of a finding in plain words, without what its title says already."""
     given = finding.measurement.conditions
-    return words({key: value for key, value in given.items() if not (_is_spread(finding) and key == "metric")}, say)
+    return words({key: value for key, value in given.items() if not (_is_spread(finding) and key == "metric")})
 
 
-def shared_and_own(
-    findings: Sequence[Finding], without: Collection[str] = (), say: Say = english
-) -> tuple[str, list[str]]:
+def shared_and_own(findings: Sequence[Finding], without: Collection[str] = ()) -> tuple[str, list[str]]:
     """The conditions that all findings share, in words; and for each finding those that tell it apart."""
     if not findings:
         return "", []
@@ -202,15 +174,15 @@ def shared_and_own(
     )
     if len(findings) == 1 or any(not (each.keys() & (keys - shared)) for each in conditions):
         shared = set()
-    common = words({key: value for key, value in conditions[0].items() if key in shared}, say)
+    common = words({key: value for key, value in conditions[0].items() if key in shared})
     own = [
-        say(", ").join(words({key: value for key, value in each.items() if key in keys - shared}, say))
+        say(", ").join(words({key: value for key, value in each.items() if key in keys - shared}))
         for each in conditions
     ]
     return say(", ").join(common), own
 
 
-def title(finding: Finding, say: Say = english) -> str:
+def title(finding: Finding) -> str:
     """What was measured: "bus bandwidth", "spread of bus bandwidth"."""
     if not _is_spread(finding):
         return say(metric(finding).title)
@@ -226,7 +198,7 @@ def metric(finding: Finding) -> Metric:
     return finding.measurement.definition
 
 
-def place(where: Where, hosts: Hosts = ALONE, say: Say = english) -> str:
+def place(where: Where, hosts: Hosts = ALONE) -> str:
     """A place as people say it: "GPU 3", "GPU 0 to GPU 5", "all ranks together"; of a run on several nodes with the
     names of their hosts: "gf1 GPU 3", "gf1 GPU 0 to GPU 5", "gf1 to gf2"."""
     if where == WORLD:
@@ -255,9 +227,9 @@ def worst(finding: Finding) -> tuple[Where, float] | None:
     return min(candidates, key=lambda item: -math.inf if math.isnan(item[1]) else sign * item[1], default=None)
 
 
-def places(every: Sequence[Where], most: int = 4, hosts: Hosts = ALONE, say: Say = english) -> str:
+def places(every: Sequence[Where], most: int = 4, hosts: Hosts = ALONE) -> str:
     """Several places as people say them: "GPU 1, GPU 3", "GPU 0 to GPU 5, GPU 1 to GPU 5 and 12 more"."""
-    return say(some([place(name, hosts, say) for name in every], most))
+    return say(some([place(name, hosts) for name in every], most))
 
 
 def count(number: int, noun: str) -> str:

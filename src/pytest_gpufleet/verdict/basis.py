@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from pytest_gpufleet.model.finding import Finding, distinct
-from pytest_gpufleet.model.language import Say, english
+from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.limit import GRADES, Grade
 from pytest_gpufleet.model.record import Record
 
@@ -35,9 +35,9 @@ def lowest(record: Record) -> Grade | None:
     return next((grade for grade in reversed(GRADES) if grade in used), None)
 
 
-def told(record: Record, say: Say = english) -> str:
+def told(record: Record) -> str:
     """What the verdict of a run stands on, in words; of one on many nodes, how low the limits of any of them go."""
-    words, worst = in_words(by_grade(record), say), lowest(record)
+    words, worst = in_words(by_grade(record)), lowest(record)
     if not record.finished or worst is None:
         return words
     on_nodes = say("no limit of any node below a {grade} one", grade=say(worst))
@@ -45,7 +45,7 @@ def told(record: Record, say: Say = english) -> str:
     return say("; ").join([say("{words} between nodes", words=words), on_nodes]) if words else on_nodes
 
 
-def in_words(counts: Mapping[Grade, int], say: Say = english) -> str:
+def in_words(counts: Mapping[Grade, int]) -> str:
     """ "19 figures by calibrated limits, 23 by physical ones, which find what is broken and not what is a tenth slow";
     "" if none was held against a limit."""
     parts: list[str] = []
@@ -56,7 +56,7 @@ def in_words(counts: Mapping[Grade, int], say: Say = english) -> str:
     return say(", ").join(parts)
 
 
-def too_low(findings: Iterable[Finding], wanted: Grade, say: Say = english) -> list[tuple[Finding, str]]:
+def too_low(findings: Iterable[Finding], wanted: Grade) -> list[tuple[Finding, str]]:
     """The figures that need a limit and were held against one of a lower grade than --fleet-basis asks for, and that
     in words."""
     grades = ((finding, judged_by(finding)) for finding in findings if finding.required)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from pytest_gpufleet.model.finding import Finding, distinct
-from pytest_gpufleet.model.language import Say, english
+from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.limit import Change, GivenLimits, Limit
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.record import Record
@@ -76,7 +76,7 @@ def unused_limits(record: Record, grade: str = "") -> list[str]:
     return found
 
 
-def own_limits(record: Record, say: Say = english) -> str:
+def own_limits(record: Record) -> str:
     """Whether a machine is held against what it did itself; empty if it is not."""
     if not record.profile or not (own := record.profile.calibrated_among(record.topology.gpus)):
         return ""

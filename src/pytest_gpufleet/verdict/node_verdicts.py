@@ -9,7 +9,7 @@ from pytest_gpufleet.model.events import NodeFinished, Outcome
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.grouping import grouped
-from pytest_gpufleet.model.language import Said, Say, english, some
+from pytest_gpufleet.model.language import Said, say, some
 from pytest_gpufleet.model.place import Place, on_node
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import basis
@@ -107,7 +107,7 @@ def of_one_host(record: Record) -> list[tuple[int, ...]]:
     return [tuple(numbers) for numbers in by_kernel.values() if len(numbers) > 1]
 
 
-def one_host_told(record: Record, say: Say = english) -> list[str]:
+def one_host_told(record: Record) -> list[str]:
     """ "2 nodes are one host (vm (1), vm (2)): ..." """
     text = "{count} nodes are one host ({hosts}): its memory, PCIe, drives and network adapters are there once"
     return [

@@ -10,7 +10,7 @@ from pytest_gpufleet.model.conditions import c_number
 from pytest_gpufleet.model.events import NO_NETWORK, Check
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import NVLS_SINCE
-from pytest_gpufleet.model.language import Say, english, some
+from pytest_gpufleet.model.language import say, some
 from pytest_gpufleet.model.place import Pair, Place, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped, titled
@@ -90,7 +90,7 @@ def _not_tested(record: Record) -> list[str]:
     return [f"{checks} could not be tested, since somebody else's process used a GPU: {who}"] if count else []
 
 
-def remarks(record: Record, say: Say = english) -> list[str]:
+def remarks(record: Record) -> list[str]:
     """What a verdict does not cover, or did not see happen: GPUs that were left out, checks of earlier runs."""
     tested, present = len(record.topology.gpus), record.run.gpus_present
     told = []
@@ -110,7 +110,7 @@ def remarks(record: Record, say: Say = english) -> list[str]:
         text = "the network between nodes is held against {rate} Gbit/s of each GPU, as --fleet-network says"
         told.append(say(text, rate=record.run.network))
     told += _of_several_boards(record)
-    told += _shared_ways(record, say)
+    told += _shared_ways(record)
     told += remarks_on(record)
     told += log_rules.remarks(record.noticed)
     if since := since_then(record):
@@ -123,7 +123,7 @@ def remarks(record: Record, say: Say = english) -> list[str]:
         told.append(say("{carried} of {checks} checks carried over from {run} of {when}", **of))
         for check in earlier.failed:
             now = outcomes.get(record.suite.known_as(check), "not run")
-            title = titled(check, say=say)
+            title = titled(check)
             told.append(say("{check}: failed in {run}, {now} in this run", check=title, run=earlier.run, now=say(now)))
     return told
 
@@ -146,7 +146,7 @@ def _of_several_boards(record: Record) -> list[str]:
     return [f"not all boards have one part number: {usual}, but {', '.join(others)}"] if others else []
 
 
-def _shared_ways(record: Record, say: Say) -> list[str]:
+def _shared_ways(record: Record) -> list[str]:
     """Figures that count and whose samples differ by more than those of one GPU's own work may."""
     widest: dict[str, tuple[float, str]] = {}
     for finding in record.findings:
@@ -190,7 +190,7 @@ def ended(record: Record) -> Record:
     return settled(record, DIED) if record.verdict is None else record
 
 
-def failure(check: Check, record: Record, say: Say = english, with_case: bool = True) -> str:
+def failure(check: Check, record: Record, with_case: bool = True) -> str:
     """A check that failed, as a reason; of a run on many nodes, at which of them."""
     name = check.id if with_case else check.id.partition("[")[0]
     told = f"{say(check.title)} ({name})" if check.title else name
@@ -217,7 +217,7 @@ def named(cases: list[str]) -> str:
     return some([f"[{case.partition('[')[2]}" for case in cases], MOST_CASES)
 
 
-def short_burn_in(record: Record, say: Say = english) -> str:
+def short_burn_in(record: Record) -> str:
     """How much shorter the burn-in was than the level asks for; empty if it was not."""
     seconds = record.run.burn_in_seconds
     if record.run.level != "burnin" or seconds >= levels.BURN_IN_SECONDS:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.grouping import grouped
-from pytest_gpufleet.model.language import Say, english
+from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.place import WORLD, Place, Where
@@ -83,11 +83,11 @@ class FigureTable:
         return tuple(row for row in self.rows if row.for_information)
 
 
-Form = Callable[[Sequence[Finding], Sources, wording.Hosts, Say], list[FigureTable]]
+Form = Callable[[Sequence[Finding], Sources, wording.Hosts], list[FigureTable]]
 
 
 def figure_tables(
-    findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts = wording.ALONE, say: Say = english
+    findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts = wording.ALONE
 ) -> list[FigureTable]:
     """A table for each metric, in the order in which the metrics are defined; what has no value is left out."""
     known = list(METRICS)
@@ -97,7 +97,7 @@ def figure_tables(
         sizes = {_nbytes(finding) for finding in of_names[name] if _is_curve(finding)}
         curved = len(sizes) >= FEWEST_SIZES
         forms = grouped((_form(finding, curved), finding) for finding in of_names[name])
-        result += [table for form in FORMS if form in forms for table in form(forms[form], sources, hosts, say)]
+        result += [table for form in FORMS if form in forms for table in form(forms[form], sources, hosts)]
     return result
 
 
@@ -128,24 +128,24 @@ def state(finding: Finding) -> str:
     return LIKE_PEERS if finding.state == "for information" and not for_information(finding) else finding.state
 
 
-def _by_gpu(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts, say: Say) -> list[FigureTable]:
+def _by_gpu(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts) -> list[FigureTable]:
     """A column for each GPU; the limit is one for all of them."""
     places = sorted({place for finding in findings for place in finding.measurement.values})
-    shared, names = wording.shared_and_own(findings, say=say)
+    shared, names = wording.shared_and_own(findings)
     result = []
     for some in _pages(places):
         rows = []
         for finding, name in zip(findings, names, strict=True):
-            cells = [_figure(finding, place, say, in_row=True) for place in some]
-            rows.append(_row(finding, name, cells, sources, hosts, say))
+            cells = [_figure(finding, place, in_row=True) for place in some]
+            rows.append(_row(finding, name, cells, sources, hosts))
         heads = [wording.place(place, hosts) for place in some]
         result.append(_table(findings, shared, (*heads, "Limit", "Spread", "State"), rows))
     return result
 
 
-def _by_size(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts, say: Say) -> list[FigureTable]:
+def _by_size(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts) -> list[FigureTable]:
     """A column for each message size; every figure has a limit of its own, or none."""
-    shared, names = wording.shared_and_own(findings, wording.ALONG["bytes"], say)
+    shared, names = wording.shared_and_own(findings, wording.ALONG["bytes"])
     lines: dict[str, dict[float, Finding]] = {}
     for finding, name in zip(findings, names, strict=True):
         line, size = lines.setdefault(name, {}), _nbytes(finding)
@@ -156,15 +156,11 @@ def _by_size(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts
         rows = []
         for name, line in lines.items():
             here = [line[size] for size in sizes if size in line]
-            cells = [
-                _figure(line[size], WORLD, say, sources=sources) if size in line else FigureCell() for size in sizes
-            ]
+            cells = [_figure(line[size], WORLD, sources=sources) if size in line else FigureCell() for size in sizes]
             same = {", ".join(wording.words(finding.measurement.details)) for finding in here}
             details = same.pop() if len(same) == 1 else ""
             if here:
-                rows.append(
-                    FigureRow(name, details, (*cells, _spread(here, hosts, say)), all(map(for_information, here)))
-                )
+                rows.append(FigureRow(name, details, (*cells, _spread(here, hosts)), all(map(for_information, here))))
         result.append(_table(findings, shared, (*map(wording.size, sizes), "Spread"), rows))
     return result
 
@@ -176,17 +172,17 @@ def _pages(columns: Sequence[Column]) -> Iterator[Sequence[Column]]:
         yield columns[len(columns) * number // count : len(columns) * (number + 1) // count]
 
 
-def _singly(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts, say: Say) -> list[FigureTable]:
-    shared, names = wording.shared_and_own(findings, say=say)
+def _singly(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts) -> list[FigureTable]:
+    shared, names = wording.shared_and_own(findings)
     places = any(finding.measurement.values.keys() != {WORLD} for finding in findings)
     rows = []
     for finding, name in zip(findings, names, strict=True):
         worst = wording.worst(finding)
         assert worst is not None  # it has values
         count = len(finding.measurement.values)
-        where = wording.place(worst[0], hosts, say) + (say(", worst of {count}", count=count) if count > 1 else "")
-        cells = [_figure(finding, worst[0], say, in_row=True), *([FigureCell(where)] if places else [])]
-        rows.append(_row(finding, name, cells, sources, hosts, say))
+        where = wording.place(worst[0], hosts) + (say(", worst of {count}", count=count) if count > 1 else "")
+        cells = [_figure(finding, worst[0], in_row=True), *([FigureCell(where)] if places else [])]
+        rows.append(_row(finding, name, cells, sources, hosts))
     return [_table(findings, shared, ("Measured", *(["Where"] if places else []), "Limit", "Spread", "State"), rows)]
 
 
@@ -201,17 +197,13 @@ def _table(
     return FigureTable(metric.title, unit, f"{metric.better} is better", shared, columns, tuple(rows))
 
 
-def _row(
-    finding: Finding, name: str, cells: Sequence[FigureCell], sources: Sources, hosts: wording.Hosts, say: Say
-) -> FigureRow:
+def _row(finding: Finding, name: str, cells: Sequence[FigureCell], sources: Sources, hosts: wording.Hosts) -> FigureRow:
     details = ", ".join(wording.words(finding.measurement.details))
-    held = _limit(finding, sources, say), _spread([finding], hosts, say), _state(finding)
+    held = _limit(finding, sources), _spread([finding], hosts), _state(finding)
     return FigureRow(name, details, (*cells, *held), for_information(finding))
 
 
-def _figure(
-    finding: Finding, place: Where, say: Say, in_row: bool = False, sources: Sources | None = None
-) -> FigureCell:
+def _figure(finding: Finding, place: Where, in_row: bool = False, sources: Sources | None = None) -> FigureCell:
     """The figure of one place. `in_row`: limit and state have columns of their own."""
     values, unit = finding.measurement.values, wording.metric(finding).unit
     if place not in values:
@@ -226,11 +218,11 @@ def _figure(
         return FigureCell(_bare(text, unit), "missed" if missed else "", below, kind="figure")
     number = sources.number(finding.limit) if sources and finding.limit else None
     state = "" if finding.state == "for information" else finding.state
-    below = " ".join(filter(None, (_bare(limit, unit), _grade(finding.limit, say))))
+    below = " ".join(filter(None, (_bare(limit, unit), _grade(finding.limit))))
     return FigureCell(_bare(text, unit), state, below, number, "figure", _why_open(finding))
 
 
-def _limit(finding: Finding, sources: Sources, say: Say) -> FigureCell:
+def _limit(finding: Finding, sources: Sources) -> FigureCell:
     if finding.limit is None:
         if finding.slower_than_peers is None:
             return FigureCell()
@@ -239,17 +231,17 @@ def _limit(finding: Finding, sources: Sources, say: Say) -> FigureCell:
     worst = wording.worst(finding)
     text = wording.value_and_limit(worst[1] if worst else finding.limit.value, finding.limit)[1]
     number = sources.number(finding.limit)
-    return FigureCell(_bare(text, finding.limit.unit), below=_grade(finding.limit, say), source=number, kind="figure")
+    return FigureCell(_bare(text, finding.limit.unit), below=_grade(finding.limit), source=number, kind="figure")
 
 
-def _grade(limit: Limit | None, say: Say) -> str:
+def _grade(limit: Limit | None) -> str:
     """What a limit is worth, and whose it is if it is the customer's."""
     if limit is None:
         return ""
     return say("{grade}, customer's", grade=say(limit.grade)) if limit.given else say(limit.grade)
 
 
-def _spread(findings: Sequence[Finding], hosts: wording.Hosts, say: Say) -> FigureCell:
+def _spread(findings: Sequence[Finding], hosts: wording.Hosts) -> FigureCell:
     """How far the samples behind the figures differ at most, of which of several figures, and the fewest samples there
     are; where that is more than a judged figure may, why it is none that fails."""
     spreads = [(spread, at, each) for each in findings for at, spread in each.measurement.spread.items()]
@@ -258,13 +250,13 @@ def _spread(findings: Sequence[Finding], hosts: wording.Hosts, say: Say) -> Figu
     counts = [len(samples) for each in findings for samples in each.measurement.samples.values()]
     widest, at, of = max(spreads, key=lambda spread: spread[0])
     size = wording.size(_nbytes(of)) if len(findings) > 1 else ""
-    where = wording.place(at, hosts, say) if len(of.measurement.spread) > 1 else ""
-    told = (say("at {place}", place=where or size) if where or size else "", _why_wide(of, say))
+    where = wording.place(at, hosts) if len(of.measurement.spread) > 1 else ""
+    told = (say("at {place}", place=where or size) if where or size else "", _why_wide(of))
     text = f"{wording.number(round(100 * widest, 2), 3)} % (n={min(counts)})"
     return FigureCell(text, below=say(", ").join(filter(None, told)))
 
 
-def _why_wide(finding: Finding, say: Say) -> str:
+def _why_wide(finding: Finding) -> str:
     """Why the samples of a figure differ by more than those of a judged one may, if they do."""
     allowed = allowed_spread(finding.measurement)
     if max(finding.measurement.spread.values()) <= allowed:

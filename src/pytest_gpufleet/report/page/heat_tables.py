@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.language import Say, english
+from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.place import Pair, Place, Where
 from pytest_gpufleet.report import wording
 
@@ -39,17 +39,15 @@ class HeatTable:
     highest: str
 
 
-def heat_tables(
-    findings: Sequence[Finding], hosts: wording.Hosts = wording.ALONE, say: Say = english
-) -> list[HeatTable]:
+def heat_tables(findings: Sequence[Finding], hosts: wording.Hosts = wording.ALONE) -> list[HeatTable]:
     """Of each finding with figures of pairs: from the place of the row to that of the column, or, where few of many
     pairs were measured, the pairs of each place; and of each with figures of what several nodes have: a row a node."""
     tables = []
     for finding in (each for each in findings if each.measurement.values):
         if _is_by_node(finding):
-            tables += _by_node(finding, hosts, say)
+            tables += _by_node(finding, hosts)
         elif all(isinstance(place, Pair) for place in finding.measurement.values):
-            tables += _pairs(finding, hosts, say)
+            tables += _pairs(finding, hosts)
     return tables
 
 
@@ -69,28 +67,28 @@ def _is_by_node(finding: Finding) -> bool:
     return one_device and devices and spans_nodes(finding)
 
 
-def _by_node(finding: Finding, hosts: wording.Hosts, say: Say) -> list[HeatTable]:
+def _by_node(finding: Finding, hosts: wording.Hosts) -> list[HeatTable]:
     at: dict[tuple[tuple[Place, ...], Place], Where] = {}
     for where in sorted(finding.measurement.values):
         first = where.parts[0]
         at[tuple(Place(part.node, "node") for part in where.parts), Place(0, first.kind, first.index)] = where
     rows = {nodes: say(" to ").join(wording.place(node, hosts) for node in nodes) for nodes, _ in at}
     columns = {device: wording.place(device) for _, device in sorted(at)}
-    return _tables(finding, say, "Node", rows, columns, lambda nodes, device: at.get((nodes, device)))
+    return _tables(finding, "Node", rows, columns, lambda nodes, device: at.get((nodes, device)))
 
 
-def _pairs(finding: Finding, hosts: wording.Hosts, say: Say) -> list[HeatTable]:
+def _pairs(finding: Finding, hosts: wording.Hosts) -> list[HeatTable]:
     given = {place.parts: place for place in finding.measurement.values}
     if not any(pair[::-1] in given for pair in given):  # each pair was measured once, for both directions
         given |= {pair[::-1]: place for pair, place in given.items()}
     names = {place: wording.place(place, hosts) for place in sorted({place for pair in given for place in pair})}
     if len(names) <= MOST_PLACES or 2 * len(given) > len(names) ** 2:
-        return _tables(finding, say, "From, to", names, names, lambda row, column: given.get((row, column)))
-    return _few_pairs(finding, names, given, say)
+        return _tables(finding, "From, to", names, names, lambda row, column: given.get((row, column)))
+    return _few_pairs(finding, names, given)
 
 
 def _few_pairs(
-    finding: Finding, names: Mapping[Place, str], given: Mapping[tuple[Place, ...], Where], say: Say
+    finding: Finding, names: Mapping[Place, str], given: Mapping[tuple[Place, ...], Where]
 ) -> list[HeatTable]:
     """The pairs of each place, the lowest first."""
     values = finding.measurement.values
@@ -105,7 +103,6 @@ def _few_pairs(
 
     return _tables(
         finding,
-        say,
         "With others",
         names,
         columns,
@@ -121,7 +118,6 @@ def _rank(value: float) -> float:
 
 def _tables(
     finding: Finding,
-    say: Say,
     corner: str,
     rows: Mapping[Row, str],
     columns: Mapping[Column, str],
@@ -146,7 +142,7 @@ def _tables(
     return [
         HeatTable(
             f"{wording.capitalised(say(metric.title))}{say(', ')}{metric.unit}",
-            say(", ").join(wording.conditions(finding, say)),
+            say(", ").join(wording.conditions(finding)),
             corner,
             tuple(columns.values()),
             tuple(made[first : first + ROWS]),

@@ -4,7 +4,7 @@ they differ, and where each one's own report is."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_gpufleet.model.language import Language, Say, english, some
+from pytest_gpufleet.model.language import say, some
 from pytest_gpufleet.model.place import on_node
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import gpu_grid, hosts, wording
@@ -12,7 +12,6 @@ from pytest_gpufleet.report.banner import STAMPS, reasons, why
 from pytest_gpufleet.report.hosts import HostRow, as_fleet, columns, counts, host_rows
 from pytest_gpufleet.report.page.rendering import render
 from pytest_gpufleet.report.page.several_runs import Table, what
-from pytest_gpufleet.report.wording import says
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.fleet.fleet_peers import SlowPlaces
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet
@@ -60,17 +59,15 @@ class HostsPart:
         return f"{self.noun}s"
 
 
-def nodes_part(record: Record, runs: NodeRuns, reports: Mapping[str, str], say: Say = english) -> HostsPart | None:
+def nodes_part(record: Record, runs: NodeRuns, reports: Mapping[str, str]) -> HostsPart | None:
     """Of a run on many nodes; None of one on its own machine. `runs`: the nodes' own."""
     if not record.of_cluster:
         return None
     fleet = as_fleet(record, runs)
-    return hosts_part("node", fleet, hosts.rows(record, fleet), reports, say)
+    return hosts_part("node", fleet, hosts.rows(record, fleet), reports)
 
 
-def hosts_part(
-    noun: str, fleet: Fleet, rows: Sequence[HostRow], reports: Mapping[str, str], say: Say = english
-) -> HostsPart:
+def hosts_part(noun: str, fleet: Fleet, rows: Sequence[HostRow], reports: Mapping[str, str]) -> HostsPart:
     """`noun`: what a host is called."""
     return HostsPart(
         noun,
@@ -80,19 +77,19 @@ def hosts_part(
         [rows[first : first + ROWS_OF_A_MAP] for first in range(0, len(rows), ROWS_OF_A_MAP)],
         gpu_grid.SYMBOLS,
         {row.host: f"fleet-host-{number}" for number, row in enumerate(rows) if row.wrong},
-        [_detail(row, say) for row in rows if row.wrong],
-        [table for table in (_equality(fleet, noun, say), _odd(rows, say)) if table.rows],
+        [_detail(row) for row in rows if row.wrong],
+        [table for table in (_equality(fleet, noun), _odd(rows)) if table.rows],
         reports,
     )
 
 
-def _detail(row: HostRow, say: Say) -> HostDetail:
+def _detail(row: HostRow) -> HostDetail:
     record = row.run.record if row.run else None
     rejected = record is not None and record.verdict != "ACCEPTED"
     return HostDetail(
         row,
-        why(record, say) if record else "",
-        reasons(record, "which its own report lists", say) if record and rejected else [],
+        why(record) if record else "",
+        reasons(record, "which its own report lists") if record and rejected else [],
         [
             *(say(gap.what) for gap in row.gaps if gap.kind != "incomplete"),
             *(wording.capitalised(say(text)) for text in row.said),
@@ -102,23 +99,21 @@ def _detail(row: HostRow, say: Say) -> HostDetail:
             for each in row.differences
             for here in [next(value for value, hosts in each.others.items() if row.host in hosts)]
         ],
-        [_figure(each, say) for each in row.slow[:MOST_FIGURES]],
+        [_figure(each) for each in row.slow[:MOST_FIGURES]],
         max(0, len(row.slow) - MOST_FIGURES),
     )
 
 
-def _figure(slow: SlowPlaces, say: Say) -> tuple[str, str, str, str]:
+def _figure(slow: SlowPlaces) -> tuple[str, str, str, str]:
     worse = [on_node(place, 0) for place in sorted(slow.worse, key=lambda place: -slow.worse[place])]
-    where = (
-        say("all {count} places", count=len(worse)) if slow.everywhere else wording.places(worse, MOST_PLACES, say=say)
-    )
-    measured = wording.span(slow.values.values(), slow.figure.metric.unit, say=say)
+    where = say("all {count} places", count=len(worse)) if slow.everywhere else wording.places(worse, MOST_PLACES)
+    measured = wording.span(slow.values.values(), slow.figure.metric.unit)
     allowed = say(" and ").join(say(each.told) for each in slow.tolerances)
     worst = say("{percent}; allowed: {allowed}", percent=wording.percent(slow.worst), allowed=allowed)
-    return what(slow.figure, say), where, measured, worst
+    return what(slow.figure), where, measured, worst
 
 
-def _equality(fleet: Fleet, noun: str, say: Say) -> Table:
+def _equality(fleet: Fleet, noun: str) -> Table:
     rows = (
         (say(each.fact), say(each.usual or ""), say(value), f"{len(hosts)}{say(': ')}{say(some(hosts, MOST_NAMES))}")
         for each in fleet.differences
@@ -132,14 +127,14 @@ def _equality(fleet: Fleet, noun: str, say: Say) -> Table:
     )
 
 
-def _odd(rows: Sequence[HostRow], say: Say) -> Table:
+def _odd(rows: Sequence[HostRow]) -> Table:
     """One row a host: the figure that stands out most."""
     worst = [(row, max(row.odd, key=lambda each: each.worse)) for row in rows if row.odd]
     cells = (
         (
             row.host,
             str(len(row.odd)),
-            what(each.figure, say),
+            what(each.figure),
             wording.quantity(each.value, each.figure.metric.unit),
             wording.quantity(each.reference, each.figure.metric.unit),
             wording.percent(each.worse),
@@ -161,16 +156,14 @@ MEANS = {
 }
 
 
-def page(fleet: Fleet, reports: Mapping[str, str], language: Language = "en") -> str:
+def page(fleet: Fleet, reports: Mapping[str, str]) -> str:
     """A self-contained HTML page. `reports`: the addresses of the hosts' own reports, by folder, where there is one."""
-    say = says(language)
     return render(
         "fleet.html.jinja",
-        language,
         fleet=fleet,
         stamp=STAMPS[fleet.verdict],
         means=MEANS[fleet.verdict],
-        basis=basis.in_words(fleet.grades, say),
-        counts=counts(fleet, say),
-        hosts=hosts_part("host", fleet, host_rows(fleet), reports, say),
+        basis=basis.in_words(fleet.grades),
+        counts=counts(fleet),
+        hosts=hosts_part("host", fleet, host_rows(fleet), reports),
     )

@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from pytest_gpufleet.model.events import HostFound, Session
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Unavailable
-from pytest_gpufleet.model.language import Say, english
+from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 
@@ -23,13 +23,13 @@ NOTES = {
 MOST_NOTES, MOST_NAMED = 12, 16  # that the page with the signatures has room for
 
 
-def shown(record: Record, sha256: str, say: Say) -> dict[str, Any]:
+def shown(record: Record, sha256: str) -> dict[str, Any]:
     """What the templates take of this module."""
     return {
-        "when": time_taken(record, say),
-        "machine": "" if record.of_cluster else machine(record, say),
+        "when": time_taken(record),
+        "machine": "" if record.of_cluster else machine(record),
         "notes": notes(record),
-        "signed": signed(record, say),
+        "signed": signed(record),
         "page_foot": page_foot(record, sha256),
     }
 
@@ -41,7 +41,7 @@ def notes(record: Record) -> list[tuple[str, str]]:
     return [(NOTES.get(key) or wording.capitalised(key.replace("_", " ")), given[key]) for key in keys]
 
 
-def time_taken(record: Record, say: Say = english) -> str:
+def time_taken(record: Record) -> str:
     """From when to when, and how long: "2026-11-22 08:00:00 UTC to 2026-11-22 08:31:12 UTC, 31 min 12 s"."""
     begin = wording.moment(record.run.utc)
     if not record.ended:
@@ -56,7 +56,7 @@ def suite(record: Record) -> str:
     return f"{version}, commit {record.run.commit}" if record.run.commit else version
 
 
-def machine(record: Record, say: Say = english) -> str:
+def machine(record: Record) -> str:
     """Who made the machine, and its serial number, as far as its firmware tells."""
     told = record.machine.host.get("dmi") or {}
     model = " ".join(filter(None, (told.get("vendor"), told.get("product")))) if isinstance(told, dict) else ""
@@ -64,40 +64,40 @@ def machine(record: Record, say: Say = english) -> str:
     return ", ".join(filter(None, (model, say("serial {serial}", serial=serials[0]) if serials else "")))
 
 
-def signed(record: Record, say: Say = english) -> list[tuple[str, str]]:
+def signed(record: Record) -> list[tuple[str, str]]:
     """What is signed, beside the verdict: a name and a value each."""
     noted = notes(record)
     more = len(noted) - MOST_NOTES
     rows = [
         *noted[:MOST_NOTES],
         ("And", say("{count} more notes, which evidence.jsonl has", count=more) if more > 0 else ""),
-        *(_nodes(record, say) if record.of_cluster else [("Host", record.run.host), ("Machine", machine(record, say))]),
-        ("GPUs", "" if record.of_cluster else _gpus(record, say)),
-        ("Time", time_taken(record, say)),
+        *(_nodes(record) if record.of_cluster else [("Host", record.run.host), ("Machine", machine(record))]),
+        ("GPUs", "" if record.of_cluster else _gpus(record)),
+        ("Time", time_taken(record)),
         ("Level", record.run.level),
         ("Suite", suite(record)),
     ]
     return [(name, value) for name, value in rows if value]
 
 
-def _nodes(record: Record, say: Say) -> list[tuple[str, str]]:
+def _nodes(record: Record) -> list[tuple[str, str]]:
     told = [
         f"{node.host} ({say('serial {serial}', serial=node.serial)})" if node.serial else node.host
         for node in record.run.nodes
     ]
-    return [("Nodes", _first(told, say))]
+    return [("Nodes", _first(told))]
 
 
-def _gpus(record: Record, say: Say) -> str:
-    return _first([_gpu(gpu, say) for gpu in record.topology.gpus], say)
+def _gpus(record: Record) -> str:
+    return _first([_gpu(gpu) for gpu in record.topology.gpus])
 
 
-def _gpu(gpu: Gpu, say: Say) -> str:
+def _gpu(gpu: Gpu) -> str:
     where = f" ({gpu.position})" if gpu.position else ""
     return f"{gpu.index}{where}: {say('serial {serial}', serial=gpu.serial) if gpu.serial else gpu.uuid}"
 
 
-def _first(told: list[str], say: Say) -> str:
+def _first(told: list[str]) -> str:
     more = say(" and {count} more", count=len(told) - MOST_NAMED) if len(told) > MOST_NAMED else ""
     return ", ".join(told[:MOST_NAMED]) + more
 
@@ -252,7 +252,7 @@ def _pcie(gpu: Gpu, fact: str, form: str) -> str:
     return form.format(now) + (f" of {most}" if most not in (None, now) else "")
 
 
-def facts(record: Record, say: Say = english) -> dict[str, list[tuple[str, Any]]]:
+def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
     """The run, the software and the host, each a small table."""
     run, topology, host = record.run, record.topology, record.machine
     changes, known_good = (record.profile.changes, record.profile.calibrated_on) if record.profile else ((), ())

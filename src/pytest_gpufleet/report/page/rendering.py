@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import re
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,9 @@ import jinja2
 from markupsafe import Markup, escape
 
 from pytest_gpufleet import __version__, safe_files
-from pytest_gpufleet.model.language import Language
+from pytest_gpufleet.model.language import current_language, say
 from pytest_gpufleet.model.suite import titled
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.wording import says
 
 # The Content-Security-Policy of the pages: nothing comes from elsewhere, and no script runs but one that is known.
 #
@@ -50,17 +49,16 @@ HERE = Path(__file__).parent
 ABSENT = "—"
 
 
-def render(template: str, language: Language = "en", **content: object) -> str:
+def render(template: str, **content: object) -> str:
     """A template of this folder as a page that needs no other file."""
     style = stylesheet().read_text(encoding="utf-8")
-    return templates(language).get_template(template).render(policy=meta(), style=style, version=__version__, **content)
+    return templates().get_template(template).render(policy=meta(), style=style, version=__version__, **content)
 
 
 @cache
-def templates(language: Language) -> jinja2.Environment:
+def templates() -> jinja2.Environment:
     """The templates of this folder. What they say themselves goes through the filter `say`: not the i18n extension of
     Jinja, since that marks what it says as safe HTML and would not show it as `_shown` does."""
-    say = says(language)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
@@ -71,13 +69,15 @@ def templates(language: Language) -> jinja2.Environment:
     )
     environment.filters |= {
         "prose": _prose,
-        "titled": partial(titled, say=say),
-        "say": say,
+        "titled": titled,
+        "say": jinja2.pass_context(
+            lambda _, text, **values: say(text, **values)
+        ),  # not folded when a template is compiled
         "gap": wording.gap,
         "moment": wording.moment,
         "upper_first": wording.capitalised,
     }
-    environment.globals |= {"language": language, "say": say}
+    environment.globals["language"] = current_language
     return environment
 
 

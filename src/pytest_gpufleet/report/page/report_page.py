@@ -10,7 +10,7 @@ from markupsafe import Markup
 from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.finding import Finding, distinct
 from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.language import Language, Say
+from pytest_gpufleet.model.language import Language, in_language, say
 from pytest_gpufleet.model.levels import includes
 from pytest_gpufleet.model.limit import GRADES
 from pytest_gpufleet.model.record import Record
@@ -33,7 +33,6 @@ from pytest_gpufleet.report.page.heat_tables import HeatTable, heat_tables
 from pytest_gpufleet.report.page.hosts_part import HostsPart, nodes_part
 from pytest_gpufleet.report.page.rendering import render
 from pytest_gpufleet.report.page.training_tables import is_swept, training_tables
-from pytest_gpufleet.report.wording import says
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns
 from pytest_gpufleet.verdict.judgement import AS_NCCL_IS, STEADY
@@ -74,45 +73,42 @@ class Section:
         ended = all(line.state in SETTLED for line in self.lines)
         return ended and all(finding.state in SETTLED or for_information(finding) for finding in self.group.findings)
 
-    def in_short(self, say: Say) -> str:
+    def in_short(self) -> str:
         outcomes = Counter(check.outcome if check else "unfinished" for check in self.group.checks.values())
         states = Counter(map(state, self.group.findings))
         told = [
-            _tally("check", say, outcomes, gpu_grid.GRAVITY),
-            _tally("figure", say, states, STATES) if states else "",
+            _tally("check", outcomes, gpu_grid.GRAVITY),
+            _tally("figure", states, STATES) if states else "",
         ]
         return say("; ").join(filter(None, told))
 
 
-def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None, language: Language | None = None) -> str:
+def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None) -> str:
     """The report of a run as an HTML fragment for the top of pytest-html's page; see `rendering.stylesheet`.
 
     `sha256`: of the whole evidence file, shown beside the signatures. `nodes`: of a run on many, what their own runs
-    came to; of the checks that these have run by themselves nothing else is told. `language`: that of the
-    run, if none is given.
+    came to; of the checks that these have run by themselves nothing else is told.
     """
-    language = language or record.run.language
-    say = says(language)
     said, sources, parts = accused(record), Sources(), gpu_grid.groups(record)
     if nodes:
         parts = groups_between(parts, nodes.fleet)
         ours = {check for part in parts for check in (*part.checks, *(each.check for each in part.findings))}
         said = {check: each for check, each in said.items() if check in ours}
-    failed = failures(record, said, say)
-    rows = [] if nodes else standings(record, parts, said, say)
+    failed = failures(record, said)
+    rows = [] if nodes else standings(record, parts, said)
     return (
-        rendering.templates(language)
+        rendering.templates()
         .get_template("summary.html.jinja")
         .render(
             record=record,
             run=record.run,
             judged_again=record.judged_again,
-            **machine_section.shown(record, sha256, say),
-            basis=standing(record, say),
+            **machine_section.shown(record, sha256),
+            basis=standing(record),
             stamp=stamp(record),
-            why=why(record, say),
-            reasons=reasons(record, "all of which are listed below", say),
-            counts=_counts(record, say),
+            why=why(record),
+            reasons=reasons(record, "all of which are listed below"),
+            counts=_counts(record),
             groups=parts,
             hosts=nodes,
             standings=rows,
@@ -121,13 +117,13 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None, la
             failures_left_out=len(failed[MOST_FAILURES:]),
             most_rows=MOST_ROWS,
             anchors=_anchors(failed[:MOST_FAILURES]),
-            sections=list(_sections(parts, said, sources, record.hosts, say)),
+            sections=list(_sections(parts, said, sources, record.hosts)),
             sources=sources,
-            telemetry=_telemetry(record, say),
-            facts=machine_section.facts(record, say),
+            telemetry=_telemetry(record),
+            facts=machine_section.facts(record),
             environment=machine_section.environment(record),
             **_machine(GpuTopology() if nodes else record.topology),  # each node has a report of its own
-            **_open(record, say),
+            **_open(record),
             **MAY_DIFFER,
             carried=[check for check in record.checks.values() if check.run],
             grades=GRADES,
@@ -142,19 +138,19 @@ def _anchors(failed: Sequence[Failure]) -> dict[str, str]:
     return {name: f"fleet-failure-{number}" for number, failure in enumerate(failed, 1) for name in failure.names}
 
 
-def _open(record: Record, say: Say) -> dict[str, Any]:
+def _open(record: Record) -> dict[str, Any]:
     """What the templates show of what is left open. `opened`: by group and reason the anchor of its row."""
-    found = gaps(record, say)
+    found = gaps(record)
     opened: dict[str, dict[str, str]] = {}
     for number, gap in enumerate(found[:MOST_ROWS], 1):
         opened.setdefault(gap.group, {}).setdefault(gap.reason, f"fleet-gap-{number}")
-    settled = {caption: told for caption, gaps_of in LEAVES_NOTHING_OPEN.items() if (told := gaps_of(record, say))}
+    settled = {caption: told for caption, gaps_of in LEAVES_NOTHING_OPEN.items() if (told := gaps_of(record))}
     return {
         "gaps": found,
         "opened": opened,
         "settled": settled,
         "above": _above(record),
-        "next_steps": next_steps(record, say=say),
+        "next_steps": next_steps(record),
     }
 
 
@@ -177,11 +173,7 @@ def _machine(topology: GpuTopology) -> dict[str, Any]:
 
 
 def _sections(
-    groups: Sequence[gpu_grid.Group],
-    accused: Mapping[str, Accused],
-    sources: Sources,
-    hosts: wording.Hosts,
-    say: Say,
+    groups: Sequence[gpu_grid.Group], accused: Mapping[str, Accused], sources: Sources, hosts: wording.Hosts
 ) -> Iterator[Section]:
     room = MOST_FIGURES
     for number, group in enumerate(group for group in groups if group.checks or group.findings):
@@ -193,31 +185,31 @@ def _sections(
         findings = [each for each in every if not (is_swept(each.measurement.conditions) and for_information(each))]
         yield Section(
             group,
-            gpu_grid.check_lines(group, accused, say),
-            _drawn(every, hosts, say) if number < MOST_DRAWN else [],
-            heat_tables(findings, hosts, say),
-            [*training_tables(every, say), *figure_tables(findings, sources, hosts, say)],
+            gpu_grid.check_lines(group, accused),
+            _drawn(every, hosts) if number < MOST_DRAWN else [],
+            heat_tables(findings, hosts),
+            [*training_tables(every), *figure_tables(findings, sources, hosts)],
             len(group.findings) - len(every),
         )
 
 
-def _counts(record: Record, say: Say) -> list[str]:
+def _counts(record: Record) -> list[str]:
     """The run in figures: GPUs, checks, what was measured, and what it was held against."""
     models = Counter(gpu.name for gpu in record.topology.gpus)
     outcomes: Counter[str] = Counter(check.outcome for check in record.checks.values())
     states = Counter(map(state, distinct(record.findings)))
     machines = [f"{count} x {name}" for name, count in models.items()] or [say("no GPU")]
     told = [
-        *nodes_in_words(record, say),
+        *nodes_in_words(record),
         ", ".join(machines),
-        _tally("check", say, outcomes, ("passed", "failed", "skipped", "not applicable")),
-        _tally("figure", say, states, STATES),
-        _basis(record, say),
+        _tally("check", outcomes, ("passed", "failed", "skipped", "not applicable")),
+        _tally("figure", states, STATES),
+        _basis(record),
     ]
     return [text for text in told if text]
 
 
-def _basis(record: Record, say: Say) -> str:
+def _basis(record: Record) -> str:
     """ "Limits: 19 calibrated, 23 physical, at least published asked for"; "" where there is nothing to tell"""
     told = [f"{count} {say(grade)}" for grade, count in basis.by_grade(record).items()]
     if record.run.basis != GRADES[-1]:
@@ -225,29 +217,29 @@ def _basis(record: Record, say: Say) -> str:
     return say("Limits: {grades}", grades=say(", ").join(told)) if told else ""
 
 
-def _tally(noun: str, say: Say, counts: Counter[str], order: Sequence[str]) -> str:
+def _tally(noun: str, counts: Counter[str], order: Sequence[str]) -> str:
     parts = [f"{counts[name]} {say(name)}" for name in order if counts[name]]
     total = counts.total()
     return f"{total} {say(noun if total == 1 else f'{noun}s')}" + (say(": ") + say(", ").join(parts) if parts else "")
 
 
-def _drawn(findings: Sequence[Finding], hosts: wording.Hosts, say: Say) -> Plots:
+def _drawn(findings: Sequence[Finding], hosts: wording.Hosts) -> Plots:
     """The plots of a group. matplotlib is loaded here, once there is something to draw."""
     if not findings:
         return []
     from pytest_gpufleet.report import plots
 
-    return [(caption, Markup(svg)) for caption, svg in plots.draw(findings, hosts, say)]
+    return [(caption, Markup(svg)) for caption, svg in plots.draw(findings, hosts)]
 
 
-def _telemetry(record: Record, say: Say) -> Plots:
+def _telemetry(record: Record) -> Plots:
     times = [sample["time"] for sample in record.telemetry]
     if not times or max(times) - times[0] < SHORTEST_DRAWN:  # and no need to load matplotlib
         return []
     from pytest_gpufleet.report.plots import telemetry_plots
 
     places = [gpu.place for gpu in record.topology.gpus]
-    drawn = telemetry_plots.svgs(record.telemetry, places, record.spans, say)
+    drawn = telemetry_plots.svgs(record.telemetry, places, record.spans)
     return [(caption, Markup(svg)) for caption, svg in drawn]
 
 
@@ -267,14 +259,13 @@ def page(
     `sha256`: of the whole evidence file. `runs` and `reports`: as `hosts_part.nodes_part` takes them. `language`: that
     of the run, if none is given.
     """
-    language = language or record.run.language
-    return render(
-        "page.html.jinja",
-        language,
-        host=record.run.host or "unknown host",
-        fragment=summary(record, sha256, nodes_part(record, runs, reports, says(language)), language),
-        checks=[_row(check) for check in record.checks.values()],
-    )
+    with in_language(language or record.run.language):
+        return render(
+            "page.html.jinja",
+            host=record.run.host or "unknown host",
+            fragment=summary(record, sha256, nodes_part(record, runs, reports)),
+            checks=[_row(check) for check in record.checks.values()],
+        )
 
 
 def _row(check: Check) -> tuple[str, ...]:

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_gpufleet.model.language import Language, Say, english
+from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page.rendering import render
-from pytest_gpufleet.report.wording import says
 from pytest_gpufleet.verdict.across_runs.drift import Drift, Worsened
 from pytest_gpufleet.verdict.across_runs.run_comparison import ComparedFigure, Figure, Outlier, RunComparison
 from pytest_gpufleet.verdict.fleet.equality import models
@@ -39,12 +38,10 @@ class SeveralRuns:
     tables: tuple[Table, ...]
 
 
-def page(told: SeveralRuns, language: Language = "en") -> str:
-    """A self-contained HTML page. `told`: in that language, but for the notes."""
-    say = says(language)
+def page(told: SeveralRuns) -> str:
+    """A self-contained HTML page."""
     return render(
         "comparison.html.jinja",
-        language,
         headline=told.headline,
         notes=[wording.clean(say(note)) for note in told.notes],
         tables=[table for table in told.tables if table.rows],
@@ -70,7 +67,7 @@ def screen(told: SeveralRuns) -> Group:
     return Group(*parts, Text(wording.clean(told.headline), style="bold red" if told.bad else "bold green"))
 
 
-def runs_table(runs: Mapping[str, Record], say: Say) -> Table:
+def runs_table(runs: Mapping[str, Record]) -> Table:
     rows = (
         (
             name,
@@ -84,27 +81,27 @@ def runs_table(runs: Mapping[str, Record], say: Say) -> Table:
     return Table(say("The runs"), (say("Run"), say("Host"), say("Began"), say("GPUs"), say("Verdict")), tuple(rows))
 
 
-def what(figure: Figure, say: Say) -> str:
-    return say(", ").join([say(figure.metric.title), *wording.words(dict(figure.conditions), say)])
+def what(figure: Figure) -> str:
+    return say(", ").join([say(figure.metric.title), *wording.words(dict(figure.conditions))])
 
 
 # More columns than this no terminal has room for.
 MOST_COLUMNS = 4
 
 
-def compared(comparison: RunComparison, most_columns: int, say: Say = english) -> SeveralRuns:
+def compared(comparison: RunComparison, most_columns: int) -> SeveralRuns:
     """What is to be told of a comparison; a column for each run only if they are at most so many."""
     tables = (
-        runs_table(comparison.runs, say),
-        _other_bits(comparison, say),
-        _outliers(comparison, say),
-        _figures(comparison, most_columns, say),
+        runs_table(comparison.runs),
+        _other_bits(comparison),
+        _outliers(comparison),
+        _figures(comparison, most_columns),
     )
     bad = bool(comparison.outliers or comparison.other_bits) or not comparison.rows
-    return SeveralRuns(_side_by_side(comparison, say), bad, comparison.notes, tables)
+    return SeveralRuns(_side_by_side(comparison), bad, comparison.notes, tables)
 
 
-def _side_by_side(comparison: RunComparison, say: Say) -> str:
+def _side_by_side(comparison: RunComparison) -> str:
     """What the comparison found, in one line."""
     outliers, runs, figures = comparison.outliers, len(comparison.runs), len(comparison.rows)
     if comparison.other_bits:
@@ -126,17 +123,17 @@ def _side_by_side(comparison: RunComparison, say: Say) -> str:
         else "1 outlier; the worst: {metric} of {place} in {run}, {percent} worse.",
         count=len(outliers),
         metric=say(worst.figure.metric.title),
-        place=wording.place(worst.place, say=say),
+        place=wording.place(worst.place),
         run=worst.run,
         percent=wording.percent(worst.worse),
     )
 
 
-def _who(found: Outlier | Worsened, say: Say) -> str:
-    return found.identity if found.identity != str(found.place) else wording.place(found.place, say=say)
+def _who(found: Outlier | Worsened) -> str:
+    return found.identity if found.identity != str(found.place) else wording.place(found.place)
 
 
-def _other_bits(comparison: RunComparison, say: Say) -> Table:
+def _other_bits(comparison: RunComparison) -> Table:
     rows = (
         (machine, say(each.fact), value, each.usual or say("nobody can say"))
         for each in comparison.other_bits
@@ -148,12 +145,12 @@ def _other_bits(comparison: RunComparison, say: Say) -> Table:
     )
 
 
-def _outliers(comparison: RunComparison, say: Say) -> Table:
+def _outliers(comparison: RunComparison) -> Table:
     rows = (
         (
             outlier.run,
-            _who(outlier, say),
-            what(outlier.figure, say),
+            _who(outlier),
+            what(outlier.figure),
             wording.quantity(outlier.value, outlier.figure.metric.unit),
             wording.quantity(outlier.reference, outlier.figure.metric.unit),
             wording.percent(outlier.worse),
@@ -165,13 +162,13 @@ def _outliers(comparison: RunComparison, say: Say) -> Table:
     return Table(say("Outliers, the worst first"), heads, tuple(rows))
 
 
-def _figures(comparison: RunComparison, most_columns: int, say: Say) -> Table:
+def _figures(comparison: RunComparison, most_columns: int) -> Table:
     runs = tuple(comparison.runs) if len(comparison.runs) <= most_columns else ()
     last = "Change" if len(comparison.runs) == 2 else "Spread"
     rows = (
         (
-            what(row.figure, say),
-            *(_cell(row, index, say) for index in range(len(runs))),
+            what(row.figure),
+            *(_cell(row, index) for index in range(len(runs))),
             wording.quantity(row.median, row.figure.metric.unit),
             _change(row) if last == "Change" else wording.percent(row.spread),
             str(row.outliers or ""),
@@ -183,12 +180,12 @@ def _figures(comparison: RunComparison, most_columns: int, say: Say) -> Table:
     return Table(say(caption), heads, tuple(rows))
 
 
-def _cell(row: ComparedFigure, index: int, say: Say) -> str:
+def _cell(row: ComparedFigure, index: int) -> str:
     worst = row.worst[index]
     if worst is None:
         return "—"
     value = wording.quantity(worst[1], row.figure.metric.unit)
-    return value if worst[0] == WORLD else f"{value} ({wording.place(worst[0], say=say)})"
+    return value if worst[0] == WORLD else f"{value} ({wording.place(worst[0])})"
 
 
 def _change(row: ComparedFigure) -> str:
@@ -199,14 +196,14 @@ def _change(row: ComparedFigure) -> str:
     return f"{round(100 * (second[1] - first[1]) / abs(first[1]), 1) + 0.0:+.1f} %"  # never -0.0
 
 
-def drifted(drift: Drift, say: Say = english) -> SeveralRuns:
+def drifted(drift: Drift) -> SeveralRuns:
     """What is to be told of a machine over time."""
     bad = bool(drift.worse or drift.faults) or not drift.compared
-    tables = (runs_table(drift.runs, say), _worse(drift, say), _faults(drift, say))
-    return SeveralRuns(_over_time(drift, say), bad, drift.notes, tables)
+    tables = (runs_table(drift.runs), _worse(drift), _faults(drift))
+    return SeveralRuns(_over_time(drift), bad, drift.notes, tables)
 
 
-def _over_time(drift: Drift, say: Say) -> str:
+def _over_time(drift: Drift) -> str:
     """What was found, in one line."""
     *earlier, last = drift.runs
     if not drift.compared and not drift.faults:
@@ -229,18 +226,18 @@ def _over_time(drift: Drift, say: Say) -> str:
                 count=len(drift.worse),
                 run=last,
                 metric=say(worst.figure.metric.title),
-                place=wording.place(worst.place, say=say),
+                place=wording.place(worst.place),
                 percent=wording.percent(worst.worse),
             )
         )
     return f"{say('; ').join(parts)}{say('.')}"
 
 
-def _worse(drift: Drift, say: Say) -> Table:
+def _worse(drift: Drift) -> Table:
     rows = (
         (
-            _who(each, say),
-            what(each.figure, say),
+            _who(each),
+            what(each.figure),
             _history(each),
             wording.percent(each.worse),
             wording.percent(each.allowed),
@@ -259,7 +256,7 @@ def _history(each: Worsened) -> str:
     return ", ".join([*earlier, wording.quantity(last, each.figure.metric.unit)])
 
 
-def _faults(drift: Drift, say: Say) -> Table:
+def _faults(drift: Drift) -> Table:
     newest = list(drift.runs.values())[-1].topology
     rows = (
         (", ".join(map(newest.identity, fault.subjects)), fault.what, say(fault.kind.action)) for fault in drift.faults

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from pytest_gpufleet.model.conditions import COMPARED_WORK, EACH_ALONE, Condition
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.language import Say, english
+from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.report import wording
@@ -100,20 +100,20 @@ class Row:
     efficiencies: dict[int, float] = field(default_factory=dict)
     memory: dict[int, list[float]] = field(default_factory=dict)
 
-    def words(self, say: Say) -> list[str]:
-        told = wording.words({key: value for key, value in self.way.items() if key != "workload"}, say)
+    def words(self) -> list[str]:
+        told = wording.words({key: value for key, value in self.way.items() if key != "workload"})
         return [*told, say(BY_LOADER)] if self.fed else told
 
 
-def training_tables(findings: Sequence[Finding], say: Say = english) -> list[FigureTable]:
+def training_tables(findings: Sequence[Finding]) -> list[FigureTable]:
     """The tables of a group of checks; but for the sweep none where no efficiency was measured."""
     tables = []
     for kind, title in TITLES.items():
         rows = rows_of(findings, kind)
         if any(row.efficiencies or kind == SWEEP for row in rows):
-            tables.append(_by_gpus(title, rows, say))
+            tables.append(_by_gpus(title, rows))
     losses = efficiency_losses(findings)
-    return [*tables, *([_lost(losses, say)] if losses else [])]
+    return [*tables, *([_lost(losses)] if losses else [])]
 
 
 def is_swept(conditions: Mapping[str, Condition]) -> bool:
@@ -158,17 +158,17 @@ def _holds(way: dict[str, Condition], row: dict[str, Condition], count: int) -> 
     return all(row.get(key) == value for key, value in way.items() if count > 1 or key != "method")
 
 
-def _by_gpus(title: str, rows: Sequence[Row], say: Say) -> FigureTable:
+def _by_gpus(title: str, rows: Sequence[Row]) -> FigureTable:
     counts = sorted({1, *(count for row in rows for count in row.rates)})
     memory = any(row.memory for row in rows)
-    names = [row.words(say) for row in rows]
+    names = [row.words() for row in rows]
     shared = set.intersection(*map(set, names)) if len(rows) > 1 else set()
     lines = []
     for row, words in zip(rows, names, strict=True):
         cells = [_rate(row.rates.get(count), row.efficiencies.get(count)) for count in counts]
         if memory:
             used = row.memory[max(row.memory)] if row.memory else []
-            cells.append(FigureCell(wording.span(used, "GiB", 3, say) if used else "", kind="figure"))
+            cells.append(FigureCell(wording.span(used, "GiB", 3) if used else "", kind="figure"))
         fastest = max(row.rates.values(), default=0.0)
         epoch = wording.duration(EPOCH_IMAGES / fastest) if fastest > 0 else ""
         name = say(", ").join(word for word in words if word not in shared) or say(FROM_MEMORY)
@@ -186,19 +186,17 @@ def _rate(rate: float | None, efficiency: float | None) -> FigureCell:
     return FigureCell(wording.number(rate), below=below, kind="figure")
 
 
-def _lost(losses: Sequence[Losses], say: Say) -> FigureTable:
+def _lost(losses: Sequence[Losses]) -> FigureTable:
     rows = []
     for each in losses:
         cells = [FigureCell(wording.percent(part), kind="figure") for part in (each.delivered, each.gradients)]
         pace = FigureCell(
             wording.percent(each.imbalance),
-            below=say("of {place}", place=wording.place(each.slowest, say=say)),
+            below=say("of {place}", place=wording.place(each.slowest)),
             kind="figure",
         )
         rest = FigureCell(wording.percent(each.rest), kind="figure")
         rows.append(
-            FigureRow(
-                say(", ").join(wording.words(each.conditions, say)), "", (*cells, pace, rest), for_information=False
-            )
+            FigureRow(say(", ").join(wording.words(each.conditions)), "", (*cells, pace, rest), for_information=False)
         )
     return FigureTable(TITLE_LOST, "", LOST, "", HEADS_LOST, tuple(rows))

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.language import Say, english
+from pytest_gpufleet.model.language import in_language, say
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page.figure_tables import for_information, per_gpu
@@ -27,9 +27,7 @@ MISSED: Any = {"facecolor": "#e8938a", "edgecolor": canvas.BAD, "hatch": "//////
 LEGEND = ("measured", "missed", "median")
 
 
-def bars(
-    findings: Sequence[Finding], hosts: wording.Hosts = wording.ALONE, say: Say = english
-) -> list[tuple[str, str]]:
+def bars(findings: Sequence[Finding], hosts: wording.Hosts = wording.ALONE) -> list[tuple[str, str]]:
     """(caption, SVG) for each metric of which every GPU has a figure of its own: a panel for each of its conditions.
 
     Metrics of which nothing has to have a limit are left to the tables.
@@ -41,23 +39,24 @@ def bars(
         # What was judged comes first if there is more than anybody wants to look at.
         of_metric.sort(key=for_information)
         if not for_information(of_metric[0]):
-            drawn.append(_plot(of_metric[:MOST], hosts, say))
+            drawn.append(_plot(of_metric[:MOST], hosts))
     return drawn
 
 
-def _plot(findings: Sequence[Finding], hosts: wording.Hosts, say: Say) -> tuple[str, str]:
+def _plot(findings: Sequence[Finding], hosts: wording.Hosts) -> tuple[str, str]:
     metric = wording.metric(findings[0])
     called = wording.capitalised(say(metric.title))
     caption = called if "GPU" in metric.title else say("{metric}, by GPU", metric=called)
     scale, unit = (100, "%") if metric.unit == "ratio" else (1, metric.unit)
-    _, names = wording.shared_and_own(findings)
-    shared, told = wording.shared_and_own(findings, say=say)
     places = sorted({place for finding in findings for place in finding.measurement.values})
-    labels = {place: wording.place(place, hosts) for place in places}
+    with in_language("en"):  # what matplotlib lays out
+        _, names = wording.shared_and_own(findings)
+        labels = {place: wording.place(place, hosts) for place in places}
+    shared, told = wording.shared_and_own(findings)
     with canvas.style(f"{metric.name} by GPU"):
         height = 0.1 + BAR * len(places)
         most = LONGEST_LINE if len(findings) >= COLUMNS else LONGEST_LINE * COLUMNS // 2
-        titles, in_language = ([_lines(name, most) for name in each] for each in (names, told))
+        titles, texts = ([_lines(name, most) for name in each] for each in (names, told))
         figure, axes = canvas.panels(len(findings), COLUMNS, height, legend=True, lines=max(map(len, titles)))
         for number, (each, finding, title) in enumerate(zip(axes, findings, titles, strict=True)):
             _panel(each, finding, labels, scale)
@@ -67,8 +66,8 @@ def _plot(findings: Sequence[Finding], hosts: wording.Hosts, say: Say) -> tuple[
             if number + COLUMNS >= len(findings):
                 canvas.labels(each, x=unit)
         canvas.legend(figure, _legend(findings))
-        said = canvas.in_language(say, *LEGEND)
-        for drawn, lines in zip(titles, in_language, strict=True):
+        said = canvas.translated(*LEGEND)
+        for drawn, lines in zip(titles, texts, strict=True):
             last = len(drawn) - 1  # for which there is room
             said["\n".join(drawn)] = "\n".join([*lines[:last], " ".join(lines[last:])])
         return caption, canvas.svg(figure, f"{caption}: {'; '.join(filter(None, told))}. {shared}", said)

@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.language import Say
+from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.report import wording
 
@@ -176,7 +176,7 @@ def ticks(values: Iterable[float], most: int) -> list[float]:
     return chosen
 
 
-def in_language(say: Say, *texts: str) -> dict[str, str]:
+def translated(*texts: str) -> dict[str, str]:
     """Of texts in a drawing, that of limits among them, what stands there in the language of the report."""
     limit = say("Limit").lower()  # "limit" itself is said where limits are counted
     return {LIMIT: limit, **{text: say(text) for text in texts}}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.language import Say, english
+from pytest_gpufleet.model.language import say
 from pytest_gpufleet.report.plots import canvas
 
 RANKS = 4
@@ -31,7 +31,7 @@ PICTURES: dict[str, tuple[set[tuple[int, int]], str]] = {
 }
 
 
-def collective_pictures(findings: Sequence[Finding], say: Say = english) -> list[tuple[str, str]]:
+def collective_pictures(findings: Sequence[Finding]) -> list[tuple[str, str]]:
     """(caption, SVG) with a panel for each collective that was measured."""
     bandwidths = [finding.measurement for finding in findings if finding.measurement.metric == "busbw"]
     measured = {one.conditions.get("collective") for one in bandwidths if "nodes" not in one.conditions}
@@ -44,7 +44,7 @@ def collective_pictures(findings: Sequence[Finding], say: Say = english) -> list
             _panel(each, arrows)
             canvas.title(each, name)
             each.annotate(told, (0, -1.75), ha="center", fontsize=8)
-        said = canvas.in_language(say, *(told for _, told in shown.values()))
+        said = canvas.translated(*(told for _, told in shown.values()))
         texts = "; ".join(f"{name}: {said[told]}" for name, (_, told) in shown.items())
         return [(CAPTION, canvas.svg(figure, f"{say(CAPTION)}. {texts}", said))]
 

@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.lines import Line2D
 
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.language import Say, english
+from pytest_gpufleet.model.language import in_language, say
 from pytest_gpufleet.model.metric import Metric
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.report import wording
@@ -27,7 +27,7 @@ LEGEND = ("measured", "published for a healthy machine")
 Point = tuple[float, float, Finding]
 
 
-def curves(findings: Sequence[Finding], say: Say = english) -> list[tuple[str, str]]:
+def curves(findings: Sequence[Finding]) -> list[tuple[str, str]]:
     """(caption, SVG) for each metric that was measured for all ranks together at several sizes.
 
     One panel for each collective or recipe, limits as short marks, and what was published for a healthy machine as
@@ -42,7 +42,7 @@ def curves(findings: Sequence[Finding], say: Say = english) -> list[tuple[str, s
                 definition = wording.metric(some[0])
                 title = wording.capitalised(say(definition.title))
                 caption = say("{metric} against {what}", metric=title, what=say(label))
-                said = canvas.in_language(say, label, *LEGEND) | _lines_said(some, key, say)
+                said = canvas.translated(label, *LEGEND) | _lines_said(some, key)
                 drawn.append((caption, _svg(panels, key, caption, definition, said)))
     return drawn
 
@@ -52,7 +52,9 @@ def _panels(findings: Sequence[Finding], key: str, fewest: int) -> dict[str, dic
     if not findings:
         return {}
     panels: dict[str, dict[str, dict[float, Point]]] = {}
-    for finding, line in zip(findings, _line_names(findings, key), strict=True):
+    with in_language("en"):  # what matplotlib lays out
+        names = _line_names(findings, key)
+    for finding, line in zip(findings, names, strict=True):
         panel = _panel(finding)
         value = _value(finding)
         assert value is not None  # filtered before
@@ -74,27 +76,26 @@ def _panel(finding: Finding) -> str:
     return next((str(conditions[each]) for each in PANEL if each in conditions), "")
 
 
-def _line_names(findings: Sequence[Finding], key: str, say: Say = english) -> list[str]:
+def _line_names(findings: Sequence[Finding], key: str) -> list[str]:
     """What tells the line of each finding from others of its panel."""
-    _, names = wording.shared_and_own(findings, without=wording.ALONG[key], say=say)
-    told_already = [{_panel(finding), *_of_nodes(finding, say)} for finding in findings]
+    _, names = wording.shared_and_own(findings, without=wording.ALONG[key])
+    told_already = [{_panel(finding), *_of_nodes(finding)} for finding in findings]
     return [
         say(", ").join(part for part in name.split(say(", ")) if part not in told)
         for name, told in zip(names, told_already, strict=True)
     ]
 
 
-def _lines_said(findings: Sequence[Finding], key: str, say: Say) -> dict[str, str]:
-    names, said = _line_names(findings, key), _line_names(findings, key, say)
-    return {drawn: told for drawn, told in zip(names, said, strict=True) if drawn}
+def _lines_said(findings: Sequence[Finding], key: str) -> dict[str, str]:
+    with in_language("en"):
+        names = _line_names(findings, key)
+    return {drawn: told for drawn, told in zip(names, _line_names(findings, key), strict=True) if drawn}
 
 
-def _of_nodes(finding: Finding, say: Say) -> list[str]:
+def _of_nodes(finding: Finding) -> list[str]:
     """What is true of every figure of so many nodes: the names of their lines are long enough."""
     conditions = finding.measurement.conditions
-    return wording.words(
-        {key: conditions[key] for key in ("ranks", "in_place") if {key, "nodes"} <= {*conditions}}, say
-    )
+    return wording.words({key: conditions[key] for key in ("ranks", "in_place") if {key, "nodes"} <= {*conditions}})
 
 
 def _svg(

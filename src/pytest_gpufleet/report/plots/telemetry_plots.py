@@ -11,7 +11,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from pytest_gpufleet.model.language import Said, Say, english
+from pytest_gpufleet.model.language import Said, say
 from pytest_gpufleet.model.measurement import SLOW_BEAT
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.report import wording
@@ -75,9 +75,7 @@ QUANTITIES = (
 )
 
 
-def svgs(
-    samples: Sequence[Mapping[str, Any]], places: Sequence[Place], checks: Checks, say: Say = english
-) -> list[tuple[str, str]]:
+def svgs(samples: Sequence[Mapping[str, Any]], places: Sequence[Place], checks: Checks) -> list[tuple[str, str]]:
     """(title, SVG) for each quantity that any GPU told, over the whole run; nothing with fewer than two samples.
 
     `samples` are {"time": seconds since the epoch, "gpus": [{reading: value or None}, ...]} in the order in which they
@@ -95,7 +93,7 @@ def svgs(
     for quantity in QUANTITIES:
         lines = {place: _line(samples, index, quantity) for index, place in enumerate(places)}
         if any(lines.values()):
-            drawn.append((quantity.title, _svg(quantity, lines, stripes, start, length, say)))
+            drawn.append((quantity.title, _svg(quantity, lines, stripes, start, length)))
     return drawn
 
 
@@ -175,7 +173,6 @@ def _svg(
     stripes: Sequence[Stripe],
     start: float,
     length: float,
-    say: Say,
 ) -> str:
     known = [value for line in lines.values() for _, value in line if not math.isnan(value)]
     with canvas.style(quantity.title):
@@ -212,11 +209,11 @@ def _svg(
         _mark(axes, stripes, length)
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.05), frameon=False, fontsize=8, ncols=columns,
                     columnspacing=0.8, handlelength=1.6)  # fmt: skip
-        told = _told(quantity, len(lines), known, _elapsed(length, hours), hours, say)
-        return canvas.svg(figure, told, canvas.in_language(say, since))
+        told = _told(quantity, len(lines), known, _elapsed(length, hours), hours)
+        return canvas.svg(figure, told, canvas.translated(since))
 
 
-def _told(quantity: Quantity, gpus: int, known: Sequence[float], over: str, hours: bool, say: Say) -> str:
+def _told(quantity: Quantity, gpus: int, known: Sequence[float], over: str, hours: bool) -> str:
     """What the drawing shows, for those who do not see it."""
     text = (
         "{what} of {gpus} GPUs over {time} (hours:minutes): {low} to {high}"

@@ -8,7 +8,7 @@ from matplotlib.lines import Line2D
 
 from pytest_gpufleet.model.conditions import METHODS, Condition
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.language import Say, english
+from pytest_gpufleet.model.language import say
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page.training_tables import TITLES, Row, is_swept, rows_of
 from pytest_gpufleet.report.plots import canvas
@@ -24,7 +24,7 @@ APART: Mapping[str, tuple[str, ...]] = {"recipe": ("recipe", "batch")}
 Panel = dict[Condition, Row]
 
 
-def training_plot(findings: Sequence[Finding], say: Say = english) -> list[tuple[str, str]]:
+def training_plot(findings: Sequence[Finding]) -> list[tuple[str, str]]:
     """(caption, SVG) of images/s a GPU, with a line for each number of GPUs, and the efficiency on most of them: lines
     that lie apart are communication. Of the sweep nothing where no two ways differ by one thing alone."""
     every = [row for kind in TITLES for row in rows_of(findings, kind)]
@@ -34,7 +34,7 @@ def training_plot(findings: Sequence[Finding], say: Say = english) -> list[tuple
         return []
     counts = sorted({count for panel in panels.values() for row in panel.values() for count in row.rates})
     names = {count: "1 GPU" if count == 1 else f"{count} GPUs" for count in counts}
-    said = canvas.in_language(say, RATE, *AXES.values())
+    said = canvas.translated(RATE, *AXES.values())
     said |= {name: say("1 GPU" if count == 1 else "{gpus} GPUs", gpus=count) for count, name in names.items()}
     with canvas.style(CAPTION):
         figure, axes = canvas.panels(len(panels), COLUMNS, HEIGHT, legend=True)
@@ -45,7 +45,7 @@ def training_plot(findings: Sequence[Finding], say: Say = english) -> list[tuple
         canvas.legend(figure, lines)
         for each in axes[::COLUMNS]:
             canvas.labels(each, y=RATE)
-        texts = "; ".join(f"{say(AXES[axis])}: {_in_words(axis, panel, say)}" for axis, panel in panels.items())
+        texts = "; ".join(f"{say(AXES[axis])}: {_in_words(axis, panel)}" for axis, panel in panels.items())
         return [(CAPTION, canvas.svg(figure, f"{say(CAPTION)}. {texts}", said))]
 
 
@@ -89,9 +89,9 @@ def _named(value: Condition) -> str:
     return METHODS.get(value, value) if isinstance(value, str) else wording.number(value)
 
 
-def _in_words(axis: str, panel: Panel, say: Say) -> str:
+def _in_words(axis: str, panel: Panel) -> str:
     told = []
     for value, row in panel.items():
         count = max(row.rates)
-        told.append(f"{wording.words({axis: value}, say)[0]} {wording.number(row.rates[count] / count)}")
+        told.append(f"{wording.words({axis: value})[0]} {wording.number(row.rates[count] / count)}")
     return ", ".join(told)
