@@ -126,9 +126,9 @@ def _open(record: Record) -> Iterator[Open]:
     for check_id in record.started:
         if check_id not in record.checks:
             running = say("it was running when the record ends")
-            yield "never finished", running, group_title(check_id), titled(check_id, say=say)
+            yield "never finished", running, group_title(check_id), titled(check_id)
     for check_id in sorted(disturbed(record)):
-        yield "disturbed", say("somebody else's process used the GPU"), group_title(check_id), titled(check_id, say=say)
+        yield "disturbed", say("somebody else's process used the GPU"), group_title(check_id), titled(check_id)
     for name in record.altered:
         yield "changed", ALTERED, WHOLE_RUN, name
     for gpu, missing in without_telemetry(record):
