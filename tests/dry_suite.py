@@ -5,8 +5,6 @@ what they measure and under which conditions; only the work whose time they take
 for it.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import itertools

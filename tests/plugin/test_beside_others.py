@@ -1,7 +1,5 @@
 """What this plugin leaves as it is in the pytest of others."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.conftest import REPORTS, Runs

@@ -418,13 +418,6 @@ def test_markers_and_fixtures_shape_the_world(fleet):
     assert len(run.record.worlds) == 2
 
 
-def test_the_ground_of_a_run_is_said_first_and_last(fleet):
-    run = fleet(TRIVIAL)
-    assert "gpufleet: REHEARSAL on 2 CPU ranks" in run.text.split("collected")[0]
-    assert "REHEARSAL" in run.text.split("test_inner.py", 1)[1]
-    assert run.status == 0
-
-
 def test_a_failure_that_was_expected_and_did_not_come_is_told_as_such(fleet):
     run = fleet("""
         import pytest

@@ -14,30 +14,16 @@ from pytest_gpufleet.verdict.verdict import conclude
 ABSENT = Unavailable("NVML: Not Supported", False)
 ECC = {"ecc_uncorrected_volatile", "ecc_uncorrected_aggregate", "ecc_corrected_volatile"}
 ALWAYS = {"ecc_mode", "pcie_replays", "power_limit_watts", *TELEMETRY}
+SERVER, LINKED = ALWAYS | ECC | {"remapped_rows"}, ALWAYS | ECC | {"remapped_rows", "nvlink_errors"}
+LINKS = [1] * 18
 
 # Name, what it tells, and the facts that it must tell besides.
 MODELS = {
-    "an H200 that tells only its name": ("NVIDIA H200", {}, ALWAYS | ECC | {"remapped_rows"}),
-    "an H200 with links": (
-        "NVIDIA H200",
-        {"nvlink_states": [1] * 18, "compute_capability": [9, 0]},
-        ALWAYS | ECC | {"remapped_rows", "nvlink_errors"},
-    ),
-    "an unknown model of a data centre": (
-        "NVIDIA H200 NVL",
-        {"compute_capability": [9, 0]},
-        ALWAYS | ECC | {"remapped_rows"},
-    ),
-    "a B300": (
-        "NVIDIA B300 SXM6 AC",
-        {"nvlink_states": [1] * 18, "compute_capability": [10, 3]},
-        ALWAYS | ECC | {"remapped_rows", "nvlink_errors"},
-    ),
-    "a T4 retires pages": (
-        "Tesla T4",
-        {"compute_capability": [7, 5]},
-        ALWAYS | ECC | {"retired_pages_pending"},
-    ),
+    "an H200 that tells only its name": ("NVIDIA H200", {}, SERVER),
+    "an H200 with links": ("NVIDIA H200", {"nvlink_states": LINKS, "compute_capability": [9, 0]}, LINKED),
+    "an unknown model of a data centre": ("NVIDIA H200 NVL", {"compute_capability": [9, 0]}, SERVER),
+    "a B300": ("NVIDIA B300 SXM6 AC", {"nvlink_states": LINKS, "compute_capability": [10, 3]}, LINKED),
+    "a T4 retires pages": ("Tesla T4", {"compute_capability": [7, 5]}, ALWAYS | ECC | {"retired_pages_pending"}),
     "sold with error correction off": ("NVIDIA RTX A6000", {"ecc_mode": [0, 0]}, ALWAYS - {"ecc_mode"}),
     "a GeForce of a shipped profile": ("NVIDIA GeForce RTX 3090", {"compute_capability": [8, 6]}, set()),
     "a TITAN": ("NVIDIA TITAN V", {"compute_capability": [7, 0]}, set()),

@@ -244,19 +244,20 @@ def test_a_slow_gpu_is_found_and_its_neighbours_are_not():
     assert all(gpu(1, 2) in pair.parts for subjects in pairs for pair in subjects)
 
 
+def held(run: HostRun, tolerance: Tolerance) -> HostRun:
+    """The run with its figures of this metric held against their peers by this tolerance alone."""
+    findings = [
+        replace(each, tolerances=(tolerance,)) if each.measurement.metric == tolerance.metric else each
+        for each in run.record.findings
+    ]
+    return replace(run, record=replace(run.record, findings=findings))
+
+
 def test_half_of_the_fleet_cannot_hide_behind_the_other_half():
     """Gemm of recorded 0.1.0 evidence has the median as its reference: a later run has the better half."""
     better = Tolerance("solo_train_throughput", 0.03)
-
-    def of_today(run: HostRun) -> HostRun:
-        findings = [
-            replace(each, tolerances=(better,)) if each.measurement.metric == better.metric else each
-            for each in run.record.findings
-        ]
-        return replace(run, record=replace(run.record, findings=findings))
-
     slow = {"node-005", "node-006", "node-007", "node-008"}
-    hosts = [of_today(host_run(name, change=slower(0.1 if name in slow else 0.0))) for name in NAMES]
+    hosts = [held(host_run(name, change=slower(0.1 if name in slow else 0.0)), better) for name in NAMES]
     found = [each for each in slow_places(dict(enumerate(hosts)))[0] if each.figure.name == better.metric]
     assert {hosts[each.node].host for each in found} == slow
 
@@ -272,15 +273,7 @@ def test_healthy_boards_of_two_part_numbers_are_a_healthy_fleet():
 def test_one_figure_that_is_too_good_speaks_against_nobody():
     """The best of all GPUs is no reference where there are thousands."""
     best = Tolerance("memory_bandwidth", 0.03, reference="best", source="recorded")
-
-    def held_against_the_best(run: HostRun) -> HostRun:
-        findings = [
-            replace(each, tolerances=(best,)) if each.measurement.metric == best.metric else each
-            for each in run.record.findings
-        ]
-        return replace(run, record=replace(run.record, findings=findings))
-
-    hosts = [held_against_the_best(run) for run in fleet_of(8, node_003=host_run("node-003", change=slower(-0.1, 0)))]
+    hosts = [held(run, best) for run in fleet_of(8, node_003=host_run("node-003", change=slower(-0.1, 0)))]
     assert [each for each in slow_places(dict(enumerate(hosts)))[0] if each.figure.name == best.metric] == []
 
 

@@ -1,7 +1,5 @@
 """Every limit of every shipped profile is for something that the suite measures: one that is not judges nobody."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
