@@ -40,7 +40,7 @@ PUBLISHED = [
     (H200, "host_bandwidth", host("device to host"), 52.0, "Azure/AI-benchmarking-guide, rounded"),
     (H200, "host_bandwidth", host("device to host"), 48.0, "azurehpc-health-checks, nd96isr_h200_v5"),
     (H200, "pair_bandwidth", READ, 393.8, "8x NVIDIA H200, nvbandwidth 0.8, 2026-11-20, every pair"),
-    (H100, "pair_bandwidth", READ, 370.0, "an older nvbandwidth"),
+    (H100, "pair_bandwidth", READ, 376.0, "NVIDIA/nccl issue 1264, p2pBandwidthLatencyTest"),
     ("NVIDIA GB200", "pair_bandwidth", READ, 744.0, "stas00/ml-engineering"),
     (H100, "memory_bandwidth", {"operation": "copy"}, 2570.0, "NVIDIA/nccl issue 1264, cudaMemcpy"),
     (H100, "busbw", {**busbw(8 * GiB, 16, True), **TWO_NODES}, 449.0, "NVIDIA/nccl issue 2409"),
