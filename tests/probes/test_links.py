@@ -193,8 +193,8 @@ SOCKETS = machine(processors=lambda index: [1 << index // 4])
 @pytest.mark.parametrize(
     ("values", "of_machine", "named"),
     [
-        ([45.0] * 4 + [45.0] * 3 + [36.0], SOCKETS, ["gpu7"]),
-        ([45.0, 44.9, 45.2, 38.0] + [30.0] * 4, SOCKETS, ["gpu3"]),
+        ([45.0] * 4 + [45.0] * 3 + [35.0], SOCKETS, ["gpu7"]),
+        ([45.0, 44.9, 45.2, 35.0] + [30.0] * 4, SOCKETS, ["gpu3"]),
         ([45.0] * 4 + [30.0] * 4, SOCKETS, []),  # the memory of one socket is shared by more: no GPU's fault
         ([32.1, 32.8, 32.4, 32.4, 33.7, 34.1, 34.2, 34.5], SOCKETS, []),
         ([43.0] * 4 + [29.0] * 4, machine(), []),  # a healthy virtual machine that shows one NUMA node
