@@ -2,11 +2,8 @@
 
 import io
 import os
-import pty
 import re
 import signal
-import subprocess
-import sys
 from argparse import ArgumentTypeError
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +21,7 @@ from pytest_gpufleet.run.settings import duration
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.profile import for_gpu
 from pytest_gpufleet.verdict.verdict import conclude
-from tests.conftest import as_on_a_terminal
+from tests.commands.test_monitor import PYTEST, Terminal
 
 ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
 BURN_IN = f"{ACCEPTANCE / 'test_9_endurance.py'}::test_burn_in"
@@ -72,30 +69,20 @@ def test_a_wrong_bit_ends_it_at_once_and_names_the_rank(planted):
 
 def on_a_terminal(folder, lasts, ctrl_c_at=None):
     """Exit status, record and what is printed of a rehearsed burn-in. Ctrl-C comes when that was printed."""
-    controller, terminal = pty.openpty()
-    command = [sys.executable, "-m", "pytest", BURN_IN, "--rehearse", f"--fleet-burn-in={lasts}", FOLDER]
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
-    run = subprocess.Popen(command, cwd=folder, start_new_session=True, preexec_fn=as_on_a_terminal, **streams)
-    os.close(terminal)
-    printed = b""
-    try:
-        while part := os.read(controller, 4096):
-            printed += part
-            if ctrl_c_at is not None and ctrl_c_at in printed:
-                os.killpg(run.pid, signal.SIGINT)
-                ctrl_c_at = None
-    except OSError:  # its end, on Linux
-        pass
-    os.close(controller)
-    status = run.wait()
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    terminal = Terminal(PYTEST, str(folder), BURN_IN, "--rehearse", f"--fleet-burn-in={lasts}", FOLDER)
+    if ctrl_c_at:
+        terminal.until(ctrl_c_at)
+        os.killpg(terminal.process.pid, signal.SIGINT)
+    status = terminal.end()
     (written,) = (folder / "runs").iterdir()
     assert (written / "report.html").stat().st_size
-    assert b"INTERNALERROR" not in printed
-    return status, read(written / "evidence.jsonl"), printed
+    assert "INTERNALERROR" not in terminal.text
+    return status, read(written / "evidence.jsonl"), terminal.text
 
 
 def test_a_terminal_is_told_how_far_it_is_and_ctrl_c_leaves_a_report_that_says_so(tmp_path):
-    status, record, printed = on_a_terminal(tmp_path, "1m", ctrl_c_at=b" of 1 min")  # the first turn is over
+    status, record, printed = on_a_terminal(tmp_path, "1m", ctrl_c_at=" of 1 min")  # the first turn is over
     assert status == 2, printed
     assert re.search(
         r"test_burn_in\): did not finish: it came to \d+ s of 60 s without a fault", "\n".join(record.reasons)
@@ -105,8 +92,8 @@ def test_a_terminal_is_told_how_far_it_is_and_ctrl_c_leaves_a_report_that_says_s
 def test_on_a_terminal_it_ends_by_itself(tmp_path):
     status, record, printed = on_a_terminal(tmp_path, "3s")
     assert (status, record.verdict) == (0, "REHEARSAL"), printed
-    assert b" of 3 s" in printed
-    assert b"interrupted" not in printed
+    assert " of 3 s" in printed
+    assert "interrupted" not in printed
 
 
 @pytest.mark.parametrize("drawn", [False, True])

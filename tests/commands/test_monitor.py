@@ -26,8 +26,8 @@ from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.report.terminal.live import AROUND, table
 from pytest_gpufleet.report.terminal.progress import RunningCheck
 from tests.conftest import RECORDED, ROOT, as_on_a_terminal
+from tests.conftest import SECONDS as DEADLINE
 
-DEADLINE = 60
 READING = {
     "utilization_percent": 97,
     "memory_used_bytes": 113 << 30,

@@ -33,7 +33,7 @@ WRONG = {
     "detail_dtype": ("Reading(SORTING, 5.0, {}, details={'dtype': torch.half})", '"dtype" in the details of sort_rate'),
     "place_number": ("Reading(SORTING, 5.0, {}, place=3)", 'be a place or its text, like "gpu0" or "world", not 3'),
     "metric_unknown": (
-        "judge(measure(world, lambda rank: Reading('length', 1.0, {})))",
+        "told(world, judge, 'length', 1.0)",
         "there is no metric 'length': use one of busbw, ",
     ),
     "metric_number": ("Reading(7, 5.0, {})", "the metric of a Reading must be a Metric or the name of one, not 7"),
@@ -59,11 +59,11 @@ WRONG = {
     "name": ("Metric('', 's', 'lower', 'x')", "the name of metric '' must be a text that is not blank"),
     "tolerance": ("Metric('x', 's', 'lower', 'x', -0.1)", "metric x: peer_tolerance must be 0 or more, not -0.1"),
     "contradicts_profile": (
-        "judge(measure(world, lambda rank: Reading(Metric('decode_rate', 'ms', 'lower', 'x'), 5.0, {})))",
+        "told(world, judge, Metric('decode_rate', 'ms', 'lower', 'x'), 5.0)",
         "decode_rate was measured in ms, where lower is better, but by my.toml it is in tokens/s, and higher is better",
     ),
     "contradicts_suite": (
-        "judge(measure(world, lambda rank: Reading(Metric('gemm', 'FOO/s', 'higher', 'x'), 5.0, {})))",
+        "told(world, judge, Metric('gemm', 'FOO/s', 'higher', 'x'), 5.0)",
         "gemm was measured in FOO/s, where higher is better, but by my.toml it is in TFLOP/s",
     ),
 }  # fmt: skip
@@ -77,6 +77,9 @@ SORTING = Metric("sort_rate", "Mkeys/s", "higher", "sorting")
 
 def sort_rate(rank):
     return 3.0
+
+def told(world, judge, metric, value):
+    judge(measure(world, lambda rank: Reading(metric, value, {})))
 
 def test_right(world, judge):
     judge(measure(world, lambda rank: Reading(SORTING, torch.tensor(5.0), {"keys": torch.tensor(8)}, (torch.ones(2)))))
