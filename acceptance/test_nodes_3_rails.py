@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpufleet import Judge, MiB, Size, World
+from pytest_gpufleet import Judge, Measurement, MiB, Size, World
 from pytest_gpufleet.probes import between_nodes
 from pytest_gpufleet.probes.search.nodes import who_slows_rails
 
@@ -36,5 +36,10 @@ def test_rail_bandwidth(nccl_group: World, judge: Judge, at_once: between_nodes.
     them it is.
     """
     nbytes = MESSAGE.on(nccl_group)
-    rails = between_nodes.rail_bandwidth(nccl_group, at_once, nbytes, SEED)
-    judge(rails.measurement, on_miss=lambda: who_slows_rails(nccl_group, rails, nbytes))
+    rails = [between_nodes.rail_bandwidth(nccl_group, at_once, nbytes, SEED)]
+
+    def again() -> list[Measurement]:
+        rails.append(between_nodes.rail_bandwidth(nccl_group, at_once, nbytes, SEED))
+        return [rails[-1].measurement]
+
+    judge(rails[0].measurement, again=again, on_miss=lambda: who_slows_rails(nccl_group, rails[-1], nbytes))
