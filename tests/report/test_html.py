@@ -319,8 +319,8 @@ def test_health_has_no_column_for_what_no_gpu_here_has(standard: Record) -> None
         for gpu in standard.topology.gpus
     ]
     column = "NVLink 5: blocks with 1, 2, ... errors corrected on the way"
-    assert column not in machine_section.heads(older)
-    assert column in machine_section.heads([*older, replace(older[0], facts={"nvlink_fec": [[0, 1]]})])
+    assert column not in machine_section.health(older)[0]
+    assert column in machine_section.health([*older, replace(older[0], facts={"nvlink_fec": [[0, 1]]})])[0]
 
 
 GIVEN = {"technician": "J. Roe", "cost_centre": "88", "order": "4711", "remarks": "</style><b>bold</b>"}

@@ -23,17 +23,6 @@ NOTES = {
 MOST_NOTES, MOST_NAMED = 12, 16  # that the page with the signatures has room for
 
 
-def shown(record: Record, sha256: str) -> dict[str, Any]:
-    """What the templates take of this module."""
-    return {
-        "when": time_taken(record),
-        "machine": "" if record.of_cluster else machine(record),
-        "notes": notes(record),
-        "signed": signed(record),
-        "page_foot": page_foot(record, sha256),
-    }
-
-
 def notes(record: Record) -> list[tuple[str, str]]:
     """What --fleet-note gave, under the names that people read."""
     given = record.run.notes
@@ -68,28 +57,22 @@ def signed(record: Record) -> list[tuple[str, str]]:
     """What is signed, beside the verdict: a name and a value each."""
     noted = notes(record)
     more = len(noted) - MOST_NOTES
+    if record.of_cluster:
+        nodes = [(node.host, node.serial) for node in record.run.nodes]
+        told = [f"{host} ({say('serial {serial}', serial=serial)})" if serial else host for host, serial in nodes]
+        who = [("Nodes", _first(told))]
+    else:
+        gpus = _first([_gpu(gpu) for gpu in record.topology.gpus])
+        who = [("Host", record.run.host), ("Machine", machine(record)), ("GPUs", gpus)]
     rows = [
         *noted[:MOST_NOTES],
         ("And", say("{count} more notes, which evidence.jsonl has", count=more) if more > 0 else ""),
-        *(_nodes(record) if record.of_cluster else [("Host", record.run.host), ("Machine", machine(record))]),
-        ("GPUs", "" if record.of_cluster else _gpus(record)),
+        *who,
         ("Time", time_taken(record)),
         ("Level", record.run.level),
         ("Suite", suite(record)),
     ]
     return [(name, value) for name, value in rows if value]
-
-
-def _nodes(record: Record) -> list[tuple[str, str]]:
-    told = [
-        f"{node.host} ({say('serial {serial}', serial=node.serial)})" if node.serial else node.host
-        for node in record.run.nodes
-    ]
-    return [("Nodes", _first(told))]
-
-
-def _gpus(record: Record) -> str:
-    return _first([_gpu(gpu) for gpu in record.topology.gpus])
 
 
 def _gpu(gpu: Gpu) -> str:
@@ -106,17 +89,14 @@ def page_foot(record: Record, sha256: str) -> Markup:
     """The rules that put host, run and the sum of its evidence at the foot of each printed page."""
     of = f"{record.run.host} · run of {wording.moment(record.run.utc)}"
     lines = [of, f"evidence SHA-256 {sha256}"] if sha256 else [of]
-    told = "\\A ".join(_css(wording.clean(line)) for line in lines)
+    # For a string of CSS, inside HTML: whatever could end either is written as a number.
+    safe = (re.sub(r"[^A-Za-z0-9 ._:/-]", lambda found: f"\\{ord(found[0]):x} ", wording.clean(line)) for line in lines)
+    told = "\\A ".join(safe)
     return Markup(
         "@media print { @page { margin-bottom: 18mm; "
         f'@bottom-left {{ content: "{told}"; white-space: pre; font: 6.5pt/1.4 monospace; }} '
         '@bottom-right { content: counter(page) " / " counter(pages); font: 6.5pt/1.4 sans-serif; } } }'
     )
-
-
-def _css(text: str) -> str:
-    """Text for a string of CSS, inside HTML: whatever could end either is written as a number."""
-    return re.sub(r"[^A-Za-z0-9 ._:/-]", lambda found: f"\\{ord(found[0]):x} ", text)
 
 
 def _ecc_mode(modes: list[int]) -> str:
@@ -181,27 +161,18 @@ COLUMNS: tuple[Column, ...] = (
 )
 
 
-def heads(gpus: Sequence[Gpu]) -> list[str]:
-    """The heads of the table, without the columns of which no GPU here has anything."""
-    return [heading for heading, _, _ in _columns(gpus)]
-
-
-def health(gpus: Sequence[Gpu]) -> list[tuple[str, list[str]]]:
-    """The rows of the table: the GPU, and the rest. None for a GPU whose health nobody recorded."""
-    columns = _columns(gpus)
-    return [
+def health(gpus: Sequence[Gpu]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """The heads of the table, without the columns of which no GPU here has anything, and its rows: the GPU, and the
+    rest. None for a GPU whose health nobody recorded."""
+    every = [(name, value) for gpu in gpus for name, value in gpu.facts.items() if value is not None]
+    known = {name for name, value in every if not isinstance(value, Unavailable) or value.applicable}
+    columns = [column for column in COLUMNS if not known.isdisjoint(column[1])]
+    rows = [
         (wording.place(gpu.place), [_cell(gpu.facts, names, form) for _, names, form in columns])
         for gpu in gpus
         if any(name in gpu.facts for _, names, _ in columns for name in names)
     ]
-
-
-def _columns(gpus: Sequence[Gpu]) -> list[Column]:
-    return [column for column in COLUMNS if any(_applies(gpu.facts.get(name)) for gpu in gpus for name in column[1])]
-
-
-def _applies(value: Any) -> bool:
-    return value is not None and (not isinstance(value, Unavailable) or value.applicable)
+    return [heading for heading, _, _ in columns], rows
 
 
 def _cell(facts: Mapping[str, Any], names: tuple[str, ...], form: Callable[[Any], str]) -> str:
@@ -360,15 +331,6 @@ def _size(nbytes: int | str | None) -> str | None:
 
 def _both(soft: int | str | None, hard: int | str | None) -> str:
     return " / ".join(f"{limit:,}" if isinstance(limit, int) else limit for limit in (soft, hard) if limit is not None)
-
-
-def environment(record: Record) -> list[tuple[str, str]]:
-    return sorted(record.run.environment.items())
-
-
-def inventory(topology: GpuTopology) -> list[list[Any]]:
-    """The rows of the table whose heads are INVENTORY."""
-    return [[fact(gpu) for fact in INVENTORY.values()] for gpu in topology.gpus]
 
 
 def links(topology: GpuTopology) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -7,7 +7,6 @@ from typing import Any
 
 from markupsafe import Markup
 
-from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.finding import Finding, distinct
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.language import Language, in_language, say
@@ -16,7 +15,7 @@ from pytest_gpufleet.model.limit import GRADES
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import gpu_grid, wording
 from pytest_gpufleet.report.banner import next_steps, reasons, stamp, standing, why
-from pytest_gpufleet.report.failures import Accused, Failure, accused, failures
+from pytest_gpufleet.report.failures import Accused, accused, failures
 from pytest_gpufleet.report.gpu_grid import legend, standings
 from pytest_gpufleet.report.hosts import groups_between, nodes_in_words
 from pytest_gpufleet.report.open_points import gaps, inapplicable, not_applied, not_there_yet
@@ -95,6 +94,8 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None) ->
         ours = {check for part in parts for check in (*part.checks, *(each.check for each in part.findings))}
         said = {check: each for check, each in said.items() if check in ours}
     failed = failures(record, said)
+    shown = enumerate(failed[:MOST_FAILURES], 1)
+    anchors = {name: f"fleet-failure-{number}" for number, failure in shown for name in failure.names}
     rows = [] if nodes else standings(record, parts, said)
     return (
         rendering.templates()
@@ -102,8 +103,8 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None) ->
         .render(
             record=record,
             run=record.run,
-            judged_again=record.judged_again,
-            **machine_section.shown(record, sha256),
+            machine=machine_section,
+            topology=GpuTopology() if nodes else record.topology,  # each node has a report of its own
             basis=standing(record),
             stamp=stamp(record),
             why=why(record),
@@ -116,26 +117,17 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None) ->
             failures=failed[:MOST_FAILURES],
             failures_left_out=len(failed[MOST_FAILURES:]),
             most_rows=MOST_ROWS,
-            anchors=_anchors(failed[:MOST_FAILURES]),
+            anchors=anchors,
             sections=list(_sections(parts, said, sources, record.hosts)),
             sources=sources,
             telemetry=_telemetry(record),
-            facts=machine_section.facts(record),
-            environment=machine_section.environment(record),
-            **_machine(GpuTopology() if nodes else record.topology),  # each node has a report of its own
             **_open(record),
             **MAY_DIFFER,
-            carried=[check for check in record.checks.values() if check.run],
             grades=GRADES,
             symbols=wording.SYMBOLS,
             sha256=sha256,
         )
     )
-
-
-def _anchors(failed: Sequence[Failure]) -> dict[str, str]:
-    """Where each check that failed is told of."""
-    return {name: f"fleet-failure-{number}" for number, failure in enumerate(failed, 1) for name in failure.names}
 
 
 def _open(record: Record) -> dict[str, Any]:
@@ -144,31 +136,15 @@ def _open(record: Record) -> dict[str, Any]:
     opened: dict[str, dict[str, str]] = {}
     for number, gap in enumerate(found[:MOST_ROWS], 1):
         opened.setdefault(gap.group, {}).setdefault(gap.reason, f"fleet-gap-{number}")
+    possible = [check for check in record.suite.checks.values() if check.nodes <= len(record.hosts)]
     settled = {caption: told for caption, gaps_of in LEAVES_NOTHING_OPEN.items() if (told := gaps_of(record))}
     return {
         "gaps": found,
         "opened": opened,
         "settled": settled,
-        "above": _above(record),
+        # How many checks that a run on so many nodes could do belong to a higher level.
+        "above": sum(not includes(record.run.level, check.level) for check in possible),
         "next_steps": next_steps(record),
-    }
-
-
-def _above(record: Record) -> int:
-    """How many checks that a run on so many nodes could do belong to a higher level."""
-    possible = [check for check in record.suite.checks.values() if check.nodes <= len(record.hosts)]
-    return sum(not includes(record.run.level, check.level) for check in possible)
-
-
-def _machine(topology: GpuTopology) -> dict[str, Any]:
-    """What the template machine shows of the GPUs of one machine."""
-    return {
-        "heads_of_inventory": machine_section.INVENTORY,
-        "inventory": machine_section.inventory(topology),
-        "heads_of_health": machine_section.heads(topology.gpus),
-        "health": machine_section.health(topology.gpus),
-        "links": machine_section.links(topology),
-        "kinds": machine_section.LINKS,
     }
 
 
@@ -264,16 +240,6 @@ def page(
             "page.html.jinja",
             host=record.run.host or "unknown host",
             fragment=summary(record, sha256, nodes_part(record, runs, reports)),
-            checks=[_row(check) for check in record.checks.values()],
+            record=record,
+            symbols=wording.SYMBOLS,
         )
-
-
-def _row(check: Check) -> tuple[str, ...]:
-    return (
-        check.outcome,
-        wording.SYMBOLS.get(check.outcome, "○"),
-        wording.clean(check.title),
-        wording.clean(check.id),
-        f"{check.seconds:,.1f}",
-        wording.clean(check.message),
-    )
