@@ -401,17 +401,10 @@ def test_markers_and_fixtures_shape_the_world(fleet):
             assert gpu_topology.torch
     """
     run = fleet(module)
-    assert run.outcomes == {
-        "test_start": "passed",
-        "test_cut": "passed",
-        "test_a_fixture_of_many_tests_has_all": "passed",
-        "test_all_again": "passed",
-        "test_cut_spmd": "passed",
+    assert len(run.outcomes) == 10
+    assert {name: outcome for name, outcome in run.outcomes.items() if outcome != "passed"} == {
         "test_too_few": "skipped",
         "test_bad_size": "failed",
-        "test_still_warm": "passed",
-        "test_fresh": "passed",
-        "test_topology": "passed",
     }
     assert "needs 3 ranks, this run has 2" in run.check("test_too_few").message
     assert "world_size() takes a number of ranks" in run.check("test_bad_size").message

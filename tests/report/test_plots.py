@@ -19,6 +19,7 @@ from pytest_gpufleet.report.plots.collective_pictures import PICTURES, collectiv
 from pytest_gpufleet.report.plots.curves import curves
 from pytest_gpufleet.report.plots.telemetry_plots import svgs
 from pytest_gpufleet.report.plots.training_plot import training_plot
+from tests.commands.test_monitor import READING
 from tests.conftest import EVIDENCE
 
 Plot = Callable[[list[Finding]], list[tuple[str, str]]]
@@ -189,18 +190,8 @@ TITLES = [
 
 
 def told_by_gpu(**changes: Any) -> dict[str, Any]:
-    return {
-        "utilization_percent": 97,
-        "memory_used_bytes": 64 << 30,
-        "temperature_c": 61,
-        "memory_temperature_c": 72,
-        "power_watts": 612.5,
-        "sm_clock_mhz": 1980,
-        "memory_clock_mhz": 3201,
-        "clock_event_reasons": 4,
-        "pcie_transmitted_kilobytes_per_second": 1_200_000,
-        "pcie_received_kilobytes_per_second": 300_000,
-    } | changes
+    traffic = {"pcie_transmitted_kilobytes_per_second": 1_200_000, "pcie_received_kilobytes_per_second": 300_000}
+    return {**READING, "memory_used_bytes": 64 << 30, **traffic, **changes}
 
 
 def samples(count: int, **changes: Any) -> list[dict[str, Any]]:

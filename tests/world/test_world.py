@@ -369,12 +369,8 @@ def test_failures_leave_later_tests_a_fresh_world(failures):
 
 def test_endings_reach_pytest_as_what_they_are(fleet):
     run = fleet(ENDINGS)
-    assert run.outcomes == {
-        "test_raises": "passed",
-        "test_raises_type_of_this_module": "passed",
-        "test_no_debugger[breakpoint()]": "passed",
-        "test_no_debugger[import pdb; pdb.set_trace()]": "passed",
-        "test_no_debugger[pytest.set_trace()]": "passed",
+    assert len(run.outcomes) == 12
+    assert {name: outcome for name, outcome in run.outcomes.items() if outcome != "passed"} == {
         "test_expected": "skipped",  # as pytest reports an expected failure
         "test_other_than_expected": "failed",
         "test_skip": "skipped",
