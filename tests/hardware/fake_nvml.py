@@ -40,7 +40,7 @@ class FakeNvml:
     driver does not have; `lost` are indices that have fallen off the bus; `broken` is what nvmlInit raises.
     """
 
-    NVMLError = pynvml.NVMLError
+    NVMLError, __spec__ = pynvml.NVMLError, pynvml.__spec__
 
     def __init__(
         self,
