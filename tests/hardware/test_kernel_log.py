@@ -17,7 +17,6 @@ LINES = [
     ("mce: [Hardware Error]: CPU 0: Machine Check: 0 Bank 4: a600000000020408", "machine_check", "CPU 0", True, True),
     ("mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: 8c00004000010092", "machine_check_corrected", "CPU 3",
      False, False),
-    ("{1}[Hardware Error]: event severity: fatal", "machine_check", "", True, True),
     ("{2}[Hardware Error]: event severity: recoverable", "machine_check", "", True, True),
     ("{3}[Hardware Error]: event severity: corrected", "machine_check_corrected", "", False, False),
     ("[Hardware Error]: event severity: fatal", "machine_check", "", True, True),  # of the boot before
@@ -96,28 +95,19 @@ LINES = [
 
 # What healthy machines write, and what looks like one of the above and is none.
 HEALTHY = [
-    "EDAC MC: Ver: 3.0.0",
     "EDAC MC0: Giving out device to module i10nm_edac controller Intel_10nm Socket#0 IMC#0: DEV 0000:7e:0c.0",
     "EDAC sbridge MC1: HANDLING MCE MEMORY ERROR",  # beside the line that counts: radiasoft/devops issue 134
-    "mce: CPU0: Thermal monitoring enabled (TM1)",
-    "mce: CPU supports 7 MCE banks",
     "mce: [Hardware Error]: Machine check events logged",
     "mce: CPU2: Core temperature/speed normal",  # erpalma/throttled issue 186
     "pcieport 0000:00:00.0: AER: enabled with IRQ 59",
     "pcieport 0000:00:1c.5: AER: Multiple Corrected error received: 0000:02:00.0",  # the device's own line follows
     "acpi PNP0A08:00: _OSC: OS now controls [PCIeHotplug SHPCHotplug PME AER PCIeCapability LTR DPC]",
     "pcieport 0000:00:1b.0: DPC: error containment capabilities: Int Msg #0, RPExt+ PoisonedTLP+ SwTrigger+",
-    "nvme nvme0: 8/0/0 default/read/poll queues",
-    "nvme nvme0: Shutdown timeout set to 10 seconds",
     "nvme nvme0: I/O 12 QID 3 timeout, completion polled",
     "Freezing of tasks failed after 20.004 seconds (1 tasks refusing to freeze, wq_busy=0):",
     "rcu: INFO: rcu_preempt detected expedited stalls on CPUs/tasks: { 0-... } 6 jiffies s: 85 root: 0x1/.",
-    "rcu: RCU calculated value of scheduler-enlistment delay is 25 jiffies.",
-    "NMI watchdog: Enabled. Permanently consumes one hw-PMU counter.",
     "EXT4-fs (nvme0n1p5): re-mounted. Opts: errors=remount-ro. Quota mode: none.",  # hamonikr-system issue 13
-    "EXT4-fs (sda1): re-mounted 08870205-494a-4ccd-a77b-5d0acea2400f r/w. Quota mode: none.",
     "EXT4-fs (nvme0n1p3): mounted filesystem 08870205-494a-4ccd-a77b-5d0acea2400f ro with ordered data mode.",
-    "XFS (dm-4): Ending clean mount",
     "XFS (sdb): User initiated shutdown received.",
     "I/O error, dev sr0, sector 0 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 0",
     "I/O error, dev loop1, sector 8 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 0",
@@ -129,11 +119,9 @@ HEALTHY = [
     "resource(0x5), syndrome (0x305684), err(-22)",
     # NVIDIA/gpu-operator issue 2511
     "mlx5_core 0000:13:00.0: mlx5_pcie_event:297:(pid 11): PCIe slot power capability was not advertised.",
-    "mlx5_core 0000:63:00.0: 504.112 Gb/s available PCIe bandwidth (32.0 GT/s PCIe x16 link)",
     "mlx5_core 0000:5c:00.0: Port module event: module 0, Cable plugged",
     "mlx5_core 0000:5c:00.0: print_health_info:500:(pid 0): Health issue observed, clock error, severity(4) WARNING:",
     "NVRM: Xid (PCI:0000:1b:00): 79, pid=7, GPU has fallen off the bus.",
-    "systemd-journald[889]: Failed to open system journal: No space left on device",
 ]
 
 
@@ -234,7 +222,6 @@ def test_a_container_without_memory_counts_if_it_is_that_of_the_run(tmp_path, gr
     [
         ("oom_memcg=/advoom,task_memcg=/advoom,task=,global_oom,,pid=4711,uid=65534", "/run"),
         ("oom_memcg=/advoom,task_memcg=/advoom,task=oom_memcg=/run,,pid=4711,uid=65534", "/run"),
-        ("oom_memcg=/advoom,task_memcg=/advoom,task=oom_memcg=/,,pid=4711,uid=65534", "/run"),
         ("oom_memcg=/run,evil,task_memcg=/run,evil,task=a,pid=4711,uid=65534", "/run"),
         ("oom_memcg=/run,task_memcg=/x,task_memcg=/run,task_memcg=/x,task=a,pid=4711,uid=65534", "/run"),
     ],
@@ -299,7 +286,7 @@ def test_a_node_tells_of_its_host_once(tmp_path):
     node = LocalNode(Driver(), GpuTopology(gpus=(Gpu(0, {"pci_bus_id": GPUS[0]}),)), str(log))
     assert [message.code for message in node.kernel_log().host] == ["machine_check"]
     with log.open("a") as more:
-        os.write(more.fileno(), LINES[15][0].encode() + b"\n")
+        os.write(more.fileno(), LINES[14][0].encode() + b"\n")
     assert [message.code for message in node.kernel_log().host] == ["host_stalled"]
     assert node.kernel_log().host == ()
 
@@ -350,9 +337,7 @@ RECOVERY = "NVRM: Xid (PCI:0000:1b:00): 154, GPU recovery action changed from "
     [
         # As drivers before 575 write them, and those since: by other bits of the first number.
         (nvlink(149, "NETIR_LINK_EVT", "0x025525c6", "0x00000000", "Fatal"), "xid_reset", True),
-        (nvlink(149, "NETIR_LINK_DOWN", "0x02500011", "0x00000000", "Fatal"), "xid_reset", True),
         (nvlink(149, "NETIR_BER_EVENT", "0x00000226", "0x00000001"), None, False),
-        (nvlink(149, "NETIR_BER_EVENT", "0x00000013", "0x00000001"), None, False),
         (nvlink(144, "SAW_MVB", "0x00000001", "0x00000004"), None, False),
         (nvlink(144, "SAW_MVB", "0x123456789", "0x00000004"), "xid_workflow", True),  # not as anybody knows it
         (nvlink(144, "SAW_MVB", "0x00000001", "0x00000002", "Fatal"), "xid_reset", True),
@@ -360,7 +345,6 @@ RECOVERY = "NVRM: Xid (PCI:0000:1b:00): 154, GPU recovery action changed from "
         # An error of this kind can be promoted to a fatal one.
         (nvlink(145, "RLW_RXPIPE", "0x00000006", "0x00000001"), None, False),
         (nvlink(145, "RLW_RXPIPE", "0x00000086", "0x00000001", "Fatal"), "xid_reset", True),
-        (nvlink(146, "TLW_RX", "0x00000143", "0x00000001"), None, False),
         (nvlink(150, "MSE", "0x00000000", "0xFFFFFFFF", "Fatal"), "xid_reset", True),
         # What nobody can decode is not taken for healthy.
         (nvlink(144, "SAW_NEW", "0x00000001", "0x00000003"), "xid_workflow", True),
@@ -368,7 +352,6 @@ RECOVERY = "NVRM: Xid (PCI:0000:1b:00): 154, GPU recovery action changed from "
         (RECOVERY + "0x0 (None) to 0x1 (GPU Reset Required)", "recovery_pending", False),
         (RECOVERY + "0x1 (GPU Reset Required) to 0x0 (None)", None, False),
         ("NVRM: Xid (PCI:0000:1b:00): 31, pid=7, name=python3, Ch 00000008, intr 00000000", "xid_of_process", False),
-        ("NVRM: Xid (PCI:0000:1b:00): 43, pid=7, name=python3, Ch 00000008", "xid_of_process", False),
         ("NVRM: Xid (PCI:0000:1b:00): 63, Row Remapper: New row marked for remapping", None, False),
         ("NVRM: Xid (PCI:0000:1b:00): 94, pid=7062, Contained: CE User Channel (0x9).", "xid_application", False),
         ("NVRM: Xid (PCI:0000:1b:00): 46, GPU stopped processing", "xid_reset", True),

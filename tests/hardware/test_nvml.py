@@ -88,11 +88,9 @@ def test_text_is_the_matrix_of_nvidia_smi(read):
     [
         (None, [0, 1, 2, 3]),
         ("1,0", [1, 0]),
-        (" 2 , 3 ", [2, 3]),
         ("GPU-00000002", [2]),
         ("GPU-00000003-77aa-4c1e-9b1d-5a0c33e9f100,0", [3, 0]),
         ("0,9,1", [0]),
-        ("0,-1,1", [0]),
         ("1,nonsense,0", [1]),
         ("1,GPU-0000,0", [1]),  # fits several
     ],
@@ -271,7 +269,6 @@ def test_a_driver_that_does_not_answer_is_told_and_may_answer_later(read, monkey
     ("cuda_driver", "cuda", "words"),
     [
         (12080, "13.2", ["driver 580.159.04", "CUDA 12.8", "CUDA 13.2", "update the driver"]),
-        (11040, "12.6", ["CUDA 11.4", "CUDA 12.6"]),
         (13000, "13.2", None),  # minor versions are compatible
         (13000, "12.8", None),
         (13000, None, ["torch is a CPU build"]),

@@ -34,7 +34,6 @@ def test_no_gpu_is_asked_for_versions() -> None:
 
 SECRETS = {
     "NVIDIA_NGC_APIKEY": "s3kret-1",
-    "NVIDIA_API_KEY": "s3kret-2",
     "TORCH_HUB_PAT": "s3kret-3",
     "NCCL_AUTH": "s3kret-4",
     "NCCL_PASSPHRASE": "s3kret-5",
@@ -47,11 +46,8 @@ SECRETS = {
 URLS = {"TORCH_INDEX_URL": ("https://me:s3kret-10@host/simple", "https://(hidden)@host/simple")}
 HARMLESS = {
     "NCCL_P2P_DISABLE": "1",
-    "CUDA_PATH": "/usr/local/cuda",
     "NCCL_IB_HCA": "=mlx5_0:1,mlx5_1:1",
     "TORCH_SIGNAL_HANDLER": "1",
-    "CUDA_CACHE_PATH": "/x",
-    "TORCH_PATHS": "KEYS=3 TOKENIZERS_PARALLELISM=false",
     "LD_PRELOAD": "/a.so:/b@2.so",
     "NVIDIA_VISIBLE_DEVICES": "GPU-00000002-77aa",
 }
@@ -112,8 +108,6 @@ SWITCHES = [
     ("NCCL_NTHREADS", H200, ["64", "256", "0x80"], ["512", "0", "-2", "100", "1024"]),
     ("NCCL_BUFFSIZE", H200, ["1048576", "0", "4M"], ["4194304", "8388608", "-2", ""]),
     ("NCCL_GRAPH_FILE", H200, [], ["/opt/microsoft/ncv4/graph.xml"]),
-    ("NCCL_TOPO_FILE", H200, [], ["/opt/microsoft/ndv5-topo.xml"]),
-    ("NCCL_IB_DISABLE", H200, [], ["1"]),
     ("CUDA_LAUNCH_BLOCKING", H200, ["1", "2", "01"], ["0", "", "00"]),
     ("NVIDIA_TF32_OVERRIDE", H200, ["0"], ["1", ""]),
 ]  # fmt: skip

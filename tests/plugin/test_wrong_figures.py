@@ -48,7 +48,6 @@ WRONG = {
     ),
     "judges_list": ("judge([])", "judge() takes Measurements, not []"),
     "judges_nothing": ("judge()", "judge() was given no measurement: nothing was judged"),
-    "judges_an_empty_list": ("judge(*[], required=False)", "judge() was given no measurement: nothing was judged"),
     "shows_number": ("judge(shown=[5])", "judge() takes Measurements, not 5"),
     "losses_text": (
         "world.run(lambda rank: rank.record_losses({'model': 'mine'}, {1: 'low'}))",

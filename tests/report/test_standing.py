@@ -156,7 +156,6 @@ XID = "acceptance/test_2_health.py::test_no_grave_xid_in_the_kernel_log"
         ("foreign_process", [gpu(5)], found("memory_occupied", gpu(5)), True),
         ("foreign_process", [gpu(5)], found("limit_missed", gpu(4)), False),
         ("foreign_process", [gpu(5)], found("product_wrong", gpu(5)), False),
-        ("power_limit_lowered", [gpu(5)], found("limit_missed", gpu(5)), True),
         ("harmful_variable", [Place(0, "node")], found("limit_missed", gpu(4)), True),
         ("harmful_variable", [Place(1, "node")], found("limit_missed", gpu(4)), False),
         ("ecc_off", [gpu(5)], found("limit_missed", gpu(5)), False),

@@ -194,16 +194,13 @@ HOSTILE = {
     "deep": (insert(deep(100_000)), "line 2: not JSON"),
     "rather deep": (insert(deep(100)), "more than 64 lists and objects are within each other"),
     "huge whole number": (insert(FINISHED % ("passed", "1" + "0" * 400)), "$.check.seconds"),
-    "endless seconds": (insert(FINISHED % ("passed", "1e999")), "$.check.seconds"),
     "unknown outcome": (insert(FINISHED % ("crashed", 1)), "'crashed' - at `$.check.outcome`"),
     "resumed without a time": (
         insert(RESUMED % '{"run": "a", "failed": []}'),
         "missing required field `utc` - at `$.resumed[0]`",
     ),
-    "resumed at no time": (insert(RESUMED % '{"run": "a", "failed": [], "utc": "x"}'), "'x' - at `$.resumed[0].utc`"),
     "telemetry in words": (insert(SAMPLE % '"much"'), "got `str` - at `$.sample.gpus[0][...]`"),
     "telemetry is no number": (insert(SAMPLE % "NaN"), "$.sample.gpus[0][...]"),
-    "telemetry too large": (insert(SAMPLE % "1e308"), "$.sample.gpus[0][...]"),
     "no table of links": (
         insert('{"event": "topology", "nodes": [{"gpus": [], "links": [["X"]], "problems": []}]}'),
         "the links of 0 GPUs are no table",

@@ -208,7 +208,6 @@ def test_rows_remapped_after_uncorrectable_errors_are_a_fault() -> None:
         ({}, {"ecc_corrected_volatile": 70}, "0 corrected ECC errors"),
         ({"spare_rows": BANKS}, {"spare_rows": {**BANKS, "max": 3071, "low": 1}}, "0 banks of memory with few"),
         ({"spare_rows": BANKS}, {"spare_rows": BANKS}, ""),
-        ({"ecc_corrected_volatile": 70}, {"ecc_corrected_volatile": 70}, ""),
         ({"ecc_corrected_volatile": 70}, {"ecc_corrected_volatile": 0}, ""),  # the driver was loaded anew
     ],
 )
@@ -279,10 +278,7 @@ TOLERANT = Figure("gemm", (), Metric("gemm", "TFLOP/s", "higher", "matrix produc
         (HIGHER, [math.nan, math.nan, math.nan], {}),
         (HIGHER, [100, 96], {1: 0.04}),  # of two, the first is the reference
         (HIGHER, [96, 100], {}),
-        (HIGHER, [100, 98], {}),
-        (LOWER, [100, 104], {1: 0.04}),
         (HIGHER, [100, math.nan], {1: 1.0}),
-        (HIGHER, [math.nan, 100], {}),
         (HIGHER, [100], {}),
         (SHARE, [0.004, 0.006], {}),  # half as much again of next to nothing
         (SHARE, [0.0, 0.05], {1: 0.05}),

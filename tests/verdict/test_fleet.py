@@ -64,16 +64,40 @@ def test_a_host_of_which_a_part_was_tested_is_named():
 # ---------------------------------------------------------------- who is there
 
 
-def test_a_missing_host_is_named():
-    found = judge_fleet(fleet_of(7), (), NAMES)
-    assert (found.verdict, found.exit_status) == ("INCOMPLETE", 10)
-    assert gaps(found) == [("missing", ("node-008",))]
-    assert "node-008" in found.reasons[0]
+def of_another_host() -> HostRun:
+    copy = host_run("node-002")
+    return replace(copy, record=replace(copy.record, run=host_run("node-003").record.run))
 
 
-def test_a_host_that_was_not_expected_is_named():
-    found = fleet(expected=NAMES[1:])
-    assert (found.verdict, gaps(found)) == ("INCOMPLETE", [("unexpected", ("node-001",))])
+# The third host as it is told, or all that there is, and the gaps that this leaves.
+GAPS: dict[str, tuple[Callable[[], HostRun | Fleet], list[tuple[str, tuple[str, ...]]]]] = {
+    "missing": (lambda: judge_fleet(fleet_of(7), (), NAMES), [("missing", ("node-008",))]),
+    "not expected": (lambda: fleet(expected=NAMES[1:]), [("unexpected", ("node-001",))]),
+    "a folder that cannot be used": (
+        lambda: judge_fleet(fleet_of(7), (Unusable("reports/x", "node-008", "not made of this"),), NAMES),
+        [("unusable", ("node-008",)), ("missing", ("node-008",))],
+    ),
+    "one run under two names": (of_another_host, [("one GPU", ("node-002", "node-003"))]),
+    "rehearsed, and held against nobody": (
+        lambda: host_run("node-003", run={"rehearsal": True}, change=slower(0.5)), [("rehearsal", ("node-003",))],
+    ),
+    "died": (lambda: host_run("node-003", verdict=None), [("incomplete", ("node-003",))]),
+    "nothing": (lambda: judge_fleet([], (), None), []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", GAPS)
+def test_who_lacks_or_cannot_count_is_named(case):
+    make, expected = GAPS[case]
+    found = made if isinstance(made := make(), Fleet) else fleet(node_003=made)
+    assert (found.verdict, found.exit_status, gaps(found), found.faults) == ("INCOMPLETE", 10, expected, ())
+    assert not expected or expected[0][1][0] in found.reasons[0]
+
+
+def test_two_machines_of_one_name_are_no_two_runs_of_one():
+    other = host_run("node-003", machine=with_facts(uuid="GPU-of-another"), utc="2030-01-01T09:00:00+00:00")
+    found = judge_fleet([*fleet_of(8), other], (), NAMES)
+    assert (found.verdict, gaps(found)) == ("INCOMPLETE", [("one name", ("node-003",))])
 
 
 @pytest.mark.parametrize(
@@ -105,42 +129,11 @@ def test_of_two_runs_of_a_host_the_newest_counts_whatever_the_older_one_was():
     assert older.folder in found.notes[0]
 
 
-def test_two_machines_of_one_name_are_no_two_runs_of_one():
-    other = host_run("node-003", machine=with_facts(uuid="GPU-of-another"), utc="2030-01-01T09:00:00+00:00")
-    found = judge_fleet([*fleet_of(8), other], (), NAMES)
-    assert (found.verdict, gaps(found)) == ("INCOMPLETE", [("one name", ("node-003",))])
-
-
-def test_one_run_under_two_names_is_no_second_host():
-    copy = host_run("node-002")
-    renamed = replace(copy, record=replace(copy.record, run=host_run("node-003").record.run))
-    found = fleet(node_003=renamed)
-    assert (found.verdict, gaps(found)) == ("INCOMPLETE", [("one GPU", ("node-002", "node-003"))])
-
-
-def test_a_folder_that_cannot_be_used_leaves_its_host_missing():
-    hosts = [run for run in fleet_of(8) if run.host != "node-003"]
-    found = judge_fleet(
-        hosts, (Unusable("reports/x", "node-003", "summary.json was not made of this evidence.jsonl"),), NAMES
-    )
-    assert found.verdict == "INCOMPLETE"
-    assert gaps(found) == [("unusable", ("node-003",)), ("missing", ("node-003",))]
-
-
-def test_a_host_that_was_rehearsed_is_not_accepted_and_nobody_is_held_against_it():
-    found = fleet(node_003=host_run("node-003", run={"rehearsal": True}, change=slower(0.5)))
-    assert (found.verdict, gaps(found), found.faults) == ("INCOMPLETE", [("rehearsal", ("node-003",))], ())
-
-
 def test_rehearsals_alone_are_a_rehearsal():
     hosts = [host_run(name, run={"rehearsal": True}, verdict="REHEARSAL", exit_status=0) for name in NAMES]
     found = judge_fleet(hosts, (), NAMES)
     assert (found.verdict, found.exit_status, found.gaps) == ("REHEARSAL", 0, ())
     assert judge_fleet(hosts[1:], (), NAMES).exit_status == 10
-
-
-def test_nothing_is_no_fleet():
-    assert judge_fleet([], (), None).verdict == "INCOMPLETE"
 
 
 def test_an_incomplete_host_makes_an_incomplete_fleet_and_a_rejected_one_rejects_it():
@@ -153,11 +146,6 @@ def test_an_incomplete_host_makes_an_incomplete_fleet_and_a_rejected_one_rejects
     assert (found.verdict, found.exit_status) == ("REJECTED", 1)
     assert "node-004" in found.reasons[0]
     assert "node-003" in found.reasons[1]
-
-
-def test_a_run_that_died_is_incomplete():
-    found = fleet(node_003=host_run("node-003", verdict=None))
-    assert (found.verdict, gaps(found)) == ("INCOMPLETE", [("incomplete", ("node-003",))])
 
 
 @pytest.mark.parametrize("run", [{"plugin": "0.2.0"}, {"level": "quick"}, {"profile_sha256": "f" * 64}])
@@ -332,30 +320,23 @@ def nodes(**differing):
     return dict(zip(NUMBERS, fleet_of(4, **differing), strict=True))
 
 
-def test_nodes_that_are_alike_have_no_fault_and_no_minority():
-    assert nodes_unlike_others(nodes()) == []
-    assert slower_than_other_nodes(nodes()) == []
-    assert minority(nodes()) == {}
-
-
-@pytest.mark.parametrize("change", [without_driver, with_facts(gsp_firmware="1")])
-def test_a_node_with_other_software_or_firmware_is_named_and_left_out(change):
-    runs = nodes(node_003=host_run("node-003", machine=change))
-    (fault,) = nodes_unlike_others(runs)
-    assert (fault.code, fault.subjects) == ("host_unlike_others", (Place(5, "node"),))
-    assert minority(runs).keys() == {5}
-
-
-def test_a_node_with_another_setting_is_named_and_works_with_the_others():
-    runs = nodes(node_003=host_run("node-003", machine=of_the_first(power_limit_watts=500.0)))
-    assert [fault.subjects for fault in nodes_unlike_others(runs)] == [(Place(5, "node"),)]
-    assert minority(runs) == {}
-
-
-def test_of_two_halves_nobody_is_the_minority():
-    other = {f"node_00{n}": host_run(f"node-00{n}", machine=without_driver) for n in (1, 2)}
-    assert [fault.subjects for fault in nodes_unlike_others(nodes(**other))] == [()]
-    assert minority(nodes(**other)) == {}
+@pytest.mark.parametrize(
+    ("change", "of", "named", "left_out"),
+    [
+        (None, (), [], set()),
+        (without_driver, (3,), [(Place(5, "node"),)], {5}),
+        (with_facts(gsp_firmware="1"), (3,), [(Place(5, "node"),)], {5}),
+        (of_the_first(power_limit_watts=500.0), (3,), [(Place(5, "node"),)], set()),  # it works with the others
+        (without_driver, (1, 2), [()], set()),  # of two halves nobody is the minority
+    ],
+)
+def test_a_node_unlike_the_others_is_named_and_left_out_for_its_software(change, of, named, left_out):
+    runs = nodes(**{f"node_00{n}": host_run(f"node-00{n}", machine=change) for n in of})
+    faults = nodes_unlike_others(runs)
+    assert [fault.subjects for fault in faults] == named
+    assert {fault.code for fault in faults} <= {"host_unlike_others"}
+    assert minority(runs).keys() == left_out
+    assert slower_than_other_nodes(runs) == []
 
 
 def test_a_gpu_that_is_slower_than_those_of_all_nodes_is_named_with_its_node():

@@ -79,22 +79,16 @@ OVER_NODES = f"{ALL_REDUCE}, bytes = '8 GiB', ranks = 16"
         ("gemm", "precision = 'bf16'", False),  # one window, today
         ("gemm", "precision = 'bf16', method = 'one window'", True),
         ("scaling_efficiency", "ranks = 8", False),
-        ("burn_peak_power", "", False),
         ("busbw", f"{ALL_REDUCE}, bytes = '12 GiB', ranks = 8", False),
         ("busbw", f"{ALL_REDUCE}, bytes = '16 GiB', ranks = 8", True),  # in a burn-in
         ("busbw", "collective = 'all_gather', bytes = '8 GiB', ranks = 8, in_place = true", False),
-        ("busbw", f"{ALL_REDUCE}, bytes = '8 GiB', ranks = 5", False),
         ("busbw", f"{ALL_REDUCE}, bytes = '8 GiB', ranks = 8, nvls = true, fabric = 'nvlink'", False),
         ("busbw", f"{ALL_REDUCE}, bytes = '32 KiB', ranks = 8", False),  # from a graph
         ("busbw", f"{OVER_NODES}, nodes = 2, network = 400, nvls = false", True),
         ("busbw", f"{OVER_NODES}, nodes = 2, network = 300", False),
-        ("busbw", f"{OVER_NODES}, network = 400", False),
         ("node_group_busbw", f"{ALL_REDUCE}, bytes = '1 GiB', ranks = 16, nodes = 2", False),
-        ("train_throughput", "recipe = 'amp', ranks = 8, batch = 256", False),
         ("train_throughput", "recipe = 'amp', ranks = 8, batch = 1024", True),
         ("train_throughput", "recipe = 'amp', ranks = 8, optimizer = 'adam'", False),
-        ("host_bandwidth", "direction = 'read'", False),
-        ("pair_bandwidth", "direction = 'both', link = 'NVLink'", False),
         ("pair_bandwidth", "direction = 'read', link = 'PHB', fabric = 'nvswitch'", False),
     ],
 )

@@ -214,7 +214,6 @@ def down(text, *states):
     [
         (PORTS, (0, 0, 0, 0), {"mlx5_0/1", "mlx5_1/1", "mlx5_2/1", "mlx5_3/1"}),
         (PORTS, (1, 0, 1, 1), {"mlx5_1/1"}),
-        (PORTS, (1, 1, 1, 1), set()),
         (PORTS + "in_use = 2\n", (1, 0, 1, 0), set()),
         (PORTS + "in_use = 3\n", (1, 0, 1, 0), {"mlx5_1/1", "mlx5_3/1"}),
         (PORTS + "in_use = 0\n", (0, 0, 0, 0), set()),

@@ -14,6 +14,7 @@ from pytest_gpufleet.verdict.judgement import tolerances_of
 from pytest_gpufleet.verdict.peers import MOST_KELVIN, slower_than_peers
 
 NOISE = "three machines"  # whose noise was measured
+REFERENCES = ("best", "better half", "median")
 
 
 def machine(*affinities):
@@ -52,14 +53,24 @@ def test_half_a_machine_that_is_slow_does_not_hide(n, reference):
     assert slower([100.0] * n, measured(0.035, reference)) == set()
 
 
-def test_most_of_a_machine_that_is_slow_does_not_make_the_others_slow():
-    assert slower([100.0, 96.0, 96.0, 96.0], measured(0.035, "best")) == {gpu(1), gpu(2), gpu(3)}
-    assert slower([103.0, 100.0, 100.0, 100.0], measured(0.035, "best")) == set()  # faster is no fault
-
-
-def test_the_median_hides_half_a_machine_and_nothing_less():
-    assert slower([55.5, 55.5, 53.1, 53.1], measured(0.03, "median")) == set()
-    assert slower([55.5, 55.5, 55.5, 53.1], measured(0.03, "median")) == {gpu(3)}
+@pytest.mark.parametrize(
+    ("values", "tolerance", "affinities", "named"),
+    [
+        ([100.0, 96.0, 96.0, 96.0], measured(0.035, "best"), [1] * 4, {1, 2, 3}),  # most of them do not hide
+        ([103.0, 100.0, 100.0, 100.0], measured(0.035, "best"), [1] * 4, set()),  # faster is no fault
+        ([55.5, 55.5, 53.1, 53.1], measured(0.03, "median"), [1] * 4, set()),  # the median hides half
+        ([55.5, 55.5, 55.5, 53.1], measured(0.03, "median"), [1] * 4, {3}),
+        # peers at one NUMA node are those whose processors are the same
+        ([55.5, 55.4, 53.1, 51.0], measured(0.03, "best", within="numa node"), [1, 1, 2, 2], {3}),
+        ([55.5, 55.4, 53.1, 51.0], measured(0.03, "best", within="numa node"), [1] * 4, set()),  # not told
+        ([55.5, 55.4, 53.1, 51.0], measured(0.05, "best"), [1, 1, 2, 2], {3}),
+        *(([100.0, 100.0, math.nan], measured(0.03, each), [1] * 3, {2}) for each in REFERENCES),
+        *(([math.nan] * 3, measured(0.03, each), [1] * 3, set()) for each in REFERENCES),
+        *(([0.0, 0.0, 0.0, math.nan], measured(0.03, each), [1] * 4, {3}) for each in REFERENCES),
+    ],
+)
+def test_who_is_slower_is_named_by_the_reference(values, tolerance, affinities, named):
+    assert slower(values, tolerance, topology=machine(*affinities)) == set(map(gpu, named))
 
 
 @pytest.mark.parametrize(("source", "named"), [("", set()), (NOISE, {gpu(1)})])
@@ -119,14 +130,6 @@ def test_where_less_is_better_the_warmer_gpu_is_excused_too():
     assert slower(values, tolerance, [55.0, 55.0, 55.0, 63.0], metric="pair_latency") == set()
 
 
-def test_peers_at_one_numa_node_are_those_whose_processors_are_the_same():
-    near = measured(0.03, "best", within="numa node")
-    values = [55.5, 55.4, 53.1, 51.0]
-    assert slower(values, near, topology=machine(1, 1, 2, 2)) == {gpu(3)}
-    assert slower(values, near, topology=machine(1, 1, 1, 1)) == set()  # a virtual machine that hides them
-    assert slower(values, measured(0.05, "best"), topology=machine(1, 1, 2, 2)) == {gpu(3)}
-
-
 @pytest.mark.parametrize(("last", "named"), [(31.0, set()), (15.0, {gpu(7)})])
 def test_gpus_that_copy_at_once_share_the_way_out_of_their_socket_and_not_alike(last, named):
     """As a healthy 8x H200 gave, and as with half of the lanes."""
@@ -153,10 +156,3 @@ def test_gpus_that_share_a_pcie_switch_are_not_held_against_those_that_do_not():
         tuple("NODE" if {i, j} == {2, 3} else each for j, each in enumerate(row)) for i, row in enumerate(links)
     )
     assert slower([13.0, 13.0, 25.0, 25.0, 25.0], near, topology=replace(topology, links=alone)) == set()
-
-
-@pytest.mark.parametrize("reference", ["best", "better half", "median"])
-def test_what_gave_no_number_is_slow_and_is_no_reference(reference):
-    assert slower([100.0, 100.0, math.nan], measured(0.03, reference)) == {gpu(2)}
-    assert slower([math.nan] * 3, measured(0.03, reference)) == set()
-    assert slower([0.0, 0.0, 0.0, math.nan], measured(0.03, reference)) == {gpu(3)}

@@ -132,27 +132,21 @@ LATENCY = f"{BUSBW}, method = 'replayed'"
         ("gemm", 313, "precision = 'fp16'", "", "above the peak of 312"),
         ("gemm", 31, "precision = 'fp16'", "", "under a tenth of the peak of 312"),
         ("gemm", 31, "precision = 'fp16'", "# Held back by its 70 W.", None),
-        ("gemm", 32, "precision = 'fp16'", "", None),
         ("gemm", 32, "precision = 'fp8'", "", "no peak to hold it against"),
         ("gemm", 32, "", "", "does not say for which precision"),
         ("memory_bandwidth", 2001, "", "", "above the peak of 2000"),
-        ("memory_bandwidth", 1.9, "", "", "under a tenth"),  # TB/s instead of GB/s
         ("host_bandwidth", 32, "direction = 'host to device', at_once = 'one'", "", "above the peak of 31.5"),
         ("host_bandwidth", 32, "direction = 'both', at_once = 'one'", "", None),
         ("pair_bandwidth", 301, "direction = 'read', link = 'NVLink'", "", "above the peak of 300"),
-        ("pair_bandwidth", 20, "direction = 'read', link = 'PIX'", "", None),
         ("pair_bandwidth", 32, "direction = 'read', link = 'PIX'", "", "above the peak of 31.5"),
         ("busbw", 301, BUSBW, "", "above the peak of 300"),
         ("busbw", 301, f"{BUSBW}, nvls = true", "", None),
         ("busbw", 100, "collective = 'all_reduce', ranks = 8", "", "for which bytes, dtype"),
         ("busbw", 200, f"{BUSBW}, nodes = 2", "", "for which network"),
-        ("busbw", 200, f"{BUSBW}, nodes = 2, network = 400", "", None),
         ("node_group_busbw", 200, f"{BUSBW}, network = 400", "", "for which nodes"),
-        ("collective_latency", 0.06, LATENCY, "", None),
         ("collective_latency", 60000, LATENCY, "", "above 200"),  # ns instead of us
         ("train_throughput", 6043, "model = 'resnet50', recipe = 'amp', ranks = 1", "", "above the peak of 6042"),
         ("train_throughput", 6043, "model = 'resnet50', recipe = 'amp', ranks = 8", "", None),
-        ("train_throughput", 500, "model = 'resnet50', recipe = 'amp', ranks = 1", "", "under a tenth"),
     ],
 )
 def test_the_linter_finds_what_is_not_plausible(tmp_path, metric, value, when, note, problem):
@@ -171,9 +165,7 @@ def test_the_linter_finds_what_is_not_plausible(tmp_path, metric, value, when, n
     ("sense", "value", "measured", "right"),
     [
         ("min", 180, 200, True),
-        ("min", 199.9, 200, False),  # a healthy machine that is half a per cent slower would miss it
         ("min", 140, 200, False),
-        ("min", 180, 2000, False),  # a digit too many
         ("max", 55, 50, True),
         ("max", 45, 50, False),
     ],

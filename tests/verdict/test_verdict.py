@@ -63,7 +63,6 @@ def each(*values):
         (100.0, FLOOR, "met", ()),
         (99.999, FLOOR, "missed", (WORLD,)),
         (math.nan, FLOOR, "missed", (WORLD,)),
-        (-math.inf, FLOOR, "missed", (WORLD,)),
         (100.0, CEILING, "met", ()),
         (100.001, CEILING, "missed", (WORLD,)),
         (math.nan, CEILING, "missed", (WORLD,)),
@@ -90,7 +89,6 @@ def test_a_limit_is_met_or_missed_by_every_place(values, limit, state, missed):
         ({"limits": None, "topology": machine("A", "B")}, "not judged", ["no profile knows A and B"]),
         ({"limits": []}, "not judged", ["profile Card has no limit", "calibrate"]),
         ({"limits": [], "required": False}, "for information", []),
-        ({"limits": None, "required": False}, "for information", []),
         ({"rehearsal": True}, "not judged", ["rehearsal"]),
         ({"rehearsal": True, "required": False}, "not judged", ["rehearsal"]),
     ],
@@ -207,7 +205,6 @@ def test_accepted_when_every_required_check_passed(level):
         ([(ANY, "failed"), (ANOTHER, "skipped")], "REJECTED", [ANY]),
         ([("test_own.py::test_mine", "failed")], "REJECTED", ["test_own.py::test_mine"]),
         ([("test_own.py::test_mine", "skipped")], "ACCEPTED", []),
-        ([("test_own.py::test_mine", "passed")], "ACCEPTED", []),
     ],
 )
 def test_outcomes_of_checks_decide(outcomes, verdict, words):
@@ -466,7 +463,6 @@ def test_a_board_with_another_part_number_is_told_and_no_fault():
         ({"NCCL_NVLS_ENABLE": "0"}, "nvswitch", (8, 0), False),  # whose NVSwitch cannot reduce
         ({"NCCL_NVLS_ENABLE": "0"}, "nvlink", (9, 0), False),
         ({"NCCL_NVLS_ENABLE": "off"}, "nvswitch", (9, 0), True),  # as NCCL reads it
-        ({"NCCL_NVLS_ENABLE": ""}, "nvswitch", (9, 0), False),
         ({}, "nvswitch", (9, 0), False),
     ],
 )
