@@ -116,6 +116,8 @@ DIFFERENCES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: (folder / "summary.json").unlink(), "nobody knows whether the page was changed"),
     "a verdict that no version gives": (
         lambda folder: of_another_state(folder, "failed", plugin="0.3.0"), "its verdict is ACCEPTED, but"),
+    "the exit status of another state": (
+        lambda folder: replaced("summary.json", '_status": 0', '_status": 1')(of_another_state(folder)), "exit_status"),
     "the verdict of all three": (accepted, "its verdict is ACCEPTED, but what stands before it amounts to INCOMPLETE"),
 }  # fmt: skip
 

@@ -19,6 +19,8 @@ from pytest_gpufleet.verdict.verdict import ended, settled
 # As the templates of the page write them. No message of a check can look so: they are escaped.
 _SUM = re.compile(rb'<code id="fleet-sha256">([0-9a-f]{64})</code>')
 _VERDICT = re.compile(rb'<section class="fleet-banner fleet-(\w+)"')
+# Of a summary what the evidence itself has, which no version derives.
+RECORDED = ("exit_status", "reasons")
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ def _differences(record: Record, digest: str, document: bytes | None, page: byte
         before_0_4 = not stated.report_sha256 and not record.run.code  # which left none
         if page is not None and stated.report_sha256 != page_sum and not before_0_4:
             yield f"{REPORT} is not the one of which {SUMMARY} has the SHA-256"
-        expected = json.loads(summary.text(ended(record), digest, stated.report_sha256)) if same_code else given
-        if other := [name for name in {**expected, **given} if given.get(name) != expected.get(name)]:
+        expected = json.loads(summary.text(ended(record), digest, stated.report_sha256))
+        names = {**expected, **given} if same_code else RECORDED
+        if other := [name for name in names if given.get(name) != expected.get(name)]:
             yield f"{SUMMARY} does not say what {EVIDENCE} says: {', '.join(other)}"
