@@ -25,7 +25,8 @@ SECRET = (
     "dgx-a017.site.example says", "on dgx-a017: it hung", "tcp://dgx-a017.site.example:29500", "serial 1653220812345",
     f"GPU-{UUID}", f"CUDA_VISIBLE_DEVICES=MIG-{UUID},1", f"'GPU-{UUID[:8]}...-{UUID[-12:]}'", f"boot {UUID}",
     "node7:1:2 [0] NCCL WARN", "connect to 52.1.2.3<45678>", "10.1.2.3", "http://52.1.2.3/x", "2001:db8::17",
-    "fe80::1:2", "eth0 0c:42:a1:65:a1:b2", "port 0c42:a103:0065:a1b2", "/home/ann/x.py", '<x hostname="vm"',
+    "fe80::1:2", "[fd42::9]", "enx0c42a165a1b2", "/nfs/bob/x.py", "eth0 0c:42:a1:65:a1:b2",
+    "port 0c42:a103:0065:a1b2", "/home/ann/x.py", '<x hostname="vm"',
 )  # fmt: skip
 HARMLESS = (
     "GPU 0 NVIDIA H200, 0000:18:00.0", "vbios 96.00.74.00.1A", "driver 580.159.04, cuBLAS 12.4.5.8", "127.0.0.1:29500",
@@ -37,6 +38,7 @@ HARMLESS = (
 @pytest.fixture
 def active(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv(ALIAS_KEY, raising=False)
+    monkeypatch.setenv("HOME", "/nfs/bob")
     use_aliases(True)
     aliased(MACHINE)
     yield
@@ -48,7 +50,7 @@ def active(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_what_tells_a_machine_from_others_is_replaced_once(text: str) -> None:
     hidden = aliased(text)
     known = re.compile(
-        r"dgx|a017|example|1653220812345|9f0e8a1c|444455556666|node7|52\.1|10\.1\.2|db8|fe80|0c.?42|ann|vm\b"
+        r"dgx|a017|example|1653220812345|9f0e8a1c|444455556666|node7|52\.1|10\.1\.2|db8|fe80|fd42|0c.?42|bob|ann|vm\b"
     )
     assert not known.search(hidden)
     assert aliased(hidden) == hidden

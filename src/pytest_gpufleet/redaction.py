@@ -241,11 +241,12 @@ _IDENTIFIERS = (
     rf"(?<![\w-])(?:(?:GPU|MIG)-)?{_HEX}{{8}}-(?:{_HEX}{{4}}-){{3}}{_HEX}{{12}}(?![\w-])",  # UUID
     rf"(?<![\w-])(?:GPU|MIG)-{_HEX}{{8}}[-.\w]*",  # the same, as pytest shortens it
     rf"(?<![:\w])(?:{_HEX}{{2}}:){{5,19}}{_HEX}{{2}}(?![:\w])",  # MAC, which has 20 bytes over InfiniBand
+    rf"(?<=\benx){_HEX}{{12}}\b",  # the same in the name of a network interface
     rf"(?<![:\w])(?:{_HEX}{{4}}:){{3}}{_HEX}{{4}}(?![:\w])",  # GUID
     r"^[\w.-]+(?=:\d+:\d+ \[)|(?<= hostname=\")[^\"]+",  # the host in NCCL's lines, and in junit.xml
     r"(?<=/home/)[^/\s:'\"<>]+|(?<=/Users/)[^/\s:'\"<>]+",
     r"(?P<address>(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?!\.?\w)"
-    rf"|(?<![\w:.])[23fF]{_HEX}{{0,3}}:[0-9A-Fa-f:]{{3,34}}(?![\w:.]))",
+    rf"|(?<![\w:.])[23fF]{_HEX}{{1,3}}:[0-9A-Fa-f:]{{2,34}}(?![\w:.]))",
 )
 _IDENTIFIER = re.compile("|".join(_IDENTIFIERS), re.MULTILINE)
 
@@ -260,6 +261,7 @@ class Aliases:
         self._learn(socket.gethostname())
         if Path.home().name != "root":
             self._learn(Path.home().name)
+            self._learn(str(Path.home()))  # whose last name may be a word
 
     def alias(self, thing: str) -> str:
         if ALIAS.search(thing) or thing in ("", NO_CLUSTER):  # as a single machine has the UUID of its cluster
