@@ -102,15 +102,11 @@ def _stories(reports: tuple[RankReport, ...]) -> list[str]:
     stories = []
     for (_, details), group in groupby(reports[:MOST_STORIES], key=lambda report: (report.state, report.details)):
         heads = "\n".join(report.headline for report in group)
-        stories.append(f"{heads}\n{_indent(details)}" if details else heads)
+        stories.append("\n".join([heads, *(f"    {line}" for line in details.splitlines())]))
     if others := Counter(report.state for report in reports[MOST_STORIES:]):
         states = ", ".join(f"{count} {state}" for state, count in others.items())
         stories.append(f"and {others.total()} more ranks: {states}")
     return stories
-
-
-def _indent(text: str) -> str:
-    return "\n".join("    " + line for line in text.splitlines())
 
 
 def failure_type(original: str) -> type[RankFailure]:

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.model.events import LossCurve
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.world import shipping
 from pytest_gpufleet.world.call import Reporting, ranks_text
 
@@ -137,6 +138,11 @@ def _packed(filters: tuple[Any, ...]) -> bytes:
     return shipping.pack(list(filters))
 
 
+def set_filters(filters: list[Any]) -> None:
+    warnings.resetwarnings()  # which also drops what is cached of them
+    warnings.filters[:] = filters  # type: ignore[index]  # a list, not declared as one
+
+
 class Notices:
     """On a rank: the warnings that a test is to hear of. All others go where Python sends them."""
 
@@ -155,9 +161,7 @@ class Notices:
         logging.root.setLevel(wanted.log_level)
         with suppress(Exception):  # a category that cannot be imported here is not warned of here
             given = pickle.loads(wanted.filters)
-            known = list(warnings.filters)
-            warnings.resetwarnings()  # which also drops what is cached of them
-            warnings.filters[:] = [*given, *known]  # type: ignore[index]  # a list, not declared as one
+            set_filters([*given, *warnings.filters])
 
     def forget(self) -> None:
         """Another test begins; the filters have been put back."""
@@ -181,10 +185,7 @@ class Notices:
 
 def show_notices(outcomes: Mapping[int, Outcome]) -> None:
     """Hand on what ranks have warned of, each once, past the filters, which were asked on the rank."""
-    by_notice: dict[Notice, list[int]] = {}
-    for rank in sorted(outcomes):
-        for notice in outcomes[rank].notices:
-            by_notice.setdefault(notice, []).append(rank)
+    by_notice = grouped((notice, rank) for rank in sorted(outcomes) for notice in outcomes[rank].notices)
     for notice, ranks in by_notice.items():
         category = _category(notice.category)
         warnings.showwarning(f"{notice.text} ({ranks_text(ranks)})", category, notice.file, notice.line)

@@ -203,16 +203,13 @@ class Pool:
         __tracebackhide__ = True
         answers = collect(self._engine, call.number, call.ranks, timeout, self._stopping.is_set, self._clock)
         show_notices(answers.outcomes)
-        self._keep_losses(answers.outcomes)
+        for rank in sorted(answers.outcomes):
+            for curve in answers.outcomes[rank].losses:
+                placed = msgspec.structs.replace(curve, place=curve.place or self.specs[rank].place)
+                self._on_event("losses", curve=codec.plain(placed))
         if answers.failed or not answers.ranks.issuperset(call.ranks):
             raise diagnose(self._engine, self.specs, call, answers, timeout)
         return answers.outcomes
-
-    def _keep_losses(self, outcomes: Mapping[int, Outcome]) -> None:
-        for rank in sorted(outcomes):
-            for curve in outcomes[rank].losses:
-                placed = msgspec.structs.replace(curve, place=curve.place or self.specs[rank].place)
-                self._on_event("losses", curve=codec.plain(placed))
 
     def _seconds_left(self, timeout: float | None) -> float:
         seconds = self.timeout if timeout is None else timeout

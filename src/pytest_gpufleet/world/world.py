@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from pytest_gpufleet.model.fault import Fault, expect_none
 from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.metric import Size
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.world import shipping
@@ -65,9 +66,7 @@ class World:
     @property
     def nodes(self) -> tuple[World, ...]:
         """The ranks of each node, as a world of its own."""
-        by_node: dict[int, list[int]] = {}
-        for index, spec in enumerate(self._specs):
-            by_node.setdefault(spec.node, []).append(index)
+        by_node = grouped((place.node, index) for index, place in enumerate(self.places))
         return tuple(self.subset(by_node[node]) for node in sorted(by_node))
 
     def run(

@@ -11,10 +11,6 @@ import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-# One end of a stream socket that never waits for the other, whatever that sends or does not read.
-#
-# A message is a header, which is a mark and the length of the body, and the body.
-
 READ_BYTES = 1 << 18
 READS = 16  # at a time: more than a socket buffers, and a peer that never stops sending keeps nobody here
 
@@ -81,11 +77,11 @@ class UnblockedEnd:
                     break  # its end is told the next time
                 raise EOFError
             self._received += chunk
-            messages += (self._message(mark, body) for mark, body in self._complete())
+            messages += self._complete()
         return messages
 
-    def _complete(self) -> Iterator[tuple[bytes, bytes]]:
-        """The marks and bodies that are there."""
+    def _complete(self) -> Iterator[bytes]:
+        """The messages that are there."""
         while len(self._received) >= self._header.size:
             mark, length = self._header.unpack_from(self._received)
             if mark not in self._marks or length > self._most_bytes:
@@ -96,7 +92,7 @@ class UnblockedEnd:
             with memoryview(self._received) as view:
                 body = bytes(view[self._header.size : end])
             del self._received[:end]
-            yield mark, body
+            yield self._message(mark, body)
 
     def _message(self, mark: bytes, body: bytes) -> bytes:
         return body
@@ -160,10 +156,10 @@ class ControllerEnd(UnblockedEnd):
         self._folder = folder
 
     def _message(self, mark: bytes, body: bytes) -> bytes:
-        return body if mark == PARCEL else self._taken(Path(os.fsdecode(body)))
-
-    def _taken(self, path: Path) -> bytes:
-        """The parcel in a file, which is removed."""
+        """The parcel; the file that one lies in is removed."""
+        if mark == PARCEL:
+            return body
+        path = Path(os.fsdecode(body))
         try:
             if path.parent != self._folder:
                 raise Garbled("it sent a parcel from elsewhere")

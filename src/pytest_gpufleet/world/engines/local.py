@@ -20,6 +20,7 @@ from pytest_gpufleet.world.call import RankSpec
 from pytest_gpufleet.world.engines import channel, forkserver, processes, rank_files
 from pytest_gpufleet.world.engines.channel import ControllerEnd, Garbled
 from pytest_gpufleet.world.engines.forkserver import Forkserver
+from pytest_gpufleet.world.engines.processes import current_folder
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
 from pytest_gpufleet.world.engines.rank_files import RankFiles, stack_sizes, wait_for_stacks
 from pytest_gpufleet.world.worker import main
@@ -96,14 +97,14 @@ class LocalEngine:
             ours, theirs = socket.socketpair()
             held, lifeline = os.pipe()
             connection, request = ControllerEnd(ours, made.path), next(self._requests)
-            files = RankFiles(made.path, made.sockets, spec.index)
+            files = rank_files.files_in(made, spec.index)
             self._ranks.append(_Rank(request, connection, lifeline, files))
             try:
                 self._server.fork(request, theirs.fileno(), held)
             finally:
                 theirs.close()
                 os.close(held)
-            connection.send(_pickled(sys.path, {**packages, **spec.packages}, sys.argv, _folder(), made.path))
+            connection.send(_pickled(sys.path, {**packages, **spec.packages}, sys.argv, current_folder(), made.path))
             connection.send(_pickled(main.main, spec, files, self.environment(spec)))
 
     def environment(self, spec: RankSpec) -> dict[str, str]:
@@ -184,15 +185,12 @@ class LocalEngine:
         if over:
             events.append(self._lose(index, how or processes.exit_summary(rank.exitcode or 0)))
         elif events:
-            self._remove_what_was_read(index)
+            for path, ranks in list(self._sent.items()):
+                ranks.discard(index)
+                if not ranks:
+                    path.unlink(missing_ok=True)
+                    del self._sent[path]
         return events
-
-    def _remove_what_was_read(self, index: int) -> None:
-        for path, ranks in list(self._sent.items()):
-            ranks.discard(index)
-            if not ranks:
-                path.unlink(missing_ok=True)
-                del self._sent[path]
 
     def _why_closed(self, rank: _Rank) -> str:
         """ "" if the rank has ended, which its exit status tells."""
@@ -289,9 +287,3 @@ class LocalEngine:
 
 def _pickled(*told: object) -> bytes:
     return channel.message(pickle.dumps(told, protocol=pickle.HIGHEST_PROTOCOL))
-
-
-def _folder() -> str:
-    with contextlib.suppress(OSError):  # it was removed
-        return os.getcwd()
-    return ""

@@ -80,6 +80,12 @@ def _with_descendants(pids: set[int], running: Mapping[int, Process]) -> set[int
     return found
 
 
+def current_folder() -> str:
+    with suppress(OSError):  # it was removed
+        return os.getcwd()
+    return ""
+
+
 def kill(pids: Iterable[int]) -> None:
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):

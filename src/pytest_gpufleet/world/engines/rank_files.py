@@ -107,30 +107,13 @@ OWN_FRAMES = re.compile(r"pytest_gpufleet/(plugin/spmd|world/worker/board)\.py")
 
 @dataclass(frozen=True)
 class RankFiles:
-    """In `folder`, which the engine makes for its world; `sockets` is one whose path is short enough for sockets."""
+    """Of one rank; `sockets` is a folder whose path is short enough for sockets."""
 
-    folder: Path
     sockets: Path
-    rank: int
-
-    @property
-    def output(self) -> Path:
-        return self._file("output")
-
-    @property
-    def stack(self) -> Path:
-        return self._file("stack")
-
-    @property
-    def progress(self) -> Path:
-        return self._file("progress")
-
-    @property
-    def recorder(self) -> Path:
-        return self._file("flight")
-
-    def _file(self, kind: str) -> Path:
-        return self.folder / f"rank{self.rank}.{kind}"
+    output: Path
+    stack: Path
+    progress: Path
+    recorder: Path
 
     def trace(self, state: str, stack_from: int = 0) -> Trace:
         """`stack_from`: how long the file of stacks was before the rank was asked for another one."""
@@ -138,13 +121,18 @@ class RankFiles:
             board.read(self.progress),
             stack=_without_own_frames(_tail(self.stack, STACK_BYTES, stack_from)),
             output=_tail(self.output, OUTPUT_BYTES),
-            recorder=_text(self.recorder),
+            recorder=self.recorder.read_text(errors="replace") if self.recorder.exists() else "",
             state=state,
         )
 
 
+def files_in(scratch: Scratch, rank: int) -> RankFiles:
+    kinds = ("output", "stack", "progress", "flight")
+    return RankFiles(scratch.sockets, *(scratch.path / f"rank{rank}.{kind}" for kind in kinds))
+
+
 def stack_sizes(asked: Iterable[RankFiles]) -> dict[RankFiles, int]:
-    return {files: _size(files.stack) for files in asked}
+    return {files: files.stack.stat().st_size if files.stack.exists() else 0 for files in asked}
 
 
 def wait_for_stacks(before: Mapping[RankFiles, int]) -> None:
@@ -172,14 +160,6 @@ def _without_own_frames(stacks: str) -> str:
         if len(lines) > 1 or block.startswith("Fatal"):
             kept.append("\n".join(lines))
     return "\n\n".join(kept)
-
-
-def _text(path: Path) -> str:
-    return path.read_text(errors="replace") if path.exists() else ""
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def _tail(path: Path, limit: int, start: int = 0) -> str:

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_gpufleet.world.call import START, Call, RankSpec
@@ -163,21 +162,19 @@ def _story(error: BaseException) -> dict[str, str]:
 def _without_own_frames(error: BaseException) -> Any:
     """The traceback from the shipped function on: how it was called is no news to its author."""
     frames = error.__traceback__
-    while frames is not None and _is_own(frames.tb_frame) and frames.tb_next is not None:
+    while frames is not None and frames.tb_next is not None:
+        frame = frames.tb_frame
+        if frame.f_code.co_filename != __file__ and "__tracebackhide__" not in frame.f_locals:
+            break
         frames = frames.tb_next
     return frames
-
-
-def _is_own(frame: FrameType) -> bool:
-    return frame.f_code.co_filename == __file__ or "__tracebackhide__" in frame.f_locals
 
 
 def _clip(text: str) -> str:
     if len(text) <= TEXT_LIMIT:
         return text
-    return (
-        f"{text[: TEXT_LIMIT // 2]}\n... {len(text) - TEXT_LIMIT:,} characters left out ...\n{text[-TEXT_LIMIT // 2 :]}"
-    )
+    half = TEXT_LIMIT // 2
+    return f"{text[:half]}\n... {len(text) - TEXT_LIMIT:,} characters left out ...\n{text[-half:]}"
 
 
 def _end_with_the_controller(lifeline: int) -> None:

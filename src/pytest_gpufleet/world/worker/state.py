@@ -24,7 +24,8 @@ import torch.distributed
 
 from pytest_gpufleet.model.events import LossCurve
 from pytest_gpufleet.world.call import Members, Reporting
-from pytest_gpufleet.world.outcomes import Notices, Output
+from pytest_gpufleet.world.engines.processes import current_folder
+from pytest_gpufleet.world.outcomes import Notices, Output, set_filters
 
 ROUTINES = (FunctionType, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
 # Namespaces of which functions are replaced by hand, as in `dist.all_reduce = mine`.
@@ -44,20 +45,9 @@ def _list(owner: Any, name: str) -> tuple[Callable[[], list[Any]], Callable[[lis
     return lambda: list(getattr(owner, name)), lambda before: setattr(owner, name, list(before))
 
 
-def _folder() -> str:
-    with suppress(OSError):  # it was removed
-        return os.getcwd()
-    return ""
-
-
 def _enter(folder: str) -> None:
     with suppress(OSError):  # it was removed
         os.chdir(folder)
-
-
-def _set_warnings(filters: list[Any]) -> None:
-    warnings.resetwarnings()  # which also drops what is cached of them
-    warnings.filters[:] = filters  # type: ignore[index]  # a list, not declared as one
 
 
 def _set_limits(limits: list[tuple[int, int]]) -> None:
@@ -80,9 +70,9 @@ def _deterministic() -> tuple[bool, bool]:
 # How each setting is read and written.
 SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (lambda: dict(os.environ), _set_environment),
-    (_folder, _enter),
+    (current_folder, _enter),
     _list(sys, "path"),
-    (lambda: list(warnings.filters), _set_warnings),
+    (lambda: list(warnings.filters), set_filters),
     (lambda: logging.root.level, logging.root.setLevel),
     _list(logging.root, "handlers"),
     (lambda: logging.root.manager.disable, logging.disable),
