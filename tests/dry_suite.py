@@ -78,8 +78,8 @@ WORK: list[tuple[ModuleType, dict[str, Any]]] = [
     (pairs, {"_difference": giving(""), "_leave": nothing, "_free": nothing}),
     (loop, {"_laps": giving(loop.Laps(LAP, [LAP] * 3, [LAP] * 3, SAMPLES, [])), "record_losses": nothing}),
     (loop, {"release": nothing, "_details": giving({}), "everyones": lambda rank, values: [list(values)] * rank.size}),
-    (burn_in, {"_prepare": nothing, "_turn": giving(burn_in.Turn(1.0, "", 0, STATE)), "_put_away": nothing}),
-    (power_steps, {"_prepare": giving(power_steps.Ready(None, 0.0)), "_turn": stepped, "_put_away": nothing}),
+    (burn_in, {"_prepare": nothing, "_turn": giving(burn_in.Turn(1.0, "", 0, STATE)), "put_away": nothing}),
+    (power_steps, {"_prepare": giving((None, 0.0)), "_turn": stepped, "put_away": nothing}),
     (between_nodes, {"everyones": lambda rank, values: [list(values)] * rank.size, "nccl_version": giving(22809)}),
     (between_nodes, {"active": giving(True)}),
 ]  # fmt: skip

@@ -19,6 +19,7 @@ import torch
 from pytest_gpufleet.hardware import network_ports
 from pytest_gpufleet.hardware.software import steering
 from pytest_gpufleet.model.conditions import ALGORITHMS, Condition
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.machine import active
 from pytest_gpufleet.model.measurement import Measurement, Reading
 from pytest_gpufleet.model.metric import MiB
@@ -69,10 +70,7 @@ ROUNDS = 4  # beyond
 
 def ranks_by_node(world: World) -> dict[int, list[int]]:
     """The ranks of each node of a world, by its number, ascending."""
-    found: dict[int, list[int]] = {node: [] for node in sorted({place.node for place in world.places})}
-    for index, place in enumerate(world.places):
-        found[place.node].append(index)
-    return found
+    return dict(sorted(grouped((place.node, index) for index, place in enumerate(world.places)).items()))
 
 
 def ranks_of(world: World, groups: Iterable[Group]) -> list[list[int]]:
@@ -189,11 +187,8 @@ def rail_bandwidth(world: World, at_once: RailsAtOnce, nbytes: int, seed: int) -
 
 def slowest(by_rank: Sequence[dict[IndexPair, Samples]]) -> dict[IndexPair, Samples]:
     """The samples of each pair, of the two ranks those of the slower one."""
-    found: dict[IndexPair, Samples] = {}
-    for taken in by_rank:
-        for pair, samples in taken.items():
-            found[pair] = min(samples, found.get(pair, samples), key=median)
-    return found
+    by_pair = grouped(item for taken in by_rank for item in taken.items())
+    return {pair: min(samples, key=median) for pair, samples in by_pair.items()}
 
 
 def _best(rail: int, nodes: Sequence[int], pairs: dict[IndexPair, Samples]) -> dict[Where, Samples]:

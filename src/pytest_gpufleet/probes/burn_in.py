@@ -72,14 +72,19 @@ def burn_in(world: World, seconds: float, after_turn: AfterTurn) -> list[Measure
         no_trouble(world, f"burn-in, {name}", dict(enumerate(result.trouble for result in results)))
         resident = [resident_bytes(), *(result.resident_bytes for result in results)]
         after_turn(name, time.monotonic() - began, resident)
-    world.run(_put_away)
-    products = _by_place(world, turns["matrix products"])
+    world.run(put_away, PRODUCT)
+    computed = turns["matrix products"]
+    products: dict[Where, list[float]] = {
+        place: [results[index].rate for results in computed] for index, place in enumerate(world.places)
+    }
+    rates = {place: median(each) for place, each in products.items()}
+    conditions: dict[str, Condition] = {"work": "burn-in", "seconds": round(seconds), "ranks": world.size}
     slowest = [min(result.rate for result in results) for results in turns["training"]]
     return [
-        _sustained(products, world.size, seconds),
+        Measurement("gemm", rates, conditions, {place: tuple(each) for place, each in products.items()}),
         _retention("matrix products", products, cold["matrix products"]),
         _retention("training", {WORLD: slowest}, cold["training"]),
-        *_power(world, turns["matrix products"]),
+        *_power(world, computed),
     ]
 
 
@@ -87,17 +92,6 @@ def no_trouble(world: World, what: str, troubles: Mapping[int, str]) -> None:
     """AssertionError, which names the ranks that are in trouble, if any is."""
     if lines := [f"{world.name_of(index)}: {trouble}" for index, trouble in troubles.items() if trouble]:
         raise AssertionError("\n".join([f"{what}:", *lines]))
-
-
-def _by_place(world: World, turns: Sequence[Sequence[Turn]]) -> dict[Where, list[float]]:
-    return {place: [results[index].rate for results in turns] for index, place in enumerate(world.places)}
-
-
-def _sustained(rates: Mapping[Where, list[float]], ranks: int, seconds: float) -> Measurement:
-    """The rate of each GPU over the whole burn-in, for comparison with its peers."""
-    conditions: dict[str, Condition] = {"work": "burn-in", "seconds": round(seconds), "ranks": ranks}
-    samples = {place: tuple(each) for place, each in rates.items()}
-    return Measurement("gemm", {place: median(each) for place, each in rates.items()}, conditions, samples)
 
 
 def _retention(work: str, rates: Mapping[Where, list[float]], cold: int) -> Measurement:
@@ -142,9 +136,9 @@ def _turn(rank: Rank, name: str, seconds: float) -> Turn:
     return Turn(rate, trouble, resident_bytes(), watch.state)
 
 
-def _put_away(rank: Rank) -> None:
-    """Give back the memory that `_prepare` has taken."""
-    del rank.kept[PRODUCT]
+def put_away(rank: Rank, work: str) -> None:
+    """Give back the memory of what this rank keeps by this name."""
+    del rank.kept[work]
     release(rank.device)
 
 

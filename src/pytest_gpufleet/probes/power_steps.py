@@ -6,8 +6,8 @@ apart. Few products wait in a GPU's queue at a time: when a step is over, its lo
 """
 
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
@@ -16,11 +16,10 @@ import torch
 from pytest_gpufleet.hardware.telemetry import Watch
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import Where
-from pytest_gpufleet.probes.burn_in import AfterTurn, no_trouble
+from pytest_gpufleet.probes.burn_in import AfterTurn, no_trouble, put_away
 from pytest_gpufleet.probes.compute import corruption
 from pytest_gpufleet.probes.compute.rate import heaviest, shape_on, strictly
 from pytest_gpufleet.probes.timing import seconds_each
-from pytest_gpufleet.probes.training.loop import release
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
@@ -36,14 +35,6 @@ AHEAD = 2  # products in a GPU's queue
 WATCHED_SECONDS = 1.5  # of the end of a load or a rest of at least twice as long
 SLOW = 0.7  # of a GPU's rate at the first steps of a frequency: as with a power brake, which takes half or more
 WORK = "the matrix product of the power steps"
-
-
-@dataclass(frozen=True)
-class Ready:
-    """What a rank computes: its first product, for comparison, and seconds that one takes."""
-
-    repetition: corruption.Repetition
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -85,20 +76,24 @@ def power_steps(world: World, after_turn: AfterTurn) -> list[Measurement]:
     """
     _prepare_all(world)
     began = time.monotonic()
-    turns: dict[float, list[list[Turn]]] = {}
+    turns: defaultdict[float, list[list[Turn]]] = defaultdict(list)
+    for hertz, count in _calls(world):
+        moment = time.monotonic() + LEAD_SECONDS
+        results: list[Turn] = world.run(_turn, moment, hertz, count)
+        turns[hertz].append(results)
+        no_trouble(world, "power steps", dict(enumerate(result.trouble for result in results)))
+        after_turn(f"power steps at {hertz:g} Hz", time.monotonic() - began, [])
+        if slowed(turns[hertz]):
+            break
+    world.run(put_away, WORK)
+    return figures(world, turns)
+
+
+def _calls(world: World) -> Iterator[tuple[float, int]]:
+    """The frequency of each call, and how many steps it has."""
     for hertz, count in STEPS["cuda" if world.gpus else "cpu"]:
         each = max(1, round(CALL_SECONDS * hertz))
-        for first in range(0, count, each):
-            moment = time.monotonic() + LEAD_SECONDS
-            results: list[Turn] = world.run(_turn, moment, hertz, min(each, count - first))
-            turns.setdefault(hertz, []).append(results)
-            no_trouble(world, "power steps", dict(enumerate(result.trouble for result in results)))
-            after_turn(f"power steps at {hertz:g} Hz", time.monotonic() - began, [])
-            if slowed(turns[hertz]):
-                world.run(_put_away)
-                return figures(world, turns)
-    world.run(_put_away)
-    return figures(world, turns)
+        yield from ((hertz, min(each, count - first)) for first in range(0, count, each))
 
 
 def duration(world: World) -> float:
@@ -166,16 +161,17 @@ def _prepare_all(world: World) -> None:
     """The largest product that ends a step on time on the slowest GPU: the same one on all, so that results can be
     compared."""
     for halvings in range(HALVINGS + 1):
-        ready: list[Ready] = world.run(_prepare, halvings)
-        if max(each.seconds for each in ready) <= PRODUCT_SECONDS:
+        ready: list[tuple[corruption.Repetition, float]] = world.run(_prepare, halvings)
+        if max(seconds for _, seconds in ready) <= PRODUCT_SECONDS:
             break
-    no_trouble(world, "power steps", corruption.dissenters([each.repetition for each in ready]))
+    no_trouble(world, "power steps", corruption.dissenters([repetition for repetition, _ in ready]))
 
 
 # ---------------------------------------------------------------- on ranks
 
 
-def _prepare(rank: Rank, halvings: int) -> Ready:
+def _prepare(rank: Rank, halvings: int) -> tuple[corruption.Repetition, float]:
+    """Its first product, for comparison, and seconds that one takes."""
     with rank.phase("power steps: preparing"):
         precision = heaviest(rank.device)
         m, n, k = (side >> halvings for side in shape_on(rank.device, precision))
@@ -183,7 +179,7 @@ def _prepare(rank: Rank, halvings: int) -> Ready:
         with strictly(precision):
             seconds_each(rank.device, work.launch, AHEAD)  # the first may load or choose a kernel
             seconds = seconds_each(rank.device, work.launch, 10)
-        return Ready(work.seen, seconds)
+        return work.seen, seconds
 
 
 def _turn(rank: Rank, moment: float, hertz: float, count: int) -> Turn:
@@ -250,9 +246,3 @@ def _watts(watch: Watch) -> list[float]:
 
 def _sleep_until(moment: float) -> None:
     time.sleep(max(0.0, moment - time.monotonic()))
-
-
-def _put_away(rank: Rank) -> None:
-    """Give back the memory that `_prepare` has taken."""
-    del rank.kept[WORK]
-    release(rank.device)

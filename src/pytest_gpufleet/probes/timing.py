@@ -52,6 +52,20 @@ SAMPLES = 3
 SAMPLE_SECONDS = {"cuda": 0.2, "cpu": 0.002}
 
 
+def mark(stream: torch.cuda.Stream | None) -> Any:
+    """When what was launched on a stream is done, by an event; without one, now."""
+    if stream is None:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(stream)
+    return event
+
+
+def current_stream(rank: Rank) -> torch.cuda.Stream | None:
+    """None of a CPU rank."""
+    return torch.cuda.current_stream() if rank.device.type == "cuda" else None
+
+
 def seconds_each(device: torch.device, work: Callable[[], object], repeats: int) -> float:
     """Seconds that one of `repeats` calls takes, back to back: by CUDA events on a GPU, by the clock on a CPU."""
     if device.type == "cpu":

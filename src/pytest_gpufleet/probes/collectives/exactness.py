@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.torch_version import TorchVersion
 
 from pytest_gpufleet.model.gpu import FP8_REDUCTIONS_SINCE
-from pytest_gpufleet.probes.collectives.table import COLLECTIVES
+from pytest_gpufleet.probes.collectives.table import COLLECTIVES, type_name
 from pytest_gpufleet.probes.timing import agree, seconds, synchronize, wait
 from pytest_gpufleet.world import process_group
 from pytest_gpufleet.world.rank import Rank
@@ -181,7 +181,8 @@ def _fault(rank: Rank, case: Case, numbers_of: Callable[[int, torch.dtype], Tens
     `numbers_of(count, dtype)`: those of all ranks."""
     collective, dtype, n = COLLECTIVES[case.collective], case.dtype, rank.size
     operation = OPERATIONS.get(case.operation, ANY)
-    if collective.reduces and _float8(dtype) and rank.device.type == "cuda" and not _adds_float8():
+    on_gpu = rank.device.type == "cuda"
+    if collective.reduces and _float8(dtype) and on_gpu and torch.cuda.get_device_capability() < FP8_REDUCTIONS_SINCE:
         raise Refused("NCCL adds float8 on later GPUs only")
     spaces: list[Tensor] = []
 
@@ -252,16 +253,8 @@ def as_type(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     return numbers.float().to(dtype) if _float8(dtype) else numbers.to(dtype)
 
 
-def type_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _float8(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype.itemsize == 1
-
-
-def _adds_float8() -> bool:
-    return torch.cuda.get_device_capability() >= FP8_REDUCTIONS_SINCE
 
 
 def wrong_elements(result: Tensor, expected: Tensor, ulps: int = 0) -> str:

@@ -25,7 +25,7 @@ from pytest_gpufleet.model.conditions import Condition, c_number
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import MiB, Size
 from pytest_gpufleet.model.place import WORLD
-from pytest_gpufleet.probes.collectives.table import COLLECTIVES, Collective
+from pytest_gpufleet.probes.collectives.table import COLLECTIVES, Collective, type_name
 from pytest_gpufleet.probes.timing import Timing, line_up, replayed, timing
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
@@ -118,7 +118,7 @@ def _timed(
     conditions: dict[str, Condition] = {
         "collective": name,
         "bytes": max(nbytes, n * dtype.itemsize) if collective.in_parts else nbytes,
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": type_name(dtype),
         "ranks": n,
         "in_place": in_place,
         "nvls": nvls(rank.device),

@@ -13,6 +13,10 @@ from torch.distributed import ProcessGroup
 Combine = Callable[[Tensor], Tensor]
 
 
+def type_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 @dataclass(frozen=True)
 class Collective:
     """One collective over n ranks.

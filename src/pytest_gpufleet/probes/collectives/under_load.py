@@ -24,8 +24,8 @@ from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.collectives.exactness import OPERATIONS, bounded, whole_numbers
 from pytest_gpufleet.probes.collectives.speed import nvls
 from pytest_gpufleet.probes.compute.rate import multiplication, operands, shape_on, strictly
-from pytest_gpufleet.probes.timing import agree, line_up, synchronize
-from pytest_gpufleet.probes.training.loop import returns_memory
+from pytest_gpufleet.probes.timing import agree, current_stream, line_up, mark, synchronize
+from pytest_gpufleet.probes.training.loop import ms, returns_memory
 from pytest_gpufleet.world.rank import Rank
 
 NAME = "all_reduce"
@@ -50,20 +50,12 @@ class _Work:
 
     def marks(self, count: int) -> list[Any]:
         """Start it `count` times, with a mark before the first and after each."""
-        marks = [_mark(self.stream)]
+        marks = [mark(self.stream)]
         for _ in range(count):
             with torch.cuda.stream(self.stream):
                 self.launch()
-            marks.append(_mark(self.stream))
+            marks.append(mark(self.stream))
         return marks
-
-
-def _mark(stream: torch.cuda.Stream | None) -> Any:
-    if stream is None:
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record(stream)
-    return event
 
 
 @returns_memory
@@ -92,12 +84,12 @@ def retention_under_load(rank: Rank, precision: str, nbytes: int) -> list[Readin
     }
     of_products, of_reduction = zip(*samples, strict=True)
     flop = 2 * math.prod(shape)
-    rates = [f"{flop / seconds / 1e12:.4g} TFLOP/s" for seconds in _means(of_products)]
-    times = [f"{1e3 * seconds:.4g} ms" for seconds in _means(of_reduction)]
+    rates = _means(of_products, lambda seconds: f"{flop / seconds / 1e12:.4g} TFLOP/s")
+    times = _means(of_reduction, ms)
     kept = [tuple(alone / beside for alone, beside in each) for each in (of_products, of_reduction)]
     return [
-        Reading("product_retention", median(kept[0]), conditions, kept[0], None, _told(rates), watch.state),
-        Reading("reduction_retention", median(kept[1]), conditions, kept[1], WORLD, _told(times)),
+        Reading("product_retention", median(kept[0]), conditions, kept[0], None, rates, watch.state),
+        Reading("reduction_retention", median(kept[1]), conditions, kept[1], WORLD, times),
     ]
 
 
@@ -114,12 +106,9 @@ def _reduction(rank: Rank, nbytes: int) -> Callable[[], object]:
     return reduce
 
 
-def _means(samples: Sequence[Times]) -> Times:
-    return fmean(alone for alone, _ in samples), fmean(together for _, together in samples)
-
-
-def _told(figures: Sequence[str]) -> dict[str, Condition]:
-    return dict(zip(("alone", "together"), figures, strict=True))
+def _means(samples: Sequence[Times], text: Callable[[float], str]) -> dict[str, Condition]:
+    alone, together = map(fmean, zip(*samples, strict=True))
+    return {"alone": text(alone), "together": text(together)}
 
 
 def _stream(rank: Rank) -> torch.cuda.Stream | None:
@@ -136,7 +125,7 @@ def _seconds(marks: Sequence[Any], origin: Any) -> list[float]:
 def _begin(rank: Rank) -> Any:
     """All ranks from the same moment on."""
     line_up(rank)
-    return _mark(torch.cuda.current_stream() if rank.device.type == "cuda" else None)
+    return mark(current_stream(rank))
 
 
 def _alone(rank: Rank, work: _Work, count: int) -> float:

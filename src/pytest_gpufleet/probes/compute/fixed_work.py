@@ -22,9 +22,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pytest_gpufleet.hardware import processors
 from pytest_gpufleet.hardware.software import of_this_process, software
 from pytest_gpufleet.model.events import Fingerprint, Part
 from pytest_gpufleet.model.place import THIS_NODE
+from pytest_gpufleet.probes.collectives.table import type_name
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.compute.corruption import kind
 from pytest_gpufleet.probes.training.correctness import full_precision
@@ -141,7 +143,7 @@ def reductions(rank: Rank) -> Iterator[Job]:
     for dtype in (torch.float32, torch.bfloat16):
         on_device = matrix.to(rank.device).to(dtype)
         for name, reduce in REDUCTIONS.items():
-            yield Job(f"{name}, {_name(dtype)}", inputs, lambda on=on_device, do=reduce: do(on))  # type: ignore[misc]
+            yield Job(f"{name}, {type_name(dtype)}", inputs, lambda on=on_device, do=reduce: do(on))  # type: ignore[misc]
 
 
 def trainings(rank: Rank) -> Iterator[Job]:
@@ -185,7 +187,7 @@ def all_reduces(rank: Rank) -> Iterator[Job]:
         most = max((1 << digits) // rank.size, 1)
         each = [_whole(most, ELEMENTS[rank.device.type], seed=8 + index) for index in range(rank.size)]
         own = each[rank.index].to(rank.device).to(dtype)
-        name = f"all_reduce of {rank.size} ranks, {_name(dtype)}"
+        name = f"all_reduce of {rank.size} ranks, {type_name(dtype)}"
         yield Job(name, _hash(*each), lambda own=own: _sum(rank, own))  # type: ignore[misc]
 
 
@@ -215,24 +217,12 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _kind(device: torch.device) -> str:
     """Of a CPU its model and the instructions that torch uses of it."""
     if device.type == "cpu":
-        return f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}"
+        return f"{processors.read_model()['model'] or 'CPU'}, {torch.backends.cpu.get_cpu_capability()}"
     major, minor = torch.cuda.get_device_capability(device)
     return f"{kind(device)}, compute capability {major}.{minor}"
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            return next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "CPU")
-    except OSError:
-        return "CPU"
 
 
 def _software(device: torch.device) -> dict[str, str]:

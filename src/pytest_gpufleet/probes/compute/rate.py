@@ -63,7 +63,6 @@ PRECISIONS = {
     "fp8": Precision(torch.float8_e4m3fn, (8192, 8192, 16384), since=FP8_SINCE),
 }
 REHEARSAL_SHAPE = (64, 96, 128)
-NEEDS_A_GPU = "this precision needs a GPU"
 REHEARSED = ("fp64", "fp32", "fp16", "bf16")
 HEAVIEST = ("bf16", "fp16", "fp32")  # the first that a device has: tensor cores draw the most power
 
@@ -71,7 +70,7 @@ HEAVIEST = ("bf16", "fp16", "fp32")  # the first that a device has: tensor cores
 def lacking(precision: str, device: torch.device) -> str:
     """Why a device does not multiply at this precision; "" if it does."""
     if device.type == "cpu":
-        return "" if precision in REHEARSED else NEEDS_A_GPU
+        return "" if precision in REHEARSED else "this precision needs a GPU"
     capability, since = torch.cuda.get_device_capability(device), PRECISIONS[precision].since
     if capability < since:
         return f"{precision} came with compute capability {since[0]}.{since[1]}"

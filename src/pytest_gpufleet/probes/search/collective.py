@@ -223,11 +223,9 @@ def _late_rank(slow: Slow) -> Step:
 def _slow_links(slow: Slow) -> Step:
     world = slow.world
     size = PAIR_BYTES if world.gpus and slow.nbytes >= MiB else slow.nbytes
-    seconds: dict[IndexPair, float] = {}
-    for one in slow.deadline.run(world, pair_seconds, slow.topology, size):
-        for pair, took in one.items():
-            seconds[pair] = max(took, seconds.get(pair, 0.0))
-    rates = {pair: size / took for pair, took in seconds.items()}
+    by_rank: list[dict[IndexPair, float]] = slow.deadline.run(world, pair_seconds, slow.topology, size)
+    seconds = grouped(item for one in by_rank for item in one.items())
+    rates = {pair: size / max(took) for pair, took in seconds.items()}
     verb = "reaches" if size >= MiB else "takes"
     if len(rates) == 1:
         return f"with two ranks nobody can tell which one it is: their link {verb} {_span(rates.values(), size)}"

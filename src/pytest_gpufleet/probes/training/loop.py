@@ -23,7 +23,7 @@ from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.compute.rate import products_in_tf32
-from pytest_gpufleet.probes.timing import everyones, line_up, synchronize
+from pytest_gpufleet.probes.timing import current_stream, everyones, line_up, mark, synchronize
 from pytest_gpufleet.probes.training import cuda_graph, methods
 from pytest_gpufleet.probes.training.recipes import (
     REHEARSAL_MODEL,
@@ -66,21 +66,21 @@ def lap(rank: Rank, step: Step, count: int, *, together: bool = True) -> Lap:
 
     Raises FloatingPointError if the loss is not finite: a throughput of wrong arithmetic is none.
     """
-    on_gpu = rank.device.type == "cuda"
+    stream = current_stream(rank)
     if together and rank.size > 1:
         line_up(rank)
     synchronize(rank)
     loss = torch.zeros(())
-    marks: list[Any] = [_mark(on_gpu)]
+    marks: list[Any] = [mark(stream)]
     began, computed = time.perf_counter(), time.process_time()
     for _ in range(count):
         loss = step()
-        marks.append(_mark(on_gpu))
+        marks.append(mark(stream))
     synchronize(rank)
     seconds, processor_seconds = time.perf_counter() - began, time.process_time() - computed
     if not loss.isfinite():
         raise FloatingPointError(f"the loss became {loss.item()}")
-    times = tuple(a.elapsed_time(b) / 1e3 if on_gpu else b - a for a, b in itertools.pairwise(marks))
+    times = tuple(a.elapsed_time(b) / 1e3 if stream else b - a for a, b in itertools.pairwise(marks))
     return Lap(seconds, times, loss.item(), processor_seconds)
 
 
@@ -92,14 +92,6 @@ def record_losses(rank: Rank, training: Mapping[str, Condition], course: Sequenc
         losses = [fmean(column) for column in zip(*everyones(rank, losses), strict=True)]
     if not together or rank.index == 0:
         rank.record_losses(training, dict(zip(steps, losses, strict=True)), WORLD if together else None)
-
-
-def _mark(on_gpu: bool) -> Any:
-    if not on_gpu:
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
 
 
 READING = "utilization_percent"

@@ -13,6 +13,9 @@ from pytest_gpufleet.model.conditions import Condition
 Step = Callable[[], torch.Tensor]  # one step of training; returns the loss
 
 
+SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How a network is trained; a throughput without its recipe means nothing. `str()` says it in words."""
@@ -25,28 +28,20 @@ class Recipe:
     weights: torch.dtype = torch.float32  # of all layers but BatchNorm; float32 master weights stand behind others
     tf32: bool = False
     searched: bool = True  # cuDNN tries algorithms and takes the fastest; else it tells which one should be
-    channels_last: bool = False
+    memory_format: torch.memory_format = torch.contiguous_format
     graph: bool = False  # flat parameters, kernels of our own, the whole step a CUDA graph: see cuda_graph.py
-
-    @property
-    def memory_format(self) -> torch.memory_format:
-        return torch.channels_last if self.channels_last else torch.contiguous_format
 
     def __str__(self) -> str:
         parts = ["TF32" if self.tf32 else "fp32 without TF32"]
         if self.autocast is not None:
-            parts = [f"{_short(self.autocast)} autocast"]
+            parts = [f"{SHORT[self.autocast]} autocast"]
         if self.autocast is torch.float16:
             parts += ["gradient scaling"]
         if self.weights is not torch.float32:
-            parts = [f"{_short(self.weights)} weights with fp32 master weights", "fp32 BatchNorm"]
+            parts = [f"{SHORT[self.weights]} weights with fp32 master weights", "fp32 BatchNorm"]
             parts += ["Triton kernels for BatchNorm, ReLU, add and max pooling", "CUDA graph of the whole step"]
-        parts += ["channels_last" if self.channels_last else "NCHW"]
+        parts += ["channels_last" if self.memory_format is torch.channels_last else "NCHW"]
         return ", ".join(parts)
-
-
-def _short(dtype: torch.dtype) -> str:
-    return {torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
 
 
 _MIXED = Recipe(
@@ -56,7 +51,7 @@ _MIXED = Recipe(
     steps=5,
     autocast=torch.float16,
     tf32=True,
-    channels_last=True,
+    memory_format=torch.channels_last,
 )
 RECIPES = {
     "fp32": Recipe(batch=64, megabytes_per_image=90, warm_up=10, steps=15),
@@ -73,7 +68,7 @@ RECIPES = {
         steps=10,
         weights=torch.float16,
         tf32=True,
-        channels_last=True,
+        memory_format=torch.channels_last,
         graph=True,
     ),
 }

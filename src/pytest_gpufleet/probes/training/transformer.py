@@ -23,7 +23,7 @@ from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.compute.rate import lacking
 from pytest_gpufleet.probes.timing import agree
 from pytest_gpufleet.probes.training import loop, methods
-from pytest_gpufleet.probes.training.recipes import Step
+from pytest_gpufleet.probes.training.recipes import Step, make_optimizer
 from pytest_gpufleet.world.rank import Rank
 
 NORM_EPSILON, ROTARY_BASE, INITIAL_DEVIATION = 1e-5, 10_000.0, 0.02  # as Llama 2 has them
@@ -200,7 +200,6 @@ LARGEST_FIRST = ("transformer-0.6b", "transformer-0.1b")
 REHEARSAL = "transformer-tiny"
 RECIPE = "bf16"
 FILLED = 0.8  # of the memory of a GPU
-LEARNING_RATE = 1e-3
 LEAD_IN = 0.25  # of the time of the samples: clock and power settle
 LEAST_STEPS = 2  # of a sample
 
@@ -280,7 +279,7 @@ def optimizer_of(module: nn.Module, method: str) -> torch.optim.Optimizer:
     """AdamW in one kernel for all weights; not under FSDP, whose shards older versions of torch do not fuse."""
     parameters = list(module.parameters())
     fused = method != "fsdp" and parameters[0].device.type == "cuda"
-    return torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.01, fused=fused)
+    return make_optimizer("adamw", parameters, fused=fused)
 
 
 def step_of(module: nn.Module, optimizer: torch.optim.Optimizer, data: tuple[Tensor, Tensor]) -> Step:
@@ -369,7 +368,7 @@ def _details(
     step = median(seconds for each in laps for seconds in each.steps)
     details: dict[str, Condition] = {
         "computed": "in bf16, with weights, optimizer and loss in fp32",
-        "step": f"{1e3 * step:.4g} ms",
+        "step": loop.ms(step),
         "TFLOP/s a GPU": float(f"{rate * training.shape.flop_a_token / 1e12:.4g}"),
         "loss": f"{first.loss:.3g} at first, {laps[-1].loss:.3g} in the end",
     }
