@@ -26,7 +26,7 @@ from pytest_gpufleet.model.metric import MiB
 from pytest_gpufleet.model.place import Pair, Place, Where
 from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
-from pytest_gpufleet.probes.links.pairs import IndexPair, some_rounds
+from pytest_gpufleet.probes.links.pairs import IndexPair, Samples, some_rounds
 from pytest_gpufleet.probes.measure import together
 from pytest_gpufleet.probes.search.collective import swaps
 from pytest_gpufleet.probes.timing import RUN_SECONDS, agree, everyones
@@ -143,7 +143,6 @@ def group_bandwidth(rank: Rank, nbytes: int) -> Reading:
 
 
 RailsAtOnce = Literal["one", "all"]
-Samples = tuple[float, ...]
 RAIL_ROUNDS = 3  # so that each node has two partners, also of an odd number of nodes, of which one rests in each round
 PARTNERS = 2  # that make the figure one of the node alone
 

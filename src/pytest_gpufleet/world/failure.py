@@ -196,20 +196,15 @@ class Answers:
 
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     deaths: dict[int, Death] = field(default_factory=dict)
-    failed: bool = False  # on any rank
 
     @property
     def ranks(self) -> set[int]:
         return self.outcomes.keys() | self.deaths.keys()
 
-    def take(self, rank: int, ending: Outcome | Death, number: int) -> None:
-        """One more. An outcome of another call than this one is of a call that is over."""
-        if isinstance(ending, Death):
-            self.deaths[rank] = ending
-            self.failed = True
-        elif ending.call == number:
-            self.outcomes[rank] = ending
-            self.failed = self.failed or ending.kind == "raised"
+    @property
+    def failed(self) -> bool:
+        """On any rank."""
+        return bool(self.deaths) or any(outcome.kind == "raised" for outcome in self.outcomes.values())
 
 
 def _told(answer: Answer) -> Outcome | Death:
@@ -247,7 +242,10 @@ def collect(
         remaining = until - clock()
         for event in engine.wait(min(remaining, TURN_SECONDS)):
             told = event if isinstance(event, Death) else _told(event)
-            answers.take(event.rank, told, number)
+            if isinstance(told, Death):
+                answers.deaths[event.rank] = told
+            elif told.call == number:  # else of a call that is over
+                answers.outcomes[event.rank] = told
         missing -= answers.ranks
         if answers.failed and graceful:
             graceful = False

@@ -89,7 +89,9 @@ class Pool:
                 self._join(tuple(members for members in call.groups if members not in self._joined))
             # Tests of the suite judge machines, and not what libraries warn of.
             wanted = reporting() if self._foreign_test() else None
-            outcomes = self._run(replace(call, reporting=wanted), self._seconds_left(timeout))
+            seconds, until = self.timeout if timeout is None else timeout, self._test_deadline()
+            left = seconds if until is None else max(0.0, min(seconds, until - self._clock()))
+            outcomes = self._run(replace(call, reporting=wanted), left)
             echo_output(outcomes)
             raise_again(outcomes)
             with self._killing_on_error():
@@ -210,11 +212,6 @@ class Pool:
         if answers.failed or not answers.ranks.issuperset(call.ranks):
             raise diagnose(self._engine, self.specs, call, answers, timeout)
         return answers.outcomes
-
-    def _seconds_left(self, timeout: float | None) -> float:
-        seconds = self.timeout if timeout is None else timeout
-        until = self._test_deadline()
-        return seconds if until is None else max(0.0, min(seconds, until - self._clock()))
 
     def _result(self, rank: int, outcome: Outcome, what: str) -> Any:
         __tracebackhide__ = True

@@ -12,17 +12,7 @@ from torch import Tensor
 
 from pytest_gpufleet.hardware.telemetry import Watch
 from pytest_gpufleet.model.measurement import GpuState, Measurement, Reading
-from pytest_gpufleet.probes.compute.rate import (
-    PRECISIONS,
-    WINDOW_SECONDS,
-    Shape,
-    multiplication,
-    must_have,
-    operands,
-    product_rate,
-    shape_on,
-    strictly,
-)
+from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.measure import together
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
@@ -42,14 +32,14 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def exact_product(rank: Rank, precision: str) -> str:
     """Multiply matrices of -1, 0 and 1, whose product every precision holds exactly; "" if every element is right,
     else how many are wrong and the first of them."""
-    must_have(precision, rank.device)
+    rate.must_have(precision, rank.device)
     generator = torch.Generator().manual_seed(0)
     # Sums of 256 terms: bf16 holds whole numbers up to 256.
     a, b = (torch.randint(-1, 2, (512, 256), generator=generator).double() for _ in range(2))
     expected = a @ b.t()
-    on_device = [matrix.to(rank.device, torch.float32).to(PRECISIONS[precision].dtype) for matrix in (a, b)]
-    with rank.phase(f"{precision} product"), strictly(precision):
-        result = multiplication(precision, on_device[0], on_device[1].t())().cpu().double()
+    on_device = [matrix.to(rank.device, torch.float32).to(rate.PRECISIONS[precision].dtype) for matrix in (a, b)]
+    with rank.phase(f"{precision} product"), rate.strictly(precision):
+        result = rate.multiplication(precision, on_device[0], on_device[1].t())().cpu().double()
     wrong = result != expected
     first = [f"{_place(at)} is {result[at].item():g}, expected {expected[at].item():g}" for at in _first(wrong)]
     return f"{int(wrong.sum()):,} of {wrong.numel():,} elements are wrong: {'; '.join(first)}" if first else ""
@@ -69,20 +59,20 @@ class Repeated:
     should have been only other devices know: compare what is `seen`.
     """
 
-    def __init__(self, device: torch.device, precision: str, shape: Shape | None = None) -> None:
-        self.shape = shape or shape_on(device, precision)
+    def __init__(self, device: torch.device, precision: str, shape: rate.Shape | None = None) -> None:
+        self.shape = shape or rate.shape_on(device, precision)
         self.precision = precision
         self.products, self.wrong, self.unlike = 1, 0, 0
         self._descriptions: list[str] = []
-        self._multiply = multiplication(precision, *operands(precision, self.shape, device))
-        with strictly(precision):
+        self._multiply = rate.multiplication(precision, *rate.operands(precision, self.shape, device))
+        with rate.strictly(precision):
             self._first = self._multiply()
         self._not_finite = int((~self._first.isfinite()).sum())
 
     def run(self, seconds: float) -> float:
         """Multiply for `seconds`, at least one round; TFLOP/s including the comparisons, which cost a few per cent."""
         began, before = time.perf_counter(), self.products
-        with strictly(self.precision):
+        with rate.strictly(self.precision):
             while True:
                 results = [self._multiply() for _ in range(ROUND)]
                 # Eight bytes at a time, one answer for the round: little traffic and no waiting between products.
@@ -143,7 +133,7 @@ class Repetition:
 
 def repeat_product(rank: Rank, precision: str, seconds: float) -> Repetition:
     """Compute one product for `seconds` and compare every result bit for bit with the first."""
-    must_have(precision, rank.device)
+    rate.must_have(precision, rank.device)
     with rank.phase(f"{precision} product, again and again"):
         work = Repeated(rank.device, precision)
         work.run(seconds)
@@ -230,28 +220,25 @@ class Turn:
 def soak_turn(rank: Rank, precision: str, seconds: float) -> Turn:
     """Compute products at one precision for `seconds` without a rest: first the same one again and again, compared bit
     for bit, which warms the GPU up; then the window of `product_rate`."""
-    must_have(precision, rank.device)
+    rate.must_have(precision, rank.device)
     settling = SETTLING_SECONDS[rank.device.type]
     with Watch(rank.gpu) as watch:
-        repetition = repeat_product(rank, precision, seconds - settling - WINDOW_SECONDS[rank.device.type])
-        rate = product_rate(rank, precision, lead_in=settling)
-    return Turn(repetition, rate, watch.state)
+        repetition = repeat_product(rank, precision, seconds - settling - rate.WINDOW_SECONDS[rank.device.type])
+        measured = rate.product_rate(rank, precision, lead_in=settling)
+    return Turn(repetition, measured, watch.state)
 
 
 def rate_of(world: World, turns: Sequence[Turn]) -> Measurement:
     """How fast the ranks of a world were in a turn."""
-    (rate,) = together(world, [[turn.rate] for turn in turns])
-    return rate
+    (measured,) = together(world, [[turn.rate] for turn in turns])
+    return measured
 
 
 def soak_figures(world: World, last: Sequence[Turn]) -> list[Measurement]:
     """Temperature (C), SM clock (MHz) and power (W) of each GPU in the last turn, as far as NVML tells them."""
     states = {place: turn.state for place, turn in zip(world.places, last, strict=True) if turn.state}
-    told = {
-        metric: {place: getattr(state, reading) for place, state in states.items()}
-        for metric, reading in FIGURES.items()
-    }
-    return [
-        Measurement(metric, {place: value for place, value in values.items() if value is not None}, {})
-        for metric, values in told.items()
-    ]
+    figures = []
+    for metric, reading in FIGURES.items():
+        values = {place: getattr(state, reading) for place, state in states.items()}
+        figures.append(Measurement(metric, {at: value for at, value in values.items() if value is not None}, {}))
+    return figures

@@ -29,11 +29,11 @@ from pytest_gpufleet.model.language import some
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import Pair, Place
 from pytest_gpufleet.probes import between_nodes
+from pytest_gpufleet.probes.between_nodes import Group
 from pytest_gpufleet.probes.links.pairs import IndexPair, some_rounds
 from pytest_gpufleet.probes.search.collective import Deadline, failed, gigabytes
 from pytest_gpufleet.world.world import World
 
-Group = tuple[int, ...]
 # Figures of disjoint groups that are measured at the same time; higher is better, and those of one size are comparable.
 Measure = Callable[[Sequence[Group]], Sequence[float]]
 
@@ -58,10 +58,6 @@ class Culprits:
     between: tuple[tuple[Group, Group], ...]
     seen: Mapping[IndexPair, float]
     usual: float
-
-    def of(self, node: int) -> dict[IndexPair, float]:
-        """The figures of the pairs of a node."""
-        return {pair: figure for pair, figure in self.seen.items() if node in pair}
 
 
 def culprits(
@@ -326,8 +322,8 @@ def _named(found: Culprits, code: str, at: Callable[[int], Place], hosts: Hosts)
     usual = f"{gigabytes([found.usual])} is usual"
     slow = []
     for node in found.nodes:
-        own = found.of(node)
-        slow.append(Fault(code, (at(node),), f"with {len(own)} others it reaches {gigabytes(own.values())}; {usual}"))
+        own = [figure for pair, figure in found.seen.items() if node in pair]
+        slow.append(Fault(code, (at(node),), f"with {len(own)} others it reaches {gigabytes(own)}; {usual}"))
     for a, b in found.links:
         what = f"they reach {gigabytes([found.seen[a, b]])} with each other, and more with others; {usual}"
         slow.append(Fault("node_link_slow", (Pair(at(a), at(b)),), what))

@@ -46,7 +46,7 @@ def steps(
     on_gpu = images.device.type == "cuda"
     if on_gpu:
         _use_kernels(rank, network, plan)
-    training = _Training(network, plan, images, labels, rank.group if together and rank.size > 1 else None)
+    train, loss = _training(network, plan, images, labels, rank.group if together and rank.size > 1 else None)
     # One pool of memory for both: neither leaves anything in it that the other could overwrite.
     pool = torch.cuda.graph_pool_handle() if on_gpu else None
 
@@ -57,44 +57,40 @@ def steps(
 
         def step() -> Tensor:
             ready()()
-            return training.loss
+            return loss
 
         return step
 
-    return step_of(partial(training.step, True)), step_of(partial(training.step, False))
+    return step_of(partial(train, True)), step_of(partial(train, False))
 
 
-class _Training:
-    """A network in training on one batch; the `loss` of the last step stays in one place."""
+def _training(
+    network: nn.Module, plan: Plan, images: Tensor, labels: Tensor, group: dist.ProcessGroup | None
+) -> tuple[Callable[[bool], None], Tensor]:
+    """A step of training on one batch, and the loss of the last one, which stays in one place."""
+    on_gpu, weights = images.device.type == "cuda", plan.recipe.weights
+    _pad_stem(network)
+    network.to(memory_format=plan.recipe.memory_format)
+    padded = nn.functional.pad(images, (0, 0, 0, 0, 0, STEM_CHANNELS - images.shape[1]))
+    inputs = padded.to(weights).contiguous(memory_format=plan.recipe.memory_format)
+    flat = _flatten(network, weights)
+    optimizer = make_optimizer(plan.optimizer, [flat.master], fused=on_gpu, capturable=on_gpu)
+    unscale = torch.tensor([1 / (LOSS_SCALE * (group.size() if group is not None else 1))], device=images.device)
+    loss = torch.zeros((), device=images.device)
 
-    def __init__(
-        self, network: nn.Module, plan: Plan, images: Tensor, labels: Tensor, group: dist.ProcessGroup | None
-    ) -> None:
-        on_gpu, weights = images.device.type == "cuda", plan.recipe.weights
-        _pad_stem(network)
-        network.to(memory_format=plan.recipe.memory_format)
-        images = nn.functional.pad(images, (0, 0, 0, 0, 0, STEM_CHANNELS - images.shape[1]))
-        self.images = images.to(weights).contiguous(memory_format=plan.recipe.memory_format)
-        self.labels, self.group = labels, group
-        self.flat = _flatten(network, weights)
-        self.optimizer = make_optimizer(plan.optimizer, [self.flat.master], fused=on_gpu, capturable=on_gpu)
-        ranks = group.size() if group is not None else 1
-        self.unscale = torch.tensor([1 / (LOSS_SCALE * ranks)], device=images.device)
-        self.loss = torch.zeros((), device=images.device)
-        self.network = network
-
-    def step(self, communicate: bool) -> None:
-        flat = self.flat
-        result = nn.functional.cross_entropy(self.network(self.images).float(), self.labels)
+    def step(communicate: bool) -> None:
+        result = nn.functional.cross_entropy(network(inputs).float(), labels)
         computed = torch.autograd.grad(result * LOSS_SCALE, flat.parameters)
         for part in flat.parts:
             torch._foreach_copy_(flat.gradients[part], computed[part])
-        if communicate and self.group is not None:
-            dist.all_reduce(flat.gradient, group=self.group)
-        torch.mul(flat.gradient, self.unscale, out=flat.master.grad)
-        self.optimizer.step()
+        if communicate and group is not None:
+            dist.all_reduce(flat.gradient, group=group)
+        torch.mul(flat.gradient, unscale, out=flat.master.grad)
+        optimizer.step()
         flat.copy.copy_(flat.master.detach()[: flat.copy.numel()])
-        self.loss.copy_(result.detach())
+        loss.copy_(result.detach())
+
+    return step, loss
 
 
 def lacking() -> str | None:

@@ -24,17 +24,8 @@ from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.compute.rate import products_in_tf32
 from pytest_gpufleet.probes.timing import current_stream, everyones, line_up, mark, synchronize
-from pytest_gpufleet.probes.training import cuda_graph, methods
-from pytest_gpufleet.probes.training.recipes import (
-    REHEARSAL_MODEL,
-    USUAL,
-    Plan,
-    Recipe,
-    Step,
-    Workload,
-    make_optimizer,
-    plan,
-)
+from pytest_gpufleet.probes.training import cuda_graph, methods, recipes
+from pytest_gpufleet.probes.training.recipes import Plan, Recipe, Step, Workload
 from pytest_gpufleet.world.rank import Rank
 
 # Of how many algorithms cuDNN looks for the fastest, where it does. One H200 (torch 2.11, cuDNN 9.19), amp, of 2 and of
@@ -190,7 +181,7 @@ def network(training: Plan, device: torch.device) -> nn.Module:
     from torchvision.models.resnet import BasicBlock, ResNet
 
     torch.manual_seed(0)
-    small = training.model == REHEARSAL_MODEL
+    small = training.model == recipes.REHEARSAL_MODEL
     model: nn.Module = ResNet(BasicBlock, [1, 1, 1, 1]) if small else get_model(training.model)
     return model.to(device)
 
@@ -215,7 +206,7 @@ def eager(module: nn.Module, training: Plan, device: torch.device, *, fused: boo
     """Forward, backward and optimizer as PyTorch runs them, one operation after the other. Of several `batches` the
     gradients stay on their rank (no_sync of DDP) until the last of them."""
     parameters = list(module.parameters())
-    optimizer = make_optimizer(training.optimizer, parameters, fused=fused and device.type == "cuda")
+    optimizer = recipes.make_optimizer(training.optimizer, parameters, fused=fused and device.type == "cuda")
     if training.optimizer == "sgd":
         for parameter in parameters:
             # The fused kernel leaves its first momentum uninitialised when gradient scaling skips the first step.
@@ -264,7 +255,7 @@ def steps_of(rank: Rank, training: Plan, *, together: bool) -> tuple[Step, Step]
 def train_throughput(
     rank: Rank,
     recipe: str,
-    workload: Workload = USUAL,
+    workload: Workload = recipes.USUAL,
     *,
     together: bool = True,
     communication: bool = False,
@@ -279,7 +270,7 @@ def train_throughput(
     in which each GPU is busy, where NVML tells it. Raises FloatingPointError if the loss is not finite, MemoryError if
     a batch that was asked for does not fit.
     """
-    training = plan(recipe, workload, rank.device)
+    training = recipes.plan(recipe, workload, rank.device)
     ranks = rank.size if together else 1
     count, images = training.recipe.steps, ranks * training.recipe.batch
     if rank.device.type == "cuda":

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -80,8 +79,6 @@ def throughput_of(
         readings.append(Reading("train_memory", torch.cuda.max_memory_allocated(device) / GiB, conditions, place=at))
     return readings
 
-
-Result = TypeVar("Result")
 
 SMALLEST = 16  # images
 FILLED, BRIM = 0.95, 0.985  # of the GPU's memory: what counts as full, and above which a step may find no room
@@ -160,7 +157,7 @@ def _train_full(rank: Rank, training: Plan, seconds: float) -> tuple[Plan, int, 
 def _fits(rank: Rank, attempt: Callable[[], object]) -> bool:
     """Whether an attempt has the memory that it needs on every GPU, and leaves some."""
     loop.release(rank.device)
-    done = within_memory(lambda: (attempt(),), rank.device) is not None
+    done = within_memory(attempt, rank.device)
     free, total = torch.cuda.mem_get_info()
     return all(fits for (fits,) in everyones(rank, [done and total - free <= BRIM * total]))
 
@@ -175,13 +172,14 @@ def largest(works: Callable[[int], bool], low: int, high: int) -> int:
     return low
 
 
-def within_memory(attempt: Callable[[], Result], device: torch.device) -> Result | None:
-    """What `attempt` returns; None if it ran out of GPU memory, all of which is then free again."""
+def within_memory(attempt: Callable[[], object], device: torch.device) -> bool:
+    """Whether an attempt came to its end; if it ran out of GPU memory, all of that is then free again."""
     try:
-        return attempt()
+        attempt()
+        return True
     except RuntimeError as error:  # torch.cuda.OutOfMemoryError is one
         if not isinstance(error, torch.cuda.OutOfMemoryError) and not any(words in str(error) for words in NO_MEMORY):
             raise
     # Only here the frames of the attempt are gone, and with them its tensors.
     loop.release(device)
-    return None
+    return False

@@ -9,19 +9,11 @@ from torch import Tensor, nn
 
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.place import WORLD
+from pytest_gpufleet.probes.training import transformer
 from pytest_gpufleet.probes.training.correctness import differences, full_precision
 from pytest_gpufleet.probes.training.loop import returns_memory
 from pytest_gpufleet.probes.training.methods import under
-from pytest_gpufleet.probes.training.transformer import (
-    ALONE,
-    RECIPE,
-    SHAPES,
-    must_train,
-    optimizer_of,
-    sequences,
-    step_of,
-    transformer,
-)
+from pytest_gpufleet.probes.training.transformer import ALONE, RECIPE, SHAPES, must_train, optimizer_of, step_of
 from pytest_gpufleet.world.rank import Rank
 
 STEPS = 20
@@ -51,10 +43,10 @@ def _losses(rank: Rank, recipe: str, method: str, parts: Iterable[int]) -> tuple
     name = _compared(rank)
     shape = SHAPES[name]
     with full_precision():
-        model = transformer(shape, recipe, rank.device)
+        model = transformer.transformer(shape, recipe, rank.device)
         module = under(method, rank, model, model.blocks, model.dtype)
         optimizer = optimizer_of(module, method)
-        parted = [sequences(shape, shape.batch, part, rank.device) for part in parts]
+        parted = [transformer.sequences(shape, shape.batch, part, rank.device) for part in parts]
         step = step_of(
             module, optimizer, (torch.cat([each[0] for each in parted]), torch.cat([each[1] for each in parted]))
         )
@@ -75,8 +67,8 @@ def _state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Ten
 def _first_gradients(rank: Rank, recipe: str) -> dict[str, Tensor]:
     shape = SHAPES[_compared(rank)]
     with full_precision():
-        model = transformer(shape, recipe, rank.device)
-        model(*sequences(shape, shape.batch, 0, rank.device)).backward()
+        model = transformer.transformer(shape, recipe, rank.device)
+        model(*transformer.sequences(shape, shape.batch, 0, rank.device)).backward()
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 

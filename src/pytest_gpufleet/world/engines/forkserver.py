@@ -150,8 +150,7 @@ class Forkserver:
     def kill(self) -> None:
         self._process.kill()
         self._control.close()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(KILL_SECONDS)
+        self.exitcode()
 
 
 def serve(control_descriptor: int, preload: Sequence[str], idle: Sequence[str]) -> NoReturn:

@@ -131,8 +131,7 @@ class RankState:
         self._umask = os.umask(0o077)
         os.umask(self._umask)
         self._settings = [read() for read, _ in SETTINGS]
-        self._float32 = [read() for read, _ in FLOAT32]
-        self._float32_by_operation = [read() for read, _ in FLOAT32_BY_OPERATION]
+        self._float32 = [read() for read, _ in (*FLOAT32, *FLOAT32_BY_OPERATION)]
         self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
         self._routines = [
             {name: each for name, each in vars(namespace).items() if type(each) in ROUTINES and name not in LEFT_ALONE}
@@ -191,12 +190,9 @@ class RankState:
             torch.cuda.set_stream(torch.cuda.default_stream(self.device))
 
     def _restore_float32(self) -> None:
-        table, before = FLOAT32, self._float32
-        if FLOAT32_BY_OPERATION:
-            table, before = FLOAT32_BY_OPERATION, self._float32_by_operation
-        if [read() for read, _ in table] != before:
-            everything = (*FLOAT32, *FLOAT32_BY_OPERATION)
-            for value, (_, write) in zip((*self._float32, *self._float32_by_operation), everything, strict=True):
+        newest = FLOAT32_BY_OPERATION or FLOAT32
+        if [read() for read, _ in newest] != self._float32[-len(newest) :]:
+            for value, (_, write) in zip(self._float32, (*FLOAT32, *FLOAT32_BY_OPERATION), strict=True):
                 write(value)
 
     def _restore_random_numbers(self) -> None:
