@@ -16,9 +16,8 @@ import pytest
 
 from pytest_gpufleet.hardware import telemetry
 from pytest_gpufleet.hardware.local_node import LocalNode
-from pytest_gpufleet.hardware.nvml import FactError
 from pytest_gpufleet.hardware.telemetry import Activity, Sampler, Watch
-from pytest_gpufleet.model.gpu import READINGS, SLOW_READINGS, Gpu, GpuTopology, clock_events
+from pytest_gpufleet.model.gpu import READINGS, SLOW_READINGS, Gpu, GpuTopology, Unavailable, clock_events
 from pytest_gpufleet.model.measurement import SLOW_BEAT, GpuState, Sample
 from tests.hardware import fake_nvml
 
@@ -32,7 +31,7 @@ def node(driver: object) -> LocalNode:
 class StandIn:
     """GPUs that give their own index for every reading, but for the errors they are told to give."""
 
-    def __init__(self, count: int = 2, errors: dict[tuple[int, str], FactError] | None = None) -> None:
+    def __init__(self, count: int = 2, errors: dict[tuple[int, str], Unavailable] | None = None) -> None:
         self.errors = errors or {}
         self.asked: Counter[tuple[int, str]] = Counter()
         self._count = count
@@ -42,9 +41,7 @@ class StandIn:
 
     def ask(self, index: int, fact: str) -> int:
         self.asked[index, fact] += 1
-        if (index, fact) in self.errors:
-            raise self.errors[index, fact]
-        return index
+        return self.errors.get((index, fact), index)
 
 
 def sampled(
@@ -91,8 +88,8 @@ def test_gpus_are_read_at_the_same_time() -> None:
 def test_what_a_gpu_does_not_have_is_asked_once_and_what_failed_is_asked_again() -> None:
     source = StandIn(
         errors={
-            (1, "memory_temperature_c"): FactError("Not Supported", applicable=False),
-            (1, "power_watts"): FactError("GPU is lost", applicable=True),
+            (1, "memory_temperature_c"): Unavailable("Not Supported", applicable=False),
+            (1, "power_watts"): Unavailable("GPU is lost", applicable=True),
         }
     )
     asked = node(source)

@@ -253,10 +253,7 @@ def _clock_event_reasons(nvml: Any, handle: Any) -> int:
 
 
 def _process(process: Any) -> str:
-    try:
-        name = Path(f"/proc/{process.pid}/comm").read_text(errors="replace").strip()  # anybody may choose it
-    except OSError:
-        name = "of another container or user"
+    name = tools.text(Path(f"/proc/{process.pid}/comm")) or "of another container or user"
     memory = f", {process.usedGpuMemory / 2**30:.1f} GiB" if process.usedGpuMemory else ""
     return f"process {process.pid} ({name}){memory}"
 

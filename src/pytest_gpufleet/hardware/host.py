@@ -59,14 +59,8 @@ def _governor() -> str:
 
 def _fabric_manager() -> bool:
     """Whether nvidia-fabricmanager runs; the kernel cuts names of processes to 15 characters."""
-    return any(_comm(process).startswith("nv-fabricmanage") for process in Path("/proc").glob("[0-9]*"))
-
-
-def _comm(process: Path) -> str:
-    try:
-        return (process / "comm").read_text(errors="replace")  # anybody may choose it
-    except OSError:
-        return ""
+    names = (tools.text(process / "comm") or "" for process in Path("/proc").glob("[0-9]*"))
+    return any(name.startswith("nv-fabricmanage") for name in names)
 
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -189,10 +183,7 @@ ON_REQUEST: dict[str, Callable[[], Any]] = {
 
 def serial() -> str | None:
     """The serial number of this machine by its firmware (DMI), which only root may read; None if it does not tell."""
-    try:
-        return one_line(_text("/sys/class/dmi/id/product_serial")) or None
-    except OSError:
-        return None
+    return one_line(tools.text(Path("/sys/class/dmi/id/product_serial")) or "") or None
 
 
 def read(names: Sequence[str] | None = None) -> dict[str, Any]:

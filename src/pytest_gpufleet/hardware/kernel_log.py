@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from pytest_gpufleet.hardware import tools
 from pytest_gpufleet.model.log_catalogue import BDF, Gathered, HostMessage, Logged, Sxid, Xid, of_group, recognised
 
 # Older drivers leave "PCI:" out; of a GPU in MIG mode the instance follows the address. Whole addresses only: see
@@ -114,8 +115,5 @@ class KernelLog:
 def _own_group(groups: Path) -> str:
     """The control group of this process (version 2, or the one of version 1 that limits memory); "/" where nobody
     says."""
-    try:
-        lines = [line.split(":", 2) for line in groups.read_text().splitlines()]
-    except OSError:
-        return "/"
+    lines = [line.split(":", 2) for line in (tools.text(groups) or "").splitlines()]
     return next((path for number, kinds, path in lines if number == "0" or "memory" in kinds.split(",")), "/")

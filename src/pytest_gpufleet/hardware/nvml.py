@@ -78,14 +78,6 @@ class NoGpus(Exception):
         self.signs = signs
 
 
-class FactError(Exception):
-    """The driver could not give a fact."""
-
-    def __init__(self, reason: str, applicable: bool) -> None:
-        super().__init__(reason)
-        self.unavailable = Unavailable(reason, applicable)
-
-
 SILENT = (
     "the NVIDIA driver has not answered for {seconds:g} s, and nothing goes on without it: look into the kernel log "
     "(`dmesg`) for XIDs; if `nvidia-smi` hangs too, restart the machine. `kill -9 {pid}` ends this process"
@@ -143,16 +135,16 @@ class Nvml:
         return len(self._handles)
 
     def ask(self, index: int, fact: str) -> Any:
-        """One fact of one GPU as plain JSON values. Raises FactError."""
+        """One fact of one GPU as plain JSON values, Unavailable if it cannot be had."""
         try:
             told = (self._p2p if fact == "p2p" else CALLS[fact])(self._nvml, self._handles[index])
             return throughout(text(told), one_line)
         except self._nvml.NVMLError as error:
-            raise FactError(f"NVML: {error}", applicable=not named(error, *NOT_HERE)) from None
+            return Unavailable(f"NVML: {error}", applicable=not named(error, *NOT_HERE))
         except AttributeError as error:
-            raise FactError(f"this version of nvidia-ml-py cannot ask: {error}", applicable=False) from None
+            return Unavailable(f"this version of nvidia-ml-py cannot ask: {error}", applicable=False)
         except Exception as error:  # a broken GPU's answers may not even decode
-            raise FactError(f"nvidia-ml-py: {error!r}", applicable=True) from None
+            return Unavailable(f"nvidia-ml-py: {error!r}", applicable=True)
 
     def xids(self) -> list[tuple[int, int]]:
         """The XIDs that the driver has told of since the last call (the first one arms it): (GPU, number)."""
@@ -195,13 +187,7 @@ class Nvml:
 
 def read(driver: Nvml, index: int, facts: Iterable[str]) -> dict[str, Any]:
     """Facts of one GPU by name; what cannot be had is Unavailable."""
-    values: dict[str, Any] = {}
-    for fact in facts:
-        try:
-            values[fact] = driver.ask(index, fact)
-        except FactError as error:
-            values[fact] = error.unavailable
-    return values
+    return {fact: driver.ask(index, fact) for fact in facts}
 
 
 def in_thread(call: Callable[..., T], *args: Any) -> Future[T]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.nodes import messages as say
 from pytest_gpufleet.nodes.cluster import Cluster, Lost, RankNews, Trouble
 from pytest_gpufleet.world.call import RankSpec
@@ -116,9 +117,7 @@ class ClusterEngine:
         return f"with its node, which is left out: {self._cluster.left_out.get(node, 'it has not started')}"
 
     def _by_node(self, ranks: Iterable[int]) -> Mapping[int, tuple[int, ...]]:
-        found: dict[int, list[int]] = {}
-        for rank in sorted(set(ranks)):
-            found.setdefault(self._nodes[rank], []).append(rank)
+        found = grouped((self._nodes[rank], rank) for rank in sorted(set(ranks)))
         return {node: tuple(here) for node, here in found.items()}
 
 

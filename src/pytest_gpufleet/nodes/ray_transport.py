@@ -12,7 +12,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from pytest_gpufleet.hardware.nvml import in_thread
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import Secured
 from pytest_gpufleet.nodes.agent_process import AgentSettings
@@ -201,16 +201,8 @@ class RayTransport:
 
     def start(self) -> Mapping[int, str]:
         access = find(self._address)
-        started: Future[Mapping[int, str]] = Future()
-
-        def start() -> None:
-            try:
-                started.set_result(self._started(access))
-            except BaseException as error:
-                started.set_exception(error)
-
         # In a thread: Ray waits for a head that does not answer, and elsewhere it takes SIGTERM for itself.
-        threading.Thread(target=start, name="gpufleet ray start", daemon=True).start()
+        started = in_thread(self._started, access)
         try:
             return started.result(START_SECONDS)
         except FutureTimeout:

@@ -10,6 +10,7 @@ from pathlib import Path
 from pytest_gpufleet import __version__
 from pytest_gpufleet.hardware.host import own_name
 from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.suite import code, sum_of
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.messages import Greeting, Hello
@@ -70,11 +71,9 @@ def own(settings: AgentSettings, transport: str) -> Greeting:
 
 def refuse_others(own: Greeting, nodes: Mapping[str, Hello | Greeting]) -> None:
     """Refused if any of these nodes, by their names, has another installation than this process."""
-    if not (others := {name: told for name, node in nodes.items() if (told := _differences(own, node))}):
+    alike = grouped((told, name) for name, node in nodes.items() if (told := _differences(own, node)))
+    if not alike:
         return
-    alike: dict[str, list[str]] = {}
-    for name, told in others.items():
-        alike.setdefault(told, []).append(name)
     found = "; ".join(f"{', '.join(names)}: {told}" for told, names in alike.items())
     raise Refused(
         f"not all nodes have what this one has (pytest-gpufleet {own.version}, Python {own.python}): {found}. "
