@@ -33,6 +33,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.nodes import cluster, transport
 from pytest_gpufleet.nodes.agent_process import AgentProcess, AgentSettings, Frames
@@ -154,7 +155,7 @@ def told_by_a_node() -> tuple[list[str], list[str]]:
             case "run":
                 event |= {"plugin": shipped().version}
             case "suite":
-                event |= {"manifest": shipped().to_json()}
+                event |= {"manifest": codec.plain(shipped())}
             case "finding" if event["finding"]["state"] == "missed":
                 continue
             case "check_finished":

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet import __version__
-from pytest_gpufleet.model import levels, suite
+from pytest_gpufleet.model import codec, levels, suite
 from pytest_gpufleet.model.conditions import CONDITIONS, ConditionType
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.metric import FACTS, MEASURED_UNDER, METRICS, GiB
@@ -307,7 +307,7 @@ def _escaped(text: str) -> str:
 
 def manifest_text() -> str:
     """The text of the file by which a run knows the suite."""
-    return json.dumps(suite_of_now().to_json(), indent=1) + "\n"
+    return json.dumps(codec.plain(suite_of_now()), indent=1) + "\n"
 
 
 if __name__ == "__main__":

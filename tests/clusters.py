@@ -89,7 +89,7 @@ def cluster(
     given = profile.choose(limits, [runs.UNKNOWN])
     assert given is not None
     evidence.add("run", **header(found, wanted, given.name))
-    evidence.add("suite", manifest=SUITE.to_json())
+    evidence.add("suite", manifest=SUITE)
     evidence.add("topology", nodes=[codec.plain(runs.topology(node.host)) for node in found])
     evidence.add("profile", profile=asdict(as_given(given, [runs.UNKNOWN])))
     for number, why in ends.lost.items():
@@ -146,7 +146,7 @@ def _mirrored(evidence: Evidence, own: Mapping[int, Record]) -> None:
         first = next(iter(there.values()))
         for number, record in own.items():
             for fault in faults_of(number, record, check_id):
-                evidence.add("fault", fault=fault.to_json())
+                evidence.add("fault", fault=fault)
         outcome = outcome_of_all(check.outcome for check in there.values())
         failed_by = "other" if outcome == "failed" else ""
         ended = Check(check_id, outcome, 1.5, first.title, failed_by=failed_by)
@@ -159,7 +159,7 @@ def _between(evidence: Evidence, given: profile.Profile, values: Mapping[str, fl
     finding = judge(
         Measurement(BETWEEN, dict(values), UNDER), given, evidence.record.topology, check_id, rehearsal=False
     )
-    evidence.add("finding", finding=finding.to_json())
+    evidence.add("finding", finding=finding)
     failed = finding.state == "missed"
     check = Check(
         check_id, "failed" if failed else "passed", 3.0, "Nodes reach each other", failed_by="limits" if failed else ""

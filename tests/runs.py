@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import msgspec
+
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import SCHEMA, Check, FailedBy
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
@@ -28,7 +30,9 @@ GPUS = ("gpu0", "gpu1", "gpu2", "gpu3")
 SUITE = Suite(
     "0.0.0",
     {
-        name: replace(check, cases=tuple(map(str, range(len(check.cases)))), figures=(), figures_of_several=())
+        name: msgspec.structs.replace(
+            check, cases=tuple(map(str, range(len(check.cases)))), figures=(), figures_of_several=()
+        )
         for name, check in shipped().checks.items()
     },
 )
@@ -127,7 +131,7 @@ def record(
         rehearsal=False, ranks=4, profile=limit.name if limit else None, profile_sha256=None, environment={},
         python="3.12.3", pytest="9.2.0", plugin=SUITE.version,
     )  # fmt: skip
-    evidence.add("suite", manifest=suite.to_json())
+    evidence.add("suite", manifest=suite)
     evidence.add("topology", nodes=[codec.plain(machine)])
     evidence.add("telemetry", sample={"time": 0.0, "gpus": [dict.fromkeys(told, 30.0) for _ in machine.gpus]})
     if limits and limit:
@@ -142,7 +146,7 @@ def record(
         ]  # fmt: skip
         findings += [finding for each in findings if (finding := unsteady(each, machine))]
         for finding in findings:
-            evidence.add("finding", finding=finding.to_json())
+            evidence.add("finding", finding=finding)
         if missed := [finding for finding in findings if finding.state == "missed"]:
             message = str(LimitMissed(missed, machine))
             check = replace(check, outcome="failed", message=message, failed_by="limits")

@@ -17,6 +17,7 @@ import pytest
 from pytest_gpufleet.hardware import telemetry
 from pytest_gpufleet.hardware.local_node import LocalNode
 from pytest_gpufleet.hardware.telemetry import Activity, Sampler, Watch
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.gpu import READINGS, SLOW_READINGS, Gpu, GpuTopology, Unavailable, clock_events
 from pytest_gpufleet.model.measurement import SLOW_BEAT, GpuState, Sample
 from tests.hardware import fake_nvml
@@ -70,7 +71,7 @@ def test_sample_has_every_reading_of_every_gpu_in_their_order() -> None:
     taken = node(StandIn(3)).sample()
     assert taken.gpus == tuple(dict.fromkeys(READINGS, index) for index in range(3))
     assert before - 0.001 <= taken.time <= time.time()
-    assert json.loads(json.dumps(taken.to_json())) == {"time": taken.time, "gpus": list(taken.gpus)}
+    assert json.loads(json.dumps(codec.plain(taken))) == {"time": taken.time, "gpus": list(taken.gpus)}
 
 
 def test_gpus_are_read_at_the_same_time() -> None:

@@ -14,7 +14,7 @@ WARM = GpuState(temperature_c=61.5, sm_clock_mhz=1410.0)
 
 
 def evidence_of(measurement: Measurement) -> dict[str, Any]:
-    return Finding("a check", measurement, "for information").to_json()
+    return codec.plain(Finding("a check", measurement, "for information"))
 
 
 def test_it_stands_in_evidence() -> None:

@@ -93,15 +93,15 @@ def written(
     (folder / "evidence.jsonl").unlink(missing_ok=True)
     evidence = Evidence(folder / "evidence.jsonl")
     evidence.add("run", **run)
-    evidence.add("suite", manifest=SUITE.to_json())
+    evidence.add("suite", manifest=SUITE)
     if topology:
         evidence.add("topology", nodes=[codec.plain(topology)])
     for check in checks:
         evidence.add("check_started", check=check.id)
     for finding in findings:
-        evidence.add("finding", finding=finding.to_json())
+        evidence.add("finding", finding=finding)
     for fault in faults:
-        evidence.add("fault", fault=fault.to_json())
+        evidence.add("fault", fault=fault)
     for check in checks:
         evidence.add("check_finished", check=asdict(check))
     for check_id in unfinished:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.conditions import EACH_ALONE
 from pytest_gpufleet.model.events import Check, FailedBy
@@ -26,7 +28,10 @@ PAIRS = [Pair(gpu(i), gpu(j)) for i in GPUS for j in GPUS if i != j]
 START = 1795166043.0
 SUITE = replace(
     runs.SUITE,
-    checks={name: replace(check, cases=shipped().checks[name].cases) for name, check in runs.SUITE.checks.items()},
+    checks={
+        name: msgspec.structs.replace(check, cases=shipped().checks[name].cases)
+        for name, check in runs.SUITE.checks.items()
+    },
 )
 
 # nccl-tests' figures for a healthy machine with NVLS off, GB/s.

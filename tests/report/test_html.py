@@ -104,7 +104,7 @@ def test_cause_stands_before_the_figures_that_missed(page_of: PageOf) -> None:
 
 def test_a_cause_that_names_no_gpu_begins_a_sentence(bad_gpu: Record) -> None:
     cause = "no single GPU: all pairs are about equally slow"
-    bad_gpu.faults = [replace(fault, code="cause_unclear", subjects=(), what=cause) for fault in bad_gpu.faults]
+    bad_gpu.faults = [fault.changed(code="cause_unclear", subjects=(), what=cause) for fault in bad_gpu.faults]
     assert "No single GPU: all pairs are about equally slow." in why(bad_gpu)
 
 

@@ -11,7 +11,7 @@ from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound, NodeFound
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology, Unavailable
-from pytest_gpufleet.model.place import gpu
+from pytest_gpufleet.model.place import gpu, where
 from pytest_gpufleet.nodes.cluster import Lost, Trouble
 from pytest_gpufleet.nodes.messages import CheckHealth, Health, Hello, Lock, ReadHost, RunSuite
 from pytest_gpufleet.run import node_runs
@@ -84,7 +84,7 @@ TAKEN = "GPU 3 is in use by another run: process 4711"
 def said_to_be_unfit(said, why):
     """Whether node 1 alone is, and is left out."""
     (told, content), (left_out, of) = said
-    assert (told, content["fault"]["name"], content["fault"]["subjects"]) == ("fault", "node_unfit", ["node1"])
+    assert (told, content["fault"].code, content["fault"].subjects) == ("fault", "node_unfit", (where("node1"),))
     return (left_out, of["node"]) == ("node_left_out", 1) and str(why) in of["why"]
 
 
@@ -153,7 +153,7 @@ def test_a_node_that_is_lost_while_its_report_is_brought_here_is_named(cluster, 
     run.finish(cut_short=False)
     (lost, of), (told, content) = run.said
     assert (lost, of) == ("node_lost", {"node": 2, "why": "its agent died by SIGKILL"})
-    assert (told, content["fault"]["name"], content["fault"]["subjects"]) == ("fault", "node_lost", ["node2"])
+    assert (told, content["fault"].code, content["fault"].subjects) == ("fault", "node_lost", (where("node2"),))
 
 
 BUSES = ("00000000:0A:00.0", "")  # the second does not answer

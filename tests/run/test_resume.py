@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.codec import Moment
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import Earlier, HostFound, RunHeader
@@ -250,11 +251,14 @@ SPOILED_BY = {
         "telemetry lost samples: x (in run first)",
     ),
     "a fault": (
-        {"event": "fault", "fault": Fault("xid_restart", (), "XID 79", check="a.py::b", watched=True).to_json()},
+        {"event": "fault", "fault": codec.plain(Fault("xid_restart", (), "XID 79", check="a.py::b", watched=True))},
         "XID 79 (in run first)",
     ),
     "wrong data, which the next run did not see": (
-        {"event": "fault", "fault": Fault("product_wrong", (), "1 wrong bit", check=f"{runs.BANDWIDTH}[0]").to_json()},
+        {
+            "event": "fault",
+            "fault": codec.plain(Fault("product_wrong", (), "1 wrong bit", check=f"{runs.BANDWIDTH}[0]")),
+        },
         "1 wrong bit (in run first)",
     ),
 }
@@ -278,7 +282,7 @@ def test_what_goes_along_is_that_of_checks_that_do_not_run_again(first):
              ((done, False), (again, False), (again, True), ("", False))]  # fmt: skip
     curve = {"training": {"model": "resnet50"}, "steps": [1], "losses": [7.1], "place": "gpu0"}
     folder = first(
-        *({"event": "noticed", "fault": fault.to_json()} for fault in shown),
+        *({"event": "noticed", "fault": codec.plain(fault)} for fault in shown),
         *({"event": "losses", "check": check, "curve": curve} for check in (done, again, not_done)),
         {"event": "omen", "of": "an owl"},
     )
@@ -334,7 +338,7 @@ def test_telemetry_that_saw_nothing_spoils_the_checks_that_do_not_run_again(tmp_
 def test_a_limit_that_was_missed_is_told_though_its_check_did_not_end(tmp_path, limits, first, gone_on_with):
     missed = read(runs.record(tmp_path / "other", values={"busbw world": 0.5}, limits=limits) / "evidence.jsonl")
     finding = next(each for each in missed.findings if each.state == "missed")
-    begun = {"event": "finding", "finding": {**finding.to_json(), "check": "own.py::test_dies"}}
+    begun = {"event": "finding", "finding": {**codec.plain(finding), "check": "own.py::test_dies"}}
     folder = first({"event": "check_started", "check": "own.py::test_dies"}, begun)
     for name in ("second", "third"):
         folder, _, reasons = gone_on_with(folder, name)

@@ -113,7 +113,7 @@ def test_the_same_gpu_in_two_nodes_is_one_node_told_twice(tmp_path: Path, limits
 
 
 def fault(code: str, *nodes: int) -> tuple[str, dict[str, object]]:
-    return "fault", {"fault": Fault(code, tuple(Place(node, "node") for node in nodes), "gone").to_json()}
+    return "fault", {"fault": Fault(code, tuple(Place(node, "node") for node in nodes), "gone")}
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,11 @@
 """A figure that missed, or of which the samples differ, is measured once more; and what samples that differ mean."""
 
-import json
 from dataclasses import replace
 from statistics import median
 from types import SimpleNamespace
 
 import pytest
 
-from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import GpuState, Measurement
@@ -61,7 +59,7 @@ MISSED_FIRST = "1 place misses the limit, 1 place is slower than the peers"
 @pytest.mark.parametrize(("second", "missed"), [(4280.0, 0), (4000.0, 1)])
 def test_both_are_on_record_and_the_second_counts(run, second, missed):
     run.judge(measured(4000.0, HOT), again=lambda: [measured(second, HOT)])
-    first, last = (codec.typed(event["finding"], Finding) for event in run.recorded)
+    first, last = (event["finding"] for event in run.recorded)
     assert run.pauses == [assertions.PAUSE_SECONDS]
     assert (first.state, first.missed, first.again) == ("for information", (gpu(0),), MISSED_FIRST)
     assert last.state == ("missed" if missed else "met")
@@ -72,7 +70,7 @@ def test_both_are_on_record_and_the_second_counts(run, second, missed):
 def test_what_is_shown_beside_is_measured_again_too_and_needs_no_limit(run):
     share = Measurement("train_utilization", {gpu(0): 0.5}, {"recipe": "amp"})
     run.judge(measured(4000.0, HOT), shown=[share], again=lambda: [measured(4280.0, COOL), share])
-    recorded = [codec.typed(event["finding"], Finding) for event in run.recorded]
+    recorded = [event["finding"] for event in run.recorded]
     assert [(each.measurement.metric, bool(each.again), each.required) for each in recorded] == [
         ("memory_bandwidth", True, True), ("train_utilization", True, False),
         ("memory_bandwidth", False, True), ("train_utilization", False, False),
@@ -110,7 +108,7 @@ def test_samples_of_a_shared_way_that_differ_are_measured_again_and_are_no_fault
     run, second, missed
 ):
     run.judge(host_link(DISTURBED), again=lambda: [host_link(second)])
-    first, *_ = (codec.typed(event["finding"], Finding) for event in run.recorded)
+    first, *_ = (event["finding"] for event in run.recorded)
     assert run.pauses == [assertions.PAUSE_SECONDS]
     assert (first.state, first.again) == ("for information", "the samples of gpu0 differed by 5.9%")
     now = run.stash.get(MISSED, ([], []))[0]
@@ -167,7 +165,7 @@ def from_host(samples):
 @pytest.mark.parametrize(("second", "missed"), [(STEADY, False), (LOW, True)])
 def test_what_had_met_its_limit_and_was_measured_along_counts_once_by_the_second(run, second, missed):
     run.judge(host_link(DISTURBED), from_host(STEADY), again=lambda: [host_link(STEADY), from_host(second)])
-    recorded = [codec.typed(json.loads(json.dumps(event["finding"])), Finding) for event in run.recorded]
+    recorded = [event["finding"] for event in run.recorded]
     figures = [each for each in recorded if each.measurement.metric == "host_bandwidth"]
     assert [each.state for each in figures] == ["for information"] * 2 + ["met", "missed" if missed else "met"]
     assert [each.again for each in figures] == ["the samples of gpu0 differed by 5.9%", ALONG, "", ""]
@@ -176,7 +174,7 @@ def test_what_had_met_its_limit_and_was_measured_along_counts_once_by_the_second
 
 def test_what_was_not_measured_again_counts_as_it_was(run):
     run.judge(host_link(DISTURBED), from_host(STEADY), again=lambda: [host_link(STEADY)])
-    recorded = [codec.typed(event["finding"], Finding) for event in run.recorded]
+    recorded = [event["finding"] for event in run.recorded]
     assert [(each.state, bool(each.again)) for each in recorded] == [
         ("for information", True), ("met", False), ("met", False),
     ]  # fmt: skip
@@ -184,7 +182,7 @@ def test_what_was_not_measured_again_counts_as_it_was(run):
 
 def test_a_miss_that_was_not_measured_again_counts_(run):
     run.judge(measured(4000.0, HOT), host_link(DISTURBED), again=lambda: [host_link(STEADY)])
-    recorded = [codec.typed(event["finding"], Finding) for event in run.recorded]
+    recorded = [event["finding"] for event in run.recorded]
     assert [(each.measurement.metric, each.state, bool(each.again)) for each in recorded] == [
         ("memory_bandwidth", "missed", False),
         ("host_bandwidth", "for information", True),

@@ -235,7 +235,7 @@ def test_a_process_of_somebody_else_leaves_untested_what_it_may_have_caused_and_
     record, miner = run(), "process 4711 (miner), 2.0 GiB"
     for check in [FOREIGN] if effects == [] else [FOREIGN, SPEED]:
         record.checks[check] = replace(record.checks[check], outcome="failed")
-    record.faults += [replace(fault, check=SPEED) for fault in effects or ()]
+    record.faults += [fault.changed(check=SPEED) for fault in effects or ()]
     record.faults.append(Fault("foreign_process", (gpu(5),), miner, check=FOREIGN))
     found, reasons = conclude(record)
     assert found == verdict

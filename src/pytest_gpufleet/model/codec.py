@@ -27,7 +27,7 @@ def plain(value: object) -> Any:
 
 
 def _written(value: object) -> str:
-    if isinstance(value, Where | Moment):
+    if isinstance(value, Where | str):  # of other classes than str itself, as a Moment is
         return str(value)
     raise NotImplementedError(f"{type(value).__name__} has no form in JSON")
 

@@ -18,7 +18,7 @@ from msgspec import Meta
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.codec import Amount, Finite, Moment
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.model.fault import CODES, Fault
+from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology, Unavailable, told
 from pytest_gpufleet.model.language import Language
@@ -182,25 +182,6 @@ class Sample(TypedDict):
 
     time: Amount
     gpus: list[dict[str, Amount | None]]
-
-
-class FaultTold(msgspec.Struct, frozen=True):
-    """A fault as Fault.to_json writes it. `code`: the number, `name`: the key of CODES."""
-
-    check: str
-    code: Count
-    name: str
-    subjects: tuple[Where, ...]
-    what: str
-    story: str
-    watched: bool
-
-    def of_this_version(self) -> Fault:
-        """ValueError if it is none that this version knows."""
-        known = CODES.get(self.name)
-        if known is None or known.number != self.code:
-            raise ValueError(f"there is no fault {self.name} with code {self.code}")
-        return Fault(self.name, self.subjects, self.what, self.story, self.check, self.watched)
 
 
 class LossCurve(msgspec.Struct, frozen=True):
@@ -433,14 +414,14 @@ class LossesTold(Event, frozen=True, tag="losses"):
 
 
 class FaultFound(Event, frozen=True, tag="fault"):
-    fault: FaultTold
+    fault: Fault
 
 
 class Noticed(Event, frozen=True, tag="noticed"):
     """What is shown and speaks against nothing, such as errors that were corrected, in the words of a fault. Its
     `check`: the one that ran, "" if it was before the run."""
 
-    fault: FaultTold
+    fault: Fault
 
 
 class CheckFinished(Event, frozen=True, tag="check_finished"):

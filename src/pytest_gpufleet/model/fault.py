@@ -4,9 +4,13 @@ A number is never used again, and lines are only added, each at the end of its b
 it is set up, 2xx health, 3xx wrong data, 4xx performance, 5xx processes, 9xx what an author of checks asserts.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from pytest_gpufleet.model.place import Where
 
@@ -357,9 +361,9 @@ CODES = {code.name: code for code in sorted(_CODES, key=lambda code: code.number
 KERNEL_LOG = range(236, 250)  # the numbers of what the kernel log tells of the host
 
 
-@dataclass(frozen=True)
-class Fault:
-    """One thing that is wrong. `code` is a key of CODES, which says what kind of thing, and what to do.
+class Fault(msgspec.Struct, frozen=True):
+    """One thing that is wrong. `code` is a key of CODES, which says what kind of thing, and what to do; in JSON that is
+    the `name`, and the code its number.
 
     `subjects` are the places that are to blame, most suspicious first; none if nobody knows. `what` tells of this
     one in a few words, with figures and without naming the subjects. `story` is what somebody who digs deeper wants to
@@ -367,12 +371,22 @@ class Fault:
     the one that ran when it happened.
     """
 
-    code: str
+    code: str = msgspec.field(name="name")
     subjects: tuple[Where, ...]
     what: str
     story: str = ""
     check: str = ""
     watched: bool = False
+    number: int = msgspec.field(default=0, name="code")  # 0: that of its kind
+
+    def __post_init__(self) -> None:
+        """ValueError if it is none that this version knows."""
+        if self.code not in CODES or self.number not in (0, self.kind.number):
+            raise ValueError(f"there is no fault {self.code} with code {self.number}")
+        msgspec.structs.force_setattr(self, "number", self.kind.number)
+
+    def changed(self, **changes: Any) -> Fault:
+        return msgspec.structs.replace(self, number=0, **changes)
 
     @property
     def kind(self) -> Code:
@@ -388,17 +402,6 @@ class Fault:
         """ "GPU 3: 17 PCIe replays", if `named` calls a place so."""
         subjects = ", ".join(map(named, self.subjects))
         return f"{subjects}: {self.what}" if subjects else self.what
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "check": self.check,
-            "code": self.kind.number,
-            "name": self.code,
-            "subjects": [str(subject) for subject in self.subjects],
-            "what": self.what,
-            "story": self.story,
-            "watched": self.watched,
-        }
 
 
 class Faults(AssertionError):

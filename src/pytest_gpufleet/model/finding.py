@@ -3,9 +3,8 @@
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
-from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.codec import Finite
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.limit import Limit, Tolerance
@@ -59,9 +58,6 @@ class Finding:
             (f"{metric} limit", limit),
             (f"{metric} state", f"{self.state}: {self.reason}" if self.reason else self.state),
         ]
-
-    def to_json(self) -> dict[str, Any]:
-        return dict(codec.plain(self))
 
 
 def distinct(findings: Iterable[Finding]) -> list[Finding]:

@@ -23,9 +23,6 @@ class Sample:
     time: float
     gpus: tuple[dict[str, Any], ...]
 
-    def to_json(self) -> dict[str, Any]:
-        return {"time": self.time, "gpus": list(self.gpus)}
-
 
 V = TypeVar("V")
 KNOWN = Metric("known", "of METRICS", "higher", "the one of METRICS that has the name of the measurement")

@@ -1,7 +1,7 @@
 """What happened in a run: the fold of its evidence."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -146,8 +146,7 @@ class Record:
                 self.losses.append(event)
             case events.FaultFound() | events.Noticed():
                 heard = self.noticed if isinstance(event, events.Noticed) else self.faults
-                found = event.fault.of_this_version()
-                heard.append(replace(found, what=f"{found.what}{event.where}"))
+                heard.append(event.fault.changed(what=f"{event.fault.what}{event.where}"))
             case events.CheckFinished(check=check):
                 self.checks[check.id] = check
                 if check.id in self._begun:

@@ -6,10 +6,11 @@ Evidence is judged by the manifest of the suite that made it, which it holds.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 import pytest_gpufleet
 from pytest_gpufleet.model import codec, levels
@@ -25,8 +26,7 @@ CLONE = Path(str(pytest_gpufleet.__file__)).parents[2]  # if this is one
 ABOVE = f"../{CONFTEST}"  # by which a clone runs where it is not installed
 
 
-@dataclass(frozen=True)
-class SuiteCheck:
+class SuiteCheck(msgspec.Struct, frozen=True, omit_defaults=True):
     """A check of the suite: the lowest level that requires it, the first line of its docstring, what stands in the
     brackets of its cases (none if it is not parametrized), the metrics of which each case leaves a finding, and the
     chapter of the report where it stands. A machine of which nothing `proves_sound` ran is not known to be good.
@@ -61,11 +61,6 @@ class Suite:
     checks: Mapping[str, SuiteCheck] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     chapters: Mapping[str, str] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        told = {name: asdict(check).items() for name, check in self.checks.items()}
-        checks = {name: {key: value for key, value in items if value} for name, items in told.items()}
-        return {"version": self.version, "checks": checks, "files": dict(self.files), "chapters": dict(self.chapters)}
 
     def required(self, level: str, nodes: int = 1) -> list[str]:
         """The names of the checks that a level requires of a run on so many nodes."""

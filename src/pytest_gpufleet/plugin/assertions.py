@@ -4,7 +4,7 @@ test at its end."""
 import reprlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -201,7 +201,7 @@ class Judge:
             findings = [*set_aside(figures, second), *second]
         item.stash.setdefault(FINDINGS, []).extend(findings)
         for finding in findings:
-            run.record_event("finding", finding=finding.to_json())
+            run.record_event("finding", finding=finding)
             listeners.tell(item.config, "pytest_gpufleet_finding", finding=finding, item=item)
         if still := [finding for finding in findings if finding.state == "missed"]:
             missed, causes = item.stash.setdefault(MISSED, ([], []))
@@ -219,7 +219,7 @@ def _faults(cause: Cause, check: str) -> list[Fault]:
             found = [cause]
         case _:
             found = cause
-    return [replace(fault, check=check, what=redacted(fault.what), story=redacted(fault.story)) for fault in found]
+    return [fault.changed(check=check, what=redacted(fault.what), story=redacted(fault.story)) for fault in found]
 
 
 def limit_missed(item: pytest.Item) -> LimitMissed | None:

@@ -2,8 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
@@ -45,8 +44,8 @@ class FailedOnNodes(AssertionError):
     """A check has failed on nodes that have run it by themselves. What they found is on record."""
 
 
-def finished(item: pytest.Item, phases: Phases) -> dict[str, Any]:
-    """The check that a finished test was, as JSON. Of what was raised nothing is kept but text: the frames of a
+def finished(item: pytest.Item, phases: Phases) -> Check:
+    """The check that a finished test was. Of what was raised nothing is kept but text: the frames of a
     traceback hold all that the test had. One that another plugin runs again is what it was at its worst."""
     title, _, doc = (inspect.getdoc(getattr(item, "obj", None)) or "").partition("\n")
     outcome, message = _outcome(phases)
@@ -69,7 +68,7 @@ def finished(item: pytest.Item, phases: Phases) -> dict[str, Any]:
     del item.stash[PHASES]
     if ONLY_LIMITS in item.stash:
         del item.stash[ONLY_LIMITS]
-    return asdict(check)
+    return check
 
 
 def faults(item: pytest.Item, report: pytest.TestReport, error: BaseException | None) -> list[Fault]:
@@ -87,8 +86,7 @@ def faults(item: pytest.Item, report: pytest.TestReport, error: BaseException | 
         case _:
             found = [Fault("check_failed", (), f"{type(error).__name__}: {error}".partition("\n")[0])]
     return [
-        replace(
-            fault,
+        fault.changed(
             check=item.nodeid,
             what=redacted(fault.what)[:MESSAGE_LIMIT],
             story=redacted(fault.story[: 2 * MESSAGE_LIMIT])[:MESSAGE_LIMIT],

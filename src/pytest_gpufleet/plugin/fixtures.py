@@ -6,7 +6,6 @@ Loaded in every pytest run of an environment, so nothing heavy is imported befor
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -213,10 +212,7 @@ def record_fingerprints(request: pytest.FixtureRequest) -> Callable[[Sequence[Fi
     """record_fingerprints(found): what GPUs computed in this check, for comparisons with other machines."""
 
     def record(found: Sequence[Fingerprint]) -> None:
-        from pytest_gpufleet.model.codec import plain
-
-        told = [plain(each) for each in found]
-        request.config.stash[RUN].record_event("fingerprint", check=request.node.nodeid, fingerprints=told)
+        request.config.stash[RUN].record_event("fingerprint", check=request.node.nodeid, fingerprints=found)
 
     return record
 
@@ -225,7 +221,7 @@ def record_fingerprints(request: pytest.FixtureRequest) -> Callable[[Sequence[Fi
 def notice(request: pytest.FixtureRequest) -> Callable[[Iterable[Fault]], None]:
     """notice(faults): what this check has seen, is told beside the verdict, and speaks against nothing."""
     run: Run = request.config.stash[RUN]
-    return lambda shown: run.notice(replace(fault, check=request.node.nodeid) for fault in shown)
+    return lambda shown: run.notice(fault.changed(check=request.node.nodeid) for fault in shown)
 
 
 @pytest.fixture
@@ -294,5 +290,5 @@ def diagnose(run: Run, check: str) -> Diagnosis:
         not_applicable(str(why))
     run.record_event("host_fact", fact="dcgm", value=told)
     found = diagnosed(told, gpus)
-    run.notice(replace(fault, check=check) for fault in found.shown)
+    run.notice(fault.changed(check=check) for fault in found.shown)
     return found

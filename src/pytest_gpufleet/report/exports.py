@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytest_gpufleet import safe_files
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.gpu import READINGS
 from pytest_gpufleet.model.grouping import grouped
@@ -99,7 +100,7 @@ def of_drift(drift: Drift) -> dict[str, Any]:
             }
             for each in drift.worse
         ],
-        "faults": [fault.to_json() for fault in drift.faults],
+        "faults": codec.plain(drift.faults),
     }
 
 

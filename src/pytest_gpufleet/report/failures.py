@@ -58,7 +58,7 @@ def _by_check(record: Record, everyone: Sequence[Place], seen: Callable[[Fault],
 
 
 def _at_nodes(fault: Fault) -> Fault:
-    return replace(fault, subjects=tuple(dict.fromkeys(map(_node_of, fault.subjects))))
+    return fault.changed(subjects=tuple(dict.fromkeys(map(_node_of, fault.subjects))))
 
 
 def _node_of(where: Where) -> Where:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from pytest_gpufleet import __version__
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import HostFound
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu
@@ -194,7 +195,7 @@ def _figure(found: SlowPlaces | OddHost, hosts: Sequence[HostRun]) -> dict[str, 
 
 def _fault(fault: Fault, hosts: Sequence[HostRun]) -> dict[str, Any]:
     named = dict.fromkeys(hosts[part.node].host for subject in fault.subjects for part in subject.parts)
-    return {"hosts": list(named), **fault.to_json(), "action": fault.kind.action, "next_step": fault.kind.next_step}
+    return {"hosts": list(named), **codec.plain(fault), "action": fault.kind.action, "next_step": fault.kind.next_step}
 
 
 MOST_SAID = 6  # of a node, by checks between them

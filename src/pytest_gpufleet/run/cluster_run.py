@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
@@ -372,4 +371,4 @@ class ClusterRanks(Ranks):
 
 def _of_node(fault: Fault, node: int, check: str) -> Fault:
     subjects = tuple(on_node(subject, node) for subject in fault.subjects)
-    return replace(fault, subjects=subjects, check=check, watched=True)
+    return fault.changed(subjects=subjects, check=check, watched=True)

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import LONGEST_LINE
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.redaction import aliased
@@ -41,6 +42,7 @@ class Evidence:
         self._lock = threading.Lock()  # telemetry comes from a thread of its own
 
     def add(self, event: str, **content: Any) -> None:
+        """`content`: of JSON, and of objects of the model."""
         with self._lock:
             if not self._file.closed:  # a GPU that hung in its driver may answer after the verdict
                 self._add(event, content)
@@ -72,7 +74,7 @@ class Evidence:
         if self._kept and event != "spoiled":
             self._spoil(self._tampered())
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        line = json.dumps({"t": now, "event": event, **aliased(dict(content))})
+        line = json.dumps({"t": now, "event": event, **aliased(codec.plain(content))})
         if len(line) >= LONGEST_LINE:  # it is ASCII
             raise ValueError(f"an event {event} is longer than {LONGEST_LINE >> 20} MiB, and could not be read again")
         self.record.add(json.loads(line))

@@ -6,7 +6,6 @@ import platform
 import stat
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -201,14 +200,14 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
     run.record_event("topology", **topology)
     if profile and run.options.profile:
         given = as_given(profile, (gpu.name for gpu in ground.topology.gpus))
-        run.record_event("profile", profile=asdict(given))
+        run.record_event("profile", profile=given)
     if order:
-        run.record_event("order", order=codec.plain(order))
+        run.record_event("order", order=order)
     run.record_event("machine", **machine)
     if run.options.nodes is None:
         own = run.own_machine.machine  # what its kernel log has from before the run is shown
         run.notice(log_rules.judged(own.logged.host, own.gpus, "before")[1])
-    run.record_event("suite", manifest=shipped().to_json())
+    run.record_event("suite", manifest=shipped())
     for name, content in carried:
         run.record_event(name, **content)
         if name == "host_fact":

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from datetime import datetime, timezone
 from functools import cached_property, partial
 from pathlib import Path
@@ -149,10 +148,10 @@ class Run:
         has `failed` whatever this says."""
         if self.evidence is None or self.health is None:
             return []
-        faults = [replace(fault, check=check, watched=True) for fault in self.health.check(failed)]
+        faults = [fault.changed(check=check, watched=True) for fault in self.health.check(failed)]
         for fault in faults:
             self.accuse(fault)
-        self.notice(replace(shown, check=check, watched=True) for shown in self.health.noticed)
+        self.notice(shown.changed(check=check, watched=True) for shown in self.health.noticed)
         if self.health.unread:
             self.evidence.spoil(f"an XID may have gone unseen: {self.health.unread}")
         return faults
@@ -187,13 +186,13 @@ class Run:
 
     def accuse(self, fault: Fault) -> None:
         """Put on record what is wrong, and tell who listens."""
-        self.record_event("fault", fault=fault.to_json())
+        self.record_event("fault", fault=fault)
         self.hear_fault(fault)
 
     def notice(self, shown: Iterable[Fault]) -> None:
         """Put on record what is told beside the verdict and speaks against nothing."""
         for fault in shown:
-            self.record_event("noticed", fault=fault.to_json())
+            self.record_event("noticed", fault=fault)
 
     def cluster_header(self) -> dict[str, Any]:
         """What evidence says first of a run on many nodes."""
@@ -438,7 +437,7 @@ class Sampling:
 
     def _take_in(self, sample: Sample) -> None:
         self.note_lost()
-        self._run.record_event("telemetry", sample=sample.to_json())
+        self._run.record_event("telemetry", sample=sample)
         self._activity.add(sample)
         self.latest = sample
         self._health.note(sample)

@@ -157,9 +157,8 @@ def faults_of(number: int, record: Record, check_id: str) -> list[Fault]:
     """What a check found on a node, by the record of that node's own run: faults and figures that missed, at their
     places among all nodes. What has no place there is at the node."""
     return [
-        replace(
-            fault,
-            subjects=tuple(on_node(subject, number) for subject in fault.subjects) or (Place(number, "node"),),
+        fault.changed(
+            subjects=tuple(on_node(subject, number) for subject in fault.subjects) or (Place(number, "node"),)
         )
         for fault in accusations(record)
         if fault.check == check_id

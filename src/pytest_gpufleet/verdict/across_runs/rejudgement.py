@@ -75,7 +75,7 @@ def _with_nodes(record: Record, own: Mapping[int, Record]) -> Record:
         if known(fault.check) not in there or fault.code == "node_lost" or fault.nodes - own.keys()
     ]
     now = [
-        replace(fault, check=name)
+        fault.changed(check=name)
         for name in record.checks
         for number, check in there[known(name)].items()
         for fault in faults_of(number, own[number], check.id)
