@@ -108,8 +108,8 @@ SWITCHES = [
     ("NCCL_NTHREADS", H200, ["64", "256", "0x80"], ["512", "0", "-2", "100", "1024"]),
     ("NCCL_BUFFSIZE", H200, ["1048576", "0", "4M"], ["4194304", "8388608", "-2", ""]),
     ("NCCL_GRAPH_FILE", H200, [], ["/opt/microsoft/ncv4/graph.xml"]),
-    ("CUDA_LAUNCH_BLOCKING", H200, ["1", "2", "01"], ["0", "", "00"]),
-    ("NVIDIA_TF32_OVERRIDE", H200, ["0"], ["1", ""]),
+    ("CUDA_LAUNCH_BLOCKING", H200, ["1", " 1", "01"], ["0", "", "00", "2", "true"]),
+    ("NVIDIA_TF32_OVERRIDE", H200, ["0", "1"], ["2", ""]),
 ]  # fmt: skip
 
 

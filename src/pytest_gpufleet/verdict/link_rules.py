@@ -156,8 +156,8 @@ HARMFUL_NUMBERS: dict[str, Callable[[int], bool]] = {
     "NCCL_MAX_CTAS": lambda number: 0 < number < CHANNELS,
     "NCCL_NTHREADS": lambda number: 0 < number < 512 and number % 32 == 0,
     "NCCL_BUFFSIZE": lambda number: number != -2 and number < 4 << 20,
-    "CUDA_LAUNCH_BLOCKING": lambda number: number != 0,  # CUDA Programming Guide, "CUDA Environment Variables": 0 or 1
-    "NVIDIA_TF32_OVERRIDE": lambda number: number == 0,  # cuBLAS and cuDNN know no other value
+    "CUDA_LAUNCH_BLOCKING": lambda number: number == 1,  # seen with driver 580 on an H100: 2, -1 and "true" are off
+    "NVIDIA_TF32_OVERRIDE": lambda number: number in (0, 1),  # 0: TF32 is off; 1: float32 is TF32, seen there too
 }
 # How far apart GPUs may be that reach each other's memory, in NCCL's words; before it had words it had numbers.
 LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
