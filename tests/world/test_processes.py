@@ -184,7 +184,7 @@ def test_a_fork_server_that_never_starts_a_rank_ends_with_the_deadline(fleet):
     run = fleet(module, "--fleet-timeout=1", files={"conftest.py": STOPPED_AT_ITS_START})
     assert run.outcomes == {"test_it": "failed"}
     message = run.check("test_it").message
-    assert message.startswith("rank 0 of 2, CPU: running before it was forked from process")
+    assert message.startswith("ranks 0, 1: running before it was forked from process")
     assert "(stopped by a signal)" in message
 
 
