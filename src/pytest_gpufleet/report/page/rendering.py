@@ -11,7 +11,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from pytest_gpufleet import __version__, safe_files
-from pytest_gpufleet.model.language import current_language, say
+from pytest_gpufleet.model.language import current_language, say, some
 from pytest_gpufleet.model.suite import titled
 from pytest_gpufleet.report import wording
 
@@ -74,6 +74,7 @@ def templates() -> jinja2.Environment:
             lambda _, text, **values: say(text, **values)
         ),  # not folded when a template is compiled
         "gap": wording.gap,
+        "some": some,
         "moment": wording.moment,
         "upper_first": wording.capitalised,
     }
