@@ -76,7 +76,7 @@ WORK: list[tuple[ModuleType, dict[str, Any]]] = [
     (host_copies, {"_prepare": giving(""), "_copied": crossed, "_free": nothing}),
     (pairs, {"_prepare": nothing, "_reach": lambda rank, offers: [True] * rank.size, "_copy": giving(SAMPLES)}),
     (pairs, {"_difference": giving(""), "_leave": nothing, "_free": nothing}),
-    (loop, {"_laps": giving(loop.Laps(LAP, [LAP] * 3, [LAP] * 3, SAMPLES, [])), "record_losses": nothing}),
+    (loop, {"_laps": giving(loop.Laps([LAP] * 3, [LAP] * 3, SAMPLES, [])), "record_losses": nothing}),
     (loop, {"release": nothing, "_details": giving({}), "everyones": lambda rank, values: [list(values)] * rank.size}),
     (burn_in, {"_prepare": nothing, "_turn": giving(burn_in.Turn(1.0, "", 0, STATE)), "put_away": nothing}),
     (power_steps, {"_prepare": giving((None, 0.0)), "_turn": stepped, "put_away": nothing}),

@@ -8,6 +8,7 @@ make of larger groups. A rail of one node is worth what it reaches with the best
 cannot pull down. With one partner only the figure is that of the two.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -97,9 +98,8 @@ def pairs_of_nodes(world: World, nbytes: int, seed: int) -> list[Measurement]:
 def groups_of_nodes(world: World, nbytes: int) -> list[Measurement]:
     """Bus bandwidth of groups of about sqrt(N) nodes in the order of their numbers; `details` say which."""
     rounds = squares([*ranks_by_node(world)])
-    groups = [group for each in rounds for group in each]
-    hosts = world.hosts
-    names = {f"group{index}": ", ".join(hosts[node] for node in group) for index, group in enumerate(groups)}
+    hosts, groups = world.hosts, enumerate(itertools.chain(*rounds))
+    names = {f"group{index}": ", ".join(hosts[node] for node in group) for index, group in groups}
     return _measured(world, rounds, nbytes, names)
 
 
@@ -128,18 +128,11 @@ def _measured(
     return together(world, by_rank)
 
 
-# ---------------------------------------------------------------- on ranks
-
-
 def group_bandwidth(rank: Rank, nbytes: int) -> Reading:
     """`bus_bandwidth` of an all_reduce, as a figure of a group of nodes."""
     reading = bus_bandwidth(rank, COLLECTIVE, nbytes)
-    return replace(
-        reading,
-        metric="node_group_busbw",
-        conditions={**reading.conditions, **conditions(rank)},
-        gpu_state=None,
-    )
+    under = {**reading.conditions, **conditions(rank)}
+    return replace(reading, metric="node_group_busbw", conditions=under, gpu_state=None)
 
 
 RailsAtOnce = Literal["one", "all"]
@@ -201,9 +194,6 @@ def _best(rail: int, nodes: Sequence[int], pairs: dict[IndexPair, Samples]) -> d
         else:
             found[Pair(*(Place(nodes[end], "rail", rail) for end in best))] = own[best]
     return found
-
-
-# ---------------------------------------------------------------- on ranks
 
 
 def rail_pairs(

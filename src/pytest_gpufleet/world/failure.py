@@ -3,7 +3,6 @@
 import contextlib
 import json
 import pickle
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.world.call import Call, Members, RankSpec, ranks_text
 from pytest_gpufleet.world.engines.processes import CANNOT_ANSWER
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Engine, Trace
-from pytest_gpufleet.world.outcomes import Outcome
+from pytest_gpufleet.world.outcomes import Outcome, loaded_type
 
 FailureKind = Literal["exception", "crash", "hang"]
 State = Literal["returned", "raised", "died", "running"]
@@ -114,10 +113,8 @@ def failure_type(original: str) -> type[RankFailure]:
 
     So `pytest.mark.xfail(raises=ValueError)` and `pytest.raises(ValueError)` work for what a rank raised.
     """
-    module, _, name = original.rpartition(".")
-    loaded = sys.modules.get(module or "builtins")
-    base = vars(loaded).get(name) if loaded else None
-    if not (isinstance(base, type) and issubclass(base, Exception)):
+    base, name = loaded_type(original, Exception), original.rpartition(".")[2]
+    if base is None:
         return RankFailure
     try:
         # Made once by hand to see that this base accepts RankFailure's arguments; UnicodeDecodeError does not.

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.model.events import LossCurve
@@ -88,6 +88,7 @@ def echo_output(outcomes: Mapping[int, Outcome]) -> None:
             sys.stdout.write(f"[rank {rank}] {line}\n")
 
 
+T = TypeVar("T")
 TAIL_BYTES = 8 * 1024
 
 
@@ -187,12 +188,13 @@ def show_notices(outcomes: Mapping[int, Outcome]) -> None:
     """Hand on what ranks have warned of, each once, past the filters, which were asked on the rank."""
     by_notice = grouped((notice, rank) for rank in sorted(outcomes) for notice in outcomes[rank].notices)
     for notice, ranks in by_notice.items():
-        category = _category(notice.category)
+        category = loaded_type(notice.category, Warning) or UserWarning
         warnings.showwarning(f"{notice.text} ({ranks_text(ranks)})", category, notice.file, notice.line)
 
 
-def _category(name: str) -> type[Warning]:
+def loaded_type(name: str, kind: type[T]) -> type[T] | None:
+    """The class "module.name", if it is loaded here and one of this kind."""
     module, _, attribute = name.rpartition(".")
-    known = vars(sys.modules[module]) if module in sys.modules else {}
-    found = known.get(attribute)
-    return found if isinstance(found, type) and issubclass(found, Warning) else UserWarning
+    loaded = sys.modules.get(module or "builtins")
+    found = vars(loaded).get(attribute) if loaded else None
+    return found if isinstance(found, type) and issubclass(found, kind) else None

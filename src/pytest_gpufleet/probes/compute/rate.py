@@ -105,8 +105,7 @@ def operands(precision: str, shape: Shape, device: torch.device) -> tuple[Tensor
     # Made on the device: on the CPU it takes seconds. The generator counts, so equal devices make equal numbers.
     generator = torch.Generator(device).manual_seed(0)
     drawn = torch.float64 if dtype == torch.float64 else torch.float32
-    a = torch.randn(m, k, generator=generator, dtype=drawn, device=device).to(dtype)
-    b = torch.randn(n, k, generator=generator, dtype=drawn, device=device).to(dtype)
+    a, b = (torch.randn(side, k, generator=generator, dtype=drawn, device=device).to(dtype) for side in (m, n))
     return a, b.t()
 
 

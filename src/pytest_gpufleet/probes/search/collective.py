@@ -60,6 +60,7 @@ def failed(error: Exception) -> str:
     return f"the search for the cause failed: {first_line}"
 
 
+unclear = partial(Fault, "cause_unclear", ())  # in words
 LAUNCHES = 10
 SAMPLES = 3
 LONGEST = 0.5  # seconds of a sample, about: the search is to be over soon on a broken machine too
@@ -136,9 +137,7 @@ def without_topology_file(world: World, collective: str, nbytes: int, deadline: 
     rates = deadline.run(world, _with_and_without, file, collective, nbytes)
     given, own = (min(ways) for ways in zip(*rates, strict=True))
     what = f"without {VARIABLE}={file} {collective} reaches {own:,.4g} GB/s, with it {given:,.4g}"
-    if own > FASTER * given:
-        return [Fault("harmful_variable", (THIS_NODE,), what)]
-    return [Fault("cause_unclear", (), what)]
+    return [Fault("harmful_variable", (THIS_NODE,), what) if own > FASTER * given else unclear(what)]
 
 
 def _with_and_without(rank: Rank, file: str, collective: str, nbytes: int) -> tuple[float, float]:
@@ -201,7 +200,7 @@ def who_is_slow(world: World, topology: GpuTopology, collective: str, nbytes: in
         clues.append(failed(error))
     if steering := [f"{name}={value}" for name, value in software.relevant().items() if name.startswith("NCCL_")]:
         clues.append(f"variables that steer NCCL are set: {', '.join(steering)}")
-    return [*ways, *(Fault("cause_unclear", (), clue) for clue in clues if clue)]
+    return [*ways, *(unclear(clue) for clue in clues if clue)]
 
 
 def _late_rank(slow: Slow) -> Step:
@@ -231,9 +230,8 @@ def _slow_links(slow: Slow) -> Step:
         return f"with two ranks nobody can tell which one it is: their link {verb} {_span(rates.values(), size)}"
     shares = of_their_kind(rates, {(a, b): _link(slow, a, b) for a, b in rates})
     if (rank := slow_rank(shares, slow.share)) is not None:
-        with_it, others = _split(rates, rank)
-        theirs = _span(others, size)
-        what = f"every pair with it {verb} {_span(with_it, size)}, all others {theirs}"
+        with_it, others = (_span(each, size) for each in _split(rates, rank))
+        what = f"every pair with it {verb} {with_it}, all others {others}"
         return Fault("links_slow", (world.places[rank],), what)
     few = slow_pairs(shares, slow.share)
     if not few:
@@ -241,8 +239,7 @@ def _slow_links(slow: Slow) -> Step:
     fine = _span((rate for pair, rate in rates.items() if pair not in few), size)
     if len(few) == 1:
         ends = Pair(*(world.places[index] for index in few[0]))
-        what = f"this pair {verb} {_span([rates[few[0]]], size)}, all others {fine}"
-        return Fault("link_slow", (ends,), what)
+        return Fault("link_slow", (ends,), f"this pair {verb} {_span([rates[few[0]]], size)}, all others {fine}")
     each = ", ".join(f"{world.places[a]}-{world.places[b]} {_span([rates[a, b]], size)}" for a, b in few)
     return f"no single GPU: {len(few)} of {len(rates)} pairs are slow ({each}), each other one {verb} {fine}"
 
@@ -360,14 +357,12 @@ def why_slow(all_at_once: Measurement, alone: Measurement) -> Fault:
     figures = f"{slow_alone:.4g} {alone.unit} alone and {among_all:.4g} while all GPUs work"
     behind, behind_alone = 1 - among_all / fastest, 1 - slow_alone / fast_alone
     if behind > NOISE and behind_alone > behind / 2:
-        return Fault(
-            "slower_than_peers", (slow,), f"it is slow by itself: {figures}, the fastest {fast_alone:.4g} alone"
-        )
+        what = f"it is slow by itself: {figures}, the fastest {fast_alone:.4g} alone"
+        return Fault("slower_than_peers", (slow,), what)
+    what = "no faster while all others rest, so that driver, clocks or power limit are to be looked at:"
     if slow_alone > among_all * (1 + NOISE):
-        what = f"only while all GPUs work, which share power supplies and cooling: the slowest reaches {figures}"
-        return Fault("cause_unclear", (), what)
-    what = f"no faster while all others rest, so that driver, clocks or power limit are to be looked at: {figures}"
-    return Fault("cause_unclear", (), what)
+        what = "only while all GPUs work, which share power supplies and cooling: the slowest reaches"
+    return unclear(f"{what} {figures}")
 
 
 # By so much the slowest pair must differ from the fastest. Pairs of a healthy H200 board differ by 0.03 % in one
@@ -387,14 +382,13 @@ def who_slows_pairs(figures: Sequence[Mapping[Where, float]]) -> Fault:
         slow |= {place: value for place, value in values.items() if not value >= enough}
         others |= {place: value for place, value in values.items() if value >= enough}
     if not slow:
-        return Fault("cause_unclear", (), "no single GPU: all pairs are about equally slow")
+        return unclear("no single GPU: all pairs are about equally slow")
     common = sorted(set.intersection(*(set(place.parts) for place in slow)))
     rates = (
         f"{min(slow.values()):,.4g} to {max(slow.values()):,.4g} GB/s, all others at least {min(others.values()):,.4g}"
     )
     if not common:
-        what = f"no single GPU: {', '.join(map(str, slow))} are slow and have none in common ({rates})"
-        return Fault("cause_unclear", (), what)
+        return unclear(f"no single GPU: {', '.join(map(str, slow))} are slow and have none in common ({rates})")
     if len(common) == 2:
         return Fault("link_slow", (Pair(*common),), f"only the way between these two is slow ({rates})")
     own = [place for place in (*slow, *others) if common[0] in place.parts]

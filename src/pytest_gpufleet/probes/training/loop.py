@@ -288,15 +288,16 @@ def train_throughput(
         details=_details(rank, training, laps),
     )
     share = [communication_share(rank, throughput.conditions, laps.usual, laps.quiet)] if communication else []
-    return [throughput, *share, *(_utilization(training.conditions(ranks), laps) if busy else [])]
+    shares = tuple(each for each in laps.busy if each is not None)
+    used = [Reading("train_utilization", median(shares), throughput.conditions, shares)] if shares else []
+    return [throughput, *share, *used]
 
 
 @dataclass(frozen=True)
 class Laps:
-    """The first step, the samples, and, where asked for, samples without communication, and how busy the GPU was in
-    each of the usual ones. `course`: all laps in their order, the warm-up too."""
+    """The samples, and, where asked for, samples without communication, and how busy the GPU was in each of the usual
+    ones. `course`: all laps in their order, from the first step on."""
 
-    first: Lap
     usual: Sequence[Lap]
     quiet: Sequence[Lap]
     busy: Sequence[float | None]
@@ -319,12 +320,7 @@ def _laps(rank: Rank, training: Plan, together: bool, communication: bool, busy:
         if communication:
             without.append(lap(rank, alone, count))
             course.append(without[-1])
-    return Laps(course[0], usual, without, shares, course)
-
-
-def _utilization(conditions: Mapping[str, Condition], laps: Laps) -> list[Reading]:
-    samples = tuple(share for share in laps.busy if share is not None)
-    return [Reading("train_utilization", median(samples), conditions, samples)] if samples else []
+    return Laps(usual, without, shares, course)
 
 
 @contextmanager
@@ -347,7 +343,7 @@ def _details(rank: Rank, training: Plan, laps: Laps) -> dict[str, Condition]:
     p95 = times[math.ceil(0.95 * len(times)) - 1]
     index = rank.gpu.index if rank.gpu is not None else rank.index
     memory = torch.cuda.max_memory_allocated() if rank.gpu is not None else 0
-    every = everyones(rank, [median(times), p95, own, memory, index, laps.first.loss, laps.usual[-1].loss])
+    every = everyones(rank, [median(times), p95, own, memory, index, laps.course[0].loss, laps.usual[-1].loss])
     slowest = max(every, key=lambda each: each[2])
     details: dict[str, Condition] = {
         "computed": f"in {training.recipe}",

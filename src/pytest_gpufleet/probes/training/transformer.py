@@ -91,23 +91,17 @@ SHAPES = {
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}  # of products and activations, by recipe
 
 
-class Linear(nn.Module):
-    """A linear layer without bias that multiplies in the precision of x."""
+class Linear(nn.Linear):
+    """A linear layer that multiplies in the precision of x."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+    def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=INITIAL_DEVIATION)
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.linear(x, self.weight.to(x.dtype))
 
 
-class RMSNorm(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
+class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         # A weight of another type would keep torch from its fused kernel.
         return functional.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), NORM_EPSILON)
@@ -117,7 +111,9 @@ class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.heads = shape.heads
-        self.queries, self.keys, self.values, self.output = (Linear(shape.width, shape.width) for _ in range(4))
+        self.queries, self.keys, self.values, self.output = (
+            Linear(shape.width, shape.width, bias=False) for _ in range(4)
+        )
 
     def forward(self, x: Tensor, turn: Tensor) -> Tensor:
         q, k, v = (
@@ -131,8 +127,8 @@ class Attention(nn.Module):
 class SwiGLU(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.gate, self.up = (Linear(shape.width, shape.hidden) for _ in range(2))
-        self.down = Linear(shape.hidden, shape.width)
+        self.gate, self.up = (Linear(shape.width, shape.hidden, bias=False) for _ in range(2))
+        self.down = Linear(shape.hidden, shape.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         down: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
@@ -163,7 +159,7 @@ class Transformer(nn.Module):
         nn.init.normal_(self.embedding.weight, std=INITIAL_DEVIATION)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.width)
-        self.logits = Linear(shape.width, shape.vocabulary)
+        self.logits = Linear(shape.width, shape.vocabulary, bias=False)
         self.register_buffer("turn", turns(shape), persistent=False)
 
     def forward(self, tokens: Tensor, following: Tensor) -> Tensor:

@@ -85,31 +85,26 @@ class News:
 NOT_FOR_RANKS = {"COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START"}
 
 
-def launch(control_descriptor: int, preload: Sequence[str], idle: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start the process: a fresh Python that does nothing but `serve`."""
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
-    told = [" ".join(modules) for modules in (preload, idle)]
-    return subprocess.Popen(
-        [sys.executable, *flags, "-c", BOOT, str(control_descriptor), *told, *map(str, sys.path)],
-        env={name: value for name, value in os.environ.items() if name not in NOT_FOR_RANKS},
-        stdin=subprocess.DEVNULL,
-        pass_fds=[control_descriptor],
-        start_new_session=True,  # signals of the terminal are for the controller
-    )
-
-
 class Forkserver:
     """The controller's handle of it. Nothing here waits for what it does, and for its end at most KILL_SECONDS.
 
-    It imports the modules of `preload` before it forks the first rank, and those of `idle` as far as it comes until it
-    is asked for one.
+    It is a fresh Python that does nothing but `serve`. It imports the modules of `preload` before it forks the first
+    rank, and those of `idle` as far as it comes until it is asked for one.
     """
 
     def __init__(self, preload: Sequence[str], idle: Sequence[str] = ()) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
+        told = [" ".join(modules) for modules in (preload, idle)]
         with theirs:
-            self._process = launch(theirs.fileno(), preload, idle)
+            self._process = subprocess.Popen(
+                [sys.executable, *flags, "-c", BOOT, str(theirs.fileno()), *told, *map(str, sys.path)],
+                env={name: value for name, value in os.environ.items() if name not in NOT_FOR_RANKS},
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # signals of the terminal are for the controller
+            )
 
     @property
     def pid(self) -> int:
