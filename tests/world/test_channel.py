@@ -12,9 +12,9 @@ from pytest_gpufleet.world.engines.channel import (
     ControllerEnd,
     Garbled,
     RankEnd,
-    in_file,
     message,
     message_of_file,
+    message_or_file,
 )
 
 LARGE = b"x" * (INLINE_BYTES + 1)
@@ -50,7 +50,7 @@ def test_a_large_parcel_lies_in_a_file_until_it_is_read(ends, tmp_path):
     assert [path.stat().st_size for path in tmp_path.iterdir()] == [len(LARGE)]
     assert controller.receive() == [LARGE]
     assert list(tmp_path.iterdir()) == []
-    controller.send(message_of_file(in_file(LARGE, tmp_path)))  # of several ranks, none of which may remove it
+    controller.send(message_or_file(LARGE, tmp_path)[0])  # of several ranks, none of which may remove it
     assert end.receive() == LARGE
     assert len(list(tmp_path.iterdir())) == 1
 

@@ -154,10 +154,7 @@ def launch_time(rank: Rank) -> Reading:
     """Time in us that this rank's host needs to launch an all_reduce of 8 bytes, while the other ranks do the same; it
     does not wait for any. The median of five samples. On CPU ranks the whole operation."""
     data = torch.zeros(NBYTES // 4, device=rank.device)
-
-    def launch() -> None:
-        COLLECTIVES[NAME].run(rank.group, data, data)
-
+    launch = partial(COLLECTIVES[NAME].run, rank.group, data, data)
     with rank.phase(f"launches of {NAME}"):
         launch()
         samples = tuple(median(_each(rank, launch) for _ in range(RUNS)) * 1e6 for _ in range(LAUNCH_SAMPLES))

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -124,16 +125,13 @@ def products(rank: Rank) -> Iterator[Job]:
         inputs = _hash(a, b)
         on_device = a.to(rank.device), b.to(rank.device)
         for precision in rate.precisions_of(rank):
-            yield Job(f"{precision} product {m} x {n} x {k}", inputs, _product(precision, *on_device))
+            yield Job(f"{precision} product {m} x {n} x {k}", inputs, partial(_product, precision, *on_device))
 
 
-def _product(precision: str, a: Tensor, b: Tensor) -> Callable[[], Tensor]:
-    def compute() -> Tensor:
-        first, second = (matrix.to(rate.PRECISIONS[precision].dtype) for matrix in (a, b))
-        with rate.strictly(precision):
-            return rate.multiplication(precision, first, second.t())()
-
-    return compute
+def _product(precision: str, a: Tensor, b: Tensor) -> Tensor:
+    first, second = (matrix.to(rate.PRECISIONS[precision].dtype) for matrix in (a, b))
+    with rate.strictly(precision):
+        return rate.multiplication(precision, first, second.t())()
 
 
 def reductions(rank: Rank) -> Iterator[Job]:
@@ -143,7 +141,7 @@ def reductions(rank: Rank) -> Iterator[Job]:
     for dtype in (torch.float32, torch.bfloat16):
         on_device = matrix.to(rank.device).to(dtype)
         for name, reduce in REDUCTIONS.items():
-            yield Job(f"{name}, {type_name(dtype)}", inputs, lambda on=on_device, do=reduce: do(on))  # type: ignore[misc]
+            yield Job(f"{name}, {type_name(dtype)}", inputs, partial(reduce, on_device))
 
 
 def trainings(rank: Rank) -> Iterator[Job]:
@@ -156,29 +154,24 @@ def trainings(rank: Rank) -> Iterator[Job]:
     for precision in ("fp32", "bf16"):
         if precision in rate.precisions_of(rank):
             name = f"{STEPS} steps of training, {precision}"
-            work = _training(rank, rate.PRECISIONS[precision].dtype, weights, images, labels)
-            yield Job(name, inputs, work)
+            dtype = rate.PRECISIONS[precision].dtype
+            yield Job(name, inputs, partial(_trained, rank, dtype, weights, images, labels))
 
 
-def _training(
-    rank: Rank, dtype: torch.dtype, weights: Sequence[Tensor], images: Tensor, labels: Tensor
-) -> Callable[[], Tensor]:
-    def compute() -> Tensor:
-        first, second, last = own = [nn.Parameter(each.to(rank.device, dtype, copy=True)) for each in weights]
-        on_device, wanted = images.to(rank.device).to(dtype), labels.to(rank.device)
-        optimizer = torch.optim.SGD(own, lr=0.0625, momentum=0.5)
-        losses = []
-        for _ in range(STEPS):
-            hidden = functional.conv2d(on_device, first, stride=2, padding=1).relu()
-            hidden = functional.conv2d(hidden, second, stride=2, padding=1).relu()
-            loss = functional.cross_entropy(functional.linear(hidden.flatten(1), last).float(), wanted)
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            losses.append(loss.detach())
-        return torch.cat([torch.stack(losses), *(each.detach().float().flatten() for each in own)])
-
-    return compute
+def _trained(rank: Rank, dtype: torch.dtype, weights: Sequence[Tensor], images: Tensor, labels: Tensor) -> Tensor:
+    first, second, last = own = [nn.Parameter(each.to(rank.device, dtype, copy=True)) for each in weights]
+    on_device, wanted = images.to(rank.device).to(dtype), labels.to(rank.device)
+    optimizer = torch.optim.SGD(own, lr=0.0625, momentum=0.5)
+    losses = []
+    for _ in range(STEPS):
+        hidden = functional.conv2d(on_device, first, stride=2, padding=1).relu()
+        hidden = functional.conv2d(hidden, second, stride=2, padding=1).relu()
+        loss = functional.cross_entropy(functional.linear(hidden.flatten(1), last).float(), wanted)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(loss.detach())
+    return torch.cat([torch.stack(losses), *(each.detach().float().flatten() for each in own)])
 
 
 def all_reduces(rank: Rank) -> Iterator[Job]:
@@ -188,7 +181,7 @@ def all_reduces(rank: Rank) -> Iterator[Job]:
         each = [_whole(most, ELEMENTS[rank.device.type], seed=8 + index) for index in range(rank.size)]
         own = each[rank.index].to(rank.device).to(dtype)
         name = f"all_reduce of {rank.size} ranks, {type_name(dtype)}"
-        yield Job(name, _hash(*each), lambda own=own: _sum(rank, own))  # type: ignore[misc]
+        yield Job(name, _hash(*each), partial(_sum, rank, own))
 
 
 def _sum(rank: Rank, own: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from statistics import fmean, median
 from typing import Any, TypeVar
 
@@ -243,11 +243,7 @@ def steps_of(rank: Rank, training: Plan, *, together: bool) -> tuple[Step, Step]
     if training.recipe.graph:
         return cuda_graph.steps(rank, network(training, rank.device), training, images, labels, together=together)
     module = module_of(rank, training, together=together)
-    fed = eager(module, training, rank.device)
-
-    def step() -> Tensor:
-        return fed(images, labels)
-
+    step = partial(eager(module, training, rank.device), images, labels)
     return step, without_communication(module, step)
 
 
@@ -289,7 +285,7 @@ def train_throughput(
     )
     share = [communication_share(rank, throughput.conditions, laps.usual, laps.quiet)] if communication else []
     shares = tuple(each for each in laps.busy if each is not None)
-    used = [Reading("train_utilization", median(shares), throughput.conditions, shares)] if shares else []
+    used = [Reading("train_utilization", median(shares), throughput.conditions, shares)] if busy and shares else []
     return [throughput, *share, *used]
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 
 import torch
-from torch import Tensor
 from torch.nn.parallel import DataParallel
 
 from pytest_gpufleet.model.measurement import Reading
@@ -62,11 +62,7 @@ def throughput_of(
             # One process, a thread for each GPU: PyTorch advises against it, and old code still has it.
             module = DataParallel(module, device_ids=list(range(gpus)), output_device=rank.device)
         data = loop.synthetic_batch(rank, training)
-        train = loop.eager(module, training, rank.device, fused=False, batches=way.accumulated)
-
-        def step() -> Tensor:
-            return train(*data)
-
+        step = partial(loop.eager(module, training, rank.device, fused=False, batches=way.accumulated), *data)
         mean = loop.lap(rank, step, training.recipe.warm_up, together=together).mean
         mean = max(each for (each,) in everyones(rank, [mean]))
         count = max(training.recipe.steps // way.accumulated, 1, round(SAMPLE_SECONDS[rank.device.type] / mean))

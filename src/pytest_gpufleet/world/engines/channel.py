@@ -114,11 +114,14 @@ def message_of_file(path: Path) -> bytes:
     return HEADER.pack(FILE, len(name)) + name
 
 
-def in_file(parcel: bytes, folder: Path) -> Path:
+def message_or_file(parcel: bytes, folder: Path) -> tuple[bytes, Path | None]:
+    """The message of a parcel, and the file in `folder` that a large one lies in."""
+    if len(parcel) <= INLINE_BYTES:
+        return message(parcel), None
     descriptor, name = tempfile.mkstemp(dir=folder, suffix=".parcel")
     with os.fdopen(descriptor, "wb") as file:
         file.write(parcel)
-    return Path(name)
+    return message_of_file(Path(name)), Path(name)
 
 
 class RankEnd:
@@ -129,8 +132,7 @@ class RankEnd:
         self._folder = folder
 
     def send(self, parcel: bytes) -> None:
-        large = len(parcel) > INLINE_BYTES
-        self._end.sendall(message_of_file(in_file(parcel, self._folder)) if large else message(parcel))
+        self._end.sendall(message_or_file(parcel, self._folder)[0])
 
     def receive(self) -> bytes:
         """The next parcel of the controller. EOFError if it has closed its end."""

@@ -128,12 +128,10 @@ class LocalEngine:
 
     def submit(self, ranks: Iterable[int], parcel: bytes) -> None:
         ranks = set(ranks)
-        message = channel.message(parcel)
-        if len(parcel) > channel.INLINE_BYTES:
-            assert self._scratch is not None
-            path = channel.in_file(parcel, self._scratch.path)
+        assert self._scratch is not None
+        message, path = channel.message_or_file(parcel, self._scratch.path)
+        if path is not None:
             self._sent[path] = set(ranks)
-            message = channel.message_of_file(path)
         for rank in ranks:
             self._ranks[rank].connection.send(message)
 
