@@ -76,8 +76,7 @@ def knocks(monkeypatch):
 
     def answers(without: Knock, own: Knock) -> None:
         monkeypatch.setattr(ray_transport, "version", lambda name: "2.60.0")
-        monkeypatch.setattr(ray_transport, "_begin", lambda address, mode: without if mode == "disabled" else own)
-        monkeypatch.setattr(ray_transport, "_outcome", lambda knock: knock)
+        monkeypatch.setattr(ray_transport, "_knocked", lambda address, mode: without if mode == "disabled" else own)
 
     return answers
 

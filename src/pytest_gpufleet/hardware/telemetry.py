@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from statistics import median
-from types import TracebackType
 from typing import Any
 
 from pytest_gpufleet.hardware import nvml
@@ -60,9 +59,7 @@ class Watch:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._over.set()
         if self._thread:
             self._thread.join(nvml.ANSWER_SECONDS)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 Condition = str | int | float | bool
 
@@ -21,7 +22,7 @@ class ConditionType:
 
     values: type[int] | type[bool] | tuple[str, ...] | None
     form: str = "{}"
-    words: Mapping[Condition, str] = field(default_factory=dict)
+    words: Mapping[Any, str] = field(default_factory=dict)
     leads: bool = False
 
 
@@ -36,17 +37,8 @@ DTYPES = (
 )  # fmt: skip
 
 
-DIRECTIONS = (
-    "host to device", "device to host", "host to device both ways", "device to host both ways",
-    "read", "write", "write both ways", "both",
-)  # fmt: skip
-
-
-PLAIN: dict[Condition, str] = {each: each for each in ("host to device", "device to host", "read", "write", "both")}
-
-
 # One direction while the other is as busy. "both" added the two up, before version 0.3.
-BOTH_WAYS: dict[Condition, str] = {
+BOTH_WAYS = {
     "host to device both ways": "host to device, both ways busy",
     "device to host both ways": "device to host, both ways busy",
     "write both ways": "write, both ways busy",
@@ -54,7 +46,7 @@ BOTH_WAYS: dict[Condition, str] = {
 
 
 # How a network adapter sends to itself: by perftest, or by NCCL between two GPUs, one adapter at a time or several.
-LOOPBACKS: dict[Condition, str] = {
+LOOPBACKS = {
     "ib_write_bw": "by ib_write_bw",
     "nccl": "by NCCL, one adapter at a time",
     "nccl at once": "by NCCL, several adapters at once",
@@ -64,7 +56,7 @@ LOOPBACKS: dict[Condition, str] = {
 LINKS = ("NVLink", "PIX", "PXB", "PHB", "NODE", "SYS", "host")
 
 
-METHODS: dict[Condition, str] = {"dp": "DataParallel", "ddp": "DDP", "fsdp": "FSDP"}
+METHODS = {"dp": "DataParallel", "ddp": "DDP", "fsdp": "FSDP"}
 
 
 # What several GPUs are held against: what each of them does alone, all at the same time, added up.
@@ -85,7 +77,18 @@ NO_SYNC = "no_sync"
 
 
 # How collectives of a few bytes were launched.
-LAUNCHES: dict[Condition, str] = {"replayed": "in a CUDA graph", "eager": "launched one by one"}
+LAUNCHES = {"replayed": "in a CUDA graph", "eager": "launched one by one"}
+
+
+# How a metric is measured that can be measured in several ways.
+WAYS = {
+    **METHODS,
+    EACH_ALONE: f"of the {EACH_ALONE}",
+    **{way: way for way in (ONE_WINDOW, WARMED_THROUGH, LINED_UP, SHARED_SPAN)},
+    NO_SYNC: "by DDP, without communication",
+    **LAUNCHES,
+    **LOOPBACKS,
+}
 
 
 _NUMBER = re.compile(r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]+)|(0[0-7]*)|([1-9][0-9]*))")
@@ -115,33 +118,12 @@ CONDITIONS: dict[str, ConditionType] = {
     "collective": ConditionType(COLLECTIVES, leads=True),
     "operation": ConditionType(("copy", "triad"), leads=True),
     "model": ConditionType((*RESNETS, *TRANSFORMERS)),
-    "method": ConditionType(
-        (
-            "ddp",
-            "fsdp",
-            "dp",
-            EACH_ALONE,
-            ONE_WINDOW,
-            WARMED_THROUGH,
-            LINED_UP,
-            SHARED_SPAN,
-            NO_SYNC,
-            "replayed",
-            "eager",
-            *map(str, LOOPBACKS),
-        ),
-        words={
-            **METHODS,
-            **LAUNCHES,
-            **LOOPBACKS,
-            **{way: way for way in (ONE_WINDOW, WARMED_THROUGH, LINED_UP, SHARED_SPAN)},
-            EACH_ALONE: f"of the {EACH_ALONE}",
-            NO_SYNC: "by DDP, without communication",
-        },
-    ),
+    "method": ConditionType(tuple(WAYS), words=WAYS),
     "recipe": ConditionType(("fp32", "tf32", "amp", "bf16", "peak"), leads=True),
     "precision": ConditionType(("fp64", "fp32", "tf32", "fp16", "bf16", "fp8"), leads=True),
-    "direction": ConditionType(DIRECTIONS, words={**PLAIN, **BOTH_WAYS}, leads=True),
+    "direction": ConditionType(
+        ("host to device", "device to host", "read", "write", "both", *BOTH_WAYS), words=BOTH_WAYS, leads=True
+    ),
     "link": ConditionType(LINKS, "over {}", leads=True),
     "bytes": ConditionType(int),
     "dtype": ConditionType(DTYPES),

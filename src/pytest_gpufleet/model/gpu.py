@@ -82,10 +82,8 @@ Capability = tuple[int, int]
 # The first that have these.
 TF32_SINCE = BF16_SINCE = (8, 0)
 FP8_SINCE = (8, 9)
-NVLS_SINCE = FP8_REDUCTIONS_SINCE = (
-    9,
-    0,
-)  # NCCL moves float8 on any GPU, and adds it on these
+# NCCL moves float8 on any GPU, and adds it on these.
+NVLS_SINCE = FP8_REDUCTIONS_SINCE = (9, 0)
 
 
 @dataclass(frozen=True)

@@ -204,10 +204,6 @@ class HostMessage:
     last: float | None = None
     gpus: tuple[str, ...] = ()
 
-    def and_then(self, later: HostMessage) -> HostMessage:
-        """This one, and a later one of the same kind, as one."""
-        return replace(self, times=self.times + later.times, last=later.last)
-
 
 def recognised(line: str, at: float | None = None) -> HostMessage | None:
     """What a line of the kernel log says of the host, if it is one of TABLE."""
@@ -238,17 +234,16 @@ class Gathered:
 
     def take(self, messages: Iterable[HostMessage]) -> None:
         for message in messages:
-            self._add(message)
-
-    def _add(self, message: HostMessage) -> None:
-        key = (message.code, message.before, message.during, message.device)
-        if key not in self._found:
-            self._devices[message.code] = self._devices.get(message.code, 0) + 1
-            if self._devices[message.code] > MOST_DEVICES:
-                message = replace(message, device="")
-                key = (*key[:3], "")
-        known = self._found.get(key)
-        self._found[key] = known.and_then(message) if known else message
+            key = (message.code, message.before, message.during, message.device)
+            if key not in self._found:
+                self._devices[message.code] = self._devices.get(message.code, 0) + 1
+                if self._devices[message.code] > MOST_DEVICES:
+                    message = replace(message, device="")
+                    key = (*key[:3], "")
+            known = self._found.get(key)
+            if known:
+                message = replace(known, times=known.times + message.times, last=message.last)
+            self._found[key] = message
 
     def all(self) -> tuple[HostMessage, ...]:
         return tuple(self._found.values())

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet import __version__
+import msgspec
+
 from pytest_gpufleet.hardware import host, local_node
 from pytest_gpufleet.hardware.local_node import LocalNode
 from pytest_gpufleet.hardware.locks import GpuTaken
 from pytest_gpufleet.hardware.nvml import NoGpus
 from pytest_gpufleet.hardware.telemetry import Sampler
 from pytest_gpufleet.model.measurement import Sample
-from pytest_gpufleet.model.suite import code
 from pytest_gpufleet.nodes import messages as say
 from pytest_gpufleet.nodes import same_install
 from pytest_gpufleet.nodes.agent_process import AgentSettings
@@ -56,15 +54,11 @@ class OwnNode:
         }
 
     def hello(self, settings: AgentSettings, reached: Interface, pid: int) -> say.Hello:
+        own = same_install.own(settings, same_install.transport(settings.transport))
         return say.Hello(
-            host=settings.name or host.own_name(),
+            **msgspec.structs.asdict(own),
             serial=host.serial(),
             pid=pid,
-            version=__version__,
-            package=code(),
-            suite=same_install.suite(Path(settings.run_folder), settings.suite),
-            python=platform.python_version(),
-            transport=same_install.transport(settings.transport),
             interface=reached.name,
             topology=self._node.topology,
             present=self._node.present(),

@@ -80,8 +80,8 @@ def find(address: str | None) -> Access:
     wanted = address or os.environ.get("RAY_ADDRESS") or "auto"
     if "://" in wanted:
         raise Refused(f"{wanted} is an address for Ray's client: run on a node of the cluster, and give HOST:PORT")
-    without, own = (_begin(wanted, mode) for mode in ("disabled", "token"))
-    stranger, ours = _outcome(without), _outcome(own)
+    knocks = [in_thread(_knocked, wanted, mode) for mode in ("disabled", "token")]
+    stranger, ours = (each.result() for each in knocks)
     if not stranger.refused and stranger.why:
         raise Refused(f"no cluster of Ray answers ({stranger.address or wanted}): {stranger.why}")
     if stranger.refused and ours.why:
@@ -126,28 +126,19 @@ def _other_interfaces() -> list[str]:
     return sorted(set(up) - {"lo"})
 
 
-def _begin(address: str, mode: str) -> subprocess.Popen[bytes]:
-    environment: Mapping[str, str] = {**os.environ, MODE: mode}
-    return subprocess.Popen(
-        [sys.executable, "-c", BOOT, address, *sys.path],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-
-
-def _outcome(process: subprocess.Popen[bytes]) -> Knock:
-    with process:
-        try:
-            told, _ = process.communicate(timeout=KNOCK_SECONDS)
-            return msgspec.json.decode(told, type=Knock)
-        except subprocess.TimeoutExpired:
-            return Knock(why=f"nothing within {KNOCK_SECONDS:g} s")
-        except ValueError:  # it crashes where it needs a token and finds none
-            return Knock(why=f"the process that asked ended with {process.returncode}")
-        finally:
-            process.kill()
+def _knocked(address: str, mode: str) -> Knock:
+    command = [sys.executable, "-c", BOOT, address, *sys.path]
+    environment = {**os.environ, MODE: mode}
+    try:
+        asked = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            timeout=KNOCK_SECONDS,
+        )  # fmt: skip
+        return msgspec.json.decode(asked.stdout, type=Knock)
+    except subprocess.TimeoutExpired:
+        return Knock(why=f"nothing within {KNOCK_SECONDS:g} s")
+    except ValueError:  # it crashes where it needs a token and finds none
+        return Knock(why=f"the process that asked ended with {asked.returncode}")
 
 
 def knock(address: str) -> None:

@@ -58,9 +58,9 @@ NO_FOLDER = "the folder in which this run was started is not there, or closed"
 
 
 def own(settings: AgentSettings, transport: str) -> Greeting:
-    """Of this process, which the nodes are held against."""
+    """Of this process: a node, or the controller, which the nodes are held against."""
     return Greeting(
-        host=own_name(),
+        host=settings.name or own_name(),
         version=__version__,
         package=code(),
         suite=suite(Path(settings.run_folder), settings.suite),

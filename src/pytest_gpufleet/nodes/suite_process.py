@@ -72,7 +72,7 @@ class SuiteProcess:
         self._reports = Path(tempfile.mkdtemp(prefix="run-", dir=keep_in))
         self._output = keep_in / f"{self._reports.name}.output"
         self._read = 0  # bytes of its evidence
-        self._over = False
+        self.over = False  # its end was told
         held, self._lifeline = os.pipe()
         try:
             with self._output.open("wb") as output:
@@ -103,20 +103,15 @@ class SuiteProcess:
         """Of its run, once there is one."""
         return next((path.parent for path in self._reports.glob(f"*/{EVIDENCE}")), None)
 
-    @property
-    def over(self) -> bool:
-        """Whether its end was told."""
-        return self._over
-
     def news(self) -> list[SuiteNews | SuiteEnded]:
         """What has happened since the last time."""
-        if self._over:
+        if self.over:
             return []
         status = self._process.poll()  # asked first: what it wrote before it ended comes before its end
         lines = self._lines()
         told: list[SuiteNews | SuiteEnded] = [SuiteNews(lines)] if lines else []
         if status is not None:
-            self._over = True
+            self.over = True
             os.close(self._lifeline)
             told.append(self._ended(status))
         return told

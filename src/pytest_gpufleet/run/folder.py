@@ -107,10 +107,6 @@ class RunFolder:
             return f"the report cannot be written to {self}: {error.strerror}"
         return ""
 
-    def remove(self) -> None:
-        """All of it, as far as that can be done."""
-        shutil.rmtree(self.path, ignore_errors=True)
-
     def record(self) -> Record:
         """The record of the run, as its evidence has it. Refused if there is none."""
         try:

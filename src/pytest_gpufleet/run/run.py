@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -140,8 +141,8 @@ class Run:
         if self.health is None:
             return
         self.sampling = Sampling(self, self.health, hear)
-        self.open_things.callback(self.sampling.stop)
-        self.sampling.start()
+        self.open_things.callback(self.sampling.sampler.stop)
+        self.sampling.sampler.start()
 
     def check_health(self, check: str, failed: bool = False) -> list[Fault]:
         """What got worse on any GPU since the last time; it is on record as having happened in this check, which
@@ -233,7 +234,7 @@ class Run:
     def finish(self, cut_short: bool) -> None:
         """What is left to do when the last test has ended, before the verdict. `cut_short`: not all of them have."""
         if self.sampling is not None:
-            self.sampling.stop()
+            self.sampling.sampler.stop()
         self.check_health(AT_THE_END)
         if not cut_short and not self.exited:  # else pytest takes down fixtures after this, which may still use them
             self.ranks.let_go()
@@ -263,7 +264,7 @@ class Run:
             if self.evidence is not None:
                 self.evidence.close()
                 if self.never_began:
-                    self.folder.remove()
+                    shutil.rmtree(self.folder.path, ignore_errors=True)
 
     def _tell_interruption(self, what: str) -> None:
         where = self.options.folder if self.evidence is None else self.folder
@@ -428,12 +429,6 @@ class Sampling:
         self._lost = False  # told once: the words of the trouble change
         self.latest: Sample | None = None
         self.sampler = Sampler(run.own_machine.node, run.options.interval, self._take_in)
-
-    def start(self) -> None:
-        self.sampler.start()
-
-    def stop(self) -> None:
-        self.sampler.stop()
 
     def _take_in(self, sample: Sample) -> None:
         self.note_lost()
