@@ -14,6 +14,7 @@ from pytest_gpufleet.model.machine import gigabits_for_each_gpu
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.place import Pair, Place, Where, read
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.record import read as record_of
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.judgement import judge
@@ -267,6 +268,20 @@ def test_gpus_without_a_switch_carry_between_nodes_what_they_do_in_one() -> None
     assert states([one, all_reduce(15.0)], 400)[1] == "missed"
 
 
+def two_recorded_nodes(there: list[dict[str, Any]], said: str, part: float) -> Record:
+    """Of a single H200 each, with what a network of 400 Gb/s carries, or a part of it, in place of their loopback."""
+    record = record_of(RUNS["h200x2-as-two-nodes"] / "evidence.jsonl")
+    record.run = msgspec.structs.replace(record.run, network=said)
+    for number, found in record.machines.items():
+        record.machines[number] = msgspec.structs.replace(found, host={**found.host, "network_ports": there})
+    reached = {"rail_bandwidth": 48.0 * part, "busbw": 43.0 * part}
+    for number, finding in enumerate(record.findings):
+        if value := reached.get(finding.measurement.metric):
+            figures = replace(finding.measurement, values=dict.fromkeys(finding.measurement.values, value))
+            record.findings[number] = replace(finding, measurement=figures)
+    return judge_again(record, for_gpu("NVIDIA H200"))
+
+
 HOST = [port(0)]
 BOUND = ["rail0-node1/rail0"]
 
@@ -287,17 +302,7 @@ BOUND = ["rail0-node1/rail0"]
 def test_what_two_recorded_nodes_come_to_with_a_network(
     there: list[dict[str, Any]], said: str, part: float, verdict: str
 ) -> None:
-    """Of a single H200 each, with what a network of 400 Gb/s carries, or a part of it, in place of their loopback."""
-    record = record_of(RUNS["h200x2-as-two-nodes"] / "evidence.jsonl")
-    record.run = msgspec.structs.replace(record.run, network=said)
-    for number, found in record.machines.items():
-        record.machines[number] = msgspec.structs.replace(found, host={**found.host, "network_ports": there})
-    reached = {"rail_bandwidth": 48.0 * part, "busbw": 43.0 * part}
-    for number, finding in enumerate(record.findings):
-        if value := reached.get(finding.measurement.metric):
-            figures = replace(finding.measurement, values=dict.fromkeys(finding.measurement.values, value))
-            record.findings[number] = replace(finding, measurement=figures)
-    again = judge_again(record, for_gpu("NVIDIA H200"))
+    again = two_recorded_nodes(there, said, part)
     assert again.verdict == verdict
     missed = [str(at) for each in again.findings if each.state == "missed" for at in each.missed]
     assert missed == ([*BOUND, *BOUND, "world"] if verdict == "REJECTED" else [])

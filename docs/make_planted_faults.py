@@ -1,0 +1,559 @@
+"""Writes docs/planted-faults.md: `python docs/make_planted_faults.py`, after every change of a limit, a rule or a row.
+
+A row says what is planted and where; all else that the page tells is what the program says when this runs.
+"""
+
+# ruff: noqa: E402
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT))  # the tests have what was recorded, and what describes machines
+
+from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.model.events import HostFound
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.place import Where, gpu
+from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.run import resume
+from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
+from pytest_gpufleet.verdict.fleet.fleet_peers import clocks_apart, nodes_unlike_others, slower_than_other_nodes
+from pytest_gpufleet.verdict.fleet.host_runs import HostRun
+from pytest_gpufleet.verdict.health_rules import held_clocks
+from pytest_gpufleet.verdict.profile import for_gpu
+from pytest_gpufleet.verdict.verdict import remarks
+from pytest_gpufleet.world.engines.processes import CANNOT_ANSWER
+from pytest_gpufleet.world.engines.protocol import Trace
+from pytest_gpufleet.world.failure import RankFailure
+from tests.acceptance import checks
+from tests.acceptance import test_faulty_machines as faulty
+from tests.boards import BOARDS
+from tests.fleets import host_run
+from tests.hardware.test_kernel_log import SEGFAULT
+from tests.machines import recorded
+from tests.planted import (
+    FOUR,
+    H100,
+    H200,
+    TWO,
+    Case,
+    Row,
+    Told,
+    as_recorded,
+    collectives,
+    each_gpu,
+    every,
+    exchanged,
+    half_of_the_sockets,
+    links,
+    model_row,
+    of,
+    of_eight,
+    of_facts,
+    of_run,
+    of_values,
+    one,
+    pairs,
+    run_of,
+    said,
+    samples,
+    slow_beside_peers,
+    slow_gpu,
+    slowed,
+    two_of_eight,
+    warmer,
+    who_has_slow_pairs,
+)  # fmt: skip
+from tests.recorded.test_recorded import RUNS as RECORDED
+from tests.recorded.test_recorded import by_todays_limits
+from tests.run.test_resume import CHASSIS, DMI
+from tests.verdict import test_healthy_figures as healthy_figures
+from tests.verdict.test_between_nodes import port, two_recorded_nodes
+from tests.world.fake_engine import FakeEngine, Hangs, world_of
+
+PAGE = ROOT / "docs" / "planted-faults.md"
+COMMAND = "python docs/make_planted_faults.py"
+
+# What it takes to find what is not found yet.
+RULES, NOISE = "rules for new hardware", "limits that know their noise"
+ALL = "gpu0 gpu1 gpu2 gpu3"
+
+
+def always(at: str, told: Callable[[], Told]) -> list[Case]:
+    """A fault that has no size. `at`: its places, "" for none."""
+    return [Case(frozenset(at.split() or [""]), lambda size: told())]
+
+
+SLOW, MISSED = "slower_than_peers", "limit_missed"
+FIGURES = [
+    Row("one GPU slow in products and training, of its own", each_gpu(slow_gpu), SLOW,
+        "one GPU 8 K warmer, which costs it 1.8 %",
+        lambda: set.union(*(case.told(8) for case in each_gpu(warmer))), (2, 3, 4, 5)),
+    Row("one GPU slower in products than its peers are", each_gpu(slow_beside_peers), SLOW, sizes=(2, 3, 3.5, 4)),
+    Row("all GPUs slow in products", every("gemm"), MISSED, "as recorded", as_recorded("gemm"), (2, 5, 8, 15)),
+    Row("all GPUs slow in training", every("solo_train_throughput"), MISSED, "as recorded",
+        as_recorded("solo_train_throughput"), (2, 5, 10, 50)),
+    Row("one memory slow", one("memory_bandwidth"), SLOW, "GPUs exchanged for boards of another part number", exchanged,
+        (0.5, 1, 5)),
+    Row("all memories slow", every("memory_bandwidth"), MISSED, "as recorded", as_recorded("memory_bandwidth"), (3,
+        3.5, 5)),
+    Row("one link to the host slow", links(one), SLOW, "half of 8 GPUs at another socket, 4.3 % less",
+        half_of_the_sockets,
+        (3, 4, 5)),
+    Row("all links to the host slow", links(every), MISSED, "as recorded", as_recorded("host_bandwidth"), (5, 10, 15)),
+    Row("all pairs of one GPU slow", pairs(one, whole=True), SLOW, "as recorded", as_recorded("pair_bandwidth"),
+        (0.3, 0.6, 1)),
+    Row("the same: who has them", each_gpu(who_has_slow_pairs), "links_slow", sizes=(0.6, 1)),
+    Row("one pair slow in one direction", pairs(one), SLOW, sizes=(0.3, 0.6, 1)),
+    Row("all pairs slow", pairs(every), MISSED, sizes=(1, 2, 3, 4)),
+    Row("collectives of 4 GPUs slow (17 of 18 NVLinks: 5.6 %)", collectives(*FOUR), MISSED, "as recorded",
+        as_recorded("busbw"), (2, 3, 5.6)),
+    Row("collectives of 2 GPUs with 17 of 18 NVLinks", collectives(*TWO), MISSED, sizes=(5.6,), later=NOISE),
+    Row("collectives of 2 GPUs slow", collectives(*TWO), MISSED, sizes=(8, 10, 12)),
+    Row("collectives of 8 GPUs with 17 of 18 NVLinks", of_eight(), MISSED, sizes=(5.6,), later=NOISE),
+    Row("collectives of 8 GPUs slow, from the figures of their limits", of_eight(), MISSED, sizes=(8, 10, 15)),
+    Row("samples of memory bandwidth differ, twice (H100)", samples("memory_bandwidth", operation="copy"), MISSED,
+        "those of the H100's host link, by 26 %", lambda: of_run(run_of("h100x1-h")), (3, 6, 10)),
+    Row("host link stalls in one sample of four, twice (H100)", samples("host_bandwidth", direction="host to device"),
+        MISSED, sizes=(26, 50, 80)),
+    Row("memory of one NUMA node slow: a channel of twelve is missing", of_values("host_memory_bandwidth", [230] * 2,
+        "numa1", operation="triad"), SLOW, "3 % less",
+        lambda: of_values("host_memory_bandwidth", [230] * 2, "numa1", operation="triad")[0].told(3), (3, 8.3)),
+]  # fmt: skip
+
+
+def liquid() -> Told:
+    found = Measurement("soak_temperature", {gpu(index): 33.0 if index < 4 else 44.0 for index in range(8)}, {})
+    return said(BOARDS[H200].machine(8), [found], required=False)
+
+
+LOAD = [
+    Row("one GPU warmer under load, others 41 C", of_values("soak_temperature", [40, 41, 41], more=True), SLOW,
+        sizes=(12,), unit="K"),
+    Row("the same, others 56 C: bad paste", of_values("soak_temperature", [55, 56, 56], more=True), SLOW,
+        "water in series: half of them 11 K warmer",
+        liquid, (12, 15), "K", RULES),
+    Row("the same, others 73 C: bad paste", of_values("soak_temperature", [72, 73, 73], more=True), SLOW, sizes=(12,
+        20),
+        unit="K", later=RULES),
+    Row("one GPU draws 600 of 700 W", of_values("soak_power", [692] * 3), SLOW, sizes=(14.3,), later=RULES),
+    Row("one GPU's SM clock lower under load than its peers'", of_values("soak_clock", [1470] * 3), SLOW, sizes=(6, 10),
+        later=NOISE),
+]  # fmt: skip
+ALSO = [  # figures that limits name themselves, and one of the copy on the SMs
+    ("NVIDIA A100-SXM4-80GB", "gemm", healthy_figures.IN_BF16, 256, "Azure/AI-benchmarking-guide", 35),
+    (H100, "gemm", healthy_figures.IN_BF16, 675, "lowest of several", 19),
+    ("Tesla V100-SXM2-16GB", "gemm", {**healthy_figures.IN_BF16, "precision": "fp16"}, 94, "healthy, short runs", 25),
+    ("NVIDIA A100-SXM4-80GB", "memory_bandwidth", {"operation": "copy"}, 1371, "cudaMemcpy", 45),
+    ("NVIDIA A100-SXM4-40GB", "memory_bandwidth", {"operation": "copy"}, 1156, "cudaMemcpy", 50),
+    (
+        "NVIDIA B300 SXM6 AC",
+        "gemm",
+        healthy_figures.IN_BF16,
+        1485,
+        "as a B200, which has as many TFLOP/s in 16 bits",
+        40,
+    ),
+    ("NVIDIA H20", "memory_bandwidth", {"operation": "copy"}, 2232, "NVIDIA/nvbandwidth issue 48, H20-3e", 30),
+]
+MODELS = [
+    model_row(model, metric, conditions, figure, source, *sizes)
+    for model, metric, conditions, figure, source, *sizes in [*ALSO, *healthy_figures.PUBLISHED]
+    if "nodes" not in conditions
+]
+
+
+# ---------------------------------------------------------------- nodes
+
+
+def network(carried: float, said: str = "", ports: int = 1) -> Told:
+    return of_run(two_recorded_nodes([port(number) for number in range(ports)], said, carried))
+
+
+def slow_nodes(*runs: HostRun) -> Told:
+    """By the tolerances of today."""
+    today = [replace(run, record=judge_again(run.record, for_gpu(H200))) for run in runs]
+    return of(slower_than_other_nodes(dict(enumerate(today))))
+
+
+def boards() -> Told:
+    return slow_nodes(*(host_run(name, folder=name) for name in ("h200x4-a", "h200x4-c", "h200x1-e", "h200x2-g")))
+
+
+def among_nodes(**differing: object) -> Callable[[], Told]:
+    """One node of four: what differs in its evidence."""
+    return lambda: of(
+        nodes_unlike_others(dict(enumerate(host_run(f"node-{n}", **(differing if n == 2 else {})) for n in range(4))))
+    )
+
+
+def of_one_node(percent: float) -> Told:
+    def change(metric: str, at: Where, value: float) -> float:
+        return value * (1 - percent / 100 * (metric == "memory_bandwidth" and at == gpu(1)))
+
+    return slow_nodes(*(host_run(f"node-{n}", **({"change": change} if n == 2 else {})) for n in range(4)))
+
+
+NODES = [
+    Row("the network of two nodes carries less", [Case(frozenset({"rail0-node1/rail0", "world"}),
+        lambda by: network(1 - by / 100))],
+        MISSED, "the same network, whole", lambda: network(1), (50, 90, 99)),
+    Row("no port tells what the network can do", always("", lambda: network(1, ports=0)), "INCOMPLETE",
+        "`--fleet-network none`: nothing is asked of it", lambda: network(0.01, "none", 0)),
+    Row("half of the 400 Gb/s that `--fleet-network` says", always("rail0-node1/rail0 world", lambda: network(0.5,
+        "400", 0)),
+        MISSED, "`--fleet-network 200`", lambda: network(0.5, "200", 0)),
+    Row("all_reduce of 2x 8 H100 with NVLS: 216 to 231 GB/s", always("node-node1", lambda: two_of_eight(231, True)),
+        MISSED,
+        "449 GB/s", lambda: two_of_eight(449, True)),
+    Row("the same with NVLS off", always("node-node1", lambda: two_of_eight(231, False)), MISSED,
+        "380 and 366 GB/s, where 440 are asked with NVLS", lambda: two_of_eight(380, False) | two_of_eight(365.8,
+            False)),
+    Row("memory of one GPU of four nodes slow", [Case(frozenset({"node2/gpu1"}), of_one_node)], SLOW,
+        "four machines of two part numbers", boards, (0.5, 1, 5)),
+    Row("clock of one node is ahead", [Case(frozenset({"node1"}), lambda ms: of(clocks_apart({0: 0, 1: ms / 1000,
+        2: 0})))],
+        "clock_off", "0.04 s", lambda: of(clocks_apart({0: 0, 1: 0.04, 2: 0})), (40, 60, 200), "ms"),
+    Row("another driver on one node", always("node2", among_nodes(machine=lambda found: replace(found,
+        driver="570.86.15"))),
+        "host_unlike_others", "nodes alike", among_nodes()),
+]  # fmt: skip
+
+
+# ---------------------------------------------------------------- runs
+
+
+def hang(*traces: Trace) -> Told:
+    engine = FakeEngine(traces=dict(enumerate(traces)))
+
+    def hangs(rank: object) -> None:
+        raise Hangs
+
+    with pytest.raises(RankFailure) as failure:
+        world_of(engine, len(traces)).run(hangs)
+    return of([failure.value.fault([gpu(index) for index in range(len(traces))])])
+
+
+def resumed(**now: object) -> Told:
+    """Whether a run that was cut short goes on here."""
+    then, here = (Record(machines={0: HostFound("", {**CHASSIS, **facts})}) for facts in ({}, now))
+    try:
+        resume.check_same(RunFolder(Path("there")), then, here)
+    except Refused:
+        return {("refused", "")}
+    return set()
+
+
+def neighbour(percent: float) -> Told:
+    """GPU 1 is slow, somebody else computes on GPU 2."""
+    record = run_of("h200x4-neighbour")
+    slow = [replace(each, measurement=slowed(each.measurement, percent, gpu(1))) for each in record.findings]
+    return of_run(replace(record, findings=slow))
+
+
+HERE, BEFORE, STOPPED = (
+    Trace(collective="all_reduce", number=3),
+    Trace(collective="all_reduce", number=2),
+    CANNOT_ANSWER["T"],
+)
+RUNS = [
+    Row("somebody else's process computes on GPU 2", always("gpu0 gpu2", lambda: of_run(run_of("h200x4-neighbour"))),
+        "INCOMPLETE"),
+    Row("no telemetry at all", always("", lambda: of_run(replace(run_of("h200x2-g"), telemetry=[]))), "INCOMPLETE",
+        "the same run with its telemetry", lambda: of_run(run_of("h200x2-g"))),
+    Row("one rank has not come to the collective for which the others wait", always("gpu2", lambda: hang(HERE, HERE,
+        BEFORE, HERE)),
+        "rank_hung"),
+    Row("one rank is stopped", always("gpu2", lambda: hang(HERE, HERE, replace(HERE, state=STOPPED), HERE)),
+        "rank_hung"),
+    Row("all ranks hang in one collective: nobody is named", always("", lambda: hang(*[HERE] * 4)), "rank_hung"),
+    Row("a run is resumed on another chassis", always("", lambda: resumed(dmi={**DMI, "serial": "SN-B"})), "refused",
+        "the same one after a reboot", lambda: resumed(boot_id="2")),
+]  # fmt: skip
+
+
+# ---------------------------------------------------------------- facts of a machine
+
+
+def fact(
+    planted: str, change: str, code: str, at: str = "gpu2", alike: str = "", healthy: str = "", later: str = ""
+) -> Row:
+    """By all checks of inventory and health of a recorded 4x H200 after a change."""
+    told = partial(of_facts, healthy) if alike else set
+    return Row(planted, always(at, partial(of_facts, change)), code, alike, told, later=later)
+
+
+def unread(planted: str, later: str = RULES) -> Row:
+    return Row(planted, [], "", later=later)
+
+
+def clock(which: str, reasons: int = 0) -> Callable[[float], Told]:
+    free = {"sm": 1980, "memory": 3201, "reasons": reasons}
+    (bad,) = (each for each in recorded().machine.gpus if each.index == 2)
+    return lambda percent: of(held_clocks(bad, {**free, which: free[which] * (1 - percent / 100)}))
+
+
+def generation(*links: int) -> Told:
+    return of_facts("", "pcie_generation_under_load", [(each, 5) for each in links])
+
+
+def xid(number: int, rest: str = "") -> str:
+    return f"machine.log = 'NVRM: Xid (PCI:0000:00:08): {number}, pid=1, {rest}'"
+
+
+def later(change: str) -> Told:
+    """What a B200 tells a moment after the run began."""
+    return of_facts(faulty.BLACKWELL, machine_now=checks.later(recorded(faulty.BLACKWELL + change)))
+
+
+LINKS = [
+    fact("one NVLink of 18 is down", "gpus[2]['nvlink_states'][4] = 0", "nvlink_down", "gpu2",
+         "A100 PCIe, of which two have a bridge and two have none", faulty.HALF_BRIDGED),
+    fact("one NVLink is down on every GPU", "for gpu in gpus: gpu['nvlink_states'][4] = 0", "nvlink_down", ALL,
+         "A100 PCIe with bridges of 12 links", faulty.BRIDGED),
+    fact("NVLinks of one GPU at half speed", "gpus[2]['nvlink_speeds'] = [13.28] * 18", "nvlink_slow"),
+    fact("NVLinks of every GPU at half speed", "for gpu in gpus: gpu['nvlink_speeds'] = [13.28] * 18", "nvlink_slow",
+         ALL,
+         "B200 with counters of its own", faulty.BLACKWELL),
+    Row("40 symbol errors at once on an NVLink of a B200",
+        always("gpu2", lambda: later(f"{faulty.ERRORS}['symbol'][5] += 40")), "nvlink_errors", "one",
+        lambda: later(f"{faulty.ERRORS}['symbol'][5] += 1")),
+    fact("the fabric says that bandwidth is degraded", faulty.FABRIC + "gpus[2]['fabric_health']['mask'] = 0x1A9",
+         "fabric_degraded", "gpu2", "a healthy one of clique 3", faulty.FABRIC.replace("'clique': 0", "'clique': 3")),
+    fact("fabric state 0 on every GPU: no fabric manager", "for gpu in gpus: gpu['fabric'] = dict(state=0, status=0)",
+         "fabric_not_ready", ALL, later=RULES),
+    fact("a pair without peer access", "gpus[2]['p2p']['read'][1] = 4", "no_peer_access"),
+    fact("a PCIe slot of 8 lanes", "gpus[2]." + faulty.NARROW % (16, 8), "pcie_slot_narrow", "gpu2",
+         "boards that have 8 lanes, all of them", "for gpu in gpus: gpu." + faulty.NARROW % (8, 16)),
+    fact("a link with 8 of 16 lanes", "gpus[2]['pcie_width'] = 8", "pcie_width_reduced"),
+    Row("PCIe 4 in place of 5, one GPU", always("gpu2", lambda: generation(5, 5, 4, 5)), "pcie_generation_reduced"),
+    Row("PCIe 4 in place of 5, all, as set in the BIOS", always(ALL, lambda: generation(4, 4, 4, 4)),
+        "pcie_generation_reduced", "PCIe 5 under load", lambda: generation(5, 5, 5, 5)),
+    unread("peer to peer between PCIe GPUs redirected by ACS"),
+    unread("BAR1 of one GPU smaller"),
+]  # fmt: skip
+SETTINGS = [
+    fact("error correction off", "gpus[2]['ecc_mode'] = [0, 1]", "ecc_off", "gpu2", "a model that is sold so",
+         "for gpu in gpus: gpu['ecc_mode'], gpu['ecc_mode_default'] = [0, 0], 0"),
+    fact("MIG on", "gpus[2]['mig_mode'] = [1, 1]", "mig_on"),
+    fact("persistence mode off", "gpus[2]['persistence_mode'] = 0", "persistence_mode_off", "gpu2", "GeForce, all",
+         "for gpu in gpus: gpu.update(persistence_mode=0, brand=5)"),
+    fact("power limit of 500 W, default 700 W", "gpus[2]['power_limit_watts'] = 500.0", "power_limit_lowered", "gpu2",
+         "raised to 750 W, all", "for gpu in gpus: gpu['power_limit_watts'] = 750.0"),
+    *(fact(f"default power limit of 600 W, {which}",
+           f"{each}.update(power_limit_watts=600.0, power_limit_default_watts=600.0)",
+           "power_limit_lowered", at, later=RULES)
+      for which, each, at in (("one GPU", "gpus[2]", "gpu2"), ("all", "for gpu in gpus: gpu", ALL))),
+    Row("memory clock locked", [Case(frozenset({"gpu2"}), clock("memory"))], "clocks_pinned", "clocks free",
+        lambda: clock("memory")(0), (2.3, 3.8, 30)),
+    Row("SM clock locked", [Case(frozenset({"gpu2"}), clock("sm"))], "clocks_pinned", "29 % less, at the power limit",
+        lambda: clock("sm", 0x4)(29), (2.3, 3.8, 29)),
+    Row("SM clock locked, and the driver says power limit", [Case(frozenset({"gpu2"}), clock("sm", 0x4))], "clocks_pinned",
+        sizes=(29,), later=RULES),
+    fact("another VBIOS", "gpus[2]['vbios'] = '96.00.99.00.01'", "gpu_unlike_others", "gpu2", "another part number",
+         "gpus[2]['board_part_number'] = '692-2G520-0282-000'"),
+    fact("another GSP firmware", "for gpu in gpus: gpu['gsp_firmware'] = '580'\ngpus[2]['gsp_firmware'] = '570'",
+         "gpu_unlike_others", later=RULES),
+    *(fact(f"{name}=1", f"host['environment']['{name}'] = '1'", "harmful_variable", "node", f"{name}=0",
+           f"host['environment']['{name}'] = '0'") for name in ("NCCL_P2P_DISABLE", "CUDA_LAUNCH_BLOCKING")),
+]  # fmt: skip
+FELL_OFF = "0000:00:08): 79, pid=1, GPU has fallen off the bus."
+XIDS = {
+    48: "xid_workflow", 64: "xid_reset", 74: "xid_workflow", 95: "xid_reset", 119: "xid_reset", 149: "xid_workflow",
+}  # fmt: skip
+ERRORS = [
+    fact("row remapping pending", "gpus[2]['remapped_rows'] = [0, 1, 1, 0]", "row_remapping_pending", "gpu2",
+         "2 rows remapped for corrected errors", "gpus[2]['remapped_rows'] = [2, 0, 0, 0]"),
+    fact("an uncorrectable error since the driver started", "gpus[2]['ecc_uncorrected_volatile'] = 1",
+         "ecc_uncorrected"),
+    fact("new GPU with 30 remapped rows, 120 uncorrectable errors in its life",
+         "gpus[2].update(remapped_rows=[0, 30, 0, 0], ecc_uncorrected_aggregate=120)", "ecc_uncorrected", later=RULES),
+    *(fact(f"XID {number} before the run", xid(number), code) for number, code in XIDS.items()),
+    fact("XID 79 before the run", f"machine.log = 'NVRM: Xid (PCI:{FELL_OFF}'", "xid_restart", "gpu2",
+         "the same words by a user: names of a program and its file",
+         f"machine.log = {SEGFAULT.format('NVRM: Xid (PCI:', FELL_OFF)!r}"),
+    fact("uncorrectable error of a memory module",
+         "machine.log = 'EDAC MC0: 1 UE memory read error on DIMM_A1 (channel:0)'",
+         "dimm_uncorrected", "node", "what a healthy host writes", f"machine.log = {faulty.HARMLESS_LOG!r}"),
+]  # fmt: skip
+ALL_PORTS = "for one in ports[:4]: one"
+HOST = [
+    fact("3 of 4 GPUs are there", "machine.count = 3", "gpu_missing", "node"),
+    fact("CPU governor powersave", "host['cpu_governor'] = 'powersave'", "processors_slowed", "node",
+         "a driver that chooses the clock",
+             "host.update(cpu_governor='powersave', cpu_energy_preference='balance_performance')"),
+    fact("/dev/shm of 64 MiB", "host['shared_memory_bytes'] = 64 << 20", "shared_memory_small", "node"),
+    fact("a memory module missing", faulty.SETUP + "setup['numa_memory']['1'] -= 64 << 30", "memory_uneven", "node",
+         "a virtual machine with one NUMA node", faulty.SETUP + "setup['numa_memory'] = {'0': 1 << 40}"),
+    fact("a network port down", faulty.PORTS + "ports[2]['state'] = '1: DOWN'", "network_port_unlike_others", "node",
+         "second ports without a cable", faulty.PORTS),
+    fact("a network port that waits (INIT)", faulty.PORTS + "ports[2]['state'] = '2: INIT'",
+         "network_port_unlike_others", "node"),
+    fact("all network ports of the GPUs down", faulty.PORTS + ALL_PORTS + "['state'] = '1: DOWN'",
+         "network_port_unlike_others", "node", "no port at all", "host['network_ports'] = []"),
+    fact("a network port at half its rate", faulty.PORTS + "ports[2]['rate'] = '200 Gb/sec'",
+         "network_port_unlike_others", "node"),
+    fact("all network ports at half their rate", faulty.PORTS + ALL_PORTS + "['rate'] = '200 Gb/sec'",
+         "network_port_unlike_others", "node", later=RULES),
+    fact("a network port with 8 lanes", faulty.PORTS_WITH_PCIE + "ports[1]['pcie'] = pcie(lanes=8)",
+         "network_port_pcie", "node",
+         "ports of 200 Gb/s in slots of PCIe 4",
+         faulty.PORTS_WITH_PCIE + "for p in ports: p.update(rate='200 Gb/sec', pcie=pcie(speed=16, speed_of_port=16))"),
+    fact("CPU affinity of two GPUs swapped",
+         "for index, gpu in enumerate(gpus): gpu['cpu_affinity'] = [(2, 1, 2, 1)[index]]", "processors_far",
+             "gpu0 gpu3", later=RULES),
+    unread("MTU of a port other than its peers'"), unread("cables swapped between rails"),
+    unread("a slow disk, where nobody says which folder is to be tested"),
+]  # fmt: skip
+SUBJECTS = {
+    "Speed": (
+        "Figures of recorded machines (4x H200: a, b, c; 2x H200: g; H100: h) that are so much worse, at each place "
+        "that can have it, one after the other. One figure at a time, but for products with training.", FIGURES),
+    "Under load": ("At the end of a minute of load, as described.", LOAD),
+    "Models": ("All GPUs, or all together, slower than a figure that somebody published of healthy ones.", MODELS),
+    "Between nodes": ("Two recorded nodes with a network in place of their loopback, and described nodes.", NODES),
+    "Links of GPUs": ("A recorded 4x H200 with a fact changed; by all checks of inventory and health.", LINKS),
+    "Settings": ("The same machine.", SETTINGS),
+    "Errors on record": ("The same machine.", ERRORS),
+    "Host and network ports": ("The same machine.", HOST),
+    "Runs": ("What happens to a run: recorded ones, and ranks that hang.", RUNS),
+}  # fmt: skip
+# What takes processes, GPUs or files, and the test that plants it.
+ELSEWHERE = {
+    "a wrong bit in products, once in thousands":
+        "tests/probes/test_compute.py::test_a_wrong_element_is_found_and_the_rank_named",
+    "wrong results of collectives, rare ones too":
+        "tests/probes/test_exactness.py::test_wrong_results_that_come_rarely_or_at_once_are_found",
+    "slowdowns, power brake, XIDs and PCIe errors during a test":
+        "tests/acceptance/test_worsening.py::test_what_gets_worse_fails_the_test_that_ran",
+    "errors of NVLinks, memory and PCIe during a run":
+        "tests/acceptance/test_faulty_machines.py::test_what_a_run_leaves_behind",
+    "network ports that flap during a run":
+        "tests/acceptance/test_faulty_machines.py::test_network_ports_of_the_whole_run",
+    "a power supply that is dead": "tests/hardware/test_bmc.py::test_power_supplies",
+    "nvidia_peermem missing, ACS, IOMMU, slots": "tests/acceptance/test_pcie.py::test_one_thing_is_wrong",
+    "a figure that misses once and not again":
+        "tests/verdict/test_second_measurement.py::test_both_are_on_record_and_the_second_counts",
+    "`timeout = 4` in pytest.ini":
+        "tests/world/test_deadlines.py::test_a_limit_for_all_tests_of_a_project_fails_no_check_and_is_told",
+    "a rank that raises and then dies":
+        "tests/world/test_pool.py::test_a_rank_that_raises_and_dies_of_it_is_told_by_what_it_raised",
+    "an agent that was fenced":
+        "tests/nodes/test_local_transport.py::test_a_frozen_agent_is_lost_fenced_when_it_wakes_and_answers_then",
+    "one changed byte of a report": "tests/commands/test_integrity.py::test_a_difference_is_refused_in_one_sentence",
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------- the page
+
+MOST = {"%": 100.0, "K": 50.0, "ms": 1000.0}
+STEPS = 1000  # of the largest size
+NOTES = """\
+- `h200x4-a` is healthy and REJECTED: its version took it for a fault that torch 2.11 does not refuse tensors with gaps in
+  reduce_scatter. The check has changed since ([recorded runs](../tests/recorded/README.md)), but what a check compared itself
+  is not judged again.
+- Figures without a limit were measured by 0.1.0 otherwise than today.
+- `h200x4-neighbour`: somebody else computed on GPU 2."""
+
+
+def smallest(row: Row) -> str:
+    """From which size on the fault is found, at the first place and at the last."""
+    most, found = MOST[row.unit], []
+    for case in row.cases:
+        low, high = 0, STEPS
+        while high - low > 1 and case.told(most):
+            middle = (low + high) // 2
+            low, high = (low, middle) if case.told(most * middle / STEPS) else (middle, high)
+        found.append(most * high / STEPS)
+    first, last = f"{min(found):g}", f"{max(found):g}"
+    if last == f"{most:g}":
+        return "never"
+    return f"{first if first == last else f'{first} to {last}'} {row.unit}"
+
+
+def where(row: Row, told: list[tuple[Case, Told]]) -> str:
+    """At which places it was found, if that was right everywhere."""
+    if not all({place for _, place in found} <= case.at for case, found in told):
+        return "**at other places too**"
+    places = sorted(row.cases[0].at)
+    if len(row.cases) > 1:
+        return "there" if len(places) == 1 else "at all of them"
+    return "at no place" if places == [""] else f"all {len(places)}" if len(places) > 2 else ", ".join(places)
+
+
+def line(row: Row) -> str:
+    later, places = f"**not yet**: {row.later}" if row.later else "", len(row.cases)
+    if not row.cases:
+        return f"| {row.planted} | {later} | | nothing reads it | |"
+    told = {size: [(case, case.told(size)) for case in row.cases] for size in row.sizes or (0.0,)}
+    every_one = [each for of_size in told.values() for each in of_size]
+    counts = {size: sum(bool(found) for _, found in each) for size, each in told.items()}
+    words = {0: "no", places: "yes"} if places == 1 else {}
+    found = ", ".join(f"{size:g} {row.unit}: {words.get(count, count)}" for size, count in counts.items())
+    found = found + f" of {places}" * (places > 1) if row.sizes else words[counts[0.0]]
+    codes = sorted({code for _, each in every_one for code, _ in each})
+    said_at = f"{', '.join(f'`{code}`' for code in codes)}: {where(row, every_one)}" if codes else "nothing"
+    alike = row.alike and f"{row.alike}: {'**rejected**' if row.healthy() else 'passes'}"
+    found = "; ".join(filter(None, (later, found if row.sizes or not later else "")))
+    return f"| {row.planted} | {found} | {smallest(row) if row.sizes else ''} | {said_at} | {alike} |"
+
+
+def of_record(name: str) -> str:
+    """What a recorded run comes to by the limits of today, and why."""
+    again = by_todays_limits(read(RECORDED[name] / "evidence.jsonl"))
+    beside, why = {*remarks(again), again.judged_again}, Counter[str]()
+    for reason in again.reasons if again.verdict != "ACCEPTED" else ():
+        if reason not in beside:
+            what = re.sub(r"^.*?\.py::[^ ]*: ", "", reason).replace("were not", "was not").replace("figures", "figure")
+            count, figure, cause = re.match(r"(?:(\d+) (?=figure))?(figure was not judged: )?([^:;,]*)", what).groups()
+            why[(figure or "") + cause] += int(count or 1)
+    told = "; ".join(f"{count} x {what}" if count > 1 else what for what, count in why.most_common())
+    return f"| `{name}` | {again.verdict} | {told} |"
+
+
+def table(head: str, rows: Iterable[str]) -> list[str]:
+    return ["", head, re.sub(r"[^|]+", " --- ", head), *rows]
+
+
+def page() -> str:
+    rows = [row for _, each in SUBJECTS.values() for row in each]
+    missing, alike = [row for row in rows if row.later], [row for row in rows if row.alike]
+    rejected = [row.alike for row in alike if row.healthy()]
+    text = [
+        "# Planted faults",
+        "",
+        f"<!-- Written by `{COMMAND}`: change that, or the program. -->",
+        "",
+        f"{len(rows)} faults, planted into what was recorded of machines, or into what is described of one, and what the "
+        f"program says of each by the limits that it ships ([profiles](profiles.md)). {len(rows) - len(missing)} are found "
+        f"at the largest size of their row; {len(missing)} are **not yet**, with what it takes. Of {len(alike)} healthy "
+        f"look-alikes {len(rejected) or 'none'} {'is' if len(rejected) == 1 else 'are'} rejected"
+        f"{': ' * bool(rejected)}{'; '.join(rejected)}.",
+        "",
+        "- *found*: at how many of the places where it was planted, by size.",
+        "- *from*: the smallest size that is found, at the first place and at the last.",
+        "- *said*: the codes of the faults, and whether the places were named at which it was, and no other.",
+        "",
+        f"`{COMMAND}` writes this page and has a row for each: for other sizes, change them there.",
+    ]  # fmt: skip
+    for subject, (about, each) in SUBJECTS.items():
+        text += ["", f"## {subject}", "", about]
+        text += table("| planted | found | from | said | healthy look-alike |", map(line, each))
+    text += ["", "## Recorded machines", "", "All are healthy. By the limits of today:"]
+    text += [*table("| run | verdict | why |", map(of_record, RECORDED)), "", NOTES]
+    text += ["", "## By tests of their own", "", "What takes real processes, files or a clock."]
+    text += table("| planted | test |", (f"| {what} | `{test}` |" for what, test in ELSEWHERE.items()))
+    return "\n".join(text) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

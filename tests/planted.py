@@ -1,0 +1,282 @@
+"""Faults planted into what was recorded of machines: what is said of each is asked of the judge, the checks or the
+comparison of nodes when it is needed. `planted_rows` has the table of them."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from statistics import fmean
+
+from pytest_gpufleet.model.conditions import ONE_WINDOW
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.measurement import GpuState, Measurement
+from pytest_gpufleet.model.metric import GiB
+from pytest_gpufleet.model.place import WORLD, Where, gpu, where
+from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.probes.compute.rate import relative_rate
+from pytest_gpufleet.probes.search.collective import who_slows_pairs
+from pytest_gpufleet.verdict.accusations import accusations, causes, of_finding
+from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
+from pytest_gpufleet.verdict.judgement import judge, unsteady
+from pytest_gpufleet.verdict.profile import choose, for_gpu
+from tests.acceptance.checks import outcomes, ranks_answer
+from tests.boards import BOARDS
+from tests.conftest import EVIDENCE
+from tests.machines import recorded
+from tests.verdict import test_between_nodes as between
+
+H200, H100 = "NVIDIA H200", "NVIDIA H100 80GB HBM3"
+FOUR = ("h200x4-a", "h200x4-b", "h200x4-c")
+TWO = ("h200x2-g",)
+# What each GPU of three machines lost for each kelvin that it was warmer, over all precisions but fp64 at most.
+PER_KELVIN = 0.0022
+
+Told = set[tuple[str, str]]  # the codes of what is said, each with its place, "" for none
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fault in one place of one machine: the places that it is at, and what is said of it at a size."""
+
+    at: frozenset[str]
+    told: Callable[[float], Told]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is planted, where one after the other, in which sizes; what looks like it and is healthy. `later`: what it
+    takes to find it, where that is not there yet."""
+
+    planted: str
+    cases: Sequence[Case]
+    code: str
+    alike: str = ""
+    healthy: Callable[[], Told] = set
+    sizes: tuple[float, ...] = ()
+    unit: str = "%"
+    later: str = ""
+
+
+# ---------------------------------------------------------------- what is said
+
+
+def of(faults: Iterable[Fault]) -> Told:
+    return {(fault.code, str(place)) for fault in faults for place in fault.subjects or ("",)}
+
+
+@cache
+def run_of(name: str) -> Record:
+    return read(EVIDENCE / name / "evidence.jsonl")
+
+
+def said(topology: GpuTopology, measurements: Iterable[Measurement], model: str = H200, **how: object) -> Told:
+    told = Told()
+    for each in measurements:
+        found = judge(each, for_gpu(model), topology, "check", rehearsal=False, **how)
+        for finding in filter(None, (found, unsteady(found, topology))):
+            told |= of(of_finding(finding)) if finding.state == "missed" else set()
+    return told
+
+
+def of_run(record: Record) -> Told:
+    """By the limits of today: what is said against places, or that the run is INCOMPLETE, and what kept it from being
+    tested."""
+    again = judge_again(record, choose(None, {gpu.name for gpu in record.topology.gpus}))
+    if again.verdict == "INCOMPLETE":
+        return {("INCOMPLETE", place) for _, place in of(causes(again)) or {("", "")}}
+    return of(accusations(again)) or (set() if again.verdict == "ACCEPTED" else {(str(again.verdict), "")})
+
+
+def of_facts(change: str, *probe: object, **more: object) -> Told:
+    """By all checks of inventory and health of a recorded 4x H200, and where a `probe` is given what its ranks read."""
+    world = {"world": ranks_answer(probe[1], probe[0])} if probe else {}
+    found = outcomes(recorded(change), **world, **more).values()
+    return {told for each in found if each.what == "failed" for told in of(each.faults) or {("check_failed", "")}}
+
+
+# ---------------------------------------------------------------- figures
+
+
+def figures(name: str, metric: str, **under: object) -> list[Measurement]:
+    every = [finding.measurement for finding in run_of(name).findings if not finding.again]
+    return [each for each in every if each.metric == metric and under.items() <= each.conditions.items()]
+
+
+def slowed(measurement: Measurement, percent: float, by: Where | None = None) -> Measurement:
+    """With all places, or those that one device is part of, slower by so much of what they reached."""
+    slow = {at: value * (1 - percent / 100) for at, value in measurement.values.items() if by in (None, at, *at.parts)}
+    return replace(measurement, values={**measurement.values, **slow}, samples={})
+
+
+def gpus(name: str) -> list[Where]:
+    return [each.place for each in run_of(name).topology.gpus]
+
+
+@cache
+def products(name: str) -> list[Measurement]:
+    """Matrix products at each precision as they are measured today, with the temperature that each GPU had."""
+    found, record = [], run_of(name)
+    for finding in record.findings:
+        rate = finding.measurement
+        if rate.metric == "gemm" and rate.conditions.get("at_once") == "all":
+            _, begin, end = next(span for span in record.spans if span[0] == finding.check)
+            samples = [each["gpus"] for each in record.telemetry if begin <= each["time"] <= end + 1]
+            hottest = [max(every[index]["temperature_c"] for every in samples) for index in range(len(samples[0]))]
+            states = {gpu(index): GpuState(temperature_c=each) for index, each in enumerate(hottest)}
+            under = {**rate.conditions, "method": ONE_WINDOW}
+            found.append(replace(rate, samples={}, gpu_states=rate.gpu_states or states, conditions=under))
+    return found
+
+
+def computing(name: str, rates: Sequence[Measurement]) -> Told:
+    return said(run_of(name).topology, [relative_rate(rates), *rates])
+
+
+def slow_gpu(name: str, bad: Where, percent: float) -> Told:
+    training = [slowed(each, percent, bad) for each in figures(name, "solo_train_throughput")]
+    rates = [slowed(each, percent, bad) for each in products(name)]
+    return computing(name, rates) | said(run_of(name).topology, training)
+
+
+def slow_beside_peers(name: str, bad: Where, percent: float) -> Told:
+    """Of what its peers reach at its temperature, on the average."""
+    per_kelvin = next(each.per_kelvin for each in for_gpu(H200).tolerances if each.metric == "gemm_relative")
+    rates = []
+    for rate in products(name):
+        warmth = {at: state.temperature_c or 0.0 for at, state in rate.gpu_states.items()}
+        others = {at: 1 + per_kelvin * (warmth[at] - warmth[bad]) for at in rate.values if at != bad}
+        usual = fmean(rate.values[at] * factor for at, factor in others.items())
+        rates.append(replace(rate, values={**rate.values, bad: (1 - percent / 100) * usual}))
+    return computing(name, rates)
+
+
+def warmer(name: str, hot: Where, kelvin: float) -> Told:
+    rates = []
+    for rate in products(name):
+        state = replace(rate.gpu_states[hot], temperature_c=(rate.gpu_states[hot].temperature_c or 0.0) + kelvin)
+        rates.append(replace(slowed(rate, 100 * kelvin * PER_KELVIN, hot), gpu_states={**rate.gpu_states, hot: state}))
+    return computing(name, rates)
+
+
+def each_gpu(plant: Callable[[str, Where, float], Told], machines: Sequence[str] = FOUR) -> list[Case]:
+    return [Case(frozenset({str(bad)}), partial(plant, name, bad)) for name in machines for bad in gpus(name)]
+
+
+def one(metric: str, machines: Sequence[str] = FOUR, whole: bool = False, **under: object) -> list[Case]:
+    """A figure with one place after the other slower; `whole`: all places that a GPU is part of."""
+
+    def plant(name: str, each: Measurement, bad: Where, percent: float) -> Told:
+        return said(run_of(name).topology, [slowed(each, percent, bad)])
+
+    return [
+        Case(frozenset(str(at) for at in each.values if bad in (at, *at.parts)), partial(plant, name, each, bad))
+        for name in machines
+        for each in figures(name, metric, **under)
+        for bad in (gpus(name) if whole else each.values)
+    ]
+
+
+def every(metric: str, machines: Sequence[str] = (*FOUR, *TWO), **under: object) -> list[Case]:
+    def plant(name: str, each: Measurement, percent: float) -> Told:
+        return said(run_of(name).topology, [slowed(each, percent)])
+
+    return [
+        Case(frozenset(map(str, each.values)), partial(plant, name, each))
+        for name in machines
+        for each in (products(name) if metric == "gemm" else figures(name, metric, **under))
+    ]
+
+
+def pairs(case: Callable[..., list[Case]], machines: Sequence[str] = FOUR, **how: bool) -> list[Case]:
+    return [each for way in ("read", "write") for each in case("pair_bandwidth", machines, direction=way, **how)]
+
+
+def links(case: Callable[..., list[Case]], machines: Sequence[str] = FOUR) -> list[Case]:
+    ways = ("host to device", "device to host")
+    return [each for way in ways for each in case("host_bandwidth", machines, direction=way, at_once="one")]
+
+
+def who_has_slow_pairs(name: str, bad: Where, percent: float) -> Told:
+    return of(who_slows_pairs([slowed(each, percent, bad).values]) for each in figures(name, "pair_bandwidth"))
+
+
+def collectives(*machines: str) -> list[Case]:
+    names = ("all_reduce", "broadcast", "reduce", "sendrecv", "all_to_all")
+    sizes = [(each, nbytes) for each in names for nbytes in (GiB, 8 * GiB)]
+    return [case for each, size in sizes for case in every("busbw", machines, collective=each, bytes=size)]
+
+
+def of_eight() -> list[Case]:
+    """The figures that the limits of 8x H200 were made from."""
+    eight, found = BOARDS[H200].machine(8), []
+    for limit in for_gpu(H200).limits:
+        if limit.metric == "busbw" and limit.measured and limit.conditions.get("ranks") == 8:
+            under = {key: value for key, value in limit.conditions.items() if key != "fabric"}
+            figure = Measurement("busbw", {"world": limit.measured}, under)
+            found.append(Case(frozenset({"world"}), lambda by, figure=figure: said(eight, [slowed(figure, by)])))
+    return found
+
+
+def of_values(metric: str, usual: Sequence[float], at: str = "gpu2", more: bool = False, **under: object) -> list[Case]:
+    """The last of these places of H200 beside the others: so many per cent less, or so many units `more`."""
+    places = [where(f"{at[:-1]}{int(at[-1]) + 1 + index - len(usual)}") for index in range(len(usual))]
+
+    def plant(size: float) -> Told:
+        bad = usual[-1] + size if more else usual[-1] * (1 - size / 100)
+        values = dict(zip(places, (*usual[:-1], bad), strict=True))
+        return said(BOARDS[H200].machine(4), [Measurement(metric, values, under)], required=False)
+
+    return [Case(frozenset({at}), plant)]
+
+
+def exchanged() -> Told:
+    """Every GPU of a machine exchanged for one of a machine whose boards have another part number."""
+    told, here, other = Told(), run_of("h200x4-a").topology, run_of("h200x4-c").topology
+    for index, place in enumerate(gpus("h200x4-a")):
+        mixed = replace(
+            here, gpus=tuple(other.gpus[index] if index == at else each for at, each in enumerate(here.gpus))
+        )
+        both = zip(*(figures(name, "memory_bandwidth") for name in ("h200x4-a", "h200x4-c")), strict=True)
+        told |= said(mixed, [replace(a, values={**a.values, place: c.values[place]}, samples={}) for a, c in both])
+    return told
+
+
+def half_of_the_sockets() -> Told:
+    values = {gpu(index): 53.1 if index < 4 else 55.5 for index in range(8)}
+    ways = [{"direction": way, "at_once": "one"} for way in ("host to device", "device to host")]
+    return said(BOARDS[H200].machine(8), [Measurement("host_bandwidth", values, way) for way in ways])
+
+
+def as_recorded(metric: str) -> Callable[[], Told]:
+    """Of every recorded machine as it is."""
+    return lambda: set.union(*(case.told(0) for case in every(metric)))
+
+
+def samples(metric: str, **under: object) -> list[Case]:
+    """One of four samples of the H100 is so much lower."""
+    (figure,) = figures("h100x1-h", metric, **under)
+
+    def plant(percent: float) -> Told:
+        ((at, value),) = figure.values.items()
+        four = [value, value, value, value * (1 - percent / 100)]
+        return said(run_of("h100x1-h").topology, [replace(figure, samples={at: four})], H100)
+
+    return [Case(frozenset({"gpu0"}), plant)]
+
+
+def model_row(model: str, metric: str, under: Mapping[str, object], value: float, source: str, size: float = 30) -> Row:
+    """All GPUs of a machine of which only a healthy figure is known."""
+    topology, world = BOARDS[model].machine(8), metric == "busbw"
+    at = [WORLD] if world else [gpu(index) for index in range(8)]
+    figure = Measurement(metric, dict.fromkeys(at, value), under)
+    case = Case(frozenset(map(str, at)), lambda by: said(topology, [slowed(figure, by)], model))
+    key = next(key for key in ("precision", "operation", "collective", "direction") if key in under)
+    what = f"{model}: {figure.definition.title}, {under[key]}"
+    return Row(what, [case], "limit_missed", f"{value:,g} {figure.unit}, {source}", lambda: case.told(0), (size,))
+
+
+def two_of_eight(reached: float, nvls: bool) -> Told:
+    """all_reduce of two nodes of 8x H100."""
+    figures = between.pairs(2, reached)
+    figures = replace(figures, conditions={**figures.conditions, "nvls": nvls})
+    return said(between.cluster(2, H100), [figures], H100, required=False, network=400)
