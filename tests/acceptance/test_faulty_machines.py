@@ -142,7 +142,6 @@ FAULTY: dict[str, list[tuple[Any, ...]]] = {
         ("machine.count = 3\nhost['environment']['CUDA_VISIBLE_DEVICES'] = '0,1,2'", "gpu_missing", NODE, "hides"),
     ],
     "test_gpus_are_alike[name]": [("gpus[2]['name'] = 'NVIDIA H100 80GB HBM3'", "gpu_unlike_others", GPU_2)],
-    "test_gpus_are_alike[vbios]": [("gpus[2]['vbios'] = '96.00.99.00.01'", "gpu_unlike_others", GPU_2)],
     "test_gpus_are_alike[pcie_generation_max]": [("gpus[2]['pcie_generation_max'] = 3", "gpu_unlike_others", GPU_2)],
     "test_pcie_width_is_full": [
         ("gpus[2]['pcie_width'] = 8", "pcie_width_reduced", GPU_2),
@@ -160,16 +159,11 @@ FAULTY: dict[str, list[tuple[Any, ...]]] = {
     "test_memory_is_complete": [("gpus[2]['memory_bytes'] = 120 << 30", "memory_incomplete", GPU_2)],
     "test_fabric_is_ready": [
         ("gpus[2]['fabric']['state'] = 2", "fabric_not_ready", GPU_2),
-        (FABRIC + "gpus[2]['fabric_health']['mask'] = 0x1A9", "fabric_degraded", GPU_2, "bandwidth is degraded"),
         (FABRIC + "gpus[2]['fabric_health']['mask'] = 1 << 4", "fabric_degraded", GPU_2, "route is unhealthy"),
         (FABRIC.replace("0x1AA", "5 << 8"), "fabric_degraded", ALL, "too few NVLinks"),
         (FABRIC + "gpus[2]['fabric_health']['clique'] = 1", "fabric_split", GPU_2),
     ],
-    "test_every_pair_reaches_each_other": [("gpus[2]['p2p']['read'][1] = 4", "no_peer_access", GPU_2)],
-    "test_ecc_is_on": [("gpus[2]['ecc_mode'] = [0, 1]", "ecc_off", GPU_2)],
     ECC: [
-        ("gpus[2]['ecc_uncorrected_volatile'] = 1", "ecc_uncorrected", GPU_2),
-        ("gpus[2]['remapped_rows'] = [0, 1, 1, 0]", "row_remapping_pending", GPU_2),
         ("gpus[2]['memory_unrepairable'] = True", "memory_unrepairable", GPU_2),
         ("gpus[2]['ecc_corrected'] = {'dram': 20_000_001, 'sram': 0}", "many_corrected_errors", GPU_2, "in DRAM"),
         ("gpus[2]['ecc_corrected'] = {'dram': 0, 'sram': 10_001}", "many_corrected_errors", GPU_2, "in SRAM"),
@@ -196,8 +190,6 @@ FAULTY: dict[str, list[tuple[Any, ...]]] = {
             GPU_2,
         ),
     ],
-    "test_power_limit_is_default": [("gpus[2]['power_limit_watts'] = 500.0", "power_limit_lowered", GPU_2)],
-    "test_mig_is_off": [("gpus[2]['mig_mode'] = [1, 1]", "mig_on", GPU_2)],
     "test_persistence_mode_is_on": [
         ("gpus[2]['persistence_mode'] = 0", "persistence_mode_off", GPU_2),
         ("for gpu in gpus: gpu.update(persistence_mode=0, name='NVIDIA L40S', brand=14)", "persistence_mode_off", ALL),
@@ -205,14 +197,12 @@ FAULTY: dict[str, list[tuple[Any, ...]]] = {
     "test_no_foreign_process": [
         ("machine.processes = {2: ['process 4711 (miner)']}", "foreign_process", GPU_2, "4711 (miner)")
     ],
-    "test_shared_memory_is_large_enough": [("host['shared_memory_bytes'] = 64 << 20", "shared_memory_small", NODE)],
     "test_memory_may_be_locked": [("host['locked_memory_limit'] = 65536", "locked_memory_limited", NODE)],
     "test_software_fits_driver": [("machine.problems = ['driver 450']", "software_unfit", NODE, "driver 450")],
     "test_no_harmful_variable": [
         ("host['environment']['NCCL_P2P_DISABLE'] = '1'", "harmful_variable", NODE, "NCCL_P2P_DISABLE"),
     ],
     "test_files_may_be_opened": [("host['open_files_hard_limit'] = 1024", "open_files_limited", NODE)],
-    "test_processors_run_at_full_clock": [("host['cpu_governor'] = 'powersave'", "processors_slowed", NODE)],
     "test_processors_near_each_gpu_may_be_used": [
         ("gpus[2]['cpu_affinity'] = [0, 1] + [0] * 14", "processors_far", GPU_2)
     ],
@@ -226,7 +216,6 @@ FAULTY: dict[str, list[tuple[Any, ...]]] = {
     "test_inforom_is_valid": [("gpus[2]['inforom_valid'] = False", "inforom_invalid", GPU_2)],
     "test_clock_source_is_fast": [("setup['clock_source'] = 'hpet'", "clock_source_slow", NODE)],
     "test_processors_are_online": [("setup['offline'] = [5, 13]", "processors_offline", NODE, "5, 13")],
-    AS_MUCH_MEMORY: [("setup['numa_memory']['1'] -= 64 << 30", "memory_uneven", NODE, "NUMA node 1")],
     "test_memory_modules_are_alike": [
         ("modules[3]['configured_speed'] = 4400", "memory_module_slow", NODE, "DIMM_3"),
     ],
@@ -340,7 +329,6 @@ OF_4090 = "for gpu in gpus: gpu.update(compute_capability=[8, 9], sm_clock_max_m
 UNDER_LOAD = {
     ("pcie_generation_under_load", "test_pcie_generation_is_full_under_load", ""): [
         ([(5, 5)] * 4, "passed", set()),
-        ([(5, 5), (5, 5), (4, 5), (5, 5)], "failed", {2}, "generation 4 of 5"),
         ([(4, 4)] * 4, "failed", {0, 1, 2, 3}, "generation 4 of 5"),
         ([(5, 5), (5, 5), None, (5, 5)], "failed", {2}, "generation unknown of 5"),
         ([None] * 4, "not applicable", set(), "NVML does not tell"),

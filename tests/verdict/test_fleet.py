@@ -250,14 +250,6 @@ def test_half_of_the_fleet_cannot_hide_behind_the_other_half():
     assert {hosts[each.node].host for each in found} == slow
 
 
-def test_healthy_boards_of_two_part_numbers_are_a_healthy_fleet():
-    """0.6 % apart in copies and 0.7 % in triads, where those of one number are 0.03 %."""
-    hosts = [host_run(name, folder=name) for name in ("h200x4-a", "h200x4-c", "h200x1-e", "h200x2-g")]
-    assert slow_places(dict(enumerate(hosts)))[0] == []
-    hosts[2] = host_run("h200x1-e", folder="h200x1-e", change=slower(0.02, 0))
-    assert {each.node for each in slow_places(dict(enumerate(hosts)))[0]} == {2}
-
-
 def test_one_figure_that_is_too_good_speaks_against_nobody():
     """The best of all GPUs is no reference where there are thousands."""
     best = Tolerance("memory_bandwidth", 0.03, reference="best", source="recorded")

@@ -1,5 +1,5 @@
-"""What docs/planted-faults.md says is what the program says, and is right: each fault is found at its places, and nothing
-healthy is rejected."""
+"""What docs/planted-faults.md says is what the program says, and is right: each fault is found at its places, and
+nothing healthy is rejected."""
 
 import runpy
 from typing import Any
