@@ -3,7 +3,7 @@ test at its end."""
 
 import reprlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +74,7 @@ def require_any(gpus: Sequence[Gpu], fact: str) -> None:
         not_applicable(f"{fact}: {gpus[0][fact] if gpus else 'there is no GPU'}")
 
 
-def require_told(gpus: Sequence[Gpu], facts: Iterable[str] = tuple(COUNTERS)) -> None:
+def require_told(gpus: Sequence[Gpu], facts: Collection[str] = tuple(COUNTERS)) -> None:
     """End the check as not judged, which makes a verdict INCOMPLETE, if a GPU does not tell facts that its model has;
     by default its counters of errors."""
     __tracebackhide__ = True

@@ -5,7 +5,8 @@ link_rules.py.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from functools import reduce
+from operator import or_
 
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import CLOCK_EVENTS, COUNTED_SLOWDOWNS, COUNTERS, Gpu, Unavailable
@@ -33,6 +34,15 @@ CLOCKS_REACHED, CLOCKS_REACHED_ELSEWHERE = 0.97, 0.75
 HELD_BACK = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 CLOCKS = {"sm": "SM clock", "memory": "memory clock"}
 
+# The code of the fault if a counter has grown.
+WORSE = {
+    **dict.fromkeys(("ecc_uncorrected_volatile", "ecc_uncorrected_aggregate"), "ecc_uncorrected"),
+    "sram_threshold_exceeded": "sram_threshold_exceeded",
+    "remapped_rows": "rows_remapped",
+    "retired_pages_pending": "page_retirement_pending",
+    "memory_unrepairable": "memory_unrepairable",
+    "pcie_replays": "pcie_replays",
+}
 XID_CODES = {
     "RESET_GPU": "xid_reset",
     "RESTART_BM": "xid_restart",
@@ -46,29 +56,22 @@ XID_CODES = {
 
 def recorded_errors(gpu: Gpu) -> list[Fault]:
     """What a GPU's counters say against it, whenever it happened; a counter that it has and does not tell, too."""
-    counts: dict[str, Any] = {fact: 0 if isinstance(gpu[fact], Unavailable) else gpu[fact] for fact in COUNTERS}
-    _, uncorrected, pending, failed = counts["remapped_rows"] or (0, 0, 0, 0)
+    _, uncorrected, pending, failed = gpu.get("remapped_rows") or (0, 0, 0, 0)
+    volatile = gpu.get("ecc_uncorrected_volatile")
+    many, sram = uncorrected if uncorrected >= REMAPPED_ROWS_LIMIT else 0, gpu.get("sram_threshold_exceeded")
     rules = (
-        ("ecc_uncorrected", counts["ecc_uncorrected_volatile"], "uncorrectable ECC errors since the driver was loaded"),
+        ("ecc_uncorrected", volatile, "uncorrectable ECC errors since the driver was loaded"),
         ("row_remapping_pending", pending, "row remapping pending: reset the GPU"),
         ("row_remapping_failed", failed, "row remapping failed: replace the GPU"),
-        (
-            "many_rows_remapped",
-            uncorrected if uncorrected >= REMAPPED_ROWS_LIMIT else 0,
-            "remapped rows: replace the GPU",
-        ),
-        (
-            "sram_threshold_exceeded",
-            counts["sram_threshold_exceeded"],
-            "SRAM error threshold exceeded: replace the GPU",
-        ),
-        ("page_retirement_pending", counts["retired_pages_pending"], "page retirement pending: reset the GPU"),
+        ("many_rows_remapped", many, "remapped rows: replace the GPU"),
+        ("sram_threshold_exceeded", sram, "SRAM error threshold exceeded: replace the GPU"),
+        ("page_retirement_pending", gpu.get("retired_pages_pending"), "page retirement pending: reset the GPU"),
         *(
             ("many_corrected_errors", count, f"corrected errors in {part.upper()}, more than {CORRECTED_A_DAY[part]:,}")
             for part, count in (gpu.get("ecc_corrected") or {}).items()
             if count > CORRECTED_A_DAY[part]
         ),
-        ("memory_unrepairable", counts["memory_unrepairable"], "the driver cannot repair memory: replace the GPU"),
+        ("memory_unrepairable", gpu.get("memory_unrepairable"), "the driver cannot repair memory: replace the GPU"),
         ("spare_rows_used_up", (gpu.get("spare_rows") or {}).get("none", 0), "banks of memory without a spare row"),
     )
     told = [gpu_fault(code, gpu, f"{text} ({int(value)})") for code, value, text in rules if value]
@@ -84,10 +87,12 @@ def worsened(before: Gpu, after: Gpu, minutes: float) -> list[Fault]:
             if not isinstance(then, Unavailable):
                 what = f"{counter} could be read before and cannot now: {now}"
                 problems.append(gpu_fault("counter_unreadable", after, what))
-        elif counter in _GROWN and not isinstance(then, Unavailable):
-            code, grown = _GROWN[counter]
-            if grown(then, now, after, minutes):
-                problems.append(gpu_fault(code, after, f"{counter} was {then}, is {now}"))
+        elif counter in WORSE and not isinstance(then, Unavailable):
+            # Of remapped rows [corrected, uncorrected, pending, failed]: correctable ones are shown, not judged.
+            pairs = zip(then[1:], now[1:], strict=True) if counter == "remapped_rows" else [(then, now)]
+            allowed = replays_allowed(after, minutes) if counter == "pcie_replays" else 0
+            if any(new - old > allowed for old, new in pairs):
+                problems.append(gpu_fault(WORSE[counter], after, f"{counter} was {then}, is {now}"))
     return problems
 
 
@@ -114,15 +119,13 @@ def slowdowns(before: Gpu, gpu: Gpu, reasons: Iterable[int]) -> list[Fault]:
     counted: dict[int, int] = {}
     for name, bit in COUNTED_SLOWDOWNS.items():
         counted[bit] = max(counted.get(bit, 0), now[name] - then[name] if name in now and name in then else 0)
-    seen = 0
-    for sample in reasons:
-        seen |= sample
-    normal = NORMAL_SLOWDOWNS.get(str(gpu["name"]), 0)
-    return [
-        gpu_fault(code, gpu, f"{CLOCK_EVENTS[bit]}{_lasting(counted.get(bit, 0))} (clock event 0x{bit:x})")
-        for bit, code in SLOWDOWNS.items()
-        if not normal & bit and (counted.get(bit, 0) > 0 or seen & bit)
-    ]
+    seen, normal, faults = reduce(or_, reasons, 0), NORMAL_SLOWDOWNS.get(str(gpu["name"]), 0), []
+    for bit, code in SLOWDOWNS.items():
+        nanoseconds = counted.get(bit, 0)
+        if not normal & bit and (nanoseconds > 0 or seen & bit):
+            lasting = f" for {nanoseconds / 1e9:.3g} s" if nanoseconds > 0 else ""
+            faults.append(gpu_fault(code, gpu, f"{CLOCK_EVENTS[bit]}{lasting} (clock event 0x{bit:x})"))
+    return faults
 
 
 def held_clocks(gpu: Gpu, seen: Mapping[str, int]) -> list[Fault]:
@@ -138,10 +141,6 @@ def held_clocks(gpu: Gpu, seen: Mapping[str, int]) -> list[Fault]:
                 gpu_fault("clocks_pinned", gpu, f"{words} of at most {seen[clock]} MHz under load, of {best}")
             )
     return faults
-
-
-def _lasting(nanoseconds: int) -> str:
-    return f" for {nanoseconds / 1e9:.3g} s" if nanoseconds > 0 else ""
 
 
 def corrected_errors(before: Gpu, now: Mapping[str, int] | Unavailable, seconds: float) -> list[Fault]:
@@ -175,15 +174,12 @@ def corrected_rows(before: Gpu, now: Sequence[int] | Unavailable, seconds: float
 def xids_of(gpus: Iterable[Gpu], xids: Sequence[Xid]) -> list[Fault]:
     """XIDs of these GPUs, each with its meaning and the action it calls for, without those that call for none."""
     return [
-        Fault(_xid_code(xid), (gpu.place,), str(xid), story=xid.text)
+        Fault("xid_of_process" if xid.number in OF_PROCESSES else XID_CODES.get(xid.action, "xid_other"),
+              (gpu.place,), str(xid), story=xid.text)
         for gpu in gpus
         for xid in xids
         if xid.of(str(gpu["pci_bus_id"])) and not xid.harmless
-    ]
-
-
-def _xid_code(xid: Xid) -> str:
-    return "xid_of_process" if xid.number in OF_PROCESSES else XID_CODES.get(xid.action, "xid_other")
+    ]  # fmt: skip
 
 
 def xids_of_none(pci_bus_ids: Collection[str], xids: Iterable[Xid]) -> list[Fault]:
@@ -197,30 +193,6 @@ def xids_of_none(pci_bus_ids: Collection[str], xids: Iterable[Xid]) -> list[Faul
 def sxids(xids: Iterable[Xid]) -> list[Fault]:
     """SXids, each with the action it calls for. All GPUs share the NVSwitches, so they name no GPU."""
     return [Fault("sxid_fatal" if xid.condemning else "sxid", (), str(xid)) for xid in xids if isinstance(xid, Sxid)]
-
-
-def _more(then: Any, now: Any, gpu: Gpu, minutes: float) -> bool:
-    return bool(now > then)
-
-
-def _more_replays(then: int, now: int, gpu: Gpu, minutes: float) -> bool:
-    return now - then > replays_allowed(gpu, minutes)
-
-
-def _more_rows(then: list[int], now: list[int], gpu: Gpu, minutes: float) -> bool:
-    """[corrected, uncorrected, pending, failed]: correctable ones are shown, not judged."""
-    return any(a > b for b, a in zip(then[1:], now[1:], strict=True))
-
-
-_GROWN: dict[str, tuple[str, Callable[[Any, Any, Gpu, float], bool]]] = {
-    "ecc_uncorrected_volatile": ("ecc_uncorrected", _more),
-    "ecc_uncorrected_aggregate": ("ecc_uncorrected", _more),
-    "sram_threshold_exceeded": ("sram_threshold_exceeded", _more),
-    "remapped_rows": ("rows_remapped", _more_rows),
-    "retired_pages_pending": ("page_retirement_pending", _more),
-    "memory_unrepairable": ("memory_unrepairable", _more),
-    "pcie_replays": ("pcie_replays", _more_replays),
-}
 
 
 # What a GPU must tell of itself. Where it does not, what rests on it is not judged: who cannot see a fault has not
@@ -255,14 +227,6 @@ def _remaps_rows(gpu: Gpu) -> bool:
     return _corrects_errors(gpu) and not gpu.name.startswith("Tesla")
 
 
-def _retires_pages(gpu: Gpu) -> bool:
-    return _corrects_errors(gpu) and not _remaps_rows(gpu)
-
-
-def _counts_link_errors(gpu: Gpu) -> bool:
-    return _known(gpu) and gpu.nvlinks_active > 0 and gpu.of_data_centre
-
-
 # Fact: which GPUs have it, whatever their driver or nvidia-ml-py says. What is not here, a healthy GPU may lack: the
 # SRAM threshold under an older driver, PCIe links and NUMA nodes in a virtual machine.
 MUST_TELL: dict[str, Callable[[Gpu], bool]] = {
@@ -271,17 +235,16 @@ MUST_TELL: dict[str, Callable[[Gpu], bool]] = {
         ("ecc_uncorrected_volatile", "ecc_uncorrected_aggregate", "ecc_corrected_volatile"), _corrects_errors
     ),
     "remapped_rows": _remaps_rows,
-    "retired_pages_pending": _retires_pages,
+    "retired_pages_pending": lambda gpu: _corrects_errors(gpu) and not _remaps_rows(gpu),
     "pcie_replays": _known,
-    "nvlink_errors": _counts_link_errors,
+    "nvlink_errors": lambda gpu: _known(gpu) and gpu.nvlinks_active > 0 and gpu.of_data_centre,
     "power_limit_watts": _known,
     **dict.fromkeys(TELEMETRY, _known),
 }
 
 
-def untold(gpus: Iterable[Gpu], facts: Iterable[str]) -> list[str]:
+def untold(gpus: Iterable[Gpu], facts: Collection[str]) -> list[str]:
     """Facts that GPUs have by their model and do not tell, one line each that names the GPU and gives the reason."""
-    facts = tuple(facts)
     return [
         f"{gpu.identity}: {fact} cannot be read ({gpu[fact]}), and this model has it"
         for gpu in gpus
@@ -300,9 +263,6 @@ def without_telemetry(record: Record) -> list[tuple[str, str]]:
         readings = [taken for sample in record.telemetry for taken in sample["gpus"][position : position + 1]]
         never = [name for name in TELEMETRY if all(taken.get(name) is None for taken in readings)]
         if never and (_known(gpu) or not readings):
-            found.append((gpu.identity, f"telemetry never had {_listed(never)}: no slowdown would have been seen"))
+            listed = " and ".join(filter(None, (", ".join(never[:-1]), never[-1])))
+            found.append((gpu.identity, f"telemetry never had {listed}: no slowdown would have been seen"))
     return found
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

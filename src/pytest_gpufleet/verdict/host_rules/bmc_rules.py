@@ -3,12 +3,12 @@ what it has logged during a run. The states and events are those of IPMI 2.0, se
 (include/ipmitool/ipmi_sel.h)."""
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from typing import Any
 
 from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.place import THIS_NODE
 
 Sensor = Mapping[str, str]
@@ -114,16 +114,17 @@ def _states(sensor: Sensor, ill: Sequence[str]) -> list[str]:
 def logged_errors(log: Mapping[str, Any]) -> list[Fault]:
     """What the BMC's log says against a machine: errors of the last LOG_DAYS that did not go away again."""
     events: Sequence[Event] = log["events"]
-    days = _days(events)
-    standing = [
-        event
-        for number, event in enumerate(events)
-        if event["asserted"]
-        and _code(event, lasting=True)
-        and not _over(event, events[number + 1 :])
-        and _recent(days[number], log["today"])
-    ]
-    return _summed_up(standing)
+    standing, over, day = [], set(), None
+    for event in reversed(events):
+        kind, day = (
+            _kind(event),
+            event["day"] or day,
+        )  # one that the BMC had no time for: before the next that has a day
+        if not event["asserted"]:
+            over.add(kind)
+        elif kind not in over and _code(event, lasting=True) and _recent(day, log["today"]):
+            standing.append(event)
+    return _summed_up(reversed(standing))
 
 
 def logged_since(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Fault]:
@@ -165,19 +166,8 @@ def _code(event: Event, lasting: bool = False) -> str:
     return ""
 
 
-def _over(event: Event, later: Iterable[Event]) -> bool:
-    same = (one for one in later if (one["sensor"], one["what"]) == (event["sensor"], event["what"]))
-    return any(not one["asserted"] for one in same)
-
-
-def _days(events: Sequence[Event]) -> list[str | None]:
-    """When each happened: one that the BMC had no time for, before the next that has a day."""
-    days: list[str | None] = []
-    next_day: str | None = None
-    for event in reversed(events):
-        next_day = event["day"] or next_day
-        days.append(next_day)
-    return days[::-1]
+def _kind(event: Event) -> tuple[str, str]:
+    return event["sensor"], event["what"]
 
 
 def _recent(day: str | None, today: str | None) -> bool:
@@ -187,14 +177,8 @@ def _recent(day: str | None, today: str | None) -> bool:
 
 def _summed_up(events: Iterable[Event]) -> list[Fault]:
     """A fault for each kind of event of each sensor."""
-    found = list(events)
-    times = Counter((event["sensor"], event["what"]) for event in found)
-    last = {(event["sensor"], event["what"]): event for event in found}
-    return [
-        Fault(_code(last[one]), (THIS_NODE,), f"{one[0]}: {one[1]}, {_told(count)}, on {last[one]['at']}")
-        for one, count in times.items()
-    ]
-
-
-def _told(count: int) -> str:
-    return "once" if count == 1 else f"{count} times, the last"
+    faults = []
+    for (sensor, what), found in grouped((_kind(event), event) for event in events).items():
+        times = "once" if len(found) == 1 else f"{len(found)} times, the last"
+        faults.append(Fault(_code(found[-1]), (THIS_NODE,), f"{sensor}: {what}, {times}, on {found[-1]['at']}"))
+    return faults
