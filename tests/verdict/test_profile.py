@@ -427,20 +427,6 @@ def test_hopper_with_nvswitch_has_a_limit_for_every_collective(model):
         assert for_gpu(model).limit_for(measured) is not None, measured
 
 
-def test_scaling_efficiency_is_asked_for_all_recipes():
-    for profile in shipped():
-        for one in (one for one in profile.limits if one.metric == "scaling_efficiency"):
-            for recipe in ("fp32", "tf32", "amp"):
-                measured = {
-                    "model": "resnet50",
-                    "recipe": recipe,
-                    "ranks": one.conditions.get("ranks", 4),
-                    "batch": 256,
-                    **one.conditions,
-                }
-                assert profile.limit_for(Measurement("scaling_efficiency", {"world": 1.0}, measured)) is one
-
-
 # ---------------- the JSON Schema
 
 
