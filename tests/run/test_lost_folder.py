@@ -9,18 +9,19 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pytest_gpufleet import cli
 
-
-def test_disk_full(fleet):
-    # A limit on file sizes makes every further write fail, as a full disk does.
-    module = """
+# A limit on file sizes makes every further write fail, as a full disk does.
+FILLS = """
     import resource, signal
     def test_fills():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, resource.RLIM_INFINITY))
     def test_goes_on():
         pass
-    """
-    run = fleet(module)
+"""
+
+
+def test_disk_full(fleet):
+    run = fleet(FILLS.format(room=100))
     assert run.status == 10, run.text
     assert "2 passed" in run.text
     assert " ".join(run.text.split()).count("the report cannot be written") == 1
@@ -33,13 +34,7 @@ def test_disk_full(fleet):
 
 def test_what_there_is_room_for_is_written(fleet):
     # Room for small files, but not for the report.
-    module = """
-    import resource, signal
-    def test_fills():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
-    """
-    run = fleet(module)
+    run = fleet(FILLS.format(room=1 << 20))
     (folder,) = run.folders
     assert run.status == 10, run.text
     assert {path.name for path in folder.iterdir()} == {"evidence.jsonl", "summary.json", "junit.xml"}
