@@ -244,18 +244,6 @@ def test_an_outlier_is_named_by_node_and_gpu(tmp_path: Path, gpufleet: Command) 
     assert [figure["metric"] for figure in document["figures"]].count("busbw") == 2
 
 
-def test_one_node_over_time(tmp_path: Path, gpufleet: Command) -> None:
-    may = runs.record(tmp_path / "may")
-    june = runs.record(tmp_path / "june", values={"busbw world": 340.0, "busbw world 1": 9.0})
-    july = runs.record(tmp_path / "july", values={"collective_latency world": 28.0})
-    status, text = gpufleet("compare", may, june)
-    assert status == 1
-    assert "bus bandwidth of all ranks together in june, 5.56 % worse" in text
-    assert gpufleet("compare", june, may)[0] == 0  # it got better
-    status, text = gpufleet("compare", may, july)
-    assert (status, "No outlier among 4 figures of 2 runs." in text, "-10.9 %" in text) == (0, True, True)
-
-
 def test_what_makes_runs_hard_to_compare_is_said(tmp_path: Path, gpufleet: Command) -> None:
     first = runs.record(tmp_path / "first")
     other = runs.record(tmp_path / "other", machine=runs.topology("node7b", "NVIDIA H100 80GB HBM3", "575.57.08"))

@@ -5,9 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_gpufleet.model.gpu import ClusterTopology, GpuTopology, joined
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.place import WORLD, Pair, Place, Where, gpu, on_node, read
-from pytest_gpufleet.verdict.judgement import judge
+from pytest_gpufleet.model.place import WORLD, Pair, Place, gpu, on_node, read
 from tests import clusters, runs
 
 THREE = clusters.topology("gf1", "gf2", "gf3")
@@ -83,21 +81,6 @@ def test_only_like_places_are_peers() -> None:
         ("node-node1", "node1-node2"),
     ):
         assert not peers(other, one, another), (one, another)
-
-
-def rails(**worse: float) -> dict[Where, float]:
-    values: dict[Where, float] = {Place(node, "rail", index): 48.0 for node in range(3) for index in range(4)}
-    return {**values, **{read(place.replace("_", "/")): value for place, value in worse.items()}}
-
-
-@pytest.mark.parametrize(
-    ("worse", "named"),
-    [({}, []), ({"node2_rail1": 40.0}, [Place(2, "rail", 1)]), ({"node2_rail1": 46.0}, [])],
-)
-def test_a_slow_rail_among_those_of_all_nodes_is_named(worse: dict[str, float], named: list[Where]) -> None:
-    under = {"at_once": "one", "bytes": 1 << 30}
-    finding = judge(Measurement("rail_bandwidth", rails(**worse), under), None, THREE, "x.py::y", rehearsal=False)
-    assert [*(finding.slower_than_peers or {})] == named
 
 
 def test_all_ranks_of_a_machine_are_its_node_among_others() -> None:

@@ -99,13 +99,10 @@ def plugin(text: str) -> dict[str, Any]:
 CACHE = ("-p", "cacheprovider", "-p", "stepwise")
 HARMLESS = {
     "-W error": Accident(("-W", "error")),
-    "filterwarnings": Accident(ini="filterwarnings = error"),
     "--import-mode=importlib": Accident(("--import-mode=importlib",)),
     "--import-mode=append": Accident(("--import-mode=append",), files={"acceptance/__init__.py": ""}),
     "--doctest-modules": Accident(("--doctest-modules",)),
     "--strict": Accident(("--strict-markers", "--strict-config"), ini="xfail_strict = true"),
-    "timeout": Accident(ini="timeout = 0.01"),
-    "timeout by PYTEST_ADDOPTS": Accident(variables={"PYTEST_ADDOPTS": "--timeout=0.01"}),
     "--timeout": Accident(("--timeout=0.01",)),
     "usefixtures": Accident(ini="usefixtures = tmp_path capsys"),
     "asyncio_mode": Accident(**plugin(ASYNC), ini="asyncio_mode = auto"),
@@ -123,12 +120,10 @@ HARMLESS = {
 }
 SHORTENED = {
     "-k": Accident(("-k", "xid or memory_error")),
-    "-m": Accident(("-m", "not at_the_end")),
     "--deselect": Accident((f"--deselect={XID}",)),
     "--ignore": Accident(("--ignore=acceptance/test_9_endurance.py",)),
     "--lf": Accident((*CACHE, "--lf"), files=cached("lastfailed", {XID: True})),
     "--sw": Accident((*CACHE, "--sw"), files=cached("stepwise", STEPWISE)),
-    "PYTEST_ADDOPTS": Accident(variables={"PYTEST_ADDOPTS": "-k memory_error"}),
     "addopts": Accident(ini="addopts = -k memory_error"),
     "session_timeout": Accident(ini="session_timeout = 0.01"),
     "a check marked as skipped": Accident(
@@ -138,9 +133,7 @@ SHORTENED = {
 }
 REFUSED = {
     "-n": (Accident(("-n", "2")), "-n and --dist do not go together"),
-    "-d": (Accident(("-d", "--tx=2*popen")), "-n and --dist do not go together"),
     "--dist": (Accident(("--dist=each", "--tx=popen")), "-n and --dist do not go together"),
-    "-n by PYTEST_ADDOPTS": (Accident(variables={"PYTEST_ADDOPTS": "-n2"}), "-n and --dist do not go together"),
     "-p no:html": (Accident(("-p", "no:html")), "leave out -p no:html"),
     "-p no:metadata": (Accident(("-p", "no:metadata")), "leave out -p no:metadata"),
     "a part of this plugin": (Accident(("-p", "no:gpufleet-html")), "leave out -p no:gpufleet-html"),

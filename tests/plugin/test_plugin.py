@@ -241,7 +241,6 @@ def test_n_auto_runs_serially(fleet):
     ("level", "expected"),
     [
         ("quick", {"test_quick"}),
-        ("standard", {"test_quick", "test_standard"}),
         ("burnin", {"test_quick", "test_standard", "test_burnin"}),
     ],
 )
