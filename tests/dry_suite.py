@@ -10,11 +10,10 @@ import inspect
 import itertools
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -56,12 +55,11 @@ def stepped(rank: Rank, moment: float, hertz: float, count: int) -> power_steps.
     return power_steps.Turn((power_steps.Step(0.0, 0.0, 1.0, 1),) * count, "", 1.0, 0.0)
 
 
-def nothing(*_: object, **__: object) -> None:
-    pass
-
-
 def giving(value: Any) -> Callable[..., Any]:
     return lambda *_, **__: value
+
+
+nothing = giving(None)
 
 
 # What stands in for work on GPUs, by the module that calls it.
@@ -113,12 +111,12 @@ class DryPool:
         self.everyone = tuple(range(nodes * each))
 
     def call(self, call: Call, timeout: float | None) -> dict[int, Any]:
+        """Each group has its answer by its first rank."""
         function, args, kwargs = shipping.unpack(call.work)
         answers = {members: function(self._rank(members, call), *args, **kwargs) for members in call.groups}
         return {number: answers[members] for members in call.groups for number in members}
 
     def _rank(self, members: Members, call: Call) -> Rank:
-        """The first of a group, whose answer is that of all."""
         spec, board = self.specs[members[0]], SimpleNamespace(phase=nothing)
         local_size, device = call.local_sizes[spec.node], torch.device(spec.device)
         return Rank(0, len(members), spec.node, local_size, device, spec.gpu, {}, {members: None}, members, board)
@@ -173,7 +171,7 @@ def measured(
         "burn_in": lambda world: burn_in.burn_in(world, 0.0, nothing),
         "power_steps": lambda world: power_steps.power_steps(world, nothing),
     }
-    with _pretending(board, topology), patch.object(speed, "nvls", giving(nvls)):
+    with _pretending(board, topology, nvls):
         for module, check, case, marks in checks():
             lowest = [mark.args[0] for mark in marks if mark.name == "level"]
             needs = [need for mark in marks if mark.name == "needs" for need in mark.kwargs.items()]
@@ -183,17 +181,13 @@ def measured(
                 continue
             here = {"ranks": world.size, "nodes": nodes, "capability": board.capability, "gpus": True}
             if all(here[name] >= wanted for name, wanted in needs):
-                _call(module, check, {**given, **case})
+                with suppress(NotApplicable, NotOfRanks):
+                    check(**_arguments(module, check, {**given, **case}))
     return judged
 
 
-def _call(module: ModuleType, check: Callable[..., None], given: dict[str, Any]) -> None:
-    """A check with its fixtures: those given, and its module's own. One that takes others measures without ranks."""
-    with suppress(NotApplicable, NotOfRanks):
-        check(**_arguments(module, check, given))
-
-
 def _arguments(module: ModuleType, function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The fixtures of a check: those given, and its module's own. One that takes others measures without ranks."""
     for name in inspect.signature(function).parameters:
         if name not in given:
             if not hasattr(module, name):
@@ -204,17 +198,15 @@ def _arguments(module: ModuleType, function: Callable[..., Any], given: dict[str
 
 
 @contextmanager
-def _pretending(board: Board, topology: GpuTopology) -> Iterator[None]:
-    properties = SimpleNamespace(total_memory=topology.gpus[0].memory_bytes)
+def _pretending(board: Board, topology: GpuTopology, nvls: bool) -> Iterator[None]:
     driver = {
         "get_device_capability": giving(board.capability),
-        "get_device_properties": giving(properties),
+        "get_device_properties": giving(SimpleNamespace(total_memory=topology.gpus[0].memory_bytes)),
         "empty_cache": nothing,
         "reset_peak_memory_stats": nothing,
     }
-    with ExitStack() as stack:
-        for module, stand_ins in [*WORK, (torch.cuda, driver)]:
+    with pytest.MonkeyPatch.context() as patch, OnMeta():
+        for module, stand_ins in [*WORK, (torch.cuda, driver), (speed, {"nvls": giving(nvls)})]:
             for name, stand_in in stand_ins.items():
-                stack.enter_context(patch.object(module, name, stand_in))
-        stack.enter_context(OnMeta())
+                patch.setattr(module, name, stand_in)
         yield

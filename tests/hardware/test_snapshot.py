@@ -23,28 +23,18 @@ for options in [], ["--anonymous"]:
     main(["snapshot", *options])
     print("=====")
 """
-    texts = subprocess.run(
-        [sys.executable, "-c", both],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "CHANGE": change},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split("=====\n")[:2]
+    around = {**os.environ, "PYTHONPATH": str(ROOT), "CHANGE": change}
+    ended = subprocess.run([sys.executable, "-c", both], cwd=tmp_path, env=around, stdout=subprocess.PIPE, check=True)
+    texts = ended.stdout.decode().split("=====\n")[:2]
     whole, anonymous = map(json.loads, texts)
     topology = whole["topology"]
     gpus = [gpu["facts"] for gpu in topology["gpus"]]
     assert (whole["schema"], gpus[1]["serial"], gpus[1]["uuid"]) == (3, "S3CRET", uuid)
-    assert whole["host"]["name"] == "n0de"
     assert (topology["driver"], topology["nccl"], topology["torch"]) == ("580.159.04", "2.28.9", "2.11.0+cu130")
     assert (topology["fabric"], topology["links"][0]) == ("nvswitch", ["X", "NV18", "NV18", "NV18"])
     assert [facts["processes"] for facts in gpus] == [[], [], ["miner"], []]
     assert not [name for name in ("S3CRET", uuid, "n0de") if name not in texts[0] or name in texts[1]]
     facts = anonymous["topology"]["gpus"][1]["facts"]
-    assert facts["serial"].startswith("alias-")
     assert facts["uuid"] in anonymous["host"]["environment"]["CUDA_VISIBLE_DEVICES"]
-    assert anonymous["topology"]["gpus"][3]["facts"]["nvlink_states"] == [1] * 18
-    assert whole["host"]["nvme"][0]["serial"] == "S666NE0T000001"
-    (drive,), (module, empty) = anonymous["host"]["nvme"], anonymous["host"]["memory_modules"]
-    assert [each["serial"][:6] for each in (drive, module)] == ["alias-"] * 2
-    assert empty["serial"] is None
+    (drive,), (module, _) = anonymous["host"]["nvme"], anonymous["host"]["memory_modules"]
+    assert [each["serial"][:6] for each in (facts, drive, module)] == ["alias-"] * 3
