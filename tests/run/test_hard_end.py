@@ -162,7 +162,6 @@ def test_a_signal_is_for_the_run(controller, tmp_path, number):
     ("options", "told"),
     [
         (["--fleet-deadline=30s"], "too short to start and to write a report: give 60s or more"),
-        (["--fleet-deadline=20"], "is no duration"),
         (["--fleet-deadline=2h", "--fleet-burn-in=2h"], "a burn-in of 7200 s does not fit into --fleet-deadline 7200s"),
         (["--fleet-deadline=10m", "--fleet-level=burnin"], "a burn-in of 900 s does not fit"),
     ],
