@@ -69,7 +69,7 @@ def own(node):
 
 def asked(own, question):
     """The answer after its way to the controller."""
-    return messages.answer_of(question, messages.Reply(0, codec.packed(own.answer(question))))
+    return codec.unpacked(codec.packed(own.answer(question)), messages.ANSWERS[type(question)])
 
 
 def test_a_machine_with_gpus_arrives_as_it_is(node, own):

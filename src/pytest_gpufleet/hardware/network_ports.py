@@ -101,9 +101,7 @@ def _counts(counters: Path, names: tuple[str, ...]) -> dict[str, int | None]:
     for name in names:
         try:
             counts[name] = int((counters / name).read_text())
-        except OSError as error:
-            if error.errno not in NOT_COUNTED:
+        except (OSError, ValueError) as error:
+            if not (isinstance(error, OSError) and error.errno in NOT_COUNTED):
                 counts[name] = None
-        except ValueError:
-            counts[name] = None
     return counts

@@ -69,7 +69,9 @@ def _port(name: str) -> dict[str, Any]:
 
 def _written(name: str, report: Path) -> float:
     device, number = name.split("/")
-    service = _free_service()
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        service = int(probe.getsockname()[1])
     how = ("-s", str(NBYTES), "-n", str(WRITES), "-F", "--report_gbits", f"--bind_source_ip={LOOPBACK}")
     command = (PROGRAM, "-d", device, "-i", number, "-p", str(service), *how)
     # `timeout` ends the server even if this process is killed.
@@ -89,12 +91,6 @@ def _written(name: str, report: Path) -> float:
     finally:
         server.terminate()
         server.wait()
-
-
-def _free_service() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
 
 
 def _await(server: subprocess.Popen[bytes], service: int) -> None:

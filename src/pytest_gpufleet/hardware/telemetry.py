@@ -131,14 +131,17 @@ class Sampler:
             due += self._interval * max(1, math.ceil((time.monotonic() - due) / self._interval))
 
 
+REASONS = "clock_event_reasons"
+
+
 class Activity:
     """What each GPU does from one moment to the next, without keeping the samples: a test may last for days."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # samples come from a thread of their own
         self._latest: Sample | None = None
-        self._seen: list[dict[str, list[Any]]] = []  # for each GPU: reading -> [minimum, sum, maximum, count]
-        self._reasons: list[int | None] = []
+        # For each GPU: reading -> [minimum, sum, maximum, count]; of REASONS, which are bits, all that were seen.
+        self._seen: list[dict[str, Any]] = []
 
     def add(self, sample: Sample) -> None:
         with self._lock:
@@ -146,18 +149,14 @@ class Activity:
 
     def _add(self, sample: Sample) -> None:
         self._latest = sample
-        for index, readings in enumerate(sample.gpus):
-            if index == len(self._seen):
-                self._seen.append({})
-                self._reasons.append(None)
+        self._seen = self._seen or [{} for _ in sample.gpus]
+        for seen, readings in zip(self._seen, sample.gpus, strict=True):
             for name, value in readings.items():
-                if value is None:
-                    continue
-                if name == "clock_event_reasons":
-                    self._reasons[index] = (self._reasons[index] or 0) | value
-                else:
-                    low, total, high, count = self._seen[index].get(name, (value, 0, value, 0))
-                    self._seen[index][name] = [min(low, value), total + value, max(high, value), count + 1]
+                if name == REASONS and value is not None:
+                    seen[name] = seen.get(name, 0) | value
+                elif value is not None:
+                    low, total, high, count = seen.get(name, (value, 0, value, 0))
+                    seen[name] = [min(low, value), total + value, max(high, value), count + 1]
 
     def end(self) -> list[dict[str, list[Any]]]:
         """reading -> [minimum, mean, maximum] of every GPU since the last end, and begin again.
@@ -168,13 +167,12 @@ class Activity:
         with self._lock:
             if not self._seen and self._latest is not None:
                 self._add(self._latest)
-            seen_by_gpu, reasons_by_gpu = self._seen, self._reasons
-            self._seen, self._reasons = [], []
-        result: list[dict[str, list[Any]]] = []
-        for seen, reasons in zip(seen_by_gpu, reasons_by_gpu, strict=True):
-            result.append(
-                {name: [low, round(sum_ / count, 3), high] for name, (low, sum_, high, count) in seen.items()}
-            )
-            if reasons is not None:
-                result[-1]["clock_event_reasons"] = clock_events(reasons)
-        return result
+            seen, self._seen = self._seen, []
+        return [{name: _told_of(name, each) for name, each in gpu.items()} for gpu in seen]
+
+
+def _told_of(name: str, seen: Any) -> list[Any]:
+    if name == REASONS:
+        return clock_events(seen)
+    low, total, high, count = seen
+    return [low, round(total / count, 3), high]

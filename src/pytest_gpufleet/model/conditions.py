@@ -45,17 +45,6 @@ BOTH_WAYS = {
 }
 
 
-# How a network adapter sends to itself: by perftest, or by NCCL between two GPUs, one adapter at a time or several.
-LOOPBACKS = {
-    "ib_write_bw": "by ib_write_bw",
-    "nccl": "by NCCL, one adapter at a time",
-    "nccl at once": "by NCCL, several adapters at once",
-}
-
-
-LINKS = ("NVLink", "PIX", "PXB", "PHB", "NODE", "SYS", "host")
-
-
 METHODS = {"dp": "DataParallel", "ddp": "DDP", "fsdp": "FSDP"}
 
 
@@ -76,18 +65,19 @@ SHARED_SPAN = "shared span"
 NO_SYNC = "no_sync"
 
 
-# How collectives of a few bytes were launched.
-LAUNCHES = {"replayed": "in a CUDA graph", "eager": "launched one by one"}
-
-
 # How a metric is measured that can be measured in several ways.
 WAYS = {
     **METHODS,
     EACH_ALONE: f"of the {EACH_ALONE}",
     **{way: way for way in (ONE_WINDOW, WARMED_THROUGH, LINED_UP, SHARED_SPAN)},
     NO_SYNC: "by DDP, without communication",
-    **LAUNCHES,
-    **LOOPBACKS,
+    # How collectives of a few bytes were launched.
+    "replayed": "in a CUDA graph",
+    "eager": "launched one by one",
+    # How a network adapter sends to itself: by perftest, or by NCCL between two GPUs.
+    "ib_write_bw": "by ib_write_bw",
+    "nccl": "by NCCL, one adapter at a time",
+    "nccl at once": "by NCCL, several adapters at once",
 }
 
 
@@ -124,7 +114,7 @@ CONDITIONS: dict[str, ConditionType] = {
     "direction": ConditionType(
         ("host to device", "device to host", "read", "write", "both", *BOTH_WAYS), words=BOTH_WAYS, leads=True
     ),
-    "link": ConditionType(LINKS, "over {}", leads=True),
+    "link": ConditionType(("NVLink", "PIX", "PXB", "PHB", "NODE", "SYS", "host"), "over {}", leads=True),
     "bytes": ConditionType(int),
     "dtype": ConditionType(DTYPES),
     "ranks": ConditionType(int, "{} ranks", {1: "1 rank"}),

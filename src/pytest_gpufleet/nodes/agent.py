@@ -92,7 +92,9 @@ def main(descriptor: int, settings: str) -> NoReturn:
     status = 1
     try:
         told = msgspec.json.decode(settings, type=AgentSettings)
-        folder = _own_folder(told.keep_in or tempfile.gettempdir())
+        base = told.keep_in or tempfile.gettempdir()
+        rank_files.sweep(PREFIX, [base], KEPT_SECONDS)
+        folder, _ = rank_files.make(PREFIX, base)  # held until this process ends
         _write_to(folder / LOG)
         _settle_in(told)
         Agent(told, connection, folder).live()
@@ -104,13 +106,6 @@ def main(descriptor: int, settings: str) -> NoReturn:
         processes.end(lambda: processes.descendants(os.getpid()), KILL_SECONDS)
         _farewell(connection)
         os._exit(status)  # a thread may be stuck in the driver
-
-
-def _own_folder(base: str) -> Path:
-    """Held until this process ends. What others have left there long ago is removed."""
-    rank_files.sweep(PREFIX, [base], KEPT_SECONDS)
-    folder, _ = rank_files.make(PREFIX, base)
-    return folder
 
 
 def _write_to(log: Path) -> None:

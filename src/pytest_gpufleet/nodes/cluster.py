@@ -323,7 +323,7 @@ class Cluster:
         if reply.trouble:
             return Trouble(reply.trouble)
         try:
-            return say.answer_of(question, reply)
+            return codec.unpacked(reply.answer, say.ANSWERS[type(question)])
         except ValueError as error:
             return Trouble(f"it answered what is no answer: {error}")
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology, told
 from pytest_gpufleet.world.engines.protocol import Trace
@@ -220,8 +219,3 @@ ANSWERS: dict[type[Question], Any] = {
 
 ToAgent = Beat | StartRanks | Submit | Ask | End
 FromAgent = Hello | Pulse | RankAnswered | RankDied | SuiteNews | SuiteEnded | Reply | Ending
-
-
-def answer_of(question: Asked, reply: Reply) -> Any:
-    """What an agent has answered, as the type that belongs to the question. ValueError if it is none."""
-    return codec.unpacked(reply.answer, ANSWERS[type(question)])

@@ -87,16 +87,13 @@ class SuiteProcess:
                     pass_fds=[held],
                     start_new_session=True,
                 )
-            processes.end_with(held, self._process.pid)
+            self.pid = self._process.pid
+            processes.end_with(held, self.pid)
         except BaseException:
             os.close(self._lifeline)
             raise
         finally:
             os.close(held)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     @property
     def folder(self) -> Path | None:

@@ -233,16 +233,10 @@ def _kill(child: int) -> None:
         while (left := processes.descendants(os.getpid())) and time.monotonic() < until:
             if not wait:
                 processes.kill(left)
-            _reap()
+            with suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
             time.sleep(TURN_SECONDS / 10)
-
-
-def _reap() -> None:
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
 
 
 def _prctl(option: int, value: int) -> None:
