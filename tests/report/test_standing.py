@@ -154,6 +154,8 @@ XID = "acceptance/test_2_health.py::test_no_grave_xid_in_the_kernel_log"
         ("foreign_process", [gpu(5)], found("limit_missed", WORLD), True),
         ("foreign_process", [gpu(5)], found("cause_unclear"), True),
         ("foreign_process", [gpu(5)], found("memory_occupied", gpu(5)), True),
+        ("foreign_process", [gpu(5)], found("xid_of_process", gpu(5)), True),
+        ("foreign_process", [gpu(5)], found("xid_of_process", gpu(4)), False),
         ("foreign_process", [gpu(5)], found("limit_missed", gpu(4)), False),
         ("foreign_process", [gpu(5)], found("product_wrong", gpu(5)), False),
         ("harmful_variable", [Place(0, "node")], found("limit_missed", gpu(4)), True),

@@ -81,7 +81,8 @@ def is_cause(fault: Fault) -> bool:
 def explaining(fault: Fault, causes: Iterable[Fault]) -> list[Fault]:
     """The causes of which a fault may be an effect: those that explain its category, and are at the same place."""
     full = fault.code == "rank_raised" and NO_MEMORY.search(fault.what)
-    category = "occupied memory" if full else fault.kind.category
+    crashed = fault.code == "xid_of_process"  # whose process it was, the driver does not always say
+    category = "occupied memory" if full or crashed else fault.kind.category
     return [cause for cause in causes if category in cause.kind.explains and _meet(fault, cause)]
 
 
