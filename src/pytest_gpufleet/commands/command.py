@@ -192,12 +192,8 @@ def for_each(folders: Sequence[RunFolder], work: Callable[[RunFolder], Done], as
             if len(folders) > 1:
                 tell(f"{folder}:")
             done.show()
-    status = max(statuses, key=_badness)
+    status = max(statuses, key=lambda each: STATUSES.index(each) if each in STATUSES else len(STATUSES))
     if as_json:
         with printing():
             print(json.dumps({"exit_status": status, "runs": documents}))
     return status
-
-
-def _badness(status: int) -> int:
-    return STATUSES.index(status) if status in STATUSES else len(STATUSES)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpufleet.commands import command
-from pytest_gpufleet.model.language import LANGUAGES, Language, in_language
+from pytest_gpufleet.model.language import LANGUAGES, in_language
 from pytest_gpufleet.run.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -19,15 +20,16 @@ FILE_COLUMNS = 160  # where the output is no terminal, which would say how wide 
 
 
 def _run(given: argparse.Namespace) -> int:
-    from pytest_gpufleet.report.page.several_runs import page, screen
+    from pytest_gpufleet.report.page.several_runs import MOST_COLUMNS, page, screen
 
     command.check_output(given.output)
     command.check_output(given.csv)
     runs = {name: run.record for name, run in command.all_checked([given.first, *given.others]).items()}
-    shown, whole, document, rows = (_over_time if given.same_machine else _side_by_side)(runs, given.language)
+    tell, document, rows = _made(runs, given.same_machine)
+    shown = tell(MOST_COLUMNS)
     if given.output:
         with in_language(given.language):
-            command.write(given.output, page(whole))
+            command.write(given.output, page(tell(len(runs))))
     if given.csv:
         command.write(given.csv, rows)
     console = command.new_console(highlight=False)
@@ -42,36 +44,21 @@ def _run(given: argparse.Namespace) -> int:
                 command.tell(f"report: {given.output}")
             if given.csv:
                 command.tell(f"figures: {given.csv}")
-    return 1 if whole.bad else 0
+    return 1 if shown.bad else 0
 
 
-Told = tuple["SeveralRuns", "SeveralRuns", dict[str, Any], str]
-
-
-def _side_by_side(runs: Mapping[str, Record], language: Language) -> Told:
-    """What the terminal shows, what the page shows, and the same for programs and for spreadsheets."""
+def _made(runs: Mapping[str, Record], same_machine: bool) -> tuple[Callable[[int], SeveralRuns], dict[str, Any], str]:
+    """What people are told, in as many columns as they have room for; the same for programs and for spreadsheets."""
     from pytest_gpufleet.report import exports
-    from pytest_gpufleet.report.page.several_runs import MOST_COLUMNS, compared
+    from pytest_gpufleet.report.page.several_runs import compared, drifted
+    from pytest_gpufleet.verdict.across_runs.drift import drift
     from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 
+    if same_machine:
+        found = drift(runs)
+        return lambda columns: drifted(found), exports.of_drift(found), exports.values_over_time(found)
     comparison = compare(runs)
-    shown = compared(comparison, MOST_COLUMNS)
-    with in_language(language):
-        whole = compared(comparison, len(runs))
-    return shown, whole, exports.of_comparison(comparison), exports.values_compared(comparison)
-
-
-def _over_time(runs: Mapping[str, Record], language: Language) -> Told:
-    """The same for one machine."""
-    from pytest_gpufleet.report import exports
-    from pytest_gpufleet.report.page.several_runs import drifted
-    from pytest_gpufleet.verdict.across_runs.drift import drift
-
-    found = drift(runs)
-    shown = drifted(found)
-    with in_language(language):
-        whole = drifted(found)
-    return shown, whole, exports.of_drift(found), exports.values_over_time(found)
+    return partial(compared, comparison), exports.of_comparison(comparison), exports.values_compared(comparison)
 
 
 COMPARE = command.Command(

@@ -3,7 +3,7 @@
 import argparse
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_gpufleet.commands import command
@@ -72,7 +72,8 @@ def _run(given: argparse.Namespace) -> int:
     command.check_output(given.output, [given.expect], new=True)
     expected = read_hosts(given.expect) if given.expect else None
     found = _Found()
-    for folder in _once(folder for folder in given.folders if not folder.path.is_file()):
+    once = {folder.path.resolve(): folder for folder in given.folders if not folder.path.is_file()}
+    for folder in once.values():
         found.take(folder)
     fleet = judge_fleet(found.runs, found.unusable, expected, found.gaps)
     if given.output:
@@ -133,10 +134,6 @@ class _Found:
         if told.verdict not in ("ACCEPTED", "REHEARSAL"):
             why = f"{told.verdict}: {next(iter(told.reasons), '')}"
             self.gaps.append(Gap("between nodes", tuple(record.hosts.values()), f"{folder} is {why}"))
-
-
-def _once(folders: Iterable[RunFolder]) -> Iterable[RunFolder]:
-    return {folder.path.resolve(): folder for folder in folders}.values()
 
 
 def _host_of(folder: RunFolder) -> str:

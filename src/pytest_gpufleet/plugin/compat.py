@@ -109,11 +109,6 @@ def skip_of_the_test(reason: str) -> BaseException:
     return ending
 
 
-def as_skip(error: BaseException) -> pytest.ExceptionInfo[BaseException]:
-    """The same for what was raised."""
-    return pytest.ExceptionInfo.from_exception(skip_of_the_test(str(error)).with_traceback(error.__traceback__))
-
-
 def explain_assertions_by(explain: Callable[[str, object, object], str | None]) -> None:
     """Have rewritten assertions of this process ask `explain(operator, left, right)` what differs."""
     import _pytest.assertion.util

@@ -79,10 +79,6 @@ def tell(config: pytest.Config, hook: str, ends_run: Ending = ENDING, **event: A
                 warnings.warn(what, pytest.PytestWarning, stacklevel=2)
 
 
-def tell_fault(config: pytest.Config, fault: Fault) -> None:
-    tell(config, "pytest_gpufleet_fault", fault=fault)
-
-
 def tell_findings(item: pytest.Item, findings: Iterable[Finding]) -> None:
     """Of nodes that have run a test by themselves."""
     if any(map(_is_of_others, _implementations(item.config, "pytest_gpufleet_finding"))):

@@ -4,7 +4,6 @@ like world, rank, judge and level are those of others too."""
 from __future__ import annotations
 
 from collections.abc import Generator
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -127,11 +126,16 @@ GPUS_A_HOST = 8  # of HGX: as many nodes of a run may be one host, and each has 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around the timer of pytest-timeout: waiting is not the test's own time
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     run, stash = item.config.stash[RUN], item.config.stash
-    if item.get_closest_marker("host_alone") is None or not _takes_turns(run) or KEPT_FROM_TURNS in stash:
+    # Not the run on many nodes, where each node's own run does; nor CPU ranks, which measure nothing that counts.
+    takes_turns = run.evidence is not None and run.options.nodes is None and run.ground.topology.gpus
+    if item.get_closest_marker("host_alone") is None or not takes_turns or KEPT_FROM_TURNS in stash:
         return (yield)
-    from pytest_gpufleet.hardware import locks
+    from pytest_gpufleet.hardware import dcgm, locks
 
-    with locks.taken(partial(_tell, run, item.nodeid), _most_seconds(run)) as kept_by:
+    # DCGM's diagnostic is the longest check that takes turns, and has a deadline of its own.
+    most_seconds = GPUS_A_HOST * dcgm.SECONDS[run.options.dcgm]
+    waits = f"{item.nodeid} needs this host to itself and waits for"
+    with locks.taken(lambda holder: run.tell(f"{waits} {holder}"), most_seconds) as kept_by:
         if kept_by:
             stash[KEPT_FROM_TURNS] = True  # nobody waits as long for each of the other tests
             assert run.evidence is not None
@@ -139,19 +143,3 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         if run.sampling is not None:
             run.sampling.end_of_check()  # nor are the GPUs' readings meanwhile those of the test
         return (yield)
-
-
-def _takes_turns(run: Run) -> bool:
-    """Not the run on many nodes, where each node's own run does; nor CPU ranks, which measure nothing that counts."""
-    return run.evidence is not None and run.options.nodes is None and bool(run.ground.topology.gpus)
-
-
-def _most_seconds(run: Run) -> float:
-    """DCGM's diagnostic is the longest check that takes turns, and has a deadline of its own."""
-    from pytest_gpufleet.hardware import dcgm
-
-    return GPUS_A_HOST * dcgm.SECONDS[run.options.dcgm]
-
-
-def _tell(run: Run, check: str, holder: str) -> None:
-    run.tell(f"{check} needs this host to itself and waits for {holder}")

@@ -7,13 +7,14 @@ import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import pytest
 
 from pytest_gpufleet.model.endings import NotApplicable
 from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import some
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.nodes.messages import Pulse
@@ -22,13 +23,10 @@ from pytest_gpufleet.plugin.check_outcome import FailedOnNodes
 from pytest_gpufleet.plugin.terminal import SCREEN
 from pytest_gpufleet.report.terminal.live import NodeNow, NodesNow
 from pytest_gpufleet.run.cluster_run import ClusterRun
+from pytest_gpufleet.run.node_runs import NodeRun
 from pytest_gpufleet.run.settings import Options
 from pytest_gpufleet.verdict.node_verdicts import faults_of, findings_of, outcome_of_all
 from pytest_gpufleet.world.engines.processes import exit_summary
-
-if TYPE_CHECKING:
-    from pytest_gpufleet.run.node_runs import NodeRun
-
 
 # With which arguments pytest runs on each node of a run on many: those of this run, but for what is about all of them
 # and for what has been done by then.
@@ -53,16 +51,19 @@ def arguments(config: pytest.Config, options: Options, items: Sequence[pytest.It
     given += map(str, config.invocation_params.args)
     ground = f"--rehearse={options.rehearse}" if options.rehearse else f"--gpus={options.gpus}"
     ini_file = [f"-c={config.inipath}"] if config.inipath else []
+    # Where pytest's cache is here, whichever folder ids count from: there it would be another file of a package.
+    cached = config.pluginmanager.hasplugin("cacheprovider")
+    cache = [f"-o=cache_dir={config.rootpath / config.getini('cache_dir')}"] if cached else []
     paths = {str(path) for path in config.option.file_or_dir}
     return (
         *kept(given, paths),
         ground,
         f"--rootdir={_root(items[0])}",
         *ini_file,
-        *_cache(config),
+        *cache,
         "-o=addopts=",
         "--maxfail=0",  # -x may stand in one piece with other letters
-        *(_absolute(item) for item in items),
+        *(f"{item.path}{item.nodeid.removeprefix(item.nodeid.partition('::')[0])}" for item in items),
     )
 
 
@@ -90,18 +91,6 @@ def _root(item: pytest.Item) -> Path:
     file = PurePath(item.nodeid.partition("::")[0])
     counts_from = item.path.parents[len(file.parts) - 1]
     return counts_from if counts_from / file == item.path else item.config.rootpath
-
-
-def _cache(config: pytest.Config) -> Iterator[str]:
-    """Where pytest's cache is here, whichever folder ids count from: there it would be another file of a package."""
-    if config.pluginmanager.hasplugin("cacheprovider"):
-        yield f"-o=cache_dir={config.rootpath / config.getini('cache_dir')}"
-
-
-def _absolute(item: pytest.Item) -> str:
-    """A node id by the path of its file, whichever folder ids count from."""
-    _, colons, names = item.nodeid.partition("::")
-    return f"{item.path}{colons}{names}"
 
 
 def nodes_now(run: ClusterRun) -> NodesNow:
@@ -232,9 +221,7 @@ class Mirrors:
 
     def _by_message(self, told: Mapping[int, str]) -> list[str]:
         """ "node1, node2: no such thing": what nodes say, those together that say the same."""
-        nodes: dict[str, list[int]] = {}
-        for node, message in told.items():
-            nodes.setdefault(message, []).append(node)
+        nodes = grouped((message, node) for node, message in told.items())
         return [f"{self._names(those)}: {message}" for message, those in nodes.items()]
 
     def _names(self, nodes: Sequence[int]) -> str:

@@ -5,7 +5,6 @@ Loaded in every pytest run of an environment, so nothing heavy is imported befor
 
 import gc
 from collections.abc import Generator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -48,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     screen = config.stash[SCREEN] = Screen()
     asked, until = options.from_config(config), supervision.until(config)
     run = config.stash[RUN] = _kind_of_run(asked)(asked, screen.tell, on_ranks.prepare, until)
-    run.hear_fault = partial(listeners.tell_fault, config)
+    run.hear_fault = lambda fault: listeners.tell(config, "pytest_gpufleet_fault", fault=fault)
     # Not pytest_unconfigure, which ends at the first plugin that fails, as they do when the terminal is gone.
     config.add_cleanup(run.interruption.pass_on)
     config.add_cleanup(run.close)  # this one first
@@ -243,7 +242,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     error = call.excinfo.value if call.excinfo else None
     if isinstance(error, compat.OURS):
-        call.excinfo = compat.as_skip(error)
+        skip = compat.skip_of_the_test(str(error)).with_traceback(error.__traceback__)
+        call.excinfo = pytest.ExceptionInfo.from_exception(skip)
     report = yield
     run = item.config.stash[RUN]
     if error is not None and run.ranks.in_use is not None:

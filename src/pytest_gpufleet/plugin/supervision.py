@@ -1,7 +1,5 @@
 """--fleet-deadline: the session in a process of its own, and its report if it could not write it."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal
@@ -11,17 +9,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from pytest_gpufleet.plugin import markers, options
 from pytest_gpufleet.plugin.keys import RUN, SUPERVISED
+from pytest_gpufleet.run.interruption import Supervised, supervise
 from pytest_gpufleet.run.settings import Options
-
-if TYPE_CHECKING:
-    from pytest_gpufleet.run.interruption import Supervised
-
 
 LIMIT_LEFT_OUT = pytest.StashKey[bool]()  # told
 DEADLINES = "calls on the ranks have --fleet-timeout, a run has --fleet-deadline"
@@ -82,7 +77,6 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     asked = options.from_config(config)
     if asked.deadline is None or not asked.makes_a_run or SUPERVISED in config.stash:
         return None
-    from pytest_gpufleet.run.interruption import supervise
 
     def session(supervised: Supervised) -> int:
         config.stash[SUPERVISED] = supervised

@@ -6,7 +6,7 @@ import inspect
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -58,12 +58,9 @@ def _by_check(record: Record, everyone: Sequence[Place], seen: Callable[[Fault],
 
 
 def _at_nodes(fault: Fault) -> Fault:
-    return fault.changed(subjects=tuple(dict.fromkeys(map(_node_of, fault.subjects))))
-
-
-def _node_of(where: Where) -> Where:
-    parts = [Place(part.node, "node") if part.is_on_node else part for part in where.parts]
-    return Pair(parts[0], parts[1]) if len({*parts}) > 1 else parts[0]
+    parts = ([Place(part.node, "node") if part.is_on_node else part for part in at.parts] for at in fault.subjects)
+    nodes: Iterator[Where] = (Pair(each[0], each[1]) if len({*each}) > 1 else each[0] for each in parts)
+    return fault.changed(subjects=tuple(dict.fromkeys(nodes)))
 
 
 def times_named(accused: Iterable[Accused]) -> Counter[Place]:
@@ -232,12 +229,8 @@ class Failure:
     @property
     def by_file(self) -> dict[str, list[str]]:
         """The checks that are alike: {"test_links.py": ["test_a", "6 x test_b"]}."""
-        files: dict[str, list[str]] = {}
-        for failure in self.alike:
-            file, _, name = failure.name.partition("::")
-            cases = f"{len(failure.cases)} x " if len(failure.cases) > 1 else ""
-            files.setdefault(file, []).append(cases + name)
-        return files
+        told = ((failure.name.partition("::"), len(failure.cases)) for failure in self.alike)
+        return grouped((file, f"{cases} x {name}" if cases > 1 else name) for (file, _, name), cases in told)
 
 
 def failures(record: Record, accused: Mapping[str, Accused]) -> list[Failure]:
@@ -280,7 +273,8 @@ def _failure(
     heads = {message.head for message in messages}
     more = causes or named or len(messages) < len(checks) or missed
     advice = [part for part in inspect.cleandoc(checks[0].doc).split("\n\n") if part.strip()]
-    if all(each.is_explained and not _finds_cause(each, ids) for each in its):
+    found_here = any(cause.check in ids for each in its for cause in each.causes)  # what explains it
+    if all(each.is_explained for each in its) and not found_here:
         advice = [
             wording.sentences(cause, say("Until then this says nothing against the hardware."))
             for cause in explanations(its, record.hosts)
@@ -312,22 +306,15 @@ def _without_result(check_id: str, record: Record) -> Check:
 def explanations(accused: Iterable[Accused], hosts: wording.Hosts) -> list[str]:
     """What explains what checks say, and what to do about it: one sentence for all places of one kind."""
     causes = dict.fromkeys(cause for each in accused for cause in each.causes)
-    by_kind: dict[Code, dict[str, None]] = {}
-    named = partial(wording.place, hosts=hosts)
-    for cause in causes:
-        by_kind.setdefault(cause.kind, {})[cause.told(named)] = None
-    stop = say(".")
+    named, stop = partial(wording.place, hosts=hosts), say(".")
+    by_kind = grouped(dict.fromkeys((cause.kind, cause.told(named)) for cause in causes))
     return [
         wording.sentences(
-            f"{wording.capitalised(say(code.message))} ({'; '.join(where)}){stop}", f"{say(code.next_step)}{stop}"
+            f"{wording.capitalised(say(code.message))} ({'; '.join(where)}){stop}",
+            f"{say(code.next_step)}{stop}",
         )
         for code, where in by_kind.items()
     ]
-
-
-def _finds_cause(accused: Accused, checks: Collection[str]) -> bool:
-    """Whether one of these checks has itself found what explains it."""
-    return any(cause.check in checks for cause in accused.causes)
 
 
 def _told(fault: Fault, record: Record) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.finding import Finding, distinct
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped, titled
@@ -110,10 +111,8 @@ def counted(gaps: Iterable[Gap]) -> list[str]:
 
 
 def _grouped(found: Iterable[Open]) -> list[Gap]:
-    grouped: dict[tuple[str, str, str], list[str]] = {}
-    for *key, thing in found:
-        grouped.setdefault((key[0], key[1], key[2]), []).append(thing)
-    return [Gap(*key, tuple(things)) for key, things in grouped.items()]
+    by_reason = grouped(((state, reason, group), thing) for state, reason, group, thing in found)
+    return [Gap(*key, tuple(things)) for key, things in by_reason.items()]
 
 
 def _open(record: Record) -> Iterator[Open]:

@@ -1,17 +1,19 @@
 """Figures of many places as tables whose cells are coloured by them: of pairs, and of what each node of several has."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.place import Pair, Place, Where
 from pytest_gpufleet.report import wording
 
 MOST_PLACES = 24  # that are told pair by pair, even if most pairs were not measured
 ROWS = 25  # of one table: then the next begins beside it
+NOTHING: Mapping[Any, str] = {}
 Row = TypeVar("Row")
 Column = TypeVar("Column")
 
@@ -74,46 +76,33 @@ def _by_node(finding: Finding, hosts: wording.Hosts) -> list[HeatTable]:
         at[tuple(Place(part.node, "node") for part in where.parts), Place(0, first.kind, first.index)] = where
     rows = {nodes: say(" to ").join(wording.place(node, hosts) for node in nodes) for nodes, _ in at}
     columns = {device: wording.place(device) for _, device in sorted(at)}
-    return _tables(finding, "Node", rows, columns, lambda nodes, device: at.get((nodes, device)))
+    return _tables(finding, "Node", rows, columns, at)
 
 
 def _pairs(finding: Finding, hosts: wording.Hosts) -> list[HeatTable]:
-    given = {place.parts: place for place in finding.measurement.values}
+    given = {(place.parts[0], place.parts[1]): place for place in finding.measurement.values}
     if not any(pair[::-1] in given for pair in given):  # each pair was measured once, for both directions
-        given |= {pair[::-1]: place for pair, place in given.items()}
+        given |= {(to, place): where for (place, to), where in given.items()}
     names = {place: wording.place(place, hosts) for place in sorted({place for pair in given for place in pair})}
     if len(names) <= MOST_PLACES or 2 * len(given) > len(names) ** 2:
-        return _tables(finding, "From, to", names, names, lambda row, column: given.get((row, column)))
+        return _tables(finding, "From, to", names, names, given)
     return _few_pairs(finding, names, given)
 
 
 def _few_pairs(
-    finding: Finding, names: Mapping[Place, str], given: Mapping[tuple[Place, ...], Where]
+    finding: Finding, names: Mapping[Place, str], given: Mapping[tuple[Place, Place], Where]
 ) -> list[HeatTable]:
     """The pairs of each place, the lowest first."""
     values = finding.measurement.values
-    partners: dict[Place, list[Place]] = {place: [] for place in names}
-    for place, other in sorted(given, key=lambda pair: _rank(values[given[pair]])):
-        partners[place].append(other)
+    # NaN is worse than any figure.
+    ranks = {pair: -math.inf if math.isnan(values[where]) else values[where] for pair, where in given.items()}
+    partners = grouped(sorted(given, key=lambda pair: ranks[pair]))
     most = max(map(len, partners.values()))
     columns = {number: say("lowest") if number == 0 else f"{number + 1}." for number in range(most)}
-
-    def partner(place: Place, number: int) -> Place | None:
-        return partners[place][number] if number < len(partners[place]) else None
-
-    return _tables(
-        finding,
-        "With others",
-        names,
-        columns,
-        lambda place, number: given[place, other] if (other := partner(place, number)) else None,
-        lambda place, number: say("with {place}", place=names[other]) if (other := partner(place, number)) else "",
-    )
-
-
-def _rank(value: float) -> float:
-    """NaN is worse than any figure."""
-    return -math.inf if math.isnan(value) else value
+    pairs = {(place, number): other for place, others in partners.items() for number, other in enumerate(others)}
+    at = {(place, number): given[place, other] for (place, number), other in pairs.items()}
+    told = {cell: say("with {place}", place=names[other]) for cell, other in pairs.items()}
+    return _tables(finding, "With others", names, columns, at, told)
 
 
 def _tables(
@@ -121,22 +110,22 @@ def _tables(
     corner: str,
     rows: Mapping[Row, str],
     columns: Mapping[Column, str],
-    at: Callable[[Row, Column], Where | None],
-    told: Callable[[Row, Column], str] = lambda row, column: "",
+    at: Mapping[tuple[Row, Column], Where],
+    told: Mapping[tuple[Row, Column], str] = NOTHING,
 ) -> list[HeatTable]:
-    """`at`: where the figure of a cell was measured, None if none was. `told`: what is said beside it."""
+    """`at`: where the figure of a cell was measured, if one was. `told`: what is said beside it."""
     metric, values = wording.metric(finding), finding.measurement.values
     bad = {*finding.missed, *(finding.slower_than_peers or ())}
     numbers = [value for value in values.values() if not math.isnan(value)]
     largest = max((value for value in numbers if math.isfinite(value)), default=0.0)
 
     def cell(row: Row, column: Column) -> HeatCell:
-        where = at(row, column)
+        where = at.get((row, column))
         if where is None:
             return HeatCell("", None, False)
         value = values[where]
         share = value / largest if largest > 0 and value > 0 else 0.0  # NaN is not above 0
-        return HeatCell(wording.number(value), round(100 * min(share, 1.0)), where in bad, told(row, column))
+        return HeatCell(wording.number(value), round(100 * min(share, 1.0)), where in bad, told.get((row, column), ""))
 
     made = [(name, tuple(cell(row, column) for column in columns)) for row, name in rows.items()]
     return [

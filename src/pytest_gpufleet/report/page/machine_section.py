@@ -39,12 +39,6 @@ def time_taken(record: Record) -> str:
     return say("{begin} to {end}, {lasted}", begin=begin, end=wording.moment(record.ended), lasted=lasted)
 
 
-def suite(record: Record) -> str:
-    """What the run was made with: "pytest-gpufleet 0.3.0, commit 5109..."."""
-    version = f"pytest-gpufleet {record.run.plugin}"
-    return f"{version}, commit {record.run.commit}" if record.run.commit else version
-
-
 def machine(record: Record) -> str:
     """Who made the machine, and its serial number, as far as its firmware tells."""
     told = record.machine.host.get("dmi") or {}
@@ -55,22 +49,22 @@ def machine(record: Record) -> str:
 
 def signed(record: Record) -> list[tuple[str, str]]:
     """What is signed, beside the verdict: a name and a value each."""
-    noted = notes(record)
+    noted, run = notes(record), record.run
     more = len(noted) - MOST_NOTES
     if record.of_cluster:
-        nodes = [(node.host, node.serial) for node in record.run.nodes]
+        nodes = [(node.host, node.serial) for node in run.nodes]
         told = [f"{host} ({say('serial {serial}', serial=serial)})" if serial else host for host, serial in nodes]
         who = [("Nodes", _first(told))]
     else:
         gpus = _first([_gpu(gpu) for gpu in record.topology.gpus])
-        who = [("Host", record.run.host), ("Machine", machine(record)), ("GPUs", gpus)]
+        who = [("Host", run.host), ("Machine", machine(record)), ("GPUs", gpus)]
     rows = [
         *noted[:MOST_NOTES],
         ("And", say("{count} more notes, which evidence.jsonl has", count=more) if more > 0 else ""),
         *who,
         ("Time", time_taken(record)),
         ("Level", record.run.level),
-        ("Suite", suite(record)),
+        ("Suite", f"pytest-gpufleet {run.plugin}" + (f", commit {run.commit}" if run.commit else "")),
     ]
     return [(name, value) for name, value in rows if value]
 

@@ -40,12 +40,11 @@ _STYLE: Any = {
 
 WIDTH = 8.2  # of every plot, in inches
 # Room around panels, in inches. The reader's font may be wider than the one that was measured here.
-LEFT, RIGHT, TOP, BOTTOM = 0.72, 0.3, 0.28, 0.5
+LEFT, RIGHT, TOP, BOTTOM, GAP = 0.72, 0.3, 0.28, 0.5, 0.42
 LEGEND = 0.34
 LINE = 0.16  # one more of a title
 MOST_PANELS = 24
 LIMIT = "limit"  # in the legend
-NOTHING: Mapping[str, str] = {}
 Panel = TypeVar("Panel")
 LARGEST = 1e30  # that matplotlib's arithmetic of axes takes without an overflow
 
@@ -60,9 +59,7 @@ def first(panels: Mapping[str, Panel]) -> dict[str, Panel]:
     return dict(itertools.islice(panels.items(), MOST_PANELS))
 
 
-def panels(
-    count: int, columns: int, height: float, legend: bool, left: float = LEFT, gap: float = 0.42, lines: int = 1
-) -> tuple[Figure, list[Any]]:
+def panels(count: int, columns: int, height: float, legend: bool, lines: int = 1) -> tuple[Figure, list[Any]]:
     """A figure with `count` panels side by side in as many rows as it takes, each `height` inches high and below
     so many `lines` of its title."""
     columns = max(2, min(columns, count))  # one alone is not drawn wider than two
@@ -70,14 +67,14 @@ def panels(
     top = TOP + (lines - 1) * LINE
     head = top + (LEGEND if legend else 0.0)
     total = head + rows * height + (rows - 1) * (top + BOTTOM) + BOTTOM
-    width = (WIDTH - left - RIGHT - (columns - 1) * gap) / columns
+    width = (WIDTH - LEFT - RIGHT - (columns - 1) * GAP) / columns
     figure = Figure(figsize=(WIDTH, total))
     figure.patch.set_visible(False)  # the page shows through, be it light or dark
     axes = []
     for number in range(count):
         row, column = divmod(number, columns)
         bottom = total - head - (row + 1) * height - row * (top + BOTTOM)
-        box = ((left + column * (width + gap)) / WIDTH, bottom / total, width / WIDTH, height / total)
+        box = ((LEFT + column * (width + GAP)) / WIDTH, bottom / total, width / WIDTH, height / total)
         axes.append(plain(figure.add_axes(box)))
     return figure, axes
 
@@ -182,7 +179,7 @@ def translated(*texts: str) -> dict[str, str]:
     return {LIMIT: limit, **{text: say(text) for text in texts}}
 
 
-def svg(figure: Figure, description: str, said: Mapping[str, str] = NOTHING) -> str:
+def svg(figure: Figure, description: str, said: Mapping[str, str]) -> str:
     """The drawing. `said`: texts in it, and what stands there in their places: matplotlib, which lays it out, has fonts
     for English alone, and the reader's browser has others. Of several lines the last ones are filled."""
     told: list[str] = []
