@@ -155,9 +155,8 @@ class Notices:
 
     def heed(self, wanted: Reporting | None) -> None:
         """From here on do as the controller does, whose filters come before those of this process."""
-        if wanted in (None, self._wanted):
+        if wanted is None or wanted == self._wanted:
             return
-        assert wanted is not None
         self._wanted = wanted
         logging.root.setLevel(wanted.log_level)
         with suppress(Exception):  # a category that cannot be imported here is not warned of here

@@ -8,7 +8,7 @@ right (0 ULP).
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 
 import torch
 import torch.distributed as dist
@@ -369,9 +369,8 @@ class _Job:
         self.stream = torch.cuda.Stream() if rank.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         count = bounded(LARGE[rank.device.type], rank.size)
         total, in_place = collective.total(count, rank.size), collective.in_place == "always"
-        self.input, self.output = collective.buffers(
-            total, rank.size, rank.index, in_place, lambda size: torch.empty(size, device=rank.device)
-        )
+        empty = partial(torch.empty, device=rank.device)
+        self.input, self.output = collective.buffers(total, rank.size, rank.index, in_place, empty)
         numbers = whole_numbers(add, self.input.numel(), rank.size, torch.float32, rank.device)
         expected = collective.expected(numbers, rank.index, 0, add.combine)
         assert expected is not None

@@ -132,9 +132,8 @@ def _timing(
     rank: Rank, collective: Collective, total: int, dtype: torch.dtype, in_place: bool, samples: int
 ) -> tuple[Timing, str]:
     """The time of one collective, and of a small one how it was launched."""
-    input, output = collective.buffers(
-        total, rank.size, rank.index, in_place, lambda count: torch.zeros(count, dtype=dtype, device=rank.device)
-    )
+    zeros = partial(torch.zeros, dtype=dtype, device=rank.device)
+    input, output = collective.buffers(total, rank.size, rank.index, in_place, zeros)
     launch = partial(collective.run, rank.group, output, input)
     small = total * dtype.itemsize <= SMALL
     if small and (took := replayed(rank, launch, samples)):

@@ -1,7 +1,5 @@
 """Matrix products that come out wrong: once, every time, or otherwise than on other GPUs."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -43,6 +41,17 @@ def exact_product(rank: Rank, precision: str) -> str:
     wrong = result != expected
     first = [f"{_place(at)} is {result[at].item():g}, expected {expected[at].item():g}" for at in _first(wrong)]
     return f"{int(wrong.sum()):,} of {wrong.numel():,} elements are wrong: {'; '.join(first)}" if first else ""
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """What one rank saw. `kind`: devices of one kind must compute the same bits. Sums are over the bits of each row and
+    of each column of the first result, on the CPU: where two devices' sums differ, their results do."""
+
+    kind: str
+    trouble: str
+    row_sums: Tensor
+    column_sums: Tensor
 
 
 class Repeated:
@@ -118,17 +127,6 @@ class Repeated:
                 for at in _first(wrong)[: SHOWN - len(self._descriptions)]:
                     found, wanted = (hexadecimal(int(each[at]), each.element_size()) for each in (result, expected))
                     self._descriptions.append(f"product {number}, {_place(at)} is {found}, expected {wanted}")
-
-
-@dataclass(frozen=True)
-class Repetition:
-    """What one rank saw. `kind`: devices of one kind must compute the same bits. Sums are over the bits of each row and
-    of each column of the first result, on the CPU: where two devices' sums differ, their results do."""
-
-    kind: str
-    trouble: str
-    row_sums: Tensor
-    column_sums: Tensor
 
 
 def repeat_product(rank: Rank, precision: str, seconds: float) -> Repetition:

@@ -101,9 +101,8 @@ def launch_seconds(rank: Rank, name: str, nbytes: int) -> tuple[float, float]:
     together: a rank that comes late has a long first figure, and the others wait for it in their second."""
     collective, n = COLLECTIVES[name], rank.size
     total = collective.total(max(1, nbytes // 4), n)
-    input, output = collective.buffers(
-        total, n, rank.index, collective.in_place == "always", lambda count: torch.zeros(count, device=rank.device)
-    )
+    zeros, in_place = partial(torch.zeros, device=rank.device), collective.in_place == "always"
+    input, output = collective.buffers(total, n, rank.index, in_place, zeros)
     run = partial(collective.run, rank.group, output, input)
     launched, done = [], []
     with rank.phase(f"launches of {name} {nbytes:,} bytes"):

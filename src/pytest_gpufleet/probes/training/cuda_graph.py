@@ -5,6 +5,7 @@ and the optimizer is a handful of kernels. The optimizer works on float32 master
 16-bit copy of them, except BatchNorm, which uses the master weights themselves.
 """
 
+import itertools
 import os
 import shutil
 import sysconfig
@@ -166,9 +167,8 @@ def _flatten(network: nn.Module, dtype: torch.dtype) -> Flat:
     exact = {id(p) for p in norms} if dtype != torch.float32 else {id(p) for p in network.parameters()}
     parameters = sorted(network.parameters(), key=lambda p: id(p) in exact)
     split = len(parameters) - len(exact)
-    offsets = [0]
-    for parameter in parameters:
-        offsets.append(offsets[-1] + -(-parameter.numel() // ALIGNMENT) * ALIGNMENT)
+    lengths = (-(-parameter.numel() // ALIGNMENT) * ALIGNMENT for parameter in parameters)
+    offsets = [0, *itertools.accumulate(lengths)]
     master = torch.zeros(offsets[-1], device=parameters[0].device)
     copy = master[: offsets[split]].to(dtype)
     gradient = torch.zeros_like(master, dtype=dtype)

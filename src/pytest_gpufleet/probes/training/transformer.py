@@ -306,11 +306,8 @@ def token_throughput(rank: Rank, method: str = ALONE, model: str | None = None, 
     with rank.phase(f"{training.model} in bf16, batch {training.batch}, {method or 'alone'}"):
         made = transformer(training.shape, RECIPE, rank.device)
         module = methods.under(method, rank, made, made.blocks, made.dtype)
-        step = step_of(
-            module,
-            optimizer_of(module, method),
-            sequences(training.shape, training.batch, 1 + rank.index, rank.device),
-        )
+        data = sequences(training.shape, training.batch, 1 + rank.index, rank.device)
+        step = step_of(module, optimizer_of(module, method), data)
         first = loop.lap(rank, step, 1, together=together)
         samples_of = [step] if method != "ddp" else [step, loop.without_communication(module, step)]
         tried = loop.lap(rank, step, 2)

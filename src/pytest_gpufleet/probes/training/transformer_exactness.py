@@ -47,9 +47,8 @@ def _losses(rank: Rank, recipe: str, method: str, parts: Iterable[int]) -> tuple
         module = under(method, rank, model, model.blocks, model.dtype)
         optimizer = optimizer_of(module, method)
         parted = [transformer.sequences(shape, shape.batch, part, rank.device) for part in parts]
-        step = step_of(
-            module, optimizer, (torch.cat([each[0] for each in parted]), torch.cat([each[1] for each in parted]))
-        )
+        tokens, following = map(torch.cat, zip(*parted, strict=True))
+        step = step_of(module, optimizer, (tokens, following))
         losses = torch.stack([step() for _ in range(STEPS)])
     return losses.tolist(), _state(module, optimizer)
 

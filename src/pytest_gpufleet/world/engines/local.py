@@ -236,10 +236,7 @@ class LocalEngine:
         self._unkillable |= alive
         left = {index: self._state(rank) for index, rank in enumerate(self._ranks) if rank.pid in alive}
         self._give_up_a_stuck_server()
-        self._close_connections()
-        made, self._scratch = self._scratch, None
-        if made is not None:
-            made.remove()
+        self._close(rank_files.Scratch.remove)
         return left
 
     def _alive(self) -> set[int]:
@@ -258,19 +255,19 @@ class LocalEngine:
             self._server.kill()
             self._server = None
 
-    def _close_connections(self) -> None:
+    def _close(self, leave: Callable[[rank_files.Scratch], None]) -> None:
         self._sent.clear()
         while self._ranks:  # each once, wherever Ctrl-C comes
             rank = self._ranks.pop()
             rank.connection.close()
             os.close(rank.lifeline)
+        made, self._scratch = self._scratch, None
+        if made is not None:
+            leave(made)
 
     def _let_go(self) -> None:
         """In a process that was forked from the controller: it must neither use the ranks nor keep them alive."""
-        self._close_connections()
-        made, self._scratch = self._scratch, None
-        if made is not None:
-            made.let_go()
+        self._close(rank_files.Scratch.let_go)
         if self._server is not None:
             self._server.let_go()
             self._server = None
