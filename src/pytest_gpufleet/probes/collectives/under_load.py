@@ -71,7 +71,10 @@ def retention_under_load(rank: Rank, precision: str, nbytes: int) -> list[Readin
     reduction = _Work(_reduction(rank, nbytes), _stream(rank))
     with strictly(precision), rank.phase(f"{precision} products and {NAME} of {nbytes:,} bytes at once"):
         counts = [_count(rank, each, PART_SECONDS[kind]) for each in (products, reduction)]
-        _lead_in(rank, products, counts[0], LEAD_IN_SECONDS[kind])
+        until = time.monotonic() + LEAD_IN_SECONDS[kind]
+        while time.monotonic() < until:
+            products.marks(counts[0])
+            synchronize(rank)
         with Watch(rank.gpu) as watch:
             samples = [_sample(rank, products, reduction, counts) for _ in range(SAMPLES)]
     conditions: dict[str, Condition] = {
@@ -141,13 +144,6 @@ def _count(rank: Rank, work: _Work, seconds: float) -> int:
     """How many of them take so many seconds, as the slowest rank would have it."""
     _alone(rank, work, 1)  # connects the ranks and loads the kernels
     return agree(rank, max(LEAST, math.ceil(seconds / _alone(rank, work, LEAST))))
-
-
-def _lead_in(rank: Rank, products: _Work, count: int, seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        products.marks(count)
-        synchronize(rank)
 
 
 def _sample(rank: Rank, products: _Work, reduction: _Work, counts: Sequence[int]) -> tuple[Times, Times]:

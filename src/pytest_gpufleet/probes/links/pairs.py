@@ -38,21 +38,6 @@ Samples = tuple[float, ...]
 Sampled = Callable[[Copier, Sequence[Copy], Meet | None], Samples]
 
 
-@dataclass(frozen=True)
-class _Traffic:
-    """Whether the first GPU of a pair writes to the memory of the other one, else it reads; and whether both do at
-    once."""
-
-    writes: bool
-    both_ways: bool
-
-
-TRAFFIC: dict[PairDirection, _Traffic] = {
-    "read": _Traffic(writes=False, both_ways=False),
-    "write": _Traffic(writes=True, both_ways=False),
-    "both": _Traffic(writes=True, both_ways=True),
-}
-
 SMALL_BYTES = 16
 SMALL_COPIES = 100
 
@@ -64,8 +49,9 @@ def pair_bandwidth(world: World, topology: GpuTopology, direction: PairDirection
     GPU 5 writes to it: the two are lined up before each sample, and each direction has a figure of its own.
     """
     metric = metric_under("pair_bandwidth", {}, topology.fabric)
-    samples, links, faults = _over_all_pairs(world, topology, TRAFFIC[direction], nbytes, copying.bandwidth)
-    conditions = {"direction": "write both ways" if direction == "both" else direction}
+    writes, both_ways = direction != "read", direction == "both"
+    samples, links, faults = _over_all_pairs(world, topology, nbytes, copying.bandwidth, writes, both_ways)
+    conditions = {"direction": "write both ways" if both_ways else direction}
     return Copied(_measurements(world, metric, conditions, nbytes, samples, links), faults)
 
 
@@ -74,13 +60,13 @@ def pair_latency(world: World, topology: GpuTopology) -> Copied:
 
     100 copies one behind the other, as p2pBandwidthLatencyTest of NVIDIA's CUDA samples does.
     """
-    samples, links, faults = _over_all_pairs(world, topology, TRAFFIC["read"], SMALL_BYTES, _microseconds)
+    samples, links, faults = _over_all_pairs(world, topology, SMALL_BYTES, _microseconds)
     return Copied(_measurements(world, METRICS["pair_latency"], {}, SMALL_BYTES, samples, links), faults)
 
 
 def wrong_data(world: World, topology: GpuTopology, nbytes: int) -> list[Fault]:
     """What every GPU reads wrong from the memory of every other one."""
-    return _over_all_pairs(world, topology, _Traffic(writes=False, both_ways=True), nbytes, _once)[2]
+    return _over_all_pairs(world, topology, nbytes, _once, both_ways=True)[2]
 
 
 def rounds(n: int) -> list[list[IndexPair]]:
@@ -116,24 +102,26 @@ def turns(n: int, topology: GpuTopology) -> list[list[IndexPair]]:
 def _over_all_pairs(
     world: World,
     topology: GpuTopology,
-    traffic: _Traffic,
     nbytes: int,
     sampled: Sampled,
+    writes: bool = False,
+    both_ways: bool = False,
 ) -> tuple[dict[IndexPair, Samples], dict[IndexPair, str], list[Fault]]:
-    """Copy over every pair. For each: what `sampled` made of it, and its kind of link; and faults of the data."""
+    """Copy over every pair. For each: what `sampled` made of it, and its kind of link; and faults of the data. The
+    first GPU of a pair reads from the memory of the other one, or `writes` to it; or both do, at once."""
     samples: dict[IndexPair, Samples] = {}
     faults: list[Fault] = []
     direct = world.run(_reach, world.run(_prepare, nbytes))
     for pairs in turns(world.size, topology):
         back = [(j, i) for i, j in pairs]
-        for at_once in [pairs + back] if traffic.both_ways else [pairs, back]:
-            found = world.run(_copy, dict(at_once), traffic, sampled)
+        for at_once in [pairs + back] if both_ways else [pairs, back]:
+            found = world.run(_copy, dict(at_once), sampled, writes, both_ways)
             # Whose memory has been copied to, and from whose.
-            filled = dict((j, i) if traffic.writes else (i, j) for i, j in at_once)
+            filled = dict((j, i) if writes else (i, j) for i, j in at_once)
             differences = world.run(_difference, filled)
             for i, j in at_once:
                 samples[i, j] = found[i]
-                if text := differences[j if traffic.writes else i]:
+                if text := differences[j if writes else i]:
                     faults.append(Fault("copy_wrong", (_place(world, (i, j)),), text))
     world.run(_leave)
     world.run(_free)  # not before nobody reaches it any more
@@ -209,16 +197,16 @@ def _reach(rank: Rank, offers: list[tuple[Offer, Offer, str]]) -> list[bool]:
     return [index != rank.index and ends.copier.reaches_directly(source) for index, (source, *_) in enumerate(offers)]
 
 
-def _copy(rank: Rank, pairs: dict[int, int], traffic: _Traffic, sampled: Sampled) -> Samples:
+def _copy(rank: Rank, pairs: dict[int, int], sampled: Sampled, writes: bool, both_ways: bool) -> Samples:
     if rank.index not in pairs:
         return ()
     ends: _Ends = rank.kept[ENDS]
     other = pairs[rank.index]
     source, sink = ends.others[other]
     nbytes = ends.source.words.nbytes
-    meet = partial(ends.line.meet, [other]) if traffic.both_ways else None
-    with rank.phase(f"rank {rank.index} {'writes to' if traffic.writes else 'reads from'} rank {other}"):
-        if traffic.writes:
+    meet = partial(ends.line.meet, [other]) if both_ways else None
+    with rank.phase(f"rank {rank.index} {'writes to' if writes else 'reads from'} rank {other}"):
+        if writes:
             return sampled(ends.copier, [Copy(sink, ends.source.address, nbytes)], meet)
         return sampled(ends.copier, [Copy(ends.sink.address, source, nbytes)], meet)
 

@@ -343,28 +343,21 @@ def _throughput(
     together = method in TOGETHER
     ranks = rank.size if together else 1
     rates = tuple(ranks * training.tokens * len(each.steps) / each.seconds for each in laps)
+    flop = median(rates) / ranks * training.shape.flop_a_token
+    details: dict[str, Condition] = {
+        "computed": "in bf16, with weights, optimizer and loss in fp32",
+        "step": loop.ms(median(seconds for each in laps for seconds in each.steps)),
+        "TFLOP/s a GPU": float(f"{flop / 1e12:.4g}"),
+        "loss": f"{first.loss:.3g} at first, {laps[-1].loss:.3g} in the end",
+    }
+    if rank.device.type == "cuda":
+        details["memory"] = f"{torch.cuda.max_memory_allocated() / GiB:.1f} GiB a GPU"
     return Reading(
         "token_throughput" if together else "solo_token_throughput",
         median(rates),
         training.conditions(ranks, method),
         rates,
         WORLD if together else None,
-        _details(rank, training, first, laps, median(rates) / ranks),
+        details,
         state,
     )
-
-
-def _details(
-    rank: Rank, training: Training, first: loop.Lap, laps: Sequence[loop.Lap], rate: float
-) -> dict[str, Condition]:
-    """`rate`: tokens/s of one GPU."""
-    step = median(seconds for each in laps for seconds in each.steps)
-    details: dict[str, Condition] = {
-        "computed": "in bf16, with weights, optimizer and loss in fp32",
-        "step": loop.ms(step),
-        "TFLOP/s a GPU": float(f"{rate * training.shape.flop_a_token / 1e12:.4g}"),
-        "loss": f"{first.loss:.3g} at first, {laps[-1].loss:.3g} in the end",
-    }
-    if rank.device.type == "cuda":
-        details["memory"] = f"{torch.cuda.max_memory_allocated() / GiB:.1f} GiB a GPU"
-    return details

@@ -19,7 +19,6 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import spec_from_file_location
 from multiprocessing import resource_tracker
@@ -71,15 +70,6 @@ BOOT = (
 )
 
 
-@dataclass(frozen=True)
-class News:
-    """A rank was forked, or it has ended: `exitcode` then, negative if by a signal."""
-
-    request: int
-    pid: int
-    exitcode: int | None
-
-
 # By which coverage counts every new Python from its start. It would slow what ranks measure, for nothing: they are
 # killed before they could write what was counted.
 NOT_FOR_RANKS = {"COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START"}
@@ -124,8 +114,9 @@ class Forkserver:
         with suppress(ConnectionError):  # the process is gone, which `news` tells
             socket.send_fds(self._control, [REQUEST.pack(request)], [connection, lifeline])
 
-    def news(self) -> Iterator[News]:
-        """What has happened since. EOFError if the process is gone."""
+    def news(self) -> Iterator[tuple[int, int, int | None]]:
+        """Which request has become which process since, and which of them has ended: with its exit code then, negative
+        if by a signal. EOFError if the fork server is gone."""
         while True:
             try:
                 datagram = self._control.recv(NEWS.size)
@@ -136,7 +127,7 @@ class Forkserver:
             if not datagram:
                 raise EOFError
             request, pid, ended, exitcode = NEWS.unpack(datagram)
-            yield News(request, pid, exitcode if ended else None)
+            yield request, pid, exitcode if ended else None
 
     def let_go(self) -> None:
         """In a process that was forked from the controller: the fork server is not its own."""

@@ -160,9 +160,9 @@ class LocalEngine:
         assert self._server is not None
         ranks = {rank.request: rank for rank in self._ranks}
         try:
-            for news in self._server.news():
-                if rank := ranks.get(news.request):  # else of an earlier world
-                    rank.pid, rank.exitcode = news.pid, news.exitcode
+            for request, pid, exitcode in self._server.news():
+                if rank := ranks.get(request):  # else of an earlier world
+                    rank.pid, rank.exitcode = pid, exitcode
         except EOFError:
             exitcode = self._server.exitcode()
             how = "" if exitcode is None else f", which died {processes.exit_summary(exitcode)}"
