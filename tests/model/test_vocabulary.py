@@ -8,9 +8,7 @@ import torch
 from pytest_gpufleet.model.conditions import (
     CONDITIONS,
     EACH_ALONE,
-    LAUNCHES,
     LINED_UP,
-    LOOPBACKS,
     METHODS,
     NO_SYNC,
     ONE_WINDOW,
@@ -90,7 +88,7 @@ def test_conditions_have_the_values_that_the_vocabulary_knows(measured):
         ("optimizer", recipes.OPTIMIZERS),
         (
             "method",
-            {*METHODS, *LAUNCHES, *LOOPBACKS}
+            {*METHODS, "replayed", "eager", "ib_write_bw", "nccl", "nccl at once"}
             | {EACH_ALONE, ONE_WINDOW, WARMED_THROUGH, LINED_UP, SHARED_SPAN, NO_SYNC},
         ),
         (
