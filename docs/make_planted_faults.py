@@ -253,11 +253,17 @@ def resumed(**now: object) -> Told:
     return set()
 
 
-def neighbour(percent: float) -> Told:
-    """GPU 1 is slow, somebody else computes on GPU 2."""
-    record = run_of("h200x4-neighbour")
-    slow = [replace(each, measurement=slowed(each.measurement, percent, gpu(1))) for each in record.findings]
-    return of_run(replace(record, findings=slow))
+def whole(name: str, at: Where | None, *metrics: str) -> Callable[[float], Told]:
+    """A whole run in which these metrics are worse, all without any name, at this place or at all."""
+
+    def told(percent: float) -> Told:
+        record, found = run_of(name), []
+        for each in record.findings:
+            worse = each.measurement.metric in metrics or not metrics
+            found.append(replace(each, measurement=slowed(each.measurement, percent, at)) if worse else each)
+        return of_run(replace(record, findings=found))
+
+    return told
 
 
 HERE, BEFORE, STOPPED = (
@@ -268,6 +274,18 @@ HERE, BEFORE, STOPPED = (
 RUNS = [
     Row("somebody else's process computes on GPU 2", always("gpu0 gpu2", lambda: of_run(run_of("h200x4-neighbour"))),
         "INCOMPLETE"),
+    Row("the same, and all figures of GPU 1 are 10 % slow",
+        always("gpu0 gpu1 gpu2 world", lambda: whole("h200x4-neighbour", gpu(1))(10)), MISSED),
+    Row("a run on 2x H200, ACCEPTED: memory of GPU 1 slow",
+        [Case(frozenset({"gpu1"}), whole("h200x2-g", gpu(1), "memory_bandwidth"))], SLOW, "as recorded",
+        lambda: of_run(run_of("h200x2-g")), (0.5, 1, 2)),
+    Row("the same: GPU 1 slow in products and training",
+        [Case(frozenset({"gpu1"}), whole("h200x2-g", gpu(1), "gemm", "gemm_relative", "solo_train_throughput"))], SLOW,
+        sizes=(2, 3, 4)),
+    Row("the same: collectives slow", [Case(frozenset({"world"}), whole("h200x2-g", None, "busbw"))], MISSED,
+        sizes=(5.6, 8, 10)),
+    Row("a run on 1x H100, ACCEPTED: products slow", [Case(frozenset({"gpu0"}), whole("h100x1-h", None, "gemm"))],
+        MISSED, "as recorded", lambda: of_run(run_of("h100x1-h")), (5, 11, 20)),
     Row("no telemetry at all", always("", lambda: of_run(replace(run_of("h200x2-g"), telemetry=[]))), "INCOMPLETE",
         "the same run with its telemetry", lambda: of_run(run_of("h200x2-g"))),
     Row("one rank has not come to the collective for which the others wait", always("gpu2", lambda: hang(HERE, HERE,
@@ -425,7 +443,7 @@ SUBJECTS = {
     "Settings": ("The same machine.", SETTINGS),
     "Errors on record": ("The same machine.", ERRORS),
     "Host and network ports": ("The same machine.", HOST),
-    "Runs": ("What happens to a run: recorded ones, and ranks that hang.", RUNS),
+    "Runs": ("Whole runs by their verdict, and ranks that hang.", RUNS),
 }  # fmt: skip
 # What takes processes, GPUs or files, and the test that plants it.
 ELSEWHERE = {
