@@ -302,24 +302,17 @@ def _gaps(record: Record, broken: str) -> list[str]:
     for (name, message), count in skipped.items():
         if name in required:
             gaps.append(f"{titled(name)}: {f'{count} cases skipped' if count > 1 else 'skipped'}: {message}")
-    unjudged = Counter(
-        (levels.check_name(finding.check), finding.reason)
-        for finding in record.findings
-        if finding.state == "not judged"
-    )
-    for (name, reason), count in unjudged.items():
-        what = "1 figure was" if count == 1 else f"{count} figures were"
-        gaps.append(f"{titled(name, own.get(name, ''))}: {what} not judged: {reason}")
-    too_low = basis.too_low(record.findings, record.run.basis)
-    below = Counter((levels.check_name(finding.check), why) for finding, why in too_low)
-    for (name, why), count in below.items():
-        what = "1 figure is" if count == 1 else f"{count} figures are"
+    unjudged = [each for each in record.findings if each.state == "not judged"]
+    without = [(each, "was", "were", f"not judged: {each.reason}") for each in unjudged]
+    without += [(each, "is", "are", why) for each, why in basis.too_low(record.findings, record.run.basis)]
+    alike = Counter((levels.check_name(each.check), *words) for each, *words in without)
+    for (name, one, several, why), count in alike.items():
+        what = f"1 figure {one}" if count == 1 else f"{count} figures {several}"
         gaps.append(f"{titled(name, own.get(name, ''))}: {what} {why}")
     gaps += [f"{name}: {ALTERED}" for name in record.altered]
     gaps += [f"{gpu}: {missing}" for gpu, missing in without_telemetry(record)]
     gaps += [f"{NOT_APPLIED}: {limit}" for limit in unused_limits(record, "contract")]
-    gaps += list(filter(None, [own_limits(record)]))
-    return gaps + list(filter(None, [short_burn_in(record)]))
+    return [*gaps, *filter(None, [own_limits(record), short_burn_in(record)])]
 
 
 def _unfinished(record: Record) -> list[str]:
