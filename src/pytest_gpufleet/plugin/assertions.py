@@ -117,10 +117,10 @@ def expect_as_ordered(machine: Machine, topology: GpuTopology, order: Order | No
         not_applicable("no --fleet-order was given")
     if not asks(order, line):
         not_applicable(f"{order.file} does not say anything of it")
-    came = held_against(order, line, machine, topology)
-    expect_none(came.faults)
-    if came.untold:
-        not_judged("\n".join(came.untold))
+    faults, untold = held_against(order, line, machine, topology)
+    expect_none(faults)
+    if untold:
+        not_judged("\n".join(untold))
 
 
 def of_host(read: Callable[[str], Any], fact: str, told_before: bool = False) -> Any:

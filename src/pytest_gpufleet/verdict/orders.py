@@ -99,14 +99,11 @@ def modules(machine: Machine, asked: Asked) -> Parts:
 
 
 def size_of_modules(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Told]:
-    there = modules(machine, asked)
+    there, unknown = modules(machine, asked), Unavailable("the firmware does not know", applicable=False)
     if isinstance(there, Unavailable):
         return [(THIS_NODE, "the size of memory modules", there)]
-    unknown = Unavailable("the firmware does not know", applicable=False)
-    return [
-        (THIS_NODE, f"{each['locator']}, in GiB,", unknown if each["bytes"] is None else each["bytes"] / GIB)
-        for each in there
-    ]
+    sizes = ((each["locator"], unknown if each["bytes"] is None else each["bytes"] / GIB) for each in there)
+    return [(THIS_NODE, f"{locator}, in GiB,", size) for locator, size in sizes]
 
 
 def drives(machine: Machine, kind: Asked) -> Parts:
@@ -178,21 +175,14 @@ class Line:
     fits: Callable[[Any, Any], bool]
 
 
-@dataclass(frozen=True)
-class Held:
-    """What came of one line. `untold`: what the machine does not tell, and why."""
-
-    faults: tuple[Fault, ...] = ()
-    untold: tuple[str, ...] = ()
-
-
 def asks(order: Order, key: str) -> bool:
     """Whether an order says anything of this key of ORDER_LINES."""
     return any(_asked(order, key))
 
 
-def held_against(order: Order, key: str, machine: Machine, topology: GpuTopology) -> Held:
-    """A machine against one line of an order. KeyError if there is no such line."""
+def held_against(order: Order, key: str, machine: Machine, topology: GpuTopology) -> tuple[list[Fault], list[str]]:
+    """A machine against one line of an order: the faults, and what the machine does not tell, and why. KeyError if
+    there is no such line."""
     line, faults, untold = ORDER_LINES[key], [], []
     for table, asked in _asked(order, key):
         for where, what, value in line.read(machine, topology, table):
@@ -200,7 +190,7 @@ def held_against(order: Order, key: str, machine: Machine, topology: GpuTopology
                 untold.append(f"{what} is not told: {value}")
             elif not line.fits(value, asked):
                 faults.append(Fault(line.code, (where,), f"{what} is {value}, ordered: {_words(asked)}"))
-    return Held(tuple(faults), tuple(untold))
+    return faults, untold
 
 
 def ports_down(order: Order | None, there: Iterable[Mapping[str, Any]]) -> list[Fault]:
@@ -209,14 +199,10 @@ def ports_down(order: Order | None, there: Iterable[Mapping[str, Any]]) -> list[
     for kind in order.content.get("ports", ()) if order else ():
         of_kind = [port for port in there if is_of(port, kind)]
         asked, up = kind.get("in_use", kind["count"]), active(of_kind)
-        if not _number(len(up), {"at_least": _least(asked)}):
-            found += [
-                Fault(
-                    "network_port_unlike_others", (THIS_NODE,),
-                    f"{port['port']} is {port['state']}, and {_words(asked)} of {called(kind)} were ordered",
-                )
-                for port in of_kind if port not in up
-            ]  # fmt: skip
+        for port in of_kind if len(up) < _least(asked) else ():
+            if port not in up:
+                told = f"{port['port']} is {port['state']}, and {_words(asked)} of {called(kind)} were ordered"
+                found.append(Fault("network_port_unlike_others", (THIS_NODE,), told))
     return found
 
 
@@ -253,17 +239,12 @@ def _version(value: str, asked: Any) -> bool:
         return _text(value, asked)
     has, least = (re.findall(r"[0-9A-Za-z]+", version) for version in (value, asked["at_least"]))
     for one, other in zip(has, least, strict=False):
-        if later := _later(one, other):
-            return later > 0
+        # 159 is later than 95, and A5 of a VBIOS than 99, which are hexadecimal numbers of two digits.
+        numbers = one.isdecimal() and other.isdecimal()
+        here, there = (int(one), int(other)) if numbers else (one, other)
+        if here != there:
+            return bool(here > there)
     return len(has) >= len(least)
-
-
-def _later(one: str, other: str) -> int:
-    """Above 0 if a part of a version is later than another, below 0 if it is earlier: 159 is later than 95, and A5 of a
-    VBIOS than 99, which are hexadecimal numbers of two digits."""
-    if one.isdecimal() and other.isdecimal():
-        return int(one) - int(other)
-    return (one > other) - (one < other)
 
 
 def _memory(value: float, asked: Any) -> bool:
@@ -351,18 +332,13 @@ KINDS = {"drives": "nvme", "ports": "network_ports"}
 Kind = dict[str, Any]
 
 
-def machine_of(record: Record) -> Machine:
-    """What the record of a run on one machine has of it."""
-    present = ("",) * record.run.gpus_present
-    return Machine(record.topology.gpus, record.machine.host, record.machine.taken, present=present)
-
-
 def order_text(record: Record, run: str) -> str:
     """An order as TOML that this machine meets: what it does not tell, and what differs among its GPUs, is a comment.
     `run`: the name of the run's folder."""
     import tomli_w
 
-    machine, topology = machine_of(record), record.topology
+    topology, present = record.topology, ("",) * record.run.gpus_present
+    machine = Machine(topology.gpus, record.machine.host, present=present)
     content: dict[str, Any] = {"name": _name(machine)}
     left_out: dict[str, str] = {}
     for key in ORDER_LINES:
@@ -400,48 +376,40 @@ def _value(key: str, machine: Machine, topology: GpuTopology) -> str | int:
     why = next((str(value) for value in values if isinstance(value, Unavailable)), "")
     if why or not values:
         raise _LeftOut(f"not told{why and f', {why}'}")
-    if key == "memory.gibibytes":
-        values = [_installed(machine, values[0])]
+    if key == "memory.gibibytes":  # what the modules have together where they are told, else what the kernel has of it
+        there = modules(machine, {})
+        told = [] if isinstance(there, Unavailable) else [each["bytes"] for each in there]
+        values = [sum(told) // GIB if told and None not in told else math.ceil(values[0])]
     if any(value != values[0] for value in values):
         raise _LeftOut(f"not all alike, {', '.join(map(str, dict.fromkeys(values)))}")
     return values[0] if isinstance(values[0], str) else round(values[0])
 
 
-def _installed(machine: Machine, visible: float) -> int:
-    """GiB: what the modules have together where they are told, else what the kernel has of it."""
-    there = modules(machine, {})
-    told = [] if isinstance(there, Unavailable) else [each["bytes"] for each in there]
-    return sum(told) // GIB if told and None not in told else math.ceil(visible)
-
-
 def _kinds(table: str, machine: Machine) -> list[Kind]:
-    kinds = list((_drive_kinds if table == "drives" else _ports)(machine))
-    if not kinds:
-        raise _LeftOut("none are here" if isinstance(machine.host.get(KINDS[table]), list) else "not told")
+    there = machine.host.get(KINDS[table])
+    if not isinstance(there, list):
+        raise _LeftOut("not told")
+    if not (kinds := list((_drive_kinds if table == "drives" else _port_kinds)(there))):
+        raise _LeftOut("none are here")
     return kinds
 
 
-def _drive_kinds(machine: Machine) -> Iterator[Kind]:
-    there = (drive for drive in _told(machine, "nvme") if drive["bytes"])
+def _drive_kinds(drives: Iterable[Mapping[str, Any]]) -> Iterator[Kind]:
+    there = (drive for drive in drives if drive["bytes"])
     kinds = grouped(((max(1, drive["bytes"] // GB), drive["model"] or ""), drive) for drive in there)
-    for (size, model), drives in sorted(kinds.items()):
+    for (size, model), alike in sorted(kinds.items()):
         named = {"model": model} if model else {}
-        yield {"gigabytes": size, **named, "count": len(drives), **_common_firmware(drives)}
+        yield {"gigabytes": size, **named, "count": len(alike), **_common_firmware(alike)}
 
 
-def _ports(machine: Machine) -> Iterator[Kind]:
-    there = (port for port in _told(machine, "network_ports") if port.get("adapter"))
+def _port_kinds(ports: Iterable[Mapping[str, Any]]) -> Iterator[Kind]:
+    there = (port for port in ports if port.get("adapter"))
     kinds = grouped(((port["adapter"], port.get("link_layer") or ""), port) for port in there)
-    for (adapter, layer), ports in sorted(kinds.items()):
-        up, named = active(ports), {"link_layer": layer} if layer else {}
+    for (adapter, layer), alike in sorted(kinds.items()):
+        up, named = active(alike), {"link_layer": layer} if layer else {}
         rates = {gigabits(port) for port in up}
         rate = {"gigabits_per_second": int(*rates)} if len(rates) == 1 and min(rates).is_integer() else {}
-        yield {"adapter": adapter, **named, "count": len(ports), "in_use": len(up), **rate, **_common_firmware(ports)}
-
-
-def _told(machine: Machine, fact: str) -> Sequence[Mapping[str, Any]]:
-    told = machine.host.get(fact)
-    return told if isinstance(told, list) else []
+        yield {"adapter": adapter, **named, "count": len(alike), "in_use": len(up), **rate, **_common_firmware(alike)}
 
 
 def _common_firmware(parts: Iterable[Mapping[str, Any]]) -> Kind:
