@@ -68,6 +68,12 @@ def distinct(findings: Iterable[Finding]) -> list[Finding]:
     return list(first.values())
 
 
+def that_count(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings without how far samples spread, which says how good a figure is and is none itself, and without
+    what was measured again, since heavy load had held its GPU back."""
+    return [finding for finding in findings if finding.measurement.metric != "spread" and not finding.again]
+
+
 def by_check(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
     """The findings of each check."""
     return grouped((finding.check, finding) for finding in findings)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from pytest_gpufleet.model.finding import Finding, distinct
+from pytest_gpufleet.model.finding import Finding, distinct, that_count
 from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.limit import Change, GivenLimits, Limit
 from pytest_gpufleet.model.metric import METRICS
@@ -93,8 +93,8 @@ def spared(record: Record) -> list[Finding]:
             finding.measurement, without, record.topology, finding.check,
             rehearsal=False, required=finding.required, measured=measured, network=network,
         )
-        for finding in distinct(record.findings)
-        if finding.state != "missed" and not finding.again and finding.measurement.metric != "spread"
+        for finding in that_count(distinct(record.findings))
+        if finding.state != "missed"
     )  # fmt: skip
     return [finding for finding in judged if finding.state == "missed"]
 

@@ -38,27 +38,21 @@ REPLAYS = {3: 0.48, 4: 0.96, 5: 1.92, 6: 1.92}
 # above one such error in 1e14 bits (port_rules), which are 4e11 a second here; a few at once are one event.
 NVLINK_ERRORS_A_SECOND = {"crc_data": 100, "effective": 0.004, "symbol": 0.004}
 NVLINK_ERRORS_AT_ONCE = {"effective": 10, "symbol": 10}
-# nvml.h, NVML_GPU_FABRIC_HEALTH_MASK: where a part of the mask begins, how many bits it has, its values that are ill,
-# and in words what they say. DCGM judges the same ones.
-FABRIC_ILLS: tuple[tuple[int, int, dict[int, str]], ...] = (
-    (0, 2, {1: "its bandwidth is degraded"}),
-    (2, 2, {1: "a route is being recovered"}),
-    (4, 2, {1: "a route is unhealthy"}),
-    (6, 2, {1: "an access timed out and is being recovered"}),
-    (
-        8,
-        4,
-        {
-            2: "wrong configuration: system GUID",
-            3: "wrong configuration: serial number of the chassis",
-            4: "wrong configuration: no partition",
-            5: "wrong configuration: too few NVLinks",
-            6: "wrong configuration: firmware of the GPU",
-            7: "wrong configuration: location",
-            8: "wrong configuration: state of the GPU",
-        },
-    ),
-)
+# nvml.h, NVML_GPU_FABRIC_HEALTH_MASK: where a part of the mask begins, how many bits it has, and a value of it that is
+# ill: in words what that says. DCGM judges the same ones.
+FABRIC_ILLS = {
+    (0, 2, 1): "its bandwidth is degraded",
+    (2, 2, 1): "a route is being recovered",
+    (4, 2, 1): "a route is unhealthy",
+    (6, 2, 1): "an access timed out and is being recovered",
+    (8, 4, 2): "wrong configuration: system GUID",
+    (8, 4, 3): "wrong configuration: serial number of the chassis",
+    (8, 4, 4): "wrong configuration: no partition",
+    (8, 4, 5): "wrong configuration: too few NVLinks",
+    (8, 4, 6): "wrong configuration: firmware of the GPU",
+    (8, 4, 7): "wrong configuration: location",
+    (8, 4, 8): "wrong configuration: state of the GPU",
+}
 FABRIC_COMPLETED = 3  # nvml.h: NVML_GPU_FABRIC_STATE_COMPLETED
 
 
@@ -112,8 +106,7 @@ def fabric_ills(gpus: Sequence[Gpu]) -> list[Fault]:
 
 
 def _ills(mask: int) -> list[str]:
-    values = ((mask >> shift & (1 << width) - 1, words) for shift, width, words in FABRIC_ILLS)
-    return [words[value] for value, words in values if value in words]
+    return [words for (shift, width, ill), words in FABRIC_ILLS.items() if mask >> shift & (1 << width) - 1 == ill]
 
 
 def _apart(known: Sequence[tuple[Gpu, Mapping[str, Any]]], key: str) -> list[Fault]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from pytest_gpufleet.model.conditions import Condition
-from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.finding import Finding, that_count
 from pytest_gpufleet.model.gpu import SOFTWARE
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Said
@@ -56,19 +56,13 @@ def held_to_limits(findings: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def figures(findings: Iterable[Finding]) -> dict[Figure, dict[Where, float]]:
-    """Each figure and its value for every place, in the order of the findings; the worst one if it was measured twice.
-
-    How far samples spread is left out: it says how good a figure is and is none itself. So is what was measured again,
-    since heavy load had held its GPU back.
-    """
+    """Each figure that counts and its value for every place, in the order of the findings; the worst one if it was
+    measured twice."""
     result: dict[Figure, dict[Where, float]] = {}
-    for finding in findings:
-        measurement = finding.measurement
-        if measurement.metric == "spread" or finding.again:
-            continue
-        figure = figure_of(measurement)
+    for finding in that_count(findings):
+        figure = figure_of(finding.measurement)
         values = result.setdefault(figure, {})
-        for place, value in measurement.values.items():
+        for place, value in finding.measurement.values.items():
             values[place] = figure.worst((value, values.get(place, value)))
     return result
 

@@ -152,7 +152,7 @@ def _machine(record: Record) -> dict[str, str]:
         **{what: _text((host.get("processor_setup") or {}).get(fact)) for what, fact in OF_PROCESSORS.items()},
         "network ports": _ports(host.get("network_ports")),
         "IOMMU of the GPUs": _iommu(host.get("pci_devices")),
-        "open NVIDIA driver": _open_driver(host.get("gpudirect")),
+        "open NVIDIA driver": _text((host.get("gpudirect") or {}).get("open_modules")),
         **variables,
     }
 
@@ -183,25 +183,20 @@ def _run(record: Record) -> dict[str, str]:
 
 
 def _ports(ports: Any) -> str:
-    if not isinstance(ports, list):
+    if ports is None:
         return UNKNOWN
-    known = [port for port in ports if isinstance(port, dict)]
     kinds = Counter(
-        " ".join(_text(port.get(key)) for key in ("adapter", "firmware", "rate", "state")) for port in known
+        " ".join(_text(port.get(key)) for key in ("adapter", "firmware", "rate", "state")) for port in ports
     )
     return ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items())) or "none"
 
 
 def _iommu(devices: Any) -> str:
     """How the addresses of GPUs are translated: "none" is no IOMMU."""
-    if not isinstance(devices, dict):
+    if devices is None:
         return UNKNOWN
-    gpus = (device for device in devices.values() if isinstance(device, dict) and device.get("kind") == "gpu")
-    return " and ".join(sorted({str(gpu.get("iommu") or "none") for gpu in gpus})) or "none"
-
-
-def _open_driver(gpudirect: Any) -> str:
-    return _text(gpudirect.get("open_modules")) if isinstance(gpudirect, dict) else UNKNOWN
+    modes = {str(device.get("iommu") or "none") for device in devices.values() if device["kind"] == "gpu"}
+    return " and ".join(sorted(modes)) or "none"
 
 
 def _text(value: Any) -> str:
@@ -222,18 +217,13 @@ def other_bits(records: Mapping[str, Record]) -> list[Difference]:
     """
     split = grouped(
         ((work.kind, work.software, found.usual is None, frozenset(found.others.values())), found)
-        for (_, work), of_machines in _by_work(records).items()
+        for (_, work), of_machines in by_work(records).items()
         if (found := difference(work.part, of_machines, "machine_computes_otherwise"))
     )
     return [_merged(kind, parts) for (kind, *_), parts in split.items()]
 
 
-def in_common(records: Mapping[str, Record]) -> bool:
-    """Whether there is anything of which two machines must have the same bits."""
-    return any(len(of_machines) > 1 for of_machines in _by_work(records).values())
-
-
-def _by_work(records: Mapping[str, Record]) -> dict[tuple[str, Work], dict[str, str]]:
+def by_work(records: Mapping[str, Record]) -> dict[tuple[str, Work], dict[str, str]]:
     """What most GPUs of each machine computed."""
     found: dict[tuple[str, Work], dict[str, str]] = defaultdict(dict)
     for name, record in records.items():

@@ -1,21 +1,25 @@
 """Each GPU of a fleet held against all others of it: a host that is slow everywhere has no peer at home to show it."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.finding import Finding, that_count
 from pytest_gpufleet.model.gpu import SOFTWARE, GpuTopology, joined
 from pytest_gpufleet.model.limit import Tolerance
 from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.model.place import Place, Where, on_node
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.verdict.across_runs.run_comparison import Figure, figure_of, held_to_limits, worse_ones
+from pytest_gpufleet.verdict.across_runs.run_comparison import (  # fmt: skip
+    Figure,
+    figure_of,
+    held_to_limits,
+    worse_ones,
+)
 from pytest_gpufleet.verdict.fleet import equality
-from pytest_gpufleet.verdict.fleet.equality import in_common, other_bits
-from pytest_gpufleet.verdict.fleet.host_runs import HostRun, NodeRuns
+from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns
 from pytest_gpufleet.verdict.peers import slower_than_peers
 
 LEAST_HOSTS = 3  # of two, nobody can say which one is off
@@ -84,17 +88,10 @@ def _with_peers(runs: NodeRuns) -> dict[Figure, dict[int, Finding]]:
     """The figures whose places have peers, by host; of two the last, as in the run itself."""
     figures: dict[Figure, dict[int, Finding]] = defaultdict(dict)
     for node, run in runs.items():
-        for finding in _that_count(run):
-            if finding.tolerances:
+        for finding in that_count(run.record.findings):
+            if finding.tolerances and not run.record.run.rehearsal:
                 figures[figure_of(finding.measurement)][node] = finding
     return figures
-
-
-def _that_count(run: HostRun) -> Iterator[Finding]:
-    if not run.record.run.rehearsal:
-        for finding in run.record.findings:
-            if finding.measurement.metric != "spread" and not finding.again:
-                yield finding
 
 
 def _slow(figure: Figure, by_node: Mapping[int, Finding], topology: GpuTopology) -> list[SlowPlaces] | None:
@@ -138,9 +135,9 @@ def odd_hosts(runs: NodeRuns) -> list[OddHost]:
     what else has no peers at home, where it stands out among all hosts as `gpufleet compare` has it. It is told and not
     judged: nobody has measured how much healthy hosts differ."""
     values: dict[Figure, dict[str, float]] = defaultdict(dict)
-    nodes = {run.host: node for node, run in runs.items()}
-    for run in runs.values():
-        for finding in held_to_limits(_that_count(run)):
+    nodes = {run.host: node for node, run in runs.items() if not run.record.run.rehearsal}
+    for run in (runs[node] for node in nodes.values()):
+        for finding in held_to_limits(that_count(run.record.findings)):
             if finding.measurement.values and not finding.tolerances:
                 figure = figure_of(finding.measurement)
                 values[figure][run.host] = figure.worst(finding.measurement.values.values())
@@ -167,12 +164,12 @@ def nodes_unlike_others(runs: NodeRuns) -> list[Fault]:
 
 def nodes_compute_otherwise(runs: NodeRuns) -> list[Fault]:
     """Nodes whose GPUs agree on other bits than those of the same model on most nodes; of two, nobody can say which."""
-    return equality.faults(other_bits(_records(runs)), runs)
+    return equality.faults(equality.other_bits(_records(runs)), runs)
 
 
 def fingerprints_in_common(runs: NodeRuns) -> bool:
     """Whether any two nodes have fingerprints of the same GPUs and libraries."""
-    return in_common(_records(runs))
+    return any(len(of_nodes) > 1 for of_nodes in equality.by_work(_records(runs)).values())
 
 
 def _records(runs: NodeRuns) -> dict[str, Record]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.place import THIS_NODE, Where
 from pytest_gpufleet.verdict.link_rules import REPLAYS
 
@@ -102,8 +103,8 @@ def _runs(devices: Devices, link: Link) -> tuple[float, float]:
 
 def _able(devices: Devices, link: Link) -> tuple[float, float]:
     """The lanes and GT/s that both ends can; 0 for what one of them does not tell."""
-    upper, lower = devices[link.upper], devices[link.lower]
-    return _both(upper, lower, "lanes_able"), _both(upper, lower, "speed_able")
+    ends = devices[link.upper], devices[link.lower]
+    return min(end["lanes_able"] or 0.0 for end in ends), min(end["speed_able"] or 0.0 for end in ends)
 
 
 def _wanted(devices: Devices, link: Link) -> tuple[float, float]:
@@ -115,28 +116,17 @@ def _wanted(devices: Devices, link: Link) -> tuple[float, float]:
     return max(lanes), max(speeds)
 
 
-def _both(upper: Device, lower: Device, key: str) -> float:
-    """What both ends can; 0 if one of them does not tell."""
-    ends = [end[key] for end in (upper, lower)]
-    return min(ends) if all(ends) else 0.0
-
-
 def counts_errors(devices: Devices) -> bool:
     return any(device["errors"] is not None for device in devices.values())
 
 
 def uncorrected_errors(devices: Devices, gpus: Sequence[Gpu]) -> list[Fault]:
     """Links with errors since boot that could not be corrected, but for what probing gives."""
-    return _uncorrected(_by_probing(devices), devices, gpus, "since the machine was started")
-
-
-def _by_probing(devices: Devices) -> dict[str, Device]:
-    """The devices with those errors alone that a healthy machine has when it has started."""
-    found: dict[str, Device] = {}
+    started: dict[str, Device] = {}  # with those errors alone that a healthy machine has when it has started
     for address, device in devices.items():
         nonfatal = (device["errors"] or {}).get("nonfatal", {})
-        found[address] = {"errors": {"nonfatal": {name: nonfatal[name] for name in OF_PROBING if name in nonfatal}}}
-    return found
+        started[address] = {"errors": {"nonfatal": {name: nonfatal[name] for name in OF_PROBING if name in nonfatal}}}
+    return _uncorrected(started, devices, gpus, "since the machine was started")
 
 
 def path_errors(before: Devices, now: Devices, gpus: Sequence[Gpu], seconds: float) -> list[Fault]:
@@ -154,16 +144,13 @@ def path_errors(before: Devices, now: Devices, gpus: Sequence[Gpu], seconds: flo
 
 def _uncorrected(before: Devices, now: Devices, gpus: Sequence[Gpu], when: str) -> list[Fault]:
     """Ports above what is broken see that answers stay away, and count that too: only the deepest link is named."""
-    counted: dict[Link, list[str]] = {}
-    for link in links(now):
-        told = [
-            f"{end} counted {count} {kind} {name} {when}"
-            for end in _ends(now, link)
-            for kind in UNCORRECTED
-            for name, count in _grown(before, now, end, kind).items()
-        ]
-        if told:
-            counted[link] = told
+    counted = grouped(
+        (link, f"{end} counted {count} {kind} {name} {when}")
+        for link in links(now)
+        for end in _ends(now, link)
+        for kind in UNCORRECTED
+        for name, count in _grown(before, now, end, kind).items()
+    )
     deeper = {port for link in counted for port in _above(now, link.upper)}
     return [
         _fault("pcie_uncorrected", now, gpus, link, "; ".join(told))
@@ -173,21 +160,17 @@ def _uncorrected(before: Devices, now: Devices, gpus: Sequence[Gpu], when: str) 
 
 
 def _corrected(before: Devices, now: Devices, gpus: Sequence[Gpu], seconds: float) -> Iterator[Fault]:
+    """DCGM's rates of replays are one wrong bit in 10^12, what the PCIe specification allows a link: 32 GT/s are 1.92 a
+    minute and lane. Each error counted here is a wrong bit too, and a healthy link may have so many of one name."""
     for link in links(now):
-        allowed = corrected_allowed(now, link, seconds / 60)
+        generation = GENERATIONS.get(_able(now, link)[1])
+        rate = min(REPLAYS.values()) if generation is None else REPLAYS[generation]
+        allowed = rate * (_runs(now, link)[0] or 1) * max(seconds / 60, 1.0)
         for end in _ends(now, link):
             for name, count in _grown(before, now, end, "corrected").items():
                 if count > allowed and name not in NO_LINK_ERRORS:
                     told = f"{end} counted {count} {name} in {seconds:.0f} s, a healthy link has at most {allowed:.0f}"
                     yield _fault("pcie_corrected", now, gpus, link, told)
-
-
-def corrected_allowed(devices: Devices, link: Link, minutes: float) -> float:
-    """How many errors of one name a healthy link may have. DCGM's rates of replays are one wrong bit in 10^12, what the
-    PCIe specification allows a link: 32 GT/s are 1.92 a minute and lane. Each error counted here is a wrong bit too."""
-    generation = GENERATIONS.get(_able(devices, link)[1])
-    rate = min(REPLAYS.values()) if generation is None else REPLAYS[generation]
-    return rate * (_runs(devices, link)[0] or 1) * max(minutes, 1.0)
 
 
 def _grown(before: Devices, now: Devices, address: str, kind: str) -> dict[str, int]:
@@ -203,7 +186,11 @@ def _fault(code: str, devices: Devices, gpus: Sequence[Gpu], link: Link, what: s
     behind = [address for address in devices if link.upper in _above(devices, address)]
     known = gpus_by_address(gpus)
     there = [known[address].place for address in behind if address in known]
-    leads = ", ".join(called(devices, address, known) for address in behind if devices[address]["kind"] != "port")
+    leads = ", ".join(
+        f"GPU {known[address].index}" if address in known else str(devices[address]["name"])
+        for address in behind
+        if devices[address]["kind"] != "port"
+    )
     subject: Where = there[0] if len(there) == 1 else THIS_NODE
     return Fault(code, (subject,), f"link from {link.upper} to {link.lower} (it leads to {leads}): {what}")
 
@@ -212,7 +199,3 @@ def gpus_by_address(gpus: Iterable[Gpu]) -> dict[str, Gpu]:
     """As /sys has them: NVML writes a domain with eight digits."""
     told = ((gpu, str(gpu.get("pci_bus_id") or "").lower().partition(":")) for gpu in gpus)
     return {f"{int(domain, 16):04x}:{rest}": gpu for gpu, (domain, _, rest) in told if domain}
-
-
-def called(devices: Devices, address: str, gpus: Mapping[str, Gpu]) -> str:
-    return f"GPU {gpus[address].index}" if address in gpus else str(devices[address]["name"])
