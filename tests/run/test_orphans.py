@@ -111,13 +111,12 @@ def test_a_terminal_that_is_closed_takes_no_report_away(tmp_path):
     ("body", "arguments", "conftest", "status"),
     [
         ("assert False", ["-x"], "", 1),
-        ("assert False", ["--maxfail=1"], "", 1),
         ("pytest.exit('enough')", [], "", 2),
         ("os._exit(9)", [], "", 9),
         ("raise SystemExit(7)", [], "", 1),
         ("pass", [], "def pytest_runtest_logreport(report): report.when == 'call' and 1 / 0", 3),
     ],
-    ids=["-x", "--maxfail", "pytest.exit", "os._exit", "SystemExit", "internal error"],
+    ids=["-x", "pytest.exit", "os._exit", "SystemExit", "internal error"],
 )
 def test_end_of_the_session(controller, tmp_path, body, arguments, conftest, status):
     (tmp_path / "conftest.py").write_text(conftest)
