@@ -128,7 +128,6 @@ RUNTIME = {"DCGM Diagnostic": {"runtime_error": "Error: Unable to complete diagn
         ({}, 0),
         ([], 0),
         ({"DCGM Diagnostic": {}}, 0),
-        ({"DCGM Diagnostic": {"test_categories": []}}, 0),
         (RUNTIME, 226),
         (RUNTIME, 0),
         (renamed(WHOLE, "DCGM Diagnostic", "DCGM Report"), 0),
@@ -141,7 +140,6 @@ RUNTIME = {"DCGM Diagnostic": {"runtime_error": "Error: Unable to complete diagn
         (WHOLE, 205),
         (WHOLE, 1),
         (None, 0),
-        (None, 226),
     ],
 )  # fmt: skip
 def test_what_is_not_known_never_passes(told, status):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import asdict, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -191,13 +191,9 @@ def standard_record(folder: Path, bad: bool = False, seconds: int = 30) -> Recor
     )
 
 
-def bad_gpu_record(folder: Path) -> Record:
-    return standard_record(folder, bad=True)
-
-
 RECORDS = {
     "STANDARD": standard_record,
-    "BAD GPU": bad_gpu_record,
+    "BAD GPU": partial(standard_record, bad=True),
     "REHEARSAL": rehearsal_record,
     "INCOMPLETE": incomplete_record,
 }

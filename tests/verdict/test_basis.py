@@ -96,13 +96,9 @@ def test_below_what_is_asked_for_nothing_is_accepted(
 
 
 def test_a_figure_that_needs_no_limit_cannot_be_below_the_basis(record: Record) -> None:
-    record.run = replace_basis(record, "contract")
+    record.run = msgspec.structs.replace(record.run, basis="contract")
     record.findings = [replace(each, required=False) for each in record.findings]
     assert basis.too_low(record.findings, "contract") == []
-
-
-def replace_basis(record: Record, grade: Grade) -> Any:
-    return msgspec.structs.replace(record.run, basis=grade)
 
 
 def test_judge_asks_for_another_basis(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

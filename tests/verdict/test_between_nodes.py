@@ -112,20 +112,6 @@ def test_a_lone_pair_without_a_limit_is_for_information() -> None:
     assert (finding.state, finding.slower_than_peers) == ("for information", None)
 
 
-def test_pairs_of_other_gpus_are_no_peers() -> None:
-    models = dict(
-        enumerate([H100, H100, H100, "NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB"])
-    )
-    topology = joined({n: runs.topology(f"gf{n}", model) for n, model in models.items()}, {n: f"gf{n}" for n in models})
-    fast, slow = combinations(range(3), 2), combinations(range(3, 6), 2)
-    figures = {Pair(Place(a, "node"), Place(b, "node")): 449.0 for a, b in fast}
-    figures |= {Pair(Place(a, "node"), Place(b, "node")): 190.0 for a, b in slow}
-    finding = judge(
-        Measurement("node_group_busbw", figures, PAIRS), None, topology, "a", rehearsal=False, required=False
-    )
-    assert finding.slower_than_peers == {}
-
-
 def test_what_nodes_do_together_is_not_held_against_a_limit_of_one_machine() -> None:
     alone = {**PAIRS, "ranks": 8, "nvls": True}
     del alone["nodes"]
