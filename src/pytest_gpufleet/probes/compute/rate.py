@@ -175,8 +175,6 @@ def relative_rate(rates: Sequence[Measurement]) -> Measurement:
 
 
 def _mean_state(states: Sequence[GpuState]) -> GpuState:
-    def mean(reading: str) -> float | None:
-        told = [value for state in states if (value := getattr(state, reading)) is not None]
-        return fmean(told) if told else None
-
-    return GpuState(**{field.name: mean(field.name) for field in fields(GpuState)})
+    every = {field.name: [getattr(state, field.name) for state in states] for field in fields(GpuState)}
+    told = {name: [value for value in values if value is not None] for name, values in every.items()}
+    return GpuState(**{name: fmean(values) if values else None for name, values in told.items()})

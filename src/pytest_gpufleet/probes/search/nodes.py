@@ -136,10 +136,6 @@ class _Search:
         enough = self.share * self.usual
         return [pair for pair in sorted(self.seen) if self.seen[pair] < enough]
 
-    def fine(self) -> list[IndexPair]:
-        enough = (1 + self.share) / 2 * self.usual
-        return [pair for pair in sorted(self.seen) if self.seen[pair] >= enough]
-
     def met(self) -> dict[int, set[int]]:
         """With whom each node was measured."""
         found: dict[int, set[int]] = {node: set() for node in self.nodes}
@@ -159,7 +155,8 @@ class _Search:
     def islands(self) -> list[set[int]]:
         """Nodes that are fine with each other, directly or by others; the largest first."""
         found: list[set[int]] = []
-        for pair in self.fine():
+        enough = (1 + self.share) / 2 * self.usual
+        for pair in (pair for pair in sorted(self.seen) if self.seen[pair] >= enough):
             touched = [island for island in found if island & {*pair}]
             found = [island for island in found if island not in touched] + [set(pair).union(*touched)]
         return sorted(found, key=lambda island: (-len(island), min(island)))

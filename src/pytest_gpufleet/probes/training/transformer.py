@@ -213,11 +213,6 @@ class Training:
     def shape(self) -> Shape:
         return SHAPES[self.model]
 
-    @property
-    def tokens(self) -> int:
-        """Of a step, on one GPU."""
-        return self.batch * self.shape.sequence
-
     def conditions(self, ranks: int, method: str) -> dict[str, Condition]:
         """What the figure depends on. Of another workload than ResNet, so that no limit of that holds for it."""
         conditions: dict[str, Condition] = {
@@ -342,7 +337,8 @@ def _throughput(
 ) -> Reading:
     together = method in TOGETHER
     ranks = rank.size if together else 1
-    rates = tuple(ranks * training.tokens * len(each.steps) / each.seconds for each in laps)
+    tokens = ranks * training.batch * training.shape.sequence  # of a step
+    rates = tuple(tokens * len(each.steps) / each.seconds for each in laps)
     flop = median(rates) / ranks * training.shape.flop_a_token
     details: dict[str, Condition] = {
         "computed": "in bf16, with weights, optimizer and loss in fp32",
