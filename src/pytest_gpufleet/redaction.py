@@ -90,9 +90,10 @@ _PATTERNS = (
     r"(?i:\bbearer) +(?P<secret>(?=\S*\d)[\w.~+/=-]{8,})",
     # Tokens that their makers have marked: GitHub, GitLab, Hugging Face, NVIDIA, Slack, Amazon, JSON Web Tokens.
     r"\b(?P<secret>(?:gh[opsur]_|github_pat_|glpat-|hf_|nvapi-|xox[abeprs]-|AKIA)[\w-]{10,})",
-    # The same of Google, Stripe, Docker, GitLab, Slack, Amazon, Anthropic, OpenAI, PyPI and npm: words begin like
-    # these, and have no digit, or a hyphen soon.
-    r"\b(?P<secret>(?:AIza|ya29\.|[sr]k_live_|dckr_[op]at_|glrt-|xapp-|pypi-Ag|sk-(?:ant|proj|svcacct|admin)-)"
+    # The same of Google, Stripe, Docker, GitLab, Slack, Amazon, Anthropic, OpenAI, OpenRouter, Vault, Groq, Tailscale,
+    # PyPI and npm: words begin like these, and have no digit, or a hyphen soon.
+    r"\b(?P<secret>(?:AIza|ya29\.|[sr]k_live_|dckr_[op]at_|glrt-|xapp-|pypi-Ag|sk-(?:ant|proj|svcacct|admin|or-v1)-"
+    r"|hvs\.|gsk_|tskey-auth-)"
     r"(?=[\w-]*\d)[\w-]{10,})",
     r"(?<![\w-])(?P<secret>ASIA(?=[A-Z]*\d)[A-Z0-9]{12,}|(?:sk-|pypi-)(?=\w*\d)\w{12,}|npm_(?=[A-Za-z]*\d)[A-Za-z0-9]{12,})",
     r"\b(?P<secret>eyJ[\w-]{1,4096}\.[\w-]+\.[\w-]*)",
@@ -110,8 +111,8 @@ _PATTERNS = (
 _MARKS = (
     "://", "@", "auth", "cookie", "bearer", "token", "secret", "pass", "pwd", "key", "cred", "jwt", "sig", "pat",
     "login", "ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_", "glpat-", "hf_", "nvapi-", "xox", "akia", "eyj", "aiza",
-    "ya29.", "k_live_", "dckr_", "glrt-", "xapp-", "asia", "sk-", "pypi-", "npm_", "mysql", "mariadb", "ipmitool",
-    "curl",
+    "ya29.", "k_live_", "dckr_", "glrt-", "xapp-", "asia", "sk-", "hvs.", "gsk_", "pypi-", "npm_", "mysql", "mariadb",
+    "ipmitool", "curl",
 )  # fmt: skip
 _HARMLESS = re.compile(
     r"[\d.,:+-]*|0x[\da-f]+|[~/.].*|true|false|yes|no|on|off|none|null|default|auto|password|secret|token|\(hidden\)\W*",
