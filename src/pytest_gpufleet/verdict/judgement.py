@@ -209,12 +209,9 @@ def _lost(measurement: Measurement, at: Where) -> float:
 
 
 def _missed_reason(missed: int, slower: int) -> str:
-    parts = []
-    if missed:
-        parts.append(f"{missed} {'place misses' if missed == 1 else 'places miss'} the limit")
-    if slower:
-        parts.append(f"{slower} {'place is' if slower == 1 else 'places are'} slower than the peers")
-    return ", ".join(parts)
+    of_limit = f"{missed} {'place misses' if missed == 1 else 'places miss'} the limit"
+    of_peers = f"{slower} {'place is' if slower == 1 else 'places are'} slower than the peers"
+    return ", ".join([of_limit] * bool(missed) + [of_peers] * bool(slower))
 
 
 def _no_limit(profile: Profile | None, topology: GpuTopology) -> str:

@@ -79,13 +79,8 @@ def _reference(which: Reference, values: Iterable[float], sign: int) -> float | 
     numbers = sorted((value for value in values if not math.isnan(value)), reverse=sign > 0)
     if not numbers:
         return None
-    match which:
-        case "best":
-            return numbers[0]
-        case "better half":
-            return fmean(numbers[: max(1, len(numbers) // 2)])
-        case "median":
-            return median(numbers)
+    better_half = fmean(numbers[: max(1, len(numbers) // 2)])
+    return {"best": numbers[0], "better half": better_half, "median": median(numbers)}[which]
 
 
 def _fraction(value: float, usual: float | None, sign: int) -> float:

@@ -241,30 +241,24 @@ class Profile:
         limit holds for it or not: under the conditions of a rehearsal none may.
         """
         metric = measurement.definition
-        own = self.metrics.get(metric.name, metric)
-        if (own.unit, own.better) != (metric.unit, metric.better):
+        known = self.metrics.get(metric.name, metric)
+        if (known.unit, known.better) != (metric.unit, metric.better):
             raise FileError(
                 f"{metric.name} was measured in {metric.unit}, where {metric.better} is better, but by "
-                f"{self.path.name} it is in {own.unit}, and {own.better} is better; make the two the same."
+                f"{self.path.name} it is in {known.unit}, and {known.better} is better; make the two the same."
             )
-        fitting = (limit for limit in self.limits if holds(limit, measurement, fabric))
-        return best(fitting, self.base.limit_for(measurement, fabric) if self.base else None)
+        # One that is not weak before one that is, and the one of the best grade; of several one of the profile's own,
+        # however specific; of these the most specific.
+        own = (limit for limit in self.limits if holds(limit, measurement, fabric))
+        first = min(own, key=lambda limit: (*limit.precedence, -len(limit.conditions)), default=None)
+        of_base = self.base.limit_for(measurement, fabric) if self.base else None
+        return min(filter(None, (first, of_base)), key=lambda limit: limit.precedence, default=None)
 
     def tolerances_for(self, measurement: Measurement) -> tuple[Tolerance, ...]:
         """By how much places may differ from their peers: all that hold for this metric, of this profile, else of its
         base. Methods do not matter: what differs among GPUs is the GPUs."""
         own = tuple(each for each in self.tolerances if each.holds(measurement))
         return own or (self.base.tolerances_for(measurement) if self.base else ())
-
-
-def best(own: Iterable[Limit], of_base: Limit | None) -> Limit | None:
-    """The one that decides of the limits of a profile that hold for a figure and that of its base: one that is not weak
-    before one that is, and the one of the best grade; of several one of the profile's own, however specific; of these
-    the most specific."""
-    first = min(own, key=lambda limit: (*limit.precedence, -len(limit.conditions)), default=None)
-    if first and of_base:
-        return of_base if of_base.precedence < first.precedence else first
-    return first or of_base
 
 
 def holds(limit: Limit, measurement: Measurement, fabric: str) -> bool:

@@ -190,14 +190,10 @@ def _row(
     figure: Figure, values: Mapping[str, Mapping[Where, float]], runs: Mapping[str, Record], outliers: int
 ) -> ComparedFigure:
     numbers = [value for of_run in values.values() for value in of_run.values() if math.isfinite(value)] or [math.nan]
-    middle = median(numbers)
-
-    def goodness_of(found: tuple[Where, float]) -> float:
-        return goodness(found[1], figure.metric)
-
+    middle, found = median(numbers), (values.get(name, {}).items() for name in runs)
     return ComparedFigure(
         figure,
-        tuple(min(values.get(name, {}).items(), key=goodness_of, default=None) for name in runs),
+        tuple(min(each, key=lambda item: goodness(item[1], figure.metric), default=None) for each in found),
         middle,
         (max(numbers) - min(numbers)) / abs(middle) if middle else 0.0,
         outliers,

@@ -49,9 +49,9 @@ def gpudirect_ills(
 ) -> list[Fault]:
     """What keeps adapters from GPUs' memory, of all: no module that lends it; or slows them down, of those under one
     switch: an IOMMU that translates their addresses, so that what they send each other goes over the root."""
-    known = gpus_by_address(gpus)
+    known, version = gpus_by_address(gpus), tuple(map(int, re.findall(r"\d+", kernel)[:2]))
     faults = []
-    if not ways["peer_module"] and not (ways["open_modules"] and _version(kernel) >= DMA_BUF_KERNEL):
+    if not ways["peer_module"] and not (ways["open_modules"] and version >= DMA_BUF_KERNEL):
         driver = "open" if ways["open_modules"] else "closed"
         what = f"nvidia_peermem is not loaded, and kernel {kernel} with NVIDIA's {driver} driver knows no DMA-BUF"
         faults.append(Fault("gpudirect_module_missing", tuple(map(_rail, gpus)), what))
@@ -94,7 +94,12 @@ def redirecting_ports(
     faults = []
     for gpu, adapters in adapters_by_gpu(gpus, devices, ports).items():
         between = dict.fromkeys(_between(devices, gpu, adapters))
-        if told := [f"{port} ({control[port]:#06x})" for port in between if _redirects(control.get(port))]:
+        told = [
+            f"{port} ({value:#06x})"
+            for port in between
+            if (value := control.get(port) or 0) & REDIRECTED and not value & DIRECT_TRANSLATED
+        ]
+        if told:
             what = f"by the ACS control of {' and '.join(told)} requests are redirected"
             faults.append(Fault("acs_redirects", (_rail(known[gpu]),), what))
     return faults
@@ -108,18 +113,9 @@ def _between(devices: Devices, gpu: str, adapters: Iterable[str]) -> Iterator[st
         yield from filter(None, sides)
 
 
-def _redirects(control: int | None) -> bool:
-    return control is not None and bool(control & REDIRECTED) and not control & DIRECT_TRANSLATED
-
-
 def _rail(gpu: Gpu) -> Where:
     return Place(gpu.node, "rail", gpu.index)
 
 
 def _node(number: float | None) -> str:
     return "unknown" if number is None or number < 0 else f"{number:g}"
-
-
-def _version(kernel: str) -> tuple[int, ...]:
-    """(5, 15) of "5.15.0-185-generic"."""
-    return tuple(int(number) for number in re.findall(r"\d+", kernel)[:2])

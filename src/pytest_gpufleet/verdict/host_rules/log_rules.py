@@ -5,6 +5,7 @@ from typing import Literal
 
 from pytest_gpufleet.model.fault import CODES, KERNEL_LOG, Fault
 from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.log_catalogue import HostMessage
 from pytest_gpufleet.model.place import THIS_NODE
 
@@ -19,17 +20,12 @@ def judged(
 
 def remarks(noticed: Iterable[Fault]) -> list[str]:
     """What was only shown, in a sentence for each kind."""
-    kinds: dict[str, dict[str, None]] = {}
-    for fault in noticed:
-        kinds.setdefault(fault.code, {})[fault.what] = None
-    return [
-        f"{_heard(code)}{CODES[code].message}: {next(iter(told))}" + (f", and {len(told) - 1} more" * (len(told) > 1))
-        for code, told in kinds.items()
-    ]
-
-
-def _heard(code: str) -> str:
-    return "the kernel log: " if CODES[code].number in KERNEL_LOG else ""
+    told = []
+    for code, each in grouped(dict.fromkeys((fault.code, fault.what) for fault in noticed)).items():
+        heard = "the kernel log: " if CODES[code].number in KERNEL_LOG else ""
+        more = f", and {len(each) - 1} more" if len(each) > 1 else ""
+        told.append(f"{heard}{CODES[code].message}: {each[0]}{more}")
+    return told
 
 
 def _faults(messages: Iterable[HostMessage], gpus: Iterable[Gpu]) -> list[Fault]:
