@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from ipaddress import ip_address
 from itertools import takewhile
@@ -271,9 +271,14 @@ class Aliases:
 
     def throughout(self, value: Any) -> Any:
         """JSON with aliases in all that it holds."""
-        for thing in _things(value):
-            self._learn(thing)
-        return self._replaced(value)
+
+        def learned(text: str, named: bool) -> str:
+            if named:
+                self._learn(text)
+            return text
+
+        _walked(value, learned)
+        return _walked(value, lambda text, named: self.alias(text) if named else self.text(text))
 
     def text(self, text: str) -> str:
         return _IDENTIFIER.sub(self._by_form, self._names.sub(lambda found: self._known[found["name"]], text))
@@ -292,32 +297,17 @@ class Aliases:
             longest = "|".join(sorted(map(re.escape, self._known), key=len, reverse=True))
             self._names = re.compile(rf"(?<!\w)(?P<name>{longest})(?:\.[A-Za-z][\w-]+)*(?!\w)")
 
-    def _replaced(self, value: Any, named: bool = False) -> Any:
-        if isinstance(value, str):
-            return self.alias(value) if named else self.text(value)
-        if isinstance(value, list | tuple):
-            return [self._replaced(each, named) for each in value]
-        if isinstance(value, Mapping):
-            keys = _named(value)
-            return {key: self._replaced(each, key in keys) for key, each in value.items()}
-        return value
 
-
-def _named(value: Mapping[str, Any]) -> set[str]:
-    return IDENTIFYING | {"name"} if "kernel" in value else IDENTIFYING  # the facts of a host
-
-
-def _things(value: Any, named: bool = False) -> Iterator[str]:
-    """What stands under these names."""
+def _walked(value: Any, change: Callable[[str, bool], str], named: bool = False) -> Any:
+    """JSON with each text as `change` makes it, which hears whether the text stands under an identifying name."""
+    if isinstance(value, str):
+        return change(value, named)
+    if isinstance(value, list | tuple):
+        return [_walked(each, change, named) for each in value]
     if isinstance(value, Mapping):
-        keys = _named(value)
-        for key, each in value.items():
-            yield from _things(each, key in keys)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _things(each, named)
-    elif named and isinstance(value, str):
-        yield value
+        keys = IDENTIFYING | {"name"} if "kernel" in value else IDENTIFYING  # the facts of a host
+        return {key: _walked(each, change, key in keys) for key, each in value.items()}
+    return value
 
 
 def _tells_a_machine(found: re.Match[str]) -> bool:
