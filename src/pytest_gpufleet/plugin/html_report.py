@@ -77,7 +77,7 @@ def _texts(findings: list[Finding], hosts: wording.Hosts) -> tuple[str, str, str
 # Of an address, as a browser reads it: without white space and control characters.
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*(?=:)", re.IGNORECASE)
 _IGNORED = re.compile(r"[\x00-\x20]+")
-_HARMLESS = ("http", "https", "mailto", "")
+_HARMLESS = ("http", "https", "mailto")
 _LINKS = ("json", "text", "url")  # the extras that pytest-html makes a link of; the others it keeps as data
 
 
@@ -104,17 +104,13 @@ def _extra(extra: Mapping[str, Any]) -> dict[str, Any] | None:
     kind, content = extra.get("format_type"), extra.get("content")
     if kind == "html":
         return {**extra, "content": text(content)}
-    if kind in ("url", "image", "video") and _scheme(str(content)) not in _HARMLESS:
+    scheme = _SCHEME.match(_IGNORED.sub("", str(content)))
+    if kind in ("url", "image", "video") and scheme and scheme[0].lower() not in _HARMLESS:
         return None
     if kind not in _LINKS:
         return dict(extra)
     shown = {key: text(value) if isinstance(value, str) else value for key, value in extra.items()}
     return shown if kind == "url" else {**shown, "content": content}  # which pytest-html encodes
-
-
-def _scheme(address: str) -> str:
-    found = _SCHEME.match(_IGNORED.sub("", address))
-    return found[0].lower() if found else ""
 
 
 # The style sheet hides pytest-html's own tables until this is opened.

@@ -38,6 +38,7 @@ WITH_A_VALUE = (
     "--html", "--junitxml", "--junit-xml", "--rootdir", "-c", "--config-file", "-k", "-m", "--deselect", "--ignore",
     "--ignore-glob", "--maxfail", "--basetemp", "--pastebin", "--log-file", "--debug", "--report-log",
 )  # fmt: skip
+SHORT = tuple(option for option in WITH_A_VALUE if len(option) == 2)  # a value may be in one piece with it: -kslow
 WITHOUT = (
     "--fleet-insecure", "--fleet-monitor", "-x", "--exitfirst", "--lf", "--last-failed", "--ff", "--failed-first",
     "--nf", "--new-first", "--sw", "--stepwise", "--sw-skip", "--stepwise-skip", "--sw-reset", "--stepwise-reset",
@@ -76,13 +77,8 @@ def kept(given: Sequence[str], paths: Collection[str]) -> Iterator[str]:
             left_out = False
         elif option in WITH_A_VALUE:
             left_out = not equals
-        elif option not in WITHOUT and argument not in paths and not _is_short(argument):
+        elif option not in WITHOUT and argument not in paths and not argument.startswith(SHORT):
             yield argument
-
-
-def _is_short(argument: str) -> bool:
-    """Whether it is an option of one letter with its value in one piece: -kslow."""
-    return any(len(option) == 2 and argument.startswith(option) for option in WITH_A_VALUE)
 
 
 def _root(item: pytest.Item) -> Path:
@@ -192,19 +188,13 @@ class Mirrors:
             listeners.tell_findings(item, findings_of(each.node, each.record, check))
         failed = {node: each.message for node, each in done.items() if each.outcome == "failed"}
         if failed or not_done:
-            raise FailedOnNodes("\n\n".join([*self._told(not_done), *self._of_most(failed, len(there))]))
+            named = self._run.ground.topology.identity
+            told = ["\n".join(filter(None, (fault.told(named), fault.story))) for fault in not_done]
+            if failed:  # what the first of them say, for each node's own report has it all
+                told.append(f"failed on {len(failed)} of {len(there)} nodes: {self._names([*failed])}")
+                told += self._by_message(failed)[:MOST_MESSAGES]
+            raise FailedOnNodes("\n\n".join(told))
         self._end_without_failure(item, done)
-
-    def _told(self, faults: Sequence[Fault]) -> list[str]:
-        named = self._run.ground.topology.identity
-        return ["\n".join(filter(None, (fault.told(named), fault.story))) for fault in faults]
-
-    def _of_most(self, failed: Mapping[int, str], nodes: int) -> list[str]:
-        """Which nodes a check has failed on, and what the first of them say, for each node's own report has it all."""
-        if not failed:
-            return []
-        head = f"failed on {len(failed)} of {nodes} nodes: {self._names([*failed])}"
-        return [head, *self._by_message(failed)[:MOST_MESSAGES]]
 
     def _end_without_failure(self, item: pytest.Item, done: Mapping[int, Check]) -> None:
         if not done:

@@ -123,13 +123,9 @@ NO_SINGLE_GPU = "None of them points to a single GPU: look at what all GPUs shar
 
 def why(record: Record) -> str:
     """The paragraph for the top of the report, in the language of `say`."""
-    return wording.sentences(_again(record), _no_gpu(record), _why(record))
-
-
-def _again(record: Record) -> str:
-    """That this is no verdict of a run."""
     note = record.judged_again
-    return say("Judged again, and not the verdict of the run itself: {note}.", note=note) if note else ""
+    again = say("Judged again, and not the verdict of the run itself: {note}.", note=note) if note else ""
+    return wording.sentences(again, _no_gpu(record), _why(record))
 
 
 def _no_gpu(record: Record) -> str:
@@ -316,14 +312,11 @@ def next_steps(record: Record, folder: str = "FOLDER") -> list[Step]:
         limits = "--fleet-profile my.toml"
     if any(each in WHOLE for each in found):
         nodes = f"--nodes {record.run.nodes_wanted or 'all'} " if record.of_cluster else ""
-        whole = f"{nodes}--gpus {record.run.gpus} {_thoroughness(record)}"
+        # The burn-in where a longer one was asked for than the level's own.
+        burn_in, level = record.run.burn_in_seconds, record.run.level
+        how_long = f"--fleet-burn-in {burn_in:g}s" if burn_in > BURN_IN_SECONDS else f"--fleet-level {level}"
+        whole = f"{nodes}--gpus {record.run.gpus} {how_long}"
         command = start.of_all(" ".join(filter(None, (whole, limits))))
     else:
         command = start.once_more(limits)
     return [*steps, Step(say(", ").join([say("run it again"), *map(say, found)]), command)]
-
-
-def _thoroughness(record: Record) -> str:
-    """The level, or the burn-in where a longer one was asked for than the level's own."""
-    longer = record.run.burn_in_seconds > BURN_IN_SECONDS
-    return f"--fleet-burn-in {record.run.burn_in_seconds:g}s" if longer else f"--fleet-level {record.run.level}"

@@ -11,7 +11,7 @@ from pytest_gpufleet.model.finding import Finding, distinct
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import say
-from pytest_gpufleet.model.place import Place, Where
+from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.report import wording
@@ -171,18 +171,17 @@ def cell(where: Place, group: Group, accused: Mapping[str, Accused], hosts: word
     for check, one in found.items():
         if one.everybody:
             return Cell("unclear", "unclear", check)
+    # What was measured on a device of a node was measured on the node.
     states = {
-        finding.state for finding in group.findings if any(_is_at(where, at) for at in finding.measurement.values)
+        finding.state
+        for finding in group.findings
+        for measured in finding.measurement.values
+        for part in measured.parts
+        if part == where or (where.kind == "node" and part.is_on_node and part.node == where.node)
     }
     if "not judged" in states:
         return Cell("not judged", "not judged")
     return Cell("ok", "ok") if states & {"met", "missed"} or "passed" in _outcomes(group) else Cell("", "")
-
-
-def _is_at(where: Place, measured: Where) -> bool:
-    """Whether that is where it was measured; what was on a device of a node was on the node."""
-    of_node = where.kind == "node" and any(part.is_on_node and part.node == where.node for part in measured.parts)
-    return of_node or where in measured.parts
 
 
 def _failed(checks: Sequence[str]) -> Cell:

@@ -36,8 +36,12 @@ def write(path: Path, record: Record) -> None:
     OSError if it cannot be written.
     """
     registry = CollectorRegistry()
-    for name, text, series in (*_of_the_run(record), *_of_nodes(record), *_of_places(record)):
-        _gauge(registry, name, text, series)
+    metrics = (*_of_the_run(record), *_of_nodes(record), *_of_places(record))
+    for name, text, series in (metric for metric in metrics if metric[2]):
+        names = sorted({label for labels, _ in series for label in labels})
+        gauge = Gauge(name, text, names, registry=registry)
+        for labels, value in series:  # a label that a series does not have is empty, which to Prometheus is the same
+            gauge.labels(**{label: wording.clean(labels.get(label, "")) for label in names}).set(value)
     safe_files.write_text(path, generate_latest(registry).decode())
 
 
@@ -137,16 +141,6 @@ def _of_places(record: Record) -> Metrics:
             for where in fault.subjects or (WORLD,)
         ],
     )
-
-
-def _gauge(registry: CollectorRegistry, name: str, text: str, series: Series) -> None:
-    """A label that a series does not have is empty, which to Prometheus is the same."""
-    if not series:
-        return
-    names = sorted({label for labels, _ in series for label in labels})
-    gauge = Gauge(name, text, names, registry=registry)
-    for labels, value in series:
-        gauge.labels(**{label: wording.clean(labels.get(label, "")) for label in names}).set(value)
 
 
 def _labels(figure: Figure) -> dict[str, str]:

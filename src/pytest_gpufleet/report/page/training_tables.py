@@ -189,14 +189,8 @@ def _rate(rate: float | None, efficiency: float | None) -> FigureCell:
 def _lost(losses: Sequence[Losses]) -> FigureTable:
     rows = []
     for each in losses:
-        cells = [FigureCell(wording.percent(part), kind="figure") for part in (each.delivered, each.gradients)]
-        pace = FigureCell(
-            wording.percent(each.imbalance),
-            below=say("of {place}", place=wording.place(each.slowest)),
-            kind="figure",
-        )
-        rest = FigureCell(wording.percent(each.rest), kind="figure")
-        rows.append(
-            FigureRow(say(", ").join(wording.words(each.conditions)), "", (*cells, pace, rest), for_information=False)
-        )
+        slowest = say("of {place}", place=wording.place(each.slowest))
+        parts = ((each.delivered, ""), (each.gradients, ""), (each.imbalance, slowest), (each.rest, ""))
+        cells = tuple(FigureCell(wording.percent(part), below=below, kind="figure") for part, below in parts)
+        rows.append(FigureRow(say(", ").join(wording.words(each.conditions)), "", cells, for_information=False))
     return FigureTable(TITLE_LOST, "", LOST, "", HEADS_LOST, tuple(rows))

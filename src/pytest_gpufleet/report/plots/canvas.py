@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 from pytest_gpufleet.model.finding import Finding
@@ -115,11 +114,6 @@ def legend(figure: Figure, handles: list[Any]) -> None:
         for text in shown.get_texts():
             text.set_parse_math(False)
             text.set_text(wording.clean(text.get_text()))
-
-
-def limit_handle() -> Line2D:
-    """What a limit is in the legend of points and bars."""
-    return Line2D([], [], color=INK, linewidth=1.8, label=LIMIT)
 
 
 def mark(axes: Any, x: float, value: float, finding: Finding, reach: float) -> None:

@@ -145,7 +145,7 @@ def _draw(axes: Any, line: Sequence[Point], index: int) -> None:
 def _legend(names: Sequence[str], limits: bool, healthy: bool) -> list[Any]:
     handles = [Line2D([], [], **canvas.look(index), label=name or "measured") for index, name in enumerate(names)]
     if limits:
-        handles.append(canvas.limit_handle())
+        handles.append(Line2D([], [], color=canvas.INK, linewidth=1.8, label=canvas.LIMIT))
     if healthy:
         handles.append(Line2D([], [], color=canvas.INK, marker="o", markersize=6, markerfacecolor="none",
                               linestyle="", label="published for a healthy machine"))  # fmt: skip
