@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.model.events import HostFound
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology, joined, told
 from pytest_gpufleet.model.machine import Machine
@@ -108,14 +109,13 @@ class ClusterGround(Ground):
 
     def _standing(self, node: int) -> NodeStanding:
         hello = self._hellos.get(node)
-        facts: Mapping[str, Any] = hello.machine if hello else {}
-        serial = hello.serial if hello else None
-        return NodeStanding(node, self.hosts[node], serial, self.topologies[node], facts, _taken(hello))
+        machine = HostFound(_taken(hello), hello.machine) if hello else HostFound()
+        return NodeStanding(node, self.hosts[node], hello.serial if hello else None, self.topologies[node], machine)
 
 
-def _taken(hello: Hello | None) -> str:
+def _taken(hello: Hello) -> str:
     """When a node was read, by its own clock."""
-    return "" if hello is None else datetime.fromtimestamp(hello.clock, timezone.utc).isoformat(timespec="seconds")
+    return datetime.fromtimestamp(hello.clock, timezone.utc).isoformat(timespec="seconds")
 
 
 HELLO_SECONDS = 120.0  # for a process to start on each node, import from a shared file system and ask its driver

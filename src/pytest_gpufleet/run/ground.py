@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,7 +12,7 @@ from pytest_gpufleet.hardware.local_node import LocalNode, take
 from pytest_gpufleet.hardware.nvml import NoGpus
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.model.events import NodeFound
+from pytest_gpufleet.model.events import HostFound, NodeFound
 from pytest_gpufleet.model.gpu import GpuTopology, check_name
 from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.redaction import aliased
@@ -22,15 +21,13 @@ from pytest_gpufleet.run.settings import REHEARSAL_RANKS, Options
 
 @dataclass(frozen=True)
 class NodeStanding:
-    """What is on record of a node: the facts of its GPUs, as if it were the only one, and of its host, and when they
-    were read."""
+    """What is on record of a node: the facts of its GPUs, as if it were the only one, and of its host."""
 
     index: int
     host: str
     serial: str | None
     topology: GpuTopology
-    facts: Mapping[str, Any]
-    taken: str
+    machine: HostFound
 
     @property
     def found(self) -> NodeFound:
@@ -111,7 +108,7 @@ class OwnMachine(Ground):
     def standing(self) -> list[NodeStanding]:
         machine = self.machine
         topology = replace(self.topology, gpus=machine.gpus)
-        return [NodeStanding(0, host.own_name(), host.serial(), topology, machine.host, machine.taken)]
+        return [NodeStanding(0, host.own_name(), host.serial(), topology, HostFound(machine.taken, machine.host))]
 
     def read_now(self, fact: str) -> list[Any]:
         """A fact of every GPU at this moment."""

@@ -189,10 +189,8 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
     if run.options.nodes is None:  # else each node's own run does it
         run.lock()
     standing = ground.standing
-    found = [{"taken": node.taken, "host": codec.plain(dict(node.facts))} for node in standing]
-    header, topology, machine = aliased(
-        [_header(run, arguments), {"nodes": [codec.plain(node.topology) for node in standing]}, {"nodes": found}]
-    )
+    found = [{"nodes": [node.topology for node in standing]}, {"nodes": [node.machine for node in standing]}]
+    header, topology, machine = aliased(codec.plain([_header(run, arguments), *found]))
     header["resumed"], carried = _resumed(run, header, topology, machine)
     folder = RunFolder.make(run.options.folder, f"{header['host']}-{run.started:%Y%m%dT%H%M%SZ}")
     run.folder, run.evidence = folder, Evidence(folder.evidence)
@@ -231,10 +229,10 @@ def _header(run: Run, arguments: Sequence[str]) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "host": own_name(),
-        "nodes": codec.plain([node.found for node in ground.standing]),
+        "nodes": [node.found for node in ground.standing],
         "utc": run.started.isoformat(timespec="seconds"),
         "command": started_by.typed,
-        "command_line": codec.plain(started_by),
+        "command_line": started_by,
         "level": options.level,
         "burn_in_seconds": run.burn_in_seconds if options.level == "burnin" else 0,
         "deadline_seconds": options.deadline or 0,
