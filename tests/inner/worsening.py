@@ -4,7 +4,8 @@ it got worse fails."""
 import pytest
 
 from pytest_gpufleet import not_applicable
-from tests.hardware.recorded import Recorded, Unavailable, recorded
+from pytest_gpufleet.model.gpu import Unavailable
+from tests.hardware.recorded import Recorded, recorded
 
 FACTS = recorded.gpus[2].facts
 
