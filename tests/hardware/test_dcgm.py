@@ -50,7 +50,7 @@ def result(number, **changed):
 @pytest.mark.parametrize(("name", "gpus"), [("3_passed", ONE), ("4_passed", EIGHT)])
 def test_a_healthy_run_of_either_version_has_nothing_to_tell(name, gpus):
     found = diagnosis(document(name), gpus)
-    assert (found.faults, found.shown, found.unseen, found.skipped) == ((), (), (), False)
+    assert (found.faults, found.shown, found.unseen, found.skipped) == ([], [], [], False)
 
 
 def test_a_failed_setting_is_told_of_either_version_by_its_severity():
@@ -59,7 +59,7 @@ def test_a_failed_setting_is_told_of_either_version_by_its_severity():
     assert fault.what.startswith("software failed (DCGM's GPU 0): Persistence Mode")
     found = diagnosis(document("3_failed"), ONE)
     assert [(fault.code, fault.what) for fault in found.faults] == [("dcgm_test_failed", "Persistence Mode failed")]
-    assert found.unseen == ("Environment Variables has the status 'Warn', which is not known",)
+    assert found.unseen == ["Environment Variables has the status 'Warn', which is not known"]
 
 
 def test_the_gpu_is_named_by_its_serial_number_and_not_by_the_number_that_dcgm_has_for_it():
@@ -94,12 +94,12 @@ def test_the_worst_severity_counts_and_monitor_speaks_against_nothing():
     (fault,) = diagnosis(on_eight(result(0, status="Fail", warnings=[watch, BROKEN])), EIGHT, status=205).faults
     assert fault.code == "dcgm_part_broken"
     found = diagnosis(on_eight(result(0, status="Fail", warnings=[watch])), EIGHT, status=226)
-    assert (found.faults, [shown.code for shown in found.shown]) == ((), ["dcgm_remark"])
+    assert (found.faults, [shown.code for shown in found.shown]) == ([], ["dcgm_remark"])
 
 
 def test_warnings_of_a_passed_test_and_skipped_tests_are_shown():
     warned = diagnosis(on_eight(result(0, warnings=[BROKEN])), EIGHT, status=226)
-    assert (warned.faults, len(warned.shown), warned.unseen) == ((), 1, ())
+    assert (warned.faults, len(warned.shown), warned.unseen) == ([], 1, [])
     told = on_eight()
     skipped = {"entity_group": "GPU", "entity_id": 0, "status": "Skip"}
     told["DCGM Diagnostic"]["test_categories"][0]["tests"].append({"name": "eud", "results": [skipped]})
@@ -146,7 +146,7 @@ def test_what_is_not_known_never_passes(told, status):
     found = diagnosis(deepcopy(told), EIGHT, status)
     assert found.unseen
     assert not found.skipped
-    assert found.faults == ()
+    assert found.faults == []
 
 
 def test_a_summary_that_failed_counts_where_no_result_did():

@@ -140,15 +140,11 @@ def slow_adapters(measurement: Measurement) -> list[Fault]:
     of them where they are equally slow, or there is only one."""
     values = measurement.values
     best = max(values.values(), default=0.0)
-    slow = {place: value for place, value in values.items() if value < SLOW * best} or values
-    return [
-        Fault(
-            "network_adapter_slow",
-            (place,),
-            f"{measurement.details[str(place)]} sends {value:.3g} GB/s to itself, the fastest {best:.3g}",
-        )
-        for place, value in slow.items()
-    ]
+    faults = []
+    for place, value in ({place: value for place, value in values.items() if value < SLOW * best} or values).items():
+        told = f"{measurement.details[str(place)]} sends {value:.3g} GB/s to itself, the fastest {best:.3g}"
+        faults.append(Fault("network_adapter_slow", (place,), told))
+    return faults
 
 
 # Cables and transceivers: the limits of bit error rates are those from which NVIDIA calls a link faulty (InfiniBand

@@ -88,11 +88,7 @@ def drift(runs: Mapping[str, Record]) -> Drift:
     """
     runs = dict(sorted(runs.items(), key=lambda item: item[1].run.began))
     *_, last = runs
-    judged = {
-        figure
-        for record in runs.values()
-        for figure in run_comparison.figures(run_comparison.held_to_limits(record.findings))
-    }
+    judged = run_comparison.to_compare(runs)
     measured = {name: _measured(record, judged) for name, record in runs.items()}
     worse, compared = [], 0
     for figure, now in measured[last].items():

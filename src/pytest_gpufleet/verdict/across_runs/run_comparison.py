@@ -55,6 +55,10 @@ def held_to_limits(findings: Iterable[Finding]) -> Iterator[Finding]:
     return (finding for finding in findings if finding.required or finding.limit is not None)
 
 
+def to_compare(runs: Mapping[str, Record]) -> set[Figure]:
+    return {figure for record in runs.values() for figure in figures(held_to_limits(record.findings))}
+
+
 def figures(findings: Iterable[Finding]) -> dict[Figure, dict[Where, float]]:
     """Each figure that counts and its value for every place, in the order of the findings; the worst one if it was
     measured twice."""
@@ -138,7 +142,7 @@ def compare(runs: Mapping[str, Record]) -> RunComparison:
     and require none, like the bandwidth of small messages, are shown and never outliers.
     """
     measured = {name: figures(record.findings) for name, record in runs.items()}
-    to_compare = {figure for record in runs.values() for figure in figures(held_to_limits(record.findings))}
+    judged = to_compare(runs)
     every = dict.fromkeys(figure for of_run in measured.values() for figure in of_run)
     rows, outliers, alone = [], [], 0
     for figure in every:
@@ -146,7 +150,7 @@ def compare(runs: Mapping[str, Record]) -> RunComparison:
         if len(values) < 2:  # 0: no run has measured it, as temperatures of CPU ranks
             alone += len(values)
             continue
-        found = _outliers(figure, values, runs) if figure in to_compare else []
+        found = _outliers(figure, values, runs) if figure in judged else []
         outliers += found
         rows.append(_row(figure, values, runs, len(found)))
     notes = [*differences(runs), *_exchanged(runs), *not_compared(runs)]

@@ -8,6 +8,7 @@ from statistics import median
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, that_count
 from pytest_gpufleet.model.gpu import SOFTWARE, GpuTopology, joined
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.limit import Tolerance
 from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.model.place import Place, Where, on_node
@@ -70,10 +71,8 @@ def slow_places(runs: NodeRuns) -> tuple[list[SlowPlaces], list[str]]:
     or too few. Figures are the same if metric and all conditions are; rehearsals have none."""
     found: list[SlowPlaces] = []
     without_peers: set[int] = set()
-    whole = joined(
-        {node: run.record.topology for node, run in runs.items()},
-        {node: run.host for node, run in runs.items()},
-    )
+    topologies = {node: run.record.topology for node, run in runs.items()}
+    whole = joined(topologies, {node: run.host for node, run in runs.items()})
     for figure, by_node in _with_peers(runs).items():
         slow = _slow(figure, by_node, whole) if len(by_node) > 1 else None
         if slow is None:
@@ -108,15 +107,13 @@ def _slow(figure: Figure, by_node: Mapping[int, Finding], topology: GpuTopology)
     slower = slower_than_peers(whole, tolerances, topology)
     if slower is None:
         return None
-    by_host: dict[int, dict[Where, float]] = defaultdict(dict)
-    for place, fraction in slower.items():
-        by_host[place.parts[0].node][place] = fraction
+    by_host = grouped((place.parts[0].node, place) for place in slower)
     return [
         SlowPlaces(
             node,
             figure,
             {place: values[place] for place in worse},
-            worse,
+            {place: slower[place] for place in worse},
             tuple(tolerances),
             everywhere=len(worse) == len(by_node[node].measurement.values) > 1,
             peers=len(values),
@@ -200,11 +197,7 @@ def clocks_apart(ahead: Mapping[int, float]) -> list[Fault]:
     usual = median(ahead.values()) if ahead else 0.0
     allowed = CLOCKS_APART_SECONDS if len(ahead) > 2 else CLOCKS_APART_SECONDS / 2  # each is half of it from the middle
     off = {node: seconds - usual for node, seconds in ahead.items() if abs(seconds - usual) > allowed}
-    return [
-        Fault(
-            "clock_off",
-            (Place(node, "node"),),
-            f"its clock is {abs(seconds):.3g} s {'ahead of' if seconds > 0 else 'behind'} those of the others",
-        )
-        for node, seconds in off.items()
-    ]
+    told = {
+        node: f"{abs(by):.3g} s {'ahead of' if by > 0 else 'behind'} those of the others" for node, by in off.items()
+    }
+    return [Fault("clock_off", (Place(node, "node"),), f"its clock is {what}") for node, what in told.items()]

@@ -24,25 +24,21 @@ WORST_FIRST = ("dcgm_part_broken", "dcgm_reset_needed", "dcgm_test_failed", "dcg
 WELL, REPORTED, ISOLATE = 0, 256 - 30, 256 - 51
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """`faults` speak against the machine, `shown` against nothing; `unseen` says why more may be wrong than that.
-    `skipped`: no test of the hardware ran at all, which is so on GPUs that DCGM does not know."""
-
-    faults: tuple[Fault, ...] = ()
-    shown: tuple[Fault, ...] = ()
-    unseen: tuple[str, ...] = ()
-    skipped: bool = False
-
-
 @dataclass
-class _Found:
-    places: Mapping[str, Where]  # of GPUs, by DCGM's number of them
+class Diagnosis:
+    """`faults` speak against the machine, `shown` against nothing; `unseen` says why more may be wrong than that."""
+
+    places: Mapping[str, Where] = field(default_factory=dict)  # of GPUs, by DCGM's number of them
     faults: list[Fault] = field(default_factory=list)
     shown: list[Fault] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)  # of tests of the hardware
     tested: set[str] = field(default_factory=set)  # DCGM's numbers of GPUs of which a test of the hardware passed
+
+    @property
+    def skipped(self) -> bool:
+        """Whether no test of the hardware ran at all, which is so on GPUs that DCGM does not know."""
+        return not self.unseen and not self.faults and set(self.outcomes) == {"Skip"}
 
 
 class _Unknown(Exception):
@@ -55,16 +51,15 @@ def diagnosed(told: Mapping[str, Any], gpus: Sequence[Gpu]) -> Diagnosis:
     document = told["document"]
     if document is None:
         said = f": {told['said']}" if told["said"] else ""
-        return Diagnosis(unseen=(f"dcgmi ended with status {told['status']} and printed no JSON{said}",))
-    found = _Found(_places(document, gpus))
+        return Diagnosis(unseen=[f"dcgmi ended with status {told['status']} and printed no JSON{said}"])
+    found = Diagnosis(_places(document, gpus))
     try:
         for category, test in _tests(document):
             _test(category, test, found)
     except (_Unknown, TypeError, KeyError, AttributeError, ValueError) as why:
         found.unseen.append(f"its JSON is not as DCGM 3 or 4 writes it: {why or type(why).__name__}")
     _whole(told["status"], found, len(gpus))
-    skipped = not found.unseen and not found.faults and set(found.outcomes) == {"Skip"}
-    return Diagnosis(tuple(found.faults), tuple(found.shown), tuple(found.unseen), skipped)
+    return found
 
 
 def _places(document: Any, gpus: Sequence[Gpu]) -> dict[str, Where]:
@@ -100,7 +95,7 @@ def _tests(document: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 yield category["category"], test
 
 
-def _test(category: str, test: Mapping[str, Any], found: _Found) -> None:
+def _test(category: str, test: Mapping[str, Any], found: Diagnosis) -> None:
     name, results = test["name"], list(test["results"])
     summary = test.get("test_summary", {}).get("status")
     if summary == "Fail" and not any(result["status"] == "Fail" for result in results):
@@ -111,7 +106,7 @@ def _test(category: str, test: Mapping[str, Any], found: _Found) -> None:
         found.unseen.append(f"{name} has no result")
 
 
-def _result(category: str, name: str, result: Mapping[str, Any], found: _Found) -> None:
+def _result(category: str, name: str, result: Mapping[str, Any], found: Diagnosis) -> None:
     status, warnings = str(result["status"]), list(map(_warning, result.get("warnings") or ()))
     number = _number(result, len(warnings))
     place = found.places.get(number or "", THIS_NODE)
@@ -151,7 +146,7 @@ def _warning(warning: Any) -> tuple[str, str]:
     return SEVERITIES.get(warning.get("error_severity"), "dcgm_test_failed"), str(text)
 
 
-def _whole(status: int, found: _Found, gpus: int) -> None:
+def _whole(status: int, found: Diagnosis, gpus: int) -> None:
     """What keeps a diagnosis from being one of the whole machine."""
     told = bool(found.faults or found.shown)
     if status not in (WELL, REPORTED, ISOLATE) or (status == ISOLATE and not found.faults) or (status and not told):

@@ -35,13 +35,9 @@ def nodes_with_less_memory(processors: Mapping[str, Any]) -> list[Fault]:
     """NUMA nodes that have less memory than the one that has most."""
     memory = processors["numa_memory"]
     most = max(memory.values(), default=0)
-    return [
-        Fault(
-            "memory_uneven", (THIS_NODE,), f"NUMA node {node} has {nbytes / 1e9:.4g} GB, another one {most / 1e9:.4g}"
-        )
-        for node, nbytes in memory.items()
-        if nbytes < (1 - LESS_MEMORY) * most
-    ]
+    less = [(node, nbytes / 1e9) for node, nbytes in memory.items() if nbytes < (1 - LESS_MEMORY) * most]
+    told = [f"NUMA node {node} has {size:.4g} GB, another one {most / 1e9:.4g}" for node, size in less]
+    return [Fault("memory_uneven", (THIS_NODE,), what) for what in told]
 
 
 Controller = Mapping[str, Any]
