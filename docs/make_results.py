@@ -20,7 +20,6 @@ from pytest_gpufleet.safe_files import sha256
 DOCS = Path(__file__).parent
 RESULTS, RECORDED = DOCS / "results", DOCS.parent / "tests" / "recorded"
 RUNS = {
-    "2026-11-21-1x-h200": "h200x1-e",
     "2026-11-21-2x-h200-incomplete": "h200x2-f",
     "2026-11-21-4x-h200-rejected": "h200x4-a",
     "2026-11-23-2x-h200": "h200x2-g",

@@ -45,7 +45,7 @@ def test_each_folder_is_judged_as_it_is_alone(told):
     _, one, _ = told("judge", ACCEPTED)
     _, another, _ = told("judge", REJECTED)
     status, both, _ = told("judge", ACCEPTED, REJECTED)
-    assert (status, both) == (1, f"{ACCEPTED}:\n{one}{REJECTED}:\n{another}")
+    assert (status, both) == (10, f"{ACCEPTED}:\n{one}{REJECTED}:\n{another}")  # INCOMPLETE by the limits of today
 
 
 def test_judgements_for_programs(told):
