@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -110,15 +111,22 @@ def test_every_fault_is_caught_named_and_survived():
     assert "not as expected" not in ended.stdout, ended.stdout
 
 
-def test_gpu_memory_is_free_after_the_controller_is_killed(tmp_path):
-    before = used_bytes()
-    (tmp_path / "test_inner.py").write_text(SPINS)
-    (tmp_path / "pytest.ini").write_text("[pytest]")
-    command = [sys.executable, "-m", "pytest", "--gpus=all", "--fleet-dir=out"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT) as process:
-        while not (tmp_path / "pids").exists():
+@contextmanager
+def spinning(folder, *options):
+    """A run whose ranks spin, with its command."""
+    (folder / "test_inner.py").write_text(SPINS)
+    (folder / "pytest.ini").write_text("[pytest]")
+    command = [sys.executable, "-m", "pytest", "--gpus=all", "--fleet-dir=out", *options]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT) as process:
+        while not (folder / "pids").exists():
             assert process.poll() is None
             time.sleep(0.05)
+        yield process, command
+
+
+def test_gpu_memory_is_free_after_the_controller_is_killed(tmp_path):
+    before = used_bytes()
+    with spinning(tmp_path) as (process, _):
         assert grown(used_bytes(), before)
         os.kill(process.pid, signal.SIGKILL)
         killed = time.monotonic()
@@ -138,13 +146,7 @@ def test_the_device_file_of_a_gpu_is_what_is_locked():
 
 
 def test_a_run_on_a_gpu_ends_by_sigterm_with_its_report_and_a_second_one_is_refused_meanwhile(tmp_path):
-    (tmp_path / "test_inner.py").write_text(SPINS)
-    (tmp_path / "pytest.ini").write_text("[pytest]")
-    command = [sys.executable, "-m", "pytest", "--gpus=all", "--fleet-dir=out", "--fleet-prometheus=x.prom"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT) as process:
-        while not (tmp_path / "pids").exists():
-            assert process.poll() is None
-            time.sleep(0.05)
+    with spinning(tmp_path, "--fleet-prometheus=x.prom") as (process, command):
         second = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         process.terminate()
         assert process.wait(120) == -signal.SIGTERM

@@ -99,15 +99,6 @@ def test_its_ranks_work_and_a_large_parcel_comes_and_goes(agent, tmp_path):
     start_ranks(agent)  # and once more
 
 
-def test_a_rank_that_dies_is_told_by_its_number_among_all(agent):
-    start_ranks(agent)
-    submit(agent, lambda rank: rank.index == 0 or os.kill(os.getpid(), signal.SIGSEGV))
-    died = agent.hear(messages.RankDied)
-    assert died.rank == 3
-    assert died.reason.startswith("by SIGSEGV")
-    assert agent.hear(messages.RankAnswered).rank == 2
-
-
 def falls_silent(rank):
     with rank.phase("deep in thought"):
         if rank.index:

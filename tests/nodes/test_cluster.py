@@ -59,13 +59,9 @@ def asked(fake: FakeTransport, node: int) -> int:
     return found[-1].number
 
 
-def test_it_has_started_when_every_node_has_said_hello(fake, cluster):
-    assert (cluster.alive, cluster.lost) == ((0, 1, 2), {})
-    assert cluster.hellos[2] == hello(2)
-
-
 def test_a_node_that_does_not_say_hello_in_time_is_lost_and_the_others_are_there():
     with running(FakeTransport(greeting=(0, 2)), timeout=0.2) as cluster:
+        assert cluster.hellos == {0: hello(0), 2: hello(2)}
         assert (cluster.alive, list(cluster.lost)) == ((0, 2), [1])
         assert "not started" in cluster.lost[1].why
 

@@ -1,5 +1,7 @@
 """What makes an installation another one; nodes that do not have the same are named, by what differs."""
 
+import shutil
+
 import pytest
 
 from pytest_gpufleet.model.endings import Refused
@@ -69,41 +71,24 @@ def test_the_same_files_elsewhere_are_the_same_suite(folder, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("suite", "change", "another"),
     [
-        lambda checks: (checks / "test_a.py").write_text("A\n"),
-        lambda checks: (checks / "test_a.py").unlink(),
-        lambda checks: (checks / "test_a.py").rename(checks / "test_b.py"),
-        lambda checks: (checks / "inner" / "test_c.py").touch(),
+        ("checks", lambda at: (at / "checks/test_a.py").write_text("A\n"), True),
+        ("checks", lambda at: (at / "checks/test_a.py").unlink(), True),
+        ("checks", lambda at: (at / "checks/test_a.py").rename(at / "checks/test_b.py"), True),
+        ("checks", lambda at: (at / "checks/inner/test_c.py").touch(), True),
+        ("checks/test_a.py", lambda at: (at / "conftest.py").write_text("fixtures"), True),
+        ("checks/test_a.py", lambda at: (at / "checks/conftest.py").write_text("fixtures"), True),
+        ("test_none.py", lambda at: (at / "test_none.py").write_text("it is there now"), True),
+        ("checks", lambda at: (at / "checks/notes.txt").write_text("to do"), False),
+        ("checks", lambda at: shutil.copytree(at / "checks/inner", at / "checks/.venv"), False),
     ],
-    ids=["changed", "removed", "renamed", "added"],
 )
-def test_other_files_are_another_suite(folder, change):
-    before = same_install.suite(folder, ["checks"])
-    change(folder / "checks")
-    assert same_install.suite(folder, ["checks"]) != before
-    assert same_install.suite(folder, ["checks::test_it"]) == same_install.suite(folder, ["checks"])
-
-
-@pytest.mark.parametrize("place", ["conftest.py", "checks/conftest.py"])
-def test_another_conftest_on_the_way_to_a_file_is_another_suite(folder, place):
-    before = same_install.suite(folder, ["checks/test_a.py"])
-    (folder / place).write_text("fixtures")
-    assert same_install.suite(folder, ["checks/test_a.py"]) != before
-
-
-def test_what_pytest_does_not_look_at_is_no_part_of_it(folder):
-    before = same_install.suite(folder, ["checks"])
-    (folder / "checks" / ".venv").mkdir()
-    (folder / "checks" / ".venv" / "test_a.py").write_text("of somebody else")
-    (folder / "checks" / "notes.txt").write_text("to do")
-    assert same_install.suite(folder, ["checks"]) == before
-
-
-def test_a_file_that_is_not_there_makes_another_one(folder):
-    before = same_install.suite(folder, ["test_none.py"])
-    (folder / "test_none.py").write_text("it is there now")
-    assert same_install.suite(folder, ["test_none.py"]) != before
+def test_files_that_pytest_looks_at_make_the_suite(folder, suite, change, another):
+    before = same_install.suite(folder, [suite])
+    change(folder)
+    assert (same_install.suite(folder, [suite]) != before) is another
+    assert same_install.suite(folder, [f"{suite}::test_it"]) == same_install.suite(folder, [suite])
 
 
 def test_where_the_folder_of_the_run_is_not_there_is_no_suite(folder):

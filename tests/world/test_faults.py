@@ -42,6 +42,7 @@ def test_costs_one_test_and_names_the_rank(suite, name):
     assert not fault.kind or found.code == CODES[fault.kind], check.message
     for words in fault.says:
         assert words in check.message, check.message
+    assert fault.kind != "hang" or "worker/main.py" not in check.message  # of its stack only what it was given to do
     if fault.kind and fault.others != "same":
         assert found.subjects == (Place(0, "cpu", CULPRIT),)
         assert check.message.startswith(f"rank {CULPRIT} of {RANKS}")

@@ -14,7 +14,9 @@ from pytest_gpufleet.world import shipping
 from pytest_gpufleet.world.engines import processes, rank_files
 from pytest_gpufleet.world.engines.channel import RankEnd, message
 from pytest_gpufleet.world.engines.forkserver import Forkserver
+from pytest_gpufleet.world.engines.local import DEFAULTS, ON_LOOPBACK, RECORDED, LocalEngine, recorder
 from tests.waiting import comes_true
+from tests.world.fake_engine import specs
 
 ATTACKS = """
 import os, resource, signal, socket, subprocess, sys, threading, time
@@ -109,16 +111,18 @@ def held():
 
 def test_a_process_that_a_test_forks_neither_uses_ranks_nor_keeps_them(world):
     connections = {end for ends in world.run(lambda rank: held()) for end in ends if end.startswith(("socket", "pipe"))}
-    lifelines = connections & held()
+    lifelines, files = connections & held(), os.listdir(os.environ["TMPDIR"])
     assert lifelines
     told, tell = os.pipe()
     if os.fork() == 0:
         with pytest.raises(RuntimeError, match="in a process that a test has forked"):
             world.run(lambda rank: "for the child")
         world._pool.stop()
+        world._pool._engine.end()  # as it does when a process ends
         os.write(tell, repr(lifelines & held()).encode())
         os._exit(0)
     assert os.read(told, 1000) == b"set()"
+    assert os.listdir(os.environ["TMPDIR"]) == files != []
     assert world.run(lambda rank: rank.index) == [0, 1]
 
 def test_a_folder_that_is_gone(world, tmp_path, monkeypatch):
@@ -323,3 +327,16 @@ def test_a_folder_is_short_and_plain_enough_for_sockets_and_goes_as_a_whole(shar
         assert all(path.stat().st_mode & 0o777 == 0o700 for path in (each.path, each.sockets))
         each.remove()
     assert list(shared.rglob("gpufleet-*")) == []
+
+
+def test_a_rank_finds_the_environment_of_the_controller_and_what_torchrun_sets(monkeypatch):
+    defaults = {**DEFAULTS, recorder(): RECORDED}
+    for name in defaults | ON_LOOPBACK:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    environment = LocalEngine().environment(specs(2, 3)[4])
+    torchrun = {"RANK": "4", "LOCAL_RANK": "2", "WORLD_SIZE": "5", "LOCAL_WORLD_SIZE": "3"}
+    mine = {**ON_LOOPBACK, "GLOO_SOCKET_IFNAME": "eth0"}
+    assert environment == {**os.environ, **defaults, **mine, **torchrun}
+    several = LocalEngine(lambda spec: {"GLOO_SOCKET_IFNAME": f"eth{spec.local_index}"}).environment(specs(2, 3)[4])
+    assert several == {**os.environ, **defaults, "GLOO_SOCKET_IFNAME": "eth2", **torchrun}
