@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import time
 
 import pytest
@@ -73,32 +74,21 @@ def cpu(index):
     return Place(0, "cpu", index)
 
 
-def test_a_rank_that_comes_late(nccl_group):
-    nccl_group.run(plant, late=2)
+@pytest.mark.parametrize(
+    ("planted", "code", "subject", "words"),
+    [
+        ({"late": 2}, "rank_comes_late", cpu(2), r".*ms late to every all_reduce"),
+        ({"links": 2}, "links_slow", cpu(2), r"every pair with it takes .* us, all others "),
+        ({"link": {1, 3}}, "link_slow", Pair(cpu(1), cpu(3)), ""),
+        ({"end": 1}, "slows_collectives", cpu(1), r".*without any other rank "),
+    ],
+    ids=["late", "links", "link", "end"],
+)
+def test_a_single_one(nccl_group, planted, code, subject, words):
+    nccl_group.run(plant, **planted)
     (found,) = find(nccl_group)
-    assert (found.code, found.subjects) == ("rank_comes_late", (cpu(2),))
-    assert "ms late to every all_reduce" in found.what
-
-
-def test_a_rank_with_slow_links(nccl_group):
-    nccl_group.run(plant, links=2)
-    (found,) = find(nccl_group)
-    assert (found.code, found.subjects) == ("links_slow", (cpu(2),))
-    assert found.what.startswith("every pair with it takes ")
-    assert " us, all others " in found.what
-
-
-def test_a_slow_link(nccl_group):
-    nccl_group.run(plant, link={1, 3})
-    (found,) = find(nccl_group)
-    assert (found.code, found.subjects) == ("link_slow", (Pair(cpu(1), cpu(3)),))
-
-
-def test_a_rank_that_slows_nothing_but_the_collective(nccl_group):
-    nccl_group.run(plant, end=1)
-    (found,) = find(nccl_group)
-    assert (found.code, found.subjects) == ("slows_collectives", (cpu(1),))
-    assert "without any other rank " in found.what
+    assert (found.code, found.subjects) == (code, (subject,))
+    assert re.match(words, found.what)
 
 
 def test_no_single_one_where_all_are_slow(nccl_group):

@@ -1,6 +1,5 @@
 """The search for who is to blame, on ranks that are made slow or wrong on purpose."""
 
-import re
 from itertools import combinations
 
 import pytest
@@ -8,17 +7,10 @@ import pytest
 from pytest_gpufleet.probes.search.collective import of_their_kind, slow_pairs, slow_rank
 from tests.conftest import INNER
 
-SEARCHES = INNER / "searches.py"
 
-
-@pytest.fixture(scope="module")
-def searches(fleet):
-    return fleet(SEARCHES, "-rP", ranks=4, NCCL_ALGO="Ring")
-
-
-@pytest.mark.parametrize("search", re.findall(r"^def (test_\w+)", SEARCHES.read_text(), re.MULTILINE))
-def test_search_finds(searches, search):
-    assert searches.outcomes[search] == "passed", searches.text
+def test_searches_find_who_is_slow(fleet):
+    run = fleet(INNER / "searches.py", "-rP", ranks=4, NCCL_ALGO="Ring")
+    assert (len(run.outcomes), set(run.outcomes.values())) == (9, {"passed"}), run.text
 
 
 def rates(n, slow=(), fast=380.0, low=12.0):
