@@ -76,11 +76,6 @@ def test_it_says_hello_first_and_then_that_it_is_there(tmp_path, monkeypatch):
         assert (hello.suite != first, hello.package) == (True, code())
 
 
-def test_where_the_folder_of_the_run_is_not_there_it_says_so(tmp_path):
-    with controlled(settings(tmp_path, run_folder=str(tmp_path / "none"))) as agent:
-        assert agent.hear(messages.Hello).suite == ""
-
-
 def where(rank, value):
     return rank.index, rank.node, len(value), os.getcwd(), os.environ["RANK"], os.environ["GLOO_SOCKET_IFNAME"]
 
@@ -120,13 +115,6 @@ def test_hung_ranks_are_examined_and_killed(agent):
     assert len(started_by(agent) & ranks) <= 2  # the process that ranks are forked from, and its resource tracker
     submit(agent, where, b"")  # to ranks that are gone
     assert agent.ask(messages.Examine(HERE)) == {}
-
-
-def test_what_it_is_asked_about_its_node_is_answered(agent):
-    assert agent.ask(messages.ReadHost(("processors",)))["processors"] == os.cpu_count()
-    assert agent.ask(messages.Lock()) == ""
-    assert agent.ask(messages.CheckHealth()) == messages.Health()
-    assert agent.ask(messages.Rendezvous()).startswith("tcp://127.0.0.1:")
 
 
 def test_a_question_without_an_answer_is_told_so_and_the_agent_lives_on(agent):

@@ -177,12 +177,6 @@ def test_what_each_node_says_comes_to_those_who_wait_for_it_in_its_order():
         assert cluster.pulses == {1: PULSE}
 
 
-def test_whoever_waits_is_woken_by_news(fake, cluster):
-    with in_the_background(cluster.rank_news, LONG) as news:
-        fake.happens((0, messages.RankAnswered(3, b"x")))
-    assert news == [[(0, messages.RankAnswered(3, b"x"))]]
-
-
 def test_questions_are_answered_by_those_that_can():
     fake = FakeTransport(5)
     with running(fake) as cluster:

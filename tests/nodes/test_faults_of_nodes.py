@@ -80,19 +80,6 @@ def test_healthy_nodes_lose_nothing(cluster: RayCluster) -> None:
     nothing_runs(cluster)
 
 
-def test_an_agent_that_is_killed_costs_its_node_and_one_check(cluster: RayCluster) -> None:
-    _, _, third = cluster.hosts
-    run = cluster.rehearse("alone_on_ranks", "then", "last", held=["alone on ranks"])
-    run.at("alone on ranks", *cluster.hosts, ranks=2)
-    third.signal(signal.SIGKILL, AGENT)
-    until("nothing of the run is on gf2", lambda: not of_a_run(third), PATIENCE_SECONDS)
-    run.go("alone on ranks")
-    ended = run.end()
-    assert_lost(ended, {"gf2": "alone_on_ranks"})
-    assert run.who == ["gf0", "gf0", "gf1", "gf1"]
-    nothing_runs(cluster)
-
-
 def test_a_cable_that_is_out_for_five_seconds_costs_nothing(cluster: RayCluster) -> None:
     _, second, _ = cluster.hosts
     run = cluster.rehearse("then", "together", "last", held=["together"])
@@ -138,8 +125,10 @@ def test_a_frozen_node_is_lost_and_does_not_come_back(cluster: RayCluster) -> No
     nothing_runs(cluster)
 
 
-@pytest.mark.parametrize("process", [RAYLET, RELAY], ids=["raylet", "actor"])
-def test_what_carries_an_agent_is_killed_and_costs_its_node_and_one_check(cluster: RayCluster, process: str) -> None:
+@pytest.mark.parametrize("process", [AGENT, RAYLET, RELAY], ids=["agent", "raylet", "actor"])
+def test_an_agent_or_what_carries_it_is_killed_and_costs_its_node_and_one_check(
+    cluster: RayCluster, process: str
+) -> None:
     _, _, third = cluster.hosts
     run = cluster.rehearse("then", "together", "last", held=["together"])
     run.at("together", *cluster.hosts, ranks=2)

@@ -45,22 +45,6 @@ def numbers(first: int, last: int) -> list[bytes]:
     return [str(number).encode() for number in range(first, last)]
 
 
-def test_messages_come_to_the_agent_once_and_in_their_order_whatever_calls_bring_them(relay):
-    assert relay.give(2, numbers(2, 4)) == 0  # before the first two
-    assert relay.give(0, numbers(0, 2)) == 4
-    assert relay.give(1, numbers(1, 6)) == 6  # some of them again
-    assert relay.take(0, 0.0, 5, numbers(5, 8)).heard == 8
-    assert relay._agent.told == numbers(0, 8)
-
-
-def test_what_the_agent_says_stays_until_the_controller_has_confirmed_it(relay):
-    relay._agent.says(*numbers(0, 3))
-    assert relay.take(0, LONG, 0, []).messages == tuple(numbers(0, 3))
-    again = relay.take(1, LONG, 0, [])
-    assert (again.first, again.messages) == (1, tuple(numbers(1, 3)))
-    assert relay.take(3, 0.0, 0, []).messages == ()
-
-
 def test_the_end_of_the_agent_is_told_behind_all_that_it_has_said(relay):
     large = bytes(MOST_BYTES)
     relay._agent.says(b"a", large, Gone(0, "its agent died by SIGKILL"))

@@ -39,32 +39,30 @@ def found(monkeypatch):
     return found
 
 
-def test_this_machine_is_the_first_and_the_others_follow_by_name(found):
-    assert found([node("gf10"), node("gf2"), node("gf0"), node("gf1", alive=False)]) == ["gf0.0", "gf2.0", "gf10.0"]
+GF0, GF1, GF2, DEAD = node("gf0"), node("gf1"), node("gf2"), node("gf1", gpus=0)
+HEAD_ALONE = node("gf9", gpus=0, head=True)
 
 
-def test_nodes_that_join_late_are_waited_for(found):
-    assert found([node("gf0")], [node("gf0"), node("gf1")], wanted=2) == ["gf0.0", "gf1.0"]
-
-
-def test_a_node_that_was_killed_and_started_again_is_one_node(found):
-    """Ray takes the first for alive until it has asked it some times in vain."""
-    then, now = (node("gf1", 0, alive=alive) for alive in (True, False))
-    assert found([node("gf0"), then, node("gf1", 1)], [node("gf0"), now, node("gf1", 1)], wanted=2) == [
-        "gf0.0",
-        "gf1.1",
-    ]
-
-
-def test_fewer_or_more_than_were_asked_for_are_taken_as_they_are(found):
-    three = [node("gf0"), node("gf1"), node("gf2")]
-    assert len(found(three, wanted=2, wait=0.0)) == len(found(three, wanted=4, wait=0.0)) == 3
-
-
-def test_a_node_whose_driver_is_dead_counts_and_a_head_without_gpus_does_not(found):
-    dead, head = node("gf1", gpus=0), node("gf9", gpus=0, head=True)
-    assert found([head, node("gf0"), dead], wanted=2, wait=0.0, own="gf9.0") == ["gf0.0", "gf1.0"]
-    assert found([head, node("gf0"), dead], own="gf9.0") == ["gf0.0"]
+@pytest.mark.parametrize(
+    ("told", "options", "nodes"),
+    [
+        ([[node("gf10"), GF2, GF0, node("gf1", alive=False)]], {}, ["gf0.0", "gf2.0", "gf10.0"]),
+        ([[GF0], [GF0, GF1]], {"wanted": 2}, ["gf0.0", "gf1.0"]),  # one joins late
+        # Ray takes one that was killed for alive until it has asked it some times in vain.
+        (
+            [[GF0, GF1, node("gf1", 1)], [GF0, node("gf1", alive=False), node("gf1", 1)]],
+            {"wanted": 2},
+            ["gf0.0", "gf1.1"],
+        ),
+        ([[GF0, GF1, GF2]], {"wanted": 2, "wait": 0.0}, ["gf0.0", "gf1.0", "gf2.0"]),  # more than were asked for
+        ([[GF0, GF1, GF2]], {"wanted": 4, "wait": 0.0}, ["gf0.0", "gf1.0", "gf2.0"]),
+        # One whose driver is dead counts, and a head without GPUs does not.
+        ([[HEAD_ALONE, GF0, DEAD]], {"wanted": 2, "wait": 0.0, "own": "gf9.0"}, ["gf0.0", "gf1.0"]),
+        ([[HEAD_ALONE, GF0, DEAD]], {"own": "gf9.0"}, ["gf0.0"]),
+    ],
+)
+def test_this_machine_is_the_first_node_and_the_others_follow_by_name(found, told, options, nodes):
+    assert found(*told, **options) == nodes
 
 
 OPEN, CLOSED = Access("10.0.0.1:6379", asks=False), Access("10.0.0.1:6379", asks=True)

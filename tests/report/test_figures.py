@@ -29,15 +29,12 @@ def figures(values: dict[str, float], metric: str = "gemm", **conditions: object
     return Finding("a.py::b", Measurement(metric, values, conditions), "for information")  # type: ignore[arg-type]
 
 
-def test_figures_for_information_stand_apart(standard: Record) -> None:
+def test_a_figure_without_a_limit_stands_apart_but_where_it_is_held_against_its_peers(standard: Record) -> None:
     some = [finding for finding in standard.findings if finding.measurement.metric == "gemm"]
     alone = [replace(each, slower_than_peers=None) if each.state == "for information" else each for each in some]
     (table,) = figure_tables(alone, Sources())
     assert (len(table.judged), len(table.folded)) == (3, 4)
-
-
-def test_a_figure_without_a_limit_that_is_like_its_peers_is_no_mere_information(standard: Record) -> None:
-    (table,) = figure_tables([each for each in standard.findings if each.measurement.metric == "gemm"], Sources())
+    (table,) = figure_tables(some, Sources())
     limit, *_, state = next(row for row in table.judged if row.name.startswith("fp32")).cells[-3:]
     assert (limit.text, limit.below, state.text) == ("peers", "at most 8 % worse", "like the peers")
     assert not table.folded
@@ -197,36 +194,45 @@ def swept(batch, alone, accumulated=None, **rates):
     return found
 
 
-def test_a_row_for_each_batch_and_a_column_for_each_number_of_gpus():
-    """The figures are those of the earlier suite: docs/earlier-suite.md."""
-    found = [*swept(128, 753.0, n8=4630.0), *swept(64, 778.0, n2=1400.0, n8=2657.0)]
+@pytest.mark.parametrize(
+    ("found", "columns", "rows"),
+    [
+        (  # The figures are those of the earlier suite: docs/earlier-suite.md.
+            [*swept(128, 753.0, n8=4630.0), *swept(64, 778.0, n2=1400.0, n8=2657.0)],
+            ("1 GPU", "2 GPUs", "8 GPUs", "Epoch of ImageNet"),
+            {
+                "batch 64": ["778", "1,400 90 %", "2,657 42.7 %", "8 min 2 s"],
+                "batch 128": ["753", "", "4,630 76.9 %", "4 min 37 s"],
+            },
+        ),
+        (
+            [*swept(64, 702.0, accumulated=2), *swept(64, 701.0, accumulated=1), *swept(64, 710.0, accumulated=10)],
+            ("1 GPU", "Epoch of ImageNet"),
+            {
+                "1 batch a step": ["701", "30 min 28 s"],
+                "2 batches a step": ["702", "30 min 25 s"],
+                "10 batches a step": ["710", "30 min 4 s"],
+            },
+        ),
+        (
+            [
+                finding("train_throughput", 6000.0, ranks=8, batch=256),
+                finding("scaling_efficiency", 0.96, ranks=8, batch=256, method=EACH_ALONE),
+                finding("loader_throughput", 3000.0, ranks=8, batch=256),
+            ],
+            ("1 GPU", "8 GPUs", "Epoch of ImageNet"),
+            {
+                "images that stay on the GPU": ["", "6,000 96 %", "3 min 34 s"],
+                "fed by a data loader": ["", "3,000", "7 min 7 s"],
+            },
+        ),
+    ],
+    ids=["batches", "accumulated gradients", "a loader"],
+)
+def test_a_row_for_each_way_to_train_and_a_column_for_each_number_of_gpus(found, columns, rows):
     (table,) = training_tables(found)
-    assert table.title == "Training by method, batch, accumulated gradients and number of GPUs"
-    assert table.columns == ("1 GPU", "2 GPUs", "8 GPUs", "Epoch of ImageNet")
-    assert cells(table) == {
-        "batch 64": ["778", "1,400 90 %", "2,657 42.7 %", "8 min 2 s"],
-        "batch 128": ["753", "", "4,630 76.9 %", "4 min 37 s"],
-    }
+    assert (table.columns, [*cells(table).items()]) == (columns, [*rows.items()])
     assert round(EPOCH_IMAGES / 2657) == 8 * 60 + 2
-
-
-def test_rows_are_in_order_with_as_many_gpus_as_batches_a_step():
-    found = [
-        each
-        for accumulated in (1, 2, 4, 8)
-        for each in swept(64, 700.0 + accumulated, accumulated=accumulated, n2=1400.0, n8=2657.0)
-    ]
-    (table,) = training_tables(found)
-    assert [row.name for row in table.rows] == [
-        "1 batch a step", "2 batches a step", "4 batches a step", "8 batches a step",
-    ]  # fmt: skip
-    assert [row.cells[0].text for row in table.rows] == ["701", "702", "704", "708"]
-
-
-def test_of_one_gpu_the_sweep_has_one_column():
-    (table,) = training_tables([*swept(16, 800.0), *swept(32, 900.0)])
-    assert table.columns == ("1 GPU", "Epoch of ImageNet")
-    assert [row.name for row in table.rows] == ["batch 16", "batch 32"]
 
 
 def test_methods_are_held_against_the_same_gpus_alone_and_have_their_memory():
@@ -238,6 +244,7 @@ def test_methods_are_held_against_the_same_gpus_alone_and_have_their_memory():
         found.append(finding("scaling_efficiency", rate / 1700, **conditions))
         found.append(Finding("a", Measurement("train_memory", used, {**WORK, **conditions}), "for information"))
     (table,) = training_tables(found)
+    assert table.title == "Training by method, batch, accumulated gradients and number of GPUs"
     assert table.columns == ("1 GPU", "4 GPUs", "GPU memory", "Epoch of ImageNet")
     assert cells(table) == {
         "DataParallel": ["425", "1,205 70.9 %", "11 to 25 GiB", "17 min 43 s"],
@@ -250,19 +257,6 @@ def test_a_table_in_chinese_has_no_english_word_of_a_condition():
         (table,) = training_tables([*swept(64, 700.0, accumulated=1), *swept(64, 750.0, accumulated=2)])
     assert not any("batches a step" in row.name for row in table.rows)
     assert "pixels" not in table.shared
-
-
-def test_a_loader_has_a_row_of_its_own_beside_the_same_recipe():
-    usual = [
-        finding("train_throughput", 6000.0, ranks=8, batch=256),
-        finding("scaling_efficiency", 0.96, ranks=8, batch=256, method=EACH_ALONE),
-        finding("loader_throughput", 3000.0, ranks=8, batch=256),
-    ]
-    (table,) = training_tables(usual)
-    assert cells(table) == {
-        "images that stay on the GPU": ["", "6,000 96 %", "3 min 34 s"],
-        "fed by a data loader": ["", "3,000", "7 min 7 s"],
-    }
 
 
 def test_nothing_without_an_efficiency_and_no_epoch_without_a_rate():
@@ -281,23 +275,19 @@ def trained(alone, together, share, ranks=4):
     return [Finding("a", figure, "for information") for figure in figures]
 
 
-def test_gradients_take_what_they_take():
-    (losses,) = efficiency_losses(trained([100.0] * 4, 360.0, 0.1))
-    assert (losses.delivered, losses.gradients, losses.imbalance) == pytest.approx((0.9, 0.1, 0.0))
-    assert losses.rest == pytest.approx(0.0)
-
-
-def test_a_slow_gpu_is_named_and_is_no_communication():
-    (losses,) = efficiency_losses(trained([100.0, 100.0, 60.0, 100.0], 240.0, 0.0))
-    assert losses.slowest == gpu(2)
-    assert (losses.delivered, losses.gradients, losses.imbalance) == pytest.approx((240 / 360, 0.0, 120 / 360))
-    (table,) = training_tables(trained([100.0, 100.0, 60.0, 100.0], 240.0, 0.0))
-    assert [cell.below for cell in table.rows[0].cells] == ["", "", "of GPU 2", ""]
-
-
-def test_what_nothing_explains_is_said_to_be_so():
-    (losses,) = efficiency_losses(trained([100.0] * 4, 200.0, 0.0))
-    assert losses.rest == pytest.approx(0.5)
+@pytest.mark.parametrize(
+    ("figures", "expected", "slowest"),
+    [
+        (trained([100.0] * 4, 360.0, 0.1), (0.9, 0.1, 0.0, 0.0), 0),
+        (trained([100.0, 100.0, 60.0, 100.0], 240.0, 0.0), (240 / 360, 0.0, 120 / 360, 0.0), 2),
+        (trained([100.0] * 4, 200.0, 0.0), (0.5, 0.0, 0.0, 0.5), 0),  # nothing explains it
+    ],
+)
+def test_efficiency_is_lost_to_gradients_to_a_slow_gpu_or_to_what_nothing_explains(figures, expected, slowest):
+    (losses,) = efficiency_losses(figures)
+    assert (losses.delivered, losses.gradients, losses.imbalance, losses.rest) == pytest.approx(expected)
+    (table,) = training_tables(figures)
+    assert [cell.below for cell in table.rows[0].cells] == ["", "", f"of GPU {slowest}", ""]
 
 
 @pytest.mark.parametrize(

@@ -60,32 +60,29 @@ def test_conditions_come_in_the_order_of_speech_and_unknown_ones_are_named() -> 
     assert wording.words(conditions) == ["broadcast", "64 MiB", "1 rank", "NVLS on", "fan speed 3"]
 
 
+SEVERAL, ONE = {0: "gf1", 1: "gf2", 2: "gf10"}, {0: "gf1"}
+
+
 @pytest.mark.parametrize(
-    ("where", "text"),
+    ("where", "hosts", "text"),
     [
-        ("gpu3", "gf1 GPU 3"),
-        ("node2/gpu3", "gf10 GPU 3"),
-        ("node1/gpu0-node1/gpu5", "gf2 GPU 0 to GPU 5"),
-        ("gpu0-node2/gpu0", "gf1 GPU 0 to gf10 GPU 0"),
-        ("node", "gf1"),
-        ("node1-node2", "gf2 to gf10"),
-        ("group3", "group 3"),
-        ("world", "all ranks together"),
-        ("node7/cpu1", "node 7 CPU rank 1"),
+        ("gpu3", SEVERAL, "gf1 GPU 3"),
+        ("node2/gpu3", SEVERAL, "gf10 GPU 3"),
+        ("node1/gpu0-node1/gpu5", SEVERAL, "gf2 GPU 0 to GPU 5"),
+        ("gpu0-node2/gpu0", SEVERAL, "gf1 GPU 0 to gf10 GPU 0"),
+        ("node", SEVERAL, "gf1"),
+        ("node1-node2", SEVERAL, "gf2 to gf10"),
+        ("group3", SEVERAL, "group 3"),
+        ("world", SEVERAL, "all ranks together"),
+        ("node7/cpu1", SEVERAL, "node 7 CPU rank 1"),
+        ("gpu0-gpu5", ONE, "GPU 0 to GPU 5"),
+        ("gpu0-gpu5", {}, "GPU 0 to GPU 5"),
+        ("cpu3", ONE, "CPU rank 3"),
+        ("node", ONE, "node"),
     ],
 )
-def test_places_of_several_nodes_are_told_with_their_hosts(where: str, text: str) -> None:
-    assert wording.place(place_of(where), {0: "gf1", 1: "gf2", 2: "gf10"}) == text
-
-
-@pytest.mark.parametrize("hosts", [{}, {0: "gf1"}])
-@pytest.mark.parametrize(
-    ("where", "text"),
-    [("gpu3", "GPU 3"), ("gpu0-gpu5", "GPU 0 to GPU 5"), ("world", "all ranks together"), ("cpu3", "CPU rank 3")],
-)
-def test_places_of_the_only_node_are_told_without_it(where: str, text: str, hosts: dict[int, str]) -> None:
+def test_places_are_told_with_their_hosts_where_there_are_several(where: str, hosts: dict[int, str], text: str) -> None:
     assert wording.place(place_of(where), hosts) == text
-    assert wording.place(place_of("node"), {0: "gf1"}) == "node"
 
 
 ROOT = Path(__file__).parents[2]
@@ -125,6 +122,9 @@ def test_recorded_run_in_both_languages_has_the_same_figures_and_names(run: str)
     assert _figures(chinese) == _figures(english)
     assert re.findall(r'(?:id|href|class)="[^"]*"', chinese) == re.findall(r'(?:id|href|class)="[^"]*"', english)
     assert within("zh", why, record) != why(record) == within("en", why, record)
+    for block in re.split(r"</?(?:p|td|th|li|div|h\d|tr|summary|section|dt|dd|title)\b[^>]*>|<br>", chinese):
+        text = re.sub(r"<[^>]+>", "", block)
+        assert not re.search(r"[。！？：；，、] +\S", text), text  # noqa: RUF001
 
 
 def test_language_of_a_run_is_on_record_and_report_writes_it_again_in_the_other(
@@ -157,27 +157,18 @@ def unlike_each_other() -> list[HostRun]:
     return fleet_of(5, node_002=rejected("node-002"), node_003=slow, node_004=other)
 
 
-def test_fleet_in_both_languages_has_the_same_figures_and_names() -> None:
+def test_fleet_and_comparisons_in_both_languages_have_the_same_figures_and_names() -> None:
     fleet = judge_fleet(unlike_each_other(), (), [f"node-{number:03}" for number in range(1, 8)])
     english, chinese = (within(language, hosts_part.page, fleet, {}) for language in ("en", "zh"))
     assert english == hosts_part.page(fleet, {})
     assert all(reason in unescape(english) for reason in fleet.reasons)
     assert all(within("zh", say, reason) in unescape(chinese) for reason in fleet.reasons)
     assert _structure(chinese) == _structure(english)
-
-
-@pytest.mark.parametrize("same_machine", [False, True])
-def test_comparison_in_both_languages_has_the_same_figures_and_names(same_machine: bool) -> None:
-    runs = {run.host: run.record for run in unlike_each_other()}
-    if same_machine:
-        runs = {f"run {number}": record for number, record in enumerate([read(LATER)] * 3)}
-
-    def page(language: Language) -> str:
-        with in_language(language):
-            return several_runs.page(drifted(drift(runs)) if same_machine else compared(compare(runs), len(runs)))
-
-    english, chinese = page("en"), page("zh")
-    assert _structure(chinese) == _structure(english)
+    differing = {run.host: run.record for run in unlike_each_other()}
+    same = {f"run {number}": record for number, record in enumerate([read(LATER)] * 3)}
+    for made in (lambda: compared(compare(differing), len(differing)), lambda: drifted(drift(same))):
+        english, chinese = (within(language, lambda: several_runs.page(made())) for language in ("en", "zh"))  # noqa: B023
+        assert _structure(chinese) == _structure(english)
 
 
 @pytest.mark.parametrize("run", ["h200x1-e", "h200x4-a"])
@@ -217,15 +208,6 @@ def test_sentences_are_joined_as_their_language_does() -> None:
     assert wording.sentences("No GPU is here.", "", "Look.") == "No GPU is here. Look."
     assert wording.sentences("没有 GPU。", "Look.", "请检查。") == "没有 GPU。Look. 请检查。"
     assert wording.sentences() == ""
-
-
-@pytest.mark.parametrize("run", ["h200x1-e", "h200x2-f", "h200x4-a", "h200x4-neighbour"])
-def test_no_space_stands_after_punctuation_of_full_width(run: str) -> None:
-    folder = RunFolder(RECORDED / run)
-    page = report_page.page(folder.record(), folder.digest(), language="zh")
-    for block in re.split(r"</?(?:p|td|th|li|div|h\d|tr|summary|section|dt|dd|title)\b[^>]*>|<br>", page):
-        text = re.sub(r"<[^>]+>", "", block)
-        assert not re.search(r"[。！？：；，、] +\S", text), text  # noqa: RUF001
 
 
 def _structure(page: str) -> list[str]:

@@ -46,11 +46,6 @@ def test_lines_fit_eighty_columns_and_identities_stay_whole(every_record: Record
     assert any(bad_gpu in text for text, _ in summary_lines(every_record))
 
 
-def test_rehearsal_never_says_accepted_as_its_verdict(rehearsal: Record) -> None:
-    rehearsal.verdict = "ACCEPTED"
-    assert summary_lines(rehearsal)[0][0] == "REHEARSAL"
-
-
 @pytest.mark.parametrize("message", ["", "\n\n", "\x1b[2J\x1b[31mowned\x07", "word " * 100_000])
 def test_terminal_is_safe_from_messages(message: str) -> None:
     record = Record(checks={"a": Check("a", "failed", 0.1, message=message)}, verdict="REJECTED")
@@ -68,26 +63,22 @@ def test_every_gpu_that_a_message_names_is_told() -> None:
     assert not any("assert not" in text for text in told)
 
 
-def test_what_does_not_apply_is_not_left_open(record_of: Callable[..., Record], standard: Record) -> None:
+def test_what_does_not_apply_is_told_with_its_commonest_reasons_and_not_left_open(
+    record_of: Callable[..., Record], standard: Record
+) -> None:
     checks = [replace(check, message="one GPU") for check in standard.checks.values()]
     checks[5] = replace(checks[5], outcome="not applicable")
     text = text_of(record_of(checks=checks, deselected=ABOVE, verdict="ACCEPTED"))
     assert "Not applicable: 1 check: one GPU (1)" in text
     assert "Left open" not in text
+    reasons = ["no --fleet-order was given"] * 3 + ["needs 4 ranks, this run has 2"] * 2 + ["no BMC", "no port"]
+    for at, reason in enumerate(reasons):
+        checks[at] = replace(checks[at], outcome="not applicable", message=f"not applicable: {reason}")
+    text = text_of(record_of(checks=checks, deselected=ABOVE, verdict="ACCEPTED"))
+    assert "Not applicable: 7 checks: no --fleet-order was given (3); needs 4 ranks, this run has 2 (2)" in text
+    assert "and for 2 other reasons, which the report lists" in text
     checks[6] = replace(checks[6], outcome="skipped")
     assert "Left open: 1 check skipped" in text_of(record_of(checks=checks, verdict="INCOMPLETE"))
-
-
-def test_the_commonest_reasons_why_checks_do_not_apply_are_told(
-    record_of: Callable[..., Record], standard: Record
-) -> None:
-    reasons = ["no --fleet-order was given"] * 3 + ["needs 4 ranks, this run has 2"] * 2 + ["no BMC", "no port"]
-    checks = list(standard.checks.values())
-    for place, reason in enumerate(reasons):
-        checks[place] = replace(checks[place], outcome="not applicable", message=f"not applicable: {reason}")
-    told = " ".join(text_of(record_of(checks=checks, deselected=ABOVE, verdict="ACCEPTED")).split())
-    assert "Not applicable: 7 checks: no --fleet-order was given (3); needs 4 ranks, this run has 2 (2)" in told
-    assert "and for 2 other reasons, which the report lists" in told
 
 
 def test_a_level_that_judges_no_figure_does_not_say_that_all_met(standard: Record) -> None:
@@ -97,8 +88,10 @@ def test_a_level_that_judges_no_figure_does_not_say_that_all_met(standard: Recor
     assert " 0 " not in told
 
 
-def test_empty_record_is_incomplete() -> None:
+def test_without_a_verdict_it_is_incomplete_and_a_rehearsal_is_never_accepted(rehearsal: Record) -> None:
     assert summary_lines(Record())[0][0] == "INCOMPLETE"
+    rehearsal.verdict = "ACCEPTED"
+    assert summary_lines(rehearsal)[0][0] == "REHEARSAL"
 
 
 CHECK = "acceptance/test_5_links.py::test_pairs"
@@ -114,29 +107,18 @@ def test_who_is_waited_for_is_named():
     assert lines(NodesNow("", []), 0) == ["no check is on"]
 
 
-def test_a_row_a_node_those_that_are_waited_for_first():
-    told = lines(nodes(3, {2}), 3)
-    assert [line.split()[0] for line in told[1:]] == ["gf2", "gf0", "gf1"]
-    assert told[1].split()[1:5] == ["62", "C", "700", "W"]
-
-
-def test_of_many_nodes_as_many_as_there_is_room_for():
+def test_a_row_a_node_as_many_as_there_is_room_for_those_that_are_not_fine_or_waited_for_first():
     told = lines(nodes(500, {400}), 20)
     assert len(told) == 21
-    assert told[1].startswith("gf400")
+    assert [line.split()[0] for line in told[1:4]] == ["gf400", "gf0", "gf1"]
+    assert told[1].split()[1:5] == ["460", "C", "700", "W"]
     assert told[-1] == "and 481 more nodes, none not fine"
-
-
-def test_nodes_that_are_not_fine_come_first():
     wrong = [NodeNow("gf7", "", "lost"), NodeNow("gf9", CHECK, "2 failed")]
     told = lines(NodesNow(CHECK, [*nodes(4, {1}).nodes, *wrong]), 4)
     assert [line.split()[0] for line in told[1:4]] == ["gf7", "gf9", "gf1"]
     assert told[4] == "and 3 more nodes, none not fine"
+    assert told[1].split() == ["gf7", "lost"]  # and nothing where it has told nothing
     assert lines(NodesNow(CHECK, wrong * 2), 2)[-1] == "and 3 more nodes, 3 of them not fine"
-
-
-def test_what_nobody_has_told_is_left_empty():
-    assert lines(NodesNow(CHECK, [NodeNow("gf1", "", "lost")]), 1)[1].split() == ["gf1", "lost"]
 
 
 @pytest.fixture(scope="module")
@@ -195,15 +177,17 @@ def test_the_terminal_takes_one_screen_however_many_nodes_are_bad() -> None:
     assert max(len(text) for text, _ in lines) <= 80 or "serial" in max((text for text, _ in lines), key=len)
 
 
-def test_why_a_node_is_lost_is_told_once_where_it_is_named() -> None:
-    record, _ = of_nodes(fleet_of(3), Between(lost={1: "its cable was pulled"}))
-    record.faults.append(Fault("node_lost", (Place(1, "node"),), "its cable was pulled", check="a check"))
-    named = text_of(record).partition("Nodes to look at")[2]
-    assert named.count("its cable was pulled") == 1
-
-
-def test_a_node_that_could_not_do_its_part_is_left_out_and_named_by_no_check() -> None:
-    record, _ = of_nodes(fleet_of(3), Between(left_out={1: "no space left on device"}))
-    record.faults.append(Fault("node_unfit", (Place(1, "node"),), "no space left on device"))
-    named = text_of(record).partition("Nodes to look at")[2]
-    assert (": left out" in named, "named by checks" in named) == (True, False)
+@pytest.mark.parametrize(
+    ("between", "code", "why", "named"),
+    [
+        (Between(lost={1: "its cable was pulled"}), "node_lost", "its cable was pulled", "lost"),
+        (Between(left_out={1: "no space left on device"}), "node_unfit", "no space left on device", "left out"),
+    ],
+)
+def test_a_node_that_is_gone_is_named_once_with_why_and_by_no_check(
+    between: Between, code: str, why: str, named: str
+) -> None:
+    record, _ = of_nodes(fleet_of(3), between)
+    record.faults.append(Fault(code, (Place(1, "node"),), why))
+    told = text_of(record).partition("Nodes to look at")[2]
+    assert (f": {named}" in told, told.count(why) <= 1, "named by checks" in told) == (True, True, False)
