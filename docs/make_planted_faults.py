@@ -34,8 +34,7 @@ from pytest_gpufleet.verdict.verdict import remarks
 from pytest_gpufleet.world.engines.processes import CANNOT_ANSWER
 from pytest_gpufleet.world.engines.protocol import Trace
 from pytest_gpufleet.world.failure import RankFailure
-from tests.acceptance import checks
-from tests.acceptance import test_faulty_machines as faulty
+from tests.acceptance import checks, test_faulty_machines as faulty
 from tests.boards import BOARDS
 from tests.fleets import host_run
 from tests.hardware.test_kernel_log import SEGFAULT
@@ -73,8 +72,7 @@ from tests.planted import (
     warmer,
     who_has_slow_pairs,
 )  # fmt: skip
-from tests.recorded.test_recorded import RUNS as RECORDED
-from tests.recorded.test_recorded import by_todays_limits
+from tests.recorded.test_recorded import RUNS as RECORDED, by_todays_limits
 from tests.run.test_resume import CHASSIS, DMI
 from tests.verdict import test_healthy_figures as healthy_figures
 from tests.verdict.test_between_nodes import port, two_recorded_nodes

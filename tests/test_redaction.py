@@ -8,8 +8,7 @@ import timeit
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as some
+from hypothesis import given, settings, strategies as some
 
 from pytest_gpufleet.redaction import command, redacted, throughout
 

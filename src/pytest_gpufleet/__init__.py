@@ -10,39 +10,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_gpufleet.model.endings import not_applicable as not_applicable
-    from pytest_gpufleet.model.endings import not_judged as not_judged
-    from pytest_gpufleet.model.fault import Fault as Fault
-    from pytest_gpufleet.model.fault import Faults as Faults
-    from pytest_gpufleet.model.fault import expect_none as expect_none
+    from pytest_gpufleet.model.endings import not_applicable as not_applicable, not_judged as not_judged
+    from pytest_gpufleet.model.fault import Fault as Fault, Faults as Faults, expect_none as expect_none
     from pytest_gpufleet.model.finding import Finding as Finding
-    from pytest_gpufleet.model.gpu import Gpu as Gpu
-    from pytest_gpufleet.model.gpu import GpuTopology as GpuTopology
+    from pytest_gpufleet.model.gpu import Gpu as Gpu, GpuTopology as GpuTopology
     from pytest_gpufleet.model.limit import Limit as Limit
     from pytest_gpufleet.model.machine import Machine as Machine
-    from pytest_gpufleet.model.measurement import GpuState as GpuState
-    from pytest_gpufleet.model.measurement import Measurement as Measurement
-    from pytest_gpufleet.model.measurement import Reading as Reading
-    from pytest_gpufleet.model.metric import GiB as GiB
-    from pytest_gpufleet.model.metric import KiB as KiB
-    from pytest_gpufleet.model.metric import Metric as Metric
-    from pytest_gpufleet.model.metric import MiB as MiB
-    from pytest_gpufleet.model.metric import Size as Size
-    from pytest_gpufleet.model.place import THIS_NODE as THIS_NODE
-    from pytest_gpufleet.model.place import WORLD as WORLD
-    from pytest_gpufleet.model.place import Pair as Pair
-    from pytest_gpufleet.model.place import Place as Place
-    from pytest_gpufleet.plugin.assertions import Judge as Judge
-    from pytest_gpufleet.plugin.assertions import at_least as at_least
-    from pytest_gpufleet.plugin.assertions import expect as expect
+    from pytest_gpufleet.model.measurement import GpuState as GpuState, Measurement as Measurement, Reading as Reading
+    from pytest_gpufleet.model.metric import GiB as GiB, KiB as KiB, Metric as Metric, MiB as MiB, Size as Size
+    from pytest_gpufleet.model.place import THIS_NODE as THIS_NODE, WORLD as WORLD, Pair as Pair, Place as Place
+    from pytest_gpufleet.plugin.assertions import Judge as Judge, at_least as at_least, expect as expect
     from pytest_gpufleet.probes.collectives.speed import bus_bandwidth as bus_bandwidth
-    from pytest_gpufleet.probes.measure import measure as measure
-    from pytest_gpufleet.probes.measure import measure_all as measure_all
-    from pytest_gpufleet.probes.measure import scaling_efficiency as scaling_efficiency
+    from pytest_gpufleet.probes.measure import (
+        measure as measure,
+        measure_all as measure_all,
+        scaling_efficiency as scaling_efficiency,
+    )
     from pytest_gpufleet.verdict.judgement import LimitMissed as LimitMissed
     from pytest_gpufleet.verdict.profile import Profile as Profile
-    from pytest_gpufleet.world.failure import RankFailure as RankFailure
-    from pytest_gpufleet.world.failure import RankReport as RankReport
+    from pytest_gpufleet.world.failure import RankFailure as RankFailure, RankReport as RankReport
     from pytest_gpufleet.world.rank import Rank as Rank
     from pytest_gpufleet.world.world import World as World
 

@@ -25,8 +25,7 @@ from pytest_gpufleet.model.gpu import READINGS, Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.report.terminal.live import AROUND, table
 from pytest_gpufleet.report.terminal.progress import RunningCheck
-from tests.conftest import RECORDED, ROOT, as_on_a_terminal
-from tests.conftest import SECONDS as DEADLINE
+from tests.conftest import RECORDED, ROOT, SECONDS as DEADLINE, as_on_a_terminal
 
 READING = {
     "utilization_percent": 97,

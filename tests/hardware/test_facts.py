@@ -7,8 +7,7 @@ import pynvml
 import pytest
 
 from pytest_gpufleet import expect
-from pytest_gpufleet.hardware import fact_tables, local_node, network_ports
-from pytest_gpufleet.hardware import nvml as driver
+from pytest_gpufleet.hardware import fact_tables, local_node, network_ports, nvml as driver
 from pytest_gpufleet.hardware.fact_tables import NVLINK_5_COUNTERS, NVLINK_COUNTERS
 from pytest_gpufleet.model.gpu import Gpu, Unavailable
 from pytest_gpufleet.run.run import Run

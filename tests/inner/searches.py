@@ -10,8 +10,7 @@ import torch.distributed as dist
 
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.place import THIS_NODE, Pair, Place
-from pytest_gpufleet.probes.search import collective
-from pytest_gpufleet.probes.search import collective as search_of_a_file
+from pytest_gpufleet.probes.search import collective, collective as search_of_a_file
 from pytest_gpufleet.probes.search.collective import Deadline
 
 pytestmark = pytest.mark.fresh_world

@@ -7,8 +7,7 @@ import pytest
 
 from pytest_gpufleet.model.record import read
 from pytest_gpufleet.safe_files import sha256
-from pytest_gpufleet.world.engines.processes import descendants
-from pytest_gpufleet.world.engines.processes import look as alive
+from pytest_gpufleet.world.engines.processes import descendants, look as alive
 from tests.conftest import INNER, REPORTS, ROOT, SECONDS, FleetRun, lay_out
 from tests.forked import is_nursery
 from tests.waiting import comes_true

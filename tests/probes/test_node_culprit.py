@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.probes.links.pairs import IndexPair, rounds, some_rounds

@@ -11,8 +11,7 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.language import in_language
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import MiB
-from pytest_gpufleet.model.place import WORLD, Pair, Place, gpu
-from pytest_gpufleet.model.place import read as read_place
+from pytest_gpufleet.model.place import WORLD, Pair, Place, gpu, read as read_place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.gpu_grid import groups
 from pytest_gpufleet.report.page.figure_tables import Sources, figure_tables

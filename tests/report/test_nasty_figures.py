@@ -4,8 +4,7 @@ import math
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as some
+from hypothesis import given, settings, strategies as some
 
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.events import Check, RunHeader

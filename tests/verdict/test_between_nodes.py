@@ -14,8 +14,7 @@ from pytest_gpufleet.model.machine import gigabits_for_each_gpu
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.place import Pair, Place, Where, read
-from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.model.record import read as record_of
+from pytest_gpufleet.model.record import Record, read as record_of
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.port_rules import kinds_down, unlike_others

@@ -28,10 +28,8 @@ from pytest_gpufleet.verdict.physical_limits import (
     RAIL,
     RAILS_TOGETHER,
     TOGETHER,
-    physical_limit,
-)
-from pytest_gpufleet.verdict.physical_limits import (
     TRAINING as TRAINED,
+    physical_limit,
 )
 from pytest_gpufleet.verdict.profile import for_gpu, shipped
 from tests.boards import BOARDS, H200, Board

@@ -16,8 +16,7 @@ from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import METRICS
-from pytest_gpufleet.model.place import WORLD, gpu
-from pytest_gpufleet.model.place import read as at
+from pytest_gpufleet.model.place import WORLD, gpu, read as at
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.model.suite import Suite, SuiteCheck, shipped, titled
 from pytest_gpufleet.report.open_points import not_there_yet

@@ -8,8 +8,7 @@ import pytest
 
 from pytest_gpufleet import RankFailure, RankReport
 from pytest_gpufleet.model.place import gpu
-from pytest_gpufleet.world import call
-from pytest_gpufleet.world import pool as pool_module
+from pytest_gpufleet.world import call, pool as pool_module
 from pytest_gpufleet.world.engines.processes import CANNOT_ANSWER
 from pytest_gpufleet.world.engines.protocol import Engine, Trace
 from pytest_gpufleet.world.failure import GRACE_SECONDS, MAX_FAILED_STARTS

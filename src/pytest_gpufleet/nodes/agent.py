@@ -25,8 +25,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.nodes import interfaces, own_node, ranks_here, suite_process
-from pytest_gpufleet.nodes import messages as say
+from pytest_gpufleet.nodes import interfaces, messages as say, own_node, ranks_here, suite_process
 from pytest_gpufleet.nodes.agent_process import AgentSettings, Frames
 from pytest_gpufleet.nodes.own_node import OwnNode
 from pytest_gpufleet.nodes.ranks_here import RanksHere

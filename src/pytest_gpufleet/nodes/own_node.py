@@ -16,8 +16,7 @@ from pytest_gpufleet.hardware.locks import GpuTaken
 from pytest_gpufleet.hardware.nvml import NoGpus
 from pytest_gpufleet.hardware.telemetry import Sampler
 from pytest_gpufleet.model.measurement import Sample
-from pytest_gpufleet.nodes import messages as say
-from pytest_gpufleet.nodes import same_install
+from pytest_gpufleet.nodes import messages as say, same_install
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.health_watch import Guard
 from pytest_gpufleet.nodes.interfaces import Interface

@@ -11,8 +11,7 @@ from pytest_gpufleet.model.language import say, some
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.metric import METRICS, Metric
 from pytest_gpufleet.model.place import CALLED, WORLD, Place, Where
-from pytest_gpufleet.redaction import clean as clean
-from pytest_gpufleet.redaction import one_line as one_line
+from pytest_gpufleet.redaction import clean as clean, one_line as one_line
 
 SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 SYMBOLS = {
