@@ -1,7 +1,5 @@
 """What the GPUs do while a run goes on: a thread that takes samples, and what they amount to."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import threading
@@ -54,7 +52,7 @@ class Watch:
         if gpu is not None:
             self._thread = threading.Thread(target=self._run, args=(gpu.index,), name="gpufleet-watch", daemon=True)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> "Watch":
         if self._thread:
             self._thread.start()
         return self

@@ -4,8 +4,6 @@ A number is never used again, and lines are only added, each at the end of its b
 it is set up, 2xx health, 3xx wrong data, 4xx performance, 5xx processes, 9xx what an author of checks asserts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -385,7 +383,7 @@ class Fault(msgspec.Struct, frozen=True):
             raise ValueError(f"there is no fault {self.code} with code {self.number}")
         msgspec.structs.force_setattr(self, "number", self.kind.number)
 
-    def changed(self, **changes: Any) -> Fault:
+    def changed(self, **changes: Any) -> "Fault":
         return msgspec.structs.replace(self, number=0, **changes)
 
     @property

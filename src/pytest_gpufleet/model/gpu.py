@@ -1,7 +1,5 @@
 """What GPUs a machine has and how they are linked."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -314,7 +312,7 @@ class GpuTopology:
     problems: tuple[str, ...] = ()
     absent: str = ""  # why there are no GPUs, also in a rehearsal
 
-    def on_node(self, number: int) -> GpuTopology:
+    def on_node(self, number: int) -> "GpuTopology":
         """The same machine as that node of a run."""
         return replace(self, gpus=tuple(replace(gpu, node=number) for gpu in self.gpus))
 

@@ -1,7 +1,5 @@
 """The languages that a report can be written in. Terminal, evidence and summary.json are English."""
 
-from __future__ import annotations
-
 import gettext
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -53,7 +51,7 @@ class Said(str):
     """A text in English that can be said in another language later: `text` with `values` for its {names}, of which
     those that are such texts too are said in that language."""
 
-    def __new__(cls, text: str, **values: object) -> Said:
+    def __new__(cls, text: str, **values: object) -> "Said":
         said = super().__new__(cls, text.format(**values) if values else text)
         said._text, said._values = text, values
         return said
@@ -68,13 +66,13 @@ class Said(str):
 class Listed(Said):
     """Several texts, one after the other; `between`: what stands between two of them."""
 
-    def __new__(cls, parts: Iterable[str], between: str = ", ") -> Listed:
+    def __new__(cls, parts: Iterable[str], between: str = ", ") -> "Listed":
         every = tuple(parts)
         listed = str.__new__(cls, between.join(every))
         listed._parts, listed._between = every, between
         return listed
 
-    def __reduce__(self) -> tuple[type[Listed], tuple[tuple[str, ...], str]]:
+    def __reduce__(self) -> "tuple[type[Listed], tuple[tuple[str, ...], str]]":
         return Listed, (self._parts, self._between)
 
     def translated(self) -> str:

@@ -13,8 +13,6 @@ writes names that programs give themselves and their files into its lines too ("
 FILE"), and only the first 15 letters of a line can be such a name.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Where something belongs: a GPU of a node, a pair of GPUs, a node, or all of them together."""
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 from typing import Final
@@ -29,13 +27,13 @@ class Where:
     _key: tuple[tuple[int, str, int], ...]  # made once: places are keys of every figure
 
     @property
-    def parts(self) -> tuple[Place, ...]:
+    def parts(self) -> "tuple[Place, ...]":
         raise NotImplementedError
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Where) and self._key == other._key
 
-    def __lt__(self, other: Where) -> bool:
+    def __lt__(self, other: "Where") -> bool:
         return self._key < other._key
 
     def __hash__(self) -> int:
@@ -60,7 +58,7 @@ class Place(Where):
         self._key = ((node, kind, index),)
 
     @property
-    def parts(self) -> tuple[Place, ...]:
+    def parts(self) -> "tuple[Place, ...]":
         return (self,)
 
     @property

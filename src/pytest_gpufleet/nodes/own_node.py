@@ -1,7 +1,5 @@
 """The node of an agent: what the agent is asked about it, and what it sees of its GPUs while ranks work on them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,7 +24,7 @@ REHEARSAL = "--rehearse was given"
 
 
 @contextmanager
-def opened(settings: AgentSettings) -> Iterator[OwnNode]:
+def opened(settings: AgentSettings) -> "Iterator[OwnNode]":
     """Reads the machine, which takes seconds. Without GPUs it is a node all the same, and says why."""
     with ExitStack() as stack:
         if settings.rehearse:

@@ -4,8 +4,6 @@ Messages are numbered from 0 in either direction. Ray may lose a call or its ans
 unavailable: whoever repeats the call neither doubles nor loses a message.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
@@ -131,7 +129,7 @@ class Line:
         self,
         node: int,
         actor: Any,
-        told: Callable[[tuple[Line, Any, bool]], None],
+        told: "Callable[[tuple[Line, Any, bool]], None]",
         lost: type[Exception],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

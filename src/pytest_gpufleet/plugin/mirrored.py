@@ -1,7 +1,5 @@
 """Tests of one machine in a run on many nodes. Each node runs them by itself, and here they are what all came to."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What failed, as a reader meets it: what it means, where, how far off, and what to do."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import re
@@ -219,7 +217,7 @@ class Failure:
     advice: tuple[str, ...]  # paragraphs
     codes: tuple[Code, ...]  # kinds of what it found
     said: str = ""  # what all of its cases said, if that is all there is to tell
-    alike: tuple[Failure, ...] = ()
+    alike: "tuple[Failure, ...]" = ()
 
     @property
     def names(self) -> list[str]:

@@ -1,7 +1,5 @@
 """The folder of a run, and the files in it."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
@@ -36,11 +34,11 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def of(cls, text: str) -> RunFolder:
+    def of(cls, text: str) -> "RunFolder":
         return cls(Path(text))
 
     @classmethod
-    def make(cls, parent: Path, name: str) -> RunFolder:
+    def make(cls, parent: Path, name: str) -> "RunFolder":
         """A folder that no other run has, not even one that starts in the same second. Refused if there is none."""
         for number in itertools.count(1):
             folder = parent / (name if number == 1 else f"{name}-{number}")
@@ -77,7 +75,7 @@ class RunFolder:
     def report(self) -> Path:
         return self.path / REPORT
 
-    def of_node(self, node: NodeFound) -> RunFolder:
+    def of_node(self, node: NodeFound) -> "RunFolder":
         """Where the folder of a node's own run is, in that of a cluster's."""
         return RunFolder(self.path / NODES / f"{node.index}-{_NO_NAME.sub('_', node.host)}")
 

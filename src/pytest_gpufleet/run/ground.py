@@ -1,7 +1,5 @@
 """What a run stands on: GPUs, or CPU ranks in their place."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -120,7 +118,7 @@ class OwnMachine(Ground):
         return self.node.host((fact,))[fact]
 
     @classmethod
-    def without_gpus(cls, *why: str, ranks: int = 0) -> OwnMachine:
+    def without_gpus(cls, *why: str, ranks: int = 0) -> "OwnMachine":
         return cls(local_node.without_gpus("; ".join(why), *(() if ranks else why)), ranks)
 
 

@@ -1,7 +1,5 @@
 """Profiles: what is known of a GPU model, and the limits it is held against."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable, Mapping
@@ -228,7 +226,7 @@ class Profile:
     facts: Mapping[str, float]
     limits: tuple[Limit, ...]
     path: Path
-    base: Profile | None = None
+    base: "Profile | None" = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     calibrated_on: tuple[KnownGood, ...] = ()
     tolerances: tuple[Tolerance, ...] = ()

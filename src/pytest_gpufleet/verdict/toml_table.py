@@ -1,7 +1,5 @@
 """A table of a TOML file that somebody gave, whose errors name the file, the line and the key."""
 
-from __future__ import annotations
-
 import difflib
 import re
 import sys
@@ -115,14 +113,14 @@ class Table:
             raise self.error(f'"{key}" cannot be "{value}"; {_hint(value, choices)}', key)
         return value
 
-    def table(self, key: str) -> Table:
+    def table(self, key: str) -> "Table":
         """The table below this one; an empty one if there is none."""
         value = self.values.get(key, {})
         if not isinstance(value, dict):
             raise self.error(f'"{key}" must be a table of keys and values, not {value!r}.', key)
         return Table(value, self.path, self.lines, (*self.way, key))
 
-    def tables(self, key: str) -> list[Table]:
+    def tables(self, key: str) -> "list[Table]":
         """The list of tables below this one."""
         values = self.values.get(key, [])
         if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):

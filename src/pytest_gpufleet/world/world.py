@@ -1,7 +1,5 @@
 """The handle a test holds: a world of ranks, or a subset of one."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,7 +62,7 @@ class World:
         return self._specs[index].name
 
     @property
-    def nodes(self) -> tuple[World, ...]:
+    def nodes(self) -> "tuple[World, ...]":
         """The ranks of each node, as a world of its own."""
         by_node = grouped((place.node, index) for index, place in enumerate(self.places))
         return tuple(self.subset(by_node[node]) for node in sorted(by_node))
@@ -85,7 +83,7 @@ class World:
 
     def each(
         self,
-        groups: Sequence[Sequence[int] | World],
+        groups: "Sequence[Sequence[int] | World]",
         function: Callable[..., Any],
         /,
         *args: Any,
@@ -121,7 +119,7 @@ class World:
         with self._pool.restarted(dict(zip(self._ranks, environments, strict=True))):
             yield
 
-    def _members(self, group: Sequence[int] | World) -> Members:
+    def _members(self, group: "Sequence[int] | World") -> Members:
         if not isinstance(group, World):
             return self.subset(group)._ranks
         if not {*group._ranks} <= {*self._ranks}:
@@ -141,7 +139,7 @@ class World:
         """A fault for each rank of which anything is told; `told` has a text for each, "" if nothing is wrong."""
         return [Fault(code, (place,), what) for place, what in zip(self.places, told, strict=True) if what]
 
-    def subset(self, ranks: Sequence[int]) -> World:
+    def subset(self, ranks: Sequence[int]) -> "World":
         """Fewer ranks, in ascending order: the same processes, counted anew from 0, with a group of their own.
 
         ValueError if there is no such rank, or none at all.

@@ -1,7 +1,5 @@
 """Copies between memories, timed and verified as nvbandwidth does: 4 copies to warm up and 16 timed, three samples."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import math
@@ -354,7 +352,7 @@ class CudaCopier:
         self._allocated, self._pinned = [], []
         torch.cuda.empty_cache()  # what verifying took
 
-    def _queue(self, copy: Copy, lane: _Lane, times: int) -> None:
+    def _queue(self, copy: Copy, lane: "_Lane", times: int) -> None:
         to, origin, stream = copy.destination, copy.source, lane.stream.cuda_stream
         own = result_of("cuCtxGetCurrent", c_void_p)
         for _ in range(times):

@@ -1,7 +1,5 @@
 """How the networks are trained: recipes by name, and the work that is given to a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -142,7 +140,7 @@ class Plan:
             conditions["workload"] = self.kind
         return conditions
 
-    def with_batch(self, batch: int) -> Plan:
+    def with_batch(self, batch: int) -> "Plan":
         return replace(self, recipe=replace(self.recipe, batch=batch))
 
     def __str__(self) -> str:

@@ -1,7 +1,5 @@
 """What goes on, at the bottom of a terminal, while pytest writes above it: a table of all GPUs, or lines on nodes."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time
@@ -161,7 +159,7 @@ class Below:
             vertical_overflow="crop",
         )
 
-    def __enter__(self) -> Below:
+    def __enter__(self) -> "Below":
         self._live.start()
         self._thread.start()
         return self
