@@ -48,15 +48,6 @@ def few_steps(rank, name, *, alone=False):
     return losses, differences(rank, dict(made[0].named_parameters()))
 
 
-def test_peak_trains_as_ddp_does(nccl_group):
-    for (usual, _), (peak, different) in zip(
-        nccl_group.run(few_steps, "fp32"), nccl_group.run(few_steps, "peak"), strict=True
-    ):
-        assert torch.allclose(torch.tensor(peak), torch.tensor(usual), atol=0.01), (usual, peak)
-        assert peak[-1] < 0.5 * peak[0]
-        assert not different
-
-
 def accumulated_losses(rank, batches):
     training = plan("fp32", QUICK, rank.device)
     with loop.precision(training.recipe):
@@ -67,13 +58,18 @@ def accumulated_losses(rank, batches):
     return losses, differences(rank, dict(module.named_parameters()))
 
 
-def test_gradients_of_several_batches_are_one_step(nccl_group):
-    """Of the same images over and over the average is what one batch gives; and all ranks come to the same weights."""
-    for (one, _), (three, different) in zip(
-        nccl_group.run(accumulated_losses, 1), nccl_group.run(accumulated_losses, 3), strict=True
+@pytest.mark.parametrize(
+    ("train", "usual", "other"),
+    [(few_steps, "fp32", "peak"), (accumulated_losses, 1, 3)],
+    ids=["peak trains as DDP does", "gradients of several batches are one step"],
+)
+def test_losses_are_alike_and_all_ranks_come_to_the_same_weights(nccl_group, train, usual, other):
+    """Several batches are of the same images over and over: their average is what one batch gives."""
+    for (expected, _), (losses, different) in zip(
+        nccl_group.run(train, usual), nccl_group.run(train, other), strict=True
     ):
-        assert torch.allclose(torch.tensor(three), torch.tensor(one), atol=0.01), (one, three)
-        assert three[-1] < 0.5 * three[0]
+        assert torch.allclose(torch.tensor(losses), torch.tensor(expected), atol=0.01), (expected, losses)
+        assert losses[-1] < 0.5 * losses[0]
         assert not different
 
 

@@ -91,13 +91,10 @@ def test_programs_find_the_host_of_every_fault(fleet: Fleet) -> None:
     assert [each["host"] for each in told["hosts"]] == [host for host in HOSTS if host != "node-055"]
 
 
-def test_a_healthy_fleet_has_nobody_to_look_at() -> None:
+def test_a_healthy_fleet_and_none_at_all_have_nobody_to_look_at() -> None:
     healthy = Page(page(judge_fleet(fleet_of(4), (), HOSTS[:4]), {}))
     assert "Hosts to look at" not in healthy.html
     assert "The hosts are alike in everything that is compared" in healthy.html
-
-
-def test_no_fleet_at_all_has_a_page_too() -> None:
     assert "There is no host" in Page(page(judge_fleet([]), {})).html
 
 
