@@ -11,10 +11,10 @@ GENERATED = {DOCS / "checks.md", DOCS / "planted-faults.md"}
 
 # What there may be at most, blank lines included. Who adds, removes.
 BOUNDS = {
-    "lines of src": 38_200,
+    "lines of src": 37_600,
     "modules of src": 221,
-    "lines of tests": 34_200,
-    "words of docs": 28_900,
+    "lines of tests": 33_700,
+    "words of docs": 27_200,
 }
 
 
