@@ -41,7 +41,7 @@ def test_the_ranks_are_gone_before_it_begins_and_what_it_printed_is_on_record(mo
     found = fixtures.diagnose(run, "test_x")
     assert run.done == ["ranks are gone", "level 2", "host_fact"]
     assert run.noticed == [("dcgm_remark", "test_x")]
-    assert (found.faults, found.unseen) == ((), ())
+    assert (found.faults, found.unseen) == ([], [])
 
 
 def test_it_leaves_gpus_alone_that_are_not_the_runs():
