@@ -149,10 +149,17 @@ LOAD = [
 ]  # fmt: skip
 ALSO = [  # figures that limits name themselves, and one of the copy on the SMs
     ("NVIDIA A100-SXM4-80GB", "gemm", healthy_figures.IN_BF16, 256, "Azure/AI-benchmarking-guide", 35),
-    (H100, "gemm", healthy_figures.IN_BF16, 675, "lowest of several", 19),
-    ("Tesla V100-SXM2-16GB", "gemm", {**healthy_figures.IN_BF16, "precision": "fp16"}, 94, "healthy, short runs", 25),
-    ("NVIDIA A100-SXM4-80GB", "memory_bandwidth", {"operation": "copy"}, 1371, "cudaMemcpy", 45),
-    ("NVIDIA A100-SXM4-40GB", "memory_bandwidth", {"operation": "copy"}, 1156, "cudaMemcpy", 50),
+    (H100, "gemm", healthy_figures.IN_BF16, 675, "lowest of several, source not found", 19),
+    (
+        "Tesla V100-SXM2-16GB",
+        "gemm",
+        {**healthy_figures.IN_BF16, "precision": "fp16"},
+        94,
+        "short runs, source not found",
+        25,
+    ),
+    ("NVIDIA A100-SXM4-80GB", "memory_bandwidth", {"operation": "copy"}, 1371, "cudaMemcpy, source not found", 45),
+    ("NVIDIA A100-SXM4-40GB", "memory_bandwidth", {"operation": "copy"}, 1156, "cudaMemcpy, source not found", 50),
     (
         "NVIDIA B300 SXM6 AC",
         "gemm",
@@ -435,7 +442,10 @@ SUBJECTS = {
         "Figures of recorded machines (4x H200: a, b, c; 2x H200: g; H100: h) that are so much worse, at each place "
         "that can have it, one after the other. One figure at a time, but for products with training.", FIGURES),
     "Under load": ("At the end of a minute of load, as described.", LOAD),
-    "Models": ("All GPUs, or all together, slower than a figure that somebody published of healthy ones.", MODELS),
+    "Models": (
+        "All GPUs, or all together, slower than a figure that somebody gave of healthy ones; some without a source.",
+        MODELS,
+    ),
     "Between nodes": ("Two recorded nodes with a network in place of their loopback, and described nodes.", NODES),
     "Links of GPUs": ("A recorded 4x H200 with a fact changed; by all checks of inventory and health.", LINKS),
     "Settings": ("The same machine.", SETTINGS),

@@ -10,8 +10,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return cli.main(arguments)
     except ModuleNotFoundError as error:
-        how = f"{sys.executable} -m pip install {error.name}"
-        print(f"gpufleet: {error.name} is not installed, which this needs: {how}", file=sys.stderr)
+        from pytest_gpufleet.run.settings import NEEDS
+
+        lacks = NEEDS.get(str(error.name), error.name)  # pynvml is another package than the one that brings it
+        how = f"{sys.executable} -m pip install {lacks}"
+        print(f"gpufleet: {lacks} is not installed, which this needs: {how}", file=sys.stderr)
         return 1
 
 

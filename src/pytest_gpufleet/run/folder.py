@@ -126,7 +126,7 @@ class RunFolder:
         """Around what is made of evidence, which has the form of a run's and may still say what no run ever would."""
         try:
             yield
-        except Refused:
+        except (Refused, ModuleNotFoundError):
             raise
         except Exception as error:
             raise Refused(f"{self}: nothing can be made of its evidence, which no run wrote so: {error!r}") from None
