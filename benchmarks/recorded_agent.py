@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from pytest_gpufleet.hardware import host, local_node
+from pytest_gpufleet.machine import host, local_node
 from pytest_gpufleet.model.gpu import READINGS, Gpu
 from pytest_gpufleet.model.log_catalogue import Logged
 from pytest_gpufleet.model.measurement import Sample

@@ -37,7 +37,7 @@ from pytest_gpufleet.world.failure import RankFailure
 from tests.acceptance import checks, test_faulty_machines as faulty
 from tests.boards import BOARDS
 from tests.fleets import host_run
-from tests.hardware.test_kernel_log import SEGFAULT
+from tests.machine.test_kernel_log import SEGFAULT
 from tests.machines import recorded
 from tests.planted import (
     FOUR,
@@ -465,7 +465,7 @@ ELSEWHERE = {
         "tests/acceptance/test_faulty_machines.py::test_what_a_run_leaves_behind",
     "network ports that flap during a run":
         "tests/acceptance/test_faulty_machines.py::test_network_ports_of_the_whole_run",
-    "a power supply that is dead": "tests/hardware/test_bmc.py::test_power_supplies",
+    "a power supply that is dead": "tests/machine/test_bmc.py::test_power_supplies",
     "nvidia_peermem missing, ACS, IOMMU, slots": "tests/acceptance/test_pcie.py::test_one_thing_is_wrong",
     "a figure that misses once and not again":
         "tests/verdict/test_second_measurement.py::test_both_are_on_record_and_the_second_counts",

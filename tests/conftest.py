@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 ACCEPTANCE = ROOT / "acceptance"
 EVIDENCE = ROOT / "tests" / "recorded"  # of real machines
 INNER = ROOT / "tests" / "inner"  # test modules that tests give to a pytest of their own
-RECORDED = ("-p", "tests.hardware.recorded")  # options: on a recorded machine
+RECORDED = ("-p", "tests.machine.recorded")  # options: on a recorded machine
 LONGEST = (  # in seconds of the clock, which are not those of the cores: some wait
     "acceptance/test_acceptance.py",
     "probes/test_culprit.py",

@@ -6,9 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pytest_gpufleet.hardware.kernel_log import behind, of_the_host, parse
+from pytest_gpufleet.machine.kernel_log import behind, of_the_host, parse
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Unavailable
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
 from pytest_gpufleet.model.log_catalogue import Logged
 from pytest_gpufleet.model.machine import Machine
 
@@ -22,10 +22,10 @@ SINCE_THE_SNAPSHOTS: dict[str, Any] = {
     "slowdown_ns": {"sw_thermal": 0, "hw_thermal": 0, "power_brake": 0},
     "ecc_corrected": {"dram": 0, "sram": 0},
     "spare_rows": {"max": 3072, "high": 0, "partial": 0, "low": 0, "none": 0},
-    "nvlink_fec": Unavailable("NVML: Not Supported", applicable=False),
+    "nvlink_fec": Missing("NVML: Not Supported", absent=True),
 }
 
-SNAPSHOTS = Path(__file__).parent / "hardware" / "snapshots"
+SNAPSHOTS = Path(__file__).parent / "machine" / "snapshots"
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def recorded(change: str = "", snapshot: str = "h200x4") -> Recorded:
         links=topology.links,
         fabric=topology.fabric,
     )
-    exec(change, {"gpus": gpus, "host": host, "machine": state, "Unavailable": Unavailable})
+    exec(change, {"gpus": gpus, "host": host, "machine": state, "Missing": Missing})
     gpus = gpus[: state.count]
     for index, values in enumerate(gpus):
         values["processes"] = list(state.processes.get(index, ()))

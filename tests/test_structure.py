@@ -17,16 +17,16 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LEAVES = {"safe_files", "redaction", "__init__"}
 ROOMS = {
     "model": set(),
-    "hardware": {"model"},
-    "world": {"model", "hardware"},
-    "probes": {"model", "hardware", "world"},
-    "verdict": {"model"},
-    "report": {"model", "verdict"},
-    "nodes": {"model", "hardware", "world", "verdict"},
-    "run": {"model", "hardware", "world", "verdict", "nodes"},
-    "plugin": {"model", "hardware", "world", "probes", "verdict", "nodes", "report", "run"},
-    "commands": {"model", "hardware", "verdict", "report", "run"},
-    "cli": {"model", "commands", "hardware", "report", "run"},
+    "machine": {"model"},
+    "world": {"model", "machine"},
+    "probes": {"model", "machine", "world"},
+    "verdict": {"model", "machine"},
+    "report": {"model", "machine", "verdict"},
+    "nodes": {"model", "machine", "world", "verdict"},
+    "run": {"model", "machine", "world", "verdict", "nodes"},
+    "plugin": {"model", "machine", "world", "probes", "verdict", "nodes", "report", "run"},
+    "commands": {"model", "machine", "verdict", "report", "run"},
+    "cli": {"model", "commands", "machine", "report", "run"},
     "__main__": {"cli", "run"},
 }
 VAGUE = ("utils", "helpers", "common", "base", "manager")

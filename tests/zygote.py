@@ -61,7 +61,7 @@ class Imports:
 
     def pytest_configure(self) -> None:
         import pytest_gpufleet
-        from pytest_gpufleet.hardware import software
+        from pytest_gpufleet.machine import software
         from pytest_gpufleet.report.page import rendering
         from pytest_gpufleet.verdict import profile
 

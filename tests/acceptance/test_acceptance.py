@@ -212,8 +212,8 @@ def described(run_pytest):
 
     def run(machine, *arguments):
         plugin = (
-            f"import sys\nfrom tests.hardware.fake_nvml import *\nsys.modules['pynvml'] = {machine}\n"
-            "from pathlib import Path\nfrom pytest_gpufleet.hardware import locks\nlocks.DEVICES = Path()\n"
+            f"import sys\nfrom tests.machine.fake_nvml import *\nsys.modules['pynvml'] = {machine}\n"
+            "from pathlib import Path\nfrom pytest_gpufleet.machine import locks\nlocks.DEVICES = Path()\n"
         )
         environment = {"PYTHONPATH": f".:{ROOT}"}
         return run_pytest(

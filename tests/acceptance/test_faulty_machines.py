@@ -10,7 +10,7 @@ import pytest
 
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import COUNTERS, Unavailable
+from pytest_gpufleet.model.gpu import COUNTERS, Missing
 from pytest_gpufleet.verdict.host_rules.dcgm_rules import Diagnosis
 from tests.acceptance.checks import later, outcomes, ranks_answer
 from tests.conftest import ACCEPTANCE, RECORDED
@@ -72,7 +72,7 @@ errors = host['memory_errors'] = [
 ]
 """
 
-ABSENT, LOST = "Unavailable('NVML: Not Supported', False)", "Unavailable('NVML: GPU is lost', True)"
+ABSENT, LOST = "Missing('NVML: Not Supported', absent=True)", "Missing('NVML: GPU is lost')"
 FELL_OFF = "machine.log = 'NVRM: Xid (PCI:0000:00:%s): 79, pid=1, GPU has fallen off the bus.'"
 FABRIC = "for gpu in gpus: gpu['fabric_health'] = {'mask': 0x1AA, 'clique': 0, 'cluster': '00'}\n"
 NARROW = "update(pcie_width=8, pcie_width_max=8, pcie_width_able={'gpu': %s, 'port': %s})"
@@ -265,7 +265,7 @@ HEALTHY = {
     "test_host_memory_had_few_errors": [""],
     "test_host_memory_errors_stayed_rare": [""],
 }
-NOBODY_COUNTS = "host['memory_errors'] = Unavailable('no EDAC driver counts them', False)"
+NOBODY_COUNTS = "host['memory_errors'] = Missing('no EDAC driver counts them', absent=True)"
 NOT_APPLICABLE = {
     # GeForce, and boards of workstations
     "test_persistence_mode_is_on": [
@@ -293,7 +293,7 @@ def test_what_a_machine_does_not_show_is_told_by_its_reason_alone():
     facts = (
         "cpu_governor", "memory_modules", "memory_errors", "pci_devices", "disk_health", "bmc", "optics", "rdma_writes",
     )  # fmt: skip
-    change = "".join(f"host[{fact!r}] = Unavailable({why!r}, False)\n" for fact in facts)
+    change = "".join(f"host[{fact!r}] = Missing({why!r}, absent=True)\n" for fact in facts)
     found = outcomes(recorded(f"{change}host['network_ports'] = []"))
     told = {name: each.message for name, each in found.items() if each.what == "not applicable"}
     assert len([message for message in told.values() if message == f"not applicable: {why}"]) >= len(facts)
@@ -390,7 +390,7 @@ def test_every_call_that_fails_alone_is_a_finding(reason):
     """Every check of inventory and health, for every fact of GPU 2 that NVML does not tell."""
     unnoticed = set()
     for fact in recorded().machine.gpus[2].facts:
-        found = outcomes(recorded(f"gpus[2]['{fact}'] = Unavailable('NVML: {reason}', {REASONS[reason]})"))
+        found = outcomes(recorded(f"gpus[2]['{fact}'] = Missing('NVML: {reason}', {not REASONS[reason]})"))
         if not failed(found):
             unnoticed.add(fact)
         for name in failed(found):
@@ -440,7 +440,7 @@ OF_BLACKWELL = [
     (f"{ERRORS}['symbol'][5] += 40", "NVLink 5 had 40 symbol errors"),
     (f"{ERRORS}['effective'][0] += 40", "NVLink 0 had 40 effective errors"),
     (f"{ERRORS}['recovery'][17] = None", "recovery errors of NVLink 17 were 0 and are None"),
-    (f"{ERRORS} = Unavailable('NVML: Not Supported', False)", "cannot be read"),
+    (f"{ERRORS} = Missing('NVML: Not Supported', absent=True)", "cannot be read"),
 ]
 
 
@@ -480,15 +480,15 @@ def test_network_ports_of_the_whole_run(change, what, words):
 )
 def test_what_the_host_told_when_the_run_began_and_does_not_any_more_is_not_judged(fact, check):
     before = recorded(f"{SETUP}{ERRORS_OF_MEMORY}host['pci_devices'] = {{}}")
-    for now, what in ((None, "skipped"), (Unavailable("no EDAC driver", False), "skipped")):
+    for now, what in ((None, "skipped"), (Missing("no EDAC driver", absent=True), "skipped")):
         assert outcomes(before, host_now={fact: now}.get)[check].what == what
-    for never, what in ((None, "not applicable"), (Unavailable("KeyError: it is odd", True), "skipped")):
+    for never, what in ((None, "not applicable"), (Missing("KeyError: it is odd"), "skipped")):
         here = replace(before.machine, host={**before.machine.host, fact: never})
         assert outcomes(replace(before, machine=here))[check].what == what
 
 
 def test_a_gpu_without_error_correction_has_no_corrected_errors():
-    here = recorded("for gpu in gpus: gpu['ecc_corrected'] = Unavailable('NVML: Not Supported', False)")
+    here = recorded("for gpu in gpus: gpu['ecc_corrected'] = Missing('NVML: Not Supported', absent=True)")
     assert outcomes(here, machine_now=later(here))[RARE].what == "not applicable"
 
 
@@ -497,7 +497,7 @@ def test_pcie_replays_that_nvml_does_not_count(model, what):
     """An H200 does count them: its driver or nvidia-ml-py is blind. Of a GeForce nobody can say."""
     here = recorded(
         f"for gpu in gpus:\n  gpu.update(name='{model}', compute_capability=[8, 6])\n"
-        "  gpu['pcie_replays'] = Unavailable('NVML: Not Supported', False)"
+        "  gpu['pcie_replays'] = Missing('NVML: Not Supported', absent=True)"
     )
     assert outcomes(here, machine_now=later(here))["test_pcie_links_stayed_clean"].what == what
 
@@ -528,7 +528,7 @@ def test_a_machine_with_one_gpu_as_it_was():
 
 def test_no_failing_call_crashes_the_run(described):
     """Every fact of GPU 2 fails at once."""
-    run = described("gpus[2].update({name: Unavailable('NVML: GPU is lost', True) for name in list(gpus[2])[3:]})")
+    run = described("gpus[2].update({name: Missing('NVML: GPU is lost') for name in list(gpus[2])[3:]})")
     assert "INTERNALERROR" not in run.text
     assert named(run.check("test_ecc_is_on").message) == {2}
 
@@ -537,7 +537,7 @@ def test_no_failing_call_crashes_the_run(described):
 BLIND = """
 for gpu in gpus:
     for name in gpu.keys() - {"name", "uuid", "pci_bus_id", "memory_bytes"}:
-        gpu[name] = Unavailable("NVML: Not Supported", False)
+        gpu[name] = Missing("NVML: Not Supported", absent=True)
 """
 
 

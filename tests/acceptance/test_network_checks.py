@@ -8,7 +8,7 @@ from tests.acceptance.checks import outcomes, ranks_answer
 from tests.machines import recorded
 
 MODULES, LINKS = "test_transceivers_are_well", "test_links_have_few_bit_errors"
-# As hardware/optics.py reads it of a healthy 400G module.
+# As machine/optics.py reads it of a healthy 400G module.
 OPTICS = """
 def module(i):
     readings = dict(temperature_c=dict(values=[61.0], least=-10.0, most=80.0))
@@ -40,7 +40,7 @@ def test_cables_that_are_well():
 
 def test_a_virtual_machine_without_adapters():
     why = "no NVIDIA network adapter has an active port"
-    checks = outcomes(recorded(f"host['optics'] = Unavailable({why!r}, False)"))
+    checks = outcomes(recorded(f"host['optics'] = Missing({why!r}, absent=True)"))
     assert {(checks[name].what, why in checks[name].message) for name in (MODULES, LINKS)} == {("not applicable", True)}
 
 

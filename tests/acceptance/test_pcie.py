@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from pytest_gpufleet.hardware import pci_devices, rdma
+from pytest_gpufleet.machine import pci_devices, rdma
 from tests.acceptance.checks import outcomes
-from tests.hardware.test_pci_devices import BOARD, VIRTUAL, config_space
-from tests.hardware.trees import laid_out
+from tests.machine.test_pci_devices import BOARD, VIRTUAL, config_space
+from tests.machine.trees import laid_out
 from tests.machines import recorded
 
 ADDRESSES = {BOARD: ["18", "2a", "3a", "5d"], VIRTUAL: ["05", "06"]}

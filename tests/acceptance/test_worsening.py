@@ -169,8 +169,8 @@ gpus[1]["temperature_c"] = gpus[2]["temperature_c"] = 91
 def test_a_gpu_that_does_not_answer_is_told_and_hangs_nothing(on_recorded):
     inner = """
     import threading
-    from pytest_gpufleet.hardware import nvml, telemetry
-    from tests.hardware.recorded import Recorded
+    from pytest_gpufleet.machine import nvml, telemetry
+    from tests.machine.recorded import Recorded
 
     def test_during():
         ask = Recorded.ask

@@ -44,15 +44,15 @@ KNOWN = {"name": "NVIDIA H200", "memory_bytes": 150754820096, "power_limit_watts
 STAND_IN = f"""
 import sys
 from contextlib import contextmanager
-from pytest_gpufleet.hardware import local_node
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Unavailable
+from pytest_gpufleet.machine import local_node
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
 
 class StandIn:
     def count(self):
         return 8
     def ask(self, index, fact):
         if index == 7:
-            return Unavailable("NVML: GPU is lost", applicable=True)
+            return Missing("NVML: GPU is lost")
         return {READING!r}[fact]
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pytest_gpufleet.hardware import local_node
-from pytest_gpufleet.hardware.nvml import NoGpus
+from pytest_gpufleet.machine import local_node
+from pytest_gpufleet.machine.nvml import NoGpus
 
 
 def _read():

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.hardware import local_node, locks, nvml
-from pytest_gpufleet.hardware.locks import GpuTaken
+from pytest_gpufleet.machine import local_node, locks, nvml
+from pytest_gpufleet.machine.locks import GpuTaken
 from pytest_gpufleet.world.engines.processes import look as alive
 from tests.gpu.present import GPUS, needs_gpus
 

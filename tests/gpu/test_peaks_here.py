@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_gpufleet.hardware import local_node
+from pytest_gpufleet.machine import local_node
 from pytest_gpufleet.verdict import peaks
 from tests.boards import BOARDS
 from tests.gpu.present import needs_gpus

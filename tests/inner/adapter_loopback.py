@@ -2,7 +2,7 @@
 
 import os
 
-from pytest_gpufleet.hardware import network_ports
+from pytest_gpufleet.machine import network_ports
 from pytest_gpufleet.probes.adapter_loopback import (
     LOOPBACK_INTERFACE,
     adapter_bandwidth,

@@ -3,7 +3,7 @@
 import os
 
 from pytest_gpufleet import MiB, bus_bandwidth, measure, measure_all, scaling_efficiency
-from pytest_gpufleet.hardware import host
+from pytest_gpufleet.machine import host
 from pytest_gpufleet.probes.collectives import speed
 from pytest_gpufleet.probes.collectives.speed import launch_time
 from pytest_gpufleet.probes.collectives.under_load import retention_under_load

@@ -4,8 +4,8 @@ it got worse fails."""
 import pytest
 
 from pytest_gpufleet import not_applicable
-from pytest_gpufleet.model.gpu import Unavailable
-from tests.hardware.recorded import Recorded, recorded
+from pytest_gpufleet.model.gpu import Missing
+from tests.machine.recorded import Recorded, recorded
 
 FACTS = recorded.gpus[2].facts
 
@@ -66,7 +66,7 @@ def test_many_replays():
 
 
 def test_counter_that_is_gone():
-    FACTS["remapped_rows"] = Unavailable("NVML: GPU is lost", True)
+    FACTS["remapped_rows"] = Missing("NVML: GPU is lost")
 
 
 def test_counter_that_stays_away():

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-class Unavailable(Exception):
+class Missing(Exception):
     """ray.exceptions.ActorUnavailableError: the call may have been run or not."""
 
 
@@ -51,4 +51,4 @@ class Actor:
         call = self.calls.pop(index)
         if run:
             call.run()
-        call.answer.set_exception(Unavailable())
+        call.answer.set_exception(Missing())

@@ -5,8 +5,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from pytest_gpufleet.hardware.locks import GpuTaken
-from pytest_gpufleet.hardware.nvml import NoGpus
+from pytest_gpufleet.machine.locks import GpuTaken
+from pytest_gpufleet.machine.nvml import NoGpus
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.gpu import READINGS, Gpu
 from pytest_gpufleet.model.log_catalogue import Logged, Xid

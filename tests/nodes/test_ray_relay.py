@@ -8,7 +8,7 @@ import pytest
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.ray_actor import MOST_BYTES, Line, Relay, a_call_full, in_short
 from pytest_gpufleet.nodes.transport import Arrived, Gone
-from tests.nodes.fake_ray import Actor, Unavailable
+from tests.nodes.fake_ray import Actor, Missing
 
 LONG = 30.0
 
@@ -71,7 +71,7 @@ class Talk:
         self.actor = Actor(relay)
         self.ended: list[tuple] = []
         self.events: list[Arrived | Gone] = []
-        self.line = Line(7, self.actor, lambda call: self.ended.append(call), Unavailable, clock=lambda: self.now)
+        self.line = Line(7, self.actor, lambda call: self.ended.append(call), Missing, clock=lambda: self.now)
         self.line.go_on()
 
     def hear(self) -> None:

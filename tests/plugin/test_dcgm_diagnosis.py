@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_gpufleet.hardware import dcgm
-from pytest_gpufleet.hardware.tools import NoAnswer, Untold
+from pytest_gpufleet.machine import dcgm
+from pytest_gpufleet.machine.tools import NoAnswer, Untold
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.plugin import fixtures
-from tests.hardware.test_dcgm import EIGHT, on_eight, result
+from tests.machine.test_dcgm import EIGHT, on_eight, result
 
 
 class Run:

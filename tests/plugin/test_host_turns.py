@@ -14,7 +14,7 @@ from tests.conftest import KEPT, RECORDED, REPORTS, ROOT, lay_out
 DEVICES = """
     import os
     from pathlib import Path
-    from pytest_gpufleet.hardware import locks
+    from pytest_gpufleet.machine import locks
     from pytest_gpufleet.plugin import markers
 
     locks.DEVICES = Path(os.environ["DEVICES"])

@@ -291,8 +291,8 @@ def assert_nothing_was_tested(run):
 
 
 NO_GPU = """
-    from pytest_gpufleet.hardware import local_node
-    from pytest_gpufleet.hardware.nvml import NoGpus
+    from pytest_gpufleet.machine import local_node
+    from pytest_gpufleet.machine.nvml import NoGpus
 
     def nothing(wanted):
         raise NoGpus("the driver sleeps")

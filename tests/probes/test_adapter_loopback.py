@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_gpufleet.hardware import network_ports
+from pytest_gpufleet.machine import network_ports
 from pytest_gpufleet.model.measurement import Measurement, Reading
 from pytest_gpufleet.model.place import THIS_NODE, Place
 from pytest_gpufleet.probes.adapter_loopback import adapter_bandwidth, environments, grew, least_sent, turns

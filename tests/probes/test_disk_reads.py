@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.hardware.tools import Untold, output
+from pytest_gpufleet.machine.tools import Untold, output
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.model.place import THIS_NODE
 from pytest_gpufleet.probes import disk_reads

@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from pytest_gpufleet.hardware import host
+from pytest_gpufleet.machine import host
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB

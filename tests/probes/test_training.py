@@ -19,7 +19,7 @@ from pytest_gpufleet.probes.training.loop import Lap, precision, utilization
 from pytest_gpufleet.probes.training.recipes import RECIPES, Workload, plan
 from pytest_gpufleet.probes.training.sweep import Filled, largest, within_memory
 from tests.conftest import INNER
-from tests.hardware.fake_nvml import FakeNvml, switched
+from tests.machine.fake_nvml import FakeNvml, switched
 
 TRAINING = INNER / "training_on_ranks.py"
 

@@ -10,7 +10,7 @@ from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound, NodeFound
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import GpuTopology, Unavailable
+from pytest_gpufleet.model.gpu import GpuTopology, Missing
 from pytest_gpufleet.model.place import gpu, where
 from pytest_gpufleet.nodes.cluster import Lost, Trouble
 from pytest_gpufleet.nodes.messages import CheckHealth, Health, Hello, Lock, ReadHost, RunSuite
@@ -62,7 +62,7 @@ def run(cluster, monkeypatch, tmp_path):
 
 
 def test_why_a_node_does_not_tell_a_fact_is_known_here(cluster, run):
-    untold = Unavailable("only root may ask the BMC", applicable=False)
+    untold = Missing("only root may ask the BMC", absent=True)
     hosts = {0: {"bmc": untold}, 1: {"bmc": None}, 2: {"bmc": {"power": []}}}
     cluster.answers[ReadHost] = {node: codec.unpacked(codec.packed(host), dict) for node, host in hosts.items()}
     assert run.hosts_now("bmc") == {0: untold, 1: None, 2: {"power": []}}
@@ -72,7 +72,7 @@ def test_why_a_node_does_not_tell_a_fact_is_known_here(cluster, run):
 
 
 def test_why_a_host_does_not_tell_a_fact_is_on_record():
-    untold = Unavailable("a virtual machine has none", applicable=False)
+    untold = Missing("a virtual machine has none", absent=True)
     found = codec.typed(json.loads(json.dumps(codec.plain({"host": {"dmi": untold, "kernel": "6.8.0"}}))), HostFound)
     assert found.host["dmi"] == untold
     assert [found.get(fact) for fact in ("dmi", "kernel", "nvme")] == [None, "6.8.0", None]

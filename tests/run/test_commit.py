@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from pytest_gpufleet.hardware.tools import Untold
+from pytest_gpufleet.machine.tools import Untold
 from pytest_gpufleet.run.opening import of_checkout
 
 

@@ -13,7 +13,7 @@ from pytest_gpufleet.model.codec import Moment
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import Earlier, HostFound, RunHeader
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import GpuTopology, Unavailable
+from pytest_gpufleet.model.gpu import GpuTopology, Missing
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.model.suite import titled
 from pytest_gpufleet.plugin import options
@@ -385,7 +385,7 @@ CHASSIS = {
         ({"memory_bytes": 1 << 40}, ["machine: memory in GiB was 2048, is 1024"]),
         ({"processor": {"model": "Xeon 8592"}}, ["machine: model of the processors was Xeon 8480C, is Xeon 8592"]),
         ({"dmi": {**DMI, "serial": "SN-B"}}, ["machine: serial number of the machine was SN-A, is SN-B"]),
-        ({"dmi": Unavailable("as no root", False)}, ["machine: serial number of the machine was SN-A, is unknown"]),
+        ({"dmi": Missing("as no root", absent=True)}, ["machine: serial number of the machine was SN-A, is unknown"]),
         ({"network_ports": [{**PORT, "guid": "1"}]}, ["network port mlx5_0/1: guid was 0c42:a103:0065:a1b2, is 1"]),
         ({"network_ports": []}, ["network port mlx5_0/1 is not there any more"]),
         ({"memory_modules": [{**DIMM, "serial": "2"}]}, ["memory module DIMM_A1: serial was 1F3A9C1D, is 2"]),

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Unavailable, joined
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing, joined
 from pytest_gpufleet.model.machine import gigabits_for_each_gpu
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
@@ -179,7 +179,7 @@ def test_ports_of_gpus_that_take_no_part_are_not_those_of_the_others() -> None:
     devices = {f"0000:{number}:00.0": {"kind": "gpu"} for number in range(8)}
     gpus = [Gpu(index, {}) for index in range(4)]
     assert gigabits_for_each_gpu(gpus, {"network_ports": ports(8), "pci_devices": devices}) == 400
-    untold = {"network_ports": Unavailable("no /sys", False), "pci_devices": Unavailable("no /sys", False)}
+    untold = {"network_ports": Missing("no /sys", absent=True), "pci_devices": Missing("no /sys", absent=True)}
     assert gigabits_for_each_gpu(gpus, untold) == 0
 
 

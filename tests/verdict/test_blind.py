@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.model.gpu import Gpu, Unavailable
+from pytest_gpufleet.model.gpu import Gpu, Missing
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.report.open_points import counted, gaps
 from pytest_gpufleet.verdict.health_rules import MUST_TELL, TELEMETRY, untold, without_telemetry
 from pytest_gpufleet.verdict.verdict import conclude
 
-ABSENT = Unavailable("NVML: Not Supported", False)
+ABSENT = Missing("NVML: Not Supported", absent=True)
 ECC = {"ecc_uncorrected_volatile", "ecc_uncorrected_aggregate", "ecc_corrected_volatile"}
 ALWAYS = {"ecc_mode", "pcie_replays", "power_limit_watts", *TELEMETRY}
 SERVER, LINKED = ALWAYS | ECC | {"remapped_rows"}, ALWAYS | ECC | {"remapped_rows", "nvlink_errors"}

@@ -8,7 +8,7 @@ GiB = 1 << 30
 
 
 def modules(*changes, count=24):
-    """As of an m6a.metal of AWS: 24 modules of 32 GB, DDR4-3200 at 2933 MT/s (tests/hardware/trees/two-drives.txt);
+    """As of an m6a.metal of AWS: 24 modules of 32 GB, DDR4-3200 at 2933 MT/s (tests/machine/trees/two-drives.txt);
     `changes`: slot and values."""
     usual = {"bank": None, "bytes": 32 * GiB, "type": "DDR4", "speed": 3200, "configured_speed": 2933}
     there = [{**usual, "locator": f"DIMM_{slot}"} for slot in range(count)]

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_gpufleet.hardware import disks, memory
-from pytest_gpufleet.hardware.host import firmware
+from pytest_gpufleet.machine import disks, memory
+from pytest_gpufleet.machine.host import firmware
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.machine import Machine, Order
 from pytest_gpufleet.model.place import THIS_NODE
@@ -14,7 +14,7 @@ from pytest_gpufleet.verdict import orders
 from pytest_gpufleet.verdict.orders import ORDER_LINES, asks, held_against, order_text, ports_down
 from pytest_gpufleet.verdict.toml_table import FileError
 from tests.conftest import EVIDENCE, ROOT
-from tests.hardware.trees import laid_out
+from tests.machine.trees import laid_out
 from tests.machines import recorded
 
 NAME = 'name = "a server"\n'

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_gpufleet.model.gpu import Unavailable
+from pytest_gpufleet.model.gpu import Missing
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.verdict import peaks
@@ -53,7 +53,7 @@ def test_a_peak_says_how_it_comes_about() -> None:
     ],
 )
 def test_a_fact_that_the_driver_does_not_tell_is_not_guessed(peak, fact: str) -> None:  # type: ignore[no-untyped-def]
-    for untold in (Unavailable("NVML: Not Supported", applicable=False), 0):
+    for untold in (Missing("NVML: Not Supported", absent=True), 0):
         with pytest.raises(peaks.NoPeak, match=f"does not tell {fact} of GPU 0"):
             peak(H200.gpu(**{fact: untold}))
 
@@ -61,7 +61,7 @@ def test_a_fact_that_the_driver_does_not_tell_is_not_guessed(peak, fact: str) ->
 def test_the_brand_is_asked_for_where_it_decides() -> None:
     ada, hopper = BOARDS["NVIDIA L40S"], BOARDS["NVIDIA H200"]
     with pytest.raises(peaks.NoPeak, match="brand"):
-        peaks.product_rate(ada.gpu(brand=Unavailable("NVML: Not Supported", applicable=False)))
+        peaks.product_rate(ada.gpu(brand=Missing("NVML: Not Supported", absent=True)))
     assert peaks.product_rate(hopper.gpu(brand=0))
 
 

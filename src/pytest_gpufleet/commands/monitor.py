@@ -11,8 +11,8 @@ from typing import Any
 
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.commands.command import Command, argument, as_json, check_output, file, new_console
-from pytest_gpufleet.hardware import local_node, telemetry
-from pytest_gpufleet.hardware.local_node import LocalNode
+from pytest_gpufleet.machine import local_node, telemetry
+from pytest_gpufleet.machine.local_node import LocalNode
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.gpu import READINGS, GpuTopology, clock_events
 from pytest_gpufleet.model.measurement import Sample

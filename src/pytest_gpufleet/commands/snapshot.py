@@ -5,8 +5,8 @@ import json
 from dataclasses import replace
 
 from pytest_gpufleet.commands.command import Command, argument
-from pytest_gpufleet.hardware import local_node
-from pytest_gpufleet.hardware.local_node import take
+from pytest_gpufleet.machine import local_node
+from pytest_gpufleet.machine.local_node import take
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.redaction import aliased, use_aliases
 

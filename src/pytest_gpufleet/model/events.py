@@ -20,7 +20,7 @@ from pytest_gpufleet.model.codec import Amount, Finite, Moment
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.gpu import GpuTopology, Unavailable, told
+from pytest_gpufleet.model.gpu import GpuTopology, Missing, told
 from pytest_gpufleet.model.language import Language
 from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.limit import GivenLimits, Grade
@@ -157,13 +157,13 @@ class FactsFound(msgspec.Struct, frozen=True):
     """What must be right of a GPU, whatever else is told of it."""
 
     index: Count
-    name: str | Unavailable | None = None
-    uuid: str | Unavailable | None = None
-    compute_capability: tuple[Count, Count] | Unavailable | None = None
+    name: str | Missing | None = None
+    uuid: str | Missing | None = None
+    compute_capability: tuple[Count, Count] | Missing | None = None
 
 
 class HostFound(msgspec.Struct, frozen=True):
-    """The facts of a host, Unavailable where it is known why it does not tell one, and when all were read."""
+    """The facts of a host, Missing where it is known why it does not tell one, and when all were read."""
 
     taken: str = ""
     host: Mapping[str, Any] = {}
@@ -174,7 +174,7 @@ class HostFound(msgspec.Struct, frozen=True):
     def get(self, fact: str) -> Any:
         """A fact, or None where it cannot be had."""
         value = self.host.get(fact)
-        return None if isinstance(value, Unavailable) else value
+        return None if isinstance(value, Missing) else value
 
 
 class Sample(TypedDict):

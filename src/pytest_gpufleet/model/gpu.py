@@ -12,7 +12,7 @@ from pytest_gpufleet.model.place import CALLED, Place, Where
 
 # What stays as it is while a machine runs. `minor` is of the device file: 3 for /dev/nvidia3. `power_limit_watts` is
 # the enforced one. `nvlink_remotes`: where each link ends, by PCI bus id, "switch", or "" for one that is down.
-# `gsp_firmware`: what runs on the GPU's own processor (GSP), Unavailable where the driver does that work itself.
+# `gsp_firmware`: what runs on the GPU's own processor (GSP), Missing where the driver does that work itself.
 # `processes`: who computed on the GPU before this run's ranks started, as "process 4711 (python3), 2.1 GiB". `p2p`: by
 # capability the nvmlGpuP2PStatus_t with every GPU (0 is OK). `brand` is an nvmlBrandType_t, `virtualization` an
 # nvmlGpuVirtualizationMode_t. What physical limits are made of (verdict/peaks.py): `cuda_cores`, `memory_bus_bits` and
@@ -154,20 +154,27 @@ ARCHITECTURES: dict[Capability, Architecture] = {
 }  # fmt: skip
 
 
-class Unavailable(msgspec.Struct, frozen=True):
-    """A fact that could not be read. `applicable` is False where this GPU or driver has no such thing."""
+class Missing(msgspec.Struct, frozen=True):
+    """A fact that is not there. `absent`: it is known that this machine, GPU or driver has no such thing; else it could
+    not be read, and `remedy` is what makes it readable, "" if nobody knows."""
 
-    reason: str = msgspec.field(name="unavailable")
-    applicable: bool
+    why: str = msgspec.field(name="unavailable")
+    absent: bool = False
+    remedy: str = ""
 
     def __str__(self) -> str:
-        return self.reason
+        return f"{self.why}: {self.remedy}" if self.remedy else self.why
 
 
 def told(facts: Mapping[str, Any]) -> Mapping[str, Any]:
     """Facts as they came from a file or another process: msgspec leaves what may be anything as it is."""
     untyped = [name for name, value in facts.items() if isinstance(value, dict) and "unavailable" in value]
-    return {**facts, **{name: msgspec.convert(facts[name], Unavailable) for name in untyped}} if untyped else facts
+    return {**facts, **{name: _missing(facts[name]) for name in untyped}} if untyped else facts
+
+
+def _missing(fact: Mapping[str, Any]) -> Missing:
+    """Version 0.3.0 wrote `applicable` instead of `absent`."""
+    return msgspec.convert({"absent": not fact.get("applicable", True), **fact}, Missing)
 
 
 def check_name(fact: str) -> None:
@@ -187,7 +194,7 @@ def clock_events(mask: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU: its facts by name (model/gpu.py), plain JSON values; those that cannot be had are Unavailable.
+    """One GPU: its facts by name (model/gpu.py), plain JSON values; those that cannot be had are Missing.
 
     `index` is the one `nvidia-smi` shows on its node, `node` the number of that among those of the run.
     """
@@ -204,12 +211,12 @@ class Gpu:
         if fact in self.facts:
             return self.facts[fact]
         check_name(fact)
-        return Unavailable("not recorded", applicable=False)
+        return Missing("not recorded", absent=True)
 
     def get(self, fact: str) -> Any:
         """A fact, or None where it cannot be had."""
         value = self[fact]
-        return None if isinstance(value, Unavailable) else value
+        return None if isinstance(value, Missing) else value
 
     @property
     def name(self) -> str:

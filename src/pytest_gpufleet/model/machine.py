@@ -42,7 +42,7 @@ class Order(msgspec.Struct, frozen=True):
     content: Mapping[str, Any]
 
 
-# InfiniBand, RoCE and EFA ports as hardware/network_ports.py reads them.
+# InfiniBand, RoCE and EFA ports as machine/network_ports.py reads them.
 Port = Mapping[str, Any]
 # Of the bits on a PCIe link those that are payload, from generation 3 on; and of these what messages leave beside the
 # headers of packets of 256 bytes.

@@ -4,7 +4,7 @@ test."""
 import threading
 import time
 
-from pytest_gpufleet.hardware.local_node import LocalNode
+from pytest_gpufleet.machine.local_node import LocalNode
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import COUNTERS, Gpu
 from pytest_gpufleet.model.log_catalogue import OF_CRASHES, OF_PROCESSES, Xid

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from pytest_gpufleet.hardware import host, local_node
-from pytest_gpufleet.hardware.local_node import LocalNode
-from pytest_gpufleet.hardware.locks import GpuTaken
-from pytest_gpufleet.hardware.nvml import NoGpus
-from pytest_gpufleet.hardware.telemetry import Sampler
+from pytest_gpufleet.machine import host, local_node
+from pytest_gpufleet.machine.local_node import LocalNode
+from pytest_gpufleet.machine.locks import GpuTaken
+from pytest_gpufleet.machine.nvml import NoGpus
+from pytest_gpufleet.machine.telemetry import Sampler
 from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.nodes import messages as say, same_install
 from pytest_gpufleet.nodes.agent_process import AgentSettings

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from pytest_gpufleet.hardware.nvml import in_thread
+from pytest_gpufleet.machine.nvml import in_thread
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import Secured
 from pytest_gpufleet.nodes.agent_process import AgentSettings

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pytest_gpufleet import __version__
-from pytest_gpufleet.hardware.host import own_name
+from pytest_gpufleet.machine.host import own_name
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.suite import code, sum_of

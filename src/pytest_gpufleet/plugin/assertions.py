@@ -12,7 +12,7 @@ import pytest
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.endings import not_applicable, not_judged
 from pytest_gpufleet.model.fault import Fault, expect_none
-from pytest_gpufleet.model.gpu import COUNTERS, Gpu, GpuTopology, Unavailable, check_name
+from pytest_gpufleet.model.gpu import COUNTERS, Gpu, GpuTopology, Missing, check_name
 from pytest_gpufleet.model.machine import Machine, Order, active
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.plugin import listeners
@@ -33,7 +33,7 @@ class Wanted:
 
 
 def at_least(least: Any) -> Wanted:
-    return Wanted(f"at least {least}", lambda value: not isinstance(least, Unavailable) and bool(value >= least))
+    return Wanted(f"at least {least}", lambda value: not isinstance(least, Missing) and bool(value >= least))
 
 
 def expect(
@@ -53,7 +53,7 @@ def expect(
 
 def _differs(gpu: Gpu, fact: str, wanted: Any, code: str) -> Iterable[Fault]:
     value = gpu[fact]
-    if isinstance(value, Unavailable):
+    if isinstance(value, Missing):
         return [Fault("fact_unreadable", (gpu.place,), f"{fact} cannot be read ({value})")]
     told = _told(value, wanted(gpu) if callable(wanted) else wanted)
     return [Fault(code, (gpu.place,), f"{fact} {told}")] if told else []
@@ -69,7 +69,7 @@ def require_any(gpus: Sequence[Gpu], fact: str) -> None:
     """End the check as not applicable where no GPU has such a fact; as not judged where the model has it."""
     __tracebackhide__ = True
     check_name(fact)
-    if all(isinstance(gpu[fact], Unavailable) and not gpu[fact].applicable for gpu in gpus):
+    if all(isinstance(gpu[fact], Missing) and gpu[fact].absent for gpu in gpus):
         require_told(gpus, [fact])
         not_applicable(f"{fact}: {gpus[0][fact] if gpus else 'there is no GPU'}")
 
@@ -129,11 +129,11 @@ def of_host(read: Callable[[str], Any], fact: str, told_before: bool = False) ->
     could when the run began (`told_before`)."""
     __tracebackhide__ = True
     value = read(fact)
-    if value is None or isinstance(value, Unavailable):
+    if value is None or isinstance(value, Missing):
         why = str(value) if value else f"this system does not tell its {fact}"
         if told_before:
             not_judged(f"{why}, and did when the run began")
-        if value is not None and value.applicable:
+        if value is not None and not value.absent:
             not_judged(why)
         not_applicable(why)
     return value

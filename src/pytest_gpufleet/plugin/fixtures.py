@@ -272,8 +272,8 @@ def dcgm_diagnosis(request: pytest.FixtureRequest) -> Callable[[], Diagnosis]:
 def diagnose(run: Run, check: str) -> Diagnosis:
     """What it finds. What it printed is on record from then on, and so is what is only shown. It takes all GPUs of the
     machine, so in a run on some of them it is not applicable: somebody else may work on the others."""
-    from pytest_gpufleet.hardware import dcgm
-    from pytest_gpufleet.hardware.tools import NoAnswer, Untold
+    from pytest_gpufleet.machine import dcgm
+    from pytest_gpufleet.machine.tools import NoAnswer, Untold
     from pytest_gpufleet.redaction import throughout
     from pytest_gpufleet.verdict.host_rules.dcgm_rules import diagnosed
 

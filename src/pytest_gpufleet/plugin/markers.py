@@ -130,7 +130,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     takes_turns = run.evidence is not None and run.options.nodes is None and run.ground.topology.gpus
     if item.get_closest_marker("host_alone") is None or not takes_turns or KEPT_FROM_TURNS in stash:
         return (yield)
-    from pytest_gpufleet.hardware import dcgm, locks
+    from pytest_gpufleet.machine import dcgm, locks
 
     # DCGM's diagnostic is the longest check that takes turns, and has a deadline of its own.
     most_seconds = GPUS_A_HOST * dcgm.SECONDS[run.options.dcgm]

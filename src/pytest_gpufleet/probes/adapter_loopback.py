@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from pytest_gpufleet.hardware import network_ports
+from pytest_gpufleet.machine import network_ports
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.machine import Port, gigabits, slot_gigabits
 from pytest_gpufleet.model.measurement import Measurement, Reading

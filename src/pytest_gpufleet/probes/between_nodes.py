@@ -17,8 +17,8 @@ from typing import Literal
 
 import torch
 
-from pytest_gpufleet.hardware import network_ports
-from pytest_gpufleet.hardware.software import steering
+from pytest_gpufleet.machine import network_ports
+from pytest_gpufleet.machine.software import steering
 from pytest_gpufleet.model.conditions import ALGORITHMS, Condition
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.machine import active

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from pytest_gpufleet.hardware.telemetry import Watch
+from pytest_gpufleet.machine.telemetry import Watch
 from pytest_gpufleet.model.conditions import WARMED_THROUGH, Condition
 from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.model.place import WORLD, Where

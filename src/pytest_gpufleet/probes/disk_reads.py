@@ -12,7 +12,7 @@ from errno import EILSEQ, EIO, EROFS
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet.hardware.tools import RunTool, Untold, output
+from pytest_gpufleet.machine.tools import RunTool, Untold, output
 from pytest_gpufleet.model.endings import not_applicable, not_judged
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.measurement import Measurement

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_gpufleet.hardware import host, nvml
-from pytest_gpufleet.hardware.telemetry import state_of
+from pytest_gpufleet.machine import host, nvml
+from pytest_gpufleet.machine.telemetry import state_of
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.measurement import Measurement, Reading

@@ -13,7 +13,7 @@ from statistics import median, quantiles
 
 import torch
 
-from pytest_gpufleet.hardware.telemetry import Watch
+from pytest_gpufleet.machine.telemetry import Watch
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.probes.burn_in import AfterTurn, no_trouble, put_away

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from pytest_gpufleet.hardware import host, local_node
-from pytest_gpufleet.hardware.local_node import LocalNode, take
-from pytest_gpufleet.hardware.nvml import NoGpus
+from pytest_gpufleet.machine import host, local_node
+from pytest_gpufleet.machine.local_node import LocalNode, take
+from pytest_gpufleet.machine.nvml import NoGpus
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound, NodeFound
@@ -114,7 +114,7 @@ class OwnMachine(Ground):
         return [gpu[fact] for gpu in self.node.facts((fact,))]
 
     def host_now(self, fact: str) -> Any:
-        """A fact of the host at this moment; None where the system does not tell, Unavailable where it is known why."""
+        """A fact of the host at this moment; None where the system does not tell, Missing where it is known why."""
         return self.node.host((fact,))[fact]
 
     @classmethod

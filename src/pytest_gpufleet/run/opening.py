@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet import __version__
-from pytest_gpufleet.hardware.host import own_name
-from pytest_gpufleet.hardware.software import of_this_process, relevant
-from pytest_gpufleet.hardware.tools import RunTool, Untold, output
+from pytest_gpufleet.machine.host import own_name
+from pytest_gpufleet.machine.software import of_this_process, relevant
+from pytest_gpufleet.machine.tools import RunTool, Untold, output
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import SCHEMA, STARTED_BY, CommandLine

@@ -172,7 +172,7 @@ class Run:
 
     def lock(self) -> None:
         """Make the GPUs of this run its own, until this process is gone. Refused if somebody else has one."""
-        from pytest_gpufleet.hardware.locks import GpuTaken
+        from pytest_gpufleet.machine.locks import GpuTaken
 
         if self._locks is None:
             try:
@@ -211,13 +211,13 @@ class Run:
         return {}
 
     def host_now(self, fact: str) -> Any:
-        """A fact of the host at this moment; None where the system does not tell, Unavailable where it is known why.
+        """A fact of the host at this moment; None where the system does not tell, Missing where it is known why.
         What is not read at the begin of a run is on record from now on."""
-        from pytest_gpufleet.hardware import host
-        from pytest_gpufleet.model.gpu import Unavailable
+        from pytest_gpufleet.machine import host
+        from pytest_gpufleet.model.gpu import Missing
 
         value = self.own_machine.host_now(fact)
-        if fact in host.ON_REQUEST and value is not None and not isinstance(value, Unavailable):
+        if fact in host.ON_REQUEST and value is not None and not isinstance(value, Missing):
             self.record_event("host_fact", fact=fact, value=value)
         self.host_before.setdefault(fact, value)
         return value
@@ -389,7 +389,7 @@ class Ranks:
         import of its file, has changed. `fresh`: a test asks for new ranks itself."""
         self.test, self.foreign_test = test, "" if of_the_suite else test
         if of_the_suite:
-            from pytest_gpufleet.hardware.software import put_back
+            from pytest_gpufleet.machine.software import put_back
 
             put_back(self.environment)
         if (pool := self.in_use) is None:
@@ -420,7 +420,7 @@ class Sampling:
     thread of its own."""
 
     def __init__(self, run: Run, health: Guard, hear: Callable[[Sample], None]) -> None:
-        from pytest_gpufleet.hardware.telemetry import Activity, Sampler
+        from pytest_gpufleet.machine.telemetry import Activity, Sampler
 
         self._run = run
         self._health = health

@@ -9,7 +9,7 @@ from functools import reduce
 from operator import or_
 
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import CLOCK_EVENTS, COUNTED_SLOWDOWNS, COUNTERS, Gpu, Unavailable
+from pytest_gpufleet.model.gpu import CLOCK_EVENTS, COUNTED_SLOWDOWNS, COUNTERS, Gpu, Missing
 from pytest_gpufleet.model.log_catalogue import OF_PROCESSES, Sxid, Xid
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.link_rules import fact_unreadable, gpu_fault, replays_allowed, unreadable
@@ -83,11 +83,11 @@ def worsened(before: Gpu, after: Gpu, minutes: float) -> list[Fault]:
     problems = []
     for counter, now in after.facts.items():
         then = before[counter]
-        if isinstance(now, Unavailable):
-            if not isinstance(then, Unavailable):
+        if isinstance(now, Missing):
+            if not isinstance(then, Missing):
                 what = f"{counter} could be read before and cannot now: {now}"
                 problems.append(gpu_fault("counter_unreadable", after, what))
-        elif counter in WORSE and not isinstance(then, Unavailable):
+        elif counter in WORSE and not isinstance(then, Missing):
             # Of remapped rows [corrected, uncorrected, pending, failed]: correctable ones are shown, not judged.
             pairs = zip(then[1:], now[1:], strict=True) if counter == "remapped_rows" else [(then, now)]
             allowed = replays_allowed(after, minutes) if counter == "pcie_replays" else 0
@@ -143,12 +143,12 @@ def held_clocks(gpu: Gpu, seen: Mapping[str, int]) -> list[Fault]:
     return faults
 
 
-def corrected_errors(before: Gpu, now: Mapping[str, int] | Unavailable, seconds: float) -> list[Fault]:
+def corrected_errors(before: Gpu, now: Mapping[str, int] | Missing, seconds: float) -> list[Fault]:
     """Memory errors that were corrected, where there are more than rarely: between two readings of ecc_corrected so
     many seconds apart. A few are normal; the limits are shown beside them."""
     then = before["ecc_corrected"]
-    if isinstance(then, Unavailable) or isinstance(now, Unavailable):
-        return [fact_unreadable(before, "ecc_corrected", now if isinstance(now, Unavailable) else then)]
+    if isinstance(then, Missing) or isinstance(now, Missing):
+        return [fact_unreadable(before, "ecc_corrected", now if isinstance(now, Missing) else then)]
     days = max(1.0, seconds / 86_400)
     return [
         gpu_fault(
@@ -161,11 +161,11 @@ def corrected_errors(before: Gpu, now: Mapping[str, int] | Unavailable, seconds:
     ]
 
 
-def corrected_rows(before: Gpu, now: Sequence[int] | Unavailable, seconds: float) -> list[Fault]:
+def corrected_rows(before: Gpu, now: Sequence[int] | Missing, seconds: float) -> list[Fault]:
     """Rows of memory that were remapped for errors that were still corrected: one in a run is normal."""
     then = before["remapped_rows"]
-    if isinstance(then, Unavailable) or isinstance(now, Unavailable):
-        return [fact_unreadable(before, "remapped_rows", now if isinstance(now, Unavailable) else then)]
+    if isinstance(then, Missing) or isinstance(now, Missing):
+        return [fact_unreadable(before, "remapped_rows", now if isinstance(now, Missing) else then)]
     more = now[0] - then[0]
     told = f"{more} rows were remapped for corrected errors in {seconds:.0f} s, at most {CORRECTED_ROWS} are normal"
     return [gpu_fault("many_corrected_errors", before, told)] if more > CORRECTED_ROWS else []
@@ -249,7 +249,7 @@ def untold(gpus: Iterable[Gpu], facts: Collection[str]) -> list[str]:
         f"{gpu.identity}: {fact} cannot be read ({gpu[fact]}), and this model has it"
         for gpu in gpus
         for fact in facts
-        if fact in MUST_TELL and isinstance(gpu[fact], Unavailable) and MUST_TELL[fact](gpu)
+        if fact in MUST_TELL and isinstance(gpu[fact], Missing) and MUST_TELL[fact](gpu)
     ]
 
 

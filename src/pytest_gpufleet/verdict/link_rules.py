@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_gpufleet.model.conditions import c_number
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import NVLS_SINCE, Gpu, GpuTopology, Unavailable
+from pytest_gpufleet.model.gpu import NVLS_SINCE, Gpu, GpuTopology, Missing
 from pytest_gpufleet.model.place import THIS_NODE
 
 
@@ -17,7 +17,7 @@ def gpu_fault(code: str, gpu: Gpu, what: str) -> Fault:
     return Fault(code, (gpu.place,), what)
 
 
-def fact_unreadable(gpu: Gpu, fact: str, why: Unavailable) -> Fault:
+def fact_unreadable(gpu: Gpu, fact: str, why: Missing) -> Fault:
     return gpu_fault("fact_unreadable", gpu, f"{fact} cannot be read ({why})")
 
 
@@ -25,7 +25,7 @@ def unreadable(gpu: Gpu, names: Iterable[str]) -> list[Fault]:
     """Facts that a GPU has and does not tell, each with the reason."""
     told = {name: gpu[name] for name in names}
     return [
-        fact_unreadable(gpu, name, why) for name, why in told.items() if isinstance(why, Unavailable) and why.applicable
+        fact_unreadable(gpu, name, why) for name, why in told.items() if isinstance(why, Missing) and not why.absent
     ]
 
 
@@ -56,7 +56,7 @@ FABRIC_ILLS = {
 FABRIC_COMPLETED = 3  # nvml.h: NVML_GPU_FABRIC_STATE_COMPLETED
 
 
-def link_errors(before: Gpu, now: Mapping[str, list[int | None]] | Unavailable, seconds: float) -> list[Fault]:
+def link_errors(before: Gpu, now: Mapping[str, list[int | None]] | Missing, seconds: float) -> list[Fault]:
     """NVLinks with errors that must not be, between two readings of nvlink_errors so many seconds apart.
 
     A replay, a recovery or a flit with a wrong CRC is one too many. Links correct CRC errors in data themselves, and
@@ -65,8 +65,8 @@ def link_errors(before: Gpu, now: Mapping[str, list[int | None]] | Unavailable, 
     """
     problems = []
     then = before["nvlink_errors"]
-    if isinstance(then, Unavailable) or isinstance(now, Unavailable):
-        return [fact_unreadable(before, "nvlink_errors", now if isinstance(now, Unavailable) else then)]
+    if isinstance(then, Missing) or isinstance(now, Missing):
+        return [fact_unreadable(before, "nvlink_errors", now if isinstance(now, Missing) else then)]
     for kind in {**then, **now}:
         earlier, counts = then.get(kind, []), now.get(kind, [])
         if len(counts) != len(earlier):
@@ -84,11 +84,11 @@ def link_errors(before: Gpu, now: Mapping[str, list[int | None]] | Unavailable, 
     return problems
 
 
-def pcie_errors(before: Gpu, now: int | Unavailable, seconds: float) -> list[Fault]:
+def pcie_errors(before: Gpu, now: int | Missing, seconds: float) -> list[Fault]:
     """PCIe replays, if there were more than on a healthy link, between two readings so many seconds apart."""
     then = before["pcie_replays"]
-    if isinstance(then, Unavailable) or isinstance(now, Unavailable):
-        return [fact_unreadable(before, "pcie_replays", now if isinstance(now, Unavailable) else then)]
+    if isinstance(then, Missing) or isinstance(now, Missing):
+        return [fact_unreadable(before, "pcie_replays", now if isinstance(now, Missing) else then)]
     allowed = replays_allowed(before, seconds / 60)
     told = f"{now - then} PCIe replays in {seconds:.0f} s, a healthy link has at most {allowed:.0f}"
     return [gpu_fault("pcie_replays", before, told)] if now - then > allowed else []

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import GpuTopology, Unavailable
+from pytest_gpufleet.model.gpu import GpuTopology, Missing
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.machine import Machine, Order, active, gigabits
 from pytest_gpufleet.model.place import THIS_NODE, Where
@@ -40,10 +40,10 @@ Version = Annotated[
 
 # A table of an order: all of it, or that of one kind of drives or ports.
 Asked = Mapping[str, Any]
-# Where, what is told there, and its value; Unavailable where the machine does not tell.
+# Where, what is told there, and its value; Missing where the machine does not tell.
 Told = tuple[Where, str, Any]
 Read = Callable[[Machine, GpuTopology, Asked], Iterable[Told]]
-Parts = Sequence[Mapping[str, Any]] | Unavailable
+Parts = Sequence[Mapping[str, Any]] | Missing
 
 # Makers count the gigabytes of a drive in one way (IDEMA LBA1-03): 3.84 TB are 3840.8 GB, 0.02 % more than the label
 # says.
@@ -60,11 +60,11 @@ def _fact(machine: Machine, fact: str, *keys: str) -> Any:
     value = machine.host.get(fact)
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else value
-    return Unavailable("this system does not say", applicable=False) if value is None else value
+    return Missing("this system does not say", absent=True) if value is None else value
 
 
 def software(name: str, what: str) -> Read:
-    unknown = Unavailable("the driver does not say", applicable=False)
+    unknown = Missing("the driver does not say", absent=True)
     return lambda machine, topology, asked: [(THIS_NODE, what, getattr(topology, name) or unknown)]
 
 
@@ -80,27 +80,27 @@ def of_gpus(fact: str) -> Read:
 def nvlinks(machine: Machine, topology: GpuTopology, asked: Asked) -> Iterator[Told]:
     for gpu in machine.gpus:
         states = gpu["nvlink_states"]
-        if isinstance(states, Unavailable):
-            yield gpu.place, "NVLinks", states if states.applicable else 0
+        if isinstance(states, Missing):
+            yield gpu.place, "NVLinks", 0 if states.absent else states
         else:
             yield gpu.place, "the number of NVLinks that are up", states.count(1)
 
 
 def gibibytes(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Told]:
     told = _fact(machine, "memory_bytes")
-    shown = told if isinstance(told, Unavailable) else round(told / GIB, 1)
+    shown = told if isinstance(told, Missing) else round(told / GIB, 1)
     return [(THIS_NODE, "the memory that the system has, in GiB,", shown)]
 
 
 def modules(machine: Machine, asked: Asked) -> Parts:
     """The memory modules that are there; empty slots are none."""
     told = _fact(machine, "memory_modules")
-    return told if isinstance(told, Unavailable) else [each for each in told if each["bytes"] != 0]
+    return told if isinstance(told, Missing) else [each for each in told if each["bytes"] != 0]
 
 
 def size_of_modules(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Told]:
-    there, unknown = modules(machine, asked), Unavailable("the firmware does not know", applicable=False)
-    if isinstance(there, Unavailable):
+    there, unknown = modules(machine, asked), Missing("the firmware does not know", absent=True)
+    if isinstance(there, Missing):
         return [(THIS_NODE, "the size of memory modules", there)]
     sizes = ((each["locator"], unknown if each["bytes"] is None else each["bytes"] / GIB) for each in there)
     return [(THIS_NODE, f"{locator}, in GiB,", size) for locator, size in sizes]
@@ -108,7 +108,7 @@ def size_of_modules(machine: Machine, topology: GpuTopology, asked: Asked) -> li
 
 def drives(machine: Machine, kind: Asked) -> Parts:
     told, size = _fact(machine, "nvme"), kind["gigabytes"]
-    if isinstance(told, Unavailable):
+    if isinstance(told, Missing):
         return told
     return [
         drive
@@ -136,15 +136,15 @@ def called(kind: Asked) -> str:
 def count_of(parts: Callable[[Machine, Asked], Parts], what: str) -> Read:
     def read(machine: Machine, topology: GpuTopology, kind: Asked) -> list[Told]:
         there, which = parts(machine, kind), " of ".join(filter(None, (what, called(kind))))
-        return [(THIS_NODE, f"the number of {which}", there if isinstance(there, Unavailable) else len(there))]
+        return [(THIS_NODE, f"the number of {which}", there if isinstance(there, Missing) else len(there))]
 
     return read
 
 
 def firmware_of(parts: Callable[[Machine, Asked], Parts], name: str) -> Read:
     def read(machine: Machine, topology: GpuTopology, kind: Asked) -> list[Told]:
-        there, unknown = parts(machine, kind), Unavailable("this system does not say", applicable=False)
-        each = () if isinstance(there, Unavailable) else there
+        there, unknown = parts(machine, kind), Missing("this system does not say", absent=True)
+        each = () if isinstance(there, Missing) else there
         return [(THIS_NODE, f"firmware of {part[name]}", part.get("firmware") or unknown) for part in each]
 
     return read
@@ -186,7 +186,7 @@ def held_against(order: Order, key: str, machine: Machine, topology: GpuTopology
     line, faults, untold = ORDER_LINES[key], [], []
     for table, asked in _asked(order, key):
         for where, what, value in line.read(machine, topology, table):
-            if isinstance(value, Unavailable):
+            if isinstance(value, Missing):
                 untold.append(f"{what} is not told: {value}")
             elif not line.fits(value, asked):
                 faults.append(Fault(line.code, (where,), f"{what} is {value}, ordered: {_words(asked)}"))
@@ -373,12 +373,12 @@ def _name(machine: Machine) -> str:
 
 def _value(key: str, machine: Machine, topology: GpuTopology) -> str | int:
     values = [value for _, _, value in ORDER_LINES[key].read(machine, topology, {})]
-    why = next((str(value) for value in values if isinstance(value, Unavailable)), "")
+    why = next((str(value) for value in values if isinstance(value, Missing)), "")
     if why or not values:
         raise _LeftOut(f"not told{why and f', {why}'}")
     if key == "memory.gibibytes":  # what the modules have together where they are told, else what the kernel has of it
         there = modules(machine, {})
-        told = [] if isinstance(there, Unavailable) else [each["bytes"] for each in there]
+        told = [] if isinstance(there, Missing) else [each["bytes"] for each in there]
         values = [sum(told) // GIB if told and None not in told else math.ceil(values[0])]
     if any(value != values[0] for value in values):
         raise _LeftOut(f"not all alike, {', '.join(map(str, dict.fromkeys(values)))}")

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from pytest_gpufleet.hardware.software import steering
-from pytest_gpufleet.hardware.telemetry import state_of
+from pytest_gpufleet.machine.software import steering
+from pytest_gpufleet.machine.telemetry import state_of
 from pytest_gpufleet.model.conditions import Condition, c_number
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import MiB, Size

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pytest_gpufleet.hardware.telemetry import Watch
+from pytest_gpufleet.machine.telemetry import Watch
 from pytest_gpufleet.model.conditions import SHARED_SPAN, Condition
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.place import WORLD

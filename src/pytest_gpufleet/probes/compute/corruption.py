@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pytest_gpufleet.hardware.telemetry import Watch
+from pytest_gpufleet.machine.telemetry import Watch
 from pytest_gpufleet.model.measurement import GpuState, Measurement, Reading
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.measure import together

@@ -23,8 +23,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pytest_gpufleet.hardware import processors
-from pytest_gpufleet.hardware.software import of_this_process, software
+from pytest_gpufleet.machine import processors
+from pytest_gpufleet.machine.software import of_this_process, software
 from pytest_gpufleet.model.events import Fingerprint, Part
 from pytest_gpufleet.model.place import THIS_NODE
 from pytest_gpufleet.probes.collectives.table import type_name

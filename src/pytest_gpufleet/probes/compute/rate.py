@@ -13,7 +13,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from pytest_gpufleet.hardware.telemetry import Watch
+from pytest_gpufleet.machine.telemetry import Watch
 from pytest_gpufleet.model.conditions import ONE_WINDOW
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.gpu import ARCHITECTURES, BF16_SINCE, FP8_SINCE, TF32_SINCE, Capability, Gpu

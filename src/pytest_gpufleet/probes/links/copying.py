@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_gpufleet.hardware import nvml
+from pytest_gpufleet.machine import nvml
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import MiB

@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from pytest_gpufleet.hardware import nvml
+from pytest_gpufleet.machine import nvml
 from pytest_gpufleet.model.conditions import LINED_UP, Condition
 from pytest_gpufleet.model.measurement import Measurement, Reading
 from pytest_gpufleet.model.metric import MiB, metric_under

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pytest_gpufleet.hardware import software
+from pytest_gpufleet.machine import software
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.grouping import grouped

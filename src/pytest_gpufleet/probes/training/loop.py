@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_gpufleet.hardware import nvml
-from pytest_gpufleet.hardware.nvml import Nvml
+from pytest_gpufleet.machine import nvml
+from pytest_gpufleet.machine.nvml import Nvml
 from pytest_gpufleet.model.conditions import Condition
-from pytest_gpufleet.model.gpu import Unavailable
+from pytest_gpufleet.model.gpu import Missing
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.place import WORLD
@@ -99,7 +99,7 @@ def utilization(rank: Rank, just_done: Lap) -> float | None:
     with nvml.session() as driver:
         gpu = Nvml(driver, [driver.nvmlDeviceGetHandleByUUID(rank.gpu.uuid)])
         percent = nvml.read(gpu, 0, [READING])[READING]
-    return None if isinstance(percent, Unavailable) else float(percent) / 100
+    return None if isinstance(percent, Missing) else float(percent) / 100
 
 
 def without_communication(module: nn.Module, step: Step) -> Step:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pytest_gpufleet.hardware.telemetry import Watch
+from pytest_gpufleet.machine.telemetry import Watch
 from pytest_gpufleet.model.conditions import NO_SYNC, Condition
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.measurement import GpuState, Reading

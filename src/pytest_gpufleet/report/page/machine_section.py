@@ -7,7 +7,7 @@ from typing import Any
 from markupsafe import Markup
 
 from pytest_gpufleet.model.events import HostFound, Session
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Unavailable
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
 from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
@@ -159,7 +159,7 @@ def health(gpus: Sequence[Gpu]) -> tuple[list[str], list[tuple[str, list[str]]]]
     """The heads of the table, without the columns of which no GPU here has anything, and its rows: the GPU, and the
     rest. None for a GPU whose health nobody recorded."""
     every = [(name, value) for gpu in gpus for name, value in gpu.facts.items() if value is not None]
-    known = {name for name, value in every if not isinstance(value, Unavailable) or value.applicable}
+    known = {name for name, value in every if not isinstance(value, Missing) or not value.absent}
     columns = [column for column in COLUMNS if not known.isdisjoint(column[1])]
     rows = [
         (wording.place(gpu.place), [_cell(gpu.facts, names, form) for _, names, form in columns])
@@ -177,8 +177,8 @@ def _in_words(value: Any, form: Callable[[Any], str]) -> str:
     match value:
         case None:
             return "not recorded"
-        case Unavailable(applicable=applicable):
-            return "not readable" if applicable else "not supported"
+        case Missing(absent=absent):
+            return "not supported" if absent else "not readable"
         case _:
             return form(value)
 

@@ -11,7 +11,7 @@ from pytest_gpufleet.model.place import THIS_NODE, Where
 from pytest_gpufleet.verdict.link_rules import REPLAYS
 
 Device = Mapping[str, Any]
-Devices = Mapping[str, Device]  # by address, as hardware/pci_devices.py reads them
+Devices = Mapping[str, Device]  # by address, as machine/pci_devices.py reads them
 
 GENERATIONS = {8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # by GT/s
 # Corrected errors that are no sign of a bad link, as drivers/pci/pcie/aer.c calls them today, and as it did when it

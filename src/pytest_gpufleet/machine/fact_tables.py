@@ -1,0 +1,334 @@
+"""Which call of NVML gives which fact of a GPU: one each, so that a failing call costs one fact and never the run."""
+
+import ctypes
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pytest_gpufleet.machine import network_ports, tools
+
+# Errors by which NVML says that there is no such thing here; all others are trouble.
+NOT_HERE = ("NotSupported", "FunctionNotFound", "ArgumentVersionMismatch")
+INVALID_ARGUMENT, NOT_SUPPORTED = 2, 3  # nvml.h: nvmlReturn_t
+# By nvmlValueType_t. The first is double by nvml.h, but no field here is one, and counters come with it all the same.
+VALUE_TYPES = ("ullVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+
+
+def named(error: BaseException, *names: str) -> bool:
+    return type(error).__name__.removeprefix("NVMLError_") in names
+
+
+def text(value: Any) -> Any:
+    """Releases of nvidia-ml-py differ in what gives bytes and what gives text."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def field_values(nvml: Any, handle: Any, wanted: Iterable[Any]) -> list[Any]:
+    """The values of fields, None for one that is not told. Raises what the first one says if none is; a field that the
+    driver does not know is an invalid argument to it, which is to say that there is no such thing here."""
+    told = list(nvml.nvmlDeviceGetFieldValues(handle, list(wanted)))
+    if all(each.nvmlReturn for each in told):
+        error = told[0].nvmlReturn
+        raise nvml.NVMLError(NOT_SUPPORTED if error == INVALID_ARGUMENT else error)
+    return [None if each.nvmlReturn else getattr(each.value, VALUE_TYPES[each.valueType]) for each in told]
+
+
+NVLINK_COUNTERS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3}
+NVLINK_REMOTE_SWITCH = 2
+MAX_NVLINKS = 18
+FIELD_NVLINK_SPEED = 164  # Mbit/s by nvml.h but MB/s in fact; the link goes into scopeId
+# The counters of each link of NVLink 5, which has none of NVLINK_COUNTERS; the link goes into scopeId too.
+NVLINK_5_COUNTERS = {
+    "malformed_packets": 206, "buffer_overruns": 207, "receive": 208, "remote_receive": 209, "general_receive": 210,
+    "link_integrity": 211, "failed_recovery": 214, "recovery": 215, "effective": 219, "symbol": 221,
+}  # fmt: skip
+FIELDS_NVLINK_FEC = range(235, 251)
+
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+
+
+def each_link(call: Callable[[int], Any], nvml: Any) -> list[Any]:
+    """A value for each NVLink of a GPU; the first link that does not exist ends the list."""
+    values: list[Any] = []
+    for link in range(MAX_NVLINKS):
+        try:
+            values.append(call(link))
+        except nvml.NVMLError as error:
+            if not values or not named(error, *NOT_HERE, "InvalidArgument"):
+                raise
+            break
+    return values
+
+
+def nvlink_remotes(nvml: Any, handle: Any) -> list[str]:
+    def remote(link: int) -> str:
+        if nvml.nvmlDeviceGetNvLinkState(handle, link) != 1:
+            return ""
+        with suppress(nvml.NVMLError, AttributeError):
+            if nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link) == NVLINK_REMOTE_SWITCH:
+                return "switch"
+            return str(text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)).lower()
+        return "unknown"
+
+    return each_link(remote, nvml)
+
+
+def nvlink_speeds(nvml: Any, handle: Any) -> list[float]:
+    """In GB/s."""
+    return each_link(lambda link: field_values(nvml, handle, [(FIELD_NVLINK_SPEED, link)])[0] / 1000, nvml)
+
+
+def nvlink_errors(nvml: Any, handle: Any) -> dict[str, list[int | None]]:
+    """For each kind of error the count of each link: those of NVLink 5 where there are any, else those before it."""
+
+    def counts(number: int) -> list[int | None]:
+        return each_link(lambda link: nvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, number), nvml)
+
+    try:
+        of_links = link_fields(nvml, handle, NVLINK_5_COUNTERS.values())
+    except nvml.NVMLError as error:
+        if not named(error, *NOT_HERE):
+            raise
+        return {name: counts(number) for name, number in NVLINK_COUNTERS.items()}
+    return dict(zip(NVLINK_5_COUNTERS, map(list, zip(*of_links, strict=True)), strict=True))
+
+
+def link_fields(nvml: Any, handle: Any, wanted: Iterable[int]) -> list[list[int | None]]:
+    """These fields of each NVLink."""
+    wanted = tuple(wanted)
+    return each_link(lambda link: field_values(nvml, handle, [(field, link) for field in wanted]), nvml)
+
+
+def fabric(nvml: Any, handle: Any) -> dict[str, int]:
+    info = _fabric_info(nvml, handle)
+    return {"state": info.state, "status": info.status}
+
+
+def fabric_health(nvml: Any, handle: Any) -> dict[str, Any]:
+    info = _fabric_info(nvml, handle)
+    return {"mask": info.healthMask, "clique": info.cliqueId, "cluster": bytes(info.clusterUuid).hex()}
+
+
+def _fabric_info(nvml: Any, handle: Any) -> Any:
+    info = nvml.c_nvmlGpuFabricInfoV_t()
+    nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
+    return info
+
+
+def pcie_width_able(nvml: Any, handle: Any) -> dict[str, int]:
+    """By the system, which asks device and port apart. A virtual machine shows no port, or one that is none."""
+    device = pci_device(nvml, handle)
+    ends = {"gpu": device, "port": device.parent}
+    widths = {name: int(tools.lanes(each / "max_link_width") or 0) for name, each in ends.items()}
+    if not widths["gpu"]:
+        raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+    return widths
+
+
+def network_adapters(nvml: Any, handle: Any) -> list[str]:
+    """Those next to the GPU, by the system."""
+    return network_ports.nearest(pci_device(nvml, handle))
+
+
+def pci_device(nvml: Any, handle: Any) -> Path:
+    """Where the system has it, below the ports and switches on its way."""
+    domain, _, rest = str(text(nvml.nvmlDeviceGetPciInfo(handle).busId)).lower().partition(":")
+    return (PCI_DEVICES / f"{int(domain, 16):04x}:{rest}").resolve()
+
+
+PCI_SLOTS = Path("/sys/bus/pci/slots")
+NO_BASEBOARD = 0  # nvml.h, nvmlDeviceGetModuleId: "For non-baseboard products, this ID would always be 0"
+ON_THE_MACHINE = 0  # nvml.h, nvmlGpuVirtualizationMode_t: NVML_GPU_VIRTUALIZATION_MODE_NONE
+
+
+def module_id(nvml: Any, handle: Any) -> int:
+    """Which module of its baseboard it is."""
+    number = ctypes.c_uint()  # pynvml's own is one for all threads
+    if status := nvml.nvmlDeviceGetModuleId(handle, ctypes.byref(number)):
+        raise nvml.NVMLError(status)
+    if number.value == NO_BASEBOARD:
+        raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+    return number.value
+
+
+def physical_slot(nvml: Any, handle: Any) -> str:
+    """What the firmware calls the slot that the device is in, by the kernel (Documentation/ABI/testing/sysfs-bus-pci:
+    `address` of a slot is domain, bus and device). A virtual machine has slots that its hypervisor made up."""
+    if nvml.nvmlDeviceGetVirtualizationMode(handle) != ON_THE_MACHINE:
+        raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+    address = pci_device(nvml, handle).name.partition(".")[0]
+    for slot in sorted(PCI_SLOTS.glob("*")):
+        if tools.text(slot / "address") == address:
+            return slot.name
+    raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+# nvml.h. Plain integers: pynvml 13 defines some of these constants as tuples.
+ECC_CORRECTED, ECC_UNCORRECTED = 0, 1
+ECC_PLACES = {"dram": 2, "sram": 7}
+ECC_VOLATILE, ECC_AGGREGATE = 0, 1
+CLOCK_SM, CLOCK_MEMORY = 1, 2
+TEMPERATURE_GPU = 0
+THRESHOLDS = {"shutdown": 0, "slowdown": 1, "memory_max": 2, "gpu_max": 3}
+PCIE_TX, PCIE_RX = 0, 1
+FIELD_MEMORY_TEMPERATURE = 82
+FIELD_RECOVERY_ACTION = 230
+FIELDS_SLOWDOWN = {"sw_thermal": 269, "hw_thermal": 270, "power_brake": 271}  # ns
+FIELD_THERMAL_POLICY = 75  # ns
+
+
+def _spare_rows(nvml: Any, handle: Any) -> dict[str, int]:
+    told = nvml.nvmlDeviceGetRowRemapperHistogram(handle)
+    return {name: int(getattr(told, name)) for name in ("max", "high", "partial", "low", "none")}
+
+
+def _sram_threshold(nvml: Any, handle: Any) -> bool:
+    status = nvml.c_nvmlEccSramErrorStatus_v1_t()
+    status.version = nvml.nvmlEccSramErrorStatus_v1
+    nvml.nvmlDeviceGetSramEccErrorStatus(handle, ctypes.byref(status))
+    return bool(status.bThresholdExceeded)
+
+
+def _slowdown_ns(nvml: Any, handle: Any) -> dict[str, int]:
+    fields = {**FIELDS_SLOWDOWN, "thermal": FIELD_THERMAL_POLICY}
+    told = dict(zip(fields, field_values(nvml, handle, fields.values()), strict=True))
+    if told["sw_thermal"] is not None:  # the newer counters hold what the older one does
+        del told["thermal"]
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _each_that_is_here(
+    nvml: Any, numbers: Mapping[str, int], ask: Callable[[int], Any], *errors: str
+) -> tuple[dict[str, int], Exception | None]:
+    """By name what the driver says to each of these numbers, without those that it does not know, by these errors or
+    those of NOT_HERE; and the last of these."""
+    told: dict[str, int] = {}
+    missing: Exception | None = None
+    for name, number in numbers.items():
+        try:
+            told[name] = ask(number)
+        except nvml.NVMLError as error:
+            if not named(error, *NOT_HERE, *errors):
+                raise
+            missing = error
+    return told, missing
+
+
+def _ecc_corrected(nvml: Any, handle: Any) -> dict[str, int]:
+    """Not every model tells both places, or knows of both."""
+    ask = partial(nvml.nvmlDeviceGetMemoryErrorCounter, handle, ECC_CORRECTED, ECC_VOLATILE)
+    told, missing = _each_that_is_here(nvml, ECC_PLACES, ask, "InvalidArgument")
+    if missing and not told:
+        raise missing
+    return told
+
+
+def _inforom(nvml: Any, handle: Any) -> bool:
+    try:
+        nvml.nvmlDeviceValidateInforom(handle)
+    except nvml.NVMLError as error:
+        if named(error, "CorruptedInforom"):
+            return False
+        raise
+    return True
+
+
+def _temperature_limits(nvml: Any, handle: Any) -> dict[str, int | None]:
+    """In degrees Celsius; None for a threshold that this device does not have. NotSupported if it has none."""
+    told, missing = _each_that_is_here(nvml, THRESHOLDS, partial(nvml.nvmlDeviceGetTemperatureThreshold, handle))
+    if missing and not any(told.values()):  # some drivers give 0 for a threshold that they do not know
+        raise missing
+    return {name: told.get(name) for name in THRESHOLDS}
+
+
+def _clock_event_reasons(nvml: Any, handle: Any) -> int:
+    try:
+        return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+    except (nvml.NVMLError, AttributeError) as error:
+        if isinstance(error, nvml.NVMLError) and not named(error, *NOT_HERE):
+            raise
+        return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))  # its name before driver 535
+
+
+def _process(process: Any) -> str:
+    name = tools.text(Path(f"/proc/{process.pid}/comm")) or "of another container or user"
+    memory = f", {process.usedGpuMemory / 2**30:.1f} GiB" if process.usedGpuMemory else ""
+    return f"process {process.pid} ({name}){memory}"
+
+
+# Every fact of model/gpu.py but "p2p", which is asked of pairs.
+CALLS: dict[str, Callable[[Any, Any], Any]] = {
+    "name": lambda n, h: n.nvmlDeviceGetName(h),
+    "uuid": lambda n, h: n.nvmlDeviceGetUUID(h),
+    "serial": lambda n, h: n.nvmlDeviceGetSerial(h),
+    "board_part_number": lambda n, h: n.nvmlDeviceGetBoardPartNumber(h),
+    "vbios": lambda n, h: n.nvmlDeviceGetVbiosVersion(h),
+    "gsp_firmware": lambda n, h: n.nvmlDeviceGetGspFirmwareVersion(h),
+    "inforom_version": lambda n, h: n.nvmlDeviceGetInforomImageVersion(h),
+    "inforom_valid": _inforom,
+    "pci_bus_id": lambda n, h: n.nvmlDeviceGetPciInfo(h).busId,
+    "pci_device_id": lambda n, h: n.nvmlDeviceGetPciInfo(h).pciDeviceId,
+    "minor": lambda n, h: n.nvmlDeviceGetMinorNumber(h),
+    "memory_bytes": lambda n, h: n.nvmlDeviceGetMemoryInfo(h).total,
+    "compute_capability": lambda n, h: list(n.nvmlDeviceGetCudaComputeCapability(h)),
+    "brand": lambda n, h: n.nvmlDeviceGetBrand(h),
+    "virtualization": lambda n, h: n.nvmlDeviceGetVirtualizationMode(h),
+    "cuda_cores": lambda n, h: n.nvmlDeviceGetNumGpuCores(h),
+    "memory_bus_bits": lambda n, h: n.nvmlDeviceGetMemoryBusWidth(h),
+    "sm_clock_max_mhz": lambda n, h: n.nvmlDeviceGetMaxClockInfo(h, CLOCK_SM),
+    "memory_clock_max_mhz": lambda n, h: n.nvmlDeviceGetMaxClockInfo(h, CLOCK_MEMORY),
+    "pcie_generation": lambda n, h: n.nvmlDeviceGetCurrPcieLinkGeneration(h),
+    "pcie_generation_max": lambda n, h: n.nvmlDeviceGetMaxPcieLinkGeneration(h),
+    "pcie_width": lambda n, h: n.nvmlDeviceGetCurrPcieLinkWidth(h),
+    "pcie_width_max": lambda n, h: n.nvmlDeviceGetMaxPcieLinkWidth(h),
+    "pcie_width_able": pcie_width_able,
+    "network_adapters": network_adapters,
+    "module_id": module_id,
+    "physical_slot": physical_slot,
+    "ecc_mode": lambda n, h: list(n.nvmlDeviceGetEccMode(h)),
+    "ecc_mode_default": lambda n, h: n.nvmlDeviceGetDefaultEccMode(h),
+    "mig_mode": lambda n, h: list(n.nvmlDeviceGetMigMode(h)),
+    "compute_mode": lambda n, h: n.nvmlDeviceGetComputeMode(h),
+    "persistence_mode": lambda n, h: n.nvmlDeviceGetPersistenceMode(h),
+    "power_limit_watts": lambda n, h: n.nvmlDeviceGetEnforcedPowerLimit(h) / 1000,
+    "power_limit_default_watts": lambda n, h: n.nvmlDeviceGetPowerManagementDefaultLimit(h) / 1000,
+    "application_clock_mhz": lambda n, h: n.nvmlDeviceGetApplicationsClock(h, CLOCK_SM),
+    "application_clock_default_mhz": lambda n, h: n.nvmlDeviceGetDefaultApplicationsClock(h, CLOCK_SM),
+    "temperature_limits_c": _temperature_limits,
+    "recovery_action": lambda n, h: field_values(n, h, [FIELD_RECOVERY_ACTION])[0],
+    "numa_node": lambda n, h: n.nvmlDeviceGetNumaNodeId(h),
+    "cpu_affinity": lambda n, h: [int(word) for word in n.nvmlDeviceGetCpuAffinity(h, 16)],
+    "fabric": fabric,
+    "fabric_health": fabric_health,
+    "nvlink_states": lambda n, h: each_link(lambda link: n.nvmlDeviceGetNvLinkState(h, link), n),
+    "nvlink_versions": lambda n, h: each_link(lambda link: n.nvmlDeviceGetNvLinkVersion(h, link), n),
+    "nvlink_remote_types": lambda n, h: each_link(lambda link: n.nvmlDeviceGetNvLinkRemoteDeviceType(h, link), n),
+    "nvlink_remotes": nvlink_remotes,
+    "nvlink_speeds": nvlink_speeds,
+    "processes": lambda n, h: [_process(process) for process in n.nvmlDeviceGetComputeRunningProcesses(h)],
+    "ecc_uncorrected_volatile": lambda n, h: n.nvmlDeviceGetTotalEccErrors(h, ECC_UNCORRECTED, ECC_VOLATILE),
+    "ecc_uncorrected_aggregate": lambda n, h: n.nvmlDeviceGetTotalEccErrors(h, ECC_UNCORRECTED, ECC_AGGREGATE),
+    "ecc_corrected_volatile": lambda n, h: n.nvmlDeviceGetTotalEccErrors(h, ECC_CORRECTED, ECC_VOLATILE),
+    "sram_threshold_exceeded": _sram_threshold,
+    "remapped_rows": lambda n, h: list(n.nvmlDeviceGetRemappedRows(h)),
+    "retired_pages_pending": lambda n, h: n.nvmlDeviceGetRetiredPagesPendingStatus(h),
+    "memory_unrepairable": lambda n, h: bool(n.nvmlDeviceGetUnrepairableMemoryFlag_v1(h)),
+    "pcie_replays": lambda n, h: n.nvmlDeviceGetPcieReplayCounter(h),
+    "slowdown_ns": _slowdown_ns,
+    "ecc_corrected": _ecc_corrected,
+    "nvlink_errors": nvlink_errors,
+    "nvlink_fec": lambda n, h: link_fields(n, h, FIELDS_NVLINK_FEC),
+    "spare_rows": _spare_rows,
+    "utilization_percent": lambda n, h: n.nvmlDeviceGetUtilizationRates(h).gpu,
+    "memory_used_bytes": lambda n, h: n.nvmlDeviceGetMemoryInfo(h).used,
+    "temperature_c": lambda n, h: n.nvmlDeviceGetTemperature(h, TEMPERATURE_GPU),
+    "memory_temperature_c": lambda n, h: field_values(n, h, [FIELD_MEMORY_TEMPERATURE])[0],
+    "power_watts": lambda n, h: n.nvmlDeviceGetPowerUsage(h) / 1000,
+    "sm_clock_mhz": lambda n, h: n.nvmlDeviceGetClockInfo(h, CLOCK_SM),
+    "memory_clock_mhz": lambda n, h: n.nvmlDeviceGetClockInfo(h, CLOCK_MEMORY),
+    "clock_event_reasons": _clock_event_reasons,
+    "pcie_transmitted_kilobytes_per_second": lambda n, h: n.nvmlDeviceGetPcieThroughput(h, PCIE_TX),
+    "pcie_received_kilobytes_per_second": lambda n, h: n.nvmlDeviceGetPcieThroughput(h, PCIE_RX),
+}

@@ -1,0 +1,112 @@
+"""The node that this process runs on: its GPUs, in the order of the run, and the host around them."""
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import datetime, timezone
+from typing import Any
+
+from pytest_gpufleet.machine import host, locks, nvml
+from pytest_gpufleet.machine.kernel_log import KernelLog, behind
+from pytest_gpufleet.machine.nvml import Nvml
+from pytest_gpufleet.machine.software import software
+from pytest_gpufleet.model.gpu import COUNTERS, READINGS, SLOW_COUNTERS, SLOW_READINGS, Gpu, GpuTopology, Missing
+from pytest_gpufleet.model.log_catalogue import NVLINK_5, Logged, Xid
+from pytest_gpufleet.model.machine import Machine
+from pytest_gpufleet.model.measurement import Sample
+
+
+class LocalNode:
+    """All that it gives is data, and none of it needs a GPU context. `topology`: the GPUs with what does not change
+    about them (CONSTANTS), as they were when the run began. `driver`: None where there is no GPU to ask about."""
+
+    def __init__(self, driver: Nvml | None, topology: GpuTopology, kernel_log: str = "/dev/kmsg") -> None:
+        self.topology = topology
+        self._driver = driver
+        self._path = kernel_log
+        self._log: KernelLog | None = None
+        self._latest: tuple[Xid, ...] = ()  # what it told the last time
+        self._absent: set[tuple[int, str]] = set()  # readings that a GPU does not have, so that it is asked once
+
+    def facts(self, names: Sequence[str]) -> tuple[Gpu, ...]:
+        """The GPUs as the topology has them, and these facts as they are now."""
+        if self._driver is None:
+            return ()
+        now = nvml.read_all(self._driver, names)
+        return tuple(Gpu(gpu.index, {**gpu.facts, **told}) for gpu, told in zip(self.topology.gpus, now, strict=True))
+
+    def host(self, names: Sequence[str] | None = None) -> dict[str, Any]:
+        """These facts of the host, by default all that cost little (host.FACTS); None where the system does not tell,
+        Missing where it is known why."""
+        return host.read(names)
+
+    def sample(self, slow: bool = True) -> Sample:
+        """The readings of all GPUs now. `slow`: also SLOW_READINGS, which are None otherwise. The GPUs are asked at the
+        same time, for some calls block for tens of milliseconds."""
+        assert self._driver is not None
+        names = [name for name in READINGS if slow or name not in SLOW_READINGS]
+        now = round(time.time(), 3)
+        asked = [
+            nvml.in_thread(
+                nvml.read, self._driver, index, [name for name in names if (index, name) not in self._absent]
+            )
+            for index in range(self._driver.count())
+        ]
+        return Sample(now, tuple(self._readings(index, told.result()) for index, told in enumerate(asked)))
+
+    def _readings(self, index: int, told: Mapping[str, Any]) -> dict[str, Any]:
+        missing = {name: value for name, value in told.items() if isinstance(value, Missing)}
+        self._absent.update((index, name) for name, value in missing.items() if value.absent)
+        return {name: None if name in missing else told.get(name) for name in READINGS}
+
+    def kernel_log(self) -> Logged:
+        """The errors that driver and kernel have told since the last call; the first one gives what was told before.
+
+        Most XIDs are told by NVML and the kernel's log, one of them a little later than the other; SXids and the
+        sub-codes of NVLink 5 by the log alone."""
+        if self._driver is None:
+            return Logged()
+        self._log = self._log or KernelLog(self._path)
+        told, logged = self._driver.xids(), self._log.new()
+        known, self._latest = (*self._latest, *logged.xids), logged.xids
+        at = [gpu.pci_bus_id for gpu in self.topology.gpus]
+        xids = [
+            Xid(at[index], number, "")
+            for index, number in told
+            if number not in NVLINK_5 and not any(xid.number == number and xid.of(at[index]) for xid in known)
+        ]
+        undecoded = sorted({number for _, number in told if number in NVLINK_5 and logged.trouble})
+        blind = f"what XIDs {undecoded} of NVLinks mean stands in the kernel log alone" if undecoded else ""
+        host = tuple(behind(message, at) for message in logged.host)
+        return Logged((*logged.xids, *xids), logged.trouble, logged.unread or blind, host)
+
+    def present(self) -> tuple[str, ...]:
+        """The PCI bus id of every GPU that the driver lists, also of those hidden from this run; "" for one that does
+        not answer."""
+        return self._driver.present() if self._driver is not None else ()
+
+    def lock(self) -> ExitStack:
+        """Make the GPUs this run's own without waiting, until what is returned is closed or its process is gone.
+        Raises GpuTaken."""
+        return locks.lock(self.topology.gpus)
+
+
+def take(node: LocalNode) -> Machine:
+    """Everything about a node at the begin of a run."""
+    gpus = node.facts((*COUNTERS, *SLOW_COUNTERS))
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return Machine(gpus, node.host(), now, node.kernel_log(), node.present())
+
+
+@contextmanager
+def opened(wanted: int | None = None, environment: Mapping[str, str] = os.environ) -> Iterator[LocalNode]:
+    """This machine with the GPUs that the environment leaves visible, in its order, the first `wanted` of them. Raises
+    NoGpus."""
+    with nvml.opened(wanted, environment) as (driver, topology):
+        yield LocalNode(driver, topology)
+
+
+def without_gpus(why: str, *problems: str) -> LocalNode:
+    """This machine where it has no GPUs to use, and why; `problems`: if there should be some."""
+    return LocalNode(None, GpuTopology(problems=problems, absent=why, **software()))

@@ -1,0 +1,314 @@
+"""The GPUs as NVML, the driver's management library, describes them. Creates no GPU context."""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, TimeoutError as FutureTimeout
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pytest_gpufleet.machine import tools
+from pytest_gpufleet.machine.fact_tables import CALLS, NOT_HERE, named, text
+from pytest_gpufleet.machine.software import driver_problems, software
+from pytest_gpufleet.model.gpu import CONSTANTS, Gpu, GpuTopology, Missing
+from pytest_gpufleet.model.language import some
+from pytest_gpufleet.redaction import one_line, throughout
+
+NVIDIA = "0x10de"
+# linux/pci_ids.h: VGA, 3D controllers (most GPUs of data centres) and other display, and the bridges NVSwitches are.
+CLASSES = {"0x0300": "GPU", "0x0302": "GPU", "0x0380": "GPU", "0x0680": "NVSwitch"}
+MOST = 3
+
+
+def signs_of_nvidia(root: Path = Path("/")) -> list[str]:
+    """What speaks for NVIDIA hardware below `root`, in a few words each; empty where nothing does.
+
+    A container without GPUs sees the PCI devices of its host, and often /proc/driver/nvidia too.
+    """
+    found = [(words, list(look(root))) for words, look in SIGNS.items()]
+    return [f"{words}: {some(names, MOST)}" for words, names in found if names]
+
+
+def _pci_devices(root: Path) -> Iterator[str]:
+    for device in sorted((root / "sys/bus/pci/devices").glob("*")):
+        kind = CLASSES.get((tools.text(device / "class") or "")[:6])
+        if kind and tools.text(device / "vendor") == NVIDIA:
+            yield f"{kind} {device.name}"
+
+
+def _existing(root: Path, pattern: str) -> Iterator[str]:
+    return (f"/{path.relative_to(root)}" for path in sorted(root.glob(pattern)))
+
+
+SIGNS: dict[str, Callable[[Path], Iterator[str]]] = {
+    "on the PCI bus": _pci_devices,
+    "device files": lambda root: _existing(root, "dev/nvidia*"),
+    "a loaded driver": lambda root: _existing(root, "proc/driver/nvidia"),
+}
+
+
+# nvml.h: nvmlGpuTopologyLevel_t, in the words of `nvidia-smi topo -m`.
+PCIE_ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+P2P = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3}
+EVENT_XID = 0x8
+
+NO_NVML = {
+    "LibraryNotFound": "NVML (libnvidia-ml.so.1) was not found: no NVIDIA driver is installed, or a container was "
+    "started without it (docker run --gpus all)",
+    "DriverNotLoaded": "the NVIDIA driver is installed but not loaded: see `dmesg` and `nvidia-smi`",
+    "NoPermission": "NVML refused access: this user may not open /dev/nvidia*",
+    "LibRmVersionMismatch": "the NVIDIA library and the loaded kernel module are of different versions: reboot, or "
+    "reload the module after the driver update",
+}
+
+ANSWER_SECONDS = 20.0
+T = TypeVar("T")
+
+
+class NoGpus(Exception):
+    """A node has no GPU to run on; the text says why in one sentence. `signs`: what speaks for NVIDIA hardware all the
+    same, in a few words each."""
+
+    def __init__(self, why: str, signs: Sequence[str] = ()) -> None:
+        super().__init__(why)
+        self.signs = signs
+
+
+SILENT = (
+    "the NVIDIA driver has not answered for {seconds:g} s, and nothing goes on without it: look into the kernel log "
+    "(`dmesg`) for XIDs; if `nvidia-smi` hangs too, restart the machine. `kill -9 {pid}` ends this process"
+)
+
+
+@contextmanager
+def told_if_silent() -> Iterator[None]:
+    """A line on the terminal if the driver keeps this thread waiting. What it has begun in C nobody can take back."""
+
+    def tell() -> None:
+        with suppress(Exception):  # there may be no terminal
+            print(SILENT.format(seconds=ANSWER_SECONDS, pid=os.getpid()), file=sys.stderr, flush=True)
+
+    timer = threading.Timer(ANSWER_SECONDS, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def session() -> Iterator[Any]:
+    """The initialised pynvml module. Raises NoGpus if there is no working NVML."""
+    import pynvml
+
+    try:
+        with told_if_silent():
+            pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        reason = type(error).__name__.removeprefix("NVMLError_")
+        why = NO_NVML.get(reason, f"NVML could not be initialised: {error}")
+        raise _no_gpus(why, installed=reason != "LibraryNotFound") from None
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _no_gpus(why: str, installed: bool = True) -> NoGpus:
+    return NoGpus(why, [*signs_of_nvidia(), *(["an installed driver"] if installed else [])])
+
+
+class Nvml:
+    """The driver of this machine. `handles` are the GPUs of the run, in their order."""
+
+    def __init__(self, nvml: Any, handles: Sequence[Any]) -> None:
+        self._nvml = nvml
+        self._handles = handles
+        self._events: list[Any] | None = None  # for each GPU a set of events, None where there are none
+
+    def count(self) -> int:
+        return len(self._handles)
+
+    def ask(self, index: int, fact: str) -> Any:
+        """One fact of one GPU as plain JSON values, Missing if it cannot be had."""
+        try:
+            told = (self._p2p if fact == "p2p" else CALLS[fact])(self._nvml, self._handles[index])
+            return throughout(text(told), one_line)
+        except self._nvml.NVMLError as error:
+            return Missing(f"NVML: {error}", absent=named(error, *NOT_HERE))
+        except AttributeError as error:
+            return Missing(f"this version of nvidia-ml-py cannot ask: {error}", absent=True)
+        except Exception as error:  # a broken GPU's answers may not even decode
+            return Missing(f"nvidia-ml-py: {error!r}")
+
+    def xids(self) -> list[tuple[int, int]]:
+        """The XIDs that the driver has told of since the last call (the first one arms it): (GPU, number)."""
+        if self._events is None:
+            with told_if_silent():
+                self._events = [self._armed(handle) for handle in self._handles]
+        return [(index, number) for index, events in enumerate(self._events) for number in self._arrived(events)]
+
+    def _armed(self, handle: Any) -> Any:
+        try:
+            events = self._nvml.nvmlEventSetCreate()
+            self._nvml.nvmlDeviceRegisterEvents(handle, EVENT_XID, events)
+        except (self._nvml.NVMLError, AttributeError):  # the kernel log tells of XIDs too
+            return None
+        return events
+
+    def _arrived(self, events: Any) -> Iterator[int]:
+        while events is not None:
+            try:
+                yield int(self._nvml.nvmlEventSetWait_v2(events, 0).eventData)
+            except self._nvml.NVMLError:  # most often: nothing has happened
+                return
+
+    def present(self) -> tuple[str, ...]:
+        """As LocalNode.present."""
+        with told_if_silent():
+            return tuple(map(self._address, range(_ask(self._nvml, "nvmlDeviceGetCount") or 0)))
+
+    def _address(self, index: int) -> str:
+        with suppress(Exception):
+            return str(text(self._nvml.nvmlDeviceGetPciInfo(self._nvml.nvmlDeviceGetHandleByIndex(index)).busId))
+        return ""
+
+    def _p2p(self, nvml: Any, handle: Any) -> dict[str, list[int]]:
+        return {
+            name: [0 if peer is handle else nvml.nvmlDeviceGetP2PStatus(handle, peer, number) for peer in self._handles]
+            for name, number in P2P.items()
+        }
+
+
+def read(driver: Nvml, index: int, facts: Iterable[str]) -> dict[str, Any]:
+    """Facts of one GPU by name; what cannot be had is Missing."""
+    return {fact: driver.ask(index, fact) for fact in facts}
+
+
+def in_thread(call: Callable[..., T], *args: Any) -> Future[T]:
+    """The result of `call`, made in a daemon thread: Python's own pool would wait at exit for a GPU that hangs."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call(*args))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def read_all(driver: Nvml, facts: Sequence[str]) -> list[dict[str, Any]]:
+    """Facts of every GPU, all GPUs at the same time. Of one whose driver does not answer in time, all are Missing:
+    a GPU that hangs must not hang the run."""
+    futures = [in_thread(read, driver, index, facts) for index in range(driver.count())]
+    until = time.monotonic() + ANSWER_SECONDS
+    values = []
+    for future in futures:
+        try:
+            values.append(future.result(max(0.0, until - time.monotonic())))
+        except FutureTimeout:
+            silent = Missing(f"no answer from the driver within {ANSWER_SECONDS:g} s")
+            values.append(dict.fromkeys(facts, silent))
+    return values
+
+
+@contextmanager
+def opened(
+    wanted: int | None = None, environment: Mapping[str, str] = os.environ
+) -> Iterator[tuple[Nvml, GpuTopology]]:
+    """The driver, asked about the GPUs that the environment leaves visible, in its order, the first `wanted` of them,
+    and their topology. Raises NoGpus if NVML does not work or no GPU is visible."""
+    with session() as nvml:
+        try:
+            with told_if_silent():
+                visible, lost = _visible(nvml, environment.get("CUDA_VISIBLE_DEVICES"))
+        except Exception as error:  # a version of nvidia-ml-py that does not fit the driver raises anything
+            raise _no_gpus(f"NVML could not list the GPUs: {error}") from None
+        if not visible:
+            raise _no_gpus("; ".join(lost) or _why_none_visible(nvml.nvmlDeviceGetCount(), environment))
+        visible = visible[:wanted]
+        driver = Nvml(nvml, [handle for _, handle in visible])
+        yield driver, _topology(nvml, driver, visible, lost)
+
+
+def _visible(nvml: Any, visible: str | None) -> tuple[list[tuple[int, Any]], list[str]]:
+    """(index, handle) in the order CUDA numbers them, and a sentence for each GPU that gives no handle.
+
+    Like for CUDA, what follows an invalid entry of CUDA_VISIBLE_DEVICES is invisible.
+    """
+    everything, lost = [], []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            everything.append((index, nvml.nvmlDeviceGetHandleByIndex(index)))
+        except Exception as error:
+            lost.append(f"GPU {index} does not answer: {error} (see the kernel log for its XID)")
+    if visible is None:
+        return everything, lost
+    uuids = {index: _ask(nvml, "nvmlDeviceGetUUID", handle) or "" for index, handle in everything}
+    chosen: list[tuple[int, Any]] = []
+    for entry in (part.strip() for part in visible.split(",")):
+        match = [
+            (index, handle)
+            for index, handle in everything
+            if entry == str(index) or (entry.startswith("GPU-") and uuids[index].startswith(entry))
+        ]
+        if len(match) != 1 or match[0] in chosen:
+            break
+        chosen += match
+    return chosen, lost
+
+
+def _why_none_visible(count: int, environment: Mapping[str, str]) -> str:
+    if count and "CUDA_VISIBLE_DEVICES" in environment:
+        return f"CUDA_VISIBLE_DEVICES={environment['CUDA_VISIBLE_DEVICES']!r} hides all {count} GPUs of this machine"
+    return "the NVIDIA driver works but reports no GPU: see `lspci` and the kernel log for one that fell off the bus"
+
+
+def _topology(nvml: Any, driver: Nvml, visible: Sequence[tuple[int, Any]], lost: Iterable[str]) -> GpuTopology:
+    answers = in_thread(read_all, driver, CONSTANTS)
+    versions = software()  # for which torch is imported: the driver answers meanwhile
+    facts = answers.result()
+    gpus = tuple(Gpu(index, known) for (index, _), known in zip(visible, facts, strict=True))
+    with told_if_silent():
+        links = _links(nvml, [handle for _, handle in visible], gpus)
+    fabric = (
+        "nvswitch" if any("switch" in (gpu.get("nvlink_remotes") or ()) for gpu in gpus)
+        else "nvlink" if any(link.startswith("NV") for row in links for link in row)
+        else "pcie" if len(gpus) > 1
+        else "none"
+    )  # fmt: skip
+    version = _ask(nvml, "nvmlSystemGetDriverVersion")
+    cuda_driver = _ask(nvml, "nvmlSystemGetCudaDriverVersion_v2")
+    cuda = f"{cuda_driver // 1000}.{cuda_driver % 1000 // 10}" if cuda_driver else None
+    problems = (*lost, *driver_problems(version, cuda, versions["cuda"]))
+    return GpuTopology(gpus, links, fabric, version, cuda, problems=problems, **versions)
+
+
+def _links(nvml: Any, handles: list[Any], gpus: tuple[Gpu, ...]) -> tuple[tuple[str, ...], ...]:
+    """The link matrix."""
+    remotes = [gpu.get("nvlink_remotes") or [] for gpu in gpus]
+
+    def link(i: int, j: int) -> str:
+        if i == j:
+            return "X"
+        through_switch = min(remotes[i].count("switch"), remotes[j].count("switch"))
+        if count := remotes[i].count(gpus[j].pci_bus_id.lower()) + through_switch:
+            return f"NV{count}"
+        return PCIE_ANCESTORS.get(_ask(nvml, "nvmlDeviceGetTopologyCommonAncestor", handles[i], handles[j]), "?")
+
+    everyone = range(len(handles))
+    return tuple(tuple(link(i, j) for j in everyone) for i in everyone)
+
+
+def _ask(nvml: Any, name: str, *args: Any) -> Any:
+    """What an NVML function gives; None where this device, driver or user does not get it, or the answer is broken."""
+    try:
+        return text(getattr(nvml, name)(*args))
+    except Exception:
+        return None

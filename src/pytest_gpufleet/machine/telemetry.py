@@ -1,0 +1,176 @@
+"""What the GPUs do while a run goes on: a thread that takes samples, and what they amount to."""
+
+import itertools
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from statistics import median
+from typing import Any
+
+from pytest_gpufleet.machine import nvml
+from pytest_gpufleet.machine.local_node import LocalNode
+from pytest_gpufleet.machine.nvml import NoGpus, Nvml
+from pytest_gpufleet.model.gpu import Gpu, Missing, clock_events
+from pytest_gpufleet.model.measurement import SLOW_BEAT, GpuState, Sample
+
+READ = ("temperature_c", "sm_clock_mhz", "power_watts")  # the fields of GpuState
+INTERVAL_SECONDS = 0.1  # as often as a GPU measures its power anew
+
+
+def state_of(gpu: Gpu | None) -> GpuState | None:
+    """What a GPU is like at this moment; None for a CPU rank, and where NVML does not tell."""
+    for told in () if gpu is None else _told(gpu.index):
+        return GpuState(**told)
+    return None
+
+
+def _told(index: int) -> Iterator[dict[str, float]]:
+    """What NVML tells of a GPU, anew at each turn; nothing where it does not work."""
+    with suppress(NoGpus), nvml.session() as driver, suppress(driver.NVMLError):
+        gpu = Nvml(driver, [driver.nvmlDeviceGetHandleByIndex(index)])
+        while True:
+            read = nvml.read(gpu, 0, READ)
+            yield {name: float(value) for name, value in read.items() if not isinstance(value, Missing)}
+
+
+class Watch:
+    """Reads temperature, SM clock and power of a GPU while the block runs, in a thread of its own.
+
+    with Watch(rank.gpu) as watch:
+        work()
+    watch.state
+
+    What NVML does not tell is left out; nothing that it does ends the work. None stands for a CPU rank.
+    """
+
+    def __init__(self, gpu: Gpu | None) -> None:
+        self._read: dict[str, list[float]] = {}
+        self._over = threading.Event()
+        self._thread = None
+        if gpu is not None:
+            self._thread = threading.Thread(target=self._run, args=(gpu.index,), name="gpufleet-watch", daemon=True)
+
+    def __enter__(self) -> "Watch":
+        if self._thread:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        if self._thread:
+            self._thread.join(nvml.ANSWER_SECONDS)
+
+    @property
+    def state(self) -> GpuState | None:
+        """The medians of what was read; None if nothing was."""
+        return GpuState(**{name: median(values) for name, values in self._read.items()}) if self._read else None
+
+    def _run(self, index: int) -> None:
+        for told in _told(index):
+            for name, value in told.items():
+                self._read.setdefault(name, []).append(value)
+            if self._over.wait(INTERVAL_SECONDS):
+                return
+
+
+LONGEST_GAP = 10  # intervals, of a second at least: without samples for longer, what happened went unseen
+
+
+class Sampler:
+    """A daemon thread that hands a Sample to `on_sample`, which runs in that thread, every `interval_seconds`.
+
+    Whatever fails in the node or in `on_sample` costs one sample, and `trouble` says what it was last. So it does
+    when there was no sample for LONGEST_GAP.
+    """
+
+    def __init__(self, node: LocalNode, interval_seconds: float, on_sample: Callable[[Sample], None]) -> None:
+        self.trouble = ""
+        self._node = node
+        self._interval = interval_seconds
+        self._on_sample = on_sample
+        self._latest = 0.0  # monotonic time of the last sample, or of the start
+        self._sampled = False
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gpufleet-telemetry", daemon=True)
+
+    def start(self) -> None:
+        """The first sample is taken at once."""
+        self._latest = time.monotonic()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take no more samples. Waits for one that is being taken, but no longer than one interval."""
+        running = self._thread.is_alive() and not self._stopped.is_set()
+        self._stopped.set()
+        if running:
+            self._thread.join(self._interval)
+            self._note_gap(self._thread.is_alive() and not self._sampled)
+
+    def _note_gap(self, always: bool = False) -> None:
+        gap = time.monotonic() - self._latest
+        if always or gap > LONGEST_GAP * max(self._interval, 1.0):
+            self.trouble = f"no answer from the driver for {gap:.1f} s"
+
+    def _run(self) -> None:
+        beats = itertools.count()
+        due = time.monotonic()
+        while not self._stopped.wait(max(0.0, due - time.monotonic())):
+            try:
+                taken = self._node.sample(slow=next(beats) % SLOW_BEAT == 0)
+                if not self._stopped.is_set():
+                    self._note_gap()
+                    self._latest, self._sampled = time.monotonic(), True
+                    self._on_sample(taken)
+            except Exception as error:
+                self.trouble = f"{type(error).__name__}: {error}"
+            # The next beat of a fixed rhythm; beats that were missed are left out, not made up for.
+            due += self._interval * max(1, math.ceil((time.monotonic() - due) / self._interval))
+
+
+REASONS = "clock_event_reasons"
+
+
+class Activity:
+    """What each GPU does from one moment to the next, without keeping the samples: a test may last for days."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # samples come from a thread of their own
+        self._latest: Sample | None = None
+        # For each GPU: reading -> [minimum, sum, maximum, count]; of REASONS, which are bits, all that were seen.
+        self._seen: list[dict[str, Any]] = []
+
+    def add(self, sample: Sample) -> None:
+        with self._lock:
+            self._add(sample)
+
+    def _add(self, sample: Sample) -> None:
+        self._latest = sample
+        self._seen = self._seen or [{} for _ in sample.gpus]
+        for seen, readings in zip(self._seen, sample.gpus, strict=True):
+            for name, value in readings.items():
+                if name == REASONS and value is not None:
+                    seen[name] = seen.get(name, 0) | value
+                elif value is not None:
+                    low, total, high, count = seen.get(name, (value, 0, value, 0))
+                    seen[name] = [min(low, value), total + value, max(high, value), count + 1]
+
+    def end(self) -> list[dict[str, list[Any]]]:
+        """reading -> [minimum, mean, maximum] of every GPU since the last end, and begin again.
+
+        `clock_event_reasons` is a set of bits and has no mean: it gives the words of all reasons that were seen. A
+        reading that was never had is left out. If no sample came, the one before stands for it.
+        """
+        with self._lock:
+            if not self._seen and self._latest is not None:
+                self._add(self._latest)
+            seen, self._seen = self._seen, []
+        return [{name: _told_of(name, each) for name, each in gpu.items()} for gpu in seen]
+
+
+def _told_of(name: str, seen: Any) -> list[Any]:
+    if name == REASONS:
+        return clock_events(seen)
+    low, total, high, count = seen
+    return [low, round(total / count, 3), high]

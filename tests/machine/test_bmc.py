@@ -1,0 +1,234 @@
+"""What a BMC tells: parts that are ill are named, and machines that only look so pass."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gpufleet.machine import bmc
+from pytest_gpufleet.machine.tools import Untold
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.verdict.host_rules import bmc_rules
+from tests.acceptance.checks import outcomes
+from tests.machine.trees import laid_out, replaced
+from tests.machines import recorded
+
+SUPPLIES = """PS Redundancy    | 77h | ok  |  7.1 | Fully Redundant
+Status           | 85h | ok  | 10.1 | Presence detected
+Status           | 86h | ok  | 10.2 | Presence detected
+"""
+# Two of four power supplies without mains, next to the R740xd of trees/bmc.txt.
+DGX_1 = """PSU Alert        | 34h | ns  | 208.1 | Event-Only
+PSU Redundancy   | E8h | ok  | 21.1 | Non-Redundant: Insufficient Resources
+PSU1 Status      | E0h | ok  | 10.1 | Presence detected, Power Supply AC lost
+PSU2 Status      | E1h | ok  | 10.2 | Presence detected, Power Supply AC lost
+PSU3 Status      | E2h | ok  | 10.3 | Presence detected
+PSU4 Status      | E3h | ok  | 10.4 | Presence detected
+"""
+# JumpScale's health check of power supplies, sample 2: two bays that nobody bought a supply for.
+TWO_BAYS_EMPTY = """PSU1_Status | DEh | ok | 10.1 | Presence detected
+PSU2_Status | DFh | ns | 10.2 | No Reading
+PSU3_Status | E0h | ok | 10.3 | Presence detected
+PSU4_Status | E1h | ns | 10.4 | No Reading
+PSU Redundancy | E6h | ok | 21.1 | Fully Redundant
+"""
+# A Cisco server with one of two supplies.
+ONE_MISSING = """PSU1_STATUS      | 26h | ok  | 10.1 | Presence detected
+PSU1_PWRGD       | 28h | ok  | 10.1 | State Asserted
+PSU1_POUT        | 2Bh | ok  | 10.1 | 120 Watts
+PSU2_STATUS      | 2Ch | ok  | 10.2 |
+PSU2_PWRGD       | 2Eh | ns  | 10.2 | No Reading
+PS_RDNDNT_MODE   | ADh | ok  | 20.0 | Non-Redundant: Sufficient from Redundant
+"""
+# Checkmk, the comments of its check of ipmi.
+DEAD = """PS1 Status       | C8h | ok | 10.1 | Presence detected, Failure detected
+PS2 Status       | C9h | ok | 10.2 | Presence detected
+Power Redundancy | 02h | ok | 21.1 | Redundancy Lost
+"""
+
+
+def told(tmp_path: Path, *changes: tuple[str, str]) -> dict[str, Any]:
+    """What the BMC of trees/bmc.txt tells after these changes of its text."""
+    tree = laid_out("bmc", tmp_path, replaced(*changes))
+    return bmc.read(tree.root, tree.run)
+
+
+def found(faults: list[Fault]) -> set[tuple[str, str]]:
+    """The code of each, and the part that it names."""
+    assert all(str(subject) == "node" for fault in faults for subject in fault.subjects)
+    return {(fault.code, fault.what.partition(":")[0]) for fault in faults}
+
+
+def test_a_sound_machine_has_no_ills(tmp_path: Path) -> None:
+    sound = told(tmp_path)
+    for rule in (bmc_rules.power_ills, bmc_rules.fan_ills, bmc_rules.temperature_ills):
+        assert rule(sound) == []
+    assert bmc_rules.logged_errors(sound["log"]) == []
+    assert sound["log"]["today"] == "2025-06-18"
+    assert [event["day"] for event in sound["log"]["events"]][:2] == ["2025-06-16", None]
+
+
+@pytest.mark.parametrize(
+    ("supplies", "ills"),
+    [
+        (DGX_1, {("power_supply_failed", "PSU1 Status (10.1)"), ("power_supply_failed", "PSU2 Status (10.2)"),
+                 ("power_not_redundant", "PSU Redundancy (21.1)")}),
+        (ONE_MISSING, {("power_not_redundant", "PS_RDNDNT_MODE (20.0)")}),
+        (DEAD, {("power_supply_failed", "PS1 Status (10.1)"), ("power_not_redundant", "Power Redundancy (21.1)")}),
+        (TWO_BAYS_EMPTY, set()),
+    ],
+    ids=["no mains", "one missing", "dead", "bays that are empty by design"],
+)  # fmt: skip
+def test_power_supplies(tmp_path: Path, supplies: str, ills: set[tuple[str, str]]) -> None:
+    assert found(bmc_rules.power_ills(told(tmp_path, (SUPPLIES, supplies)))) == ills
+
+
+@pytest.mark.parametrize(
+    ("rule", "old", "new", "ills"),
+    [
+        # As the first look found the same fan.
+        (bmc_rules.fan_ills, "| ok  | 29.7 | 1960 RPM", "| lcr | 29.7 | 420 RPM", {("fan_failed", "FANB (29.7)")}),
+        (bmc_rules.fan_ills, "| ok  | 29.7 | 1960 RPM", "| lnc | 29.7 | 700 RPM", set()),
+        (
+            bmc_rules.temperature_ills,
+            "| ok  |  7.1 | 14 degrees C",
+            "| unc |  7.1 | 43 degrees C",
+            {("inlet_temperature", "Inlet Temp (7.1)")},
+        ),
+        (
+            bmc_rules.temperature_ills,
+            "| ns  |  3.1 | No Reading",
+            "| ucr |  3.1 | 98 degrees C",
+            {("part_temperature", "Temp (3.1)")},
+        ),
+        (bmc_rules.temperature_ills, "| ns  |  3.1 | No Reading", "| unc |  3.1 | 88 degrees C", set()),
+    ],
+    ids=["stalling fan", "slow fan", "warm air", "hot processor", "warm processor"],
+)
+def test_fans_and_temperatures(
+    tmp_path: Path, rule: Callable[[Any], list[Fault]], old: str, new: str, ills: set[tuple[str, str]]
+) -> None:
+    assert found(rule(told(tmp_path, (old, new)))) == ills
+
+
+MEMORY = "   8 | 06/17/2025 | 10:03:02 | Memory | Uncorrectable ECC (@DIMMG1(CPU1)) | Asserted\n"
+CORRECTED = "   7 | 06/17/2025 | 10:00:00 | Memory #0x01 | Correctable ECC | Asserted\n"
+MEMORY_FAULT = ("bmc_memory_error", "Memory")
+
+
+@pytest.mark.parametrize(
+    ("changes", "errors"),
+    [
+        ([(CORRECTED, CORRECTED + MEMORY)], {MEMORY_FAULT}),
+        ([(CORRECTED, CORRECTED + MEMORY), ("06/18/2025 08:00:00", "08/18/2025 08:00:00")], set()),  # long ago
+        # As 1.8.19 writes dates and time.
+        ([(CORRECTED, CORRECTED + MEMORY.replace("/2025", "/25")), ("06/18/2025 08", "08/18/25 08")], set()),
+        ([(" Bus Fatal Error | Deasserted", " Bus Fatal Error | Asserted")],
+         {("bmc_bus_error", "Critical Interrupt #0x90")}),
+        ([("  6 | 06/17/2025 | 09:29:15 | Power Supply #0xc8", "  6 | 06/17/2025 | 09:29:15 | Power Supply #0xc9")],
+         {("bmc_power_error", "Power Supply #0xc8")}),
+        # A machine that was moved.
+        ([("Memory #0x01 | Correctable ECC", "Power Unit #0x01 | AC lost")],
+         set()),
+        # Before the BMC knew the time, and so just before the next event that has one.
+        ([("System ACPI Power State #0xd5 | S0/G0: working", "Processor #0x91 | IERR")],
+         {("bmc_processor_error", "Processor #0x91")}),
+    ],
+)  # fmt: skip
+def test_the_log_speaks_against_a_machine(
+    tmp_path: Path, changes: list[tuple[str, str]], errors: set[tuple[str, str]]
+) -> None:
+    assert found(bmc_rules.logged_errors(told(tmp_path, *changes)["log"])) == errors
+
+
+def test_what_is_logged_during_a_run_counts_also_if_it_went_away_again(tmp_path: Path) -> None:
+    before = told(tmp_path / "before")["log"]
+    dropped = (
+        "   8 | 06/18/2025 | 06:34:16 | Power Supply #0x3b | Power Supply AC lost | Asserted\n"
+        "   9 | 06/18/2025 | 06:34:17 | Power Supply #0x3b | Power Supply AC lost | Deasserted\n"
+    )
+    now = told(tmp_path / "now", (CORRECTED, CORRECTED + dropped))["log"]
+    assert found(bmc_rules.logged_since(before, now)) == {("bmc_power_error", "Power Supply #0x3b")}
+    assert not bmc_rules.cleared_since(before, now)
+    assert bmc_rules.logged_since(before, before) == []
+    cleared = {**before, "events": [{**before["events"][0], "at": "06/18/2025 07:00:00"}]}
+    assert bmc_rules.cleared_since(before, cleared)
+
+
+def test_a_power_supply_that_is_gone_at_the_end_is_lost(tmp_path: Path) -> None:
+    before = told(tmp_path / "before")
+    now = told(tmp_path / "now", ("86h | ok  | 10.2 | Presence detected", "86h | ns  | 10.2 | No Reading"))
+    assert found(bmc_rules.supplies_lost(before, now)) == {("power_supply_failed", "Status (10.2)")}
+    assert bmc_rules.supplies_lost(before, before) == []
+
+
+def test_a_log_that_takes_too_long_leaves_the_rest(tmp_path: Path) -> None:
+    late = told(tmp_path, ("== $ ipmitool sel elist last 200\n", "== $ ipmitool sel elist last 200 ! too late\n"))
+    assert (late["log"], late["log_untold"]) == (None, "too late")
+    assert len(late["power"]) == 3
+
+
+def test_a_machine_without_a_bmc_says_so(tmp_path: Path) -> None:
+    with pytest.raises(Untold, match="virtual machine"):
+        bmc.read(tmp_path)
+
+
+CHECKS = (
+    "test_power_supplies_are_sound", "test_fans_are_sound", "test_air_comes_in_cool", "test_bmc_logged_no_grave_error",
+    "test_bmc_logged_nothing_during_the_run",
+)  # fmt: skip
+
+
+def check_all(first: Any, now: Any) -> dict[str, str]:
+    return checked(first, now)[0]
+
+
+def checked(first: Any, now: Any) -> tuple[dict[str, str], list[str]]:
+    """How each check ends, and the codes of what is told beside the verdict."""
+    told: list[Fault] = []
+    before, at_the_end = {"bmc": first}.get, {"bmc": now}.get
+    ended = outcomes(recorded(), asked_once=before, host_before=before, host_now=at_the_end, notice=told.extend)
+    return {name: ended[name].what for name in CHECKS}, [fault.code for fault in told]
+
+
+def test_the_checks(tmp_path: Path) -> None:
+    sound = told(tmp_path / "sound")
+    assert set(check_all(sound, sound).values()) == {"passed"}
+    dead = told(tmp_path / "dead", (SUPPLIES, DEAD))
+    assert check_all(dead, dead) == {
+        **dict.fromkeys(CHECKS, "passed"),
+        "test_power_supplies_are_sound": "failed",
+        "test_bmc_logged_nothing_during_the_run": "failed",
+    }
+    assert set(check_all(None, None).values()) == {"not applicable"}
+    # What could be asked when the run began, and cannot any more, has not told that nothing happened.
+    mute = {**sound, "log": None, "log_untold": "too late"}
+    assert (
+        check_all(sound, None) == check_all(sound, mute) == {**dict.fromkeys(CHECKS, "passed"), CHECKS[-1]: "skipped"}
+    )
+    assert check_all(mute, sound)[CHECKS[-1]] == "not applicable"
+
+
+FULL = ("Overflow         : false", "Overflow         : true")
+
+
+def test_a_full_log_is_told_beside_the_verdict_and_what_it_holds_counts(tmp_path: Path) -> None:
+    sound = told(tmp_path / "sound")
+    assert checked(sound, sound) == (dict.fromkeys(CHECKS, "passed"), [])
+    full = told(tmp_path / "full", FULL)
+    assert checked(full, full) == (
+        {**dict.fromkeys(CHECKS, "passed"), CHECKS[-1]: "not applicable"},
+        ["bmc_log_full"] * 2,
+    )
+    grave = told(tmp_path / "grave", FULL, (CORRECTED, CORRECTED + MEMORY))
+    assert check_all(grave, grave)["test_bmc_logged_no_grave_error"] == "failed"
+    dead = told(tmp_path / "dead", FULL, (SUPPLIES, DEAD))
+    assert check_all(full, dead)[CHECKS[-1]] == "failed"
+
+
+def test_a_full_log_that_writes_over_its_oldest_entries_still_shows_what_comes(tmp_path: Path) -> None:
+    full = told(tmp_path / "full", FULL)
+    boot = MEMORY.replace("Memory | Uncorrectable ECC (@DIMMG1(CPU1))", "System Event #0x01 | OEM System boot event")
+    assert check_all(full, told(tmp_path / "harmless", FULL, (CORRECTED, CORRECTED + boot)))[CHECKS[-1]] == "passed"
+    assert check_all(full, told(tmp_path / "grave", FULL, (CORRECTED, CORRECTED + MEMORY)))[CHECKS[-1]] == "failed"

@@ -1,0 +1,198 @@
+"""NVIDIA's own diagnostic: what dcgmi printed (dcgm/README.md says where), by its JSON of DCGM 3 and of DCGM 4."""
+
+import json
+import time
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_gpufleet.machine import dcgm
+from pytest_gpufleet.machine.tools import Untold, ended
+from pytest_gpufleet.model import place
+from pytest_gpufleet.model.place import THIS_NODE
+from pytest_gpufleet.verdict.host_rules.dcgm_rules import diagnosed
+from tests.machines import recorded
+
+PRINTED = Path(__file__).parent / "dcgm"
+FOUR = recorded().machine.gpus
+ONE = FOUR[:1]
+EIGHT = [
+    replace(gpu, index=index, facts={**gpu.facts, "serial": f"{index:013d}"}) for index, gpu in enumerate(FOUR * 2)
+]
+BROKEN = {"error_category": 7, "error_id": 4, "error_severity": 2, "warning": "GPU 5: 3 uncorrectable memory errors"}
+
+
+def document(name):
+    return json.loads((PRINTED / f"{name}.json").read_text())
+
+
+def diagnosis(document, gpus, status=0):
+    return diagnosed({"level": 2, "status": status, "document": document, "said": ""}, gpus)
+
+
+def on_eight(change=lambda results: None, serials=True):
+    """What DCGM 4 prints of eight GPUs, numbered the other way round than the run's."""
+    told = document("4_passed")
+    (test,) = told["DCGM Diagnostic"]["test_categories"][0]["tests"]
+    change(test["results"])
+    entities = [{"device_id": "2335", "entity_id": 7 - gpu.index, "serial_num": gpu.serial} for gpu in EIGHT]
+    if serials:
+        told["entity_groups"] = [{"entities": entities, "entity_group": "GPU", "entity_group_id": 1}]
+    return told
+
+
+def result(number, **changed):
+    return lambda results: results[number].update(changed)
+
+
+@pytest.mark.parametrize(("name", "gpus"), [("3_passed", ONE), ("4_passed", EIGHT)])
+def test_a_healthy_run_of_either_version_has_nothing_to_tell(name, gpus):
+    found = diagnosis(document(name), gpus)
+    assert (found.faults, found.shown, found.unseen, found.skipped) == ([], [], [], False)
+
+
+def test_a_failed_setting_is_told_of_either_version_by_its_severity():
+    (fault,) = diagnosis(document("4_failed"), ONE, status=226).faults
+    assert (fault.code, fault.subjects) == ("dcgm_setting", (THIS_NODE,))  # a GB10 has no serial number
+    assert fault.what.startswith("software failed (DCGM's GPU 0): Persistence Mode")
+    found = diagnosis(document("3_failed"), ONE)
+    assert [(fault.code, fault.what) for fault in found.faults] == [("dcgm_test_failed", "Persistence Mode failed")]
+    assert found.unseen == ["Environment Variables has the status 'Warn', which is not known"]
+
+
+def test_the_gpu_is_named_by_its_serial_number_and_not_by_the_number_that_dcgm_has_for_it():
+    (fault,) = diagnosis(on_eight(result(5, status="Fail", warnings=[BROKEN])), EIGHT, status=205).faults
+    assert (fault.code, fault.subjects) == ("dcgm_part_broken", (place.gpu(2),))
+    (fault,) = diagnosis(on_eight(result(5, status="Fail", warnings=[BROKEN]), serials=False), EIGHT, 205).faults
+    assert fault.subjects == (THIS_NODE,)
+    assert "DCGM's GPU 5" in fault.what
+
+
+def test_version_3_is_read_by_its_own_names():
+    told = document("3_passed")
+    told["GPU Device Serials"] = {"0": ONE[0].serial}
+    memory = told["DCGM GPU Diagnostic"]["test_categories"][2]["tests"][0]["results"][0]
+    memory |= {"gpu_id": memory.pop("gpu_ids"), "status": "Fail", "warnings": [BROKEN]}
+    (fault,) = diagnosis(told, ONE, status=205).faults
+    assert (fault.code, fault.subjects) == ("dcgm_part_broken", (place.gpu(0),))
+
+
+def test_several_warnings_of_one_test_of_settings_accuse_no_single_gpu():
+    told = document("3_passed") | {"GPU Device Serials": {"0": ONE[0].serial}}
+    setting = {"warnings": "Persistence mode is off", "error_id": 29, "error_category": 8, "error_severity": 5}
+    test = told["DCGM GPU Diagnostic"]["test_categories"][0]["tests"][4]
+    test["results"] = [{"status": "Fail", "gpu_id": 0, "warnings": [setting, setting]}]
+    (fault,) = diagnosis(told, ONE, status=226).faults
+    assert (fault.code, fault.subjects) == ("dcgm_setting", (THIS_NODE,))
+    assert fault.what == "Persistence Mode failed: Persistence mode is off"
+
+
+def test_the_worst_severity_counts_and_monitor_speaks_against_nothing():
+    watch = {**BROKEN, "error_severity": 1}
+    (fault,) = diagnosis(on_eight(result(0, status="Fail", warnings=[watch, BROKEN])), EIGHT, status=205).faults
+    assert fault.code == "dcgm_part_broken"
+    found = diagnosis(on_eight(result(0, status="Fail", warnings=[watch])), EIGHT, status=226)
+    assert (found.faults, [shown.code for shown in found.shown]) == ([], ["dcgm_remark"])
+
+
+def test_warnings_of_a_passed_test_and_skipped_tests_are_shown():
+    warned = diagnosis(on_eight(result(0, warnings=[BROKEN])), EIGHT, status=226)
+    assert (warned.faults, len(warned.shown), warned.unseen) == ([], 1, [])
+    told = on_eight()
+    skipped = {"entity_group": "GPU", "entity_id": 0, "status": "Skip"}
+    told["DCGM Diagnostic"]["test_categories"][0]["tests"].append({"name": "eud", "results": [skipped]})
+    found = diagnosis(told, EIGHT)
+    assert [shown.what for shown in found.shown] == ["eud was skipped"]
+    assert not found.skipped
+
+
+def test_where_every_test_of_the_hardware_was_skipped_nothing_was_looked_at():
+    told = on_eight(lambda results: [each.update(status="Skip") for each in results])
+    assert diagnosis(told, EIGHT).skipped
+
+
+def renamed(told, old, new):
+    return json.loads(json.dumps(told).replace(f'"{old}"', f'"{new}"'))
+
+
+WHOLE = on_eight()
+NO_HARDWARE = renamed(WHOLE, "Hardware", "Deployment")
+RUNTIME = {"DCGM Diagnostic": {"runtime_error": "Error: Unable to complete diagnostic.", "version": "4.4.1"}}
+
+
+@pytest.mark.parametrize(
+    ("told", "status"),
+    [
+        ({}, 0),
+        ([], 0),
+        ({"DCGM Diagnostic": {}}, 0),
+        (RUNTIME, 226),
+        (RUNTIME, 0),
+        (renamed(WHOLE, "DCGM Diagnostic", "DCGM Report"), 0),
+        (renamed(WHOLE, "results", "outcomes"), 0),
+        (renamed(WHOLE, "status", "state"), 0),
+        (renamed(WHOLE, "Pass", "OK"), 0),
+        (NO_HARDWARE, 0),
+        (on_eight(lambda results: results.pop()), 0),
+        (on_eight(lambda results: results.clear()), 0),
+        (WHOLE, 205),
+        (WHOLE, 1),
+        (None, 0),
+    ],
+)  # fmt: skip
+def test_what_is_not_known_never_passes(told, status):
+    found = diagnosis(deepcopy(told), EIGHT, status)
+    assert found.unseen
+    assert not found.skipped
+    assert found.faults == []
+
+
+def test_a_summary_that_failed_counts_where_no_result_did():
+    told = on_eight()
+    told["DCGM Diagnostic"]["test_categories"][0]["tests"][0]["test_summary"] = {"status": "Fail", "warnings": [BROKEN]}
+    (fault,) = diagnosis(told, EIGHT, status=205).faults
+    assert (fault.code, fault.subjects) == ("dcgm_part_broken", (THIS_NODE,))
+
+
+def printing(out, status=0, errors=""):
+    def run(*command, seconds):
+        assert command == ("dcgmi", "diag", "-r", "3", "-j")
+        assert seconds == dcgm.SECONDS[3]
+        return status, out, errors
+
+    return run
+
+
+def test_half_a_document_is_told_as_none():
+    whole = (PRINTED / "4_failed.json").read_text()
+    assert dcgm.read(3, printing(whole, 226))["document"] == document("4_failed")
+    told = dcgm.read(3, printing(whole[:200], 226))
+    assert (told["document"], told["status"]) == (None, 226)
+    assert diagnosed(told, ONE).unseen
+
+
+def test_without_dcgmi_or_its_host_engine_nothing_is_told():
+    with pytest.raises(Untold, match="host engine of DCGM does not answer"):
+        dcgm.read(3, printing("Error: unable to establish a connection to the specified host: localhost", 235))
+    with pytest.raises(Untold, match="no-such-dcgmi is not installed"):
+        dcgm.read(3, lambda name, *rest, seconds: ended("no-such-dcgmi", *rest, seconds=seconds))
+
+
+def test_a_program_that_takes_too_long_can_take_back_what_it_began(tmp_path):
+    left, began = tmp_path / "left", time.monotonic()
+    script = f"trap 'echo done > {left}; exit 3' TERM; echo; while :; do sleep 0.05; done"
+    with pytest.raises(Untold, match=r"sh did not answer within 0\.5 s"):
+        ended("sh", "-c", script, seconds=0.5)
+    assert left.read_text() == "done\n"
+    assert time.monotonic() - began < 25
+
+
+def test_gpus_of_one_serial_number_are_not_told_apart():
+    twins = [replace(gpu, facts={**gpu.facts, "serial": "1"}) for gpu in EIGHT]
+    told = json.loads(json.dumps(on_eight(result(5, status="Fail", warnings=[BROKEN]))))
+    for entity in told["entity_groups"][0]["entities"]:
+        entity["serial_num"] = "1"
+    (fault,) = diagnosis(told, twins, status=205).faults
+    assert fault.subjects == (THIS_NODE,)

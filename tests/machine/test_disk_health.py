@@ -1,0 +1,127 @@
+"""Drives as the kernel shows them, what they say of themselves, and which of it is a sickness."""
+
+import pytest
+
+from pytest_gpufleet.machine import disks
+from pytest_gpufleet.machine.tools import NoAnswer, Untold
+from pytest_gpufleet.verdict.host_rules.part_rules import sick_drives
+from tests.acceptance.checks import outcomes
+from tests.machine.trees import laid_out, replaced
+from tests.machines import recorded
+
+
+def asked(tmp_path, change=str):
+    tree = laid_out("drives", tmp_path, change)
+    return disks.read(tree.root, tree.run)
+
+
+def test_every_drive_that_can_be_asked_is(tmp_path):
+    """Not one that is reached over a network, a removable one, or one that this user may not ask."""
+    drives = {drive["device"]: drive for drive in asked(tmp_path)}
+    assert set(drives) == {"nvme0", "nvme1", "nvme2", "sdb"}
+    assert drives["nvme1"] == {
+        "device": "nvme1", "model": "Samsung SSD 970 EVO 500GB", "passed": True, "rotating": False, "celsius": 35,
+        "critical_warning": 0, "spare": 99, "spare_threshold": 10, "used": 3, "media_errors": 0,
+        "unsafe_shutdowns": 10, "reallocated": None, "pending": None, "uncorrectable": None,
+    }  # fmt: skip
+    assert (drives["nvme2"]["celsius"], drives["nvme2"]["used"], drives["sdb"]["rotating"]) == (50, 12, True)
+
+
+def test_why_no_drive_could_be_asked(tmp_path):
+    def denied(text):
+        head, *programs = text.split("== $ ")
+        return head + "".join(f"== $ {each}" for each in programs if each.startswith("smartctl --json=c -a /dev/sda"))
+
+    with pytest.raises(Untold, match="no drive could be asked: nvme is not installed"):
+        asked(tmp_path, denied)
+    with pytest.raises(Untold, match="no drive of its own"):
+        disks.read(tmp_path / "none")
+
+
+def test_a_drive_that_does_not_answer_is_not_judged(tmp_path):
+    """Not even where the others are healthy, nor asked once more by another program."""
+    tree = laid_out("drives", tmp_path)
+
+    def run(*command, **how):
+        if command[0] != "smartctl" or command[-1] != "/dev/nvme1":
+            return tree.run(*command, **how)
+        raise NoAnswer("smartctl did not answer within 20 s")
+
+    drives = disks.read(tree.root, run)
+    assert {"device": "nvme1", "silent": "nvme1: smartctl did not answer within 20 s"} in drives
+    assert sick_drives(drives) == []
+    check = outcomes(recorded(), host_now={"disk_health": drives}.get)["test_drives_are_healthy"]
+    assert (check.what, check.message) == ("skipped", "not judged: nvme1: smartctl did not answer within 20 s")
+
+
+def warning(bits, celsius=35):
+    """Of nvme1."""
+    return '"critical_warning":0,"temperature":35', f'"critical_warning":{bits},"temperature":{celsius}'
+
+
+def sectors(number, count):
+    """The attribute of sdb."""
+    table = {5: ("Reallocated_Sector_Ct", 1, 5), 197: ("Current_Pending_Sector", 100, 0)}
+    name, value, threshold = table[number]
+    about = f'"id":{number},"name":"{name}","value":{value},"worst":{value},"thresh":{threshold},"raw":{{"value":'
+    return f"{about}0", f"{about}{count}"
+
+
+# By name: what is changed, and the code of the fault.
+DRIVES = {
+    "healthy, with some wear and unsafe shutdowns": ([], []),
+    "warm": ([warning(0, 69)], []),
+    "spare blocks used up": ([warning(1)], ["drive_failing"]),
+    "hotter than its limit": ([warning(2, 87)], ["drive_too_hot"]),
+    "to be read only": ([warning(8)], ["drive_failing"]),
+    "reliability degraded": ([warning(4)], ["drive_failing"]),
+    "worn, which its maker takes for degraded": (
+        [
+            warning(4),
+            ('"percentage_used":3', '"percentage_used":100'),
+            ('"passed":true,"nvme":{"value":0}', '"passed":false,"nvme":{"value":4}'),
+        ],
+        ["drive_worn"],
+    ),
+    "media errors": ([('"unsafe_shutdowns":10,"media_errors":0', '"media_errors":7')], ["drive_errors"]),
+    "pending sectors": ([sectors(197, 8)], ["drive_errors"]),
+    "reallocated sectors of a rotating disk": ([sectors(5, 1975)], ["drive_errors"]),
+    "blocks that an SSD has replaced": ([sectors(5, 5), ('"rotation_rate":7200', '"rotation_rate":0')], []),
+    "SMART failed": ([('{"passed":true},"ata', '{"passed":false},"ata')], ["drive_failing"]),
+}
+
+
+@pytest.mark.parametrize("name", DRIVES)
+def test_sick_drives(tmp_path, name):
+    changes, codes = DRIVES[name]
+    found = sick_drives(asked(tmp_path, replaced(*changes)))
+    assert [fault.code for fault in found] == codes
+    assert all(fault.what.startswith(("nvme1 (Samsung", "sdb (Hitachi")) for fault in found)
+
+
+def test_a_later_nvme_takes_the_warnings_apart(tmp_path):
+    plain, apart = '"critical_warning":0,"temperature":323', '"critical_warning":{"value":8,"ro":1},"temperature":323'
+    (fault,) = sick_drives(asked(tmp_path, lambda text: text.replace(plain, apart)))
+    assert (fault.code, fault.what) == ("drive_failing", "nvme2: it can only be read")
+
+
+def test_drives_with_their_sizes(tmp_path):
+    """One of them is seen over several ways, so that its namespace has another name."""
+    one, two = disks.read_nvme(laid_out("two-drives", tmp_path).root)
+
+    assert one == {
+        "name": "nvme1", "model": "SAMSUNG MZ1L21T9HCLS-00A07", "serial": "S666NE0T000001", "firmware": "GDC7602Q",
+        "state": "live", "transport": "pcie", "address": "0000:22:00.0", "bytes": 1_920_383_410_176,
+        "namespaces": {"nvme1n1": 1_920_383_410_176}, "lanes": 4, "speed": 16,
+    }  # fmt: skip
+    assert (two["name"], two["bytes"], two["namespaces"]) == ("nvme8", 7_681_501_126_656, {"nvme8c8n1": 7681501126656})
+
+
+def test_a_drive_without_a_namespace_has_no_size(tmp_path):
+    tree = laid_out("two-drives", tmp_path, lambda text: text.replace("/nvme1n1/size", "/hwmon/size"))
+
+    assert [drive["bytes"] for drive in disks.read_nvme(tree.root)] == [None, 7_681_501_126_656]
+
+
+def test_a_machine_without_drives(tmp_path):
+    assert disks.read_nvme(tmp_path) == []

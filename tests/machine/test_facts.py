@@ -1,0 +1,288 @@
+"""Single facts of NVML where a part of them cannot be had. The driver is described, not present."""
+
+import sys
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+from pytest_gpufleet import expect
+from pytest_gpufleet.machine import fact_tables, local_node, network_ports, nvml as driver
+from pytest_gpufleet.machine.fact_tables import NVLINK_5_COUNTERS, NVLINK_COUNTERS
+from pytest_gpufleet.model.gpu import Gpu, Missing
+from pytest_gpufleet.run.run import Run
+from pytest_gpufleet.run.settings import Options
+from tests.machine.fake_nvml import switched
+
+LIMITS = {0: 95, 1: 89, 2: 95, 3: 87}  # nvml.h: shutdown, slowdown, memory_max, gpu_max
+
+
+def source(**functions):
+    """A GPU of a driver that has these functions alone."""
+    return driver.Nvml(SimpleNamespace(NVMLError=pynvml.NVMLError, **functions), [object()])
+
+
+def failing(error, told=lambda *_: None, of=lambda *_: True):
+    """A function of NVML that fails with this error if asked what `of` says, and else is `told`."""
+
+    def call(*asked):
+        if of(*asked):
+            raise pynvml.NVMLError(error)
+        return told(*asked)
+
+    return call
+
+
+def expected(source, fact):
+    """Whether a fact that cannot be had is one that the GPU should have."""
+    told = source.ask(0, fact)
+    assert isinstance(told, Missing)
+    return not told.absent
+
+
+def limited(error, limits=LIMITS):
+    """A GPU with these temperature thresholds, of which the last one fails."""
+    threshold = failing(error, lambda handle, number: limits[number], lambda handle, number: number == 3)
+    return source(nvmlDeviceGetTemperatureThreshold=threshold)
+
+
+def test_a_threshold_that_the_device_does_not_have_costs_no_other():
+    limits = limited(pynvml.NVML_ERROR_NOT_SUPPORTED).ask(0, "temperature_limits_c")
+    assert limits == {"shutdown": 95, "slowdown": 89, "memory_max": 95, "gpu_max": None}
+
+
+def test_thresholds_of_which_the_driver_knows_none_are_absent_though_it_gives_0_for_some():
+    assert not expected(limited(pynvml.NVML_ERROR_NOT_SUPPORTED, {0: 0, 1: 0, 2: 0}), "temperature_limits_c")
+
+
+def test_every_gpu_is_present_hidden_and_lost_ones_too(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", switched(4, lost=(2,)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with local_node.opened() as node:
+        assert len(node.topology.gpus) == 1
+        assert node.present() == ("00000000:1B:00.0", "00000000:2B:00.0", "", "00000000:4B:00.0")
+
+
+@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_NOT_SUPPORTED])
+def test_older_drivers_tell_of_clock_events_by_their_older_name(error):
+    older = {"nvmlDeviceGetCurrentClocksThrottleReasons": lambda handle: 0x40}
+    not_known = {"nvmlDeviceGetCurrentClocksEventReasons": failing(error)}
+    for functions in (older | not_known, older):  # an older driver, and an older nvidia-ml-py
+        assert source(**functions).ask(0, "clock_event_reasons") == 0x40
+
+
+def fields(values, **more):
+    """A GPU whose fields have these values, by field or (field, link); an int that is negative is an NVML error."""
+
+    def told(handle, asked):
+        found = [values.get(field if isinstance(field, int) else tuple(field), -3) for field in asked]
+        union = pynvml.c_nvmlFieldValue_t * len(found)
+        answers = union()
+        for answer, value in zip(answers, found, strict=True):
+            answer.nvmlReturn, answer.valueType = max(0, -value), pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
+            answer.value.ullVal = max(0, value)
+        return answers
+
+    return source(nvmlDeviceGetFieldValues=told, **more)
+
+
+FIELDS = {
+    **{f"NVLINK_COUNT_{name}": number for name, number in {
+        "MALFORMED_PACKET_ERRORS": NVLINK_5_COUNTERS["malformed_packets"],
+        "BUFFER_OVERRUN_ERRORS": NVLINK_5_COUNTERS["buffer_overruns"],
+        "RCV_ERRORS": NVLINK_5_COUNTERS["receive"],
+        "RCV_REMOTE_ERRORS": NVLINK_5_COUNTERS["remote_receive"],
+        "RCV_GENERAL_ERRORS": NVLINK_5_COUNTERS["general_receive"],
+        "LOCAL_LINK_INTEGRITY_ERRORS": NVLINK_5_COUNTERS["link_integrity"],
+        "LINK_RECOVERY_FAILED_EVENTS": NVLINK_5_COUNTERS["failed_recovery"],
+        "LINK_RECOVERY_EVENTS": NVLINK_5_COUNTERS["recovery"],
+        "EFFECTIVE_ERRORS": NVLINK_5_COUNTERS["effective"],
+        "SYMBOL_ERRORS": NVLINK_5_COUNTERS["symbol"],
+        "FEC_HISTORY_0": fact_tables.FIELDS_NVLINK_FEC[0],
+        "FEC_HISTORY_15": fact_tables.FIELDS_NVLINK_FEC[-1],
+    }.items()},
+    "CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN": fact_tables.FIELDS_SLOWDOWN["sw_thermal"],
+    "CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN": fact_tables.FIELDS_SLOWDOWN["hw_thermal"],
+    "CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN": fact_tables.FIELDS_SLOWDOWN["power_brake"],
+    "PERF_POLICY_THERMAL": fact_tables.FIELD_THERMAL_POLICY,
+    "NVLINK_GET_SPEED": fact_tables.FIELD_NVLINK_SPEED,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_fields_are_those_of_nvml(name):
+    """As nvidia-ml-py has them from nvml.h; releases that do not know one are older than it."""
+    assert getattr(pynvml, f"NVML_FI_DEV_{name}", FIELDS[name]) == FIELDS[name]
+
+
+def test_counters_of_nvlink_5_by_kind_and_link():
+    """Two links, of which the second does not tell of symbols."""
+    values = {(field, link): 100 * link + field for field in NVLINK_5_COUNTERS.values() for link in (0, 1)}
+    values[NVLINK_5_COUNTERS["symbol"], 1] = -pynvml.NVML_ERROR_UNKNOWN
+    told = fields(values).ask(0, "nvlink_errors")
+    assert told == {**{kind: [n, 100 + n] for kind, n in NVLINK_5_COUNTERS.items()}, "symbol": [221, None]}
+
+
+def test_counters_of_links_before_nvlink_5():
+    """As on an H200 with driver 580: its fields of NVLink 5 are not supported."""
+    older = fields({}, nvmlDeviceGetNvLinkErrorCounter=lambda handle, link, number: 10 * link + number)
+    assert older.ask(0, "nvlink_errors") == {
+        kind: [10 * link + number for link in range(18)] for kind, number in NVLINK_COUNTERS.items()
+    }
+    assert not expected(older, "nvlink_fec")
+
+
+def test_blocks_that_forward_error_correction_mended():
+    told = fields({(235 + errors, 0): 1000 - errors for errors in range(16)}).ask(0, "nvlink_fec")
+    assert told == [list(range(1000, 984, -1))]
+
+
+LOST = pynvml.NVML_ERROR_GPU_IS_LOST
+
+
+@pytest.mark.parametrize(
+    ("lost", "fact"),
+    [
+        (limited(LOST), "temperature_limits_c"),
+        (source(nvmlDeviceGetCurrentClocksEventReasons=failing(LOST)), "clock_event_reasons"),
+        (fields({(field, 0): -LOST for field in NVLINK_5_COUNTERS.values()}), "nvlink_errors"),
+    ],
+)
+def test_what_a_lost_gpu_does_not_tell_is_not_absent(lost, fact):
+    assert expected(lost, fact)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({269: 5, 270: 6, 271: 7, 75: 8}, {"sw_thermal": 5, "hw_thermal": 6, "power_brake": 7}),
+        ({75: 8}, {"thermal": 8}),  # an older driver
+    ],
+)
+def test_how_long_a_gpu_was_slowed_down(values, told):
+    assert fields(values).ask(0, "slowdown_ns") == told
+
+
+@pytest.mark.parametrize(
+    ("error", "applicable"),
+    [
+        (pynvml.NVML_ERROR_INVALID_ARGUMENT, False),  # a driver that does not know these fields
+        (pynvml.NVML_ERROR_NOT_SUPPORTED, False),
+        (LOST, True),
+    ],
+)
+def test_fields_of_which_none_is_told_are_absent_unless_something_is_wrong(error, applicable):
+    assert expected(fields(dict.fromkeys((269, 270, 271, 75), -error)), "slowdown_ns") is applicable
+
+
+@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT])
+def test_corrected_errors_by_place(error):
+    counter = failing(error, lambda *_: 17, lambda handle, kind, since, place: place == 7)
+    assert source(nvmlDeviceGetMemoryErrorCounter=counter).ask(0, "ecc_corrected") == {"dram": 17}
+
+
+def slot(tmp_path, monkeypatch, gpu, port):
+    """A GPU behind a port, with what the system says of their links; None for a file that is not there."""
+    device = tmp_path / "0000:15:01.0" / "0000:1b:00.0"
+    device.mkdir(parents=True)
+    (tmp_path / "devices").mkdir()
+    (tmp_path / "devices" / "0000:1b:00.0").symlink_to(device)
+    for place, lanes in ((device, gpu), (device.parent, port)):
+        if lanes is not None:
+            (place / "max_link_width").write_text(f"{lanes}\n")
+    monkeypatch.setattr(fact_tables, "PCI_DEVICES", tmp_path / "devices")
+    return source(
+        NVML_ERROR_NOT_SUPPORTED=pynvml.NVML_ERROR_NOT_SUPPORTED,
+        nvmlDeviceGetPciInfo=lambda handle: SimpleNamespace(busId=b"00000000:1B:00.0"),
+    )
+
+
+@pytest.mark.parametrize(("gpu", "port", "told"), [(16, 8, (16, 8)), (16, 255, (16, 0)), (16, None, (16, 0))])
+def test_lanes_of_gpu_and_port_are_told_apart(tmp_path, monkeypatch, gpu, port, told):
+    able = slot(tmp_path, monkeypatch, gpu, port).ask(0, "pcie_width_able")
+    assert (able["gpu"], able["port"]) == told
+
+
+def test_the_network_adapter_next_to_a_gpu(tmp_path, monkeypatch):
+    node = slot(tmp_path, monkeypatch, 16, 16)
+    (tmp_path / "0000:15:01.0" / "0000:1c:00.0").mkdir()
+    (tmp_path / "infiniband" / "mlx5_3").mkdir(parents=True)
+    (tmp_path / "infiniband" / "mlx5_3" / "device").symlink_to(tmp_path / "0000:15:01.0" / "0000:1c:00.0")
+    monkeypatch.setattr(network_ports, "ADAPTERS", tmp_path / "infiniband")
+    assert node.ask(0, "network_adapters") == ["mlx5_3"]
+
+
+def seated(tmp_path, monkeypatch, virtual=0, module=0):
+    """A GPU in slot 21 of a machine, or of a virtual one."""
+    node = slot(tmp_path, monkeypatch, 16, 16)
+
+    def module_id(handle, reference):
+        reference._obj.value = module
+        return 0
+
+    node._nvml.nvmlDeviceGetModuleId = module_id
+    node._nvml.nvmlDeviceGetVirtualizationMode = lambda handle: virtual
+    for name, address in (("20", "0000:1a:00"), ("21", "0000:1b:00")):
+        (tmp_path / "slots" / name).mkdir(parents=True)
+        (tmp_path / "slots" / name / "address").write_text(f"{address}\n")
+    monkeypatch.setattr(fact_tables, "PCI_SLOTS", tmp_path / "slots")
+    return node
+
+
+def test_where_a_gpu_sits(tmp_path, monkeypatch):
+    node = seated(tmp_path, monkeypatch, module=3)
+    assert (node.ask(0, "module_id"), node.ask(0, "physical_slot")) == (3, "21")
+    facts = {"module_id": 3, "physical_slot": "21"}
+    assert Gpu(0, facts).position == "module 3, slot 21"
+    assert Gpu(0).position == ""
+
+
+@pytest.mark.parametrize(
+    ("fact", "virtual", "slots"),
+    [
+        ("module_id", 0, True),  # a card: on no baseboard
+        ("physical_slot", 1, True),  # the slots of a virtual machine are its hypervisor's
+        ("physical_slot", 0, False),
+    ],
+)
+def test_where_a_gpu_sits_is_absent_where_nothing_tells(tmp_path, monkeypatch, fact, virtual, slots):
+    node = seated(tmp_path, monkeypatch, virtual)
+    if not slots:
+        monkeypatch.setattr(fact_tables, "PCI_SLOTS", tmp_path / "none")
+    assert not expected(node, fact)
+
+
+def test_lanes_that_no_system_tells_are_absent(tmp_path, monkeypatch):
+    assert not expected(slot(tmp_path, monkeypatch, None, None), "pcie_width_able")
+
+
+def test_the_health_of_the_fabric():
+    def told(handle, reference):
+        info = reference._obj
+        info.state, info.healthMask, info.cliqueId = 3, 0x1A9, 7
+        info.clusterUuid[:] = range(16)
+
+    gpu = source(c_nvmlGpuFabricInfoV_t=pynvml.c_nvmlGpuFabricInfoV_t, nvmlDeviceGetGpuFabricInfoV=told)
+    cluster = "000102030405060708090a0b0c0d0e0f"
+    assert gpu.ask(0, "fabric_health") == {"mask": 0x1A9, "clique": 7, "cluster": cluster}
+
+
+MISSPELT = {
+    "machine.gpus[0][...]": lambda name: Gpu(0, {"name": "NVIDIA H200"})[name],
+    "expect": lambda name: expect([Gpu(0, {})], name, 16),
+    "expect in a rehearsal": lambda name: expect([], name, 16),
+    "machine_now": Run(Options(rehearse=2)).own_machine.read_now,
+}
+
+
+@pytest.mark.parametrize("ask", MISSPELT.values(), ids=MISSPELT)
+def test_a_misspelt_fact_raises(ask):
+    with pytest.raises(KeyError, match=r"no GPU has a fact 'pcie_widht': did you mean 'pcie_width' or "):
+        ask("pcie_widht")
+    with pytest.raises(KeyError, match="no GPU has a fact 'colour': there are application_clock_default_mhz, "):
+        ask("colour")
+
+
+def test_a_fact_that_an_old_snapshot_lacks_is_not_recorded():
+    assert str(Gpu(0, {})["pcie_width"]) == "not recorded"
+    assert Gpu(0, {"of_a_later_version": 3})["of_a_later_version"] == 3

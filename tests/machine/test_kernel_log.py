@@ -1,0 +1,420 @@
+"""What the kernel log says of the host, and XIDs and SXids. The lines of the host are those of model/log_catalogue.py,
+whose comments say where each was really written; those of healthy machines have their origin beside them."""
+
+import os
+
+import pytest
+
+from pytest_gpufleet.machine.kernel_log import KernelLog, behind, of_the_host, parse
+from pytest_gpufleet.machine.local_node import LocalNode
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.log_catalogue import ACTIONS, MOST_DEVICES, TABLE, UNUSED, Logged, Xid, meanings, table
+from pytest_gpufleet.model.place import gpu as gpu_place
+from pytest_gpufleet.verdict.health_rules import xids_of
+
+# Line, kind, device, whether it condemns: if it was there before the run, if it comes in it.
+LINES = [
+    ("mce: [Hardware Error]: CPU 0: Machine Check: 0 Bank 4: a600000000020408", "machine_check", "CPU 0", True, True),
+    ("mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: 8c00004000010092", "machine_check_corrected", "CPU 3",
+     False, False),
+    ("{2}[Hardware Error]: event severity: recoverable", "machine_check", "", True, True),
+    ("{3}[Hardware Error]: event severity: corrected", "machine_check_corrected", "", False, False),
+    ("[Hardware Error]: event severity: fatal", "machine_check", "", True, True),  # of the boot before
+    ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0 (channel:0 slot:0 page:0xe16677 offset:0x0 "
+     "grain:32 -  err_code:0000:009f socket:0 imc:0 rank:0 bg:0 ba:3 row:dad3 col:3c0)", "dimm_uncorrected",
+     "CPU_SrcID#0_MC#0_Chan#0_DIMM#0", True, True),
+    ("EDAC MC0: 1 UE unknown on unknown memory ( page:0x116c60 offset:0x0 grain:1 - APEI location: )",
+     "dimm_uncorrected", "unknown memory", True, True),
+    ("EDAC MC1: 262 CE memory read error on CPU_SrcID#0_Ha#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x2031c14 "
+     "offset:0x940 grain:32 syndrome:0x0 -  OVERFLOW area:DRAM err_code:0001:0091 socket:0 ha:0 channel_mask:2 rank:1)",
+     "dimm_corrected", "CPU_SrcID#0_Ha#0_Chan#1_DIMM#0", False, False),
+    ("Memory failure: 0x1850602: recovery action for dax page: Recovered", "dimm_uncorrected", "", True, True),
+    ("pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Requester ID)",
+     "pcie_error_logged", "pcieport 0000:00:03.0", True, True),
+    ("pcieport 0000:80:1b.4: PCIe Bus Error: severity=Uncorrectable (Non-Fatal), type=Transaction Layer, (Receiver ID)",
+     "pcie_error_logged", "pcieport 0000:80:1b.4", False, True),
+    ("pcieport 0000:00:01.1: AER: PCIe Bus Error: severity=Corrected, type=Data Link Layer, (Receiver ID)",
+     "pcie_corrected_logged", "pcieport 0000:00:01.1", False, False),
+    ("nvidia 0000:07:00.0: PCIe Bus Error: severity=Correctable, type=Data Link Layer, (Transmitter ID)",
+     "pcie_corrected_logged", "nvidia 0000:07:00.0", False, False),
+    ("pcieport 0000:30:03.0: DPC: containment event, status:0x0005 source:0x3400", "pcie_error_logged",
+     "pcieport 0000:30:03.0", True, True),
+    ("watchdog: BUG: soft lockup - CPU#18 stuck for 27s! [python3:2254956]", "host_stalled", "", False, True),
+    ("watchdog: Watchdog detected hard LOCKUP on cpu 3", "host_stalled", "", True, True),
+    ("NMI watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [nvidia-smi:1]", "host_stalled", "", False, True),
+    ("watchdog: CPU3: Watchdog detected hard LOCKUP on cpu 3", "host_stalled", "", True, True),
+    ("rcu: INFO: rcu_preempt self-detected stall on CPU", "host_stalled", "", False, True),
+    ("rcu: INFO: rcu_sched detected stalls on CPUs/tasks:", "host_stalled", "", False, True),
+    ("INFO: task jfsmount:136986 blocked for more than 120 seconds.", "host_stalled", "", False, True),
+    ("INFO: task kworker/u64:3:28 blocked in I/O wait for more than 122 seconds.", "host_stalled", "", False, True),
+    (r"INFO: task a\xc3\xa4 b:7:286 blocked for more than 120 seconds.", "host_stalled", "", False, True),
+    ("nvme nvme1: I/O 12 QID 3 timeout, disable controller", "disk_failing", "nvme1", True, True),
+    ("nvme nvme4: I/O tag 22 (2016) opcode 0x2 (Admin Cmd) QID 0 timeout, reset controller", "disk_failing", "nvme4",
+     True, True),
+    ("nvme nvme0: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0x10", "disk_failing", "nvme0", True,
+     True),
+    ("nvme nvme4: Disabling device after reset failure: -19", "disk_failing", "nvme4", True, True),
+    ("nvme nvme1: Removing after probe failure status: -5", "disk_failing", "nvme1", True, True),
+    ("I/O error, dev nvme0n1, sector 131209936 op 0x0:(READ) flags 0x80700 phys_seg 25 prio class 0", "disk_failing",
+     "nvme0n1", True, True),
+    ("blk_update_request: I/O error, dev sdb, sector 8 op 0x1:(WRITE) flags 0x0", "disk_failing", "sdb", True, True),
+    ("print_req_error: critical medium error, dev sdf, sector 1811939592", "disk_failing", "sdf", True, True),
+    ("Buffer I/O error on dev nvme0n1p1, logical block 121667584, lost sync page write", "disk_failing", "nvme0n1p1",
+     True, True),
+    ("md/raid0md0: Disk failure on nvme0n1p1 detected, failing array.", "disk_failing", "nvme0n1p1", True, True),
+    ("block nvme0n1: no available path - failing I/O", "disk_failing", "nvme0n1", True, True),
+    ("EXT4-fs (nvme0n1p1): Remounting filesystem read-only", "file_system_failed", "nvme0n1p1", True, True),
+    ("EXT4-fs error (device nvme0n1p1): __ext4_find_entry:1588: inode #43: comm gmain: reading directory lblock 0",
+     "file_system_failed", "nvme0n1p1", True, True),
+    ("XFS (dm-4): I/O Error Detected. Shutting down filesystem", "file_system_failed", "dm-4", True, True),
+    ("XFS (sdb6): log I/O error -5", "file_system_failed", "sdb6", True, True),
+    ("XFS (dm-4): Corruption detected. Unmount and run xfs_repair", "file_system_failed", "dm-4", True, True),
+    ("BTRFS info (device nvme1n2: state EA): forced readonly", "file_system_failed", "nvme1n2", True, True),
+    ("oom-kill:constraint=CONSTRAINT_CPUSET,nodemask=0", "host_out_of_memory", "", False, True),
+    ("oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,task_memcg=/init.scope,"
+     "task=python,pid=7899,uid=0", "host_out_of_memory", "", False, True),
+    ("mlx5_core 0000:5c:00.0: mlx5_pcie_event:299:(pid 268269): Detected insufficient power on the PCIe slot (27W).",
+     "nic_underpowered", "mlx5_core 0000:5c:00.0", True, True),
+    ("mlx5_core 0000:41:00.0: temp_warn:170:(pid 0): High temperature on sensors with bit set 0 1", "nic_too_hot",
+     "mlx5_core 0000:41:00.0", True, True),
+    ("mlx5_core 0000:5c:00.0: Port module event[error]: module 0, Cable error, High Temperature", "nic_too_hot",
+     "mlx5_core 0000:5c:00.0", True, True),
+    ("mlx5_core 0000:5c:00.0: Port module event[error]: module 0, Cable error, Power budget exceeded",
+     "nic_underpowered", "mlx5_core 0000:5c:00.0", True, True),
+    ("mlx5_core 0000:41:00.0: poll_health:471:(pid 0): device's health compromised - reached miss count",
+     "nic_firmware_failed", "mlx5_core 0000:41:00.0", True, True),
+    ("mlx5_core 0000:41:00.0: poll_health:478:(pid 0): Fatal error 1 detected", "nic_firmware_failed",
+     "mlx5_core 0000:41:00.0", True, True),
+    ("mlx5_core 0000:41:00.0: print_health_info:500:(pid 0): Health issue observed, firmware internal error, "
+     "severity(3) ERROR:", "nic_firmware_failed", "mlx5_core 0000:41:00.0", True, True),
+    ("mce: CPU1: Package temperature above threshold, cpu clock throttled (total events = 12705)",
+     "processor_throttled", "", False, True),
+    ("CPU7: Core temperature is above threshold, cpu clock is throttled (total events = 219)",
+     "processor_throttled", "", False, True),
+]  # fmt: skip
+
+# What healthy machines write, and what looks like one of the above and is none.
+HEALTHY = [
+    "EDAC MC0: Giving out device to module i10nm_edac controller Intel_10nm Socket#0 IMC#0: DEV 0000:7e:0c.0",
+    "EDAC sbridge MC1: HANDLING MCE MEMORY ERROR",  # beside the line that counts: radiasoft/devops issue 134
+    "mce: [Hardware Error]: Machine check events logged",
+    "mce: CPU2: Core temperature/speed normal",  # erpalma/throttled issue 186
+    "pcieport 0000:00:00.0: AER: enabled with IRQ 59",
+    "pcieport 0000:00:1c.5: AER: Multiple Corrected error received: 0000:02:00.0",  # the device's own line follows
+    "acpi PNP0A08:00: _OSC: OS now controls [PCIeHotplug SHPCHotplug PME AER PCIeCapability LTR DPC]",
+    "pcieport 0000:00:1b.0: DPC: error containment capabilities: Int Msg #0, RPExt+ PoisonedTLP+ SwTrigger+",
+    "nvme nvme0: I/O 12 QID 3 timeout, completion polled",
+    "Freezing of tasks failed after 20.004 seconds (1 tasks refusing to freeze, wq_busy=0):",
+    "rcu: INFO: rcu_preempt detected expedited stalls on CPUs/tasks: { 0-... } 6 jiffies s: 85 root: 0x1/.",
+    "EXT4-fs (nvme0n1p5): re-mounted. Opts: errors=remount-ro. Quota mode: none.",  # hamonikr-system issue 13
+    "EXT4-fs (nvme0n1p3): mounted filesystem 08870205-494a-4ccd-a77b-5d0acea2400f ro with ordered data mode.",
+    "XFS (sdb): User initiated shutdown received.",
+    "I/O error, dev sr0, sector 0 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 0",
+    "I/O error, dev loop1, sector 8 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 0",
+    "blk_update_request: I/O error, dev fd0, sector 0 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 0",
+    "I/O error, dev nvme0n1, sector 8 op 0x9:(WRITE_ZEROES) flags 0x0 phys_seg 0 prio class 0",
+    "critical target error, dev nvme1n1, sector 8 op 0x3:(DISCARD) flags 0x800 phys_seg 1 prio class 0",
+    # of every DGX with a ConnectX-7 whose functions are not all the host's: leptonai/gpud issue 1164
+    "mlx5_core 0000:d2:00.0: mlx5_cmd_out_err:838:(pid 268269): ACCESS_REG(0x805) op_mod(0x1) failed, status bad "
+    "resource(0x5), syndrome (0x305684), err(-22)",
+    # NVIDIA/gpu-operator issue 2511
+    "mlx5_core 0000:13:00.0: mlx5_pcie_event:297:(pid 11): PCIe slot power capability was not advertised.",
+    "mlx5_core 0000:5c:00.0: Port module event: module 0, Cable plugged",
+    "mlx5_core 0000:5c:00.0: print_health_info:500:(pid 0): Health issue observed, clock error, severity(4) WARNING:",
+    "NVRM: Xid (PCI:0000:1b:00): 79, pid=7, GPU has fallen off the bus.",
+]
+
+
+@pytest.mark.parametrize(("line", "code", "device", "before", "during"), LINES, ids=range(len(LINES)))
+def test_what_is_wrong_with_the_host_is_recognised(line, code, device, before, during):
+    (message,) = of_the_host(f"4,1234,5140900,-;{line}\n SUBSYSTEM=pci\n DEVICE=+pci:0000:5c:00.0\n")
+    found = (message.code, message.device, message.before, message.during)
+    assert found == (code, device, before, during)
+    assert (message.line, message.first, message.last) == (line[:300], 5.1409, 5.1409)
+
+
+def test_every_row_of_the_table_was_seen_to_match():
+    matched = [next(row for row in TABLE if row.pattern.match(line)) for line, *_ in LINES]
+    missing = [
+        row.pattern.pattern for row in TABLE if row not in matched and "T_MEMCG," not in row.pattern.pattern[:40]
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("line", HEALTHY)
+def test_what_a_healthy_host_writes_is_nothing(line):
+    assert list(of_the_host(f"6,1,1000,-;{line}\n")) == []
+
+
+def test_what_a_program_wrote_into_the_log_is_nothing():
+    line = "watchdog: Watchdog detected hard LOCKUP on cpu 3"
+    assert list(of_the_host(f"12,1,1000,-;{line}\n")) == []
+    assert len(list(of_the_host(f"0,1,1000,-;{line}\n"))) == 1
+    for xid in (
+        "NVRM: Xid (PCI:0000:00:08): 79, GPU has fallen off the bus.",
+        "nvidia-nvswitch1: SXid (PCI:0000:86:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+    ):
+        assert parse(f"12,1,1000,-;{xid}\n") == []
+        assert len(parse(f"3,1,1000,-;{xid}\n30,2,1001,-;{xid}\n")) == 1
+
+
+SEGFAULT = "{}[31744]: segfault at 0 ip 00005566f8a0712d sp 00007ffc9d3e error 4 in {}[1139,5566f8a07000+1000]"
+XID = "NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus."
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        SEGFAULT,  # names of a program and of its file, as its user likes them; the one of the program has 15 letters
+        "traps: {}[31744] general protection fault ip:401136 sp:7ffd2 error:0 in {}[401000+1000]",
+        "process '/tmp/{}' started with executable stack; {}",
+        "{} invoked oom-killer: gfp_mask=0x140cca(GFP_HIGHUSER_MOVABLE), order=0, oom_score_adj=0",
+        "{} (31744): drop_caches: 3",
+        "{}: page allocation failure: order:4, mode:0xcc0(GFP_KERNEL), cpuset={},mems_allowed=0",
+        'audit: type=1326 comm="{}" exe="{}" sig=31',
+        "usb 1-1: Product: {} {}",
+    ],
+)
+def test_what_a_user_makes_the_kernel_write_is_nothing(form):
+    for line in (*(line for line, *_ in LINES), XID, XID.replace("PCI:", "")):
+        for name in (line[:15], line[:14], line[:13], *([] if form.startswith("{}") else [line])):
+            written = f"4,344,99,-;{form.format(name, line)}\n"
+            assert (parse(written), list(of_the_host(written))) == ([], [])
+
+
+def test_a_name_that_takes_the_place_of_a_device_is_nothing():
+    for name, file in (
+        ("EDAC MC0: 1 UE ", "a on DIMM_A1 (x"),
+        ("INFO: task a", "a:1 blocked for more than 120 seconds."),
+        ("nvme nvme0: I/O", " 1 timeout, reset controller"),
+        ("NVRM: Xid (0000", "a:1b:00): 79"),
+        ("I/O error, dev ", "sda, sector 1"),
+    ):
+        written = SEGFAULT.format(name, file)
+        assert (parse(written), list(of_the_host(written))) == ([], [])
+
+
+CONTAINER = (
+    "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=cri-containerd-ec9e.scope,mems_allowed=0-1,"
+    "oom_memcg=/kubepods.slice/kubepods-pod1.slice,task_memcg=/kubepods.slice/kubepods-pod1.slice/cri-ec9e.scope,"
+    "task=pt_main_thread,pid=461754,uid=0"
+)
+
+
+@pytest.mark.parametrize(
+    ("groups", "condemns"),
+    [
+        ("0::/kubepods.slice/kubepods-pod1.slice/cri-ec9e.scope\n", True),
+        ("0::/kubepods.slice/kubepods-pod12.slice/cri-ec9e.scope\n", False),
+        ("12:cpu:/other\n4:memory:/kubepods.slice/kubepods-pod1.slice\n", True),
+        ("0::/\n", False),  # a container that does not see which group is its own
+    ],
+)
+def test_a_container_without_memory_counts_if_it_is_that_of_the_run(tmp_path, groups, condemns):
+    (tmp_path / "cgroup").write_text(groups)
+    (tmp_path / "kmsg").write_text(CONTAINER)
+    (message,) = KernelLog(str(tmp_path / "kmsg"), tmp_path / "cgroup").new().host
+    assert (message.code, message.before, message.during) == ("host_out_of_memory", False, condemns)
+
+
+@pytest.mark.parametrize(
+    ("end", "own"),
+    [
+        ("oom_memcg=/advoom,task_memcg=/advoom,task=,global_oom,,pid=4711,uid=65534", "/run"),
+        ("oom_memcg=/advoom,task_memcg=/advoom,task=oom_memcg=/run,,pid=4711,uid=65534", "/run"),
+        ("oom_memcg=/run,evil,task_memcg=/run,evil,task=a,pid=4711,uid=65534", "/run"),
+        ("oom_memcg=/run,task_memcg=/x,task_memcg=/run,task_memcg=/x,task=a,pid=4711,uid=65534", "/run"),
+    ],
+)
+def test_no_name_makes_the_memory_of_another_container_that_of_the_host(end, own):
+    line = f"oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=x,mems_allowed=0,{end}"
+    assert not [message for message in of_the_host(line, own) if message.before or message.during]
+
+
+def test_a_flood_costs_as_much_as_one_line(tmp_path):
+    corrected = "pcieport 0000:00:01.1: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)"
+    lines = [f"4,{number},{number}000000,-;{corrected}" for number in range(10_000)]
+    lines += [f"4,1,1,-;I/O error, dev sd{number}, sector 1" for number in range(1_000)]
+    (tmp_path / "kmsg").write_text("\n".join(lines))  # far more than is read at once, and without an end of line
+    port, *disks = KernelLog(str(tmp_path / "kmsg")).new().host
+    assert (port.times, port.first, port.last) == (10_000, 0, 9_999)
+    assert len(disks) == MOST_DEVICES + 1
+    assert sum(disk.times for disk in disks) == 1_000
+
+
+GPUS = ("00000000:1B:00.0", "00000000:1C:00.0", "00000000:9B:00.0")
+
+
+@pytest.fixture
+def devices(tmp_path):
+    """Two GPUs below one switch, and one with a port of its own."""
+    ways = {
+        "0000:1b:00.0": "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:1b:00.0",
+        "0000:1c:00.0": "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:01.0/0000:1c:00.0",
+        "0000:9b:00.0": "pci0000:97/0000:97:01.0/0000:9b:00.0",
+    }
+    (tmp_path / "pci").mkdir()
+    for device, way in ways.items():
+        (tmp_path / way).mkdir(parents=True)
+        (tmp_path / "pci" / device).symlink_to(tmp_path / way)
+    return tmp_path / "pci"
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus"),
+    [
+        ("nvidia 0000:1b:00.0", GPUS[:1]),
+        ("snd_hda_intel 0000:1b:00.1", GPUS[:1]),  # another function of that GPU
+        ("pcieport 0000:17:01.0", GPUS[1:2]),
+        ("pcieport 0000:16:00.0", GPUS[:2]),
+        ("pcieport 0000:97:01.0", GPUS[2:]),
+        ("pcieport 0000:97:01.1", ()),  # another port, beside that one
+        ("mlx5_core 0000:5c:00.0", ()),
+    ],
+)
+def test_a_port_is_about_the_gpus_below_it(devices, device, gpus):
+    (message,) = of_the_host(f"{device}: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer")
+    assert behind(message, GPUS, devices).gpus == gpus
+
+
+def test_a_node_tells_of_its_host_once(tmp_path):
+    class Driver:
+        xids = staticmethod(list)
+
+    log = tmp_path / "kmsg"
+    log.write_text(f"{LINES[0][0]}\n{HEALTHY[0]}\n")
+    node = LocalNode(Driver(), GpuTopology(gpus=(Gpu(0, {"pci_bus_id": GPUS[0]}),)), str(log))
+    assert [message.code for message in node.kernel_log().host] == ["machine_check"]
+    with log.open("a") as more:
+        os.write(more.fileno(), LINES[14][0].encode() + b"\n")
+    assert [message.code for message in node.kernel_log().host] == ["host_stalled"]
+    assert node.kernel_log().host == ()
+
+
+GPU = "00000000:1B:00.0"  # as NVML writes it
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NVRM: Xid (PCI:0000:1b:00): 94, pid=7062, Contained: CE User Channel (0x9).",
+        "NVRM: Xid (PCI:0000:1b:00 GPU-I:05 GPU-CI:00): 94, pid=7194, Contained: CE User Channel (0x9).",
+        "6,1234,99,-;NVRM: Xid (PCI:0000:1b:00): 94, Ch 00000001",
+        "NVRM: Xid (0000:1b:00): 94, Channel 00000001",
+    ],
+    ids=["plain", "MIG", "as /dev/kmsg gives it", "older drivers"],
+)
+def test_an_xid_is_found_and_belongs_to_its_gpu(line):
+    (xid,) = parse(line)
+    assert xid.number == 94
+    assert xid.of(GPU)
+    assert not xid.of("00000000:2B:00.0")
+    assert not xid.of("00000001:1B:00.0")
+    assert not xid.of("NVML: GPU is lost")
+
+
+def test_every_xid_of_the_catalogue_is_known():
+    actions = {int(number): action for number, (action, _) in table()["actions"].items()}
+    assert sorted(actions) == list(range(1, 173))
+    assert {*actions.values(), *(rule[-1] for rule in table()["nvlink"])} - {"", *ACTIONS} - {
+        "WORKFLOW_NVLINK5_ERR"
+    } == set()
+    needs_words = [number for number, action in actions.items() if action not in ("CONTACT_SUPPORT", "IGNORE")]
+    assert [number for number in needs_words if number not in meanings()] == []
+    assert UNUSED in str(Xid("0000:1b:00", 47, ""))
+    assert "NVIDIA's XID catalogue" in str(Xid("0000:1b:00", 9999, ""))
+
+
+def nvlink(number, name, first, second, severity="Nonfatal"):
+    return f"NVRM: Xid (PCI:0000:1b:00): {number}, {name}  {severity}   XC0 i0 Link 09 ({first} {second} 0x00000000)"
+
+
+RECOVERY = "NVRM: Xid (PCI:0000:1b:00): 154, GPU recovery action changed from "
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "condemning"),
+    [
+        # As drivers before 575 write them, and those since: by other bits of the first number.
+        (nvlink(149, "NETIR_LINK_EVT", "0x025525c6", "0x00000000", "Fatal"), "xid_reset", True),
+        (nvlink(149, "NETIR_BER_EVENT", "0x00000226", "0x00000001"), None, False),
+        (nvlink(144, "SAW_MVB", "0x00000001", "0x00000004"), None, False),
+        (nvlink(144, "SAW_MVB", "0x123456789", "0x00000004"), "xid_workflow", True),  # not as anybody knows it
+        (nvlink(144, "SAW_MVB", "0x00000001", "0x00000002", "Fatal"), "xid_reset", True),
+        (nvlink(145, "RLW_SRC_TRACK", "0x00000007", "0x00000004"), "xid_application", False),
+        # An error of this kind can be promoted to a fatal one.
+        (nvlink(145, "RLW_RXPIPE", "0x00000006", "0x00000001"), None, False),
+        (nvlink(145, "RLW_RXPIPE", "0x00000086", "0x00000001", "Fatal"), "xid_reset", True),
+        (nvlink(150, "MSE", "0x00000000", "0xFFFFFFFF", "Fatal"), "xid_reset", True),
+        # What nobody can decode is not taken for healthy.
+        (nvlink(144, "SAW_NEW", "0x00000001", "0x00000003"), "xid_workflow", True),
+        ("NVRM: Xid (PCI:0000:1b:00): 144, SAW_MVB Nonfatal", "xid_workflow", True),
+        (RECOVERY + "0x0 (None) to 0x1 (GPU Reset Required)", "recovery_pending", False),
+        (RECOVERY + "0x1 (GPU Reset Required) to 0x0 (None)", None, False),
+        ("NVRM: Xid (PCI:0000:1b:00): 31, pid=7, name=python3, Ch 00000008, intr 00000000", "xid_of_process", False),
+        ("NVRM: Xid (PCI:0000:1b:00): 63, Row Remapper: New row marked for remapping", None, False),
+        ("NVRM: Xid (PCI:0000:1b:00): 94, pid=7062, Contained: CE User Channel (0x9).", "xid_application", False),
+        ("NVRM: Xid (PCI:0000:1b:00): 46, GPU stopped processing", "xid_reset", True),
+    ],
+)
+def test_what_an_xid_calls_for(line, code, condemning):
+    (xid,) = parse(line)
+    found = xids_of([Gpu(3, {"pci_bus_id": GPU})], [xid])
+    assert [(fault.code, fault.subjects) for fault in found] == ([(code, (gpu_place(3),))] if code else [])
+    assert xid.condemning == condemning
+
+
+def test_about_half_of_the_sub_codes_of_nvlink_5_call_for_nothing():
+    actions = [rule[-1] for rule in table()["nvlink"]]
+    assert 0.4 < actions.count("IGNORE") / len(actions) < 0.6
+
+
+SXID = "nvidia-nvswitch1: SXid (PCI:0000:86:00.0): "
+
+
+@pytest.mark.parametrize(
+    ("line", "number", "condemning", "text"),
+    [
+        ("20034, Fatal, Link 30 LTSSM Fault Up", 20034, True, "Link 30 LTSSM Fault Up"),
+        ("20009, Non-fatal, Link 27 RX Short Error Rate", 20009, False, "Link 27 RX Short Error Rate"),
+        ("11001, Fatal, ingress invalid command", 11001, True, "ingress invalid command"),
+    ],
+)
+def test_an_sxid_is_found_and_belongs_to_its_switch(line, number, condemning, text):
+    (sxid,) = parse(f"3,1234,99,-;{SXID}{line}\n")
+    assert (sxid.number, sxid.condemning, sxid.text) == (number, condemning, text)
+    assert not sxid.of(GPU)
+    severity = "Fatal" if condemning else "Non-fatal"
+    told = f"nvidia-nvswitch1 on PCI 0000:86:00.0: SXid {number} ({severity}: {text}); what to do: "
+    assert str(sxid).startswith(told)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "24007, Severity 1 Engine instance 0 Sub-engine instance 2",
+        "24007, Data {0x00000000, 0x00000000}",
+    ],
+)
+def test_what_follows_an_sxid_is_none(line):
+    assert parse(SXID + line) == []
+
+
+def test_lines_that_were_overwritten_before_they_were_read_are_told(tmp_path, monkeypatch):
+    """As /dev/kmsg does: EPIPE once, then the oldest line that is left."""
+    fell_off = b"6,9,9,-;NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.\n"
+    answers = [b"6,1,1,-;boot\n", BrokenPipeError(), fell_off, b"", b""]
+
+    def read(descriptor, size):
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    (tmp_path / "kmsg").touch()
+    log = KernelLog(str(tmp_path / "kmsg"))
+    monkeypatch.setattr("pytest_gpufleet.machine.kernel_log.os.read", read)
+    logged = log.new()
+    assert [xid.number for xid in logged.xids] == [79]
+    assert logged.unread == "the kernel wrote over lines of its log that had not been read yet"
+    assert log.new() == Logged()

@@ -1,0 +1,98 @@
+"""This machine as a node. The driver is a stand-in, the kernel log a file."""
+
+from pytest_gpufleet.machine.fact_tables import CALLS
+from pytest_gpufleet.machine.local_node import LocalNode, take
+from pytest_gpufleet.model.gpu import COUNTERS, NAMES, SLOW_COUNTERS, Gpu, GpuTopology, Missing
+from pytest_gpufleet.model.log_catalogue import Logged, Xid
+
+TOPOLOGY = GpuTopology(gpus=tuple(Gpu(i, {"name": "H200", "pci_bus_id": f"00000000:{i}B:00.0"}) for i in range(2)))
+FELL_OFF = "NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.\n"
+
+
+class Driver:
+    """Two GPUs that count up with every answer; `told` are the XIDs of the next question."""
+
+    def __init__(self, *told):
+        self.told = list(told)
+        self.asked = 0
+
+    def count(self):
+        return 2
+
+    def ask(self, index, fact):
+        if (index, fact) == (1, "remapped_rows"):
+            return Missing("NVML: GPU is lost")
+        self.asked += 1
+        return self.asked
+
+    def xids(self):
+        told, self.told = self.told, []
+        return told
+
+    def present(self):
+        return ("00000000:0B:00.0", "00000000:1B:00.0", "")
+
+
+def test_every_fact_has_its_call():
+    assert sorted([*CALLS, "p2p"]) == sorted(NAMES)
+
+
+def test_facts_of_now_stand_beside_those_that_do_not_change():
+    node = LocalNode(Driver(), TOPOLOGY)
+    before, lost = node.facts(("remapped_rows", "pcie_replays"))
+    after, _ = node.facts(("pcie_replays",))
+    assert (before.name, before.identity) == (after.name, TOPOLOGY.gpus[0].identity)
+    assert before["pcie_replays"] < after["pcie_replays"]
+    assert lost["remapped_rows"] == Missing("NVML: GPU is lost")
+
+
+def test_an_xid_that_both_the_log_and_nvml_tell_is_one(tmp_path):
+    log = tmp_path / "kmsg"
+    log.write_text(FELL_OFF)
+    node = LocalNode(Driver((1, 79), (0, 79), (1, 48)), TOPOLOGY, str(log))
+    found = [(xid.number, xid.of("00000000:1B:00.0")) for xid in node.kernel_log().xids]
+    assert found == [(79, True), (79, False), (48, True)]
+    assert node.kernel_log() == Logged()
+
+
+def test_xids_are_told_where_nobody_may_read_the_log(tmp_path):
+    logged = LocalNode(Driver((0, 79)), TOPOLOGY, str(tmp_path / "none")).kernel_log()
+    assert logged.xids == (Xid("00000000:0B:00.0", 79, ""),)
+    assert "cannot be read: No such file or directory" in logged.trouble
+    assert not logged.unread
+
+
+def test_an_xid_that_nvml_tells_later_than_the_log_is_one(tmp_path):
+    log = tmp_path / "kmsg"
+    log.write_text(FELL_OFF)
+    driver = Driver()
+    node = LocalNode(driver, TOPOLOGY, str(log))
+    assert len(node.kernel_log().xids) == 1
+    driver.told = [(1, 79)]
+    assert node.kernel_log() == Logged()
+
+
+def test_sub_codes_of_nvlink_5_are_left_to_the_log(tmp_path):
+    """Without them nobody can tell whether there is anything to do."""
+    (tmp_path / "kmsg").touch()
+    assert LocalNode(Driver((0, 145)), TOPOLOGY, str(tmp_path / "kmsg")).kernel_log() == Logged()
+    blind = LocalNode(Driver((0, 145)), TOPOLOGY, str(tmp_path / "none")).kernel_log()
+    assert blind.xids == ()
+    assert "[145]" in blind.unread
+
+
+def test_what_is_taken_at_the_begin(tmp_path):
+    log = tmp_path / "kmsg"
+    log.write_text(FELL_OFF)
+    machine = take(LocalNode(Driver(), TOPOLOGY, str(log)))
+    assert [xid.number for xid in machine.logged.xids] == [79]
+    assert len(machine.present) == 3
+    assert {"name", *COUNTERS, *SLOW_COUNTERS} <= machine.gpus[0].facts.keys()
+    assert machine.host["processors"]
+
+
+def test_a_node_without_gpus_still_tells_of_its_host():
+    node = LocalNode(None, GpuTopology(absent="--rehearse was given"))
+    assert (node.facts(("name",)), node.present(), node.kernel_log()) == ((), (), Logged())
+    node.lock().close()
+    assert take(node).host["processors"]

@@ -1,0 +1,132 @@
+"""Cables and transceivers as mlxlink tells of them, and what of it is a fault."""
+
+import pytest
+
+from pytest_gpufleet.machine import optics
+from pytest_gpufleet.machine.tools import NoAnswer, Untold
+from pytest_gpufleet.verdict.port_rules import links_with_errors, module_faults
+from tests.acceptance.checks import outcomes
+from tests.machine.trees import laid_out
+from tests.machines import recorded
+
+
+def found(root, was="", now=""):
+    """The ports of the recorded machine, of which this was changed: the first place where it stands."""
+    tree = laid_out("optics", root, lambda text: text.replace(was, now, 1))
+    return optics.read(tree.root, tree.run)
+
+
+def test_what_a_module_and_a_copper_cable_tell(tmp_path):
+    """Ports that are down, and adapters of others, are not asked."""
+    module, copper = found(tmp_path)
+
+    assert (module["port"], module["cable"], module["flags"]) == ("mlx5_0/1", "Optical Module (separated)", [])
+    assert module["readings"]["temperature_c"] == {"values": [61], "least": -10, "most": 80}
+    assert module["readings"]["rx_power_dbm"]["values"] == [3.583, 3.253, 3.233, 2.658]
+    assert (module["minutes"], module["raw_ber"], module["effective_ber"]) == (2718.1, 5e-10, 15e-255)
+    assert (module["link_downs"], module["symbol_ber"]) == (0, None)
+    assert (copper["port"], copper["readings"], copper["flags"]) == ("mlx5_1/1", {}, [])
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "told"),
+    [
+        ("", "", ""),
+        ('"61 [', '"79 [', ""),
+        ('"61 [', '"81 [', "temperature is 81 C"),
+        ("3.233,", "-9.8,", ""),
+        ("3.233,", "-40,", "received power of lane 2 is -40 dBm"),
+        ("[-9.914..6.999]", "[0..0]", ""),  # a module that has no limits
+        ('"Module FW Fault" : "0"', '"Module FW Fault" : "1"', "Module FW Fault"),
+        ('"Rx LOS [per lane]" : { "values" : [ "0"', '"Rx LOS [per lane]" : { "values" : [ "1"', "Rx LOS"),
+    ],
+    ids=["as it is", "warm", "hot", "little light", "no light", "without limits", "firmware", "no light on a lane"],
+)
+def test_a_module_that_is_not_well(tmp_path, was, now, told):
+    faults = module_faults(found(tmp_path, was, now))
+
+    assert [fault.code for fault in faults] == (["network_module_fault"] if told else [])
+    assert all(fault.what.startswith("mlx5_0/1 ") and told in fault.what for fault in faults)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "code"),
+    [
+        ("", "", None),
+        ('"Effective Physical BER" : "15E-255"', '"Effective Physical BER" : "6E-15"', None),
+        ('"Effective Physical BER" : "15E-255"', '"Effective Physical BER" : "2E-14"', "network_link_errors"),
+        ('"Raw Physical BER" : "5E-10"', '"Raw Physical BER" : "5E-6"', None),
+        ('"Link Down Counter" : "0"', '"Link Down Counter" : "3"', None),
+        ('"Link Down Counter" : "0"', '"Link Down Counter" : "4"', "network_link_flaps"),
+        ('"Raw Physical BER"', '"Symbol BER" : "2E-14", "Raw Physical BER"', "network_link_errors"),
+    ],
+    ids=["as it is", "marginal", "bad", "corrected", "a few times in two days", "flaps", "symbols"],
+)
+def test_a_link_with_errors(tmp_path, was, now, code):
+    faults = links_with_errors(found(tmp_path, was, now))
+
+    assert [fault.code for fault in faults] == ([code] if code else [])
+    assert all(fault.what.startswith("mlx5_0/1 ") for fault in faults)
+
+
+def test_where_the_link_sends_again_more_errors_are_healthy(tmp_path):
+    ports = found(tmp_path, '"15E-255"', '"5E-13"')
+    assert len(links_with_errors(ports)) == 1
+    ports[0]["fec"] = "Low_Latency_RS_FEC_PLR"  # as NVIDIA's bring-up procedure writes it
+    assert links_with_errors(ports) == []
+    assert len(links_with_errors([{**ports[0], "effective_ber": 2e-11}])) == 1
+
+
+def test_a_link_that_has_just_come_up_is_not_judged_by_its_errors(tmp_path):
+    ports = [{**port, "effective_ber": 1e-6, "minutes": 60.0} for port in found(tmp_path)]
+    assert links_with_errors(ports) == []
+
+
+def test_a_flag_of_what_is_over_is_no_fault(tmp_path):
+    """Modules keep a flag until somebody reads it."""
+    tree = laid_out("optics", tmp_path)
+    asked = []
+
+    def run(*command):
+        asked.append(command)
+        text = tree.run(*command)
+        return text.replace('"Module FW Fault" : "0"', '"Module FW Fault" : "1"') if len(asked) == 1 else text
+
+    assert module_faults(optics.read(tree.root, run)) == []
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "why"),
+    [
+        ("sys/class/infiniband/mlx5", "sys/class/infiniband/other/mlx5", "no NVIDIA network adapter"),
+        ("$ mlxlink", "$ other", "not installed"),
+        (' --json\n', ' --json ! mlxlink failed with status 1: -E- Failed to open device\n', "Failed to open device"),
+        ('"code" : 0,\n\t\t"message" : "success"', '"code" : 1, "message" : "Failed to open device"', "Failed to open"),
+        ("{\n", "-E- unknown flag --json\n", "writes no JSON"),
+    ],
+    ids=["no adapter", "no program", "not root", "not root, as JSON", "an old program"],
+)  # fmt: skip
+def test_nothing_can_be_told(tmp_path, was, now, why):
+    tree = laid_out("optics", tmp_path, lambda text: text.replace(was, now))
+    with pytest.raises(Untold, match=why):
+        optics.read(tree.root, tree.run)
+
+
+def test_a_port_whose_module_does_not_answer_is_not_judged(tmp_path):
+    tree = laid_out("optics", tmp_path)
+
+    def run(*command, **how):
+        if "mlx5_1" not in command:
+            return tree.run(*command, **how)
+        raise NoAnswer("mlxlink did not answer within 20 s")
+
+    ports = optics.read(tree.root, run)
+    for name in ("test_transceivers_are_well", "test_links_have_few_bit_errors"):
+        check = outcomes(recorded(), host_now={"optics": ports}.get)[name]
+        assert (check.what, check.message) == ("skipped", "not judged: mlx5_1/1: mlxlink did not answer within 20 s")
+
+
+def test_one_port_that_cannot_be_read_leaves_the_others(tmp_path):
+    ports = found(tmp_path, "$ mlxlink -d mlx5_1", "$ mlxlink -d other")
+    assert [("why" in port) for port in ports] == [False, True]
+    assert module_faults(ports) == links_with_errors(ports) == []

@@ -1,0 +1,155 @@
+"""What processors are, how they and host memory are set up, as the kernel shows it, and what of it is wrong."""
+
+import pytest
+
+from pytest_gpufleet.machine import bmc, memory, processors
+from pytest_gpufleet.machine.tools import Untold
+from pytest_gpufleet.verdict.host_rules.part_rules import (
+    memory_errors_grown,
+    nodes_with_less_memory,
+    offline_processors,
+    recorded_memory_errors,
+    slow_clock,
+)
+from tests.machine.trees import laid_out, replaced
+
+RULES = (slow_clock, offline_processors, nodes_with_less_memory)
+
+
+def test_a_host_with_two_sockets(tmp_path):
+    assert processors.read(laid_out("two-sockets", tmp_path).root) == {
+        "sockets": 2,
+        "offline": [],
+        "smt": "on",
+        "clock_source": "tsc",
+        "idle_states": [
+            {"name": "POLL", "microseconds": 0, "disabled": False},
+            {"name": "C1", "microseconds": 1, "disabled": False},
+            {"name": "C6", "microseconds": 290, "disabled": True},
+        ],
+        "numa_balancing": 1,
+        "transparent_hugepages": "madvise",
+        "swap_bytes": 8388604 << 10,
+        "swap_used_bytes": 1 << 29,
+        "numa_memory": {"0": 1056216640 << 10, "1": 1056913408 << 10},  # node 2 has no processors
+        "virtual": False,
+    }
+
+
+def test_a_system_that_tells_nothing(tmp_path):
+    told = processors.read(tmp_path)
+    assert [fault for rule in RULES for fault in rule(told)] == []
+    assert (told["clock_source"], told["sockets"], told["swap_bytes"]) == (None, None, None)
+    with pytest.raises(Untold, match="no EDAC driver"):
+        memory.errors(tmp_path)
+
+
+TSC, ONLINE = "current_clocksource\ntsc", "cpu/online\n0-3"
+SETUPS = {
+    "as it was": ((), []),
+    "a clock source that is read over the bus": (((TSC, "current_clocksource\nhpet"),), ["clock_source_slow"]),
+    "the power management timer": (((TSC, "current_clocksource\nacpi_pm"),), ["clock_source_slow"]),
+    "the clock of a hypervisor": (((TSC, "current_clocksource\nkvm-clock"),), []),
+    "one processor switched off": (((ONLINE, "cpu/online\n0-1,3"),), ["processors_offline"]),
+    "second threads switched off": (((ONLINE, "cpu/online\n0,2"), ("control\non", "control\noff")), []),
+    "a socket with one module of sixteen less": (((" 1056913408 kB", " 990000000 kB"),), ["memory_uneven"]),
+    "a socket of which the kernel keeps a part": (((" 1056913408 kB", " 1030000000 kB"),), []),
+}
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_setup(tmp_path, name):
+    changes, codes = SETUPS[name]
+    told = processors.read(laid_out("two-sockets", tmp_path, replaced(*changes)).root)
+    found = [fault for rule in RULES for fault in rule(told)]
+    assert [fault.code for fault in found] == codes
+    assert {str(subject) for fault in found for subject in fault.subjects} == ({"node"} if codes else set())
+
+
+CE_OF_L0, UE_OF_L0 = "dimm3/dimm_ce_count\n1", "dimm3/dimm_ue_count\n0"
+ALL_CE, SECONDS = "mc1/ce_count\n4", "seconds_since_reset\n600"
+ERRORS = {
+    "four corrected errors": ((), []),
+    "ten on one module": (((CE_OF_L0, "dimm3/dimm_ce_count\n10"), (ALL_CE, "mc1/ce_count\n13")), []),
+    "eleven on one module": (
+        ((CE_OF_L0, "dimm3/dimm_ce_count\n11"), (ALL_CE, "mc1/ce_count\n14")),
+        [("host_memory_corrected", "N1 DIMM_L0")],
+    ),
+    "eleven in a month": (
+        (
+            (CE_OF_L0, "dimm3/dimm_ce_count\n11"),
+            (ALL_CE, "mc1/ce_count\n14"),
+            (SECONDS, "seconds_since_reset\n2592000"),
+        ),
+        [],
+    ),
+    "many of no module": (((ALL_CE, "mc1/ce_count\n105"),), [("host_memory_corrected", "memory controller mc1")]),
+    "an uncorrected error": (
+        ((UE_OF_L0, "dimm3/dimm_ue_count\n1"), ("mc1/ue_count\n0", "mc1/ue_count\n1")),
+        [("host_memory_uncorrected", "N1 DIMM_L0")],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_of_host_memory(tmp_path, name):
+    changes, expected = ERRORS[name]
+    controllers = memory.errors(laid_out("two-sockets", tmp_path, replaced(*changes)).root)
+    found = recorded_memory_errors(controllers)
+    assert [fault.code for fault in found] == [code for code, _ in expected]
+    assert all(where in fault.what for fault, (_, where) in zip(found, expected, strict=True))
+
+
+def test_errors_that_came_while_a_run_lasted(tmp_path):
+    """What was there before is not told again; a controller whose driver was loaded in between counts from there."""
+    before = memory.errors(laid_out("two-sockets", tmp_path / "before").root)
+    few = replaced((CE_OF_L0, "dimm3/dimm_ce_count\n11"), (ALL_CE, "mc1/ce_count\n14"))
+    many = replaced((CE_OF_L0, "dimm3/dimm_ce_count\n12"), (ALL_CE, "mc1/ce_count\n15"))
+    assert memory_errors_grown(before, memory.errors(laid_out("two-sockets", tmp_path / "few", few).root), 60) == []
+    (fault,) = memory_errors_grown(before, memory.errors(laid_out("two-sockets", tmp_path / "many", many).root), 60)
+    assert (fault.code, "11 corrected errors in" in fault.what) == ("host_memory_corrected", True)
+    assert memory_errors_grown([], memory.errors(tmp_path / "many"), 60) == []
+
+
+# The fields of an m6a.metal of AWS: 2 sockets of 48 cores, 192 threads (README of the public repository
+# scann_microbench).
+CPUINFO = "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC 7R13 48-Core Processor\nsiblings\t: 96\n\n"
+
+
+def lay_out(root, sockets, cores, cpuinfo=CPUINFO):
+    for number in range(2 * sockets * cores):  # as Linux numbers them: the second threads come last
+        core = number % (sockets * cores)
+        topology = root / f"sys/devices/system/cpu/cpu{number}/topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings").write_text(f"{1 << core | 1 << core + sockets * cores:x}\n")
+    (root / "proc").mkdir()
+    (root / "proc/cpuinfo").write_text(cpuinfo)
+
+
+def test_threads_are_no_cores(tmp_path):
+    lay_out(tmp_path, sockets=2, cores=48)
+    told = processors.read_model(tmp_path)
+    assert told == {"model": "AMD EPYC 7R13 48-Core Processor", "cores": 96}
+
+
+def test_a_processor_that_does_not_tell_its_model(tmp_path):
+    """As of Arm: it has numbers of its maker and part alone (arch/arm64/kernel/cpuinfo.c)."""
+    lay_out(tmp_path, sockets=1, cores=2, cpuinfo="processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n")
+    assert processors.read_model(tmp_path) == {"model": None, "cores": 2}
+
+
+def test_a_system_that_tells_nothing_of_its_processors(tmp_path):
+    assert processors.read_model(tmp_path) == {"model": None, "cores": None}
+
+
+def test_the_firmware_of_a_bmc(tmp_path):
+    """The path and the form of ipmi_msghandler.c: "%u.%x"."""
+    file = tmp_path / "sys/devices/platform/ipmi_bmc.0/firmware_revision"
+    file.parent.mkdir(parents=True)
+    file.write_text("24.9\n")
+    assert bmc.read_firmware(tmp_path) == "24.9"
+
+
+def test_without_a_bmc_nothing_is_told_of_it(tmp_path):
+    with pytest.raises(Untold, match="BMC"):
+        bmc.read_firmware(tmp_path)

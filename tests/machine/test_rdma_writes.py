@@ -1,0 +1,125 @@
+"""ib_write_bw as a program that stands for it: its server listens and ends with its client, which writes the report."""
+
+import sys
+
+import pytest
+
+from pytest_gpufleet.machine import network_ports, rdma
+from pytest_gpufleet.machine.tools import Untold
+
+# Options and the report are those of perftest 6.29 (src/perftest_parameters.c and .h: usage, write_test_info_to_file,
+# REPORT_FMT_JSON); BW_average is above the gate of oci-hpc for ports of 400 Gb/s, 384.
+PROGRAM = """#!{python}
+import os, socket, sys
+arguments = sys.argv[1:]
+def given(name):
+    return arguments[arguments.index(name) + 1]
+if "--help" in arguments:
+    print("      --out_json  Save the report in a json file\\n      {bind}  Source IP")
+    sys.exit({help_status})
+device, service = given("-d"), int(given("-p"))
+assert "--bind_source_ip=127.0.0.1" in arguments and "--report_gbits" in arguments, arguments
+if device == "{broken}":
+    sys.exit("Unable to find the Infiniband/RoCE device")
+if arguments[-1] != "127.0.0.1":
+    with socket.create_server(("127.0.0.1", service)) as server:
+        server.accept()[0].recv(1)
+    sys.exit(0)
+with socket.create_connection(("127.0.0.1", service)) as client:
+    client.send(b"x")
+(report,) = (each.partition("=")[2] for each in arguments if each.startswith("--out_json_file="))
+with open(report, "w") as file:
+    file.write('''{report}''')
+"""
+REPORT = """{
+"test_info": {
+"test": "RDMA_Write_BW_Test",
+"Dual_port": "OFF",
+"Device": "mlx5_0",
+"Number_of_qps": 1,
+"Transport_type": "IB",
+"Connection_type": "RC",
+"Using_SRQ": "OFF",
+"PCIe_relax_order": "ON",
+"ibv_wr_API": "ON",
+"TX_depth": 128,
+"CQ_Moderation": 1,
+"Mtu": 4096,
+"Link_type": "IB",
+"Max_inline_data": 0,
+"rdma_cm_QPs": "OFF",
+"Data_ex_method": "Ethernet"
+},
+"results": {
+"MsgSize": 8388608,
+"n_iterations": 1000,
+"BW_peak": 0.00,
+"BW_average": 389.61,
+"MsgRate": 0.005806
+}
+}
+"""
+
+
+def ports(*names, rate="400 Gb/sec (4X NDR)", state="4: ACTIVE", layer="InfiniBand"):
+    return [{"port": name, "rate": rate, "state": state, "link_layer": layer} for name in names]
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """ib_write_bw on the PATH, with something different about it; the adapters of this host."""
+
+    def install(adapters, **different):
+        usual = {"bind": "--bind_source_ip", "help_status": 0, "broken": "none", "report": REPORT}
+        text = PROGRAM.replace("{python}", sys.executable)
+        for name, value in (usual | different).items():
+            text = text.replace(f"{{{name}}}", str(value))
+        program = tmp_path / "ib_write_bw"
+        program.write_text(text)
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+        monkeypatch.setattr(network_ports, "read", lambda: adapters)
+
+    return install
+
+
+def test_each_port_at_the_highest_rate_writes_to_itself(installed):
+    """Ports for storage, those without a cable, and those that are no InfiniBand and no RoCE are not asked."""
+    others = [
+        *ports("mlx5_8/1", rate="200 Gb/sec (4X HDR)"),
+        *ports("mlx5_9/1", state="1: DOWN"),
+        *ports("rdmap79s0/1", layer="Unspecified"),
+    ]
+    installed([*ports("mlx5_0/1", "mlx5_1/1"), *others], help_status=1)
+    wrote = {"bytes": 8 << 20, "gigabits": 389.61}
+    assert rdma.read() == [{"port": "mlx5_0/1", **wrote}, {"port": "mlx5_1/1", **wrote}]
+
+
+def test_a_port_that_cannot_leaves_the_others(installed):
+    installed(ports("mlx5_0/1", "mlx5_1/1"), broken="mlx5_1")
+    whole, broken = rdma.read()
+    assert whole["gigabits"] == 389.61
+    assert (broken["port"], "ended with status 1" in broken["why"]) == ("mlx5_1/1", True)
+
+
+@pytest.mark.parametrize(
+    ("adapters", "different", "why"),
+    [
+        ([], {}, "no InfiniBand or RoCE port is active"),
+        (ports("mlx5_0/1"), {"bind": "--source_ip"}, "no --bind_source_ip: install perftest 23.07"),
+        (ports("mlx5_0/1"), {"broken": "mlx5_0"}, "reaches no adapter"),
+        (ports("mlx5_0/1"), {"report": "{"}, "wrote no report"),
+    ],
+    ids=["no port", "an old program", "no port that works", "no report"],
+)
+def test_nothing_can_be_told(installed, adapters, different, why):
+    installed(adapters, **different)
+    with pytest.raises(Untold, match=why):
+        rdma.read()
+
+
+def test_it_is_not_installed(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(network_ports, "read", lambda: ports("mlx5_0/1"))
+    with pytest.raises(Untold, match="ib_write_bw is not installed"):
+        rdma.read()

@@ -1,0 +1,310 @@
+"""Samples of all GPUs, the thread that takes them, what they amount to. The GPUs are stand-ins, the threads real."""
+
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import pynvml
+import pytest
+
+from pytest_gpufleet.machine import telemetry
+from pytest_gpufleet.machine.local_node import LocalNode
+from pytest_gpufleet.machine.telemetry import Activity, Sampler, Watch
+from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.gpu import READINGS, SLOW_READINGS, Gpu, GpuTopology, Missing, clock_events
+from pytest_gpufleet.model.measurement import SLOW_BEAT, GpuState, Sample
+from tests.machine import fake_nvml
+
+MANY_SECONDS = 30  # a deadline for what takes milliseconds
+
+
+def node(driver: object) -> LocalNode:
+    return LocalNode(driver, GpuTopology())
+
+
+class StandIn:
+    """GPUs that give their own index for every reading, but for the errors they are told to give."""
+
+    def __init__(self, count: int = 2, errors: dict[tuple[int, str], Missing] | None = None) -> None:
+        self.errors = errors or {}
+        self.asked: Counter[tuple[int, str]] = Counter()
+        self._count = count
+
+    def count(self) -> int:
+        return self._count
+
+    def ask(self, index: int, fact: str) -> int:
+        self.asked[index, fact] += 1
+        return self.errors.get((index, fact), index)
+
+
+def sampled(
+    source: StandIn, count: int, interval: float = 0.01, on_sample: Callable[[Sample], None] | None = None
+) -> tuple[list[Sample], Sampler]:
+    """The first `count` samples and the sampler, which was stopped then; each sample is given to `on_sample` too."""
+    taken: list[Sample] = []
+    done = threading.Event()
+
+    def collect(one: Sample) -> None:
+        taken.append(one)
+        if len(taken) == count:
+            done.set()
+        if on_sample:
+            on_sample(one)
+
+    sampler = Sampler(node(source), interval, collect)
+    sampler.start()
+    assert done.wait(MANY_SECONDS)
+    sampler.stop()
+    return taken, sampler
+
+
+def test_sample_has_every_reading_of_every_gpu_in_their_order() -> None:
+    before = time.time()
+    taken = node(StandIn(3)).sample()
+    assert taken.gpus == tuple(dict.fromkeys(READINGS, index) for index in range(3))
+    assert before - 0.001 <= taken.time <= time.time()
+    assert json.loads(json.dumps(codec.plain(taken))) == {"time": taken.time, "gpus": list(taken.gpus)}
+
+
+def test_gpus_are_read_at_the_same_time() -> None:
+    meeting = threading.Barrier(3)
+
+    class Slow(StandIn):
+        def ask(self, index: int, fact: str) -> int:
+            if fact == "power_watts":
+                meeting.wait(MANY_SECONDS)  # breaks unless all three GPUs are being asked
+            return index
+
+    assert node(Slow(3)).sample().gpus[2]["power_watts"] == 2
+
+
+def test_what_a_gpu_does_not_have_is_asked_once_and_what_failed_is_asked_again() -> None:
+    source = StandIn(
+        errors={
+            (1, "memory_temperature_c"): Missing("Not Supported", absent=True),
+            (1, "power_watts"): Missing("GPU is lost"),
+        }
+    )
+    asked = node(source)
+    for _ in range(3):
+        taken = asked.sample()
+        assert taken.gpus[1]["memory_temperature_c"] is None
+        assert taken.gpus[1]["power_watts"] is None
+        assert None not in taken.gpus[0].values()
+    assert source.asked[1, "memory_temperature_c"] == 1
+    assert source.asked[1, "power_watts"] == source.asked[0, "memory_temperature_c"] == 3
+
+
+def test_readings_that_cost_much_are_in_one_sample_of_several() -> None:
+    taken, _ = sampled(StandIn(), SLOW_BEAT + 1)
+    slow = [one.gpus[1][SLOW_READINGS[0]] for one in taken[: SLOW_BEAT + 1]]
+    assert slow == [1, *[None] * (SLOW_BEAT - 1), 1]
+    assert None not in [one.gpus[1]["power_watts"] for one in taken]
+
+
+def test_sampler_goes_on_after_failures_and_tells_the_last() -> None:
+    class Moody(StandIn):
+        def count(self) -> int:
+            self._count += 1
+            if self._count % 2:
+                raise RuntimeError("the driver is being reloaded")
+            return 1
+
+    errors = iter([OSError("disk full")])
+
+    def on_sample(taken: Sample) -> None:
+        for error in errors:
+            raise error
+
+    _, sampler = sampled(Moody(), 3, on_sample=on_sample)
+    assert sampler.trouble == "RuntimeError: the driver is being reloaded"
+
+
+def test_sampler_keeps_its_rhythm_though_each_sample_takes_time() -> None:
+    interval, count = 0.05, 21
+    never = threading.Event()
+
+    class Slow(StandIn):
+        def ask(self, index: int, fact: str) -> int:
+            if fact == "power_watts":
+                never.wait(0.4 * interval)  # as NVML blocks
+            return index
+
+    times = [one.time for one in sampled(Slow(), count, interval)[0]]
+    # With drift, the beats would be spread evenly over the interval. A busy machine makes some of them late.
+    late = [(taken - times[0]) / interval % 1 for taken in times[1:]]
+    assert median(min(part, 1 - part) for part in late) < 0.1
+
+
+def test_stop_does_not_wait_for_a_gpu_that_hangs_and_tells_it() -> None:
+    hanging, release = threading.Event(), threading.Event()
+
+    class Hanging(StandIn):
+        def ask(self, index: int, fact: str) -> int:
+            hanging.set()
+            release.wait(MANY_SECONDS)
+            return index
+
+    taken: list[Sample] = []
+    sampler = Sampler(node(Hanging()), 0.2, taken.append)
+    sampler.start()
+    assert hanging.wait(MANY_SECONDS)
+    before = time.monotonic()
+    sampler.stop()
+    assert time.monotonic() - before < 5
+    release.set()
+    assert not taken, "no sample after stop()"
+    assert sampler.trouble.startswith("no answer from the driver for ")
+
+
+def test_stop_comes_before_the_next_sample_and_twice_and_without_start() -> None:
+    first = threading.Event()
+    sampler = Sampler(node(StandIn()), 3600, lambda _: first.set())
+    sampler.start()
+    assert first.wait(MANY_SECONDS), "the first sample is taken at once"
+    before = time.monotonic()
+    sampler.stop()
+    sampler.stop()
+    Sampler(node(StandIn()), 1, print).stop()
+    assert time.monotonic() - before < MANY_SECONDS
+
+
+def test_a_gap_in_the_samples_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "LONGEST_GAP", 0.1)
+    taken: list[Sample] = []
+
+    class Late(StandIn):
+        def ask(self, index: int, fact: str) -> int:
+            if len(taken) == 1 and fact == "power_watts":
+                time.sleep(0.2)  # a driver that is slow for once
+            return index
+
+    _, sampler = sampled(Late(), 2, on_sample=taken.append)
+    assert re.fullmatch(r"no answer from the driver for \d\.\d s", sampler.trouble)
+
+
+def test_a_gpu_that_hangs_does_not_keep_python_from_its_end() -> None:
+    code = """if True:
+        import threading
+        from pytest_gpufleet.machine.local_node import LocalNode
+        from pytest_gpufleet.machine.telemetry import Sampler
+        from pytest_gpufleet.model.gpu import GpuTopology
+        asked = threading.Event()
+        class Hanging:
+            def count(self): return 2
+            def ask(self, index, fact):
+                asked.set()
+                threading.Event().wait()
+        sampler = Sampler(LocalNode(Hanging(), GpuTopology()), 0.1, print)
+        sampler.start()
+        asked.wait()
+        sampler.stop()
+    """
+    assert subprocess.run([sys.executable, "-c", code], timeout=MANY_SECONDS).returncode == 0
+
+
+def gpu(power: float | None, reasons: int | None = 0) -> dict[str, float | int | None]:
+    return {"power_watts": power, "clock_event_reasons": reasons}
+
+
+SAMPLES = [
+    Sample(100.0, (gpu(100, 0x1), gpu(None, None))),
+    Sample(101.0, (gpu(400, 0x4), gpu(None, None))),
+    Sample(102.0, (gpu(700, 0x4 | 0x8), gpu(350))),
+    Sample(103.0, (gpu(None), gpu(250))),
+]
+
+
+def test_activity_from_one_end_to_the_next() -> None:
+    activity = Activity()
+    assert activity.end() == []
+    for taken in SAMPLES[1:]:
+        activity.add(taken)
+    assert activity.end() == [
+        {"power_watts": [400, 550, 700], "clock_event_reasons": ["hw slowdown", "sw power cap"]},
+        {"power_watts": [250, 300, 350], "clock_event_reasons": []},
+    ]
+    # Between two samples, the one before stands for what happened.
+    assert activity.end() == [{"clock_event_reasons": []}, {"power_watts": [250, 250, 250], "clock_event_reasons": []}]
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        (0, []),
+        (0x1, ["gpu idle"]),
+        (0x4, ["sw power cap"]),
+        (0x48, ["hw thermal slowdown", "hw slowdown"]),
+        (0x1B3, ["hw power brake slowdown", "sw thermal slowdown", "applications clocks setting", "sync boost",
+                 "display clock setting", "gpu idle"]),
+        (0x1004, ["sw power cap", "unknown reason 0x1000"]),
+    ],
+)  # fmt: skip
+def test_clock_event_reasons_in_words(mask: int, words: list[str]) -> None:
+    assert clock_events(mask) == words
+
+
+# A GPU that is watched while something works on it. NVML is made up, the thread is real.
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., GpuState | None]:
+    """watched(power=...): the state of GPU 1 of two after each of its powers in W was read once."""
+
+    def run(*power: float, unsupported: tuple[str, ...] = (), lost: tuple[int, ...] = ()) -> GpuState | None:
+        milliwatts, all_read = iter(power), threading.Event()
+
+        def next_power(nvml: Any, card: Any) -> float:
+            assert card.index == 1
+            try:
+                return 1000 * next(milliwatts)
+            except StopIteration:
+                all_read.set()
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN) from None
+
+        answers = {
+            "nvmlDeviceGetTemperature": lambda nvml, card, sensor: 61,
+            "nvmlDeviceGetClockInfo": lambda nvml, card, clock: 1410,
+            "nvmlDeviceGetPowerUsage": next_power,
+        }
+        monkeypatch.setattr(telemetry, "INTERVAL_SECONDS", 0.001)
+        for name, answer in answers.items():
+            monkeypatch.setitem(fake_nvml.ANSWERS, name, answer)
+        monkeypatch.setitem(sys.modules, "pynvml", fake_nvml.plain(2, unsupported=unsupported, lost=lost))
+        with Watch(Gpu(1)) as watching:
+            if not (lost or "nvmlDeviceGetPowerUsage" in unsupported):
+                assert all_read.wait(30)
+        return watching.state
+
+    return run
+
+
+def test_its_state_is_the_median_so_that_no_spike_counts(watched: Callable[..., GpuState | None]) -> None:
+    assert watched(300, 301, 525, 299, 300) == GpuState(temperature_c=61, sm_clock_mhz=1410, power_watts=300)
+
+
+def test_what_nvml_does_not_tell_is_left_out(watched: Callable[..., GpuState | None]) -> None:
+    state = watched(unsupported=("nvmlDeviceGetPowerUsage",))
+    assert state == GpuState(temperature_c=61, sm_clock_mhz=1410)
+
+
+def test_a_lost_gpu_has_no_state_and_ends_nothing(watched: Callable[..., GpuState | None]) -> None:
+    assert watched(lost=(1,)) is None
+
+
+def test_neither_has_a_cpu_rank_nor_a_gpu_without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Watch(None) as of_a_cpu_rank:
+        pass
+    assert of_a_cpu_rank.state is None
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml.plain(1, broken=pynvml.NVML_ERROR_DRIVER_NOT_LOADED))
+    with Watch(Gpu(0)) as without:
+        pass
+    assert without.state is None

@@ -1,0 +1,66 @@
+"""Recorded parts of /sys and /proc, and what programs of the system printed there.
+
+A tree is a text file of trees/. What stands before the first "==" says where it comes from. "== proc/version" begins a
+file, "== sys/firmware/dmi/entries/17-0/raw : hex" one whose bytes are written in hexadecimal,
+"== sys/class/nvme/nvme0/device -> ../../0000:01:00.0" is a link, "== $ nvme list -o json" begins what a program
+printed, and "== $ ipmitool sel list ! ipmitool failed: no device" is one that failed.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_gpufleet.machine.tools import Untold
+
+TREES = Path(__file__).parent / "trees"
+HEAD = re.compile(r"^== (.*)\n", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """`root` stands for /. `run` stands for tools.output: Untold for programs of which nothing is recorded."""
+
+    root: Path
+    run: Callable[..., str]
+
+
+def replaced(*pairs: tuple[str, str]) -> Callable[[str], str]:
+    """A change of a tree: of each pair the one text instead of the other, which has to be there."""
+
+    def change(text: str) -> str:
+        for old, new in pairs:
+            assert old in text
+            text = text.replace(old, new)
+        return text
+
+    return change
+
+
+def laid_out(name: str, root: Path, change: Callable[[str], str] = str) -> Tree:
+    """The recorded tree of this name as files under `root`; `change` is what its text is changed by before."""
+    printed: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    _, *parts = HEAD.split(change((TREES / f"{name}.txt").read_text()))
+    for head, content in zip(parts[::2], parts[1::2], strict=True):
+        if head.startswith("$ "):
+            command, _, why = head[2:].partition(" ! ")
+            (failed if why else printed)[command] = why or content
+            continue
+        path, _, target = head.partition(" -> ")
+        path, in_hex, _ = path.partition(" : hex")
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        if target:
+            (root / path).symlink_to(target)
+        elif in_hex:
+            (root / path).write_bytes(bytes.fromhex(content))
+        else:
+            (root / path).write_text(content)
+
+    def run(*command: str, seconds: float = 20, statuses: tuple[int, ...] = (0,)) -> str:
+        line = " ".join(command)
+        if line not in printed:
+            raise Untold(failed.get(line, f"{command[0]} is not installed"))
+        return printed[line]
+
+    return Tree(root, run)
