@@ -61,7 +61,7 @@ class Row:
 
 
 def of(faults: Iterable[Fault]) -> Told:
-    return {(fault.code, str(place)) for fault in faults for place in fault.subjects or ("",)}
+    return {(fault.name, str(place)) for fault in faults for place in fault.subjects or ("",)}
 
 
 @cache

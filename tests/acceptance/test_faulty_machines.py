@@ -309,7 +309,7 @@ def rows(table, name=lambda check, row: check.removeprefix("test_")):
 def test_a_fault_is_caught(check, row):
     change, code, places, *words = row
     faults = outcomes(recorded(THERE.get(check, "") + change))[check].faults
-    assert {fault.code for fault in faults} == {code}
+    assert {fault.name for fault in faults} == {code}
     assert {str(subject) for fault in faults for subject in fault.subjects} == places
     assert all(word in fault.what for fault in faults for word in words)
 
@@ -470,7 +470,7 @@ def test_network_ports_of_the_whole_run(change, what, words):
     here, now = recorded(PORTS_WITH_PCIE), recorded(PORTS_WITH_PCIE + change)
     outcome = outcomes(here, host_now=now.machine.host.get)[PORTS_CLEAN]
     assert outcome.what == what
-    assert {fault.code for fault in outcome.faults} == ({"network_port_errors"} if words else set())
+    assert {fault.name for fault in outcome.faults} == ({"network_port_errors"} if words else set())
     assert words in outcome.message
 
 

@@ -29,7 +29,7 @@ ports = host['optics'] = [module(i) for i in range(4)]
 )
 def test_a_cable_that_is_not_well(change, check, code):
     (fault,) = outcomes(recorded(OPTICS + change))[check].faults
-    assert (fault.code, [str(where) for where in fault.subjects]) == (code, ["node"])
+    assert (fault.name, [str(where) for where in fault.subjects]) == (code, ["node"])
     assert fault.what.startswith("mlx5_2/1 ")
 
 
@@ -88,7 +88,7 @@ def test_slow_adapters_miss_their_peers_or_what_their_ports_can(slow, gigabits, 
 
 def test_an_adapter_through_which_nothing_goes():
     outcome, [(measurement, _)] = written(PORTS + "wrote[2] = dict(port='mlx5_2/1', why='no reply')")
-    assert [fault.code for fault in outcome.faults] == ["network_adapter_fails"]
+    assert [fault.name for fault in outcome.faults] == ["network_adapter_fails"]
     assert len(measurement.values) == 3
 
 
@@ -105,11 +105,11 @@ def test_figures_that_nothing_proves_are_not_judged(monkeypatch):
     outcome = through_adapters(monkeypatch, unseen=["mlx5_0/1", "mlx5_1/1"])
     assert (outcome.what, "mlx5_1/1" in outcome.message) == ("not applicable", True)
     (fault,) = through_adapters(monkeypatch, alone={"mlx5_0/1": (46.0,)}, unseen=["mlx5_1/1"]).faults
-    assert (fault.code, fault.what.partition(":")[0]) == ("network_adapter_fails", "mlx5_1/1")
+    assert (fault.name, fault.what.partition(":")[0]) == ("network_adapter_fails", "mlx5_1/1")
 
 
 def test_adapters_that_carry_what_gpus_send(monkeypatch):
     assert through_adapters(monkeypatch, alone={"mlx5_0/1": (46.0,), "mlx5_1/1": (46.5,)}).what == "passed"
     failed = [{"port": "mlx5_1/1", "why": "rank 3 died"}]
     outcome = through_adapters(monkeypatch, alone={"mlx5_0/1": (46.0,)}, failed=failed)
-    assert [fault.code for fault in outcome.faults] == ["network_adapter_fails"]
+    assert [fault.name for fault in outcome.faults] == ["network_adapter_fails"]

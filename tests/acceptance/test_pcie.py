@@ -54,7 +54,7 @@ def told(here, now=None):
 
 def failed(outcomes):
     return {
-        name: [(fault.code, [str(subject) for subject in fault.subjects]) for fault in each.faults]
+        name: [(fault.name, [str(subject) for subject in fault.subjects]) for fault in each.faults]
         for name, each in outcomes.items()
         if each.what == "failed"
     }

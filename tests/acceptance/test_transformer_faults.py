@@ -82,7 +82,7 @@ def plant(rank, fault):
 ])  # fmt: skip
 def test_the_rank_that_is_wrong_is_named(planted, check, fault, code):
     run = planted(FAULTY, fault, check, "--rehearse=3")
-    assert [(each.code, [place.index for place in each.subjects]) for each in run.record.faults] == [(code, [1])]
+    assert [(each.name, [place.index for place in each.subjects]) for each in run.record.faults] == [(code, [1])]
 
 
 def test_a_late_rank_is_slower_alone(planted):

@@ -80,13 +80,13 @@ def test_what_gets_worse_adds_to_a_failure_and_does_not_replace_it(worsened):
 
 
 def test_what_a_failed_process_leaves_behind_is_told_with_its_check(worsened):
-    left = [fault for fault in worsened.record.faults if fault.code == "xid_of_process"]
+    left = [fault for fault in worsened.record.faults if fault.name == "xid_of_process"]
     assert [fault.check.partition("::")[2] for fault in left] == ["test_xid", "test_fails_by_itself"]
 
 
 def test_what_the_kernel_says_of_the_host_is_told_with_the_check_in_which_it_came(worsened):
     found = {
-        fault.check.partition("::")[2]: (fault.code, list(map(str, fault.subjects)), fault.watched)
+        fault.check.partition("::")[2]: (fault.name, list(map(str, fault.subjects)), fault.watched)
         for fault in worsened.record.faults
         if fault.kind.number in range(236, 250)
     }
@@ -98,7 +98,7 @@ def test_what_the_kernel_says_of_the_host_is_told_with_the_check_in_which_it_cam
 
 def test_errors_that_were_corrected_are_counted_and_shown(worsened):
     (shown,) = worsened.record.noticed
-    assert (shown.code, shown.subjects, shown.check.partition("::")[2]) == (
+    assert (shown.name, shown.subjects, shown.check.partition("::")[2]) == (
         "pcie_corrected_logged", (place.gpu(2),), "test_flood_of_corrected_errors",
     )  # fmt: skip
     assert "10,000 times" in shown.what

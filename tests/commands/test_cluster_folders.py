@@ -166,7 +166,7 @@ def test_a_node_that_limits_reject_only_now_is_named(folder: Path, tmp_path: Pat
     record = judged(folder, strict)
     failed = [check.id for check in record.checks.values() if check.outcome == "failed"]
     assert (record.verdict, failed) == ("REJECTED", [ALONE])
-    at = {fault.subjects for fault in record.faults if fault.check == ALONE and fault.code == "limit_missed"}
+    at = {fault.subjects for fault in record.faults if fault.check == ALONE and fault.name == "limit_missed"}
     assert at == {(gpu(index, node=node),) for node in range(3) for index in range(4)}
 
 

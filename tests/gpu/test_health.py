@@ -15,7 +15,7 @@ def test_clocks(world, machine):
         print("CLOCKS", seen, gpu["sm_clock_max_mhz"], gpu["memory_clock_max_mhz"])
         assert held_clocks(gpu, seen) == []
         locked = {**seen, "sm": int(0.7 * gpu["sm_clock_max_mhz"]), "reasons": 0}
-        assert [fault.code for fault in held_clocks(gpu, locked)] == ["clocks_pinned"]
+        assert [fault.name for fault in held_clocks(gpu, locked)] == ["clocks_pinned"]
 """
 
 # Rank 0 meets an assertion in a kernel, by which the driver ends its process: XID 43.
@@ -79,7 +79,7 @@ def test_what_an_ended_process_leaves_behind_speaks_against_no_gpu(run_pytest):
     run = run_pytest("--gpus=all", "--fleet-dir=runs", files={"test_inner.py": ENDED})
     assert run.check("test_is_ended").outcome == "failed", run.text
     assert run.check("test_that_follows").outcome == "passed", run.text
-    codes = {fault.code for fault in run.record.faults}
+    codes = {fault.name for fault in run.record.faults}
     assert "rank_raised" in codes or "rank_died" in codes
     assert not any(code.startswith("xid_") and code != "xid_of_process" for code in codes), codes
 

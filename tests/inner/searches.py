@@ -86,14 +86,14 @@ def cpu(index):
 def test_a_single_one(nccl_group, planted, code, subject, words):
     nccl_group.run(plant, **planted)
     (found,) = find(nccl_group)
-    assert (found.code, found.subjects) == (code, (subject,))
+    assert (found.name, found.subjects) == (code, (subject,))
     assert re.match(words, found.what)
 
 
 def test_no_single_one_where_all_are_slow(nccl_group):
     nccl_group.run(plant)
     found = find(nccl_group)
-    assert {(each.code, each.subjects) for each in found} == {("cause_unclear", ())}
+    assert {(each.name, each.subjects) for each in found} == {("cause_unclear", ())}
     pairs, others, variables = (each.what for each in found)
     assert pairs.startswith("no single GPU: each of the 6 pairs takes ")
     assert others.startswith("without any one rank all_reduce reaches ")
@@ -113,7 +113,7 @@ def file_of_another_machine(nccl_group, monkeypatch):
 def test_a_topology_file_that_slows_all(nccl_group, file_of_another_machine):
     nccl_group.run(plant, file=True)
     (found,) = search_of_a_file.without_topology_file(nccl_group, "all_reduce", 1 << 16, Deadline())
-    assert (found.code, found.subjects) == ("harmful_variable", (THIS_NODE,))
+    assert (found.name, found.subjects) == ("harmful_variable", (THIS_NODE,))
     assert found.what.startswith(f"without NCCL_TOPO_FILE={FILE} all_reduce reaches ")
 
 
@@ -121,7 +121,7 @@ def test_a_topology_file_that_slows_nobody(nccl_group, file_of_another_machine):
     """It is looked at where no single one was found, and comes first of what is told."""
     nccl_group.run(plant)
     found, *_ = find(nccl_group)
-    assert (found.code, found.subjects) == ("cause_unclear", ())
+    assert (found.name, found.subjects) == ("cause_unclear", ())
     assert found.what.startswith(f"without NCCL_TOPO_FILE={FILE} all_reduce reaches ")
 
 

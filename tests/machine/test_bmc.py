@@ -57,7 +57,7 @@ def told(tmp_path: Path, *changes: tuple[str, str]) -> dict[str, Any]:
 def found(faults: list[Fault]) -> set[tuple[str, str]]:
     """The code of each, and the part that it names."""
     assert all(str(subject) == "node" for fault in faults for subject in fault.subjects)
-    return {(fault.code, fault.what.partition(":")[0]) for fault in faults}
+    return {(fault.name, fault.what.partition(":")[0]) for fault in faults}
 
 
 def test_a_sound_machine_has_no_ills(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def checked(first: Any, now: Any) -> tuple[dict[str, str], list[str]]:
     told: list[Fault] = []
     before, at_the_end = {"bmc": first}.get, {"bmc": now}.get
     ended = outcomes(recorded(), asked_once=before, host_before=before, host_now=at_the_end, notice=told.extend)
-    return {name: ended[name].what for name in CHECKS}, [fault.code for fault in told]
+    return {name: ended[name].what for name in CHECKS}, [fault.name for fault in told]
 
 
 def test_the_checks(tmp_path: Path) -> None:

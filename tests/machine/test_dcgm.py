@@ -55,16 +55,16 @@ def test_a_healthy_run_of_either_version_has_nothing_to_tell(name, gpus):
 
 def test_a_failed_setting_is_told_of_either_version_by_its_severity():
     (fault,) = diagnosis(document("4_failed"), ONE, status=226).faults
-    assert (fault.code, fault.subjects) == ("dcgm_setting", (THIS_NODE,))  # a GB10 has no serial number
+    assert (fault.name, fault.subjects) == ("dcgm_setting", (THIS_NODE,))  # a GB10 has no serial number
     assert fault.what.startswith("software failed (DCGM's GPU 0): Persistence Mode")
     found = diagnosis(document("3_failed"), ONE)
-    assert [(fault.code, fault.what) for fault in found.faults] == [("dcgm_test_failed", "Persistence Mode failed")]
+    assert [(fault.name, fault.what) for fault in found.faults] == [("dcgm_test_failed", "Persistence Mode failed")]
     assert found.unseen == ["Environment Variables has the status 'Warn', which is not known"]
 
 
 def test_the_gpu_is_named_by_its_serial_number_and_not_by_the_number_that_dcgm_has_for_it():
     (fault,) = diagnosis(on_eight(result(5, status="Fail", warnings=[BROKEN])), EIGHT, status=205).faults
-    assert (fault.code, fault.subjects) == ("dcgm_part_broken", (place.gpu(2),))
+    assert (fault.name, fault.subjects) == ("dcgm_part_broken", (place.gpu(2),))
     (fault,) = diagnosis(on_eight(result(5, status="Fail", warnings=[BROKEN]), serials=False), EIGHT, 205).faults
     assert fault.subjects == (THIS_NODE,)
     assert "DCGM's GPU 5" in fault.what
@@ -76,7 +76,7 @@ def test_version_3_is_read_by_its_own_names():
     memory = told["DCGM GPU Diagnostic"]["test_categories"][2]["tests"][0]["results"][0]
     memory |= {"gpu_id": memory.pop("gpu_ids"), "status": "Fail", "warnings": [BROKEN]}
     (fault,) = diagnosis(told, ONE, status=205).faults
-    assert (fault.code, fault.subjects) == ("dcgm_part_broken", (place.gpu(0),))
+    assert (fault.name, fault.subjects) == ("dcgm_part_broken", (place.gpu(0),))
 
 
 def test_several_warnings_of_one_test_of_settings_accuse_no_single_gpu():
@@ -85,16 +85,16 @@ def test_several_warnings_of_one_test_of_settings_accuse_no_single_gpu():
     test = told["DCGM GPU Diagnostic"]["test_categories"][0]["tests"][4]
     test["results"] = [{"status": "Fail", "gpu_id": 0, "warnings": [setting, setting]}]
     (fault,) = diagnosis(told, ONE, status=226).faults
-    assert (fault.code, fault.subjects) == ("dcgm_setting", (THIS_NODE,))
+    assert (fault.name, fault.subjects) == ("dcgm_setting", (THIS_NODE,))
     assert fault.what == "Persistence Mode failed: Persistence mode is off"
 
 
 def test_the_worst_severity_counts_and_monitor_speaks_against_nothing():
     watch = {**BROKEN, "error_severity": 1}
     (fault,) = diagnosis(on_eight(result(0, status="Fail", warnings=[watch, BROKEN])), EIGHT, status=205).faults
-    assert fault.code == "dcgm_part_broken"
+    assert fault.name == "dcgm_part_broken"
     found = diagnosis(on_eight(result(0, status="Fail", warnings=[watch])), EIGHT, status=226)
-    assert (found.faults, [shown.code for shown in found.shown]) == ([], ["dcgm_remark"])
+    assert (found.faults, [shown.name for shown in found.shown]) == ([], ["dcgm_remark"])
 
 
 def test_warnings_of_a_passed_test_and_skipped_tests_are_shown():
@@ -153,7 +153,7 @@ def test_a_summary_that_failed_counts_where_no_result_did():
     told = on_eight()
     told["DCGM Diagnostic"]["test_categories"][0]["tests"][0]["test_summary"] = {"status": "Fail", "warnings": [BROKEN]}
     (fault,) = diagnosis(told, EIGHT, status=205).faults
-    assert (fault.code, fault.subjects) == ("dcgm_part_broken", (THIS_NODE,))
+    assert (fault.name, fault.subjects) == ("dcgm_part_broken", (THIS_NODE,))
 
 
 def printing(out, status=0, errors=""):

@@ -95,14 +95,14 @@ DRIVES = {
 def test_sick_drives(tmp_path, name):
     changes, codes = DRIVES[name]
     found = sick_drives(asked(tmp_path, replaced(*changes)))
-    assert [fault.code for fault in found] == codes
+    assert [fault.name for fault in found] == codes
     assert all(fault.what.startswith(("nvme1 (Samsung", "sdb (Hitachi")) for fault in found)
 
 
 def test_a_later_nvme_takes_the_warnings_apart(tmp_path):
     plain, apart = '"critical_warning":0,"temperature":323', '"critical_warning":{"value":8,"ro":1},"temperature":323'
     (fault,) = sick_drives(asked(tmp_path, lambda text: text.replace(plain, apart)))
-    assert (fault.code, fault.what) == ("drive_failing", "nvme2: it can only be read")
+    assert (fault.name, fault.what) == ("drive_failing", "nvme2: it can only be read")
 
 
 def test_drives_with_their_sizes(tmp_path):

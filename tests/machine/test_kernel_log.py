@@ -360,7 +360,7 @@ RECOVERY = "NVRM: Xid (PCI:0000:1b:00): 154, GPU recovery action changed from "
 def test_what_an_xid_calls_for(line, code, condemning):
     (xid,) = parse(line)
     found = xids_of([Gpu(3, {"pci_bus_id": GPU})], [xid])
-    assert [(fault.code, fault.subjects) for fault in found] == ([(code, (gpu_place(3),))] if code else [])
+    assert [(fault.name, fault.subjects) for fault in found] == ([(code, (gpu_place(3),))] if code else [])
     assert xid.condemning == condemning
 
 

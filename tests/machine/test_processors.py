@@ -62,7 +62,7 @@ def test_setup(tmp_path, name):
     changes, codes = SETUPS[name]
     told = processors.read(laid_out("two-sockets", tmp_path, replaced(*changes)).root)
     found = [fault for rule in RULES for fault in rule(told)]
-    assert [fault.code for fault in found] == codes
+    assert [fault.name for fault in found] == codes
     assert {str(subject) for fault in found for subject in fault.subjects} == ({"node"} if codes else set())
 
 
@@ -96,7 +96,7 @@ def test_errors_of_host_memory(tmp_path, name):
     changes, expected = ERRORS[name]
     controllers = memory.errors(laid_out("two-sockets", tmp_path, replaced(*changes)).root)
     found = recorded_memory_errors(controllers)
-    assert [fault.code for fault in found] == [code for code, _ in expected]
+    assert [fault.name for fault in found] == [code for code, _ in expected]
     assert all(where in fault.what for fault, (_, where) in zip(found, expected, strict=True))
 
 
@@ -107,7 +107,7 @@ def test_errors_that_came_while_a_run_lasted(tmp_path):
     many = replaced((CE_OF_L0, "dimm3/dimm_ce_count\n12"), (ALL_CE, "mc1/ce_count\n15"))
     assert memory_errors_grown(before, memory.errors(laid_out("two-sockets", tmp_path / "few", few).root), 60) == []
     (fault,) = memory_errors_grown(before, memory.errors(laid_out("two-sockets", tmp_path / "many", many).root), 60)
-    assert (fault.code, "11 corrected errors in" in fault.what) == ("host_memory_corrected", True)
+    assert (fault.name, "11 corrected errors in" in fault.what) == ("host_memory_corrected", True)
     assert memory_errors_grown([], memory.errors(tmp_path / "many"), 60) == []
 
 

@@ -51,7 +51,7 @@ def nothing_runs(cluster: RayCluster, seconds: float = PATIENCE_SECONDS) -> None
 
 def lost(ended: FleetRun) -> dict[str, str]:
     """The hosts that were lost, and at which check each."""
-    at = {fault.subjects[0].node: fault.check for fault in ended.record.faults if fault.code == "node_lost"}
+    at = {fault.subjects[0].node: fault.check for fault in ended.record.faults if fault.name == "node_lost"}
     assert at.keys() == ended.record.lost.keys()
     return {ended.record.hosts[node]: check.partition("::test_")[2] for node, check in at.items()}
 
@@ -163,7 +163,7 @@ def test_another_environment_and_another_clock_are_named(cluster: RayCluster, tm
     (tmp_path / "sitecustomize.py").write_text(SHIFTED)  # which Python imports when it starts
     cluster.start([second, third], {"gf1": {"NCCL_ALGO": "Ring"}, "gf2": {"PYTHONPATH": str(tmp_path)}})
     ended = cluster.rehearse("then", f"{ACCEPTANCE}/test_nodes_1_alike.py", "last").end()
-    found = {(fault.code, ended.record.hosts[fault.subjects[0].node]): fault.what for fault in ended.record.faults}
+    found = {(fault.name, ended.record.hosts[fault.subjects[0].node]): fault.what for fault in ended.record.faults}
     assert (ended.status, found.keys()) == (1, {("host_unlike_others", "gf1"), ("clock_off", "gf2")}), ended.text
     assert "NCCL_ALGO" in found["host_unlike_others", "gf1"]
     assert failed(ended) == {"nodes_are_alike", "clocks_agree"}

@@ -40,7 +40,7 @@ def test_a_slow_rail_and_a_slow_node_are_named(cluster: RayCluster) -> None:
         second.slow(SLOW_MEGABITS, rail)
     run.go("pairs")
     ended = run.end()
-    found = [(fault.check.partition("::test_")[2], fault.code, fault.subjects) for fault in ended.record.faults]
+    found = [(fault.check.partition("::test_")[2], fault.name, fault.subjects) for fault in ended.record.faults]
     assert found == [
         ("rails", "rail_slow", (Place(2, "rail", 1),)),
         ("pairs", "node_slow", (Place(1, "node"),)),

@@ -26,7 +26,7 @@ class Run:
         json.dumps(content)
 
     def notice(self, shown):
-        self.noticed = [(fault.code, fault.check) for fault in shown]
+        self.noticed = [(fault.name, fault.check) for fault in shown]
 
 
 def test_the_ranks_are_gone_before_it_begins_and_what_it_printed_is_on_record(monkeypatch):

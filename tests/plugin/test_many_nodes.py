@@ -32,7 +32,7 @@ def between(run_pytest):
 def faults(run: FleetRun, check: str) -> list[tuple[str, list[str]]]:
     """Code and places."""
     found = [fault for fault in run.record.faults if fault.check.endswith(f"::{check}")]
-    return [(fault.code, [str(subject) for subject in fault.subjects]) for fault in found]
+    return [(fault.name, [str(subject) for subject in fault.subjects]) for fault in found]
 
 
 def parts(run: FleetRun) -> dict[str, str]:

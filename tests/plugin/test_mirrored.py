@@ -38,7 +38,7 @@ def see(monkeypatch, tmp_path):
         item = SimpleNamespace(nodeid=CHECK, stash=pytest.Stash())
         with suppress(FailedOnNodes):
             mirrored.Mirrors(run)._see(item)
-        return [(fault.code, str(fault.subjects[0])) for fault in accused]
+        return [(fault.name, str(fault.subjects[0])) for fault in accused]
 
     return see
 

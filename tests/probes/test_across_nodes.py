@@ -104,7 +104,7 @@ def test_a_node_that_corrupts_data_is_named(three_nodes: World, culprit: int) ->
     deliveries = three_nodes.run(exchange, "all_reduce", "sum", dtypes=FLOATS)
     fault = who_corrupts(three_nodes, deliveries, "all_reduce", "sum", dtypes=FLOATS)
     three_nodes.run(put_right)
-    assert (fault.code, fault.subjects) == ("collective_wrong", (Place(culprit // 2, "node"),))
+    assert (fault.name, fault.subjects) == ("collective_wrong", (Place(culprit // 2, "node"),))
 
 
 def test_of_two_nodes_the_network_between_them_is_named(three_nodes: World) -> None:

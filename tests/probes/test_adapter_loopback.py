@@ -99,7 +99,7 @@ def measured(*values):
 
 def test_the_slow_one_is_named():
     (fault,) = slow_adapters(measured(47.0, 46.5, 31.0, 47.2))
-    assert (fault.code, fault.subjects) == ("network_adapter_slow", (Place(0, "nic", 2),))
+    assert (fault.name, fault.subjects) == ("network_adapter_slow", (Place(0, "nic", 2),))
     assert fault.what.startswith("mlx5_2/1 ")
     assert len(slow_adapters(measured(20.0, 20.1))) == 2
 
@@ -107,7 +107,7 @@ def test_the_slow_one_is_named():
 def test_an_adapter_that_fails_is_named():
     told = [{"port": "mlx5_0/1", "gigabits": 390.0}, {"port": "mlx5_1/1", "why": "no reply"}]
     (fault,) = adapters_that_fail(told)
-    assert (fault.code, fault.subjects, fault.what) == ("network_adapter_fails", (THIS_NODE,), "mlx5_1/1: no reply")
+    assert (fault.name, fault.subjects, fault.what) == ("network_adapter_fails", (THIS_NODE,), "mlx5_1/1: no reply")
 
 
 def test_ranks_send_through_the_loopback_interface_and_are_as_before(fleet):

@@ -71,7 +71,7 @@ def plant(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
 
 
 def told(faults: Sequence[Fault]) -> set[tuple[str, str]]:
-    return {(fault.code, " ".join(map(str, fault.subjects))) for fault in faults}
+    return {(fault.name, " ".join(map(str, fault.subjects))) for fault in faults}
 
 
 def slowest(measurement: Measurement, usual: float = 0.5) -> set[str]:
@@ -159,7 +159,7 @@ def test_a_node_with_fewer_gpus_is_not_named_for_what_it_reaches_less(
 
 def test_of_nodes_of_which_no_two_are_alike_nobody_is_named(three_nodes: World) -> None:
     (fault,) = who_slows_nodes(three_nodes.subset([0, 1, 2]), [], SMALL)
-    assert (fault.code, fault.subjects, "no two nodes" in fault.what) == ("network_between_nodes_slow", (), True)
+    assert (fault.name, fault.subjects, "no two nodes" in fault.what) == ("network_between_nodes_slow", (), True)
 
 
 def test_what_was_measured_in_another_way_is_looked_for_among_pairs(

@@ -58,7 +58,7 @@ def fio(monkeypatch):
 )
 def test_what_comes_back(tmp_path, fio, text, code, words):
     found = disk_reads.read_drive(tmp_path, MiB, lambda *command, **how: text).faults
-    assert {fault.code for fault in found} == ({code} if code else set())
+    assert {fault.name for fault in found} == ({code} if code else set())
     assert all(words in fault.what and str(tmp_path) in fault.what for fault in found)
 
 
@@ -116,7 +116,7 @@ def test_a_drive_that_refuses_to_be_written_is_none_that_could_not_be_tested(tmp
         return disk_reads.read_drive(tmp_path)
 
     (fault,) = refused(EIO).faults
-    assert (fault.code, fault.what.rpartition(": ")[2]) == ("drive_unreadable", "Input/output error")
+    assert (fault.name, fault.what.rpartition(": ")[2]) == ("drive_unreadable", "Input/output error")
     with pytest.raises(NotJudged, match="Read-only file system"):
         refused(EROFS)
     with pytest.raises(NotApplicable, match="Invalid argument"):  # of one that has no such way
@@ -154,6 +154,6 @@ def test_fio_itself(tmp_path, changed):
         return output(*command[:jobs], *command[begin:], **how)
 
     found = disk_reads.read_drive(tmp_path, 4 * MiB, run)
-    assert {fault.code for fault in found.faults} == ({"drive_data_wrong"} if changed else set())
+    assert {fault.name for fault in found.faults} == ({"drive_data_wrong"} if changed else set())
     assert [figure.metric for figure in found.figures] == ["drive_bandwidth", "drive_iops"]
     assert os.listdir(tmp_path) == []

@@ -222,7 +222,7 @@ def test_slow_rails_are_named_and_no_other(nodes: int, rails: int, seed: int, da
 def test_a_rail_that_is_slow_on_all_nodes_and_a_slow_switch_of_a_rail_are_told() -> None:
     healthy = Fabric(8).searched()
     (fault,) = of_rails({0: healthy, 1: Fabric(8, dict.fromkeys(range(8), 0.5)).searched(), 2: healthy}, NAMES)
-    assert (fault.code, fault.subjects) == ("network_between_nodes_slow", ())
+    assert (fault.name, fault.subjects) == ("network_between_nodes_slow", ())
     assert fault.what.startswith("rail 1 is slow on all nodes: ")
     split = Fabric(8, racks=[range(4), range(4, 8)], between=0.5).searched()
     (fault,) = of_rails({0: healthy, 1: split}, NAMES)

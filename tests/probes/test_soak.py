@@ -197,4 +197,4 @@ def test_what_it_means_how_fast_a_slow_gpu_is_alone(
     together: tuple[float, ...], alone: tuple[float, ...], code: str, subjects: tuple[Where, ...]
 ) -> None:
     fault = why_slow(gemm(*together), gemm(*alone))
-    assert (fault.code, fault.subjects) == (code, subjects)
+    assert (fault.name, fault.subjects) == (code, subjects)

@@ -104,7 +104,7 @@ def told(record: Record) -> str:
 
 def told_fault(fault: Fault) -> str:
     where = ", ".join(map(str, fault.subjects)) or "nowhere"
-    return f"  {fault.kind.number} {fault.code} ({fault.kind.category}, {fault.kind.action}) at {where}: {fault.check}"
+    return f"  {fault.kind.number} {fault.name} ({fault.kind.category}, {fault.kind.action}) at {where}: {fault.check}"
 
 
 def told_finding(finding: Finding) -> str:

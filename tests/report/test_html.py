@@ -105,7 +105,7 @@ def test_cause_stands_before_the_figures_that_missed(page_of: PageOf, bad_gpu: R
     assert failed.index(cause) < failed.index("14 pairs with GPU 5")
     assert f"GPU 5: {cause}." in text[: text.index("The GPUs at a glance")]  # and in the paragraph that says why
     nobody = "no single GPU: all pairs are about equally slow"
-    bad_gpu.faults = [fault.changed(code="cause_unclear", subjects=(), what=nobody) for fault in bad_gpu.faults]
+    bad_gpu.faults = [fault.changed(name="cause_unclear", subjects=(), what=nobody) for fault in bad_gpu.faults]
     assert f" N{nobody[1:]}." in why(bad_gpu)
 
 

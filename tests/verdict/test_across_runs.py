@@ -197,7 +197,7 @@ def counted(first: Mapping[str, object], last: Mapping[str, object]) -> Drift:
 
 def test_rows_remapped_after_uncorrectable_errors_are_a_fault() -> None:
     found = counted({"remapped_rows": [0, 1, 0, 0]}, {"remapped_rows": [0, 3, 0, 0]})
-    assert [(fault.code, list(map(str, fault.subjects))) for fault in found.faults] == [("rows_remapped", ["gpu1"])]
+    assert [(fault.name, list(map(str, fault.subjects))) for fault in found.faults] == [("rows_remapped", ["gpu1"])]
 
 
 @pytest.mark.parametrize(

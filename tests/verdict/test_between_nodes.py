@@ -188,7 +188,7 @@ def test_ports_that_are_down_are_named(case: str) -> None:
     there, facts, _ = NETWORKS[case]
     gpus = [Gpu(index, each) for index, each in enumerate(facts)]
     found = [*kinds_down(there, gpus), *unlike_others(there)]
-    assert {fault.code for fault in found} <= {"network_port_unlike_others"}
+    assert {fault.name for fault in found} <= {"network_port_unlike_others"}
     assert [fault.what.partition(" ")[0] for fault in found] == [
         each["port"] for each in there if each["state"] == DOWN["state"]
     ]

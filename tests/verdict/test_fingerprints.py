@@ -55,7 +55,7 @@ def test_a_gpu_that_computes_otherwise_is_named(outputs, named):
 
 def test_the_fault_says_which_part():
     (fault,) = gpus_apart(fingerprints(RIGHT, RIGHT, WRONG))
-    assert (fault.code, "product" in fault.what, "sum" in fault.what) == ("computes_otherwise", True, False)
+    assert (fault.name, "product" in fault.what, "sum" in fault.what) == ("computes_otherwise", True, False)
 
 
 def test_other_models_and_libraries_are_no_peers_within_a_machine():
@@ -155,7 +155,7 @@ def test_a_fleet_with_such_a_machine_is_rejected():
     assert judge_fleet(hosts).verdict == "ACCEPTED"
     fleet = judge_fleet([*hosts, host_run("node-003", fingerprints=B.fingerprints)])
     (fault,) = fleet.faults
-    assert (fleet.verdict, fault.code, fault.subjects) == (
+    assert (fleet.verdict, fault.name, fault.subjects) == (
         "REJECTED", "machine_computes_otherwise", (Place(3, "node"),),
     )  # fmt: skip
 

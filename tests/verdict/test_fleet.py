@@ -178,7 +178,7 @@ def test_a_host_that_is_unlike_the_others_is_named(fact, differing):
     found = fleet(node_003=host_run("node-003", **differing))
     assert fact in [each.fact for each in found.differences]
     assert {each.hosts for each in found.differences} == {("node-003",)}
-    assert {(fault.code, fault.subjects) for fault in found.faults if fault.code == "host_unlike_others"} == {
+    assert {(fault.name, fault.subjects) for fault in found.faults if fault.name == "host_unlike_others"} == {
         ("host_unlike_others", (Place(2, "node"),))
     }
     assert (found.verdict, found.exit_status) == ("REJECTED", 1)
@@ -326,7 +326,7 @@ def test_a_node_unlike_the_others_is_named_and_left_out_for_its_software(change,
     runs = nodes(**{f"node_00{n}": host_run(f"node-00{n}", machine=change) for n in of})
     faults = nodes_unlike_others(runs)
     assert [fault.subjects for fault in faults] == named
-    assert {fault.code for fault in faults} <= {"host_unlike_others"}
+    assert {fault.name for fault in faults} <= {"host_unlike_others"}
     assert minority(runs).keys() == left_out
     assert slower_than_other_nodes(runs) == []
 
@@ -334,7 +334,7 @@ def test_a_node_unlike_the_others_is_named_and_left_out_for_its_software(change,
 def test_a_gpu_that_is_slower_than_those_of_all_nodes_is_named_with_its_node():
     runs = nodes(node_004=host_run("node-004", change=slower(0.1, 1)))
     faults = slower_than_other_nodes(runs)
-    assert {fault.code for fault in faults} == {"slower_than_peers"}
+    assert {fault.name for fault in faults} == {"slower_than_peers"}
     assert all(gpu(1, 7) in subject.parts for fault in faults for subject in fault.subjects)
 
 
@@ -351,6 +351,6 @@ def test_a_gpu_that_is_slower_than_those_of_all_nodes_is_named_with_its_node():
     ids=str,
 )
 def test_the_clock_of_a_node_is_held_against_those_of_most(ahead, off):
-    assert [(fault.code, fault.subjects) for fault in clocks_apart(ahead)] == [
+    assert [(fault.name, fault.subjects) for fault in clocks_apart(ahead)] == [
         ("clock_off", (Place(node, "node"),)) for node in off
     ]

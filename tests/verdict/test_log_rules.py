@@ -43,7 +43,7 @@ def test_what_condemns_is_told_and_the_rest_is_shown(line, before, during):
 )
 def test_a_port_names_the_gpu_if_there_is_one_alone_below_it(below, place):
     (fault,), _ = judged([message(FATAL, gpus=below)], GPUS, "during")
-    assert (fault.code, fault.subjects) == ("pcie_error_logged", (place,))
+    assert (fault.name, fault.subjects) == ("pcie_error_logged", (place,))
 
 
 def test_a_message_is_told_with_how_often_it_came():
@@ -59,7 +59,7 @@ def test_a_message_is_told_with_how_often_it_came():
 def test_what_is_shown_is_one_remark_a_kind():
     messages = [message(CORRECTED, device=str(number)) for number in range(3)] + [recognised(STALLED)]
     _, shown = judged(messages, GPUS, "before")
-    shown = [Fault(each.code, each.subjects, f"{each.what} {number}") for number, each in enumerate(shown)]
+    shown = [Fault(each.name, each.subjects, f"{each.what} {number}") for number, each in enumerate(shown)]
     assert remarks(shown) == [
         f"the kernel log: {CODES['pcie_corrected_logged'].message}: {CORRECTED} 0, and 2 more",
         f"the kernel log: {CODES['host_stalled'].message}: {STALLED} 3",

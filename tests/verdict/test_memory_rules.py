@@ -34,7 +34,7 @@ MODULES = {
 def test_modules(name):
     there, codes = MODULES[name]
     found = unfit_modules(there, 2)
-    assert [fault.code for fault in found] == codes
+    assert [fault.name for fault in found] == codes
     assert all("DIMM_7" in fault.what for fault in found)
     assert bool(filled_slots(there)) == ("virtual" not in name)
 
@@ -59,4 +59,4 @@ def host(**setup):
     ],
 )
 def test_what_modules_carry(figures, facts, codes):
-    assert [fault.code for fault in memory_below_modules(figures, facts)] == codes
+    assert [fault.name for fault in memory_below_modules(figures, facts)] == codes

@@ -90,7 +90,7 @@ def test_what_is_slow_between_healthy_nodes_rejects_all(tmp_path: Path, limits: 
 def test_a_figure_that_missed_on_a_node_is_a_fault_at_its_place_among_all_nodes(tmp_path: Path, limits: Path) -> None:
     record = ended(tmp_path, limits, other={2: {"solo_train_throughput gpu3": 5000.0}})
     assert record.verdict == "REJECTED"
-    found = [(fault.code, fault.subjects) for fault in record.faults if fault.check == ALONE]
+    found = [(fault.name, fault.subjects) for fault in record.faults if fault.check == ALONE]
     assert ("limit_missed", (gpu(3, node=2),)) in found
     assert hosts_blamed(record, ALONE) == ("gf10",)
     assert any(ALONE in reason and "gf10" in reason and "gf1 " not in reason for reason in record.reasons)

@@ -100,7 +100,7 @@ def said(text, machine, **topology):
     given, here = order(text), recorded().topology
     came = [held_against(given, key, machine, replace(here, **topology)) for key in ORDER_LINES]
     faults = [fault for each, _ in came for fault in each]
-    return [(fault.code, str(fault.subjects[0])) for fault in faults], [why for _, each in came for why in each]
+    return [(fault.name, str(fault.subjects[0])) for fault in faults], [why for _, each in came for why in each]
 
 
 RIGHT = {

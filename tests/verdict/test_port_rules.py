@@ -36,7 +36,7 @@ def port(state="4: ACTIVE", carrier_changes=2, **changed):
 def test_errors_of_a_port_are_told_and_congestion_is_not(now, told):
     faults = port_errors([port()], [now], 600.0)
     assert [next(name for name in [*ERRORS, "carrier_changes"] if name in fault.what) for fault in faults] == told
-    assert {fault.code for fault in faults} <= {"network_port_errors"}
+    assert {fault.name for fault in faults} <= {"network_port_errors"}
 
 
 def test_ports_without_a_cable_and_evidence_of_before_have_none():

@@ -39,7 +39,7 @@ def test_costs_one_test_and_names_the_rank(suite, name):
     check = suite.check(f"test_it[{name}-fault]")
     assert check.outcome == "failed", suite.text
     fault, (found,) = FAULTS[name], [each for each in suite.record.faults if each.check == check.id]
-    assert not fault.kind or found.code == CODES[fault.kind], check.message
+    assert not fault.kind or found.name == CODES[fault.kind], check.message
     for words in fault.says:
         assert words in check.message, check.message
     assert fault.kind != "hang" or "worker/main.py" not in check.message  # of its stack only what it was given to do

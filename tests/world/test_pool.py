@@ -169,7 +169,7 @@ def fault_of(engine, *endings):
     with pytest.raises(RankFailure) as failure:
         world_of(engine, len(endings)).run(lambda rank: endings[rank.index])
     fault = failure.value.fault([gpu(index) for index in range(len(endings))])
-    return fault.code, [place.index for place in fault.subjects], failure.value
+    return fault.name, [place.index for place in fault.subjects], failure.value
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_a_rank_that_raises_and_dies_of_it_is_told_by_what_it_raised(engine):
         world.run(lambda rank: endings[rank.index])
     assert told(failure) == [(1, "raised"), (2, "raised"), (0, "running")]
     fault = failure.value.fault([gpu(index) for index in range(3)])
-    assert (fault.code, fault.subjects) == ("rank_raised", (gpu(1),))
+    assert (fault.name, fault.subjects) == ("rank_raised", (gpu(1),))
 
 
 def report(rank, state):

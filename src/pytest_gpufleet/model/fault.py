@@ -360,8 +360,8 @@ KERNEL_LOG = range(236, 250)  # the numbers of what the kernel log tells of the 
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """One thing that is wrong. `code` is a key of CODES, which says what kind of thing, and what to do; in JSON that is
-    the `name`, and the code its number.
+    """One thing that is wrong. `name` is a key of CODES, which says what kind of thing, and what to do; `number` is its
+    code.
 
     `subjects` are the places that are to blame, most suspicious first; none if nobody knows. `what` tells of this
     one in a few words, with figures and without naming the subjects. `story` is what somebody who digs deeper wants to
@@ -369,7 +369,7 @@ class Fault(msgspec.Struct, frozen=True):
     the one that ran when it happened.
     """
 
-    code: str = msgspec.field(name="name")
+    name: str
     subjects: tuple[Where, ...]
     what: str
     story: str = ""
@@ -379,8 +379,8 @@ class Fault(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         """ValueError if it is none that this version knows."""
-        if self.code not in CODES or self.number not in (0, self.kind.number):
-            raise ValueError(f"there is no fault {self.code} with code {self.number}")
+        if self.name not in CODES or self.number not in (0, self.kind.number):
+            raise ValueError(f"there is no fault {self.name} with code {self.number}")
         msgspec.structs.force_setattr(self, "number", self.kind.number)
 
     def changed(self, **changes: Any) -> "Fault":
@@ -388,7 +388,7 @@ class Fault(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> Code:
-        return CODES[self.code]
+        return CODES[self.name]
 
     @property
     def nodes(self) -> frozenset[int]:

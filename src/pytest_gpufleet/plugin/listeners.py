@@ -116,7 +116,7 @@ def pytest_gpufleet_finding(finding: Finding, item: pytest.Item) -> None:
 
 
 def pytest_gpufleet_fault(fault: Fault, config: pytest.Config) -> None:
-    _into_junit(config, fault.check, [("fault", f"{fault.kind.number} {fault.code} {fault.told()}")])
+    _into_junit(config, fault.check, [("fault", f"{fault.kind.number} {fault.name} {fault.told()}")])
 
 
 def _into_junit(config: pytest.Config, check: str, named: Iterable[tuple[str, str]]) -> None:

@@ -308,10 +308,10 @@ def _said(record: Record, between: Sequence[Group]) -> dict[int, list[str]]:
     name = partial(wording.place, hosts=record.hosts)
     found: dict[int, list[str]] = defaultdict(list)
     explained: set[tuple[int, str]] = set()  # by a check that also says what makes its figures miss
-    for fault in sorted(told(record), key=lambda fault: fault.code in FIGURES):
-        if fault.code != "node_lost" and (fault.check in ours or fault.watched):
+    for fault in sorted(told(record), key=lambda fault: fault.name in FIGURES):
+        if fault.name != "node_lost" and (fault.check in ours or fault.watched):
             for node in dict.fromkeys(part.node for at in fault.subjects for part in at.parts if part.is_on_node):
-                if fault.code not in FIGURES:
+                if fault.name not in FIGURES:
                     explained.add((node, fault.check))
                 elif (node, fault.check) in explained:
                     continue

@@ -136,7 +136,7 @@ def _of_places(record: Record) -> Metrics:
         "gpufleet_fault",
         "What is wrong, by code and place.",
         [
-            ({"code": str(fault.kind.number), "name": fault.code, "action": fault.kind.action, **at(where)}, 1.0)
+            ({"code": str(fault.kind.number), "name": fault.name, "action": fault.kind.action, **at(where)}, 1.0)
             for fault in told(record)
             for where in fault.subjects or (WORLD,)
         ],

@@ -51,7 +51,7 @@ def causes(record: Record) -> list[Fault]:
     """What has to be mended before what it explains says anything: settings, and who else used the GPUs of this run,
     whether or not a check looked. What slows rails down explains nothing on one machine, which uses none."""
     found = [fault for fault in record.faults if is_cause(fault) and (record.of_cluster or not _of_rails(fault))]
-    told = {subject for fault in found if fault.code == NEIGHBOUR for subject in fault.subjects}
+    told = {subject for fault in found if fault.name == NEIGHBOUR for subject in fault.subjects}
     there = [(gpu.place, ", ".join(gpu.processes)) for gpu in record.topology.gpus if gpu.processes]
     return [*(Fault(NEIGHBOUR, (where,), processes) for where, processes in there if where not in told), *found]
 
@@ -59,13 +59,13 @@ def causes(record: Record) -> list[Fault]:
 def disturbed(record: Record) -> set[str]:
     """The checks that found nothing but a process of somebody else and what it may have caused: it is no part of the
     machine, of which they say nothing."""
-    neighbours = [cause for cause in causes(record) if cause.code == NEIGHBOUR]
+    neighbours = [cause for cause in causes(record) if cause.name == NEIGHBOUR]
     missed = (fault for finding in record.findings if finding.state == "missed" for fault in of_finding(finding))
     by_check = grouped((fault.check, fault) for fault in (*record.faults, *missed)) if neighbours else {}
     return {
         check
         for check, found in by_check.items()
-        if all(fault.code == NEIGHBOUR or explaining(fault, neighbours) for fault in found)
+        if all(fault.name == NEIGHBOUR or explaining(fault, neighbours) for fault in found)
     }
 
 
@@ -80,8 +80,8 @@ def is_cause(fault: Fault) -> bool:
 
 def explaining(fault: Fault, causes: Iterable[Fault]) -> list[Fault]:
     """The causes of which a fault may be an effect: those that explain its category, and are at the same place."""
-    full = fault.code == "rank_raised" and NO_MEMORY.search(fault.what)
-    crashed = fault.code == "xid_of_process"  # whose process it was, the driver does not always say
+    full = fault.name == "rank_raised" and NO_MEMORY.search(fault.what)
+    crashed = fault.name == "xid_of_process"  # whose process it was, the driver does not always say
     category = "occupied memory" if full or crashed else fault.kind.category
     return [cause for cause in causes if category in cause.kind.explains and _meet(fault, cause)]
 

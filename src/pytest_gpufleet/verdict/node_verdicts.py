@@ -126,9 +126,9 @@ def not_as_many(record: Record) -> str:
 
 def tells(record: Record, fault: Fault) -> bool:
     """Whether what is told of the nodes of a run says the same as this fault."""
-    if fault.code in ("node_missing", "node_too_many"):
+    if fault.name in ("node_missing", "node_too_many"):
         return bool(not_as_many(record))
-    return fault.code == "node_lost" and bool(fault.nodes) and fault.nodes <= record.lost.keys()
+    return fault.name == "node_lost" and bool(fault.nodes) and fault.nodes <= record.lost.keys()
 
 
 def hosts_blamed(record: Record, check_id: str) -> tuple[str, ...]:

@@ -83,7 +83,7 @@ def _standing(fault: Fault, record: Record) -> str:
 
 def _not_tested(record: Record) -> list[str]:
     """Who else used GPUs, if checks say nothing for it."""
-    neighbours = [cause for cause in accusations.causes(record) if cause.code == accusations.NEIGHBOUR]
+    neighbours = [cause for cause in accusations.causes(record) if cause.name == accusations.NEIGHBOUR]
     who = "; ".join(cause.told(record.topology.identity) for cause in neighbours)
     count = len(accusations.disturbed(record))
     checks = f"{count} checks" if count != 1 else "1 check"

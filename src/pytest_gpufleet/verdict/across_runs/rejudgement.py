@@ -77,7 +77,7 @@ def _with_nodes(record: Record, own: Mapping[int, Record]) -> Record:
     told = [
         fault
         for fault in record.faults
-        if known(fault.check) not in there or fault.code == "node_lost" or fault.nodes - own.keys()
+        if known(fault.check) not in there or fault.name == "node_lost" or fault.nodes - own.keys()
     ]
     now = [
         fault.changed(check=name)

@@ -55,7 +55,7 @@ class HostRun:
 
     def shared(self, places: Iterable[Where]) -> bool:
         """Whether a process of somebody else used a GPU in each of these places of it, whatever its number."""
-        busy = {part.index for cause in causes(self.record) if cause.code == NEIGHBOUR for part in at(cause.subjects)}
+        busy = {part.index for cause in causes(self.record) if cause.name == NEIGHBOUR for part in at(cause.subjects)}
         return all(busy & {part.index for part in place.parts if part.kind == "gpu"} for place in places)
 
     @property

@@ -21,7 +21,7 @@ def judged(
 def remarks(noticed: Iterable[Fault]) -> list[str]:
     """What was only shown, in a sentence for each kind."""
     told = []
-    for code, each in grouped(dict.fromkeys((fault.code, fault.what) for fault in noticed)).items():
+    for code, each in grouped(dict.fromkeys((fault.name, fault.what) for fault in noticed)).items():
         heard = "the kernel log: " if CODES[code].number in KERNEL_LOG else ""
         more = f", and {len(each) - 1} more" if len(each) > 1 else ""
         told.append(f"{heard}{CODES[code].message}: {each[0]}{more}")
