@@ -23,18 +23,21 @@ from pytest_gpufleet import __version__
 from pytest_gpufleet.model import codec, levels, suite
 from pytest_gpufleet.model.conditions import CONDITIONS, ConditionType
 from pytest_gpufleet.model.limit import Limit
-from pytest_gpufleet.model.metric import FACTS, MEASURED_UNDER, METRICS, GiB
-from pytest_gpufleet.plugin.selection import level_of
-from pytest_gpufleet.report import wording
-from pytest_gpufleet.verdict import profile
-from pytest_gpufleet.verdict.judgement import (
+from pytest_gpufleet.model.metric import (
     AS_NCCL_IS,
-    MOST_LOST,
-    OF_EVERY_MACHINE,
+    MEASURED_UNDER,
+    METRICS,
+    ROWS,
     STEADY,
     UNSTEADY_FROM,
     UNSTEADY_IN_NCCL,
+    GiB,
+    row_of,
 )
+from pytest_gpufleet.plugin.selection import level_of
+from pytest_gpufleet.report import wording
+from pytest_gpufleet.verdict import profile
+from pytest_gpufleet.verdict.judgement import MOST_LOST
 
 ROOT = Path(__file__).parents[1]
 ACCEPTANCE = ROOT / "acceptance"
@@ -54,7 +57,7 @@ class Judged:
 
 
 # By which conditions the limits of a metric are told apart here; profiles have more of them.
-ROWS = {
+TOLD_APART = {
     name: [key for key in under if CONDITIONS[key].leads or key in ("method", "bytes", "ranks", "batch")]
     for name, under in MEASURED_UNDER.items()
 }
@@ -174,8 +177,8 @@ def page() -> str:
     for path in sorted(ACCEPTANCE.glob("test_*.py")):
         parts += _file(path)
     parts += [LIMITS.strip()]
-    for metric in (name for name in METRICS if name != "spread"):
-        parts += _limits(metric)
+    for row in ROWS:
+        parts += _limits(row.metric.name)
     parts += [WORDS.strip(), *_words()]
     return "\n\n".join(parts) + "\n"
 
@@ -211,7 +214,7 @@ def _judged(figures: tuple[str, ...], judged: Judged) -> Iterator[str]:
             yield f"- {_link(name)}: not required, judged where a profile has one"
     for name in figures:
         if (tolerance := METRICS[name].peer_tolerance) and judged.peers is not None:
-            near = [each for each in OF_EVERY_MACHINE if each.metric == name and each.within in judged.peers.lower()]
+            near = [each for each in row_of(METRICS[name]).tolerances if each.within in judged.peers.lower()]
             worse, than = (near[0].worse, near[0].reference) if near else (tolerance, "better half")
             of = judged.peers and f", {judged.peers}"
             most = f"at most {wording.percent(worse)} worse than the {than}{of}, or what the profile says"
@@ -231,7 +234,7 @@ def _limits(name: str) -> Iterator[str]:
     yield about if limits else f"{about} No shipped profile has a limit."
     rows: dict[str, list[tuple[str, Limit]]] = defaultdict(list)
     for model, limit in sorted(limits, key=_order):
-        told = {key: limit.conditions[key] for key in ROWS.get(name, ()) if key in limit.conditions}
+        told = {key: limit.conditions[key] for key in TOLD_APART[name] if key in limit.conditions}
         rows[", ".join(wording.words(told)) or "all"].append((model, limit))
     if rows:
         sense = {"min": "at least", "max": "at most"}[limits[0][1].sense]
@@ -251,7 +254,7 @@ def _range(row: list[tuple[str, Limit]]) -> str:
 
 
 def _words() -> Iterator[str]:
-    yield _table("fact", "what it is", ((f"`{name}`", what) for name, what in FACTS.items()))
+    yield _table("fact", "what it is", ((f"`{name}`", what) for name, what in profile.FACTS.items()))
     yield _table(
         "condition", "values", ((f"`{name}`", _values(each)) for name, each in CONDITIONS.items() if each.values)
     )
@@ -280,7 +283,7 @@ def _shipped(metric: str) -> Iterator[tuple[str, Limit]]:
 def _order(item: tuple[str, Limit]) -> list[str]:
     """Sizes and numbers of ranks in their order."""
     limit = item[1]
-    values = [limit.conditions.get(key, "") for key in ROWS.get(limit.metric, ())]
+    values = [limit.conditions.get(key, "") for key in TOLD_APART[limit.metric]]
     return [f"{value:020}" if isinstance(value, int) else str(value) for value in values]
 
 

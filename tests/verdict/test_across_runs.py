@@ -11,9 +11,8 @@ import pytest
 from pytest_gpufleet.model.events import RunHeader
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.limit import Tolerance
 from pytest_gpufleet.model.measurement import GpuState, Measurement
-from pytest_gpufleet.model.metric import METRICS, Metric
+from pytest_gpufleet.model.metric import METRICS, Metric, Tolerance
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.verdict.across_runs.drift import Drift, drift, noise

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.limit import Tolerance
+from pytest_gpufleet.model.metric import Tolerance
 from pytest_gpufleet.model.place import Place, gpu
 from pytest_gpufleet.verdict.fleet.fleet_peers import (
     clocks_apart,

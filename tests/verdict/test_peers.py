@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.limit import Tolerance
 from pytest_gpufleet.model.measurement import GpuState, Measurement
+from pytest_gpufleet.model.metric import Tolerance
 from pytest_gpufleet.model.place import gpu, where as at
 from pytest_gpufleet.verdict.judgement import tolerances_of
 from pytest_gpufleet.verdict.peers import MOST_KELVIN, slower_than_peers

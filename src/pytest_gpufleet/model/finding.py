@@ -7,8 +7,9 @@ from typing import Literal
 
 from pytest_gpufleet.model.codec import Finite
 from pytest_gpufleet.model.grouping import grouped
-from pytest_gpufleet.model.limit import Limit, Tolerance
+from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import Tolerance
 from pytest_gpufleet.model.place import Where, where
 
 State = Literal["met", "missed", "not judged", "for information"]

@@ -1,64 +1,14 @@
 """What a figure is held against."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from pytest_gpufleet.model.codec import Finite
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.language import Said
 from pytest_gpufleet.model.measurement import Measurement
-
-# What a place is held against, of what its peers reach: the best of them; the mean of the better half, behind which
-# half a machine that is slow cannot hide; the median, which half a machine may lie below.
-Reference = Literal["best", "better half", "median"]
-# Who the peers are: all of one kind in the machine, or those at the same NUMA node.
-Within = Literal["machine", "numa node"]
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """The fraction `worse` by which a place may be worse than the `reference` of its peers, for a metric where every
-    one of `conditions` holds.
-
-    `per_kelvin`: the fraction that a healthy GPU loses for each kelvin that it is warmer, which is taken out where the
-    temperatures are known. `worse` is among boards of one part number, `across` among all of a model; left out, it is
-    the metric's own tolerance where that is wider. `source`: the machines whose noise it comes from; empty if nobody
-    has measured any.
-    """
-
-    metric: str
-    worse: Finite
-    reference: Reference = "better half"
-    within: Within = "machine"
-    per_kelvin: Finite = 0.0
-    across: Finite | None = None
-    source: str = ""
-    conditions: Mapping[str, Condition] = field(default_factory=dict)
-
-    def holds(self, measurement: Measurement) -> bool:
-        """Whether it is for this metric, and every one of its conditions was measured so."""
-        measured = measurement.conditions
-        same = all(measured.get(key) == value for key, value in self.conditions.items())
-        return self.metric == measurement.metric and same
-
-    @property
-    def least(self) -> int:
-        """How many peers it takes. With two, nobody can say which one is off; but if they differ by more than healthy
-        ones were seen to, the slower one is: nothing makes a GPU faster than it is."""
-        return 2 if self.source else 3
-
-    @property
-    def told(self) -> Said:
-        """What may be, in words: "3 % worse than the better half of its peers"."""
-        near = "{percent} % worse than the {reference} of its peers at the same NUMA node"
-        text = "{percent} % worse than the {reference} of its peers" if self.within == "machine" else near
-        told = Said(text, percent=f"{100 * self.worse:g}", reference=Said(self.reference))
-        if self.across is None:
-            return told
-        return Said("{told} ({across} % across part numbers)", told=told, across=f"{100 * self.across:g}")
-
+from pytest_gpufleet.model.metric import Tolerance
 
 # How much a limit is worth: what was agreed; what machines known to be good reach; what somebody published, a gate of
 # theirs or a part of a healthy machine's figure; the judgement of this project, or of whoever gives a profile; what
@@ -182,7 +132,7 @@ class GivenLimits:
     tolerances: tuple[Tolerance, ...] = ()
 
     def tolerances_for(self, measurement: Measurement) -> tuple[Tolerance, ...]:
-        return tuple(each for each in self.tolerances if each.holds(measurement))
+        return tuple(each for each in self.tolerances if each.holds(measurement.metric, measurement.conditions))
 
     def calibrated_among(self, gpus: Iterable[Gpu]) -> list[Gpu]:
         """Those of these GPUs that its limits were measured on."""

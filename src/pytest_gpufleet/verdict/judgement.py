@@ -8,46 +8,22 @@ from statistics import fmean, median
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.limit import Limit, Tolerance
+from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import GiB, over_network
+from pytest_gpufleet.model.metric import Tolerance, over_network, row_of
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.verdict.peaks import NoPeak
 from pytest_gpufleet.verdict.peers import slower_than_peers
 from pytest_gpufleet.verdict.physical_limits import UNKNOWN_NETWORK, is_required, physical_limit
 from pytest_gpufleet.verdict.profile import Profile
 
-STEADY = 0.05
-# NCCL by itself, without this package, gave samples of all_gather and reduce_scatter of 8 GiB that differ by up to 7 %
-# on two healthy H200, whatever allocated the buffers; here they once did by 5.8 and 5.4 % in a row (docs/results).
-UNSTEADY_IN_NCCL, UNSTEADY_FROM = ("all_gather", "reduce_scatter"), GiB
-AS_NCCL_IS = 0.10
 STEADINESS = (
     "a figure that changes from one sample to the next is no figure: something else uses the GPU, or it throttles"
 )
-# What goes through the host's memory and PCIe, or over a network, is shared with whoever else is there: other programs,
-# other virtual machines of the host, other jobs. Of two healthy H100 in virtual machines it dipped by up to a third for
-# 0.1 to 0.5 s about once a second, also without this suite: samples of 80 ms differed by up to 39 %, and up to 14 % of
-# the time was lost. That is shown and is no fault; a way that stalls for half of the time loses half of it.
-SHARED = (
-    "host_bandwidth", "host_memory_bandwidth", "loader_throughput",
-    "nic_bandwidth", "rail_bandwidth", "node_group_busbw",
-)  # fmt: skip
-BETWEEN_GPUS = ("busbw", "train_throughput", "token_throughput", "scaling_efficiency")
 MOST_LOST = 0.25
 STALLS = "of the time is lost by samples slower than the usual one: this way stalls, beyond what others take of it"
 WEAK = (
     "its only limit is a weak one, which machines that are far from healthy meet too: calibrate on a known-good machine"
-)
-# Which would meet every limit at 0, and cannot be: work takes time and memory. Events, shares and skews may be 0.
-NEVER_ZERO = ("collective_latency", "launch_time", "pair_latency", "train_memory")
-# Without a profile, of metrics whose peers are not simply all places of their kind.
-OF_EVERY_MACHINE = (
-    # GPUs that copy at the same time share the way out of their socket, and not alike: of a healthy 8x H200 those at
-    # one node gave 29, 30, 43 and 30 GB/s. Who has much more is no measure for others; half the lanes give half.
-    Tolerance("host_bandwidth", 0.20, "median", within="numa node", conditions={"at_once": "all"}),
-    # Two sockets are enough to tell: nothing makes memory faster than its channels are.
-    Tolerance("host_memory_bandwidth", 0.06, source="one memory channel of twelve is 8 %, one of eight 12 %"),
 )
 
 
@@ -123,7 +99,8 @@ def tolerances_of(measurement: Measurement, of_profile: tuple[Tolerance, ...]) -
     worse = measurement.definition.peer_tolerance
     if worse is None:
         return ()
-    without = tuple(each for each in OF_EVERY_MACHINE if each.holds(measurement))
+    rows = row_of(measurement.definition).tolerances
+    without = tuple(each for each in rows if each.holds(measurement.metric, measurement.conditions))
     return of_profile or without or (Tolerance(measurement.metric, worse),)
 
 
@@ -161,21 +138,19 @@ def measured_again(finding: Finding, why: str) -> Finding:
 
 def _possible(value: float, measurement: Measurement) -> bool:
     """Nothing that is measured here can be infinite or negative, and NaN is no figure."""
-    return math.isfinite(value) and (value > 0 or (value == 0 and measurement.metric not in NEVER_ZERO))
+    return math.isfinite(value) and (value > 0 or (value == 0 and row_of(measurement.definition).may_be_zero))
 
 
 def allowed_spread(measurement: Measurement) -> float:
     """By how much the samples of a judged figure may differ."""
-    collective, nbytes = (measurement.conditions.get(name) for name in ("collective", "bytes"))
-    by_nccl = collective in UNSTEADY_IN_NCCL and isinstance(nbytes, int) and nbytes >= UNSTEADY_FROM
-    return AS_NCCL_IS if by_nccl else STEADY
+    return row_of(measurement.definition).spread(measurement.conditions)
 
 
 def shares_its_way(measurement: Measurement, topology: GpuTopology) -> bool:
     """Whether others than the GPUs of this machine may use what was measured."""
-    under, metric = measurement.conditions, measurement.metric
-    between = metric in BETWEEN_GPUS and under.get("ranks") != 1 and topology.fabric not in ("nvswitch", "nvlink")
-    return metric in SHARED or "nodes" in under or under.get("link", "NVLink") != "NVLink" or between
+    under, shared = measurement.conditions, row_of(measurement.definition).shared
+    between = shared == "between GPUs" and under.get("ranks") != 1 and topology.fabric not in ("nvswitch", "nvlink")
+    return shared == "always" or "nodes" in under or under.get("link", "NVLink") != "NVLink" or between
 
 
 def scattered(finding: Finding) -> dict[Where, float]:

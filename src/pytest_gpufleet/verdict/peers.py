@@ -7,8 +7,8 @@ from statistics import fmean, median
 
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.grouping import grouped
-from pytest_gpufleet.model.limit import Reference, Tolerance
 from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import Reference, Tolerance
 from pytest_gpufleet.model.place import Where
 
 # The GPUs of three healthy boards of 4x NVIDIA H200 were up to 10 K apart under full load (53 to 63 C, 2026-11-21).

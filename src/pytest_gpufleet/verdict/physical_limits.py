@@ -14,7 +14,7 @@ from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.gpu import ClusterTopology, GpuTopology
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import EXTRAORDINARY, METRICS, GiB, over_network
+from pytest_gpufleet.model.metric import EXTRAORDINARY, METRICS, GiB, over_network, row_of
 from pytest_gpufleet.verdict import peaks
 from pytest_gpufleet.verdict.peaks import NoPeak, Peak
 
@@ -81,12 +81,11 @@ def physical_limit(measurement: Measurement, topology: GpuTopology, measured: Se
     """The least that a machine with these GPUs must reach. `measured`: all figures of the run so far. NoPeak, with the
     reason, where nothing can be said."""
     between = over_network(measurement.metric, measurement.conditions)
-    known = _BETWEEN_NODES if between else _OF
-    if measurement.metric not in known:
+    if not (theory := row_of(measurement.definition).theory):
         raise NoPeak(f"nothing is known of what limits {measurement.definition.title}")
     if not between and ("nodes" in measurement.conditions or isinstance(topology, ClusterTopology)):
         raise NoPeak("what lies between nodes is not known")
-    fraction, peak = known[measurement.metric](measurement, topology, measured)
+    fraction, peak = _THEORIES[theory](measurement, topology, measured)
     value = Context(prec=DIGITS, rounding=ROUND_FLOOR).create_decimal(repr(fraction * peak.value))
     source = f"{100 * fraction:.0f} % of what the hardware can do at best, {peak}"
     conditions, unit = measurement.conditions, measurement.unit
@@ -130,6 +129,8 @@ def _pair(measurement: Measurement, topology: GpuTopology, measured: Sequence[Me
 
 def _collective(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
     under, nbytes = measurement.conditions, measurement.conditions.get("bytes", 0)
+    if "nodes" in under:
+        return _of_all_nodes(measurement, topology, measured)
     # Two GPUs with a bridge have one way, like those of a switch: a gate for H100 NVL is 0.69 (Azure).
     if topology.fabric != "nvswitch" and (topology.fabric, len(topology.gpus)) != ("nvlink", 2):
         raise NoPeak("collectives have no way that is known but an NVSwitch, or the NVLinks of two GPUs")
@@ -203,16 +204,16 @@ def _scale(measurement: Measurement) -> tuple[Condition, ...]:
     return (under["nodes"], under["bytes"]) if of_all else ()
 
 
-_BETWEEN_NODES = {"rail_bandwidth": _rail, "busbw": _of_all_nodes}
-_OF: dict[str, Callable[[Measurement, GpuTopology, Sequence[Measurement]], Part]] = {
-    "memory_bandwidth": _memory,
-    "host_bandwidth": _host,
-    "gemm": _products,
-    "nic_bandwidth": _loopback,
-    "pair_bandwidth": _pair,
-    "busbw": _collective,
-    "train_throughput": _training,
-    "solo_train_throughput": _training,
+# Named by the rows of model/metric.py.
+_THEORIES: dict[str, Callable[[Measurement, GpuTopology, Sequence[Measurement]], Part]] = {
+    "memory": _memory,
+    "host": _host,
+    "products": _products,
+    "loopback": _loopback,
+    "pair": _pair,
+    "collective": _collective,
+    "training": _training,
+    "rail": _rail,
 }
 
 

@@ -14,9 +14,20 @@ from msgspec import Meta
 
 from pytest_gpufleet.model.codec import Finite
 from pytest_gpufleet.model.conditions import CONDITIONS, Condition
-from pytest_gpufleet.model.limit import Calibration, KnownGood, Limit, Reference, Tolerance, Within
+from pytest_gpufleet.model.limit import Calibration, KnownGood, Limit
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import EXTRAORDINARY, FACTS, MEASURED_UNDER, METRICS, GiB, KiB, Metric, MiB
+from pytest_gpufleet.model.metric import (
+    EXTRAORDINARY,
+    MEASURED_UNDER,
+    METRICS,
+    GiB,
+    KiB,
+    Metric,
+    MiB,
+    Reference,
+    Tolerance,
+    Within,
+)
 from pytest_gpufleet.verdict import toml_table
 from pytest_gpufleet.verdict.toml_table import FileError, Table, Text, table_type
 
@@ -52,6 +63,23 @@ When = dict[str, AnyCondition]
 
 Written = Literal["contract", "calibrated", "published", "project"]  # nobody writes down what physics allows
 
+# Figures of the data sheet, and what each of them is. A fact is left out where the GPU has no such thing, or where
+# nobody says.
+FACTS = {
+    "memory_gigabytes": "GB",
+    "power_watts": "the default power limit",
+    "pcie_generation": "of a link with 16 lanes",
+    "pcie_width": "lanes, of machines that were ordered with fewer than the GPU has",
+    "nvlinks": "0: it has none",
+    "nvlink_gigabytes_per_second": "GB/s in one direction, all NVLinks of one GPU together",
+    "hbm_terabytes_per_second": "TB/s of its memory, of whatever kind",
+    "peak_tflops_fp64": "TFLOP/s; with tensor cores, where they do fp64",
+    "peak_tflops_fp32": "TFLOP/s without tensor cores",
+    "peak_tflops_tf32": "TFLOP/s, dense",
+    "peak_tflops_fp16": "TFLOP/s, dense",
+    "peak_tflops_bf16": "TFLOP/s, dense",
+    "peak_tflops_fp8": "TFLOP/s, dense",
+}
 # Zero is a fact too: a card without NVLink.
 _FACTS = {key: Annotated[float, Meta(ge=0, le=_MOST, description=f"a number ({what})")] for key, what in FACTS.items()}
 _RUN = {each.name: Texts if each.name in ("uuids", "serials") else Text for each in fields(KnownGood)}
@@ -255,7 +283,7 @@ class Profile:
     def tolerances_for(self, measurement: Measurement) -> tuple[Tolerance, ...]:
         """By how much places may differ from their peers: all that hold for this metric, of this profile, else of its
         base. Methods do not matter: what differs among GPUs is the GPUs."""
-        own = tuple(each for each in self.tolerances if each.holds(measurement))
+        own = tuple(each for each in self.tolerances if each.holds(measurement.metric, measurement.conditions))
         return own or (self.base.tolerances_for(measurement) if self.base else ())
 
 

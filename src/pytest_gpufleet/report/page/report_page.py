@@ -12,6 +12,7 @@ from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.language import Language, in_language, say
 from pytest_gpufleet.model.levels import includes
 from pytest_gpufleet.model.limit import GRADES
+from pytest_gpufleet.model.metric import AS_NCCL_IS, STEADY
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import gpu_grid, wording
 from pytest_gpufleet.report.banner import next_steps, reasons, stamp, standing, why
@@ -34,7 +35,6 @@ from pytest_gpufleet.report.page.rendering import render
 from pytest_gpufleet.report.page.training_tables import is_swept, training_tables
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns
-from pytest_gpufleet.verdict.judgement import AS_NCCL_IS, STEADY
 
 SETTLED = ("passed", "not applicable", "met", "for information")  # checks, and figures
 STATES = ("met", LIKE_PEERS, "missed", "not judged", "for information")

@@ -9,8 +9,8 @@ from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, that_count
 from pytest_gpufleet.model.gpu import SOFTWARE, GpuTopology, joined
 from pytest_gpufleet.model.grouping import grouped
-from pytest_gpufleet.model.limit import Tolerance
 from pytest_gpufleet.model.measurement import GpuState, Measurement
+from pytest_gpufleet.model.metric import Tolerance
 from pytest_gpufleet.model.place import Place, Where, on_node
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.across_runs.run_comparison import (  # fmt: skip
