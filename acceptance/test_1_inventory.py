@@ -22,6 +22,7 @@ from pytest_gpufleet import (
     expect_none,
     not_applicable,
 )
+from pytest_gpufleet.machine import host
 from pytest_gpufleet.model.events import NO_NETWORK
 from pytest_gpufleet.model.machine import Order
 from pytest_gpufleet.plugin import assertions
@@ -360,7 +361,7 @@ def test_shared_memory_is_large_enough(machine: Machine) -> None:
     NCCL and data loaders exchange data through it; with the 64 MiB that containers get by default they fail or crawl.
     Start containers with --ipc=host or --shm-size=16g.
     """
-    assertions.expect_host(machine, "shared_memory_bytes", at_least(8 * GiB), code="shared_memory_small")
+    assertions.expect_host(machine, host.SHARED_MEMORY, at_least(8 * GiB), code="shared_memory_small")
 
 
 @needs_gpus
@@ -369,7 +370,7 @@ def test_memory_may_be_locked(machine: Machine) -> None:
 
     RDMA and pinned buffers fail under a limit: --ulimit memlock=-1 for containers, limits.conf on the host.
     """
-    assertions.expect_host(machine, "locked_memory_limit", "unlimited", code="locked_memory_limited")
+    assertions.expect_host(machine, host.LOCKED_MEMORY_LIMIT, "unlimited", code="locked_memory_limited")
 
 
 @needs_gpus
@@ -380,7 +381,7 @@ def test_files_may_be_opened(machine: Machine) -> None:
     for containers, limits.conf on the host.
     """
     enough = assertions.Wanted(f"at least {OPEN_FILES:,}", lambda limit: limit == "unlimited" or limit >= OPEN_FILES)
-    assertions.expect_host(machine, "open_files_hard_limit", enough, code="open_files_limited")
+    assertions.expect_host(machine, host.OPEN_FILES_HARD_LIMIT, enough, code="open_files_limited")
 
 
 @needs_gpus
@@ -391,11 +392,11 @@ def test_processors_run_at_full_clock(machine: Machine) -> None:
     `cpupower frequency-set -g performance`. Drivers that choose the clock by themselves (intel_pstate, amd_pstate) may
     say "powersave" if their energy preference is performance or balance_performance.
     """
-    preference = machine.host.get("cpu_energy_preference")
+    preference = host.CPU_ENERGY_PREFERENCE.of(machine.host)
     fast = assertions.Wanted(
         "performance", lambda governor: governor == "performance" or preference in ENERGY_PREFERENCES
     )
-    assertions.expect_host(machine, "cpu_governor", fast, code="processors_slowed")
+    assertions.expect_host(machine, host.CPU_GOVERNOR, fast, code="processors_slowed")
 
 
 @needs_gpus

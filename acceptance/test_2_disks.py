@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import Judge, expect_none
+from pytest_gpufleet.machine import disks
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.probes.disk_reads import read_drive
 from pytest_gpufleet.verdict.host_rules import part_rules
@@ -29,7 +30,7 @@ def test_drives_are_healthy(host_now: Callable[[str], Any]) -> None:
     named; of a hot one look at the cooling first. Wear of a few per cent and many unsafe shutdowns are no fault. Of a
     drive that does not answer nothing is judged: look into the kernel log.
     """
-    drives = assertions.of_host(host_now, "disk_health")
+    drives = assertions.of_host(host_now, disks.DISK_HEALTH)
     expect_none(part_rules.sick_drives(drives))
     assertions.require_answers(drives)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import Fault, Machine, expect_none, not_applicable, not_judged
+from pytest_gpufleet.machine import bmc, memory, processors
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.verdict.host_rules import bmc_rules, part_rules
 
@@ -43,7 +44,7 @@ def test_every_socket_has_as_much_memory(machine: Machine) -> None:
     to it work with less memory and slower. Compare `dmidecode -t memory` and `numactl --hardware` with the order, and
     reseat or replace the module that is not listed. A virtual machine has the memory that its host gives it.
     """
-    setup = assertions.of_host(machine.host.get, "processor_setup")
+    setup = assertions.of_host(machine.host.get, processors.PROCESSOR_SETUP)
     if setup["virtual"]:
         not_applicable("this is a virtual machine: its host decides how much memory each of its NUMA nodes has")
     if len(setup["numa_memory"]) < 2:
@@ -59,8 +60,8 @@ def test_memory_modules_are_alike(machine: Machine) -> None:
     the module. That all of them run below their rating is usual with two on a channel. Only root may read this, and a
     virtual machine does not show it.
     """
-    modules = assertions.of_host(machine.host.get, "memory_modules")
-    setup = assertions.of_host(machine.host.get, "processor_setup")
+    modules = assertions.of_host(machine.host.get, memory.MEMORY_MODULES)
+    setup = assertions.of_host(machine.host.get, processors.PROCESSOR_SETUP)
     if setup["virtual"] or not setup["sockets"] or not part_rules.filled_slots(modules):
         not_applicable("the firmware does not tell kind and speed of real memory modules, as in a virtual machine")
     expect_none(part_rules.unfit_modules(modules, setup["sockets"]))
@@ -73,7 +74,7 @@ def test_host_memory_had_few_errors(machine: Machine) -> None:
     module that is named is bad or badly seated: reseat it, and replace it if the errors come back. `edac-util -v` or
     `ras-mc-ctl --error-count` show the counters.
     """
-    expect_none(part_rules.recorded_memory_errors(assertions.of_host(machine.host.get, "memory_errors")))
+    expect_none(part_rules.recorded_memory_errors(assertions.of_host(machine.host.get, memory.MEMORY_ERRORS)))
 
 
 def test_clock_source_is_fast(machine: Machine) -> None:
@@ -83,7 +84,7 @@ def test_clock_source_is_fast(machine: Machine) -> None:
     for unstable, each look takes fifty times as long (hpet, acpi_pm). `dmesg | grep -i clocksource` says why; it is
     often the firmware, or a BIOS setting.
     """
-    setup = assertions.of_host(machine.host.get, "processor_setup")
+    setup = assertions.of_host(machine.host.get, processors.PROCESSOR_SETUP)
     if setup["clock_source"] is None:
         not_applicable("this system does not tell its clock source")
     expect_none(part_rules.slow_clock(setup))
@@ -96,7 +97,7 @@ def test_processors_are_online(machine: Machine) -> None:
     processors than others have. Bring them back: `echo 1 > /sys/devices/system/cpu/cpuN/online`. Second threads that
     are all off (SMT) are left as they are.
     """
-    expect_none(part_rules.offline_processors(assertions.of_host(machine.host.get, "processor_setup")))
+    expect_none(part_rules.offline_processors(assertions.of_host(machine.host.get, processors.PROCESSOR_SETUP)))
 
 
 # ---------------------------------------------------------------- power and cooling
@@ -116,10 +117,10 @@ def test_power_supplies_are_sound(asked_once: Now) -> None:
     it down, or GPUs are slowed down by the power brake. A bay that is empty shows as redundancy that is lost. Look at
     cable and socket of the one that is named, then replace it; `ipmitool sdr type "Power Supply"` shows all.
     """
-    bmc = assertions.of_host(asked_once, "bmc")
-    if not bmc["power"]:
+    found = assertions.of_host(asked_once, bmc.BMC)
+    if not found["power"]:
         not_applicable("the BMC has no sensor of power supplies")
-    expect_none(bmc_rules.power_ills(bmc))
+    expect_none(bmc_rules.power_ills(found))
 
 
 @pytest.mark.level("standard")
@@ -130,10 +131,10 @@ def test_fans_are_sound(asked_once: Now) -> None:
     own; a fan without a reading is taken for one that is not there. Replace the one that is named, and look for what
     blocks it; `ipmitool sdr type Fan` shows all.
     """
-    bmc = assertions.of_host(asked_once, "bmc")
-    if not bmc["fans"]:
+    found = assertions.of_host(asked_once, bmc.BMC)
+    if not found["fans"]:
         not_applicable("the BMC has no sensor of fans, as where water or the rack cools the machine")
-    expect_none(bmc_rules.fan_ills(bmc))
+    expect_none(bmc_rules.fan_ills(found))
 
 
 @pytest.mark.level("standard")
@@ -144,11 +145,11 @@ def test_air_comes_in_cool(asked_once: Now) -> None:
     cooling of the room and the rack, at blanking panels and at what blocks the air. A part that is too hot: look at its
     heat sink and at fans and ducts near it. `ipmitool sdr type Temperature` shows all.
     """
-    bmc = assertions.of_host(asked_once, "bmc")
-    if not any(sensor["status"] != "ns" for sensor in bmc["temperatures"] if bmc_rules.is_inlet(sensor)):
-        expect_none(bmc_rules.temperature_ills(bmc))
+    found = assertions.of_host(asked_once, bmc.BMC)
+    if not any(sensor["status"] != "ns" for sensor in found["temperatures"] if bmc_rules.is_inlet(sensor)):
+        expect_none(bmc_rules.temperature_ills(found))
         not_applicable("no sensor of the BMC that has a reading is called inlet, intake or ambient")
-    expect_none(bmc_rules.temperature_ills(bmc))
+    expect_none(bmc_rules.temperature_ills(found))
 
 
 @pytest.mark.level("standard")
@@ -160,11 +161,11 @@ def test_bmc_logged_no_grave_error(asked_once: Now, notice: Notice) -> None:
     shows the log. Mend what is named, then save and clear the log (`ipmitool sel save FILE`, `ipmitool sel clear`).
     A log that is full is read as it is, and told beside the verdict: what happened since it was full is not in it.
     """
-    bmc = assertions.of_host(asked_once, "bmc")
-    if bmc["log"] is None:
-        not_applicable(f"the BMC's log cannot be read: {bmc['log_untold']}")
-    notice(bmc_rules.log_full(bmc["log"]))
-    expect_none(bmc_rules.logged_errors(bmc["log"]))
+    found = assertions.of_host(asked_once, bmc.BMC)
+    if found["log"] is None:
+        not_applicable(f"the BMC's log cannot be read: {found['log_untold']}")
+    notice(bmc_rules.log_full(found["log"]))
+    expect_none(bmc_rules.logged_errors(found["log"]))
 
 
 @pytest.mark.level("standard")
@@ -181,7 +182,7 @@ def test_bmc_logged_nothing_during_the_run(host_before: Now, host_now: Now, noti
     """
     if host_before("bmc") is None:
         not_applicable("nobody asked the BMC when this run began")
-    before, now = assertions.of_host(host_before, "bmc"), assertions.of_host(host_now, "bmc", told_before=True)
+    before, now = assertions.of_host(host_before, bmc.BMC), assertions.of_host(host_now, bmc.BMC, read_before=True)
     logs = before["log"], now["log"]
     news = bmc_rules.logged_since(*logs) if all(logs) else []
     found = [*bmc_rules.power_ills(now), *bmc_rules.fan_ills(now), *bmc_rules.temperature_ills(now)]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import Machine, expect_none, not_applicable
+from pytest_gpufleet.machine import host, pci_devices, rdma
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.verdict.host_rules import gpudirect_rules, pcie_rules
 
@@ -30,7 +31,7 @@ def test_links_to_the_root_are_full(machine: Machine) -> None:
     (`lspci -tv` shows where they are); if it stays, the retimer, the switch board or the slot is bad. The links of GPUs
     and of network adapters themselves are judged by `test_pcie_width_is_full` and `test_network_ports_have_full_pcie`.
     """
-    devices = assertions.of_host(machine.host.get, "pci_devices")
+    devices = assertions.of_host(machine.host.get, pci_devices.PCI_DEVICES)
     if not pcie_rules.tells_links(devices):
         not_applicable("no PCIe switch, drive or port tells its link here, as where a virtual machine hides them")
     expect_none(pcie_rules.reduced_links(devices, machine.gpus))
@@ -45,7 +46,7 @@ def test_no_uncorrected_pcie_error_is_recorded(machine: Machine) -> None:
     clears the counters; if they come back, replace what is between. Requests to devices that are not there (UnsupReq)
     are left out, for a system makes them at boot.
     """
-    devices = assertions.of_host(machine.host.get, "pci_devices")
+    devices = assertions.of_host(machine.host.get, pci_devices.PCI_DEVICES)
     if not pcie_rules.counts_errors(devices):
         not_applicable(NO_ERRORS_TOLD)
     expect_none(pcie_rules.uncorrected_errors(devices, machine.gpus))
@@ -61,8 +62,8 @@ def test_pcie_paths_stayed_clean(machine: Machine, host_now: Callable[[str], Any
     reseat what is there, look at riser, cable and retimer; errors that come back in another slot belong to the device.
     """
     before, now = (
-        assertions.of_host(machine.host.get, "pci_devices"),
-        assertions.of_host(host_now, "pci_devices", told_before=True),
+        assertions.of_host(machine.host.get, pci_devices.PCI_DEVICES),
+        assertions.of_host(host_now, pci_devices.PCI_DEVICES, read_before=True),
     )
     if not pcie_rules.counts_errors(before) and not pcie_rules.counts_errors(now):
         not_applicable(NO_ERRORS_TOLD)
@@ -76,7 +77,7 @@ def test_adapters_are_next_to_gpus(machine: Machine) -> None:
     rail is slow. The adapter is in the wrong slot, has no link, or is gone: compare `nvidia-smi topo -m` (PIX or PXB
     is near) with another machine of this kind. Machines that were built without such pairs are left as they are.
     """
-    devices, ports = assertions.of_host(machine.host.get, "pci_devices"), assertions.ports_in_use(machine)
+    devices, ports = assertions.of_host(machine.host.get, pci_devices.PCI_DEVICES), assertions.ports_in_use(machine)
     pairs(machine, devices, ports)
     expect_none(gpudirect_rules.adapters_far(machine.gpus, devices, ports))
 
@@ -89,10 +90,13 @@ def test_gpudirect_rdma_can_work(machine: Machine) -> None:
     or newer needs none), and boot with `iommu=pt`: an IOMMU that translates the addresses of a GPU and its adapter
     makes them meet at the processor instead of at the switch.
     """
-    ports, devices = assertions.ports_in_use(machine), assertions.of_host(machine.host.get, "pci_devices")
+    ports, devices = assertions.ports_in_use(machine), assertions.of_host(machine.host.get, pci_devices.PCI_DEVICES)
     if not gpudirect_rules.built_for_gpudirect(machine.gpus, devices, ports):
         not_applicable("no GPU shares a PCIe switch with a network adapter in use here, and there are fewer than GPUs")
-    ways, kernel = assertions.of_host(machine.host.get, "gpudirect"), assertions.of_host(machine.host.get, "kernel")
+    ways, kernel = (
+        assertions.of_host(machine.host.get, rdma.GPUDIRECT),
+        assertions.of_host(machine.host.get, host.KERNEL),
+    )
     expect_none(gpudirect_rules.gpudirect_ills(machine.gpus, devices, ports, ways, kernel))
 
 
@@ -105,10 +109,12 @@ def test_switches_let_adapters_reach_gpus(machine: Machine, host_now: Callable[[
     BIOS, or at every boot: `setpci -s ADDRESS ECAP_ACS+0x6.w=0000`. On a host of virtual machines it has to stay on,
     with address translation by the adapters (ATS) and DirectTrans+ at the ports.
     """
-    ports, devices = assertions.ports_in_use(machine), assertions.of_host(machine.host.get, "pci_devices")
+    ports, devices = assertions.ports_in_use(machine), assertions.of_host(machine.host.get, pci_devices.PCI_DEVICES)
     pairs(machine, devices, ports)
     expect_none(
-        gpudirect_rules.redirecting_ports(machine.gpus, devices, ports, assertions.of_host(host_now, "pcie_acs"))
+        gpudirect_rules.redirecting_ports(
+            machine.gpus, devices, ports, assertions.of_host(host_now, pci_devices.PCIE_ACS)
+        )
     )
 
 

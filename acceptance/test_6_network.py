@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import Judge, Machine, World, expect_none, not_applicable
+from pytest_gpufleet.machine import optics, rdma
 from pytest_gpufleet.model.machine import fastest_ports
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.probes import adapter_loopback
@@ -31,7 +32,7 @@ def test_transceivers_are_well(host_now: Callable[[str], Any]) -> None:
     little light: clean the connectors, look for a bent fibre, exchange the cable. Too hot: look at the airflow through
     its cage. Copper cables have no light, and pass with what they have. Needs `mlxlink` (MFT) or `mstlink`, and root.
     """
-    ports = assertions.of_host(host_now, "optics")
+    ports = assertions.of_host(host_now, optics.OPTICS)
     expect_none(port_rules.module_faults(ports))
     assertions.require_answers(ports)
 
@@ -46,7 +47,7 @@ def test_links_have_few_bit_errors(host_now: Callable[[str], Any]) -> None:
     connectors at both ends, then exchange the cable, then look at the switch port: `mlxlink -d mlx5_0 -c`. Rates are
     judged once a link was up for 125 minutes. It needs `mlxlink` (MFT) or `mstlink`, and root.
     """
-    ports = assertions.of_host(host_now, "optics")
+    ports = assertions.of_host(host_now, optics.OPTICS)
     expect_none(port_rules.links_with_errors(ports))
     assertions.require_answers(ports)
 
@@ -62,7 +63,7 @@ def test_adapters_write_to_themselves(machine: Machine, judge: Judge, host_now: 
     Low for one: look at its PCIe link (`lspci -vv`), reseat or exchange it. Low for all: IOMMU and ACS, or processors
     that save power. perftest from 23.07 on has to be installed.
     """
-    ports = assertions.of_host(host_now, "rdma_writes")
+    ports = assertions.of_host(host_now, rdma.RDMA_WRITES)
     wrote = [port for port in ports if "why" not in port]
     figures = {port["port"]: [port["gigabits"] / 8] for port in wrote}
     written = adapter_loopback.adapter_bandwidth(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import Fault, Gpu, Judge, Machine, Measurement, World, expect_none, not_applicable
+from pytest_gpufleet.machine import memory
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.verdict import health_rules, link_rules, port_rules
 from pytest_gpufleet.verdict.host_rules import part_rules
@@ -113,8 +114,8 @@ def test_host_memory_errors_stayed_rare(machine: Machine, host_now: Callable[[st
     A module that has errors under load only has none when the run begins. Reseat the one that is named, and replace it
     if they come back: `edac-util -v`, `ras-mc-ctl --error-count`.
     """
-    before = assertions.of_host(machine.host.get, "memory_errors")
-    now = assertions.of_host(host_now, "memory_errors", told_before=True)
+    before = assertions.of_host(machine.host.get, memory.MEMORY_ERRORS)
+    now = assertions.of_host(host_now, memory.MEMORY_ERRORS, read_before=True)
     expect_none(part_rules.memory_errors_grown(before, now, machine.seconds_ago))
 
 

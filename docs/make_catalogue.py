@@ -27,7 +27,14 @@ from pytest_gpufleet.model.metric import METRICS
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "pytest_gpufleet"
 CATALOGUES = sorted(SOURCES.glob("report/locale/*/LC_MESSAGES/gpufleet.po"))
-SAYING = ("say", "Said", "not_applicable", "not_judged", "Untold")  # functions whose first argument a report says
+SAYING = (
+    "say",
+    "Said",
+    "not_applicable",
+    "not_judged",
+    "Absent",
+    "Unreadable",
+)  # functions whose first argument a report says
 SAYING_MACROS = ("table", "heads", "state", "mark", "gaps_table")  # of templates
 NAMES = re.compile(r"\{[a-z]+\}")
 PROSE = re.compile(r"[A-Za-z,{-].* .*")

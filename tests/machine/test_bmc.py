@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.machine import bmc
-from pytest_gpufleet.machine.tools import Untold
+from pytest_gpufleet.machine.tools import Absent
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.verdict.host_rules import bmc_rules
 from tests.acceptance.checks import outcomes
@@ -170,7 +170,7 @@ def test_a_log_that_takes_too_long_leaves_the_rest(tmp_path: Path) -> None:
 
 
 def test_a_machine_without_a_bmc_says_so(tmp_path: Path) -> None:
-    with pytest.raises(Untold, match="virtual machine"):
+    with pytest.raises(Absent, match="virtual machine"):
         bmc.read(tmp_path)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet.machine import dcgm
-from pytest_gpufleet.machine.tools import Untold, ended
+from pytest_gpufleet.machine.tools import Unreadable, ended
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.place import THIS_NODE
 from pytest_gpufleet.verdict.host_rules.dcgm_rules import diagnosed
@@ -174,16 +174,16 @@ def test_half_a_document_is_told_as_none():
 
 
 def test_without_dcgmi_or_its_host_engine_nothing_is_told():
-    with pytest.raises(Untold, match="host engine of DCGM does not answer"):
+    with pytest.raises(Unreadable, match="host engine of DCGM does not answer"):
         dcgm.read(3, printing("Error: unable to establish a connection to the specified host: localhost", 235))
-    with pytest.raises(Untold, match="no-such-dcgmi is not installed"):
+    with pytest.raises(Unreadable, match="no-such-dcgmi is not installed"):
         dcgm.read(3, lambda name, *rest, seconds: ended("no-such-dcgmi", *rest, seconds=seconds))
 
 
 def test_a_program_that_takes_too_long_can_take_back_what_it_began(tmp_path):
     left, began = tmp_path / "left", time.monotonic()
     script = f"trap 'echo done > {left}; exit 3' TERM; echo; while :; do sleep 0.05; done"
-    with pytest.raises(Untold, match=r"sh did not answer within 0\.5 s"):
+    with pytest.raises(Unreadable, match=r"sh did not answer within 0\.5 s"):
         ended("sh", "-c", script, seconds=0.5)
     assert left.read_text() == "done\n"
     assert time.monotonic() - began < 25

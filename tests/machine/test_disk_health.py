@@ -3,7 +3,7 @@
 import pytest
 
 from pytest_gpufleet.machine import disks
-from pytest_gpufleet.machine.tools import NoAnswer, Untold
+from pytest_gpufleet.machine.tools import Absent, NoAnswer, Unreadable
 from pytest_gpufleet.verdict.host_rules.part_rules import sick_drives
 from tests.acceptance.checks import outcomes
 from tests.machine.trees import laid_out, replaced
@@ -32,9 +32,9 @@ def test_why_no_drive_could_be_asked(tmp_path):
         head, *programs = text.split("== $ ")
         return head + "".join(f"== $ {each}" for each in programs if each.startswith("smartctl --json=c -a /dev/sda"))
 
-    with pytest.raises(Untold, match="no drive could be asked: nvme is not installed"):
+    with pytest.raises(Unreadable, match="no drive could be asked: nvme is not installed"):
         asked(tmp_path, denied)
-    with pytest.raises(Untold, match="no drive of its own"):
+    with pytest.raises(Absent, match="no drive of its own"):
         disks.read(tmp_path / "none")
 
 

@@ -7,7 +7,8 @@ import subprocess
 import pytest
 
 from pytest_gpufleet.machine import host, tools
-from pytest_gpufleet.machine.tools import Untold, output
+from pytest_gpufleet.machine.host_fact import HostFact
+from pytest_gpufleet.machine.tools import Unreadable, output
 from pytest_gpufleet.model.gpu import Missing
 
 
@@ -58,14 +59,14 @@ def test_what_a_program_prints_is_told():
     ],
 )
 def test_why_nothing_is_told_is_one_sentence(command, why):
-    with pytest.raises(Untold) as untold:
+    with pytest.raises(Unreadable) as untold:
         output(*command, seconds=0.1 if command[0] == "sleep" else 20)
     assert str(untold.value) == why
 
 
 def test_a_fact_that_a_program_would_tell_says_why_it_is_unknown(monkeypatch):
-    monkeypatch.setitem(host.ON_REQUEST, "bmc", lambda: output("no-such-program"))
-    assert host.read(("bmc",)) == {"bmc": Missing("no-such-program is not installed", absent=True)}
+    monkeypatch.setitem(host.FACTS, "bmc", HostFact("bmc", str, lambda: output("no-such-program")))
+    assert host.read(("bmc",)) == {"bmc": Missing("no-such-program is not installed")}
     assert "bmc" not in host.read()
 
 
@@ -76,7 +77,7 @@ def test_a_program_that_nobody_can_end_holds_nobody_up(monkeypatch):
     monkeypatch.setattr(subprocess.Popen, "terminate", lambda program: None)
     monkeypatch.setattr(tools, "LAST_SECONDS", 0.1)
     monkeypatch.setattr(tools, "KILLED_SECONDS", 0.1)
-    with pytest.raises(Untold, match=r"sleep did not answer within 0.1 s"):
+    with pytest.raises(Unreadable, match=r"sleep did not answer within 0.1 s"):
         output("sleep", "1000", seconds=0.1)
     os.kill(kept[0].pid, signal.SIGKILL)
     kept[0].wait()
@@ -87,7 +88,7 @@ def test_a_reader_that_fails_ends_no_run(monkeypatch, error):
     def reader():
         raise error
 
-    monkeypatch.setitem(host.FACTS, "dmi", reader)
+    monkeypatch.setitem(host.FACTS, "dmi", HostFact("dmi", str, reader))
     why = host.read()["dmi"]
     assert not why.absent
     assert type(error).__name__ in why.why
@@ -95,11 +96,9 @@ def test_a_reader_that_fails_ends_no_run(monkeypatch, error):
 
 def test_a_loader_that_does_not_answer_leaves_its_fact_unknown(monkeypatch):
     def hangs(*command):
-        raise Untold("ldconfig did not answer within 20 s")
+        raise Unreadable("ldconfig did not answer within 20 s")
 
     monkeypatch.setattr(host, "output", hangs)
     monkeypatch.delenv("NCCL_NET_PLUGIN", raising=False)
     monkeypatch.setenv("LD_LIBRARY_PATH", "")
-    assert host.read(["nccl_net_plugin"]) == {
-        "nccl_net_plugin": Missing("ldconfig did not answer within 20 s", absent=True)
-    }
+    assert host.read(["nccl_net_plugin"]) == {"nccl_net_plugin": Missing("ldconfig did not answer within 20 s")}

@@ -3,7 +3,7 @@
 import pytest
 
 from pytest_gpufleet.machine import host, memory
-from pytest_gpufleet.machine.tools import Untold
+from pytest_gpufleet.machine.tools import Absent, Unreadable
 from tests.machine.trees import laid_out
 
 GiB = 1 << 30
@@ -19,7 +19,7 @@ def test_the_machine_and_its_bios(tmp_path):
 
 def test_without_firmware_nothing_is_told_of_it(tmp_path):
     for read in (host.firmware, memory.modules):
-        with pytest.raises(Untold):
+        with pytest.raises(Absent):
             read(tmp_path)
 
 
@@ -63,5 +63,5 @@ def test_modules_that_only_root_may_read(tmp_path, monkeypatch):
         raise PermissionError
 
     monkeypatch.setattr("pathlib.Path.read_bytes", refused)
-    with pytest.raises(Untold, match="root"):
+    with pytest.raises(Unreadable, match="root"):
         memory.modules(tree.root)

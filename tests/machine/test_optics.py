@@ -3,7 +3,7 @@
 import pytest
 
 from pytest_gpufleet.machine import optics
-from pytest_gpufleet.machine.tools import NoAnswer, Untold
+from pytest_gpufleet.machine.tools import Absent, NoAnswer, Unreadable
 from pytest_gpufleet.verdict.port_rules import links_with_errors, module_faults
 from tests.acceptance.checks import outcomes
 from tests.machine.trees import laid_out
@@ -96,19 +96,19 @@ def test_a_flag_of_what_is_over_is_no_fault(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("was", "now", "why"),
+    ("was", "now", "state", "why"),
     [
-        ("sys/class/infiniband/mlx5", "sys/class/infiniband/other/mlx5", "no NVIDIA network adapter"),
-        ("$ mlxlink", "$ other", "not installed"),
-        (' --json\n', ' --json ! mlxlink failed with status 1: -E- Failed to open device\n', "Failed to open device"),
-        ('"code" : 0,\n\t\t"message" : "success"', '"code" : 1, "message" : "Failed to open device"', "Failed to open"),
-        ("{\n", "-E- unknown flag --json\n", "writes no JSON"),
+        ("sys/class/infiniband/mlx5", "sys/class/infiniband/other/mlx5", Absent, "no NVIDIA network adapter"),
+        ("$ mlxlink", "$ other", Unreadable, "not installed"),
+        (' --json\n', ' --json ! mlxlink failed with status 1: -E- Failed to open device\n', Unreadable, "Failed"),
+        ('"code" : 0,\n\t\t"message" : "success"', '"code" : 1, "message" : "Failed to open"', Unreadable, "Failed"),
+        ("{\n", "-E- unknown flag --json\n", Unreadable, "writes no JSON"),
     ],
     ids=["no adapter", "no program", "not root", "not root, as JSON", "an old program"],
 )  # fmt: skip
-def test_nothing_can_be_told(tmp_path, was, now, why):
+def test_nothing_can_be_told(tmp_path, was, now, state, why):
     tree = laid_out("optics", tmp_path, lambda text: text.replace(was, now))
-    with pytest.raises(Untold, match=why):
+    with pytest.raises(state, match=why):
         optics.read(tree.root, tree.run)
 
 

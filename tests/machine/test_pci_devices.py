@@ -3,7 +3,7 @@
 import pytest
 
 from pytest_gpufleet.machine import pci_devices, rdma
-from pytest_gpufleet.machine.tools import Untold
+from pytest_gpufleet.machine.tools import Unreadable
 from tests.machine.trees import laid_out
 
 BOARD, VIRTUAL = "hgx-h200-switches", "hgx-h200-virtual"
@@ -112,7 +112,7 @@ def test_only_root_may_read_it(tmp_path):
     root = laid_out(BOARD, tmp_path).root
     with_config(root, 0x1D, 64)
 
-    with pytest.raises(Untold, match="run as root"):
+    with pytest.raises(Unreadable, match="run as root"):
         pci_devices.acs(root)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pytest_gpufleet.machine import bmc, memory, processors
-from pytest_gpufleet.machine.tools import Untold
+from pytest_gpufleet.machine.tools import Absent
 from pytest_gpufleet.verdict.host_rules.part_rules import (
     memory_errors_grown,
     nodes_with_less_memory,
@@ -40,7 +40,7 @@ def test_a_system_that_tells_nothing(tmp_path):
     told = processors.read(tmp_path)
     assert [fault for rule in RULES for fault in rule(told)] == []
     assert (told["clock_source"], told["sockets"], told["swap_bytes"]) == (None, None, None)
-    with pytest.raises(Untold, match="no EDAC driver"):
+    with pytest.raises(Absent, match="no EDAC driver"):
         memory.errors(tmp_path)
 
 
@@ -151,5 +151,5 @@ def test_the_firmware_of_a_bmc(tmp_path):
 
 
 def test_without_a_bmc_nothing_is_told_of_it(tmp_path):
-    with pytest.raises(Untold, match="BMC"):
+    with pytest.raises(Absent, match="BMC"):
         bmc.read_firmware(tmp_path)

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from pytest_gpufleet.machine import network_ports, rdma
-from pytest_gpufleet.machine.tools import Untold
+from pytest_gpufleet.machine.tools import Absent, Unreadable
 
 # Options and the report are those of perftest 6.29 (src/perftest_parameters.c and .h: usage, write_test_info_to_file,
 # REPORT_FMT_JSON); BW_average is above the gate of oci-hpc for ports of 400 Gb/s, 384.
@@ -103,23 +103,23 @@ def test_a_port_that_cannot_leaves_the_others(installed):
 
 
 @pytest.mark.parametrize(
-    ("adapters", "different", "why"),
+    ("adapters", "different", "state", "why"),
     [
-        ([], {}, "no InfiniBand or RoCE port is active"),
-        (ports("mlx5_0/1"), {"bind": "--source_ip"}, "no --bind_source_ip: install perftest 23.07"),
-        (ports("mlx5_0/1"), {"broken": "mlx5_0"}, "reaches no adapter"),
-        (ports("mlx5_0/1"), {"report": "{"}, "wrote no report"),
+        ([], {}, Absent, "no InfiniBand or RoCE port is active"),
+        (ports("mlx5_0/1"), {"bind": "--source_ip"}, Unreadable, "no --bind_source_ip: install perftest 23.07"),
+        (ports("mlx5_0/1"), {"broken": "mlx5_0"}, Unreadable, "reaches no adapter"),
+        (ports("mlx5_0/1"), {"report": "{"}, Unreadable, "wrote no report"),
     ],
     ids=["no port", "an old program", "no port that works", "no report"],
 )
-def test_nothing_can_be_told(installed, adapters, different, why):
+def test_nothing_can_be_told(installed, adapters, different, state, why):
     installed(adapters, **different)
-    with pytest.raises(Untold, match=why):
+    with pytest.raises(state, match=why):
         rdma.read()
 
 
 def test_it_is_not_installed(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(network_ports, "read", lambda: ports("mlx5_0/1"))
-    with pytest.raises(Untold, match="ib_write_bw is not installed"):
+    with pytest.raises(Unreadable, match="ib_write_bw is not installed"):
         rdma.read()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_gpufleet.machine.tools import Untold
+from pytest_gpufleet.machine.tools import Unreadable
 
 TREES = Path(__file__).parent / "trees"
 HEAD = re.compile(r"^== (.*)\n", re.MULTILINE)
@@ -19,7 +19,7 @@ HEAD = re.compile(r"^== (.*)\n", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Tree:
-    """`root` stands for /. `run` stands for tools.output: Untold for programs of which nothing is recorded."""
+    """`root` stands for /. `run` stands for tools.output: Unreadable for programs of which nothing is recorded."""
 
     root: Path
     run: Callable[..., str]
@@ -60,7 +60,7 @@ def laid_out(name: str, root: Path, change: Callable[[str], str] = str) -> Tree:
     def run(*command: str, seconds: float = 20, statuses: tuple[int, ...] = (0,)) -> str:
         line = " ".join(command)
         if line not in printed:
-            raise Untold(failed.get(line, f"{command[0]} is not installed"))
+            raise Unreadable(failed.get(line, f"{command[0]} is not installed"))
         return printed[line]
 
     return Tree(root, run)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_gpufleet.machine import dcgm
-from pytest_gpufleet.machine.tools import NoAnswer, Untold
+from pytest_gpufleet.machine.tools import NoAnswer, Unreadable
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.plugin import fixtures
 from tests.machine.test_dcgm import EIGHT, on_eight, result
@@ -53,7 +53,7 @@ def test_it_leaves_gpus_alone_that_are_not_the_runs():
 @pytest.mark.parametrize(
     ("why", "ending"),
     [
-        (Untold("dcgmi is not installed"), (NotApplicable, r"^not applicable: dcgmi is not installed$")),
+        (Unreadable("dcgmi is not installed"), (NotApplicable, r"^not applicable: dcgmi is not installed$")),
         (NoAnswer("dcgmi did not answer within 900 s"), (NotJudged, "did not answer within 900 s: it hangs, or a GPU")),
     ],
     ids=["without dcgmi", "it hangs"],

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.machine.tools import Untold, output
+from pytest_gpufleet.machine.tools import Unreadable, output
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.model.place import THIS_NODE
 from pytest_gpufleet.probes import disk_reads
@@ -89,7 +89,7 @@ def test_the_file_has_room_and_no_name(tmp_path, fio):
 
 
 def untold(*command, **how):
-    raise Untold("fio failed with status 1")
+    raise Unreadable("fio failed with status 1")
 
 
 @pytest.mark.parametrize(

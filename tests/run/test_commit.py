@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from pytest_gpufleet.machine.tools import Untold
+from pytest_gpufleet.machine.tools import Unreadable
 from pytest_gpufleet.run.opening import of_checkout
 
 
@@ -85,6 +85,6 @@ def test_what_is_installed_inside_somebody_elses_checkout_has_no_commit(checkout
 
 def test_without_git_nothing_is_told(checkout):
     def absent(*_, **__):
-        raise Untold("git is not installed")
+        raise Unreadable("git is not installed")
 
     assert of_checkout(checkout, absent) == ""

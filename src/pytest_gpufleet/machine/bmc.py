@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.machine import tools
-from pytest_gpufleet.machine.tools import RunTool, Untold, output
+from pytest_gpufleet.machine.host_fact import HostFact
+from pytest_gpufleet.machine.tools import AS_ROOT, Absent, RunTool, Unreadable, output
 
 
 def read_firmware(root: Path = Path("/")) -> str:
     """Its version, as "24.9": the driver writes the part behind the point in hexadecimal
-    (drivers/char/ipmi/ipmi_msghandler.c, firmware_revision_show). Untold where no driver has found one."""
+    (drivers/char/ipmi/ipmi_msghandler.c, firmware_revision_show). Absent where no driver has found one."""
     found = sorted((root / "sys/devices/platform").glob("ipmi_bmc.*/firmware_revision"))
     versions = [told for path in found if (told := tools.text(path))]
     if not versions:
-        raise Untold(
+        raise Absent(
             "no BMC answers the kernel of this system: load ipmi_si, or ask on the host of the VM or container"
         )
     return versions[0]
@@ -44,20 +45,20 @@ def read(root: Path = Path("/"), run: RunTool = output) -> dict[str, Any]:
 
     `log`: `today` by the BMC's clock, whether it is `full`, and the newest `events`, oldest first: `id`, `at` as told,
     `day` (None where the BMC did not know the time), `sensor` with its type in front, `what`, `asserted`. None if it
-    cannot be read, with `log_untold` saying why. Untold without a BMC, and without rights.
+    cannot be read, with `log_untold` saying why. Absent without a BMC, Unreadable without rights.
     """
     devices = [root / device for device in DEVICES if (root / device).exists()]
     if not devices:
-        raise Untold("there is no /dev/ipmi0: a virtual machine has no BMC, and a server needs ipmi_devintf loaded")
+        raise Absent("there is no /dev/ipmi0: a virtual machine has no BMC, and a server needs ipmi_devintf loaded")
     if not os.access(devices[0], os.R_OK | os.W_OK):
-        raise Untold("only root may ask the BMC, by /dev/ipmi0: run as root, or give this user access by a udev rule")
+        raise Unreadable("only root may ask the BMC, by /dev/ipmi0", AS_ROOT)
     told: dict[str, Any] = {
         part: [sensor for kind in kinds for sensor in _sensors(run("ipmitool", "sdr", "type", kind))]
         for part, kinds in SENSORS.items()
     }
     try:
         return {**told, "log": _log(run), "log_untold": ""}
-    except Untold as why:
+    except Unreadable as why:
         return {**told, "log": None, "log_untold": str(why)}
 
 
@@ -104,3 +105,7 @@ def _day(told: str) -> str | None:
         with suppress(ValueError):
             return datetime.strptime(told, form).date().isoformat()
     return None
+
+
+BMC_FIRMWARE = HostFact("bmc_firmware", str, read_firmware)
+BMC = HostFact("bmc", dict[str, Any], read, subject="bmc", on_request=True)

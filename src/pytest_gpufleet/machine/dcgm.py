@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from pytest_gpufleet.machine.tools import Ended, Untold, ended
+from pytest_gpufleet.machine.tools import Ended, Unreadable, ended
 
 # By the level of `dcgmi diag -r`. NVIDIA's manual says 2, 30 and 60 to 120 minutes for them (DCGM User Guide, "Run
 # Levels and Tests"); what goes on for twice as long, or for 15 minutes, hangs.
@@ -14,11 +14,11 @@ NO_HOST_ENGINE = 256 - 21  # DCGM_ST_CONNECTION_NOT_VALID
 
 def read(level: int, run: Ended = ended) -> dict[str, Any]:
     """`level`, the exit `status` of dcgmi, and what it printed: the JSON `document`; None if it is none, and then
-    `said`, its last line. It works on all GPUs of this machine, which nothing else should use meanwhile. Untold without
-    dcgmi and without its host engine, NoAnswer if it did not come to an end."""
+    `said`, its last line. It works on all GPUs of this machine, which nothing else should use meanwhile. Unreadable
+    without dcgmi and without its host engine, NoAnswer if it did not come to an end."""
     status, out, errors = run("dcgmi", "diag", "-r", str(level), "-j", seconds=SECONDS[level])
     if status == NO_HOST_ENGINE:
-        raise Untold("the host engine of DCGM does not answer: start it (`systemctl start nvidia-dcgm`)")
+        raise Unreadable("the host engine of DCGM does not answer", "systemctl start nvidia-dcgm")
     try:
         document, said = json.loads(out), ""
     except (ValueError, RecursionError):

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.machine import tools
-from pytest_gpufleet.machine.tools import NoAnswer, RunTool, Untold, output
+from pytest_gpufleet.machine.host_fact import HostFact
+from pytest_gpufleet.machine.tools import Absent, NoAnswer, RunTool, Unreadable, output
 
 SECTOR = 512  # what a block device's `size` counts in, whatever the drive's own sectors are (block/genhd.c)
 # nvme0n1, and nvme0c0n1 where the kernel sees a drive over several ways: drivers/nvme/host/core.c
@@ -58,24 +59,26 @@ def read(root: Path = Path("/"), run: RunTool = output) -> list[dict[str, Any]]:
     (`passed`), whether it is `rotating`, and what its kind counts: of NVMe `critical_warning` (bits), `spare` and
     `spare_threshold` in %, `used` (% of the writes that it was made for), `media_errors`, `unsafe_shutdowns`; of SATA
     `reallocated`, `pending` and `uncorrectable` sectors; of all `celsius`; of one that did not answer in time only
-    `silent`, in words. Untold where no drive could be asked, with the reason of the first."""
+    `silent`, in words. Absent without a drive, Unreadable where none could be asked, with the reason of the first."""
     drives = [
         each for each in sorted((root / "sys/class/nvme").glob("nvme*")) if tools.text(each / "transport") == "pcie"
     ]
     disks = [each for each in sorted((root / "sys/block").glob("sd*")) if tools.text(each / "removable") == "0"]
     names = [each.name for each in (*drives, *disks)]
     if not names:
-        raise Untold("this system shows no drive of its own")
+        raise Absent("this system shows no drive of its own")
     told, why = [], []
     for name in names:
         try:
             told.append({"device": name, **_asked(name, run)})
         except NoAnswer as reason:
             told.append({"device": name, "silent": f"{name}: {reason}"})
-        except Untold as reason:
+        except Unreadable as reason:
             why.append(str(reason))
     if not told:
-        raise Untold(f"no drive could be asked: {why[0]}; install smartmontools or nvme-cli, and run as root")
+        raise Unreadable(
+            f"no drive could be asked: {why[0]}", "install smartmontools or nvme-cli, and run as root (sudo)"
+        )
     return told
 
 
@@ -84,7 +87,7 @@ def _asked(name: str, run: RunTool) -> dict[str, Any]:
         return _by_smartctl(name, run)
     except NoAnswer:
         raise
-    except Untold:
+    except Unreadable:
         if not name.startswith("nvme"):
             raise
         return _by_nvme(name, run)
@@ -95,7 +98,7 @@ def _by_smartctl(name: str, run: RunTool) -> dict[str, Any]:
     about = said.get("smartctl", {})
     if about.get("exit_status", 0) & NOT_ASKED:
         messages = [str(each.get("string")) for each in about.get("messages", ())]
-        raise Untold(f"smartctl could not ask {name}: {'; '.join(messages) or 'it does not say why'}")
+        raise Unreadable(f"smartctl could not ask {name}: {'; '.join(messages) or 'it does not say why'}")
     log = said.get("nvme_smart_health_information_log", {})
     table = {
         each.get("id"): each.get("raw", {}).get("value")
@@ -139,7 +142,11 @@ def _json(program: str, text: str) -> dict[str, Any]:
     try:
         said = json.loads(text)
     except ValueError:
-        raise Untold(f"{program} printed no JSON: it is older than its option for it") from None
+        raise Unreadable(f"{program} printed no JSON: it is older than its option for it") from None
     if not isinstance(said, dict):
-        raise Untold(f"{program} printed something else than it is known for")
+        raise Unreadable(f"{program} printed something else than it is known for")
     return said
+
+
+NVME = HostFact("nvme", list[dict[str, Any]], read_nvme)
+DISK_HEALTH = HostFact("disk_health", list[dict[str, Any]], read, subject="disks", on_request=True)

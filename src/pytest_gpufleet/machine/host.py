@@ -5,14 +5,26 @@ import platform
 import re
 import resource
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet.machine import bmc, disks, memory, network_ports, optics, pci_devices, processors, rdma, tools
-from pytest_gpufleet.machine.software import relevant
-from pytest_gpufleet.machine.tools import Untold, output
+from pytest_gpufleet.machine import (
+    bmc,
+    disks,
+    memory,
+    network_ports,
+    optics,
+    pci_devices,
+    processors,
+    rdma,
+    software,
+    tools,
+)
+from pytest_gpufleet.machine.host_fact import HostFact
+from pytest_gpufleet.machine.tools import AS_ROOT, Absent, Unreadable, output
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.gpu import Missing
 from pytest_gpufleet.redaction import one_line, throughout
 
@@ -54,7 +66,11 @@ def _governor() -> str:
         return _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     except FileNotFoundError:
         why = "this system leaves the clock of its processors to the BIOS, or to the host of the virtual machine"
-        raise Untold(why) from None
+        raise Absent(why) from None
+
+
+def _energy_preference() -> str:
+    return _text("/sys/devices/system/cpu/cpu0/cpufreq/energy_performance_preference")
 
 
 def _fabric_manager() -> bool:
@@ -132,74 +148,83 @@ def firmware(root: Path = Path("/")) -> dict[str, str | None]:
     """`vendor` and `product` of the machine, `board_vendor` and `board`, `bios_vendor`, `bios_version` and `bios_date`,
     and the serial numbers `serial` (of the machine), `board_serial` and `chassis_serial`, None where nobody but root
     may read them.
-    Untold where the system has no such firmware, as in many containers."""
+    Absent where the system has no such firmware, as in many containers."""
     told = {key: tools.text(root / "sys/class/dmi/id" / name) for key, name in IDS.items()}
     if not any(told.values()):
-        raise Untold("this system does not tell what its firmware says of the machine (/sys/class/dmi/id)")
+        raise Absent("this system does not tell what its firmware says of the machine (/sys/class/dmi/id)")
     return told
 
 
-FACTS: dict[str, Callable[[], Any]] = {
-    "name": own_name,
-    "boot_id": lambda: _text("/proc/sys/kernel/random/boot_id"),  # random(4): of this kernel since it started
-    "kernel": platform.release,
-    "system": lambda: platform.freedesktop_os_release()["PRETTY_NAME"],
-    "processors": lambda: os.cpu_count(),
-    "processors_allowed": lambda: len(os.sched_getaffinity(0)),
-    "processor_set": lambda: sorted(os.sched_getaffinity(0)),
-    "memory_bytes": lambda: os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-    "container_memory_limit": _memory_limit,
-    "numa_nodes": lambda: len(list(NUMA_NODES.glob("node[0-9]*"))),
-    "cpu_governor": _governor,
-    "cpu_energy_preference": lambda: _text("/sys/devices/system/cpu/cpu0/cpufreq/energy_performance_preference"),
-    "shared_memory_bytes": _shared_memory,
-    "locked_memory_limit": _locked_memory,
-    "open_files_limit": lambda: _limit(resource.RLIMIT_NOFILE),
-    "open_files_hard_limit": lambda: _limit(resource.RLIMIT_NOFILE, hard=True),
-    "fabric_manager": _fabric_manager,
-    "network_ports": network_ports.read,
-    "dmi": firmware,
-    "memory_modules": memory.modules,
-    "nvme": disks.read_nvme,
-    "processor": processors.read_model,
-    "bmc_firmware": bmc.read_firmware,
-    "memory_errors": memory.errors,
-    "processor_setup": processors.read,
-    "pci_devices": pci_devices.read,
-    "gpudirect": rdma.read_gpudirect,
-    "nccl_net_plugin": _nccl_net_plugin,
-    "environment": relevant,
-}
-
-# What takes programs of the system or long: read when a check asks for it, and on record from then on.
-ON_REQUEST: dict[str, Callable[[], Any]] = {
-    "disk_health": disks.read,
-    "optics": optics.read,
-    "pcie_acs": pci_devices.acs,
-    "bmc": bmc.read,
-    "rdma_writes": rdma.read,
-}
+DMI = HostFact("dmi", dict[str, str | None], firmware)
+KERNEL = HostFact("kernel", str, platform.release)
+CPU_GOVERNOR = HostFact("cpu_governor", str, _governor)
+CPU_ENERGY_PREFERENCE = HostFact("cpu_energy_preference", str, _energy_preference)
+PROCESSOR_SET = HostFact("processor_set", list[int], lambda: sorted(os.sched_getaffinity(0)))
+SHARED_MEMORY = HostFact("shared_memory_bytes", int, _shared_memory)
+LOCKED_MEMORY_LIMIT = HostFact("locked_memory_limit", int | str, _locked_memory)
+OPEN_FILES_HARD_LIMIT = HostFact("open_files_hard_limit", int | str, lambda: _limit(resource.RLIMIT_NOFILE, hard=True))
+ALL: tuple[HostFact[Any], ...] = (
+    HostFact("name", str, own_name),
+    HostFact("boot_id", str, lambda: _text("/proc/sys/kernel/random/boot_id")),  # random(4): of this kernel's start
+    KERNEL,
+    HostFact("system", str, lambda: platform.freedesktop_os_release()["PRETTY_NAME"]),
+    HostFact("processors", int | None, os.cpu_count),
+    HostFact("processors_allowed", int, lambda: len(os.sched_getaffinity(0))),
+    PROCESSOR_SET,
+    HostFact("memory_bytes", int, lambda: os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
+    HostFact("container_memory_limit", int | str, _memory_limit),
+    HostFact("numa_nodes", int, lambda: len(list(NUMA_NODES.glob("node[0-9]*")))),
+    CPU_GOVERNOR,
+    CPU_ENERGY_PREFERENCE,
+    SHARED_MEMORY,
+    LOCKED_MEMORY_LIMIT,
+    HostFact("open_files_limit", int | str, lambda: _limit(resource.RLIMIT_NOFILE)),
+    OPEN_FILES_HARD_LIMIT,
+    HostFact("fabric_manager", bool, _fabric_manager),
+    network_ports.NETWORK_PORTS,
+    DMI,
+    memory.MEMORY_MODULES,
+    disks.NVME,
+    processors.PROCESSOR,
+    bmc.BMC_FIRMWARE,
+    memory.MEMORY_ERRORS,
+    processors.PROCESSOR_SETUP,
+    pci_devices.PCI_DEVICES,
+    rdma.GPUDIRECT,
+    HostFact("nccl_net_plugin", str, _nccl_net_plugin),
+    software.ENVIRONMENT,
+    disks.DISK_HEALTH,
+    optics.OPTICS,
+    pci_devices.PCIE_ACS,
+    bmc.BMC,
+    rdma.RDMA_WRITES,
+)
+FACTS = {fact.name: fact for fact in ALL}
 
 
 def serial() -> str | None:
-    """The serial number of this machine by its firmware (DMI), which only root may read; None if it does not tell."""
+    """The serial number of this machine by its firmware (DMI), which only root may read."""
     return one_line(tools.text(Path("/sys/class/dmi/id/product_serial")) or "") or None
 
 
 def read(names: Sequence[str] | None = None) -> dict[str, Any]:
-    """These facts of the host, of FACTS or ON_REQUEST; without names, all of FACTS. None where this system does not
-    tell, Missing where it is known why. KeyError for a name that no fact has."""
-    known = {**FACTS, **ON_REQUEST}
-    return {name: _fact(known[name]) for name in (FACTS if names is None else names)}
+    """These facts of the host as evidence holds them, by name; without names, all that cost little. What cannot be
+    read is Missing. KeyError for a name that no fact has."""
+    wanted = [fact.name for fact in ALL if not fact.on_request] if names is None else names
+    return {name: _plain(FACTS[name]) for name in wanted}
 
 
-def _fact(ask: Callable[[], Any]) -> Any:
+def _plain(fact: HostFact[Any]) -> Any:
     try:
-        return throughout(ask(), one_line)
-    except Untold as why:
+        return throughout(codec.plain(fact.read()), one_line)
+    except Absent as why:
         return Missing(one_line(str(why)), absent=True)
-    except (OSError, ValueError, KeyError):
-        return None
-    except Exception as error:  # no run ends for what firmware or a program has told in a form that nobody knows
-        said = one_line(f"{type(error).__name__}: {error}")
-        return Missing(f"what the system tells of it cannot be read ({said})")
+    except Unreadable as why:
+        return Missing(one_line(why.why), remedy=one_line(why.remedy))
+    except FileNotFoundError as error:
+        return Missing(f"this system has no {error.filename}", absent=True)
+    except PermissionError as error:
+        return Missing(f"only root may read {error.filename}", remedy=AS_ROOT)
+    except Exception as error:  # no run ends for what firmware or a program has written in a form that nobody knows
+        found = one_line(f"{type(error).__name__}: {error}")
+        return Missing(f"the {fact.name.replace('_', ' ')} of this system cannot be read ({found})")

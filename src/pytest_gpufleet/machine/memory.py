@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.machine import tools
-from pytest_gpufleet.machine.tools import Untold
+from pytest_gpufleet.machine.host_fact import HostFact
+from pytest_gpufleet.machine.tools import AS_ROOT, Absent, Unreadable
 
 # The System Management BIOS Reference Specification (DMTF DSP0134), 7.18, "Memory Device (Type 17)": where its values
 # stand, little-endian. Texts are numbers of the strings behind the values, from 1; 0: there is none.
@@ -21,14 +22,14 @@ TYPES = {0x18: "DDR3", 0x1A: "DDR4", 0x20: "HBM", 0x21: "HBM2", 0x22: "DDR5", 0x
 def modules(root: Path = Path("/")) -> list[dict[str, Any]]:
     """Of each slot for a memory module its `locator` ("DIMM_A1"), `bank`, `bytes` (0: empty, None: the firmware does
     not know), `type` ("DDR5"), `speed` and `configured_speed` (MT/s, None: unknown), `manufacturer`, `serial` and
-    `part`. Untold where nobody but root may read that, or the firmware lists no slots."""
+    `part`. Unreadable for all but root, Absent where the firmware lists no slots."""
     entries = sorted((root / "sys/firmware/dmi/entries").glob("17-*/raw"), key=_instance)
     if not entries:
-        raise Untold("the firmware of this machine lists no memory modules, or not to this container (DMI type 17)")
+        raise Absent("the firmware of this machine lists no memory modules, or not to this container (DMI type 17)")
     try:
         return [_module(entry.read_bytes()) for entry in entries]
     except PermissionError:
-        raise Untold("only root may read what the firmware says of memory modules: run as root") from None
+        raise Unreadable("only root may read what the firmware says of memory modules", AS_ROOT) from None
 
 
 def _instance(entry: Path) -> int:
@@ -71,10 +72,10 @@ def errors(root: Path = Path("/")) -> list[dict[str, Any]]:
     """Of each memory controller its `controller` ("mc0"), the name of its `driver`, `corrected` and `uncorrected`
     errors in `seconds` (since they were last set to 0), and of each of its `modules` the `label` that the firmware or
     the administrator gave it, its `location` ("channel 3 slot 0"), `corrected` and `uncorrected`. None for a count that
-    the driver does not keep. Untold where no driver counts."""
+    the driver does not keep. Absent where no driver counts."""
     controllers = sorted((root / "sys/devices/system/edac/mc").glob("mc[0-9]*"))
     if not controllers:
-        raise Untold(
+        raise Absent(
             "no EDAC driver counts the errors of host memory: load the one for these processors (i10nm_edac, "
             "amd64_edac); a virtual machine has none"
         )
@@ -99,3 +100,7 @@ def _counted(folder: Path) -> dict[str, Any]:
         "corrected": tools.whole(folder / "dimm_ce_count"),
         "uncorrected": tools.whole(folder / "dimm_ue_count"),
     }
+
+
+MEMORY_MODULES = HostFact("memory_modules", list[dict[str, Any]], modules, subject="memory")
+MEMORY_ERRORS = HostFact("memory_errors", list[dict[str, Any]], errors, subject="memory")

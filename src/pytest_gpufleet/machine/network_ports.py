@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.machine import tools
+from pytest_gpufleet.machine.host_fact import HostFact
 
 ADAPTERS = Path("/sys/class/infiniband")
 INTERFACES = Path("/sys/class/net")
@@ -105,3 +106,6 @@ def _counts(counters: Path, names: tuple[str, ...]) -> dict[str, int | None]:
             if not (isinstance(error, OSError) and error.errno in NOT_COUNTED):
                 counts[name] = None
     return counts
+
+
+NETWORK_PORTS = HostFact("network_ports", list[dict[str, Any]], read)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.machine import tools
-from pytest_gpufleet.machine.tools import NoAnswer, Untold
+from pytest_gpufleet.machine.host_fact import HostFact
+from pytest_gpufleet.machine.tools import Absent, NoAnswer, Unreadable
 
 NVIDIA = "0x15b3"  # Mellanox: the vendor of a PCI device
 PROGRAMS = ("mlxlink", "mstlink")
@@ -40,14 +41,14 @@ def read(root: Path = Path("/"), run: tools.RunTool = tools.output) -> list[dict
     the COUNTERS since they were cleared (`minutes` ago), None for one that is not told; `flags` that are raised, of
     FLAGS. Of a port that mlxlink cannot read only `port`, and `why`, or `silent` where it did not end in time.
 
-    Untold where there is no such port, or where none can be read.
+    Absent where there is no such port, Unreadable where none can be read.
     """
     ports = [port for port in sorted((root / "sys/class/infiniband").glob("*/ports/1")) if _active(port)]
     if not ports:
-        raise Untold("no NVIDIA network adapter has an active port")
+        raise Absent("no NVIDIA network adapter has an active port")
     found = [_port(port.parts[-3], run) for port in ports]
     if all("why" in port for port in found):
-        raise Untold(f"{found[0]['why']}: the state of cables and transceivers needs MFT or mstflint, and root")
+        raise Unreadable(found[0]["why"], "the state of cables and transceivers needs MFT or mstflint, and root")
     return found
 
 
@@ -62,7 +63,7 @@ def _port(device: str, run: tools.RunTool) -> dict[str, Any]:
             told = _told(device, run)  # a module keeps a flag until it is read: what is over is no fault
     except NoAnswer as why:
         return {"port": f"{device}/1", "silent": f"{device}/1: {why}"}
-    except Untold as why:
+    except Unreadable as why:
         return {"port": f"{device}/1", "why": str(why)}
     return {"port": f"{device}/1", **told}
 
@@ -84,19 +85,19 @@ def _told(device: str, run: tools.RunTool) -> dict[str, Any]:
 
 def _document(device: str, run: tools.RunTool) -> Section:
     """What mlxlink tells of a device, by sections. It also says in the document whether it could."""
-    why = Untold("nothing was asked")
+    why = Unreadable("nothing was asked")
     for program in PROGRAMS:
         try:
             document = json.loads(run(program, "-d", device, "-m", "-c", "--json"))
             if (status := document.get("status") or {}).get("code"):
-                raise Untold(f"{program} failed: {status.get('message')}")
+                raise Unreadable(f"{program} failed: {status.get('message')}")
             return document["result"]["output"]  # type: ignore[no-any-return]
-        except Untold as error:
+        except Unreadable as error:
             why = error
             if "not installed" not in str(error):
                 break
         except (ValueError, KeyError, TypeError, AttributeError):
-            why = Untold(f"{program} of this version writes no JSON")
+            why = Unreadable(f"{program} of this version writes no JSON")
             break
     raise why
 
@@ -121,3 +122,6 @@ def _number(text: Any) -> float | None:
     with suppress(TypeError, ValueError):
         return float(text)
     return None
+
+
+OPTICS = HostFact("optics", list[dict[str, Any]], read, subject="optics", on_request=True)

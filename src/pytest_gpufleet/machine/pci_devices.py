@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.machine import tools
-from pytest_gpufleet.machine.tools import Untold
+from pytest_gpufleet.machine.host_fact import HostFact
+from pytest_gpufleet.machine.tools import AS_ROOT, Unreadable
 
 # Where the kernel lists them, what they are, and from where the name is: the first that lists a device says what it is.
 KINDS = (
@@ -56,7 +57,7 @@ def read(root: Path = Path("/")) -> dict[str, dict[str, Any]]:
 
 def acs(root: Path = Path("/")) -> dict[str, int | None]:
     """Of each port between a GPU, adapter or drive and the root its control register of Access Control Services, by
-    address; None of one that has none. Untold where this user may not read it, which only root may."""
+    address; None of one that has none. Unreadable where this user may not read it, which only root may."""
     ports = {
         folder.name: folder
         for device, _, _ in _endpoints(root)
@@ -107,7 +108,7 @@ def _counts(path: Path) -> dict[str, int] | None:
 def _acs_control(config: Path) -> int | None:
     with config.open("rb", buffering=0) as file:
         if not os.pread(file.fileno(), 1, UNPRIVILEGED):
-            raise Untold("only root may read the settings of PCIe ports (Access Control Services): run as root")
+            raise Unreadable("only root may read the settings of PCIe ports (Access Control Services)", AS_ROOT)
         at, seen = EXTENDED, set[int]()
         while at >= EXTENDED and at not in seen:
             seen.add(at)
@@ -116,3 +117,7 @@ def _acs_control(config: Path) -> int | None:
                 return int.from_bytes(os.pread(file.fileno(), 2, at + ACS_CONTROL), "little")
             at = header >> 20
     return None
+
+
+PCI_DEVICES = HostFact("pci_devices", dict[str, dict[str, Any]], read)
+PCIE_ACS = HostFact("pcie_acs", dict[str, int | None], acs, subject="acs", on_request=True)

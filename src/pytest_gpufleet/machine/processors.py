@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.machine import tools
+from pytest_gpufleet.machine.host_fact import HostFact
 
 CPU = Path("sys/devices/system/cpu")
 KIB = 1 << 10
@@ -70,3 +71,7 @@ def _numa_memory(root: Path) -> dict[str, int]:
         if total and tools.text(node / "cpulist"):
             memory[node.name[4:]] = int(total[1]) * KIB
     return memory
+
+
+PROCESSOR = HostFact("processor", dict[str, Any], read_model)
+PROCESSOR_SETUP = HostFact("processor_setup", dict[str, Any], read, subject="processors")

@@ -16,7 +16,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pytest_gpufleet.machine import network_ports, tools
-from pytest_gpufleet.machine.tools import Untold
+from pytest_gpufleet.machine.host_fact import HostFact
+from pytest_gpufleet.machine.tools import Absent, Unreadable
 from pytest_gpufleet.model.machine import fastest_ports
 
 # Modules by which an adapter's driver asks NVIDIA's for memory: the driver's own, the one before it, and that of EFA.
@@ -45,17 +46,17 @@ TURN_SECONDS = 0.02
 
 def read() -> list[dict[str, Any]]:
     """Of each active InfiniBand or RoCE port at the highest rate of this host its `port` ("mlx5_0/1") and what it wrote
-    to itself, `gigabits` a second in writes of so many `bytes`; of one that could not `why`. Untold where there is no
-    such port, or perftest is not installed or too old, or no port could."""
+    to itself, `gigabits` a second in writes of so many `bytes`; of one that could not `why`. Absent where there is no
+    such port, Unreadable where perftest is not installed or too old, or no port could."""
     ports = fastest_ports(network_ports.read())
     if not ports:
-        raise Untold("no InfiniBand or RoCE port is active")
+        raise Absent("no InfiniBand or RoCE port is active")
     told = tools.output(PROGRAM, "--help", statuses=(0, 1))
     if missing := [option for option in NEEDED if option not in told]:
-        raise Untold(f"this {PROGRAM} has no {' and no '.join(missing)}: install perftest 23.07 or later")
+        raise Unreadable(f"this {PROGRAM} has no {' and no '.join(missing)}", "install perftest 23.07 or later")
     found = [_port(port["port"]) for port in ports]
     if all("why" in port for port in found):
-        raise Untold(f"{PROGRAM} reaches no adapter: {found[0]['why']}")
+        raise Unreadable(f"{PROGRAM} reaches no adapter: {found[0]['why']}")
     return found
 
 
@@ -63,7 +64,7 @@ def _port(name: str) -> dict[str, Any]:
     with TemporaryDirectory() as folder:
         try:
             return {"port": name, "bytes": NBYTES, "gigabits": _written(name, Path(folder, "report.json"))}
-        except Untold as why:
+        except Unreadable as why:
             return {"port": name, "why": str(why)}
 
 
@@ -87,7 +88,7 @@ def _written(name: str, report: Path) -> float:
         tools.output(*command, "--out_json", f"--out_json_file={report}", LOOPBACK, seconds=SECONDS)
         return float(json.loads(report.read_text())["results"]["BW_average"])
     except (OSError, ValueError, KeyError, TypeError):
-        raise Untold(f"{PROGRAM} wrote no report") from None
+        raise Unreadable(f"{PROGRAM} wrote no report") from None
     finally:
         server.terminate()
         server.wait()
@@ -98,12 +99,16 @@ def _await(server: subprocess.Popen[bytes], service: int) -> None:
     until = time.monotonic() + SECONDS
     while not _listens(service):
         if server.poll() is not None:
-            raise Untold(f"the server of {PROGRAM} ended with status {server.returncode}")
+            raise Unreadable(f"the server of {PROGRAM} ended with status {server.returncode}")
         if time.monotonic() > until:
-            raise Untold(f"the server of {PROGRAM} did not listen within {SECONDS} s")
+            raise Unreadable(f"the server of {PROGRAM} did not listen within {SECONDS} s")
         time.sleep(TURN_SECONDS)
 
 
 def _listens(service: int) -> bool:
     lines = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
     return any(line[1].endswith(f":{service:04X}") and line[3] == LISTENING for line in lines)
+
+
+GPUDIRECT = HostFact("gpudirect", dict[str, Any], read_gpudirect)
+RDMA_WRITES = HostFact("rdma_writes", list[dict[str, Any]], read, subject="rdma", on_request=True)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from pytest_gpufleet.machine.host_fact import HostFact
 from pytest_gpufleet.redaction import variable
 
 
@@ -90,3 +91,6 @@ def relevant() -> dict[str, str]:
         for name, value in sorted(steering().items())
         if STEERING.fullmatch(name) and not NOISE.fullmatch(name)
     }
+
+
+ENVIRONMENT = HostFact("environment", dict[str, str], relevant)

@@ -9,34 +9,50 @@ from pathlib import Path
 
 # Words of other languages, decimal commas and colours are not for programs.
 ENVIRONMENT = {"LC_ALL": "C", "TERM": "dumb"}
+# The packages of Debian and Ubuntu (of NVIDIA's repository that of DCGM) that have these programs.
+PACKAGES = {
+    "ipmitool": "ipmitool", "smartctl": "smartmontools", "nvme": "nvme-cli", "fio": "fio", "ib_write_bw": "perftest",
+    "mlxlink": "mstflint", "mstlink": "mstflint", "dcgmi": "datacenter-gpu-manager-4-cuda-all",
+}  # fmt: skip
 # For a program that is to end: dcgmi waits 25 s until its host engine has ended a diagnostic (dcgmi/Diag.cpp).
 LAST_SECONDS = 30
 # For one that was killed: the kernel keeps it as long as it waits for a broken device, which may be for ever.
 KILLED_SECONDS = 1.0
 
 
-class Untold(Exception):
-    """Nothing can be told of a part of this machine: the text says why in one sentence, and what would help."""
+AS_ROOT = "run as root (sudo)"  # the remedy of what only root may read
 
 
-class NoAnswer(Untold):
+class Absent(Exception):
+    """This machine has no such thing, which is positively known: the text says from what."""
+
+
+class Unreadable(Exception):
+    """What this machine has, or may have, cannot be read: the text says why, and `remedy` what makes it readable."""
+
+    def __init__(self, why: str, remedy: str = "") -> None:
+        super().__init__(f"{why}: {remedy}" if remedy else why)
+        self.why, self.remedy = why, remedy
+
+
+class NoAnswer(Unreadable):
     """A program did not come to its end in time: what it asked hangs, or nobody knows whether it does."""
 
 
 def output(*command: str, seconds: float = 20, statuses: tuple[int, ...] = (0,)) -> str:
-    """What a program writes to its standard output. It is ended after these seconds. Untold if it is not installed, did
-    not end in time (NoAnswer), or ended with another status."""
+    """What a program writes to its standard output. It is ended after these seconds. Unreadable if it is not installed,
+    did not end in time (NoAnswer), or ended with another status."""
     status, out, errors = ended(*command, seconds=seconds)
     if status not in statuses:
         said = (errors or out).strip().splitlines()
-        raise Untold(f"{command[0]} failed with status {status}{f': {said[-1]}' if said else ''}")
+        raise Unreadable(f"{command[0]} failed with status {status}{f': {said[-1]}' if said else ''}")
     return out
 
 
 def ended(*command: str, seconds: float = 20) -> tuple[int, str, str]:
     """The exit status of a program, and what it writes to its standard output and to that of errors. After these
     seconds, and whatever else ends the waiting, it is asked to end and then killed: what it has begun elsewhere can be
-    taken back by itself alone. Untold if it is not installed, NoAnswer if it did not end in time."""
+    taken back by itself alone. Unreadable if it is not installed, NoAnswer if it did not end in time."""
     name = command[0]
     try:
         process = subprocess.Popen(
@@ -47,9 +63,10 @@ def ended(*command: str, seconds: float = 20) -> tuple[int, str, str]:
             stderr=subprocess.PIPE,
         )
     except FileNotFoundError:
-        raise Untold(f"{name} is not installed") from None
+        remedy = f"apt install {PACKAGES[name]}" if name in PACKAGES else ""
+        raise Unreadable(f"{name} is not installed", remedy) from None
     except OSError as error:
-        raise Untold(f"{name} cannot be started: {error.strerror}") from None
+        raise Unreadable(f"{name} cannot be started: {error.strerror}") from None
     try:
         out, errors = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:

@@ -5,7 +5,7 @@ import reprlib
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
@@ -22,6 +22,11 @@ from pytest_gpufleet.verdict.health_rules import sxids, untold, xids_of, xids_of
 from pytest_gpufleet.verdict.host_rules import log_rules
 from pytest_gpufleet.verdict.judgement import LimitMissed, figure, set_aside, to_measure_again
 from pytest_gpufleet.verdict.orders import asks, held_against
+
+if TYPE_CHECKING:
+    from pytest_gpufleet.machine.host_fact import HostFact
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -102,11 +107,11 @@ def grave_host_messages(machine: Machine) -> list[Fault]:
     return log_rules.judged(machine.logged.host, machine.gpus, "before")[0]
 
 
-def expect_host(machine: Machine, fact: str, wanted: Any, *, code: str) -> None:
+def expect_host(machine: Machine, fact: "HostFact[Any]", wanted: Any, *, code: str) -> None:
     """Fail the check if a fact of the host is not `wanted`, a value or a Wanted; not applicable where it is unknown."""
     __tracebackhide__ = True
     if told := _told(of_host(machine.host.get, fact), wanted):
-        expect_none([Fault(code, (place.THIS_NODE,), f"{fact} {told}")])
+        expect_none([Fault(code, (place.THIS_NODE,), f"{fact.name} {told}")])
 
 
 def expect_as_ordered(machine: Machine, topology: GpuTopology, order: Order | None, line: str) -> None:
@@ -123,19 +128,16 @@ def expect_as_ordered(machine: Machine, topology: GpuTopology, order: Order | No
         not_judged("\n".join(untold))
 
 
-def of_host(read: Callable[[str], Any], fact: str, told_before: bool = False) -> Any:
-    """A fact of the host: `read` is host_now or machine.host.get. Ends the check as not applicable where the system
-    does not tell it, with the reason if that is known; as not judged where it has it and it cannot be read, also if it
-    could when the run began (`told_before`)."""
+def of_host(read: Callable[[str], Any], fact: "HostFact[T]", read_before: bool = False) -> T:
+    """A fact of the host: `read` is host_now or machine.host.get. Ends the check as not applicable where the machine
+    has no such thing; as not judged where it cannot be read, or no longer (`read_before`: it was when the run began).
+    """
     __tracebackhide__ = True
-    value = read(fact)
-    if value is None or isinstance(value, Missing):
-        why = str(value) if value else f"this system does not tell its {fact}"
-        if told_before:
-            not_judged(f"{why}, and did when the run began")
-        if value is not None and not value.absent:
-            not_judged(why)
-        not_applicable(why)
+    value = fact.of({fact.name: read(fact.name)})
+    if isinstance(value, Missing):
+        if read_before:
+            not_judged(f"{value}, though it could be read when the run began")
+        (not_applicable if value.absent else not_judged)(str(value))
     return value
 
 

@@ -273,7 +273,7 @@ def diagnose(run: Run, check: str) -> Diagnosis:
     """What it finds. What it printed is on record from then on, and so is what is only shown. It takes all GPUs of the
     machine, so in a run on some of them it is not applicable: somebody else may work on the others."""
     from pytest_gpufleet.machine import dcgm
-    from pytest_gpufleet.machine.tools import NoAnswer, Untold
+    from pytest_gpufleet.machine.tools import NoAnswer, Unreadable
     from pytest_gpufleet.redaction import throughout
     from pytest_gpufleet.verdict.host_rules.dcgm_rules import diagnosed
 
@@ -286,7 +286,7 @@ def diagnose(run: Run, check: str) -> Diagnosis:
         told = throughout(dcgm.read(run.options.dcgm))
     except NoAnswer as why:
         not_judged(f"{why}: it hangs, or a GPU does")
-    except Untold as why:
+    except Unreadable as why:
         not_applicable(str(why))
     run.record_event("host_fact", fact="dcgm", value=told)
     found = diagnosed(told, gpus)

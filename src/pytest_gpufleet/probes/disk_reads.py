@@ -12,7 +12,7 @@ from errno import EILSEQ, EIO, EROFS
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet.machine.tools import RunTool, Untold, output
+from pytest_gpufleet.machine.tools import RunTool, Unreadable, output
 from pytest_gpufleet.model.endings import not_applicable, not_judged
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.measurement import Measurement
@@ -109,7 +109,7 @@ def _read_back(file: str, nbytes: int, folder: Path, run: RunTool) -> DriveRead:
         )
         jobs = _jobs(printed)
         return DriveRead(tuple(faults_of(jobs, folder)), tuple(rates_of(jobs, folder)))
-    except Untold as why:
+    except Unreadable as why:
         if time.monotonic() - began < SECONDS:
             not_applicable(str(why))
         what = f"{folder}: {nbytes / GiB:g} GiB could not be written and read within {SECONDS} s"
@@ -124,7 +124,7 @@ def _jobs(printed: str) -> list[Any]:
     except (ValueError, KeyError):
         jobs = None
     if not isinstance(jobs, list):
-        raise Untold("fio printed no JSON")
+        raise Unreadable("fio printed no JSON")
     return jobs
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from pytest_gpufleet import __version__
 from pytest_gpufleet.machine.host import own_name
 from pytest_gpufleet.machine.software import of_this_process, relevant
-from pytest_gpufleet.machine.tools import RunTool, Untold, output
+from pytest_gpufleet.machine.tools import RunTool, Unreadable, output
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import SCHEMA, STARTED_BY, CommandLine
@@ -44,7 +44,7 @@ def of_checkout(package: Path = PACKAGE, run: RunTool = output) -> str:
     try:
         commit = run("git", f"--git-dir={git}", "rev-parse", "HEAD", seconds=SECONDS).strip()
         tracked = run("git", f"--git-dir={git}", "ls-tree", "-rz", commit, seconds=SECONDS)
-    except Untold:
+    except Unreadable:
         return ""
     listed = (entry.partition("\t") for entry in tracked.split("\0") if entry)
     return commit if all(_is_blob(root / name, *about.split()) for about, _, name in listed) else f"{commit}-dirty"

@@ -217,7 +217,7 @@ class Run:
         from pytest_gpufleet.model.gpu import Missing
 
         value = self.own_machine.host_now(fact)
-        if fact in host.ON_REQUEST and value is not None and not isinstance(value, Missing):
+        if host.FACTS[fact].on_request and value is not None and not isinstance(value, Missing):
             self.record_event("host_fact", fact=fact, value=value)
         self.host_before.setdefault(fact, value)
         return value
