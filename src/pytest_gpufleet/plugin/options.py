@@ -55,72 +55,23 @@ def _count(text: str | None) -> int:
     return int(text) if text and text.isascii() and text.isdigit() else 0
 
 
-NUMBERS = {
-    "--resnet-batch": "images a GPU and step (default: the recipe's, halved until they fit into the memory)",
-    "--resnet-steps": "steps of each sample (default: about a second)",
-    "--resnet-warm-up": "steps before the first sample (default: 8 to 30)",
-    "--resnet-workers": "loader processes a GPU (default: a core each, 16 at most, as far as their batches fit into "
-    "/dev/shm)",
-}
-
-
-def add_resnet(parser: pytest.Parser) -> None:
-    group = parser.getgroup("gpufleet-resnet", "what the ResNet checks of the acceptance suite do")
-    group.addoption("--resnet-model", choices=RESNETS, default="resnet50", help="the network (default: resnet50)")
-    optimizers = CONDITIONS["optimizer"].values
-    group.addoption("--resnet-optimizer", choices=optimizers, default="sgd", help="the optimizer (default: sgd)")
-    for flag, text in NUMBERS.items():
-        group.addoption(flag, type=settings.whole_number, metavar="N", help=text)
-
-
-def check_launcher(options: Options) -> None:
-    """UsageError if others of the same launcher do what this process is about to do."""
-    if launcher := started_by(os.environ, options.nodes is not None):
-        raise pytest.UsageError(
-            f"{launcher} starts pytest several times, and each would take the same GPUs: start it once a node with "
-            "--gpus, or once with --nodes; it starts a process for each GPU itself"
-        )
-
-
-def check_nodes(given: dict[str, Any]) -> None:
-    """UsageError for what does not go together. GPUs of many nodes are not chosen by each for itself."""
-    if given["nodes"] is None:
-        for name, flag in (("address", "--fleet-address"), ("insecure", "--fleet-insecure")):
-            if given[name] is not None:
-                raise pytest.UsageError(f"{flag} is about many nodes: say how many, --nodes N or --nodes all")
-    elif given["rehearse"] and given["nodes"] == "all" and given["address"] is None:
-        raise pytest.UsageError("--nodes all is for a Ray cluster; a rehearsal of this machine has --nodes N")
-    elif not given["rehearse"] and given["gpus"] in (None, "auto"):
-        given["gpus"] = "all"
-
-
-def check_deadline(options: Options, deadline: float) -> None:
-    """UsageError if a run could not do by then what it was asked for."""
-    if deadline < settings.SHORTEST_DEADLINE_SECONDS:
-        raise pytest.UsageError(
-            f"--fleet-deadline {deadline:g}s is too short to start and to write a report: give "
-            f"{settings.SHORTEST_DEADLINE_SECONDS:g}s or more"
-        )
-    usual = BURN_IN_SECONDS if options.level == "burnin" and not options.rehearse else 0
-    burning = options.burn_in or usual
-    if burning + settings.SHORTEST_DEADLINE_SECONDS > deadline:
-        raise pytest.UsageError(
-            f"a burn-in of {burning:g} s does not fit into --fleet-deadline {deadline:g}s, of which "
-            f"{settings.SHORTEST_DEADLINE_SECONDS:g} s are for start and report"
-        )
-
-
-def check_disk_folder(options: Options) -> None:
-    """UsageError if the folder that a drive is to be tested in is none: half an hour later that would be a check that
-    does not apply. In a run on many nodes it is just that: not all of them need to have what one has. A site's ini file
-    names it for all levels, of which one uses it."""
-    from pytest_gpufleet.nodes.suite_process import ONE_OF_MANY
-
-    used = options.disk_folder is not None and options.level == "burnin"
-    if not used or options.nodes is not None or ONE_OF_MANY in os.environ:
-        return
-    if not os.path.isdir(str(options.disk_folder)):  # pathlib's raises for what may not be looked into
-        raise pytest.UsageError(f"--fleet-disk-folder: {options.disk_folder} is no folder: make it, or name another")
+# Of the ResNet checks of the acceptance suite, as addoption takes them.
+_NUMBER = {"type": settings.whole_number, "metavar": "N"}
+OF_RESNET: dict[str, dict[str, Any]] = {
+    "--resnet-model": {"choices": RESNETS, "default": "resnet50", "help": "the network (default: resnet50)"},
+    "--resnet-optimizer": {
+        "choices": CONDITIONS["optimizer"].values, "default": "sgd", "help": "the optimizer (default: sgd)"
+    },
+    "--resnet-batch": {
+        **_NUMBER, "help": "images a GPU and step (default: the recipe's, halved until they fit into the memory)"
+    },
+    "--resnet-steps": {**_NUMBER, "help": "steps of each sample (default: about a second)"},
+    "--resnet-warm-up": {**_NUMBER, "help": "steps before the first sample (default: 8 to 30)"},
+    "--resnet-workers": {
+        **_NUMBER,
+        "help": "loader processes a GPU (default: a core each, 16 at most, as far as their batches fit into /dev/shm)",
+    },
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -319,54 +270,110 @@ def add(parser: pytest.Parser) -> None:
     for option in OPTIONS:
         if option.metavar is None:
             group.addoption(option.flag, action="store_const", const=True, help=option.help)
-        elif option.name == "rehearse":
-            group.addoption(option.flag, type=option.read, nargs="?", metavar=option.metavar, help=option.help)
         else:
-            action = "append" if option.many else "store"
-            group.addoption(option.flag, action=action, type=option.read, metavar=option.metavar, help=option.help)
+            how: dict[str, Any] = {"action": "append"} if option.many else {}
+            if option.field == "rehearse":
+                how["nargs"] = "?"
+            group.addoption(option.flag, type=option.read, metavar=option.metavar, help=option.help, **how)
         if option.site:
             help = f"{option.flag} where the command line says nothing: {option.help}"
             kind: Literal["linelist", "string"] = "linelist" if option.many else "string"
             parser.addini(option.name, help, kind, default="")
     compat.takes_no_argument_alone(parser, "--rehearse", str(settings.REHEARSAL_RANKS))
-    add_resnet(parser)
+    group = parser.getgroup("gpufleet-resnet", "what the ResNet checks of the acceptance suite do")
+    for flag, how in OF_RESNET.items():
+        group.addoption(flag, **how)
+
+
+READ = pytest.StashKey[Options]()
 
 
 def from_config(config: pytest.Config) -> Options:
-    """UsageError for what does not go together."""
+    """What was asked for, read when it is needed first. UsageError for what does not go together."""
+    if READ not in config.stash:
+        config.stash[READ] = _options(config)
+    return config.stash[READ]
+
+
+def _options(config: pytest.Config) -> Options:
     given = {option.field: config.getoption(option.name) for option in OPTIONS}
-    asked = any(given[name] is not None for name in MAKES_A_RUN)
-    if path := _is_no_path(config.invocation_params.args):
-        raise pytest.UsageError(f"--rehearse {path}: no path has this name, and a number of ranks is --rehearse=N")
-    if given["gpus"] not in (None, "auto") and given["rehearse"]:
-        raise pytest.UsageError("--gpus N and --gpus all run on GPUs, --rehearse on CPUs: give one of them")
-    check_nodes(given)
-    if given["burn_in"] and given["level"] not in (None, "burnin"):
-        raise pytest.UsageError(
-            f"--fleet-burn-in is part of level burnin, but --fleet-level {given['level']} was given"
-        )
+    _refuse(_no_path(config.invocation_params.args), *_contradictions(given))
+    if given["nodes"] is not None and not given["rehearse"] and given["gpus"] in (None, "auto"):
+        given["gpus"] = "all"  # of many nodes: not chosen by each for itself
     if given["burn_in"]:
         given["level"] = "burnin"
+    asked = any(given[name] is not None for name in MAKES_A_RUN)
     for option in OPTIONS:
         if option.many:
             lines = [_read(config, option, line) for line in config.getini(option.name)]
             given[option.field] = tuple(lines + (given[option.field] or []))
         elif option.site and given[option.field] is None:
             given[option.field] = _from_ini(config, option)
-    listing = any(config.getoption(name, False) for name in LISTINGS)
-    if asked and not listing and sys.flags.optimize:
-        raise pytest.UsageError("python -O and PYTHONOPTIMIZE leave out assertions, so no check could fail: unset it")
     known = {name: value for name, value in given.items() if value is not None}
     judged_by = [known[name] for name in ("profile", "order") if name in known]
+    listing = any(config.getoption(name, False) for name in LISTINGS)
     options = Options(**known, asked=asked, listing=listing, paths=_paths(config, judged_by))
     if options.makes_a_run:
-        if lacks := settings.lacking():
-            raise pytest.UsageError(lacks)  # known now, and not when all is measured
-        check_launcher(options)
-        check_disk_folder(options)
-    if options.deadline is not None and options.makes_a_run:
-        check_deadline(options, options.deadline)
+        _refuse(*_obstacles(options))
     return options
+
+
+def _refuse(*why: str) -> None:
+    if words := next(filter(None, why), ""):
+        raise pytest.UsageError(words)
+
+
+def _contradictions(given: Mapping[str, Any]) -> Iterator[str]:
+    """What does not go together on the command line."""
+    if given["gpus"] not in (None, "auto") and given["rehearse"]:
+        yield "--gpus N and --gpus all run on GPUs, --rehearse on CPUs: give one of them"
+    for name, flag in (("address", "--fleet-address"), ("insecure", "--fleet-insecure")):
+        if given[name] is not None and given["nodes"] is None:
+            yield f"{flag} is about many nodes: say how many, --nodes N or --nodes all"
+    if given["rehearse"] and given["nodes"] == "all" and given["address"] is None:
+        yield "--nodes all is for a Ray cluster; a rehearsal of this machine has --nodes N"
+    if given["burn_in"] and given["level"] not in (None, "burnin"):
+        yield f"--fleet-burn-in is part of level burnin, but --fleet-level {given['level']} was given"
+
+
+def _obstacles(options: Options) -> Iterator[str]:
+    """Why a run could not do what it was asked for: known now, and not when all is measured."""
+    if sys.flags.optimize:
+        yield "python -O and PYTHONOPTIMIZE leave out assertions, so no check could fail: unset it"
+    yield settings.lacking()
+    if launcher := started_by(os.environ, options.nodes is not None):
+        yield (
+            f"{launcher} starts pytest several times, and each would take the same GPUs: start it once a node with "
+            "--gpus, or once with --nodes; it starts a process for each GPU itself"
+        )
+    yield _no_disk_folder(options)
+    if options.deadline is not None:
+        yield _too_soon(options, options.deadline)
+
+
+def _no_disk_folder(options: Options) -> str:
+    """Half an hour later that would be a check that does not apply. In a run on many nodes it is just that: not all of
+    them need to have what one has. A site's ini file names it for all levels, of which one uses it."""
+    from pytest_gpufleet.nodes.suite_process import ONE_OF_MANY
+
+    if options.disk_folder is None or options.level != "burnin" or options.nodes is not None:
+        return ""
+    if ONE_OF_MANY in os.environ or os.path.isdir(options.disk_folder):  # pathlib's raises where it may not look
+        return ""
+    return f"--fleet-disk-folder: {options.disk_folder} is no folder: make it, or name another"
+
+
+def _too_soon(options: Options, deadline: float) -> str:
+    least = settings.SHORTEST_DEADLINE_SECONDS
+    if deadline < least:
+        return f"--fleet-deadline {deadline:g}s is too short to start and to write a report: give {least:g}s or more"
+    burning = options.burn_in or (BURN_IN_SECONDS if options.level == "burnin" and not options.rehearse else 0)
+    if burning + least <= deadline:
+        return ""
+    return (
+        f"a burn-in of {burning:g} s does not fit into --fleet-deadline {deadline:g}s, of which {least:g} s are for "
+        "start and report"
+    )
 
 
 def _paths(config: pytest.Config, files: Sequence[Path]) -> tuple[str, ...]:
@@ -378,22 +385,19 @@ def _paths(config: pytest.Config, files: Sequence[Path]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*(path for path in given if here / path != here), *beside]))
 
 
-def _is_no_path(arguments: Sequence[str]) -> str:
-    """What stands behind --rehearse as if it were its number; "" if nothing does."""
+def _no_path(arguments: Sequence[str]) -> str:
+    """That something stands behind --rehearse as if it were its number."""
     for before, argument in pairwise(arguments):
         if before == "--rehearse" and not argument.startswith("-") and not Path(argument.partition("::")[0]).exists():
-            return argument
+            return f"--rehearse {argument}: no path has this name, and a number of ranks is --rehearse=N"
     return ""
 
 
 def _from_ini(config: pytest.Config, option: Option) -> Any:
     """What an ini file says instead of an option; None if it says nothing. A path counts from the file's folder."""
     text = str(config.getini(option.name)).strip()
-    if not text:
-        return None
-    if option.read is settings.path and config.inipath is not None:
-        return config.inipath.parent / settings.path(text)
-    return _read(config, option, text)
+    found = _read(config, option, text) if text else None
+    return config.inipath.parent / found if isinstance(found, Path) and config.inipath is not None else found
 
 
 def _read(config: pytest.Config, option: Option, text: str) -> Any:
