@@ -14,8 +14,8 @@ from pytest_gpufleet.commands.export import EXPORT
 from pytest_gpufleet.commands.fleet import FLEET
 from pytest_gpufleet.commands.judge import JUDGE, REPORT_AGAIN
 from pytest_gpufleet.commands.monitor import MONITOR
-from pytest_gpufleet.commands.sign import SIGN, VERIFY
 from pytest_gpufleet.commands.snapshot import SNAPSHOT
+from pytest_gpufleet.commands.verify import SIGN, VERIFY
 from pytest_gpufleet.machine.nvml import NoGpus
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.report.wording import capitalised

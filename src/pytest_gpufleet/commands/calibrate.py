@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from pytest_gpufleet.commands import command
+from pytest_gpufleet.commands import command, verify
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.verdict import orders, profile
 from pytest_gpufleet.verdict.across_runs.calibration import CannotCalibrate, calibrate, profile_text, too_few
@@ -13,7 +13,7 @@ from pytest_gpufleet.verdict.toml_table import FileError
 
 def _calibrate(given: argparse.Namespace) -> int:
     command.check_output(given.output, new=True)
-    found = command.all_checked(given.folders)
+    found = verify.all_checked(given.folders)
     runs = {name: run.record for name, run in found.items()}
     sums = {name: run.digest for name, run in found.items()}
     try:
@@ -55,7 +55,7 @@ CALIBRATE = command.Command(
 def _order(given: argparse.Namespace) -> int:
     command.check_output(given.output, new=True)
     with given.folder.of_anybody():
-        record = command.checked(given.folder).record
+        record = verify.checked(given.folder).record
         if record.of_cluster:
             raise Refused(f"{given.folder} is of several nodes: give the folder of one of them, in its nodes/")
         if not record.topology.gpus:

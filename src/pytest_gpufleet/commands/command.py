@@ -1,4 +1,4 @@
-"""What a subcommand of `gpufleet` is, and the runs that subcommands read: each is checked first."""
+"""What a subcommand of `gpufleet` is, and what all of them do alike: take arguments, print, write."""
 
 from __future__ import annotations
 
@@ -14,13 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.commands import signatures
-from pytest_gpufleet.commands.signatures import SIGNED_BY, Signers
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.run import integrity
 from pytest_gpufleet.run.folder import EVIDENCE, JUNIT, REPORT, SUMMARY, RunFolder
-from pytest_gpufleet.run.integrity import Checked
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS
 
 if TYPE_CHECKING:
@@ -65,6 +61,7 @@ def print_lines(lines: Iterable[tuple[str, Mapping[str, bool]]]) -> None:
         console.print(Text(wording.clean(text), style=" ".join(markup)))
 
 
+SIGNED_BY = "signed-by-"  # how the names of the files of signatures begin
 Argument = tuple[tuple[str, ...], dict[str, Any]]
 
 
@@ -135,31 +132,6 @@ def write(path: Path, text: str) -> None:
         safe_files.write_text(path, text)
     except OSError as error:
         raise Refused(f"{path} cannot be written: {error.strerror}") from None
-
-
-def examined(folder: RunFolder, signers: Signers | None = None, nodes: bool = True) -> tuple[Checked, list[str]]:
-    """The run in a folder, and what is to be said of it. Refused if its files do not belong together, or if a signature
-    is not good. `nodes`: of one on many also the nodes' own."""
-    found = integrity.check(folder, nodes)
-    missing = [f"{name} is missing, as after a run that was killed" for name in found.missing]
-    return found, [*missing, *signatures.check(folder, signers)]
-
-
-def checked(folder: RunFolder, nodes: bool = True) -> Checked:
-    """The run in a folder. What is to be said of it goes to standard error."""
-    found, said = examined(folder, nodes=nodes)
-    for line in said:
-        tell(f"{folder}: {line}", sys.stderr)
-    return found
-
-
-def all_checked(folders: Sequence[RunFolder]) -> dict[str, Checked]:
-    """Several runs by a name for each: its folder's, or the path where that is not clear enough."""
-    short = [folder.name for folder in folders]
-    names = short if len(set(short)) == len(short) else [str(folder) for folder in folders]
-    if len({folder.path.resolve() for folder in folders}) < len(folders):
-        raise Refused("the same folder is given twice")
-    return {name: checked(folder) for name, folder in zip(names, folders, strict=True)}
 
 
 # The best first. Whatever else a run ended with is as bad as a rejection.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpufleet.commands import command
+from pytest_gpufleet.commands import command, verify
 from pytest_gpufleet.model.language import LANGUAGES, in_language
 from pytest_gpufleet.run.folder import RunFolder
 
@@ -24,7 +24,7 @@ def _run(given: argparse.Namespace) -> int:
 
     command.check_output(given.output)
     command.check_output(given.csv)
-    runs = {name: run.record for name, run in command.all_checked([given.first, *given.others]).items()}
+    runs = {name: run.record for name, run in verify.all_checked([given.first, *given.others]).items()}
     tell, document, rows = _made(runs, given.same_machine)
     shown = tell(MOST_COLUMNS)
     if given.output:

@@ -4,7 +4,8 @@ import argparse
 from importlib.util import find_spec
 from pathlib import Path
 
-from pytest_gpufleet.commands.command import Command, argument, checked, folder, output, tell
+from pytest_gpufleet.commands.command import Command, argument, folder, output, tell
+from pytest_gpufleet.commands.verify import checked
 from pytest_gpufleet.model.endings import Refused
 
 # By format the library that it needs, which is also the name of the extra that installs it.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from pytest_gpufleet.commands import command
+from pytest_gpufleet.commands import command, verify
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.language import LANGUAGES, in_language
 from pytest_gpufleet.model.record import Record, read
@@ -109,7 +109,7 @@ class _Found:
         have, and its name: nodes that are processes of one machine have no other."""
         try:
             with folder.of_anybody():
-                run = command.checked(folder, nodes=False)
+                run = verify.checked(folder, nodes=False)
                 record, digest = run.record, run.digest
                 if stated and stated != digest:
                     raise Refused(f"{folder}: its evidence is not that of which the run over all nodes tells")

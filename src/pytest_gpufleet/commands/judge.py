@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from pytest_gpufleet.commands import command, signatures
+from pytest_gpufleet.commands import command, verify
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.language import LANGUAGES, Language
@@ -55,7 +55,7 @@ def _judge(given: argparse.Namespace, folder: RunFolder) -> command.Done:
 def judged(folder: RunFolder, given: Path | None, basis: Grade | None) -> Record:
     """A run by the limits of a given file, or the shipped ones; of one on many nodes first each node's own. Refused if
     the evidence of a node is not what the run over all tells of. FileError of a file that is bad or does not fit."""
-    record = command.checked(folder, nodes=False).record
+    record = verify.checked(folder, nodes=False).record
     own = {}
     for number, end in record.finished.items():
         if end.sha256:
@@ -100,12 +100,12 @@ def _again(output: Path | None, language: Language | None, folder: RunFolder) ->
     from pytest_gpufleet.report.page.report_page import page
 
     with folder.of_anybody():
-        found = command.checked(folder)
+        found = verify.checked(folder)
         record, digest = ended(found.record), found.digest
         runs = folder.own_runs(record)
         reports = folder.reports(runs.values(), (output or folder.report).parent)
         html = page(record, digest, runs, reports, language)
-    if output is None and (signed := signatures.names(folder)):
+    if output is None and (signed := verify.signed_by(folder)):
         raise Refused(f"{folder} is signed by {', '.join(map(ascii, signed))}: write this report to -o FILE")
     document = summary.text(record, digest, hashlib.sha256(html.encode()).hexdigest())
     files = {output: html} if output else {folder.report: html, folder.summary: document}

@@ -4,8 +4,8 @@ import argparse
 import json
 import queue
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ def _run(given: argparse.Namespace) -> int:
         topology = node.topology
         shows = [stack.enter_context(_csv(given.csv, topology))] if given.csv else []
         shows.append(_json(topology, running) if given.json else stack.enter_context(_tables(topology, running, given)))
-        for sample in stack.enter_context(_samples(node, given.interval)):
+        for sample in stack.enter_context(closing(_samples(node, given.interval))):
             for show in shows:
                 show(sample)
             if given.once:
@@ -42,23 +42,17 @@ def _run(given: argparse.Namespace) -> int:
     return 0
 
 
-@contextmanager
-def _samples(node: LocalNode, interval: float) -> Iterator[Iterator[Sample]]:
+def _samples(node: LocalNode, interval: float) -> Generator[Sample]:
     """One sample after the other. This thread only waits for them, so that Ctrl-C works even where a driver hangs."""
     taken: queue.SimpleQueue[Sample] = queue.SimpleQueue()
     sampler = telemetry.Sampler(node, interval, taken.put)
-
-    def arriving() -> Iterator[Sample]:
-        while True:
-            try:
-                yield taken.get(timeout=interval + SILENCE_SECONDS)
-            except queue.Empty:
-                trouble = sampler.trouble or "the driver hangs: see the kernel log"
-                raise Refused(f"no answer from the GPUs for {SILENCE_SECONDS:g} s: {trouble}") from None
-
     sampler.start()
     try:
-        yield arriving()
+        while True:
+            yield taken.get(timeout=interval + SILENCE_SECONDS)
+    except queue.Empty:
+        trouble = sampler.trouble or "the driver hangs: see the kernel log"
+        raise Refused(f"no answer from the GPUs for {SILENCE_SECONDS:g} s: {trouble}") from None
     finally:
         sampler.stop()
 
@@ -85,17 +79,11 @@ def _rows(topology: GpuTopology, sample: Sample) -> list[dict[str, Any]]:
 
 def _json(topology: GpuTopology, running: Callable[[], str]) -> Show:
     def show(sample: Sample) -> None:
-        gpus = [
-            {
-                **row,
-                "name": gpu.name,
-                "memory_bytes": gpu.memory_bytes,
-                "power_limit_watts": gpu.power_limit_watts,
-                "clock_event_reasons_in_words": clock_events(row["clock_event_reasons"] or 0),
-            }
-            for gpu, row in zip(topology.gpus, _rows(topology, sample), strict=True)
-        ]
-        print(json.dumps({"time": sample.time, "running": running() or None, "gpus": gpus}), flush=True)
+        rows = _rows(topology, sample)
+        for gpu, row in zip(topology.gpus, rows, strict=True):
+            row |= {"name": gpu.name, "memory_bytes": gpu.memory_bytes, "power_limit_watts": gpu.power_limit_watts}
+            row["clock_event_reasons_in_words"] = clock_events(row["clock_event_reasons"] or 0)
+        print(json.dumps({"time": sample.time, "running": running() or None, "gpus": rows}), flush=True)
 
     return show
 
@@ -105,12 +93,12 @@ def _csv(path: Path, topology: GpuTopology) -> Iterator[Show]:
     """A row for each GPU and sample; the first line of a new file has the names. What cannot be had is empty."""
     from pytest_gpufleet.report.exports import csv_text
 
+    columns = ("time", "gpu", "uuid", *READINGS)
     try:
         file = safe_files.append_to(path)
     except OSError as error:
         raise Refused(f"{path} cannot be written: {error.strerror}") from None
     with file:
-        columns = ("time", "gpu", "uuid", *READINGS)
         if file.tell() == 0:
             file.write(csv_text([columns]))
 

@@ -1,15 +1,137 @@
-"""`gpufleet sign` and `gpufleet verify`: a signature over a run, and whether its files belong together."""
+"""The runs that commands read: each is checked first, its files and its signatures. `gpufleet verify` says what came of
+it, `gpufleet sign` adds a signature.
+
+Signatures are those of OpenSSH over summary.json, which has the SHA-256 of its evidence and of its page; ssh-keygen
+makes and checks them. Source: ssh-keygen(1), -Y and ALLOWED SIGNERS.
+"""
 
 import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from pytest_gpufleet import __version__
-from pytest_gpufleet.commands import signatures
-from pytest_gpufleet.commands.command import Command, argument, examined, file, folder, printing, tell
-from pytest_gpufleet.commands.signatures import Signers
+from pytest_gpufleet import __version__, safe_files
+from pytest_gpufleet.commands.command import SIGNED_BY, Command, argument, file, folder, printing, tell
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.run import integrity
-from pytest_gpufleet.run.folder import EVIDENCE, REPORT, SUMMARY
+from pytest_gpufleet.run.folder import EVIDENCE, REPORT, SUMMARY, RunFolder
+from pytest_gpufleet.run.integrity import Checked
 from pytest_gpufleet.verdict.verdict import DIED, ended
+
+NAMESPACE = "pytest-gpufleet"  # a signature of something else, like a git commit, is none of a run
+SECONDS = 30.0  # for what waits for nobody
+ENDING = ".sig"
+MOST_BYTES = 64 << 10  # the signature of a FIDO key with its certificate is much shorter
+# What can stand in a file of allowed signers as a principal, means nothing there as a pattern, and is a file name.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._+-]{0,99}")
+
+
+@dataclass(frozen=True)
+class Signers:
+    """The file of who may sign, and that of keys which no longer count."""
+
+    allowed: Path
+    revoked: Path | None = None
+
+
+def examined(folder: RunFolder, signers: Signers | None = None, nodes: bool = True) -> tuple[Checked, list[str]]:
+    """The run in a folder, and what is to be said of it. Refused if its files do not belong together, or if a signature
+    is not good. `nodes`: of one on many also the nodes' own."""
+    found = integrity.check(folder, nodes)
+    missing = [f"{name} is missing, as after a run that was killed" for name in found.missing]
+    return found, [*missing, *_signatures(folder, signers)]
+
+
+def checked(folder: RunFolder, nodes: bool = True) -> Checked:
+    """The run in a folder. What is to be said of it goes to standard error."""
+    found, remarks = examined(folder, nodes=nodes)
+    for line in remarks:
+        tell(f"{folder}: {line}", sys.stderr)
+    return found
+
+
+def all_checked(folders: Sequence[RunFolder]) -> dict[str, Checked]:
+    """Several runs by a name for each: its folder's, or the path where that is not clear enough."""
+    short = [folder.name for folder in folders]
+    names = short if len(set(short)) == len(short) else [str(folder) for folder in folders]
+    if len({folder.path.resolve() for folder in folders}) < len(folders):
+        raise Refused("the same folder is given twice")
+    return {name: checked(folder) for name, folder in zip(names, folders, strict=True)}
+
+
+def signed_by(folder: RunFolder) -> list[str]:
+    """Who signed a run, as the names of files say it. Refused if that cannot be read."""
+    try:
+        entries = os.listdir(folder.path)
+    except OSError as error:
+        raise Refused(f"{folder} cannot be read: {error.strerror}") from None
+    found = (entry.removeprefix(SIGNED_BY) for entry in entries if entry.startswith(SIGNED_BY))
+    return sorted(entry.removesuffix(ENDING) for entry in found if entry.endswith(ENDING))
+
+
+def _signatures(folder: RunFolder, signers: Signers | None) -> Iterator[str]:
+    """What each signature of a run says. Refused if one is not good, or if somebody may sign and nobody did."""
+    names = signed_by(folder)
+    if signers and not names:
+        raise Refused(f"{folder}: nobody signed it")
+    document = folder.content(SUMMARY) or b""
+    for name in names:
+        if signers is None and shutil.which("ssh-keygen") is None:
+            yield f"the signature of {name!a} was not checked: there is no ssh-keygen"
+        elif why := _objection(document, _path(folder, name), name, signers):
+            raise Refused(f"{folder}: the signature of {name!a} is not good: {why}")
+        else:
+            yield f"signed by {name}" + ("" if signers else ", whose key --allowed-signers FILE checks")
+
+
+def _objection(document: bytes, path: Path, name: str, signers: Signers | None) -> str:
+    """Why a signature does not count; "" if it does. Keys must be valid now: a time that the signer claims would let a
+    stolen key sign after it expired."""
+    try:
+        safe_files.open_regular(path, MOST_BYTES).close()
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    if _refuses(document, "check-novalidate", "-s", path):
+        return f"{SUMMARY} was changed since, or it is one of something else"
+    if signers is None:
+        return ""
+    revoked = ("-r", signers.revoked) if signers.revoked else ()
+    why = _refuses(document, "verify", "-I", name, "-f", signers.allowed, "-s", path, *revoked)
+    return why and f"by {signers.allowed} its key may not sign as {name} today ({why})"
+
+
+def _refuses(document: bytes, action: str, *arguments: str | Path) -> str:
+    """What ssh-keygen says where it does not accept a signature."""
+    command = [_ssh_keygen(), "-Y", action, "-n", NAMESPACE, *arguments]
+    try:
+        ended = subprocess.run(command, input=document, capture_output=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        raise Refused(f"ssh-keygen did not end within {SECONDS:g} s") from None
+    lines = (ended.stdout + ended.stderr).decode(errors="replace").split("\n")
+    return "; ".join(filter(None, lines)) or "without a word" if ended.returncode else ""
+
+
+def _ssh_keygen() -> str:
+    program = shutil.which("ssh-keygen")
+    if program is None:
+        raise Refused("signatures need ssh-keygen, which is not on PATH: install OpenSSH 8.2 or later")
+    return program
+
+
+def _path(folder: RunFolder, name: str) -> Path:
+    """Refused if `name` is none that can be signed with."""
+    if not _NAME.fullmatch(name):
+        raise Refused(
+            f"{name!a} is no name to sign with: letters without accents, digits and @ . _ + - are, 100 of them at most "
+            "and a letter or digit first, like ann@example.com"
+        )
+    return folder / f"{SIGNED_BY}{name}{ENDING}"
 
 
 def _sign(given: argparse.Namespace) -> int:
@@ -20,14 +142,31 @@ def _sign(given: argparse.Namespace) -> int:
         raise Refused(f"{folder} cannot be signed: {DIED}, so it has no verdict")
     if found.missing:
         raise Refused(f"{folder} cannot be signed: {' and '.join(found.missing)} is missing")
-    if name in signatures.names(folder):
+    if name in signed_by(folder):
         raise Refused(f"{folder} is signed by {name} already; remove that signature to sign it anew")
     with printing():  # before somebody gives a passphrase
         tell(f"{folder}: signing as {name}: {run.host}, {run.utc}, {found.record.verdict}")
-    path = signatures.sign(folder, name, given.key)
+    path = _path(folder, name)
+    _write_signature(folder.content(SUMMARY) or b"", path, given.key)
     with printing():
         tell(f"{path}: signed, SHA-256 of {EVIDENCE} {found.digest}")
     return 0
+
+
+def _write_signature(document: bytes, path: Path, key: Path) -> None:
+    """ssh-keygen itself asks for a passphrase, a PIN or a touch, on the terminal and for as long as that takes. Refused
+    if nothing was signed; no signature is ever replaced."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="gpufleet-") as temporary:
+            copy = Path(temporary, SUMMARY)
+            copy.write_bytes(document)
+            # The terminal stays its standard input.
+            if subprocess.run([_ssh_keygen(), "-q", "-Y", "sign", "-n", NAMESPACE, "-f", key, copy]).returncode:
+                raise Refused(f"nothing was signed: ssh-keygen cannot use the key {key}, and says above why")
+            with path.open("xb") as file:
+                file.write(copy.with_name(SUMMARY + ENDING).read_bytes())
+    except OSError as error:
+        raise Refused(f"{path} cannot be written: {error.strerror}") from None
 
 
 SIGN = Command(
@@ -58,31 +197,29 @@ def _verify(given: argparse.Namespace) -> int:
     if given.revoked_keys and not given.allowed_signers:
         raise Refused("--revoked-keys is about signatures, which only --allowed-signers checks")
     signers = Signers(given.allowed_signers, given.revoked_keys) if given.allowed_signers else None
-    found, said = examined(folder, signers)
+    found, remarks = examined(folder, signers)
     record = ended(found.record)
     if SUMMARY in found.missing and REPORT not in found.missing:
         raise Refused(
             f"{folder}: {SUMMARY}, which has the SHA-256 of {REPORT}, is missing, so nobody knows whether the page was "
             f"changed; `gpufleet report {folder}` makes both again from the evidence"
         )
+    verdict = record.verdict if found.record.verdict else f"{record.verdict}; {DIED}"
+    whose = f" of the run and of {len(record.finished)} nodes" if record.of_cluster else ""
+    files = [name for name in (EVIDENCE, SUMMARY, REPORT) if name not in found.missing]
+    held = f"{' and '.join(files)}{whose} belong together" if len(files) > 1 else f"{EVIDENCE}{whose} stands alone"
+    if not integrity.of_this_code(record):
+        commit = f", commit {record.run.commit[:12]}" if record.run.commit else ""
+        remarks.append(
+            f"made by pytest-gpufleet {record.run.plugin}{commit}, not by this state of {__version__}: verified by "
+            "what it recorded, its verdict and its summary were not derived again"
+        )
+    if not found.knows_page:
+        remarks.append(
+            f"{SUMMARY} has no SHA-256 of {REPORT}, as before 0.4: nobody knows whether the page was changed"
+        )
     with printing():
-        verdict = record.verdict if found.record.verdict else f"{record.verdict}; {DIED}"
-        whose = f" of the run and of {len(record.finished)} nodes" if record.of_cluster else ""
-        files = [name for name in (EVIDENCE, SUMMARY, REPORT) if name not in found.missing]
-        held = f"{' and '.join(files)}{whose} belong together" if len(files) > 1 else f"{EVIDENCE}{whose} stands alone"
-        tell(f"{folder}: {held}, SHA-256 {found.digest}: {verdict}")
-        if not integrity.of_this_code(record):
-            run = record.run
-            state = f", commit {run.commit[:12]}" if run.commit else ""
-            said.append(
-                f"made by pytest-gpufleet {run.plugin}{state}, not by this state of {__version__}: verified by what "
-                "it recorded, its verdict and its summary were not derived again"
-            )
-        if not found.knows_page:
-            said.append(
-                f"{SUMMARY} has no SHA-256 of {REPORT}, as before 0.4: nobody knows whether the page was changed"
-            )
-        for line in said:
+        for line in (f"{held}, SHA-256 {found.digest}: {verdict}", *remarks):
             tell(f"{folder}: {line}")
     return 0
 
