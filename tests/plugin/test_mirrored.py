@@ -19,9 +19,8 @@ CHECK = "test_a.py::test_a"
 
 
 @pytest.fixture
-def see(monkeypatch, tmp_path):
+def see():
     """see(runs): the faults that the check has in a run with these runs of nodes, when all have done it or are lost."""
-    monkeypatch.setattr(mirrored.listeners, "tell_findings", lambda item, findings: None)
 
     def see(*runs):
         accused = []

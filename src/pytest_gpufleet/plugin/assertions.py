@@ -204,7 +204,7 @@ class Judge:
         item.stash.setdefault(FINDINGS, []).extend(findings)
         for finding in findings:
             run.record_event("finding", finding=finding)
-            listeners.tell(item.config, "pytest_gpufleet_finding", finding=finding, item=item)
+            listeners.announce_finding(item, finding)
         if still := [finding for finding in findings if finding.state == "missed"]:
             missed, causes = item.stash.setdefault(MISSED, ([], []))
             missed += still

@@ -236,7 +236,7 @@ class ReportFiles:
         run = self._run
         conclusion.summarize(run)
         try:
-            listeners.tell_verdict(session.config, status or (conclusion.INCOMPLETE if run.unwritten else 0))
+            listeners.announce_verdict(session.config, status or (conclusion.INCOMPLETE if run.unwritten else 0))
         finally:
             session.exitstatus = run.exit_status = status or (conclusion.INCOMPLETE if run.unwritten else 0)
 

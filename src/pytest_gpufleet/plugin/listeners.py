@@ -1,12 +1,11 @@
-"""Who hears of figures, of faults and of the verdict: conftest files and plugins by the hooks below, and what
-this plugin makes of them for junit.xml and Prometheus."""
+"""Who hears of findings, of faults and of the verdict: junit.xml, the textfile of Prometheus, and conftest files and
+plugins by the hooks below."""
 
 from __future__ import annotations
 
 import os
-import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +33,8 @@ class Hooks:
 
     In a run on many nodes they are called where that was started, also with what each node has found in its own run, at
     its place among all nodes, when the check is reported there. What a run takes over from an earlier one
-    (--fleet-resume) was told in that one. A run that was killed, or ended by its --fleet-deadline while it hung, tells
-    no verdict.
+    (--fleet-resume) was announced in that one. A run that was killed, or ended by its --fleet-deadline while it hung,
+    announces no verdict.
     """
 
     @staticmethod
@@ -58,18 +57,39 @@ class Hooks:
         `record.exit_status`, and all that was found. All files of the run are in `folder`."""
 
 
-# ---------------------------------------------------------------- telling
-
-Ending = tuple[type[BaseException], ...]
-ENDING = (KeyboardInterrupt, pytest.exit.Exception)
+ENDING = (KeyboardInterrupt, pytest.exit.Exception)  # what an implementation may end the run by
 
 
-def tell(config: pytest.Config, hook: str, ends_run: Ending = ENDING, **event: Any) -> None:
-    """Call each implementation of a hook by itself, this plugin's first. What goes wrong in one is a warning, since it
-    says nothing about the machine, and keeps no other from being called; what `ends_run` passes through."""
-    for each in sorted(_implementations(config, hook), key=_is_of_others):
+def announce_finding(item: pytest.Item, finding: Finding) -> None:
+    # What nodes have measured by themselves stands in their own junit.xml.
+    if item.config.stash[RUN].options.nodes is None or markers.is_between_nodes(item):
+        _into_junit(item.config, item.nodeid, finding.properties())
+    _call(item.config, "pytest_gpufleet_finding", finding=finding, item=item)
+
+
+def announce_fault(config: pytest.Config, fault: Fault) -> None:
+    _into_junit(config, fault.check, [("fault", f"{fault.kind.number} {fault.name} {fault.told()}")])
+    _call(config, "pytest_gpufleet_fault", fault=fault)
+
+
+def announce_verdict(config: pytest.Config, exit_status: int) -> None:
+    run = config.stash[RUN]
+    assert run.evidence is not None
+    record = replace(run.evidence.record, exit_status=exit_status)
+    write_textfile(run, record)
+    # pytest.exit would end nothing.
+    _call(config, "pytest_gpufleet_verdict", (KeyboardInterrupt,), record=record, folder=run.folder.path)
+
+
+def _call(config: pytest.Config, hook: str, ends_run: tuple[type[BaseException], ...] = ENDING, **event: Any) -> None:
+    """Call each implementation by itself: what goes wrong in one is a warning, since it says nothing about the machine,
+    and keeps no other from being called. Not in the run of one node of many, of which they hear in the run of all."""
+    from pytest_gpufleet.nodes.suite_process import ONE_OF_MANY
+
+    for each in () if ONE_OF_MANY in os.environ else getattr(config.hook, hook).get_hookimpls():
         try:
-            each.function(*({**event, "config": config}[name] for name in each.argnames))
+            if not (each.wrapper or each.hookwrapper):
+                each.function(*({**event, "config": config}[name] for name in each.argnames))
         except ends_run:
             raise
         except BaseException as error:  # pytest.skip and pytest.fail too
@@ -77,46 +97,6 @@ def tell(config: pytest.Config, hook: str, ends_run: Ending = ENDING, **event: A
                 warnings.simplefilter("always")  # with -W error it would fail a check after all
                 what = f"{hook} of {each.plugin_name} raised {type(error).__name__}: {error}"
                 warnings.warn(what, pytest.PytestWarning, stacklevel=2)
-
-
-def tell_findings(item: pytest.Item, findings: Iterable[Finding]) -> None:
-    """Of nodes that have run a test by themselves."""
-    if any(map(_is_of_others, _implementations(item.config, "pytest_gpufleet_finding"))):
-        for finding in findings:
-            tell(item.config, "pytest_gpufleet_finding", finding=finding, item=item)
-
-
-def tell_verdict(config: pytest.Config, exit_status: int) -> None:
-    run = config.stash[RUN]
-    assert run.evidence is not None
-    record = replace(run.evidence.record, exit_status=exit_status)
-    # pytest.exit would end nothing.
-    tell(config, "pytest_gpufleet_verdict", (KeyboardInterrupt,), record=record, folder=run.folder.path)
-
-
-def _implementations(config: pytest.Config, hook: str) -> Sequence[Any]:
-    """Those of others are not called in the run of one node of many, of which they hear in the run of all."""
-    from pytest_gpufleet.nodes.suite_process import ONE_OF_MANY
-
-    found = [each for each in getattr(config.hook, hook).get_hookimpls() if not (each.wrapper or each.hookwrapper)]
-    return [each for each in found if not _is_of_others(each)] if ONE_OF_MANY in os.environ else found
-
-
-def _is_of_others(implementation: Any) -> bool:
-    return implementation.plugin is not sys.modules[__name__]
-
-
-# ---------------------------------------------------------------- what this plugin does with it
-
-
-def pytest_gpufleet_finding(finding: Finding, item: pytest.Item) -> None:
-    """For junit.xml. What nodes have measured by themselves stands in their own."""
-    if item.config.stash[RUN].options.nodes is None or markers.is_between_nodes(item):
-        _into_junit(item.config, item.nodeid, finding.properties())
-
-
-def pytest_gpufleet_fault(fault: Fault, config: pytest.Config) -> None:
-    _into_junit(config, fault.check, [("fault", f"{fault.kind.number} {fault.name} {fault.told()}")])
 
 
 def _into_junit(config: pytest.Config, check: str, named: Iterable[tuple[str, str]]) -> None:
@@ -128,14 +108,10 @@ def _into_junit(config: pytest.Config, check: str, named: Iterable[tuple[str, st
         compat.junit_property(config, f"{check} {name}".strip(), redacted(value))
 
 
-def pytest_gpufleet_verdict(record: Record, config: pytest.Config) -> None:
-    write_textfile(config.stash[RUN], record)
-
-
 def write_textfile(run: Run, record: Record | None = None) -> None:
     """Replace Prometheus' textfile, if one was asked for. No record: the run goes on."""
     if run.options.prometheus is not None and run.evidence is not None:
         from pytest_gpufleet.report import prometheus
 
-        told = record or run.evidence.record
-        run.write(run.options.prometheus, lambda path: prometheus.write(path, told))
+        shown = record or run.evidence.record
+        run.write(run.options.prometheus, lambda path: prometheus.write(path, shown))

@@ -183,7 +183,8 @@ class Mirrors:
         for fault in faults:
             run.accuse(fault)
         for each in there:
-            listeners.tell_findings(item, findings_of(each.node, each.record, check))
+            for finding in findings_of(each.node, each.record, check):
+                listeners.announce_finding(item, finding)
         failed = {node: each.message for node, each in done.items() if each.outcome == "failed"}
         if failed or not_done:
             named = self._run.ground.topology.identity

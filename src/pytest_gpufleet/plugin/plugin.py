@@ -5,6 +5,7 @@ Loaded in every pytest run of an environment, so nothing heavy is imported befor
 
 import gc
 from collections.abc import Generator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(listeners.Hooks)
     # Of hooks that are called first, the last one registered is called first.
-    parts = (fixtures, listeners, terminal, markers, supervision)
+    parts = (fixtures, terminal, markers, supervision)
     for module in parts:
         pluginmanager.register(module, f"gpufleet-{module.__name__.rpartition('.')[2].replace('_', '-')}")
 
@@ -47,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
     screen = config.stash[SCREEN] = Screen()
     asked, until = options.from_config(config), supervision.until(config)
     run = config.stash[RUN] = _kind_of_run(asked)(asked, screen.tell, on_ranks.prepare, until)
-    run.hear_fault = lambda fault: listeners.tell(config, "pytest_gpufleet_fault", fault=fault)
+    run.hear_fault = partial(listeners.announce_fault, config)
     # Not pytest_unconfigure, which ends at the first plugin that fails, as they do when the terminal is gone.
     config.add_cleanup(run.interruption.pass_on)
     config.add_cleanup(run.close)  # this one first
