@@ -57,11 +57,12 @@ def test_each_package_is_measured_by_the_same_benchmark(monkeypatch, tmp_path, a
 def test_both_packages_are_compiled_the_one_of_a_commit_as_it_was_then(monkeypatch, tmp_path, against):
     clone = tmp_path / "clone"
     package = clone / "src" / "pytest_gpufleet"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("HELD = 3\n")
-    (clone / "acceptance").mkdir()
-    (clone / "acceptance" / "conftest.py").touch()
-    (clone / "pyproject.toml").write_text(PROJECT.format("x"))
+    for path, text in (
+        (package / "__init__.py", "HELD = 3\n"), (clone / "acceptance/conftest.py", ""),
+        (clone / "pyproject.toml", PROJECT),
+    ):  # fmt: skip
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     git = ["git", "-C", str(clone), "-c", "user.name=n", "-c", "user.email=e@example.org"]
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "before"]):
         subprocess.run([*git, *arguments], check=True)

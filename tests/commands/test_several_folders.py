@@ -114,39 +114,6 @@ def test_a_machine_that_computes_other_bits_is_named(told, tmp_path):
     assert (status, json.loads(text)["fingerprints"]) == (0, [])
 
 
-def rows(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def test_figures_of_a_comparison_as_csv(told, tmp_path):
-    slow = {"solo_train_throughput gpu2": 5800.0}
-    folders = [runs.record(tmp_path / host, host, slow if host == "b" else None) for host in ("a", "b")]
-    file = tmp_path / "figures.csv"
-    assert told("compare", *folders, "--csv", file)[0] == 1
-    found = rows(file)
-    (outlier,) = [row for row in found if row["worse"]]
-    assert (outlier["run"], outlier["place"], float(outlier["value"]), float(outlier["reference"])) == (
-        "b", "gpu2", 5800.0, 6200.0,
-    )  # fmt: skip
-    assert {row["run"] for row in found} == {"a", "b"}
-    assert {row["place"] for row in found if row["metric"] == "solo_train_throughput"} == set(runs.GPUS)
-
-
-def test_what_got_worse_as_csv(told, tmp_path):
-    folders = [
-        runs.record(
-            tmp_path / day, values={"solo_train_throughput gpu2": value}, utc=f"2026-1{number}-21T01:40:06+00:00"
-        )
-        for number, (day, value) in enumerate({"may": 6200.0, "june": 5830.0}.items())
-    ]
-    file = tmp_path / "drift.csv"
-    assert told("compare", "--same-machine", *folders, "--csv", file)[0] == 1
-    assert [(row["run"], float(row["value"]), bool(row["worse"])) for row in rows(file)] == [
-        ("may", 6200.0, False), ("june", 5830.0, True),
-    ]  # fmt: skip
-
-
 def test_no_word_of_evidence_is_a_formula_and_no_figure_is_nan(told, tmp_path):
     folders = [
         runs.record(tmp_path / name, host, {"busbw world": float("nan")})
@@ -154,5 +121,7 @@ def test_no_word_of_evidence_is_a_formula_and_no_figure_is_nan(told, tmp_path):
     ]
     file = tmp_path / "figures.csv"
     told("compare", *folders, "--csv", file)
-    assert {row["host"] for row in rows(file)} == {'\'=HYPERLINK("http://x")', "'@b;' -1;'=1+1\t'+1"}
-    assert all(row["value"] not in ("nan", "inf") for row in rows(file))
+    with file.open(newline="") as opened:
+        rows = list(csv.DictReader(opened))
+    assert {row["host"] for row in rows} == {'\'=HYPERLINK("http://x")', "'@b;' -1;'=1+1\t'+1"}
+    assert all(row["value"] not in ("nan", "inf") for row in rows)

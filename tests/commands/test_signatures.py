@@ -69,6 +69,9 @@ def test_vendor_and_customer_sign_and_verify_says_who(stand: Stand) -> None:
     assert (status, f"signed by {VENDOR}" in text, f"signed by {CUSTOMER}" in text) == (0, True, True)
     status, text = stand.run("judge", stand.folder)
     assert f"signed by {VENDOR}, whose key --allowed-signers FILE checks" in text
+    another_run(stand)
+    status, text = stand.run("judge", stand.folder)
+    assert (status, f"the signature of '{CUSTOMER}' is not good" in text) == (1, True)
 
 
 def test_what_is_signed_can_be_checked_without_this_program(stand: Stand) -> None:
@@ -121,13 +124,6 @@ def test_a_signature_that_is_not_good(stand: Stand, what: str) -> None:
     assert f"signed by {VENDOR}" not in text
 
 
-@pytest.mark.parametrize("command", ["judge", "report", "fleet"])
-def test_whoever_reads_a_run_learns_that_what_was_signed_is_another(stand: Stand, command: str) -> None:
-    another_run(stand)
-    status, text = stand.run(command, stand.folder)
-    assert (status != 0, f"the signature of '{VENDOR}' is not good" in text) == (True, True)
-
-
 def test_one_bad_signature_beside_a_good_one(stand: Stand) -> None:
     assert stand.sign("stranger")[0] == 0
     status, text = stand.verify()
@@ -161,18 +157,18 @@ def test_what_is_signed_stays_as_it_is(stand: Stand, tmp_path: Path) -> None:
     assert stand.run("report", stand.folder, "-o", tmp_path / "again.html")[0] == 0
 
 
-@pytest.mark.parametrize("name", ["evidence.jsonl", "summary.json", "report.html"])
-def test_what_is_not_whole_is_not_signed(stand: Stand, name: str) -> None:
+def test_what_is_not_whole_is_not_signed(stand: Stand) -> None:
     stand.signature().unlink()
-    (stand.folder / name).unlink()
-    assert stand.sign()[0] == 1
-    assert not stand.signature(CUSTOMER).exists()
+    for name in ("report.html", "summary.json", "evidence.jsonl"):
+        (stand.folder / name).unlink()
+        assert stand.sign()[0] == 1
+        assert not stand.signature(CUSTOMER).exists()
 
 
-@pytest.mark.parametrize("name", ["", "a b", "*", "!a", "../a", "-a", ".a", "a\n", "ä", "a" * 101])
-def test_a_name_that_cannot_stand_in_a_list_of_signers(stand: Stand, name: str) -> None:
-    status, text = stand.sign("customer", name)
-    assert (status, "is no name to sign with" in text) == (1, True)
+def test_a_name_that_cannot_stand_in_a_list_of_signers(stand: Stand) -> None:
+    for name in ("", "a b", "*", "!a", "../a", "-a", ".a", "a\n", "ä", "a" * 101):
+        status, text = stand.sign("customer", name)
+        assert (status, "is no name to sign with" in text) == (1, True), name
 
 
 @pytest.mark.parametrize(("passphrase", "status"), [(PASSPHRASE, 0), ("wrong", 1)])

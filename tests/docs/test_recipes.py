@@ -61,10 +61,7 @@ def test_manifests_are_yaml(path: Path) -> None:
     assert (document["apiVersion"], document["kind"]) == ("batch/v1", "Job" if path.name == "job.yaml" else "CronJob")
     job = document["spec"].get("jobTemplate", document)["spec"]
     (container,) = job["template"]["spec"]["containers"]
-    assert container["securityContext"] == {
-        "privileged": True,
-        "runAsUser": 0,
-    }  # no other has the kernel log
+    assert container["securityContext"] == {"privileged": True, "runAsUser": 0}  # no other has the kernel log
 
 
 @pytest.mark.parametrize("page", ["running.md", "recipes/README.md"])
@@ -102,25 +99,18 @@ def test_the_prolog_drains_what_is_not_accepted(
 ) -> None:
     bin_, reports = tmp_path / "bin", tmp_path / "reports"
     bin_.mkdir()
-    for name, does in {
-        "gpufleet": f'echo "$@"; exit {status}',
-        "scontrol": f'echo "$@" >{tmp_path}/told',
-        "logger": "true",
-    }.items():
-        (bin_ / name).write_text(f"#!/bin/bash\n{does}\n")
+    does = {"gpufleet": f'echo "$@"; exit {status}', "scontrol": f'echo "$@" >{tmp_path}/drained', "logger": "true"}
+    for name, line in does.items():
+        (bin_ / name).write_text(f"#!/bin/bash\n{line}\n")
         (bin_ / name).chmod(0o755)
     script = PROLOG.read_text(encoding="utf-8").replace(PROGRAM, str(bin_ / "gpufleet"))
     script = script.replace("/var/log/gpufleet", str(reports)).replace("export PATH=", f"export PATH={bin_}:")
-    slurm = {
-        "SLURM_JOB_GPUS": ",".join(map(str, range(gpus))),
-        "SLURM_SCRIPT_CONTEXT": "prolog_slurmd",
-        "SLURMD_NODENAME": "node7",
-    }
+    job_gpus = ",".join(map(str, range(gpus)))
+    slurm = {"SLURM_JOB_GPUS": job_gpus, "SLURM_SCRIPT_CONTEXT": "prolog_slurmd", "SLURMD_NODENAME": "node7"}
     ended = subprocess.run(["/bin/bash", "-c", script], env=slurm, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout, ended.stderr) == (ends, "", "")
-    told = (tmp_path / "told").read_text() if drained else ""
-    assert (tmp_path / "told").exists() == bool(drained)
-    assert told == (f"update NodeName=node7 State=DRAIN Reason=gpufleet: {drained}, see {reports}\n" if drained else "")
+    asked = [path.read_text() for path in tmp_path.glob("drained")]
+    assert asked == [f"update NodeName=node7 State=DRAIN Reason=gpufleet: {drained}, see {reports}\n"] * bool(drained)
     assert (reports / "last-prolog_slurmd.log").exists() == (gpus == 8)
 
 
@@ -163,46 +153,39 @@ def found(document: Any, way: list[str]) -> list[str]:
 def written() -> set[str]:
     """The names of all metrics that a textfile can have."""
     record = Record()
-    told = (*prometheus._of_the_run(record), *prometheus._of_nodes(record), *prometheus._of_places(record))
-    return {name for name, _, _ in told}
+    lines = (*prometheus._of_the_run(record), *prometheus._of_nodes(record), *prometheus._of_places(record))
+    return {name for name, _, _ in lines}
 
 
 def metrics(text: str) -> set[str]:
     return set(re.findall(r"\bgpufleet_\w+", text))
 
 
-def panels() -> list[dict[str, Any]]:
-    return list(DASHBOARD["panels"])
-
-
 def test_the_dashboard_has_the_form_that_grafana_reads() -> None:
     wrong = {way: each for way, may_be in FIELDS.items() for each in found(DASHBOARD, way.split())
              if not re.fullmatch(may_be, each, re.DOTALL)}  # fmt: skip
     assert wrong == {}
-    assert len({panel["id"] for panel in panels()}) == len(panels())
+    panels = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
     cells = [
         (x, y)
-        for grid in (panel["gridPos"] for panel in panels())
+        for grid in (panel["gridPos"] for panel in panels)
         for x in range(grid["x"], grid["x"] + grid["w"])
         for y in range(grid["y"], grid["y"] + grid["h"])
     ]
     assert len(set(cells)) == len(cells)  # none covers another
     assert max(x for x, _ in cells) < 24
     variables = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
-    assert set(re.findall(r"\$\{?(\w+)", json.dumps(panels()))) <= variables
+    assert set(re.findall(r"\$\{?(\w+)", json.dumps(panels))) <= variables
 
 
 def test_the_dashboard_asks_for_all_that_a_run_writes_and_for_nothing_else() -> None:
-    asked = metrics(json.dumps([panel["targets"] for panel in panels()] + DASHBOARD["templating"]["list"]))
+    asked = metrics(json.dumps([panel["targets"] for panel in DASHBOARD["panels"]] + DASHBOARD["templating"]["list"]))
     assert asked == written()
 
 
-def test_alerts_ask_for_what_a_run_writes() -> None:
-    assert metrics(ALERTS) <= written()
-    assert {"gpufleet_running", "gpufleet_run_timestamp_seconds", "gpufleet_verdict"} <= metrics(ALERTS)
-
-
-def test_every_alert_is_tried() -> None:
+def test_alerts_ask_for_what_a_run_writes_and_each_is_tried() -> None:
+    assert {"gpufleet_running", "gpufleet_run_timestamp_seconds", "gpufleet_verdict"} <= metrics(ALERTS) <= written()
     tried = (MONITORING / "alerts.test.yml").read_text(encoding="utf-8")
     assert set(re.findall(r"- alert: (\w+)", ALERTS)) == set(re.findall(r"- alertname: (\w+)", tried))
 

@@ -43,23 +43,6 @@ def test_the_writers_of_reports(run_pytest):
     assert not (run.root / "report.html").exists()
 
 
-def test_an_option_that_takes_an_argument_only_behind_an_equals_sign(run_pytest):
-    conftest = """
-    from pytest_gpufleet.plugin import compat
-
-    def pytest_addoption(parser):
-        parser.addoption("--sugar", nargs="?")
-        compat.takes_no_argument_alone(parser, "--sugar", "one")
-
-    def pytest_report_header(config):
-        return f"sugar: {config.getoption('sugar')} {config.args}"
-    """
-    files = {"conftest.py": conftest, "test_inner.py": "def test_it(): pass"}
-    assert "sugar: one ['test_inner.py']" in run_pytest("--sugar", "test_inner.py", files=files).text
-    assert "sugar: two ['test_inner.py']" in run_pytest("--sugar=two", "test_inner.py", files=files).text
-    assert "sugar: None" in run_pytest("test_inner.py", files=files).text
-
-
 def test_a_skip_is_told_where_the_test_stands(run_pytest):
     files = {
         "test_inner.py": """
@@ -76,18 +59,3 @@ def test_a_skip_is_told_where_the_test_stands(run_pytest):
     run = run_pytest("-rs", files=files)
     assert "SKIPPED [1] test_inner.py:5: of the test" in run.text
     assert "SKIPPED [1] test_inner.py:8: not applicable: no such hardware" in run.text
-
-
-def test_assertions_are_explained_by_what_was_given(monkeypatch):
-    monkeypatch.setattr("_pytest.assertion.util._reprcompare", None)
-    compat.explain_assertions_by(lambda operator, left, right: f"{left} is {right} no more")
-    with pytest.raises(AssertionError, match="1 is 2 no more"):
-        assert int("1") == int("2")
-
-
-def test_a_configuration_beside_that_of_the_session(monkeypatch):
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    config = compat.configuration(["-c", "/dev/null", "--noconftest", "-vv"])
-    told = config.hook.pytest_assertrepr_compare(config=config, op="==", left=[1, 2], right=[1, 3])
-    assert told[0][0] == "[1, 2] == [1, 3]"
-    assert config.get_verbosity() == 2

@@ -98,18 +98,11 @@ def two(node):
     return first, second
 
 
-def test_the_second_waits_until_the_first_has_done(two):
+@pytest.mark.parametrize("end", [Node.ends, lambda first: first.process.kill()], ids=["ends", "is killed"])
+def test_the_second_waits_until_the_first_has_done(two, end):
     first, second = two
     assert not second.record.started
-    first.ends()
-    second.says(THERE)
-    second.ends()
-    assert (first.outcomes, second.outcomes) == (["passed"], ["passed"])
-
-
-def test_the_turn_of_one_that_is_killed_is_over(two):
-    first, second = two
-    first.process.kill()
+    end(first)
     second.says(THERE)
     second.ends()
     assert second.outcomes == ["passed"]

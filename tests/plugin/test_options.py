@@ -49,13 +49,11 @@ def test_a_site_says_its_settings_in_an_ini_file(run_pytest):
 
 @pytest.mark.parametrize("given", ["ini", "command line"])
 def test_a_run_in_the_home_has_all_of_its_files_in_one_folder(run_pytest, tmp_path, given):
-    home = tmp_path / "home"
-    home.mkdir()
     where = "~/runs of $HOST"
     options = [f"--fleet-dir={where}"] if given == "command line" else []
     files = {"pytest.ini": f"[pytest]\nfleet_dir = {where}\n", "test_inner.py": "def test_it(): pass"}
-    run = run_pytest("--rehearse=1", *options, files=files, HOME=str(home), HOST="node7")
-    (folder,) = (home / "runs of node7").iterdir()
+    run = run_pytest("--rehearse=1", *options, files=files, HOME=str(tmp_path), HOST="node7")
+    (folder,) = (tmp_path / "runs of node7").iterdir()
     assert {file.name for file in folder.iterdir()} == {"evidence.jsonl", "junit.xml", "report.html", "summary.json"}
     assert not (run.root / "~").exists()
 
@@ -82,12 +80,7 @@ def test_notes_of_the_command_line_stand_beside_those_of_the_ini_file(fleet):
 
 @pytest.mark.parametrize(
     ("level", "folder", "status"),
-    [
-        ("burnin", "no/such", pytest.ExitCode.USAGE_ERROR),
-        ("burnin", "too-long" * 32, pytest.ExitCode.USAGE_ERROR),
-        ("burnin", ".", 0),
-        ("quick", "no/such", 0),
-    ],
+    [("burnin", "too-long" * 32, pytest.ExitCode.USAGE_ERROR), ("burnin", ".", 0), ("quick", "no/such", 0)],
 )
 def test_a_drive_is_tested_in_a_folder_that_is_there(run_pytest, level, folder, status):
     """Else the check that was asked for would not apply, and leave nothing open. Other levels write to no drive."""
@@ -145,12 +138,7 @@ def test_names_of_others_are_left_alone(run_pytest):
 TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
 OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
 A_TASK_A_NODE = {"SLURM_STEP_TASKS_PER_NODE": "1(x16)", "SLURM_LOCALID": "0", "SLURM_NTASKS": "16", "PMIX_RANK": "3"}
-BATCH_SCRIPT = {
-    "SLURM_NTASKS_PER_NODE": "8",
-    "SLURM_TASKS_PER_NODE": "8(x2)",
-    "SLURM_LOCALID": "0",
-    "SLURM_PROCID": "0",
-}
+BATCH_SCRIPT = {"SLURM_NTASKS_PER_NODE": "8", "SLURM_TASKS_PER_NODE": "8(x2)", "SLURM_LOCALID": "0"}
 
 
 @pytest.mark.parametrize("nodes", [False, True], ids=["one machine", "many nodes"])

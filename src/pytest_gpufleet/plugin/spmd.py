@@ -2,7 +2,7 @@
 
 import inspect
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import pytest
@@ -56,25 +56,22 @@ FILLED_IN: dict[str, tuple[type, Callable[[Rank], object]]] = {
 }
 
 
-class Body:
-    """A test function with its fixtures, called on a rank; it bears the function's name in reports.
+def body(function: Callable[..., Any], name: str) -> Callable[..., str | None]:
+    """A test function with its fixtures, as it is called on a rank; it bears the function's name in reports. Gives the
+    type of what the function returned, None if that is None."""
 
-    Gives the type of what the function returned, None if that is None.
-    """
-
-    def __init__(self, function: Callable[..., Any], name: str) -> None:
-        self.function = function
-        self.__qualname__ = getattr(function, "__qualname__", name)
-
-    def __call__(self, rank: Rank, *, filled_in: list[str], fixtures: dict[str, Any]) -> str | None:
+    def call(rank: Rank, *, filled_in: list[str], fixtures: dict[str, Any]) -> str | None:
         __tracebackhide__ = True
         own = {name: FILLED_IN[name][1](rank) for name in filled_in}
         try:
-            returned = self.function(**fixtures, **own)
+            returned = function(**fixtures, **own)
         finally:
             if isinstance(monkeypatch := own.get("monkeypatch"), pytest.MonkeyPatch):
                 monkeypatch.undo()
         return None if returned is None else type(returned).__name__
+
+    call.__qualname__ = getattr(function, "__qualname__", name)
+    return call
 
 
 def run_body(item: pytest.Function, world: World) -> None:
@@ -83,7 +80,7 @@ def run_body(item: pytest.Function, world: World) -> None:
     given = compat.arguments(item)
     filled_in = [name for name in given if name in FILLED_IN and isinstance(given[name], FILLED_IN[name][0])]
     fixtures = {name: value for name, value in given.items() if name not in filled_in}
-    for rank, returned in enumerate(world.run(Body(item.obj, item.name), filled_in=filled_in, fixtures=fixtures)):
+    for rank, returned in enumerate(world.run(body(item.obj, item.name), filled_in=filled_in, fixtures=fixtures)):
         if returned is not None:
             pytest.fail(
                 f"the body of an spmd test must return None, since nothing looks at what it returns: on rank {rank} it "
@@ -94,20 +91,22 @@ def run_body(item: pytest.Function, world: World) -> None:
 
 def refuse(item: pytest.Item) -> None:
     """Fail a test marked spmd whose body no rank could run."""
+    if why := next(_obstacles(item), None):
+        pytest.fail(why, pytrace=False)
+
+
+def _obstacles(item: pytest.Item) -> Iterator[str]:
     if isinstance(cls := getattr(item, "cls", None), type) and issubclass(cls, unittest.TestCase):
-        pytest.fail(
+        yield (
             "a method of unittest.TestCase cannot be spmd, since unittest itself calls it, in the controller: make it "
-            "a function or a method of a plain class",
-            pytrace=False,
+            "a function or a method of a plain class"
         )
-    body = getattr(item, "obj", None)
-    if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
-        pytest.fail("the body of an spmd test cannot be async, since nothing awaits it on a rank", pytrace=False)
+    function = getattr(item, "obj", None)
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        yield "the body of an spmd test cannot be async, since nothing awaits it on a rank"
     for name in compat.argument_names(item):
         if name in STAY and _is_built_in(item, name):
-            pytest.fail(
-                f"the body of an spmd test, which runs on ranks, cannot use {name}: {STAY[name]}", pytrace=False
-            )
+            yield f"the body of an spmd test, which runs on ranks, cannot use {name}: {STAY[name]}"
 
 
 def _is_built_in(item: pytest.Item, name: str) -> bool:
@@ -134,6 +133,6 @@ def world_size(item: pytest.Item, available: int) -> int | None:
 def explain(item: pytest.Item, error: BaseException, report: pytest.TestReport) -> None:
     """What no frame of the controller says more of: the story that the ranks of an spmd test tell, what kept its body
     from them, and a call of torch with what is no process group."""
-    told = isinstance(error, (RankFailure, CannotTravel)) and item.get_closest_marker("spmd")
-    if report.failed and (told or isinstance(error, NoProcessGroup)):
+    of_ranks = isinstance(error, (RankFailure, CannotTravel)) and item.get_closest_marker("spmd")
+    if report.failed and (of_ranks or isinstance(error, NoProcessGroup)):
         report.longrepr = str(error)
