@@ -13,7 +13,7 @@ from pytest_gpufleet import (
     GiB,
     Gpu,
     GpuTopology,
-    Machine,
+    LiveMachine,
     Profile,
     Rank,
     World,
@@ -47,7 +47,7 @@ ENERGY_PREFERENCES = ("performance", "balance_performance")
 
 
 @needs_gpus
-def test_gpu_count(machine: Machine, gpu_topology: GpuTopology, pytestconfig: pytest.Config) -> None:
+def test_gpu_count(machine: LiveMachine, gpu_topology: GpuTopology, pytestconfig: pytest.Config) -> None:
     """As many GPUs as ordered
 
     A GPU that is missing has failed, is not seated, fell off the bus (XID 79 in the kernel log) or is hidden from this
@@ -81,7 +81,7 @@ def test_software_fits_driver(gpu_topology: GpuTopology) -> None:
 
 @needs_gpus
 @pytest.mark.parametrize("fact", ["name", "vbios", "memory_bytes", "inforom_version", "pcie_generation_max"])
-def test_gpus_are_alike(machine: Machine, fact: str) -> None:
+def test_gpus_are_alike(machine: LiveMachine, fact: str) -> None:
     """All GPUs are of one model, firmware, memory size and slot generation
 
     One that differs was swapped, updated alone or has lost memory. It runs at its own pace, and every
@@ -92,7 +92,7 @@ def test_gpus_are_alike(machine: Machine, fact: str) -> None:
 
 
 @needs_gpus
-def test_memory_is_complete(machine: Machine, gpu_profile: Profile | None) -> None:
+def test_memory_is_complete(machine: LiveMachine, gpu_profile: Profile | None) -> None:
     """Every GPU has all the memory of its model
 
     A GPU that shows less has lost a part of its memory, is a lesser model under the same name, or only a share of one
@@ -116,7 +116,7 @@ def test_no_foreign_process(gpu_topology: GpuTopology) -> None:
     )
 
 
-def test_no_harmful_variable(machine: Machine, gpu_topology: GpuTopology) -> None:
+def test_no_harmful_variable(machine: LiveMachine, gpu_topology: GpuTopology) -> None:
     """No variable in the environment slows NCCL or CUDA down
 
     Left from debugging or baked into an image, they turn links or algorithms off for every program. Unset those that
@@ -126,7 +126,7 @@ def test_no_harmful_variable(machine: Machine, gpu_topology: GpuTopology) -> Non
 
 
 @needs_gpus
-def test_pcie_width_is_full(machine: Machine, gpu_profile: Profile | None) -> None:
+def test_pcie_width_is_full(machine: LiveMachine, gpu_profile: Profile | None) -> None:
     """Every GPU's PCIe link has all the lanes that the GPU can use
 
     A link with fewer lanes halves the speed to the host. If it trained with fewer than the slot has, reseat the GPU or
@@ -164,7 +164,7 @@ def test_pcie_generation_is_full_under_load(world: World, gpu_profile: Profile |
 
 
 @needs_gpus
-def test_nvlinks_are_up(machine: Machine, gpu_profile: Profile | None, gpu_topology: GpuTopology) -> None:
+def test_nvlinks_are_up(machine: LiveMachine, gpu_profile: Profile | None, gpu_topology: GpuTopology) -> None:
     """Every NVLink is active, and there are as many as this model has
 
     A link that is down or missing takes its share of the bandwidth of every collective. `nvidia-smi nvlink -s` shows
@@ -188,7 +188,7 @@ def test_nvlinks_are_up(machine: Machine, gpu_profile: Profile | None, gpu_topol
 
 
 @needs_gpus
-def test_nvlinks_are_equally_fast(machine: Machine, gpu_profile: Profile | None) -> None:
+def test_nvlinks_are_equally_fast(machine: LiveMachine, gpu_profile: Profile | None) -> None:
     """All NVLinks of all GPUs run at one speed, and at that of this model
 
     A slower link was trained down after errors. `nvidia-smi nvlink -s` names it; reset the GPU, then replace it.
@@ -210,7 +210,7 @@ def test_nvlinks_are_equally_fast(machine: Machine, gpu_profile: Profile | None)
 
 
 @needs_gpus
-def test_fabric_is_ready(machine: Machine) -> None:
+def test_fabric_is_ready(machine: LiveMachine) -> None:
     """The NVSwitch fabric has taken in every GPU, and is well
 
     State 3 is completed, status 0 success. Otherwise start nvidia-fabricmanager (of exactly the driver's version; on
@@ -225,7 +225,7 @@ def test_fabric_is_ready(machine: Machine) -> None:
 
 
 @needs_gpus
-def test_every_pair_reaches_each_other(machine: Machine, gpu_topology: GpuTopology) -> None:
+def test_every_pair_reaches_each_other(machine: LiveMachine, gpu_topology: GpuTopology) -> None:
     """Peer access works between all GPUs that NVLinks connect
 
     Without it data takes the way through host memory. Look at `nvidia-smi topo -p2p r`; usual causes are IOMMU or ACS
@@ -249,7 +249,7 @@ def test_every_pair_reaches_each_other(machine: Machine, gpu_topology: GpuTopolo
 
 
 @needs_gpus
-def test_ecc_is_on(machine: Machine) -> None:
+def test_ecc_is_on(machine: LiveMachine) -> None:
     """Error correction is on, now and after the next boot
 
     Without it a flipped bit in memory goes unseen. Turn it on: `nvidia-smi -e 1`, then reboot. Models that are sold
@@ -261,7 +261,7 @@ def test_ecc_is_on(machine: Machine) -> None:
 
 
 @needs_gpus
-def test_mig_is_off(machine: Machine) -> None:
+def test_mig_is_off(machine: LiveMachine) -> None:
     """No GPU is split into instances
 
     A GPU in MIG mode gives a program only a part of itself: `nvidia-smi -mig 0`.
@@ -270,7 +270,7 @@ def test_mig_is_off(machine: Machine) -> None:
 
 
 @needs_gpus
-def test_compute_mode_is_default(machine: Machine) -> None:
+def test_compute_mode_is_default(machine: LiveMachine) -> None:
     """Any process may use the GPUs (compute mode 0)
 
     Exclusive or prohibited mode makes programs fail with "all CUDA-capable devices are busy": `nvidia-smi -c 0`.
@@ -279,7 +279,7 @@ def test_compute_mode_is_default(machine: Machine) -> None:
 
 
 @needs_gpus
-def test_persistence_mode_is_on(machine: Machine) -> None:
+def test_persistence_mode_is_on(machine: LiveMachine) -> None:
     """The driver stays loaded between programs
 
     Else every start takes seconds and settings are lost: enable nvidia-persistenced. It is asked of boards for data
@@ -292,7 +292,7 @@ def test_persistence_mode_is_on(machine: Machine) -> None:
 
 
 @needs_gpus
-def test_power_limit_is_default(machine: Machine) -> None:
+def test_power_limit_is_default(machine: LiveMachine) -> None:
     """No GPU's power limit was lowered
 
     A lowered limit slows the GPU under load: `nvidia-smi -pl` with the default that is named, or ask who set it.
@@ -306,7 +306,7 @@ def test_power_limit_is_default(machine: Machine) -> None:
 
 
 @needs_gpus
-def test_application_clocks_are_default(machine: Machine) -> None:
+def test_application_clocks_are_default(machine: LiveMachine) -> None:
     """No GPU's clocks are pinned
 
     Reset them: `nvidia-smi -rac`.
@@ -317,7 +317,7 @@ def test_application_clocks_are_default(machine: Machine) -> None:
 
 
 @needs_gpus
-def test_clocks_are_full_under_load(machine: Machine, world: World) -> None:
+def test_clocks_are_full_under_load(machine: LiveMachine, world: World) -> None:
     """No GPU's clocks are held below their maximum
 
     Locked clocks (`nvidia-smi -lgc`, `-lmc`) and some management software make a GPU slower than it is, and no setting
@@ -336,7 +336,7 @@ def test_clocks_are_full_under_load(machine: Machine, world: World) -> None:
 
 
 @needs_gpus
-def test_no_recovery_is_pending(machine: Machine) -> None:
+def test_no_recovery_is_pending(machine: LiveMachine) -> None:
     """The driver calls for no recovery of any GPU
 
     1 is a reset, 2 a reboot, 3 and 4 draining it first: do that, then run again.
@@ -345,7 +345,7 @@ def test_no_recovery_is_pending(machine: Machine) -> None:
 
 
 @needs_gpus
-def test_inforom_is_valid(machine: Machine) -> None:
+def test_inforom_is_valid(machine: LiveMachine) -> None:
     """The board's own records are intact
 
     A corrupted InfoROM loses serial numbers and error history, or gives texts that nobody can read: replace the GPU.
@@ -355,7 +355,7 @@ def test_inforom_is_valid(machine: Machine) -> None:
 
 
 @needs_gpus
-def test_shared_memory_is_large_enough(machine: Machine) -> None:
+def test_shared_memory_is_large_enough(machine: LiveMachine) -> None:
     """/dev/shm has at least 8 GiB
 
     NCCL and data loaders exchange data through it; with the 64 MiB that containers get by default they fail or crawl.
@@ -365,7 +365,7 @@ def test_shared_memory_is_large_enough(machine: Machine) -> None:
 
 
 @needs_gpus
-def test_memory_may_be_locked(machine: Machine) -> None:
+def test_memory_may_be_locked(machine: LiveMachine) -> None:
     """Programs may lock as much memory as they need
 
     RDMA and pinned buffers fail under a limit: --ulimit memlock=-1 for containers, limits.conf on the host.
@@ -374,7 +374,7 @@ def test_memory_may_be_locked(machine: Machine) -> None:
 
 
 @needs_gpus
-def test_files_may_be_opened(machine: Machine) -> None:
+def test_files_may_be_opened(machine: LiveMachine) -> None:
     """Programs may open at least 16,384 files at once (hard limit)
 
     Data loaders and NCCL pass memory and connections along as open files. Raise `ulimit -Hn`: --ulimit nofile=1048576
@@ -385,7 +385,7 @@ def test_files_may_be_opened(machine: Machine) -> None:
 
 
 @needs_gpus
-def test_processors_run_at_full_clock(machine: Machine) -> None:
+def test_processors_run_at_full_clock(machine: LiveMachine) -> None:
     """The host's processors are not slowed down to save power
 
     The processors launch every GPU kernel: at a low clock the GPUs wait for them. Set the governor "performance":
@@ -400,7 +400,7 @@ def test_processors_run_at_full_clock(machine: Machine) -> None:
 
 
 @needs_gpus
-def test_processors_near_each_gpu_may_be_used(machine: Machine) -> None:
+def test_processors_near_each_gpu_may_be_used(machine: LiveMachine) -> None:
     """Programs may run on processors next to every GPU
 
     A container or job that was given processors on the other side of the machine only sends everything over the link
@@ -416,7 +416,7 @@ def test_processors_near_each_gpu_may_be_used(machine: Machine) -> None:
 
 
 @needs_gpus
-def test_network_ports_are_active(machine: Machine, fleet_order: Order | None, fleet_network: str) -> None:
+def test_network_ports_are_active(machine: LiveMachine, fleet_order: Order | None, fleet_network: str) -> None:
     """All InfiniBand and RoCE ports are up, at one speed
 
     A port that is down or slower than the others takes its share of every transfer between machines. Look at cable,
@@ -433,7 +433,7 @@ def test_network_ports_are_active(machine: Machine, fleet_order: Order | None, f
 
 
 @needs_gpus
-def test_network_ports_have_full_pcie(machine: Machine) -> None:
+def test_network_ports_have_full_pcie(machine: LiveMachine) -> None:
     """The PCIe link of every network adapter in use runs at full speed, and is fast enough for its port
 
     An adapter whose link trained with fewer lanes or at a lower speed sends slower than its port, and nothing but the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpufleet import GpuTopology, Machine
+from pytest_gpufleet import GpuTopology, LiveMachine
 from pytest_gpufleet.model.machine import Order
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.verdict import orders
@@ -17,7 +17,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("line", orders.ORDER_LINES)
-def test_as_ordered(machine: Machine, gpu_topology: GpuTopology, fleet_order: Order | None, line: str) -> None:
+def test_as_ordered(machine: LiveMachine, gpu_topology: GpuTopology, fleet_order: Order | None, line: str) -> None:
     """Each line of the order (--fleet-order) is met
 
     A part that is missing, of another model or with other firmware is nobody's fault that a speed test would find, or

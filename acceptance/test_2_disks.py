@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pytest_gpufleet import Judge, expect_none
+from pytest_gpufleet import Judge, LiveMachine, expect_none
 from pytest_gpufleet.machine import disks
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.probes.disk_reads import read_drive
@@ -22,7 +20,7 @@ pytestmark = [
 
 @pytest.mark.level("standard")
 @pytest.mark.needs(gpus=True)
-def test_drives_are_healthy(host_now: Callable[[str], Any]) -> None:
+def test_drives_are_healthy(machine: LiveMachine) -> None:
     """No drive says of itself that it fails, is used up, had errors of its medium or is too hot
 
     A drive that fails takes checkpoints and data sets along, and one that is slow or hot makes every GPU wait for its
@@ -30,7 +28,7 @@ def test_drives_are_healthy(host_now: Callable[[str], Any]) -> None:
     named; of a hot one look at the cooling first. Wear of a few per cent and many unsafe shutdowns are no fault. Of a
     drive that does not answer nothing is judged: look into the kernel log.
     """
-    drives = assertions.of_host(host_now, disks.DISK_HEALTH)
+    drives = assertions.of_host(machine.now, disks.DISK_HEALTH)
     expect_none(part_rules.sick_drives(drives))
     assertions.require_answers(drives)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpufleet import Machine, expect_none
+from pytest_gpufleet import LiveMachine, expect_none
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.verdict import health_rules
 
@@ -15,7 +15,7 @@ pytestmark = [
 ]
 
 
-def test_no_memory_error_is_recorded(machine: Machine) -> None:
+def test_no_memory_error_is_recorded(machine: LiveMachine) -> None:
     """No GPU has uncorrectable memory errors, and no repair of its memory is pending or has failed
 
     An uncorrectable error kills the program that meets it. Pending repairs are done by a reset of the GPU; a repair
@@ -27,7 +27,7 @@ def test_no_memory_error_is_recorded(machine: Machine) -> None:
     assertions.require_told(machine.gpus)
 
 
-def test_no_grave_xid_in_the_kernel_log(machine: Machine) -> None:
+def test_no_grave_xid_in_the_kernel_log(machine: LiveMachine) -> None:
     """The kernel log holds no XID that condemns a GPU, and no fatal SXid of an NVSwitch
 
     The driver reports GPU errors there as XIDs. Those that speak against the hardware fail this test with the action

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet import Fault, Machine, expect_none, not_applicable, not_judged
+from pytest_gpufleet import Fault, LiveMachine, expect_none, not_applicable, not_judged
 from pytest_gpufleet.machine import bmc, memory, processors
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.verdict.host_rules import bmc_rules, part_rules
@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 
-def test_no_grave_message_of_the_host_in_the_kernel_log(machine: Machine) -> None:
+def test_no_grave_message_of_the_host_in_the_kernel_log(machine: LiveMachine) -> None:
     """The kernel log holds no error of the host that nobody could correct
 
     Half of what goes wrong in a GPU server shows up later as a slow GPU. The kernel says it first: machine checks,
@@ -37,7 +37,7 @@ def test_no_grave_message_of_the_host_in_the_kernel_log(machine: Machine) -> Non
     expect_none(assertions.grave_host_messages(machine))
 
 
-def test_every_socket_has_as_much_memory(machine: Machine) -> None:
+def test_every_socket_has_as_much_memory(machine: LiveMachine) -> None:
     """No socket has less memory than another one
 
     A module that is missing, not seated or switched off after errors takes its channel along, and the processors next
@@ -52,7 +52,7 @@ def test_every_socket_has_as_much_memory(machine: Machine) -> None:
     expect_none(part_rules.nodes_with_less_memory(setup))
 
 
-def test_memory_modules_are_alike(machine: Machine) -> None:
+def test_memory_modules_are_alike(machine: LiveMachine) -> None:
     """The host's memory modules are alike, run at one speed, and are as many at each socket
 
     One that is smaller, slower or missing makes its channel the slowest of the socket, and interleaved memory runs at
@@ -67,7 +67,7 @@ def test_memory_modules_are_alike(machine: Machine) -> None:
     expect_none(part_rules.unfit_modules(modules, setup["sockets"]))
 
 
-def test_host_memory_had_few_errors(machine: Machine) -> None:
+def test_host_memory_had_few_errors(machine: LiveMachine) -> None:
     """The host's memory had no uncorrected errors since the system started, and no module many that were corrected
 
     An uncorrected error kills what used the memory, or the whole machine; many corrected ones come before it. The
@@ -77,7 +77,7 @@ def test_host_memory_had_few_errors(machine: Machine) -> None:
     expect_none(part_rules.recorded_memory_errors(assertions.of_host(machine.host.get, memory.MEMORY_ERRORS)))
 
 
-def test_clock_source_is_fast(machine: Machine) -> None:
+def test_clock_source_is_fast(machine: LiveMachine) -> None:
     """Programs read the time from the processors, or from the hypervisor, and not over the bus
 
     Everything that trains or communicates looks at the time very often. Where the kernel took the time stamp counter
@@ -90,7 +90,7 @@ def test_clock_source_is_fast(machine: Machine) -> None:
     expect_none(part_rules.slow_clock(setup))
 
 
-def test_processors_are_online(machine: Machine) -> None:
+def test_processors_are_online(machine: LiveMachine) -> None:
     """No processor that is there is switched off
 
     Whoever switched single ones off, the kernel after errors or somebody by hand, left the GPUs next to them with fewer
@@ -104,9 +104,9 @@ def test_processors_are_online(machine: Machine) -> None:
 
 
 @pytest.fixture(scope="module")
-def asked_once(host_now: Now) -> Now:
-    """asked_once(fact): as host_now has told it to the first of these checks: asking the BMC takes seconds."""
-    return cache(host_now)
+def asked_once(machine: LiveMachine) -> Now:
+    """asked_once(fact): as machine.now has told it to the first of these checks: asking the BMC takes seconds."""
+    return cache(machine.now)
 
 
 @pytest.mark.level("standard")
@@ -170,7 +170,7 @@ def test_bmc_logged_no_grave_error(asked_once: Now, notice: Notice) -> None:
 
 @pytest.mark.level("standard")
 @pytest.mark.at_the_end
-def test_bmc_logged_nothing_during_the_run(host_before: Now, host_now: Now, notice: Notice) -> None:
+def test_bmc_logged_nothing_during_the_run(machine: LiveMachine, notice: Notice) -> None:
     """The BMC logged no error of power, cooling, memory or PCIe while this run lasted, and all is still sound
 
     A power supply that drops out for a second under load, a fan that stalls or an error that was noticed below the
@@ -180,9 +180,12 @@ def test_bmc_logged_nothing_during_the_run(host_before: Now, host_now: Now, noti
     more, save and clear it (`ipmitool sel save FILE`, `ipmitool sel clear`) and run again; so also where somebody has
     cleared it while this run lasted, for then it proves nothing.
     """
-    if host_before("bmc") is None:
+    if machine.before("bmc") is None:
         not_applicable("nobody asked the BMC when this run began")
-    before, now = assertions.of_host(host_before, bmc.BMC), assertions.of_host(host_now, bmc.BMC, read_before=True)
+    before, now = (
+        assertions.of_host(machine.before, bmc.BMC),
+        assertions.of_host(machine.now, bmc.BMC, read_before=True),
+    )
     logs = before["log"], now["log"]
     news = bmc_rules.logged_since(*logs) if all(logs) else []
     found = [*bmc_rules.power_ills(now), *bmc_rules.fan_ills(now), *bmc_rules.temperature_ills(now)]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from pytest_gpufleet import Machine, expect_none, not_applicable
+from pytest_gpufleet import LiveMachine, expect_none, not_applicable
 from pytest_gpufleet.machine import host, pci_devices, rdma
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.verdict.host_rules import gpudirect_rules, pcie_rules
@@ -23,7 +23,7 @@ NO_ERRORS_TOLD = (
 )
 
 
-def test_links_to_the_root_are_full(machine: Machine) -> None:
+def test_links_to_the_root_are_full(machine: LiveMachine) -> None:
     """Every PCIe link between processors and switches has all lanes and the full speed, every NVMe drive's as others'
 
     A riser, retimer or cable that is bad costs lanes or speed above the GPU, where the GPU's own link shows nothing,
@@ -37,7 +37,7 @@ def test_links_to_the_root_are_full(machine: Machine) -> None:
     expect_none(pcie_rules.reduced_links(devices, machine.gpus))
 
 
-def test_no_uncorrected_pcie_error_is_recorded(machine: Machine) -> None:
+def test_no_uncorrected_pcie_error_is_recorded(machine: LiveMachine) -> None:
     """No PCIe link to a GPU, network adapter or NVMe drive has had an error since boot that could not be corrected
 
     Such an error loses what was sent: a fatal one takes the link down, and the device with it. The kernel counts them
@@ -53,7 +53,7 @@ def test_no_uncorrected_pcie_error_is_recorded(machine: Machine) -> None:
 
 
 @pytest.mark.at_the_end
-def test_pcie_paths_stayed_clean(machine: Machine, host_now: Callable[[str], Any]) -> None:
+def test_pcie_paths_stayed_clean(machine: LiveMachine) -> None:
     """No PCIe link between GPUs, network adapters, NVMe drives and the root had more errors than a healthy one
 
     NVML counts those of the GPU's own link. A riser, retimer or switch above it goes bad unseen until it takes all
@@ -63,14 +63,14 @@ def test_pcie_paths_stayed_clean(machine: Machine, host_now: Callable[[str], Any
     """
     before, now = (
         assertions.of_host(machine.host.get, pci_devices.PCI_DEVICES),
-        assertions.of_host(host_now, pci_devices.PCI_DEVICES, read_before=True),
+        assertions.of_host(machine.now, pci_devices.PCI_DEVICES, read_before=True),
     )
     if not pcie_rules.counts_errors(before) and not pcie_rules.counts_errors(now):
         not_applicable(NO_ERRORS_TOLD)
     expect_none(pcie_rules.path_errors(before, now, machine.gpus, machine.seconds_ago))
 
 
-def test_adapters_are_next_to_gpus(machine: Machine) -> None:
+def test_adapters_are_next_to_gpus(machine: LiveMachine) -> None:
     """Every GPU has a network adapter under its own PCIe switch, if most GPUs of this machine do
 
     A GPU without one sends its data over the processor to an adapter elsewhere, perhaps on the other socket, and its
@@ -82,7 +82,7 @@ def test_adapters_are_next_to_gpus(machine: Machine) -> None:
     expect_none(gpudirect_rules.adapters_far(machine.gpus, devices, ports))
 
 
-def test_gpudirect_rdma_can_work(machine: Machine) -> None:
+def test_gpudirect_rdma_can_work(machine: LiveMachine) -> None:
     """Network adapters can read and write the memory of GPUs (GPUDirect RDMA)
 
     Without it everything between nodes goes through the memory of the host, at a part of the speed, and each rail
@@ -101,7 +101,7 @@ def test_gpudirect_rdma_can_work(machine: Machine) -> None:
 
 
 @pytest.mark.level("standard")
-def test_switches_let_adapters_reach_gpus(machine: Machine, host_now: Callable[[str], Any]) -> None:
+def test_switches_let_adapters_reach_gpus(machine: LiveMachine) -> None:
     """No PCIe switch sends what a GPU and its network adapter say to each other over the processor
 
     Access Control Services (ACS) of the switch's ports redirect it to the root, for the sake of virtual machines:
@@ -113,12 +113,12 @@ def test_switches_let_adapters_reach_gpus(machine: Machine, host_now: Callable[[
     pairs(machine, devices, ports)
     expect_none(
         gpudirect_rules.redirecting_ports(
-            machine.gpus, devices, ports, assertions.of_host(host_now, pci_devices.PCIE_ACS)
+            machine.gpus, devices, ports, assertions.of_host(machine.now, pci_devices.PCIE_ACS)
         )
     )
 
 
-def pairs(machine: Machine, devices: Mapping[str, Any], ports: Sequence[Mapping[str, Any]]) -> None:
+def pairs(machine: LiveMachine, devices: Mapping[str, Any], ports: Sequence[Mapping[str, Any]]) -> None:
     """End the check where no GPU has an adapter under its switch."""
     if not any(gpudirect_rules.adapters_by_gpu(machine.gpus, devices, ports).values()):
         not_applicable("no GPU shares a PCIe switch with a network adapter in use here, as in a virtual machine")

@@ -7,7 +7,7 @@ from functools import cache, partial
 
 import pytest
 
-from pytest_gpufleet import GpuTopology, Judge, Machine, Measurement, MiB, Size, World, expect_none
+from pytest_gpufleet import GpuTopology, Judge, LiveMachine, Measurement, MiB, Size, World, expect_none
 from pytest_gpufleet.probes.links import host_copies, pairs
 from pytest_gpufleet.probes.links.copying import Copied
 from pytest_gpufleet.probes.memory import host_memory_bandwidth
@@ -111,7 +111,7 @@ def test_host_bandwidth_of_all_gpus(
 @pytest.mark.level("standard")
 @pytest.mark.host_alone
 @pytest.mark.figures("host_memory_bandwidth")
-def test_host_memory_bandwidth(world: World, judge: Judge, machine: Machine) -> None:
+def test_host_memory_bandwidth(world: World, judge: Judge, machine: LiveMachine) -> None:
     """Bandwidth of the host's memory at each NUMA node
 
     Everything that GPUs get from the host comes out of this memory. One NUMA node below the others: a memory module is

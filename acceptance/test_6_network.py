@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 
-from pytest_gpufleet import Judge, Machine, World, expect_none, not_applicable
+from pytest_gpufleet import Judge, LiveMachine, World, expect_none, not_applicable
 from pytest_gpufleet.machine import optics, rdma
 from pytest_gpufleet.model.machine import fastest_ports
 from pytest_gpufleet.plugin import assertions
@@ -24,7 +22,7 @@ needs_gpus = pytest.mark.needs(gpus=True)
 
 @needs_gpus
 @pytest.mark.proves_sound
-def test_transceivers_are_well(host_now: Callable[[str], Any]) -> None:
+def test_transceivers_are_well(machine: LiveMachine) -> None:
     """Transceivers report no fault and work within their own limits
 
     Temperature, voltage, laser current and light of each lane, against the limits that the module itself has, and the
@@ -32,14 +30,14 @@ def test_transceivers_are_well(host_now: Callable[[str], Any]) -> None:
     little light: clean the connectors, look for a bent fibre, exchange the cable. Too hot: look at the airflow through
     its cage. Copper cables have no light, and pass with what they have. Needs `mlxlink` (MFT) or `mstlink`, and root.
     """
-    ports = assertions.of_host(host_now, optics.OPTICS)
+    ports = assertions.of_host(machine.now, optics.OPTICS)
     expect_none(port_rules.module_faults(ports))
     assertions.require_answers(ports)
 
 
 @needs_gpus
 @pytest.mark.proves_sound
-def test_links_have_few_bit_errors(host_now: Callable[[str], Any]) -> None:
+def test_links_have_few_bit_errors(machine: LiveMachine) -> None:
     """Network links have no more bit errors than healthy ones, and stay up
 
     What is left of bit errors after correction, by the limits from which NVIDIA calls a link faulty, and how often the
@@ -47,7 +45,7 @@ def test_links_have_few_bit_errors(host_now: Callable[[str], Any]) -> None:
     connectors at both ends, then exchange the cable, then look at the switch port: `mlxlink -d mlx5_0 -c`. Rates are
     judged once a link was up for 125 minutes. It needs `mlxlink` (MFT) or `mstlink`, and root.
     """
-    ports = assertions.of_host(host_now, optics.OPTICS)
+    ports = assertions.of_host(machine.now, optics.OPTICS)
     expect_none(port_rules.links_with_errors(ports))
     assertions.require_answers(ports)
 
@@ -55,7 +53,7 @@ def test_links_have_few_bit_errors(host_now: Callable[[str], Any]) -> None:
 @pytest.mark.host_alone
 @needs_gpus
 @pytest.mark.figures("nic_bandwidth", required=("nic_bandwidth",), peers="which are the adapters at the highest rate")
-def test_adapters_write_to_themselves(machine: Machine, judge: Judge, host_now: Callable[[str], Any]) -> None:
+def test_adapters_write_to_themselves(machine: LiveMachine, judge: Judge) -> None:
     """Each network adapter writes to itself as fast as its port can
 
     By ib_write_bw of perftest, server and client on this machine: the adapter and its way to memory, without cable,
@@ -63,7 +61,7 @@ def test_adapters_write_to_themselves(machine: Machine, judge: Judge, host_now: 
     Low for one: look at its PCIe link (`lspci -vv`), reseat or exchange it. Low for all: IOMMU and ACS, or processors
     that save power. perftest from 23.07 on has to be installed.
     """
-    ports = assertions.of_host(host_now, rdma.RDMA_WRITES)
+    ports = assertions.of_host(machine.now, rdma.RDMA_WRITES)
     wrote = [port for port in ports if "why" not in port]
     figures = {port["port"]: [port["gigabits"] / 8] for port in wrote}
     written = adapter_loopback.adapter_bandwidth(
@@ -77,7 +75,7 @@ def test_adapters_write_to_themselves(machine: Machine, judge: Judge, host_now: 
 @pytest.mark.host_alone
 @pytest.mark.needs(ranks=2)
 @pytest.mark.figures("nic_bandwidth", required=("nic_bandwidth",), peers="which are the adapters at the highest rate")
-def test_gpus_reach_each_other_through_each_adapter(machine: Machine, world: World, judge: Judge) -> None:
+def test_gpus_reach_each_other_through_each_adapter(machine: LiveMachine, world: World, judge: Judge) -> None:
     """GPUs of this machine exchange data through each network adapter as fast as its port can
 
     NCCL between two GPUs to which one adapter alone is left, neither NVLink nor shared memory: out through the adapter

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet import Fault, Gpu, Judge, Machine, Measurement, World, expect_none, not_applicable
+from pytest_gpufleet import Fault, Gpu, Judge, LiveMachine, Measurement, World, expect_none, not_applicable
 from pytest_gpufleet.machine import memory
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.verdict import health_rules, link_rules, port_rules
 from pytest_gpufleet.verdict.host_rules import part_rules
 
-Now = Callable[[str], list[Any]]
 Rule = Callable[[Gpu, Any, float], Iterable[Fault]]
 
 pytestmark = pytest.mark.chapter("Endurance", "Did the machine stay sound and fast under load?")
@@ -54,7 +53,7 @@ def test_power_steps(world: World, power_steps: Callable[[World], list[Measureme
 
 @pytest.mark.at_the_end
 @pytest.mark.needs(gpus=True)
-def test_nvlinks_stayed_clean(machine: Machine, machine_now: Now) -> None:
+def test_nvlinks_stayed_clean(machine: LiveMachine) -> None:
     """No NVLink had replays, recoveries, flit errors or a flood of CRC errors while this run used it
 
     Links correct single errors in data themselves, and only 100 a second are a flood. A link that has to send flits
@@ -62,12 +61,12 @@ def test_nvlinks_stayed_clean(machine: Machine, machine_now: Now) -> None:
     `nvidia-smi nvlink -e` shows the counters. Reset the GPU that is named; if it comes back, the GPU or the switch
     board is bad.
     """
-    expect_clean(machine, machine_now, "nvlink_errors", link_rules.link_errors)
+    expect_clean(machine, "nvlink_errors", link_rules.link_errors)
 
 
 @pytest.mark.at_the_end
 @pytest.mark.needs(gpus=True)
-def test_pcie_links_stayed_clean(machine: Machine, machine_now: Now) -> None:
+def test_pcie_links_stayed_clean(machine: LiveMachine) -> None:
     """No PCIe link of a GPU had more replays than a healthy one while this run used it
 
     What arrives damaged is sent again: that is a replay. How many a minute are healthy depends on generation and number
@@ -75,25 +74,25 @@ def test_pcie_links_stayed_clean(machine: Machine, machine_now: Now) -> None:
     the whole run. `nvidia-smi -q` shows the counter ("Replays Since Reset"). Reseat the GPU that is named, and its
     riser or cable; if replays come back, try it in another slot: they stay with the GPU or with the slot that is bad.
     """
-    expect_clean(machine, machine_now, "pcie_replays", link_rules.pcie_errors)
+    expect_clean(machine, "pcie_replays", link_rules.pcie_errors)
 
 
 @pytest.mark.at_the_end
 @pytest.mark.needs(gpus=True)
-def test_memory_errors_stayed_rare(machine: Machine, machine_now: Now) -> None:
+def test_memory_errors_stayed_rare(machine: LiveMachine) -> None:
     """Memory errors that were corrected stayed rare while this run used all memory
 
     A corrected error harms no result, and a few are normal. Very many of them, or several rows that had to be remapped
     for them within one run, come before errors that nobody can correct. `nvidia-smi -q -d ECC,ROW_REMAPPER` shows the
     counters. Reset the GPU that is named and run again; if they come back, replace it.
     """
-    expect_clean(machine, machine_now, "ecc_corrected", health_rules.corrected_errors)
-    expect_clean(machine, machine_now, "remapped_rows", health_rules.corrected_rows)
+    expect_clean(machine, "ecc_corrected", health_rules.corrected_errors)
+    expect_clean(machine, "remapped_rows", health_rules.corrected_rows)
 
 
 @pytest.mark.at_the_end
 @pytest.mark.needs(gpus=True)
-def test_network_ports_stayed_clean(machine: Machine, host_now: Callable[[str], Any]) -> None:
+def test_network_ports_stayed_clean(machine: LiveMachine) -> None:
     """No network port in use went down or counted more errors than a healthy one while this run lasted
 
     A link that goes down or has errors although it is hardly used fails under load. Look at cable, transceiver and
@@ -103,24 +102,24 @@ def test_network_ports_stayed_clean(machine: Machine, host_now: Callable[[str], 
     in_use = [port for port in before if "ACTIVE" in port["state"]]
     if not any(port.get("errors") for port in in_use):
         not_applicable("no active network port counts errors, as where a virtual machine hides them")
-    expect_none(port_rules.port_errors(before, host_now("network_ports") or (), machine.seconds_ago))
+    expect_none(port_rules.port_errors(before, machine.now("network_ports") or (), machine.seconds_ago))
 
 
 @pytest.mark.at_the_end
 @pytest.mark.needs(gpus=True)
-def test_host_memory_errors_stayed_rare(machine: Machine, host_now: Callable[[str], Any]) -> None:
+def test_host_memory_errors_stayed_rare(machine: LiveMachine) -> None:
     """The host's memory had no uncorrected errors while this run used it, and no module many that were corrected
 
     A module that has errors under load only has none when the run begins. Reseat the one that is named, and replace it
     if they come back: `edac-util -v`, `ras-mc-ctl --error-count`.
     """
     before = assertions.of_host(machine.host.get, memory.MEMORY_ERRORS)
-    now = assertions.of_host(host_now, memory.MEMORY_ERRORS, read_before=True)
+    now = assertions.of_host(machine.now, memory.MEMORY_ERRORS, read_before=True)
     expect_none(part_rules.memory_errors_grown(before, now, machine.seconds_ago))
 
 
-def expect_clean(machine: Machine, machine_now: Now, counter: str, rule: Rule) -> None:
+def expect_clean(machine: LiveMachine, counter: str, rule: Rule) -> None:
     """No GPU's counter has grown by more than the rule allows since the beginning of the run."""
     assertions.require_any(machine.gpus, counter)
-    readings = zip(machine.gpus, machine_now(counter), strict=True)
+    readings = zip(machine.gpus, machine.now(counter), strict=True)
     expect_none(fault for before, now in readings for fault in rule(before, now, machine.seconds_ago))

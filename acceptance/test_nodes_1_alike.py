@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from pytest_gpufleet import expect_none, not_applicable
+from pytest_gpufleet import LiveMachine, expect_none, not_applicable
 from pytest_gpufleet.verdict.fleet import fleet_peers, host_runs
 
 pytestmark = [
@@ -16,7 +16,13 @@ pytestmark = [
 ]
 
 
-def test_nodes_are_alike(node_runs: Mapping[int, host_runs.HostRun]) -> None:
+@pytest.fixture
+def own_runs(machine: LiveMachine) -> Mapping[int, host_runs.HostRun]:
+    """What each node came to by itself, also one that was lost or left out since."""
+    return {node.number: node.run for node in machine.nodes if node.run}
+
+
+def test_nodes_are_alike(own_runs: Mapping[int, host_runs.HostRun]) -> None:
     """All nodes have the same hardware, firmware, software, environment and limits
 
     A node with another driver, firmware, NCCL or network plugin hangs or slows down all others, and passes every check
@@ -24,21 +30,21 @@ def test_nodes_are_alike(node_runs: Mapping[int, host_runs.HostRun]) -> None:
     (`ulimit -a`), the variables of its environment. Nodes with other software or firmware take no part in the checks
     between nodes. Where no more than half of the nodes agree, nobody can say who differs, and none is left out.
     """
-    expect_none(fleet_peers.nodes_unlike_others(node_runs))
+    expect_none(fleet_peers.nodes_unlike_others(own_runs))
 
 
-def test_no_node_is_slower_than_the_others(node_runs: Mapping[int, host_runs.HostRun]) -> None:
+def test_no_node_is_slower_than_the_others(own_runs: Mapping[int, host_runs.HostRun]) -> None:
     """No GPU, link or host is slower than its peers on all nodes
 
     A node that is slow everywhere has no peer at home that shows it, and may still meet its limits; jobs on many nodes
     run at its pace. Look at what its GPUs have in common: clocks, power limit, cooling, BIOS settings, memory modules
     (`dmidecode -t memory`), and what else runs there.
     """
-    expect_none(fleet_peers.slower_than_other_nodes(node_runs))
+    expect_none(fleet_peers.slower_than_other_nodes(own_runs))
 
 
 @pytest.mark.level("standard")
-def test_nodes_compute_the_same_bits(node_runs: Mapping[int, host_runs.HostRun]) -> None:
+def test_nodes_compute_the_same_bits(own_runs: Mapping[int, host_runs.HostRun]) -> None:
     """GPUs of one model with the same libraries compute the same bits on all nodes
 
     Each node's own run has hashed what its GPUs compute of fixed data. A node on which all GPUs agree on wrong bits
@@ -46,16 +52,17 @@ def test_nodes_compute_the_same_bits(node_runs: Mapping[int, host_runs.HostRun])
     the others' (`pip list`, LD_PRELOAD); if they are the same, its GPUs, or what they share, are bad. Of two nodes
     nobody can say which is wrong: add a third. Nodes with other GPUs or versions are not compared.
     """
-    if not fleet_peers.fingerprints_in_common(node_runs):
+    if not fleet_peers.fingerprints_in_common(own_runs):
         not_applicable("no two nodes have fingerprints of the same GPU model and libraries")
-    expect_none(fleet_peers.nodes_compute_otherwise(node_runs))
+    expect_none(fleet_peers.nodes_compute_otherwise(own_runs))
 
 
-def test_clocks_agree(clocks_ahead: Mapping[int, float]) -> None:
+def test_clocks_agree(machine: LiveMachine) -> None:
     """The clocks of all nodes show the same time
 
     Where they do not, nobody can put the logs of a failure in order, and certificates and leases of file systems fail.
     Look at `chronyc tracking` or `timedatectl` of the node that is named, and whether it reaches its time server. By
     the network's own delays clocks seem up to some milliseconds apart; 50 ms are allowed.
     """
-    expect_none(fleet_peers.clocks_apart(clocks_ahead))
+    ahead = {node.number: node.clock_ahead for node in machine.nodes if node.clock_ahead is not None}
+    expect_none(fleet_peers.clocks_apart(ahead))

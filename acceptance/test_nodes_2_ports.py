@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from pytest_gpufleet import Judge, Machine, Measurement, Place, expect_none, not_applicable
+from pytest_gpufleet import Judge, LiveMachine, Measurement, Place, expect_none, not_applicable, not_judged
+from pytest_gpufleet.model.gpu import Missing
+from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.verdict import port_rules
 
@@ -20,43 +22,56 @@ pytestmark = [
 ]
 
 
-def ports(machine: Machine) -> Sequence[Mapping[str, Any]]:
-    return machine.host["network_ports"] or ()
+class Ports(NamedTuple):
+    """A node's machine, and its ports when the run began and now; Missing if it does not answer any more."""
+
+    machine: Machine
+    before: Sequence[Mapping[str, Any]]
+    now: Sequence[Mapping[str, Any]] | Missing
 
 
-def test_ports_stayed_clean(machines: Sequence[Machine], hosts_now: Callable[[str], Mapping[int, Any]]) -> None:
+@pytest.fixture
+def ports(machine: LiveMachine) -> list[Ports]:
+    """Of each node that takes part."""
+    there = [(node.machine, node) for node in machine.nodes if node.machine]
+    return [Ports(each, each.host["network_ports"] or (), node.now("network_ports") or ()) for each, node in there]
+
+
+def require_answers(ports: Iterable[Ports]) -> None:
+    if silent := [f"node {each.machine.node}: {each.now}" for each in ports if isinstance(each.now, Missing)]:
+        not_judged("\n".join(silent))
+
+
+def test_ports_stayed_clean(ports: list[Ports]) -> None:
     """No network port went down or counted more errors than a healthy one while all nodes worked together
 
     A cable, transceiver or switch port that is bad shows under load: errors are sent again and cost bandwidth, until
     the link goes down and takes a job with it. Look at cable, transceiver and switch port of the one that is named:
     `ibstat`, `perfquery`, `mlxlink -d mlx5_0 -c -e`; exchange the cable first.
     """
-    if not any(port.get("errors") for machine in machines for port in ports(machine) if "ACTIVE" in port["state"]):
+    if not any(port.get("errors") for each in ports for port in each.before if "ACTIVE" in port["state"]):
         not_applicable("no active network port of these nodes counts errors")
-    now = hosts_now("network_ports")
     expect_none(
-        replace(fault, subjects=(Place(machine.node, "node"),))
-        for machine in machines
-        if machine.node in now
-        for fault in port_rules.port_errors(ports(machine), now[machine.node] or (), machine.seconds_ago)
+        replace(fault, subjects=(Place(each.machine.node, "node"),))
+        for each in ports
+        if not isinstance(each.now, Missing)
+        for fault in port_rules.port_errors(each.before, each.now, each.machine.seconds_ago)
     )
+    require_answers(ports)
 
 
 @pytest.mark.figures("port_events")
-def test_what_ports_waited_for(
-    judge: Judge, machines: Sequence[Machine], hosts_now: Callable[[str], Mapping[int, Any]]
-) -> None:
+def test_what_ports_waited_for(judge: Judge, ports: list[Ports]) -> None:
     """How often network ports had to wait, discard or send again, by node
 
     For information: congestion makes these grow as well as a fault does. One node or one kind of counter far above the
     others points to a slow receiver, a missing route, or, with RoCE, to a network that is not lossless as it should be
     (PFC and ECN of switches and adapters).
     """
-    now = hosts_now("network_ports")
     grown: dict[Where, dict[str, int]] = {
-        Place(machine.node, "node"): port_rules.port_traffic(ports(machine), now[machine.node] or ())
-        for machine in machines
-        if machine.node in now
+        Place(each.machine.node, "node"): port_rules.port_traffic(each.before, each.now)
+        for each in ports
+        if not isinstance(each.now, Missing)
     }
     names = sorted({name for counters in grown.values() for name in counters})
     if not names:

@@ -34,7 +34,7 @@ from pytest_gpufleet.verdict.verdict import remarks
 from pytest_gpufleet.world.engines.processes import CANNOT_ANSWER
 from pytest_gpufleet.world.engines.protocol import Trace
 from pytest_gpufleet.world.failure import RankFailure
-from tests.acceptance import checks, test_faulty_machines as faulty
+from tests.acceptance import test_faulty_machines as faulty
 from tests.boards import BOARDS
 from tests.fleets import host_run
 from tests.machine.test_kernel_log import SEGFAULT
@@ -335,7 +335,7 @@ def xid(number: int, rest: str = "") -> str:
 
 def later(change: str) -> Told:
     """What a B200 tells a moment after the run began."""
-    return of_facts(faulty.BLACKWELL, machine_now=checks.later(recorded(faulty.BLACKWELL + change)))
+    return of_facts(faulty.BLACKWELL, now=recorded(faulty.BLACKWELL + change))
 
 
 LINKS = [

@@ -3,10 +3,10 @@
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +14,8 @@ import pytest
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.model.fault import Fault, Faults
-from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.gpu import NAMES, GpuTopology
+from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.world.world import World
 from tests.conftest import ACCEPTANCE
@@ -64,17 +65,36 @@ def checks() -> Iterator[tuple[str, Callable[..., None], dict[str, Any]]]:
                 yield from ((f"{name}[{value}]", check, {argument: value}) for value in values)
 
 
-def outcomes(here: Recorded, asked: int = 4, **more: Any) -> dict[str, Outcome]:
+class Answering(Machine):
+    """The fixture machine: `now` and `before` are facts of its host, or another recorded machine that answers."""
+
+    def __init__(self, here: Machine, now: Recorded | Mapping[str, Any] | None, before: Mapping[str, Any]) -> None:
+        vars(self).update(vars(here))
+        there = now.machine if isinstance(now, Recorded) else replace(here, host={**here.host, **(now or {})})
+        vars(self)["now"] = lambda fact: facts_of(there).get(fact)
+        vars(self)["before"] = lambda fact: {**facts_of(here), **before}.get(fact)
+
+
+def facts_of(machine: Machine) -> dict[str, Any]:
+    return {**machine.host, **{fact: [gpu[fact] for gpu in machine.gpus] for fact in NAMES}}
+
+
+def outcomes(
+    here: Recorded,
+    asked: int = 4,
+    now: Recorded | Mapping[str, Any] | None = None,
+    before: Mapping[str, Any] = MappingProxyType({}),
+    **more: Any,
+) -> dict[str, Outcome]:
     """What every check says of this machine of which `asked` GPUs were asked for. Checks that take a fixture of which
-    nothing is known, such as ranks, are left out; `more` are other fixtures."""
+    nothing is known, such as ranks, are left out; `more` are other fixtures. `now`: what another machine answers in its
+    place, or what its host does; `before`: what its host has answered."""
     fixtures = {
-        "machine": here.machine,
+        "machine": Answering(here.machine, now, before),
         "gpu_topology": here.topology,
         "gpu_profile": profile.choose(None, (gpu.name for gpu in here.topology.gpus)),
         "fleet_order": None,
         "fleet_network": "",
-        "host_now": here.machine.host.get,
-        "host_before": {}.get,
         "asked_once": here.machine.host.get,
         "notice": lambda shown: None,
         "pytestconfig": SimpleNamespace(getoption={"gpus": asked}.get),
@@ -85,11 +105,6 @@ def outcomes(here: Recorded, asked: int = 4, **more: Any) -> dict[str, Outcome]:
         for name, check, case in checks()
         if inspect.signature(check).parameters.keys() <= {*fixtures, *case}
     }
-
-
-def later(here: Recorded) -> Callable[[str], list[Any]]:
-    """The fixture machine_now: the facts of another machine in the place of what this one answers now."""
-    return lambda fact: [gpu[fact] for gpu in here.machine.gpus]
 
 
 def ranks_answer(answers: list[Any], to: str) -> SimpleNamespace:

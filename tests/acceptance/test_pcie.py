@@ -48,8 +48,7 @@ def machine(tmp_path, name=BOARD, change=str, control=0, host=""):
 
 
 def told(here, now=None):
-    later = {} if now is None else {"host_now": now.machine.host.get}
-    return {name: each for name, each in outcomes(here, **later).items() if name in CHECKS}
+    return {name: each for name, each in outcomes(here, now=now).items() if name in CHECKS}
 
 
 def failed(outcomes):

@@ -47,10 +47,10 @@ def load(rank):
             a @ a
         torch.cuda.synchronize()
 
-def test_load(world, machine_now):
-    before = machine_now("slowdown_ns")
+def test_load(world, machine):
+    before = machine.now("slowdown_ns")
     world.run(load)
-    print("SLOWDOWNS", before, machine_now("slowdown_ns"))
+    print("SLOWDOWNS", before, machine.now("slowdown_ns"))
 """
 
 

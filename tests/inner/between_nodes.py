@@ -11,18 +11,23 @@ from pytest_gpufleet.plugin.keys import RUN
 pytestmark = pytest.mark.needs(nodes=2)
 
 
-def test_ranks(world, machines, node_runs):
-    assert world.size == 2 * len(world.nodes) == 2 * len(machines) == 2 * len(node_runs) == 6
+def test_ranks(world, machine):
+    assert world.size == 2 * len(world.nodes) == 2 * len(machine.nodes) == 6
     assert [place.node for place in world.places] == [0, 0, 1, 1, 2, 2]
-    assert [machine.node for machine in machines] == [0, 1, 2]
-    own = {node: (run.host, run.record.verdict) for node, run in node_runs.items()}
+    assert [node.machine.node for node in machine.nodes] == [0, 1, 2]
+    own = {node.number: (node.run.host, node.run.record.verdict) for node in machine.nodes}
     assert own == {node: (f"node{node}", "REHEARSAL") for node in range(3)}
     assert world.run(lambda rank: (rank.node, rank.index)) == [(index // 2, index) for index in range(6)]
 
 
-@pytest.mark.parametrize("fixture", ["gpu_topology", "machine", "machine_now", "host_now", "host_before"])
-def test_no_machine_of_its_own(request, fixture):
-    request.getfixturevalue(fixture)
+@pytest.mark.parametrize("ask", ["gpus", "host", "now", "before"])
+def test_no_machine_of_its_own(machine, ask):
+    asked = getattr(machine, ask)
+    asked("bmc")
+
+
+def test_no_topology(gpu_topology):
+    pass
 
 
 def test_one_is_lost(pytestconfig, nccl_group):

@@ -187,8 +187,9 @@ def check_all(first: Any, now: Any) -> dict[str, str]:
 def checked(first: Any, now: Any) -> tuple[dict[str, str], list[str]]:
     """How each check ends, and the codes of what is told beside the verdict."""
     told: list[Fault] = []
-    before, at_the_end = {"bmc": first}.get, {"bmc": now}.get
-    ended = outcomes(recorded(), asked_once=before, host_before=before, host_now=at_the_end, notice=told.extend)
+    ended = outcomes(
+        recorded(), now={"bmc": now}, before={"bmc": first}, asked_once={"bmc": first}.get, notice=told.extend
+    )
     return {name: ended[name].what for name in CHECKS}, [fault.name for fault in told]
 
 

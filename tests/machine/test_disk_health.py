@@ -50,7 +50,7 @@ def test_a_drive_that_does_not_answer_is_not_judged(tmp_path):
     drives = disks.read(tree.root, run)
     assert {"device": "nvme1", "silent": "nvme1: smartctl did not answer within 20 s"} in drives
     assert sick_drives(drives) == []
-    check = outcomes(recorded(), host_now={"disk_health": drives}.get)["test_drives_are_healthy"]
+    check = outcomes(recorded(), now={"disk_health": drives})["test_drives_are_healthy"]
     assert (check.what, check.message) == ("skipped", "not judged: nvme1: smartctl did not answer within 20 s")
 
 

@@ -10,6 +10,7 @@ from pytest_gpufleet import expect
 from pytest_gpufleet.machine import fact_tables, local_node, network_ports, nvml as driver
 from pytest_gpufleet.machine.fact_tables import NVLINK_5_COUNTERS, NVLINK_COUNTERS
 from pytest_gpufleet.model.gpu import Gpu, Missing
+from pytest_gpufleet.plugin.live_machine import LiveMachine
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import Options
 from tests.machine.fake_nvml import switched
@@ -271,7 +272,7 @@ MISSPELT = {
     "machine.gpus[0][...]": lambda name: Gpu(0, {"name": "NVIDIA H200"})[name],
     "expect": lambda name: expect([Gpu(0, {})], name, 16),
     "expect in a rehearsal": lambda name: expect([], name, 16),
-    "machine_now": Run(Options(rehearse=2)).own_machine.read_now,
+    "machine.now": LiveMachine(Run(Options(rehearse=2))).now,
 }
 
 

@@ -296,11 +296,11 @@ def test_what_goes_along_is_that_of_checks_that_do_not_run_again(first):
 
 
 LOOKS_BACK = """
-def test_looks_back(host_before, host_now):
-    assert host_before("bmc") == {"log": {"events": []}}
-    host_now("bmc")
-    assert host_before("bmc") == {"log": {"events": []}}
-    assert host_before("dmi") is None
+def test_looks_back(machine):
+    assert machine.before("bmc") == {"log": {"events": []}}
+    machine.now("bmc")
+    assert machine.before("bmc") == {"log": {"events": []}}
+    assert machine.before("optics") is None
 """
 
 

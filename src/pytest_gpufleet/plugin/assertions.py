@@ -129,7 +129,7 @@ def expect_as_ordered(machine: Machine, topology: GpuTopology, order: Order | No
 
 
 def of_host(read: Callable[[str], Any], fact: "HostFact[T]", read_before: bool = False) -> T:
-    """A fact of the host: `read` is host_now or machine.host.get. Ends the check as not applicable where the machine
+    """A fact of the host: `read` is machine.now or machine.host.get. Ends the check as not applicable where the machine
     has no such thing; as not judged where it cannot be read, or no longer (`read_before`: it was when the run began).
     """
     __tracebackhide__ = True

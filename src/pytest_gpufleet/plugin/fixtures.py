@@ -5,7 +5,7 @@ Loaded in every pytest run of an environment, so nothing heavy is imported befor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,13 +22,12 @@ if TYPE_CHECKING:
     from pytest_gpufleet.model.events import Fingerprint
     from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.gpu import GpuTopology
-    from pytest_gpufleet.model.machine import Machine, Order
+    from pytest_gpufleet.model.machine import Order
     from pytest_gpufleet.model.measurement import Measurement
     from pytest_gpufleet.plugin.assertions import Judge
+    from pytest_gpufleet.plugin.live_machine import LiveMachine
     from pytest_gpufleet.probes.burn_in import AfterTurn
-    from pytest_gpufleet.run.ground import OwnMachine
     from pytest_gpufleet.run.run import Run
-    from pytest_gpufleet.verdict.fleet.host_runs import HostRun
     from pytest_gpufleet.verdict.host_rules.dcgm_rules import Diagnosis
     from pytest_gpufleet.verdict.profile import Profile
     from pytest_gpufleet.world.rank import Rank
@@ -70,72 +69,20 @@ def pytest_fixture_setup(
         pool.limit = limit
 
 
-def _own_machine(config: pytest.Config, fixture: str, instead: str) -> OwnMachine:
-    """What fixtures of one machine are about. A check between nodes has no machine of its own."""
-    run = config.stash[RUN]
-    if run.options.nodes is not None and run.options.makes_a_run:
-        pytest.fail(f"{fixture} is of one machine: a check between nodes asks {instead}", pytrace=False)
-    return run.own_machine
-
-
 @pytest.fixture(scope="session")
-def gpu_topology(pytestconfig: pytest.Config) -> GpuTopology:
+def gpu_topology(machine: LiveMachine, pytestconfig: pytest.Config) -> GpuTopology:
     """The GPUs of this run, their links and the software above them (a GpuTopology); no GPUs in a rehearsal."""
-    return _own_machine(pytestconfig, "gpu_topology", "world.gpus, or machines for all that is known").topology
+    _ = machine.gpus  # of which a check between nodes has none
+    return pytestconfig.stash[RUN].own_machine.topology
 
 
 @pytest.fixture(scope="session")
-def machine(pytestconfig: pytest.Config) -> Machine:
-    """Every fact of the run's GPUs and of their host (a Machine); `expect` checks facts. No GPUs in a rehearsal."""
-    return _own_machine(pytestconfig, "machine", "machines, which has one for each node").machine
+def machine(pytestconfig: pytest.Config) -> LiveMachine:
+    """Every fact of the run's GPUs and of their host when it began (a LiveMachine); `expect` checks facts. No GPUs in
+    a rehearsal. machine.now(fact) reads one again; machine.nodes are those of a check between nodes."""
+    from pytest_gpufleet.plugin.live_machine import LiveMachine
 
-
-@pytest.fixture(scope="session")
-def machine_now(pytestconfig: pytest.Config) -> Callable[[str], list[Any]]:
-    """machine_now(fact): a fact of every GPU as it is at this moment, in the order of machine.gpus."""
-    return _own_machine(pytestconfig, "machine_now", "the ranks: world.run(...)").read_now
-
-
-@pytest.fixture(scope="session")
-def host_now(pytestconfig: pytest.Config) -> Callable[[str], Any]:
-    """host_now(fact): a fact of the host as it is at this moment."""
-    _own_machine(pytestconfig, "host_now", "the ranks: world.run(...)")
-    return cast("Callable[[str], Any]", pytestconfig.stash[RUN].host_now)
-
-
-@pytest.fixture(scope="session")
-def host_before(pytestconfig: pytest.Config) -> Callable[[str], Any]:
-    """host_before(fact): a fact of the host as host_now has told it first in this run, and in the one that it goes on
-    with (--fleet-resume) if there is one; None if nobody has asked."""
-    _own_machine(pytestconfig, "host_before", "the ranks: world.run(...)")
-    return cast("Callable[[str], Any]", pytestconfig.stash[RUN].host_before.get)
-
-
-@pytest.fixture
-def machines(pytestconfig: pytest.Config) -> tuple[Machine, ...]:
-    """The machine of each node that takes part (Machines, with the number of their node), with what was read when the
-    run began."""
-    return pytestconfig.stash[RUN].machines()
-
-
-@pytest.fixture
-def node_runs(pytestconfig: pytest.Config) -> Mapping[int, HostRun]:
-    """What each node has come to in its own run (a HostRun), by its number, also those that were lost or left out
-    since; of a run on one machine none."""
-    return pytestconfig.stash[RUN].runs_of_nodes()
-
-
-@pytest.fixture
-def hosts_now(pytestconfig: pytest.Config) -> Callable[[str], Mapping[int, Any]]:
-    """hosts_now(fact): a fact of the host of each node that takes part, as it is at this moment, by its number."""
-    return pytestconfig.stash[RUN].hosts_now
-
-
-@pytest.fixture
-def clocks_ahead(pytestconfig: pytest.Config) -> Mapping[int, float]:
-    """By how many seconds the clock of each node is ahead of that of the machine on which pytest runs."""
-    ahead: Mapping[int, float] = pytestconfig.stash[RUN].clocks_ahead
-    return ahead
+    return LiveMachine(pytestconfig.stash[RUN])
 
 
 @pytest.fixture(scope="session")
@@ -262,10 +209,10 @@ def _after_turn(item: pytest.Item, seconds: float) -> AfterTurn:
 
 
 @pytest.fixture
-def dcgm_diagnosis(request: pytest.FixtureRequest) -> Callable[[], Diagnosis]:
+def dcgm_diagnosis(machine: LiveMachine, request: pytest.FixtureRequest) -> Callable[[], Diagnosis]:
     """dcgm_diagnosis(): what NVIDIA's own diagnostic finds (a Diagnosis) at the level of --fleet-dcgm, on all GPUs of
     this machine, which the ranks have left by then. Not applicable where it cannot run."""
-    _own_machine(request.config, "dcgm_diagnosis", "the ranks: world.run(...)")
+    _ = machine.gpus  # of which a check between nodes has none
     return partial(diagnose, request.config.stash[RUN], request.node.nodeid)
 
 
