@@ -100,11 +100,12 @@ def _of_code() -> Iterator[str]:
     for path in sorted([*SOURCES.rglob("*.py"), *(ROOT / "acceptance").rglob("*.py")]):
         source = path.read_text(encoding="utf-8")
         module, says = ast.parse(source), re.search(r"\b(say|Said)\(", source)
-        of_reports = "report" in path.parts and "terminal" not in path.parts
+        parts = path.relative_to(ROOT).parts
+        of_reports = "report" in parts and "terminal" not in parts
         assigned = [node for node in module.body if isinstance(node, ast.Assign | ast.AnnAssign) and node.value]
         named = {node.targets[0].id: node.value for node in ast.walk(module)
                  if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)}  # fmt: skip
-        for node in assigned if of_reports or (says and "verdict" in path.parts) else ():
+        for node in assigned if of_reports or (says and "verdict" in parts) else ():
             yield from (each.value for each in ast.walk(node) if _is_text(each) and _is_prose(each.value))
         for node in ast.walk(module):
             match node:

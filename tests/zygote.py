@@ -62,7 +62,7 @@ class Imports:
     def pytest_configure(self) -> None:
         import pytest_gpufleet
         from pytest_gpufleet.machine import software
-        from pytest_gpufleet.report.page import rendering
+        from pytest_gpufleet.report import rendering
         from pytest_gpufleet.verdict import profile
 
         ours = (each.name for each in pkgutil.walk_packages(pytest_gpufleet.__path__, "pytest_gpufleet."))

@@ -163,10 +163,10 @@ def test_pages_of_several_runs_are_in_the_language_that_is_asked_for_and_termina
 ) -> None:
     page, told = tmp_path / "fleet.html", fleet()
     assert fleet("--language", "zh", "-o", page) == told
-    assert '<html lang="zh">' in page.read_text(encoding="utf-8")
+    assert '<html lang="zh-CN">' in page.read_text(encoding="utf-8")
     two, page = sorted(map(str, reports.iterdir()))[:2], tmp_path / "compared.html"
     cli.main(["compare", *two])
     shown = capsys.readouterr().out
     cli.main(["compare", *two, "--language", "zh", "-o", str(page)])
     assert capsys.readouterr().out == f"{shown}report: {page}\n"
-    assert '<html lang="zh">' in page.read_text(encoding="utf-8")
+    assert '<html lang="zh-CN">' in page.read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ import pytest
 
 from pytest_gpufleet import cli
 from pytest_gpufleet.model.record import read
-from pytest_gpufleet.report.page import report_page
+from pytest_gpufleet.report import page as report_page
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.safe_files import sha256

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.report.page.machine_section import FILES_OF_OTHERS, facts
+from pytest_gpufleet.report.machine_section import FILES_OF_OTHERS, facts
 from pytest_gpufleet.safe_files import sha256
 from tests.conftest import ACCEPTANCE, RECORDED, REPORTS, ROOT, FleetRun, Runs
 from tests.inner.small_suite import FILES
@@ -113,6 +113,7 @@ HARMLESS = {
     "--ff": Accident((*CACHE, "--ff"), files=cached("lastfailed", {XID: True})),
     "--trace-config": Accident(("--trace-config",)),
     "--maxfail": Accident(("--maxfail=1",)),
+    "-p no:html": Accident(("-p", "no:html", "-p", "no:metadata")),
     "-p no:terminal": Accident(("-p", "no:terminal")),
     "a conftest.py above": Accident(
         files={"conftest.py": "import pytest\n\n@pytest.fixture\ndef site():\n    return 1\n"}
@@ -134,9 +135,7 @@ SHORTENED = {
 REFUSED = {
     "-n": (Accident(("-n", "2")), "-n and --dist do not go together"),
     "--dist": (Accident(("--dist=each", "--tx=popen")), "-n and --dist do not go together"),
-    "-p no:html": (Accident(("-p", "no:html")), "leave out -p no:html"),
-    "-p no:metadata": (Accident(("-p", "no:metadata")), "leave out -p no:metadata"),
-    "a part of this plugin": (Accident(("-p", "no:gpufleet-html")), "leave out -p no:gpufleet-html"),
+    "a part of this plugin": (Accident(("-p", "no:gpufleet-output")), "leave out -p no:gpufleet-output"),
     "PYTEST_PLUGINS": (Accident(variables={"PYTEST_PLUGINS": "nowhere"}), "nowhere"),
     "a fixture machine": (Accident(files={"conftest.py": FIXTURE}), "the fixture machine of "),
 }  # fmt: skip

@@ -29,7 +29,7 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report.page.report_page import page
+from pytest_gpufleet.report.page import page
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import RunFolder
@@ -73,7 +73,7 @@ def texts(folder: RunFolder) -> dict[str, str]:
         "terminal.txt": "".join(f"{line}\n" for line, _ in summary_lines(record)),
     }
     # All that is not of the run but of who reads it.
-    changing = {digest: "SHA-256 OF THE EVIDENCE", f"by pytest-gpufleet {__version__}.": "by pytest-gpufleet."}
+    changing = {digest: "SHA-256 OF THE EVIDENCE", f"by pytest-gpufleet {__version__} from": "by pytest-gpufleet from"}
     for now, always in changing.items():
         found = {name: text.replace(now, always) for name, text in found.items()}
     return found

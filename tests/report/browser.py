@@ -28,7 +28,6 @@ onload = () => setTimeout(() => document.querySelectorAll("iframe").forEach(fram
   const row = page.createElement("pre")
   row.append(JSON.stringify([page.title, verdict?.textContent ?? "",
     !verdict || verdict.contains(page.elementFromPoint(at.x + 3, at.y + at.height / 2)),
-    page.querySelectorAll("#results-table tbody").length,
     page.documentElement.scrollWidth > page.documentElement.clientWidth,
     Math.min(...[...page.querySelectorAll(".fleet-gaps td")].map(cell => cell.clientWidth), 9999)]))
   document.body.append(row)
@@ -41,7 +40,6 @@ class Seen:
     title: str
     verdict: str
     uncovered: bool  # nothing lies above the verdict
-    rows: int  # of pytest-html's table of tests, which its script makes
     sticks_out: bool  # something is wider than the window, and cannot be scrolled by itself
     narrowest: int  # pixels of the narrowest cell of a table of open points
 

@@ -17,7 +17,7 @@ from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import MiB
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report.page.report_page import summary
+from pytest_gpufleet.report.page import summary
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.verdict.health_rules import TELEMETRY
 from pytest_gpufleet.verdict.verdict import conclude

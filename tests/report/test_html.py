@@ -22,11 +22,11 @@ from pytest_gpufleet.model.metric import Metric, MiB
 from pytest_gpufleet.model.place import THIS_NODE
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.model.suite import shipped, titled
+from pytest_gpufleet.report import machine_section
 from pytest_gpufleet.report.banner import next_steps, why
 from pytest_gpufleet.report.failures import accused, failures
-from pytest_gpufleet.report.page import machine_section
-from pytest_gpufleet.report.page.rendering import stylesheet
-from pytest_gpufleet.report.page.report_page import summary
+from pytest_gpufleet.report.page import summary
+from pytest_gpufleet.report.rendering import stylesheet
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 from pytest_gpufleet.verdict.verdict import conclude, remarks
 from tests.report import standard_run
@@ -239,6 +239,18 @@ def test_customers_limits_are_marked(standard: Record) -> None:
     assert "contract, customer's limit from h200.toml" in page.text
 
 
+@pytest.mark.parametrize(
+    ("lasted", "said"),
+    [(152.0, ""), (152.9, ""), (155.2, "ran 2.1 % slow"), (149.0, "ran 2 % fast"), (0.0, "")],
+)
+def test_a_clock_that_runs_wrong_is_told_in_one_sentence(standard: Record, lasted: float, said: str) -> None:
+    standard.run = msgspec.structs.replace(standard.run, utc="2026-11-20T09:14:03Z")
+    standard.ended, standard.lasted = "2026-11-20T09:16:35+00:00", lasted
+    sentence = machine_section.clock_error(standard)
+    assert (said in sentence) if said else (sentence == "")
+    assert sentence in machine_section.time_taken(standard)
+
+
 @pytest.mark.parametrize("verdict", ["ACCEPTED", "REJECTED", "INCOMPLETE", "SURPRISE"])
 def test_hostile_text_is_shown_not_run(verdict: str) -> None:
     metric = Metric(HOSTILE, HOSTILE, "higher", HOSTILE)
@@ -284,7 +296,7 @@ def test_check_of_somebody_else_has_a_group_of_its_own(record_of: Callable[..., 
 
 
 def test_matplotlib_waits_for_a_report() -> None:
-    modules = ("report.page.report_page", "report.terminal.summary_lines", "plugin.html_report")
+    modules = ("report.page", "report.terminal.summary_lines", "plugin.report_files")
     imports = ", ".join(f"pytest_gpufleet.{module}" for module in modules)
     code = f"import sys, {imports}; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

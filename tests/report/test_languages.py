@@ -17,12 +17,11 @@ from pytest_gpufleet.model.language import LOCALE, Language, Listed, Said, in_la
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.place import read as place_of
 from pytest_gpufleet.model.record import read
-from pytest_gpufleet.report import wording
+from pytest_gpufleet.report import hosts_part, page as report_page, several_runs, wording
 from pytest_gpufleet.report.banner import why
-from pytest_gpufleet.report.page import hosts_part, report_page, several_runs
-from pytest_gpufleet.report.page.several_runs import compared, drifted
 from pytest_gpufleet.report.plots import canvas
 from pytest_gpufleet.report.plots.bars import _lines
+from pytest_gpufleet.report.several_runs import compared, drifted
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.across_runs.drift import drift
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
@@ -116,7 +115,7 @@ def test_recorded_run_in_both_languages_has_the_same_figures_and_names(run: str)
     english, chinese = (report_page.page(record, digest, language=language) for language in ("en", "zh"))
     assert english == report_page.page(record, digest)
     assert '<html lang="en">' in english
-    assert '<html lang="zh">' in chinese
+    assert '<html lang="zh-CN">' in chinese
     assert "签字验收" in chinese
     assert within("zh", say, record.verdict or "") in chinese
     assert _figures(chinese) == _figures(english)
@@ -135,7 +134,7 @@ def test_language_of_a_run_is_on_record_and_report_writes_it_again_in_the_other(
     (folder,) = run.folders
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert run.record.run.language == "zh"
-    assert '<div class="fleet fleet-report" lang="zh">' in page
+    assert '<html lang="zh-CN">' in page
     assert "签字验收" in page
     assert "CPU ranks stood in" not in page
     assert "REHEARSAL" in run.text

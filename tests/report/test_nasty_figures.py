@@ -13,10 +13,8 @@ from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.plugin import html_report
-from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.page import report_page, several_runs
-from pytest_gpufleet.report.page.heat_tables import HeatTable, heat_tables
+from pytest_gpufleet.report import page as report_page, several_runs, wording
+from pytest_gpufleet.report.heat_tables import HeatTable, heat_tables
 from pytest_gpufleet.report.plots.telemetry_plots import svgs
 from pytest_gpufleet.report.terminal import summary_lines
 from pytest_gpufleet.verdict.across_runs.drift import drift
@@ -80,7 +78,6 @@ def assert_shown_everywhere(figures: Iterator[float]) -> None:
     assert "fleet-verdict" in report_page.summary(record)
     assert svgs(samples, [place.gpu(index) for index in range(3)], []) is not None
     list(summary_lines.summary_lines(record))
-    html_report.row(["<td>testId</td>"], record.findings)
     runs = {"one": record, "other": record}
     several_runs.page(several_runs.compared(compare(runs), 2))
     several_runs.page(several_runs.drifted(drift(runs)))

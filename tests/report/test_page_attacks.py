@@ -3,16 +3,15 @@
 import json
 import re
 from dataclasses import replace
-from html import escape, unescape
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.plugin import html_report
-from pytest_gpufleet.report.page import hosts_part, rendering, several_runs
-from pytest_gpufleet.report.page.report_page import page
+from pytest_gpufleet.report import hosts_part, rendering, several_runs
+from pytest_gpufleet.report.page import page
 from pytest_gpufleet.verdict.across_runs.drift import drift
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
@@ -31,10 +30,9 @@ PAYLOAD = (
 )
 LINK = f" java\tscript:{SCRIPT}"
 POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>\n?')
-BLOB = re.compile(r'(?<=data-jsonblob=")[^"]*')
 
 ATTACK = f"""
-    import pytest, pytest_html
+    import pytest
 
     PAYLOAD = {PAYLOAD!r}
 
@@ -47,21 +45,12 @@ ATTACK = f"""
     def test_skip(): pytest.skip(PAYLOAD)
 
     def test_setup(request): request.node.add_report_section("call", PAYLOAD, PAYLOAD)
-
-    def test_extras(extras):
-        extras += [
-            pytest_html.extras.html(PAYLOAD),
-            pytest_html.extras.url({LINK!r}, name=PAYLOAD),
-            pytest_html.extras.url("https://host/?" + PAYLOAD, name=PAYLOAD),
-            pytest_html.extras.image({LINK!r}),
-            pytest_html.extras.text("as it is", name=PAYLOAD),
-        ]
 """
 
 
 @pytest.fixture(scope="module")
 def live(fleet: Any) -> str:
-    """The page that pytest-html wrote in a run that was attacked from everywhere."""
+    """The page of a run that was attacked from everywhere."""
     run = fleet(ATTACK, "--metadata", PAYLOAD, PAYLOAD, CI_COMMIT_REF_NAME=BRANCH, GIT_BRANCH=PAYLOAD, BUILD_URL=LINK)
     assert sum(BRANCH in check for check in run.record.checks) == 2
     return (run.folders[0] / "report.html").read_text(encoding="utf-8")
@@ -72,29 +61,12 @@ def without_policy(page: str) -> str:
     return POLICY.sub("", page)
 
 
-def without_escaping(page: str) -> str:
-    """A page of pytest-html as if nothing that its script puts into it had been escaped."""
-    data = json.loads(unescape(BLOB.search(page)[0]))  # type: ignore[index]
-    raw = escape(json.dumps(_each_string(data, unescape)))
-    return BLOB.sub(lambda _: raw, page)
-
-
-def test_a_branch_name_and_ids_cannot_change_the_verdict_of_the_live_page(live: str, tmp_path: Path) -> None:
-    shown = seen(
-        {
-            "live": live,
-            "escaping-alone": without_policy(live),
-            "policy-alone": without_escaping(live),
-            "neither": without_policy(without_escaping(live)),
-        },
-        tmp_path,
-    )
-    for name in ("live", "escaping-alone", "policy-alone"):
-        assert (shown[name].title, shown[name].verdict) == ("GPU acceptance report", "◇ REHEARSAL")
-        assert shown[name].rows == 6  # pytest-html's own script ran
-    assert shown["live"].uncovered
-    assert shown["escaping-alone"].uncovered
-    assert (shown["neither"].title, shown["neither"].verdict) == ("taken", "ACCEPTED")  # the attack is one
+def test_a_branch_name_and_ids_cannot_change_the_verdict_of_the_page_of_a_run(live: str, tmp_path: Path) -> None:
+    shown = seen({"live": live, "escaping-alone": without_policy(live)}, tmp_path)
+    for each in shown.values():
+        assert each.title.startswith("GPU acceptance report")
+        assert (each.verdict, each.uncovered) == ("◇ REHEARSAL", True)
+    assert unescape(live).count(PAYLOAD) > 5  # also what was printed, and the log of pytest
 
 
 def test_no_string_of_evidence_can_change_the_verdict_of_a_page(
@@ -161,21 +133,3 @@ def _each_string(value: Any, change: Any, but: set[str] | frozenset[str] = froze
         case dict():
             return {key: each if key in but else _each_string(each, change, but) for key, each in value.items()}
     return value
-
-
-def test_addresses_of_extras_are_addresses_and_their_markup_is_text() -> None:
-    given = [
-        {"format_type": kind, "content": content, "name": "<b>"}
-        for kind in ("url", "image", "html", "text")
-        for content in ("javascript:x", "\x01JAVA\nscript:x", "data:text/html,x", "https://host/a?b&c", "img/a.png")
-    ]
-    shown = [(each["format_type"], each["content"], each["name"]) for each in html_report.extras(given)]
-    assert shown[:4] == [
-        ("url", "https://host/a?b&amp;c", "&lt;b&gt;"),
-        ("url", "img/a.png", "&lt;b&gt;"),
-        ("image", "https://host/a?b&c", "<b>"),  # by pytest-html's script, as text
-        ("image", "img/a.png", "<b>"),
-    ]
-    assert [content for kind, content, _ in shown if kind == "html"][1] == "JAVA\nscript:x"
-    assert html_report.extras([{"format_type": "html", "content": "<b>", "name": ""}])[0]["content"] == "&lt;b&gt;"
-    assert {name for kind, _, name in shown if kind == "text"} == {"&lt;b&gt;"}

@@ -17,7 +17,7 @@ from pytest_gpufleet.report.banner import why
 from pytest_gpufleet.report.failures import Accused, accused
 from pytest_gpufleet.report.gpu_grid import groups, standings
 from pytest_gpufleet.report.open_points import gaps
-from pytest_gpufleet.report.page.report_page import summary as html
+from pytest_gpufleet.report.page import summary as html
 from pytest_gpufleet.run.summary import summary as document
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import causes, explaining

@@ -141,9 +141,6 @@ def again():
 def pytest_sessionfinish():
     again()
 
-def pytest_html_results_summary():
-    again()
-
 def pytest_terminal_summary():
     again()
 

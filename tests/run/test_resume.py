@@ -18,7 +18,7 @@ from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.model.suite import titled
 from pytest_gpufleet.plugin import options
 from pytest_gpufleet.report.banner import why
-from pytest_gpufleet.report.page.machine_section import facts
+from pytest_gpufleet.report.machine_section import facts
 from pytest_gpufleet.run import resume
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.folder import RunFolder

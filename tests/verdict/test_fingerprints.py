@@ -7,7 +7,7 @@ import pytest
 from pytest_gpufleet.model.events import Fingerprint, Part
 from pytest_gpufleet.model.place import Place, gpu
 from pytest_gpufleet.report import exports
-from pytest_gpufleet.report.page.several_runs import compared
+from pytest_gpufleet.report.several_runs import compared
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 from pytest_gpufleet.verdict.fingerprint_rules import gpus_apart, nothing_repeats
 from pytest_gpufleet.verdict.fleet.equality import not_compared, other_bits

@@ -11,8 +11,8 @@ from pytest_gpufleet.model.events import RunHeader
 from pytest_gpufleet.model.limit import GivenLimits
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.report.banner import why
+from pytest_gpufleet.report.machine_section import facts
 from pytest_gpufleet.report.open_points import counted, gaps, not_applied
-from pytest_gpufleet.report.page.machine_section import facts
 from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.given_limits import as_given

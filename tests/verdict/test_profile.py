@@ -19,7 +19,7 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, KiB, Metric, MiB
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report.page.report_page import summary
+from pytest_gpufleet.report.page import summary
 from pytest_gpufleet.verdict import toml_table
 from pytest_gpufleet.verdict.across_runs.run_comparison import figures
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge

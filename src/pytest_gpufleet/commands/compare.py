@@ -14,13 +14,13 @@ from pytest_gpufleet.run.folder import RunFolder
 
 if TYPE_CHECKING:
     from pytest_gpufleet.model.record import Record
-    from pytest_gpufleet.report.page.several_runs import SeveralRuns
+    from pytest_gpufleet.report.several_runs import SeveralRuns
 
 FILE_COLUMNS = 160  # where the output is no terminal, which would say how wide it is
 
 
 def _run(given: argparse.Namespace) -> int:
-    from pytest_gpufleet.report.page.several_runs import MOST_COLUMNS, page, screen
+    from pytest_gpufleet.report.several_runs import MOST_COLUMNS, page, screen
 
     command.check_output(given.output)
     command.check_output(given.csv)
@@ -50,7 +50,7 @@ def _run(given: argparse.Namespace) -> int:
 def _made(runs: Mapping[str, Record], same_machine: bool) -> tuple[Callable[[int], SeveralRuns], dict[str, Any], str]:
     """What people are told, in as many columns as they have room for; the same for programs and for spreadsheets."""
     from pytest_gpufleet.report import exports
-    from pytest_gpufleet.report.page.several_runs import compared, drifted
+    from pytest_gpufleet.report.several_runs import compared, drifted
     from pytest_gpufleet.verdict.across_runs.drift import drift
     from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 

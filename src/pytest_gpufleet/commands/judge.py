@@ -35,7 +35,7 @@ def _judge(given: argparse.Namespace, folder: RunFolder) -> command.Done:
         except FileError as error:
             raise Refused(f"--fleet-profile: {error}") from None
         if given.output:
-            from pytest_gpufleet.report.page.report_page import page
+            from pytest_gpufleet.report.page import page
 
             runs = folder.own_runs(record)
             reports = folder.reports(runs.values(), given.output.parent)
@@ -97,7 +97,7 @@ def _make_again(given: argparse.Namespace) -> int:
 
 
 def _again(output: Path | None, language: Language | None, folder: RunFolder) -> command.Done:
-    from pytest_gpufleet.report.page.report_page import page
+    from pytest_gpufleet.report.page import page
 
     with folder.of_anybody():
         found = verify.checked(folder)

@@ -238,6 +238,7 @@ class Check:
     message: str = ""  # why it failed, was skipped or does not apply
     run: str = ""  # the earlier run that this was carried over from
     failed_by: FailedBy = ""
+    log: str = ""  # what it printed and logged
 
 
 SCHEMA = 2

@@ -16,7 +16,7 @@ from pytest_gpufleet.model.gpu import COUNTERS, Gpu, GpuTopology, Missing, check
 from pytest_gpufleet.model.machine import Machine, Order, active
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.plugin import listeners
-from pytest_gpufleet.plugin.keys import FINDINGS, MISSED, RUN
+from pytest_gpufleet.plugin.keys import MISSED, RUN
 from pytest_gpufleet.redaction import redacted
 from pytest_gpufleet.verdict.health_rules import sxids, untold, xids_of, xids_of_none
 from pytest_gpufleet.verdict.host_rules import log_rules
@@ -201,7 +201,6 @@ class Judge:
             second = run.judged(item.nodeid, [each for each in now if figure(each) not in beside], required)
             second += run.judged(item.nodeid, [each for each in now if figure(each) in beside], False)
             findings = [*set_aside(figures, second), *second]
-        item.stash.setdefault(FINDINGS, []).extend(findings)
         for finding in findings:
             run.record_event("finding", finding=finding)
             listeners.announce_finding(item, finding)

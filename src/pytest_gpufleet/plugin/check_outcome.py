@@ -58,6 +58,7 @@ def finished(item: pytest.Item, phases: Phases) -> Check:
         doc.strip(),
         redacted(message[: 2 * MESSAGE_LIMIT])[:MESSAGE_LIMIT],  # cut last, and not through a secret
         failed_by=_failed_by(item, phases),
+        log="\n".join(f"{title}\n{text.rstrip()}" for title, text in phases[-1][0].sections)[-MESSAGE_LIMIT:],
     )
     if (before := item.stash.get(CHECK, None)) is not None:
         worst = before if outcome_of_all([before.outcome, outcome]) == before.outcome else check

@@ -13,7 +13,6 @@ from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 OURS = (NotApplicable, NotJudged)  # which pytest takes for skips
 NO_FAILURE = (pytest.skip.Exception, pytest.xfail.Exception, *OURS)  # though they end a test
 LOG_FORMAT = str(DEFAULT_LOG_FORMAT)
-_JUNIT, _HTML = "_pytest.junitxml", "pytest_html.selfcontained_report"  # where their writers are defined
 
 
 def fixture_definitions(item: pytest.Item) -> Mapping[str, Sequence[pytest.FixtureDef[Any]]]:
@@ -65,19 +64,14 @@ def terminal_replaced(config: pytest.Config, stream: object) -> Iterator[None]:
         writer._file = before
 
 
-def stop_report_writers(config: pytest.Config) -> Any:
-    """Keep pytest-html and junitxml from writing at the end. The plugin of junitxml, if there is one, which can still
-    be called."""
-    junit = None
-    for plugin in config.pluginmanager.get_plugins():
-        if type(plugin).__module__ == _JUNIT:
-            from _pytest.junitxml import xml_key
+def stop_junit(config: pytest.Config) -> Any:
+    """Keep junitxml from writing at the end. Its plugin, if there is one, which can still be called."""
+    from _pytest.junitxml import xml_key
 
-            del config.stash[xml_key]  # by which it would be unregistered again
-            junit = plugin
-        elif type(plugin).__module__ != _HTML:
-            continue
-        config.pluginmanager.unregister(plugin)
+    junit = config.stash.get(xml_key, None)
+    if junit is not None:
+        del config.stash[xml_key]  # by which it would be unregistered again
+        config.pluginmanager.unregister(junit)
     return junit
 
 

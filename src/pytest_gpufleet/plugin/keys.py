@@ -21,7 +21,6 @@ KEPT_FROM_TURNS = pytest.StashKey[bool]()  # somebody has the host for himself, 
 
 # Of a test: what judge() found; of that, what missed and no phase of the test has failed for yet, with the causes that
 # were found; and the LimitMissed of a test that did all that it had to do.
-FINDINGS: pytest.StashKey[list[Finding]] = pytest.StashKey()
 MISSED: pytest.StashKey[tuple[list[Finding], list[Fault]]] = pytest.StashKey()
 ONLY_LIMITS = pytest.StashKey[BaseException]()
 ON_RANKS = pytest.StashKey[bool]()  # whether its body was called there

@@ -20,7 +20,7 @@ from pytest_gpufleet.plugin import (
     supervision,
     terminal,
 )
-from pytest_gpufleet.plugin.keys import FINDINGS, MISSED, ON_RANKS, ONLY_LIMITS, PHASES, RUN
+from pytest_gpufleet.plugin.keys import MISSED, ON_RANKS, ONLY_LIMITS, PHASES, RUN
 from pytest_gpufleet.plugin.markers import MARKERS
 from pytest_gpufleet.plugin.terminal import SCREEN, Screen
 from pytest_gpufleet.run.run import Run
@@ -41,7 +41,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
         pluginmanager.register(module, f"gpufleet-{module.__name__.rpartition('.')[2].replace('_', '-')}")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-html and junitxml read their paths
+@pytest.hookimpl(tryfirst=True)  # before junitxml and pytest-html read their paths
 def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
@@ -81,9 +81,6 @@ def _refuse_what_spoils_a_run(config: pytest.Config) -> None:
             "-n and --dist do not go together with --gpus or --rehearse: several workers would share the GPUs and "
             "spoil every figure; leave them out, the ranks already run at the same time"
         )
-    for plugin in ("html", "metadata"):
-        if not config.pluginmanager.hasplugin(plugin):
-            raise pytest.UsageError(f"the report is written by pytest-{plugin}: leave out -p no:{plugin}")
     if parts := [name for name in config.getoption("plugins") if name.startswith("no:gpufleet")]:
         raise pytest.UsageError(f"a run takes all parts of pytest-gpufleet: leave out -p {parts[0]}")
 
@@ -91,22 +88,17 @@ def _refuse_what_spoils_a_run(config: pytest.Config) -> None:
 def _open(config: pytest.Config, run: Run) -> None:
     """Start the run, with all that makes its report."""
     run.ranks.get_ready()  # first: it takes as long as all that is imported and collected here
-    from pytest_gpufleet.plugin import check_outcome, html_report
-    from pytest_gpufleet.plugin.html_report import ReportFiles
-    from pytest_gpufleet.report.page.rendering import stylesheet
+    from pytest_gpufleet.plugin import check_outcome
+    from pytest_gpufleet.plugin.report_files import ReportFiles
     from pytest_gpufleet.run.opening import open_run
 
     report_files = ReportFiles(run, config)
     open_run(run, config.invocation_params.args)
     assert run.evidence is not None
     supervision.tell_folder(config, run.folder.path)
-    page = report_files.put_into_the_folder()
-    config.option.self_contained_html = True
-    config.option.css.append(str(stylesheet()))
+    report_files.put_into_the_folder()
     # Of hooks that are called last, the first one registered is called last.
     config.pluginmanager.register(report_files, "gpufleet-report-files")
-    each = bool(config.getini("generate_report_on_test"))
-    config.pluginmanager.register(html_report.HtmlReport(run, run.evidence, page, each), "gpufleet-html")
     config.pluginmanager.register(check_outcome.SessionEnd(run), "gpufleet-session-end")
     if run.options.nodes is not None:
         from pytest_gpufleet.plugin import mirrored
@@ -259,7 +251,6 @@ def pytest_runtest_makereport(
         redaction.hide_in(report)
         for fault in check_outcome.faults(item, report, error):
             run.accuse(fault)
-        report.findings = item.stash.get(FINDINGS, [])  # type: ignore[attr-defined]
         phases = item.stash.setdefault(PHASES, [])
         phases.append((report, error))
         if report.when == "teardown":
@@ -268,7 +259,7 @@ def pytest_runtest_makereport(
     return report
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-html writes the report and pytest prints the summary
+@pytest.hookimpl(tryfirst=True)  # before the report is written and pytest prints the summary
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     run = session.config.stash[RUN]
     if run.evidence is not None:

@@ -106,9 +106,8 @@ def tell_folder(config: pytest.Config, folder: Path) -> None:
 
 def _conclude(asked: Options, arguments: Sequence[str], folder: Path | None) -> int:
     """What the process of the run has left to do: its verdict, its report, and the lines on the terminal."""
-    from pytest_gpufleet import safe_files
+    from pytest_gpufleet.plugin.report_files import write_report
     from pytest_gpufleet.report import prometheus
-    from pytest_gpufleet.report.page.report_page import page
     from pytest_gpufleet.report.terminal.summary_lines import summary_lines
     from pytest_gpufleet.run import conclusion
     from pytest_gpufleet.run.evidence import Evidence
@@ -128,10 +127,8 @@ def _conclude(asked: Options, arguments: Sequence[str], folder: Path | None) -> 
         run.folder, run.evidence = RunFolder(folder), Evidence(folder / EVIDENCE, of_dead_process=True)
     assert run.evidence is not None
     status = conclusion.conclude(run, pytest.ExitCode.INTERRUPTED)
-    record, digest = run.evidence.record, run.evidence.sha256
-    own = run.folder.own_runs(record)
-    reports = run.folder.reports(own.values(), run.folder.path)
-    run.write(run.folder.report, lambda path: safe_files.write_text(path, page(record, digest, own, reports)))
+    record = run.evidence.record
+    write_report(run)
     conclusion.summarize(run)
     if asked.prometheus is not None:
         run.write(asked.prometheus, lambda path: prometheus.write(path, record))

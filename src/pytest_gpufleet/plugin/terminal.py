@@ -157,7 +157,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
         for problem in problems:
             terminalreporter.write_line(problem, red=True)
         if not run.no_report:
-            terminalreporter.write_line(f"report: {config.getoption('htmlpath', None) or run.folder}")
+            terminalreporter.write_line(f"report: {run.folder.report}")
         elif run.evidence.path.exists():
             terminalreporter.write_line(f"evidence: {run.evidence.path}")
     elif run.ranks.in_use is not None and run.ground.rehearsal_ranks:

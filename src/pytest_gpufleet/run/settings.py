@@ -19,7 +19,7 @@ DURATIONS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 # What a run has to have, by the name that Python imports and the one that pip installs.
 NEEDS = {
-    "torch": "torch", "torchvision": "torchvision", "pytest_html": "pytest-html", "pynvml": "nvidia-ml-py",
+    "torch": "torch", "torchvision": "torchvision", "pynvml": "nvidia-ml-py",
     "cloudpickle": "cloudpickle", "msgspec": "msgspec", "jinja2": "jinja2", "matplotlib": "matplotlib", "rich": "rich",
     "prometheus_client": "prometheus-client", "tomli_w": "tomli-w",
     **({} if sys.version_info >= (3, 11) else {"tomli": "tomli"}),

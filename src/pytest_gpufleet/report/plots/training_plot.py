@@ -10,8 +10,8 @@ from pytest_gpufleet.model.conditions import METHODS, Condition
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.language import say
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.page.training_tables import TITLES, Row, is_swept, rows_of
 from pytest_gpufleet.report.plots import canvas
+from pytest_gpufleet.report.training_tables import TITLES, Row, is_swept, rows_of
 
 HEIGHT, COLUMNS = 1.5, 2
 MOST_TICKS = 6

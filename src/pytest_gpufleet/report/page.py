@@ -14,14 +14,10 @@ from pytest_gpufleet.model.levels import includes
 from pytest_gpufleet.model.limit import GRADES
 from pytest_gpufleet.model.metric import AS_NCCL_IS, STEADY
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report import gpu_grid, wording
+from pytest_gpufleet.report import gpu_grid, machine_section, rendering, wording
 from pytest_gpufleet.report.banner import next_steps, reasons, stamp, standing, why
 from pytest_gpufleet.report.failures import Accused, accused, failures
-from pytest_gpufleet.report.gpu_grid import legend, standings
-from pytest_gpufleet.report.hosts import groups_between, nodes_in_words
-from pytest_gpufleet.report.open_points import gaps, inapplicable, not_applied, not_there_yet
-from pytest_gpufleet.report.page import machine_section, rendering
-from pytest_gpufleet.report.page.figure_tables import (
+from pytest_gpufleet.report.figure_tables import (
     LIKE_PEERS,
     FigureTable,
     Sources,
@@ -29,10 +25,13 @@ from pytest_gpufleet.report.page.figure_tables import (
     for_information,
     state,
 )
-from pytest_gpufleet.report.page.heat_tables import HeatTable, heat_tables
-from pytest_gpufleet.report.page.hosts_part import HostsPart, nodes_part
-from pytest_gpufleet.report.page.rendering import render
-from pytest_gpufleet.report.page.training_tables import is_swept, training_tables
+from pytest_gpufleet.report.gpu_grid import legend, standings
+from pytest_gpufleet.report.heat_tables import HeatTable, heat_tables
+from pytest_gpufleet.report.hosts import groups_between, nodes_in_words
+from pytest_gpufleet.report.hosts_part import HostsPart, nodes_part
+from pytest_gpufleet.report.open_points import gaps, inapplicable, not_applied, not_there_yet
+from pytest_gpufleet.report.rendering import render
+from pytest_gpufleet.report.training_tables import is_swept, training_tables
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns
 
@@ -83,7 +82,7 @@ class Section:
 
 
 def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None) -> str:
-    """The report of a run as an HTML fragment for the top of pytest-html's page; see `rendering.stylesheet`.
+    """The report of a run as an HTML fragment: the page without its head and the list of every check.
 
     `sha256`: of the whole evidence file, shown beside the signatures. `nodes`: of a run on many, what their own runs
     came to; of the checks that these have run by themselves nothing else is told.
@@ -230,7 +229,7 @@ def page(
     reports: Mapping[str, str] = NOWHERE,
     language: Language | None = None,
 ) -> str:
-    """A self-contained HTML page: the report as pytest-html's page has it, and a plain table of every check.
+    """The report of a run as a self-contained HTML page: the one that the run writes and that of `gpufleet report`.
 
     `sha256`: of the whole evidence file. `runs` and `reports`: as `hosts_part.nodes_part` takes them. `language`: that
     of the run, if none is given.
@@ -238,7 +237,8 @@ def page(
     with in_language(language or record.run.language):
         return render(
             "page.html.jinja",
-            host=record.run.host or "unknown host",
+            title=f"{say('GPU acceptance report')}{say(': ')}{record.run.host or say('unknown host')}",
+            made="Made by {tool} from the evidence of the run.",
             fragment=summary(record, sha256, nodes_part(record, runs, reports)),
             record=record,
             symbols=wording.SYMBOLS,

@@ -16,8 +16,8 @@ from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.place import WORLD, Place, Where
 from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.heat_tables import spans_nodes
 from pytest_gpufleet.report.open_points import open_reason
-from pytest_gpufleet.report.page.heat_tables import spans_nodes
 from pytest_gpufleet.verdict.judgement import allowed_spread
 
 

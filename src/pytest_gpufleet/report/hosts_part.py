@@ -11,8 +11,8 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import gpu_grid, hosts, wording
 from pytest_gpufleet.report.banner import STAMPS, reasons, why
 from pytest_gpufleet.report.hosts import HostRow, as_fleet, columns, counts, host_rows
-from pytest_gpufleet.report.page.rendering import render
-from pytest_gpufleet.report.page.several_runs import what
+from pytest_gpufleet.report.rendering import render
+from pytest_gpufleet.report.several_runs import what
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.fleet.fleet_peers import SlowPlaces
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet
@@ -106,6 +106,8 @@ def page(fleet: Fleet, reports: Mapping[str, str]) -> str:
     """A self-contained HTML page. `reports`: the addresses of the hosts' own reports, by folder, where there is one."""
     return render(
         "fleet.html.jinja",
+        title=say("GPU acceptance of a fleet: {count} hosts", count=len(fleet.hosts)),
+        made="Made by {tool} from the evidence of each host's run.",
         fleet=fleet,
         stamp=STAMPS[fleet.verdict],
         means=MEANS[fleet.verdict],

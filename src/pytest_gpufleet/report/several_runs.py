@@ -11,7 +11,7 @@ from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.page.rendering import render
+from pytest_gpufleet.report.rendering import render
 from pytest_gpufleet.verdict.across_runs.drift import Drift, Worsened
 from pytest_gpufleet.verdict.across_runs.run_comparison import ComparedFigure, Figure, Outlier, RunComparison
 from pytest_gpufleet.verdict.fleet.equality import models
@@ -42,6 +42,8 @@ def page(told: SeveralRuns) -> str:
     """A self-contained HTML page."""
     return render(
         "comparison.html.jinja",
+        title=say("GPU acceptance runs compared"),
+        made="Made by {tool} from the evidence of each run.",
         headline=told.headline,
         notes=[wording.clean(say(note)) for note in told.notes],
         tables=[table for table in told.tables if table.rows],

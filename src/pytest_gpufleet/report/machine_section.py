@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from markupsafe import Markup
@@ -20,6 +21,8 @@ NOTES = {
     "technician": "Technician",
     "remarks": "Remarks",
 }
+# By how much begin and end may differ from how long the run took: both are told in whole seconds.
+CLOCK_SECONDS, CLOCK_SHARE = 1.0, 0.005
 MOST_NOTES, MOST_NAMED = 12, 16  # that the page with the signatures has room for
 
 
@@ -36,7 +39,22 @@ def time_taken(record: Record) -> str:
     if not record.ended:
         return say("{begin}, not ended", begin=begin)
     lasted = wording.duration(record.lasted)
-    return say("{begin} to {end}, {lasted}", begin=begin, end=wording.moment(record.ended), lasted=lasted)
+    text = say("{begin} to {end}, {lasted}", begin=begin, end=wording.moment(record.ended), lasted=lasted)
+    return wording.sentences(f"{text}{say('.')}", wrong) if (wrong := clock_error(record)) else text
+
+
+def clock_error(record: Record) -> str:
+    """A sentence where begin and end, by the clock of the host, are further apart than the run lasted, or less far."""
+    try:
+        begin, end = (datetime.fromisoformat(utc.replace("Z", "+00:00")) for utc in (record.run.utc, record.ended))
+    except ValueError:
+        return ""
+    by_clock = (end - begin).total_seconds()
+    if not record.lasted or abs(by_clock - record.lasted) <= max(CLOCK_SECONDS, CLOCK_SHARE * record.lasted):
+        return ""
+    text = "The clock of the host ran {percent} {how} during the run: synchronise it, by NTP for example."
+    how = say("fast" if by_clock > record.lasted else "slow")
+    return say(text, percent=wording.percent(abs(by_clock / record.lasted - 1), 2), how=how)
 
 
 def machine(record: Record) -> str:

@@ -11,7 +11,7 @@ from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.page.figure_tables import FigureCell, FigureRow, FigureTable
+from pytest_gpufleet.report.figure_tables import FigureCell, FigureRow, FigureTable
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,111 @@
+"""report.html and junit.xml in the folder of the run, and what was asked for elsewhere."""
+
+from collections.abc import Generator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gpufleet import redaction, safe_files
+from pytest_gpufleet.plugin import compat, listeners
+from pytest_gpufleet.report.page import page
+from pytest_gpufleet.run import conclusion, opening
+from pytest_gpufleet.run.folder import JUNIT, REPORT
+from pytest_gpufleet.run.run import Run
+from pytest_gpufleet.run.settings import path
+
+# By the attribute of pytest's options that says where the file is to be, and the option that sets it.
+WRITTEN = {"htmlpath": ("--html", REPORT), "xmlpath": ("--junitxml", JUNIT)}
+
+
+def write_report(run: Run) -> None:
+    """The page that `gpufleet report` makes of the evidence too."""
+    assert run.evidence is not None
+    record, digest, folder = run.evidence.record, run.evidence.sha256, run.folder
+    runs = folder.own_runs(record)
+    reports = folder.reports(runs.values(), folder.path)
+    run.write(folder.report, lambda path: safe_files.write_text(path, page(record, digest, runs, reports)))
+
+
+class ReportFiles:
+    """What was asked for elsewhere is a copy; of the report too, which pytest-html does not write then."""
+
+    def __init__(self, run: Run, config: pytest.Config) -> None:
+        """Refused if something was asked for that could not be written in the end."""
+        self._run = run
+        self._option = config.option
+        self._junit: Any = None  # its plugin, where there is no room for the report
+        self._asked: dict[str, Path] = {}
+        for name, (option, file) in WRITTEN.items():
+            if given := getattr(config.option, name, None):
+                self._asked[file] = path(given).absolute()  # as they read it
+                opening.check_copy(option, self._asked[file])
+
+    def put_into_the_folder(self) -> None:
+        """Have junit.xml written into the folder of the run, and no page by pytest-html."""
+        for name, where in (("htmlpath", None), ("xmlpath", str(self._run.folder / JUNIT))):
+            if hasattr(self._option, name):  # else pytest has no such plugin
+                setattr(self._option, name, where)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection(self, session: pytest.Session) -> Generator[None, object, object]:
+        """A path that is not there, or a marker that is wrong: the run never began, and has no report."""
+        try:
+            return (yield)
+        except pytest.UsageError:
+            self._run.never_began = True
+            compat.stop_junit(session.config)
+            raise
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        """If there is no room for the report, keep junit.xml's writer from ending the session with a traceback."""
+        try:
+            return (yield)
+        finally:
+            self._run.interruption.finishing = True
+            if not self._run.report_can_be_written():
+                self._junit = compat.stop_junit(session.config)
+
+    @pytest.hookimpl(wrapper=True, trylast=True)  # when all have written, and before the terminal tells what
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
+        try:
+            yield
+        finally:
+            if self._junit is not None:
+                self._run.write(Path(self._junit.logfile), self._write_junit)
+            if self._run.options.alias and (junit := self._run.folder / JUNIT).exists():  # it has the name of the host
+                self._run.write(junit, _with_aliases)
+            if self._run.exit_status is not None and not (self._run.never_began or self._run.no_report):
+                write_report(self._run)
+            for file, copy in self._asked.items():
+                if (written := self._run.folder / file).exists():
+                    self._run.write(copy, partial(_copy, written))
+            if self._run.exit_status is not None:
+                self._end(session, self._run.exit_status)
+
+    def _end(self, session: pytest.Session, status: int) -> None:
+        run = self._run
+        conclusion.summarize(run)
+        try:
+            listeners.announce_verdict(session.config, status or (conclusion.INCOMPLETE if run.unwritten else 0))
+        finally:
+            session.exitstatus = run.exit_status = status or (conclusion.INCOMPLETE if run.unwritten else 0)
+
+    def _write_junit(self, path: Path) -> None:
+        try:
+            self._junit.pytest_sessionfinish()
+        except OSError:
+            with suppress(OSError):
+                path.unlink()  # half of it
+            raise
+
+
+def _with_aliases(path: Path) -> None:
+    safe_files.write_text(path, redaction.aliased(path.read_text(encoding="utf-8")))
+
+
+def _copy(written: Path, path: Path) -> None:
+    safe_files.write_text(path, written.read_text(encoding="utf-8"))
