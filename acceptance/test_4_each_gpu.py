@@ -70,16 +70,17 @@ def soaked(world: World, precisions: list[str]) -> Callable[[str], list[corrupti
 
 
 @pytest.mark.level("standard")
-@pytest.mark.figures("soak_temperature", "soak_clock", "soak_power")
+@pytest.mark.figures("soak_temperature", "soak_clock", "soak_power", of_several=("soak_excess",))
 def test_soak(
     world: World, judge: Judge, soaked: Callable[[str], list[corruption.Turn]], precisions: list[str]
 ) -> None:
     """All GPUs work at full load for a minute, and none becomes hotter or slower, or draws less power, than its peers
 
-    Short checks end before bad cooling shows. A GPU that is hotter than its peers has a dried-out thermal paste, a cold
-    plate that does not sit flat, a dead fan or blocked air; look at them before it throttles in the summer. One with a
-    lower clock at the same temperature, or that draws less power, is not supplied as it should be: look at its power
-    cables and at the power supplies. A slowdown by heat that the driver tells of fails this check too.
+    Short checks end before bad cooling shows. A GPU that is hotter than all its peers at the same power has a dried-out
+    thermal paste, a cold plate that does not sit flat, a dead fan or blocked air; look at them before it throttles in
+    the summer. Half of the GPUs may be warmer than the others, whose air or water they get. One with a lower clock at
+    the same temperature, or that draws less power, is not supplied as it should be: look at its power cables and at the
+    power supplies. A slowdown by heat that the driver tells of fails this check too.
     """
     turns = [soaked(precision) for precision in precisions]
     judge(*corruption.soak_figures(world, turns[-1]), required=False)

@@ -20,7 +20,6 @@ sys.path.append(str(ROOT))  # the tests have what was recorded, and what describ
 
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound
-from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import Where, gpu
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.run import resume
@@ -54,6 +53,7 @@ from tests.planted import (
     exchanged,
     half_of_the_sockets,
     links,
+    load,
     model_row,
     of,
     of_eight,
@@ -68,6 +68,7 @@ from tests.planted import (
     slow_beside_peers,
     slow_gpu,
     slowed,
+    soak,
     two_of_eight,
     warmer,
     who_has_slow_pairs,
@@ -129,21 +130,16 @@ FIGURES = [
 ]  # fmt: skip
 
 
-def liquid() -> Told:
-    found = Measurement("soak_temperature", {gpu(index): 33.0 if index < 4 else 44.0 for index in range(8)}, {})
-    return said(BOARDS[H200].machine(8), [found], required=False)
-
-
 LOAD = [
-    Row("one GPU warmer under load, others 41 C", of_values("soak_temperature", [40, 41, 41], more=True), SLOW,
-        sizes=(12,), unit="K"),
-    Row("the same, others 56 C: bad paste", of_values("soak_temperature", [55, 56, 56], more=True), SLOW,
-        "water in series: half of them 11 K warmer",
-        liquid, (12, 15), "K", RULES),
-    Row("the same, others 73 C: bad paste", of_values("soak_temperature", [72, 73, 73], more=True), SLOW, sizes=(12,
-        20),
-        unit="K", later=RULES),
-    Row("one GPU draws 600 of 700 W", of_values("soak_power", [692] * 3), SLOW, sizes=(14.3,), later=RULES),
+    *(Row(f"one GPU of three too warm for its power: bad paste; others {usual} C", soak([usual] * 3), MISSED, alike,
+          lambda celsius=celsius: said(BOARDS[H200].machine(8), load(celsius)), (8, 12, 20), "K")
+      for usual, alike, celsius in (
+          (41, "water in series: half of them 11 K warmer", [33] * 4 + [44] * 4),
+          (56, "a rear row in air, 8 K warmer", [55, 56, 54, 57, 63, 64, 62, 65]),
+          (73, "the same, 2 of 4", [72, 73, 80, 81]))),
+    Row("one GPU draws 600 of 700 W", of_values("soak_power", [692] * 3, at_power_limit=True), SLOW,
+        "a chip that draws 5 % less at its clock",
+        lambda: of_values("soak_power", [692] * 3, at_power_limit=True)[0].told(5), (5, 9, 14.3)),
     Row("one GPU's SM clock lower under load than its peers'", of_values("soak_clock", [1470] * 3), SLOW, sizes=(6, 10),
         later=NOISE),
 ]  # fmt: skip

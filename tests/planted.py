@@ -13,6 +13,7 @@ from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.place import WORLD, Where, gpu, where
 from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.probes.compute.corruption import excess
 from pytest_gpufleet.probes.compute.rate import relative_rate
 from pytest_gpufleet.probes.search.collective import who_slows_pairs
 from pytest_gpufleet.verdict.accusations import accusations, causes, of_finding
@@ -217,16 +218,31 @@ def of_eight() -> list[Case]:
     return found
 
 
-def of_values(metric: str, usual: Sequence[float], at: str = "gpu2", more: bool = False, **under: object) -> list[Case]:
-    """The last of these places of H200 beside the others: so many per cent less, or so many units `more`."""
+def of_values(metric: str, usual: Sequence[float], at: str = "gpu2", **under: object) -> list[Case]:
+    """The last of these places of H200 beside the others: so many per cent less."""
     places = [where(f"{at[:-1]}{int(at[-1]) + 1 + index - len(usual)}") for index in range(len(usual))]
 
     def plant(size: float) -> Told:
-        bad = usual[-1] + size if more else usual[-1] * (1 - size / 100)
-        values = dict(zip(places, (*usual[:-1], bad), strict=True))
+        values = dict(zip(places, (*usual[:-1], usual[-1] * (1 - size / 100)), strict=True))
         return said(BOARDS[H200].machine(4), [Measurement(metric, values, under)], required=False)
 
     return [Case(frozenset({at}), plant)]
+
+
+def load(celsius: Sequence[float]) -> list[Measurement]:
+    """What the soak measures of as many GPUs at 690 W."""
+    places = {gpu(index): float(each) for index, each in enumerate(celsius)}
+    there = BOARDS[H200].machine(8).gpus[: len(celsius)]
+    return [Measurement("soak_excess", excess(places, dict.fromkeys(places, 690.0), there), {})]
+
+
+def soak(celsius: Sequence[float]) -> list[Case]:
+    """The last of these GPUs is so many K warmer."""
+    last = Case(
+        frozenset({str(gpu(len(celsius) - 1))}),
+        lambda more: said(BOARDS[H200].machine(8), load([*celsius[:-1], celsius[-1] + more])),
+    )
+    return [last]
 
 
 def exchanged() -> Told:

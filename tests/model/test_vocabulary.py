@@ -25,7 +25,7 @@ from tests.conftest import INNER
 
 # What a burn-in measures, what only GPUs have, and what takes several nodes.
 NOT_HERE = {
-    "burn_power", "burn_retention", "train_memory", "soak_temperature", "soak_clock", "soak_power",
+    "burn_power", "burn_retention", "train_memory", "soak_temperature", "soak_excess", "soak_clock", "soak_power",
     "step_power", "power_swing", "step_skew", "step_retention",
     "node_group_busbw", "rail_bandwidth", "port_events", "nic_bandwidth", "drive_bandwidth", "drive_iops",
     "model_flops_utilization",

@@ -8,6 +8,7 @@ import pytest
 
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.conditions import ONE_WINDOW
+from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import GpuState, Measurement, Reading
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.probes.compute.corruption import Repetition, Turn, soak_figures
@@ -40,9 +41,16 @@ def turn(state: GpuState | None) -> Turn:
 
 def soaked(*states: tuple[float, float, float] | None) -> dict[str, set[Where]]:
     """By metric, the places that are worse than their peers."""
-    world: Any = SimpleNamespace(places=PLACES)
-    turns = [turn(state and GpuState(*state)) for state in states]
-    return {figure.metric: slow_places(figure) for figure in soak_figures(world, turns)}
+    return {figure.metric: slow_places(figure) for figure in figures(*(state and GpuState(*state) for state in states))}
+
+
+def figures(*states: GpuState | None, halves: tuple[int, ...] = ()) -> list[Measurement]:
+    """`halves`: the NUMA node of each GPU, if anybody knows."""
+    facts = {"name": "NVIDIA H200", "power_limit_watts": 700.0}
+    masks = [{"cpu_affinity": [half]} for half in halves] or [{}] * len(states)
+    gpus = tuple(Gpu(index, {**facts, **mask}) for index, mask in enumerate(masks))
+    world: Any = SimpleNamespace(places=tuple(gpu.place for gpu in gpus), gpus=gpus, size=len(gpus))
+    return soak_figures(world, [turn(state) for state in states])
 
 
 def test_a_healthy_board_passes_the_soak() -> None:
@@ -50,6 +58,48 @@ def test_a_healthy_board_passes_the_soak() -> None:
     warmer = [(temperature + 8, clock, power) for temperature, clock, power in HEALTHY]
     assert not any(soaked(*warmer).values())
     assert not any(soaked(warmer[0], *HEALTHY[1:]).values())  # by 8 K more than its board ever showed
+
+
+# Degrees Celsius of GPUs, all at 690 W; where they are known to be halves, of the first and the second half.
+WATER = (33, 33, 33, 33, 44, 44, 44, 44)  # in series
+REAR = (55, 56, 54, 57, 63, 64, 62, 65)  # air that the others have warmed
+
+
+@pytest.mark.parametrize(
+    ("celsius", "halves", "hot"),
+    [
+        ((40, 41, 53), (), {2}),
+        ((55, 56, 68), (), {2}),
+        ((72, 73, 85), (), {2}),
+        ((49, 59), (), set()),  # two H200 of 2026-11-23
+        ((49, 61), (), {1}),
+        (WATER, (), set()),
+        ((*WATER[:7], 56), (), {7}),
+        ((45, *WATER[1:]), (), set()),  # as warm as the second half: nobody knows that it is of the first
+        ((45, *WATER[1:]), (1, 1, 1, 1, 2, 2, 2, 2), {0}),
+        (REAR, (), set()),
+        (REAR, (1, 2, 1, 2, 1, 2, 1, 2), set()),
+        ((*REAR[:7], 77), (), {7}),
+        ((55, 56, 54, 63), (), set()),  # one of four stands in the rear
+    ],
+)
+def test_a_gpu_is_too_warm_beside_those_that_stand_as_it_does(
+    celsius: tuple[float, ...], halves: tuple[int, ...], hot: set[int]
+) -> None:
+    every = figures(*(GpuState(each, 1400.0, 690.0) for each in celsius), halves=halves)
+    (excess,) = (each for each in every if each.metric == "soak_excess")
+    assert slow_places(excess) == {place.gpu(index) for index in hot}
+
+
+def test_a_gpu_that_is_warm_although_it_draws_less_is_the_worse_for_it() -> None:
+    states = [GpuState(each, 1400.0, watts) for each, watts in ((55.0, 690.0), (56.0, 690.0), (65.0, 500.0))]
+    (excess,) = (each for each in figures(*states) if each.metric == "soak_excess")
+    assert excess.values[place.gpu(2)] == pytest.approx(9 / 500 * 690)
+
+
+def test_a_chip_at_its_power_limit_that_draws_5_percent_less_is_healthy() -> None:
+    assert not any(soaked(*HEALTHY[:3], (55.0, 1470.0, 656.0)).values())
+    assert soaked(*HEALTHY[:3], (52.0, 1300.0, 600.0))["soak_power"] == {PLACES[3]}
 
 
 def test_a_chip_that_needs_less_power_than_its_peers_is_healthy() -> None:
@@ -60,7 +110,7 @@ def test_a_chip_that_needs_less_power_than_its_peers_is_healthy() -> None:
 @pytest.mark.parametrize(
     ("planted", "metric"),
     [
-        ((82.0, 1320.0, 691.0), "soak_temperature"),  # its cold plate does not sit flat
+        ((82.0, 1400.0, 691.0), "soak_excess"),  # its cold plate does not sit flat
         ((58.0, 1200.0, 690.0), "soak_clock"),  # it throttles
         ((48.0, 1410.0, 520.0), "soak_power"),  # it does not draw power
     ],
@@ -73,13 +123,9 @@ def test_a_gpu_that_differs_from_its_peers_in_the_soak_is_found(
 
 
 def test_what_nvml_does_not_tell_is_no_figure() -> None:
-    world: Any = SimpleNamespace(places=PLACES)
-    turns = [turn(GpuState(temperature_c=60.0)), *(turn(None) for _ in PLACES[1:])]
-    assert {figure.metric: figure.values for figure in soak_figures(world, turns)} == {
-        "soak_temperature": {PLACES[0]: 60.0},
-        "soak_clock": {},
-        "soak_power": {},
-    }
+    found = figures(GpuState(temperature_c=60.0), None, None)
+    told = {"soak_temperature": {PLACES[0]: 60.0}, "soak_clock": {}, "soak_power": {}, "soak_excess": {}}
+    assert {figure.metric: figure.values for figure in found} == told
 
 
 # ---------------- rates over all precisions

@@ -9,9 +9,6 @@ import pytest
 from tests.conftest import ROOT
 from tests.planted import Row
 
-# Healthy, and rejected until a temperature is judged by what a GPU draws and the air or water that it gets.
-REJECTED = ["water in series: half of them 11 K warmer"]
-
 
 @pytest.fixture(scope="module")
 def make() -> dict[str, Any]:
@@ -40,7 +37,7 @@ def test_every_fault_is_found_at_its_places_and_at_no_other(rows: list[Row]) -> 
 
 
 def test_nothing_healthy_is_rejected(rows: list[Row], make: dict[str, Any]) -> None:
-    assert [row.alike for row in rows if row.alike and row.healthy()] == REJECTED
+    assert [row.alike for row in rows if row.alike and row.healthy()] == []
     verdicts = {name: make["by_todays_limits"](make["read"](path / "evidence.jsonl")).verdict
                 for name, path in make["RECORDED"].items()}  # fmt: skip
     assert [name for name, verdict in verdicts.items() if verdict == "REJECTED"] == []

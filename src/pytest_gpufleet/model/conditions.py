@@ -121,6 +121,8 @@ CONDITIONS: dict[str, ConditionType] = {
     "nodes": ConditionType(int, "{} nodes", {1: "1 node"}),
     "in_place": ConditionType(bool, words={True: "in place", False: "out of place"}),
     "at_once": ConditionType(("one", "all"), words={"all": "all GPUs at once", "one": "one GPU at a time"}),
+    # Whether half of the GPUs or more draw what they may.
+    "at_power_limit": ConditionType(bool, words={True: "at the power limit", False: "below the power limit"}),
     "batch": ConditionType(int, "batch {}"),
     "accumulated": ConditionType(None, "{} batches a step", {1: "1 batch a step"}),  # whose gradients are added up
     "image": ConditionType(None, "{} pixels"),

@@ -297,12 +297,19 @@ ROWS = (
                      "matrix products beside an all_reduce, of those alone", 0.16, steady=False), _UNDER_LOAD),
     MetricRow(Metric("reduction_retention", "ratio", "higher",
                      "an all_reduce beside matrix products, of that alone", steady=False), _UNDER_LOAD),
-    # Of such load, on 3 healthy boards of 4x H200: 53 to 63 C and up to 9 K apart, 682 to 702 W, clocks 6 % apart.
-    MetricRow(Metric("soak_temperature", "C", "lower", "temperature at the end of the soak", 0.30), ("method",)),
+    # Rooms, racks and positions differ: what is judged is how much warmer a GPU is than its like.
+    MetricRow(Metric("soak_temperature", "C", "lower", "temperature at the end of the soak"), ("method",)),
+    MetricRow(Metric("soak_excess", "K", "lower", "temperature above the peers' at equal power, in the soak"),
+              ("method",)),
+    # Of such load, on 3 healthy boards of 4x H200: 682 to 702 W, clocks 6 % apart.
     MetricRow(Metric("soak_clock", "MHz", "higher", "SM clock at the end of the soak", 0.10), ("method",)),
     # Where the load does not reach the power limit, a chip that needs less is none the worse: clocks and products
     # tell, and power only where it is far too low.
-    MetricRow(Metric("soak_power", "W", "higher", "power at the end of the soak", 0.20), ("method",)),
+    MetricRow(Metric("soak_power", "W", "higher", "power at the end of the soak", 0.20), ("at_power_limit", "method"),
+              tolerances=(
+        Tolerance("soak_power", 0.08, source="at their limit of 700 W three machines of 4x NVIDIA H200 drew 682 to 702",
+                  conditions={"at_power_limit": True}),
+    )),
     MetricRow(Metric("burn_power", "ratio", "higher", "power while matrix products run, of the power limit"),
               ("method",)),
     MetricRow(Metric("burn_peak_power", "ratio", "higher", "highest power under load, of the power limit"),  # until 0.2

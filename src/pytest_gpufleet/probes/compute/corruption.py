@@ -1,15 +1,20 @@
 """Matrix products that come out wrong: once, every time, or otherwise than on other GPUs."""
 
+import math
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
 
 import torch
 from torch import Tensor
 
 from pytest_gpufleet.machine.telemetry import Watch
+from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.measurement import GpuState, Measurement, Reading
+from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.measure import together
 from pytest_gpufleet.world.rank import Rank
@@ -204,6 +209,7 @@ def _place(at: tuple[int, int]) -> str:
 # faster, and after 1.5 s of work within 3 % of what it settled at.
 SETTLING_SECONDS = {"cuda": 1.5, "cpu": 0.0}
 FIGURES = {"soak_temperature": "temperature_c", "soak_clock": "sm_clock_mhz", "soak_power": "power_watts"}
+AT_POWER_LIMIT = 0.95  # of it: at 700 W, three machines of 4x H200 drew 682 to 702
 
 
 @dataclass(frozen=True)
@@ -233,10 +239,41 @@ def rate_of(world: World, turns: Sequence[Turn]) -> Measurement:
 
 
 def soak_figures(world: World, last: Sequence[Turn]) -> list[Measurement]:
-    """Temperature (C), SM clock (MHz) and power (W) of each GPU in the last turn, as far as NVML tells them."""
+    """Temperature (C), SM clock (MHz) and power (W) of each GPU in the last turn, as far as NVML tells them; of several
+    GPUs also by how many kelvin each is too warm (`excess`)."""
     states = {place: turn.state for place, turn in zip(world.places, last, strict=True) if turn.state}
     figures = []
     for metric, reading in FIGURES.items():
         values = {place: getattr(state, reading) for place, state in states.items()}
         figures.append(Measurement(metric, {at: value for at, value in values.items() if value is not None}, {}))
+    temperature, _, power = figures
+    limits = {gpu.place: gpu.get("power_limit_watts") or math.inf for gpu in world.gpus}
+    at_limit = [power.values[at] >= AT_POWER_LIMIT * limit for at, limit in limits.items() if at in power.values]
+    figures[-1] = replace(power, conditions={"at_power_limit": 2 * sum(at_limit) >= len(at_limit) > 0})
+    if world.size > 1:
+        figures.append(Measurement("soak_excess", excess(temperature.values, power.values, world.gpus), {}))
     return figures
+
+
+def excess(celsius: Mapping[Where, float], watts: Mapping[Where, float], gpus: Sequence[Gpu]) -> dict[Where, float]:
+    """By how many kelvin each GPU is warmer than its like at their power, where both are known; 0 if it is not.
+
+    Nobody tells what air or water a GPU gets: the rear row of a board, and what comes second in a loop, are warmer by
+    design, by as much as bad paste costs. But such GPUs are not alone. So a GPU is held against the median of the
+    warmer half of the others: of its model, and at its NUMA node where three or more are known to be at one. A bad GPU
+    in a cool position that is no warmer than those in the warm ones cannot be told from them, and neither can two bad
+    ones of four. What it draws more or less than they do is taken out by its thermal resistance above theirs, in K/W.
+    """
+    known = {gpu.place: gpu for gpu in gpus if gpu.place in celsius and watts.get(gpu.place)}
+    of_model = grouped((gpu.name, at) for at, gpu in known.items())
+    at_node = {at: (gpu.name, str(gpu.get("cpu_affinity"))) for at, gpu in known.items()}
+    of_node = grouped((node, at) for at, node in at_node.items())
+    found: dict[Where, float] = {}
+    for at, gpu in known.items():
+        near = of_node[at_node[at]]
+        others = sorted({*(near if len(near) > 2 else of_model[gpu.name])} - {at}, key=lambda each: -celsius[each])
+        warmer = others[: max(1, len(others) // 2)]
+        usual = median(celsius[each] for each in warmer) if warmer else celsius[at]
+        resistance = (celsius[at] - usual) / watts[at]
+        found[at] = max(0.0, resistance * median(watts[each] for each in warmer or [at]))
+    return found
