@@ -1,5 +1,6 @@
 # make accept   the acceptance suite on all GPUs of this machine, or a rehearsal on CPU ranks; ARGS="--gpus 4" adds options
-# make quick    for daily work, under a minute: lint, and tests that hardly start anything, those of recorded runs first
+# make quick    for daily work, under a minute: lint, and tests that hardly start anything, those of recorded runs first; and
+#               those of the modules that changed since the last commit
 # make oldest   quick rehearsals with the oldest releases that pyproject.toml allows (not of torch and matplotlib: large)
 # make test     the project's own tests
 # make release  what a release needs beside: translations, generated pages, and packages that hold what they should
@@ -12,7 +13,7 @@ BIN    := $(VENV)/bin
 # tests of what hangs or comes late wait most of their time. A test that hangs itself must not hold up all others.
 WORKERS := $(if $(wildcard /dev/nvidia0),0,$(shell expr $$(nproc) + 1))
 SIDE_BY_SIDE := -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder --timeout 900
-QUICK  := tests/test_structure.py $(addprefix tests/,recorded verdict model hardware)
+QUICK  = tests/test_structure.py $(addprefix tests/,recorded verdict model machine) $(shell $(BIN)/python -m tests.affected)
 READY  := $(VENV)/.ready
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # pip does not know which builds of torch there are; uv does.
