@@ -13,7 +13,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Where pytest finds this folder without being told, it does not ask the hook above."""
+    """Where pytest finds this folder by itself, it does not ask the hook above."""
     if _says_nothing(config) and not config.option.collectonly:
         raise pytest.UsageError("say what the acceptance suite is to run on: --gpus N, --gpus all or --rehearse")
 

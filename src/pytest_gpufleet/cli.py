@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pytest_gpufleet import __version__
 from pytest_gpufleet.commands.accept import ACCEPT
 from pytest_gpufleet.commands.calibrate import CALIBRATE, ORDER
-from pytest_gpufleet.commands.command import printing, tell
+from pytest_gpufleet.commands.command import print_line, printing
 from pytest_gpufleet.commands.compare import COMPARE
 from pytest_gpufleet.commands.export import EXPORT
 from pytest_gpufleet.commands.fleet import FLEET
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with printing():  # a command without end ends with its reader: `gpufleet monitor --json | head -1`
             status = given.run(given)
     except (Refused, NoGpus) as error:
-        tell(f"gpufleet: {error}", file=sys.stderr)
+        print_line(f"gpufleet: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:  # as of a process that the signal ends: what was not done must not look done
         return 128 + signal.SIGINT

@@ -223,7 +223,7 @@ def _by_value(secret: str) -> re.Pattern[str]:
     return re.compile(rf"(?<!\w){re.escape(secret)}(?!\w)|(?<!\w){head}[^\s\"']*?\.\.\.|\.\.\.[^\s\"']*?{tail}(?!\w)")
 
 
-# Aliases for what tells a machine and its owner from all others, in evidence that is to be published (--fleet-alias).
+# Aliases for what identifies a machine and its owner, in evidence that is to be published (--fleet-alias).
 #
 # One thing has one alias, wherever it stands, and on every node and in every run that has the same key: an alias is a
 # hash of the thing. So peers, resumed runs and fleets still see what is the same and what is not. An alias is left as
@@ -234,7 +234,7 @@ ALIAS_KEY = "GPUFLEET_ALIAS_KEY"  # the variable; without it who guesses a name 
 IDENTIFYING = {"host", "uuid", "cluster", "guid", "serial", "serials", "board_serial", "chassis_serial"}
 NO_CLUSTER = "0" * 32
 ALIAS = re.compile(r"\balias-[0-9a-f]{12}\b")
-# Too short, or a word that means something else in a text: there it is left, for it tells nobody apart either.
+# Too short, or a word that means something else in a text: there it is left, for it identifies nobody either.
 _ANY_WORD = re.compile(r"(?i).{0,3}|\D{0,5}|(?:gpu|rank|node|rail|nic|numa|cpu)(?:0|[1-9]\d{0,2})|localhost")
 
 _HEX = "[0-9A-Fa-f]"
@@ -325,7 +325,7 @@ _aliases: Aliases | None = None
 
 
 def use_aliases(wanted: bool) -> None:
-    """From here on evidence and all that is told of tests has aliases; or has none any more."""
+    """From here on evidence and all that is shown of tests has aliases; or has none any more."""
     global _aliases
     _aliases = Aliases(os.environ.get(ALIAS_KEY, "")) if wanted else None
 

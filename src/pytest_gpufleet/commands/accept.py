@@ -13,7 +13,7 @@ from pytest_gpufleet.run.settings import lacking
 
 
 def named() -> list[str]:
-    """How pytest is told the suite: by its package, as a wheel has it, or by its folder in a clone. Refused if it is
+    """How pytest is given the suite: by its package, as a wheel has it, or by its folder in a clone. Refused if it is
     in neither."""
     if find_spec(PACKAGED):
         return ["--pyargs", PACKAGED]

@@ -25,13 +25,13 @@ def _calibrate(given: argparse.Namespace) -> int:
         written = profile.load(given.output)
     except FileError as error:
         raise Refused(f"the profile was written but is not valid; please report this: {error}") from None
-    command.tell(
+    command.print_line(
         f"{given.output}: {len(written.limits)} limits for {', '.join(written.match)}; use it with --fleet-profile"
     )
     if limits.kept:
-        command.tell(f"{given.output}: for {limits.kept} figures the shipped limits hold on (--replace-shipped)")
+        command.print_line(f"{given.output}: for {limits.kept} figures the shipped limits hold on (--replace-shipped)")
     if problem := too_few(runs):
-        command.tell(f"{given.output}: {problem}", file=sys.stderr)
+        command.print_line(f"{given.output}: {problem}", file=sys.stderr)
     return 0
 
 
@@ -65,12 +65,12 @@ def _order(given: argparse.Namespace) -> int:
         orders.load(given.output)
     except FileError as error:
         raise Refused(f"the order was written but is not valid; please report this: {error}") from None
-    command.tell(
+    command.print_line(
         f"{given.output}: what {record.run.host} has; compare it with what was bought, and use it with --fleet-order"
     )
     if record.verdict != "ACCEPTED":
         came_to = record.verdict or "did not come to its end"
-        command.tell(f"that run: {came_to}; what is wrong with the machine may stand in its order")
+        command.print_line(f"that run: {came_to}; what is wrong with the machine may stand in its order")
     return 0
 
 

@@ -35,7 +35,7 @@ def printing() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def tell(text: str, file: TextIO | None = None) -> None:
+def print_line(text: str, file: TextIO | None = None) -> None:
     """Print one line."""
     print(wording.one_line(text), file=file)
 
@@ -140,7 +140,7 @@ STATUSES = (EXIT_STATUS["ACCEPTED"], EXIT_STATUS["INCOMPLETE"], EXIT_STATUS["REJ
 
 @dataclass(frozen=True)
 class Done:
-    """What came of one folder: its exit status, what programs are told of it, and what shows it to people."""
+    """What came of one folder: its exit status, the document for programs, and what shows it to people."""
 
     status: int
     document: Mapping[str, Any]
@@ -148,21 +148,21 @@ class Done:
 
 
 def for_each(folders: Sequence[RunFolder], work: Callable[[RunFolder], Done], as_json: bool) -> int:
-    """The worst exit status. A folder that cannot be used is told, has status 1, and does not stop the others."""
+    """The worst exit status. A folder that cannot be used is named, has status 1, and does not stop the others."""
     statuses, documents = [], []
     for folder in folders:
         try:
             done = work(folder)
         except Refused as error:
-            tell_why = partial(tell, f"gpufleet: {error}", sys.stderr)
-            done = Done(1, {"error": str(error)}, tell_why)
+            print_why = partial(print_line, f"gpufleet: {error}", sys.stderr)
+            done = Done(1, {"error": str(error)}, print_why)
         statuses.append(done.status)
         if as_json:
             documents.append({"folder": str(folder), "exit_status": done.status, **done.document})
             continue
         with printing():
             if len(folders) > 1:
-                tell(f"{folder}:")
+                print_line(f"{folder}:")
             done.show()
     status = max(statuses, key=lambda each: STATUSES.index(each) if each in STATUSES else len(STATUSES))
     if as_json:

@@ -25,11 +25,11 @@ def _run(given: argparse.Namespace) -> int:
     command.check_output(given.output)
     command.check_output(given.csv)
     runs = {name: run.record for name, run in verify.all_checked([given.first, *given.others]).items()}
-    tell, document, rows = _made(runs, given.same_machine)
-    shown = tell(MOST_COLUMNS)
+    shown_in, document, rows = _made(runs, given.same_machine)
+    shown = shown_in(MOST_COLUMNS)
     if given.output:
         with in_language(given.language):
-            command.write(given.output, page(tell(len(runs))))
+            command.write(given.output, page(shown_in(len(runs))))
     if given.csv:
         command.write(given.csv, rows)
     console = command.new_console(highlight=False)
@@ -41,9 +41,9 @@ def _run(given: argparse.Namespace) -> int:
         else:
             console.print(screen(shown))
             if given.output:
-                command.tell(f"report: {given.output}")
+                command.print_line(f"report: {given.output}")
             if given.csv:
-                command.tell(f"figures: {given.csv}")
+                command.print_line(f"figures: {given.csv}")
     return 1 if shown.bad else 0
 
 

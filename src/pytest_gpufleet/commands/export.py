@@ -4,7 +4,7 @@ import argparse
 from importlib.util import find_spec
 from pathlib import Path
 
-from pytest_gpufleet.commands.command import Command, argument, folder, output, tell
+from pytest_gpufleet.commands.command import Command, argument, folder, output, print_line
 from pytest_gpufleet.commands.verify import checked
 from pytest_gpufleet.model.endings import Refused
 
@@ -28,7 +28,7 @@ def _run(given: argparse.Namespace) -> int:
         exports.WRITERS[given.to](about, points, given.output)
     except OSError as error:
         raise Refused(f"{given.output} cannot be written: {error.strerror}") from None
-    tell(f"{given.output}: {len({point.tag for point in points})} series, {len(points)} points")
+    print_line(f"{given.output}: {len({point.tag for point in points})} series, {len(points)} points")
     return 0
 
 

@@ -90,7 +90,7 @@ def _run(given: argparse.Namespace) -> int:
         else:
             command.print_lines(fleet_lines(fleet))
             if given.output:
-                command.tell(f"report: {given.output}")
+                command.print_line(f"report: {given.output}")
     return fleet.exit_status
 
 

@@ -46,7 +46,7 @@ def _judge(given: argparse.Namespace, folder: RunFolder) -> command.Done:
     def show() -> None:
         command.print_lines(lines)
         if given.output:
-            command.tell(f"report: {given.output}")
+            command.print_line(f"report: {given.output}")
 
     assert record.exit_status is not None
     return command.Done(record.exit_status, document, show)
@@ -112,7 +112,7 @@ def _again(output: Path | None, language: Language | None, folder: RunFolder) ->
     for path, text in files.items():
         command.write(path, text)
     told = {"verdict": record.verdict, "files": [str(path) for path in files]}
-    return command.Done(0, told, partial(command.tell, f"{output or folder.report}: {stamp(record).word}"))
+    return command.Done(0, told, partial(command.print_line, f"{output or folder.report}: {stamp(record).word}"))
 
 
 REPORT_AGAIN = command.Command(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_gpufleet import __version__, safe_files
-from pytest_gpufleet.commands.command import SIGNED_BY, Command, argument, file, folder, printing, tell
+from pytest_gpufleet.commands.command import SIGNED_BY, Command, argument, file, folder, print_line, printing
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.run import integrity
 from pytest_gpufleet.run.folder import EVIDENCE, REPORT, SUMMARY, RunFolder
@@ -52,7 +52,7 @@ def checked(folder: RunFolder, nodes: bool = True) -> Checked:
     """The run in a folder. What is to be said of it goes to standard error."""
     found, remarks = examined(folder, nodes=nodes)
     for line in remarks:
-        tell(f"{folder}: {line}", sys.stderr)
+        print_line(f"{folder}: {line}", sys.stderr)
     return found
 
 
@@ -145,11 +145,11 @@ def _sign(given: argparse.Namespace) -> int:
     if name in signed_by(folder):
         raise Refused(f"{folder} is signed by {name} already; remove that signature to sign it anew")
     with printing():  # before somebody gives a passphrase
-        tell(f"{folder}: signing as {name}: {run.host}, {run.utc}, {found.record.verdict}")
+        print_line(f"{folder}: signing as {name}: {run.host}, {run.utc}, {found.record.verdict}")
     path = _path(folder, name)
     _write_signature(folder.content(SUMMARY) or b"", path, given.key)
     with printing():
-        tell(f"{path}: signed, SHA-256 of {EVIDENCE} {found.digest}")
+        print_line(f"{path}: signed, SHA-256 of {EVIDENCE} {found.digest}")
     return 0
 
 
@@ -220,7 +220,7 @@ def _verify(given: argparse.Namespace) -> int:
         )
     with printing():
         for line in (f"{held}, SHA-256 {found.digest}: {verdict}", *remarks):
-            tell(f"{folder}: {line}")
+            print_line(f"{folder}: {line}")
     return 0
 
 

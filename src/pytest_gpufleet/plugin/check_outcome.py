@@ -97,7 +97,7 @@ def faults(item: pytest.Item, report: pytest.TestReport, error: BaseException | 
 
 
 def show_faults(report: pytest.TestReport, error: BaseException | None, run: Run) -> None:
-    """Let pytest show faults with all that tells which GPU it is, and without a traceback, which tells nothing."""
+    """Let pytest show faults with all that identifies the GPU, and without a traceback, which helps nobody."""
     if isinstance(error, Faults) and report.failed:
         identity = run.ground.topology.identity
         report.longrepr = "\n".join("\n".join(filter(None, (each.told(identity), each.story))) for each in error.faults)
@@ -112,7 +112,7 @@ def _outcome(phases: Phases) -> tuple[Outcome, str]:
             crash = getattr(report.longrepr, "reprcrash", None)
             text = report.longreprtext
             headline = "" if crash is None or text.startswith(crash.message) else f"{crash.message}\n\n"
-            taken_away = "" if report.failed else f"{type(error).__name__}: {error}"  # then pytest tells nothing of it
+            taken_away = "" if report.failed else f"{type(error).__name__}: {error}"  # pytest shows nothing of it then
             return "failed", str(error) if own else headline + text or taken_away
     for report, error in phases:
         if isinstance(error, NotApplicable):

@@ -97,7 +97,7 @@ def takes_no_argument_alone(parser: pytest.Parser, option: str, value: str) -> N
 
 
 def skip_of_the_test(reason: str) -> BaseException:
-    """A skip that is told where the test stands, and not where it was raised."""
+    """A skip that is shown at the line of the test, and not where it was raised."""
     ending = pytest.skip.Exception(reason)
     ending._use_item_location = True
     return ending

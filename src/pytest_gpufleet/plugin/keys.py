@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Of the configuration.
 RUN = pytest.StashKey[Run]()
 SUPERVISED: pytest.StashKey[Supervised] = pytest.StashKey()
-KEPT_FROM_TURNS = pytest.StashKey[bool]()  # somebody has the host for himself, and does not end: see host_turns
+HOST_IS_KEPT = pytest.StashKey[bool]()  # somebody else has the host and does not let it go
 
 # Of a test: what judge() found; of that, what missed and no phase of the test has failed for yet, with the causes that
 # were found; and the LimitMissed of a test that did all that it had to do.

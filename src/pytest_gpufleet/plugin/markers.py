@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpufleet.plugin import compat
-from pytest_gpufleet.plugin.keys import KEPT_FROM_TURNS, RUN
+from pytest_gpufleet.plugin.keys import HOST_IS_KEPT, RUN
 from pytest_gpufleet.run.run import Run
 
 if TYPE_CHECKING:
@@ -86,9 +86,9 @@ def _need_any(run: Run) -> None:
 
     if run.ground.size:
         return
-    if run.told_absent:
+    if run.absence_reported:
         pytest.skip("no GPU is here")
-    run.told_absent = True
+    run.absence_reported = True
     raise Faults((Fault("gpu_missing", (), f"no GPU is here: {run.ground.why}"),))
 
 
@@ -118,26 +118,26 @@ def lacking(
 
 
 # Tests that need the host to themselves: on nodes of one run that are one host, and in runs beside each other there,
-# one has its turn after the other.
+# they run one after the other.
 
-GPUS_A_HOST = 8  # of HGX: as many nodes of a run may be one host, and each has its turn before the last one
+GPUS_A_HOST = 8  # of HGX: as many nodes of a run may be one host, and the last one waits for all others
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around the timer of pytest-timeout: waiting is not the test's own time
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     run, stash = item.config.stash[RUN], item.config.stash
     # Not the run on many nodes, where each node's own run does; nor CPU ranks, which measure nothing that counts.
-    takes_turns = run.evidence is not None and run.options.nodes is None and run.ground.topology.gpus
-    if item.get_closest_marker("host_alone") is None or not takes_turns or KEPT_FROM_TURNS in stash:
+    on_gpus = run.evidence is not None and run.options.nodes is None and run.ground.topology.gpus
+    if item.get_closest_marker("host_alone") is None or not on_gpus or HOST_IS_KEPT in stash:
         return (yield)
     from pytest_gpufleet.machine import dcgm, locks
 
-    # DCGM's diagnostic is the longest check that takes turns, and has a deadline of its own.
+    # DCGM's diagnostic is the longest such check, and has a deadline of its own.
     most_seconds = GPUS_A_HOST * dcgm.SECONDS[run.options.dcgm]
     waits = f"{item.nodeid} needs this host to itself and waits for"
     with locks.taken(lambda holder: run.tell(f"{waits} {holder}"), most_seconds) as kept_by:
         if kept_by:
-            stash[KEPT_FROM_TURNS] = True  # nobody waits as long for each of the other tests
+            stash[HOST_IS_KEPT] = True  # nobody waits as long for each of the other tests
             assert run.evidence is not None
             run.evidence.spoil(f"checks that need this host to themselves had no turn, which was kept by {kept_by}")
         if run.sampling is not None:

@@ -29,7 +29,7 @@ from pytest_gpufleet.world.engines.processes import exit_summary
 # With which arguments pytest runs on each node of a run on many: those of this run, but for what is about all of them
 # and for what has been done by then.
 
-# What is about the run of all nodes, where files of this machine go, and which tests are run: these are told by name.
+# What is about the run of all nodes, where files of this machine go, and which tests are run: these are given by name.
 WITH_A_VALUE = (
     "--nodes", "--gpus", "--fleet-address", "--fleet-dir", "--fleet-keep", "--fleet-deadline", "--fleet-resume",
     "--fleet-prometheus",
@@ -48,7 +48,7 @@ def arguments(config: pytest.Config, options: Options, items: Sequence[pytest.It
     """`items`: the tests of one machine, in their order."""
     given = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *config.getini("addopts")]
     given += map(str, config.invocation_params.args)
-    ground = f"--rehearse={options.rehearse}" if options.rehearse else f"--gpus={options.gpus}"
+    target = f"--rehearse={options.rehearse}" if options.rehearse else f"--gpus={options.gpus}"
     ini_file = [f"-c={config.inipath}"] if config.inipath else []
     # Where pytest's cache is here, whichever folder ids count from: there it would be another file of a package.
     cached = config.pluginmanager.hasplugin("cacheprovider")
@@ -56,7 +56,7 @@ def arguments(config: pytest.Config, options: Options, items: Sequence[pytest.It
     paths = {str(path) for path in config.option.file_or_dir}
     return (
         *kept(given, paths),
-        ground,
+        target,
         f"--rootdir={_root(items[0])}",
         *ini_file,
         *cache,
@@ -81,7 +81,7 @@ def kept(given: Sequence[str], paths: Collection[str]) -> Iterator[str]:
 
 def _root(item: pytest.Item) -> Path:
     """The folder from which the path in a node id counts: pytest's own, but for what --pyargs finds elsewhere. Those
-    count from what pytest was told, which on a node is each file by itself."""
+    count from what pytest was given, which on a node is each file by itself."""
     file = PurePath(item.nodeid.partition("::")[0])
     counts_from = item.path.parents[len(file.parts) - 1]
     return counts_from if counts_from / file == item.path else item.config.rootpath
@@ -188,11 +188,11 @@ class Mirrors:
         failed = {node: each.message for node, each in done.items() if each.outcome == "failed"}
         if failed or not_done:
             named = self._run.ground.topology.identity
-            told = ["\n".join(filter(None, (fault.told(named), fault.story))) for fault in not_done]
+            texts = ["\n".join(filter(None, (fault.told(named), fault.story))) for fault in not_done]
             if failed:  # what the first of them say, for each node's own report has it all
-                told.append(f"failed on {len(failed)} of {len(there)} nodes: {self._names([*failed])}")
-                told += self._by_message(failed)[:MOST_MESSAGES]
-            raise FailedOnNodes("\n\n".join(told))
+                texts.append(f"failed on {len(failed)} of {len(there)} nodes: {self._names([*failed])}")
+                texts += self._by_message(failed)[:MOST_MESSAGES]
+            raise FailedOnNodes("\n\n".join(texts))
         self._end_without_failure(item, done)
 
     def _end_without_failure(self, item: pytest.Item, done: Mapping[int, Check]) -> None:
@@ -205,12 +205,12 @@ class Mirrors:
                 item.add_report_section("call", "on some nodes", "\n\n".join(others))
             return
         alike = {each.message for each in done.values() if each.outcome == outcome}
-        told = alike.pop() if len(alike) == 1 and len(others) == 1 else "\n".join(others)
-        raise NotApplicable(told) if outcome == "not applicable" else compat.skip_of_the_test(told)
+        text = alike.pop() if len(alike) == 1 and len(others) == 1 else "\n".join(others)
+        raise NotApplicable(text) if outcome == "not applicable" else compat.skip_of_the_test(text)
 
-    def _by_message(self, told: Mapping[int, str]) -> list[str]:
+    def _by_message(self, messages: Mapping[int, str]) -> list[str]:
         """ "node1, node2: no such thing": what nodes say, those together that say the same."""
-        nodes = grouped((message, node) for node, message in told.items())
+        nodes = grouped((message, node) for node, message in messages.items())
         return [f"{self._names(those)}: {message}" for message, those in nodes.items()]
 
     def _names(self, nodes: Sequence[int]) -> str:
@@ -226,7 +226,7 @@ def _found(run: NodeRun, check: str) -> list[Fault]:
 
 
 def _not_run(run: NodeRun, check: str) -> Fault:
-    """That a check was not run on a node on which pytest is no longer there. What it printed is told once."""
+    """That a check was not run on a node on which pytest is no longer there. What it printed is shown once."""
     how, story = run.damage, ""
     if run.ended is not None:
         how = how or f"its own run had ended {exit_summary(run.ended.exit_status)}"

@@ -28,7 +28,7 @@ def prepare() -> None:
 
 
 def _explain(operator: str, left: object, right: object) -> str | None:
-    """Why `left == right` does not hold, as pytest tells it in an ordinary test."""
+    """Why `left == right` does not hold, as pytest shows it in an ordinary test."""
     config = _config()
     for lines in config.hook.pytest_assertrepr_compare(config=config, op=operator, left=left, right=right):
         if lines:

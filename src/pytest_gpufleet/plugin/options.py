@@ -21,7 +21,7 @@ from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.run import settings
 from pytest_gpufleet.run.settings import Options
 
-# The launcher, the variable by which it tells how many processes it has started on this node, and of which all.
+# The launcher, the variable with the number of processes it has started on this node, and that of all.
 # Open MPI: docs.open-mpi.org, "Environment variables that Open MPI sets". MPICH and Intel MPI: Hydra.
 COUNTING = (
     ("mpirun", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"),
@@ -240,7 +240,7 @@ def run_suite_by_package(config: pytest.Config) -> None:
     """The suite named by its package, as a wheel has it, is a run on all GPUs that are here, as `pytest acceptance/`
     is.
 
-    There it is acceptance/conftest.py that says so, which pytest reads too late where it is told a package.
+    There it is acceptance/conftest.py that says so, which pytest reads too late where it is given a package.
     """
     says_nothing = all(config.getoption(name) is None for name in MAKES_A_RUN)
     if says_nothing and any(_is_suite(config, argument) for argument in config.args):

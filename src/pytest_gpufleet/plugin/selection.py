@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if run.options.nodes is not None:  # each node by itself first
         items.sort(key=markers.is_between_nodes)
     asked_for = [item for item in items if _is_asked_for(item, run.options)]
-    # Whoever names nothing but checks between nodes is told by each what it needs.
+    # Of whoever names nothing but checks between nodes, each says what it needs.
     others = [item for item in items if item not in asked_for] if asked_for else []
     if others:
         config.hook.pytest_deselected(items=others)
@@ -45,7 +45,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def _only_the_suite(config: pytest.Config) -> bool:
-    """Of other files, whatever pytest is told to collect of them, the first that is seen is enough."""
+    """Of other files, whatever pytest is to collect of them, the first that is seen is enough."""
     paths = [path_of(config, argument) for argument in config.args]
     files = (file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path]))
     first = next(files, None)

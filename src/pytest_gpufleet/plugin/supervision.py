@@ -18,14 +18,14 @@ from pytest_gpufleet.plugin.keys import RUN, SUPERVISED
 from pytest_gpufleet.run.interruption import Supervised, supervise
 from pytest_gpufleet.run.settings import Options
 
-LIMIT_LEFT_OUT = pytest.StashKey[bool]()  # told
+LIMIT_LEFT_OUT = pytest.StashKey[bool]()  # said, once
 DEADLINES = "calls on the ranks have --fleet-timeout, a run has --fleet-deadline"
 GRACE_SECONDS = 5.0  # for ranks that hang to be asked what they do, and killed
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
-    """pytest-timeout's limit of a test becomes the deadline of its ranks, so that a hang is told by rank.
+    """pytest-timeout's limit of a test becomes the deadline of its ranks, so that a hang is reported by rank.
 
     Its own timer comes GRACE_SECONDS later, for a test that hangs in the controller. In a run it is the limit that the
     test has itself, or that stands in the command line: one for all tests of a project judges no machine.
@@ -46,7 +46,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     later = settings.timeout + GRACE_SECONDS
     if settings.method != "signal" or threading.current_thread() is not threading.main_thread():
         return bool(pytest_timeout.pytest_timeout_set_timer(item, settings._replace(timeout=later)))
-    pytest_timeout.pytest_timeout_set_timer(item, settings)  # whose handler tells the limit that was given
+    pytest_timeout.pytest_timeout_set_timer(item, settings)  # whose handler names the limit that was given
     signal.setitimer(signal.ITIMER_REAL, later)
     return True
 
@@ -94,7 +94,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 
 def until(config: pytest.Config) -> float:
-    """When the run of this session is told to end, on time.monotonic()."""
+    """When the run of this session is asked to end, on time.monotonic()."""
     return config.stash[SUPERVISED].until if SUPERVISED in config.stash else math.inf
 
 

@@ -70,7 +70,7 @@ class Run:
         self.interruption = Interruption(self._tell_interruption, until)
         self.carried: set[str] = set()  # checks that an earlier run has done, by the names by which they are known
         self.not_imported: list[str] = []  # test files of which nothing could be collected
-        self.told_absent = False  # that no GPU is here
+        self.absence_reported = False  # that no GPU is here
         self.never_began = False  # pytest was called in a wrong way: nothing of it is left
         self.pruned: tuple[list[str], list[str]] = [], []  # what --fleet-keep has removed, and could not
         self.exited = ""  # by pytest.exit(), and why

@@ -1,4 +1,4 @@
-"""How ranks fail, and how that is told."""
+"""How ranks fail, and how that is described."""
 
 import contextlib
 import json
@@ -59,7 +59,7 @@ class RankFailure(Exception):
     """Something went wrong on at least one rank.
 
     `kind` is "exception" (a rank raised), "crash" (a rank process died) or "hang" (the deadline passed). `reports`
-    holds every rank's story, the rank that failed first in front; the message tells the first of them. All ranks of the
+    holds every rank's story, the rank that failed first in front; the message has the first of them. All ranks of the
     world have been killed; the next use of the world starts a fresh one.
     """
 
@@ -77,7 +77,7 @@ class RankFailure(Exception):
 
     @property
     def _ended(self) -> str:
-        """What is told of the ranks if none is to blame: "ranks 0, 1: running"."""
+        """The ranks' state if none is to blame: "ranks 0, 1: running"."""
         first = self.reports[0]
         alike = [report.rank for report in self.reports if report.state == first.state]
         return f"{ranks_text(alike)}: {first.state} {first.summary}".rstrip()
@@ -204,16 +204,16 @@ class Answers:
         return bool(self.deaths) or any(outcome.kind == "raised" for outcome in self.outcomes.values())
 
 
-def _told(answer: Answer) -> Outcome | Death:
+def _read(answer: Answer) -> Outcome | Death:
     # A pickle runs code. This one comes from a process that we have started ourselves, by a way that nobody else can
     # write to. Nothing else in this project's controller is unpickled, but the result in it.
     try:
-        told = pickle.loads(answer.parcel)
+        outcome = pickle.loads(answer.parcel)
     except (Exception, SystemExit) as error:
         what = f"a message that cannot be unpickled ({type(error).__name__})"
         return Death(answer.rank, f"for its controller: it sent {what}")
-    if isinstance(told, Outcome):
-        return told
+    if isinstance(outcome, Outcome):
+        return outcome
     return Death(answer.rank, "for its controller: it sent what is no answer")
 
 
@@ -238,11 +238,11 @@ def collect(
             raise RuntimeError("the world was stopped by another thread")
         remaining = until - clock()
         for event in engine.wait(min(remaining, TURN_SECONDS)):
-            told = event if isinstance(event, Death) else _told(event)
-            if isinstance(told, Death):
-                answers.deaths[event.rank] = told
-            elif told.call == number:  # else of a call that is over
-                answers.outcomes[event.rank] = told
+            end = event if isinstance(event, Death) else _read(event)
+            if isinstance(end, Death):
+                answers.deaths[event.rank] = end
+            elif end.call == number:  # else of a call that is over
+                answers.outcomes[event.rank] = end
         missing -= answers.ranks
         if answers.failed and graceful:
             graceful = False

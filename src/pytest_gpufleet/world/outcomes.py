@@ -34,7 +34,7 @@ class Outcome:
     """What a rank answers. Plain data: an exception itself often cannot be pickled. `kind`: "returned", "raised" or one
     of ENDINGS. `call` is the number of the call that it answers, `result` what was returned, packed, `phase` the one in
     which it was raised, `seconds` how long the call took on this rank, `notices` what it has warned of, and
-    `losses` those of the trainings that it tells of."""
+    `losses` those of its trainings."""
 
     kind: str
     call: int
@@ -74,10 +74,9 @@ def raise_again(outcomes: Mapping[int, Outcome]) -> None:
     """End the test as its ranks have ended it, if any has by what is no failure."""
     __tracebackhide__ = True
     for kind, ending in ENDINGS.items():
-        told = {rank: outcome for rank, outcome in outcomes.items() if outcome.kind == kind}
-        if told:
-            text = next(iter(told.values())).error_text
-            where = "" if len(told) == len(outcomes) else f" (on {ranks_text(told)} of {len(outcomes)} only)"
+        if texts := {rank: outcome.error_text for rank, outcome in outcomes.items() if outcome.kind == kind}:
+            text = next(iter(texts.values()))
+            where = "" if len(texts) == len(outcomes) else f" (on {ranks_text(texts)} of {len(outcomes)} only)"
             raise ending.again(text + where)
 
 

@@ -63,7 +63,7 @@ class Rank:
 
         `training`: what was trained and how, like {"model": "resnet50", "ranks": 1}. `by_step`: the loss by the number
         of steps done; what is not finite is left out. `place`: this rank's own GPU, or WORLD where the ranks train one
-        model together, which one of them tells.
+        model together, which one of them records.
         """
         losses = {int(step): number(loss, "a loss") for step, loss in by_step.items()}
         finite = {step: loss for step, loss in losses.items() if math.isfinite(loss)}
@@ -74,7 +74,7 @@ class Rank:
     def phase(self, name: str) -> Iterator[None]:
         """Name what this rank is doing, for the report of a hang or crash. Phases nest; costs about a microsecond.
 
-        An exception leaves the phase standing, so that the report shows where it was raised.
+        An exception leaves the phase as it is, so that the report shows where it was raised.
         """
         outer, self._phase = self._phase, name
         self._progress.phase(name)

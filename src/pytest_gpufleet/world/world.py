@@ -130,14 +130,14 @@ class World:
         return argument.on(self) if isinstance(argument, Size) else argument
 
     def faultless(self, probe: Callable[..., str], *args: Any, code: str, **kwargs: Any) -> None:
-        """Run a probe that tells what is wrong on its rank, "" if nothing is. Raises Faults with the ranks' places, of
-        the kind `code`; else as `run`."""
+        """Run a probe that returns what is wrong on its rank, "" if nothing is. Raises Faults of the kind `code` with
+        the ranks' places; else as `run`."""
         __tracebackhide__ = True
         expect_none(self.faults(code, self.run(probe, *args, **kwargs)))
 
-    def faults(self, code: str, told: Sequence[str]) -> list[Fault]:
-        """A fault for each rank of which anything is told; `told` has a text for each, "" if nothing is wrong."""
-        return [Fault(code, (place,), what) for place, what in zip(self.places, told, strict=True) if what]
+    def faults(self, code: str, texts: Sequence[str]) -> list[Fault]:
+        """A fault for each rank whose text says what is wrong; "" if nothing is."""
+        return [Fault(code, (place,), what) for place, what in zip(self.places, texts, strict=True) if what]
 
     def subset(self, ranks: Sequence[int]) -> "World":
         """Fewer ranks, in ascending order: the same processes, counted anew from 0, with a group of their own.

@@ -74,7 +74,7 @@ class UnblockedEnd:
                 chunk = b""
             if not chunk:
                 if messages:
-                    break  # its end is told the next time
+                    break  # its end shows the next time
                 raise EOFError
             self._received += chunk
             messages += self._complete()

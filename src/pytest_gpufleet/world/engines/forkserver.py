@@ -86,10 +86,10 @@ class Forkserver:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
-        told = [" ".join(modules) for modules in (preload, idle)]
+        imports = [" ".join(modules) for modules in (preload, idle)]
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, *flags, "-c", BOOT, str(theirs.fileno()), *told, *map(str, sys.path)],
+                [sys.executable, *flags, "-c", BOOT, str(theirs.fileno()), *imports, *map(str, sys.path)],
                 env={name: value for name, value in os.environ.items() if name not in NOT_FOR_RANKS},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -101,7 +101,7 @@ class Forkserver:
         return self._process.pid
 
     def exitcode(self) -> int | None:
-        """Of the process whose end `news` has told; None if it does not come to its end."""
+        """Of the process whose end `news` has reported; None if it does not come to its end."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(KILL_SECONDS)
         return self._process.returncode
@@ -111,7 +111,7 @@ class Forkserver:
 
     def fork(self, request: int, connection: int, lifeline: int) -> None:
         """Ask for a rank, of which news will bear this number. OSError if more requests are waiting than fit."""
-        with suppress(ConnectionError):  # the process is gone, which `news` tells
+        with suppress(ConnectionError):  # the process is gone, which `news` reports
             socket.send_fds(self._control, [REQUEST.pack(request)], [connection, lifeline])
 
     def news(self) -> Iterator[tuple[int, int, int | None]]:
@@ -217,8 +217,8 @@ def _become_rank(connection: int, lifeline: int) -> NoReturn:
         with suppress(OSError):  # it was removed, or this user may not enter it: the fork server's own then
             os.chdir(folder)
         parcels = RankEnd(end, scratch)
-        main, *told = pickle.loads(parcels.receive())
-        main(parcels, lifeline, *told)
+        main, *arguments = pickle.loads(parcels.receive())
+        main(parcels, lifeline, *arguments)
         status = 0
     except BaseException:
         traceback.print_exc()

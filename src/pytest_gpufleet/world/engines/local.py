@@ -47,8 +47,8 @@ def recorder() -> str:
 
 @dataclass
 class _Rank:
-    """`pid` is 0 until it is forked, `exitcode` None until it has ended; `lost`: its death has been told. `request`: no
-    other rank of this engine, in whatever world, has it."""
+    """`pid` is 0 until it is forked, `exitcode` None until it has ended; `lost`: its death has been reported.
+    `request`: no other rank of this engine, in whatever world, has it."""
 
     request: int
     connection: ControllerEnd
@@ -136,7 +136,7 @@ class LocalEngine:
             self._ranks[rank].connection.send(message)
 
     def watch(self, selector: selectors.BaseSelector) -> None:
-        """Register all by which something may happen that `wait` tells: its `data` is an index of a rank, or None."""
+        """Register all by which something may happen that `wait` reports: its `data` is an index of a rank, or None."""
         if self._server is None:
             return
         selector.register(self._server, selectors.EVENT_READ)
@@ -156,7 +156,7 @@ class LocalEngine:
         return [event for index in sorted((ready - {None}) | ended) for event in self._collect(index)]
 
     def _hear(self) -> str:
-        """Take in what the fork server tells. How ranks are lost if it is gone itself, else ""."""
+        """Take in the news of the fork server. How ranks are lost if it is gone itself, else ""."""
         assert self._server is not None
         ranks = {rank.request: rank for rank in self._ranks}
         try:
@@ -191,7 +191,7 @@ class LocalEngine:
         return events
 
     def _why_closed(self, rank: _Rank) -> str:
-        """ "" if the rank has ended, which its exit status tells."""
+        """ "" if the rank has ended, as its exit status says."""
         deadline = time.monotonic() + NEWS_SECONDS
         while rank.exitcode is None and time.monotonic() < deadline and not self._hear():
             time.sleep(TURN_SECONDS)
@@ -200,10 +200,9 @@ class LocalEngine:
         if processes.look(rank.pid):
             return "for its controller: it closed its connection and lives on"
         assert self._server is not None
-        told = (
-            f"in a way that only process {self._server.pid} knows, from which it was forked and which does not answer"
-        )
-        return f"{told} {processes.trouble(self._server.pid)}".rstrip()
+        parent = self._server.pid
+        unknown = f"in a way that only process {parent} knows, from which it was forked and which does not answer"
+        return f"{unknown} {processes.trouble(parent)}".rstrip()
 
     def _lose(self, index: int, how: str) -> Death:
         self._ranks[index].lost = True
@@ -280,5 +279,5 @@ class LocalEngine:
             self._server = None
 
 
-def _pickled(*told: object) -> bytes:
-    return channel.message(pickle.dumps(told, protocol=pickle.HIGHEST_PROTOCOL))
+def _pickled(*values: object) -> bytes:
+    return channel.message(pickle.dumps(values, protocol=pickle.HIGHEST_PROTOCOL))

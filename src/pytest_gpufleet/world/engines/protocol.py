@@ -56,7 +56,7 @@ class Engine(Protocol):
         """Send a pickled Call to ranks, which answer it once each. A rank that is gone shows in `wait`, not here."""
 
     def wait(self, timeout: float) -> list[Answer | Death]:
-        """What happened on any rank, as soon as anything did; [] after `timeout` seconds. A death is told once."""
+        """What happened on any rank, as soon as anything did; [] after `timeout` seconds. A death is reported once."""
 
     def examine(self, ranks: Iterable[int]) -> dict[int, Trace]:
         """What these ranks are doing, or did last. Asks those that live for their stacks, for a moment at most."""

@@ -30,7 +30,7 @@ def make(prefix: str, base: str) -> tuple[Path, int]:
 def sweep(prefix: str, bases: Iterable[str], after_seconds: float) -> None:
     """Remove the folders that nobody holds any more and that did not change for so long.
 
-    A lock tells, not a process number: a process in another container may share the folder but not the numbers.
+    By a lock, not by a process number: a process in another container may share the folder but not the numbers.
     """
     for base in bases:
         for folder in Path(base).glob(f"{prefix}*"):

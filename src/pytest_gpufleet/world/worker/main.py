@@ -28,7 +28,7 @@ from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.shipping import pack, unpack
 from pytest_gpufleet.world.worker.board import Progress
 
-# torch is imported only once a failure of it can be told: a library that does not load is a finding.
+# torch is imported only once a failure of it can be reported: a library that does not load is a finding.
 if TYPE_CHECKING:
     import torch
 
@@ -184,7 +184,7 @@ def _end_with_the_controller(lifeline: int) -> None:
     for ever ends too.
     """
     processes.end_with(lifeline, os.getpgrp())
-    if select.select([lifeline], [], [], 0)[0]:  # it closed before the kernel was told
+    if select.select([lifeline], [], [], 0)[0]:  # it closed before the kernel knew
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -122,7 +122,7 @@ class RankState:
         self.device = device
         self.kept: dict[str, Any] = {}
         self.groups: dict[Members, torch.distributed.ProcessGroup] = {}
-        self.losses: list[LossCurve] = []  # that the call at work has told
+        self.losses: list[LossCurve] = []  # recorded by the call at work
         self._stacks = stacks
         self._output = output
         self._notices = notices
