@@ -84,7 +84,7 @@ WORK: list[tuple[ModuleType, dict[str, Any]]] = [
 
 
 class NotOfRanks(Exception):
-    """A check takes a fixture that tells facts of a machine."""
+    """A check takes a fixture with facts of a machine."""
 
 
 class OnMeta(TorchFunctionMode):
@@ -149,8 +149,8 @@ def _cases(marks: list[pytest.Mark]) -> Iterator[tuple[dict[str, Any], list[pyte
 
 def figures(marks: Iterable[pytest.Mark]) -> set[str]:
     """The metrics that a check says it measures."""
-    told = [mark for mark in marks if mark.name == "figures"]
-    return {name for mark in told for name in (*mark.args, *mark.kwargs.get("of_several", ()))}
+    named = [mark for mark in marks if mark.name == "figures"]
+    return {name for mark in named for name in (*mark.args, *mark.kwargs.get("of_several", ()))}
 
 
 def measured(

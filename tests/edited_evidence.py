@@ -17,14 +17,14 @@ def events(evidence: Path) -> list[Event]:
     return [json.loads(line) for line in evidence.read_text().splitlines()]
 
 
-def write(evidence: Path, told: Iterable[Event]) -> None:
-    evidence.write_text("".join(json.dumps(event) + "\n" for event in told))
+def write(evidence: Path, written: Iterable[Event]) -> None:
+    evidence.write_text("".join(json.dumps(event) + "\n" for event in written))
 
 
 def edit(evidence: Path, change: Callable[[list[Event]], object]) -> None:
-    told = events(evidence)
-    change(told)
-    write(evidence, told)
+    written = events(evidence)
+    change(written)
+    write(evidence, written)
 
 
 def seal(folder: Path) -> Path:

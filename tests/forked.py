@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 
 import cloudpickle
 
-NAME = "nursery"  # of a process that only waits to be forked, as /proc tells it
+NAME = "nursery"  # of a process that only waits to be forked, as /proc names it
 NUMBER = struct.Struct("=q")
 PR_SET_NAME, PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 15, 36, 37  # linux/prctl.h
 Started = subprocess.Popen  # a fresh Python, whatever takes its place
@@ -34,7 +34,7 @@ Started = subprocess.Popen  # a fresh Python, whatever takes its place
 
 @dataclass(frozen=True)
 class Birth:
-    """What is told of a Python. `arguments`: after the interpreter. `numbers`: those by which it knows the descriptors
+    """What a Python is made of. `arguments`: after the interpreter. `numbers`: those by which it knows the descriptors
     that come along, after the one of its folder. `before`: what it calls before anything else, pickled."""
 
     arguments: tuple[str, ...]
@@ -60,15 +60,15 @@ class Nursery:
             prctl(PR_SET_CHILD_SUBREAPER, 1)  # it loses the parent that it was forked from, and becomes ours
             try:
                 socket.send_fds(self._control, [pickle.dumps(birth)], descriptors)
-                told = self._control.recv(NUMBER.size)
+                answer = self._control.recv(NUMBER.size)
             except BaseException:  # of a test that was ended by its timeout
                 self.close()
                 raise
             finally:
                 prctl(PR_SET_CHILD_SUBREAPER, before.value)
-        if not told:
+        if not answer:
             raise EOFError
-        (pid,) = NUMBER.unpack(told)
+        (pid,) = NUMBER.unpack(answer)
         if not pid:
             raise ChildProcessError("it is nobody's child")
         return int(pid)
@@ -84,36 +84,36 @@ class Forked(subprocess.Popen[bytes]):
     nursery: ClassVar[Callable[[], Nursery | None]] = staticmethod(lambda: None)
 
     def _execute_child(self, *parts: Any) -> None:
-        told = inspect.signature(super()._execute_child).bind(*parts).arguments
+        given = inspect.signature(super()._execute_child).bind(*parts).arguments
         with suppress(OSError, EOFError):
-            if (arguments := of_ours(told["args"])) and (nursery := Forked.nursery()):
-                self._be_born(nursery, arguments, told)
+            if (arguments := of_ours(given["args"])) and (nursery := Forked.nursery()):
+                self._be_born(nursery, arguments, given)
                 return
         super()._execute_child(*parts)
 
-    def _be_born(self, nursery: Nursery, arguments: Sequence[str], told: dict[str, Any]) -> None:
+    def _be_born(self, nursery: Nursery, arguments: Sequence[str], given: dict[str, Any]) -> None:
         ends = ("p2cread", "c2pwrite", "errwrite")
-        numbers = (0, 1, 2, *told["pass_fds"])
+        numbers = (0, 1, 2, *given["pass_fds"])
         descriptors = [
-            number if end is None or told[end] == -1 else told[end]
-            for number, end in zip(numbers, (*ends, *(None for _ in told["pass_fds"])), strict=True)
+            number if end is None or given[end] == -1 else given[end]
+            for number, end in zip(numbers, (*ends, *(None for _ in given["pass_fds"])), strict=True)
         ]
         birth = Birth(
             arguments=tuple(map(os.fsdecode, arguments)),
-            environment=dict(os.environ if told["env"] is None else told["env"]),
+            environment=dict(os.environ if given["env"] is None else given["env"]),
             numbers=numbers,
-            own_session=bool(told["start_new_session"]),
-            before=cloudpickle.dumps(told["preexec_fn"]),
+            own_session=bool(given["start_new_session"]),
+            before=cloudpickle.dumps(given["preexec_fn"]),
             open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
             parent=os.getpid(),
         )
-        folder = os.open(told["cwd"] or ".", os.O_PATH)
+        folder = os.open(given["cwd"] or ".", os.O_PATH)
         try:
             self.pid, self._child_created = nursery.born(birth, [folder, *descriptors]), True
         finally:
             os.close(folder)
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-        self._close_pipe_fds(*(told[pipe] for pipe in pipes))
+        self._close_pipe_fds(*(given[pipe] for pipe in pipes))
 
 
 def is_nursery(pid: int) -> bool:

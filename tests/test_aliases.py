@@ -4,7 +4,6 @@ import json
 import re
 import socket
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -64,15 +63,15 @@ def test_what_only_looks_like_it_stays(text: str) -> None:
 
 @pytest.mark.usefixtures("active")
 def test_a_thing_has_one_alias_everywhere_by_one_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = aliased(MACHINE)
-    modules = [each["serial"] for each in told["memory_modules"]]
-    assert (modules[2], told["dmi"]["product"]) == (None, "DGX H200")
-    assert not {*modules, told["dmi"]["chassis_serial"]} & {"1F3A9C1D", "7", "CZJ1"}
-    assert aliased("serial 1653220812345") == f"serial {told['serial']}"
-    assert aliased({"gpus": [f"GPU-{UUID}"]}) == {"gpus": [told["uuid"]]}
+    hidden = aliased(MACHINE)
+    modules = [each["serial"] for each in hidden["memory_modules"]]
+    assert (modules[2], hidden["dmi"]["product"]) == (None, "DGX H200")
+    assert not {*modules, hidden["dmi"]["chassis_serial"]} & {"1F3A9C1D", "7", "CZJ1"}
+    assert aliased("serial 1653220812345") == f"serial {hidden['serial']}"
+    assert aliased({"gpus": [f"GPU-{UUID}"]}) == {"gpus": [hidden["uuid"]]}
     monkeypatch.setenv(ALIAS_KEY, "a word of ours")
     use_aliases(True)
-    assert aliased(MACHINE)["serial"] not in (told["serial"], MACHINE["serial"])
+    assert aliased(MACHINE)["serial"] not in (hidden["serial"], MACHINE["serial"])
 
 
 CHECK = """
@@ -89,9 +88,8 @@ def test_fails():
 
 def test_a_run_with_aliases_can_be_published_verified_and_resumed(run_pytest: Callable[..., FleetRun]) -> None:
     options, files = ("--gpus=4", f"--fleet-dir={REPORTS}", "--fleet-alias", *RECORDED), {"test_inner.py": CHECK}
-    first = run_pytest(*options, files=files)
-    (folder,) = first.folders
-    texts = {path.name: path.read_text() for path in Path(folder).iterdir()}
+    (folder,) = run_pytest(*options, files=files).folders
+    texts = {path.name: path.read_text() for path in folder.iterdir()}
     assert len(texts) == 4
     secrets = {"(?<!0)0{12}[0-9]\\b", "GPU-0000", f'(host|hostname|name)": ?"{socket.gethostname()}"'}
     for name, text in texts.items():

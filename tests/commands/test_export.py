@@ -12,10 +12,11 @@ from pytest_gpufleet.commands import export
 from pytest_gpufleet.report import exports
 from pytest_gpufleet.report.exports import Point
 from pytest_gpufleet.run.folder import RunFolder
+from tests.commands.conftest import Command
 from tests.conftest import ROOT
 
 RECORDED = ROOT / "tests/recorded/h200x4-b/evidence.jsonl"
-# Of a version that told no losses: as a later one would have told some.
+# Of a version that recorded no losses: as a later one would have.
 RESNET = {"model": "resnet50", "recipe": "amp", "ranks": 1}
 LOSSES = [
     {"training": RESNET, "place": "gpu0", "steps": [1, 21, 41], "losses": [7.08, 6.5, 6.34]},
@@ -30,8 +31,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "node7"
     folder.mkdir()
     *lines, verdict = RECORDED.read_text().splitlines(keepends=True)
-    told = {"t": "2026-11-20T23:30:00.000+00:00", "event": "losses", "check": "acceptance/test_8.py::test_trains[amp]"}
-    lines += [json.dumps({**told, "curve": curve}) + "\n" for curve in LOSSES]
+    event = {"t": "2026-11-20T23:30:00.000+00:00", "event": "losses", "check": "acceptance/test_8.py::test_trains[amp]"}
+    lines += [json.dumps({**event, "curve": curve}) + "\n" for curve in LOSSES]
     (folder / "evidence.jsonl").write_text("".join([*lines, verdict]))
     return folder
 
@@ -41,7 +42,7 @@ def points(run: Path) -> list[Point]:
     return exports.points(RunFolder(run).record())
 
 
-def told(points: list[Point]) -> list[tuple[str, int, float]]:
+def triples(points: list[Point]) -> list[tuple[str, int, float]]:
     return [(point.tag, point.step, point.value) for point in points]
 
 
@@ -60,15 +61,11 @@ def test_points_are_those_of_the_record(run: Path, points: list[Point]) -> None:
     assert [point.value for point in power] == [each["gpus"][0]["power_watts"] for each in record.telemetry]
     assert (power[0].unit, power[0].step) == ("W", 0)
     alone, together = (f"losses/test_8.py::test_trains/model=resnet50, recipe=amp, ranks={count}" for count in (1, 2))
-    assert told([point for point in points if point.kind == "losses"]) == [
-        (f"{alone}/gpu0", 1, 7.08),
-        (f"{alone}/gpu0", 21, 6.4),
-        (f"{alone}/gpu1", 1, 7.09),
-        (f"{alone}/gpu1", 21, 6.6),
-        (f"{alone}/gpu1", 41, 6.35),
-        (f"{together}/world", 1, 7.0),
-        (f"{together}/world", 2, 6.9),
-    ]
+    assert triples([point for point in points if point.kind == "losses"]) == [
+        (f"{alone}/gpu0", 1, 7.08), (f"{alone}/gpu0", 21, 6.4),
+        (f"{alone}/gpu1", 1, 7.09), (f"{alone}/gpu1", 21, 6.6), (f"{alone}/gpu1", 41, 6.35),
+        (f"{together}/world", 1, 7.0), (f"{together}/world", 2, 6.9),
+    ]  # fmt: skip
 
 
 def test_csv(run: Path, points: list[Point], tmp_path: Path) -> None:
@@ -79,7 +76,7 @@ def test_csv(run: Path, points: list[Point], tmp_path: Path) -> None:
             for row in csv.DictReader(file):
                 tag = "/".join(filter(None, (kind, row["name"], row["conditions"], row["place"])))
                 rows.append((tag, int(row["step"]), float(row["value"])))
-    assert rows == told(points)
+    assert rows == triples(points)
 
 
 def test_tensorboard(run: Path, points: list[Point], tmp_path: Path) -> None:
@@ -95,8 +92,8 @@ def test_tensorboard(run: Path, points: list[Point], tmp_path: Path) -> None:
         for tag in events.Tags()["tensors"]
         for event in events.Tensors(tag)
     }
-    assert len(read) == len(told(points))
-    for (tag, step, value), (found_tag, found_step, found) in zip(sorted(told(points)), sorted(read), strict=True):
+    assert len(read) == len(triples(points))
+    for (tag, step, value), (found_tag, found_step, found) in zip(sorted(triples(points)), sorted(read), strict=True):
         assert (tag, step) == (found_tag, found_step)
         assert math.isclose(value, found, rel_tol=1e-6)  # float32
     assert {point.time for point in points if point.kind == "telemetry"} <= set(read.values())
@@ -113,23 +110,22 @@ def test_swanlab(run: Path, points: list[Point], tmp_path: Path) -> None:
     reader.open(file)
     records = [Record.FromString(each) for each in reader]
     scalars = [each.scalar for each in records if each.WhichOneof(Record.DESCRIPTOR.oneofs[0].name) == "scalar"]
-    assert sorted((each.key, each.step, each.value.number) for each in scalars) == sorted(told(points))
+    assert sorted((each.key, each.step, each.value.number) for each in scalars) == sorted(triples(points))
     assert RunFolder(run).digest() in next((tmp_path / "out").rglob("config.yaml")).read_text()
 
 
-def test_what_is_there_is_left_as_it_is(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_there_is_left_as_it_is(run: Path, tmp_path: Path, gpufleet: Command) -> None:
     (tmp_path / "mine").write_text("dear to me")
-    for output in (tmp_path, tmp_path / "mine"):
-        assert cli.main(["export", str(run), "--to", "csv", "-o", str(output)]) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-    assert "is not empty and is left as it is" in capsys.readouterr().err
-    assert (tmp_path / "mine").read_text() == "dear to me"
+    for output, why in ((tmp_path, "is not empty and is left as it is"), (tmp_path / "mine", "cannot be written to")):
+        status, text = gpufleet("export", run, "--to", "csv", "-o", output)
+        assert (status, why in text) == (1, True)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["dear to me"]
 
 
-def test_a_missing_extra_is_told_before_anything_is_written(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_missing_extra_is_named_before_anything_is_written(
+    run: Path, tmp_path: Path, gpufleet: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export, "find_spec", lambda name: None)
-    assert cli.main(["export", str(run), "--to", "swanlab", "-o", str(tmp_path / "out")]) == 1
-    assert "pip install 'pytest-gpufleet[swanlab]'" in capsys.readouterr().err
+    status, text = gpufleet("export", run, "--to", "swanlab", "-o", tmp_path / "out")
+    assert (status, "pip install 'pytest-gpufleet[swanlab]'" in text) == (1, True)
     assert not (tmp_path / "out").exists()

@@ -53,11 +53,11 @@ def test_every_command_of_the_page_runs_on_them(tmp_path: Path) -> None:
         ["bash"], input=script, cwd=tmp_path, env={**os.environ, "COLUMNS": "120"},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True,
     )  # fmt: skip
-    told = re.split(r"^=== (\d+)\n", done.stdout, flags=re.MULTILINE)
-    assert len(told) == 2 * len(lines) + 1
+    printed_parts = re.split(r"^=== (\d+)\n", done.stdout, flags=re.MULTILINE)
+    assert len(printed_parts) == 2 * len(lines) + 1
     wrong = {
         line: text
-        for line, text, status in zip(lines, told[::2], told[1::2], strict=False)
+        for line, text, status in zip(lines, printed_parts[::2], printed_parts[1::2], strict=False)
         if int(status) not in STATUSES.get(line.split()[1], (0,))
         or re.search(r"^(gpufleet: |Traceback)", text, re.MULTILINE)
     }

@@ -8,17 +8,17 @@ from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 
 
 def test_figures(nccl_group):
-    told = []
+    measured = []
     for name in COLLECTIVES:
-        told += measure_all(nccl_group, sweep, collective_latency, name, [8, 1024])
-        told += measure_all(nccl_group, sweep, bus_bandwidth, name, [65536])
-    told += measure_all(nccl_group, sweep, bus_bandwidth, "all_gather", [65536], in_place=True)
-    for one in told:
+        measured += measure_all(nccl_group, sweep, collective_latency, name, [8, 1024])
+        measured += measure_all(nccl_group, sweep, bus_bandwidth, name, [65536])
+    measured += measure_all(nccl_group, sweep, bus_bandwidth, "all_gather", [65536], in_place=True)
+    for one in measured:
         assert one.definition.unit == {"busbw": "GB/s", "collective_latency": "us"}[one.metric]
         assert len(one.samples[WORLD]) == {"busbw": 3, "collective_latency": 5}[one.metric]
         assert one.values[WORLD] > 0
     with open("figures.json", "w") as file:
-        json.dump([[one.metric, dict(one.conditions)] for one in told], file)
+        json.dump([[one.metric, dict(one.conditions)] for one in measured], file)
 
 
 def test_a_slow_rank_counts(nccl_group):
