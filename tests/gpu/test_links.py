@@ -73,7 +73,7 @@ def plant(rank, fault):
     def seconds(self, *args):
         taken = genuine(self, *args)
         if rank.index == 1:
-            rank.kept[pairs.ENDS].sink.words[-1] ^= 4
+            rank.kept[pairs.ENDS].sink[-1] ^= 4
         return taken
 
     CudaCopier.seconds = seconds

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,7 +24,8 @@ from pytest_gpufleet.model.metric import MiB
 from pytest_gpufleet.probes.compute.corruption import hexadecimal
 from pytest_gpufleet.world.rank import Rank
 
-NUMBER_BYTES = 8  # of a number
+WORD = torch.int64
+WORD_BYTES = WORD.itemsize
 
 
 class StartingLine:
@@ -31,14 +33,10 @@ class StartingLine:
 
     def __init__(self, ranks: int) -> None:
         self._file = os.memfd_create("starting line")
-        os.ftruncate(self._file, ranks * NUMBER_BYTES)
+        os.ftruncate(self._file, ranks * 8)
+        self.address = f"/proc/{os.getpid()}/fd/{self._file}"  # by which other ranks of this machine find it
         self._lines: list[memoryview] = []
         self._me = -1
-
-    @property
-    def address(self) -> str:
-        """By which other ranks of this machine find it."""
-        return f"/proc/{os.getpid()}/fd/{self._file}"
 
     def draw(self, me: int, addresses: Sequence[str]) -> None:
         """Learn the number of this rank, and where the lines of all ranks are."""
@@ -63,18 +61,6 @@ def _mapped(address: str) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0)).cast("Q")
 
 
-WORD = torch.int64
-WORD_BYTES = WORD.itemsize
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Memory of this rank: its address in this process and its content as int64."""
-
-    address: int
-    words: Tensor
-
-
 @dataclass(frozen=True)
 class Offer:
     """What another rank needs to reach a memory: a handle, and the CUDA number of the GPU that it is on, if any."""
@@ -97,26 +83,29 @@ Meet = Callable[[], None]
 
 
 class HostCopier:
-    """Stands in for a GPU in rehearsals: its memory is shared memory, which other ranks map, and copies are memmove."""
+    """Stands in for a GPU in rehearsals: its memory is shared memory, which other ranks map, and copies are memmove.
+
+    Memory is a tensor of int64, which belongs to the copier until it is free.
+    """
 
     def __init__(self) -> None:
         self._kept: list[Tensor] = []
-        self._files: dict[int, int] = {}
+        self._files: dict[int, int] = {}  # by address
 
-    def device_memory(self, nbytes: int) -> Memory:
+    def device_memory(self, nbytes: int) -> Tensor:
         file = os.memfd_create("device memory")
         os.ftruncate(file, nbytes)
-        memory = self._mapped(f"/proc/self/fd/{file}", nbytes)
-        self._files[memory.address] = file
-        return memory
+        words = self._mapped(f"/proc/self/fd/{file}", nbytes)
+        self._files[words.data_ptr()] = file
+        return words
 
-    def host_memory(self, nbytes: int) -> Memory:
+    def host_memory(self, nbytes: int) -> Tensor:
         """On a GPU pinned, and near to it."""
-        return self._kept_memory(torch.empty(nbytes // WORD_BYTES, dtype=WORD))
+        return torch.empty(nbytes // WORD_BYTES, dtype=WORD)
 
-    def offer(self, memory: Memory) -> Offer:
+    def offer(self, words: Tensor) -> Offer:
         """Let other ranks reach device memory."""
-        return Offer(f"/proc/{os.getpid()}/fd/{self._files[memory.address]}".encode())
+        return Offer(f"/proc/{os.getpid()}/fd/{self._files[words.data_ptr()]}".encode())
 
     def reaches_directly(self, offer: Offer) -> bool:
         """Whether copies go straight from device to device, and not through host memory."""
@@ -125,7 +114,7 @@ class HostCopier:
     def reach(self, offer: Offer) -> int:
         """The address of another rank's memory in this process."""
         path = offer.handle.decode()
-        return self._mapped(path, os.stat(path).st_size).address
+        return self._mapped(path, os.stat(path).st_size).data_ptr()
 
     def seconds(self, copies: Sequence[Copy], warm_up: int, timed: int, meet: Meet | None = None) -> float:
         """Seconds of the first of these copies, made `timed` times one behind the other.
@@ -154,12 +143,9 @@ class HostCopier:
             os.close(file)
         self._files.clear()
 
-    def _mapped(self, path: str, nbytes: int) -> Memory:
-        return self._kept_memory(torch.from_file(path, shared=True, size=nbytes // WORD_BYTES, dtype=WORD))
-
-    def _kept_memory(self, words: Tensor) -> Memory:
-        self._kept.append(words)
-        return Memory(words.data_ptr(), words)
+    def _mapped(self, path: str, nbytes: int) -> Tensor:
+        self._kept.append(torch.from_file(path, shared=True, size=nbytes // WORD_BYTES, dtype=WORD))
+        return self._kept[-1]
 
 
 def _move(copy: Copy, times: int) -> None:
@@ -167,12 +153,12 @@ def _move(copy: Copy, times: int) -> None:
         ctypes.memmove(copy.destination, copy.source, copy.nbytes)
 
 
-# What torch does not offer of the CUDA driver, through ctypes: copies that one side drives, memory to share.
-#
-# Types and constants are those of cuda.h. A function works on the context of the calling thread, which is the one
-# torch uses on this rank's GPU.
+# What torch does not offer of the CUDA driver, through ctypes: copies that one side drives, memory to share. Types and
+# constants are those of cuda.h. A function works on the context of the calling thread, which is the one torch uses on
+# this rank's GPU.
 
 HostFunction = ctypes.CFUNCTYPE(None, c_void_p)
+LAZY_ENABLE_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 
 
 class IpcHandle(ctypes.Structure):
@@ -180,8 +166,6 @@ class IpcHandle(ctypes.Structure):
 
     _fields_ = (("reserved", ctypes.c_char * 64),)
 
-
-_LAZY_ENABLE_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 
 # cuda.h gives some functions a new version under a new name; these names are in every driver since CUDA 11.
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
@@ -244,17 +228,10 @@ def can_access_peer(device: int, peer: int) -> bool:
     return bool(result_of("cuDeviceCanAccessPeer", c_int, device, peer))
 
 
-def map_ipc(handle: bytes) -> int:
-    """The address at which the current context reaches the memory of another process."""
-    given = IpcHandle.from_buffer_copy(handle)
-    return int(result_of("cuIpcOpenMemHandle_v2", c_uint64, given, _LAZY_ENABLE_PEER_ACCESS))
-
-
-# Copies on a GPU: by its copy engines, to and from host memory and the memory of other ranks' GPUs.
-#
-# Another rank's memory is reached by CUDA IPC, mapped into this rank's own context: a context on every GPU in every
-# process would take seconds to make and gigabytes of memory. The GPU whose stream a copy is put on drives it. With
-# the destination there it reads from its peer, with the source there it writes to it, as in nvbandwidth's CE tests.
+# Copies on a GPU: by its copy engines, to and from host memory and the memory of other ranks' GPUs. Another rank's
+# memory is reached by CUDA IPC, mapped into this rank's own context: a context on every GPU in every process would take
+# seconds to make and gigabytes of memory. The GPU whose stream a copy is put on drives it. With the destination there
+# it reads from its peer, with the source there it writes to it, as in nvbandwidth's CE tests.
 
 # A stream that is held goes on after this, whatever happens: queuing a sample takes less than a millisecond.
 HOLD_SECONDS = 2.0
@@ -276,40 +253,41 @@ class CudaCopier:
         self._staged: dict[int, int | None] = {}
         self._contexts: dict[int, int | None] = {}
 
-    def device_memory(self, nbytes: int) -> Memory:
+    def device_memory(self, nbytes: int) -> Tensor:
         address = int(result_of("cuMemAlloc_v2", c_uint64, -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES))
         self._allocated.append(address)
-        return Memory(address, torch.as_tensor(_Array(address, nbytes), device=self._rank.device))
+        # In the way that torch makes a tensor of memory without copying.
+        array = {"shape": (nbytes // WORD_BYTES,), "typestr": "<i8", "data": (address, False), "version": 2}
+        return torch.as_tensor(SimpleNamespace(__cuda_array_interface__=array), device=self._rank.device)
 
-    def host_memory(self, nbytes: int) -> Memory:
+    def host_memory(self, nbytes: int) -> Tensor:
         with _near(self._rank):
             address = int(result_of("cuMemHostAlloc", c_void_p, nbytes, 0))
         self._pinned.append(address)
-        content = (ctypes.c_byte * nbytes).from_address(address)
-        return Memory(address, torch.frombuffer(content, dtype=WORD))
+        return torch.frombuffer((ctypes.c_byte * nbytes).from_address(address), dtype=WORD)
 
-    def offer(self, memory: Memory) -> Offer:
+    def offer(self, words: Tensor) -> Offer:
         # What was put there is on its way on a stream of this process, which no other process waits for.
         torch.cuda.synchronize()
         handle = IpcHandle()
-        call("cuIpcGetMemHandle", ctypes.byref(handle), memory.address)
+        call("cuIpcGetMemHandle", ctypes.byref(handle), words.data_ptr())
         return Offer(bytes(handle), self._rank.device.index)
 
     def reaches_directly(self, offer: Offer) -> bool:
         return can_access_peer(self._rank.device.index, offer.device)
 
     def reach(self, offer: Offer) -> int:
+        handle = IpcHandle.from_buffer_copy(offer.handle)
+        mapped = partial(result_of, "cuIpcOpenMemHandle_v2", c_uint64, handle, LAZY_ENABLE_PEER_ACCESS)
         if self.reaches_directly(offer):
-            address = map_ipc(offer.handle)
-            self._mapped.append(address)
-            return address
+            self._mapped.append(int(mapped()))
+            return self._mapped[-1]
         # Only a context on that GPU can map it. The driver then takes copies through host memory. It is made if this
         # process has none there, which takes about 0.5 GB of that GPU.
         if offer.device not in self._contexts:
             self._contexts[offer.device] = result_of("cuDevicePrimaryCtxRetain", c_void_p, offer.device)
-        context = self._contexts[offer.device]
-        with _current(context):
-            address = map_ipc(offer.handle)
+        with _current(context := self._contexts[offer.device]):
+            address = int(mapped())
         self._staged[address] = context
         return address
 
@@ -377,18 +355,6 @@ class _Lane:
         self.end.record(self.stream)
 
 
-class _Array:
-    """Memory of a GPU, in the way that torch makes a tensor of without copying."""
-
-    def __init__(self, address: int, nbytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (nbytes // WORD_BYTES,),
-            "typestr": "<i8",
-            "data": (address, False),
-            "version": 2,
-        }
-
-
 @contextlib.contextmanager
 def _held(lanes: Sequence[_Lane]) -> Iterator[None]:
     """Let streams do nothing until all is queued: what is timed then is copies, and not how fast they are launched.
@@ -424,7 +390,7 @@ def _near(rank: Rank) -> Iterator[None]:
     """Run on the processors next to the GPU: memory that is pinned there is the memory next to it."""
     assert rank.gpu is not None
     before = os.sched_getaffinity(0)
-    # Virtual machines and containers may not tell; then the operating system chooses.
+    # Not known in some virtual machines and containers; then the operating system chooses.
     with nvml.session() as pynvml, contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlDeviceSetCpuAffinity(pynvml.nvmlDeviceGetHandleByUUID(rank.gpu.uuid))
     try:

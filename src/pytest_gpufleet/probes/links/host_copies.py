@@ -9,13 +9,14 @@ from statistics import median
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from pytest_gpufleet.machine import nvml
 from pytest_gpufleet.model.conditions import LINED_UP, Condition
-from pytest_gpufleet.model.measurement import Measurement, Reading
+from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import MiB, metric_under
 from pytest_gpufleet.probes.links import copying
-from pytest_gpufleet.probes.links.copying import Copied, Copier, Copy, Memory, StartingLine
+from pytest_gpufleet.probes.links.copying import Copied, Copier, Copy, StartingLine
 from pytest_gpufleet.probes.measure import together
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
@@ -40,7 +41,7 @@ WAYS: dict[HostDirection, tuple[HostDirection, ...]] = {**{way: (way,) for way i
 
 def pcie_generation_under_load(rank: Rank) -> tuple[int, int] | None:
     """The highest generation at which this GPU's PCIe link was seen to run while copies are under way, and the highest
-    it can; None where NVML does not tell. A link that rests takes a moment to speed up."""
+    it can; None where NVML does not know. A link that rests takes a moment to speed up."""
     assert rank.gpu is not None
     here = torch.empty(64 * MiB, dtype=torch.uint8, pin_memory=True)
     there = torch.empty_like(here, device=rank.device, pin_memory=False)
@@ -71,36 +72,25 @@ def host_bandwidth(
     the host, and which ones differs from machine to machine. The directions of a GPU follow each other: between them it
     rests only while what arrived is compared. Measured `again` there are more samples and longer ones.
     """
-    together_they = at_once == "all"
-    turns = [list(range(world.size))] if together_they else [[index] for index in range(world.size)]
+    groups = [world] if at_once == "all" else [world.subset([index]) for index in range(world.size)]
     lines = world.run(_prepare, nbytes)
-    by_rank = [
-        each for turn in turns for each in world.subset(turn).run(_copied, directions, together_they, lines, again)
-    ]
+    by_rank = [each for group in groups for each in group.run(_copied, directions, at_once == "all", lines, again)]
     world.run(_free)
     copied = {}
     for direction in directions:
         crossed = [each[direction] for each in by_rank]
-        measurements = [
-            _measurement(world, _conditions(direction, way, at_once), nbytes, [each.samples[way] for each in crossed])
-            for way in WAYS[direction]
-        ]
+        measurements = []
+        for way in WAYS[direction]:
+            conditions: dict[str, Condition] = {
+                "direction": f"{way} both ways" if direction == "both" else way,
+                "at_once": at_once,
+                **({"method": LINED_UP} if at_once == "all" else {}),
+            }
+            metric, samples = metric_under("host_bandwidth", conditions), [each.samples[way] for each in crossed]
+            of_rank = [[Reading(metric, median(each), conditions, each, details={"bytes": nbytes})] for each in samples]
+            measurements += together(world, of_rank)
         copied[direction] = Copied(measurements, world.faults("copy_wrong", [each.wrong for each in crossed]))
     return copied
-
-
-def _conditions(direction: HostDirection, way: HostDirection, at_once: str) -> dict[str, Condition]:
-    lined_up = {"method": LINED_UP} if at_once == "all" else {}
-    return {"direction": f"{way} both ways" if direction == "both" else way, "at_once": at_once, **lined_up}
-
-
-def _measurement(
-    world: World, conditions: dict[str, Condition], nbytes: int, samples: Sequence[tuple[float, ...]]
-) -> Measurement:
-    metric, details = metric_under("host_bandwidth", conditions), {"bytes": nbytes}
-    readings = [[Reading(metric, median(each), conditions, each, details=details)] for each in samples]
-    (measurement,) = together(world, readings)
-    return measurement
 
 
 @dataclass
@@ -108,7 +98,7 @@ class _Link:
     """What a rank copies between: a source and a sink for each way; and where it meets the other ranks."""
 
     copier: Copier
-    ways: dict[HostDirection, tuple[Memory, Memory]]
+    ways: dict[HostDirection, tuple[Tensor, Tensor]]
     line: StartingLine
 
 
@@ -129,8 +119,8 @@ def _prepare(rank: Rank, nbytes: int) -> str:
     link = rank.kept[LINK] = _Link(copier, {}, StartingLine(rank.size))
     for way in ONE_WAY:
         source, sink = (memory[side](nbytes) for side in way.split(" to "))
-        copying.fill(source.words, rank.index)
-        link.ways[way] = (source, sink)
+        copying.fill(source, rank.index)
+        link.ways[way] = source, sink
     return link.line.address
 
 
@@ -142,13 +132,15 @@ def _copied(
     if at_once:
         link.line.draw(rank.index, lines)
     if rank.gpu is not None:
+        until = time.monotonic() + LEAD_IN_SECONDS
         with rank.phase("copies between host and device: the first ones"):
-            _lead_in(link)
+            while time.monotonic() < until:
+                link.copier.seconds(_copies(link, ONE_WAY), 0, copying.WARM_UP)  # both ways, so that neither has rested
     return {direction: _crossed(rank, link, direction, at_once, again) for direction in directions}
 
 
 def _crossed(rank: Rank, link: _Link, direction: HostDirection, at_once: bool, again: bool) -> _Crossed:
-    sinks = [link.ways[way][1].words for way in WAYS[direction]]
+    sinks = [link.ways[way][1] for way in WAYS[direction]]
     for words in sinks:
         words.fill_(copying.BLANK)
     lasting = LASTING[rank.device.type] if at_once or again else 0.0
@@ -159,22 +151,14 @@ def _crossed(rank: Rank, link: _Link, direction: HostDirection, at_once: bool, a
         with rank.phase(f"copies between host and device: {way}"):
             copies = _copies(link, [way, *(other for other in WAYS[direction] if other != way)])
             samples[way] = several(link.copier, copies, everyone if at_once else None)
-    expected = [link.ways[BACK[way]][0].words for way in WAYS[direction]]  # what lies on that side was filled alike
+    expected = [link.ways[BACK[way]][0] for way in WAYS[direction]]  # what lies on that side was filled alike
     texts = map(copying.difference, sinks, expected)
     return _Crossed(samples, "; ".join(filter(None, texts)))
 
 
 def _copies(link: _Link, ways: Sequence[HostDirection]) -> list[Copy]:
     ends = [link.ways[way] for way in ways]
-    return [Copy(sink.address, source.address, sink.words.nbytes) for source, sink in ends]
-
-
-def _lead_in(link: _Link) -> None:
-    """Copies in both directions, so that neither has rested."""
-    copies = _copies(link, ONE_WAY)
-    until = time.monotonic() + LEAD_IN_SECONDS
-    while time.monotonic() < until:
-        link.copier.seconds(copies, 0, copying.WARM_UP)
+    return [Copy(sink.data_ptr(), source.data_ptr(), sink.nbytes) for source, sink in ends]
 
 
 def _free(rank: Rank) -> None:

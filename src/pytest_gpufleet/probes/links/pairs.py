@@ -19,15 +19,15 @@ from statistics import median
 from typing import Literal
 
 import torch
+from torch import Tensor
 
-from pytest_gpufleet.model import place
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.measurement import Measurement, Reading
+from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import METRICS, Metric, metric_under
-from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.model.place import Pair, Where
 from pytest_gpufleet.probes.links import copying
-from pytest_gpufleet.probes.links.copying import Copied, Copier, Copy, Meet, Memory, Offer, StartingLine
+from pytest_gpufleet.probes.links.copying import Copied, Copier, Copy, Meet, Offer, StartingLine
 from pytest_gpufleet.probes.measure import together
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
@@ -36,7 +36,6 @@ IndexPair = tuple[int, int]  # of ranks, or of nodes
 PairDirection = Literal["read", "write", "both"]
 Samples = tuple[float, ...]
 Sampled = Callable[[Copier, Sequence[Copy], Meet | None], Samples]
-
 
 SMALL_BYTES = 16
 SMALL_COPIES = 100
@@ -50,9 +49,8 @@ def pair_bandwidth(world: World, topology: GpuTopology, direction: PairDirection
     """
     metric = metric_under("pair_bandwidth", {}, topology.fabric)
     writes, both_ways = direction != "read", direction == "both"
-    samples, links, faults = _over_all_pairs(world, topology, nbytes, copying.bandwidth, writes, both_ways)
     conditions = {"direction": "write both ways" if both_ways else direction}
-    return Copied(_measurements(world, metric, conditions, nbytes, samples, links), faults)
+    return _copied(world, topology, metric, conditions, nbytes, copying.bandwidth, writes, both_ways)
 
 
 def pair_latency(world: World, topology: GpuTopology) -> Copied:
@@ -60,13 +58,12 @@ def pair_latency(world: World, topology: GpuTopology) -> Copied:
 
     100 copies one behind the other, as p2pBandwidthLatencyTest of NVIDIA's CUDA samples does.
     """
-    samples, links, faults = _over_all_pairs(world, topology, SMALL_BYTES, _microseconds)
-    return Copied(_measurements(world, METRICS["pair_latency"], {}, SMALL_BYTES, samples, links), faults)
+    return _copied(world, topology, METRICS["pair_latency"], {}, SMALL_BYTES, _microseconds)
 
 
 def wrong_data(world: World, topology: GpuTopology, nbytes: int) -> list[Fault]:
     """What every GPU reads wrong from the memory of every other one."""
-    return _over_all_pairs(world, topology, nbytes, _once, both_ways=True)[2]
+    return _copied(world, topology, METRICS["pair_bandwidth"], {}, nbytes, _once, both_ways=True).faults
 
 
 def rounds(n: int) -> list[list[IndexPair]]:
@@ -99,33 +96,39 @@ def turns(n: int, topology: GpuTopology) -> list[list[IndexPair]]:
     return at_once if topology.fabric == "nvswitch" else [[pair] for pairs in at_once for pair in pairs]
 
 
-def _over_all_pairs(
+def _copied(
     world: World,
     topology: GpuTopology,
+    metric: Metric,
+    conditions: Mapping[str, str],
     nbytes: int,
     sampled: Sampled,
     writes: bool = False,
     both_ways: bool = False,
-) -> tuple[dict[IndexPair, Samples], dict[IndexPair, str], list[Fault]]:
-    """Copy over every pair. For each: what `sampled` made of it, and its kind of link; and faults of the data. The
-    first GPU of a pair reads from the memory of the other one, or `writes` to it; or both do, at once."""
-    samples: dict[IndexPair, Samples] = {}
+) -> Copied:
+    """Copy over every pair: figures of what `sampled` made of it, and faults of the data. The first GPU of a pair reads
+    from the memory of the other one, or `writes` to it; or both do, at once. Pairs with another kind of link have
+    another condition."""
+    by_rank: list[list[Reading]] = [[] for _ in range(world.size)]
     faults: list[Fault] = []
     direct = world.run(_reach, world.run(_prepare, nbytes))
     for pairs in turns(world.size, topology):
         back = [(j, i) for i, j in pairs]
         for at_once in [pairs + back] if both_ways else [pairs, back]:
-            found = world.run(_copy, dict(at_once), sampled, writes, both_ways)
+            found: list[Samples] = world.run(_copy, dict(at_once), sampled, writes, both_ways)
             # Whose memory has been copied to, and from whose.
             filled = dict((j, i) if writes else (i, j) for i, j in at_once)
             differences = world.run(_difference, filled)
             for i, j in at_once:
-                samples[i, j] = found[i]
+                where = Pair(world.places[i], world.places[j])
                 if text := differences[j if writes else i]:
-                    faults.append(Fault("copy_wrong", (_place(world, (i, j)),), text))
+                    faults.append(Fault("copy_wrong", (where,), text))
+                if found[i]:
+                    under = {**conditions, "link": _link(topology, where, direct[i][j])}
+                    by_rank[i].append(Reading(metric, median(found[i]), under, found[i], where, {"bytes": nbytes}))
     world.run(_leave)
     world.run(_free)  # not before nobody reaches it any more
-    return samples, {(i, j): _link(topology, _place(world, (i, j)), direct[i][j]) for i, j in samples}, faults
+    return Copied(together(world, by_rank), faults)
 
 
 def _link(topology: GpuTopology, where: Where, direct: bool) -> str:
@@ -134,29 +137,7 @@ def _link(topology: GpuTopology, where: Where, direct: bool) -> str:
     GPUs with NVLinks between them must use them, so a pair that does not is still held against NVLink.
     """
     link = topology.kind(where)[-1]
-    if link == "NV":
-        return "NVLink"
-    return link if direct else "host"
-
-
-def _place(world: World, pair: IndexPair) -> Where:
-    return place.Pair(*(world.places[index] for index in pair))
-
-
-def _measurements(
-    world: World,
-    metric: Metric,
-    conditions: Mapping[str, str],
-    nbytes: int,
-    samples: Mapping[IndexPair, Samples],
-    links: Mapping[IndexPair, str],
-) -> list[Measurement]:
-    """The figures of all pairs; those of another kind of link were measured under another condition."""
-    by_rank: list[list[Reading]] = [[] for _ in range(world.size)]
-    for pair, each in samples.items():
-        under = {**conditions, "link": links[pair]}
-        by_rank[pair[0]].append(Reading(metric, median(each), under, each, _place(world, pair), {"bytes": nbytes}))
-    return together(world, by_rank)
+    return "NVLink" if link == "NV" else link if direct else "host"
 
 
 # ---------------------------------------------------------------- on ranks
@@ -168,8 +149,8 @@ class _Ends:
     meets them."""
 
     copier: Copier
-    source: Memory
-    sink: Memory
+    source: Tensor
+    sink: Tensor
     line: StartingLine
     others: dict[int, tuple[int, int]] = field(default_factory=dict)
 
@@ -181,9 +162,9 @@ def _prepare(rank: Rank, nbytes: int) -> tuple[Offer, Offer, str]:
     copier = copying.copier(rank)
     source, sink = copier.device_memory(nbytes), copier.device_memory(nbytes)
     ends = rank.kept[ENDS] = _Ends(copier, source, sink, StartingLine(rank.size))
-    copying.fill(ends.source.words, rank.index)
-    ends.sink.words.fill_(copying.BLANK)
-    return copier.offer(ends.source), copier.offer(ends.sink), ends.line.address
+    copying.fill(source, rank.index)
+    sink.fill_(copying.BLANK)
+    return copier.offer(source), copier.offer(sink), ends.line.address
 
 
 def _reach(rank: Rank, offers: list[tuple[Offer, Offer, str]]) -> list[bool]:
@@ -203,12 +184,10 @@ def _copy(rank: Rank, pairs: dict[int, int], sampled: Sampled, writes: bool, bot
     ends: _Ends = rank.kept[ENDS]
     other = pairs[rank.index]
     source, sink = ends.others[other]
-    nbytes = ends.source.words.nbytes
     meet = partial(ends.line.meet, [other]) if both_ways else None
     with rank.phase(f"rank {rank.index} {'writes to' if writes else 'reads from'} rank {other}"):
-        if writes:
-            return sampled(ends.copier, [Copy(sink, ends.source.address, nbytes)], meet)
-        return sampled(ends.copier, [Copy(ends.sink.address, source, nbytes)], meet)
+        to, origin = (sink, ends.source.data_ptr()) if writes else (ends.sink.data_ptr(), source)
+        return sampled(ends.copier, [Copy(to, origin, ends.sink.nbytes)], meet)
 
 
 def _microseconds(copier: Copier, small: Sequence[Copy], meet: Meet | None) -> Samples:
@@ -226,7 +205,7 @@ def _difference(rank: Rank, filled: dict[int, int]) -> str:
     if rank.index not in filled:
         return ""
     # Each rank's data differs from that of the others in every word, so what the copy before has left here is noticed.
-    words = rank.kept[ENDS].sink.words
+    words = rank.kept[ENDS].sink
     return copying.difference(words, copying.fill(torch.empty_like(words), filled[rank.index]))
 
 
