@@ -20,7 +20,7 @@ from pytest_gpufleet import (
     not_applicable,
     scaling_efficiency,
 )
-from pytest_gpufleet.probes.training import transformer, transformer_exactness
+from pytest_gpufleet.probes.training import transformer
 from pytest_gpufleet.verdict import peaks
 
 pytestmark = [
@@ -53,7 +53,7 @@ def test_loss_follows_fp32(nccl_group: World) -> None:
     in attention or in products of such shapes: replace it. If all are named, torch, cuBLAS and driver do not fit
     together: try another version of torch.
     """
-    nccl_group.faultless(transformer_exactness.follows_fp32, code="training_wrong")
+    nccl_group.faultless(transformer.follows_fp32, code="training_wrong")
 
 
 @pytest.mark.needs(ranks=2)
@@ -67,7 +67,7 @@ def test_all_train_as_one_gpu(nccl_group: World, fleet_level: str, method: str) 
     """
     if method == "fsdp" and fleet_level != "burnin":
         not_applicable("fsdp is part of level burnin")
-    nccl_group.faultless(transformer_exactness.trains_as_one, method, code="training_wrong")
+    nccl_group.faultless(transformer.trains_as_one, method, code="training_wrong")
 
 
 @pytest.mark.needs(ranks=2)
@@ -78,7 +78,7 @@ def test_ranks_end_alike(nccl_group: World) -> None:
     to drift apart. The GPU that is named differs from most: it is the suspect. With two GPUs both are named, and the
     checks of each GPU say more.
     """
-    nccl_group.faultless(transformer_exactness.ends_alike, code="replicas_differ")
+    nccl_group.faultless(transformer.ends_alike, code="replicas_differ")
 
 
 @pytest.mark.figures("solo_token_throughput", of_several=("token_throughput", "communication_share"))

@@ -10,8 +10,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_gpufleet.model.conditions import TRANSFORMERS
 from pytest_gpufleet.model.metric import GiB
-from pytest_gpufleet.probes.training.transformer import SHAPES, fitting_batch, rotated, sequences, transformer, turns
-from pytest_gpufleet.probes.training.transformer_exactness import not_learned, parting, unlike
+from pytest_gpufleet.probes.training.transformer import (
+    SHAPES,
+    first_difference,
+    fitting_batch,
+    not_learned,
+    rotary,
+    rotated,
+    sequences,
+    transformer,
+    unlike,
+)
 
 CPU, TINY = torch.device("cpu"), SHAPES["transformer-tiny"]
 
@@ -53,9 +62,9 @@ def test_no_token_sees_those_that_follow():
 
 
 def test_turned_products_depend_on_distance_alone():
-    turn = turns(TINY).double()
+    rotation = rotary(TINY).double()
     q, k = torch.randn(2, 1, 1, 1, 32, dtype=torch.float64)
-    products = rotated(q.expand(1, 1, 32, 32), turn) @ rotated(k.expand(1, 1, 32, 32), turn).transpose(-1, -2)
+    products = rotated(q.expand(1, 1, 32, 32), rotation) @ rotated(k.expand(1, 1, 32, 32), rotation).transpose(-1, -2)
     for distance in range(5):
         each = products[0, 0].diagonal(distance)
         assert torch.allclose(each, each[0].expand_as(each), atol=1e-5)
@@ -90,9 +99,9 @@ def test_kernels_for_tensor_cores_take_every_shape():
 
 
 def test_losses_that_part_are_told():
-    assert parting([2.0, 1.0], [2.0, 1.005], 0.01, "in fp32") == ""
-    assert parting([2.0, 1.0], [2.0, 1.1], 0.01, "in fp32") == "the loss of step 1 is 1, and 1.1 in fp32"
-    assert parting([math.nan], [2.0], 0.01, "in fp32") == "the loss of step 0 is nan, and 2 in fp32"
+    assert first_difference([2.0, 1.0], [2.0, 1.005], 0.01, "in fp32") == ""
+    assert first_difference([2.0, 1.0], [2.0, 1.1], 0.01, "in fp32") == "the loss of step 1 is 1, and 1.1 in fp32"
+    assert first_difference([math.nan], [2.0], 0.01, "in fp32") == "the loss of step 0 is nan, and 2 in fp32"
     gradients = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([1.0])}
     assert unlike(gradients, gradients, 0.0) == ""
     assert unlike({**gradients, "a": torch.tensor([3.0, 3.0])}, gradients, 0.1) == (

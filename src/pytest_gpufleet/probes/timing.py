@@ -14,46 +14,14 @@ import torch.distributed as dist
 
 from pytest_gpufleet.world.rank import Rank
 
-# How the allocator of torch is told that a capture is over: from torch 2.8 on, and before.
-END_OF_CAPTURE = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")
-
-
-def _let_go_of_random_numbers(device: torch.device) -> None:
-    """A capture that failed leaves the generator of the GPU as if it went on (torch 2.11): nobody gets another random
-    number of it. A copy of its state has nothing of that."""
-    generator = torch.cuda.default_generators[device.index]
-    with suppress(RuntimeError):  # then whoever wants a random number is told
-        generator.graphsafe_set_state(generator.clone_state())
-
-
-def captured(
-    do: Callable[[], object], stream: torch.cuda.Stream | None = None, pool: Any = None
-) -> torch.cuda.CUDAGraph:
-    """`do` as a CUDA graph. It must have run before, on `stream` if one is given: what is set up at a first use cannot
-    be captured. RuntimeError if something in it cannot; the stream of before is current again then."""
-    graph, before, pool = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), pool or torch.cuda.graph_pool_handle()
-    try:
-        # thread_local: NCCL's watchdog, which asks for events in a thread of its own, must not break the capture.
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            do()
-    except BaseException:
-        # Until torch 2.12 its allocator takes a capture that failed for one that goes on, and frees no memory any more
-        # (pytorch/pytorch#180395).
-        torch.cuda.set_stream(before)
-        _let_go_of_random_numbers(before.device)
-        for end in filter(None, (getattr(torch._C, name, None) for name in END_OF_CAPTURE)):
-            with suppress(RuntimeError):  # it was told
-                end(before.device_index, pool)
-        raise
-    return graph
-
-
 SAMPLES = 3
 SAMPLE_SECONDS = {"cuda": 0.2, "cpu": 0.002}
 
+Mark = Any  # an event of a stream; of a CPU a moment
 
-def mark(stream: torch.cuda.Stream | None) -> Any:
-    """When what was launched on a stream is done, by an event; without one, now."""
+
+def mark(stream: torch.cuda.Stream | None) -> Mark:
+    """When what was launched on a stream is done; without a stream, now."""
     if stream is None:
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -61,29 +29,41 @@ def mark(stream: torch.cuda.Stream | None) -> Any:
     return event
 
 
-def current_stream(rank: Rank) -> torch.cuda.Stream | None:
-    """None of a CPU rank."""
-    return torch.cuda.current_stream() if rank.device.type == "cuda" else None
+def between(first: Mark, last: Mark) -> float:
+    """Seconds from one mark to another one. The work before them is done."""
+    return last - first if isinstance(first, float) else float(first.elapsed_time(last)) / 1e3
+
+
+def current_stream(device: torch.device) -> torch.cuda.Stream | None:
+    return torch.cuda.current_stream() if device.type == "cuda" else None
+
+
+def parts(device: torch.device, work: Callable[[], object], repeats: int, count: int) -> list[float]:
+    """Seconds that one call takes in each of `count` rows of `repeats` calls, without a gap: by CUDA events on a GPU,
+    by the clock on a CPU."""
+    stream = current_stream(device)
+    marks = [mark(stream)]
+    for _ in range(count):
+        for _ in range(repeats):
+            work()
+        marks.append(mark(stream))
+    if stream is not None:
+        marks[-1].synchronize()
+    return [between(*ends) / repeats for ends in itertools.pairwise(marks)]
 
 
 def seconds_each(device: torch.device, work: Callable[[], object], repeats: int) -> float:
-    """Seconds that one of `repeats` calls takes, back to back: by CUDA events on a GPU, by the clock on a CPU."""
-    if device.type == "cpu":
-        began = time.perf_counter()
-        for _ in range(repeats):
-            work()
-        return (time.perf_counter() - began) / repeats
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    first.record()
-    for _ in range(repeats):
-        work()
-    last.record()
-    last.synchronize()
-    return float(first.elapsed_time(last)) / 1e3 / repeats
+    """Seconds that one of `repeats` calls takes, back to back."""
+    return parts(device, work, repeats, 1)[0]
+
+
+def calls_in(device: torch.device, work: Callable[[], object], seconds: float) -> int:
+    """How many calls take so many seconds, at least one."""
+    return max(1, math.ceil(seconds / seconds_each(device, work, 3)))
 
 
 def warm_up(device: torch.device, work: Callable[[], object], seconds: float) -> None:
-    """Do the work for so long that clock and power have settled."""
+    """Do the work until clock and power have settled."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         seconds_each(device, work, 10)
@@ -92,23 +72,8 @@ def warm_up(device: torch.device, work: Callable[[], object], seconds: float) ->
 def samples(device: torch.device, work: Callable[[], object]) -> tuple[float, ...]:
     """Seconds that one call takes, SAMPLES times, each the mean over as many calls as fill SAMPLE_SECONDS."""
     work()  # the first call may load or choose a kernel
-    repeats = max(1, math.ceil(SAMPLE_SECONDS[device.type] / seconds_each(device, work, 3)))
+    repeats = calls_in(device, work, SAMPLE_SECONDS[device.type])
     return tuple(seconds_each(device, work, repeats) for _ in range(SAMPLES))
-
-
-def parts(device: torch.device, work: Callable[[], object], seconds: float, count: int) -> list[float]:
-    """Seconds that one call takes in each of `count` equal parts of about `seconds` of work without a gap."""
-    repeats = max(1, math.ceil(seconds / count / seconds_each(device, work, 3)))
-    if device.type == "cpu":
-        return [seconds_each(device, work, repeats) for _ in range(count)]
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]  # type: ignore[no-untyped-call]
-    marks[0].record()
-    for mark in marks[1:]:
-        for _ in range(repeats):
-            work()
-        mark.record()
-    marks[-1].synchronize()
-    return [float(a.elapsed_time(b)) / 1e3 / repeats for a, b in itertools.pairwise(marks)]
 
 
 # nccl-tests launches 20 times. Less often what takes long: on a broken machine an operation can take a hundred times as
@@ -133,7 +98,7 @@ TICK = 0.5e-6  # seconds, of the clock of a GPU: ranks that only keep step with 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds that one operation takes: one figure a sample, the median of `runs` of `iterations` operations."""
+    """Seconds that one operation takes, by sample: the median of `runs` of `iterations` operations."""
 
     seconds: tuple[float, ...]
     iterations: int
@@ -166,8 +131,8 @@ def timing(
 
 
 def plan(device: str, each: float, longest: float = RUN_SECONDS) -> tuple[int, int, int]:
-    """How many operations to time in a run, how many runs make a sample, and how many operations to launch ahead of
-    each, where one takes `each` seconds and a run should take `longest` at most."""
+    """Operations of a run, runs of a sample, and operations ahead of each run, where one takes `each` seconds and a run
+    should take `longest` at most."""
     iterations = max(MIN_ITERATIONS, min(ITERATIONS[device], int(longest / each)))
     if each > LONG_SECONDS:
         return iterations, 1, 0
@@ -177,8 +142,7 @@ def plan(device: str, each: float, longest: float = RUN_SECONDS) -> tuple[int, i
 
 
 def seconds(rank: Rank, launch: Callable[[], object], iterations: int, ahead: int = 0) -> float:
-    """Seconds that one operation takes, of `iterations` in a row behind `ahead` untimed ones, as this rank sees it: by
-    the clock of the GPU, on which nothing but operations counts, or of the host on CPU ranks."""
+    """Seconds that one operation takes, of `iterations` in a row behind `ahead` untimed ones, as this rank sees it."""
     line_up(rank)
     if rank.device.type != "cuda":
         return seconds_each(rank.device, launch, iterations)
@@ -189,8 +153,8 @@ def seconds(rank: Rank, launch: Callable[[], object], iterations: int, ahead: in
     return max(TICK / iterations, each)
 
 
-def wait(works: Iterable[Iterable[dist.Work]]) -> None:
-    for work in itertools.chain(*works):
+def wait(works: Iterable[dist.Work]) -> None:
+    for work in works:
         work.wait()
 
 
@@ -221,12 +185,10 @@ def everyones(rank: Rank, values: Sequence[float]) -> list[list[float]]:
     return [list(map(float, row)) for row in copies.cpu().view(rank.size, -1)]
 
 
-# How long operations of all ranks take that come from a CUDA graph, as with `nccl-tests -G`: what the GPUs and the
-# links between them need, whatever the host needs to launch them.
-#
-# On two H200 this is what nccl-tests shows, to 3 % (docs/results). A graph must not be launched on the default stream
-# for that: NCCL puts an event between collectives, so that graphs and launches may use one communicator, and there
-# each took 10 us and not 1.
+# Operations from a CUDA graph, as with `nccl-tests -G`: what the GPUs and the links between them need, whatever the
+# host needs to launch them. On two H200 this is what nccl-tests shows, to 3 % (docs/results). A graph must not be
+# launched on the default stream for that: NCCL puts an event between collectives, so that graphs and launches may use
+# one communicator, and there each took 10 us and not 1.
 
 # Two H200 need 0.25 to 0.35 ms for a graph of 50 collectives of up to 32 KiB. From one of 20 each took 2 % more.
 OPERATIONS = 50
@@ -236,11 +198,8 @@ RUNS = 3  # of a sample. What disturbs a machine now and then spoils some of the
 
 
 def replayed(rank: Rank, launch: Callable[[], object], samples: int) -> Timing | None:
-    """Time an operation of all ranks, which `launch` starts on the current stream: many of them in a row in one CUDA
-    graph. Every rank calls it.
-
-    None, on all ranks, on CPU ranks and where a GPU cannot capture the operation, as with TORCH_NCCL_BLOCKING_WAIT=1.
-    """
+    """As `timing`, of many operations in one CUDA graph. None, on all ranks, on CPU ranks and where a GPU cannot
+    capture the operation, as with TORCH_NCCL_BLOCKING_WAIT=1."""
     if rank.device.type != "cuda":
         return None
     seconds(rank, launch, WARM_UP["cuda"])  # connects the ranks and loads the kernels: no capture can
@@ -275,3 +234,33 @@ def _captured_everywhere(rank: Rank, launch: Callable[[], object]) -> torch.cuda
     if graph is not None:
         graph.reset()
     return None
+
+
+# How torch's allocator learns that a capture is over: from torch 2.8 on, and before.
+END_OF_CAPTURE = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")
+
+
+def captured(
+    do: Callable[[], object], stream: torch.cuda.Stream | None = None, pool: Any = None
+) -> torch.cuda.CUDAGraph:
+    """`do` as a CUDA graph. It must have run before, on `stream` if one is given: what is set up at a first use cannot
+    be captured. RuntimeError if something in it cannot; the stream of before is current again then."""
+    graph, before, pool = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), pool or torch.cuda.graph_pool_handle()
+    try:
+        # thread_local: NCCL's watchdog, which asks for events in a thread of its own, must not break the capture.
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            do()
+    except BaseException:
+        # Until torch 2.12 its allocator takes a capture that failed for one that goes on, and frees no memory any more
+        # (pytorch/pytorch#180395).
+        torch.cuda.set_stream(before)
+        # It also leaves the generator of the GPU as if it went on (torch 2.11): nobody gets another random number of
+        # it. A copy of its state has nothing of that.
+        generator = torch.cuda.default_generators[before.device_index]
+        with suppress(RuntimeError):  # whoever wants a random number gets the error
+            generator.graphsafe_set_state(generator.clone_state())
+        for end in filter(None, (getattr(torch._C, name, None) for name in END_OF_CAPTURE)):
+            with suppress(RuntimeError):  # it knows already
+                end(before.device_index, pool)
+        raise
+    return graph

@@ -1,7 +1,7 @@
-"""Matrix products: at which precisions, and how fast.
+"""Matrix multiplication (matmul): at which precisions, and how fast.
 
 The rate is measured as mamf-finder does (stas00/ml-engineering): random normal operands, since zeros draw less power
-and run faster; the second operand is stored by columns, as a linear layer holds its weights; 2mnk operations a product.
+and run faster; the second operand is stored by columns, as a linear layer holds its weights; 2mnk operations a matmul.
 Unlike there it is one shape on all GPUs, so that peers and runs are compared by the same work.
 """
 
@@ -18,13 +18,13 @@ from pytest_gpufleet.model.conditions import ONE_WINDOW
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.gpu import ARCHITECTURES, BF16_SINCE, FP8_SINCE, TF32_SINCE, Capability, Gpu
 from pytest_gpufleet.model.measurement import GpuState, Measurement, Reading
-from pytest_gpufleet.probes.timing import parts, seconds_each, warm_up
+from pytest_gpufleet.probes.timing import calls_in, parts, seconds_each, warm_up
 from pytest_gpufleet.world.rank import Rank
 
 
 @contextmanager
-def products_in_tf32(allowed: bool) -> Iterator[None]:
-    """Whatever torch was told before, and is told again afterwards. Convolutions have a switch of their own."""
+def matmul_in_tf32(allowed: bool) -> Iterator[None]:
+    """The setting of before comes back afterwards. Convolutions have a switch of their own."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = allowed
     try:
@@ -44,7 +44,7 @@ LEAD_IN_SECONDS = {"cuda": 2.5, "cpu": 0.0}
 
 @dataclass(frozen=True)
 class Precision:
-    """A way to multiply, and the shape of its products. `since`: the first compute capability."""
+    """A way to multiply, and the shape of its matmuls. `since`: the first compute capability."""
 
     dtype: torch.dtype
     shape: Shape
@@ -68,7 +68,7 @@ HEAVIEST = ("bf16", "fp16", "fp32")  # the first that a device has: tensor cores
 
 
 def lacking(precision: str, device: torch.device) -> str:
-    """Why a device does not multiply at this precision; "" if it does."""
+    """Why a device does not have this precision; "" if it has."""
     if device.type == "cpu":
         return "" if precision in REHEARSED else "this precision needs a GPU"
     capability, since = torch.cuda.get_device_capability(device), PRECISIONS[precision].since
@@ -88,7 +88,6 @@ def usual_precision(gpus: Iterable[Gpu]) -> str:
 
 
 def heaviest(device: torch.device) -> str:
-    """The precision at which a device draws the most power."""
     return next(name for name in HEAVIEST if not lacking(name, device))
 
 
@@ -110,11 +109,8 @@ def operands(precision: str, shape: Shape, device: torch.device) -> tuple[Tensor
 
 
 def multiplication(precision: str, a: Tensor, b: Tensor) -> Callable[[], Tensor]:
-    """What computes a @ b each time it is called; the result has the type of the operands, for fp8 bf16,
-    without the faster and less exact sums (use_fast_accum) that only forward passes use.
-
-    Call it within `strictly(precision)`.
-    """
+    """What computes a @ b each time it is called, within `strictly(precision)`. The result has the type of the
+    operands, for fp8 bf16, without the faster and less exact sums (use_fast_accum) that only forward passes use."""
     if PRECISIONS[precision].dtype == torch.float8_e4m3fn:
         one = torch.ones((), device=a.device)
         return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
@@ -123,28 +119,28 @@ def multiplication(precision: str, a: Tensor, b: Tensor) -> Callable[[], Tensor]
 
 def strictly(precision: str) -> AbstractContextManager[None]:
     """Multiply fp32 in fp32, and only "tf32" in TF32."""
-    return products_in_tf32(PRECISIONS[precision].tf32)
+    return matmul_in_tf32(PRECISIONS[precision].tf32)
 
 
 def shape_on(device: torch.device, precision: str) -> Shape:
     return PRECISIONS[precision].shape if device.type == "cuda" else REHEARSAL_SHAPE
 
 
-def product_rate(rank: Rank, precision: str, lead_in: float | None = None) -> Reading:
-    """TFLOP/s of matrix products on every rank at the same time, under load that lasts: the mean over one window of
-    some seconds, with its parts as samples and with temperature, clock and power of the GPU meanwhile.
+def matmul_rate(rank: Rank, precision: str, lead_in: float | None = None) -> Reading:
+    """TFLOP/s of matmuls on every rank at the same time, under load that lasts: the mean over one window of some
+    seconds, with its parts as samples and with temperature, clock and power of the GPU meanwhile.
 
-    `lead_in`: seconds of the same work before the window, LEAD_IN_SECONDS unless the GPU is warm from such work. Counts
-    2mnk operations a product. Not applicable where the GPU does not have the precision.
+    `lead_in`: seconds of the same work before the window, LEAD_IN_SECONDS unless the GPU is warm from such work. Not
+    applicable where the GPU does not have the precision.
     """
     must_have(precision, rank.device)
     kind, (m, n, k) = rank.device.type, shape_on(rank.device, precision)
-    with strictly(precision), rank.phase(f"{precision} product, {m} x {n} x {k}"):
+    with strictly(precision), rank.phase(f"{precision} matmul, {m} x {n} x {k}"):
         work = multiplication(precision, *operands(precision, (m, n, k), rank.device))
         seconds_each(rank.device, work, 1)  # the first call may load or choose a kernel
         warm_up(rank.device, work, LEAD_IN_SECONDS[kind] if lead_in is None else lead_in)
         with Watch(rank.gpu) as watch:
-            seconds = parts(rank.device, work, WINDOW_SECONDS[kind], PARTS)
+            seconds = parts(rank.device, work, calls_in(rank.device, work, WINDOW_SECONDS[kind] / PARTS), PARTS)
     rates = tuple(2 * m * n * k / each / 1e12 for each in seconds)
     conditions = {"precision": precision, "at_once": "all" if rank.size > 1 else "one", "method": ONE_WINDOW}
     shape = {"shape": f"{m} x {n} x {k}"}
@@ -152,7 +148,6 @@ def product_rate(rank: Rank, precision: str, lead_in: float | None = None) -> Re
 
 
 def precisions_of(rank: Rank) -> list[str]:
-    """The precisions at which this rank's device multiplies."""
     return [precision for precision in PRECISIONS if not lacking(precision, rank.device)]
 
 
@@ -176,5 +171,5 @@ def relative_rate(rates: Sequence[Measurement]) -> Measurement:
 
 def _mean_state(states: Sequence[GpuState]) -> GpuState:
     every = {field.name: [getattr(state, field.name) for state in states] for field in fields(GpuState)}
-    told = {name: [value for value in values if value is not None] for name, values in every.items()}
-    return GpuState(**{name: fmean(values) if values else None for name, values in told.items()})
+    known = {name: [value for value in values if value is not None] for name, values in every.items()}
+    return GpuState(**{name: fmean(values) if values else None for name, values in known.items()})

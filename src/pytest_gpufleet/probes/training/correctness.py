@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from pytest_gpufleet.probes.compute.rate import products_in_tf32
+from pytest_gpufleet.probes.compute.rate import matmul_in_tf32
 from pytest_gpufleet.world.rank import Rank
 
 CLASSES = 4
@@ -81,7 +81,7 @@ def _digit(index: int, size: int) -> int:
 @contextmanager
 def full_precision() -> Iterator[None]:
     """fp32 without TF32 and convolutions that repeat to the bit, so that results can be compared."""
-    with products_in_tf32(False), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+    with matmul_in_tf32(False), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
         yield
 
 
@@ -101,7 +101,7 @@ def differences(rank: Rank, tensors: Mapping[str, Tensor]) -> list[str]:
         usual, count = Counter(digests).most_common(1)[0]
         if count == rank.size:
             continue
-        # Two copies are enough to tell each rank of one that is not its own.
+        # Two copies are enough: each rank has one to compare that is not its own.
         first = digests.index(usual)
         second = next(index for index, digest in enumerate(digests) if digest != usual)
         copies = {source: _copy_of(rank, mine, source) for source in (first, second)}

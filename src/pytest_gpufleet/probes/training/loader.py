@@ -112,14 +112,8 @@ def fed_throughput(
     samples = tuple(rank.size * batch * count / each.seconds for each in laps)
     every = everyones(rank, [median(samples), rank.size * batch / full.mean])
     rate, could = (min(column) for column in zip(*every, strict=True))
-    return Reading(
-        metric="loader_throughput",
-        value=median(samples),
-        samples=samples,
-        conditions=training.conditions(rank.size),
-        place=WORLD,
-        details={"workers": f"{workers} a GPU", "training": f"is {bound(rate, could)}"},
-    )
+    details = {"workers": f"{workers} a GPU", "training": f"is {bound(rate, could)}"}
+    return Reading("loader_throughput", median(samples), training.conditions(rank.size), samples, WORLD, details)
 
 
 def normalised(rank: Rank, training: Plan, photos: DataLoader[Any]) -> Generator[tuple[Tensor, Tensor]]:
@@ -131,7 +125,7 @@ def normalised(rank: Rank, training: Plan, photos: DataLoader[Any]) -> Generator
 
 
 def bound(rate: float, could: float) -> str:
-    """What bounds training, in words: images/s from a loader, and without one."""
+    """What bounds training: images/s from a loader, and without one."""
     if rate >= HOST_BOUND * could:
         return f"GPU-bound: {rate:,.0f} images/s, and {could:,.0f} without the loader"
     return f"host-bound: the loader gives {rate:,.0f} images/s of the {could:,.0f} that the GPUs could take"

@@ -22,8 +22,8 @@ from pytest_gpufleet.model.gpu import Missing
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.place import WORLD
-from pytest_gpufleet.probes.compute.rate import products_in_tf32
-from pytest_gpufleet.probes.timing import current_stream, everyones, line_up, mark, synchronize
+from pytest_gpufleet.probes.compute.rate import matmul_in_tf32
+from pytest_gpufleet.probes.timing import Mark, between, current_stream, everyones, line_up, mark, synchronize
 from pytest_gpufleet.probes.training import cuda_graph, methods, recipes
 from pytest_gpufleet.probes.training.recipes import Plan, Recipe, Step, Workload
 from pytest_gpufleet.world.rank import Rank
@@ -57,12 +57,12 @@ def lap(rank: Rank, step: Step, count: int, *, together: bool = True) -> Lap:
 
     Raises FloatingPointError if the loss is not finite: a throughput of wrong arithmetic is none.
     """
-    stream = current_stream(rank)
+    stream = current_stream(rank.device)
     if together and rank.size > 1:
         line_up(rank)
     synchronize(rank)
     loss = torch.zeros(())
-    marks: list[Any] = [mark(stream)]
+    marks: list[Mark] = [mark(stream)]
     began, computed = time.perf_counter(), time.process_time()
     for _ in range(count):
         loss = step()
@@ -71,13 +71,13 @@ def lap(rank: Rank, step: Step, count: int, *, together: bool = True) -> Lap:
     seconds, processor_seconds = time.perf_counter() - began, time.process_time() - computed
     if not loss.isfinite():
         raise FloatingPointError(f"the loss became {loss.item()}")
-    times = tuple(a.elapsed_time(b) / 1e3 if stream else b - a for a, b in itertools.pairwise(marks))
+    times = tuple(between(*ends) for ends in itertools.pairwise(marks))
     return Lap(seconds, times, loss.item(), processor_seconds)
 
 
 def record_losses(rank: Rank, training: Mapping[str, Condition], course: Sequence[Lap], *, together: bool) -> None:
-    """Put the loss at the end of each lap on record, by the steps done in all laps of the course up to it. Ranks that
-    train one model together have one curve, the mean of theirs: each sees its own data."""
+    """Put the loss at the end of each lap on record, by the steps done until then. Ranks that train one model together
+    have one curve, the mean of theirs: each sees its own data."""
     steps, losses = itertools.accumulate(len(each.steps) for each in course), [each.loss for each in course]
     if together:
         losses = [fmean(column) for column in zip(*everyones(rank, losses), strict=True)]
@@ -85,12 +85,9 @@ def record_losses(rank: Rank, training: Mapping[str, Condition], course: Sequenc
         rank.record_losses(training, dict(zip(steps, losses, strict=True)), WORLD if together else None)
 
 
-READING = "utilization_percent"
-
-
 def utilization(rank: Rank, just_done: Lap) -> float | None:
     """The share of the time in which the GPU ran anything, as NVML has it right after a lap: of its last sample period,
-    a sixth of a second to a second (nvml.h, nvmlUtilization_t). None where NVML does not tell.
+    a sixth of a second to a second (nvml.h, nvmlUtilization_t). None where NVML does not know.
 
     Of a CPU rank the share of a core that it used in the lap.
     """
@@ -98,7 +95,7 @@ def utilization(rank: Rank, just_done: Lap) -> float | None:
         return min(1.0, just_done.processor_seconds / just_done.seconds)
     with nvml.session() as driver:
         gpu = Nvml(driver, [driver.nvmlDeviceGetHandleByUUID(rank.gpu.uuid)])
-        percent = nvml.read(gpu, 0, [READING])[READING]
+        (percent,) = nvml.read(gpu, 0, ["utilization_percent"]).values()
     return None if isinstance(percent, Missing) else float(percent) / 100
 
 
@@ -112,12 +109,16 @@ def without_communication(module: nn.Module, step: Step) -> Step:
     return alone
 
 
+def slowest_of(rank: Rank, seconds: Sequence[float]) -> list[float]:
+    """Each of these as it is on the rank on which it is longest."""
+    return [max(column) for column in zip(*everyones(rank, seconds), strict=True)]
+
+
 def communication_share(
     rank: Rank, conditions: Mapping[str, Condition], usual: Sequence[Lap], quiet: Sequence[Lap]
 ) -> Reading:
     """What the slowest rank's step is longer with communication than without, as a part of it, lap by lap."""
-    every = everyones(rank, [each.mean for each in (*usual, *quiet)])
-    slowest = [max(column) for column in zip(*every, strict=True)]
+    slowest = slowest_of(rank, [each.mean for each in (*usual, *quiet)])
     with_it, without = slowest[: len(usual)], slowest[len(usual) :]
     shares = tuple(max(0.0, 1 - alone / all_in) for all_in, alone in zip(with_it, without, strict=True))
     details = {"step": f"{ms(median(with_it))} with communication, {ms(median(without))} without"}
@@ -164,13 +165,9 @@ def release(device: torch.device) -> None:
 def precision(recipe: Recipe, *, benchmark: bool = True) -> Iterator[None]:
     """The arithmetic of a recipe, and whether cuDNN tries algorithms and takes the fastest: not where `benchmark` is
     False."""
-    convolutions = torch.backends.cudnn.flags(
-        enabled=True,
-        benchmark=benchmark and recipe.searched,
-        benchmark_limit=TRIED_ALGORITHMS,
-        allow_tf32=recipe.tf32,
-    )
-    with products_in_tf32(recipe.tf32), convolutions:
+    search = {"benchmark": benchmark and recipe.searched, "benchmark_limit": TRIED_ALGORITHMS}
+    convolutions = torch.backends.cudnn.flags(enabled=True, allow_tf32=recipe.tf32, **search)
+    with matmul_in_tf32(recipe.tf32), convolutions:
         yield
 
 
@@ -187,8 +184,7 @@ def network(training: Plan, device: torch.device) -> nn.Module:
 
 
 def module_of(rank: Rank, training: Plan, *, together: bool = True) -> WithLoss | DistributedDataParallel:
-    """The network of a plan with its loss: one that all ranks train `together` where there are several, else the rank's
-    own."""
+    """The network of a plan with its loss: one that all ranks train `together`, or the rank's own."""
     model = network(training, rank.device).to(memory_format=training.recipe.memory_format)
     module = WithLoss(model, training.recipe)
     return methods.distributed(rank, module) if together and rank.size > 1 else module
@@ -212,7 +208,7 @@ def eager(module: nn.Module, training: Plan, device: torch.device, *, fused: boo
             # The fused kernel leaves its first momentum uninitialised when gradient scaling skips the first step.
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     scaler = torch.amp.GradScaler(device.type, enabled=training.recipe.autocast is torch.float16)
-    count = 1  # DDP must have reduced once before it may be told not to
+    count = 1  # DDP must have reduced once before it may leave it out
 
     def backward(images: Tensor, labels: Tensor) -> Tensor:
         loss: Tensor = module(images, labels).mean()
@@ -263,30 +259,26 @@ def train_throughput(
     slowest. Otherwise each GPU trains a model of its own at the same time and has a figure of its own, which a slow
     neighbour cannot pull down. Median of three samples. `communication`: also the share of a step that communication
     takes: laps with and without it take turns, and the slowest rank of each counts. `busy`: also the share of the time
-    in which each GPU is busy, where NVML tells it. Raises FloatingPointError if the loss is not finite, MemoryError if
+    in which each GPU is busy, where NVML knows it. Raises FloatingPointError if the loss is not finite, MemoryError if
     a batch that was asked for does not fit.
     """
     training = recipes.plan(recipe, workload, rank.device)
     ranks = rank.size if together else 1
     count, images = training.recipe.steps, ranks * training.recipe.batch
     if rank.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()  # `_details` tells the peak
+        torch.cuda.reset_peak_memory_stats()  # for `_details`
+    conditions = training.conditions(ranks)
     with rank.phase(f"{training}, {ranks} rank(s)"), precision(training.recipe), _fitting(rank, training):
         laps = _laps(rank, training, together, communication, busy)
-        record_losses(rank, training.conditions(ranks), laps.course, together=together)
+        record_losses(rank, conditions, laps.course, together=together)
     samples = tuple(images * count / each.seconds for each in laps.usual)
-    throughput = Reading(
-        metric="train_throughput" if together else "solo_train_throughput",
-        value=median(samples),
-        samples=samples,
-        conditions=training.conditions(ranks),
-        place=WORLD if together else None,
-        details=_details(rank, training, laps),
-    )
-    share = [communication_share(rank, throughput.conditions, laps.usual, laps.quiet)] if communication else []
-    shares = tuple(each for each in laps.busy if each is not None)
-    used = [Reading("train_utilization", median(shares), throughput.conditions, shares)] if busy and shares else []
-    return [throughput, *share, *used]
+    metric, place = ("train_throughput", WORLD) if together else ("solo_train_throughput", None)
+    readings = [Reading(metric, median(samples), conditions, samples, place, _details(rank, training, laps))]
+    if communication:
+        readings.append(communication_share(rank, conditions, laps.usual, laps.quiet))
+    if shares := tuple(each for each in laps.busy if each is not None):
+        readings.append(Reading("train_utilization", median(shares), conditions, shares))
+    return readings
 
 
 @dataclass(frozen=True)
@@ -337,22 +329,21 @@ def _details(rank: Rank, training: Plan, laps: Laps) -> dict[str, Condition]:
     # Ranks that wait for each other show one time: without communication each shows its own.
     own = median(seconds for each in (laps.quiet or laps.usual) for seconds in each.steps)
     p95 = times[math.ceil(0.95 * len(times)) - 1]
-    index = rank.gpu.index if rank.gpu is not None else rank.index
+    name, index = ("rank", rank.index) if rank.gpu is None else ("GPU", rank.gpu.index)
     memory = torch.cuda.max_memory_allocated() if rank.gpu is not None else 0
     every = everyones(rank, [median(times), p95, own, memory, index, laps.course[0].loss, laps.usual[-1].loss])
-    slowest = max(every, key=lambda each: each[2])
+    steps, p95s, owns, memories, indices, before, after = zip(*every, strict=True)
     details: dict[str, Condition] = {
         "computed": f"in {training.recipe}",
-        "step": f"{ms(median(each[0] for each in every))}, 95 % within {ms(max(each[1] for each in every))}",
+        "step": f"{ms(median(steps))}, 95 % within {ms(max(p95s))}",
     }
     if rank.size > 1:
         alone = " without communication" if laps.quiet else ""
-        who = f"{'GPU' if rank.gpu is not None else 'rank'} {slowest[4]:.0f}"
-        details["slowest"] = f"{who} with {ms(slowest[2])}{alone}, median {ms(median(each[2] for each in every))}"
-    before, after = (fmean(each[column] for each in every) for column in (5, 6))
-    details["loss"] = f"{before:.3g} at first, {after:.3g} in the end"
+        who = f"{name} {indices[owns.index(max(owns))]:.0f}"
+        details["slowest"] = f"{who} with {ms(max(owns))}{alone}, median {ms(median(owns))}"
+    details["loss"] = f"{fmean(before):.3g} at first, {fmean(after):.3g} in the end"
     if memory:
         tried = f"by the fastest of {TRIED_ALGORITHMS} algorithms"
         details["convolutions"] = tried if training.recipe.searched else "as cuDNN's heuristics choose"
-        details["memory"] = f"{max(each[3] for each in every) / GiB:.1f} GiB a GPU"
+        details["memory"] = f"{max(memories) / GiB:.1f} GiB a GPU"
     return details

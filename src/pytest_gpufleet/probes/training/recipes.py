@@ -25,7 +25,7 @@ class Recipe:
     autocast: torch.dtype | None = None  # float16: with gradient scaling
     weights: torch.dtype = torch.float32  # of all layers but BatchNorm; float32 master weights stand behind others
     tf32: bool = False
-    searched: bool = True  # cuDNN tries algorithms and takes the fastest; else it tells which one should be
+    searched: bool = True  # cuDNN tries algorithms and takes the fastest; else it says which one should be
     memory_format: torch.memory_format = torch.contiguous_format
     graph: bool = False  # flat parameters, kernels of our own, the whole step a CUDA graph: see cuda_graph.py
 
@@ -107,7 +107,7 @@ class Workload:
     model: str = "resnet50"
     batch: int | None = None  # images a GPU
     steps: int | None = None  # a sample
-    warm_up: int | None = None  # at least one: DDP must have reduced once before it may be told not to
+    warm_up: int | None = None  # at least one: DDP must have reduced once before it may leave it out
     optimizer: str = "sgd"
 
 

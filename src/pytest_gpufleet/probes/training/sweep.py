@@ -42,15 +42,14 @@ def throughput_of(
     training = plan(recipe, replace(workload, batch=way.batch), rank.device, "sweep")
     together, gpus = bool(places), len(places) or 1
     conditions = {**training.conditions(gpus), "accumulated": way.accumulated}
+    here: dict[int | None, Where | None] = {rank.device.index: places[rank.index] if together else None}
     if together:
         conditions["method"] = way.method
-    in_threads = together and way.method == "dp"
-    if in_threads:
-        training = training.with_batch(way.batch * gpus)
-    own = places[rank.index] if together else None
-    here = dict(enumerate(places)) if in_threads else {rank.device.index: own}
-    on_gpu = rank.device.type == "cuda"
-    for device in here if on_gpu else ():
+    if in_threads := together and way.method == "dp":
+        training, here = training.with_batch(way.batch * gpus), {**dict(enumerate(places))}
+    if rank.device.type == "cpu":
+        here = {}  # whose memory nobody counts
+    for device in here:
         torch.cuda.reset_peak_memory_stats(device)
     # What cuDNN has found to be the fastest it keeps for a thread, and DataParallel starts new ones in every step.
     settings = loop.precision(training.recipe, benchmark=not in_threads)
@@ -63,17 +62,17 @@ def throughput_of(
             module = DataParallel(module, device_ids=list(range(gpus)), output_device=rank.device)
         data = loop.synthetic_batch(rank, training)
         step = partial(loop.eager(module, training, rank.device, fused=False, batches=way.accumulated), *data)
-        mean = loop.lap(rank, step, training.recipe.warm_up, together=together).mean
-        mean = max(each for (each,) in everyones(rank, [mean]))
+        (mean,) = loop.slowest_of(rank, [loop.lap(rank, step, training.recipe.warm_up, together=together).mean])
         count = max(training.recipe.steps // way.accumulated, 1, round(SAMPLE_SECONDS[rank.device.type] / mean))
         loop.lap(rank, step, 1)  # from here on side by side, also those that train alone
         laps = [loop.lap(rank, step, count, together=together) for _ in range(loop.SAMPLES)]
     samples = tuple(gpus * way.batch * way.accumulated * count / each.seconds for each in laps)
     metric, place = ("train_throughput", WORLD) if together else ("solo_train_throughput", None)
-    readings = [Reading(metric_under(metric, conditions), median(samples), conditions, samples, place)]
-    for device, at in here.items() if on_gpu else ():
-        readings.append(Reading("train_memory", torch.cuda.max_memory_allocated(device) / GiB, conditions, place=at))
-    return readings
+    memory = {at: torch.cuda.max_memory_allocated(device) / GiB for device, at in here.items()}
+    return [
+        Reading(metric_under(metric, conditions), median(samples), conditions, samples, place),
+        *(Reading("train_memory", used, conditions, place=at) for at, used in memory.items()),
+    ]
 
 
 SMALLEST = 16  # images
@@ -86,12 +85,11 @@ NO_MEMORY = ("unable to find an engine", "STATUS_ALLOC_FAILED")
 
 @dataclass(frozen=True)
 class Filled:
-    """A training in full memory, as one rank saw it. Memory is in bytes, by the driver's count. `rate`: images/s of all
-    ranks."""
+    """A training in full memory, as one rank saw it. Memory is in bytes, by the driver's count."""
 
     training: Plan
     steps: int
-    rate: float
+    rate: float  # images/s of all ranks
     total: int
     used: int  # after the last step
     free_before: int
@@ -99,7 +97,7 @@ class Filled:
 
     @property
     def full(self) -> bool:
-        """Whether as much was in use as should be; so it is if no kernel takes a larger batch."""
+        """Whether as much was in use as should be, or no kernel takes a larger batch."""
         return self.used >= FILLED * self.total or self.training.recipe.batch >= most_images(self.training.pixels)
 
 
@@ -137,23 +135,21 @@ def _train_full(rank: Rank, training: Plan, seconds: float) -> tuple[Plan, int, 
         if not seconds:
             return training, 2, 0.0, 0
         with rank.phase(f"{training}: look for the batch that fills the memory"):
-            batch = largest(
-                lambda batch: _fits(rank, lambda: train(batch, 1, alone=True)), SMALLEST, most_images(training.pixels)
-            )
+            fits = partial(_fits, rank, partial(train, steps=1, alone=True))
+            batch = largest(fits, SMALLEST, most_images(training.pixels))
         training = training.with_batch(batch)
         loop.release(rank.device)
         with rank.phase(f"{training}: {seconds:g} s in full memory"):
-            mean = max(mean for (mean,) in everyones(rank, [train(batch, 2)]))
-            steps = max(2, round(seconds / mean))
+            steps = max(2, round(seconds / loop.slowest_of(rank, [train(batch, 2)])[0]))
             mean = train(batch, steps)
         free, total = torch.cuda.mem_get_info()
     return training, steps, rank.size * batch / mean, total - free
 
 
-def _fits(rank: Rank, attempt: Callable[[], object]) -> bool:
-    """Whether an attempt has the memory that it needs on every GPU, and leaves some."""
+def _fits(rank: Rank, train: Callable[[int], object], batch: int) -> bool:
+    """Whether training with this batch has the memory that it needs on every GPU, and leaves some."""
     loop.release(rank.device)
-    done = within_memory(attempt, rank.device)
+    done = within_memory(partial(train, batch), rank.device)
     free, total = torch.cuda.mem_get_info()
     return all(fits for (fits,) in everyones(rank, [done and total - free <= BRIM * total]))
 
