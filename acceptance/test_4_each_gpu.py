@@ -51,7 +51,7 @@ def test_matrix_product_is_exact(world: World, precision: str) -> None:
     The right result is known beforehand, and every precision can hold it. A GPU that gets it wrong computes wrongly
     from the start. If all GPUs do, the driver or the CUDA libraries are at fault; if one does, replace it.
     """
-    world.faultless(corruption.exact_product, precision, code="product_wrong")
+    world.faultless(corruption.exact_matmul, precision, code="product_wrong")
 
 
 @pytest.fixture(scope="module")
@@ -62,17 +62,17 @@ def precisions(world: World) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def soaked(world: World, precisions: list[str]) -> Callable[[str], list[corruption.Turn]]:
+def soaked(world: World, precisions: list[str]) -> Callable[[str], list[corruption.Soaked]]:
     """soaked(precision): what each GPU did in its turn of the soak. The check that asks for a turn first has the GPUs
     work for it; the others look at what came of it."""
     seconds = SOAK_SECONDS.on(world) / len(precisions)
-    return cache(lambda precision: world.run(corruption.soak_turn, precision, seconds))
+    return cache(lambda precision: world.run(corruption.soak, precision, seconds))
 
 
 @pytest.mark.level("standard")
 @pytest.mark.figures("soak_temperature", "soak_clock", "soak_power", of_several=("soak_excess",))
 def test_soak(
-    world: World, judge: Judge, soaked: Callable[[str], list[corruption.Turn]], precisions: list[str]
+    world: World, judge: Judge, soaked: Callable[[str], list[corruption.Soaked]], precisions: list[str]
 ) -> None:
     """All GPUs work at full load for a minute, and none becomes hotter or slower, or draws less power, than its peers
 
@@ -89,7 +89,7 @@ def test_soak(
 @pytest.mark.level("standard")
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_products_repeat_bit_for_bit(
-    world: World, soaked: Callable[[str], list[corruption.Turn]], precision: str
+    world: World, soaked: Callable[[str], list[corruption.Soaked]], precision: str
 ) -> None:
     """No silent data corruption: the same product always gives the same bits, and the same on all GPUs
 
@@ -115,7 +115,7 @@ def test_matrix_product_is_fast(
     world: World,
     judge: Judge,
     gpu_profile: Profile | None,
-    soaked: Callable[[str], list[corruption.Turn]],
+    soaked: Callable[[str], list[corruption.Soaked]],
     precision: str,
 ) -> None:
     """Matrix products are as fast as on a healthy GPU, with all GPUs under full load
@@ -144,7 +144,7 @@ def slow_alone(world: World, judge: Judge, rate: Measurement) -> str | Fault:
 @pytest.mark.needs(ranks=2)
 @pytest.mark.figures("gemm_relative")
 def test_gpus_are_equally_fast(
-    world: World, judge: Judge, soaked: Callable[[str], list[corruption.Turn]], precisions: list[str]
+    world: World, judge: Judge, soaked: Callable[[str], list[corruption.Soaked]], precisions: list[str]
 ) -> None:
     """No GPU is slower than its peers over all precisions
 

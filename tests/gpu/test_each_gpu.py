@@ -67,10 +67,10 @@ def test_the_gpus_are_near_their_power_limit_in_the_soak_and_nearly_alike(health
 @pytest.mark.parametrize(
     ("fault", "precision", "words"),
     [
-        ("one bit", "bf16", "product 3, row 5, column 9 is 0x"),
+        ("one bit", "bf16", "matmul 3, row 5, column 9 is 0x"),
         ("one bit", "fp32", "wrong elements: 1, in 1 of "),
-        ("one NaN", "fp16", "product 3, row 5, column 9 is 0x7e00, expected 0x"),
-        ("always NaN", "bf16", "NaN or infinite elements in the first product: 1"),
+        ("one NaN", "fp16", "matmul 3, row 5, column 9 is 0x7e00, expected 0x"),
+        ("always NaN", "bf16", "NaN or infinite elements in the first matmul: 1"),
         ("always bit", "fp16", "1 row (the first is 5) and 1 column (the first is 9) differ"),
     ],
 )

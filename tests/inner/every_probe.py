@@ -41,7 +41,7 @@ def test_everything(nccl_group, world, judge, gpu_topology, tmp_path):
         measure(nccl_group, bus_bandwidth, "all_reduce", 1024),
         measure(nccl_group, speed.collective_latency, "all_reduce", 1024),
         measure(nccl_group, launch_time),
-        product := measure(world, rate.product_rate, "fp32"),
+        product := measure(world, rate.matmul_rate, "fp32"),
         rate.relative_rate([product]),
         *measure_all(world, memory_bandwidth),
         *host_memory_bandwidth(world, MiB, 0.01),

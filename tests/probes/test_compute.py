@@ -1,4 +1,4 @@
-"""Matrix products that go wrong on one rank are found, and the rank and the element named."""
+"""Matmuls that go wrong on one rank are found, and the rank and the element named."""
 
 from pathlib import Path
 
@@ -39,13 +39,13 @@ def plant(rank, fault):
     [
         (
             "one bit",
-            {f"{REPEAT}[fp32]": ("wrong elements: 1, in 1 of ", "product 3, row 5, column 9 is 0x")},
+            {f"{REPEAT}[fp32]": ("wrong elements: 1, in 1 of ", "matmul 3, row 5, column 9 is 0x")},
         ),
         (
             "always bit",
             {
                 f"{REPEAT}[fp16]": (
-                    "computes another product than 2 of 3 ranks (CPU)",
+                    "its matmul is another one than that of 2 of 3 ranks (CPU)",
                     "1 row (the first is 5) and 1 column (the first is 9) differ",
                 ),
                 f"{EXACT}[fp32]": ("1 of 262,144 elements are wrong: row 5, column 9 is",),
@@ -54,7 +54,7 @@ def plant(rank, fault):
         (
             "always NaN",
             {
-                f"{REPEAT}[fp32]": ("NaN or infinite elements in the first product: 1",),
+                f"{REPEAT}[fp32]": ("NaN or infinite elements in the first matmul: 1",),
                 f"{EXACT}[bf16]": ("1 of 262,144 elements are wrong: row 5, column 9 is nan, expected",),
             },
         ),
@@ -76,5 +76,5 @@ def test_of_two_ranks_that_disagree_neither_is_believed(planted):
     message = (
         planted(FAULT, "always bit", f"{EACH_GPU}::{REPEAT}[fp32]", "--rehearse=2").check(f"{REPEAT}[fp32]").message
     )
-    assert "computes another product than 1 of 2 ranks (CPU)" in message
+    assert "its matmul is another one than that of 1 of 2 ranks (CPU)" in message
     assert "nobody can say which is right" in message

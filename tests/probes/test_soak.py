@@ -11,7 +11,7 @@ from pytest_gpufleet.model.conditions import ONE_WINDOW
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import GpuState, Measurement, Reading
 from pytest_gpufleet.model.place import Where
-from pytest_gpufleet.probes.compute.corruption import Repetition, Turn, soak_figures
+from pytest_gpufleet.probes.compute.corruption import Repetition, Soaked, soak_figures
 from pytest_gpufleet.probes.compute.rate import relative_rate
 from pytest_gpufleet.probes.search.collective import why_slow
 from pytest_gpufleet.verdict.judgement import judge, unsteady
@@ -34,9 +34,9 @@ def slow_places(measurement: Measurement) -> set[Where]:
 # ---------------- temperature, clock and power at the end of the soak
 
 
-def turn(state: GpuState | None) -> Turn:
+def at_the_end(state: GpuState | None) -> Soaked:
     nothing: Any = None
-    return Turn(Repetition("", "", nothing, nothing), Reading("gemm", 1.0, {}), state)
+    return Soaked(Repetition("", "", nothing, nothing), Reading("gemm", 1.0, {}), state)
 
 
 def soaked(*states: tuple[float, float, float] | None) -> dict[str, set[Where]]:
@@ -50,7 +50,7 @@ def figures(*states: GpuState | None, halves: tuple[int, ...] = ()) -> list[Meas
     masks = [{"cpu_affinity": [half]} for half in halves] or [{}] * len(states)
     gpus = tuple(Gpu(index, {**facts, **mask}) for index, mask in enumerate(masks))
     world: Any = SimpleNamespace(places=tuple(gpu.place for gpu in gpus), gpus=gpus, size=len(gpus))
-    return soak_figures(world, [turn(state) for state in states])
+    return soak_figures(world, [at_the_end(state) for state in states])
 
 
 def test_a_healthy_board_passes_the_soak() -> None:
@@ -122,10 +122,10 @@ def test_a_gpu_that_differs_from_its_peers_in_the_soak_is_found(
     assert {name: places for name, places in worse.items() if places} == {metric: {PLACES[1]}}
 
 
-def test_what_nvml_does_not_tell_is_no_figure() -> None:
+def test_what_nvml_does_not_know_is_no_figure() -> None:
     found = figures(GpuState(temperature_c=60.0), None, None)
-    told = {"soak_temperature": {PLACES[0]: 60.0}, "soak_clock": {}, "soak_power": {}, "soak_excess": {}}
-    assert {figure.metric: figure.values for figure in found} == told
+    known = {"soak_temperature": {PLACES[0]: 60.0}, "soak_clock": {}, "soak_power": {}, "soak_excess": {}}
+    assert {figure.metric: figure.values for figure in found} == known
 
 
 # ---------------- rates over all precisions

@@ -57,11 +57,9 @@ def nccl_version() -> int:
     return int(10_000 * major + 100 * minor + patch)
 
 
-# Pairs and groups of nodes: what all GPUs of some nodes reach together, while other groups measure theirs.
-#
-# Pairs meet in rounds, mixed by a seed: every node is in one pair at a time, and all pairs of a round are measured at
-# the same time. Up to 16 nodes every pair comes to it; beyond, each node has four partners, whatever the number of
-# nodes.
+# Pairs and groups of nodes: what all GPUs of some nodes reach together, while other groups measure theirs. Pairs meet
+# in rounds, mixed by a seed: every node is in one pair at a time, and all pairs of a round are measured at the same
+# time. Up to 16 nodes every pair comes to it; beyond, each node has four partners, whatever the number of nodes.
 
 Group = tuple[int, ...]  # of numbers of nodes
 COLLECTIVE = "all_reduce"  # by which pairs of nodes are published
@@ -121,9 +119,8 @@ def _measured(
         ranks = ranks_of(world, groups)
         for group, members, readings in zip(groups, ranks, world.each(ranks, group_bandwidth, nbytes), strict=True):
             for rank, reading in zip(members, readings, strict=True):
-                under = {**reading.conditions, "nodes": len(group)}
-                told = {**reading.details, **details}
-                by_rank[rank].append(replace(reading, place=place_of(group, index), conditions=under, details=told))
+                under, about = {**reading.conditions, "nodes": len(group)}, {**reading.details, **details}
+                by_rank[rank].append(replace(reading, place=place_of(group, index), conditions=under, details=about))
             index += 1
     return together(world, by_rank)
 
@@ -158,22 +155,15 @@ def rail_bandwidth(world: World, at_once: RailsAtOnce, nbytes: int, seed: int) -
     """GB/s of the rails of all nodes, of messages of `nbytes`: of one rail after the other, or of all at once."""
     rails, nodes = rails_of(world), [*ranks_by_node(world)]
     rounds = some_rounds(range(len(nodes)), seed, RAIL_ROUNDS)
-    numbers = range(len(rails))
-    turns = [[rail] for rail in numbers] if at_once == "one" else [[*numbers]]
-    samples: dict[int, dict[IndexPair, Samples]] = {}
-    under: dict[str, Condition] = {}
-    for turn in turns:
-        answers = world.each([rails[rail] for rail in turn], rail_pairs, rounds, nbytes)
-        for rail, by_rank in zip(turn, answers, strict=True):
-            samples[rail] = slowest([taken for taken, _ in by_rank])
-            under = by_rank[0][1]
-    told = {"seed": seed, "rounds": len(rounds)}
-    conditions = {"at_once": at_once, "bytes": nbytes, **under}
-    by_place = {where: best for rail in numbers for where, best in _best(rail, nodes, samples[rail]).items()}
-    values = {where: median(best) for where, best in by_place.items()}
+    groups = [rails] if at_once == "all" else [[rail] for rail in rails]
+    answers = [by_rank for group in groups for by_rank in world.each(group, rail_pairs, rounds, nbytes)]
+    pairs = dict(enumerate(slowest([taken for taken, _ in by_rank]) for by_rank in answers))
+    conditions = {"at_once": at_once, "bytes": nbytes, **answers[-1][0][1]}
+    samples = {where: best for rail, each in pairs.items() for where, best in _best(rail, nodes, each).items()}
+    values = {where: median(best) for where, best in samples.items()}
     return Rails(
-        Measurement("rail_bandwidth", values, conditions, by_place, told),
-        {rail: {(nodes[a], nodes[b]): median(each) for (a, b), each in samples[rail].items()} for rail in numbers},
+        Measurement("rail_bandwidth", values, conditions, samples, {"seed": seed, "rounds": len(rounds)}),
+        {rail: {(nodes[a], nodes[b]): median(taken) for (a, b), taken in each.items()} for rail, each in pairs.items()},
     )
 
 
@@ -189,10 +179,8 @@ def _best(rail: int, nodes: Sequence[int], pairs: dict[IndexPair, Samples]) -> d
     for index, node in enumerate(nodes):
         own = {pair: samples for pair, samples in pairs.items() if index in pair}
         best = max(own, key=lambda pair: median(own[pair]))
-        if len(own) >= PARTNERS:
-            found[Place(node, "rail", rail)] = own[best]
-        else:
-            found[Pair(*(Place(nodes[end], "rail", rail) for end in best))] = own[best]
+        both = Pair(*(Place(nodes[end], "rail", rail) for end in best))
+        found[Place(node, "rail", rail) if len(own) >= PARTNERS else both] = own[best]
     return found
 
 
@@ -229,7 +217,7 @@ def affordable(world: World, sizes: Sequence[int]) -> list[int]:
 
 def _affordable(rank: Rank, most: int) -> int:
     fast = rank.device.type == "cuda" and bool(active(network_ports.read()))
-    if most <= TRIAL or any(told for (told,) in everyones(rank, [fast])):
+    if most <= TRIAL or any(there for (there,) in everyones(rank, [fast])):
         return most
     reading = bus_bandwidth(rank, COLLECTIVE, TRIAL)
     rate = reading.value * 1e9 / COLLECTIVES[COLLECTIVE].factor(rank.size)  # bytes a second

@@ -1,7 +1,5 @@
-"""Sustained load: matrix products, reductions, memory patterns and training take turns for as long as wanted.
-
-Every result is compared, bit for bit, with what it must be or with the first one; the first trouble ends it.
-"""
+"""Sustained load: matmuls, reductions, memory patterns and training take turns for as long as wanted. Every result is
+compared, bit for bit, with what it must be or with the first one; the first trouble ends it."""
 
 import itertools
 import math
@@ -9,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 from pytest_gpufleet.machine.telemetry import Watch
@@ -21,7 +20,15 @@ from pytest_gpufleet.probes.compute import corruption
 from pytest_gpufleet.probes.compute.rate import heaviest
 from pytest_gpufleet.probes.timing import agree
 from pytest_gpufleet.probes.training.correctness import differences
-from pytest_gpufleet.probes.training.loop import eager, lap, module_of, precision, release, synthetic_batch
+from pytest_gpufleet.probes.training.loop import (
+    eager,
+    lap,
+    module_of,
+    precision,
+    release,
+    returns_memory,
+    synthetic_batch,
+)
 from pytest_gpufleet.probes.training.recipes import Workload, plan
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
@@ -31,8 +38,7 @@ ROUNDS = 10  # at least: the last tenth is compared with the first
 # Until a GPU, its heat sink and the air around it are warm. From then on a healthy one keeps its rate; before, it loses
 # 0.24 to 0.39 % for each of the 8 to 12 K by which H200 became warmer.
 WARM_THROUGH_SECONDS = 300.0
-# The matrix product that is repeated: a rank keeps its operands and its first result between the turns.
-PRODUCT = "the matrix product of the burn-in"
+MATMUL = "the matmul of the burn-in"  # that is repeated: a rank keeps its operands and its first result between turns
 RECIPE = "amp"
 SHOWN = 3
 
@@ -43,7 +49,7 @@ AfterTurn = Callable[[str, float, list[int]], None]
 
 @dataclass(frozen=True)
 class Turn:
-    """What one rank did in one turn. `trouble` says what was wrong, "" if nothing was. `state`: of the GPU."""
+    """What one rank did in one turn. `trouble`: what was wrong, "" if nothing was. `state`: of the GPU."""
 
     rate: float  # in the unit of its load
     trouble: str
@@ -52,7 +58,7 @@ class Turn:
 
 
 def burn_in(world: World, seconds: float, after_turn: AfterTurn) -> list[Measurement]:
-    """Load all ranks of `world` for `seconds`, and give the rates of matrix products and how well rates were kept.
+    """Load all ranks of `world` for `seconds`, and give the rates of matmuls and how well rates were kept.
 
     `after_turn` is called after each turn and ends the burn-in if it raises. Raises AssertionError, which names the
     ranks, as soon as a result differs from the first in one bit.
@@ -72,17 +78,17 @@ def burn_in(world: World, seconds: float, after_turn: AfterTurn) -> list[Measure
         no_trouble(world, f"burn-in, {name}", dict(enumerate(result.trouble for result in results)))
         resident = [resident_bytes(), *(result.resident_bytes for result in results)]
         after_turn(name, time.monotonic() - began, resident)
-    world.run(put_away, PRODUCT)
+    world.run(put_away, MATMUL)
     computed = turns["matrix products"]
-    products: dict[Where, list[float]] = {
+    rates: dict[Where, list[float]] = {
         place: [results[index].rate for results in computed] for index, place in enumerate(world.places)
     }
-    rates = {place: median(each) for place, each in products.items()}
+    medians, samples = {place: median(each) for place, each in rates.items()}, {at: tuple(rates[at]) for at in rates}
     conditions: dict[str, Condition] = {"work": "burn-in", "seconds": round(seconds), "ranks": world.size}
     slowest = [min(result.rate for result in results) for results in turns["training"]]
     return [
-        Measurement("gemm", rates, conditions, {place: tuple(each) for place, each in products.items()}),
-        _retention("matrix products", products, cold["matrix products"]),
+        Measurement("gemm", medians, conditions, samples),
+        _retention("matrix products", rates, cold["matrix products"]),
         _retention("training", {WORLD: slowest}, cold["training"]),
         *_power(world, computed),
     ]
@@ -106,10 +112,8 @@ def _retention(work: str, rates: Mapping[Where, list[float]], cold: int) -> Meas
 
 
 def _power(world: World, turns: Sequence[Sequence[Turn]]) -> list[Measurement]:
-    """The power of each GPU while it computed matrix products, of its limit; none of CPU ranks.
-
-    Of each turn, and then of all turns, the median: a single spike does not make up for a load that was too light.
-    """
+    """The power of each GPU while it computed matmuls, of its limit; none of CPU ranks. The median of each turn, and
+    then of all turns: a single spike does not make up for a load that was too light."""
     values: dict[Where, float] = {}
     for index, gpu in enumerate(world.gpus):
         states = [results[index].state for results in turns]
@@ -123,14 +127,13 @@ def _power(world: World, turns: Sequence[Sequence[Turn]]) -> list[Measurement]:
 
 
 def _prepare(rank: Rank) -> corruption.Repetition:
-    """Make the matrix product ready; what its first result was, for comparison with that of the other ranks."""
+    """What the first matmul was, for comparison with that of the other ranks."""
     with rank.phase("burn-in: preparing"):
-        work = rank.kept[PRODUCT] = corruption.Repeated(rank.device, heaviest(rank.device))
+        work = rank.kept[MATMUL] = corruption.Repeated(rank.device, heaviest(rank.device))
         return work.seen
 
 
 def _turn(rank: Rank, name: str, seconds: float) -> Turn:
-    """One turn of a load of LOADS, for about so many seconds, after `_prepare`."""
     with rank.phase(f"burn-in: {name}"), Watch(rank.gpu) as watch:
         rate, trouble = LOADS[name].run(rank, seconds)
     return Turn(rate, trouble, resident_bytes(), watch.state)
@@ -142,9 +145,9 @@ def put_away(rank: Rank, work: str) -> None:
     release(rank.device)
 
 
-def _products(rank: Rank, seconds: float) -> tuple[float, str]:
+def _matmuls(rank: Rank, seconds: float) -> tuple[float, str]:
     """TFLOP/s."""
-    work: corruption.Repeated = rank.kept[PRODUCT]
+    work: corruption.Repeated = rank.kept[MATMUL]
     return work.run(seconds), work.trouble
 
 
@@ -164,25 +167,19 @@ def _memory(rank: Rank, seconds: float) -> tuple[float, str]:
     return seen.tested * seen.sweeps / (time.perf_counter() - began), seen.trouble
 
 
+@returns_memory
 def _training(rank: Rank, seconds: float) -> tuple[float, str]:
     """Images a second, all ranks together: ResNet-50, begun anew; in the end all ranks must have the same bits."""
-    rate, unlike = _train(rank, seconds)
-    release(rank.device)
-    return rate, f"parameters differ from the other ranks': {'; '.join(unlike[:SHOWN])}" if unlike else ""
-
-
-def _train(rank: Rank, seconds: float) -> tuple[float, list[str]]:
     training = plan(RECIPE, Workload(), rank.device)
-    together = rank.size > 1
     module = module_of(rank, training)
-    images, labels = synthetic_batch(rank, training)
-    train = eager(module, training, rank.device)
+    step = partial(eager(module, training, rank.device), *synthetic_batch(rank, training))
     with precision(training.recipe):
-        trial = lap(rank, lambda: train(images, labels), training.recipe.warm_up)
-        count = agree(rank, max(2, int(seconds / trial.mean))) if together else max(2, int(seconds / trial.mean))
-        measured = lap(rank, lambda: train(images, labels), count)
+        count = max(2, int(seconds / lap(rank, step, training.recipe.warm_up).mean))
+        count = agree(rank, count) if rank.size > 1 else count
+        measured = lap(rank, step, count)
+    unlike = differences(rank, dict(module.named_parameters())) if rank.size > 1 else []
     rate = count * training.recipe.batch * rank.size / measured.seconds
-    return rate, differences(rank, dict(module.named_parameters())) if together else []
+    return rate, f"parameters differ from the other ranks': {'; '.join(unlike[:SHOWN])}" if unlike else ""
 
 
 @dataclass(frozen=True)
@@ -191,9 +188,9 @@ class Load:
     run: Callable[[Rank, float], tuple[float, str]]  # about so many seconds: the rate, and what was wrong
 
 
-# Products on the tensor cores draw the most power.
+# Matmuls on the tensor cores draw the most power.
 LOADS = {
-    "matrix products": Load(0.6, _products),
+    "matrix products": Load(0.6, _matmuls),
     "all_reduce": Load(0.1, _reductions),
     "memory patterns": Load(0.1, _memory),
     "training": Load(0.2, _training),

@@ -95,7 +95,7 @@ def _made_room(file: int, nbytes: int) -> int:
 
 
 def _file_system(device: int) -> str:
-    """Of what is mounted as this device, by proc_pid_mountinfo(5); "" if that does not tell."""
+    """Of what is mounted as this device, by proc_pid_mountinfo(5); "" if that does not say."""
     number = f"{os.major(device)}:{os.minor(device)}"
     mounted = (line.split() for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines())
     return next((each[each.index("-") + 1] for each in mounted if each[2] == number), "")
@@ -130,28 +130,26 @@ def _jobs(printed: str) -> list[Any]:
 
 def faults_of(jobs: Iterable[Mapping[str, Any]], folder: Path) -> list[Fault]:
     """By the error numbers that fio gives for jobs; EILSEQ is its own for data that are others than were written."""
-    return [
-        Fault("drive_data_wrong", (THIS_NODE,), f"{folder}: data {job['jobname']} are others than were written")
-        if job["error"] == EILSEQ
-        else Fault("drive_unreadable", (THIS_NODE,), f"{folder}: data could not be {job['jobname']}: {_error(job)}")
-        for job in jobs
-        if job["error"]
-    ]
+    found = []
+    for job in jobs:
+        if job["error"] == EILSEQ:
+            what = f"{folder}: data {job['jobname']} are others than were written"
+            found.append(Fault("drive_data_wrong", (THIS_NODE,), what))
+        elif job["error"]:
+            what = f"{folder}: data could not be {job['jobname']}: {os.strerror(job['error'])}"
+            found.append(Fault("drive_unreadable", (THIS_NODE,), what))
+    return found
 
 
 def rates_of(jobs: Iterable[Mapping[str, Any]], folder: Path) -> list[Measurement]:
     """None of a job that failed."""
     found = []
     for job in jobs:
-        metric, key, unit, nbytes = RATES.get(job["jobname"], ("", "", 1.0, 0))
-        if metric and not job["error"]:
+        if job["jobname"] in RATES and not job["error"]:
+            metric, key, unit, nbytes = RATES[job["jobname"]]
             read = job["read"]
             slowest = read["clat_ns"]["percentile"]["99.000000"] / 1e6
             conditions = {"bytes": nbytes, "queue_depth": QUEUE_DEPTH}
             details = {"folder": str(folder), "99 % of reads took at most": f"{slowest:.3g} ms"}
             found.append(Measurement(metric, {THIS_NODE: read[key] / unit}, conditions, details=details))
     return found
-
-
-def _error(job: Mapping[str, Any]) -> str:
-    return os.strerror(job["error"])

@@ -61,9 +61,9 @@ SM, MEMORY = 1, 2  # nvml.h: nvmlClockType_t
 
 def clocks_under_load(rank: Rank) -> dict[str, int] | None:
     """The highest clocks of this GPU, `sm` and `memory` in MHz, that NVML showed while its memory was copied, and the
-    clock event `reasons` of that moment; None where NVML does not tell.
+    clock event `reasons` of that moment; None where NVML does not know.
 
-    Copies leave the power that products do not: a GPU whose clocks nobody holds runs them at their maximum. Once both
+    Copies leave the power that matmuls do not: a GPU whose clocks nobody holds runs them at their maximum. Once both
     were seen there, nothing more can show; else it goes on for SECONDS.
     """
     assert rank.gpu is not None
@@ -87,7 +87,7 @@ def clocks_under_load(rank: Rank) -> dict[str, int] | None:
 
 
 def _most(pynvml: Any, handle: Any, clock: int) -> float:
-    """MHz; infinite where NVML does not tell."""
+    """MHz; infinite where NVML does not know."""
     try:
         return float(pynvml.nvmlDeviceGetMaxClockInfo(handle, clock))
     except pynvml.NVMLError_NotSupported:
@@ -136,7 +136,7 @@ def _triad(rank: Rank, number: int, processors: Sequence[int], nbytes: int, seco
             a, b, c = (_first_touched(nbytes, value) for value in (0.0, 1.0, 2.0))
             return [_rate(a, b, c, seconds) for _ in range(SAMPLES) if start.wait() >= 0]
         except BrokenBarrierError:
-            return []  # another thread tells why
+            return []  # another thread has the reason
         except BaseException:
             start.abort()  # nobody waits for this thread
             raise

@@ -45,7 +45,7 @@ LARGE = {"cuda": 1 << 24, "cpu": 1 << 14}  # keeps all links busy
 MOST_NUMBERS = 1 << 27
 SHOWN = 3
 
-# How torch says that a backend does not have an operation or a type. Every other error is a failure.
+# How torch says that a backend lacks an operation or a type. Every other error is a failure.
 REFUSALS = (
     "Invalid scalar type",  # Gloo
     "Cannot use ReduceOp.AVG with Gloo",
@@ -95,11 +95,7 @@ OPERATIONS = {
 ANY = OPERATIONS["max"]  # for what reduces nothing: all numbers that the type holds
 
 # Every collective, those that reduce with every operation.
-KINDS = [
-    (name, operation)
-    for name, collective in COLLECTIVES.items()
-    for operation in (OPERATIONS if collective.reduces else ("",))
-]
+KINDS = [(name, op) for name, each in COLLECTIVES.items() for op in (OPERATIONS if each.reduces else ("",))]
 
 
 @dataclass(frozen=True)
@@ -118,7 +114,7 @@ class Case:
     def __str__(self) -> str:
         words = " ".join(filter(None, (self.collective, self.operation, type_name(self.dtype))))
         root = "" if self.root is None else f", root {self.root}"
-        return f"{words}, {self.count:,} elements{root}, {'in place' if self.in_place else 'out of place'}"
+        return f"{words}, {self.count:,} elements{root}, {'in' if self.in_place else 'out of'} place"
 
 
 @dataclass(frozen=True)
@@ -187,9 +183,8 @@ def _fault(rank: Rank, case: Case, numbers_of: Callable[[int, torch.dtype], Tens
     spaces: list[Tensor] = []
 
     def empty(count: int) -> Tensor:
-        space = as_type(torch.ones(2 * count if case.strided else count, device=rank.device), dtype)
-        spaces.append(space)
-        return space[::2] if case.strided else space
+        spaces.append(as_type(torch.ones(2 * count if case.strided else count, device=rank.device), dtype))
+        return spaces[-1][::2] if case.strided else spaces[-1]
 
     input, output = collective.buffers(collective.total(case.count, n), n, rank.index, case.in_place, empty)
     numbers = numbers_of(input.numel(), dtype)
@@ -197,15 +192,15 @@ def _fault(rank: Rank, case: Case, numbers_of: Callable[[int, torch.dtype], Tens
     sent = input.contiguous()
     received = sent if case.in_place and case.strided else output.contiguous()
     try:
-        wait([collective.launch(rank.group, received, sent, case.root or 0, operation.op)])
+        wait(collective.launch(rank.group, received, sent, case.root or 0, operation.op))
     except (RuntimeError, TypeError, ValueError) as error:
         if any(words in str(error) for words in REFUSALS):
             raise Refused(str(error).splitlines()[0]) from None
         raise
     if case.strided:
         output.copy_(received)
-    if case.strided and any(bool(space[1::2].ne(1).any()) for space in spaces):
-        return "elements beside the tensor were overwritten"
+        if any(bool(space[1::2].ne(1).any()) for space in spaces):
+            return "elements beside the tensor were overwritten"
     expected = collective.expected(numbers, rank.index, case.root or 0, operation.combine)
     if expected is None:
         return ""
@@ -217,8 +212,7 @@ def _fault(rank: Rank, case: Case, numbers_of: Callable[[int, torch.dtype], Tens
 def whole_numbers(operation: Operation, count: int, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The numbers of all n ranks: n rows of `count` int64. Refused if the type cannot hold results of so many ranks."""
     true_stays_true = dtype is torch.bool and operation.op == dist.ReduceOp.SUM
-    headroom = 1 if true_stays_true else operation.headroom(n)
-    top = DTYPES[dtype] // headroom
+    top = DTYPES[dtype] // (1 if true_stays_true else operation.headroom(n))
     if not top:
         raise Refused(f"it holds no exact result of {n} ranks")
     turn = noise(n, count, device).remainder(n) if operation.one_at_a_time else None
@@ -286,7 +280,7 @@ def large_all_reduce(rank: Rank, nbytes: int) -> str:
     with rank.phase(f"all_reduce of {nbytes:,} bytes, exactly"):
         for part, positions in _parts(data):
             part.copy_(_numbers(positions, rank.index))
-        wait([COLLECTIVES["all_reduce"].launch(rank.group, data, data)])
+        wait(COLLECTIVES["all_reduce"].launch(rank.group, data, data))
         wrong, first = 0, ""
         for part, positions in _parts(data):
             expected = torch.zeros_like(part)
@@ -314,19 +308,22 @@ def _numbers(positions: Tensor, index: int) -> Tensor:
     return (positions + 3 * index).remainder_(PERIOD).float()
 
 
+def addends(rank: Rank, count: int) -> tuple[Tensor, Tensor]:
+    """So many numbers of this rank as float32, and the sums of those of all ranks, which are exact."""
+    numbers = whole_numbers(OPERATIONS["sum"], count, rank.size, torch.float32, rank.device)
+    return numbers[rank.index].float(), numbers.sum(0).float()
+
+
 def stays_exact(rank: Rank, duration: float) -> tuple[int, str]:
     """all_reduce of one large tensor of float32 again and again for about `duration` seconds: how often it was done,
     and "" if every element of every result was exactly right."""
-    n = rank.size
-    count = bounded(LARGE[rank.device.type], n)
-    numbers = whole_numbers(OPERATIONS["sum"], count, n, torch.float32, rank.device)
-    mine, expected = numbers[rank.index].float(), numbers.sum(0).float()
-    del numbers
+    count = bounded(LARGE[rank.device.type], rank.size)
+    mine, expected = addends(rank, count)
     buffer = torch.empty_like(mine)
 
     def repeat() -> Tensor:
         buffer.copy_(mine)
-        wait([COLLECTIVES["all_reduce"].launch(rank.group, buffer, buffer)])
+        wait(COLLECTIVES["all_reduce"].launch(rank.group, buffer, buffer))
         return (buffer != expected).sum()
 
     with rank.phase("all_reduce, repeated"):
@@ -351,9 +348,10 @@ def two_at_once(rank: Rank, times: int = 10) -> str:
     synchronize(rank)  # the data are there before other streams use them
     with rank.phase("all_reduce and all_gather at once"):
         for _ in range(times):
-            works = [job.launch() for job in jobs]
-            for job, work in zip(jobs, works, strict=True):
-                job.check(work)
+            for job in jobs:
+                job.launch()
+            for job in jobs:
+                job.compare()
         synchronize(rank)
         wrong = [f"{job.name}: {count:,} wrong elements" for job in jobs if (count := int(job.wrong.item()))]
     dist.destroy_process_group(second)
@@ -364,25 +362,24 @@ class _Job:
     """A collective that is run again and again on a stream of its own."""
 
     def __init__(self, name: str, members: dist.ProcessGroup, rank: Rank) -> None:
-        self.name, self.members, collective, add = name, members, COLLECTIVES[name], OPERATIONS["sum"]
-        self.collective = collective
+        self.name, collective, n, add = name, COLLECTIVES[name], rank.size, OPERATIONS["sum"]
         self.stream = torch.cuda.Stream() if rank.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        count = bounded(LARGE[rank.device.type], rank.size)
-        total, in_place = collective.total(count, rank.size), collective.in_place == "always"
+        total = collective.total(bounded(LARGE[rank.device.type], n), n)
         empty = partial(torch.empty, device=rank.device)
-        self.input, self.output = collective.buffers(total, rank.size, rank.index, in_place, empty)
-        numbers = whole_numbers(add, self.input.numel(), rank.size, torch.float32, rank.device)
+        self.input, self.output = collective.buffers(total, n, rank.index, collective.in_place == "always", empty)
+        numbers = whole_numbers(add, self.input.numel(), n, torch.float32, rank.device)
         expected = collective.expected(numbers, rank.index, 0, add.combine)
         assert expected is not None
         self.mine, self.expected = numbers[rank.index].float(), expected.float()
         self.wrong = torch.zeros((), dtype=torch.int64, device=rank.device)
+        self.start = partial(collective.launch, members, self.output, self.input)
 
-    def launch(self) -> list[dist.Work]:
+    def launch(self) -> None:
         with torch.cuda.stream(self.stream):
             self.input.copy_(self.mine)
-            return self.collective.launch(self.members, self.output, self.input)
+            self.works = self.start()
 
-    def check(self, works: list[dist.Work]) -> None:
+    def compare(self) -> None:
         with torch.cuda.stream(self.stream):
-            wait([works])  # on a GPU it is the stream that waits
+            wait(self.works)  # on a GPU it is the stream that waits
             self.wrong += (self.output != self.expected).sum()

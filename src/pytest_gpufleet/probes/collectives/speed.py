@@ -2,7 +2,7 @@
 
 Small ones come from CUDA graphs where the GPUs can do that: launched one by one, two H200 showed 20 to 85 us for what
 takes them 5 to 7 (8 bytes to 32 KiB), so the figure was the host's. From 4 MiB on the host keeps up. The condition
-`method` tells which way a small one was launched; the two are never compared.
+`method` says which way a small one was launched; the two are never compared.
 
 Bus bandwidth as nccl-tests defines it (doc/PERFORMANCE.md there): algbw = S / t, busbw = algbw x factor, GB = 1e9
 bytes. S is the size of the larger of a rank's two buffers, so where a rank has a part for each rank (all_gather,
@@ -25,8 +25,8 @@ from pytest_gpufleet.model.conditions import Condition, c_number
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import MiB, Size
 from pytest_gpufleet.model.place import WORLD
-from pytest_gpufleet.probes.collectives.table import COLLECTIVES, Collective, type_name
-from pytest_gpufleet.probes.timing import Timing, line_up, replayed, timing
+from pytest_gpufleet.probes.collectives.table import COLLECTIVES, type_name
+from pytest_gpufleet.probes.timing import line_up, replayed, timing
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
@@ -47,22 +47,18 @@ def bus_bandwidth(
     the others out of place. nccl-tests has a column for each.
     """
     before = state_of(rank.gpu)
-    took, moved, conditions = _timed(rank, name, nbytes, dtype, in_place, SAMPLES)
-    rates = tuple(moved / seconds * COLLECTIVES[name].factor(rank.size) / 1e9 for seconds in took.seconds)
-    return Reading("busbw", median(rates), conditions, rates, WORLD, _launches(took), before)
+    seconds, details, moved, conditions = _timed(rank, name, nbytes, dtype, in_place, SAMPLES)
+    rates = tuple(moved / each * COLLECTIVES[name].factor(rank.size) / 1e9 for each in seconds)
+    return Reading("busbw", median(rates), conditions, rates, WORLD, details, before)
 
 
 def collective_latency(rank: Rank, name: str, nbytes: int, dtype: torch.dtype = torch.float32) -> Reading:
     """Time in us of one collective of many in a row, as `bus_bandwidth` measures it, for small S = `nbytes` (at least
     one element for each part): what the GPUs and their links need. The median of five samples; the slowest rank
     counts."""
-    took, _, conditions = _timed(rank, name, nbytes, dtype, None, LATENCY_SAMPLES)
-    times = tuple(seconds * 1e6 for seconds in took.seconds)
-    return Reading("collective_latency", median(times), conditions, times, WORLD, _launches(took))
-
-
-def _launches(took: Timing) -> dict[str, Condition]:
-    return {"iterations": took.iterations, "runs": took.runs}
+    seconds, details, _, conditions = _timed(rank, name, nbytes, dtype, None, LATENCY_SAMPLES)
+    times = tuple(each * 1e6 for each in seconds)
+    return Reading("collective_latency", median(times), conditions, times, WORLD, details)
 
 
 def sweep(rank: Rank, figure: Callable[..., Reading], name: str, sizes: Sequence[int], **how: Any) -> list[Reading]:
@@ -73,9 +69,7 @@ def sweep(rank: Rank, figure: Callable[..., Reading], name: str, sizes: Sequence
 def buffer_bytes(name: str, nbytes: int, n: int) -> int:
     """GPU memory that `bus_bandwidth` needs for its buffers, out of place where there is a choice."""
     collective = COLLECTIVES[name]
-    if collective.in_place == "always":
-        return nbytes
-    return nbytes + nbytes // n if collective.one_part else 2 * nbytes
+    return nbytes if collective.in_place == "always" else sum(collective.sizes(nbytes, n))
 
 
 def fitting(world: World, name: str, sizes: Iterable[Size[int]]) -> list[int]:
@@ -100,19 +94,26 @@ def nvls(device: torch.device) -> bool:
 
 def _timed(
     rank: Rank, name: str, nbytes: int, dtype: torch.dtype, in_place: bool | None, samples: int
-) -> tuple[Timing, int, dict[str, Condition]]:
-    """The time of one collective, the bytes of S, and the conditions."""
+) -> tuple[tuple[float, ...], dict[str, Condition], int, dict[str, Condition]]:
+    """Seconds of one collective, by sample; how often it was done, the bytes of S, and the conditions."""
     collective, n = COLLECTIVES[name], rank.size
-    if in_place is None:
-        in_place = collective.timed_in_place
+    in_place = collective.timed_in_place if in_place is None else in_place
     count = nbytes // dtype.itemsize
     if collective.in_parts:
         # As nccl-tests: each part a multiple of 16 bytes, or the figure would depend on how the parts are aligned.
         block = n * max(1, 16 // dtype.itemsize)
         count = count // block * block or count
     total = collective.total(count, n)
+    small = total * dtype.itemsize <= SMALL
+    zeros = partial(torch.zeros, dtype=dtype, device=rank.device)
     with rank.phase(f"{name} {nbytes:,} bytes"):
-        took, method = _timing(rank, collective, total, dtype, in_place, samples)
+        input, output = collective.buffers(total, n, rank.index, in_place, zeros)
+        launch = partial(collective.run, rank.group, output, input)
+        method, took = "replayed", replayed(rank, launch, samples) if small else None
+        if took is None:
+            # Random data anew each time: sums in place grow out of all bounds.
+            method, took = "eager", timing(rank, launch, samples, before=input.uniform_)
+        del input, output, launch
     if rank.device.type == "cuda":
         torch.cuda.empty_cache()  # the next check may need all memory
     conditions: dict[str, Condition] = {
@@ -123,24 +124,9 @@ def _timed(
         "in_place": in_place,
         "nvls": nvls(rank.device),
     }
-    if method:
+    if small:
         conditions["method"] = method
-    return took, total * dtype.itemsize, conditions
-
-
-def _timing(
-    rank: Rank, collective: Collective, total: int, dtype: torch.dtype, in_place: bool, samples: int
-) -> tuple[Timing, str]:
-    """The time of one collective, and of a small one how it was launched."""
-    zeros = partial(torch.zeros, dtype=dtype, device=rank.device)
-    input, output = collective.buffers(total, rank.size, rank.index, in_place, zeros)
-    launch = partial(collective.run, rank.group, output, input)
-    small = total * dtype.itemsize <= SMALL
-    if small and (took := replayed(rank, launch, samples)):
-        return took, "replayed"
-    # Random data anew each time: sums in place grow out of all bounds.
-    took = timing(rank, launch, samples, before=input.uniform_)
-    return took, "eager" if small else ""
+    return took.seconds, {"iterations": took.iterations, "runs": took.runs}, total * dtype.itemsize, conditions
 
 
 NAME, NBYTES = "all_reduce", 8

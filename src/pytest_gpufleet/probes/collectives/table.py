@@ -24,36 +24,44 @@ class Collective:
     `call(group, output, input, root, op)` is torch's call of it, which takes `async_op`.
     `expected(inputs, me, root, combine)` is rank `me`'s output from the stacked inputs of all ranks, None where it is
     undefined; `combine` is what the operation makes of stacked inputs.
-    `in_parts`: S has a part for each rank; `one_part`: the buffer that holds only one of them.
+    `one_part`: S has a part for each rank, and this buffer holds only one of them; None where S has no parts.
     `in_place`: whether torch has it in place only, also, or never.
     """
 
     call: Callable[[ProcessGroup, Tensor, Tensor, int, Any], Callable[..., Any]]
     expected: Callable[[Tensor, int, int, Combine], Tensor | None]
     factor: Callable[[int], float]
-    in_parts: bool = False
-    one_part: Literal["input", "output"] | None = None
+    one_part: Literal["input", "output", "neither"] | None = None
     in_place: Literal["always", "also", "never"] = "never"
     reduces: bool = False
     rooted: bool = False
 
     def launch(
-        self, group: ProcessGroup, output: Tensor, input: Tensor, root: int = 0, op: Any = dist.ReduceOp.SUM
+        self,
+        group: ProcessGroup,
+        output: Tensor,
+        input: Tensor,
+        root: int = 0,
+        op: Any = dist.ReduceOp.SUM,
+        async_op: bool = True,
     ) -> list[dist.Work]:
         """Start it, on a stream of its own, and give what to wait for."""
-        return _works(self.call(group, output, input, root, op)(async_op=True))
+        works = self.call(group, output, input, root, op)(async_op=async_op)
+        return works if isinstance(works, list) else [works] if works else []
 
-    def run(
-        self, group: ProcessGroup, output: Tensor, input: Tensor, root: int = 0, op: Any = dist.ReduceOp.SUM
-    ) -> None:
+    def run(self, group: ProcessGroup, output: Tensor, input: Tensor, root: int = 0) -> None:
         """Start it in the order of the current stream, as nccl-tests does; a CPU rank waits for it.
 
         To change streams and back takes about 5 us: reduce_scatter of 64 MiB was 2 % slower on two H200, and in a CUDA
         graph, where each operation then depends on all before it, 8 bytes took 10 us and not 6. torch 2.11 runs them
         so; older versions may change streams all the same.
         """
-        for work in _works(self.call(group, output, input, root, op)(async_op=False)):
+        for work in self.launch(group, output, input, root, async_op=False):
             work.wait()
+
+    @property
+    def in_parts(self) -> bool:
+        return self.one_part is not None
 
     @property
     def timed_in_place(self) -> bool:
@@ -66,22 +74,21 @@ class Collective:
         """Elements of S: at least `count`, and as many for each part."""
         return -(-count // n) * n if self.in_parts else count
 
+    def sizes(self, total: int, n: int) -> tuple[int, int]:
+        """Of input and output, out of place."""
+        part = total // n
+        return part if self.one_part == "input" else total, part if self.one_part == "output" else total
+
     def buffers(
         self, total: int, n: int, me: int, in_place: bool, empty: Callable[[int], Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Rank `me`'s input and output, made by `empty(count)`; in place they share memory."""
-        part = total // n
-        if in_place:
-            whole = empty(total)
-            mine = whole[part * me : part * (me + 1)]
-            return mine if self.one_part == "input" else whole, mine if self.one_part == "output" else whole
-        sizes = [part if self.one_part == buffer else total for buffer in ("input", "output")]
-        return empty(sizes[0]), empty(sizes[1])
-
-
-def _works(given: dist.Work | list[dist.Work] | None) -> list[dist.Work]:
-    """What torch gives for one operation, for several, and for one that is in the order of the current stream."""
-    return given if isinstance(given, list) else [given] if given else []
+        input, output = self.sizes(total, n)
+        if not in_place:
+            return empty(input), empty(output)
+        whole, begin = empty(total), total // n * me
+        input_begin, output_begin = (0 if size == total else begin for size in (input, output))
+        return whole[input_begin:][:input], whole[output_begin:][:output]
 
 
 def _send_to_next(group: ProcessGroup, output: Tensor, input: Tensor, async_op: bool) -> list[dist.Work] | None:
@@ -99,8 +106,7 @@ def _send_to_next(group: ProcessGroup, output: Tensor, input: Tensor, async_op: 
     return works
 
 
-def _global(group: ProcessGroup, rank: int) -> int:
-    return dist.get_global_rank(group, rank)
+_global = dist.get_global_rank
 
 
 def _at_root(group: ProcessGroup, root: int, whole: Tensor) -> list[Tensor] | None:
@@ -124,7 +130,6 @@ COLLECTIVES = {
         call=lambda group, output, input, root, op: partial(dist.all_gather_into_tensor, output, input, group=group),
         expected=lambda inputs, me, root, combine: inputs.flatten(),
         factor=lambda n: (n - 1) / n,
-        in_parts=True,
         one_part="input",
         in_place="also",
     ),
@@ -132,7 +137,6 @@ COLLECTIVES = {
         call=lambda group, output, input, root, op: partial(dist.reduce_scatter_tensor, output, input, op, group=group),
         expected=lambda inputs, me, root, combine: _part(combine(inputs), me, len(inputs)),
         factor=lambda n: (n - 1) / n,
-        in_parts=True,
         one_part="output",
         in_place="also",
         reduces=True,
@@ -156,7 +160,7 @@ COLLECTIVES = {
         call=lambda group, output, input, root, op: partial(dist.all_to_all_single, output, input, group=group),
         expected=lambda inputs, me, root, combine: torch.cat([_part(each, me, len(inputs)) for each in inputs]),
         factor=lambda n: (n - 1) / n,
-        in_parts=True,
+        one_part="neither",
     ),
     "gather": Collective(
         call=lambda group, output, input, root, op: partial(
@@ -164,7 +168,6 @@ COLLECTIVES = {
         ),
         expected=lambda inputs, me, root, combine: inputs.flatten() if me == root else None,
         factor=lambda n: (n - 1) / n,
-        in_parts=True,
         one_part="input",
         in_place="also",
         rooted=True,
@@ -175,7 +178,6 @@ COLLECTIVES = {
         ),
         expected=lambda inputs, me, root, combine: _part(inputs[root], me, len(inputs)),
         factor=lambda n: (n - 1) / n,
-        in_parts=True,
         one_part="output",
         in_place="also",
         rooted=True,

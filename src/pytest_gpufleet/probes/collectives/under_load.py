@@ -1,8 +1,8 @@
-"""Matrix products and an all_reduce at the same time, as training overlaps them: what each keeps of what it reaches
-alone, and whether both stay exact.
+"""Matmuls and an all_reduce at the same time, as training overlaps them: what each keeps of what it reaches alone, and
+whether both stay exact.
 
 Both need SMs, memory and power, so a healthy GPU is slower at both than at one. The same work runs three times in
-turns, on streams of the same priority: products alone, the all_reduce alone, both. Only the time in which both were
+turns, on streams of the same priority: matmuls alone, the all_reduce alone, both. Only the time in which both were
 under way counts as together, since the one that is done last runs on alone.
 """
 
@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,10 +20,10 @@ from pytest_gpufleet.machine.telemetry import Watch
 from pytest_gpufleet.model.conditions import SHARED_SPAN, Condition
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.place import WORLD
-from pytest_gpufleet.probes.collectives.exactness import OPERATIONS, bounded, whole_numbers
+from pytest_gpufleet.probes.collectives.exactness import addends, bounded
 from pytest_gpufleet.probes.collectives.speed import nvls
 from pytest_gpufleet.probes.compute.rate import multiplication, operands, shape_on, strictly
-from pytest_gpufleet.probes.timing import agree, current_stream, line_up, mark, synchronize
+from pytest_gpufleet.probes.timing import Mark, agree, between, current_stream, line_up, mark, synchronize
 from pytest_gpufleet.probes.training.loop import ms, returns_memory
 from pytest_gpufleet.world.rank import Rank
 
@@ -36,7 +35,7 @@ PART_SECONDS = {"cuda": 0.3, "cpu": 0.005}
 LEAD_IN_SECONDS = {"cuda": 0.5, "cpu": 0.0}
 RESTORED = 8  # all_reduces: a copy of the data takes a tenth of the time of one
 LEAST = 4  # operations of a part: the first and the last one run on alone
-CHECKED = 20  # products that are compared bit for bit, and twice as many all_reduces
+CHECKED = 20  # matmuls that are compared bit for bit, and twice as many all_reduces
 
 Times = tuple[float, float]  # seconds of one operation: alone, and beside the other one
 
@@ -48,7 +47,7 @@ class _Work:
     launch: Callable[[], object]
     stream: torch.cuda.Stream | None
 
-    def marks(self, count: int) -> list[Any]:
+    def marks(self, count: int) -> list[Mark]:
         """Start it `count` times, with a mark before the first and after each."""
         marks = [mark(self.stream)]
         for _ in range(count):
@@ -60,23 +59,22 @@ class _Work:
 
 @returns_memory
 def retention_under_load(rank: Rank, precision: str, nbytes: int) -> list[Reading]:
-    """What products in `precision` and an all_reduce of `nbytes` keep of their rates while both run, as parts of what
+    """What matmuls in `precision` and an all_reduce of `nbytes` keep of their rates while both run, as parts of what
     each reaches alone in the same turns: the median of three. The all_reduce is that of the slowest rank.
 
     On CPU ranks the two take turns, and the figure says nothing.
     """
-    kind = rank.device.type
-    shape = shape_on(rank.device, precision)
-    products = _Work(multiplication(precision, *operands(precision, shape, rank.device)), _stream(rank))
-    reduction = _Work(_reduction(rank, nbytes), _stream(rank))
-    with strictly(precision), rank.phase(f"{precision} products and {NAME} of {nbytes:,} bytes at once"):
-        counts = [_count(rank, each, PART_SECONDS[kind]) for each in (products, reduction)]
+    kind, shape = rank.device.type, shape_on(rank.device, precision)
+    matmul = _Work(multiplication(precision, *operands(precision, shape, rank.device)), _stream(rank))
+    works = (matmul, _Work(_reduction(rank, nbytes), _stream(rank)))
+    with strictly(precision), rank.phase(f"{precision} matmuls and {NAME} of {nbytes:,} bytes at once"):
+        counts = [_count(rank, each, PART_SECONDS[kind]) for each in works]
         until = time.monotonic() + LEAD_IN_SECONDS[kind]
         while time.monotonic() < until:
-            products.marks(counts[0])
+            matmul.marks(counts[0])
             synchronize(rank)
         with Watch(rank.gpu) as watch:
-            samples = [_sample(rank, products, reduction, counts) for _ in range(SAMPLES)]
+            samples = [_sample(rank, works, counts) for _ in range(SAMPLES)]
     conditions: dict[str, Condition] = {
         "collective": NAME,
         "precision": precision,
@@ -85,11 +83,11 @@ def retention_under_load(rank: Rank, precision: str, nbytes: int) -> list[Readin
         "nvls": nvls(rank.device),
         "method": SHARED_SPAN,
     }
-    of_products, of_reduction = zip(*samples, strict=True)
+    of_matmul, of_reduction = zip(*samples, strict=True)
     flop = 2 * math.prod(shape)
-    rates = _means(of_products, lambda seconds: f"{flop / seconds / 1e12:.4g} TFLOP/s")
+    rates = _means(of_matmul, lambda seconds: f"{flop / seconds / 1e12:.4g} TFLOP/s")
     times = _means(of_reduction, ms)
-    kept = [tuple(alone / beside for alone, beside in each) for each in (of_products, of_reduction)]
+    kept = [tuple(alone / beside for alone, beside in each) for each in (of_matmul, of_reduction)]
     return [
         Reading("product_retention", median(kept[0]), conditions, kept[0], None, rates, watch.state),
         Reading("reduction_retention", median(kept[1]), conditions, kept[1], WORLD, times),
@@ -118,26 +116,12 @@ def _stream(rank: Rank) -> torch.cuda.Stream | None:
     return torch.cuda.Stream() if rank.device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
-def _seconds(marks: Sequence[Any], origin: Any) -> list[float]:
-    """When each mark was reached, counted from another one."""
-    if isinstance(origin, float):
-        return [mark - origin for mark in marks]
-    return [origin.elapsed_time(mark) / 1e3 for mark in marks]
-
-
-def _begin(rank: Rank) -> Any:
-    """All ranks from the same moment on."""
-    line_up(rank)
-    return mark(current_stream(rank))
-
-
 def _alone(rank: Rank, work: _Work, count: int) -> float:
     """Seconds of one operation, of `count` in a row."""
-    origin = _begin(rank)
+    line_up(rank)
     marks = work.marks(count)
     synchronize(rank)
-    at = _seconds(marks, origin)
-    return (at[-1] - at[0]) / count
+    return between(marks[0], marks[-1]) / count
 
 
 def _count(rank: Rank, work: _Work, seconds: float) -> int:
@@ -146,19 +130,19 @@ def _count(rank: Rank, work: _Work, seconds: float) -> int:
     return agree(rank, max(LEAST, math.ceil(seconds / _alone(rank, work, LEAST))))
 
 
-def _sample(rank: Rank, products: _Work, reduction: _Work, counts: Sequence[int]) -> tuple[Times, Times]:
-    """Seconds of a product alone and beside the other, and of an all_reduce."""
-    alone = [_alone(rank, each, count) for each, count in zip((products, reduction), counts, strict=True)]
-    origin = _begin(rank)
+def _sample(rank: Rank, works: Sequence[_Work], counts: Sequence[int]) -> list[Times]:
+    """Of each work the seconds of one operation, alone and beside the other work."""
+    alone = [_alone(rank, work, count) for work, count in zip(works, counts, strict=True)]
+    line_up(rank)
+    origin = mark(current_stream(rank.device))
     # The one that takes fewer launches for the same time first: the other has still most of its time to go then.
-    works = sorted(zip((products, reduction), counts, strict=True), key=lambda each: each[1])
-    marks = {id(work): work.marks(count) for work, count in works}
+    order = sorted((0, 1), key=lambda index: counts[index])
+    marks = {index: works[index].marks(counts[index]) for index in order}
     synchronize(rank)
-    at = [_seconds(marks[id(each)], origin) for each in (products, reduction)]
-    together = beside(at[0], at[1]), beside(at[1], at[0])
     if rank.device.type != "cuda":  # there is nothing that both shared
-        together = alone[0], alone[1]
-    return (alone[0], together[0]), (alone[1], together[1])
+        return [(each, each) for each in alone]
+    own, others = ([between(origin, each) for each in marks[index]] for index in (0, 1))
+    return [(alone[0], beside(own, others)), (alone[1], beside(others, own))]
 
 
 def beside(own: Sequence[float], others: Sequence[float]) -> float:
@@ -169,28 +153,18 @@ def beside(own: Sequence[float], others: Sequence[float]) -> float:
     return (within[-1][1] - within[0][0]) / len(within) if within else math.nan
 
 
-@dataclass(frozen=True)
-class Overlapped:
-    """How many elements were wrong on a rank, of products and of all_reduces that ran at the same time."""
-
-    products: int
-    sums: int
-
-
 @returns_memory
-def wrong_under_load(rank: Rank, precision: str, nbytes: int) -> Overlapped:
-    """Compute one product and reduce one tensor again and again at the same time, and compare each element: products
-    bit for bit with the one that was computed alone, sums with what they must be."""
+def wrong_under_load(rank: Rank, precision: str, nbytes: int) -> tuple[int, int]:
+    """Compute one matmul and reduce one tensor again and again at the same time, and compare each element: matmuls bit
+    for bit with the one that was computed alone, sums with what they must be. How many elements are wrong of each."""
     multiply = multiplication(precision, *operands(precision, shape_on(rank.device, precision), rank.device))
     count = bounded(nbytes // 4, rank.size)
-    numbers = whole_numbers(OPERATIONS["sum"], count, rank.size, torch.float32, rank.device)
-    mine, right = numbers[rank.index].float(), numbers.sum(0).float()
-    del numbers
+    mine, right = addends(rank, count)
     data, wrong = torch.empty_like(mine), torch.zeros(2, dtype=torch.int64, device=rank.device)
-    with strictly(precision), rank.phase(f"{precision} products and {NAME} of {4 * count:,} bytes at once, exactly"):
+    with strictly(precision), rank.phase(f"{precision} matmuls and {NAME} of {4 * count:,} bytes at once, exactly"):
         first = multiply()
 
-        def product() -> None:
+        def matmul() -> None:
             wrong[0] += (multiply().view(torch.int16) != first.view(torch.int16)).sum()
 
         def reduction() -> None:
@@ -199,9 +173,10 @@ def wrong_under_load(rank: Rank, precision: str, nbytes: int) -> Overlapped:
             wrong[1] += (data != right).sum()
 
         line_up(rank)  # the numbers are there before other streams use them
-        computing, reducing = _Work(product, _stream(rank)), _Work(reduction, _stream(rank))
+        computing, reducing = _Work(matmul, _stream(rank)), _Work(reduction, _stream(rank))
         for _ in range(CHECKED):
             computing.marks(1)
             reducing.marks(2)  # it is done sooner
         synchronize(rank)
-    return Overlapped(*map(int, wrong.tolist()))
+    of_matmul, of_sums = wrong.tolist()
+    return of_matmul, of_sums

@@ -1,4 +1,4 @@
-"""Matrix products that come out wrong: once, every time, or otherwise than on other GPUs."""
+"""Matmuls that come out wrong: once, every time, or otherwise than on other GPUs."""
 
 import math
 import time
@@ -20,19 +20,17 @@ from pytest_gpufleet.probes.measure import together
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
+ROUND = 4  # matmuls between two looks at what the comparisons say
+SHOWN = 3  # wrong elements that are described
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
 
 def hexadecimal(value: int, nbytes: int) -> str:
     """The bits of a whole number of so many bytes, be it negative: "0x3f80"."""
     return f"0x{value & (1 << 8 * nbytes) - 1:0{2 * nbytes}x}"
 
 
-ROUND = 4  # products between two looks at what the comparisons say
-SHOWN = 3  # wrong elements that are described
-
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def exact_product(rank: Rank, precision: str) -> str:
+def exact_matmul(rank: Rank, precision: str) -> str:
     """Multiply matrices of -1, 0 and 1, whose product every precision holds exactly; "" if every element is right,
     else how many are wrong and the first of them."""
     rate.must_have(precision, rank.device)
@@ -41,10 +39,10 @@ def exact_product(rank: Rank, precision: str) -> str:
     a, b = (torch.randint(-1, 2, (512, 256), generator=generator).double() for _ in range(2))
     expected = a @ b.t()
     on_device = [matrix.to(rank.device, torch.float32).to(rate.PRECISIONS[precision].dtype) for matrix in (a, b)]
-    with rank.phase(f"{precision} product"), rate.strictly(precision):
+    with rank.phase(f"{precision} matmul"), rate.strictly(precision):
         result = rate.multiplication(precision, on_device[0], on_device[1].t())().cpu().double()
     wrong = result != expected
-    first = [f"{_place(at)} is {result[at].item():g}, expected {expected[at].item():g}" for at in _first(wrong)]
+    first = [f"{at} is {result[i, j].item():g}, expected {expected[i, j].item():g}" for at, i, j in _first(wrong)]
     return f"{int(wrong.sum()):,} of {wrong.numel():,} elements are wrong: {'; '.join(first)}" if first else ""
 
 
@@ -60,7 +58,7 @@ class Repetition:
 
 
 class Repeated:
-    """One product computed again and again, every result compared bit for bit with the first, on the device.
+    """One matmul computed again and again, every result compared bit for bit with the first, on the device.
 
     Operands and first result stay on the device between runs, so one object serves a whole burn-in:
 
@@ -68,7 +66,6 @@ class Repeated:
         teraflops = work.run(seconds=60)    # as often as wanted; goes on after a wrong result
         assert not work.trouble
 
-    `products` computed, `wrong` elements and `unlike` products (with at least one wrong element) count over all runs.
     Neither NaN nor infinity passes: results are compared as bits, and the first must be finite. What the first result
     should have been only other devices know: compare what is `seen`.
     """
@@ -76,7 +73,7 @@ class Repeated:
     def __init__(self, device: torch.device, precision: str, shape: rate.Shape | None = None) -> None:
         self.shape = shape or rate.shape_on(device, precision)
         self.precision = precision
-        self.products, self.wrong, self.unlike = 1, 0, 0
+        self._matmuls, self._wrong, self._unlike = 1, 0, 0  # computed; wrong elements, and matmuls that have some
         self._descriptions: list[str] = []
         self._multiply = rate.multiplication(precision, *rate.operands(precision, self.shape, device))
         with rate.strictly(precision):
@@ -85,59 +82,59 @@ class Repeated:
 
     def run(self, seconds: float) -> float:
         """Multiply for `seconds`, at least one round; TFLOP/s including the comparisons, which cost a few per cent."""
-        began, before = time.perf_counter(), self.products
+        began, before, elapsed = time.perf_counter(), self._matmuls, 0.0
         with rate.strictly(self.precision):
-            while True:
+            while self._matmuls == before or elapsed < seconds:
                 results = [self._multiply() for _ in range(ROUND)]
-                # Eight bytes at a time, one answer for the round: little traffic and no waiting between products.
-                if torch.stack([(_words(result) != _words(self._first)).any() for result in results]).any():
+                # One answer for the round: no waiting between matmuls.
+                if torch.stack([self._differs(result) for result in results]).any():
                     self._examine(results)
-                self.products += ROUND
+                self._matmuls += ROUND
                 elapsed = time.perf_counter() - began
-                if elapsed >= seconds:
-                    break
         m, n, k = self.shape
-        return 2 * m * n * k * (self.products - before) / elapsed / 1e12
+        return 2 * m * n * k * (self._matmuls - before) / elapsed / 1e12
 
     def launch(self) -> Tensor:
-        """Begin one product and its comparison, within `strictly(precision)`: whether it differs from the first, on the
+        """Begin one matmul and its comparison, within `strictly(precision)`: whether it differs from the first, on the
         device."""
-        return (_words(self._multiply()) != _words(self._first)).any()
+        return self._differs(self._multiply())
 
     @property
     def trouble(self) -> str:
         """What was wrong, in one line; "" if nothing was."""
         parts = []
         if self._not_finite:
-            parts.append(f"NaN or infinite elements in the first product: {self._not_finite:,}")
-        if self.wrong:
-            parts.append(f"wrong elements: {self.wrong:,}, in {self.unlike:,} of {self.products:,} equal products")
+            parts.append(f"NaN or infinite elements in the first matmul: {self._not_finite:,}")
+        if self._wrong:
+            parts.append(f"wrong elements: {self._wrong:,}, in {self._unlike:,} of {self._matmuls:,} equal matmuls")
             parts += self._descriptions
         return "; ".join(parts)
 
     @property
     def seen(self) -> Repetition:
-        """What it came to so far."""
         bits = _bits(self._first)
         rows, columns = (bits.sum(axis, dtype=torch.int64).cpu() for axis in (1, 0))
         return Repetition(kind(bits.device), self.trouble, rows, columns)
 
+    def _differs(self, result: Tensor) -> Tensor:
+        # Eight bytes at a time: little traffic.
+        return (result.view(torch.int64) != self._first.view(torch.int64)).any()
+
     def _examine(self, results: list[Tensor]) -> None:
         expected = _bits(self._first)
-        for number, result in enumerate(map(_bits, results), self.products + 1):
+        for number, result in enumerate(map(_bits, results), self._matmuls + 1):
             wrong = result != expected
             if count := int(wrong.sum()):
-                self.wrong += count
-                self.unlike += 1
-                for at in _first(wrong)[: SHOWN - len(self._descriptions)]:
-                    found, wanted = (hexadecimal(int(each[at]), each.element_size()) for each in (result, expected))
-                    self._descriptions.append(f"product {number}, {_place(at)} is {found}, expected {wanted}")
+                self._wrong += count
+                self._unlike += 1
+                for at, i, j in _first(wrong)[: SHOWN - len(self._descriptions)]:
+                    found, right = (hexadecimal(int(each[i, j]), each.element_size()) for each in (result, expected))
+                    self._descriptions.append(f"matmul {number}, {at} is {found}, expected {right}")
 
 
-def repeat_product(rank: Rank, precision: str, seconds: float) -> Repetition:
-    """Compute one product for `seconds` and compare every result bit for bit with the first."""
-    rate.must_have(precision, rank.device)
-    with rank.phase(f"{precision} product, again and again"):
+def repeat_matmul(rank: Rank, precision: str, seconds: float) -> Repetition:
+    """Compute one matmul for `seconds` and compare every result bit for bit with the first."""
+    with rank.phase(f"{precision} matmul, again and again"):
         work = Repeated(rank.device, precision)
         work.run(seconds)
         return work.seen
@@ -153,24 +150,23 @@ def kind(device: torch.device) -> str:
 
 
 def dissenters(repetitions: Sequence[Repetition]) -> dict[int, str]:
-    """The ranks whose first product is not the one that most ranks of their kind have, and how it differs.
+    """The ranks whose first matmul is not the one that most ranks of their kind have, and how it differs.
 
     With two ranks of a kind nobody is the majority, and the higher one is named.
     """
     found = {}
-    for alike in dict.fromkeys(each.kind for each in repetitions):
-        ranks = [index for index, each in enumerate(repetitions) if each.kind == alike]
+    for alike, ranks in grouped((each.kind, index) for index, each in enumerate(repetitions)).items():
         keys = {index: _key(repetitions[index]) for index in ranks}
         usual, count = Counter(keys.values()).most_common(1)[0]
         reference = repetitions[next(index for index in ranks if keys[index] == usual)]
         doubt = "" if 2 * count > len(ranks) else "; nobody can say which is right"
         for index in ranks:
             if keys[index] != usual:
-                rows = (repetitions[index].row_sums != reference.row_sums).nonzero().flatten()
-                columns = (repetitions[index].column_sums != reference.column_sums).nonzero().flatten()
+                rows = _lines("row", repetitions[index].row_sums != reference.row_sums)
+                columns = _lines("column", repetitions[index].column_sums != reference.column_sums)
                 found[index] = (
-                    f"computes another product than {count} of {len(ranks)} ranks ({alike}) from the same data{doubt}: "
-                    f"{_lines('row', rows)} and {_lines('column', columns)} differ"
+                    f"its matmul is another one than that of {count} of {len(ranks)} ranks ({alike}) from the same "
+                    f"data{doubt}: {rows} and {columns} differ"
                 )
     return found
 
@@ -179,41 +175,34 @@ def _key(repetition: Repetition) -> bytes:
     return torch.cat([repetition.row_sums, repetition.column_sums]).numpy().tobytes()
 
 
-def _lines(noun: str, which: Tensor) -> str:
+def _lines(noun: str, differ: Tensor) -> str:
+    which = differ.nonzero().flatten()
     first = f" (the first is {int(which[0])})" if len(which) else ""
     return f"{len(which):,} {noun}{'' if len(which) == 1 else 's'}{first}"
 
 
-def _words(tensor: Tensor) -> Tensor:
-    return tensor.view(torch.int64)
-
-
 def _bits(tensor: Tensor) -> Tensor:
-    return tensor.view(_BITS[tensor.element_size()])
+    return tensor.view(BITS[tensor.element_size()])
 
 
-def _first(wrong: Tensor) -> list[tuple[int, int]]:
-    """Row and column of the first few true elements of a matrix."""
-    columns = wrong.shape[1]
-    return [(at // columns, at % columns) for at in wrong.flatten().nonzero().flatten()[:SHOWN].tolist()]
+def _first(wrong: Tensor) -> list[tuple[str, int, int]]:
+    """Where the first few true elements of a matrix are, in words, by row and by column."""
+    places = [divmod(at, wrong.shape[1]) for at in wrong.flatten().nonzero().flatten()[:SHOWN].tolist()]
+    return [(f"row {row}, column {column}", row, column) for row, column in places]
 
 
-def _place(at: tuple[int, int]) -> str:
-    return f"row {at[0]}, column {at[1]}"
-
-
-# A GPU under matrix products until it is warm, one precision after the other: whether it computes the same bits again
+# The soak: a GPU under matmuls until it is warm, one precision after the other. Whether it computes the same bits again
 # and again, how fast, and what it is like at the end.
 
-# Of products alone, between those that are compared and the window: after a pause of 0.3 s an H200 was up to 8 %
+# Of matmuls alone, between those that are compared and the window: after a pause of 0.3 s an H200 was up to 8 %
 # faster, and after 1.5 s of work within 3 % of what it settled at.
 SETTLING_SECONDS = {"cuda": 1.5, "cpu": 0.0}
-FIGURES = {"soak_temperature": "temperature_c", "soak_clock": "sm_clock_mhz", "soak_power": "power_watts"}
+SOAK_METRICS = {"soak_temperature": "temperature_c", "soak_clock": "sm_clock_mhz", "soak_power": "power_watts"}
 AT_POWER_LIMIT = 0.95  # of it: at 700 W, three machines of 4x H200 drew 682 to 702
 
 
 @dataclass(frozen=True)
-class Turn:
+class Soaked:
     """What one rank did at one precision. `state`: of its GPU through all of it."""
 
     repetition: Repetition
@@ -221,29 +210,28 @@ class Turn:
     state: GpuState | None
 
 
-def soak_turn(rank: Rank, precision: str, seconds: float) -> Turn:
-    """Compute products at one precision for `seconds` without a rest: first the same one again and again, compared bit
-    for bit, which warms the GPU up; then the window of `product_rate`."""
+def soak(rank: Rank, precision: str, seconds: float) -> Soaked:
+    """Compute matmuls at one precision for `seconds` without a rest: first the same one again and again, compared bit
+    for bit, which warms the GPU up; then the window of `matmul_rate`."""
     rate.must_have(precision, rank.device)
     settling = SETTLING_SECONDS[rank.device.type]
     with Watch(rank.gpu) as watch:
-        repetition = repeat_product(rank, precision, seconds - settling - rate.WINDOW_SECONDS[rank.device.type])
-        measured = rate.product_rate(rank, precision, lead_in=settling)
-    return Turn(repetition, measured, watch.state)
+        repetition = repeat_matmul(rank, precision, seconds - settling - rate.WINDOW_SECONDS[rank.device.type])
+        measured = rate.matmul_rate(rank, precision, lead_in=settling)
+    return Soaked(repetition, measured, watch.state)
 
 
-def rate_of(world: World, turns: Sequence[Turn]) -> Measurement:
-    """How fast the ranks of a world were in a turn."""
-    (measured,) = together(world, [[turn.rate] for turn in turns])
+def rate_of(world: World, soaked: Sequence[Soaked]) -> Measurement:
+    (measured,) = together(world, [[each.rate] for each in soaked])
     return measured
 
 
-def soak_figures(world: World, last: Sequence[Turn]) -> list[Measurement]:
-    """Temperature (C), SM clock (MHz) and power (W) of each GPU in the last turn, as far as NVML tells them; of several
-    GPUs also by how many kelvin each is too warm (`excess`)."""
-    states = {place: turn.state for place, turn in zip(world.places, last, strict=True) if turn.state}
+def soak_figures(world: World, last: Sequence[Soaked]) -> list[Measurement]:
+    """Temperature (C), SM clock (MHz) and power (W) of each GPU at the last precision, as far as NVML has them; of
+    several GPUs also by how many kelvin each is too warm (`excess`)."""
+    states = {place: each.state for place, each in zip(world.places, last, strict=True) if each.state}
     figures = []
-    for metric, reading in FIGURES.items():
+    for metric, reading in SOAK_METRICS.items():
         values = {place: getattr(state, reading) for place, state in states.items()}
         figures.append(Measurement(metric, {at: value for at, value in values.items() if value is not None}, {}))
     temperature, _, power = figures
@@ -258,7 +246,7 @@ def soak_figures(world: World, last: Sequence[Turn]) -> list[Measurement]:
 def excess(celsius: Mapping[Where, float], watts: Mapping[Where, float], gpus: Sequence[Gpu]) -> dict[Where, float]:
     """By how many kelvin each GPU is warmer than its like at their power, where both are known; 0 if it is not.
 
-    Nobody tells what air or water a GPU gets: the rear row of a board, and what comes second in a loop, are warmer by
+    Nobody knows what air or water a GPU gets: the rear row of a board, and what comes second in a loop, are warmer by
     design, by as much as bad paste costs. But such GPUs are not alone. So a GPU is held against the median of the
     warmer half of the others: of its model, and at its NUMA node where three or more are known to be at one. A bad GPU
     in a cool position that is no warmer than those in the warm ones cannot be told from them, and neither can two bad

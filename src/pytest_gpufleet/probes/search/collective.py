@@ -23,7 +23,7 @@ from pytest_gpufleet.model.place import THIS_NODE, Pair, Place, Where
 from pytest_gpufleet.probes.collectives.exactness import Delivery, exchange
 from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
-from pytest_gpufleet.probes.compute.rate import product_rate
+from pytest_gpufleet.probes.compute.rate import matmul_rate
 from pytest_gpufleet.probes.links.pairs import IndexPair, turns
 from pytest_gpufleet.probes.measure import measure
 from pytest_gpufleet.probes.timing import agree, line_up, seconds, synchronize, timing, wait
@@ -82,7 +82,7 @@ def swaps(
     def swap(partner: int) -> None:
         peer = dist.get_global_rank(rank.group, partner)
         there, back = dist.P2POp(dist.isend, sent, peer, rank.group), dist.P2POp(dist.irecv, received, peer, rank.group)
-        wait([dist.batch_isend_irecv([there, back])])
+        wait(dist.batch_isend_irecv([there, back]))
 
     took = {}
     for pairs in rounds:
@@ -113,7 +113,7 @@ def launch_seconds(rank: Rank, name: str, nbytes: int) -> tuple[float, float]:
             began = time.perf_counter()
             works = collective.launch(rank.group, output, input)
             launched.append(time.perf_counter() - began)
-            wait([works])
+            wait(works)
             synchronize(rank)
             done.append(time.perf_counter() - began)
     return median(launched), median(done)
@@ -340,7 +340,7 @@ def one_at_a_time(world: World, all_at_once: Measurement) -> Measurement:
     """The rates of the slowest and of the fastest GPU of a measurement, each while all others rest."""
     by_rate = sorted(range(world.size), key=lambda index: all_at_once.values[world.places[index]])
     precision = all_at_once.conditions["precision"]
-    slow, fast = (measure(world.subset([index]), product_rate, precision) for index in (by_rate[0], by_rate[-1]))
+    slow, fast = (measure(world.subset([index]), matmul_rate, precision) for index in (by_rate[0], by_rate[-1]))
     return replace(
         slow,
         values={**slow.values, **fast.values},
