@@ -16,11 +16,11 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.banner import why
 from pytest_gpufleet.report.failures import Accused, accused
 from pytest_gpufleet.report.gpu_grid import groups, standings
-from pytest_gpufleet.report.open_points import gaps
 from pytest_gpufleet.report.page import summary as html
 from pytest_gpufleet.run.summary import summary as document
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import causes, explaining
+from pytest_gpufleet.verdict.gaps import gaps
 from tests.report.conftest import RUN, TRAINING
 from tests.report.page import Page
 
@@ -61,7 +61,7 @@ def pairs(*slow: str) -> Finding:
 
 def test_a_figure_that_two_checks_show_counts_once_wherever_figures_are_counted(incomplete: Record) -> None:
     def counts() -> tuple[Any, ...]:
-        unjudged = [gap.things for gap in gaps(incomplete) if gap.state == "not judged"]
+        unjudged = [gap.subject for gap in gaps(incomplete) if gap.kind == "not judged"]
         tally = re.findall(r"\d+ figures: [\d a-z,]+", Page(html(incomplete)).text)
         return unjudged, tally, document(incomplete, "0" * 64).counts.findings, basis.by_grade(incomplete)
 

@@ -14,11 +14,11 @@ from pytest_gpufleet.model.limit import GRADES, Grade
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.report import prometheus
 from pytest_gpufleet.report.banner import headline, reasons
-from pytest_gpufleet.report.open_points import counted, gaps
 from pytest_gpufleet.report.page import page
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 from pytest_gpufleet.verdict import basis, profile
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
+from pytest_gpufleet.verdict.gaps import counted, gaps
 from tests import runs
 from tests.verdict.test_given import UNUSED
 

@@ -7,7 +7,7 @@ import pytest
 
 from pytest_gpufleet.model.gpu import Gpu, Missing
 from pytest_gpufleet.model.record import Record, read
-from pytest_gpufleet.report.open_points import counted, gaps
+from pytest_gpufleet.verdict.gaps import counted, gaps
 from pytest_gpufleet.verdict.health_rules import MUST_TELL, TELEMETRY, untold, without_telemetry
 from pytest_gpufleet.verdict.verdict import conclude
 

@@ -142,5 +142,5 @@ def test_a_verdict_stands_on_the_lowest_grade_of_all_nodes() -> None:
 
 
 def test_many_nodes_are_told_by_their_number_and_the_first_names() -> None:
-    told = Nodes("lost", tuple(f"gf{number}" for number in range(9)), "the switch went dark").told
+    told = Nodes("lost", tuple(f"gf{number}" for number in range(9)), "the switch went dark").text
     assert told == "9 nodes (gf0, gf1, gf2, gf3, gf4, gf5 and 3 more) lost: the switch went dark"

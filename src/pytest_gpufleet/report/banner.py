@@ -13,9 +13,9 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.failures import Accused, accused, explanations, times_named
 from pytest_gpufleet.report.hosts import to_look_at
-from pytest_gpufleet.report.open_points import counted, gaps
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import searched
+from pytest_gpufleet.verdict.gaps import counted, gaps
 from pytest_gpufleet.verdict.given_limits import own_limits
 from pytest_gpufleet.verdict.node_verdicts import unaccepted
 from pytest_gpufleet.verdict.verdict import RESUMABLE, failure, remarks
@@ -94,7 +94,7 @@ def reasons(record: Record, where_more: str = "which the report lists") -> list[
         for check in record.checks.values()
         if check.title
     }
-    without_case |= {each.told: say(each.told) for each in unaccepted(record)}
+    without_case |= {each.text: say(each.text) for each in unaccepted(record)}
     said = {basis.told(record), record.judged_again}
     if record.verdict in ("ACCEPTED", "INCOMPLETE"):
         said.update(remarks(record))
@@ -269,7 +269,7 @@ def _open(record: Record) -> str:
 
 NOTHING_LEFT_OUT = "with no check left out"
 LIMITS = "with these limits"
-# What has to be otherwise in the next run, by the state of what this one left open (open_points).
+# What has to be otherwise in the next run, by what this one left open (verdict/gaps.py).
 OTHERWISE = {
     "deselected": NOTHING_LEFT_OUT,
     "not run": NOTHING_LEFT_OUT,
@@ -301,7 +301,7 @@ def next_steps(record: Record, folder: str = "FOLDER") -> list[Step]:
         return [Step(say("go on where this run stopped"), resumed)]
     if stamp(record).word != "INCOMPLETE":
         return []
-    states = dict.fromkeys(gap.state for gap in gaps(record))
+    states: dict[str, None] = dict.fromkeys(gap.kind for gap in gaps(record))
     if not any(finding.required and finding.state == "not judged" for finding in record.findings):
         states.pop("not judged", None)
     found = dict.fromkeys(OTHERWISE[state] for state in states if state in OTHERWISE)

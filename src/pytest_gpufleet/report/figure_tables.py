@@ -17,7 +17,6 @@ from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.place import WORLD, Place, Where
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.heat_tables import spans_nodes
-from pytest_gpufleet.report.open_points import open_reason
 from pytest_gpufleet.verdict.judgement import allowed_spread
 
 
@@ -273,7 +272,7 @@ def _state(finding: Finding) -> FigureCell:
 
 
 def _why_open(finding: Finding) -> str:
-    return open_reason(finding) if finding.state == "not judged" else ""
+    return finding.reason or "no reason was given" if finding.state == "not judged" else ""
 
 
 def _bare(text: str, unit: str) -> str:

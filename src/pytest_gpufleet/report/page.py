@@ -1,19 +1,22 @@
 """The page that somebody signs: verdict, the GPUs at a glance, what failed, every figure beside its limit."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 
+from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.finding import Finding, distinct
 from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Language, in_language, say
 from pytest_gpufleet.model.levels import includes
 from pytest_gpufleet.model.limit import GRADES
 from pytest_gpufleet.model.metric import AS_NCCL_IS, STEADY
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.suite import titled
 from pytest_gpufleet.report import gpu_grid, machine_section, rendering, wording
 from pytest_gpufleet.report.banner import next_steps, reasons, stamp, standing, why
 from pytest_gpufleet.report.failures import Accused, accused, failures
@@ -29,11 +32,11 @@ from pytest_gpufleet.report.gpu_grid import legend, standings
 from pytest_gpufleet.report.heat_tables import HeatTable, heat_tables
 from pytest_gpufleet.report.hosts import groups_between, nodes_in_words
 from pytest_gpufleet.report.hosts_part import HostsPart, nodes_part
-from pytest_gpufleet.report.open_points import gaps, inapplicable, not_applied, not_there_yet
 from pytest_gpufleet.report.rendering import render
 from pytest_gpufleet.report.training_tables import is_swept, training_tables
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns
+from pytest_gpufleet.verdict.gaps import Gap, Kind, gaps, in_cases, inapplicable, newer, not_applied
 
 SETTLED = ("passed", "not applicable", "met", "for information")  # checks, and figures
 STATES = ("met", LIKE_PEERS, "missed", "not judged", "for information")
@@ -44,10 +47,14 @@ MAY_DIFFER = {"steady": wording.percent(STEADY), "by_nccl": wording.percent(AS_N
 MOST_DRAWN = 24  # groups of checks with plots; the suite has ten, and evidence may come from anybody
 # More than these nobody reads, and pages of tens of thousands take minutes. Level burnin on 4 GPUs has 402 figures.
 MOST_FIGURES, MOST_FAILURES, MOST_ROWS = 4000, 200, 400
+AS_A_WHOLE: dict[Kind, str] = {
+    "incomplete": "the run as a whole", "calibrated here": "the profile as a whole", "too short": "the burn-in",
+}  # fmt: skip
+MOST_NAMED = 8  # figures of one row of what is left open
 
 LEAVES_NOTHING_OPEN = {
     "Not applicable: what this machine does not have, which leaves nothing open": inapplicable,
-    "Checks that are newer than this run, which leaves nothing open": not_there_yet,
+    "Checks that are newer than this run, which leaves nothing open": newer,
     "Limits of the customer's profile that held for nothing": not_applied,
 }
 
@@ -131,20 +138,60 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None) ->
 
 def _open(record: Record) -> dict[str, Any]:
     """What the templates show of what is left open. `opened`: by group and reason the anchor of its row."""
-    found = gaps(record)
+    found = gap_rows(gaps(record), record)
     opened: dict[str, dict[str, str]] = {}
     for number, gap in enumerate(found[:MOST_ROWS], 1):
-        opened.setdefault(gap.group, {}).setdefault(gap.reason, f"fleet-gap-{number}")
+        opened.setdefault(gap.group, {}).setdefault(gap.why, f"fleet-gap-{number}")
     possible = [check for check in record.suite.checks.values() if check.nodes <= len(record.hosts)]
-    settled = {caption: told for caption, gaps_of in LEAVES_NOTHING_OPEN.items() if (told := gaps_of(record))}
+    settled = {caption: gap_rows(gaps_of(record), record) for caption, gaps_of in LEAVES_NOTHING_OPEN.items()}
     return {
         "gaps": found,
         "opened": opened,
-        "settled": settled,
+        "settled": {caption: rows for caption, rows in settled.items() if rows},
         # How many checks that a run on so many nodes could do belong to a higher level.
         "above": sum(not includes(record.run.level, check.level) for check in possible),
         "next_steps": next_steps(record),
     }
+
+
+@dataclass(frozen=True)
+class GapRow:
+    """Gaps of one kind among the checks of one group, for one reason. `more`: figures that are not named, since each
+    stands in a table above."""
+
+    kind: str
+    why: str
+    group: str
+    things: tuple[str, ...]
+    more: int
+
+
+def gap_rows(found: Iterable[Gap], record: Record) -> list[GapRow]:
+    """One for each reason and group of checks."""
+    rows = []
+    for key, each in grouped(((gap.kind, gap.why, _group(gap)), gap) for gap in found).items():
+        things = _things(each, record)
+        most = MOST_NAMED if each[0].finding else len(things)
+        rows.append(GapRow(*key, tuple(things[:most]), len(things[most:])))
+    return rows
+
+
+def _group(gap: Gap) -> str:
+    return gpu_grid.group_title(gap.check) if gap.check else "The run"
+
+
+def _things(found: list[Gap], record: Record) -> list[str]:
+    """What a row is about: figures, checks with their cases, else what the gaps name."""
+    if figures := [gap.finding for gap in found if gap.finding]:
+        return [say(", ").join([wording.title(each), *wording.conditions(each)]) for each in figures]
+    if whole := AS_A_WHOLE.get(found[0].kind):
+        return [say(whole)]
+    titles = {levels.check_name(check.id): check.title for check in record.checks.values()}
+    by_check = grouped((gap.check or gap.subject, gap) for gap in found)
+    return [
+        titled(name, titles.get(name, "")) + in_cases(each, record.suite) if each[0].check else name
+        for name, each in by_check.items()
+    ]
 
 
 def _sections(

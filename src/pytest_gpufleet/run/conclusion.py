@@ -9,7 +9,8 @@ from pytest_gpufleet.model.language import some
 from pytest_gpufleet.run import folder, summary
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.run import Run
-from pytest_gpufleet.verdict.verdict import CUT_SHORT, DEADLINE, ENDED_BY, EXIT_STATUS, settled
+from pytest_gpufleet.verdict.gaps import DEADLINE
+from pytest_gpufleet.verdict.verdict import CUT_SHORT, ENDED_BY, EXIT_STATUS, settled
 
 INCOMPLETE = EXIT_STATUS["INCOMPLETE"]
 UNSEEN_FAILURE = "pytest counts a failure of which there is no check"

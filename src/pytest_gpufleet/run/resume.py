@@ -22,8 +22,9 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.run import integrity
 from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
+from pytest_gpufleet.verdict.gaps import DEADLINE
 from pytest_gpufleet.verdict.health_rules import without_telemetry
-from pytest_gpufleet.verdict.verdict import CUT_SHORT, DEADLINE
+from pytest_gpufleet.verdict.verdict import CUT_SHORT
 
 # What computed wrongly once is not sound because it did not the next time.
 WRONG_DATA = [name for name, code in CODES.items() if code.category == "data"]

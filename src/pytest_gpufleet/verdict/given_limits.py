@@ -12,8 +12,6 @@ from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.profile import Profile, choose, for_gpu, holds
 
-NOT_APPLIED = "a limit of the contract was never applied, since no figure was measured under its conditions"
-
 OWN_LIMITS = (
     "the limits come from this very machine: {file} was calibrated on {gpus}, so meeting them says nothing about it"
 )

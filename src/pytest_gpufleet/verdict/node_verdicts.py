@@ -18,7 +18,7 @@ from pytest_gpufleet.verdict.accusations import accusations
 MOST_NAMES = 6
 State = Literal["lost", "rejected", "left out", "unfinished", "incomplete", "rehearsed", "not here", "one GPU"]
 # What a reason says of the nodes in a state, the gravest first.
-TOLD: dict[State, str] = {
+STATES: dict[State, str] = {
     "lost": "lost",
     "rejected": "REJECTED by what its own run found",
     "left out": "left out of the checks between nodes",
@@ -45,10 +45,15 @@ class Nodes:
         return self.state in REJECTING
 
     @property
-    def told(self) -> Said:
+    def what(self) -> Said:
+        """ "lost: it was not heard for 30 s" """
+        state = Said(STATES[self.state])
+        return Said("{state}: {why}", state=state, why=self.why) if self.why else state
+
+    @property
+    def text(self) -> Said:
         """ "1 node (node-7) lost: it was not heard for 30 s" """
-        text = "{nodes} {state}: {why}" if self.why else "{nodes} {state}"
-        return Said(text, nodes=several(self.hosts), state=Said(TOLD[self.state]), why=self.why)
+        return Said("{nodes} {what}", nodes=several(self.hosts), what=self.what)
 
 
 def several(names: Sequence[str]) -> Said:
@@ -62,7 +67,7 @@ def unaccepted(record: Record) -> list[Nodes]:
     if not record.of_cluster:
         return []
     found = grouped((told, host) for number, host in record.hosts.items() if (told := _state(record, number)))
-    order = list(TOLD)
+    order = list(STATES)
     nodes = [Nodes(state, tuple(hosts), why) for (state, why), hosts in found.items()]
     return sorted(nodes, key=lambda each: order.index(each.state))
 

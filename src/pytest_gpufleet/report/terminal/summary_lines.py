@@ -10,10 +10,10 @@ from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.banner import STAMPS, headline, next_steps, reasons, stamp, why
 from pytest_gpufleet.report.failures import Failure, Miss, accused, failures
 from pytest_gpufleet.report.hosts import HostRow, counts, host_rows, nodes_in_words, to_look_at
-from pytest_gpufleet.report.open_points import counted, gaps, inapplicable
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import told
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet
+from pytest_gpufleet.verdict.gaps import counted, gaps, inapplicable
 from pytest_gpufleet.verdict.node_verdicts import tells
 
 Line = tuple[str, dict[str, bool]]
@@ -192,7 +192,7 @@ def _inapplicable(record: Record) -> list[Line]:
     """How many checks, and for which reasons most of them: somebody may have meant to give what they need."""
     reasons: Counter[str] = Counter()
     for gap in inapplicable(record):
-        reasons[gap.reason] += len(gap.things)
+        reasons[gap.why] += 1
     if not reasons:
         return []
     commonest = [

@@ -1,0 +1,252 @@
+"""What was required of a run and is not there, and what of it a person reads."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, combinations
+from typing import Literal
+
+from pytest_gpufleet.model import levels
+from pytest_gpufleet.model.finding import Finding, distinct
+from pytest_gpufleet.model.grouping import grouped
+from pytest_gpufleet.model.language import Said, say, some
+from pytest_gpufleet.model.place import Pair, Place, Where
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.suite import Suite, shipped, titled
+from pytest_gpufleet.verdict import accusations, basis, node_verdicts
+from pytest_gpufleet.verdict.given_limits import own_limits, unused_limits
+from pytest_gpufleet.verdict.health_rules import without_telemetry
+
+Kind = Literal[
+    "disturbed", "incomplete", "never finished", "not accepted", "deselected", "not run", "without figures", "skipped",
+    "not judged", "below the basis", "changed", "without telemetry", "not applied", "calibrated here", "too short",
+    "not applicable", "not there yet",
+]  # fmt: skip
+# What there is a count of.
+NOUNS: dict[Kind, str] = {
+    "changed": "file",
+    "incomplete": "run",
+    "not accepted": "node",
+    "too short": "burn-in",
+    "not judged": "figure",
+    "below the basis": "figure",
+    "without telemetry": "GPU",
+    "not applied": "limit",
+    "calibrated here": "profile",
+}
+UNFINISHED = ("incomplete", "never finished", "not accepted")  # told beside any verdict
+DEADLINE = "the run came to its --fleet-deadline"
+ALTERED = "not as it was shipped with this version, so it may check something else"
+DESELECTED, NOT_SELECTED = "left out by the command line", "not selected, or the run ended before it"
+MOST_CASES = 3  # of one check, named in a reason
+
+
+@dataclass(frozen=True)
+class Gap:
+    """`subject`: the node id of a check, a GPU, the name of a node or a file, a limit; "" for the run as a whole. A gap
+    of a check that no level requires is shown, and does not count."""
+
+    kind: Kind
+    subject: str
+    why: str
+    finding: Finding | None = None  # that was not judged, or held against too low a limit
+    counts: bool = True
+
+    @property
+    def check(self) -> str:
+        """The name of the check without its case; "" where the subject is none."""
+        return levels.check_name(self.subject) if "::" in self.subject else ""
+
+
+def gaps(record: Record) -> list[Gap]:
+    """What the level asks for and the run does not answer, the gravest first."""
+    return list(
+        chain(
+            _disturbed(record), _cut_short(record), _of_the_whole(record), _unjudged(record), _ended(record, "skipped"),
+            _left_out(record), without_figures(record), missing_places(record),
+        )
+    )  # fmt: skip
+
+
+def inapplicable(record: Record) -> list[Gap]:
+    """Checks that ran and found that this machine has no such thing, which leaves nothing open."""
+    return list(_ended(record, "not applicable"))
+
+
+def newer(record: Record) -> list[Gap]:
+    """The checks that this version requires at the level of the run, and that did not exist in the version that ran:
+    they leave nothing open."""
+    why = Said("it did not exist in {version}", version=record.run.plugin)
+    required = shipped().required(record.run.level, len(record.hosts))
+    return [Gap("not there yet", name, why) for name in required if name not in record.suite.checks]
+
+
+def not_applied(record: Record) -> list[Gap]:
+    """Limits of a given profile that held for nothing, which leaves nothing open: they are in no contract."""
+    why = "no figure was measured under its conditions"
+    return [Gap("not applied", limit, why) for limit in unused_limits(record)]
+
+
+def _disturbed(record: Record) -> Iterator[Gap]:
+    why = "somebody else's process used the GPU"
+    return (Gap("disturbed", check, why) for check in sorted(accusations.disturbed(record)))
+
+
+def _cut_short(record: Record) -> Iterator[Gap]:
+    for why in filter(None, (record.broken, *record.spoiled)):
+        yield Gap("incomplete", "", why)
+    for check in record.started:
+        if check not in record.checks:
+            done, whole = record.progress.get(check, (0, 0))
+            came_to = Said("it came to {done} s of {whole} s without a fault", done=round(done), whole=round(whole))
+            yield Gap("never finished", check, came_to if whole else "it was running when the record ends")
+    for nodes in node_verdicts.unaccepted(record):
+        if not nodes.rejects:
+            yield from (Gap("not accepted", host, nodes.what) for host in nodes.hosts)
+
+
+def _left_out(record: Record) -> Iterator[Gap]:
+    """The cases of which the level requires that they run, and that did not begin."""
+    begun = set(map(levels.case_name, {*record.started, *record.checks}))
+    deselected = set(map(levels.case_name, record.deselected))
+    absent = "the deadline came first" if record.broken == DEADLINE else NOT_SELECTED
+    for name in record.required:
+        for case in record.suite.cases(name):
+            if case not in begun:
+                yield Gap("deselected", case, DESELECTED) if case in deselected else Gap("not run", case, absent)
+    for check in record.deselected:
+        if levels.check_name(check) not in record.suite.checks:
+            yield Gap("deselected", check, DESELECTED, counts=False)
+
+
+def without_figures(record: Record) -> Iterator[Gap]:
+    """The checks of the suite that passed and did not leave what they are there for. Of many nodes, those between them:
+    each node's own run has the figures of the others."""
+    several, suite = len(record.topology.gpus) > 1, record.suite
+    left = {(levels.case_name(finding.check), finding.measurement.metric) for finding in record.findings}
+    for check in record.checks.values():
+        name, case = levels.check_name(check.id), levels.case_name(check.id)
+        elsewhere = record.of_cluster and not suite.between_nodes(name)
+        if check.outcome == "passed" and name in suite.checks and not elsewhere:
+            for metric in suite.checks[name].metrics(several):
+                if (case, metric) not in left:
+                    yield Gap("without figures", case, Said("passed and left no figure of {metric}", metric=metric))
+
+
+def missing_places(record: Record) -> Iterator[Gap]:
+    """Where a figure that a check is there for was measured on a part of the GPUs, of their pairs or of the nodes. What
+    is only shown may be of one GPU alone."""
+    known, gpus = record.suite.checks, {gpu.place for gpu in record.topology.gpus}
+    nodes = {Place(node, "node") for node in record.hosts.keys() - record.lost.keys() - record.left_out.keys()}
+    measured: dict[tuple[str, str], set[Where]] = defaultdict(set)
+    for finding in record.findings:
+        metric, name = finding.measurement.metric, levels.check_name(finding.check)
+        of_all = finding.measurement.conditions.get("nodes", len(nodes)) == len(nodes)
+        if of_all and finding.state != "for information" and name in known and metric in known[name].metrics(True):
+            measured[finding.check, metric] |= finding.measurement.values.keys()
+    for (check, metric), places in measured.items():
+        parts, missing = {part for place in places for part in place.parts}, set[Where]()
+        if record.of_cluster and all(part.is_on_node for part in parts):
+            missing |= nodes - {Place(part.node, "node") for part in parts}
+        elif {part.kind for part in parts} == {"gpu"} and any(isinstance(place, Pair) for place in places):
+            missing |= {Pair(*two) for two in combinations(sorted(gpus), 2)}
+            missing -= {Pair(*sorted(place.parts)) for place in places}
+        elif {part.kind for part in parts} == {"gpu"}:
+            missing |= gpus - places
+        if places and missing:
+            where = some(list(map(str, sorted(missing))), MOST_CASES)
+            why = Said("no figure of {metric} at {places}", metric=metric, places=where)
+            yield Gap("without figures", levels.case_name(check), why)
+
+
+def _ended(record: Record, outcome: Literal["skipped", "not applicable"]) -> Iterator[Gap]:
+    required = set(record.required)
+    for check in record.checks.values():
+        if check.outcome == outcome:
+            why = check.message.removeprefix(f"{outcome}: ") or "no reason was given"
+            yield Gap(outcome, check.id, why, counts=levels.check_name(check.id) in required)
+
+
+def _unjudged(record: Record) -> Iterator[Gap]:
+    figures = distinct(record.findings)
+    for finding in figures:
+        if finding.state == "not judged":
+            yield Gap("not judged", finding.check, finding.reason or "no reason was given", finding)
+    for finding, why in basis.too_low(figures, record.run.basis):
+        yield Gap("below the basis", finding.check, why, finding)
+
+
+def _of_the_whole(record: Record) -> Iterator[Gap]:
+    yield from (Gap("changed", name, ALTERED) for name in record.altered)
+    yield from (Gap("without telemetry", gpu, missing) for gpu, missing in without_telemetry(record))
+    never = "a limit of the contract was never applied, since no figure was measured under its conditions"
+    yield from (Gap("not applied", limit, never) for limit in unused_limits(record, "contract"))
+    if why := own_limits(record):
+        yield Gap("calibrated here", "", why)
+    seconds = record.run.burn_in_seconds
+    if record.run.level == "burnin" and seconds < levels.BURN_IN_SECONDS:
+        text = "the burn-in was {seconds} s long, level burnin asks for {wanted} s"
+        name = next(name for name, check in shipped().checks.items() if "burn_retention" in check.figures)
+        yield Gap("too short", name, Said(text, seconds=f"{seconds:g}", wanted=f"{levels.BURN_IN_SECONDS:g}"))
+
+
+# ------------------------------------------------------------ as a person reads it
+
+
+def counted(found: Iterable[Gap]) -> list[str]:
+    """["2 figures not judged", "65 checks deselected"]: of checks, the cases of one as one."""
+    each = dict.fromkeys((gap.kind, id(gap) if gap.finding else gap.check or gap.subject) for gap in found)
+    text = "{count} {things} {state}"
+    return [
+        say(text, count=count, things=say(NOUNS.get(kind, "check") + "s" * (count != 1)), state=say(kind))
+        for kind, count in Counter(kind for kind, _ in each).items()
+    ]
+
+
+def in_cases(found: Iterable[Gap], suite: Suite) -> str:
+    """ " in [fp16], [bf16] and 3 more": of which cases of one check these are; "" where it is all of them."""
+    cases = dict.fromkeys(levels.case_name(gap.subject) for gap in found)
+    name = levels.check_name(next(iter(cases)))
+    named = [f"[{case.partition('[')[2]}" for case in cases if "[" in case]
+    return (
+        say(" in ") + some(named, MOST_CASES)
+        if named and not (name in suite.checks and {*suite.cases(name)} <= {*cases})
+        else ""
+    )
+
+
+def reasons(found: Iterable[Gap], record: Record) -> list[str]:
+    """As a verdict states them: a sentence for each check, and for each reason."""
+    alone = ("disturbed", "not accepted")  # of many checks or nodes the same
+    groups = grouped(((gap.kind, gap.why, "" if gap.kind in alone else gap.check or gap.subject), gap) for gap in found)
+    return [_reason(group, record) for group in groups.values()]
+
+
+def _reason(group: list[Gap], record: Record) -> str:
+    (first, *more) = group
+    kind, why, count = first.kind, first.why, len(group)
+    match kind:
+        case "disturbed":
+            neighbours = [cause for cause in accusations.causes(record) if cause.name == accusations.NEIGHBOUR]
+            who = "; ".join(cause.told(record.topology.identity) for cause in neighbours)
+            checks = f"{count} checks" if more else "1 check"
+            return f"{checks} could not be tested, since somebody else's process used a GPU: {who}"
+        case "not accepted":
+            return Said("{nodes} {what}", nodes=node_verdicts.several([gap.subject for gap in group]), what=why)
+        case "incomplete" | "calibrated here" | "too short":
+            return why
+        case "not applied":
+            return f"{why}: {first.subject}"
+        case "changed" | "without telemetry":
+            return f"{first.subject}: {why}"
+    own = {levels.check_name(check.id): check.title for check in record.checks.values()}
+    title = titled(first.subject if kind == "never finished" else first.check, own.get(first.check, ""))
+    what = {
+        "never finished": f"did not finish: {why}",
+        "skipped": f"{f'{count} cases skipped' if more else 'skipped'}: {why}",
+        "not judged": f"{f'{count} figures were' if more else '1 figure was'} not judged: {why}",
+        "below the basis": f"{f'{count} figures are' if more else '1 figure is'} {why}",
+        "without figures": f"{why}{in_cases(group, record.suite)}",
+    }
+    left_out = f"{kind}{in_cases(group, record.suite)}" + (f": {why}" if why not in (DESELECTED, NOT_SELECTED) else "")
+    return f"{title}: {what.get(kind, left_out)}"
