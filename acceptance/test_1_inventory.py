@@ -76,7 +76,7 @@ def test_software_fits_driver(gpu_topology: GpuTopology) -> None:
     """
     names = ("driver", "cuda_driver", "cuda", "cudnn", "nccl", "torch")
     missing = [f"{name} is missing" for name in names if getattr(gpu_topology, name) is None]
-    expect_none(Fault("software_unfit", (THIS_NODE,), problem) for problem in (*gpu_topology.problems, *missing))
+    expect_none(Fault("software_mismatch", (THIS_NODE,), problem) for problem in (*gpu_topology.problems, *missing))
 
 
 @needs_gpus
@@ -396,7 +396,7 @@ def test_processors_run_at_full_clock(machine: LiveMachine) -> None:
     fast = assertions.Wanted(
         "performance", lambda governor: governor == "performance" or preference in ENERGY_PREFERENCES
     )
-    assertions.expect_host(machine, host.CPU_GOVERNOR, fast, code="processors_slowed")
+    assertions.expect_host(machine, host.CPU_GOVERNOR, fast, code="cpu_governor")
 
 
 @needs_gpus
@@ -412,7 +412,7 @@ def test_processors_near_each_gpu_may_be_used(machine: LiveMachine) -> None:
         return any(words[n // 64] >> n % 64 & 1 for n in allowed if n // 64 < len(words))
 
     near = assertions.Wanted(f"a set with one of the processors {allowed}, which this process may use", usable)
-    expect(machine.gpus, "cpu_affinity", near, code="processors_far")
+    expect(machine.gpus, "cpu_affinity", near, code="cpu_affinity")
 
 
 @needs_gpus

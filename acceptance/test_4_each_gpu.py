@@ -51,7 +51,7 @@ def test_matrix_product_is_exact(world: World, precision: str) -> None:
     The right result is known beforehand, and every precision can hold it. A GPU that gets it wrong computes wrongly
     from the start. If all GPUs do, the driver or the CUDA libraries are at fault; if one does, replace it.
     """
-    world.faultless(corruption.exact_matmul, precision, code="product_wrong")
+    world.faultless(corruption.exact_matmul, precision, code="matmul_wrong")
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +102,8 @@ def test_products_repeat_bit_for_bit(
     unlike = corruption.dissenters(repetitions)
     expect_none(
         [
-            *world.faults("product_changes", [each.trouble for each in repetitions]),
-            *world.faults("product_wrong", [unlike.get(index, "") for index in range(world.size)]),
+            *world.faults("matmul_nondeterministic", [each.trouble for each in repetitions]),
+            *world.faults("matmul_wrong", [unlike.get(index, "") for index in range(world.size)]),
         ]
     )
 
@@ -183,7 +183,7 @@ def test_memory_holds_patterns(world: World) -> None:
 
 def memory_faults(place: Place, memory: PatternTest) -> Iterator[Fault]:
     if memory.trouble:
-        yield Fault("memory_wrong", (place,), memory.trouble)
+        yield Fault("memory_data_error", (place,), memory.trouble)
     if memory.total - memory.free > 0.10 * memory.total + OWN_BYTES:
         free = f"{memory.free / GiB:.1f} GiB of {memory.total / GiB:.1f} GiB"
         yield Fault("memory_occupied", (place,), f"{free} were free at the start")

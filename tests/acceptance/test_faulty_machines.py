@@ -179,9 +179,9 @@ FAULTY: dict[str, list[tuple[Any, ...]]] = {
         (BLACKWELL + FATAL_OF_NVLINK_5, "xid_reset", GPU_2, "Link 03"),
     ],
     FULL_PCIE: [
-        ("ports[1]['pcie'] = pcie(lanes=8)", "network_port_pcie", NODE, "mlx5_1/1"),
-        ("ports[1]['pcie'] = pcie(speed=16.0)", "network_port_pcie", NODE, "16 GT/s"),
-        ("ports[1]['pcie'] = pcie(lanes=8, lanes_of_port=8)", "network_port_pcie", NODE, "for its 400 Gbit/s"),
+        ("ports[1]['pcie'] = pcie(lanes=8)", "nic_pcie_slow", NODE, "mlx5_1/1"),
+        ("ports[1]['pcie'] = pcie(speed=16.0)", "nic_pcie_slow", NODE, "16 GT/s"),
+        ("ports[1]['pcie'] = pcie(lanes=8, lanes_of_port=8)", "nic_pcie_slow", NODE, "for its 400 Gbit/s"),
     ],
     HOST_LOG: [
         ("machine.log = 'EDAC MC0: 1 UE memory read error on DIMM_A1 (channel:0 slot:0)'", "dimm_uncorrected", NODE),
@@ -199,13 +199,13 @@ FAULTY: dict[str, list[tuple[Any, ...]]] = {
         ("machine.processes = {2: ['process 4711 (miner)']}", "foreign_process", GPU_2, "4711 (miner)")
     ],
     "test_memory_may_be_locked": [("host['locked_memory_limit'] = 65536", "locked_memory_limited", NODE)],
-    "test_software_fits_driver": [("machine.problems = ['driver 450']", "software_unfit", NODE, "driver 450")],
+    "test_software_fits_driver": [("machine.problems = ['driver 450']", "software_mismatch", NODE, "driver 450")],
     "test_no_harmful_variable": [
         ("host['environment']['NCCL_P2P_DISABLE'] = '1'", "harmful_variable", NODE, "NCCL_P2P_DISABLE"),
     ],
     "test_files_may_be_opened": [("host['open_files_hard_limit'] = 1024", "open_files_limited", NODE)],
     "test_processors_near_each_gpu_may_be_used": [
-        ("gpus[2]['cpu_affinity'] = [0, 1] + [0] * 14", "processors_far", GPU_2)
+        ("gpus[2]['cpu_affinity'] = [0, 1] + [0] * 14", "cpu_affinity", GPU_2)
     ],
     "test_network_ports_are_active": [
         ("ports[2]['state'] = '1: DOWN'", "network_port_unlike_others", NODE, "mlx5_2/1"),
@@ -216,9 +216,9 @@ FAULTY: dict[str, list[tuple[Any, ...]]] = {
     ],
     "test_inforom_is_valid": [("gpus[2]['inforom_valid'] = False", "inforom_invalid", GPU_2)],
     "test_clock_source_is_fast": [("setup['clock_source'] = 'hpet'", "clock_source_slow", NODE)],
-    "test_processors_are_online": [("setup['offline'] = [5, 13]", "processors_offline", NODE, "5, 13")],
+    "test_processors_are_online": [("setup['offline'] = [5, 13]", "cpu_offline", NODE, "5, 13")],
     "test_memory_modules_are_alike": [
-        ("modules[3]['configured_speed'] = 4400", "memory_module_slow", NODE, "DIMM_3"),
+        ("modules[3]['configured_speed'] = 4400", "dimm_slow", NODE, "DIMM_3"),
     ],
     "test_host_memory_had_few_errors": [
         ("module['uncorrected'] = errors[0]['uncorrected'] = 1", "host_memory_uncorrected", NODE, "DIMM_A1"),
@@ -556,7 +556,7 @@ def test_a_machine_that_tells_nothing_is_not_healthy(described):
 
 def test_dcgm_fails_by_its_faults_alone_and_never_passes_what_it_has_not_seen():
     fault = Fault("dcgm_part_broken", (place.gpu(2),), "memory failed")
-    remark = Fault("dcgm_remark", (place.gpu(1),), "eud was skipped")
+    remark = Fault("dcgm_warning", (place.gpu(1),), "eud was skipped")
     cases = {
         "failed": Diagnosis(faults=[fault], unseen=["its JSON is cut short"]),
         "skipped": Diagnosis(shown=[remark], unseen=["its JSON is cut short"]),

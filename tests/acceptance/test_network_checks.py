@@ -22,7 +22,7 @@ ports = host['optics'] = [module(i) for i in range(4)]
 @pytest.mark.parametrize(
     ("change", "check", "code"),
     [
-        ("ports[2]['readings']['temperature_c']['values'] = [81.0]", MODULES, "network_module_fault"),
+        ("ports[2]['readings']['temperature_c']['values'] = [81.0]", MODULES, "transceiver_fault"),
         ("ports[2]['effective_ber'] = 3e-13", LINKS, "network_link_errors"),
         ("ports[2]['link_downs'] = 9.0", LINKS, "network_link_flaps"),
     ],

@@ -109,7 +109,7 @@ CLOSED = "host['gpudirect'] = dict(peer_module=None, open_modules=False)\n"
 OPEN = "host['gpudirect'] = dict(peer_module=None, open_modules=True)\n"
 OLD = "host['kernel'] = '5.4.0-200-generic'\n"
 RAILS = ["rail0", "rail1", "rail2", "rail3"]
-TRANSLATES = [("iommu_translates", [rail]) for rail in RAILS]
+TRANSLATES = [("iommu_not_passthrough", [rail]) for rail in RAILS]
 
 
 def replacing(old, new):
@@ -169,15 +169,15 @@ FAULTY = {
     "a way that this kernel has not": ({"host": OPEN + OLD}, GPUDIRECT, [("gpudirect_module_missing", RAILS)], ""),
     "ports of a switch redirect": (
         {"control": lambda address: 0x1D if address.startswith("0000:17") else 0},
-        SWITCHES, [("acs_redirects", ["rail0"])],
+        SWITCHES, [("acs_enabled", ["rail0"])],
         "0000:17:00.0 (0x001d) and 0000:17:01.0 (0x001d)",
     ),
     "an adapter is on the other socket": (
-        {"change": elsewhere}, NEAR, [("adapter_far", ["rail3"])],
+        {"change": elsewhere}, NEAR, [("nic_not_local", ["rail3"])],
         "(NUMA node 1); under no GPU's switch are: mlx5_3 (NUMA node 0)",
     ),
     "an adapter whose port is down is not in use": (
-        {"host": f"host['network_ports'][3] = {port(3, '1: DOWN')!r}"}, NEAR, [("adapter_far", ["rail3"])], "",
+        {"host": f"host['network_ports'][3] = {port(3, '1: DOWN')!r}"}, NEAR, [("nic_not_local", ["rail3"])], "",
     ),
 }  # fmt: skip
 

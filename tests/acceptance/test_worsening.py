@@ -92,7 +92,7 @@ def test_what_the_kernel_says_of_the_host_is_told_with_the_check_in_which_it_cam
     }
     assert found == {
         "test_pcie_error_of_a_gpu": ("pcie_error_logged", ["gpu2"], True),
-        "test_processor_that_stands_still": ("host_stalled", ["node"], True),
+        "test_processor_that_stands_still": ("hung_task", ["node"], True),
     }
 
 

@@ -83,7 +83,7 @@ def test_a_wrong_element_is_found_and_the_gpu_named(planted, fault, precision, w
 
 def test_a_flipped_bit_in_memory_is_found_and_the_gpu_named(planted):
     (fault,) = planted(test_memory.FAULT, "1000 37", f"{EACH_GPU}::{HOLDS}", "--gpus=all").record.faults
-    assert (fault.name, fault.subjects) == ("memory_wrong", (gpu(1),))
+    assert (fault.name, fault.subjects) == ("memory_data_error", (gpu(1),))
     assert re.search(r"wrong words in memory: 1; .*wrong bits 0x0000002000000000", fault.what), fault
 
 

@@ -76,7 +76,7 @@ def cpu(index):
 @pytest.mark.parametrize(
     ("planted", "code", "subject", "words"),
     [
-        ({"late": 2}, "rank_comes_late", cpu(2), r".*ms late to every all_reduce"),
+        ({"late": 2}, "straggler", cpu(2), r".*ms late to every all_reduce"),
         ({"links": 2}, "links_slow", cpu(2), r"every pair with it takes .* us, all others "),
         ({"link": {1, 3}}, "link_slow", Pair(cpu(1), cpu(3)), ""),
         ({"end": 1}, "slows_collectives", cpu(1), r".*without any other rank "),

@@ -100,7 +100,7 @@ def test_power_supplies(tmp_path: Path, supplies: str, ills: set[tuple[str, str]
             bmc_rules.temperature_ills,
             "| ns  |  3.1 | No Reading",
             "| ucr |  3.1 | 98 degrees C",
-            {("part_temperature", "Temp (3.1)")},
+            {("component_temperature", "Temp (3.1)")},
         ),
         (bmc_rules.temperature_ills, "| ns  |  3.1 | No Reading", "| unc |  3.1 | 88 degrees C", set()),
     ],

@@ -94,7 +94,7 @@ def test_the_worst_severity_counts_and_monitor_speaks_against_nothing():
     (fault,) = diagnosis(on_eight(result(0, status="Fail", warnings=[watch, BROKEN])), EIGHT, status=205).faults
     assert fault.name == "dcgm_part_broken"
     found = diagnosis(on_eight(result(0, status="Fail", warnings=[watch])), EIGHT, status=226)
-    assert (found.faults, [shown.name for shown in found.shown]) == ([], ["dcgm_remark"])
+    assert (found.faults, [shown.name for shown in found.shown]) == ([], ["dcgm_warning"])
 
 
 def test_warnings_of_a_passed_test_and_skipped_tests_are_shown():

@@ -39,15 +39,15 @@ LINES = [
      "pcie_corrected_logged", "nvidia 0000:07:00.0", False, False),
     ("pcieport 0000:30:03.0: DPC: containment event, status:0x0005 source:0x3400", "pcie_error_logged",
      "pcieport 0000:30:03.0", True, True),
-    ("watchdog: BUG: soft lockup - CPU#18 stuck for 27s! [python3:2254956]", "host_stalled", "", False, True),
-    ("watchdog: Watchdog detected hard LOCKUP on cpu 3", "host_stalled", "", True, True),
-    ("NMI watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [nvidia-smi:1]", "host_stalled", "", False, True),
-    ("watchdog: CPU3: Watchdog detected hard LOCKUP on cpu 3", "host_stalled", "", True, True),
-    ("rcu: INFO: rcu_preempt self-detected stall on CPU", "host_stalled", "", False, True),
-    ("rcu: INFO: rcu_sched detected stalls on CPUs/tasks:", "host_stalled", "", False, True),
-    ("INFO: task jfsmount:136986 blocked for more than 120 seconds.", "host_stalled", "", False, True),
-    ("INFO: task kworker/u64:3:28 blocked in I/O wait for more than 122 seconds.", "host_stalled", "", False, True),
-    (r"INFO: task a\xc3\xa4 b:7:286 blocked for more than 120 seconds.", "host_stalled", "", False, True),
+    ("watchdog: BUG: soft lockup - CPU#18 stuck for 27s! [python3:2254956]", "hung_task", "", False, True),
+    ("watchdog: Watchdog detected hard LOCKUP on cpu 3", "hung_task", "", True, True),
+    ("NMI watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [nvidia-smi:1]", "hung_task", "", False, True),
+    ("watchdog: CPU3: Watchdog detected hard LOCKUP on cpu 3", "hung_task", "", True, True),
+    ("rcu: INFO: rcu_preempt self-detected stall on CPU", "hung_task", "", False, True),
+    ("rcu: INFO: rcu_sched detected stalls on CPUs/tasks:", "hung_task", "", False, True),
+    ("INFO: task jfsmount:136986 blocked for more than 120 seconds.", "hung_task", "", False, True),
+    ("INFO: task kworker/u64:3:28 blocked in I/O wait for more than 122 seconds.", "hung_task", "", False, True),
+    (r"INFO: task a\xc3\xa4 b:7:286 blocked for more than 120 seconds.", "hung_task", "", False, True),
     ("nvme nvme1: I/O 12 QID 3 timeout, disable controller", "disk_failing", "nvme1", True, True),
     ("nvme nvme4: I/O tag 22 (2016) opcode 0x2 (Admin Cmd) QID 0 timeout, reset controller", "disk_failing", "nvme4",
      True, True),
@@ -287,7 +287,7 @@ def test_a_node_tells_of_its_host_once(tmp_path):
     assert [message.code for message in node.kernel_log().host] == ["machine_check"]
     with log.open("a") as more:
         os.write(more.fileno(), LINES[14][0].encode() + b"\n")
-    assert [message.code for message in node.kernel_log().host] == ["host_stalled"]
+    assert [message.code for message in node.kernel_log().host] == ["hung_task"]
     assert node.kernel_log().host == ()
 
 

@@ -45,7 +45,7 @@ def test_what_a_module_and_a_copper_cable_tell(tmp_path):
 def test_a_module_that_is_not_well(tmp_path, was, now, told):
     faults = module_faults(found(tmp_path, was, now))
 
-    assert [fault.name for fault in faults] == (["network_module_fault"] if told else [])
+    assert [fault.name for fault in faults] == (["transceiver_fault"] if told else [])
     assert all(fault.what.startswith("mlx5_0/1 ") and told in fault.what for fault in faults)
 
 

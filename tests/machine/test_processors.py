@@ -50,9 +50,9 @@ SETUPS = {
     "a clock source that is read over the bus": (((TSC, "current_clocksource\nhpet"),), ["clock_source_slow"]),
     "the power management timer": (((TSC, "current_clocksource\nacpi_pm"),), ["clock_source_slow"]),
     "the clock of a hypervisor": (((TSC, "current_clocksource\nkvm-clock"),), []),
-    "one processor switched off": (((ONLINE, "cpu/online\n0-1,3"),), ["processors_offline"]),
+    "one processor switched off": (((ONLINE, "cpu/online\n0-1,3"),), ["cpu_offline"]),
     "second threads switched off": (((ONLINE, "cpu/online\n0,2"), ("control\non", "control\noff")), []),
-    "a socket with one module of sixteen less": (((" 1056913408 kB", " 990000000 kB"),), ["memory_uneven"]),
+    "a socket with one module of sixteen less": (((" 1056913408 kB", " 990000000 kB"),), ["numa_memory_imbalance"]),
     "a socket of which the kernel keeps a part": (((" 1056913408 kB", " 1030000000 kB"),), []),
 }
 

@@ -164,7 +164,7 @@ def test_another_environment_and_another_clock_are_named(cluster: RayCluster, tm
     cluster.start([second, third], {"gf1": {"NCCL_ALGO": "Ring"}, "gf2": {"PYTHONPATH": str(tmp_path)}})
     ended = cluster.rehearse("then", f"{ACCEPTANCE}/test_nodes_1_alike.py", "last").end()
     found = {(fault.name, ended.record.hosts[fault.subjects[0].node]): fault.what for fault in ended.record.faults}
-    assert (ended.status, found.keys()) == (1, {("host_unlike_others", "gf1"), ("clock_off", "gf2")}), ended.text
+    assert (ended.status, found.keys()) == (1, {("host_unlike_others", "gf1"), ("clock_skew", "gf2")}), ended.text
     assert "NCCL_ALGO" in found["host_unlike_others", "gf1"]
     assert failed(ended) == {"nodes_are_alike", "clocks_agree"}
     nothing_runs(cluster)

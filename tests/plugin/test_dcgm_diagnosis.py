@@ -40,7 +40,7 @@ def test_the_ranks_are_gone_before_it_begins_and_what_it_printed_is_on_record(mo
     monkeypatch.setattr(dcgm, "read", read)
     found = fixtures.diagnose(run, "test_x")
     assert run.done == ["ranks are gone", "level 2", "host_fact"]
-    assert run.noticed == [("dcgm_remark", "test_x")]
+    assert run.noticed == [("dcgm_warning", "test_x")]
     assert (found.faults, found.unseen) == ([], [])
 
 

@@ -50,8 +50,8 @@ def fio(monkeypatch):
     ("text", "code", "words"),
     [
         (printed(), None, ""),
-        (printed(FAILED, order=EILSEQ), "drive_data_wrong", "read in order"),
-        (printed(FAILED, random=EILSEQ), "drive_data_wrong", "read at random"),
+        (printed(FAILED, order=EILSEQ), "drive_data_error", "read in order"),
+        (printed(FAILED, random=EILSEQ), "drive_data_error", "read at random"),
         (printed(written=EIO), "drive_unreadable", "Input/output error"),
     ],
     ids=["as it was written", "changed", "changed, read at random", "not written"],
@@ -154,6 +154,6 @@ def test_fio_itself(tmp_path, changed):
         return output(*command[:jobs], *command[begin:], **how)
 
     found = disk_reads.read_drive(tmp_path, 4 * MiB, run)
-    assert {fault.name for fault in found.faults} == ({"drive_data_wrong"} if changed else set())
+    assert {fault.name for fault in found.faults} == ({"drive_data_error"} if changed else set())
     assert [figure.metric for figure in found.figures] == ["drive_bandwidth", "drive_iops"]
     assert os.listdir(tmp_path) == []

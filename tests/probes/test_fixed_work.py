@@ -39,7 +39,7 @@ def test_a_rank_that_computes_otherwise_is_named(planted, fault, what):
         for line in path.open()
         if json.loads(line)["event"] == "fault"
     ]
-    assert [(each["name"], each["subjects"]) for each in faults] == [("computes_otherwise", ["cpu1"])]
+    assert [(each["name"], each["subjects"]) for each in faults] == [("gpu_bits_differ", ["cpu1"])]
     assert what in faults[0]["what"]
 
 

@@ -156,7 +156,7 @@ XID = "acceptance/test_2_health.py::test_no_grave_xid_in_the_kernel_log"
         ("foreign_process", [gpu(5)], found("xid_of_process", gpu(5)), True),
         ("foreign_process", [gpu(5)], found("xid_of_process", gpu(4)), False),
         ("foreign_process", [gpu(5)], found("limit_missed", gpu(4)), False),
-        ("foreign_process", [gpu(5)], found("product_wrong", gpu(5)), False),
+        ("foreign_process", [gpu(5)], found("matmul_wrong", gpu(5)), False),
         ("harmful_variable", [Place(0, "node")], found("limit_missed", gpu(4)), True),
         ("harmful_variable", [Place(1, "node")], found("limit_missed", gpu(4)), False),
         ("ecc_off", [gpu(5)], found("limit_missed", gpu(5)), False),
@@ -186,7 +186,7 @@ RAIL = Place(0, "rail", 3)
         ("", found("limit_missed", WORLD), False),  # one machine uses no rail
     ],
 )
-@pytest.mark.parametrize("cause", ["acs_redirects", "iommu_translates", "gpudirect_module_missing", "adapter_far"])
+@pytest.mark.parametrize("cause", ["acs_enabled", "iommu_not_passthrough", "gpudirect_module_missing", "nic_not_local"])
 def test_what_keeps_an_adapter_from_its_gpu_explains_a_slow_rail(
     record_of: RecordOf, cause: str, transport: str, effect: Fault, explained: bool
 ) -> None:

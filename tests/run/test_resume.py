@@ -255,7 +255,7 @@ SPOILED_BY = {
     "wrong data, which the next run did not see": (
         {
             "event": "fault",
-            "fault": codec.plain(Fault("product_wrong", (), "1 wrong bit", check=f"{runs.BANDWIDTH}[0]")),
+            "fault": codec.plain(Fault("matmul_wrong", (), "1 wrong bit", check=f"{runs.BANDWIDTH}[0]")),
         },
         "1 wrong bit (in run first)",
     ),
@@ -276,7 +276,7 @@ def test_what_goes_along_is_that_of_checks_that_do_not_run_again(first):
     """Those that only look at the machine do. What a later version tells goes along too."""
     done, again = f"{runs.BANDWIDTH}[0]", "acceptance/test_2_host.py::test_bmc_logged_no_grave_error"
     not_done = "acceptance/test_8_resnet50.py::test_training_sweep"
-    shown = [Fault("dcgm_remark", (), "x", check=check, watched=watched) for check, watched in
+    shown = [Fault("dcgm_warning", (), "x", check=check, watched=watched) for check, watched in
              ((done, False), (again, False), (again, True), ("", False))]  # fmt: skip
     curve = {"training": {"model": "resnet50"}, "steps": [1], "losses": [7.1], "place": "gpu0"}
     folder = first(

@@ -55,7 +55,7 @@ def test_a_gpu_that_computes_otherwise_is_named(outputs, named):
 
 def test_the_fault_says_which_part():
     (fault,) = gpus_apart(fingerprints(RIGHT, RIGHT, WRONG))
-    assert (fault.name, "product" in fault.what, "sum" in fault.what) == ("computes_otherwise", True, False)
+    assert (fault.name, "product" in fault.what, "sum" in fault.what) == ("gpu_bits_differ", True, False)
 
 
 def test_other_models_and_libraries_are_no_peers_within_a_machine():
@@ -96,7 +96,7 @@ def test_machines_that_compute_the_same_do_not_differ():
 
 def test_a_machine_whose_gpus_agree_on_wrong_bits_is_named():
     (found,) = other_bits({"a": A, "b": B, "c": ALSO_A})
-    assert (found.hosts, found.code) == (("b",), "machine_computes_otherwise")
+    assert (found.hosts, found.code) == (("b",), "machine_bits_differ")
     assert found.usual == RIGHT[:12]
     assert ("product" in found.fact, "sum" in found.fact) == (True, False)
 
@@ -156,7 +156,7 @@ def test_a_fleet_with_such_a_machine_is_rejected():
     fleet = judge_fleet([*hosts, host_run("node-003", fingerprints=B.fingerprints)])
     (fault,) = fleet.faults
     assert (fleet.verdict, fault.name, fault.subjects) == (
-        "REJECTED", "machine_computes_otherwise", (Place(3, "node"),),
+        "REJECTED", "machine_bits_differ", (Place(3, "node"),),
     )  # fmt: skip
 
 

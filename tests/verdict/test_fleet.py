@@ -352,5 +352,5 @@ def test_a_gpu_that_is_slower_than_those_of_all_nodes_is_named_with_its_node():
 )
 def test_the_clock_of_a_node_is_held_against_those_of_most(ahead, off):
     assert [(fault.name, fault.subjects) for fault in clocks_apart(ahead)] == [
-        ("clock_off", (Place(node, "node"),)) for node in off
+        ("clock_skew", (Place(node, "node"),)) for node in off
     ]

@@ -62,7 +62,7 @@ def test_what_is_shown_is_one_remark_a_kind():
     shown = [Fault(each.name, each.subjects, f"{each.what} {number}") for number, each in enumerate(shown)]
     assert remarks(shown) == [
         f"the kernel log: {CODES['pcie_corrected_logged'].message}: {CORRECTED} 0, and 2 more",
-        f"the kernel log: {CODES['host_stalled'].message}: {STALLED} 3",
+        f"the kernel log: {CODES['hung_task'].message}: {STALLED} 3",
     ]
     assert remarks([]) == []
 
@@ -72,7 +72,7 @@ def test_every_row_has_a_code_and_what_never_condemns_is_to_be_watched():
         assert (CODES[row.code].action == "MONITOR") == (not row.before and not row.during)
 
 
-HUNG = Fault("host_stalled", (THIS_NODE,), "INFO: task python3:7 blocked for more than 120 seconds.")
+HUNG = Fault("hung_task", (THIS_NODE,), "INFO: task python3:7 blocked for more than 120 seconds.")
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ EMPTY = {"bytes": 0, "type": None, "configured_speed": None}
 MADE_UP = {"type": None, "speed": None, "configured_speed": None}  # as QEMU tells
 MODULES = {
     "below their rating, all of them": (modules(), []),
-    "one smaller": (modules((7, {"bytes": 16 * GiB})), ["memory_module_unlike"]),
-    "one slower": (modules((7, {"configured_speed": 2666})), ["memory_module_slow"]),
-    "one missing": (modules((7, EMPTY)), ["memory_uneven"]),
+    "one smaller": (modules((7, {"bytes": 16 * GiB})), ["dimm_mismatch"]),
+    "one slower": (modules((7, {"configured_speed": 2666})), ["dimm_slow"]),
+    "one missing": (modules((7, EMPTY)), ["numa_memory_imbalance"]),
     "two missing, as it may have been bought": (modules((7, EMPTY), (19, EMPTY)), []),
     "half of them larger": (modules(*((slot, {"bytes": 64 * GiB}) for slot in range(0, 24, 2))), []),
     "those of a virtual machine": (modules(*((slot, MADE_UP) for slot in range(3)), count=3), []),

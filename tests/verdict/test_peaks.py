@@ -132,4 +132,4 @@ def test_what_no_gpu_can_reach_is_a_fault_of_that_place(board):
     places = [gpu.place for gpu in board.gpus]
     rates = dict.fromkeys(places, at(board, 0.99)) | {places[2]: at(board, 1.01)}
     (fault,) = peaks.above_peak(tokens(rates), FLOP, board)
-    assert (fault.name, fault.subjects) == ("above_peak", (places[2],))
+    assert (fault.name, fault.subjects) == ("implausible_value", (places[2],))

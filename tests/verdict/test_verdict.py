@@ -218,7 +218,7 @@ SPEED = f"acceptance/{SEVERAL}[fp16]"
         ([Fault("limit_missed", (WORLD,), "slow"), Fault("memory_occupied", (gpu(5),), "full")], "INCOMPLETE"),
         ([Fault("rank_raised", (gpu(5),), "torch.OutOfMemoryError: CUDA out of memory")], "INCOMPLETE"),
         ([Fault("limit_missed", (gpu(5),), "slow"), Fault("limit_missed", (gpu(4),), "slow")], "REJECTED"),
-        ([Fault("product_wrong", (gpu(5),), "one bit")], "REJECTED"),
+        ([Fault("matmul_wrong", (gpu(5),), "one bit")], "REJECTED"),
         ([Fault("rank_raised", (gpu(5),), "ValueError: no")], "REJECTED"),
         ([Fault("check_failed", (), "assert False")], "REJECTED"),
         (None, "REJECTED"),  # it failed, and nobody knows for what

@@ -36,7 +36,7 @@ _CODES = (
     # ---------------------------------------------------------------- 1xx what is in the machine, and how it is set up
     Code(101, "gpu_missing", "presence", "TRIAGE", "a GPU is missing",
          "Compare `nvidia-smi -L` and `lspci` with the delivery note; reseat or replace the GPU that is not listed"),
-    Code(102, "software_unfit", "presence", "CONFIG", "driver, CUDA, cuDNN, NCCL and torch do not fit together",
+    Code(102, "software_mismatch", "presence", "CONFIG", "driver, CUDA, cuDNN, NCCL and torch do not fit together",
          "Update the driver, or install a torch that was built for it"),
     Code(103, "gpu_unlike_others", "identity", "TRIAGE", "this GPU is not like the others of the machine",
          "Replace it, or bring its firmware to the others' version"),
@@ -81,9 +81,9 @@ _CODES = (
          "Set memlock to unlimited: --ulimit memlock=-1 for containers, limits.conf on the host"),
     Code(124, "open_files_limited", "setting", "CONFIG", "programs may open too few files",
          "Raise `ulimit -Hn`: --ulimit nofile=1048576 for containers, limits.conf on the host"),
-    Code(125, "processors_slowed", "setting", "CONFIG", "the processors are slowed down to save power",
+    Code(125, "cpu_governor", "setting", "CONFIG", "the processors are slowed down to save power",
          "Set the governor: `cpupower frequency-set -g performance`"),
-    Code(126, "processors_far", "setting", "CONFIG", "programs may not run on processors next to this GPU",
+    Code(126, "cpu_affinity", "setting", "CONFIG", "programs may not run on processors next to this GPU",
          "Give the container or job the processors that `nvidia-smi topo -m` lists under CPU affinity"),
     Code(127, "network_port_unlike_others", "network", "TRIAGE", "a network port is down, or unlike the others",
          "Look at cable, transceiver and switch port: `ibstat`"),
@@ -99,7 +99,7 @@ _CODES = (
          "switch or a cable is bad"),
     Code(132, "fabric_split", "setting", "CONFIG", "the NVSwitch fabric has divided the GPUs of this machine",
          "Look at the partitions of the fabric manager"),
-    Code(133, "network_port_pcie", "network", "TRIAGE", "the PCIe link of a network adapter is slow",
+    Code(133, "nic_pcie_slow", "network", "TRIAGE", "the PCIe link of a network adapter is slow",
          "Reseat the adapter and clean its contacts, or move it to a slot with all its lanes"),
     Code(134, "host_unlike_others", "identity", "CONFIG", "this host is not like the others of the fleet",
          "Bring its driver, firmware, software and settings to those of the others, and run again there"),
@@ -109,7 +109,7 @@ _CODES = (
          "Compare the nodes with the order: take out what is not part of it, or give --nodes its number"),
     Code(137, "node_unfit", "presence", "TRIAGE", "this node cannot take part in the run",
          "Do what its message says, then run again"),
-    Code(138, "clock_off", "setting", "CONFIG", "the clock of this node is off",
+    Code(138, "clock_skew", "setting", "CONFIG", "the clock of this node is off",
          "Look at its time service: `chronyc tracking` or `timedatectl timesync-status`"),
     Code(139, "gpus_not_as_ordered", "identity", "TRIAGE", "the GPUs are not those that were ordered",
          "Compare `nvidia-smi -L` with the order and the delivery note; have exchanged what is another model"),
@@ -125,28 +125,29 @@ _CODES = (
     Code(145, "pcie_path_reduced", "link", "TRIAGE", "a PCIe link above a device has lost lanes or speed",
          "Reseat riser or cable between the two addresses that are named (`lspci -tv`); if it stays, the retimer, the "
          "switch board or the slot is bad"),
-    Code(146, "adapter_far", "setting", "CONFIG", "a GPU has no network adapter under its PCIe switch, as others have",
+    Code(146, "nic_not_local", "setting", "CONFIG",
+         "a GPU has no network adapter under its PCIe switch, as others have",
          "Compare `nvidia-smi topo -m` with another machine of this kind: the adapter is in the wrong slot, has no "
          "link or is gone", ("performance",)),
     Code(147, "gpudirect_module_missing", "setting", "CONFIG", "network adapters cannot reach the memory of GPUs",
          "Load the module (`modprobe nvidia_peermem`), or install NVIDIA's open driver with kernel 5.12 or newer",
          ("performance",)),
-    Code(148, "iommu_translates", "setting", "CONFIG", "an IOMMU stands between a GPU and its network adapter",
+    Code(148, "iommu_not_passthrough", "setting", "CONFIG", "an IOMMU stands between a GPU and its network adapter",
          "Boot with `iommu=pt`, or turn the IOMMU off in the BIOS", ("performance",)),
-    Code(149, "acs_redirects", "setting", "CONFIG", "a PCIe switch keeps a GPU and its network adapter apart",
+    Code(149, "acs_enabled", "setting", "CONFIG", "a PCIe switch keeps a GPU and its network adapter apart",
          "Turn Access Control Services off in the BIOS, or at every boot: `setpci -s ADDRESS ECAP_ACS+0x6.w=0000`",
          ("performance",)),
     Code(155, "clock_source_slow", "setting", "CONFIG", "programs of this node ask a slow clock for the time",
          "Look why the kernel gave up the fast one (`dmesg | grep -i clocksource`): often firmware or a BIOS setting",
          ("performance",)),
-    Code(156, "processors_offline", "setting", "CONFIG", "processors of this node are switched off",
+    Code(156, "cpu_offline", "setting", "CONFIG", "processors of this node are switched off",
          "Bring them back: `echo 1 > /sys/devices/system/cpu/cpuN/online`; if they stay away, look at the kernel log "
          "and the BIOS"),
-    Code(157, "memory_uneven", "presence", "TRIAGE", "a socket has less memory than another one",
+    Code(157, "numa_memory_imbalance", "presence", "TRIAGE", "a socket has less memory than another one",
          "Compare `dmidecode -t memory` with the order: reseat or replace the module that is missing there"),
-    Code(158, "memory_module_unlike", "identity", "TRIAGE", "a memory module of the host is unlike the others",
+    Code(158, "dimm_mismatch", "identity", "TRIAGE", "a memory module of the host is unlike the others",
          "Compare it with the order, and replace it by one like the others"),
-    Code(159, "memory_module_slow", "setting", "TRIAGE", "a memory module of the host runs slower than the others",
+    Code(159, "dimm_slow", "setting", "TRIAGE", "a memory module of the host runs slower than the others",
          "Look at the BIOS setting of the memory's speed; reseat or replace the module"),
     # ---------------------------------------------------------------- 2xx health: what GPUs, host and nodes tell
     Code(201, "ecc_uncorrected", "error", "ISOLATE", "uncorrectable memory errors", "Replace the GPU"),
@@ -219,7 +220,7 @@ _CODES = (
          "Look at `smartctl -x` and at the kernel log; replace the drive"),
     Code(255, "drive_too_hot", "slowdown", "TRIAGE", "a drive is hotter than its own limit allows",
          "Look at the cooling of its bay: fans, blanks of empty bays, heat sink"),
-    Code(256, "drive_data_wrong", "data", "ISOLATE", "a drive does not give back what was written to it",
+    Code(256, "drive_data_error", "data", "ISOLATE", "a drive does not give back what was written to it",
          "Look at the kernel log; replace the drive that the folder lies on, or its cable or controller"),
     Code(257, "drive_unreadable", "error", "TRIAGE", "a drive could not be written or read",
          "Look at the kernel log and at `smartctl -x` of the drive that the folder lies on"),
@@ -234,7 +235,7 @@ _CODES = (
          "Replace it: `ipmitool sdr type Fan`; look for what blocks it", ("performance",)),
     Code(270, "inlet_temperature", "cooling", "CONFIG", "the air that comes in is outside the machine's limits",
          "Look at the cooling of the room and of the rack, and for what blocks the air", ("performance",)),
-    Code(271, "part_temperature", "cooling", "TRIAGE", "a part of the host is too hot, by the BMC's own limit",
+    Code(271, "component_temperature", "cooling", "TRIAGE", "a part of the host is too hot, by the BMC's own limit",
          "Look at fans, air ducts and heat sinks: `ipmitool sdr type Temperature`", ("performance",)),
     Code(272, "bmc_memory_error", "error", "ISOLATE", "the BMC's log has an uncorrectable error of host memory",
          "Replace the memory module that it names: `ipmitool sel elist`; save and clear the log afterwards"),
@@ -248,7 +249,7 @@ _CODES = (
          "Look at fans, air ducts and the part that it names: `ipmitool sel elist`; clear the log once it is mended"),
     Code(277, "bmc_log_full", "error", "MONITOR", "the BMC's event log is full",
          "Save it and clear it (`ipmitool sel save FILE`, `ipmitool sel clear`), then run again"),
-    Code(280, "network_module_fault", "network", "TRIAGE", "the transceiver of a network port is not well",
+    Code(280, "transceiver_fault", "network", "TRIAGE", "the transceiver of a network port is not well",
          "Clean its connector, reseat it and look at its cooling; then exchange it: `mlxlink -d DEVICE -m`"),
     Code(281, "network_link_errors", "network", "TRIAGE", "a network link has more bit errors than a healthy one",
          "Clean and reseat the connectors at both ends, then exchange the cable: `mlxlink -d DEVICE -c`"),
@@ -268,7 +269,7 @@ _CODES = (
          ("link", "link error", "stall")),
     Code(241, "pcie_corrected_logged", "host error", "MONITOR", "a PCIe device or port had errors that were corrected",
          "Nothing, unless they become many; then reseat the device, its riser or cable"),
-    Code(242, "host_stalled", "stall", "TRIAGE", "processors or programs of the host stood still",
+    Code(242, "hung_task", "stall", "TRIAGE", "processors or programs of the host stood still",
          "Read the kernel log around that line: what they waited for, and whether an XID or a disk error came before"),
     Code(243, "disk_failing", "disk", "TRIAGE", "a disk does not answer, or cannot be read or written",
          "Look at it with `smartctl -a` or `nvme smart-log`; reseat or replace it", ("file system", "stall")),
@@ -293,21 +294,22 @@ _CODES = (
          "Do what its text says, then run again"),
     Code(288, "dcgm_test_failed", "diagnostic", "TRIAGE", "a test of DCGM's diagnostic failed",
          "Read its text and /var/log/nvidia-dcgm/nvvs.log; run `dcgmi diag -r 3` on this GPU alone"),
-    Code(289, "dcgm_remark", "diagnostic", "MONITOR", "DCGM's diagnostic warned of something, or left it out",
+    Code(289, "dcgm_warning", "diagnostic", "MONITOR", "DCGM's diagnostic warned of something, or left it out",
          "Nothing, unless it comes back together with faults of the same GPU"),
     # ---------------------------------------------------------------- 3xx wrong data
-    Code(301, "product_wrong", "data", "ISOLATE", "this GPU computes wrongly",
+    Code(301, "matmul_wrong", "data", "ISOLATE", "this GPU computes wrongly",
          "Replace the GPU; if all GPUs do it, look at the driver and the CUDA libraries first"),
-    Code(302, "product_changes", "data", "ISOLATE", "this GPU corrupts results silently", "Replace the GPU"),
-    Code(303, "memory_wrong", "data", "ISOLATE", "this GPU's memory does not hold what is written", "Replace the GPU"),
+    Code(302, "matmul_nondeterministic", "data", "ISOLATE", "this GPU corrupts results silently", "Replace the GPU"),
+    Code(303, "memory_data_error", "data", "ISOLATE", "this GPU's memory does not hold what is written",
+         "Replace the GPU"),
     Code(304, "collective_wrong", "data", "TRIAGE", "a collective delivered wrong data",
          "Look for NVLink and ECC errors of the GPUs that are named (`nvidia-smi nvlink -e`) and replace them"),
-    Code(305, "copy_wrong", "data", "TRIAGE", "data arrived wrong over a link",
+    Code(305, "link_data_error", "data", "TRIAGE", "data arrived wrong over a link",
          "Look at the NVLink errors of the GPUs that are named and for XIDs; over PCIe at IOMMU and ACS settings"),
-    Code(309, "computes_otherwise", "data", "TRIAGE", "this GPU computes other bits than the others of its model",
+    Code(309, "gpu_bits_differ", "data", "TRIAGE", "this GPU computes other bits than the others of its model",
          "Run again: if it is the same GPU, replace it; if two differ and nobody can say which, run the suite on a "
          "machine with the same GPUs and libraries and hold both against each other: `gpufleet compare`"),
-    Code(310, "machine_computes_otherwise", "data", "TRIAGE", "this machine computes other bits than its like",
+    Code(310, "machine_bits_differ", "data", "TRIAGE", "this machine computes other bits than its like",
          "Compare its CUDA libraries and environment with the others' (`pip list`, LD_PRELOAD, LD_LIBRARY_PATH) and "
          "install them anew; if its GPUs still compute otherwise, they, or what they share, are bad"),
     Code(306, "training_wrong", "data", "TRIAGE", "a network is not trained right",
@@ -318,7 +320,7 @@ _CODES = (
     Code(401, "limit_missed", "performance", "TRIAGE", "a figure missed its limit", "Do what the check's text says"),
     Code(402, "slower_than_peers", "performance", "TRIAGE", "this place is slower than its peers",
          "Do what the check's text says"),
-    Code(403, "rank_comes_late", "performance", "CONFIG", "the process of this GPU makes all others wait",
+    Code(403, "straggler", "performance", "CONFIG", "the process of this GPU makes all others wait",
          "Look for what else runs on the processors that it may use"),
     Code(404, "links_slow", "performance", "TRIAGE", "every link of this GPU is slow",
          "Look at its NVLinks (`nvidia-smi nvlink -s`); reseat or replace it"),
@@ -340,7 +342,7 @@ _CODES = (
          "Look at its PCIe link, at IOMMU and ACS, and whether GPUDirect RDMA works; then reseat or exchange it"),
     Code(413, "network_adapter_fails", "network", "TRIAGE", "nothing can be sent through a network adapter",
          "Look at the state of its port (`ibstat`), at /dev/infiniband and at the limit of locked memory"),
-    Code(415, "above_peak", "performance", "TRIAGE", "a figure is above what this GPU can do",
+    Code(415, "implausible_value", "performance", "TRIAGE", "a figure is above what this GPU can do",
          "The GPU is not what it says it is, or its clock is wrong: compare model, clocks and SMs with the data sheet"),
     # ---------------------------------------------------------------- 5xx processes
     Code(501, "rank_died", "process", "TRIAGE", "the process of a GPU died",
@@ -356,6 +358,7 @@ _CODES = (
 # fmt: on
 
 CODES = {code.name: code for code in sorted(_CODES, key=lambda code: code.number)}
+BY_NUMBER = {code.number: code for code in CODES.values()}
 KERNEL_LOG = range(236, 250)  # the numbers of what the kernel log tells of the host
 
 
@@ -378,10 +381,12 @@ class Fault(msgspec.Struct, frozen=True):
     number: int = msgspec.field(default=0, name="code")  # 0: that of its kind
 
     def __post_init__(self) -> None:
-        """ValueError if it is none that this version knows."""
-        if self.name not in CODES or self.number not in (0, self.kind.number):
+        """ValueError if it is none that this version knows. Evidence of before 0.4 may have another name."""
+        kind = BY_NUMBER.get(self.number) or CODES.get(self.name)
+        if kind is None or (self.name in CODES and self.name != kind.name):
             raise ValueError(f"there is no fault {self.name} with code {self.number}")
-        msgspec.structs.force_setattr(self, "number", self.kind.number)
+        msgspec.structs.force_setattr(self, "name", kind.name)
+        msgspec.structs.force_setattr(self, "number", kind.number)
 
     def changed(self, **changes: Any) -> "Fault":
         return msgspec.structs.replace(self, number=0, **changes)

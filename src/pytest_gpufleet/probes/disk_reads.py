@@ -134,7 +134,7 @@ def faults_of(jobs: Iterable[Mapping[str, Any]], folder: Path) -> list[Fault]:
     for job in jobs:
         if job["error"] == EILSEQ:
             what = f"{folder}: data {job['jobname']} are others than were written"
-            found.append(Fault("drive_data_wrong", (THIS_NODE,), what))
+            found.append(Fault("drive_data_error", (THIS_NODE,), what))
         elif job["error"]:
             what = f"{folder}: data could not be {job['jobname']}: {os.strerror(job['error'])}"
             found.append(Fault("drive_unreadable", (THIS_NODE,), what))

@@ -55,9 +55,9 @@ def gpus_apart(fingerprints: Sequence[Fingerprint]) -> list[Fault]:
         for place, each in steady.items():
             if most not in (None, each):
                 wrong[place].append(part)
-    faults = [Fault("computes_otherwise", (at,), f"other bits than most: {told(wrong[at])}") for at in sorted(wrong)]
+    faults = [Fault("gpu_bits_differ", (at,), f"other bits than most: {told(wrong[at])}") for at in sorted(wrong)]
     return faults + [
-        Fault("computes_otherwise", places, f"they differ, and it cannot be told which is wrong: {told(parts)}")
+        Fault("gpu_bits_differ", places, f"they differ, and it cannot be told which is wrong: {told(parts)}")
         for places, parts in unclear.items()
     ]
 

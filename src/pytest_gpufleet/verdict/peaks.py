@@ -127,7 +127,9 @@ def above_peak(tokens: Measurement, least_flop_a_token: float, topology: GpuTopo
     """Figures that are above what the GPUs can do, if a token takes so many operations at least."""
     return [
         Fault(
-            "above_peak", (at,), f"{tokens.values[at] * least_flop_a_token / 1e12:,.4g} TFLOP/s of at most {peak:,.4g}"
+            "implausible_value",
+            (at,),
+            f"{tokens.values[at] * least_flop_a_token / 1e12:,.4g} TFLOP/s of at most {peak:,.4g}",
         )
         for at, peak in _peaks(tokens, topology).items()
         if tokens.values[at] * least_flop_a_token > peak * 1e12

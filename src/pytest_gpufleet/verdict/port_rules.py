@@ -66,7 +66,7 @@ def ports_behind_slow_pcie(ports: Iterable[Port]) -> list[Fault]:
     slots are of a generation that is too slow for these ports, the machine was built so."""
     used = active(ports)
     fastest = max((slot_gigabits(port) for port in used), default=0.0)
-    return [_fault("network_port_pcie", port, what) for port in used for what in _slow(port, fastest)]
+    return [_fault("nic_pcie_slow", port, what) for port in used for what in _slow(port, fastest)]
 
 
 def _slow(port: Port, fastest: float) -> list[str]:
@@ -170,7 +170,7 @@ UNITS = {
 def module_faults(ports: Iterable[Port]) -> list[Fault]:
     """Modules that report a fault, or measure what is outside their own limits. Ports are as the host's fact `optics`
     has them."""
-    return [_fault("network_module_fault", port, what) for port in _read(ports) for what in _of_module(port)]
+    return [_fault("transceiver_fault", port, what) for port in _read(ports) for what in _of_module(port)]
 
 
 def links_with_errors(ports: Iterable[Port]) -> list[Fault]:

@@ -89,7 +89,7 @@ def host_bandwidth(
             metric, samples = metric_under("host_bandwidth", conditions), [each.samples[way] for each in crossed]
             of_rank = [[Reading(metric, median(each), conditions, each, details={"bytes": nbytes})] for each in samples]
             measurements += together(world, of_rank)
-        copied[direction] = Copied(measurements, world.faults("copy_wrong", [each.wrong for each in crossed]))
+        copied[direction] = Copied(measurements, world.faults("link_data_error", [each.wrong for each in crossed]))
     return copied
 
 

@@ -122,7 +122,7 @@ def _copied(
             for i, j in at_once:
                 where = Pair(world.places[i], world.places[j])
                 if text := differences[j if writes else i]:
-                    faults.append(Fault("copy_wrong", (where,), text))
+                    faults.append(Fault("link_data_error", (where,), text))
                 if found[i]:
                     under = {**conditions, "link": _link(topology, where, direct[i][j])}
                     by_rank[i].append(Reading(metric, median(found[i]), under, found[i], where, {"bytes": nbytes}))

@@ -215,7 +215,7 @@ def _late_rank(slow: Slow) -> Step:
         f"it comes {late * 1e3:.2g} ms late to every {slow.collective}, and all others wait for it: its process needs "
         f"{launched[latest] * 1e3:.2g} ms to launch one, theirs {usual * 1e3:.2g} ms"
     )
-    return Fault("rank_comes_late", (world.places[latest],), what)
+    return Fault("straggler", (world.places[latest],), what)
 
 
 def _slow_links(slow: Slow) -> Step:

@@ -218,7 +218,7 @@ def other_bits(records: Mapping[str, Record]) -> list[Difference]:
     split = grouped(
         ((work.kind, work.software, found.usual is None, frozenset(found.others.values())), found)
         for (_, work), of_machines in by_work(records).items()
-        if (found := difference(work.part, of_machines, "machine_computes_otherwise"))
+        if (found := difference(work.part, of_machines, "machine_bits_differ"))
     )
     return [_merged(kind, parts) for (kind, *_), parts in split.items()]
 

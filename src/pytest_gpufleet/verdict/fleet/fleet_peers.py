@@ -200,4 +200,4 @@ def clocks_apart(ahead: Mapping[int, float]) -> list[Fault]:
     told = {
         node: f"{abs(by):.3g} s {'ahead of' if by > 0 else 'behind'} those of the others" for node, by in off.items()
     }
-    return [Fault("clock_off", (Place(node, "node"),), f"its clock is {what}") for node, what in told.items()]
+    return [Fault("clock_skew", (Place(node, "node"),), f"its clock is {what}") for node, what in told.items()]

@@ -83,7 +83,7 @@ def temperature_ills(bmc: Bmc) -> list[Fault]:
     others = [sensor for sensor in bmc["temperatures"] if not is_inlet(sensor)]
     return [
         *_faults("inlet_temperature", inlets, lambda sensor: _passed(sensor, (*CRITICAL, "unc", "lnc", "nc"))),
-        *_faults("part_temperature", others, lambda sensor: [*_passed(sensor), *_states(sensor, WORN)]),
+        *_faults("component_temperature", others, lambda sensor: [*_passed(sensor), *_states(sensor, WORN)]),
     ]
 
 

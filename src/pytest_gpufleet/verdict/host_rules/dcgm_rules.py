@@ -17,8 +17,14 @@ from pytest_gpufleet.model.place import THIS_NODE, Where
 OUTERMOST = ("DCGM Diagnostic", "DCGM GPU Diagnostic")  # of DCGM 4, and of versions before
 SETTINGS = "Deployment"  # the category of tests that look at software and settings, and at no hardware
 # dcgmErrorSeverity_t (DCGM, dcgmlib/dcgm_errors.h). 0 is none, 3 unknown; versions before 3.3 tell none.
-SEVERITIES = {1: "dcgm_remark", 2: "dcgm_part_broken", 4: "dcgm_test_failed", 5: "dcgm_setting", 6: "dcgm_reset_needed"}
-SHOWN = "dcgm_remark"
+SEVERITIES = {
+    1: "dcgm_warning",
+    2: "dcgm_part_broken",
+    4: "dcgm_test_failed",
+    5: "dcgm_setting",
+    6: "dcgm_reset_needed",
+}
+SHOWN = "dcgm_warning"
 WORST_FIRST = ("dcgm_part_broken", "dcgm_reset_needed", "dcgm_test_failed", "dcgm_setting", SHOWN)
 # dcgmi's exit statuses: all well, an error was reported (DCGM_ST_NVVS_ERROR), one that calls for isolation.
 WELL, REPORTED, ISOLATE = 0, 256 - 30, 256 - 51

@@ -58,7 +58,7 @@ def gpudirect_ills(
     for address, near in adapters_by_gpu(gpus, devices, ports).items():
         modes = {each: devices[each]["iommu"] for each in (address, *near) if near}
         if told := [f"{each} is in mode {mode}" for each, mode in modes.items() if mode in TRANSLATED]:
-            faults.append(Fault("iommu_translates", (_rail(known[address]),), ", ".join(told)))
+            faults.append(Fault("iommu_not_passthrough", (_rail(known[address]),), ", ".join(told)))
     return faults
 
 
@@ -77,7 +77,7 @@ def adapters_far(gpus: Sequence[Gpu], devices: Devices, ports: Sequence[Port]) -
     elsewhere = f"under no GPU's switch are: {', '.join(spare)}" if spare else "every adapter in use is next to another"
     return [
         Fault(
-            "adapter_far",
+            "nic_not_local",
             (_rail(known[gpu]),),
             f"no adapter in use is under its switch (NUMA node {_node(devices[gpu]['numa_node'])}); {elsewhere}",
         )
@@ -101,7 +101,7 @@ def redirecting_ports(
         ]
         if told:
             what = f"by the ACS control of {' and '.join(told)} requests are redirected"
-            faults.append(Fault("acs_redirects", (_rail(known[gpu]),), what))
+            faults.append(Fault("acs_enabled", (_rail(known[gpu]),), what))
     return faults
 
 

@@ -28,7 +28,7 @@ def offline_processors(processors: Mapping[str, Any]) -> list[Fault]:
     if not offline or processors["smt"] in ("off", "forceoff"):
         return []
     shown = ", ".join(map(str, offline[:8])) + (" and others" if len(offline) > 8 else "")
-    return [Fault("processors_offline", (THIS_NODE,), f"{len(offline)} are offline: {shown}")]
+    return [Fault("cpu_offline", (THIS_NODE,), f"{len(offline)} are offline: {shown}")]
 
 
 def nodes_with_less_memory(processors: Mapping[str, Any]) -> list[Fault]:
@@ -37,7 +37,7 @@ def nodes_with_less_memory(processors: Mapping[str, Any]) -> list[Fault]:
     most = max(memory.values(), default=0)
     less = [(node, nbytes / 1e9) for node, nbytes in memory.items() if nbytes < (1 - LESS_MEMORY) * most]
     told = [f"NUMA node {node} has {size:.4g} GB, another one {most / 1e9:.4g}" for node, size in less]
-    return [Fault("memory_uneven", (THIS_NODE,), what) for what in told]
+    return [Fault("numa_memory_imbalance", (THIS_NODE,), what) for what in told]
 
 
 Controller = Mapping[str, Any]
@@ -110,19 +110,19 @@ def unfit_modules(modules: Sequence[Mapping[str, Any]], sockets: int) -> list[Fa
     kinds = Counter((each["type"], each["bytes"]) for each in there)
     rare = {kind for kind, count in kinds.items() if 2 * count < max(kinds.values())}  # else it was bought so
     faults = [
-        Fault("memory_module_unlike", (THIS_NODE,), f"{_slot(each)}: {each['bytes'] / 2**30:g} GiB, {each['type']}")
+        Fault("dimm_mismatch", (THIS_NODE,), f"{_slot(each)}: {each['bytes'] / 2**30:g} GiB, {each['type']}")
         for each in there
         if (each["type"], each["bytes"]) in rare
     ]
     faults += [
-        Fault("memory_module_slow", (THIS_NODE,), f"{_slot(each)} runs at {speed} MT/s, others at {fastest}")
+        Fault("dimm_slow", (THIS_NODE,), f"{_slot(each)} runs at {speed} MT/s, others at {fastest}")
         for each in there
         if (speed := each["configured_speed"]) < fastest
     ]
     if len(there) % sockets:
         empty = ", ".join(_slot(each) for each in modules if not each["bytes"])
         told = f"{len(there)} modules for {sockets} sockets; empty or unreadable: {empty or 'no slot'}"
-        faults.append(Fault("memory_uneven", (THIS_NODE,), told))
+        faults.append(Fault("numa_memory_imbalance", (THIS_NODE,), told))
     return faults
 
 
