@@ -6,6 +6,7 @@ import queue
 import signal
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,11 @@ def _run(given: argparse.Namespace) -> int:
     with suppress(KeyboardInterrupt), ExitStack() as stack:
         node = stack.enter_context(local_node.opened())
         topology = node.topology
-        shows = [stack.enter_context(_csv(given.csv, topology))] if given.csv else []
-        shows.append(_json(topology, running) if given.json else stack.enter_context(_tables(topology, running, given)))
+        shows: list[Show] = [stack.enter_context(_csv(given.csv, topology))] if given.csv else []
+        if given.json:
+            shows.append(partial(_print_json, topology, running))
+        else:
+            shows.append(stack.enter_context(_tables(topology, running, given)))
         for sample in stack.enter_context(closing(_samples(node, given.interval))):
             for show in shows:
                 show(sample)
@@ -77,15 +81,12 @@ def _rows(topology: GpuTopology, sample: Sample) -> list[dict[str, Any]]:
     return [{"gpu": str(gpu.place), "uuid": gpu.uuid, **readings} for gpu, readings in rows]
 
 
-def _json(topology: GpuTopology, running: Callable[[], str]) -> Show:
-    def show(sample: Sample) -> None:
-        rows = _rows(topology, sample)
-        for gpu, row in zip(topology.gpus, rows, strict=True):
-            row |= {"name": gpu.name, "memory_bytes": gpu.memory_bytes, "power_limit_watts": gpu.power_limit_watts}
-            row["clock_event_reasons_in_words"] = clock_events(row["clock_event_reasons"] or 0)
-        print(json.dumps({"time": sample.time, "running": running() or None, "gpus": rows}), flush=True)
-
-    return show
+def _print_json(topology: GpuTopology, running: Callable[[], str], sample: Sample) -> None:
+    rows = _rows(topology, sample)
+    for gpu, row in zip(topology.gpus, rows, strict=True):
+        row |= {"name": gpu.name, "memory_bytes": gpu.memory_bytes, "power_limit_watts": gpu.power_limit_watts}
+        row["clock_event_reasons_in_words"] = clock_events(row["clock_event_reasons"] or 0)
+    print(json.dumps({"time": sample.time, "running": running() or None, "gpus": rows}), flush=True)
 
 
 @contextmanager

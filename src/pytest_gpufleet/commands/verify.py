@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_gpufleet import __version__, safe_files
@@ -32,12 +31,8 @@ MOST_BYTES = 64 << 10  # the signature of a FIDO key with its certificate is muc
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._+-]{0,99}")
 
 
-@dataclass(frozen=True)
-class Signers:
-    """The file of who may sign, and that of keys which no longer count."""
-
-    allowed: Path
-    revoked: Path | None = None
+# The file of who may sign, and that of keys which no longer count.
+Signers = tuple[Path, Path | None]
 
 
 def examined(folder: RunFolder, signers: Signers | None = None, nodes: bool = True) -> tuple[Checked, list[str]]:
@@ -101,9 +96,9 @@ def _objection(document: bytes, path: Path, name: str, signers: Signers | None) 
         return f"{SUMMARY} was changed since, or it is one of something else"
     if signers is None:
         return ""
-    revoked = ("-r", signers.revoked) if signers.revoked else ()
-    why = _refuses(document, "verify", "-I", name, "-f", signers.allowed, "-s", path, *revoked)
-    return why and f"by {signers.allowed} its key may not sign as {name} today ({why})"
+    allowed, revoked = signers
+    why = _refuses(document, "verify", "-I", name, "-f", allowed, "-s", path, *(("-r", revoked) if revoked else ()))
+    return why and f"by {allowed} its key may not sign as {name} today ({why})"
 
 
 def _refuses(document: bytes, action: str, *arguments: str | Path) -> str:
@@ -196,7 +191,7 @@ def _verify(given: argparse.Namespace) -> int:
     folder = given.folder
     if given.revoked_keys and not given.allowed_signers:
         raise Refused("--revoked-keys is about signatures, which only --allowed-signers checks")
-    signers = Signers(given.allowed_signers, given.revoked_keys) if given.allowed_signers else None
+    signers = (given.allowed_signers, given.revoked_keys) if given.allowed_signers else None
     found, remarks = examined(folder, signers)
     record = ended(found.record)
     if SUMMARY in found.missing and REPORT not in found.missing:
