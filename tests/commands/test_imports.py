@@ -40,14 +40,6 @@ def test_a_command_loads_nothing_heavy(tmp_path, arguments):
     assert ended.returncode == 0, ended.stderr
 
 
-def test_the_version_of_the_module():
-    command = [sys.executable, "-X", "importtime", "-m", "pytest_gpufleet", "--version"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-    assert ended.stdout.startswith("pytest-gpufleet ")
-    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in ended.stderr.splitlines()}
-    assert not loaded & {"pytest", "_pytest", "torch", "cloudpickle"}
-
-
 @pytest.mark.parametrize(("missing", "what"), [("jinja2", "report"), ("msgspec", "report"), ("tomli_w", "order")])
 def test_what_a_command_needs_and_is_not_installed_is_named(tmp_path, missing, what):
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules['{missing}'] = None")

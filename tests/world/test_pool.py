@@ -22,7 +22,7 @@ def engine() -> Engine:
     return FakeEngine()
 
 
-def told(failure):
+def ends_of(failure):
     """Of each rank, the one to blame first, how it ended."""
     return [(report.rank, report.state) for report in failure.value.reports]
 
@@ -49,7 +49,7 @@ def test_the_first_deadline_ends_a_hang_and_names_the_rank(engine, options, time
     world = world_of(engine, 2, **options)
     with pytest.raises(RankFailure) as failure:
         world.run(hangs_on_1, timeout=timeout)
-    assert (failure.value.kind, told(failure)) == ("hang", [(1, "running"), (0, "returned")])
+    assert (failure.value.kind, ends_of(failure)) == ("hang", [(1, "running"), (0, "returned")])
     assert (engine.now, engine.examined, engine.kills) == (seconds, [0, 1], 1)
     assert f"no answer within {seconds:g} s from rank 1" in failure.value.what
 
@@ -108,7 +108,7 @@ def ends_one_after_the_other(rank):
 def test_after_the_first_failure_the_others_have_a_moment_to_tell_their_story(engine):
     with pytest.raises(ValueError, match="first") as failure:
         world_of(engine, 4).run(ends_one_after_the_other)
-    assert told(failure) == [(1, "raised"), (2, "raised"), (0, "running"), (3, "running")]
+    assert ends_of(failure) == [(1, "raised"), (2, "raised"), (0, "running"), (3, "running")]
     assert engine.now == 1.0 + GRACE_SECONDS
     assert engine.examined == [0, 3]
 
@@ -119,7 +119,7 @@ def test_a_rank_that_was_not_in_the_call_dies(engine):
     engine.then(2, Takes(1.0, Dies("by SIGSEGV")))
     with pytest.raises(RankFailure) as failure:
         world.subset([0]).run(lambda rank: Takes(5.0))
-    assert told(failure) == [(2, "died"), (0, "running")]
+    assert ends_of(failure) == [(2, "died"), (0, "running")]
 
 
 class Exits:
@@ -137,7 +137,7 @@ class Exits:
 def test_what_is_no_answer_is_the_death_of_its_rank(engine, parcel, says):
     with pytest.raises(RankFailure, match=says) as failure:
         world_of(engine, 2).run(lambda rank: Sends(parcel) if rank.index else None)
-    assert (failure.value.kind, told(failure)) == ("crash", [(1, "died"), (0, "returned")])
+    assert (failure.value.kind, ends_of(failure)) == ("crash", [(1, "died"), (0, "returned")])
 
 
 def test_an_answer_to_a_call_that_is_over_counts_for_nothing(engine):
@@ -151,7 +151,7 @@ def test_of_those_that_hang_the_ones_that_others_wait_for_come_first(engine):
     engine.traces = {rank: Trace("training", 7.0, "all_reduce", 3 if rank != 2 else 2) for rank in range(4)}
     with pytest.raises(RankFailure) as failure:
         world_of(engine, 4).run(lambda rank: Takes(1e9))
-    assert [rank for rank, _ in told(failure)] == [2, 0, 1, 3]
+    assert [rank for rank, _ in ends_of(failure)] == [2, 0, 1, 3]
     assert failure.value.notes == (
         "torch.distributed: ranks 0, 1, 3 arrived at collective number 3 (all_reduce); "
         "rank 2 did not: only at number 2 (all_reduce)",
@@ -236,7 +236,7 @@ def test_a_rank_that_raises_and_dies_of_it_is_told_by_what_it_raised(engine):
     engine.then(1, Takes(1.1, Dies("by SIGABRT")))
     with pytest.raises(ValueError, match="boom; then it died by SIGABRT") as failure:
         world.run(lambda rank: endings[rank.index])
-    assert told(failure) == [(1, "raised"), (2, "raised"), (0, "running")]
+    assert ends_of(failure) == [(1, "raised"), (2, "raised"), (0, "running")]
     fault = failure.value.fault([gpu(index) for index in range(3)])
     assert (fault.name, fault.subjects) == ("rank_raised", (gpu(1),))
 
@@ -302,15 +302,15 @@ def test_groups_are_joined_once_in_the_order_of_their_use_and_again_in_a_fresh_w
 
 
 def test_the_first_call_waits_for_ranks_that_were_begun_before(engine):
-    told = []
+    events = []
     engine.starting = lambda index: Takes(3.0)
-    world = world_of(engine, 2, on_event=lambda name, **content: told.append((name, content["seconds"])))
+    world = world_of(engine, 2, on_event=lambda name, **content: events.append((name, content["seconds"])))
     world._pool.begin()
-    assert (engine.starts, engine.now, told) == (1, 0.0, [])
+    assert (engine.starts, engine.now, events) == (1, 0.0, [])
     engine.now = 1.0  # something else was done meanwhile
     for _ in range(2):
         assert world.run(lambda rank: rank.index) == [0, 1]
-    assert (engine.starts, told) == (1, [("world_started", 2.0)])
+    assert (engine.starts, events) == (1, [("world_started", 2.0)])
 
 
 def test_ranks_that_were_begun_are_killed_when_they_are_not_used_and_when_they_do_not_come_up(engine):
@@ -456,7 +456,7 @@ def test_a_failure_in_one_group_names_its_rank_and_tells_of_all(engine):
     group = world_of(engine, 6, with_group=True)
     with pytest.raises(RankFailure) as failure:
         group.each([[0, 1], [2, 3], [4, 5]], body, [2, 3])
-    assert told(failure) == [(3, "running"), (2, "running"), *((rank, "returned") for rank in (0, 1, 4, 5))]
+    assert ends_of(failure) == [(3, "running"), (2, "running"), *((rank, "returned") for rank in (0, 1, 4, 5))]
     assert failure.value.notes == (  # nothing of groups that have ended
         "torch.distributed: rank 2 arrived at collective number 9 (all_reduce); rank 3 did not: at none",
     )
@@ -465,10 +465,8 @@ def test_a_failure_in_one_group_names_its_rank_and_tells_of_all(engine):
 
 def test_nodes_are_worlds_of_their_own_of_which_their_ranks_know_the_size(engine):
     world = world_of(engine, 2, 3, with_group=True)
-    assert [list(map(str, node.places)) for node in world.nodes] == [
-        ["cpu0", "cpu1"],
-        ["node1/cpu0", "node1/cpu1", "node1/cpu2"],
-    ]
+    places = [["cpu0", "cpu1"], ["node1/cpu0", "node1/cpu1", "node1/cpu2"]]
+    assert [list(map(str, node.places)) for node in world.nodes] == places
     assert world.each(world.nodes, lambda rank: rank.group) == [[(0, 1)] * 2, [(2, 3, 4)] * 3]
     assert [node.size for node in world.subset([0, 2, 4]).nodes] == [1, 2]
     assert [node.run(lambda rank: rank.node) for node in world.nodes] == [[0, 0], [1, 1, 1]]

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -113,15 +114,15 @@ def test_a_process_that_a_test_forks_neither_uses_ranks_nor_keeps_them(world):
     connections = {end for ends in world.run(lambda rank: held()) for end in ends if end.startswith(("socket", "pipe"))}
     lifelines, files = connections & held(), os.listdir(os.environ["TMPDIR"])
     assert lifelines
-    told, tell = os.pipe()
+    read, write = os.pipe()
     if os.fork() == 0:
         with pytest.raises(RuntimeError, match="in a process that a test has forked"):
             world.run(lambda rank: "for the child")
         world._pool.stop()
         world._pool._engine.end()  # as it does when a process ends
-        os.write(tell, repr(lifelines & held()).encode())
+        os.write(write, repr(lifelines & held()).encode())
         os._exit(0)
-    assert os.read(told, 1000) == b"set()"
+    assert os.read(read, 1000) == b"set()"
     assert os.listdir(os.environ["TMPDIR"]) == files != []
     assert world.run(lambda rank: rank.index) == [0, 1]
 
@@ -192,7 +193,24 @@ def test_a_fork_server_that_never_starts_a_rank_ends_with_the_deadline(fleet):
     assert "(stopped by a signal)" in message
 
 
-def tells_its_child(connection, lifeline):
+@contextmanager
+def asked_for_a_rank(server, folder, main, before=lambda: None, after=lambda: None):
+    """What a rank sends first whose whole life is `main`; `before` and `after` the fork server is asked for it."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(60)  # a rank that could not begin answers nothing
+    held, lifeline = os.pipe()
+    with ours, theirs:
+        before()
+        server.fork(0, theirs.fileno(), held)
+        after()
+        for parcel in ((sys.path, {}, sys.argv, os.getcwd(), folder), (main,)):
+            ours.sendall(message(pickle.dumps(parcel)))
+        yield pickle.loads(RankEnd(ours, folder).receive())
+    os.close(held)
+    os.close(lifeline)
+
+
+def has_a_child(connection, lifeline):
     child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
     connection.send(pickle.dumps((os.getpid(), child.pid)))
     time.sleep(3600)
@@ -200,23 +218,15 @@ def tells_its_child(connection, lifeline):
 
 def test_the_fork_server_ends_everything_when_its_controller_is_gone_without_hearing_its_news(tmp_path):
     server = Forkserver([])
-    ours, theirs = socket.socketpair()
-    ours.settimeout(60)  # a rank that could not begin answers nothing
-    held, lifeline = os.pipe()
-    with ours, theirs:
-        server.fork(0, theirs.fileno(), held)
-        for told in ((sys.path, {}, sys.argv, os.getcwd(), tmp_path), (tells_its_child,)):
-            ours.sendall(message(pickle.dumps(told)))
-        pids = [server.pid, *pickle.loads(RankEnd(ours, tmp_path).receive())]
+    with asked_for_a_rank(server, tmp_path, has_a_child) as family:
+        pids = [server.pid, *family]
         assert all(map(processes.look, pids))
         server._control.close()
         assert comes_true(lambda: not any(map(processes.look, pids)))
     assert server.exitcode() == 0
-    os.close(held)
-    os.close(lifeline)
 
 
-def tells_its_modules(connection, lifeline):
+def lists_its_modules(connection, lifeline):
     connection.send(pickle.dumps([name for name in sys.modules if name.startswith("idle_")]))
 
 
@@ -230,20 +240,11 @@ def test_ranks_find_imported_what_the_fork_server_had_time_for_and_wait_for_no_m
         with (folder / "idle_second.py").open("a") as file:
             file.write(f"while not pathlib.Path({str(folder / 'asked')!r}).exists(): time.sleep(0.01)\n")
     server = Forkserver(["idle_first"], ["idle_second", "idle_third"])
-    ours, theirs = socket.socketpair()
-    ours.settimeout(60)  # a rank that could not begin answers nothing
-    held, lifeline = os.pipe()
-    with ours, theirs:
-        assert comes_true((folder / ("idle_second" if asked_first else "idle_third")).exists)
-        server.fork(0, theirs.fileno(), held)
-        (folder / "asked").touch()
-        for told in ((sys.path, {}, sys.argv, os.getcwd(), folder), (tells_its_modules,)):
-            ours.sendall(message(pickle.dumps(told)))
-        modules = pickle.loads(RankEnd(ours, folder).receive())
+    begun = (folder / ("idle_second" if asked_first else "idle_third")).exists
+    around = (lambda: comes_true(begun), (folder / "asked").touch)
+    with asked_for_a_rank(server, folder, lists_its_modules, *around) as modules:
+        assert modules == ["idle_first", "idle_second", "idle_third"][: 2 if asked_first else 3]
     server.kill()
-    os.close(held)
-    os.close(lifeline)
-    assert modules == ["idle_first", "idle_second", "idle_third"][: 2 if asked_first else 3]
 
 
 FAMILY = """

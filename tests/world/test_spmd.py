@@ -134,11 +134,8 @@ def test_body_runs_on_ranks_with_everything_a_test_has(fleet):
     run = fleet(module, files={"conftest.py": conftest})
     assert run.status == 0, run.text
     assert len(run.record.worlds) == 2  # a second one after the expected failure
-    assert {name for name, outcome in run.outcomes.items() if outcome != "passed"} == {
-        "test_skipped_by_marker",
-        "test_expected_to_fail",
-        "test_skip_in_the_body",
-    }
+    others = {name for name, outcome in run.outcomes.items() if outcome != "passed"}
+    assert others == {"test_skipped_by_marker", "test_expected_to_fail", "test_skip_in_the_body"}
 
 
 @pytest.fixture(scope="module")
@@ -245,15 +242,8 @@ def failures(fleet):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        (
-            "lists",
-            [
-                "rank 1 of 2, CPU: raised AssertionError: they should agree",
-                "assert [1, 2, 3] == [1, 2, 4]",
-                "At index 2 diff: 3 != 4",
-                "rank 0 of 2, CPU: returned",
-            ],
-        ),
+        ("lists", ["rank 1 of 2, CPU: raised AssertionError: they should agree", "rank 0 of 2, CPU: returned"]),
+        ("lists", ["assert [1, 2, 3] == [1, 2, 4]", "At index 2 diff: 3 != 4"]),
         ("texts", ["100 % of one", "- and three", "+ and two"]),
         ("operands", ["rank 1 of 2, CPU: raised", "assert 1 < (2 - 1)", "where 1 = ", ".index"]),
         ("helper", ["AssertionError", "assert 'found' == 'expected'", "in check"]),
@@ -280,10 +270,7 @@ def test_failure_of_a_body_explains_itself(failures, name, words):
     assert [word for word in words if word not in failures.text] == []
 
 
-def test_no_frame_of_the_plugin_is_shown(failures):
+def test_a_failing_body_costs_one_test_and_shows_no_frame_of_the_plugin(failures):
+    assert failures.check("test_fine_again").outcome == "passed"
     shown = [check.message for check in failures.record.checks.values()]
     assert [text for text in shown if "pytest_gpufleet/" in text or "torch/distributed" in text] == []
-
-
-def test_a_failing_body_costs_one_test(failures):
-    assert failures.check("test_fine_again").outcome == "passed"

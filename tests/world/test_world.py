@@ -173,7 +173,7 @@ def test_subsets_and_groups(fleet):
     def test_everyone(nccl_group):
         assert nccl_group.run(total) == [(rank, 4, rank, 10.0) for rank in range(4)]
 
-    @pytest.mark.parametrize("ranks", [[1, 3], [3, 1], [1, 3, 1], (1, 3)])
+    @pytest.mark.parametrize("ranks", [[3, 1], (1, 3, 1)])
     def test_subset_is_counted_anew_in_ascending_order(nccl_group, ranks):
         subset = nccl_group.subset(ranks)
         assert subset.size == 2
@@ -338,25 +338,19 @@ def failures(fleet):
 @pytest.mark.parametrize(
     ("name", "first", "words"),
     [
-        (
-            "exception",
-            "rank 1 of 2, CPU: raised KeyError: 'missing' in phase \"the risky part\"",
-            ["in fail_deep_down", 'secret["missing"]', "rank 0 of 2, CPU: returned"],
-        ),
-        (
-            "chained_exception",
-            "rank 1 of 2, CPU: raised ValueError: the outer one",
-            ["KeyError: 'missing'", "direct cause", "rank 0 of 2, CPU: returned"],
-        ),
-        ("mute_exception", "rank 1 of 2, CPU: raised test_inner.Mute", ["nothing to say", "in mute"]),
-        ("unusual_exception", "rank 1 of 2, CPU: raised UnicodeDecodeError", ["in undecodable"]),
-        ("failure_in_a_subset", "rank 1 of 2, CPU: raised KeyError: 'missing'", ["in fail_deep_down"]),
+        ("exception", "KeyError: 'missing' in phase \"the risky part\"",
+         ["in fail_deep_down", 'secret["missing"]', "rank 0 of 2, CPU: returned"]),
+        ("chained_exception", "ValueError: the outer one",
+         ["KeyError: 'missing'", "direct cause", "rank 0 of 2, CPU: returned"]),
+        ("mute_exception", "test_inner.Mute", ["nothing to say", "in mute"]),
+        ("unusual_exception", "UnicodeDecodeError", ["in undecodable"]),
+        ("failure_in_a_subset", "KeyError: 'missing'", ["in fail_deep_down"]),
     ],
-)
+)  # fmt: skip
 def test_a_failure_names_the_rank_first_and_tells_every_story(failures, name, first, words):
     check = failures.check(f"test_{name}")
     assert check.outcome == "failed"
-    assert check.message.startswith(first), check.message
+    assert check.message.startswith(f"rank 1 of 2, CPU: raised {first}"), check.message
     assert [word for word in words if word not in check.message] == [], check.message
     assert check.message.splitlines()[0] in failures.text
 
