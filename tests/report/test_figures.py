@@ -13,9 +13,8 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import MiB
 from pytest_gpufleet.model.place import WORLD, Pair, Place, gpu, read as read_place
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report.figure_tables import Sources, figure_tables
+from pytest_gpufleet.report.figures import Sources, figure_tables, heat_tables
 from pytest_gpufleet.report.gpu_grid import groups
-from pytest_gpufleet.report.heat_tables import heat_tables
 from pytest_gpufleet.report.page import MOST_FAILURES, MOST_FIGURES, MOST_ROWS, summary
 from pytest_gpufleet.report.plots.curves import curves
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
@@ -50,10 +49,10 @@ def test_a_figure_that_two_checks_show_stands_once(standard: Record) -> None:
 def test_a_method_that_all_figures_share_stands_in_the_caption() -> None:
     small = {"collective": "reduce", "method": "replayed"}
     latencies = [figures({"world": 9.0}, "collective_latency", bytes=8 << step, **small) for step in range(3)]
-    assert [table.shared for table in figure_tables(latencies, Sources())] == ["in a CUDA graph"]
+    assert [table.notes[1] for table in figure_tables(latencies, Sources())] == ["in a CUDA graph"]
     products = [figures({"gpu0": 1.0, "gpu1": 1.0}, precision=name, method="one window") for name in ("fp64", "fp8")]
     (table,) = figure_tables(products, Sources())
-    assert (table.shared, [row.name for row in table.rows]) == ("one window", ["fp64", "fp8"])
+    assert (table.notes[1], [row.name for row in table.rows]) == ("one window", ["fp64", "fp8"])
 
 
 def test_value_that_rounds_to_its_limit_is_told_apart(bad_gpu: Record) -> None:
@@ -102,12 +101,12 @@ def test_of_a_figure_measured_twice_the_judged_one_counts(standard: Record) -> N
 
 def test_matrix_of_pairs_shows_numbers_heat_and_what_missed(bad_gpu: Record, page_of: object) -> None:
     assert callable(page_of)
-    read = next(matrix for matrix in heat_tables(bad_gpu.findings) if matrix.conditions.startswith("read"))
+    read = next(matrix for matrix in heat_tables(bad_gpu.findings) if matrix.note.startswith("read"))
     assert read.columns == tuple(f"GPU {index}" for index in range(8))
-    for row, (_, cells) in enumerate(read.rows):
-        for column, cell in enumerate(cells):
-            assert cell.missed == (row != column and 5 in (row, column))
-            assert cell.heat is None if row == column else (cell.heat < 60) == cell.missed
+    for row, line in enumerate(read.rows):
+        for column, cell in enumerate(line.cells):
+            assert (cell.state == "missed") == (row != column and 5 in (row, column))
+            assert cell.heat is None if row == column else (cell.heat < 60) == (cell.state == "missed")
     page: Page = page_of("BAD GPU")
     shown = page.table("Bandwidth between two GPUs, GB/s").row("GPU 0")
     assert shown["GPU 5"].startswith("✗")
@@ -118,7 +117,7 @@ def test_matrix_of_pairs_shows_numbers_heat_and_what_missed(bad_gpu: Record, pag
 def test_matrix_of_broken_figures_and_of_one_direction(value: float) -> None:
     (matrix,) = heat_tables([figures({"gpu0-gpu1": value, "gpu0-gpu10": 5.0}, "pair_bandwidth")])
     assert matrix.columns == ("GPU 0", "GPU 1", "GPU 10")
-    assert [cell.text for cell in matrix.rows[2][1]] == ["5", "", ""]  # measured once, for both directions
+    assert [cell.text for cell in matrix.rows[2].cells] == ["5", "", ""]  # measured once, for both directions
     assert heat_tables([figures({"gpu0": 1.0})]) == []
 
 
@@ -126,8 +125,8 @@ def test_rails_of_nodes_are_a_table_with_a_row_a_node_and_a_column_a_rail() -> N
     values = {"rail0": 48.0, "rail1": 47.0, "node1/rail0": 46.0, "node1/rail1": 24.0}
     (table,) = heat_tables([replace(figures(values), missed=(read_place("node1/rail1"),))], {0: "gf1", 1: "gf2"})
     assert table.columns == ("rail 0", "rail 1")
-    assert [name for name, _ in table.rows] == ["gf1", "gf2"]
-    assert [[cell.missed for cell in cells] for _, cells in table.rows] == [[False, False], [False, True]]
+    assert [row.name for row in table.rows] == ["gf1", "gf2"]
+    assert [[cell.state for cell in row.cells] for row in table.rows] == [["", ""], ["", "missed"]]
     assert figure_tables([figures(values)], Sources(), {0: "gf1", 1: "gf2"})[0].columns[:2] == ("Measured", "Where")
 
 
@@ -138,8 +137,8 @@ def test_few_pairs_of_many_nodes_stand_beside_each_node_the_lowest_first() -> No
     tables = heat_tables([replace(figures({"gpu0": 1.0}), measurement=measured)], names)
     assert [len(table.rows) for table in tables] == [25, 25, 10]
     first, *_ = tables
-    assert first.rows[1][1][0].told == "with n2"
-    assert [[cell.text for cell in cells] for _, cells in first.rows[:2]] == [["400", ""], ["399", "400"]]
+    assert first.rows[1].cells[0].below == "with n2"
+    assert [[cell.text for cell in row.cells] for row in first.rows[:2]] == [["400", ""], ["399", "400"]]
 
 
 def curve_point(size: int, samples: tuple[float, ...], state: str) -> Finding:
@@ -250,7 +249,7 @@ def test_a_table_in_chinese_has_no_english_word_of_a_condition():
     with in_language("zh"):
         (table,) = training_tables([*swept(64, 700.0, accumulated=1), *swept(64, 750.0, accumulated=2)])
     assert not any("batches a step" in row.name for row in table.rows)
-    assert "pixels" not in table.shared
+    assert "pixels" not in table.notes[1]
 
 
 def test_nothing_without_an_efficiency_and_no_epoch_without_a_rate():

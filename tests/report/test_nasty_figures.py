@@ -14,8 +14,9 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import page as report_page, several_runs, wording
-from pytest_gpufleet.report.heat_tables import HeatTable, heat_tables
+from pytest_gpufleet.report.figures import heat_tables
 from pytest_gpufleet.report.plots.telemetry_plots import svgs
+from pytest_gpufleet.report.tables import Table
 from pytest_gpufleet.report.terminal import summary_lines
 from pytest_gpufleet.verdict.across_runs.drift import drift
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
@@ -94,7 +95,7 @@ def test_any_mixture_of_figures_can_be_shown(values: list[float]) -> None:
     assert_shown_everywhere(endless(values))
 
 
-def matrix_of(*values: float) -> HeatTable:
+def matrix_of(*values: float) -> Table:
     measurement = Measurement("pair_bandwidth", dict(zip(PAIRS, values, strict=True)), {})
     (matrix,) = heat_tables([Finding(CHECK, measurement, "for information")])
     return matrix
@@ -102,10 +103,10 @@ def matrix_of(*values: float) -> HeatTable:
 
 def test_a_matrix_with_an_infinite_pair_shows_it_and_colours_the_others_by_the_largest_figure() -> None:
     matrix = matrix_of(math.inf, 400.0, 200.0)
-    ((_, first), (_, second), _) = matrix.rows
-    assert [(cell.text, cell.heat) for cell in first[1:]] == [("inf", 100), ("400", 100)]
-    assert (second[2].text, second[2].heat) == ("200", 50)
-    assert (matrix.lowest, matrix.highest) == ("200", "inf")
+    first, second, _ = matrix.rows
+    assert [(cell.text, cell.heat) for cell in first.cells[1:]] == [("inf", 100), ("400", 100)]
+    assert (second.cells[2].text, second.cells[2].heat) == ("200", 50)
+    assert matrix.foot.startswith("200 to inf;")
 
 
 def test_figures_that_nobody_would_write_out_stay_short() -> None:

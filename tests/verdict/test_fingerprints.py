@@ -6,7 +6,6 @@ import pytest
 
 from pytest_gpufleet.model.events import Fingerprint, Part
 from pytest_gpufleet.model.place import Place, gpu
-from pytest_gpufleet.report import exports
 from pytest_gpufleet.report.several_runs import compared
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 from pytest_gpufleet.verdict.fingerprint_rules import gpus_apart, nothing_repeats
@@ -143,7 +142,7 @@ def test_a_run_without_a_fingerprint_is_told_beside_others():
 
 def test_the_comparison_of_runs_tells_of_it():
     comparison = compare({"a": A, "b": B, "c": ALSO_A})
-    document = exports.of_comparison(comparison)
+    document = compared(comparison, 4).document
     assert [list(each["others"].values()) for each in document["fingerprints"]] == [[["b"]]]
     assert compared(comparison, 4).bad
     assert not compared(compare({"a": A, "again": ALSO_A}), 4).bad

@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_gpufleet.commands import command, verify
 from pytest_gpufleet.model.language import LANGUAGES, in_language
@@ -25,19 +25,19 @@ def _run(given: argparse.Namespace) -> int:
     command.check_output(given.output)
     command.check_output(given.csv)
     runs = {name: run.record for name, run in verify.all_checked([given.first, *given.others]).items()}
-    shown_in, document, rows = _made(runs, given.same_machine)
-    shown = shown_in(MOST_COLUMNS)
+    build, csv = _compared(runs, given.same_machine)
+    shown = build(MOST_COLUMNS)
     if given.output:
         with in_language(given.language):
-            command.write(given.output, page(shown_in(len(runs))))
+            command.write(given.output, page(build(len(runs))))
     if given.csv:
-        command.write(given.csv, rows)
+        command.write(given.csv, csv)
     console = command.new_console(highlight=False)
     if not console.is_terminal:
         console.width = FILE_COLUMNS
     with command.printing():
         if given.json:
-            print(json.dumps(document))
+            print(json.dumps(shown.document))
         else:
             console.print(screen(shown))
             if given.output:
@@ -47,18 +47,17 @@ def _run(given: argparse.Namespace) -> int:
     return 1 if shown.bad else 0
 
 
-def _made(runs: Mapping[str, Record], same_machine: bool) -> tuple[Callable[[int], SeveralRuns], dict[str, Any], str]:
-    """What people are told, in as many columns as they have room for; the same for programs and for spreadsheets."""
-    from pytest_gpufleet.report import exports
-    from pytest_gpufleet.report.several_runs import compared, drifted
+def _compared(runs: Mapping[str, Record], same_machine: bool) -> tuple[Callable[[int], SeveralRuns], str]:
+    """The tables, for as many columns as there is room for, and the CSV."""
+    from pytest_gpufleet.report.several_runs import compared, drifted, values_compared, values_over_time
     from pytest_gpufleet.verdict.across_runs.drift import drift
     from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 
     if same_machine:
         found = drift(runs)
-        return lambda columns: drifted(found), exports.of_drift(found), exports.values_over_time(found)
+        return lambda columns: drifted(found), values_over_time(found)
     comparison = compare(runs)
-    return partial(compared, comparison), exports.of_comparison(comparison), exports.values_compared(comparison)
+    return partial(compared, comparison), values_compared(comparison)
 
 
 COMPARE = command.Command(

@@ -92,7 +92,7 @@ def _print_json(topology: GpuTopology, running: Callable[[], str], sample: Sampl
 @contextmanager
 def _csv(path: Path, topology: GpuTopology) -> Iterator[Show]:
     """A row for each GPU and sample; the first line of a new file has the names. What cannot be had is empty."""
-    from pytest_gpufleet.report.exports import csv_text
+    from pytest_gpufleet.report.tables import csv_text
 
     columns = ("time", "gpu", "uuid", *READINGS)
     try:

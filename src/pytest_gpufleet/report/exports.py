@@ -1,180 +1,20 @@
-"""What goes to other programs: runs side by side as JSON and CSV; the figures, curves, losses and telemetry of one run,
-a row a point, to experiment trackers and spreadsheets."""
+"""The figures, curves, losses and telemetry of a run, a row a point, for experiment trackers and spreadsheets."""
 
-import csv
-import io
 import math
-import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.gpu import READINGS
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.levels import check_name
-from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report.wording import ALONG, clean, one_line
-from pytest_gpufleet.verdict.across_runs.drift import Drift, Worsened
-from pytest_gpufleet.verdict.across_runs.run_comparison import Figure, Outlier, RunComparison, figures
-from pytest_gpufleet.verdict.fleet.equality import Difference
-
-# How a cell begins that spreadsheets compute (OWASP, "CSV Injection"); in many countries they split at ";".
-FORMULA = re.compile(r"(^|[;\t])(?=\s*[=+@-])")
-
-Cell = str | float | Mapping[str, Condition] | None
-Row = Sequence[Cell]
-
-
-def csv_text(rows: Iterable[Row]) -> str:
-    file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows(map(_cell, row) for row in rows)
-    return file.getvalue()
-
-
-def _cell(value: Cell) -> str | float:
-    """What is no number is empty; a text from evidence is never a formula, nor more than one line."""
-    if isinstance(value, Mapping):
-        value = "; ".join(f"{name}={each}" for name, each in value.items())
-    if isinstance(value, str):
-        return FORMULA.sub(r"\1'", one_line(value))
-    return value if value is not None and math.isfinite(value) else ""
-
-
-# Of CSV. `median`: that of all places; only outliers, or what got worse, have a `reference` and by what fraction.
-COLUMNS = (
-    "run", "host", "utc", "place", "identity", "metric", "unit", "conditions", "value", "median", "reference", "worse",
-)  # fmt: skip
-
-
-def of_comparison(comparison: RunComparison) -> dict[str, Any]:
-    """The outliers of several runs, and the worst place of each figure in each run."""
-    return {
-        "runs": _runs(comparison.runs),
-        "notes": list(comparison.notes),
-        "outliers": [
-            {
-                "run": each.run,
-                **_subject(each.place, each.identity, each.figure),
-                "value": number(each.value),
-                "reference": number(each.reference),
-                "worse": each.worse,
-            }
-            for each in comparison.outliers
-        ],
-        "fingerprints": [difference(each) for each in comparison.other_bits],
-        "figures": [
-            {
-                **of_figure(row.figure),
-                "worst": {
-                    name: {"place": str(worst[0]), "value": number(worst[1])}
-                    for name, worst in zip(comparison.runs, row.worst, strict=True)
-                    if worst
-                },
-                "median": number(row.median),
-                "spread": number(row.spread),
-            }
-            for row in comparison.rows
-        ],
-    }
-
-
-def of_drift(drift: Drift) -> dict[str, Any]:
-    """What got worse in the last run, and what it is held against."""
-    return {
-        "runs": _runs(drift.runs),
-        "notes": list(drift.notes),
-        "compared": drift.compared,
-        "worse": [
-            {
-                **_subject(each.place, each.identity, each.figure),
-                "gpus": list(each.gpus),
-                "history": {name: number(value) for name, value in each.history.items()},
-                "reference": number(each.reference),
-                "worse": each.worse,
-                "noise": each.allowed,
-            }
-            for each in drift.worse
-        ],
-        "faults": codec.plain(drift.faults),
-    }
-
-
-def values_compared(comparison: RunComparison) -> str:
-    """Every value of the figures that were compared, as CSV."""
-    outliers = {(each.run, each.figure, each.place): each for each in comparison.outliers}
-    medians = {row.figure: row.median for row in comparison.rows}
-    return _csv(
-        {
-            **_run(name, record),
-            **_subject(place, record.topology.identity(place), figure),
-            "value": value,
-            "median": medians[figure],
-            **_worse(outliers.get((name, figure, place))),
-        }
-        for name, record in comparison.runs.items()
-        for figure, values in figures(record.findings).items()
-        if figure in medians
-        for place, value in values.items()
-    )
-
-
-def values_over_time(drift: Drift) -> str:
-    """What got worse, run by run, as CSV; in the row of the last run stands by how much."""
-    *_, last = drift.runs
-    return _csv(
-        {
-            **_run(name, drift.runs[name]),
-            **_subject(each.place, each.identity, each.figure),
-            "value": value,
-            **_worse(each if name == last else None),
-        }
-        for each in drift.worse
-        for name, value in each.history.items()
-    )
-
-
-def _csv(rows: Iterable[Mapping[str, Any]]) -> str:
-    return csv_text((COLUMNS, *([row.get(column) for column in COLUMNS] for row in rows)))
-
-
-def _run(name: str, record: Record) -> dict[str, str]:
-    return {"run": name, "host": record.run.host, "utc": record.run.utc}
-
-
-def _worse(found: Outlier | Worsened | None) -> dict[str, float]:
-    return {"reference": found.reference, "worse": found.worse} if found else {}
-
-
-def difference(found: Difference) -> dict[str, Any]:
-    """In what machines differ: what most have, None if none has most, and who has what else."""
-    others = {value: list(machines) for value, machines in found.others.items()}
-    return {"fact": found.fact, "usual": found.usual, "others": others}
-
-
-def _runs(runs: Mapping[str, Record]) -> dict[str, Any]:
-    return {
-        name: {"host": record.run.host, "utc": record.run.utc, "verdict": record.verdict}
-        for name, record in runs.items()
-    }
-
-
-def _subject(place: Where, identity: str, figure: Figure) -> dict[str, Any]:
-    return {"place": str(place), "identity": identity, **of_figure(figure)}
-
-
-def of_figure(figure: Figure) -> dict[str, Any]:
-    return {"metric": figure.name, "unit": figure.metric.unit, "conditions": dict(figure.conditions)}
-
-
-def number(value: float) -> float | None:
-    """JSON has no NaN."""
-    return value if math.isfinite(value) else None
-
+from pytest_gpufleet.report.tables import csv_text
+from pytest_gpufleet.report.wording import ALONG, clean
+from pytest_gpufleet.verdict.across_runs.run_comparison import Figure, figures
 
 FEWEST_POINTS = 2  # of a curve
 QUANTITIES = tuple(name for name in READINGS if name != "clock_event_reasons")  # whose value is a set of bits

@@ -15,9 +15,11 @@ from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Said, say
 from pytest_gpufleet.model.place import Place, Where, on_node
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report import exports, gpu_grid, wording
+from pytest_gpufleet.report import gpu_grid, wording
 from pytest_gpufleet.report.failures import Accused, accused, accused_nodes, times_named
 from pytest_gpufleet.report.gpu_grid import Group, group_title, groups
+from pytest_gpufleet.report.several_runs import difference, of_figure
+from pytest_gpufleet.report.tables import number
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import told
 from pytest_gpufleet.verdict.fleet.equality import Difference
@@ -147,11 +149,11 @@ def document(fleet: Fleet) -> dict[str, Any]:
         "hosts": [_host(row.run, row) for row in host_rows(fleet) if row.run],
         "gaps": [{"kind": gap.kind, "hosts": list(gap.hosts), "what": gap.what} for gap in fleet.gaps],
         "unusable": [{"folder": each.folder, "host": each.host, "why": each.why} for each in fleet.unusable],
-        "differences": [exports.difference(each) for each in fleet.differences],
+        "differences": [difference(each) for each in fleet.differences],
         "slower_than_peers": [
             {
                 **_figure(each, fleet.hosts),
-                "values": {str(place): exports.number(value) for place, value in each.values.items()},
+                "values": {str(place): number(value) for place, value in each.values.items()},
                 "worse": {str(place): fraction for place, fraction in each.worse.items()},
                 "everywhere": each.everywhere,
                 "peers": each.peers,
@@ -161,8 +163,8 @@ def document(fleet: Fleet) -> dict[str, Any]:
         "odd_hosts": [
             {
                 **_figure(each, fleet.hosts),
-                "value": exports.number(each.value),
-                "reference": exports.number(each.reference),
+                "value": number(each.value),
+                "reference": number(each.reference),
                 "worse": each.worse,
             }
             for each in fleet.odd
@@ -190,7 +192,7 @@ def _host(run: HostRun, row: HostRow) -> dict[str, Any]:
 
 
 def _figure(found: SlowPlaces | OddHost, hosts: Sequence[HostRun]) -> dict[str, Any]:
-    return {"host": hosts[found.node].host, **exports.of_figure(found.figure)}
+    return {"host": hosts[found.node].host, **of_figure(found.figure)}
 
 
 def _fault(fault: Fault, hosts: Sequence[HostRun]) -> dict[str, Any]:

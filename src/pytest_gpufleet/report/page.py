@@ -20,19 +20,19 @@ from pytest_gpufleet.model.suite import titled
 from pytest_gpufleet.report import gpu_grid, machine_section, rendering, wording
 from pytest_gpufleet.report.banner import next_steps, reasons, stamp, standing, why
 from pytest_gpufleet.report.failures import Accused, accused, failures
-from pytest_gpufleet.report.figure_tables import (
+from pytest_gpufleet.report.figures import (
     LIKE_PEERS,
-    FigureTable,
     Sources,
     figure_tables,
     for_information,
+    heat_tables,
     state,
 )
 from pytest_gpufleet.report.gpu_grid import legend, standings
-from pytest_gpufleet.report.heat_tables import HeatTable, heat_tables
 from pytest_gpufleet.report.hosts import groups_between, nodes_in_words
 from pytest_gpufleet.report.hosts_part import HostsPart, nodes_part
 from pytest_gpufleet.report.rendering import render
+from pytest_gpufleet.report.tables import Table
 from pytest_gpufleet.report.training_tables import is_swept, training_tables
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns
@@ -68,8 +68,8 @@ class Section:
     group: gpu_grid.Group
     lines: list[gpu_grid.CheckLine]
     plots: Plots
-    heats: list[HeatTable]
-    tables: list[FigureTable]
+    heats: list[Table]
+    tables: list[Table]
     left_out: int = 0  # figures
 
     @property

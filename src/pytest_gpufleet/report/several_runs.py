@@ -1,86 +1,147 @@
-"""What is told of several runs together, on the terminal and as a page."""
+"""Several runs beside each other, or one machine over time: for the terminal, as a page, as JSON and as CSV."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.language import say
-from pytest_gpufleet.model.place import WORLD
+from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.rendering import render
+from pytest_gpufleet.report.tables import Table, csv_text, number, on_screen, row
 from pytest_gpufleet.verdict.across_runs.drift import Drift, Worsened
-from pytest_gpufleet.verdict.across_runs.run_comparison import ComparedFigure, Figure, Outlier, RunComparison
-from pytest_gpufleet.verdict.fleet.equality import models
+from pytest_gpufleet.verdict.across_runs.run_comparison import ComparedFigure, Figure, Outlier, RunComparison, figures
+from pytest_gpufleet.verdict.fleet.equality import Difference, models
 
 if TYPE_CHECKING:
     from rich.console import Group
 
 
 @dataclass(frozen=True)
-class Table:
-    caption: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True)
 class SeveralRuns:
     """What was found, in one line and in tables; `bad`: it is something that should not be. Tables without rows are
-    left out."""
+    left out. `document`: the same for programs."""
 
     headline: str
     bad: bool
     notes: tuple[str, ...]
     tables: tuple[Table, ...]
+    document: Mapping[str, Any]
 
 
-def page(told: SeveralRuns) -> str:
+def page(found: SeveralRuns) -> str:
     """A self-contained HTML page."""
     return render(
         "comparison.html.jinja",
         title=say("GPU acceptance runs compared"),
         made="Made by {tool} from the evidence of each run.",
-        headline=told.headline,
-        notes=[wording.clean(say(note)) for note in told.notes],
-        tables=[table for table in told.tables if table.rows],
+        headline=found.headline,
+        notes=[wording.clean(say(note)) for note in found.notes],
+        tables=[table for table in found.tables if table.rows],
     )
 
 
-def screen(told: SeveralRuns) -> Group:
+def screen(found: SeveralRuns) -> Group:
     """What rich prints on a terminal."""
-    from rich import box
     from rich.console import Group
-    from rich.table import Table as RichTable
     from rich.text import Text
 
-    parts: list[RichTable | Text] = []
-    for table in (table for table in told.tables if table.rows):
-        drawn = RichTable(title=table.caption, title_justify="left", box=box.SIMPLE_HEAD)
-        for name in table.header:
-            drawn.add_column(Text(wording.clean(name)), overflow="fold")
-        for row in table.rows:
-            drawn.add_row(*(Text(wording.clean(cell)) for cell in row))
-        parts.append(drawn)
-    parts += [Text(f"Note: {wording.clean(note)}", style="yellow") for note in told.notes]
-    return Group(*parts, Text(wording.clean(told.headline), style="bold red" if told.bad else "bold green"))
+    return Group(
+        *(on_screen(table) for table in found.tables if table.rows),
+        *(Text(f"Note: {wording.clean(note)}", style="yellow") for note in found.notes),
+        Text(wording.clean(found.headline), style="bold red" if found.bad else "bold green"),
+    )
 
 
-def runs_table(runs: Mapping[str, Record]) -> Table:
+def _runs(runs: Mapping[str, Record]) -> Table:
     rows = (
-        (
+        row(
             name,
             record.run.host,
             wording.moment(record.run.utc),
             f"{len(record.topology.gpus)} x {models(record)}" if record.topology.gpus else say(models(record)),
             say(record.verdict or "died"),
+            fields={"host": record.run.host, "utc": record.run.utc, "verdict": record.verdict},
         )
         for name, record in runs.items()
     )
-    return Table(say("The runs"), (say("Run"), say("Host"), say("Began"), say("GPUs"), say("Verdict")), tuple(rows))
+    return Table(say("The runs"), "Run", ("Host", "Began", "GPUs", "Verdict"), tuple(rows))
+
+
+def _document(runs: Table, notes: Iterable[str], **found: Any) -> dict[str, Any]:
+    tables = {name: each.fields if isinstance(each, Table) else each for name, each in found.items()}
+    return {"runs": {row.name: row.fields for row in runs.rows}, "notes": list(notes), **tables}
+
+
+def of_figure(figure: Figure) -> dict[str, Any]:
+    return {"metric": figure.name, "unit": figure.metric.unit, "conditions": dict(figure.conditions)}
+
+
+def difference(found: Difference) -> dict[str, Any]:
+    """In what machines differ: what most have, None if none has most, and who has what else."""
+    others = {value: list(machines) for value, machines in found.others.items()}
+    return {"fact": found.fact, "usual": found.usual, "others": others}
+
+
+def _of_place(place: Where, identity: str, figure: Figure) -> dict[str, Any]:
+    return {"place": str(place), "identity": identity, **of_figure(figure)}
+
+
+# Of CSV. `median`: that of all places; only outliers, or what got worse, have a `reference` and by what fraction.
+COLUMNS = (
+    "run", "host", "utc", "place", "identity", "metric", "unit", "conditions", "value", "median", "reference", "worse",
+)  # fmt: skip
+
+
+def values_compared(comparison: RunComparison) -> str:
+    """Every value of the figures that were compared, as CSV."""
+    outliers = {(each.run, each.figure, each.place): each for each in comparison.outliers}
+    medians = {row.figure: row.median for row in comparison.rows}
+    return _csv(
+        {
+            **_run(name, record),
+            **_of_place(place, record.topology.identity(place), figure),
+            "value": value,
+            "median": medians[figure],
+            **_reference(outliers.get((name, figure, place))),
+        }
+        for name, record in comparison.runs.items()
+        for figure, values in figures(record.findings).items()
+        if figure in medians
+        for place, value in values.items()
+    )
+
+
+def values_over_time(drift: Drift) -> str:
+    """What got worse, run by run, as CSV; in the row of the last run stands by how much."""
+    *_, last = drift.runs
+    return _csv(
+        {
+            **_run(name, drift.runs[name]),
+            **_of_place(each.place, each.identity, each.figure),
+            "value": value,
+            **_reference(each if name == last else None),
+        }
+        for each in drift.worse
+        for name, value in each.history.items()
+    )
+
+
+def _csv(rows: Iterable[Mapping[str, Any]]) -> str:
+    return csv_text((COLUMNS, *([row.get(column) for column in COLUMNS] for row in rows)))
+
+
+def _run(name: str, record: Record) -> dict[str, str]:
+    return {"run": name, "host": record.run.host, "utc": record.run.utc}
+
+
+def _reference(found: Outlier | Worsened | None) -> dict[str, float]:
+    return {"reference": found.reference, "worse": found.worse} if found else {}
 
 
 def what(figure: Figure) -> str:
@@ -93,14 +154,12 @@ MOST_COLUMNS = 4
 
 def compared(comparison: RunComparison, most_columns: int) -> SeveralRuns:
     """What is to be told of a comparison; a column for each run only if they are at most so many."""
-    tables = (
-        runs_table(comparison.runs),
-        _other_bits(comparison),
-        _outliers(comparison),
-        _figures(comparison, most_columns),
-    )
+    runs, outliers, compared = _runs(comparison.runs), _outliers(comparison), _figures(comparison, most_columns)
+    bits = [difference(each) for each in comparison.other_bits]
+    document = _document(runs, comparison.notes, outliers=outliers, fingerprints=bits, figures=compared)
     bad = bool(comparison.outliers or comparison.other_bits) or not comparison.rows
-    return SeveralRuns(_side_by_side(comparison), bad, comparison.notes, tables)
+    tables = (runs, _other_bits(comparison), outliers, compared)
+    return SeveralRuns(_side_by_side(comparison), bad, comparison.notes, tables, document)
 
 
 def _side_by_side(comparison: RunComparison) -> str:
@@ -137,49 +196,63 @@ def _who(found: Outlier | Worsened) -> str:
 
 def _other_bits(comparison: RunComparison) -> Table:
     rows = (
-        (machine, say(each.fact), value, each.usual or say("nobody can say"))
+        row(machine, say(each.fact), value, each.usual or say("nobody can say"))
         for each in comparison.other_bits
         for value, machines in each.others.items()
         for machine in machines
     )
-    return Table(
-        say("Other bits from the same data"), (say("Run"), say("What"), say("Computed"), say("Most have")), tuple(rows)
-    )
+    return Table(say("Other bits from the same data"), "Run", ("What", "Computed", "Most have"), tuple(rows))
 
 
 def _outliers(comparison: RunComparison) -> Table:
     rows = (
-        (
-            outlier.run,
-            _who(outlier),
-            what(outlier.figure),
-            wording.quantity(outlier.value, outlier.figure.metric.unit),
-            wording.quantity(outlier.reference, outlier.figure.metric.unit),
-            wording.percent(outlier.worse),
+        row(
+            each.run,
+            _who(each),
+            what(each.figure),
+            wording.quantity(each.value, each.figure.metric.unit),
+            wording.quantity(each.reference, each.figure.metric.unit),
+            wording.percent(each.worse),
+            fields={
+                "run": each.run,
+                **_of_place(each.place, each.identity, each.figure),
+                "value": number(each.value),
+                "reference": number(each.reference),
+                "worse": each.worse,
+            },
         )
-        for outlier in comparison.outliers
+        for each in comparison.outliers
     )
     reference = "First run" if len(comparison.runs) == 2 else "Median"
-    heads = (say("Run"), say("Where"), say("What"), say("Measured"), say(reference), say("Worse by"))
-    return Table(say("Outliers, the worst first"), heads, tuple(rows))
+    heads = ("Where", "What", "Measured", reference, "Worse by")
+    return Table(say("Outliers, the worst first"), "Run", heads, tuple(rows))
 
 
 def _figures(comparison: RunComparison, most_columns: int) -> Table:
     runs = tuple(comparison.runs) if len(comparison.runs) <= most_columns else ()
     last = "Change" if len(comparison.runs) == 2 else "Spread"
     rows = (
-        (
-            what(row.figure),
-            *(_cell(row, index) for index in range(len(runs))),
-            wording.quantity(row.median, row.figure.metric.unit),
-            _change(row) if last == "Change" else wording.percent(row.spread),
-            str(row.outliers or ""),
+        row(
+            what(each.figure),
+            *(_cell(each, index) for index in range(len(runs))),
+            wording.quantity(each.median, each.figure.metric.unit),
+            _change(each) if last == "Change" else wording.percent(each.spread),
+            str(each.outliers or ""),
+            fields={
+                **of_figure(each.figure),
+                "worst": {
+                    name: {"place": str(worst[0]), "value": number(worst[1])}
+                    for name, worst in zip(comparison.runs, each.worst, strict=True)
+                    if worst
+                },
+                "median": number(each.median),
+                "spread": number(each.spread),
+            },
         )
-        for row in comparison.rows
+        for each in comparison.rows
     )
     caption = "Figures: the worst place of each run" if runs else "Figures"
-    heads = (say("Figure"), *runs, say("Median of all places"), say(last), say("Outliers"))
-    return Table(say(caption), heads, tuple(rows))
+    return Table(say(caption), "Figure", (*runs, "Median of all places", last, "Outliers"), tuple(rows))
 
 
 def _cell(row: ComparedFigure, index: int) -> str:
@@ -201,8 +274,9 @@ def _change(row: ComparedFigure) -> str:
 def drifted(drift: Drift) -> SeveralRuns:
     """What is to be told of a machine over time."""
     bad = bool(drift.worse or drift.faults) or not drift.compared
-    tables = (runs_table(drift.runs), _worse(drift), _faults(drift))
-    return SeveralRuns(_over_time(drift), bad, drift.notes, tables)
+    runs, worse, faults = tables = (_runs(drift.runs), _worse(drift), _faults(drift))
+    document = _document(runs, drift.notes, compared=drift.compared, worse=worse, faults=faults)
+    return SeveralRuns(_over_time(drift), bad, drift.notes, tables, document)
 
 
 def _over_time(drift: Drift) -> str:
@@ -237,17 +311,25 @@ def _over_time(drift: Drift) -> str:
 
 def _worse(drift: Drift) -> Table:
     rows = (
-        (
+        row(
             _who(each),
             what(each.figure),
             _history(each),
             wording.percent(each.worse),
             wording.percent(each.allowed),
+            fields={
+                **_of_place(each.place, each.identity, each.figure),
+                "gpus": list(each.gpus),
+                "history": {name: number(value) for name, value in each.history.items()},
+                "reference": number(each.reference),
+                "worse": each.worse,
+                "noise": each.allowed,
+            },
         )
         for each in drift.worse
     )
-    heads = (say("Where"), say("What"), say("From run to run"), say("Worse by"), say("Noise"))
-    return Table(say("What got worse, the worst first"), heads, tuple(rows))
+    heads = ("What", "From run to run", "Worse by", "Noise")
+    return Table(say("What got worse, the worst first"), "Where", heads, tuple(rows))
 
 
 def _history(each: Worsened) -> str:
@@ -261,6 +343,7 @@ def _history(each: Worsened) -> str:
 def _faults(drift: Drift) -> Table:
     newest = list(drift.runs.values())[-1].topology
     rows = (
-        (", ".join(map(newest.identity, fault.subjects)), fault.what, say(fault.kind.action)) for fault in drift.faults
+        row(", ".join(map(newest.identity, each.subjects)), each.what, say(each.kind.action), fields=codec.plain(each))
+        for each in drift.faults
     )
-    return Table(say("Counters of errors that grew"), (say("Where"), say("What"), say("Action")), tuple(rows))
+    return Table(say("Counters of errors that grew"), "Where", ("What", "Action"), tuple(rows))

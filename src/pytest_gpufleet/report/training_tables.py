@@ -11,7 +11,7 @@ from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.figure_tables import FigureCell, FigureRow, FigureTable
+from pytest_gpufleet.report.tables import Cell, Row as Line, Table
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Row:
         return [*told, say(BY_LOADER)] if self.fed else told
 
 
-def training_tables(findings: Sequence[Finding]) -> list[FigureTable]:
+def training_tables(findings: Sequence[Finding]) -> list[Table]:
     """The tables of a group of checks; but for the sweep none where no efficiency was measured."""
     tables = []
     for kind, title in TITLES.items():
@@ -158,7 +158,7 @@ def _holds(way: dict[str, Condition], row: dict[str, Condition], count: int) -> 
     return all(row.get(key) == value for key, value in way.items() if count > 1 or key != "method")
 
 
-def _by_gpus(title: str, rows: Sequence[Row]) -> FigureTable:
+def _by_gpus(title: str, rows: Sequence[Row]) -> Table:
     counts = sorted({1, *(count for row in rows for count in row.rates)})
     memory = any(row.memory for row in rows)
     names = [row.words() for row in rows]
@@ -168,29 +168,30 @@ def _by_gpus(title: str, rows: Sequence[Row]) -> FigureTable:
         cells = [_rate(row.rates.get(count), row.efficiencies.get(count)) for count in counts]
         if memory:
             used = row.memory[max(row.memory)] if row.memory else []
-            cells.append(FigureCell(wording.span(used, "GiB", 3) if used else "", kind="figure"))
+            cells.append(Cell(wording.span(used, "GiB", 3) if used else "", figure=True))
         fastest = max(row.rates.values(), default=0.0)
         epoch = wording.duration(EPOCH_IMAGES / fastest) if fastest > 0 else ""
         name = say(", ").join(word for word in words if word not in shared) or say(FROM_MEMORY)
-        lines.append(FigureRow(name, "", (*cells, FigureCell(epoch, kind="figure")), for_information=False))
+        lines.append(Line(name, (*cells, Cell(epoch, figure=True))))
     heads = [say("1 GPU" if count == 1 else "{gpus} GPUs", gpus=count) for count in counts]
     common = say(", ").join(word for word in names[0] if word in shared)
     columns = (*heads, *([GPU_MEMORY] if memory else []), EPOCH)
-    return FigureTable(title, "", say(NOTE, images=f"{EPOCH_IMAGES:,}"), common, columns, tuple(lines))
+    note = say(NOTE, images=f"{EPOCH_IMAGES:,}")
+    return Table(wording.capitalised(say(title)), "Conditions", columns, tuple(lines), (note, common))
 
 
-def _rate(rate: float | None, efficiency: float | None) -> FigureCell:
+def _rate(rate: float | None, efficiency: float | None) -> Cell:
     if rate is None:
-        return FigureCell()
+        return Cell()
     below = wording.percent(efficiency) if efficiency is not None else ""
-    return FigureCell(wording.number(rate), below=below, kind="figure")
+    return Cell(wording.number(rate), below=below, figure=True)
 
 
-def _lost(losses: Sequence[Losses]) -> FigureTable:
+def _lost(losses: Sequence[Losses]) -> Table:
     rows = []
     for each in losses:
         slowest = say("of {place}", place=wording.place(each.slowest))
         parts = ((each.delivered, ""), (each.gradients, ""), (each.imbalance, slowest), (each.rest, ""))
-        cells = tuple(FigureCell(wording.percent(part), below=below, kind="figure") for part, below in parts)
-        rows.append(FigureRow(say(", ").join(wording.words(each.conditions)), "", cells, for_information=False))
-    return FigureTable(TITLE_LOST, "", LOST, "", HEADS_LOST, tuple(rows))
+        cells = tuple(Cell(wording.percent(part), below=below, figure=True) for part, below in parts)
+        rows.append(Line(say(", ").join(wording.words(each.conditions)), cells))
+    return Table(wording.capitalised(say(TITLE_LOST)), "Conditions", HEADS_LOST, tuple(rows), (say(LOST),))

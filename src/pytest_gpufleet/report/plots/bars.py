@@ -14,7 +14,7 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.language import in_language, say
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.figure_tables import for_information, per_gpu
+from pytest_gpufleet.report.figures import for_information, per_gpu
 from pytest_gpufleet.report.plots import canvas
 
 COLUMNS = 3

@@ -11,7 +11,7 @@ from pytest_gpufleet.model.language import in_language, say
 from pytest_gpufleet.model.metric import Metric
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.figure_tables import for_information
+from pytest_gpufleet.report.figures import for_information
 from pytest_gpufleet.report.plots import canvas
 
 # What may stand on the horizontal axis, and how many points are worth a curve.

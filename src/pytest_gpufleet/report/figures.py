@@ -1,0 +1,343 @@
+"""The figures of a group of checks as tables, each figure beside its limit.
+
+Three forms: a column for each GPU where every GPU has a figure of its own; a column for each message size where a curve
+was measured; else one figure a row. Of pairs, and of what each of several nodes has, a matrix in colours too.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.grouping import grouped
+from pytest_gpufleet.model.language import say
+from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.metric import METRICS
+from pytest_gpufleet.model.place import WORLD, Pair, Place, Where
+from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.tables import Cell, Row, Table
+from pytest_gpufleet.verdict.judgement import allowed_spread
+
+
+class Sources:
+    """Numbers for where limits come from, so that a table need not repeat a sentence in every row."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[str, str], int] = {}
+
+    def number(self, limit: Limit) -> int:
+        source = limit.full_source if limit.calibration else limit.source
+        return self._numbers.setdefault((limit.origin, source), len(self._numbers) + 1)
+
+    def rows(self) -> list[tuple[int, str, str]]:
+        """(number, grade, source) of each."""
+        return [(number, *texts) for texts, number in self._numbers.items()]
+
+
+FEWEST_SIZES = 3
+MOST_COLUMNS = 10  # of figures in a table: more do not fit on the width of a page
+LIKE_PEERS = "like the peers"
+Column = TypeVar("Column")
+RowKey = TypeVar("RowKey")
+Form = Callable[[Sequence[Finding], Sources, wording.Hosts], list[Table]]
+
+
+def figure_tables(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts = wording.ALONE) -> list[Table]:
+    """A table for each metric, in the order in which the metrics are defined; what has no value is left out."""
+    known = list(METRICS)
+    of_names = grouped((finding.measurement.metric, finding) for finding in findings if finding.measurement.values)
+    result = []
+    for name in sorted(of_names, key=lambda name: known.index(name) if name in known else len(known)):
+        sizes = {_nbytes(finding) for finding in of_names[name] if _is_curve(finding)}
+        curved = len(sizes) >= FEWEST_SIZES
+        forms = grouped((_form(finding, curved), finding) for finding in of_names[name])
+        result += [table for form in FORMS if form in forms for table in form(forms[form], sources, hosts)]
+    return result
+
+
+def _form(finding: Finding, curved: bool) -> Form:
+    if per_gpu(finding):
+        return _by_gpu
+    return _by_size if curved and _is_curve(finding) else _singly
+
+
+def per_gpu(finding: Finding) -> bool:
+    """Whether several GPUs (or CPU ranks) of one machine have a figure of their own."""
+    places = finding.measurement.values
+    devices = all(isinstance(place, Place) and place.is_device for place in places)
+    return len(places) > 1 and devices and not _spans_nodes(finding)
+
+
+def _spans_nodes(finding: Finding) -> bool:
+    """Whether several nodes have figures of their own in it."""
+    nodes = {part.node for place in finding.measurement.values for part in place.parts if part.is_on_node}
+    return len(nodes) > 1
+
+
+def for_information(finding: Finding) -> bool:
+    """Whether nobody has to have a limit for it, nobody had, and it was held against no peers."""
+    against_none = finding.slower_than_peers is None or finding.again
+    return bool(not finding.required and finding.state in ("for information", "not judged") and against_none)
+
+
+def state(finding: Finding) -> str:
+    """The state of a figure as a reader is told: without a limit it can still be held against its peers."""
+    return LIKE_PEERS if finding.state == "for information" and not for_information(finding) else finding.state
+
+
+def _by_gpu(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts) -> list[Table]:
+    """A column for each GPU; the limit is one for all of them."""
+    every = sorted({place for finding in findings for place in finding.measurement.values})
+    shared, names = wording.shared_and_own(findings)
+    result = []
+    for places in _pages(every):
+        rows = [
+            _row(finding, name, [_figure(finding, place) for place in places], sources, hosts)
+            for finding, name in zip(findings, names, strict=True)
+        ]
+        heads = [wording.place(place, hosts) for place in places]
+        result.append(_table(findings, shared, (*heads, "Limit", "Spread", "State"), rows))
+    return result
+
+
+def _by_size(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts) -> list[Table]:
+    """A column for each message size; every figure has a limit of its own, or none."""
+    shared, names = wording.shared_and_own(findings, wording.ALONG["bytes"])
+    lines: dict[str, dict[float, Finding]] = {}
+    for finding, name in zip(findings, names, strict=True):
+        line, size = lines.setdefault(name, {}), _nbytes(finding)
+        if size not in line or not for_information(finding):  # measured twice: what was judged counts
+            line[size] = finding
+    result = []
+    for sizes in _pages(sorted({_nbytes(finding) for finding in findings})):
+        rows = []
+        for name, line in lines.items():
+            if here := [line[size] for size in sizes if size in line]:
+                cells = [_with_limit(line[size], sources) if size in line else Cell() for size in sizes]
+                same = {", ".join(wording.words(finding.measurement.details)) for finding in here}
+                details = same.pop() if len(same) == 1 else ""
+                rows.append(Row(name, (*cells, _spread(here, hosts)), details, all(map(for_information, here))))
+        result.append(_table(findings, shared, (*map(wording.size, sizes), "Spread"), rows))
+    return result
+
+
+def _pages(columns: Sequence[Column]) -> Iterator[Sequence[Column]]:
+    """The columns of one wide table, as those of several that are about equally narrow."""
+    count = math.ceil(len(columns) / MOST_COLUMNS)
+    for number in range(count):
+        yield columns[len(columns) * number // count : len(columns) * (number + 1) // count]
+
+
+def _singly(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts) -> list[Table]:
+    shared, names = wording.shared_and_own(findings)
+    places = any(finding.measurement.values.keys() != {WORLD} for finding in findings)
+    rows = []
+    for finding, name in zip(findings, names, strict=True):
+        worst = wording.worst(finding)
+        assert worst is not None  # it has values
+        count = len(finding.measurement.values)
+        where = wording.place(worst[0], hosts) + (say(", worst of {count}", count=count) if count > 1 else "")
+        rows.append(_row(finding, name, [_figure(finding, worst[0]), *[Cell(where)] * places], sources, hosts))
+    return [_table(findings, shared, ("Measured", *["Where"] * places, "Limit", "Spread", "State"), rows)]
+
+
+FORMS: tuple[Form, ...] = (_by_gpu, _by_size, _singly)
+
+
+def _table(findings: Sequence[Finding], shared: str, columns: tuple[str, ...], rows: Sequence[Row]) -> Table:
+    metric = wording.metric(findings[0])
+    unit = {"ratio": "%"}.get(metric.unit, metric.unit)
+    title = wording.capitalised(say(metric.title)) + (f"{say(', ')}{unit}" if unit else "")
+    return Table(title, "Conditions", columns, tuple(rows), (say(f"{metric.better} is better"), shared))
+
+
+def _row(finding: Finding, name: str, cells: Sequence[Cell], sources: Sources, hosts: wording.Hosts) -> Row:
+    shown = state(finding)
+    ended = Cell(shown, "met" if shown == LIKE_PEERS else shown, open=_why_open(finding))
+    details = ", ".join(wording.words(finding.measurement.details))
+    held = _limit(finding, sources), _spread([finding], hosts), ended
+    return Row(name, (*cells, *held), details, for_information(finding))
+
+
+def _figure(finding: Finding, place: Where) -> Cell:
+    """The figure of one place; limit and state have columns of their own."""
+    if place not in finding.measurement.values:
+        return Cell()
+    slower = (finding.slower_than_peers or {}).get(place)
+    below = say("{share} off peers", share=wording.percent(slower, 2)) if slower else ""
+    missed = place in finding.missed or slower is not None
+    return Cell(_value_and_limit(finding, place)[0], "missed" if missed else "", below, figure=True)
+
+
+def _with_limit(finding: Finding, sources: Sources) -> Cell:
+    """The figure of all ranks together, with its limit below."""
+    value, limit = _value_and_limit(finding, WORLD)
+    below = " ".join(filter(None, (limit, _grade(finding.limit))))
+    source = sources.number(finding.limit) if finding.limit else None
+    marked = "" if finding.state == "for information" else finding.state
+    return Cell(value, marked, below, source, _why_open(finding), figure=True)
+
+
+def _value_and_limit(finding: Finding, place: Where) -> tuple[str, str]:
+    value, unit = finding.measurement.values[place], wording.metric(finding).unit
+    texts = wording.value_and_limit(value, finding.limit) if finding.limit else (wording.quantity(value, unit), "")
+    return _bare(texts[0], unit), _bare(texts[1], unit)
+
+
+def _limit(finding: Finding, sources: Sources) -> Cell:
+    if finding.limit is None:
+        if finding.slower_than_peers is None:
+            return Cell()
+        worse = say(" or ").join(wording.percent(tolerance.worse) for tolerance in finding.tolerances)
+        return Cell(say("peers"), below=say("at most {share} worse", share=worse), figure=True)
+    worst = wording.worst(finding)
+    text = wording.value_and_limit(worst[1] if worst else finding.limit.value, finding.limit)[1]
+    source = sources.number(finding.limit)
+    return Cell(_bare(text, finding.limit.unit), below=_grade(finding.limit), source=source, figure=True)
+
+
+def _grade(limit: Limit | None) -> str:
+    """What a limit is worth, and whose it is if it is the customer's."""
+    if limit is None:
+        return ""
+    return say("{grade}, customer's", grade=say(limit.grade)) if limit.given else say(limit.grade)
+
+
+def _spread(findings: Sequence[Finding], hosts: wording.Hosts) -> Cell:
+    """How far the samples behind the figures differ at most, of which of several figures, and the fewest samples there
+    are; where that is more than a judged figure may, why it is none that fails."""
+    spreads = [(spread, at, each) for each in findings for at, spread in each.measurement.spread.items()]
+    if not spreads:
+        return Cell()
+    counts = [len(samples) for each in findings for samples in each.measurement.samples.values()]
+    widest, at, of = max(spreads, key=lambda spread: spread[0])
+    size = wording.size(_nbytes(of)) if len(findings) > 1 else ""
+    where = wording.place(at, hosts) if len(of.measurement.spread) > 1 else ""
+    notes = (say("at {place}", place=where or size) if where or size else "", _why_wide(of))
+    text = f"{wording.number(round(100 * widest, 2), 3)} % (n={min(counts)})"
+    return Cell(text, below=say(", ").join(filter(None, notes)))
+
+
+def _why_wide(finding: Finding) -> str:
+    """Why the samples of a figure differ by more than those of a judged one may, if they do."""
+    allowed = allowed_spread(finding.measurement)
+    if max(finding.measurement.spread.values()) <= allowed:
+        return ""
+    if not wording.metric(finding).steady:
+        return say("no bound")
+    judged = finding.state in ("met", "missed")
+    return say("above {share}", share=wording.percent(allowed)) if judged else say("not judged")
+
+
+def _why_open(finding: Finding) -> str:
+    return finding.reason or "no reason was given" if finding.state == "not judged" else ""
+
+
+def _bare(text: str, unit: str) -> str:
+    """A quantity without its unit, which stands in the table's caption."""
+    return text.removesuffix(" %" if unit == "ratio" else f" {unit}")
+
+
+def _is_curve(finding: Finding) -> bool:
+    return finding.measurement.values.keys() == {WORLD} and _nbytes(finding) > 0
+
+
+def _nbytes(finding: Finding) -> float:
+    nbytes = finding.measurement.conditions.get("bytes", 0)
+    return float(nbytes) if isinstance(nbytes, int | float) else 0
+
+
+MOST_PLACES = 24  # that are shown pair by pair, even if most pairs were not measured
+MOST_ROWS = 25  # of one matrix: then the next begins beside it
+NOTHING: Mapping[Any, str] = {}
+
+
+def heat_tables(findings: Sequence[Finding], hosts: wording.Hosts = wording.ALONE) -> list[Table]:
+    """Of each finding with figures of pairs: from the place of the row to that of the column, or, where few of many
+    pairs were measured, the pairs of each place; and of each with figures of what several nodes have: a row a node."""
+    tables = []
+    for finding in (each for each in findings if each.measurement.values):
+        if _is_by_node(finding):
+            tables += _by_node(finding, hosts)
+        elif all(isinstance(place, Pair) for place in finding.measurement.values):
+            tables += _pairs(finding, hosts)
+    return tables
+
+
+def _is_by_node(finding: Finding) -> bool:
+    """Whether every figure is of one device of a node, or of the same device of two."""
+    one_device = all(
+        len({(part.kind, part.index) for part in place.parts}) == 1 and all(part.is_on_node for part in place.parts)
+        for place in finding.measurement.values
+    )
+    devices = any(part.is_device for place in finding.measurement.values for part in place.parts)
+    return one_device and devices and _spans_nodes(finding)
+
+
+def _by_node(finding: Finding, hosts: wording.Hosts) -> list[Table]:
+    at: dict[tuple[tuple[Place, ...], Place], Where] = {}
+    for where in sorted(finding.measurement.values):
+        first = where.parts[0]
+        at[tuple(Place(part.node, "node") for part in where.parts), Place(0, first.kind, first.index)] = where
+    rows = {nodes: say(" to ").join(wording.place(node, hosts) for node in nodes) for nodes, _ in at}
+    columns = {device: wording.place(device) for _, device in sorted(at)}
+    return _matrices(finding, "Node", rows, columns, at)
+
+
+def _pairs(finding: Finding, hosts: wording.Hosts) -> list[Table]:
+    given = {(place.parts[0], place.parts[1]): place for place in finding.measurement.values}
+    if not any(pair[::-1] in given for pair in given):  # each pair was measured once, for both directions
+        given |= {(to, place): where for (place, to), where in given.items()}
+    names = {place: wording.place(place, hosts) for place in sorted({place for pair in given for place in pair})}
+    if len(names) <= MOST_PLACES or 2 * len(given) > len(names) ** 2:
+        return _matrices(finding, "From, to", names, names, given)
+    return _few_pairs(finding, names, given)
+
+
+def _few_pairs(finding: Finding, names: Mapping[Place, str], given: Mapping[tuple[Place, Place], Where]) -> list[Table]:
+    """The pairs of each place, the lowest first."""
+    values = finding.measurement.values
+    # NaN is worse than any figure.
+    ranks = {pair: -math.inf if math.isnan(values[where]) else values[where] for pair, where in given.items()}
+    partners = grouped(sorted(given, key=lambda pair: ranks[pair]))
+    most = max(map(len, partners.values()))
+    columns = {number: say("lowest") if number == 0 else f"{number + 1}." for number in range(most)}
+    pairs = {(place, number): other for place, others in partners.items() for number, other in enumerate(others)}
+    at = {(place, number): given[place, other] for (place, number), other in pairs.items()}
+    beside = {cell: say("with {place}", place=names[other]) for cell, other in pairs.items()}
+    return _matrices(finding, "With others", names, columns, at, beside)
+
+
+def _matrices(
+    finding: Finding,
+    corner: str,
+    rows: Mapping[RowKey, str],
+    columns: Mapping[Column, str],
+    at: Mapping[tuple[RowKey, Column], Where],
+    beside: Mapping[tuple[RowKey, Column], str] = NOTHING,
+) -> list[Table]:
+    """`at`: where the figure of a cell was measured, if one was. `beside`: what is said below it."""
+    metric, values = wording.metric(finding), finding.measurement.values
+    bad = {*finding.missed, *(finding.slower_than_peers or ())}
+    numbers = [value for value in values.values() if not math.isnan(value)]
+    largest = max((value for value in numbers if math.isfinite(value)), default=0.0)
+
+    def cell(row: RowKey, column: Column) -> Cell:
+        where = at.get((row, column))
+        if where is None:
+            return Cell()
+        value = values[where]
+        share = value / largest if largest > 0 and value > 0 else 0.0  # NaN is not above 0
+        missed, heat = "missed" if where in bad else "", round(100 * min(share, 1.0))
+        return Cell(wording.number(value), missed, beside.get((row, column), ""), heat=heat)
+
+    made = [Row(name, tuple(cell(row, column) for column in columns)) for row, name in rows.items()]
+    title = f"{wording.capitalised(say(metric.title))}{say(', ')}{metric.unit}"
+    lowest, highest = (wording.number(end(numbers, default=math.nan)) for end in (min, max))
+    foot = say("{lowest} to {highest}; the fuller the colour, the larger the figure.", lowest=lowest, highest=highest)
+    notes = (say(", ").join(wording.conditions(finding)),)
+    heads = tuple(columns.values())
+    return [
+        Table(title, corner, heads, tuple(made[first : first + MOST_ROWS]), notes, foot)
+        for first in range(0, len(made), MOST_ROWS)
+    ]

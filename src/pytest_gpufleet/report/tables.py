@@ -1,0 +1,117 @@
+"""Tables, built once for the page, the terminal, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpufleet.model.conditions import Condition
+from pytest_gpufleet.model.language import say
+from pytest_gpufleet.report import wording
+
+if TYPE_CHECKING:
+    from rich.table import Table as ScreenTable
+
+
+@dataclass(frozen=True)
+class Cell:
+    """`state` puts a mark in front of the text, `below` a line under it, and `source` the number of a footnote. `open`:
+    why it was not judged. `heat`: how full its colour is, in per cent. `figure`: it is one."""
+
+    text: str = ""
+    state: str = ""
+    below: str = ""
+    source: int | None = None
+    open: str = ""
+    heat: int | None = None
+    figure: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """`details`: a line under its name. `for_information`: the page folds it. `fields`: the same for programs."""
+
+    name: str
+    cells: tuple[Cell, ...]
+    details: str = ""
+    for_information: bool = False
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Table:
+    """`corner`: what stands over the names of the rows; it and the `columns` are said when they are shown. `notes`:
+    beside the title. `foot`: below."""
+
+    title: str
+    corner: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+    foot: str = ""
+
+    @property
+    def note(self) -> str:
+        return say("; ").join(filter(None, self.notes))
+
+    @property
+    def judged(self) -> list[Row]:
+        return [row for row in self.rows if not row.for_information]
+
+    @property
+    def folded(self) -> list[Row]:
+        return [row for row in self.rows if row.for_information]
+
+    @property
+    def fields(self) -> list[Mapping[str, Any]]:
+        """What JSON has of it."""
+        return [row.fields for row in self.rows]
+
+
+def row(name: str, *texts: str, fields: Mapping[str, Any] | None = None) -> Row:
+    return Row(name, tuple(map(Cell, texts)), fields=fields or {})
+
+
+def on_screen(table: Table) -> ScreenTable:
+    """What rich prints on a terminal."""
+    from rich import box
+    from rich.table import Table as ScreenTable
+    from rich.text import Text
+
+    drawn = ScreenTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
+    for name in (table.corner, *table.columns):
+        drawn.add_column(Text(wording.clean(say(name))), overflow="fold")
+    for each in table.rows:
+        drawn.add_row(*(Text(wording.clean(text)) for text in (each.name, *(cell.text for cell in each.cells))))
+    return drawn
+
+
+# How a cell begins that spreadsheets compute (OWASP, "CSV Injection"); in many countries they split at ";".
+FORMULA = re.compile(r"(^|[;\t])(?=\s*[=+@-])")
+
+Value = str | float | Mapping[str, Condition] | None
+
+
+def csv_text(rows: Iterable[Sequence[Value]]) -> str:
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows(map(_value, row) for row in rows)
+    return file.getvalue()
+
+
+def _value(value: Value) -> str | float:
+    """What is no number is empty; a text from evidence is never a formula, nor more than one line."""
+    if isinstance(value, Mapping):
+        value = "; ".join(f"{name}={each}" for name, each in value.items())
+    if isinstance(value, str):
+        return FORMULA.sub(r"\1'", wording.one_line(value))
+    return value if value is not None and math.isfinite(value) else ""
+
+
+def number(value: float) -> float | None:
+    """JSON has no NaN."""
+    return value if math.isfinite(value) else None
