@@ -43,13 +43,12 @@ def deliver(group: World, collective: str, operation: str = "", **how: Any) -> S
     ("collective", "operation"), exactness.KINDS, ids=["-".join(filter(None, kind)) for kind in exactness.KINDS]
 )
 def test_collective_is_exact(nccl_group: World, collective: str, operation: str) -> None:
-    """Every element of a collective's result is exactly right
+    """Collectives are exact
 
-    Every type that the backend has, sizes that fit and sizes that do not, several roots. The data are such that a
-    swapped, lost, doubled or flipped element changes the result, and every result is exact in its type: one wrong
-    element means that a link, a switch or a GPU corrupts data, and training on this machine goes wrong silently. The
-    first line names where it comes from, as far as leaving out one rank after the other can tell. Look for NVLink and
-    ECC errors of that GPU (`nvidia-smi nvlink -e`, `nvidia-smi -q`) and replace it.
+    Runs a collective on every data type, with sizes that divide and sizes that do not, and compares every element with
+    the known result. One wrong element means that a link, a switch or a GPU corrupts data and training goes wrong
+    silently. The first line names the culprit, as far as leaving out one rank after the other can find it. Check NVLink
+    and ECC errors of that GPU (`nvidia-smi nvlink -e`, `nvidia-smi -q`) and replace it.
     """
     delivery, *_ = deliver(nccl_group, collective, operation)
     if not delivery.right:
@@ -60,10 +59,11 @@ def test_collective_is_exact(nccl_group: World, collective: str, operation: str)
 @pytest.mark.needs(ranks=4)
 @pytest.mark.parametrize("split", GROUPS)
 def test_groups_are_exact(nccl_group: World, split: str) -> None:
-    """all_reduce is exact in groups of some of the GPUs, as parallel training makes them
+    """all_reduce is exact in groups of some of the GPUs
 
-    Wrong in one group only: the links among its GPUs, or one of them. If the collectives of all GPUs are exact, NCCL
-    goes other ways in the small group: NCCL_DEBUG=INFO shows them.
+    Runs all_reduce in pairs, halves and every second GPU, as tensor and data parallel training does. If only one group
+    is wrong, check the links between its GPUs. If the collectives of all GPUs are exact, NCCL takes another path in the
+    small group: NCCL_DEBUG=INFO shows it.
     """
     for ranks in GROUPS[split](nccl_group.size):
         deliver(nccl_group.subset(ranks), "all_reduce", "sum", dtypes=[torch.float32])
@@ -71,10 +71,11 @@ def test_groups_are_exact(nccl_group: World, split: str) -> None:
 
 @pytest.mark.level("standard")
 def test_tensors_with_gaps_are_exact(nccl_group: World) -> None:
-    """Every second element of a tensor is sent exactly, and what lies between stays as it is
+    """Collectives are exact on strided tensors
 
-    Such tensors are packed before and unpacked after the way, as frameworks do. If all other checks of this file pass,
-    the GPU that is named packs wrongly: look at its memory and arithmetic.
+    Sends every second element of a tensor and checks that the elements between stay unchanged. Such tensors are packed
+    before the transfer and unpacked after it. If all other checks of this chapter pass, the named GPU packs wrongly:
+    check its memory and arithmetic.
     """
     for collective in COLLECTIVES:
         operation = "sum" if COLLECTIVES[collective].reduces else ""
@@ -83,20 +84,21 @@ def test_tensors_with_gaps_are_exact(nccl_group: World) -> None:
 
 @pytest.mark.level("standard")
 def test_two_collectives_at_once_are_exact(nccl_group: World) -> None:
-    """Two collectives at the same time, in two groups on two streams, do not disturb each other
+    """Two collectives at the same time are exact
 
-    Training overlaps them all the time. If each alone is exact (the checks above), suspect the driver or NCCL, and a
-    GPU only if it is always the same one.
+    Runs all_reduce and all_gather at the same time, in two groups on two streams, as training does. If each is exact
+    alone, suspect the driver or NCCL, and a GPU only if it is always the same one.
     """
     nccl_group.faultless(exactness.two_at_once, code="collective_wrong")
 
 
 @pytest.mark.level("standard")
 def test_largest_all_reduce_is_exact(nccl_group: World) -> None:
-    """Every element of an all_reduce of 8 GiB is exactly right
+    """all_reduce of 8 GiB is exact
 
-    What is larger than two gigabytes needs longer offsets, and goes through all buffers of NCCL many times over. Wrong
-    here, and right in the checks of smaller ones: suspect NCCL and the driver first, then the GPU that is named.
+    Compares every element of an all_reduce of 8 GiB with the known result. Tensors above 2 GiB need 64-bit offsets and
+    pass through all buffers of NCCL many times. If smaller ones are exact, suspect NCCL and the driver first, then the
+    named GPU.
     """
     halves = [gpu.memory_bytes // 2 for gpu in nccl_group.gpus]
     nccl_group.faultless(exactness.large_all_reduce, min([LARGEST.on(nccl_group), *halves]), code="collective_wrong")
@@ -104,10 +106,10 @@ def test_largest_all_reduce_is_exact(nccl_group: World) -> None:
 
 @pytest.mark.level("standard")
 def test_all_reduce_stays_exact(nccl_group: World, fleet_level: str) -> None:
-    """Every one of thousands of large all_reduces in a row is exactly right
+    """Thousands of all_reduces in a row are exact
 
-    Finds what goes wrong rarely: a link or a GPU that corrupts one transfer in a thousand. Look for NVLink and ECC
-    errors of the GPUs that are named; if all are, one of them spoils everybody's sum.
+    Finds rare errors: a link or a GPU that corrupts one transfer in a thousand. Check NVLink and ECC errors of the
+    named GPUs. If all are named, one of them corrupts the sum of all.
     """
     answers = nccl_group.run(exactness.stays_exact, SECONDS[fleet_level])
     print(f"{answers[0][0]:,} all_reduces")

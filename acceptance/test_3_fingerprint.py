@@ -29,24 +29,22 @@ def compute(world: World, record_fingerprints: Record, work: str) -> None:
 
 @pytest.mark.parametrize("work", ["products", "reductions", "training"])
 def test_gpus_compute_the_same_bits(world: World, record_fingerprints: Record, work: str) -> None:
-    """Fixed work on fixed data gives the same bits on every GPU, and the same a second time
+    """All GPUs compute the same bits
 
-    The work is matrix products at all precisions, sums and softmax, and some steps of training, each done twice with
-    deterministic algorithms. GPUs of one model with the same libraries must agree in every bit: one that does not
-    corrupts data silently. Run again, and replace the GPU that is named if it is the same one. If two GPUs differ from
-    each other and there is no third, nobody can say which is wrong: `gpufleet compare` with the run of another machine
-    of the same model and versions can. That also finds a machine on which all GPUs agree on wrong bits, and is all that
-    a single GPU can be held against here.
+    Runs fixed work on fixed data twice on each GPU: matmuls at all precisions, sums and softmax, training steps, all
+    with deterministic algorithms. GPUs of one model with the same libraries must agree in every bit; one that does not
+    corrupts data silently. Run again and replace the named GPU if it is the same one. With two GPUs, or with one,
+    compare with the run of another machine of the same model and versions: `gpufleet compare`.
     """
     compute(world, record_fingerprints, work)
 
 
 @pytest.mark.needs(ranks=2)
 def test_all_gpus_get_the_same_sum(nccl_group: World, record_fingerprints: Record) -> None:
-    """An all_reduce of fixed data leaves the same bits on every GPU
+    """all_reduce leaves the same bits on all GPUs
 
-    The sums are exact in whatever order they are made, so no choice of NCCL changes them, and machines with as many
-    GPUs must have the same. A GPU that is named got, or added, something else than the others: look for NVLink and ECC
-    errors (`nvidia-smi nvlink -e`, `nvidia-smi -q`), and at the checks of exactness.
+    The sums are exact in any order, so no choice of NCCL changes them, and machines with the same number of GPUs must
+    agree. The named GPU received or added other data than the others. Check NVLink and ECC errors (`nvidia-smi nvlink
+    -e`, `nvidia-smi -q`) and the checks of exactness.
     """
     compute(nccl_group, record_fingerprints, "all_reduce")

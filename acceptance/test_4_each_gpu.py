@@ -46,10 +46,10 @@ def beside_the_peak(measurement: Measurement, profile: Profile | None) -> Measur
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_matrix_product_is_exact(world: World, precision: str) -> None:
-    """Every GPU multiplies small whole numbers without a single wrong element
+    """Matmul is exact
 
-    The right result is known beforehand, and every precision can hold it. A GPU that gets it wrong computes wrongly
-    from the start. If all GPUs do, the driver or the CUDA libraries are at fault; if one does, replace it.
+    Multiplies matrices of small whole numbers, whose product every precision holds exactly. A GPU with a wrong element
+    computes wrongly: replace it. If all GPUs are wrong, the driver or the CUDA libraries are at fault.
     """
     world.faultless(corruption.exact_matmul, precision, code="matmul_wrong")
 
@@ -74,13 +74,12 @@ def soaked(world: World, precisions: list[str]) -> Callable[[str], list[corrupti
 def test_soak(
     world: World, judge: Judge, soaked: Callable[[str], list[corruption.Soaked]], precisions: list[str]
 ) -> None:
-    """All GPUs work at full load for a minute, and none becomes hotter or slower, or draws less power, than its peers
+    """Temperature, clock and power under full load
 
-    Short checks end before bad cooling shows. A GPU that is hotter than all its peers at the same power has a dried-out
-    thermal paste, a cold plate that does not sit flat, a dead fan or blocked air; look at them before it throttles in
-    the summer. Half of the GPUs may be warmer than the others, whose air or water they get. One with a lower clock at
-    the same temperature, or that draws less power, is not supplied as it should be: look at its power cables and at the
-    power supplies. A slowdown by heat that the driver tells of fails this check too.
+    All GPUs run matmuls at full load for a minute and are compared with their peers. A GPU that is too warm has dried
+    thermal paste, a cold plate that does not sit flat, a dead fan or blocked air. A lower clock at the same
+    temperature, or less power, means a bad power supply: check the power cables. Thermal slowdown that the driver
+    reports fails this check too.
     """
     turns = [soaked(precision) for precision in precisions]
     judge(*corruption.soak_figures(world, turns[-1]), required=False)
@@ -91,12 +90,11 @@ def test_soak(
 def test_products_repeat_bit_for_bit(
     world: World, soaked: Callable[[str], list[corruption.Soaked]], precision: str
 ) -> None:
-    """No silent data corruption: the same product always gives the same bits, and the same on all GPUs
+    """No silent data corruption in matmuls
 
-    In the soak each GPU computes one product for seconds; each result is compared with its first, and the first with
-    those of the other GPUs of its model. One wrong bit means that this GPU corrupts results without any error message,
-    and training on it goes wrong with nobody noticing. Run once more to see whether it is the same GPU again; replace
-    the GPU that is named in any case.
+    Each GPU repeats one matmul for seconds under full load. Every result is compared bit for bit with the first one,
+    and the first one with those of the other GPUs of its model. One wrong bit means that this GPU corrupts results
+    without any error message. Replace the named GPU.
     """
     repetitions = [turn.repetition for turn in soaked(precision)]
     unlike = corruption.dissenters(repetitions)
@@ -118,13 +116,12 @@ def test_matrix_product_is_fast(
     soaked: Callable[[str], list[corruption.Soaked]],
     precision: str,
 ) -> None:
-    """Matrix products are as fast as on a healthy GPU, with all GPUs under full load
+    """Matmul throughput with all GPUs under full load
 
-    This is the speed of training and inference, measured at the end of each turn of the soak. If it is too low, the
-    slowest and the fastest GPU are measured once more while all others rest, and the first line says what that tells.
-    All GPUs slow: power limit, clocks or cooling of the whole machine, or an old driver. One slower than its peers: it
-    is hotter, gets less power, or somebody else uses it; compare `nvidia-smi -q -d CLOCK,TEMPERATURE,POWER,PERFORMANCE`
-    of that GPU with the others', look at its heat sink and fans.
+    This is the speed of training and inference, measured at the end of each precision of the soak. If it is too low,
+    the slowest and the fastest GPU are measured again while the others are idle, and the first line says what that
+    shows. All GPUs slow: check power limit, clocks, cooling and driver. One GPU slow: compare `nvidia-smi -q -d
+    CLOCK,TEMPERATURE,POWER,PERFORMANCE` with its peers, and check its heat sink and fans.
     """
     rate = corruption.rate_of(world, soaked(precision))
     usual = precision == usual_precision(world.gpus)
@@ -146,12 +143,11 @@ def slow_alone(world: World, judge: Judge, rate: Measurement) -> str | Fault:
 def test_gpus_are_equally_fast(
     world: World, judge: Judge, soaked: Callable[[str], list[corruption.Soaked]], precisions: list[str]
 ) -> None:
-    """No GPU is slower than its peers over all precisions
+    """Mean matmul throughput of all precisions, against peers
 
-    The mean over the precisions has less noise than any of them, so that it shows a GPU that loses a few per cent in
-    all. A GPU at its power limit computes less the hotter it is; where the profile says how much less, that is taken
-    out. What is left is the chip or its power supply: compare `nvidia-smi -q -d CLOCK,POWER,PERFORMANCE` of that GPU
-    with the others' under load.
+    The mean has less noise than a single precision, so it shows a GPU that is a few per cent slow in all of them. A GPU
+    at its power limit is slower when it is hotter; where the profile says how much, this is taken out. What is left is
+    the chip or its power supply: compare `nvidia-smi -q -d CLOCK,POWER,PERFORMANCE` with its peers under load.
     """
     judge(relative_rate([corruption.rate_of(world, soaked(precision)) for precision in precisions]), required=False)
 
@@ -160,10 +156,10 @@ def test_gpus_are_equally_fast(
 @pytest.mark.level("standard")
 @pytest.mark.figures("memory_bandwidth", required=("memory_bandwidth",))
 def test_memory_bandwidth(world: World, judge: Judge) -> None:
-    """Every GPU's memory is as fast as on a healthy GPU of its model
+    """Memory bandwidth of each GPU
 
-    Counted as BabelStream does: a copy moves two arrays, a triad three. Low on all GPUs: the memory clock
-    (`nvidia-smi -q -d CLOCK`). Low on one: its memory runs hot or slow, or somebody else uses this GPU.
+    Counted as BabelStream does: a copy moves two arrays, a triad three. Low on all GPUs: check the memory clock
+    (`nvidia-smi -q -d CLOCK`). Low on one: its memory is hot or slow, or another process uses this GPU.
     """
     judge(*measure_all(world, memory_bandwidth), again=lambda: measure_all(world, memory_bandwidth))
 
@@ -171,11 +167,11 @@ def test_memory_bandwidth(world: World, judge: Judge) -> None:
 @of_memory
 @pytest.mark.level("standard")
 def test_memory_holds_patterns(world: World) -> None:
-    """Every GPU's free memory can be allocated, holds what is written into it, and is free again afterwards
+    """GPU memory holds test patterns
 
-    Walking ones, every word's own address, random data, moving inversions; at least 95 % of the free memory. Wrong
-    words that error correction has let through corrupt data silently: replace the GPU that is named. If memory is
-    missing, another process holds it (`nvidia-smi` lists them); without one, reset the GPU.
+    Writes walking ones, addresses, random data and moving inversions to at least 95 % of the free memory and compares
+    them. Wrong words that ECC did not catch corrupt data silently: replace the named GPU. If memory cannot be allocated
+    or is not free afterwards, another process holds it (`nvidia-smi` lists them); without one, reset the GPU.
     """
     tests = zip(world.places, world.run(hold_patterns, PATTERN_SECONDS), strict=True)
     expect_none(fault for place, memory in tests for fault in memory_faults(place, memory))

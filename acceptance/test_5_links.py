@@ -49,11 +49,11 @@ def figures(copied: Copied) -> Sequence[Measurement]:
 
 @between_gpus
 def test_data_crosses_every_pair_unharmed(world: World, gpu_topology: GpuTopology) -> None:
-    """Every GPU reads from every other one exactly what is there
+    """Copies between GPUs are exact
 
-    Each pair copies while all others do. A word that arrives wrong means that a link, a switch or a GPU corrupts data,
-    and programs on this machine go wrong silently. Look at the NVLink errors of the two GPUs that are named
-    (`nvidia-smi nvlink -e`) and for XIDs in the kernel log; over PCIe suspect IOMMU and ACS settings first.
+    Each GPU reads the memory of every other one while all copy. A wrong word means that a link, a switch or a GPU
+    corrupts data silently. Check the NVLink errors of the two named GPUs (`nvidia-smi nvlink -e`) and XIDs in the
+    kernel log; over PCIe check IOMMU and ACS first.
     """
     expect_none(pairs.wrong_data(world, gpu_topology, SMALL_BUFFER.on(world)))
 
@@ -68,12 +68,12 @@ def test_host_bandwidth_of_each_gpu(
     each_copies: Callable[[], dict[host_copies.HostDirection, Copied]],
     direction: host_copies.HostDirection,
 ) -> None:
-    """Bandwidth between host memory and each GPU, while the others rest
+    """Host-GPU bandwidth, one GPU at a time
 
-    Data loading and checkpoints go this way. With both directions busy, each has a figure of its own. Low for one GPU:
-    its PCIe link runs at a lower generation or with fewer lanes (`nvidia-smi -q -d PCIE` under load), its slot or riser
-    is bad, or somebody else uses the link. Low for half of them: their processor socket or its memory. Low for all:
-    BIOS settings, or the IOMMU of a virtual machine.
+    Data loading and checkpoints take this path; with both directions busy each has its own figure. Low for one GPU:
+    lower PCIe generation or fewer lanes (`nvidia-smi -q -d PCIE` under load), a bad slot or riser, or another user of
+    the link. Low for half of them: a CPU socket or its memory. Low for all: BIOS settings, or the IOMMU of a virtual
+    machine.
     """
 
     def again() -> Sequence[Measurement]:
@@ -93,13 +93,11 @@ def test_host_bandwidth_of_all_gpus(
     all_copy: Callable[[], dict[host_copies.HostDirection, Copied]],
     direction: host_copies.HostDirection,
 ) -> None:
-    """Bandwidth between host memory and each GPU, all at the same time
+    """Host-GPU bandwidth, all GPUs at once
 
-    All begin together and copy for more than a second in all. GPUs that share a PCIe switch, a socket or the memory of
-    the host get less than alone: how much less belongs to the machine and not to the GPU model, and a virtual machine
-    can fall far below. So they are held against those at the same NUMA node, who share the same way: one below the
-    others has a bad slot or riser, or sits behind a switch that others do not share. Compare machines of one kind with
-    each other: `gpufleet compare`.
+    GPUs that share a PCIe switch, a socket or host memory get less than alone, and how much less depends on the
+    machine. So GPUs are compared with those at the same NUMA node. One that is slower has a bad slot or riser, or is
+    behind a switch that others do not share. Compare machines of one kind: `gpufleet compare`.
     """
 
     def again() -> Sequence[Measurement]:
@@ -112,14 +110,12 @@ def test_host_bandwidth_of_all_gpus(
 @pytest.mark.host_alone
 @pytest.mark.figures("host_memory_bandwidth")
 def test_host_memory_bandwidth(world: World, judge: Judge, machine: LiveMachine) -> None:
-    """Bandwidth of the host's memory at each NUMA node
+    """Host memory bandwidth of each NUMA node
 
-    Everything that GPUs get from the host comes out of this memory. One NUMA node below the others: a memory module is
-    missing, was switched off after errors, or sits in the wrong slot (`dmidecode -t memory`, `edac-util`). A machine
-    with one NUMA node, as virtual machines show it, has nothing to compare. Where root may read which modules there
-    are, all nodes together must reach two fifths of what these carry with two on a channel, which finds memory that is
-    broken or busy, and not what is a little slow: that takes a limit of your own. It needs whole nodes, and does not
-    apply in a container that has parts of them. Other programs on the host lower the figure too.
+    All data that GPUs get from the host come out of this memory. A NUMA node that is slower than the others lacks a
+    memory module or has one in the wrong slot (`dmidecode -t memory`, `edac-util`). Where root can read the modules,
+    all nodes together must reach two fifths of what these carry. It needs whole NUMA nodes, which a container may not
+    have; other programs on the host lower the figure.
     """
     measured = host_memory_bandwidth(world, ARRAY.on(world), TRIAD_SECONDS.on(world))
     judge(*measured, required=False)
@@ -134,13 +130,12 @@ def test_host_memory_bandwidth(world: World, judge: Judge, machine: LiveMachine)
 @pytest.mark.figures("pair_bandwidth", required=("pair_bandwidth",), of="when a GPU reads")
 @pytest.mark.parametrize("direction", ["read", "write", "both"])
 def test_pair_bandwidth(world: World, judge: Judge, gpu_topology: GpuTopology, direction: pairs.PairDirection) -> None:
-    """Bandwidth between the GPUs of every pair
+    """Bandwidth between GPUs, for every pair
 
-    Every collective runs at the pace of the slowest link on its way. A link can be slow in one direction, so each has a
-    figure, also where both write to each other at the same time. If the slow pairs have one GPU in common, that GPU has
-    lost NVLinks or runs them slowly (`nvidia-smi nvlink -s`): reseat or replace it. All pairs slow: traffic does not go
-    over NVLink; look at `nvidia-smi topo -m` and `nvidia-smi topo -p2p r`, and at the fabric manager on machines with
-    an NVSwitch.
+    Every collective runs at the pace of its slowest link, and a link can be slow in one direction only. If the slow
+    pairs have one GPU in common, it has lost NVLinks or runs them slowly (`nvidia-smi nvlink -s`): reseat or replace
+    it. All pairs slow: traffic does not use NVLink; check `nvidia-smi topo -m`, `nvidia-smi topo -p2p r` and, with
+    NVSwitches, the fabric manager.
     """
     found: list[Measurement] = []
 
@@ -161,9 +156,9 @@ def test_pair_bandwidth(world: World, judge: Judge, gpu_topology: GpuTopology, d
 @pytest.mark.host_alone
 @pytest.mark.figures("pair_latency")
 def test_pair_latency(world: World, judge: Judge, gpu_topology: GpuTopology) -> None:
-    """Time of a small copy between the GPUs of every pair
+    """Latency between GPUs, for every pair
 
-    Shown, not judged: it tells which pairs are near each other. A pair that takes many times as long as others with the
-    same kind of link goes a way that it should not.
+    Time of a copy of 16 bytes. For information, not judged. A pair with many times the latency of others with the same
+    kind of link takes a wrong path.
     """
     judge(*figures(pairs.pair_latency(world, gpu_topology)), required=False)

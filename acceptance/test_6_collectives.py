@@ -45,12 +45,11 @@ CURVE = {
 @pytest.mark.figures("collective_latency")
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_latency(nccl_group: World, judge: Judge, gpu_topology: GpuTopology, fleet_level: str, collective: str) -> None:
-    """How long a collective of a few bytes takes
+    """Latency of small collectives
 
-    What the GPUs and the links between them need: many of them come from one CUDA graph, as with `nccl-tests -G`, so
-    the host has no part in it. Training with many small tensors waits for it. Several times what machines of this kind
-    need: traffic goes through the memory of the host and not over NVLink (`nvidia-smi topo -m`, NCCL_* variables left
-    in the environment), or the clocks of a GPU are low.
+    Measured from a CUDA graph, as with `nccl-tests -G`, so the host has no part in it. Training with many small tensors
+    waits for it. Several times the usual value: traffic goes through host memory and not over NVLink (`nvidia-smi topo
+    -m`, NCCL_* variables), or the clocks of a GPU are low.
     """
     measurements = measure_all(nccl_group, speed.sweep, speed.collective_latency, collective, SMALL[fleet_level])
     judge(
@@ -62,14 +61,12 @@ def test_latency(nccl_group: World, judge: Judge, gpu_topology: GpuTopology, fle
 
 @pytest.mark.figures("launch_time")
 def test_launch_time(nccl_group: World, judge: Judge) -> None:
-    """How long the host needs to launch a collective
+    """Launch time of collectives on the host
 
-    Training launches thousands of small operations a second; where the host is slow, its GPU waits, and all other GPUs
-    wait for that one. Slow for one GPU: another program uses the processors of its rank, the rank is pinned to cores
-    far from its GPU or to too few of them (`taskset -p`, `numactl --show`, the cpuset of the container), or those cores
-    run at a low clock. Slower for all GPUs than on other machines of this kind: the governor saves power or the
-    processors sleep deeply (`cpupower frequency-info`, `cpupower idle-info`: choose the governor "performance", and
-    switch off deep C-states).
+    Training launches thousands of small operations a second, and all GPUs wait for the one whose host is slow. Slow for
+    one GPU: another program uses its cores, or its CPU affinity is wrong (`taskset -p`, `numactl --show`, the cpuset of
+    the container). Slow for all GPUs: set the CPU governor to performance and switch off deep C-states (`cpupower
+    frequency-info`, `cpupower idle-info`).
     """
     judge(measure(nccl_group, speed.launch_time), required=False)
 
@@ -77,10 +74,10 @@ def test_launch_time(nccl_group: World, judge: Judge) -> None:
 @pytest.mark.figures("busbw")
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_bandwidth_curve(nccl_group: World, judge: Judge, fleet_level: str, collective: str) -> None:
-    """How the bus bandwidth of a collective grows with the size
+    """Bus bandwidth of collectives by size
 
-    For the curves in the report: on a healthy machine they rise without a dip. Where one bends, NCCL changes its
-    algorithm or protocol. These figures are judged only where somebody wrote down a limit for them.
+    For the curves in the report: on a healthy machine they rise without a dip. Where a curve bends, NCCL changes its
+    algorithm or protocol. Judged only against limits of your own.
     """
     fit = speed.fitting(nccl_group, collective, CURVE[fleet_level])
     both_ways = fleet_level == "burnin" and COLLECTIVES[collective].in_place == "also"
@@ -98,13 +95,12 @@ def test_bandwidth_curve(nccl_group: World, judge: Judge, fleet_level: str, coll
 def test_bus_bandwidth(
     nccl_group: World, judge: Judge, gpu_topology: GpuTopology, collective: str, size: Size[int]
 ) -> None:
-    """Bus bandwidth of a collective over all GPUs
+    """Bus bandwidth of collectives over all GPUs
 
-    Measured as nccl-tests does, so the figures can be compared: operations in a row without a gap, median of three
-    samples. If it is too low, the suite looks for the GPU or the link that slows the others, and the first line says
-    what it found. Low for every collective: traffic does not go over NVLink (`nvidia-smi topo -m`, the fabric manager
-    on machines with an NVSwitch, NCCL_* variables left in the environment: the report lists them), or one GPU has lost
-    links. Low for large sizes only: a link runs at reduced speed. NCCL_DEBUG=INFO shows which way NCCL takes.
+    Measured as nccl-tests does. If it is too low, the suite searches for the GPU or the link that slows the others, and
+    the first line says what it found. Low for every collective: traffic does not use NVLink (`nvidia-smi topo -m`, the
+    fabric manager, NCCL_* variables in the report), or a GPU has lost links. Low for large sizes only: a link runs at
+    reduced speed; NCCL_DEBUG=INFO shows the path.
     """
     fit = speed.fitting(nccl_group, collective, [size])
     if not fit:

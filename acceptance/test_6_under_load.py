@@ -9,7 +9,7 @@ from pytest_gpufleet.probes.collectives import under_load
 from pytest_gpufleet.probes.compute.rate import usual_precision
 
 pytestmark = [
-    pytest.mark.chapter("Under load", "What becomes of products and collectives that run at the same time?"),
+    pytest.mark.chapter("Under load", "Do matmuls and collectives stay exact and fast while both run?"),
     pytest.mark.level("standard"),
     pytest.mark.needs(ranks=2),
 ]
@@ -24,11 +24,11 @@ def precision(nccl_group: World) -> str:
 
 
 def test_both_stay_exact(nccl_group: World, precision: str) -> None:
-    """Products and an all_reduce that run at the same time give the bits that each gives alone
+    """Matmuls and all_reduce at the same time are exact
 
-    Both together draw more power than either, and a GPU whose supply is weak, or a link beside a hot chip, makes its
-    mistakes then. A product that is wrong: replace the GPU that is named. A sum that is wrong: look for NVLink and ECC
-    errors of the GPUs that are named; if all are, one of them spoils everybody's sum.
+    Both together draw more power than either, and a weak power supply or a link beside a hot chip fails then. A wrong
+    matmul: replace the named GPU. A wrong sum: check NVLink and ECC errors of the named GPUs; if all are named, one of
+    them corrupts the sum of all.
     """
     every = nccl_group.run(under_load.wrong_under_load, precision, NBYTES)
     matmuls = [f"elements of matmuls: {wrong:,}" if wrong else "" for wrong, _ in every]
@@ -38,12 +38,10 @@ def test_both_stay_exact(nccl_group: World, precision: str) -> None:
 
 @pytest.mark.figures("product_retention", "reduction_retention")
 def test_what_each_keeps(nccl_group: World, judge: Judge, precision: str) -> None:
-    """What matrix products and an all_reduce of 256 MiB keep of their speed while both run
+    """Matmuls and all_reduce at the same time: share of their speed alone
 
-    Each is measured alone and beside the other, in turns. Both slow down on a healthy machine, since NCCL takes SMs and
-    memory bandwidth from the products, and both share the GPU's power; so no limit says how much may be left, and GPUs
-    are held against their peers. One that keeps less than they do draws more power for the same work or gets less of
-    it, or its links keep the SMs busy for longer: compare `nvidia-smi -q -d CLOCK,POWER,PERFORMANCE` of that GPU with
-    the others' in this check, and look at its NVLinks.
+    Both slow down on a healthy machine, since they share SMs, memory bandwidth and power; so GPUs are compared with
+    their peers only. A GPU that is slower than they are gets less power, draws more for the same work, or has slow
+    links. Compare `nvidia-smi -q -d CLOCK,POWER,PERFORMANCE` with its peers, and check its NVLinks.
     """
     judge(*measure_all(nccl_group, under_load.retention_under_load, precision, NBYTES), required=False)

@@ -82,11 +82,11 @@ def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype, what: str
 
 @pytest.mark.spmd
 def test_phase_1_gradients_are_averaged(rank: Rank, nccl_group: dist.ProcessGroup) -> None:
-    """Training, phase 1: every rank gets the average of all ranks' gradients
+    """DDP averages gradients exactly
 
-    The average is known beforehand; written in binary it has a one for each rank, and the digit of a rank whose
-    gradient got lost is 0. If it is wrong, the collective tests above say which collective or GPU is to blame; if those
-    pass, torch and NCCL do not fit together.
+    The average is known; in binary it has one digit for each rank, which is 0 if the gradient of that rank was lost. If
+    it is wrong, the exactness of collectives names the collective or the GPU. If those pass, torch and NCCL do not fit
+    together.
     """
     model = DDP(correctness.known_layer(rank), process_group=nccl_group)
     model(correctness.known_input(rank)).sum().backward()
@@ -95,10 +95,10 @@ def test_phase_1_gradients_are_averaged(rank: Rank, nccl_group: dist.ProcessGrou
 
 @pytest.mark.spmd
 def test_gradients_accumulate_without_communication(rank: Rank, nccl_group: dist.ProcessGroup) -> None:
-    """Training, phase 1: under no_sync gradients stay on their rank, and the next step averages all of them
+    """DDP accumulates gradients under no_sync
 
     Large batches are made of small ones this way. If it is wrong while gradients are averaged right without no_sync,
-    it is torch that is broken, not a GPU: install another version.
+    torch is broken, not a GPU: install another version.
     """
     model, x = DDP(correctness.known_layer(rank), process_group=nccl_group), correctness.known_input(rank)
     with model.no_sync():
@@ -111,10 +111,10 @@ def test_gradients_accumulate_without_communication(rank: Rank, nccl_group: dist
 
 @pytest.mark.spmd
 def test_unused_parameters_are_found(rank: Rank, nccl_group: dist.ProcessGroup) -> None:
-    """Training, phase 1: a layer gets its gradient from the ranks that used it, and none if nobody did
+    """DDP handles unused parameters
 
-    Even ranks use one layer and odd ranks another, in turns; a third is never used. A hang or a wrong number here, and
-    phase 1 passes without it: torch and NCCL do not fit together.
+    Even ranks use one layer and odd ranks another, in turns; a third is never used. A hang or a wrong number here while
+    gradients are averaged right: torch and NCCL do not fit together.
     """
 
     class Branches(nn.ModuleList):
@@ -136,11 +136,10 @@ def test_unused_parameters_are_found(rank: Rank, nccl_group: dist.ProcessGroup) 
 
 @pytest.mark.spmd
 def test_buffers_come_from_rank_0(rank: Rank, nccl_group: dist.ProcessGroup) -> None:
-    """Training, phase 1: every rank has rank 0's running statistics of batch normalization
+    """DDP broadcasts buffers of rank 0
 
-    DDP sends them to all ranks before each forward pass. Rank r sees images of r + 1 only, so that its own statistics
-    would be others. The rank that is named received them wrong, which points to the same links as a broadcast that is
-    not exact.
+    Every rank must have the running statistics of rank 0, which DDP sends before each forward pass. The named rank
+    received them wrong: check the same links as for a broadcast that is not exact.
     """
     model = DDP(nn.BatchNorm1d(1000, momentum=0.5).to(rank.device), process_group=nccl_group)
     images = torch.full((4, 1000), rank.index + 1.0, device=rank.device)
@@ -153,11 +152,10 @@ def test_buffers_come_from_rank_0(rank: Rank, nccl_group: dist.ProcessGroup) -> 
 
 @pytest.mark.parametrize("drop_last", [False, True], ids=["padded", "tail dropped"])
 def test_every_rank_has_its_own_shard(nccl_group: World, drop_last: bool) -> None:
-    """Training, phase 1: DistributedSampler gives each rank its own shard, and all of them together the whole data set
+    """DistributedSampler gives each rank its own shard
 
-    No two ranks train on one sample, none is lost, and set_epoch shuffles anew, the same way on all ranks. Of 1,021
-    samples as few come twice as it takes to give all ranks equally many, or with drop_last as few are left out. Wrong
-    shards are no defect of a GPU: the ranks have different versions of torch or different seeds. Install torch anew.
+    No two ranks train on one sample, none is lost, and set_epoch shuffles the same way on all ranks. Wrong shards are
+    no defect of a GPU: the ranks have different versions of torch or different seeds. Install torch anew.
     """
     shards = nccl_group.run(correctness.sampler_shards, SAMPLES, drop_last=drop_last)
     errors = correctness.sampler_errors(shards, SAMPLES, drop_last=drop_last)
@@ -169,10 +167,10 @@ def test_every_rank_has_its_own_shard(nccl_group: World, drop_last: bool) -> Non
 
 @pytest.mark.spmd
 def test_phase_2_loss_falls(rank: Rank, nccl_group: dist.ProcessGroup) -> None:
-    """Training, phase 2: a small network learns
+    """A small network learns under DDP
 
-    The whole chain of forward, backward, communication and optimizer works on this GPU. A loss that stays or becomes
-    NaN on one GPU only points to that GPU's arithmetic or memory.
+    Forward, backward, communication and optimizer work on this GPU. A loss that stays, or becomes NaN, on one GPU only:
+    check the arithmetic and the memory of that GPU.
     """
     model = DDP(correctness.network(rank), process_group=nccl_group)
     optimizer = sgd(model)
@@ -185,11 +183,11 @@ def test_phase_2_loss_falls(rank: Rank, nccl_group: dist.ProcessGroup) -> None:
 @pytest.mark.spmd
 @pytest.mark.parametrize("accumulate", [1, 4], ids=["every batch", "accumulated"])
 def test_phase_3_ranks_stay_identical(rank: Rank, nccl_group: dist.ProcessGroup, accumulate: int) -> None:
-    """Training, phase 3: through several epochs weights, gradients and momentum are the same on all ranks, bit for bit
+    """DDP keeps all ranks identical
 
-    DDP applies the same update everywhere, so any difference is a wrong bit in memory, arithmetic or transfer. The rank
-    that is named differs from the majority: its GPU is the suspect. With two ranks both are named, and the tests of
-    each GPU and the comparison with one GPU below say more.
+    Weights, gradients and momentum must be the same bits on all ranks after each epoch. Any difference is a wrong bit
+    in memory, arithmetic or transfer, and the GPU that differs from the majority is the suspect. With two ranks both
+    are named: see the checks of each GPU.
     """
     model = DDP(correctness.network(rank), process_group=nccl_group)
     optimizer = sgd(model)
@@ -208,10 +206,10 @@ def test_phase_3_ranks_stay_identical(rank: Rank, nccl_group: dist.ProcessGroup,
 
 @pytest.mark.spmd
 def test_fsdp_is_exact(rank: Rank, nccl_group: dist.ProcessGroup) -> None:
-    """Training, FSDP: gathered weights and the updated shard of every rank are right to the last bit
+    """FSDP is exact
 
-    Each rank keeps a part of the weights, which are known beforehand for each step. The rank that is named holds a
-    wrong weight (suspect its GPU's memory) or received wrong ones from the others (its links).
+    Each rank keeps a shard of the weights, whose values are known for each step. The named rank holds a wrong weight
+    (suspect the memory of its GPU) or received wrong ones (suspect its links).
     """
     weight = correctness.known_layer(rank).weight.detach()
     model, x = methods.fully_sharded(rank, correctness.known_layer(rank)), correctness.known_input(rank)
@@ -232,10 +230,10 @@ def test_fsdp_is_exact(rank: Rank, nccl_group: dist.ProcessGroup) -> None:
     "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.needs(capability=(8, 0)))], ids=str
 )
 def test_ddp_and_fsdp_train_as_one_gpu(rank: Rank, nccl_group: dist.ProcessGroup, dtype: torch.dtype) -> None:
-    """Training: DDP and FSDP give the losses and weights that one GPU gives with the same global batch
+    """DDP and FSDP train as one GPU does
 
-    Every GPU also trains the whole batch alone, and compares. The GPU that is named when no other is computes or keeps
-    something wrong. If all are named, one of them computes wrong gradients for all: look at the tests of each GPU.
+    Every GPU also trains the whole batch alone and compares losses and weights. If one GPU is named, it computes or
+    keeps something wrong. If all are named, one of them computes wrong gradients for all: see the checks of each GPU.
     """
     one = correctness.network(rank)
     ddp = DDP(correctness.network(rank), process_group=nccl_group)
@@ -306,10 +304,10 @@ def next_losses(rank: Rank, model: nn.Module, optimizer: torch.optim.Optimizer) 
 
 
 def test_checkpoint_loads_on_fewer_ranks(nccl_group: World) -> None:
-    """Training, FSDP: a checkpoint of all GPUs gives half of them, and one, the same weights and the same next losses
+    """An FSDP checkpoint loads on fewer GPUs
 
-    It is how training goes on after a machine lost a GPU. If it fails and the other checks of training pass, suspect
-    the disk under the folder for temporary files, or the version of torch.
+    Training goes on this way after a machine lost a GPU. If it fails and the other checks of training pass, suspect the
+    disk with the folder for temporary files, or the version of torch.
     """
     with TemporaryDirectory(prefix="gpufleet-checkpoint-") as folder:
         weights, losses = nccl_group.run(train_and_save, folder)[0]
@@ -323,10 +321,11 @@ def test_checkpoint_loads_on_fewer_ranks(nccl_group: World) -> None:
 @pytest.mark.spmd
 @pytest.mark.parametrize("kind", ["DDP", "FSDP"])
 def test_overflow_on_one_rank_skips_the_step_on_all(rank: Rank, nccl_group: dist.ProcessGroup, kind: str) -> None:
-    """Training: if a gradient overflows on one GPU, all GPUs skip the step and halve the scale; then training goes on
+    """Gradient overflow on one GPU skips the step on all
 
-    Mixed precision with float16 relies on it. If one rank makes a step that others skip, their weights part for good.
-    Wrong while the other checks of training pass: torch is broken, not a GPU.
+    Mixed precision with float16 relies on it: all GPUs skip the step and halve the scale. If one GPU makes a step that
+    others skip, their weights differ from then on. Wrong while the other checks of training pass: torch is broken, not
+    a GPU.
     """
     layer, x = correctness.known_layer(rank), correctness.known_input(rank)
     model = DDP(layer, process_group=nccl_group) if kind == "DDP" else methods.fully_sharded(rank, layer)

@@ -78,11 +78,11 @@ def alone(alone_again: Callable[..., Measurement]) -> Callable[..., Measurement]
 def test_each_gpu_alone(
     judge: Judge, alone: Callable[..., Measurement], alone_again: Callable[..., Measurement]
 ) -> None:
-    """ResNet-50 on every GPU by itself, all at the same time
+    """ResNet-50 throughput of each GPU alone
 
-    GPUs that train together run at the pace of the slowest, so only this test shows which one it is. A GPU that is
-    slower than its peers is hot, power-capped, sits on a slow slot, or is used by somebody else: compare its clocks and
-    temperature in `nvidia-smi -q -d CLOCK,TEMPERATURE,PERFORMANCE` with the others'.
+    All GPUs train at the same time, each its own network. GPUs that train together run at the pace of the slowest, so
+    only this check shows which one it is. A GPU that is slower than its peers is hot, power-capped, in a slow slot or
+    used by another process: compare `nvidia-smi -q -d CLOCK,TEMPERATURE,PERFORMANCE`.
     """
     judge(alone("amp"), again=lambda: [alone_again("amp")])
 
@@ -107,12 +107,12 @@ def test_throughput_and_scaling(
     alone_again: Callable[..., Measurement],
     recipe: str,
 ) -> None:
-    """ResNet-50 throughput on each GPU alone and on all together, and how well it scales
+    """ResNet-50 throughput of all GPUs, and scaling
 
-    Low on a GPU alone already: see the test of each GPU alone. Scaling is what all reach together of the sum of what
-    each reaches alone, so a slow GPU does not lower it. Low together only: communication (see the bandwidth tests) or
-    the host holds the GPUs back (too few cores, CPU governor, another load on the machine); then the GPUs are not
-    busy all the time.
+    Scaling is the throughput of all GPUs together, of the sum of what each reaches alone, so a slow GPU does not lower
+    it. Low on a GPU alone already: see the check of each GPU alone. Low together only: communication (see the bandwidth
+    checks), or the host holds the GPUs back (too few cores, CPU governor, another load), and then the GPUs are not busy
+    all the time.
     """
     if fleet_level != "burnin" and recipe in longer(nccl_group.gpus):
         not_applicable(f"on this GPU model the recipe {recipe} is part of level burnin")
@@ -135,11 +135,11 @@ def test_peak_throughput_and_scaling(
     alone: Callable[..., Measurement],
     alone_again: Callable[..., Measurement],
 ) -> None:
-    """ResNet-50 as fast as it can be trained: 16-bit weights, kernels of our own, the whole step one CUDA graph
+    """ResNet-50 peak throughput, and scaling
 
-    The GPUs never wait for the host here, so this comes nearest to what the hardware can do. Low while the other
-    recipes are as they should be: power or memory clocks under the heaviest load; see the burn-in. Before it measures,
-    its kernels compute on every GPU what torch computes there; a GPU on which they alone do not is suspect.
+    16-bit weights, fused Triton kernels and one CUDA graph for the whole step, so the GPUs never wait for the host. Low
+    while the other recipes are right: power or memory clocks under the heaviest load; see the burn-in. The kernels are
+    compared with torch on every GPU first; a GPU on which only they differ is suspect.
     """
     scaling = partial(_scaling, nccl_group, resnet, "peak", SOME_GPUS)
     _judge(judge, partial(scaling, alone), partial(scaling, alone_again), required=False)
@@ -151,12 +151,11 @@ def test_peak_throughput_and_scaling(
 def test_training_fed_by_a_data_loader(
     nccl_group: World, judge: Judge, resnet: recipes.Workload, pytestconfig: pytest.Config
 ) -> None:
-    """ResNet-50 on JPEG files: whether the host decodes them as fast as the GPUs could train
+    """ResNet-50 throughput on JPEG files
 
-    A report that says host-bound is common and no defect: processors with many GPUs cannot decode for all of them. It
-    tells what to expect of training on images, and is judged only against limits of your own. Much lower than on a
-    machine of the same kind: CPU governor, too few cores for this container, a small /dev/shm. `--resnet-workers N`
-    tells whether more loader processes help.
+    Shows whether the host decodes images as fast as the GPUs train. Host-bound is common and no defect. Much lower than
+    on a machine of the same kind: CPU governor, too few cores for this container, a small /dev/shm. `--resnet-workers
+    N` shows whether more loader processes help.
     """
     workers = pytestconfig.getoption("resnet_workers")
     with TemporaryDirectory(prefix="gpufleet-photos-") as folder:
@@ -169,12 +168,11 @@ def test_training_fed_by_a_data_loader(
     "solo_train_throughput", "train_memory", of_several=("train_throughput", "scaling_efficiency"), peers=None
 )
 def test_training_sweep(nccl_group: World, judge: Judge, resnet: recipes.Workload) -> None:
-    """ResNet-50 by method, number of GPUs, batch and accumulated gradients: throughput, efficiency and memory
+    """ResNet-50 sweep by method, GPUs, batch and accumulation
 
-    For information: what these GPUs make of DataParallel, DDP and FSDP at the same batch, of small and large batches,
-    and of gradients that are accumulated over several batches, on each GPU alone and on 2, 4 ... of them. Small batches
-    lose to the all_reduce of the gradients and to the host, and large ones hide both. With gradients accumulated there
-    is one all_reduce for several batches. No shipped limit applies to it.
+    For information: throughput, efficiency and memory of DataParallel, DDP and FSDP, of small and large batches, and of
+    accumulated gradients, on each GPU alone and on several. Small batches lose to the all_reduce of the gradients and
+    to the host. No shipped limit applies.
     """
     recipe = "bf16" if has_bf16(nccl_group.gpus) else "fp32"
     trained = partial(measure_all, timeout=SEARCHING_SECONDS, recipe=recipe, workload=resnet)
@@ -195,10 +193,10 @@ def test_training_sweep(nccl_group: World, judge: Judge, resnet: recipes.Workloa
 @pytest.mark.fresh_world  # DataParallel has left something of rank 0 on every GPU
 @pytest.mark.figures("train_throughput", "train_memory")
 def test_training_in_full_memory(nccl_group: World, judge: Judge, resnet: recipes.Workload) -> None:
-    """Training with 95 % of every GPU's memory in use: it goes on, and the memory is free again afterwards
+    """ResNet-50 with 95 % of GPU memory in use
 
-    Memory that small jobs never reach is used here, by real work. Out of memory in the midst of it means that something
-    else took memory meanwhile. Memory that does not come back is held by a process that should not be there:
+    Uses memory that small jobs never reach, and checks that it is free again afterwards. Out of memory during training:
+    another process took memory meanwhile. Memory that does not come back is held by a process that should not be there:
     `nvidia-smi` lists them.
     """
     every = nccl_group.run(sweep.fill_memory, "tf32", resnet, seconds=FULL_MEMORY_SECONDS, timeout=SEARCHING_SECONDS)

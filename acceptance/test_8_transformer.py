@@ -46,12 +46,11 @@ def alone(alone_again: Callable[[str], Measurement]) -> Callable[[str], Measurem
 
 
 def test_loss_follows_fp32(nccl_group: World) -> None:
-    """Every GPU by itself trains a small transformer in 16 bits as it does in float32
+    """Transformer training in bf16 follows fp32
 
-    All train on the same data, which the model learns in 20 steps. The first gradient of each weight and the loss of
-    each step must be those of float32 within what rounding makes of them. A GPU that is named alone computes wrongly,
-    in attention or in products of such shapes: replace it. If all are named, torch, cuBLAS and driver do not fit
-    together: try another version of torch.
+    Each GPU trains a small transformer alone, in bf16 and in float32, on the same data. The first gradients and the
+    loss of each step must agree within rounding. If one GPU is named, it computes attention or matmuls wrongly: replace
+    it. If all are named, torch, cuBLAS and driver do not fit together.
     """
     nccl_group.faultless(transformer.follows_fp32, code="training_wrong")
 
@@ -59,11 +58,11 @@ def test_loss_follows_fp32(nccl_group: World) -> None:
 @pytest.mark.needs(ranks=2)
 @pytest.mark.parametrize("method", ["ddp", "fsdp"])
 def test_all_train_as_one_gpu(nccl_group: World, fleet_level: str, method: str) -> None:
-    """A transformer under DDP and FSDP has the losses that one GPU has with the data of all
+    """Transformer under DDP and FSDP trains as one GPU does
 
-    Every GPU also trains on everybody's data alone, in float32, and compares. The GPU that is named when no other is
-    computes or keeps something wrong. If all are named, one of them spoils everybody's gradients: the check before, and
-    the exact collectives, tell which.
+    Every GPU also trains on the data of all alone, in float32, and compares the losses. If one GPU is named, it
+    computes or keeps something wrong. If all are named, one of them spoils the gradients of all: see the check before
+    and the exactness of collectives.
     """
     if method == "fsdp" and fleet_level != "burnin":
         not_applicable("fsdp is part of level burnin")
@@ -72,25 +71,23 @@ def test_all_train_as_one_gpu(nccl_group: World, fleet_level: str, method: str) 
 
 @pytest.mark.needs(ranks=2)
 def test_ranks_end_alike(nccl_group: World) -> None:
-    """After 20 steps of DDP weights, gradients and moments of Adam are the same on all GPUs, bit for bit
+    """Transformer under DDP is identical on all GPUs
 
-    All apply the same update, so any difference is a wrong bit in memory, arithmetic or transfer, and the copies go on
-    to drift apart. The GPU that is named differs from most: it is the suspect. With two GPUs both are named, and the
-    checks of each GPU say more.
+    After 20 steps weights, gradients and moments of Adam must be the same bits on all GPUs. Any difference is a wrong
+    bit in memory, arithmetic or transfer. The GPU that differs from most is the suspect; with two GPUs both are named,
+    and the checks of each GPU say more.
     """
     nccl_group.faultless(transformer.ends_alike, code="replicas_differ")
 
 
 @pytest.mark.figures("solo_token_throughput", of_several=("token_throughput", "communication_share"))
 def test_speed(nccl_group: World, judge: Judge, gpu_topology: GpuTopology) -> None:
-    """Training of a transformer in bf16, by each GPU and by all together
+    """Transformer throughput in bf16
 
-    What GPUs are bought for today: products, attention and memory at full power. All train one model by DDP, in turns
-    with steps without communication, which show what each GPU does by itself. One that is slower than its peers is hot,
-    power-capped or used by somebody else: compare `nvidia-smi -q -d CLOCK,POWER,PERFORMANCE` with the others'. MFU is
-    the part of its peak that a GPU makes use of. All of them low, with products and memory as they should be: the host
-    launches too slowly; see the time to launch. Where much of a step is communication, look at the bandwidth of
-    all_reduce. Nobody publishes figures of this model: they are for comparison with machines of its kind.
+    All GPUs train one model by DDP, in turns with steps without communication, which show each GPU by itself. A GPU
+    that is slower than its peers is hot, power-capped or used by another process: compare `nvidia-smi -q -d
+    CLOCK,POWER,PERFORMANCE`. Low MFU on all, with matmuls and memory as they should be: the host launches too slowly. A
+    large share of communication: see the bandwidth of all_reduce.
     """
     method = "ddp" if nccl_group.size > 1 else ""
     measured = partial(measure_all, nccl_group, transformer.token_throughput, method, seconds=SECONDS)
@@ -107,9 +104,10 @@ def test_speed_of_each_gpu_alone(
     alone_again: Callable[[str], Measurement],
     model: str,
 ) -> None:
-    """Training of two sizes of transformers, in bf16, on every GPU by itself, until the GPUs are warm
+    """Transformer throughput of each GPU alone, two sizes
 
-    Slower than its peers only here, and not in the check of speed: a GPU becomes hot.
+    Each GPU trains alone until it is warm. A GPU that is slower than its peers here, and not in the check before,
+    becomes hot.
     """
     _judge(judge, gpu_topology, lambda: [alone(model)], lambda: [alone_again(model)])
 
@@ -126,10 +124,10 @@ def test_ddp_and_fsdp(
     alone_again: Callable[[str], Measurement],
     method: str,
 ) -> None:
-    """Training of a transformer on all GPUs by DDP and by FSDP, in bf16, and how well it scales
+    """Transformer throughput under DDP and FSDP, and scaling
 
-    For comparison with machines of its kind. FSDP gathers the weights of each layer when it is their turn, so that it
-    takes less memory and communicates more: slow under FSDP alone are all_gather and reduce_scatter.
+    For comparison with machines of the same kind. FSDP gathers the weights of each layer when it needs them, so it
+    takes less memory and communicates more. Slow under FSDP only: see all_gather and reduce_scatter.
     """
     model = "transformer-0.6b"
 

@@ -21,13 +21,12 @@ pytestmark = pytest.mark.chapter("Endurance", "Did the machine stay sound and fa
 @pytest.mark.level("burnin")
 @pytest.mark.figures("burn_retention", "burn_power", "gemm", required=("burn_power", "burn_retention"))
 def test_burn_in(nccl_group: World, burn_in: Callable[[World], list[Measurement]], judge: Judge) -> None:
-    """All GPUs work at full load for as long as was asked for, without a wrong bit, a fault or a slowdown
+    """Burn-in: full load without errors or slowdown
 
-    Matrix products on the tensor cores, reductions over all GPUs, patterns in all free memory and ResNet-50 training
-    take turns. Every result is compared with the first, bit for bit, and the health of all GPUs is read after every
-    turn; the first fault ends the test and names its GPU. A wrong bit: replace that GPU. A GPU that becomes slower or
-    too hot: look at its cooling (fans, cold plate, thermal paste, blocked air) and at its power supply. Power that
-    never comes near the limit: the load was too light to prove anything; look for a lowered power limit or a busy host.
+    Matmuls, reductions, memory patterns and ResNet-50 training take turns for as long as was asked for. Every result is
+    compared bit for bit, and the first fault ends the check and names its GPU. A wrong bit: replace that GPU. Slower or
+    too hot: check cooling and power supply. Power far below the limit: the load proved nothing; check for a lowered
+    power limit or a busy host.
     """
     products, *rest = burn_in(nccl_group)
     judge(*rest, shown=[products])
@@ -38,13 +37,12 @@ def test_burn_in(nccl_group: World, burn_in: Callable[[World], list[Measurement]
     "step_power", "power_swing", "step_skew", "step_retention", required=("step_power", "step_skew", "step_retention")
 )
 def test_power_steps(world: World, power_steps: Callable[[World], list[Measurement]], judge: Judge) -> None:
-    """All GPUs go from idle to full load and back together, at 0.1 to 10 Hz for a minute, and none falls or slows down
+    """Power steps: idle to full load and back, 0.1 to 10 Hz
 
-    Training loads a machine so: all GPUs compute, then all wait for each other. Such steps trip power supplies and
-    regulators that carry a steady load for days. Every product is compared with the first, bit for bit, and health is
-    read all the time; the first fault ends it. A power brake, a GPU that falls off the bus or several at once: look at
-    power supplies, their cables and the rack's power (`ipmitool sel elist`). Power that never comes near the limit, or
-    GPUs that do not step together, have tested nothing: look for a lowered power limit, or for a busy host.
+    Training loads a machine this way: all GPUs compute, then all wait. Such steps trip power supplies and regulators
+    that carry a steady load for days. A power brake, or GPUs that fall off the bus: check power supplies, cables and
+    the power of the rack (`ipmitool sel elist`). Power far below the limit, or GPUs that do not step together: check
+    for a lowered power limit or a busy host.
     """
     figures = {figure.metric: figure for figure in power_steps(world)}
     swing = figures.pop("power_swing", None)
@@ -54,12 +52,11 @@ def test_power_steps(world: World, power_steps: Callable[[World], list[Measureme
 @pytest.mark.at_the_end
 @pytest.mark.needs(gpus=True)
 def test_nvlinks_stayed_clean(machine: LiveMachine) -> None:
-    """No NVLink had replays, recoveries, flit errors or a flood of CRC errors while this run used it
+    """NVLink errors during the run
 
-    Links correct single errors in data themselves, and only 100 a second are a flood. A link that has to send flits
-    again or to retrain loses speed now and goes down later: of replays, recoveries and flit errors one is too many.
-    `nvidia-smi nvlink -e` shows the counters. Reset the GPU that is named; if it comes back, the GPU or the switch
-    board is bad.
+    Replays, recoveries and flit errors must not grow, and CRC errors by less than 100 a second: links correct single
+    errors in data themselves. A link that retrains loses speed now and fails later. `nvidia-smi nvlink -e` shows the
+    counters. Reset the named GPU; if errors come back, the GPU or the switch board is bad.
     """
     expect_clean(machine, "nvlink_errors", link_rules.link_errors)
 
@@ -67,12 +64,11 @@ def test_nvlinks_stayed_clean(machine: LiveMachine) -> None:
 @pytest.mark.at_the_end
 @pytest.mark.needs(gpus=True)
 def test_pcie_links_stayed_clean(machine: LiveMachine) -> None:
-    """No PCIe link of a GPU had more replays than a healthy one while this run used it
+    """PCIe replays during the run
 
-    What arrives damaged is sent again: that is a replay. How many a minute are healthy depends on generation and number
-    of lanes. Around every check this rate is judged too, but a few in each of many short checks only show in the sum of
-    the whole run. `nvidia-smi -q` shows the counter ("Replays Since Reset"). Reseat the GPU that is named, and its
-    riser or cable; if replays come back, try it in another slot: they stay with the GPU or with the slot that is bad.
+    How many replays a minute are healthy depends on generation and lanes. Around every check the rate is judged too; a
+    few in each of many short checks show only in the sum of the run. `nvidia-smi -q` shows the counter ("Replays Since
+    Reset"). Reseat the named GPU, its riser or cable, then try another slot: replays stay with what is bad.
     """
     expect_clean(machine, "pcie_replays", link_rules.pcie_errors)
 
@@ -80,11 +76,11 @@ def test_pcie_links_stayed_clean(machine: LiveMachine) -> None:
 @pytest.mark.at_the_end
 @pytest.mark.needs(gpus=True)
 def test_memory_errors_stayed_rare(machine: LiveMachine) -> None:
-    """Memory errors that were corrected stayed rare while this run used all memory
+    """Corrected GPU memory errors during the run
 
-    A corrected error harms no result, and a few are normal. Very many of them, or several rows that had to be remapped
-    for them within one run, come before errors that nobody can correct. `nvidia-smi -q -d ECC,ROW_REMAPPER` shows the
-    counters. Reset the GPU that is named and run again; if they come back, replace it.
+    A corrected error harms no result, and a few are normal. Very many, or several remapped rows within one run, come
+    before errors that cannot be corrected. `nvidia-smi -q -d ECC,ROW_REMAPPER` shows the counters. Reset the named GPU
+    and run again; if they come back, replace it.
     """
     expect_clean(machine, "ecc_corrected", health_rules.corrected_errors)
     expect_clean(machine, "remapped_rows", health_rules.corrected_rows)
@@ -93,10 +89,10 @@ def test_memory_errors_stayed_rare(machine: LiveMachine) -> None:
 @pytest.mark.at_the_end
 @pytest.mark.needs(gpus=True)
 def test_network_ports_stayed_clean(machine: LiveMachine) -> None:
-    """No network port in use went down or counted more errors than a healthy one while this run lasted
+    """Network port errors during the run
 
-    A link that goes down or has errors although it is hardly used fails under load. Look at cable, transceiver and
-    switch port of the one that is named: `ibstat`, `perfquery`, `mlxlink`.
+    No port in use may go down or count more errors than a healthy one. A link with errors while it is hardly used fails
+    under load. Check cable, transceiver and switch port of the named one: `ibstat`, `perfquery`, `mlxlink`.
     """
     before = assertions.ports_in_use(machine)
     in_use = [port for port in before if "ACTIVE" in port["state"]]
@@ -108,10 +104,11 @@ def test_network_ports_stayed_clean(machine: LiveMachine) -> None:
 @pytest.mark.at_the_end
 @pytest.mark.needs(gpus=True)
 def test_host_memory_errors_stayed_rare(machine: LiveMachine) -> None:
-    """The host's memory had no uncorrected errors while this run used it, and no module many that were corrected
+    """Host memory errors during the run
 
-    A module that has errors under load only has none when the run begins. Reseat the one that is named, and replace it
-    if they come back: `edac-util -v`, `ras-mc-ctl --error-count`.
+    No uncorrected error may appear, and no module may have many that were corrected. A module with errors under load
+    has none when the run begins. Reseat the named one, and replace it if they come back: `edac-util -v`, `ras-mc-ctl
+    --error-count`.
     """
     before = assertions.of_host(machine.host.get, memory.MEMORY_ERRORS)
     now = assertions.of_host(machine.now, memory.MEMORY_ERRORS, read_before=True)

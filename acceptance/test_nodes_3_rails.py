@@ -24,16 +24,13 @@ SEED = 16  # by which nodes meet: the same nodes meet in every run
 @pytest.mark.figures("rail_bandwidth", peers="which are all rails of all nodes with such GPUs")
 @pytest.mark.parametrize("at_once", ["one", "all"])
 def test_rail_bandwidth(nccl_group: World, judge: Judge, at_once: between_nodes.RailsAtOnce) -> None:
-    """Bandwidth of each rail of each node: of one rail after the other, and of all rails at once
+    """Rail bandwidth of each node
 
-    GPUs of the same index on two nodes send to each other, both ways at the same time, through the network adapter next
-    to each. A rail counts as good as with the best of its partners, so a slow partner does not pull it down. If one is
-    low, all collectives between nodes run at its pace. Each must reach 85 % of what its GPU has of the network, by the
-    rate of the ports that are up or as `--fleet-network` says; without either it is not judged. Low for one rail of a
-    node: look at the adapter next to that GPU, its cable, transceiver and switch port (`ibstat`, `mlxlink`, `nvidia-smi
-    topo -m`), and whether GPUDirect RDMA works there. Low for all rails of a node: its NCCL_* variables, IOMMU and ACS.
-    Low only while all rails are busy: adapters share a PCIe switch or an uplink. Two nodes alone cannot tell which of
-    them it is.
+    GPUs of the same index on two nodes send to each other both ways through the adapter next to each; a rail counts
+    with the best of its partners. Each must reach 85 % of the port rate, or of `--fleet-network`. One rail of a node
+    low: check adapter, cable, transceiver and switch port (`ibstat`, `mlxlink`, `nvidia-smi topo -m`) and GPUDirect
+    RDMA; all rails of a node: NCCL_* variables, IOMMU and ACS. Low only while all rails are busy: adapters share a PCIe
+    switch or an uplink.
     """
     nbytes = MESSAGE.on(nccl_group)
     rails = [between_nodes.rail_bandwidth(nccl_group, at_once, nbytes, SEED)]

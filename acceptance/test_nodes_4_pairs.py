@@ -22,14 +22,13 @@ SEED = 16  # by which nodes meet: the same nodes meet in every run
 
 @pytest.mark.figures("node_group_busbw", peers="which are the pairs of nodes with such GPUs")
 def test_pairs_of_nodes(nccl_group: World, judge: Judge) -> None:
-    """Bus bandwidth of pairs of nodes: every pair up to 16 nodes, four partners for each node beyond
+    """Bus bandwidth of pairs of nodes
 
-    All GPUs of two nodes reduce together, while other pairs do so too. If pairs are slow, the suite looks for the cause
-    and the first line says what it found. A node is slow with every partner: look at its network adapters, their cables
-    and switch ports (`ibstat`, `mlxlink`), at GPUDirect RDMA, and at what differs in its software. Only two nodes are
-    slow with each other: look at the switches and cables between them. Two groups of nodes are slow with each other:
-    look at the switch between them. If pairs across racks are slower by design, say so with a tolerance of
-    `node_group_busbw` in a profile of your own. Two nodes alone cannot tell which of them it is.
+    All GPUs of two nodes reduce together, while other pairs do so too: every pair up to 16 nodes, four partners a node
+    beyond. If pairs are slow, the first line names the cause. A node that is slow with every partner: check adapters,
+    cables, switch ports (`ibstat`, `mlxlink`), GPUDirect RDMA and software. Two nodes, or two groups of nodes, that are
+    slow with each other: check the switches between them; if that is so by design, set a tolerance of
+    `node_group_busbw` in your profile.
     """
     nbytes = largest(nccl_group)
     pairs = between_nodes.pairs_of_nodes(nccl_group, nbytes, SEED)
@@ -44,11 +43,11 @@ def test_pairs_of_nodes(nccl_group: World, judge: Judge) -> None:
 @pytest.mark.needs(nodes=9)
 @pytest.mark.figures("node_group_busbw", peers="which are the groups of as many nodes")
 def test_groups_of_nodes(nccl_group: World, judge: Judge) -> None:
-    """Bus bandwidth of groups of about sqrt(N) nodes, all at the same time
+    """Bus bandwidth of groups of nodes
 
-    Finds what no pair shows: a switch that carries one pair and not several, or routes that meet on one cable. If a
-    group is slower than the others, the suite halves it until it knows which part is slow, or between which halves
-    something is. Look at the switches and cables that those nodes share, at routing and at congestion control.
+    Groups of about sqrt(N) nodes reduce at the same time. This finds a switch that carries one pair and not several, or
+    routes that meet on one cable. If a group is slow, the suite halves it until it knows which part is slow. Check the
+    switches and cables that those nodes share, routing and congestion control.
     """
     nbytes = largest(nccl_group)
     judge(

@@ -21,14 +21,12 @@ SIZES = [Size(nbytes, rehearsal=nbytes // (64 * KiB)) for nbytes in (1 * MiB, 16
 @pytest.mark.figures("busbw")
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
 def test_collectives_over_nodes(nccl_group: World, judge: Judge, collective: str) -> None:
-    """Bus bandwidth of a collective on 1, 2, 4 ... nodes and on all of them, by size
+    """Bus bandwidth of collectives by number of nodes
 
-    For the curves in the report: from some number of nodes on they hardly fall. They are held against the published
-    figures for nodes and networks of this kind, where there are any, and the largest all_reduce of all nodes against
-    70 % of the rails of a node together. A pair of nodes may show more than its wires carry, since NCCL then reduces
-    otherwise. If all nodes together are too slow, the suite looks among pairs and halves for the cause, and the first
-    line says what it found. Without one: look at routing and congestion control, which only many nodes load, and at
-    the algorithm that NCCL chose (NCCL_DEBUG=INFO).
+    Measured on 1, 2, 4 ... nodes and on all, by size; from some number of nodes on the curves hardly fall. Figures are
+    judged against those published for such nodes and networks, and the largest all_reduce of all nodes against 70 % of
+    the rails of a node. If all nodes are too slow, the first line says what the search among pairs and halves found.
+    Else check routing, congestion control and the algorithm of NCCL (NCCL_DEBUG=INFO).
     """
     sizes = between_nodes.affordable(nccl_group, fitting(nccl_group, collective, SIZES))
     nodes = [some for some in between_nodes.doubling(nccl_group) if some.size > 1]

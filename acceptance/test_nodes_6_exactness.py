@@ -22,12 +22,12 @@ SECONDS = {"standard": Size(3.0, rehearsal=0.1), "burnin": Size(60.0, rehearsal=
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_collective_of_all_nodes_is_exact(nccl_group: World, collective: str) -> None:
-    """Every element of a collective's result over all GPUs of all nodes is exactly right
+    """Collectives over all nodes are exact
 
-    The data are such that a swapped, lost, doubled or flipped element changes the result. Wrong here, and right on
-    every node alone: the way between nodes corrupts data (network adapter, GPUDirect RDMA, switch), and training on
-    these nodes goes wrong silently. The first line names the node, as far as leaving out one after the other can tell.
-    Look at the errors of its ports (`perfquery`, `mlxlink`), at its PCIe errors, and at IOMMU and ACS settings.
+    Compares every element with the known result. Wrong here and right on each node alone: the path between nodes
+    corrupts data (network adapter, GPUDirect RDMA, switch). The first line names the node, as far as leaving out one
+    after the other can find it. Check the errors of its ports (`perfquery`, `mlxlink`), its PCIe errors, and IOMMU and
+    ACS settings.
     """
     operation = "sum" if COLLECTIVES[collective].reduces else ""
     deliveries = nccl_group.run(exactness.exchange, collective, operation, dtypes=DTYPES)
@@ -37,10 +37,10 @@ def test_collective_of_all_nodes_is_exact(nccl_group: World, collective: str) ->
 
 @pytest.mark.level("standard")
 def test_rails_are_exact(nccl_group: World) -> None:
-    """all_reduce is exact among GPUs of the same index on all nodes, while all rails do so at the same time
+    """all_reduce on all rails at once is exact
 
-    Data parallelism makes such groups wherever tensor parallelism fills a node. Wrong on one rail only: look at the
-    network adapters next to those GPUs, and at the switch of that rail.
+    GPUs of the same index on all nodes reduce, while all rails do so at the same time, as data parallel training does.
+    Wrong on one rail only: check the adapters next to those GPUs and the switch of that rail.
     """
     rails = [nccl_group.subset(ranks) for ranks in rails_of(nccl_group)]
     by_rail = nccl_group.each(rails, exactness.exchange, "all_reduce", "sum", dtypes=[torch.float32])
@@ -53,10 +53,10 @@ def test_rails_are_exact(nccl_group: World) -> None:
 
 @pytest.mark.level("standard")
 def test_all_reduce_of_all_nodes_stays_exact(nccl_group: World, fleet_level: str) -> None:
-    """Every one of many large all_reduces in a row over all nodes is exactly right
+    """Many all_reduces in a row over all nodes are exact
 
-    Finds what goes wrong rarely: an adapter or a cable that corrupts one transfer in a thousand. If all GPUs are named,
-    one of them spoils everybody's sum: look at the errors that the ports of each node have counted.
+    Finds rare errors: an adapter or a cable that corrupts one transfer in a thousand. If all GPUs are named, one of
+    them corrupts the sum of all: check the errors that the ports of each node counted.
     """
     answers = nccl_group.run(exactness.stays_exact, SECONDS[fleet_level])
     print(f"{answers[0][0]:,} all_reduces")

@@ -43,11 +43,11 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tenso
 
 @pytest.mark.spmd
 def test_gradients_of_all_nodes_are_exact(rank: Rank, nccl_group: dist.ProcessGroup) -> None:
-    """Training across nodes: DDP and FSDP give every rank the average of all ranks' gradients, to the last bit
+    """DDP and FSDP across nodes are exact
 
-    The average is known beforehand, and lacks something as soon as one rank's gradient is lost. Wrong here and right on
-    every node alone: see the exactness of collectives between nodes. If those are exact, torch and NCCL do not fit
-    together, or differ between nodes.
+    The average of all gradients is known, and is wrong as soon as the gradient of one rank is lost. Wrong here and
+    right on each node alone: see the exactness of collectives between nodes. If those are exact, torch and NCCL do not
+    fit together, or differ between nodes.
     """
     average, x = correctness.known_average(rank.size), correctness.known_input(rank)
     ddp = DDP(correctness.known_layer(rank), process_group=nccl_group)
@@ -63,11 +63,11 @@ def test_gradients_of_all_nodes_are_exact(rank: Rank, nccl_group: dist.ProcessGr
 
 @pytest.mark.spmd
 def test_nodes_train_as_one_gpu(rank: Rank, nccl_group: dist.ProcessGroup) -> None:
-    """Training across nodes: the losses and weights of one GPU with the same global batch, and the same bits everywhere
+    """DDP across nodes trains as one GPU does
 
-    Every GPU also trains the whole batch alone, and compares; then all compare their weights bit by bit. The GPU that
-    is named when no other is computes, keeps or receives something wrong. If all GPUs of a node are named, look at what
-    lies between it and the others, and whether its versions of torch, CUDA and cuDNN are those of the others.
+    Every GPU also trains the whole batch alone and compares; then all compare their weights bit by bit. If one GPU is
+    named, it computes, keeps or receives something wrong. If all GPUs of a node are named, check the network to that
+    node, and its versions of torch, CUDA and cuDNN.
     """
     one, ddp = correctness.network(rank), DDP(correctness.network(rank), process_group=nccl_group)
     sgd_one, sgd_ddp = sgd(one), sgd(ddp)
@@ -140,11 +140,10 @@ def next_losses(rank: Rank, model: nn.Module, optimizer: torch.optim.Optimizer) 
 
 
 def test_checkpoint_of_all_nodes_loads_on_one_fewer(nccl_group: World) -> None:
-    """Training across nodes: a checkpoint of all nodes gives one node fewer the same weights and the same next losses
+    """An FSDP checkpoint of all nodes loads on one node fewer
 
-    It is how training goes on after a node was lost. What each rank has written travels to the others with the results
-    of this check, so that nodes need no folder in common. If it fails and the other checks of training pass, suspect
-    the disk under the folder for temporary files of the GPU that is named, or the version of torch.
+    Training goes on this way after a node was lost. The nodes need no shared folder. If it fails and the other checks
+    of training pass, suspect the disk with the folder for temporary files of the named GPU, or the version of torch.
     """
     answers = nccl_group.run(train_and_save)
     files = {name: content for written, _, _ in answers for name, content in written.items()}

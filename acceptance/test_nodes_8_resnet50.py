@@ -27,12 +27,11 @@ WORK = Size(Workload(), rehearsal=Workload(batch=2, steps=1))
     peers="of each GPU alone, which are all GPUs of that model on all nodes",
 )
 def test_throughput_over_nodes(nccl_group: World, judge: Judge) -> None:
-    """ResNet-50 throughput on 1, 2, 4 ... nodes and on all of them, and how well it scales
+    """ResNet-50 throughput by number of nodes, and scaling
 
-    Each GPU trains alone first, all at the same time: a GPU that is slower than those of all other nodes is hot,
-    power-capped or used by somebody else. Scaling is what nodes reach together of the sum of what each of their GPUs
-    reaches alone, so a slow GPU does not lower it. Low on many nodes only: communication between them; see the rails
-    and pairs, and how large a part of a step it is. Nobody publishes limits for it; those of one machine do not hold.
+    Each GPU trains alone first: one that is slower than those of all nodes is hot, power-capped or used by another
+    process. Scaling is the throughput of nodes together, of the sum of what each GPU reaches alone, so a slow GPU does
+    not lower it. Low on many nodes only: communication; see rails and pairs. Nobody publishes limits for it.
     """
     alone = measure(nccl_group, train_throughput, RECIPE, WORK, together=False)
     *fewer, nodes = doubling(nccl_group)
