@@ -144,7 +144,7 @@ def test_a_lone_pair_blames_nobody(three_nodes: World, plant: Callable[..., None
     plant(three_nodes, "node1/cpu0")
     faults = who_slows_nodes(two, pairs_of_nodes(two, SMALL, SEED), SMALL)
     assert told(faults) == {("network_between_nodes_slow", "")}
-    assert "with two nodes nobody can tell which one it is" in faults[0].what
+    assert "with two nodes it can be either" in faults[0].what
 
 
 def test_a_node_with_fewer_gpus_is_not_named_for_what_it_reaches_less(

@@ -41,14 +41,13 @@ class Deadline:
     moment: float = field(default_factory=lambda: time.monotonic() + SECONDS)
 
     def run(self, world: World, probe: Callable[..., Any], *args: Any, **how: Any) -> list[Any]:
-        """`world.run` within the time that is left. TimeoutError before it is over: a call that is cut short ends all
-        ranks."""
         return self.each(world, [world], probe, *args, **how)[0]
 
     def each(
         self, world: World, groups: Sequence[Sequence[int] | World], probe: Callable[..., Any], *args: Any, **how: Any
     ) -> list[list[Any]]:
-        """`world.each` likewise."""
+        """`world.each` within the time that is left. TimeoutError before it is over: a call that is cut short ends all
+        ranks."""
         left = self.moment - time.monotonic()
         if left < SECONDS / 10:
             raise TimeoutError(f"it was not done within {SECONDS:g} s")
@@ -60,7 +59,7 @@ def failed(error: Exception) -> str:
     return f"the search for the cause failed: {first_line}"
 
 
-unclear = partial(Fault, "cause_unclear", ())  # in words
+unclear = partial(Fault, "cause_unclear", ())
 LAUNCHES = 10
 SAMPLES = 3
 LONGEST = 0.5  # seconds of a sample, about: the search is to be over soon on a broken machine too
@@ -119,19 +118,16 @@ def launch_seconds(rank: Rank, name: str, nbytes: int) -> tuple[float, float]:
     return median(launched), median(done)
 
 
-# Whether the file from which NCCL takes the topology of the machine makes a collective slow.
-#
-# Images of clouds set NCCL_TOPO_FILE, since a virtual machine does not show what it consists of. Left over from
-# another machine, or from another size of it, it sends NCCL the wrong way over all links alike.
+# Images of clouds set NCCL_TOPO_FILE, since a virtual machine does not show what it consists of. Left over from another
+# machine, or from another size of it, it sends NCCL the wrong way over all links alike.
 
 VARIABLE = "NCCL_TOPO_FILE"
 FASTER = 1.05  # what a search for the slow names anybody from; large messages differ by 1 % from one time to the next
 
 
 def without_topology_file(world: World, collective: str, nbytes: int, deadline: Deadline) -> list[Fault]:
-    """What a collective over all ranks reaches when NCCL_TOPO_FILE is left out, once; nothing where it is not set."""
-    file = software.steering().get(VARIABLE)
-    if not file:
+    """What a collective over all ranks reaches without NCCL_TOPO_FILE; nothing where it is not set."""
+    if not (file := software.steering().get(VARIABLE)):
         return []
     rates = deadline.run(world, _with_and_without, file, collective, nbytes)
     given, own = (min(ways) for ways in zip(*rates, strict=True))
@@ -182,11 +178,11 @@ Step = Fault | str  # who it is, or, if that is not known, what was seen
 
 
 def who_is_slow(world: World, topology: GpuTopology, collective: str, nbytes: int) -> list[Fault]:
-    """Who made a collective over `world` slow at S = `nbytes`: a rank that comes late, one with slow links, one link,
-    or no single one.
+    """Who made a collective over `world` slow at S = `nbytes`: a straggler, a rank with slow links, one link, or no
+    single one.
 
     Looks at launches, then at all pairs, then leaves out one rank after the other and tries both halves, and stops as
-    soon as it knows. Where it is no single one, the file that tells NCCL the topology is left out once.
+    soon as it knows. Where it is no single one, NCCL's file of the topology is left out once.
     """
     slow, clues, ways = Slow(world, topology, collective, nbytes), list[str](), list[Fault]()
     try:
@@ -226,7 +222,7 @@ def _slow_links(slow: Slow) -> Step:
     rates = {pair: size / max(took) for pair, took in seconds.items()}
     verb = "reaches" if size >= MiB else "takes"
     if len(rates) == 1:
-        return f"with two ranks nobody can tell which one it is: their link {verb} {_span(rates.values(), size)}"
+        return f"with two ranks it can be either: their link {verb} {_span(rates.values(), size)}"
     shares = of_their_kind(rates, {(a, b): _link(slow, a, b) for a, b in rates})
     if (rank := slow_rank(shares, slow.share)) is not None:
         with_it, others = (_span(each, size) for each in _split(rates, rank))
@@ -260,8 +256,7 @@ def _left_out(slow: Slow) -> Step:
     # The others must agree: with the culprit in the group, it matters little who else is.
     if _stands_out(others, [without[best]], slow.share) and min(others) > slow.share * max(others):
         reached = f"without it {collective} reaches {gigabytes([without[best]])}"
-        what = f"{reached}, without any other rank {gigabytes(others)}"
-        return Fault("slows_collectives", (world.places[best],), what)
+        return Fault("slows_collectives", (world.places[best],), f"{reached}, without any other {gigabytes(others)}")
     clue = f"without any one rank {collective} reaches {gigabytes(without.values())}"
     if world.size > 3:
         halves = [everyone[: world.size // 2], everyone[world.size // 2 :]]
@@ -313,23 +308,19 @@ def slow_pairs(rates: Mapping[IndexPair, float], share: float = SLOW["gpu"]) -> 
 
 
 def _split(rates: Mapping[IndexPair, float], rank: int) -> tuple[list[float], list[float]]:
-    """The figures of the pairs with a rank, and of those without it."""
+    """Of the pairs with a rank, and of those without it."""
     return [rates[pair] for pair in rates if rank in pair], [rates[pair] for pair in rates if rank not in pair]
 
 
 def _span(rates: Iterable[float], size: int) -> str:
     """Bytes a second in words; of small messages, the time of one."""
-    values = [*rates]
-    return gigabytes(rate / 1e9 for rate in values) if size >= MiB else _range((size / r * 1e6 for r in values), "us")
+    small = size < MiB
+    return gigabytes((size / rate * 1e6 if small else rate / 1e9 for rate in rates), "us" if small else "GB/s")
 
 
-def gigabytes(rates: Iterable[float]) -> str:
+def gigabytes(rates: Iterable[float], unit: str = "GB/s") -> str:
     """ "44.1 to 48.2 GB/s" """
-    return _range(rates, "GB/s")
-
-
-def _range(values: Iterable[float], unit: str) -> str:
-    texts = [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in sorted(values)]
+    texts = [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in sorted(rates)]
     return f"{texts[0]} {unit}" if texts[0] == texts[-1] else f"{texts[0]} to {texts[-1]} {unit}"
 
 
@@ -341,12 +332,8 @@ def one_at_a_time(world: World, all_at_once: Measurement) -> Measurement:
     by_rate = sorted(range(world.size), key=lambda index: all_at_once.values[world.places[index]])
     precision = all_at_once.conditions["precision"]
     slow, fast = (measure(world.subset([index]), matmul_rate, precision) for index in (by_rate[0], by_rate[-1]))
-    return replace(
-        slow,
-        values={**slow.values, **fast.values},
-        samples={**slow.samples, **fast.samples},
-        gpu_states={**slow.gpu_states, **fast.gpu_states},
-    )
+    values, samples = {**slow.values, **fast.values}, {**slow.samples, **fast.samples}
+    return replace(slow, values=values, samples=samples, gpu_states={**slow.gpu_states, **fast.gpu_states})
 
 
 def why_slow(all_at_once: Measurement, alone: Measurement) -> Fault:
@@ -383,9 +370,8 @@ def who_slows_pairs(figures: Sequence[Mapping[Where, float]]) -> Fault:
     if not slow:
         return unclear("no single GPU: all pairs are about equally slow")
     common = sorted(set.intersection(*(set(place.parts) for place in slow)))
-    rates = (
-        f"{min(slow.values()):,.4g} to {max(slow.values()):,.4g} GB/s, all others at least {min(others.values()):,.4g}"
-    )
+    slow_rates = f"{min(slow.values()):,.4g} to {max(slow.values()):,.4g} GB/s"
+    rates = f"{slow_rates}, all others at least {min(others.values()):,.4g}"
     if not common:
         return unclear(f"no single GPU: {', '.join(map(str, slow))} are slow and have none in common ({rates})")
     if len(common) == 2:
@@ -402,10 +388,6 @@ def who_corrupts(world: World, deliveries: Sequence[Delivery], collective: str, 
     """Who corrupted what `exchange` delivered; its story is what was wrong on which rank. Leaves out one rank after the
     other, or one node of several: if the data are right without one only, it is that one."""
     subjects, what = _corrupting_part(world, deliveries, collective, operation, how)
-    return Fault("collective_wrong", subjects, what, _story(world, deliveries))
-
-
-def _story(world: World, deliveries: Sequence[Delivery]) -> str:
     lines = []
     faults = grouped((delivery.wrong, index) for index, delivery in enumerate(deliveries) if delivery.wrong)
     for wrong, ranks in faults.items():
@@ -414,26 +396,22 @@ def _story(world: World, deliveries: Sequence[Delivery]) -> str:
         lines += [f"  {fault}" for fault in wrong[:SHOWN]]
         if len(wrong) > SHOWN:
             lines.append(f"  and {len(wrong) - SHOWN} more exchanges; {deliveries[ranks[0]].right} were right")
-    return "\n".join(lines)
-
-
-def _parts(world: World) -> dict[Where, list[int]]:
-    """What may corrupt data: each rank, or, where there are several nodes, each with its ranks."""
-    several = len({place.node for place in world.places}) > 1
-    return grouped((Place(place.node, "node") if several else place, index) for index, place in enumerate(world.places))
+    return Fault("collective_wrong", subjects, what, "\n".join(lines))
 
 
 def _corrupting_part(
     world: World, deliveries: Sequence[Delivery], collective: str, operation: str, how: Mapping[str, Any]
 ) -> tuple[tuple[Where, ...], str]:
-    seen = [index for index, delivery in enumerate(deliveries) if delivery.wrong]
+    seen = [place for place, delivery in zip(world.places, deliveries, strict=True) if delivery.wrong]
     if world.size == 2 and len(seen) == 1:
-        return (world.places[seen[0]],), "has wrong data"
+        return (seen[0],), "has wrong data"
     if world.size == 2:
-        return (), "both ranks have wrong data: nobody can tell whose fault it is"
+        return (), "both ranks have wrong data: it can be the fault of either"
     deadline, clean = Deadline(), list[Where]()
+    several = len(world.nodes) > 1
+    parts = grouped((Place(at.node, "node") if several else at, index) for index, at in enumerate(world.places))
     try:
-        for where, ranks in _parts(world).items():
+        for where, ranks in parts.items():
             rest = world.subset([other for other in range(world.size) if other not in ranks])
             again = deadline.run(rest, exchange, collective, operation, **how)
             if not any(delivery.wrong for delivery in again):

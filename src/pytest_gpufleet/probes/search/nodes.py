@@ -7,8 +7,8 @@ is measured with two different members of each island, as many at the same time 
 - a pair that is slow again although both are of one island has a slow link;
 - two islands of which no pair is fine have something slow between them, such as a switch.
 
-Nobody is blamed for a lone pair, nor where nothing is better than anything else. What shows in larger groups only is
-looked for by halves: the slower half of a group is halved again, and where both are alike, halves that mix them tell
+Nobody is named for a lone pair, nor where nothing is better than anything else. What shows in larger groups only is
+looked for by halves: the slower half of a group is halved again, and where both are alike, halves that mix them show
 whether it is what lies between.
 
 If healthy pairs differ by less than 4 % (NOISE to either side), no healthy node is named because others are slow, or
@@ -50,14 +50,11 @@ MOST_ISLANDS = 4  # a network in more pieces is broken in a way that names nobod
 
 @dataclass(frozen=True)
 class Culprits:
-    """`nodes` that are slow, pairs of good nodes with a slow link, and islands with something slow between them.
-    `seen`: all figures of pairs, the worst of each; `usual`: what they are held against."""
-
     nodes: tuple[int, ...]
-    links: tuple[IndexPair, ...]
-    between: tuple[tuple[Group, Group], ...]
-    seen: Mapping[IndexPair, float]
-    usual: float
+    links: tuple[IndexPair, ...]  # pairs of good nodes with a slow link
+    between: tuple[tuple[Group, Group], ...]  # islands with something slow between them
+    seen: Mapping[IndexPair, float]  # all figures of pairs, the worst of each
+    usual: float  # what they are held against
 
 
 def culprits(
@@ -77,14 +74,9 @@ def culprits(
     links = search.still_slow(again, first + MOST_CALLS)
     few = sorted(islands, key=min) if len(islands) <= MOST_ISLANDS else []
     met, slow = search.met(), {*search.slow}
-    apart = [(tuple(sorted(a)), tuple(sorted(b))) for a, b in combinations(few, 2) if _apart(a, b, met, slow)]
-    return Culprits(
-        tuple(node for node in search.nodes if _is_slow(node, few, met, slow)),
-        tuple(links),
-        tuple(apart),
-        search.seen,
-        search.usual,
-    )
+    slow_nodes = tuple(node for node in search.nodes if _is_slow(node, few, met, slow))
+    apart = tuple((tuple(sorted(a)), tuple(sorted(b))) for a, b in combinations(few, 2) if _apart(a, b, met, slow))
+    return Culprits(slow_nodes, tuple(links), apart, search.seen, search.usual)
 
 
 def narrowed(group: Group, measure: Measure, share: float = SLOW) -> tuple[Group, ...]:
@@ -113,7 +105,6 @@ def _halved(group: Group, measure: Measure, share: float) -> tuple[Group, Group,
 
 
 def _figures(measure: Measure, groups: Sequence[Group]) -> list[float]:
-    """Of groups that share nobody; 0 for what is no number."""
     return [0.0 if isnan(figure) else figure for figure in measure(groups)]
 
 
@@ -235,7 +226,7 @@ def who_slows_nodes(world: World, measurements: Iterable[Measurement], nbytes: i
     """Who makes nodes slow together: some of them, what lies between two, or what all share. Pairs of nodes among the
     `measurements` are not measured again; without any, some are. Where every pair is fine, groups of nodes are. Nodes
     with other numbers of GPUs than most take no part: they reach less, or more, without being ill."""
-    nodes, deadline = _equally_large(world), Deadline()
+    nodes, deadline, share = _equally_large(world), Deadline(), SLOW if world.gpus else SLOW_CPU
     seen = {
         (where.first.node, where.second.node): value
         for each in measurements
@@ -248,10 +239,10 @@ def who_slows_nodes(world: World, measurements: Iterable[Measurement], nbytes: i
         return [min(reading.value for reading in readings) for readings in by_group]
 
     try:
-        found = culprits(nodes, measure, seen, _share(world))
+        found = culprits(nodes, measure, seen, share)
         if named := _named(found, "node_slow", partial(Place, kind="node"), world.hosts):
             return named
-        parts = narrowed(nodes, measure, _share(world)) if len(nodes) >= FEW else ()
+        parts = narrowed(nodes, measure, share) if len(nodes) >= FEW else ()
         return [Fault("network_between_nodes_slow", (), _of_all(parts, found, world.hosts))]
     except Exception as error:  # whatever it is, the miss comes first
         return [Fault("network_between_nodes_slow", (), failed(error))]
@@ -268,15 +259,16 @@ def _equally_large(world: World) -> tuple[int, ...]:
 def who_slows_rails(world: World, rails: between_nodes.Rails, nbytes: int) -> list[Fault]:
     """Whose rails are slow, or what lies between two nodes on a rail."""
     deadline, found, nodes = Deadline(), dict[int, Culprits](), [*between_nodes.ranks_by_node(world)]
+    share = SLOW if world.gpus else SLOW_CPU
     try:
         ranks = between_nodes.rails_of(world)
         for rail, seen in rails.pairs.items():
             measure = _on_rail(world, nodes, ranks[rail], deadline, nbytes)
-            found[rail] = culprits(nodes, measure, seen, _share(world))
+            found[rail] = culprits(nodes, measure, seen, share)
     except Exception as error:
         return [Fault("network_between_nodes_slow", (), failed(error))]
     none = f"no single rail: {_pairs(figure for each in found.values() for figure in each.seen.values())}"
-    return of_rails(found, world.hosts, _share(world)) or [Fault("network_between_nodes_slow", (), none)]
+    return of_rails(found, world.hosts, share) or [Fault("network_between_nodes_slow", (), none)]
 
 
 def of_rails(found: Mapping[int, Culprits], hosts: Hosts, share: float = SLOW) -> list[Fault]:
@@ -294,10 +286,6 @@ def of_rails(found: Mapping[int, Culprits], hosts: Hosts, share: float = SLOW) -
             ends = {part.node for where in fault.subjects for part in where.parts}
             faults += [] if ends and ends <= whole else [fault]
     return faults
-
-
-def _share(world: World) -> float:
-    return SLOW if world.gpus else SLOW_CPU
 
 
 def _on_rail(
@@ -334,15 +322,12 @@ def _named(found: Culprits, code: str, at: Callable[[int], Place], hosts: Hosts)
 
 def _of_all(parts: Sequence[Group], found: Culprits, hosts: Hosts) -> str:
     """What is known where no node and no pair is to blame."""
-    match parts:
-        case [one, other]:
-            return (
-                f"{_nodes(one, hosts)} and {_nodes(other, hosts)} are fast by themselves, and groups of both are slow"
-            )
-        case [part]:
-            return f"every pair is fast, and groups with {_nodes(part, hosts)} are slow"
-        case _:
-            return f"no single node: {_pairs(found.seen.values())}"
+    names = [_nodes(part, hosts) for part in parts]
+    if len(names) == 2:
+        return f"{names[0]} and {names[1]} are fast by themselves, and groups of both are slow"
+    if names:
+        return f"every pair is fast, and groups with {names[0]} are slow"
+    return f"no single node: {_pairs(found.seen.values())}"
 
 
 def _pairs(figures: Iterable[float]) -> str:
@@ -350,7 +335,7 @@ def _pairs(figures: Iterable[float]) -> str:
     if not values:
         return "no two nodes have as many GPUs"
     if len(values) == 1:
-        return f"with two nodes nobody can tell which one it is, and they reach {gigabytes(values)}"
+        return f"with two nodes it can be either, and they reach {gigabytes(values)}"
     return f"{len(values)} pairs reach {gigabytes(values)}"
 
 
