@@ -16,7 +16,8 @@ from pytest_gpufleet.model.metric import METRICS, Metric, Tolerance
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.verdict.across_runs.drift import Drift, drift, noise
-from pytest_gpufleet.verdict.across_runs.run_comparison import Figure, compare, worse_ones
+from pytest_gpufleet.verdict.across_runs.run_comparison import compare
+from pytest_gpufleet.verdict.outliers import Figure, beside_most
 from tests import runs
 
 RECORDED = Path(__file__).parent.parent / "recorded"
@@ -286,8 +287,8 @@ TOLERANT = Figure("gemm", (), Metric("gemm", "TFLOP/s", "higher", "matrix produc
     ],
 )
 def test_a_value_is_an_outlier_on_the_bad_side_only(figure, values, worse):
-    found = worse_ones({str(index): value for index, value in enumerate(values)}, figure)
-    assert {int(name): fraction for name, (_, fraction) in found.items()} == pytest.approx(worse)
+    found = beside_most(figure, {(str(index), gpu(0)): value for index, value in enumerate(values)})
+    assert {int(each.run): each.worse for each in found} == pytest.approx(worse)
 
 
 def test_what_no_run_has_measured_is_no_figure_of_the_comparison():

@@ -279,7 +279,7 @@ def test_what_several_gpus_do_together_is_told_and_not_judged():
         return value * 0.9 if metric == "busbw" else value
 
     found = fleet(node_003=host_run("node-003", change=slow_collectives))
-    assert {(each.node, each.figure.name) for each in found.odd} == {(2, "busbw")}
+    assert {(each.run, each.figure.name) for each in found.odd} == {("node-003", "busbw")}
     assert (found.verdict, found.faults, len(found.notes)) == ("ACCEPTED", (), 1)
 
 

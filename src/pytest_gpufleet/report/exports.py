@@ -14,7 +14,8 @@ from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.tables import csv_text
 from pytest_gpufleet.report.wording import ALONG, clean
-from pytest_gpufleet.verdict.across_runs.run_comparison import Figure, figures
+from pytest_gpufleet.verdict.across_runs.run_comparison import figures
+from pytest_gpufleet.verdict.outliers import Figure
 
 FEWEST_POINTS = 2  # of a curve
 QUANTITIES = tuple(name for name in READINGS if name != "clock_event_reasons")  # whose value is a set of bits

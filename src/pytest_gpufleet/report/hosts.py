@@ -23,10 +23,11 @@ from pytest_gpufleet.report.tables import number
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import told
 from pytest_gpufleet.verdict.fleet.equality import Difference
-from pytest_gpufleet.verdict.fleet.fleet_peers import OddHost, SlowPlaces
+from pytest_gpufleet.verdict.fleet.fleet_peers import SlowPlaces
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet
 from pytest_gpufleet.verdict.fleet.host_runs import Gap, GapKind, HostRun, NodeRuns, natural
 from pytest_gpufleet.verdict.node_verdicts import one_host_told, unaccepted
+from pytest_gpufleet.verdict.outliers import Outlier
 
 OWN, ALIKE, PEERS = "Its own run", "Like the others", "As good as the others"
 
@@ -43,7 +44,7 @@ class HostRow:
     cells: Mapping[str, str] = field(default_factory=dict)
     named: Sequence[Gpu] = ()  # by failed checks of its own run, the one named most often first; then by its peers
     slow: Sequence[SlowPlaces] = ()
-    odd: Sequence[OddHost] = ()
+    odd: Sequence[Outlier] = ()
     differences: Sequence[Difference] = ()
     said: Sequence[str] = ()  # by checks between hosts
 
@@ -66,7 +67,7 @@ def host_rows(fleet: Fleet) -> list[HostRow]:
     gaps_of = grouped((host, gap) for gap in fleet.gaps for host in gap.hosts)
     differences_of = grouped((host, each) for each in fleet.differences for host in each.hosts)
     slow_of = grouped((each.node, each) for each in fleet.slow)
-    odd_of = grouped((each.node, each) for each in fleet.odd)
+    odd_of = grouped((each.run, each) for each in fleet.odd)
     rows = []
     for node, run in enumerate(fleet.hosts):
         gaps, slow, unlike = gaps_of.pop(run.host, []), slow_of.get(node, []), differences_of.get(run.host, [])
@@ -74,7 +75,7 @@ def host_rows(fleet: Fleet) -> list[HostRow]:
         cells[OWN] = _own(run, gaps)
         cells[ALIKE] = "failed" if unlike else "ok"
         cells[PEERS] = "failed" if slow else "ok" if any(each.tolerances for each in run.record.findings) else ""
-        rows.append(HostRow(run.host, gaps, run, node, cells, named, slow, odd_of.get(node, []), unlike))
+        rows.append(HostRow(run.host, gaps, run, node, cells, named, slow, odd_of.get(run.host, []), unlike))
     rows += [HostRow(host, gaps) for host, gaps in gaps_of.items()]  # of hosts that are not there
     return sorted(rows, key=lambda row: natural(row.host))
 
@@ -111,7 +112,7 @@ def _standing(run: HostRun, slow: Collection[SlowPlaces]) -> tuple[dict[str, str
     gpus: dict[Where, Gpu] = {gpu.place: gpu for gpu in record.topology.gpus}
     named: list[Where] = [place for place, _ in times_named(said.values()).most_common()]
     if not run.held_back and not any(each.everywhere for each in slow):
-        named += [on_node(place, 0) for each in slow for place in each.worse]
+        named += [on_node(one.place, 0) for each in slow for one in each.places]
     return cells, tuple(gpus[place] for place in dict.fromkeys(named) if place in gpus)
 
 
@@ -152,9 +153,10 @@ def document(fleet: Fleet) -> dict[str, Any]:
         "differences": [difference(each) for each in fleet.differences],
         "slower_than_peers": [
             {
-                **_figure(each, fleet.hosts),
-                "values": {str(place): number(value) for place, value in each.values.items()},
-                "worse": {str(place): fraction for place, fraction in each.worse.items()},
+                "host": fleet.hosts[each.node].host,
+                **of_figure(each.figure),
+                "values": {str(one.place): number(one.value) for one in each.places},
+                "worse": {str(one.place): one.worse for one in each.places},
                 "everywhere": each.everywhere,
                 "peers": each.peers,
             }
@@ -162,7 +164,8 @@ def document(fleet: Fleet) -> dict[str, Any]:
         ],
         "odd_hosts": [
             {
-                **_figure(each, fleet.hosts),
+                "host": each.run,
+                **of_figure(each.figure),
                 "value": number(each.value),
                 "reference": number(each.reference),
                 "worse": each.worse,
@@ -189,10 +192,6 @@ def _host(run: HostRun, row: HostRow) -> dict[str, Any]:
         "groups": {title: state for title, state in row.cells.items() if state},
         "named": [gpu.identity for gpu in row.named],
     }
-
-
-def _figure(found: SlowPlaces | OddHost, hosts: Sequence[HostRun]) -> dict[str, Any]:
-    return {"host": hosts[found.node].host, **of_figure(found.figure)}
 
 
 def _fault(fault: Fault, hosts: Sequence[HostRun]) -> dict[str, Any]:

@@ -23,7 +23,8 @@ from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.banner import STAMPS
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import told
-from pytest_gpufleet.verdict.across_runs.run_comparison import Figure, figures
+from pytest_gpufleet.verdict.across_runs.run_comparison import figures
+from pytest_gpufleet.verdict.outliers import Figure
 
 Labels = Mapping[str, str]
 Series = list[tuple[Labels, float]]

@@ -14,9 +14,10 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.rendering import render
 from pytest_gpufleet.report.tables import Table, csv_text, number, on_screen, row
-from pytest_gpufleet.verdict.across_runs.drift import Drift, Worsened
-from pytest_gpufleet.verdict.across_runs.run_comparison import ComparedFigure, Figure, Outlier, RunComparison, figures
+from pytest_gpufleet.verdict.across_runs.drift import Drift
+from pytest_gpufleet.verdict.across_runs.run_comparison import ComparedFigure, RunComparison, figures
 from pytest_gpufleet.verdict.fleet.equality import Difference, models
+from pytest_gpufleet.verdict.outliers import Figure, Outlier
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -140,7 +141,7 @@ def _run(name: str, record: Record) -> dict[str, str]:
     return {"run": name, "host": record.run.host, "utc": record.run.utc}
 
 
-def _reference(found: Outlier | Worsened | None) -> dict[str, float]:
+def _reference(found: Outlier | None) -> dict[str, float]:
     return {"reference": found.reference, "worse": found.worse} if found else {}
 
 
@@ -190,7 +191,7 @@ def _side_by_side(comparison: RunComparison) -> str:
     )
 
 
-def _who(found: Outlier | Worsened) -> str:
+def _who(found: Outlier) -> str:
     return found.identity if found.identity != str(found.place) else wording.place(found.place)
 
 
@@ -332,7 +333,7 @@ def _worse(drift: Drift) -> Table:
     return Table(say("What got worse, the worst first"), "Where", heads, tuple(rows))
 
 
-def _history(each: Worsened) -> str:
+def _history(each: Outlier) -> str:
     """ "6,200, 6,110, 5,900 images/s" """
     *before, last = each.history.values()
     quantities = [wording.number(value) for value in before] if each.figure.metric.unit != "ratio" else []

@@ -10,6 +10,7 @@ from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Reference, Tolerance
 from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.verdict.outliers import Outlier, figure_of, outliers
 
 # The GPUs of three healthy boards of 4x NVIDIA H200 were up to 10 K apart under full load (53 to 63 C, 2026-11-21).
 # What is warmer than that has a fault of its cooling, which must not excuse it.
@@ -24,18 +25,26 @@ def slower_than_peers(
 
     A place that gave no number at all is as slow as can be. Nothing is slower than peers that reach nothing.
     """
-    slower: dict[Where, float] = {}
-    sign = measurement.definition.sign
+    found = outliers_among_peers(measurement, tolerances, topology)
+    return None if found is None else {place: each.worse for place, each in found.items()}
+
+
+def outliers_among_peers(
+    measurement: Measurement, tolerances: Iterable[Tolerance], topology: GpuTopology
+) -> dict[Where, Outlier] | None:
+    """Of each place the worst."""
+    slower: dict[Where, Outlier] = {}
+    figure, sign = figure_of(measurement), measurement.definition.sign
     groups = [(each, peers) for given in tolerances for each, peers in _groups(measurement, given, topology)]
     if not groups:
         return None
     for tolerance, peers in groups:
         values = _at_one_temperature(measurement, peers, sign * tolerance.per_kelvin)
         usual = _reference(tolerance.reference, values.values(), sign)
-        for place, value in values.items():
-            fraction = _fraction(value, usual, sign)
-            if fraction > tolerance.worse:
-                slower[place] = max(fraction, slower.get(place, 0.0))
+        of_group = {("", place): value for place, value in values.items()}
+        for each in outliers(figure, of_group, usual, tolerance.worse, relative=True):
+            if each.place not in slower or each.worse > slower[each.place].worse:
+                slower[each.place] = each
     return {place: slower[place] for place in measurement.values if place in slower}
 
 
@@ -73,20 +82,11 @@ def _at_one_temperature(measurement: Measurement, peers: list[Where], per_kelvin
     return {place: value * factor for (place, value), factor in zip(values.items(), corrected, strict=True)}
 
 
-def _reference(which: Reference, values: Iterable[float], sign: int) -> float | None:
-    """What these values are held against; None if none is a number. The better half of three is the best one: it never
+def _reference(which: Reference, values: Iterable[float], sign: int) -> float:
+    """What these values are held against; NaN if none is a number. The better half of three is the best one: it never
     has more than half of them."""
     numbers = sorted((value for value in values if not math.isnan(value)), reverse=sign > 0)
     if not numbers:
-        return None
+        return math.nan
     better_half = fmean(numbers[: max(1, len(numbers) // 2)])
     return {"best": numbers[0], "better half": better_half, "median": median(numbers)}[which]
-
-
-def _fraction(value: float, usual: float | None, sign: int) -> float:
-    """By what fraction of what is usual a value is worse."""
-    if usual is None:
-        return 0.0
-    if math.isnan(value):
-        return 1.0
-    return sign * (usual - value) / abs(usual) if usual else 0.0

@@ -70,7 +70,8 @@ def _host(row: HostRow) -> list[Line]:
     lines += [line for gpu in row.named for line in wrapped(gpu.identity, "    ", BAD)]
     lines += [line for gap in row.gaps for line in wrapped(gap.what, "    ")]
     for each in row.slow[:1]:
-        where = "all of its places" if each.everywhere else wording.places([on_node(place, 0) for place in each.worse])
+        some = wording.places([on_node(one.place, 0) for one in each.places])
+        where = "all of its places" if each.everywhere else some
         more = f", and {wording.count(len(row.slow) - 1, 'figure')} more" if len(row.slow) > 1 else ""
         what = f"{each.figure.metric.title} of {where} {wording.percent(each.worst)} worse than the fleet's peers"
         lines += wrapped(f"{what}{more}", "    ")

@@ -16,15 +16,9 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import MEASURED_UNDER, METRICS, GiB, KiB, MiB
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped
-from pytest_gpufleet.verdict.across_runs.run_comparison import (
-    Figure,
-    GpuIds,
-    differences,
-    figures,
-    held_to_limits,
-    whose,
-)
+from pytest_gpufleet.verdict.across_runs.run_comparison import differences, figures, held_to_limits, whose
 from pytest_gpufleet.verdict.fleet.equality import models
+from pytest_gpufleet.verdict.outliers import Figure, GpuIds
 from pytest_gpufleet.verdict.profile import Profile, for_gpu, of_every_gpu
 
 # How far from the mean of known-good machines a healthy one may be: one-sided tolerance intervals.

@@ -14,6 +14,15 @@ from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.across_runs import run_comparison
 from pytest_gpufleet.verdict.health_rules import worsened
+from pytest_gpufleet.verdict.outliers import (
+    MAD_TO_SIGMA,
+    SIGMAS,
+    Figure,
+    GpuIds,
+    Outlier,
+    figure_of,
+    outliers,
+)
 from pytest_gpufleet.verdict.peers import MOST_KELVIN
 
 # What the hardware corrected by itself, by counter and part of it: more of it is told, and is no fault.
@@ -22,24 +31,6 @@ CORRECTED: tuple[tuple[str, str | int | None, str], ...] = (
     ("remapped_rows", 0, "rows remapped after corrected errors"),
     ("spare_rows", "low", "banks of memory with few spare rows left"),
 )
-
-
-@dataclass(frozen=True)
-class Worsened:
-    """What did worse in the last run than before.
-
-    `history`: its value in each run that has one, in their order, the last one included. `worse`: the fraction of
-    `reference` by which the last is worse; of a ratio the difference itself, of NaN 1. `allowed`: what noise explains.
-    """
-
-    place: Where  # in the last run
-    identity: str
-    gpus: run_comparison.GpuIds
-    figure: run_comparison.Figure
-    history: Mapping[str, float]
-    reference: float
-    worse: float
-    allowed: float
 
 
 @dataclass(frozen=True)
@@ -52,7 +43,7 @@ class Drift:
 
     runs: Mapping[str, Record]
     compared: int
-    worse: tuple[Worsened, ...]  # the worst first
+    worse: tuple[Outlier, ...]  # the worst first
     faults: tuple[Fault, ...]
     notes: tuple[str, ...]
 
@@ -61,14 +52,14 @@ class Drift:
 class _Measured:
     """A figure of one run: by GPUs its values and places, their mean temperature, and what peers may differ by."""
 
-    figure: run_comparison.Figure
-    values: Mapping[run_comparison.GpuIds, float]
-    places: Mapping[run_comparison.GpuIds, Where]
+    figure: Figure
+    values: Mapping[GpuIds, float]
+    places: Mapping[GpuIds, Where]
     temperature: float | None
     tolerance: float
     per_kelvin: float
 
-    def at(self, temperature: float | None, per_kelvin: float) -> dict[run_comparison.GpuIds, float]:
+    def at(self, temperature: float | None, per_kelvin: float) -> dict[GpuIds, float]:
         """The values as they would be if the GPUs had this mean temperature. What one of them is warmer than the others
         stays: that is no warmer room."""
         kelvin = self.temperature - temperature if temperature is not None and self.temperature is not None else 0.0
@@ -90,31 +81,28 @@ def drift(runs: Mapping[str, Record]) -> Drift:
     *_, last = runs
     judged = run_comparison.to_compare(runs)
     measured = {name: _measured(record, judged) for name, record in runs.items()}
-    worse, compared = [], 0
+    worse: list[Outlier] = []
+    compared = 0
     for figure, now in measured[last].items():
         earlier = [of_run[figure] for name, of_run in measured.items() if name != last and figure in of_run]
         before = grouped(item for each in earlier for item in each.at(now.temperature, now.per_kelvin).items())
-        allowed = max(now.tolerance, run_comparison.SIGMAS * math.sqrt(2) * noise(before.values(), figure))
-        for gpus in now.values.keys() & before.keys():
-            compared += 1
-            reference = _reference(before[gpus], figure)
-            fraction = figure.worse_by(now.values[gpus], reference)
-            if math.isfinite(reference) and fraction > allowed:
-                place = now.places[gpus]
-                who = runs[last].topology.identity(place)
-                history = {
-                    name: of_run[figure].values[gpus]
-                    for name, of_run in measured.items()
-                    if figure in of_run and gpus in of_run[figure].values
-                }
-                worse.append(Worsened(place, who, gpus, figure, history, reference, fraction, allowed))
+        allowed = max(now.tolerance, SIGMAS * math.sqrt(2) * noise(before.values(), figure))
+        gpus_of = {(last, now.places[gpus]): gpus for gpus in now.values.keys() & before.keys()}
+        compared += len(gpus_of)
+        usual = {at: _reference(before[gpus], figure) for at, gpus in gpus_of.items()}
+        for each in outliers(figure, {at: now.values[gpus] for at, gpus in gpus_of.items()}, usual, allowed):
+            gpus = gpus_of[each.run, each.place]
+            of_runs = ((name, of_run[figure].values) for name, of_run in measured.items() if figure in of_run)
+            history = {name: values[gpus] for name, values in of_runs if gpus in values}
+            identity = runs[last].topology.identity(each.place)
+            worse.append(replace(each, identity=identity, gpus=gpus, history=history))
     worse.sort(key=lambda each: (-each.worse, each.place))
     faults, grown = _counters(list(runs.values()))
     return Drift(runs, compared, tuple(worse), faults, (*run_comparison.differences(runs), *_moved(runs), *grown))
 
 
-def _measured(record: Record, wanted: Collection[run_comparison.Figure]) -> dict[run_comparison.Figure, _Measured]:
-    measured = [(run_comparison.figure_of(finding.measurement), finding) for finding in record.findings]
+def _measured(record: Record, wanted: Collection[Figure]) -> dict[Figure, _Measured]:
+    measured = [(figure_of(finding.measurement), finding) for finding in record.findings]
     tolerances = grouped((figure, each) for figure, finding in measured for each in finding.tolerances)
     temperatures = grouped(
         (figure, state.temperature_c)
@@ -126,19 +114,18 @@ def _measured(record: Record, wanted: Collection[run_comparison.Figure]) -> dict
     for figure, values in run_comparison.figures(record.findings).items():
         if figure in wanted:
             gpus = {ids: place for place in values if (ids := run_comparison.whose(record, figure, place))}
-            usual = run_comparison.TOLERANCE if figure.metric.peer_tolerance is None else figure.metric.peer_tolerance
             found[figure] = _Measured(
                 figure,
                 {ids: values[place] for ids, place in gpus.items()},
                 gpus,
                 fmean(temperatures[figure]) if figure in temperatures else None,
-                min((each.worse for each in tolerances.get(figure, ())), default=usual),
+                min((each.worse for each in tolerances.get(figure, ())), default=figure.tolerance),
                 max((each.per_kelvin for each in tolerances.get(figure, ())), default=0.0),
             )
     return found
 
 
-def noise(histories: Iterable[list[float]], figure: run_comparison.Figure) -> float:
+def noise(histories: Iterable[list[float]], figure: Figure) -> float:
     """The standard deviation of a figure from run to run as a fraction, from all GPUs of the machine; 0 if none has
     three runs.
 
@@ -151,10 +138,10 @@ def noise(histories: Iterable[list[float]], figure: run_comparison.Figure) -> fl
         for one, two, three in zip(history, history[1:], history[2:], strict=False)
     ]
     numbers = [each for each in found if math.isfinite(each)]
-    return run_comparison.MAD_TO_SIGMA * median(numbers) if numbers else 0.0
+    return MAD_TO_SIGMA * median(numbers) if numbers else 0.0
 
 
-def _reference(earlier: list[float], figure: run_comparison.Figure) -> float:
+def _reference(earlier: list[float], figure: Figure) -> float:
     """The median of the better half; NaN if none of them is a number."""
     numbers = sorted((value for value in earlier if math.isfinite(value)), key=lambda v: -goodness(v, figure.metric))
     return median(numbers[: math.ceil(len(numbers) / 2)]) if numbers else math.nan

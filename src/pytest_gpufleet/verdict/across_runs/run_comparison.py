@@ -2,51 +2,18 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from statistics import median
 
-from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.finding import Finding, that_count
 from pytest_gpufleet.model.gpu import SOFTWARE
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Said
-from pytest_gpufleet.model.measurement import Measurement, goodness
-from pytest_gpufleet.model.metric import Metric
+from pytest_gpufleet.model.measurement import goodness
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.fleet.equality import Difference, models, not_compared, other_bits
-
-GpuIds = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A metric under conditions; the places that it has a value for are another matter."""
-
-    name: str
-    conditions: tuple[tuple[str, Condition], ...]
-    # Not part of what makes two figures the same: a later version may word it otherwise.
-    metric: Metric = field(compare=False)
-
-    def worst(self, values: Iterable[float]) -> float:
-        """NaN is worse than any number."""
-        return min(values, key=lambda value: goodness(value, self.metric))
-
-    def share(self, difference: float, reference: float) -> float:
-        """A difference as a fraction of what it is held against.
-
-        Of a ratio it is the difference itself: a ratio is a fraction already, and can be next to nothing, like the
-        share of communication.
-        """
-        return difference if self.metric.unit == "ratio" else difference / abs(reference) if reference else math.nan
-
-    def worse_by(self, value: float, reference: float) -> float:
-        """By what fraction of what it is held against a value is worse, 1 of NaN; negative if it is better."""
-        return 1.0 if math.isnan(value) else self.share(self.metric.sign * (reference - value), reference)
-
-
-def figure_of(measurement: Measurement) -> Figure:
-    return Figure(measurement.metric, tuple(sorted(measurement.conditions.items())), measurement.definition)
+from pytest_gpufleet.verdict.outliers import Figure, GpuIds, Outlier, beside_most, figure_of
 
 
 def held_to_limits(findings: Iterable[Finding]) -> Iterator[Finding]:
@@ -82,28 +49,6 @@ def whose(record: Record, figure: Figure, place: Where) -> GpuIds:
         there = [known for at, known in gpus.items() if place == WORLD or at.node in nodes]
         ids = tuple(sorted(there[: ranks if isinstance(ranks, int) else None]))
     return ids if all(ids) else ()
-
-
-TOLERANCE = 0.03
-SIGMAS = 3
-MAD_TO_SIGMA = 1.4826  # of a normal distribution (Rousseeuw and Croux 1993)
-
-
-@dataclass(frozen=True)
-class Outlier:
-    """A place of a run that is worse than the same place of the others, by a fraction of their median.
-
-    A ratio is worse by the difference itself, NaN by 1. With two runs there is no median: `reference` is the value of
-    the first.
-    """
-
-    run: str
-    place: Where
-    identity: str
-    figure: Figure
-    value: float
-    reference: float
-    worse: float
 
 
 @dataclass(frozen=True)
@@ -165,29 +110,9 @@ def compare(runs: Mapping[str, Record]) -> RunComparison:
 def _outliers(figure: Figure, values: Mapping[str, Mapping[Where, float]], runs: Mapping[str, Record]) -> list[Outlier]:
     found = []
     for place in dict.fromkeys(place for of_run in values.values() for place in of_run):
-        at_place = {name: of_run[place] for name, of_run in values.items() if place in of_run}
-        for name, (reference, worse) in worse_ones(at_place, figure).items():
-            identity = runs[name].topology.identity(place)
-            found.append(Outlier(name, place, identity, figure, at_place[name], reference, worse))
-    return found
-
-
-def worse_ones(values: Mapping[str, float], figure: Figure) -> dict[str, tuple[float, float]]:
-    """Which of these runs' values are too far on the bad side: their reference, and how much worse as a fraction."""
-    numbers = [value for value in values.values() if math.isfinite(value)]
-    if len(values) < 2 or not numbers:
-        return {}
-    names = list(values)
-    if len(values) == 2:
-        reference, names, noise = values[names[0]], names[1:], 0.0
-    else:
-        reference = median(numbers)
-        noise = SIGMAS * MAD_TO_SIGMA * median(abs(number - reference) for number in numbers)
-    if not math.isfinite(reference):
-        return {}
-    tolerance = max(TOLERANCE, figure.metric.peer_tolerance or 0.0, figure.share(noise, reference))
-    worse = {name: (reference, figure.worse_by(values[name], reference)) for name in names}
-    return {name: found for name, found in worse.items() if found[1] > tolerance}
+        at_place = {(name, place): of_run[place] for name, of_run in values.items() if place in of_run}
+        found += beside_most(figure, at_place)
+    return [replace(each, identity=runs[each.run].topology.identity(each.place)) for each in found]
 
 
 def _row(

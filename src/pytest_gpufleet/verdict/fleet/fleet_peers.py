@@ -13,56 +13,38 @@ from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.model.metric import Tolerance
 from pytest_gpufleet.model.place import Place, Where, on_node
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.verdict.across_runs.run_comparison import (  # fmt: skip
-    Figure,
-    figure_of,
-    held_to_limits,
-    worse_ones,
-)
+from pytest_gpufleet.verdict.across_runs.run_comparison import held_to_limits
 from pytest_gpufleet.verdict.fleet import equality
 from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns
-from pytest_gpufleet.verdict.peers import slower_than_peers
+from pytest_gpufleet.verdict.outliers import Figure, Outlier, beside_most, figure_of
+from pytest_gpufleet.verdict.peers import outliers_among_peers
 
 LEAST_HOSTS = 3  # of two, nobody can say which one is off
 
 
 @dataclass(frozen=True)
 class SlowPlaces:
-    """Places of a host that are worse than the fleet's peers: their values, and by what fraction. `everywhere`: all
-    places of this host are that have the figure, and they are several. `peers`: how many places of the fleet it was
-    measured at."""
+    """Places of a host that are worse than the fleet's peers. `everywhere`: all places of this host are that have the
+    figure, and they are several. `peers`: how many places of the fleet it was measured at."""
 
     node: int
     figure: Figure
-    values: Mapping[Where, float]
-    worse: Mapping[Where, float]
+    places: tuple[Outlier, ...]
     tolerances: tuple[Tolerance, ...]
     everywhere: bool
     peers: int
 
     @property
     def worst(self) -> float:
-        return max(self.worse.values())
+        return max(each.worse for each in self.places)
 
     @property
     def fault(self) -> Fault:
-        subjects = (Place(self.node, "node"),) if self.everywhere else tuple(self.worse)
+        subjects = (Place(self.node, "node"),) if self.everywhere else tuple(each.place for each in self.places)
         what = (
             f"{self.figure.metric.title}: {self.worst:.1%} worse than its peers among {self.peers} places of the fleet"
         )
         return Fault("slower_than_peers", subjects, what)
-
-
-@dataclass(frozen=True)
-class OddHost:
-    """A figure of a host, of all its places the worst, that stands out among those of all hosts, whose median is the
-    reference."""
-
-    node: int
-    figure: Figure
-    value: float
-    reference: float
-    worse: float
 
 
 def slow_places(runs: NodeRuns) -> tuple[list[SlowPlaces], list[str]]:
@@ -104,16 +86,15 @@ def _slow(figure: Figure, by_node: Mapping[int, Finding], topology: GpuTopology)
         states |= {on_node(place, node): state for place, state in measured.gpu_states.items()}
         tolerances += [each for each in map(_of_fleet, finding.tolerances) if each not in tolerances]
     whole = Measurement(figure.name, values, dict(figure.conditions), definition=figure.metric, gpu_states=states)
-    slower = slower_than_peers(whole, tolerances, topology)
+    slower = outliers_among_peers(whole, tolerances, topology)
     if slower is None:
         return None
-    by_host = grouped((place.parts[0].node, place) for place in slower)
+    by_host = grouped((place.parts[0].node, each) for place, each in slower.items())
     return [
         SlowPlaces(
             node,
             figure,
-            {place: values[place] for place in worse},
-            {place: slower[place] for place in worse},
+            tuple(worse),
             tuple(tolerances),
             everywhere=len(worse) == len(by_node[node].measurement.values) > 1,
             peers=len(values),
@@ -127,22 +108,21 @@ def _of_fleet(tolerance: Tolerance) -> Tolerance:
     return replace(tolerance, reference="better half") if tolerance.reference == "best" else tolerance
 
 
-def odd_hosts(runs: NodeRuns) -> list[OddHost]:
+def odd_hosts(runs: NodeRuns) -> list[Outlier]:
     """What whole hosts reach, like the bandwidth of a collective over all of their GPUs, and the worst place of each in
     what else has no peers at home, where it stands out among all hosts as `gpufleet compare` has it. It is told and not
     judged: nobody has measured how much healthy hosts differ."""
-    values: dict[Figure, dict[str, float]] = defaultdict(dict)
-    nodes = {run.host: node for node, run in runs.items() if not run.record.run.rehearsal}
-    for run in (runs[node] for node in nodes.values()):
-        for finding in held_to_limits(that_count(run.record.findings)):
+    values: dict[Figure, dict[tuple[str, Where], float]] = defaultdict(dict)
+    for node, run in runs.items():
+        for finding in held_to_limits(that_count(run.record.findings)) if not run.record.run.rehearsal else ():
             if finding.measurement.values and not finding.tolerances:
                 figure = figure_of(finding.measurement)
-                values[figure][run.host] = figure.worst(finding.measurement.values.values())
+                values[figure][run.host, Place(node, "node")] = figure.worst(finding.measurement.values.values())
     return [
-        OddHost(nodes[host], figure, of_hosts[host], reference, worse)
+        each
         for figure, of_hosts in values.items()
         if len(of_hosts) >= LEAST_HOSTS
-        for host, (reference, worse) in worse_ones(of_hosts, figure).items()
+        for each in beside_most(figure, of_hosts)
     ]
 
 

@@ -10,9 +10,10 @@ from pytest_gpufleet.model.limit import Grade
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.fleet import equality
 from pytest_gpufleet.verdict.fleet.equality import Difference, not_compared, other_bits
-from pytest_gpufleet.verdict.fleet.fleet_peers import OddHost, SlowPlaces, odd_hosts, slow_places
+from pytest_gpufleet.verdict.fleet.fleet_peers import SlowPlaces, odd_hosts, slow_places
 from pytest_gpufleet.verdict.fleet.host_runs import Gap, GapKind, HostRun, Unusable, counted, muster
 from pytest_gpufleet.verdict.node_verdicts import MOST_NAMES
+from pytest_gpufleet.verdict.outliers import Outlier
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS
 
 NOBODY_SAID = "nobody said which hosts were expected: that none is missing is not known"
@@ -56,7 +57,7 @@ class Fleet:
     notes: tuple[str, ...]
     differences: tuple[Difference, ...]
     slow: tuple[SlowPlaces, ...]
-    odd: tuple[OddHost, ...]
+    odd: tuple[Outlier, ...]
     faults: tuple[Fault, ...]
     grades: dict[Grade, int]
     verdict: str
@@ -96,10 +97,10 @@ def judge_fleet(
     faults = [*(each.fault for each in slow), *equality.faults(differences, runs_of)]
     notes += [Said("not judged: {difference}", difference=each.told) for each in equality.other_boards(real)]
     notes += not_compared(records)
-    notes += [*_of_runs(real), *_beside(without_peers, [hosts[each.node].host for each in odd])]
+    notes += [*_of_runs(real), *_beside(without_peers, [each.run for each in odd])]
     notes += [] if expected is not None else [NOBODY_SAID]
     grades = basis.by_grade(*(run.record for run in hosts))
-    untested = [each for each in slow if hosts[each.node].shared(each.worse)]
+    untested = [each for each in slow if hosts[each.node].shared(one.place for one in each.places)]
     against = _against(hosts, [each for each in slow if each not in untested], differences)
     verdict, reasons, status = _verdict(hosts, against, gaps, _slower(hosts, untested, UNTESTED), notes)
     return Fleet(
