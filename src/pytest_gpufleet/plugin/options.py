@@ -4,7 +4,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import pairwise
@@ -297,7 +297,7 @@ def from_config(config: pytest.Config) -> Options:
 
 def _options(config: pytest.Config) -> Options:
     given = {option.field: config.getoption(option.name) for option in OPTIONS}
-    _refuse(_no_path(config.invocation_params.args), *_contradictions(given))
+    _refuse([_no_path(config.invocation_params.args), *_contradictions(given)])
     if given["nodes"] is not None and not given["rehearse"] and given["gpus"] in (None, "auto"):
         given["gpus"] = "all"  # of many nodes: not chosen by each for itself
     if given["burn_in"]:
@@ -314,11 +314,12 @@ def _options(config: pytest.Config) -> Options:
     listing = any(config.getoption(name, False) for name in LISTINGS)
     options = Options(**known, asked=asked, listing=listing, paths=_paths(config, judged_by))
     if options.makes_a_run:
-        _refuse(*_obstacles(options))
+        _refuse(_obstacles(options))
     return options
 
 
-def _refuse(*why: str) -> None:
+def _refuse(why: Iterable[str]) -> None:
+    """UsageError for the first reason: later ones may need what an earlier one says is missing."""
     if words := next(filter(None, why), ""):
         raise pytest.UsageError(words)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.plugin import markers, options
+from pytest_gpufleet.plugin import listeners, markers, options
 from pytest_gpufleet.plugin.keys import RUN, SUPERVISED
 from pytest_gpufleet.run.interruption import Supervised, supervise
 from pytest_gpufleet.run.settings import Options
@@ -107,7 +107,6 @@ def tell_folder(config: pytest.Config, folder: Path) -> None:
 def _conclude(asked: Options, arguments: Sequence[str], folder: Path | None) -> int:
     """What the process of the run has left to do: its verdict, its report, and the lines on the terminal."""
     from pytest_gpufleet.plugin.report_files import write_report
-    from pytest_gpufleet.report import prometheus
     from pytest_gpufleet.report.terminal.summary_lines import summary_lines
     from pytest_gpufleet.run import conclusion
     from pytest_gpufleet.run.evidence import Evidence
@@ -127,15 +126,10 @@ def _conclude(asked: Options, arguments: Sequence[str], folder: Path | None) -> 
         run.folder, run.evidence = RunFolder(folder), Evidence(folder / EVIDENCE, of_dead_process=True)
     assert run.evidence is not None
     status = conclusion.conclude(run, pytest.ExitCode.INTERRUPTED)
-    record = run.evidence.record
     write_report(run)
     conclusion.summarize(run)
-    if asked.prometheus is not None:
-        run.write(asked.prometheus, lambda path: prometheus.write(path, record))
+    listeners.write_textfile(run)
     run.close()
-    for line in [text for text, _ in summary_lines(record, str(run.folder))] + [
-        *run.unwritten,
-        f"report: {run.folder}",
-    ]:
-        print(line)
+    shown = [text for text, _ in summary_lines(run.evidence.record, str(run.folder))]
+    print(*shown, *run.unwritten, f"report: {run.folder}", sep="\n")
     return status or (conclusion.INCOMPLETE if run.unwritten else 0)
