@@ -12,7 +12,7 @@ from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
 from pytest_gpufleet.model.log_catalogue import Logged
 from pytest_gpufleet.model.machine import Machine
 
-# Facts that the snapshots are too old for: as two H200 told them on 2026-11-22, with driver 580.159.04.
+# Facts that the snapshots are too old for: as two H200 had them on 2026-11-22, with driver 580.159.04.
 SINCE_THE_SNAPSHOTS: dict[str, Any] = {
     "fabric_health": {"mask": 0, "clique": 0, "cluster": "0" * 32},
     "pcie_width_able": {"gpu": 16, "port": 0},

@@ -80,7 +80,7 @@ def test_a_tampered_figure(fleet: Answer, reports: Path) -> None:
     assert "was not made of this evidence.jsonl" in document["unusable"][0]["why"]
 
 
-def test_what_is_found_among_hosts_is_told_with_their_names(fleet: Answer, reports: Path, limits: Path) -> None:
+def test_what_is_found_among_hosts_is_reported_with_their_names(fleet: Answer, reports: Path, limits: Path) -> None:
     """A GPU meets its limit (6,000) and is like those beside it, node3 ran again, and node5 has another driver."""
     shutil.rmtree(reports / "node2-x")
     values = dict(zip((f"solo_train_throughput {gpu}" for gpu in runs.GPUS), (6100, 6000, 6020, 6110), strict=True))

@@ -16,8 +16,8 @@ ACCEPTED, REJECTED = RECORDED / "h200x4-a", RECORDED / "h200x4-neighbour"
 
 
 @pytest.fixture
-def told(capsys):
-    """told(*arguments): the exit status, what stands on standard output, and on standard error."""
+def ran(capsys):
+    """ran(*arguments): the exit status, what stands on standard output, and on standard error."""
 
     def run(*arguments):
         status = cli.main([str(argument) for argument in arguments])
@@ -26,57 +26,57 @@ def told(capsys):
     return run
 
 
-def alone(told, folder):
-    return told("judge", folder)[0]
+def alone(ran, folder):
+    return ran("judge", folder)[0]
 
 
-def test_the_exit_status_of_several_is_the_worst(told, tmp_path):
+def test_the_exit_status_of_several_is_the_worst(ran, tmp_path):
     incomplete, rejected, other = (
         runs.record(tmp_path / "incomplete"),
         runs.record(tmp_path / "rejected", failed={runs.ALONE: "other"}),
         runs.record(tmp_path / "other"),
     )
-    assert (alone(told, incomplete), alone(told, rejected)) == (10, 1)
-    assert told("judge", incomplete, other)[0] == 10
-    assert told("judge", rejected, incomplete)[0] == told("judge", incomplete, rejected)[0] == 1
+    assert (alone(ran, incomplete), alone(ran, rejected)) == (10, 1)
+    assert ran("judge", incomplete, other)[0] == 10
+    assert ran("judge", rejected, incomplete)[0] == ran("judge", incomplete, rejected)[0] == 1
 
 
-def test_each_folder_is_judged_as_it_is_alone(told):
-    _, one, _ = told("judge", ACCEPTED)
-    _, another, _ = told("judge", REJECTED)
-    status, both, _ = told("judge", ACCEPTED, REJECTED)
+def test_each_folder_is_judged_as_it_is_alone(ran):
+    _, one, _ = ran("judge", ACCEPTED)
+    _, another, _ = ran("judge", REJECTED)
+    status, both, _ = ran("judge", ACCEPTED, REJECTED)
     assert (status, both) == (10, f"{ACCEPTED}:\n{one}{REJECTED}:\n{another}")  # INCOMPLETE by the limits of today
 
 
-def test_judgements_for_programs(told):
-    status, text, _ = told("judge", "--json", ACCEPTED, REJECTED)
+def test_judgements_for_programs(ran):
+    status, text, _ = ran("judge", "--json", ACCEPTED, REJECTED)
     document = json.loads(text)
     assert document["exit_status"] == status
     assert [run["folder"] for run in document["runs"]] == [str(ACCEPTED), str(REJECTED)]
     for run in document["runs"]:
         jsonschema.validate(run["summary"], json.loads(summary.schema()))
-        assert run["summary"]["exit_status"] == run["exit_status"] == alone(told, run["folder"])
+        assert run["summary"]["exit_status"] == run["exit_status"] == alone(ran, run["folder"])
 
 
-def test_a_folder_that_cannot_be_used_does_not_stop_the_others(told, tmp_path):
-    status, text, error = told("judge", tmp_path, ACCEPTED)
+def test_a_folder_that_cannot_be_used_does_not_stop_the_others(ran, tmp_path):
+    status, text, error = ran("judge", tmp_path, ACCEPTED)
     assert (status, error.startswith(f"gpufleet: {tmp_path}")) == (1, True)
-    assert text.endswith(told("judge", ACCEPTED)[1])
-    document = json.loads(told("judge", "--json", tmp_path, ACCEPTED)[1])
+    assert text.endswith(ran("judge", ACCEPTED)[1])
+    document = json.loads(ran("judge", "--json", tmp_path, ACCEPTED)[1])
     assert [("error" in run, "summary" in run) for run in document["runs"]] == [(True, False), (False, True)]
 
 
 @pytest.mark.parametrize("command", ["judge", "report"])
-def test_one_file_is_not_for_several_folders(told, tmp_path, command):
+def test_one_file_is_not_for_several_folders(ran, tmp_path, command):
     folders = [runs.record(tmp_path / name) for name in "ab"]
-    status, _, error = told(command, *folders, "-o", tmp_path / "page.html")
+    status, _, error = ran(command, *folders, "-o", tmp_path / "page.html")
     assert (status, "2 folders were given" in error) == (1, True)
     assert not (tmp_path / "page.html").exists()
 
 
-def test_each_folder_gets_its_own_report(told, tmp_path):
+def test_each_folder_gets_its_own_report(ran, tmp_path):
     folders = [runs.record(tmp_path / name, name) for name in ("node7", "node8")]
-    status, text, _ = told("report", "--json", *folders)
+    status, text, _ = ran("report", "--json", *folders)
     document = json.loads(text)
     assert (status, document["exit_status"]) == (0, 0)
     for folder, run in zip(folders, document["runs"], strict=True):
@@ -84,7 +84,7 @@ def test_each_folder_gets_its_own_report(told, tmp_path):
         assert run["files"] == list(map(str, files))
         assert all(path.is_file() for path in files)
         assert run["verdict"] == json.loads(files[1].read_text())["verdict"]
-    assert told("report", folders[0], tmp_path / "nothing", folders[1])[0] == 1
+    assert ran("report", folders[0], tmp_path / "nothing", folders[1])[0] == 1
 
 
 # ---------------------------------------------------------------- compare
@@ -101,26 +101,26 @@ def with_fingerprint(folder, output):
     return folder
 
 
-def test_a_machine_that_computes_other_bits_is_named(told, tmp_path):
+def test_a_machine_that_computes_other_bits_is_named(ran, tmp_path):
     a, b, c = (with_fingerprint(tmp_path / name, output) for name, output in (("a", "1"), ("b", "2"), ("c", "1")))
-    status, text, _ = told("compare", a, b, c, "--json")
+    status, text, _ = ran("compare", a, b, c, "--json")
     (found,) = json.loads(text)["fingerprints"]
     assert (status, found["usual"], found["others"]) == (1, "1" * 12, {"2" * 12: ["b"]})
-    assert "Computes other bits than most with the same GPUs and libraries: b." in told("compare", a, b, c)[1]
-    status, text, _ = told("compare", a, b, "--json")
+    assert "Computes other bits than most with the same GPUs and libraries: b." in ran("compare", a, b, c)[1]
+    status, text, _ = ran("compare", a, b, "--json")
     (found,) = json.loads(text)["fingerprints"]
     assert (status, found["usual"], set(found["others"])) == (1, None, {"1" * 12, "2" * 12})
-    status, text, _ = told("compare", a, c, "--json")
+    status, text, _ = ran("compare", a, c, "--json")
     assert (status, json.loads(text)["fingerprints"]) == (0, [])
 
 
-def test_no_word_of_evidence_is_a_formula_and_no_figure_is_nan(told, tmp_path):
+def test_no_word_of_evidence_is_a_formula_and_no_figure_is_nan(ran, tmp_path):
     folders = [
         runs.record(tmp_path / name, host, {"busbw world": float("nan")})
         for name, host in (("a", '=HYPERLINK("http://x")'), ("b", "@b; -1;=1+1\t+1"))
     ]
     file = tmp_path / "figures.csv"
-    told("compare", *folders, "--csv", file)
+    ran("compare", *folders, "--csv", file)
     with file.open(newline="") as opened:
         rows = list(csv.DictReader(opened))
     assert {row["host"] for row in rows} == {'\'=HYPERLINK("http://x")', "'@b;' -1;'=1+1\t'+1"}

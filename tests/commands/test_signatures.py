@@ -117,10 +117,10 @@ NOT_GOOD: dict[str, tuple[Callable[[Stand], object], str]] = {
 
 @pytest.mark.parametrize("what", NOT_GOOD)
 def test_a_signature_that_is_not_good(stand: Stand, what: str) -> None:
-    change, told = NOT_GOOD[what]
+    change, words = NOT_GOOD[what]
     change(stand)
     status, text = stand.verify()
-    assert (status, told in text, "\x1b" in text) == (1, True, False), text
+    assert (status, words in text, "\x1b" in text) == (1, True, False), text
     assert f"signed by {VENDOR}" not in text
 
 

@@ -237,9 +237,9 @@ def test_an_outlier_is_named_by_node_and_gpu(tmp_path: Path, gpufleet: Command) 
     status, text = gpufleet("compare", *folders, "-o", page, "--csv", file)
     assert status == 1
     assert "1 outlier; the worst: training throughput, each GPU alone of GPU 2 in node9, 6.45 % worse." in text
-    for told in (text, page.read_text()):
-        assert "node9-S2" in told
-        assert "node9-S1" not in told
+    for shown in (text, page.read_text()):
+        assert "node9-S2" in shown
+        assert "node9-S1" not in shown
     assert not re.search(r"(src|href)=", page.read_text())
     document = json.loads(gpufleet("compare", "--json", *folders)[1])
     (outlier,) = document["outliers"]
@@ -304,8 +304,8 @@ def test_a_machine_over_time(tmp_path: Path, gpufleet: Command) -> None:
     status, text = gpufleet("compare", "--same-machine", *folders, "-o", page, "--csv", file)
     assert status == 1
     assert "1 figure got worse in july; the worst: training throughput, each GPU alone of GPU 2, 5.97 % worse." in text
-    for told in (text, page.read_text()):
-        assert ("node7-S2" in told, "node7-S1" in told) == (True, False)
+    for shown in (text, page.read_text()):
+        assert ("node7-S2" in shown, "node7-S1" in shown) == (True, False)
     status, text = gpufleet("compare", "--same-machine", *folders[:1], *folders[:0:-1], "--json")
     document = json.loads(text)
     assert (status, list(document["runs"]), document["compared"]) == (1, list(days), 6)

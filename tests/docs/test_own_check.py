@@ -64,23 +64,14 @@ def rehearsed(rehearse: Rehearse) -> FleetRun:
     return rehearse("--fleet-profile=contract.toml")
 
 
-def test_the_examples_are_those_of_the_pages() -> None:
-    assert sorted(EXAMPLES) == [
-        "checks/test_own.py", "checks/test_same_bits.py", "checks/test_sorting.py", "contract.toml",
-    ]  # fmt: skip
-
-
 def test_own_checks_run_and_are_on_record(rehearsed: FleetRun) -> None:
     assert rehearsed.status == 0, rehearsed.text
-    assert rehearsed.record.verdict == "REHEARSAL"
-    assert rehearsed.record.run.profile == "Contract 4711"
-    assert rehearsed.record.profile is not None
-    assert [limit.metric for limit in rehearsed.record.profile.limits] == ["sort_rate"]
-    assert {check.outcome for check in rehearsed.record.checks.values()} == {"passed"}
-    titles = [check.title for check in rehearsed.record.checks.values()]
-    assert titles[:2] == [EXACT, EXACT]
-    assert titles[2].startswith(FAST)
-    assert titles[3:] == [SAME, SORTING]
+    record = rehearsed.record
+    assert (record.verdict, record.run.profile) == ("REHEARSAL", "Contract 4711")
+    assert [limit.metric for limit in record.profile.limits] == ["sort_rate"]
+    assert {check.outcome for check in record.checks.values()} == {"passed"}
+    titles = [check.title for check in record.checks.values()]
+    assert [*titles[:2], titles[2][: len(FAST)], *titles[3:]] == [EXACT, EXACT, FAST, SAME, SORTING]
 
 
 def test_own_figure_is_on_record_and_in_the_report(rehearsed: FleetRun) -> None:

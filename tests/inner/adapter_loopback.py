@@ -30,7 +30,7 @@ def test_ranks_of_before(nccl_group):
     assert nccl_group.run(summed) == [4] * 4
 
 
-def test_it_is_measured_and_proven_and_what_is_not_counted_is_not_told(world):
+def test_it_is_measured_and_proven_and_what_is_not_counted_is_not_reported(world):
     found = adapters_in_loopback(world, [LOOPBACK_INTERFACE, OTHER])
     assert (list(found.alone), found.at_once, found.failed, found.unseen) == (["lo"], {}, [], ["no0"])
     assert adapter_bandwidth(found.alone, [LOOPBACK_INTERFACE], "nccl", 1024).details == {"nic0": "lo"}

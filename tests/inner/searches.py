@@ -118,7 +118,7 @@ def test_a_topology_file_that_slows_all(nccl_group, file_of_another_machine):
 
 
 def test_a_topology_file_that_slows_nobody(nccl_group, file_of_another_machine):
-    """It is looked at where no single one was found, and comes first of what is told."""
+    """It is looked at where no single one was found, and comes first of what is found."""
     nccl_group.run(plant)
     found, *_ = find(nccl_group)
     assert (found.name, found.subjects) == ("cause_unclear", ())

@@ -1,4 +1,4 @@
-"""Checks that say who has come where, and stop there for as long as they are told to.
+"""Checks that say who has come where, and stop there for as long as they have to.
 
 Every node imports this file, so none imports torch before it needs it.
 """

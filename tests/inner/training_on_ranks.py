@@ -133,7 +133,7 @@ def test_communication_has_its_share(nccl_group):
     assert 0.2 < share.values[WORLD] < 1.0, share
 
 
-def test_how_busy_each_rank_is_is_told_for_each_sample(nccl_group):
+def test_how_busy_each_rank_is_is_reported_for_each_sample(nccl_group):
     _, busy = measure_all(nccl_group, loop.train_throughput, "fp32", QUICK, busy=True)
     assert (busy.metric, list(busy.values)) == ("train_utilization", list(nccl_group.places))
     assert all(len(samples) == 3 and 0 <= min(samples) <= max(samples) <= 1 for samples in busy.samples.values())

@@ -95,8 +95,8 @@ def test_what_the_failed_one_left_behind():
 
 def test_xid_that_only_nvml_tells(monkeypatch):
     """As in a container that may not read the kernel log."""
-    told = [(2, 79)]
-    monkeypatch.setattr(Recorded, "xids", lambda self: [told.pop()] if told else [])
+    news = [(2, 79)]
+    monkeypatch.setattr(Recorded, "xids", lambda self: [news.pop()] if news else [])
 
 
 @pytest.mark.parametrize("severity", ["Fatal", "Non-fatal"])

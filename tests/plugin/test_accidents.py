@@ -63,13 +63,7 @@ def pytest_runtest_protocol(item, nextitem):
         item._initrequest()
 """
 FIXTURE = "import pytest\n\n@pytest.fixture\ndef machine():\n    return None\n"
-ONCE_WRONG = """
-attempts = []
-
-def test_it():
-    attempts.append(1)
-    assert len(attempts) > 1
-"""
+ONCE_WRONG = "attempts = []\ndef test_it():\n    attempts.append(1)\n    assert len(attempts) > 1\n"
 
 
 @dataclass(frozen=True)
@@ -158,29 +152,25 @@ def test_it_leaves_checks_out(what: str, run_pytest: Runs) -> None:
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_it_is_refused(what: str, run_pytest: Runs) -> None:
-    accident, told = REFUSED[what]
+    accident, words = REFUSED[what]
     run = accident.run(run_pytest)
     assert (run.status in (1, 4), run.folders) == (True, []), run.text
-    assert told in run.text
+    assert words in run.text
 
 
 def test_a_test_that_is_run_again_until_it_passes_has_failed(run_pytest: Runs) -> None:
-    run = Accident(("-p", "other", "--reruns=2"), files={"other.py": RERUNS, "acceptance/test_own.py": ONCE_WRONG}).run(
-        run_pytest
-    )
+    files = {"other.py": RERUNS, "acceptance/test_own.py": ONCE_WRONG}
+    run = Accident(("-p", "other", "--reruns=2"), files=files).run(run_pytest)
     assert (run.outcomes["test_it"], run.record.verdict, run.status) == ("failed", "REJECTED", 1), run.text
 
 
 @pytest.mark.parametrize(
-    ("variables", "status", "told"),
-    [
-        ({"PYTHONWARNINGS": "error"}, 0, "ACCEPTED"),
-        ({"PYTHONOPTIMIZE": "1"}, 4, "python -O"),
-    ],
+    ("variables", "status", "words"),
+    [({"PYTHONWARNINGS": "error"}, 0, "ACCEPTED"), ({"PYTHONOPTIMIZE": "1"}, 4, "python -O")],
 )
-def test_what_a_python_begins_with(variables: dict[str, str], status: int, told: str, run_fresh: Runs) -> None:
+def test_what_a_python_begins_with(variables: dict[str, str], status: int, words: str, run_fresh: Runs) -> None:
     run = Accident(("--assert=plain",), variables=variables).run(run_fresh)
-    assert (run.status, told in run.text) == (status, True), run.text
+    assert (run.status, words in run.text) == (status, True), run.text
 
 
 def test_what_else_ran_is_on_record(run_fresh: Runs, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_it_runs_from_its_root(clone, run_without_installation):
     assert record.altered == []
 
 
-def test_it_runs_from_another_folder_and_a_changed_conftest_is_told(clone, tmp_path, run_without_installation):
+def test_it_runs_from_another_folder_and_a_changed_conftest_is_reported(clone, tmp_path, run_without_installation):
     (elsewhere := tmp_path / "elsewhere").mkdir()
     with (clone / "conftest.py").open("a") as file:
         file.write("\n# changed\n")

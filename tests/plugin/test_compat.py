@@ -42,7 +42,7 @@ def test_the_writer_of_junit_xml(run_pytest):
     assert not (run.root / "junit.xml").exists()
 
 
-def test_a_skip_is_told_where_the_test_stands(run_pytest):
+def test_a_skip_is_reported_where_the_test_stands(run_pytest):
     files = {
         "test_inner.py": """
         from pytest_gpufleet import not_applicable

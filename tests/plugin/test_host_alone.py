@@ -21,7 +21,7 @@ DEVICES = """
     if "IMPATIENT" in os.environ:
         markers.GPUS_A_HOST = 0
 """
-# Says that it is there, and ends when it is told to.
+# Says that it is there, and ends when its input does.
 ALONE = """
     import sys
     import pytest
@@ -109,7 +109,7 @@ def test_the_second_waits_until_the_first_has_done(two, end):
 
 
 def test_nobody_waits_for_ever_for_who_keeps_the_host(node):
-    """Anybody who may open the device can: it is told, and once only, and the run goes on without a turn."""
+    """Anybody who may open the device can: that is said once, and the run goes on."""
     first = node("first", *ON_GPUS)
     first.says(THERE)
     second = node("second", *ON_GPUS, more=AGAIN, IMPATIENT="1")

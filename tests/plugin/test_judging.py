@@ -62,10 +62,10 @@ def test_junit_has_the_codes_of_faults_as_properties_where_jenkins_allows_them(r
     assert in_cases <= {"skipped", "error", "failure", "system-out", "system-err"}
 
 
-def test_what_a_body_raised_after_a_miss_is_told_beside_the_figure(run):
-    told = run.text.partition("= gpufleet =")[2].partition("test_inner.py::test_assertion_after_a_miss\n    ")[2]
-    figure, text = told.find("-1 GB/s"), told.find("assert 'wrong' == 'right'")
-    assert 0 < figure < text < told.find("test_skip_after_a_miss")
+def test_what_a_body_raised_after_a_miss_is_reported_beside_the_figure(run):
+    shown = run.text.partition("= gpufleet =")[2].partition("test_inner.py::test_assertion_after_a_miss\n    ")[2]
+    figure, text = shown.find("-1 GB/s"), shown.find("assert 'wrong' == 'right'")
+    assert 0 < figure < text < shown.find("test_skip_after_a_miss")
 
 
 def test_a_hook_that_raises_fails_no_check(run):

@@ -76,13 +76,13 @@ def test_what_went_wrong_is_at_its_node_and_no_other(on_each):
     }
 
 
-def test_what_a_node_printed_before_its_pytest_ended_is_told_once(on_each):
+def test_what_a_node_printed_before_its_pytest_ended_is_reported_once(on_each):
     stories = [fault.story for fault in on_each.record.faults if "its last words" in fault.story]
     assert len(stories) == 1
     assert on_each.text.count("its last words") == 1
 
 
-def test_of_each_node_there_is_what_it_left_or_had_told(on_each):
+def test_of_each_node_there_is_what_it_left_or_had_reported(on_each):
     (folder,) = on_each.folders
     finished = on_each.record.finished
     assert sorted(finished) == [0, 1, 2]
@@ -228,7 +228,7 @@ def test_nodes_that_came_to_their_end_are_not_run_again(in_a_session, tmp_path):
 
 
 def test_checks_of_an_installed_package_have_the_same_names_on_the_nodes(run_fresh, tmp_path):
-    """They are outside of pytest's own folder, so that their names count from what it was told. By fresh Pythons: that
+    """They are outside of pytest's own folder, so that their names count from what it was given. By fresh Pythons: that
     of the run, the agent, and the run of the node alone."""
     lay_out(tmp_path, {"elsewhere/__init__.py": "", "elsewhere/inner/test_a.py": "def test_a(): pass"})
     run = run_fresh(

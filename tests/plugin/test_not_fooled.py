@@ -53,7 +53,7 @@ def test_there_is_no_run_without_room_for_temporary_files(fleet):
     assert "make 1099511627776 MiB free there, or set TMPDIR to another folder" in run.text
 
 
-def test_a_changed_copy_of_the_suite_is_told(run_pytest, tmp_path):
+def test_a_changed_copy_of_the_suite_is_reported(run_pytest, tmp_path):
     copy = shutil.copytree(ACCEPTANCE, tmp_path / "changed_suite")
     health = copy / "test_2_health.py"
     health.write_text(health.read_text().replace("def test_", "def not_a_test_", 1))
@@ -61,23 +61,23 @@ def test_a_changed_copy_of_the_suite_is_told(run_pytest, tmp_path):
     run = run_pytest(copy, "--rehearse=2", "--fleet-dir=runs", "-k", "health or own")
     assert run.record.altered == ["test_2_health.py"]
     _, reasons = conclude(replace(run.record, run=msgspec.structs.replace(run.record.run, rehearsal=False)))
-    told = "test_2_health.py: not as it was shipped with this version, so it may check something else"
-    assert told in reasons
+    reason = "test_2_health.py: not as it was shipped with this version, so it may check something else"
+    assert reason in reasons
     assert "not as it was shipped with this version" in (run.folders[0] / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
     ("options", "text", "status"), [(["--continue-on-collection-errors"], "import nothing", 10), ([], "def (", 2)]
 )
-def test_a_file_that_cannot_be_imported_is_told_and_no_interruption(fleet, options, text, status):
+def test_a_file_that_cannot_be_imported_is_reported_and_no_interruption(fleet, options, text, status):
     run = fleet(ORDER, *options, files={"test_broken.py": text})
     # What belongs to the end runs there.
     assert (run.status, list(run.outcomes)) == (status, ["test_first", "test_last"] if options else [])
     assert run.record.broken == "a test file could not be imported, so its checks are missing: test_broken.py"
     assert run.record.broken in " ".join(run.text.split())
     assert "interrupted: writing the report" not in run.text
-    for told in (run.text, (run.folders[0] / "report.html").read_text()):
-        assert "--fleet-resume" not in told
+    for text in (run.text, (run.folders[0] / "report.html").read_text()):
+        assert "--fleet-resume" not in text
 
 
 # A child that was forked is none of the run, and ends as it likes.

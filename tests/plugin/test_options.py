@@ -8,14 +8,14 @@ import pytest
 from pytest_gpufleet.plugin.options import started_by
 from tests.conftest import INNER
 
-TELLS = """
+WRITES_OPTIONS = """
     import json
     from dataclasses import asdict
     from pathlib import Path
     from pytest_gpufleet.plugin import options
 
     def test_it(pytestconfig):
-        Path("told").write_text(json.dumps(asdict(options.from_config(pytestconfig)), default=str))
+        Path("options.json").write_text(json.dumps(asdict(options.from_config(pytestconfig)), default=str))
 """
 INI = """
     [pytest]
@@ -31,9 +31,9 @@ INI = """
 def test_a_site_says_its_settings_in_an_ini_file(run_pytest):
     """And the command line wins."""
     run = run_pytest(
-        "deep", "--fleet-timeout=9", files={"pytest.ini": INI, "deep/test_inner.py": TELLS}, PYTHONOPTIMIZE=""
+        "deep", "--fleet-timeout=9", files={"pytest.ini": INI, "deep/test_inner.py": WRITES_OPTIONS}, PYTHONOPTIMIZE=""
     )
-    told = (run.root / "told").read_text()
+    written = (run.root / "options.json").read_text()
     for name, value in {
         "folder": f'"{run.root}/site/reports"',
         "timeout": "9.0",
@@ -44,7 +44,7 @@ def test_a_site_says_its_settings_in_an_ini_file(run_pytest):
         "asked": "false",
         "paths": f'["deep", "{run.root}/pytest.ini", "{run.root}/site.toml", "{run.root}/bought.toml"]',
     }.items():
-        assert f'"{name}": {value}' in told, run.text
+        assert f'"{name}": {value}' in written, run.text
 
 
 @pytest.mark.parametrize("given", ["ini", "command line"])
@@ -58,8 +58,8 @@ def test_a_run_in_the_home_has_all_of_its_files_in_one_folder(run_pytest, tmp_pa
     assert not (run.root / "~").exists()
 
 
-def test_a_setting_that_makes_no_sense_is_told_with_its_file(run_pytest):
-    run = run_pytest(files={"pytest.ini": "[pytest]\nfleet_interval = often\n", "test_inner.py": TELLS})
+def test_a_setting_that_makes_no_sense_is_reported_with_its_file(run_pytest):
+    run = run_pytest(files={"pytest.ini": "[pytest]\nfleet_interval = often\n", "test_inner.py": WRITES_OPTIONS})
     assert run.status == pytest.ExitCode.USAGE_ERROR
     assert f"fleet_interval in {run.root}/pytest.ini: 'often' is not a number of seconds" in run.text
 
@@ -92,7 +92,7 @@ def test_a_drive_is_tested_in_a_folder_that_is_there(run_pytest, level, folder, 
 
 def test_only_gpus_and_rehearse_make_a_run(run_pytest):
     options = ("--fleet-dir=runs", "--fleet-level=quick", "--fleet-interval=2", "--fleet-monitor")
-    run = run_pytest(*options, files={"test_inner.py": TELLS})
+    run = run_pytest(*options, files={"test_inner.py": WRITES_OPTIONS})
     assert (run.status, run.folders) == (0, [])
     assert "gpufleet" not in run.text.partition("plugins:")[2].partition("\n")[2]
 

@@ -119,14 +119,14 @@ def test_a_python_that_leaves_out_assertions_runs_what_is_not_ours(run_fresh):
 
 
 @pytest.mark.parametrize(("gpus", "hidden"), [(2, True), (4, False)])
-def test_gpus_that_are_left_out_are_told(run_pytest, gpus, hidden):
+def test_gpus_that_are_left_out_are_reported(run_pytest, gpus, hidden):
     options = (f"--gpus={gpus}", f"--fleet-dir={REPORTS}", *RECORDED)
     run = run_pytest(*options, files={"test_inner.py": TRIVIAL})
     assert ("2x NVIDIA H200 of the machine's 4 GPUs, level standard" in run.text) == hidden
     assert run.record.run.gpus_present == 4
-    told = "2 of the machine's 4 GPUs were tested"
-    assert (told in run.record.reasons) == hidden
-    assert (f"{told}." in unescape((run.folders[0] / "report.html").read_text())) == hidden
+    reason = "2 of the machine's 4 GPUs were tested"
+    assert (reason in run.record.reasons) == hidden
+    assert (f"{reason}." in unescape((run.folders[0] / "report.html").read_text())) == hidden
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ NO_GPU = """
 NEEDS_GPUS = "\n".join(f"def test_{name}(world): pass" for name in "abc")
 
 
-def test_no_gpu_is_told_first_and_its_consequences_once(run_pytest):
+def test_no_gpu_is_reported_first_and_its_consequences_once(run_pytest):
     files = {
         "test_inner.py": NEEDS_GPUS,
         "test_other.py": NEEDS_GPUS + "\ndef test_fails(): assert 0",
@@ -378,7 +378,7 @@ def test_markers_and_fixtures_shape_the_world(fleet):
     assert len(run.record.worlds) == 2
 
 
-def test_a_failure_that_was_expected_and_did_not_come_is_told_as_such(fleet):
+def test_a_failure_that_was_expected_and_did_not_come_is_reported_as_such(fleet):
     expected = "@pytest.mark.xfail(strict=True, reason='it has to fail')"
     run = fleet(f"import pytest\n{expected}\ndef test_passes(): pass\n")
     assert run.outcomes == {"test_passes": "failed"}

@@ -1,5 +1,5 @@
-"""What authors of own checks tell, figures and losses, and get wrong: the check fails with a sentence, and run and
-report are none the worse."""
+"""What authors of own checks measure and record, figures and losses, and get wrong: it fails with a sentence, and run
+and report are none the worse."""
 
 import subprocess
 import sys
@@ -9,43 +9,41 @@ import numpy
 import pytest
 import torch
 
-from pytest_gpufleet import Measurement, Reading
+from pytest_gpufleet import Measurement, Metric, Reading
 from pytest_gpufleet.model.place import WORLD, Place
 from tests.conftest import FleetRun
 
-# The body of each check, and what its failure says.
-WRONG = {
+SORTING = Metric("sort_rate", "Mkeys/s", "higher", "sorting")
+WRONG = [
+    (lambda: Reading(SORTING, "5", {}), "the value of sort_rate must be a number, not '5'"),
+    (lambda: Reading(SORTING, True, {}), "the value of sort_rate must be a number, not True"),
+    (lambda: Reading(SORTING, torch.ones(3), {}), "the value of sort_rate must be a number, not tensor("),
+    (lambda: Reading(SORTING, 5.0, {}, ("1", "2")), "each of the samples of sort_rate must be a number"),
+    (lambda: Reading(SORTING, 5.0, {}, 5.0), "the samples of sort_rate must be a tuple of numbers, not"),
+    (lambda: Reading(SORTING, 5.0, {"keys": None}),
+     '"keys" in the conditions of sort_rate must be a text, a number, true or false, not None'),
+    (lambda: Measurement("busbw", {"world": 5.0}, {"shape": torch.Size([3])}),
+     '"shape" in the conditions of busbw must be a text, a number, true or false, not torch.Size([3])'),
+    (lambda: Reading(SORTING, 5.0, {3: 4}), "names in the conditions of sort_rate must be texts, not 3"),
+    (lambda: Reading(SORTING, 5.0, "fast"), "the conditions of sort_rate must be a dict like"),
+    (lambda: Reading(SORTING, 5.0, {}, details={"dtype": torch.half}), '"dtype" in the details of sort_rate'),
+    (lambda: Reading(SORTING, 5.0, {}, place=3), 'be a place or its text, like "gpu0" or "world", not 3'),
+    (lambda: Reading(7, 5.0, {}), "the metric of a Reading must be a Metric or the name of one, not 7"),
+    (lambda: Measurement("busbw", 5.0, {}), "the value of busbw must be given by place, like"),
+    (lambda: Measurement("busbw", {"world": None}, {}), "the value of busbw at world must be a number, not None"),
+    (lambda: Metric("x", "s", "smaller", "x"), """metric x: better must be "higher" or "lower", not 'smaller'"""),
+    (lambda: Metric("x", " ", "lower", "x"), "the unit of metric 'x' must be a text that is not blank, not ' '"),
+    (lambda: Metric("", "s", "lower", "x"), "the name of metric '' must be a text that is not blank"),
+    (lambda: Metric("x", "s", "lower", "x", -0.1), "metric x: peer_tolerance must be 0 or more, not -0.1"),
+]  # fmt: skip
+
+# The body of a check, and what its failure says.
+WRONG_CHECKS = {
     "value_text": ("Reading(SORTING, '5', {})", "the value of sort_rate must be a number, not '5'"),
-    "value_bool": ("Reading(SORTING, True, {})", "the value of sort_rate must be a number, not True"),
-    "value_vector": ("Reading(SORTING, torch.ones(3), {})", "the value of sort_rate must be a number, not tensor("),
-    "samples_text": ("Reading(SORTING, 5.0, {}, ('1', '2'))", "each of the samples of sort_rate must be a number"),
-    "samples_number": ("Reading(SORTING, 5.0, {}, 5.0)", "the samples of sort_rate must be a tuple of numbers, not"),
-    "condition_none": (
-        "Reading(SORTING, 5.0, {'keys': None})",
-        '"keys" in the conditions of sort_rate must be a text, a number, true or false, not None',
-    ),
-    "condition_size": (
-        "judge(Measurement('busbw', {'world': 5.0}, {'shape': torch.Size([3])}))",
-        '"shape" in the conditions of busbw must be a text, a number, true or false, not torch.Size([3])',
-    ),
-    "condition_name": ("Reading(SORTING, 5.0, {3: 4})", "names in the conditions of sort_rate must be texts, not 3"),
-    "conditions_text": ("Reading(SORTING, 5.0, 'fast')", "the conditions of sort_rate must be a dict like"),
-    "detail_dtype": ("Reading(SORTING, 5.0, {}, details={'dtype': torch.half})", '"dtype" in the details of sort_rate'),
-    "place_number": ("Reading(SORTING, 5.0, {}, place=3)", 'be a place or its text, like "gpu0" or "world", not 3'),
-    "metric_unknown": (
-        "told(world, judge, 'length', 1.0)",
-        "there is no metric 'length': use one of busbw, ",
-    ),
-    "metric_number": ("Reading(7, 5.0, {})", "the metric of a Reading must be a Metric or the name of one, not 7"),
-    "values_number": ("judge(Measurement('busbw', 5.0, {}))", "the value of busbw must be given by place, like"),
-    "values_none": (
-        "judge(Measurement('busbw', {'world': None}, {}))",
-        "the value of busbw at world must be a number, not None",
-    ),
     "returns_number": (
-        "judge(measure(world, sort_rate))",
-        "sort_rate must return a Reading or a list of them, not 3.0",
+        "judge(measure(world, sort_rate))", "sort_rate must return a Reading or a list of them, not 3.0",
     ),
+    "metric_unknown": ("measured(world, judge, 'length', 1.0)", "there is no metric 'length': use one of busbw, "),
     "judges_list": ("judge([])", "judge() takes Measurements, not []"),
     "judges_nothing": ("judge()", "judge() was given no measurement: nothing was judged"),
     "shows_number": ("judge(shown=[5])", "judge() takes Measurements, not 5"),
@@ -53,16 +51,12 @@ WRONG = {
         "world.run(lambda rank: rank.record_losses({'model': 'mine'}, {1: 'low'}))",
         "a loss must be a number, not 'low'",
     ),
-    "better": ("Metric('x', 's', 'smaller', 'x')", """metric x: better must be "higher" or "lower", not 'smaller'"""),
-    "unit": ("Metric('x', ' ', 'lower', 'x')", "the unit of metric 'x' must be a text that is not blank, not ' '"),
-    "name": ("Metric('', 's', 'lower', 'x')", "the name of metric '' must be a text that is not blank"),
-    "tolerance": ("Metric('x', 's', 'lower', 'x', -0.1)", "metric x: peer_tolerance must be 0 or more, not -0.1"),
     "contradicts_profile": (
-        "told(world, judge, Metric('decode_rate', 'ms', 'lower', 'x'), 5.0)",
+        "measured(world, judge, Metric('decode_rate', 'ms', 'lower', 'x'), 5.0)",
         "decode_rate was measured in ms, where lower is better, but by my.toml it is in tokens/s, and higher is better",
     ),
     "contradicts_suite": (
-        "told(world, judge, Metric('gemm', 'FOO/s', 'higher', 'x'), 5.0)",
+        "measured(world, judge, Metric('gemm', 'FOO/s', 'higher', 'x'), 5.0)",
         "gemm was measured in FOO/s, where higher is better, but by my.toml it is in TFLOP/s",
     ),
 }  # fmt: skip
@@ -77,7 +71,7 @@ SORTING = Metric("sort_rate", "Mkeys/s", "higher", "sorting")
 def sort_rate(rank):
     return 3.0
 
-def told(world, judge, metric, value):
+def measured(world, judge, metric, value):
     judge(measure(world, lambda rank: Reading(metric, value, {})))
 
 def test_right(world, judge):
@@ -118,28 +112,35 @@ when = { batch = 4096 }  # which no rehearsal has
 
 @pytest.fixture(scope="module")
 def run(fleet: Callable[..., FleetRun]) -> FleetRun:
-    checks = [f"def test_{name}(world, judge):\n    {body}\n" for name, (body, _) in WRONG.items()]
+    checks = [f"def test_{name}(world, judge):\n    {body}\n" for name, (body, _) in WRONG_CHECKS.items()]
     return fleet("\n".join([HEAD, *checks]), "--fleet-profile=my.toml", files={"my.toml": PROFILE})
 
 
 def test_only_the_wrong_checks_fail(run: FleetRun) -> None:
     assert run.status == 1, run.text
     right = dict.fromkeys(("test_right", "test_losses_alone", "test_losses_of_nobody"), "passed")
-    assert run.outcomes == {**right, **{f"test_{name}": "failed" for name in ("fails_after_losses", *WRONG)}}
+    assert run.outcomes == {**right, **{f"test_{name}": "failed" for name in ("fails_after_losses", *WRONG_CHECKS)}}
     assert "INTERNALERROR" not in run.text
     (folder,) = run.folders
     assert (folder / "report.html").exists()
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", WRONG_CHECKS)
 def test_a_wrong_check_says_what_is_wrong(run: FleetRun, name: str) -> None:
-    assert WRONG[name][1] in run.check(f"test_{name}").message
+    assert WRONG_CHECKS[name][1] in run.check(f"test_{name}").message
+
+
+@pytest.mark.parametrize(("make", "words"), WRONG)
+def test_what_is_wrong_is_said_where_it_is_made(make: Callable[[], object], words: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as wrong:
+        make()
+    assert words in str(wrong.value)
 
 
 def test_losses_are_on_record_whatever_becomes_of_the_check(run: FleetRun) -> None:
-    told = [(each.check.rsplit("::", 1)[-1], str(each.curve.place), each.curve.steps, each.curve.losses)
+    recorded = [(each.check.rsplit("::", 1)[-1], str(each.curve.place), each.curve.steps, each.curve.losses)
             for each in run.record.losses]  # fmt: skip
-    assert told == [
+    assert recorded == [
         ("test_losses_alone", "cpu0", (1, 3), (2.0, 1.5)),
         ("test_losses_alone", "cpu1", (1, 3), (3.0, 1.5)),
         ("test_fails_after_losses", "world", (10,), (0.5,)),

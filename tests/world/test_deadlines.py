@@ -1,4 +1,4 @@
-"""Which deadline of pytest's and of ours ends a hang, and that it is told by rank."""
+"""Which deadline of pytest's and of ours ends a hang, and that the rank is named."""
 
 import pytest
 
@@ -52,7 +52,7 @@ OWN = "def test_own(world):\n    assert world.run(lambda rank: rank.index) == [0
 
 
 @pytest.mark.parametrize("origin", ["timeout in {}/pytest.ini", "PYTEST_TIMEOUT", "--timeout in addopts"])
-def test_a_limit_for_all_tests_of_a_project_fails_no_check_and_is_told(fleet, origin):
+def test_a_limit_for_all_tests_of_a_project_fails_no_check_and_is_reported(fleet, origin):
     name, _, place = origin.partition(" in ")
     ini = {"{}/pytest.ini": "timeout = 0.001", "addopts": "addopts = --timeout=0.001"}.get(place, "")
     variables = {} if ini else {name: "0.001"}

@@ -1,4 +1,4 @@
-"""Every fault costs one test, is told by the rank that caused it, and leaves a world that works."""
+"""Every fault costs one test, names the rank that caused it, and leaves a world that works."""
 
 import re
 from pathlib import Path
@@ -99,7 +99,7 @@ def unequal(fleet):
     return fleet(UNEQUAL, ranks=RANKS)
 
 
-def told_by(source, run, name):
+def seen_by(source, run, name):
     message = run.check(name).message
     assert message.startswith("rank 3 of 4"), message
     (line,) = (line for line in message.splitlines() if line.startswith(f"{source}: "))
@@ -108,13 +108,13 @@ def told_by(source, run, name):
 
 @pytest.mark.parametrize("name", HANGS)
 def test_who_did_not_arrive_does_not_depend_on_what_was_before(unequal, name):
-    line = told_by("torch.distributed", unequal, name)
+    line = seen_by("torch.distributed", unequal, name)
     assert line == "ranks 0, 1, 2 arrived at collective number 1 (all_reduce); rank 3 did not: at none"
 
 
 @pytest.mark.skipif(not hasattr(c10d, "_dump_fr_trace_json"), reason="this torch records no flight of Gloo")
 @pytest.mark.parametrize("name", HANGS)
 def test_the_flight_recorder_compares_within_one_group(unequal, name):
-    line = told_by("flight recorder", unequal, name)
+    line = seen_by("flight recorder", unequal, name)
     assert line.startswith("ranks 0, 1, 2 arrived at collective number ")
     assert "; rank 3 did not: only at number " in line

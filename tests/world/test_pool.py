@@ -228,7 +228,7 @@ def test_where_some_ranks_have_returned_those_hang_that_others_do_not_wait_for(e
     assert len(ranks) != 1 or failure.headline.startswith(f"rank 1 of {len(endings)}, CPU")
 
 
-def test_a_rank_that_raises_and_dies_of_it_is_told_by_what_it_raised(engine):
+def test_a_rank_that_raises_and_dies_of_it_is_reported_by_what_it_raised(engine):
     """As a GPU that is lost does it: CUDA's error, and a moment later the watchdog of NCCL."""
     endings = Hangs(), RAISES, Takes(0.8, ConnectionError("reset by peer"))
     world = world_of(engine, 3)
@@ -245,7 +245,7 @@ def report(rank, state):
     return RankReport(rank, f"rank {rank}", state, "", to_blame=rank == 0)
 
 
-def test_of_thousands_of_ranks_those_to_blame_are_told_and_the_others_counted():
+def test_of_thousands_of_ranks_those_to_blame_are_reported_and_the_others_counted():
     states = ["died"] * 8 + ["running"] * 3990 + ["returned"] * 2
     failure = RankFailure("crash", "test_x", tuple(report(rank, state) for rank, state in enumerate(states)))
     assert [line.split(":")[0] for line in str(failure).splitlines()[3:-1]] == [f"rank {rank}" for rank in range(32)]

@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="session")
 def sick_device(request):
-    # Rank 1 is told to use a GPU that no machine has.
+    # Rank 1 has to use a GPU that no machine has.
     from pytest_gpufleet.plugin.keys import RUN
     pool = request.config.stash[RUN].ranks.pool
     sick = dataclasses.replace(pool.specs[1], gpu=GPU, device="cuda:99")
@@ -33,7 +33,7 @@ def test_a_gpu_on_which_cuda_does_not_start_is_named(fleet):
     assert 'in phase "create the CUDA context"' in message
 
 
-def test_a_torch_that_cannot_be_loaded_is_told(run_fresh):
+def test_a_torch_that_cannot_be_loaded_is_reported(run_fresh):
     conftest = """
     import sys, torch
     from pytest_gpufleet.world.engines import local
@@ -87,7 +87,7 @@ def test_ranks_are_gone_before_the_report_is_done(fleet):
     PIDS = []
 
     @pytest.fixture(autouse=True)
-    def told(remembered):
+    def pids_of(remembered):
         PIDS[:] = remembered
 
     @pytest.hookimpl(trylast=True)

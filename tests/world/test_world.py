@@ -1,4 +1,4 @@
-"""world.run, its subsets and groups, and what is told when a rank fails."""
+"""world.run, its subsets and groups, and what is shown when a rank fails."""
 
 import pytest
 
