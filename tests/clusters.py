@@ -6,7 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.events import SCHEMA, Check, NodeFound
+from pytest_gpufleet.model.events import (
+    SCHEMA,
+    Check,
+    CheckFinished,
+    CheckStarted,
+    FaultFound,
+    Judged,
+    NodeFound,
+    NodeLeftOut,
+    NodeLost,
+    ProfileGiven,
+    RunHeader,
+    SuiteSeen,
+    TopologyFound,
+    Verdict,
+)
 from pytest_gpufleet.model.gpu import GpuTopology, joined
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB
@@ -88,24 +103,24 @@ def cluster(
     evidence = Evidence(folder / "evidence.jsonl")
     given = profile.choose(limits, [runs.UNKNOWN])
     assert given is not None
-    evidence.add("run", **header(found, wanted, given.name))
-    evidence.add("suite", manifest=SUITE)
-    evidence.add("topology", nodes=[codec.plain(runs.topology(node.host)) for node in found])
-    evidence.add("profile", profile=asdict(as_given(given, [runs.UNKNOWN])))
+    evidence.add(RunHeader(**header(found, wanted, given.name)))
+    evidence.add(SuiteSeen(manifest=SUITE))
+    evidence.add(TopologyFound(nodes=[runs.topology(node.host) for node in found]))
+    evidence.add(ProfileGiven(profile=asdict(as_given(given, [runs.UNKNOWN]))))
     for number, why in ends.lost.items():
-        evidence.add("node_lost", node=number, why=why)
+        evidence.add(NodeLost(node=number, why=why))
     _mirrored(evidence, {number: record for number, record in own.items() if number not in ends.lost})
     for number, why in ends.left_out.items():
-        evidence.add("node_left_out", node=number, why=why)
+        evidence.add(NodeLeftOut(node=number, why=why))
     for node in (node for node in found if node.index not in ends.lost):
         path = RunFolder(folder).of_node(node)
         digest = "" if node.index in ends.not_here else sha256(path.evidence)
-        evidence.add("node_finished", **finished(node.index, path.name, own[node.index], digest))
+        evidence.add(finished(node.index, path.name, own[node.index], digest))
     _between(evidence, given, values or {"world": 320.0})
-    for name, content in more:
-        evidence.add(name, **content)
+    for event in more:
+        evidence.add(event)
     ended = settled(evidence.record, "")
-    evidence.add("verdict", verdict=ended.verdict, reasons=ended.reasons, broken="", exit_status=ended.exit_status)
+    evidence.add(Verdict(verdict=ended.verdict, reasons=ended.reasons, broken="", exit_status=ended.exit_status))
     evidence.close()
     return seal(folder)
 
@@ -127,10 +142,8 @@ def topology(*hosts: str) -> GpuTopology:
 
 def begun(hosts: Sequence[str], wanted: int, profile_name: str | None, machines: Sequence[str] = ()) -> Record:
     """A run on nodes with 4 GPUs each that has just begun. `machines`: which they are, if not those of these names."""
-    record = Record()
-    record.add({"event": "run", **header(nodes(hosts), wanted, profile_name)})
-    record.add({"event": "topology", "nodes": [codec.plain(runs.topology(name)) for name in machines or hosts]})
-    return record
+    first = codec.typed(header(nodes(hosts), wanted, profile_name), RunHeader)
+    return Record.of(first, TopologyFound(nodes=[runs.topology(name) for name in machines or hosts]))
 
 
 def nodes(hosts: Sequence[str]) -> tuple[NodeFound, ...]:
@@ -141,27 +154,27 @@ def nodes(hosts: Sequence[str]) -> tuple[NodeFound, ...]:
 def _mirrored(evidence: Evidence, own: Mapping[int, Record]) -> None:
     """Every check of one machine, as all nodes together have done it."""
     for check_id in dict.fromkeys(check for record in own.values() for check in record.checks):
-        evidence.add("check_started", check=check_id)
+        evidence.add(CheckStarted(check=check_id))
         there = {number: record.checks[check_id] for number, record in own.items() if check_id in record.checks}
         first = next(iter(there.values()))
         for number, record in own.items():
             for fault in faults_of(number, record, check_id):
-                evidence.add("fault", fault=fault)
+                evidence.add(FaultFound(fault=fault))
         outcome = outcome_of_all(check.outcome for check in there.values())
         failed_by = "other" if outcome == "failed" else ""
         ended = Check(check_id, outcome, 1.5, first.title, failed_by=failed_by)
-        evidence.add("check_finished", check=asdict(ended))
+        evidence.add(CheckFinished(check=asdict(ended)))
 
 
 def _between(evidence: Evidence, given: profile.Profile, values: Mapping[str, float]) -> None:
     check_id = f"acceptance/{NODES_CHECK}"
-    evidence.add("check_started", check=check_id)
+    evidence.add(CheckStarted(check=check_id))
     finding = judge(
         Measurement(BETWEEN, dict(values), UNDER), given, evidence.record.topology, check_id, rehearsal=False
     )
-    evidence.add("finding", finding=finding)
+    evidence.add(Judged(finding=finding))
     failed = finding.state == "missed"
     check = Check(
         check_id, "failed" if failed else "passed", 3.0, "Nodes reach each other", failed_by="limits" if failed else ""
     )
-    evidence.add("check_finished", check=asdict(check))
+    evidence.add(CheckFinished(check=asdict(check)))

@@ -121,7 +121,7 @@ def products(name: str) -> list[Measurement]:
         rate = finding.measurement
         if rate.metric == "gemm" and rate.conditions.get("at_once") == "all":
             _, begin, end = next(span for span in record.spans if span[0] == finding.check)
-            samples = [each["gpus"] for each in record.telemetry if begin <= each["time"] <= end + 1]
+            samples = [each.gpus for each in record.telemetry if begin <= each.time <= end + 1]
             hottest = [max(every[index]["temperature_c"] for every in samples) for index in range(len(samples[0]))]
             states = {gpu(index): GpuState(temperature_c=each) for index, each in enumerate(hottest)}
             under = {**rate.conditions, "method": ONE_WINDOW}

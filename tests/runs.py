@@ -6,8 +6,20 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.events import SCHEMA, Check, FailedBy
+from pytest_gpufleet.model.events import (
+    SCHEMA,
+    Check,
+    CheckFinished,
+    CheckStarted,
+    FailedBy,
+    Judged,
+    ProfileGiven,
+    RunHeader,
+    SuiteSeen,
+    Telemetry,
+    TopologyFound,
+    Verdict,
+)
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
@@ -126,18 +138,17 @@ def record(
     folder.mkdir(parents=True)
     evidence = Evidence(folder / "evidence.jsonl")
     limit = profile.choose(limits, (gpu.name for gpu in machine.gpus))
-    evidence.add(
-        "run", schema=SCHEMA, host=host, utc=utc, command="pytest acceptance/ --gpus 4", level="standard", gpus="4",
-        rehearsal=False, ranks=4, profile=limit.name if limit else None, profile_sha256=None, environment={},
+    evidence.add(RunHeader(schema=SCHEMA, host=host, utc=utc, command="pytest acceptance/ --gpus 4", level="standard",
+        gpus="4", rehearsal=False, ranks=4, profile=limit.name if limit else None, profile_sha256=None, environment={},
         python="3.12.3", pytest="9.2.0", plugin=SUITE.version,
-    )  # fmt: skip
-    evidence.add("suite", manifest=suite)
-    evidence.add("topology", nodes=[codec.plain(machine)])
-    evidence.add("telemetry", sample={"time": 0.0, "gpus": [dict.fromkeys(told, 30.0) for _ in machine.gpus]})
+    ))  # fmt: skip
+    evidence.add(SuiteSeen(manifest=suite))
+    evidence.add(TopologyFound(nodes=[machine]))
+    evidence.add(Telemetry(sample={"time": 0.0, "gpus": [dict.fromkeys(told, 30.0) for _ in machine.gpus]}))
     if limits and limit:
-        evidence.add("profile", profile=asdict(as_given(limit, (gpu.name for gpu in machine.gpus))))
+        evidence.add(ProfileGiven(profile=asdict(as_given(limit, (gpu.name for gpu in machine.gpus)))))
     for check in (each for each in _checks() if without not in each.id):
-        evidence.add("check_started", check=check.id)
+        evidence.add(CheckStarted(check=check.id))
         findings = [
             judge(replace(measurement, values=_values(measurement, values)), limit, machine, name,
                   rehearsal=False, required=required)
@@ -146,16 +157,16 @@ def record(
         ]  # fmt: skip
         findings += [finding for each in findings if (finding := unsteady(each, machine))]
         for finding in findings:
-            evidence.add("finding", finding=finding)
+            evidence.add(Judged(finding=finding))
         if missed := [finding for finding in findings if finding.state == "missed"]:
             message = str(LimitMissed(missed, machine))
             check = replace(check, outcome="failed", message=message, failed_by="limits")
         if check.id in failed:
             check = replace(check, outcome="failed", message=check.message or "broken", failed_by=failed[check.id])
-        evidence.add("check_finished", check=asdict(check))
+        evidence.add(CheckFinished(check=asdict(check)))
     if ends:
         verdict, reasons = conclude(evidence.record)
-        evidence.add("verdict", verdict=verdict, reasons=reasons, broken="", exit_status=EXIT_STATUS[verdict])
+        evidence.add(Verdict(verdict=verdict, reasons=reasons, broken="", exit_status=EXIT_STATUS[verdict]))
     evidence.close()
     return seal(folder) if ends else folder
 

@@ -163,7 +163,7 @@ gpus[1]["temperature_c"] = gpus[2]["temperature_c"] = 91
     assert (named(of_1), named(of_2)) == ({1}, {2})
     assert "temperature_c reached 91, the device's own limit is 87" in of_1
     assert "temperature_c reached 91, the device's own limit is 89" in of_2
-    assert run.record.telemetry[0]["gpus"][2]["temperature_c"] == 91
+    assert run.record.telemetry[0].gpus[2]["temperature_c"] == 91
 
 
 def test_a_gpu_that_does_not_answer_is_told_and_hangs_nothing(on_recorded):

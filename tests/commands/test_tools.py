@@ -14,6 +14,8 @@ import jsonschema
 import pytest
 
 from pytest_gpufleet import cli
+from pytest_gpufleet.model.events import Telemetry, Verdict
+from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.model.record import read
 from pytest_gpufleet.report import page as report_page
 from pytest_gpufleet.run import summary
@@ -63,9 +65,9 @@ def contract(path: Path, **limits: float) -> Path:
 
 def test_nothing_is_added_after_the_verdict(tmp_path: Path) -> None:
     evidence = Evidence(tmp_path / "evidence.jsonl")
-    evidence.add("verdict", verdict="INCOMPLETE", reasons=[])
+    evidence.add(Verdict(verdict="INCOMPLETE", reasons=[]))
     evidence.seal()
-    evidence.add("telemetry", sample={"time": 0.0, "gpus": []})  # of a GPU that hung
+    evidence.add(Telemetry(sample=Sample(0.0, ())))  # of a GPU that hung
     assert evidence.sha256 == sha256(evidence.path)
     assert not evidence.record.telemetry
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gpufleet.model.events import typed
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import code
 from pytest_gpufleet.nodes import messages
@@ -170,7 +171,7 @@ def test_its_own_run_is_told_while_it_goes_on_and_its_files_are_read_in_parts(ag
     assert kept.splitlines() == lines  # without GPUs there is no telemetry
     record = Record()
     for line in lines:
-        record.add(json.loads(line))
+        record.add(typed(json.loads(line)))
     assert (record.verdict, [check.outcome for check in record.checks.values()]) == ("REHEARSAL", ["passed"] * 3)
     (folder,) = tmp_path.glob("gpufleet-node-*")
     agent.tell(messages.End("the run is over"))

@@ -1,6 +1,5 @@
 """NVIDIA's own diagnostic in a run: the GPUs are free for it, and what it printed is on record."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from pytest_gpufleet.machine import dcgm
 from pytest_gpufleet.machine.tools import NoAnswer, Unreadable
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
+from pytest_gpufleet.model.events import line
 from pytest_gpufleet.plugin import fixtures
 from tests.machine.test_dcgm import EIGHT, on_eight, result
 
@@ -21,9 +21,9 @@ class Run:
         self.ranks = SimpleNamespace(in_use=SimpleNamespace(stop=lambda: self.done.append("ranks are gone")))
         self.options = SimpleNamespace(dcgm=2)
 
-    def record_event(self, name, **content):
-        self.done.append(name)
-        json.dumps(content)
+    def record(self, event):
+        self.done.append(event.fact)
+        line(event)
 
     def notice(self, shown):
         self.noticed = [(fault.name, fault.check) for fault in shown]
@@ -39,7 +39,7 @@ def test_the_ranks_are_gone_before_it_begins_and_what_it_printed_is_on_record(mo
 
     monkeypatch.setattr(dcgm, "read", read)
     found = fixtures.diagnose(run, "test_x")
-    assert run.done == ["ranks are gone", "level 2", "host_fact"]
+    assert run.done == ["ranks are gone", "level 2", "dcgm"]
     assert run.noticed == [("dcgm_warning", "test_x")]
     assert (found.faults, found.unseen) == ([], [])
 

@@ -10,11 +10,23 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.events import Check, RunHeader
+from pytest_gpufleet.model.events import (
+    Check,
+    CheckFinished,
+    CheckStarted,
+    Deselected,
+    FaultFound,
+    Judged,
+    RunHeader,
+    SuiteSeen,
+    Telemetry,
+    TopologyFound,
+    Verdict,
+)
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.measurement import Measurement, Sample
 from pytest_gpufleet.model.metric import MiB
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.page import summary
@@ -88,30 +100,30 @@ def written(
     deselected: list[str] | tuple[str, ...] = (),
     verdict: str | None = None,
     reasons: list[str] | tuple[str, ...] = (),
-    telemetry: Iterable[dict[str, Any]] = ({"time": 1.0, "gpus": [dict.fromkeys(TELEMETRY, 1.0)] * 8},),
+    telemetry: Iterable[Sample] = (Sample(1.0, (dict.fromkeys(TELEMETRY, 1.0),) * 8),),
 ) -> Record:
     (folder / "evidence.jsonl").unlink(missing_ok=True)
     evidence = Evidence(folder / "evidence.jsonl")
-    evidence.add("run", **run)
-    evidence.add("suite", manifest=SUITE)
+    evidence.add(RunHeader(**run))
+    evidence.add(SuiteSeen(manifest=SUITE))
     if topology:
-        evidence.add("topology", nodes=[codec.plain(topology)])
+        evidence.add(TopologyFound(nodes=[topology]))
     for check in checks:
-        evidence.add("check_started", check=check.id)
+        evidence.add(CheckStarted(check=check.id))
     for finding in findings:
-        evidence.add("finding", finding=finding)
+        evidence.add(Judged(finding=finding))
     for fault in faults:
-        evidence.add("fault", fault=fault)
+        evidence.add(FaultFound(fault=fault))
     for check in checks:
-        evidence.add("check_finished", check=asdict(check))
+        evidence.add(CheckFinished(check=asdict(check)))
     for check_id in unfinished:
-        evidence.add("check_started", check=check_id)
+        evidence.add(CheckStarted(check=check_id))
     for sample in telemetry:
-        evidence.add("telemetry", sample=sample)
+        evidence.add(Telemetry(sample=sample))
     if deselected:
-        evidence.add("deselected", checks=list(deselected))
+        evidence.add(Deselected(checks=list(deselected)))
     if verdict:
-        evidence.add("verdict", verdict=verdict, reasons=list(reasons))
+        evidence.add(Verdict(verdict=verdict, reasons=list(reasons)))
     evidence.close()
     return evidence.record
 

@@ -15,7 +15,7 @@ from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.limit import Limit
-from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.measurement import Measurement, Sample
 from pytest_gpufleet.model.metric import GiB, KiB, MiB
 from pytest_gpufleet.model.place import WORLD, Pair, Where, gpu
 from pytest_gpufleet.model.suite import shipped
@@ -199,7 +199,7 @@ def _check(check: str, message: str | None, failed_by: FailedBy) -> Check:
     return Check(check, "failed", 1.4, title, "", message, failed_by=failed_by)
 
 
-def telemetry(seconds: int) -> Iterator[dict[str, Any]]:
+def telemetry(seconds: int) -> Iterator[Sample]:
     noise = random.Random(7)
 
     def reading(second: int, index: int) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def telemetry(seconds: int) -> Iterator[dict[str, Any]]:
         }
 
     for second in range(seconds):
-        yield {"time": START + second, "gpus": [reading(second, index) for index in GPUS]}
+        yield Sample(START + second, tuple(reading(second, index) for index in GPUS))
 
 
 SLOW = {"gemm": 0.87, "pair_bandwidth": 0.54, "busbw": 0.61, "solo_train_throughput": 0.86}

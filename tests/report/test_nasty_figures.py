@@ -10,7 +10,7 @@ from pytest_gpufleet.model import place
 from pytest_gpufleet.model.events import Check, RunHeader
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.limit import Limit
-from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.measurement import Measurement, Sample
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import page as report_page, several_runs, wording
@@ -72,7 +72,7 @@ def endless(values: list[float]) -> Iterator[float]:
 
 def assert_shown_everywhere(figures: Iterator[float]) -> None:
     checks = {CHECK: Check(CHECK, "failed", next(figures), message="it missed")}
-    samples = [{"time": float(at), "gpus": [{"power_watts": next(figures)} for _ in PLACES]} for at in range(4)]
+    samples = [Sample(float(at), tuple({"power_watts": next(figures)} for _ in PLACES)) for at in range(4)]
     record = Record(
         run=RunHeader(host="x"), findings=findings(figures), checks=checks, verdict="REJECTED", telemetry=samples
     )

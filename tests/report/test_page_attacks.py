@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pytest_gpufleet.model.events import typed
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import hosts_part, rendering, several_runs
 from pytest_gpufleet.report.page import page
@@ -120,7 +121,7 @@ def poisoned(name: str) -> Record:
     record = Record()
     for event in map(json.loads, (RECORDED / name / "evidence.jsonl").read_text(encoding="utf-8").splitlines()):
         own = {*words, "name"} if event["event"] == "fault" else words
-        record.add(_each_string(event, lambda text: text + PAYLOAD, own))
+        record.add(typed(_each_string(event, lambda text: text + PAYLOAD, own)))
     return record
 
 

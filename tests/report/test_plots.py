@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 from xml.etree import ElementTree
@@ -9,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.measurement import SLOW_BEAT, Measurement
+from pytest_gpufleet.model.measurement import SLOW_BEAT, Measurement, Sample
 from pytest_gpufleet.model.place import WORLD, gpu
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.report.plots import draw
@@ -188,8 +189,12 @@ def told_by_gpu(**changes: Any) -> dict[str, Any]:
     return {**READING, "memory_used_bytes": 64 << 30, **traffic, **changes}
 
 
-def samples(count: int, **changes: Any) -> list[dict[str, Any]]:
-    return [{"time": START + second, "gpus": [told_by_gpu(**changes) for _ in PLACES]} for second in range(count)]
+def at_gpu(sample: Sample, index: int, read: dict[str, float | None]) -> Sample:
+    return replace(sample, gpus=(*sample.gpus[:index], read, *sample.gpus[index + 1 :]))
+
+
+def samples(count: int, **changes: Any) -> list[Sample]:
+    return [Sample(START + second, tuple(told_by_gpu(**changes) for _ in PLACES)) for second in range(count)]
 
 
 def checks(files: int, each: int, length: float) -> list[tuple[str, float, float]]:
@@ -214,12 +219,11 @@ def test_a_plot_for_each_quantity_with_a_line_for_each_gpu_and_the_files_of_test
 
 
 def test_a_long_run_stays_small_and_keeps_its_peaks() -> None:
-    run: list[dict[str, Any]] = [
-        {"time": START + second, "gpus": [{"power_watts": 600 + second % 7} for _ in PLACES]}
-        for second in range(40_000)
+    run: list[Sample] = [
+        Sample(START + second, tuple({"power_watts": 600 + second % 7} for _ in PLACES)) for second in range(40_000)
     ]
-    run[12_345]["gpus"][5] = {"power_watts": 699}
-    run[23_456]["gpus"][2] = {"power_watts": 88}
+    run[12_345] = at_gpu(run[12_345], 5, {"power_watts": 699})
+    run[23_456] = at_gpu(run[23_456], 2, {"power_watts": 88})
     svg = dict(svgs(run, PLACES, []))["Power"]
     assert ": 88 W to 699 W" in svg.split('"')[3]
     assert max(path.count("L") for path in re.findall(r' d="([^"]+)"', svg)) <= 600
@@ -232,8 +236,8 @@ def test_what_no_gpu_told_has_no_plot_and_a_gap_breaks_the_line() -> None:
     assert [title for title, _ in svgs(run, PLACES, [])] == [title for title in TITLES if title != TITLES[3]]
     whole = longest_path(dict(svgs(run, PLACES[:1], []))["Power"])
     for second in range(3, 3 + SLOW_BEAT):
-        run[second]["gpus"][0] = dict.fromkeys(told_by_gpu())
-    run[11]["gpus"] = []
+        run[second] = at_gpu(run[second], 0, dict.fromkeys(told_by_gpu()))
+    run[11] = replace(run[11], gpus=())
     broken = longest_path(dict(svgs(run, PLACES[:1], []))["Power"])
     assert (whole.count("M"), broken.count("M")) == (1, 2)
 
@@ -246,7 +250,7 @@ def test_of_what_is_read_seldom_each_reading_is_drawn_and_nothing_between() -> N
     """PCIe traffic is in every fifth sample only; as a real run recorded it."""
     run = read(EVIDENCE / "h200x4-neighbour" / "evidence.jsonl")
     drawn = dict(svgs(run.telemetry, PLACES[:1], []))
-    had = [each for each in run.telemetry if each["gpus"][0].get("pcie_received_kilobytes_per_second") is not None]
+    had = [each for each in run.telemetry if each.gpus[0].get("pcie_received_kilobytes_per_second") is not None]
     path = longest_path(drawn[TITLES[-1]])
     assert path.count("M") == path.count("L") == len(had) > 10
     assert longest_path(drawn["Power"]).count("M") == 1
@@ -255,15 +259,14 @@ def test_of_what_is_read_seldom_each_reading_is_drawn_and_nothing_between() -> N
 def test_time_without_samples_is_a_gap_and_a_lone_value_is_seen() -> None:
     run = samples(40)
     with_gap = [*run[:10], *run[20:]]  # ten seconds in which nobody looked
-    run[11]["gpus"][0] = run[13]["gpus"][0] = {}  # what is between them stands alone
+    run[11], run[13] = at_gpu(run[11], 0, {}), at_gpu(run[13], 0, {})  # what is between them stands alone
     assert longest_path(dict(svgs(with_gap, PLACES[:1], []))["Power"]).count("M") == 2
     assert longest_path(dict(svgs(run, PLACES[:1], []))["Power"]).count("M") == 3
 
 
 def test_a_clock_that_was_set_back_during_the_run() -> None:
     run = samples(20)
-    for sample in run[10:]:
-        sample["time"] -= 3600
+    run[10:] = [replace(sample, time=sample.time - 3600) for sample in run[10:]]
     drawn = svgs(run, PLACES, checks(3, 2, 19))
     assert [title for title, _ in drawn] == TITLES
     assert " over 0:09 (minutes:seconds)" in drawn[0][1].split('"')[3]

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.model.events import HostFound, NodeFound
+from pytest_gpufleet.model.events import HostFound, NodeFound, NodeLeftOut, NodeLost
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology, Missing
 from pytest_gpufleet.model.place import gpu, where
@@ -57,7 +57,7 @@ def run(cluster, monkeypatch, tmp_path):
     made.folder = RunFolder(tmp_path)
     monkeypatch.setattr(ClusterRun, "ground", ground)
     made.evidence = SimpleNamespace(spoil=lambda why: made.spoiled.extend(filter(None, [why])), close=lambda: None)
-    monkeypatch.setattr(made, "record_event", lambda name, **content: made.said.append((name, content)))
+    monkeypatch.setattr(made, "record", made.said.append)
     return made
 
 
@@ -83,9 +83,9 @@ TAKEN = "GPU 3 is in use by another run: process 4711"
 
 def said_to_be_unfit(said, why):
     """Whether node 1 alone is, and is left out."""
-    (told, content), (left_out, of) = said
-    assert (told, content["fault"].code, content["fault"].subjects) == ("fault", "node_unfit", (where("node1"),))
-    return (left_out, of["node"]) == ("node_left_out", 1) and str(why) in of["why"]
+    found, left_out = said
+    assert (found.fault.name, found.fault.subjects) == ("node_unfit", (where("node1"),))
+    return isinstance(left_out, NodeLeftOut) and left_out.node == 1 and str(why) in left_out.why
 
 
 @pytest.mark.parametrize("answer", [TAKEN, Trouble("no answer within 30 s")])
@@ -123,7 +123,7 @@ def test_who_was_left_out_by_the_engine_of_the_ranks_is_on_record_once(cluster, 
     cluster.leave_out(1, "2 of its ranks could not be killed")
     run.check_health("a check")
     run.check_health("another")
-    assert run.said == [("node_left_out", {"node": 1, "why": "2 of its ranks could not be killed"})]
+    assert run.said == [NodeLeftOut(node=1, why="2 of its ranks could not be killed")]
 
 
 NO_SPACE = Trouble("OSError: [Errno 28] No space left on device")
@@ -151,9 +151,9 @@ def test_a_node_that_is_lost_while_its_report_is_brought_here_is_named(cluster, 
 
     monkeypatch.setattr(node_runs, "collect", collect)
     run.finish(cut_short=False)
-    (lost, of), (told, content) = run.said
-    assert (lost, of) == ("node_lost", {"node": 2, "why": "its agent died by SIGKILL"})
-    assert (told, content["fault"].code, content["fault"].subjects) == ("fault", "node_lost", (where("node2"),))
+    lost, found = run.said
+    assert lost == NodeLost(node=2, why="its agent died by SIGKILL")
+    assert (found.fault.name, found.fault.subjects) == ("node_lost", (where("node2"),))
 
 
 BUSES = ("00000000:0A:00.0", "")  # the second does not answer

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet import cli
+from pytest_gpufleet.model.events import CheckStarted, NodeLost, RunHeader, Verdict
 from pytest_gpufleet.model.record import read
 from pytest_gpufleet.report import page as report_page
 from pytest_gpufleet.run.evidence import Evidence
@@ -80,9 +81,9 @@ ATTACKS = {
 def evidence(tmp_path: Path) -> Evidence:
     (tmp_path / "run").mkdir()
     evidence = Evidence(tmp_path / "run" / "evidence.jsonl")
-    evidence.add("run", host="node7")
+    evidence.add(RunHeader(host="node7"))
     for name in ("test_a", "test_b"):
-        evidence.add("check_started", check=name)
+        evidence.add(CheckStarted(check=name))
     return evidence
 
 
@@ -94,11 +95,11 @@ def test_what_is_done_to_evidence_while_the_run_goes_on_is_told(
     told, whole = ATTACKS[attack]
     attack(evidence.path)
     for name in ("test_c", "test_d") if goes_on else ():
-        evidence.add("check_started", check=name)
+        evidence.add(CheckStarted(check=name))
     evidence.compare()
     (reason,) = evidence.record.spoiled
     assert told in reason
-    evidence.add("verdict", verdict="INCOMPLETE", reasons=evidence.record.spoiled)
+    evidence.add(Verdict(verdict="INCOMPLETE", reasons=evidence.record.spoiled))
     assert evidence.seal() == ""  # it was told before the verdict
     assert whole == (evidence.path.exists() and sha256(evidence.path) == evidence.sha256)
     if whole:
@@ -107,7 +108,7 @@ def test_what_is_done_to_evidence_while_the_run_goes_on_is_told(
 
 def test_what_is_done_after_the_verdict_is_told_too(evidence: Evidence) -> None:
     evidence.compare()
-    evidence.add("verdict", verdict="ACCEPTED", reasons=[])
+    evidence.add(Verdict(verdict="ACCEPTED", reasons=[]))
     append_a_line(evidence.path)
     assert CHANGED in evidence.seal()
     assert evidence.sha256 != sha256(evidence.path)
@@ -117,7 +118,7 @@ def test_who_goes_into_another_folder_changes_nothing(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     evidence = Evidence(Path("evidence.jsonl"))
     monkeypatch.chdir("/")
-    evidence.add("check_started", check="test_a")
+    evidence.add(CheckStarted(check="test_a"))
     evidence.compare()
     assert evidence.seal() == ""
     assert evidence.record.spoiled == []
@@ -128,9 +129,9 @@ def test_no_half_of_a_line_is_left_where_the_disk_is_full(evidence: Evidence, mo
     whole = evidence.path.read_bytes()
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", lambda _: os.write(-1, b""))  # after the line was written
-        evidence.add("check_started", check="test_c")
+        evidence.add(CheckStarted(check="test_c"))
     assert evidence.path.read_bytes() == whole
-    evidence.add("check_started", check="test_d")  # there is room again
+    evidence.add(CheckStarted(check="test_d"))  # there is room again
     evidence.compare()
     assert evidence.seal() == ""
     record = read(evidence.path)
@@ -281,7 +282,7 @@ def test_what_no_reader_foresaw_gets_one_sentence_and_leaves_nothing(
 
 def test_a_line_that_could_not_be_read_again_is_not_written(evidence: Evidence) -> None:
     with pytest.raises(ValueError, match="longer than 64 MiB"):
-        evidence.add("failure", headline="x" * (65 << 20))
+        evidence.add(NodeLost(node=0, why="x" * (65 << 20)))
     evidence.compare()
     assert evidence.seal() == ""
     assert evidence.record.spoiled == []

@@ -131,7 +131,7 @@ ground.find = lambda *given: (now({OVER}), time.sleep(3600))
     run = run_pytest(*options, files={"test_inner.py": "def test_never(): pass", "conftest.py": stuck})
     assert (run.status, run.record.verdict, run.record.broken) == (10, "INCOMPLETE", DEADLINE), run.text
     assert run.record.spoiled == [STUCK]
-    assert "test_gpu_count): not run because of the deadline" in " ".join(run.record.reasons)
+    assert "test_gpu_count): not run: the deadline came first" in " ".join(run.record.reasons)
 
 
 def test_a_run_that_is_over_in_time_is_as_without_a_deadline(late):

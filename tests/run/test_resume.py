@@ -11,7 +11,17 @@ import pytest
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.codec import Moment
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.model.events import Earlier, HostFound, RunHeader
+from pytest_gpufleet.model.events import (
+    CheckFinished,
+    Earlier,
+    HostFound,
+    Losses,
+    Noticed,
+    RunHeader,
+    Spoiled,
+    Verdict,
+    line,
+)
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology, Missing
 from pytest_gpufleet.model.record import Record, read
@@ -67,8 +77,8 @@ def resumed(run_pytest):
 
 
 def test_a_killed_run_leaves_whole_lines(died):
-    for line in (died.folders[0] / "evidence.jsonl").read_text().splitlines():
-        json.loads(line)
+    for text in (died.folders[0] / "evidence.jsonl").read_text().splitlines():
+        json.loads(text)
     assert list(died.record.checks)[-1].endswith("test_fails")
     assert died.record.started[-1].endswith("test_dies")
 
@@ -129,7 +139,7 @@ def test_a_run_that_came_to_its_end_or_was_changed_is_refused(ended, how, change
 def test_a_rejected_run_that_its_deadline_ended_is_gone_on_with(tmp_path):
     folder = runs.record(tmp_path / "run", failed={runs.ALONE: "other"}, ends=False)
     evidence = Evidence(folder / "evidence.jsonl", of_dead_process=True)
-    evidence.add("verdict", verdict="REJECTED", reasons=[], broken=DEADLINE, exit_status=1)
+    evidence.add(Verdict(verdict="REJECTED", reasons=[], broken=DEADLINE, exit_status=1))
     evidence.close()
     assert resume.load(RunFolder(folder)).broken in RESUMABLE
 
@@ -216,9 +226,9 @@ def events(folder):
     return resume.events(RunFolder(folder), resume.load(RunFolder(folder)))
 
 
-def taken(folder, wanted):
-    """What a run that goes on with the one in `folder` takes over in events of this name."""
-    return [content for name, content in events(folder) if name == wanted]
+def taken(folder, kind):
+    """What a run that goes on with the one in `folder` takes over in events of this kind."""
+    return [event for event in events(folder) if isinstance(event, kind)]
 
 
 @pytest.fixture
@@ -227,12 +237,10 @@ def gone_on_with(limits):
     verdict and reasons."""
 
     def goes_on(folder, name):
-        again = cut_short(
-            folder.with_name(name), *({"event": kind, **content} for kind, content in events(folder)), limits=limits
-        )
+        again = cut_short(folder.with_name(name), *(json.loads(line(event)) for event in events(folder)), limits=limits)
         first, *rest = (again / "evidence.jsonl").read_text().splitlines(keepends=True)
         history = resume.history(RunFolder(folder), resume.load(RunFolder(folder)))
-        begins = {**json.loads(first), "resumed": history}
+        begins = {**json.loads(first), "resumed": codec.plain(history)}
         (again / "evidence.jsonl").write_text("".join([json.dumps(begins) + "\n", *rest]))
         return again, *conclude(read(again / "evidence.jsonl"))
 
@@ -273,7 +281,7 @@ def test_what_spoiled_a_run_spoils_those_that_go_on_with_it(first, gone_on_with,
 
 
 def test_what_goes_along_is_that_of_checks_that_do_not_run_again(first):
-    """Those that only look at the machine do. What a later version tells goes along too."""
+    """Those that only look at the machine do."""
     done, again = f"{runs.BANDWIDTH}[0]", "acceptance/test_2_host.py::test_bmc_logged_no_grave_error"
     not_done = "acceptance/test_8_resnet50.py::test_training_sweep"
     shown = [Fault("dcgm_warning", (), "x", check=check, watched=watched) for check, watched in
@@ -282,13 +290,11 @@ def test_what_goes_along_is_that_of_checks_that_do_not_run_again(first):
     folder = first(
         *({"event": "noticed", "fault": codec.plain(fault)} for fault in shown),
         *({"event": "losses", "check": check, "curve": curve} for check in (done, again, not_done)),
-        {"event": "omen", "of": "an owl"},
     )
-    noticed = [content["fault"] for content in taken(folder, "noticed")]
-    assert [(fault["check"], fault["watched"]) for fault in noticed] == [(done, False), (again, True)]
-    assert [content["check"] for content in taken(folder, "losses")] == [done]
-    assert taken(folder, "omen") == [{"in_run": "first", "of": "an owl"}]
-    carried = {content["check"]["id"].partition("/")[2] for content in taken(folder, "check_finished")}
+    noticed = [event.fault for event in taken(folder, Noticed)]
+    assert [(fault.check, fault.watched) for fault in noticed] == [(done, False), (again, True)]
+    assert [(event.check, event.in_run) for event in taken(folder, Losses)] == [(done, "first")]
+    carried = {event.check.id.partition("/")[2] for event in taken(folder, CheckFinished)}
     files = {check.partition("::")[0] for check in carried}
     assert "test_3_exactness.py" in files
     assert files.isdisjoint({"test_1_inventory.py", "test_1_order.py", "test_2_host.py", "test_2_pcie.py"})
@@ -328,9 +334,9 @@ def test_telemetry_that_saw_nothing_spoils_the_checks_that_do_not_run_again(tmp_
     machine = replace(runs.topology("node7"), gpus=tuple(gpus))
     told = ("temperature_c", "power_watts")
     first = runs.record(tmp_path / "first", machine=machine, ends=False, told=told)
-    spoiled = taken(first, "spoiled")
-    assert [each["in_run"] for each in spoiled] == ["first"] * 4
-    assert spoiled[0]["why"].endswith("telemetry never had clock_event_reasons: no slowdown would have been seen")
+    spoiled = taken(first, Spoiled)
+    assert [each.in_run for each in spoiled] == ["first"] * 4
+    assert spoiled[0].why.endswith("telemetry never had clock_event_reasons: no slowdown would have been seen")
 
 
 def test_a_limit_that_was_missed_is_told_though_its_check_did_not_end(tmp_path, limits, first, gone_on_with):

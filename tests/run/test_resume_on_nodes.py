@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.model.events import CheckFinished, NodeFinished, NodeLeftOut, NodeLost, RunHeader, TopologyFound
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.run import resume
 from pytest_gpufleet.run.folder import RunFolder
@@ -30,7 +31,7 @@ def interrupted(tmp_path: Path) -> Callable[..., tuple[RunFolder, Record]]:
 
 
 def carried(folder: RunFolder, then: Record) -> list[str]:
-    return [content["check"]["id"] for kind, content in resume.events(folder, then) if kind == "check_finished"]
+    return [event.check.id for event in resume.events(folder, then) if isinstance(event, CheckFinished)]
 
 
 def test_the_checks_between_nodes_and_the_runs_of_nodes_that_are_whole_are_taken_over(
@@ -41,8 +42,8 @@ def test_the_checks_between_nodes_and_the_runs_of_nodes_that_are_whole_are_taken
     assert {node: own.name for node, own in resume.whole_nodes(folder, then).items()} == {
         0: "0-gf1", 1: "1-gf2", 2: "2-gf10",
     }  # fmt: skip
-    told = {kind for kind, _ in resume.events(folder, then)}
-    assert not told & {"node_finished", "node_lost", "node_left_out", "topology", "run"}
+    told = {type(event) for event in resume.events(folder, then)}
+    assert not told & {NodeFinished, NodeLost, NodeLeftOut, TopologyFound, RunHeader}
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,9 @@ def recorded() -> Record:
 def test_telemetry_without_one_value_is_told(recorded: Record, name: str) -> None:
     assert without_telemetry(recorded) == []
     for sample in recorded.telemetry[1:]:
-        sample["gpus"][0][name] = None
+        sample.gpus[0][name] = None
     assert without_telemetry(recorded) == [], "one value is enough"
-    recorded.telemetry[0]["gpus"][0][name] = None
+    recorded.telemetry[0].gpus[0][name] = None
     identity = recorded.topology.gpus[0].identity
     verdict, reasons = conclude(recorded)
     assert verdict == "INCOMPLETE"
@@ -67,6 +67,6 @@ def test_telemetry_without_one_value_is_told(recorded: Record, name: str) -> Non
 def test_telemetry_that_is_not_there_at_all_is_a_gap(recorded: Record, kept: str, model: str) -> None:
     (gpu,) = recorded.topology.gpus
     recorded.topology = replace(recorded.topology, gpus=(replace(gpu, facts={**gpu.facts, "name": model}),))
-    recorded.telemetry = [{**sample, "gpus": []} for sample in recorded.telemetry if kept == "samples of nothing"]
+    recorded.telemetry = [replace(sample, gpus=()) for sample in recorded.telemetry if kept == "samples of nothing"]
     assert len(without_telemetry(recorded)) == 1
     assert conclude(recorded)[0] == "INCOMPLETE"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.model.events import NodeFinished
+from pytest_gpufleet.model.events import FaultFound, NodeFinished
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.limit import Grade
 from pytest_gpufleet.model.place import Place, gpu
@@ -112,8 +112,8 @@ def test_the_same_gpu_in_two_nodes_is_one_node_told_twice(tmp_path: Path, limits
     assert states(record) == [("one GPU", ("gf1", "gf1"))]
 
 
-def fault(code: str, *nodes: int) -> tuple[str, dict[str, object]]:
-    return "fault", {"fault": Fault(code, tuple(Place(node, "node") for node in nodes), "gone")}
+def fault(code: str, *nodes: int) -> FaultFound:
+    return FaultFound(fault=Fault(code, tuple(Place(node, "node") for node in nodes), "gone"))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def fault(code: str, *nodes: int) -> tuple[str, dict[str, object]]:
     ],
 )
 def test_a_node_that_is_gone_is_told_once(
-    ends: Ends, wanted: int, told: tuple[str, dict[str, object]], reasons: int, tmp_path: Path, limits: Path
+    ends: Ends, wanted: int, told: FaultFound, reasons: int, tmp_path: Path, limits: Path
 ) -> None:
     record = ended(tmp_path, limits, ends, wanted=wanted, more=[told])
     assert (record.verdict, len(record.reasons)) == ("REJECTED", reasons)

@@ -12,7 +12,7 @@ from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.plugin.assertions import Judge
-from pytest_gpufleet.plugin.keys import FINDINGS, MISSED, RUN
+from pytest_gpufleet.plugin.keys import MISSED, RUN
 from pytest_gpufleet.verdict.judgement import ALONG, judge, unsteady
 from pytest_gpufleet.verdict.profile import for_gpu
 
@@ -45,10 +45,10 @@ def run(monkeypatch):
             for finding in (found, unsteady(found, MACHINE))
             if finding
         ],
-        record_event=lambda name, **event: found.recorded.append(event),
+        record=lambda event: found.recorded.append(event.finding),
     )
-    hook = SimpleNamespace(pytest_gpufleet_finding=SimpleNamespace(get_hookimpls=list))
-    config = SimpleNamespace(stash={RUN: run}, hook=hook)
+    monkeypatch.setattr(assertions.listeners, "announce_finding", lambda item, finding: None)
+    config = SimpleNamespace(stash={RUN: run})
     found.judge = Judge(SimpleNamespace(config=config, nodeid="check", stash=found.stash, user_properties=[]))
     return found
 
@@ -59,18 +59,17 @@ MISSED_FIRST = "1 place misses the limit, 1 place is slower than the peers"
 @pytest.mark.parametrize(("second", "missed"), [(4280.0, 0), (4000.0, 1)])
 def test_both_are_on_record_and_the_second_counts(run, second, missed):
     run.judge(measured(4000.0, HOT), again=lambda: [measured(second, HOT)])
-    first, last = (event["finding"] for event in run.recorded)
+    first, last = run.recorded
     assert run.pauses == [assertions.PAUSE_SECONDS]
     assert (first.state, first.missed, first.again) == ("for information", (gpu(0),), MISSED_FIRST)
     assert last.state == ("missed" if missed else "met")
     assert len(run.stash.get(MISSED, ([], []))[0]) == missed
-    assert len(run.stash[FINDINGS]) == 2
 
 
 def test_what_is_shown_beside_is_measured_again_too_and_needs_no_limit(run):
     share = Measurement("train_utilization", {gpu(0): 0.5}, {"recipe": "amp"})
     run.judge(measured(4000.0, HOT), shown=[share], again=lambda: [measured(4280.0, COOL), share])
-    recorded = [event["finding"] for event in run.recorded]
+    recorded = run.recorded
     assert [(each.measurement.metric, bool(each.again), each.required) for each in recorded] == [
         ("memory_bandwidth", True, True), ("train_utilization", True, False),
         ("memory_bandwidth", False, True), ("train_utilization", False, False),
@@ -108,7 +107,7 @@ def test_samples_of_a_shared_way_that_differ_are_measured_again_and_are_no_fault
     run, second, missed
 ):
     run.judge(host_link(DISTURBED), again=lambda: [host_link(second)])
-    first, *_ = (event["finding"] for event in run.recorded)
+    first, *_ = run.recorded
     assert run.pauses == [assertions.PAUSE_SECONDS]
     assert (first.state, first.again) == ("for information", "the samples of gpu0 differed by 5.9%")
     now = run.stash.get(MISSED, ([], []))[0]
@@ -175,7 +174,7 @@ DIFFERED = "the samples of gpu0 differed by 5.9%"
 )  # fmt: skip
 def test_what_was_measured_beside_counts_once(run, beside, again, findings):
     run.judge(host_link(DISTURBED), beside, again=lambda: [each for each in (host_link(STEADY), again) if each])
-    recorded = [event["finding"] for event in run.recorded]
+    recorded = run.recorded
     told = [(each.state, each.again) for each in recorded if each.measurement.metric != "spread"]
     assert sorted(told) == sorted(findings)
     assert bool(run.stash.get(MISSED)) == ("missed" in dict(findings))

@@ -14,7 +14,7 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.limit import Limit
-from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.measurement import Measurement, Sample
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.place import WORLD, gpu, read as at
 from pytest_gpufleet.model.record import Record, read
@@ -157,7 +157,7 @@ LEVEL = "standard"
 def run(*outcomes, left_out=(), level=LEVEL, **run_facts):
     """A record in which every required check passed, except those left out and those given as (name, outcome)."""
     record = Record(run=RunHeader(level=level, **run_facts))
-    record.telemetry.append({"time": 1.0, "gpus": [dict.fromkeys(TELEMETRY, 1.0)] * 8})
+    record.telemetry.append(Sample(1.0, (dict.fromkeys(TELEMETRY, 1.0),) * 8))
     given, required = dict(outcomes), shipped().required(level)
     for name in (*required, *(given.keys() - set(required))):
         for case in shipped().cases(name) if name in required else [name]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_gpufleet import RankFailure, RankReport
+from pytest_gpufleet.model.events import WorldStarted
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.world import call, pool as pool_module
 from pytest_gpufleet.world.engines.processes import CANNOT_ANSWER
@@ -304,13 +305,13 @@ def test_groups_are_joined_once_in_the_order_of_their_use_and_again_in_a_fresh_w
 def test_the_first_call_waits_for_ranks_that_were_begun_before(engine):
     events = []
     engine.starting = lambda index: Takes(3.0)
-    world = world_of(engine, 2, on_event=lambda name, **content: events.append((name, content["seconds"])))
+    world = world_of(engine, 2, on_event=events.append)
     world._pool.begin()
     assert (engine.starts, engine.now, events) == (1, 0.0, [])
     engine.now = 1.0  # something else was done meanwhile
     for _ in range(2):
         assert world.run(lambda rank: rank.index) == [0, 1]
-    assert (engine.starts, events) == (1, [("world_started", 2.0)])
+    assert (engine.starts, events) == (1, [WorldStarted(ranks=2, seconds=2.0)])
 
 
 def test_ranks_that_were_begun_are_killed_when_they_are_not_used_and_when_they_do_not_come_up(engine):

@@ -60,7 +60,7 @@ def _read(kind: type, value: Any) -> Any:
 
 
 def _moment(text: str) -> Moment:
-    if datetime.fromisoformat(text).tzinfo is None:
+    if text and datetime.fromisoformat(text).tzinfo is None:
         raise ValueError(f"{text!r} has no time zone")
     return Moment(text)
 

@@ -8,9 +8,9 @@ import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -25,8 +25,10 @@ from pytest_gpufleet.model.language import Language
 from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.limit import GivenLimits, Grade
 from pytest_gpufleet.model.machine import Order
+from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.suite import Suite
+from pytest_gpufleet.redaction import aliased
 from pytest_gpufleet.safe_files import open_regular
 
 LONGEST_LINE = 64 << 20  # bytes
@@ -177,13 +179,6 @@ class HostFound(msgspec.Struct, frozen=True):
         return None if isinstance(value, Missing) else value
 
 
-class Sample(TypedDict):
-    """`gpus`: what telemetry reads of each, by name; None where one did not tell."""
-
-    time: Amount
-    gpus: list[dict[str, Amount | None]]
-
-
 class LossCurve(msgspec.Struct, frozen=True):
     """The losses of a training, for whoever follows them elsewhere: nothing is judged by them. `training`: what was
     trained and how, as the conditions of a figure are told. `steps`: how many were done when the loss at the same
@@ -242,6 +237,9 @@ class Check:
 
 
 SCHEMA = 2
+
+
+E = TypeVar("E", bound="Event")
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
@@ -337,7 +335,7 @@ class MachineRead(Event, frozen=True, tag="machine"):
     nodes: OfNodes[HostFound]
 
 
-class HostFact(Event, frozen=True, tag="host_fact"):
+class HostFactRead(Event, frozen=True, tag="host_fact"):
     """A fact of the host that is read only when a check asks for it."""
 
     fact: str
@@ -385,11 +383,14 @@ class CheckStarted(Event, frozen=True, tag="check_started"):
 
 
 class Progress(Event, frozen=True, tag="progress"):
-    """Of a check that takes long: seconds, and of how many."""
+    """Of a check that takes long: seconds, and of how many. `doing`: what was done until then; `resident`: bytes of
+    memory that each rank held."""
 
     check: str
     done: Amount
     of: Amount
+    doing: str = ""
+    resident: tuple[int, ...] = ()
 
 
 class Telemetry(Event, frozen=True, tag="telemetry"):
@@ -407,11 +408,11 @@ class FingerprintsTaken(Event, frozen=True, tag="fingerprint"):
     fingerprints: tuple[Fingerprint, ...]
 
 
-class LossesTold(Event, frozen=True, tag="losses"):
-    """A training of a check, if its probe tells its losses."""
+class Losses(Event, frozen=True, tag="losses"):
+    """Of a training of a check, if its probe gives them."""
 
-    check: str
     curve: LossCurve
+    check: str = ""
 
 
 class FaultFound(Event, frozen=True, tag="fault"):
@@ -426,7 +427,10 @@ class Noticed(Event, frozen=True, tag="noticed"):
 
 
 class CheckFinished(Event, frozen=True, tag="check_finished"):
+    """`telemetry`: of each GPU while the check ran, by reading: minimum, mean and maximum. For who reads the file."""
+
     check: Check
+    telemetry: list[dict[str, list[Any]]] | None = None
 
 
 class SuiteSeen(Event, frozen=True, tag="suite"):
@@ -470,6 +474,24 @@ class Verdict(Event, frozen=True, tag="verdict"):
 
 
 KINDS: dict[str, type[Event]] = {str(kind.__struct_config__.tag): kind for kind in Event.__subclasses__()}
+
+
+def now() -> Moment:
+    return Moment(datetime.now(timezone.utc).isoformat(timespec="milliseconds"))
+
+
+def recorded(event: E) -> E:
+    """An event as who reads it has it: with aliases, if these are wanted, and of plain values. ValueError for what
+    could not be read again."""
+    return codec.typed(aliased(codec.plain(event)), type(event))
+
+
+def line(event: Event) -> str:
+    """An event as evidence has it, for `typed` to read."""
+    content = codec.plain(event)
+    if not event.in_run:  # as of nearly all
+        del content["in_run"]
+    return json.dumps(content)
 
 
 def typed(event: Mapping[str, Any]) -> Event | None:

@@ -8,7 +8,7 @@ from statistics import fmean, median
 from typing import Any, TypeVar
 
 from pytest_gpufleet.model import place
-from pytest_gpufleet.model.codec import Finite
+from pytest_gpufleet.model.codec import Amount, Finite
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.metric import METRICS, Metric, conditions, number, numbers
 from pytest_gpufleet.model.place import Where
@@ -20,8 +20,8 @@ SLOW_BEAT = 5  # of so many samples one has the slow readings (model/gpu.py) too
 class Sample:
     """The readings of all GPUs at `time` (seconds since the epoch): reading -> value, None where it cannot be had."""
 
-    time: float
-    gpus: tuple[dict[str, Any], ...]
+    time: Amount
+    gpus: tuple[dict[str, Amount | None], ...]
 
 
 V = TypeVar("V")

@@ -1,6 +1,5 @@
 """What happened in a run: the fold of its evidence."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology, joined
 from pytest_gpufleet.model.limit import GivenLimits
 from pytest_gpufleet.model.machine import Order, gigabits_for_each_gpu
+from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.model.suite import Suite, shipped
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class Record:
     worlds: list[events.WorldStarted] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     fingerprints: dict[str, tuple[events.Fingerprint, ...]] = field(default_factory=dict)  # by check
-    losses: list[events.LossesTold] = field(default_factory=list)
+    losses: list[events.Losses] = field(default_factory=list)
     checks: dict[str, events.Check] = field(default_factory=dict)
     started: list[str] = field(default_factory=list)
     deselected: list[str] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Record:
     sessions: list[events.Session] = field(default_factory=list)  # also of the runs that this one goes on with
     spoiled: list[str] = field(default_factory=list)  # what keeps the run from being complete, whatever its checks say
     progress: dict[str, tuple[float, float]] = field(default_factory=dict)  # check: seconds done, and of how many
-    telemetry: list[events.Sample] = field(default_factory=list)
+    telemetry: list[Sample] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     noticed: list[Fault] = field(default_factory=list)  # shown, and against nothing
     spans: list[tuple[str, float, float]] = field(default_factory=list)  # check, begin, end: seconds since the epoch
@@ -55,13 +55,26 @@ class Record:
     _once: set[object] = field(default_factory=set)
     _samples: int = 0
     _stride: int = 1
-    verdict: str | None = None
+    verdict: events.VerdictWord | None = None
     judged_again: str = ""  # by which other limits, if these are not the figures' own
     reasons: list[str] = field(default_factory=list)
     broken: str = ""  # why the run did not come to its end
     exit_status: int | None = None
     ended: str = ""  # when the verdict was written
     lasted: float = 0  # seconds; 0 if nobody knows
+
+    @classmethod
+    def of(cls, *first: events.Event) -> "Record":
+        record = cls()
+        for event in first:
+            record.add(event)
+        return record
+
+    @property
+    def word(self) -> events.VerdictWord:
+        """The verdict of a run that has one."""
+        assert self.verdict is not None
+        return self.verdict
 
     @property
     def hosts(self) -> dict[int, str]:
@@ -107,14 +120,14 @@ class Record:
     def began(self) -> bool:
         return self.run != NO_RUN
 
-    def add(self, line: Mapping[str, Any]) -> None:
-        """Take in one event. ValueError that says what is wrong with it."""
+    def add(self, event: events.Event | None) -> None:
+        """Take in one event; None is one that this version does not know. ValueError that says what is wrong with
+        it."""
         if self.verdict is not None:
             raise ValueError("it stands after the verdict, which is the last event of a run")
-        event = events.typed(line)
         if isinstance(event, ONCE):
             if type(event) in self._once:  # as where two files were joined
-                raise ValueError(f"it is the second event {line['event']} of one run")
+                raise ValueError(f"it is the second event {event.__struct_config__.tag} of one run")
             self._once.add(type(event))
         match event:
             case events.RunHeader():
@@ -125,7 +138,7 @@ class Record:
                 self.profile = event.profile
             case events.OrderGiven():
                 self.order = event.order
-            case events.MachineRead() | events.HostFact():
+            case events.MachineRead() | events.HostFactRead():
                 self._learn(event)
             case events.NodeLost() | events.NodeLeftOut() | events.NodeFinished():
                 self._note(event)
@@ -142,7 +155,7 @@ class Record:
                 self.findings.append(finding)
             case events.FingerprintsTaken():
                 self.fingerprints[event.check] = event.fingerprints
-            case events.LossesTold():
+            case events.Losses():
                 self.losses.append(event)
             case events.FaultFound() | events.Noticed():
                 heard = self.noticed if isinstance(event, events.Noticed) else self.faults
@@ -177,7 +190,7 @@ class Record:
             raise ValueError(f"it tells of {len(told)} nodes, and the run has {len(self.hosts)}")
         return dict(zip(self.hosts, told, strict=True))
 
-    def _learn(self, event: events.MachineRead | events.HostFact) -> None:
+    def _learn(self, event: events.MachineRead | events.HostFactRead) -> None:
         if isinstance(event, events.MachineRead):
             self.machines = self._by_node(event.nodes)
             return
@@ -199,7 +212,7 @@ class Record:
         if suite.manifest and not suite.in_run:
             self.manifest = suite.manifest
 
-    def _keep(self, sample: events.Sample) -> None:
+    def _keep(self, sample: Sample) -> None:
         """Telemetry for the plots: of a run of days every second sample, every fourth, and so on. The file has all."""
         if self._samples % self._stride == 0:
             self.telemetry.append(sample)
@@ -218,7 +231,7 @@ def read(path: Path) -> Record:
     record = Record()
     for line, event in events.read_events(path):
         try:
-            record.add(event)
+            record.add(events.typed(event))
         except ValueError as error:
             raise ValueError(f"{path}, line {line}: not an event of a run ({error})") from None
     return record

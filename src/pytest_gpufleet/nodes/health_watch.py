@@ -33,7 +33,7 @@ class Guard:
         """Take in a sample of telemetry: what happens between two readings counts too."""
         with self._lock:
             for readings, reasons, hottest in zip(sample.gpus, self._reasons, self._hottest, strict=True):
-                reasons.add(readings["clock_event_reasons"] or 0)
+                reasons.add(int(readings["clock_event_reasons"] or 0))
                 for name in hottest:
                     hottest[name] = max(hottest[name], readings[name] or 0)
 

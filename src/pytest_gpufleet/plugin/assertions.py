@@ -11,6 +11,7 @@ import pytest
 
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.endings import not_applicable, not_judged
+from pytest_gpufleet.model.events import Judged
 from pytest_gpufleet.model.fault import Fault, expect_none
 from pytest_gpufleet.model.gpu import COUNTERS, Gpu, GpuTopology, Missing, check_name
 from pytest_gpufleet.model.machine import Machine, Order, active
@@ -202,7 +203,7 @@ class Judge:
             second += run.judged(item.nodeid, [each for each in now if figure(each) in beside], False)
             findings = [*set_aside(figures, second), *second]
         for finding in findings:
-            run.record_event("finding", finding=finding)
+            run.record(Judged(finding=finding))
             listeners.announce_finding(item, finding)
         if still := [finding for finding in findings if finding.state == "missed"]:
             missed, causes = item.stash.setdefault(MISSED, ([], []))

@@ -158,8 +158,10 @@ def judge(request: pytest.FixtureRequest) -> Generator[Judge]:
 def record_fingerprints(request: pytest.FixtureRequest) -> Callable[[Sequence[Fingerprint]], None]:
     """record_fingerprints(found): what GPUs computed in this check, for comparisons with other machines."""
 
+    from pytest_gpufleet.model.events import FingerprintsTaken
+
     def record(found: Sequence[Fingerprint]) -> None:
-        request.config.stash[RUN].record_event("fingerprint", check=request.node.nodeid, fingerprints=found)
+        request.config.stash[RUN].record(FingerprintsTaken(check=request.node.nodeid, fingerprints=tuple(found)))
 
     return record
 
@@ -194,13 +196,14 @@ def power_steps(request: pytest.FixtureRequest) -> Callable[[World], list[Measur
 
 def _after_turn(item: pytest.Item, seconds: float) -> AfterTurn:
     """What is done between turns of a load that takes so many seconds: tell how far it is, and raise at a fault."""
+    from pytest_gpufleet.model.events import Progress
     from pytest_gpufleet.model.fault import Faults
 
     run, check = item.config.stash[RUN], item.nodeid
     sampling, tell = run.sampling, item.config.stash[SCREEN].progress(seconds)
 
     def after_turn(doing: str, done: float, resident: list[int]) -> None:
-        run.record_event("progress", check=check, done=round(done), of=seconds, doing=doing, resident=resident)
+        run.record(Progress(check=check, done=round(done), of=seconds, doing=doing, resident=tuple(resident)))
         tell(done, sampling.latest if sampling else None)
         if faults := run.check_health(check):
             raise Faults(faults)
@@ -221,6 +224,7 @@ def diagnose(run: Run, check: str) -> Diagnosis:
     machine, so in a run on some of them it is not applicable: somebody else may work on the others."""
     from pytest_gpufleet.machine import dcgm
     from pytest_gpufleet.machine.tools import NoAnswer, Unreadable
+    from pytest_gpufleet.model.events import HostFactRead
     from pytest_gpufleet.redaction import throughout
     from pytest_gpufleet.verdict.host_rules.dcgm_rules import diagnosed
 
@@ -235,7 +239,7 @@ def diagnose(run: Run, check: str) -> Diagnosis:
         not_judged(f"{why}: it hangs, or a GPU does")
     except Unreadable as why:
         not_applicable(str(why))
-    run.record_event("host_fact", fact="dcgm", value=told)
+    run.record(HostFactRead(fact="dcgm", value=told))
     found = diagnosed(told, gpus)
     run.notice(fault.changed(check=check) for fault in found.shown)
     return found

@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 
 from pytest_gpufleet.model.endings import NotApplicable
-from pytest_gpufleet.model.events import Check
+from pytest_gpufleet.model.events import Check, CheckStarted
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import some
@@ -167,7 +167,7 @@ class Mirrors:
 
     def _begin(self, item: pytest.Item) -> None:
         self._run.interruption.before_test()
-        self._run.record_event("check_started", check=item.nodeid)
+        self._run.record(CheckStarted(check=item.nodeid))
 
     def _see(self, item: pytest.Item) -> None:
         """End as the check did on the nodes."""

@@ -168,10 +168,11 @@ def pytest_enter_pdb(config: pytest.Config) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     run, of_the_suite = item.config.stash[RUN], False
     run.interruption.before_test()
-    run.record_event("check_started", check=item.nodeid)
     if run.evidence is not None:
         from pytest_gpufleet.model import suite
+        from pytest_gpufleet.model.events import CheckStarted
 
+        run.record(CheckStarted(check=item.nodeid))
         of_the_suite = suite.belongs(item.path)
     run.ranks.begin_test(item.nodeid, of_the_suite, fresh=item.get_closest_marker("fresh_world") is not None)
 
@@ -245,6 +246,7 @@ def pytest_runtest_makereport(
         spmd.explain(item, error, report)
     if run.evidence is not None:
         from pytest_gpufleet import redaction
+        from pytest_gpufleet.model.events import CheckFinished
         from pytest_gpufleet.plugin import check_outcome
 
         check_outcome.show_faults(report, error, run)
@@ -254,8 +256,8 @@ def pytest_runtest_makereport(
         phases = item.stash.setdefault(PHASES, [])
         phases.append((report, error))
         if report.when == "teardown":
-            activity = {"telemetry": run.sampling.end_of_check()} if run.sampling is not None else {}
-            run.record_event("check_finished", check=check_outcome.finished(item, phases), **activity)
+            telemetry = run.sampling.end_of_check() if run.sampling is not None else None
+            run.record(CheckFinished(check=check_outcome.finished(item, phases), telemetry=telemetry))
     return report
 
 

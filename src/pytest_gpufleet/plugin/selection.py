@@ -7,6 +7,7 @@ from types import ModuleType
 import pytest
 
 from pytest_gpufleet.model import levels, suite
+from pytest_gpufleet.model.events import Deselected, Plugin, PythonFile, Session, SuiteSeen
 from pytest_gpufleet.plugin import compat, markers
 from pytest_gpufleet.plugin.keys import RUN
 from pytest_gpufleet.plugin.options import path_of
@@ -57,11 +58,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for item in session.items:
         if suite.belongs(item.path):
             _refuse_fixtures_of_others(item)
-    run.record_event("session", **_registered(session.config.pluginmanager))
+    run.record(_registered(session.config.pluginmanager))
     if not any(map(markers.uses_ranks, session.items)):
         run.ranks.let_go()
     if names := suite.altered({item.path for item in session.items}):
-        run.record_event("suite", altered=names)
+        run.record(SuiteSeen(altered=tuple(names)))
 
 
 def _refuse_fixtures_of_others(item: pytest.Item) -> None:
@@ -76,7 +77,7 @@ def _refuse_fixtures_of_others(item: pytest.Item) -> None:
             )
 
 
-def _registered(manager: pytest.PytestPluginManager) -> dict[str, list[dict[str, str]]]:
+def _registered(manager: pytest.PytestPluginManager) -> Session:
     """The plugins of others with their versions, if these are known, and with their SHA-256 each conftest.py and what
     Python imports by itself when it starts, which may have taken itself out of sys.modules since."""
     versions = {plugin: dist.version for plugin, dist in manager.list_plugin_distinfo()}
@@ -86,21 +87,16 @@ def _registered(manager: pytest.PytestPluginManager) -> dict[str, list[dict[str,
     conftests = [name for name, file in files.items() if file.name == suite.CONFTEST]
     specs = map(PathFinder.find_spec, ("sitecustomize", "usercustomize"))
     first = [Path(spec.origin) for spec in specs if spec and spec.origin]
-    return {
-        "plugins": [
-            {"name": name, "version": versions.get(plugin, "")} for name, plugin in others if name not in conftests
-        ],
-        "conftests": [
-            {"file": str(file), "sha256": suite.digest(file)} for file in (*map(files.__getitem__, conftests), *first)
-        ],
-    }
+    plugins = (Plugin(name, versions.get(plugin, "")) for name, plugin in others if name not in conftests)
+    imported = (PythonFile(str(file), suite.digest(file)) for file in (*map(files.__getitem__, conftests), *first))
+    return Session(plugins=tuple(plugins), conftests=tuple(imported))
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
     for config in {item.config for item in items}:
         run = config.stash[RUN]
         if wanted := [item.nodeid for item in items if _is_asked_for(item, run.options)]:
-            run.record_event("deselected", checks=wanted)
+            run.record(Deselected(checks=tuple(wanted)))
 
 
 def level_of(item: pytest.Item) -> str:

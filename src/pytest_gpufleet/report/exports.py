@@ -118,10 +118,10 @@ def _telemetry(record: Record) -> Iterator[Point]:
         unit = next((unit for end, unit in UNITS.items() if name.endswith(f"_{end}")), "")
         for index, gpu in enumerate(record.topology.gpus):
             for sample in record.telemetry:
-                value = sample["gpus"][index].get(name) if index < len(sample["gpus"]) else None
+                value = sample.gpus[index].get(name) if index < len(sample.gpus) else None
                 if isinstance(value, int | float):
-                    since, told = sample["time"] - record.telemetry[0]["time"], (name, unit, "", str(gpu.place))
-                    yield Point("telemetry", *told, "milliseconds", round(1000 * since), sample["time"], float(value))
+                    since, told = sample.time - record.telemetry[0].time, (name, unit, "", str(gpu.place))
+                    yield Point("telemetry", *told, "milliseconds", round(1000 * since), sample.time, float(value))
 
 
 def _words(conditions: Mapping[str, Condition]) -> str:

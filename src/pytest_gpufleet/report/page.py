@@ -255,7 +255,7 @@ def _drawn(findings: Sequence[Finding], hosts: wording.Hosts) -> Plots:
 
 
 def _telemetry(record: Record) -> Plots:
-    times = [sample["time"] for sample in record.telemetry]
+    times = [sample.time for sample in record.telemetry]
     if not times or max(times) - times[0] < SHORTEST_DRAWN:  # and no need to load matplotlib
         return []
     from pytest_gpufleet.report.plots import telemetry_plots

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.model.events import HostFound
+from pytest_gpufleet.model.events import HostFound, NodeLeftOut, NodeLost, RunHeader
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology, joined, told
 from pytest_gpufleet.model.machine import Machine
@@ -168,16 +168,13 @@ class ClusterRun(Run):
     def health(self) -> None:
         return None
 
-    def cluster_header(self) -> dict[str, Any]:
+    def cluster_header(self, header: RunHeader) -> RunHeader:
         wanted = self.options.nodes if isinstance(self.options.nodes, int) else 0
-        hellos = self.cluster.hellos
-        interfaces = [hellos[node].interface if node in hellos else "" for node in self.cluster.names]
-        return {
-            "nodes_wanted": wanted,
-            "transport": self.cluster.transport.name,
-            "secured": self.cluster.transport.secured,
-            "interfaces": interfaces,
-        }
+        hellos, transport = self.cluster.hellos, self.cluster.transport
+        interfaces = tuple(hellos[node].interface if node in hellos else "" for node in self.cluster.names)
+        return msgspec.structs.replace(
+            header, nodes_wanted=wanted, transport=transport.name, secured=transport.secured, interfaces=interfaces
+        )
 
     def machines(self) -> tuple[Machine, ...]:
         return tuple(self.ground.machines[node] for node in self.cluster.alive)
@@ -224,7 +221,7 @@ class ClusterRun(Run):
         for node in lost if nodes is None else nodes:
             if node not in self.told_lost:
                 self.told_lost.add(node)
-                self.record_event("node_lost", node=node, why=lost[node].why)
+                self.record(NodeLost(node=node, why=lost[node].why))
                 faults.append(Fault("node_lost", (Place(node, "node"),), lost[node].why, "", check, bool(check)))
         return faults
 
@@ -308,7 +305,7 @@ class ClusterRun(Run):
         for node, why in self.cluster.left_out.items():
             if node not in self._told_left_out:
                 self._told_left_out.add(node)
-                self.record_event("node_left_out", node=node, why=why)
+                self.record(NodeLeftOut(node=node, why=why))
 
     def finish(self, cut_short: bool) -> None:
         """`cut_short`: what the nodes are still at is not waited for."""
@@ -317,7 +314,7 @@ class ClusterRun(Run):
         digests = node_runs.collect(self.cluster, self.node_runs, self.interruption, wait_seconds)
         for node, each in self.node_runs.all.items():
             name = self.earlier_names.get(node, "") if each.taken_over else each.ended.run if each.ended else ""
-            self.record_event("node_finished", **node_verdicts.finished(node, name, each.record, digests[node]))
+            self.record(node_verdicts.finished(node, name, each.record, digests[node]))
         for fault in self.lost_nodes(AT_THE_END):  # while their reports were written and brought here
             self.accuse(fault)
 

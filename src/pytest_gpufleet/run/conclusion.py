@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest_gpufleet import safe_files
+from pytest_gpufleet.model.events import Verdict
 from pytest_gpufleet.model.language import some
 from pytest_gpufleet.run import folder, summary
 from pytest_gpufleet.run.evidence import Evidence
@@ -59,13 +60,9 @@ def _end(run: Run, evidence: Evidence, status: int) -> int:
     ended = settled(evidence.record, broken)
     if status not in CUT_SHORT or broken == DEADLINE:
         status = ended.exit_status or status  # never 0 where pytest's own is not
-    run.record_event(
-        "verdict",
-        verdict=ended.verdict,
-        reasons=ended.reasons,
-        broken=broken,
-        exit_status=status,
-        lasted=round(time.monotonic() - run.began, 1),
+    lasted = round(time.monotonic() - run.began, 1)
+    run.record(
+        Verdict(verdict=ended.word, reasons=tuple(ended.reasons), broken=broken, exit_status=status, lasted=lasted)
     )
     if late := evidence.seal():
         # The file says what was the verdict before; all else tells this one.

@@ -2,17 +2,15 @@
 
 import hashlib
 import io
-import json
 import os
 import shutil
 import threading
-from collections.abc import Mapping
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
-from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.events import LONGEST_LINE
+import msgspec
+
+from pytest_gpufleet.model import events
+from pytest_gpufleet.model.events import LONGEST_LINE, Event, Spoiled
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.redaction import aliased
 from pytest_gpufleet.safe_files import sha256
@@ -41,11 +39,10 @@ class Evidence:
         self._place = path.absolute()  # a test may go into another folder
         self._lock = threading.Lock()  # telemetry comes from a thread of its own
 
-    def add(self, event: str, **content: Any) -> None:
-        """`content`: of JSON, and of objects of the model."""
+    def add(self, event: Event) -> None:
         with self._lock:
             if not self._file.closed:  # a GPU that hung in its driver may answer after the verdict
-                self._add(event, content)
+                self._add(event)
 
     def spoil(self, why: str) -> None:
         """Record what keeps this run, and every run that goes on with it, from being complete; once."""
@@ -70,21 +67,22 @@ class Evidence:
         with self._lock:
             self._file.close()
 
-    def _add(self, event: str, content: Mapping[str, Any]) -> None:
-        if self._kept and event != "spoiled":
+    def _add(self, event: Event) -> None:
+        if self._kept and not isinstance(event, Spoiled):
             self._spoil(self._tampered())
-        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        line = json.dumps({"t": now, "event": event, **aliased(codec.plain(content))})
+        event = events.recorded(msgspec.structs.replace(event, t=events.now()))
+        line = events.line(event)
         if len(line) >= LONGEST_LINE:  # it is ASCII
-            raise ValueError(f"an event {event} is longer than {LONGEST_LINE >> 20} MiB, and could not be read again")
-        self.record.add(json.loads(line))
+            kind = event.__struct_config__.tag
+            raise ValueError(f"an event {kind} is longer than {LONGEST_LINE >> 20} MiB, and could not be read again")
+        self.record.add(event)
         try:
             while self._owed:
                 self._write(self._owed[0])
                 del self._owed[0]
             self._write(line.encode() + b"\n")
         except OSError as error:
-            if event == "spoiled":
+            if isinstance(event, Spoiled):
                 self._owed.append(line.encode() + b"\n")
             self._spoil(f"the evidence could not be written to {self.path}: {error.strerror}")
 
@@ -93,7 +91,7 @@ class Evidence:
         if not why or why in self.record.spoiled:
             return
         if self.record.verdict is None:
-            self._add("spoiled", {"why": why})
+            self._add(Spoiled(why=why))
         else:
             self._late = self._late or why
 

@@ -1,6 +1,5 @@
 """The nodes' own runs as the controller of all hears of them: what each has come to, check by check."""
 
-import json
 import os
 import shutil
 import sys
@@ -9,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from typing import Any
 
 from pytest_gpufleet.model import events
@@ -62,7 +60,7 @@ class NodeRun:
         for line in lines:
             try:
                 if not self.damage:
-                    self.record.add(events.parsed(line, _of_one_of_many))
+                    self.record.add(events.typed(events.parsed(line, _of_one_of_many)))
             except ValueError as error:
                 self.damage = f"it told what is no event of a run ({error})"
 
@@ -245,7 +243,6 @@ def _note(run: NodeRun) -> None:
     else:
         why = "its files could not be brought here" if run.ended else "the run of all nodes ended before it"
     told = f"{why}; this is what it had told by then, without telemetry"
-    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     if run.record.verdict is None and run.record.began:
         with suppress(OSError), run.folder.evidence.open("a") as file:
-            file.write(json.dumps({"t": now, "event": "spoiled", "why": told}) + "\n")
+            file.write(events.line(events.Spoiled(t=events.now(), why=told)) + "\n")

@@ -8,15 +8,31 @@ import tempfile
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import cast
+
+import msgspec
 
 from pytest_gpufleet import __version__
 from pytest_gpufleet.machine.host import own_name
 from pytest_gpufleet.machine.software import of_this_process, relevant
 from pytest_gpufleet.machine.tools import RunTool, Unreadable, output
 from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.codec import Moment
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.model.events import SCHEMA, STARTED_BY, CommandLine
+from pytest_gpufleet.model.events import (
+    STARTED_BY,
+    CommandLine,
+    Event,
+    HostFactRead,
+    MachineRead,
+    OrderGiven,
+    ProfileGiven,
+    RunHeader,
+    SuiteSeen,
+    TopologyFound,
+)
+from pytest_gpufleet.model.levels import Level
+from pytest_gpufleet.model.limit import Grade
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import CONFTEST, PACKAGED, code, shipped
 from pytest_gpufleet.redaction import aliased, command
@@ -24,7 +40,7 @@ from pytest_gpufleet.run import conclusion, resume
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.run import Run
-from pytest_gpufleet.safe_files import STREAMS, open_regular
+from pytest_gpufleet.safe_files import STREAMS, open_regular, sha256
 from pytest_gpufleet.verdict.given_limits import as_given
 from pytest_gpufleet.verdict.host_rules import log_rules
 
@@ -188,28 +204,32 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
     run.ranks.environment = of_this_process()
     if run.options.nodes is None:  # else each node's own run does it
         run.lock()
-    standing = ground.standing
-    found = [{"nodes": [node.topology for node in standing]}, {"nodes": [node.machine for node in standing]}]
-    header, topology, machine = aliased(codec.plain([_header(run, arguments), *found]))
-    header["resumed"], carried = _resumed(run, header, topology, machine)
-    folder = RunFolder.make(run.options.folder, f"{header['host']}-{run.started:%Y%m%dT%H%M%SZ}")
+    header, topology, machine = _first_events(run, arguments)
+    carried: list[Event] = []
+    if run.options.resume is not None:
+        earlier = RunFolder(run.options.resume)
+        then = resume.load(earlier)
+        resume.check_same(earlier, then, Record.of(header, topology, machine))
+        run.take_up(earlier, then)
+        header = msgspec.structs.replace(header, resumed=resume.history(earlier, then))
+        carried = resume.events(earlier, then)
+    folder = RunFolder.make(run.options.folder, f"{header.host}-{run.started:%Y%m%dT%H%M%SZ}")
     run.folder, run.evidence = folder, Evidence(folder.evidence)
-    run.record_event("run", **header)
-    run.record_event("topology", **topology)
+    run.record(header)
+    run.record(topology)
     if profile and run.options.profile:
-        given = as_given(profile, (gpu.name for gpu in ground.topology.gpus))
-        run.record_event("profile", profile=given)
+        run.record(ProfileGiven(profile=as_given(profile, (gpu.name for gpu in ground.topology.gpus))))
     if order:
-        run.record_event("order", order=order)
-    run.record_event("machine", **machine)
+        run.record(OrderGiven(order=order))
+    run.record(machine)
     if run.options.nodes is None:
         own = run.own_machine.machine  # what its kernel log has from before the run is shown
         run.notice(log_rules.judged(own.logged.host, own.gpus, "before")[1])
-    run.record_event("suite", manifest=shipped())
-    for name, content in carried:
-        run.record_event(name, **content)
-        if name == "host_fact":
-            run.host_before.setdefault(content["fact"], content["value"])
+    run.record(SuiteSeen(manifest=shipped()))
+    for event in carried:
+        run.record(event)
+        if isinstance(event, HostFactRead):
+            run.host_before.setdefault(event.fact, event.value)
     run.carried = set(map(shipped().known_as, run.evidence.record.checks))
     _never_end_with_0(run)
 
@@ -222,54 +242,44 @@ def _never_end_with_0(run: Run) -> None:
     run.last_things.callback(setattr, os, "_exit", end)
 
 
-def _header(run: Run, arguments: Sequence[str]) -> dict[str, Any]:
-    """What evidence says of its run first."""
+def _first_events(run: Run, arguments: Sequence[str]) -> tuple[RunHeader, TopologyFound, MachineRead]:
+    """What evidence says first, with aliases if these are wanted: what one of them names has its alias in all."""
+    nodes = run.ground.standing
+    topology = TopologyFound(nodes=[node.topology for node in nodes])
+    machine = MachineRead(nodes=[node.machine for node in nodes])
+    said = codec.plain((run.cluster_header(_header(run, arguments)), topology, machine))
+    return codec.typed(aliased(said), tuple[RunHeader, TopologyFound, MachineRead])
+
+
+def _header(run: Run, arguments: Sequence[str]) -> RunHeader:
     options, ground, profile, order = run.options, run.ground, run.profile, run.order
     started_by = command_line(arguments)
-    return {
-        "schema": SCHEMA,
-        "host": own_name(),
-        "nodes": [node.found for node in ground.standing],
-        "utc": run.started.isoformat(timespec="seconds"),
-        "command": started_by.typed,
-        "command_line": started_by,
-        "level": options.level,
-        "burn_in_seconds": run.burn_in_seconds if options.level == "burnin" else 0,
-        "deadline_seconds": options.deadline or 0,
-        "basis": options.basis,
-        "network": options.network,
-        "gpus": str(options.gpus),
-        "gpus_present": ground.gpus_present,
-        "rehearsal": bool(ground.rehearsal_ranks),
-        "rehearsal_because": ground.why if ground.rehearsal_ranks else "",
-        "ranks": ground.size,
-        "profile": profile.name if profile else None,
-        "profile_sha256": hashlib.sha256(profile.path.read_bytes()).hexdigest() if profile else None,
-        "order": order.file if order else None,
-        "order_sha256": order.sha256 if order else None,
-        "environment": relevant(),
-        "python": platform.python_version(),
-        "pytest": version("pytest"),
-        "plugin": __version__,
-        "commit": of_checkout(),
-        "code": code(),
-        "notes": dict(options.notes),
-        "language": options.language,
-        **run.cluster_header(),
-    }
-
-
-def _resumed(
-    run: Run, header: dict[str, Any], topology: dict[str, Any], machine: dict[str, Any]
-) -> tuple[list[dict[str, Any]], list[tuple[str, dict[str, Any]]]]:
-    """The runs that this one goes on with, and the events that it takes over from them. It begins with these events."""
-    if run.options.resume is None:
-        return [], []
-    folder = RunFolder(run.options.resume)
-    then = resume.load(folder)
-    now = Record()
-    for event in ({"event": "run", **header}, {"event": "topology", **topology}, {"event": "machine", **machine}):
-        now.add(event)
-    resume.check_same(folder, then, now)
-    run.take_up(folder, then)
-    return resume.history(folder, then), resume.events(folder, then)
+    return RunHeader(
+        host=own_name(),
+        nodes=tuple(node.found for node in ground.standing),
+        utc=Moment(run.started.isoformat(timespec="seconds")),
+        command=started_by.typed,
+        command_line=started_by,
+        level=cast(Level, options.level),
+        burn_in_seconds=run.burn_in_seconds if options.level == "burnin" else 0,
+        deadline_seconds=options.deadline or 0,
+        basis=cast(Grade, options.basis),
+        network=options.network,
+        gpus=str(options.gpus),
+        gpus_present=ground.gpus_present,
+        rehearsal=bool(ground.rehearsal_ranks),
+        rehearsal_because=ground.why if ground.rehearsal_ranks else "",
+        ranks=ground.size,
+        profile=profile.name if profile else None,
+        profile_sha256=sha256(profile.path) if profile else None,
+        order=order.file if order else None,
+        order_sha256=order.sha256 if order else None,
+        environment=relevant(),
+        python=platform.python_version(),
+        pytest=version("pytest"),
+        plugin=__version__,
+        commit=of_checkout(),
+        code=code(),
+        notes=dict(options.notes),
+        language=options.language,
+    )

@@ -9,17 +9,46 @@ came to their end, as they are. All other nodes run their own checks again.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
 
-from pytest_gpufleet.model import codec
+import msgspec
+
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.model.events import HostFound, read_events
+from pytest_gpufleet.model.events import (
+    CheckFinished,
+    CheckStarted,
+    Deselected,
+    Earlier,
+    Event,
+    FaultFound,
+    FreshWorld,
+    HostFound,
+    Judged,
+    Losses,
+    MachineRead,
+    NodeFinished,
+    NodeLeftOut,
+    NodeLost,
+    Noticed,
+    OrderGiven,
+    ProfileGiven,
+    Progress,
+    RunHeader,
+    Spoiled,
+    SuiteSeen,
+    Telemetry,
+    TopologyFound,
+    Verdict,
+    WorldStarted,
+    read_events,
+    typed,
+)
 from pytest_gpufleet.model.fault import CODES
 from pytest_gpufleet.model.gpu import SOFTWARE
 from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.model.suite import shipped
+from pytest_gpufleet.model.suite import Suite, shipped
 from pytest_gpufleet.run import integrity
 from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
 from pytest_gpufleet.verdict.gaps import DEADLINE
@@ -81,8 +110,8 @@ MOST_LINES = 12
 
 # Events of which the new run has its own, or which belong to a check that runs again or passed.
 MADE_AGAIN = (
-    "run", "profile", "order", "topology", "machine", "world_started", "fresh_world", "telemetry", "progress",
-    "check_started", "deselected", "verdict", "node_lost", "node_left_out", "node_finished",
+    RunHeader, ProfileGiven, OrderGiven, TopologyFound, MachineRead, WorldStarted, FreshWorld, Telemetry, Progress,
+    CheckStarted, Deselected, Verdict, NodeLost, NodeLeftOut, NodeFinished,
 )  # fmt: skip
 
 
@@ -197,13 +226,12 @@ def _told(value: object) -> str:
     return str(value)
 
 
-def history(folder: RunFolder, then: Record) -> list[dict[str, Any]]:
+def history(folder: RunFolder, then: Record) -> tuple[Earlier, ...]:
     """The runs that a new one goes on with, the first one first: name, begin, and the checks that failed there, also
     those that missed a limit and did not come to their end."""
     failed = [check.id for check in then.checks.values() if check.outcome == "failed"]
     failed += [finding.check for finding in then.findings if finding.state == "missed"]
-    told = {"run": folder.name, "utc": str(then.run.utc), "failed": list(dict.fromkeys(failed))}
-    return [*codec.plain(then.run.resumed), told]
+    return *then.run.resumed, Earlier(folder.name, then.run.utc, tuple(dict.fromkeys(failed)))
 
 
 def _passed(then: Record) -> set[str]:
@@ -224,31 +252,30 @@ def _passed(then: Record) -> set[str]:
     }
 
 
-def events(folder: RunFolder, then: Record) -> list[tuple[str, dict[str, Any]]]:
+def events(folder: RunFolder, then: Record) -> list[Event]:
     """The events by which the new run's evidence takes over checks that need not run again, and all that was told of
     the run as a whole: what spoiled it spoils the new one. Each says which run it is of."""
     passed, name = _passed(then), folder.name
-    taken = []
-    for _, event in read_events(folder.evidence):
-        content = {key: value for key, value in event.items() if key not in ("t", "event")}
+    taken: list[Event] = []
+    for _, line in read_events(folder.evidence):
+        event = typed(line)
         match event:
-            case {"event": "finding", "finding": {"check": check}}:
-                if check in passed:
-                    taken.append(("finding", content))
-            case {"event": "check_finished", "check": check}:
-                if check["id"] in passed:
-                    taken.append(("check_finished", {"check": {**check, "run": check.get("run") or name}}))
-            case {"event": "losses", "check": check} if check not in passed:  # it runs again
+            case None | SuiteSeen(manifest=Suite()):  # that of the new run, which is of the same version
                 pass
-            case {"event": "fault", "fault": {"watched": False, "name": code}} if code not in WRONG_DATA:
+            case Judged(finding=finding):
+                taken += [event] * (finding.check in passed)
+            case CheckFinished(check=check):
+                ended = replace(check, run=check.run or name)
+                taken += [msgspec.structs.replace(event, check=ended)] * (check.id in passed)
+            case Losses(check=check_id) if check_id not in passed:  # it runs again
+                pass
+            case FaultFound(fault=fault) if not fault.watched and fault.name not in WRONG_DATA:
                 pass  # the check runs again
-            case {"event": "noticed", "fault": {"watched": False, "check": check}} if check not in passed:
+            case Noticed(fault=fault) if not fault.watched and fault.check not in passed:
                 pass  # the kernel log still has it, or the check runs again
-            case {"event": "suite", "manifest": _}:  # that of the new run, which is of the same version
-                pass
-            case {"event": kind} if kind not in MADE_AGAIN:
-                taken.append((kind, {"in_run": name, **content}))
+            case Event() if not isinstance(event, MADE_AGAIN):
+                taken.append(msgspec.structs.replace(event, in_run=event.in_run or name))
     # Telemetry itself is made again, but not that of the checks that do not run again.
     for gpu, missing in without_telemetry(then) if passed else ():
-        taken.append(("spoiled", {"in_run": name, "why": f"{gpu}: {missing}"}))
+        taken.append(Spoiled(in_run=name, why=f"{gpu}: {missing}"))
     return taken

@@ -20,6 +20,7 @@ from pytest_gpufleet.run.interruption import Interruption
 from pytest_gpufleet.run.settings import Options
 
 if TYPE_CHECKING:
+    from pytest_gpufleet.model.events import Event, Losses, RunHeader, WorldStarted
     from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.finding import Finding
     from pytest_gpufleet.model.gpu import Gpu
@@ -180,24 +181,28 @@ class Run:
             except GpuTaken as taken:
                 raise Refused(str(taken)) from None
 
-    def record_event(self, name: str, **content: Any) -> None:
+    def record(self, event: Event) -> None:
         if self.evidence is not None:
             with self.interruption.deferred():  # half of a line would be taken for damage
-                self.evidence.add(name, **content)
+                self.evidence.add(event)
 
     def accuse(self, fault: Fault) -> None:
         """Put on record what is wrong, and tell who listens."""
-        self.record_event("fault", fault=fault)
+        from pytest_gpufleet.model.events import FaultFound
+
+        self.record(FaultFound(fault=fault))
         self.hear_fault(fault)
 
     def notice(self, shown: Iterable[Fault]) -> None:
         """Put on record what is told beside the verdict and speaks against nothing."""
-        for fault in shown:
-            self.record_event("noticed", fault=fault)
+        from pytest_gpufleet.model.events import Noticed
 
-    def cluster_header(self) -> dict[str, Any]:
-        """What evidence says first of a run on many nodes."""
-        return {}
+        for fault in shown:
+            self.record(Noticed(fault=fault))
+
+    def cluster_header(self, header: RunHeader) -> RunHeader:
+        """With what evidence says first of a run on many nodes."""
+        return header
 
     def take_up(self, folder: RunFolder, then: Record) -> None:
         """Go on with the run in this folder beyond what its events say."""
@@ -214,11 +219,12 @@ class Run:
         """A fact of the host at this moment; None where the system does not tell, Missing where it is known why.
         What is not read at the begin of a run is on record from now on."""
         from pytest_gpufleet.machine import host
+        from pytest_gpufleet.model.events import HostFactRead
         from pytest_gpufleet.model.gpu import Missing
 
         value = self.own_machine.host_now(fact)
         if host.FACTS[fact].on_request and value is not None and not isinstance(value, Missing):
-            self.record_event("host_fact", fact=fact, value=value)
+            self.record(HostFactRead(fact=fact, value=value))
         self.host_before.setdefault(fact, value)
         return value
 
@@ -321,7 +327,6 @@ class Ranks:
     @cached_property
     def pool(self) -> Pool:
         """Refused without a GPU, or if somebody else has one of them."""
-        from pytest_gpufleet.redaction import throughout
         from pytest_gpufleet.world.pool import Pool
 
         run = self._run
@@ -334,8 +339,15 @@ class Ranks:
             run.options.timeout,
             test_deadline=lambda: self.test_deadline,
             foreign_test=lambda: self.foreign_test,
-            on_event=lambda name, **content: run.record_event(name, check=self.test, **throughout(content)),
+            on_event=self._record,
         )
+
+    def _record(self, event: WorldStarted | Losses) -> None:
+        """What the pool tells while a test runs; ranks choose the words of losses."""
+        from pytest_gpufleet.model import codec
+        from pytest_gpufleet.redaction import throughout
+
+        self._run.record(codec.typed({**throughout(codec.plain(event)), "check": self.test}, type(event)))
 
     def _engine(self) -> Engine:
         return self._local_engine
@@ -396,7 +408,9 @@ class Ranks:
             return
         pool.begin_test()
         if pool.started and pool.used_by and of_the_suite:
-            self._run.record_event("fresh_world", check=test, after=pool.used_by)
+            from pytest_gpufleet.model.events import FreshWorld
+
+            self._run.record(FreshWorld(check=test, after=pool.used_by))
             pool.stop()
         elif fresh:
             pool.stop()
@@ -431,8 +445,10 @@ class Sampling:
         self.sampler = Sampler(run.own_machine.node, run.options.interval, self._take_in)
 
     def _take_in(self, sample: Sample) -> None:
+        from pytest_gpufleet.model.events import Telemetry
+
         self.note_lost()
-        self._run.record_event("telemetry", sample=sample)
+        self._run.record(Telemetry(sample=sample))
         self._activity.add(sample)
         self.latest = sample
         self._health.note(sample)

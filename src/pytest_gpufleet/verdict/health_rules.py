@@ -260,7 +260,7 @@ def without_telemetry(record: Record) -> list[tuple[str, str]]:
         return []
     found = []
     for position, gpu in enumerate(record.topology.gpus):
-        readings = [taken for sample in record.telemetry for taken in sample["gpus"][position : position + 1]]
+        readings = [taken for sample in record.telemetry for taken in sample.gpus[position : position + 1]]
         never = [name for name in TELEMETRY if all(taken.get(name) is None for taken in readings)]
         if never and (_known(gpu) or not readings):
             listed = " and ".join(filter(None, (", ".join(never[:-1]), never[-1])))

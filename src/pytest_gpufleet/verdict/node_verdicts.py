@@ -3,7 +3,7 @@ its own, by which its machine is judged; the run over all of them tells what the
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from pytest_gpufleet.model.events import NodeFinished, Outcome
 from pytest_gpufleet.model.fault import Fault
@@ -144,18 +144,13 @@ def hosts_blamed(record: Record, check_id: str) -> tuple[str, ...]:
     return tuple(host for number, host in record.hosts.items() if number in numbers)
 
 
-def finished(number: int, run: str, record: Record, sha256: str) -> dict[str, Any]:
-    """What evidence says of a node's own run that has ended: the content of an event `node_finished`. `sha256`: of its
-    evidence as it was brought here, "" if it could not be."""
-    return {
-        "node": number,
-        "run": run,
-        "verdict": record.verdict,
-        "reasons": tuple(record.reasons),
-        "basis": basis.lowest(record),
-        "exit_status": record.exit_status,
-        "sha256": sha256,
-    }
+def finished(number: int, run: str, record: Record, sha256: str) -> NodeFinished:
+    """What evidence says of a node's own run that has ended. `sha256`: of its evidence as it was brought here, "" if it
+    could not be."""
+    return NodeFinished(
+        node=number, run=run, verdict=record.verdict, reasons=tuple(record.reasons), basis=basis.lowest(record),
+        exit_status=record.exit_status, sha256=sha256,
+    )  # fmt: skip
 
 
 def faults_of(number: int, record: Record, check_id: str) -> list[Fault]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from pytest_gpufleet.model.conditions import c_number
-from pytest_gpufleet.model.events import NO_NETWORK, Check
+from pytest_gpufleet.model.events import NO_NETWORK, Check, VerdictWord
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import NVLS_SINCE
 from pytest_gpufleet.model.language import say
@@ -34,7 +34,7 @@ CUT_SHORT = {
 }
 
 
-def conclude(record: Record) -> tuple[str, list[str]]:
+def conclude(record: Record) -> tuple[VerdictWord, list[str]]:
     """The verdict and the reasons for it, most important first.
 
     REHEARSAL without GPUs; else REJECTED if any check failed or the health of a

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.events import Losses, WorldStarted
 from pytest_gpufleet.world import shipping
 from pytest_gpufleet.world.call import START, Call, Members, RankSpec, local_sizes
 from pytest_gpufleet.world.engines.protocol import Engine
@@ -27,8 +27,8 @@ class Pool:
     """Warm rank processes, and what is shared by everything that runs on them: waiting, deadlines and diagnosis.
 
     `timeout` is the default deadline of a call in seconds, `test_deadline()` the time on `clock` by which the running
-    test must be done, if it has one; `foreign_test()` the running test if it is none of the suite; `on_event(name,
-    **content)` hears of every start, and of losses that ranks tell.
+    test must be done, if it has one; `foreign_test()` the running test if it is none of the suite; `on_event` hears of
+    every start, and of losses that ranks give.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Pool:
         timeout: float,
         test_deadline: Callable[[], float | None] = lambda: None,
         foreign_test: Callable[[], str] = lambda: "",
-        on_event: Callable[..., None] = lambda name, **content: None,
+        on_event: Callable[[WorldStarted | Losses], None] = lambda event: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.specs = tuple(specs)
@@ -163,7 +163,7 @@ class Pool:
             self._begin()
             self._collect(self._of_everyone("start of the ranks", b""), self._start_seconds)
         self._ready = True
-        self._on_event("world_started", ranks=len(self.specs), seconds=round(self._clock() - began, 3))
+        self._on_event(WorldStarted(ranks=len(self.specs), seconds=round(self._clock() - began, 3)))
 
     def _begin(self) -> None:
         if self.started:
@@ -208,7 +208,7 @@ class Pool:
         for rank in sorted(answers.outcomes):
             for curve in answers.outcomes[rank].losses:
                 placed = msgspec.structs.replace(curve, place=curve.place or self.specs[rank].place)
-                self._on_event("losses", curve=codec.plain(placed))
+                self._on_event(Losses(curve=placed))
         if answers.failed or not answers.ranks.issuperset(call.ranks):
             raise diagnose(self._engine, self.specs, call, answers, timeout)
         return answers.outcomes

@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from pytest_gpufleet.model.language import Said, say
-from pytest_gpufleet.model.measurement import SLOW_BEAT
+from pytest_gpufleet.model.measurement import SLOW_BEAT, Sample
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.plots import canvas
@@ -75,7 +75,7 @@ QUANTITIES = (
 )
 
 
-def svgs(samples: Sequence[Mapping[str, Any]], places: Sequence[Place], checks: Checks) -> list[tuple[str, str]]:
+def svgs(samples: Sequence[Sample], places: Sequence[Place], checks: Checks) -> list[tuple[str, str]]:
     """(title, SVG) for each quantity that any GPU told, over the whole run; nothing with fewer than two samples.
 
     `samples` are {"time": seconds since the epoch, "gpus": [{reading: value or None}, ...]} in the order in which they
@@ -83,9 +83,9 @@ def svgs(samples: Sequence[Mapping[str, Any]], places: Sequence[Place], checks: 
     """
     if len(samples) < 2:
         return []
-    start = samples[0]["time"]
+    start = samples[0].time
     # Not that of the last sample: somebody may have set the clock back during the run.
-    length = max(sample["time"] for sample in samples) - start
+    length = max(sample.time for sample in samples) - start
     if length <= 0:
         return []
     stripes = _stripes(checks, start, length)
@@ -112,20 +112,20 @@ def _stripes(checks: Checks, start: float, length: float) -> list[Stripe]:
     return stripes
 
 
-def _line(samples: Sequence[Mapping[str, Any]], index: int, quantity: Quantity) -> list[tuple[float, float]]:
+def _line(samples: Sequence[Sample], index: int, quantity: Quantity) -> list[tuple[float, float]]:
     """(seconds since the first sample, value) where there is a value; NaN, at which the line breaks, where a sample has
     none or is missing."""
-    first, last = samples[0]["time"], -1
-    longest_step = MISSING * median(after["time"] - before["time"] for before, after in pairwise(samples))
+    first, last = samples[0].time, -1
+    longest_step = MISSING * median(after.time - before.time for before, after in pairwise(samples))
     points: list[tuple[float, float]] = []
     for number, sample in enumerate(samples):
-        gpu = sample["gpus"][index] if index < len(sample["gpus"]) else {}
+        gpu = sample.gpus[index] if index < len(sample.gpus) else {}
         values = [value for name in quantity.readings if (value := canvas.drawable(gpu.get(name))) is not None]
         if len(values) < len(quantity.readings):
             continue
-        if points and (number - last > 1 or sample["time"] - samples[last]["time"] > longest_step):
+        if points and (number - last > 1 or sample.time - samples[last].time > longest_step):
             points.append((points[-1][0], math.nan))
-        points.append((sample["time"] - first, sum(values) * quantity.scale))
+        points.append((sample.time - first, sum(values) * quantity.scale))
         last = number
     return _decimated(points)
 

@@ -95,7 +95,7 @@ def _with_nodes(record: Record, own: Mapping[int, Record]) -> Record:
 
 def _finished(end: NodeFinished, own: Record) -> NodeFinished:
     reasons = [reason for reason in own.reasons if reason != own.judged_again]
-    return NodeFinished(**finished(end.node, end.run, replace(own, reasons=reasons), end.sha256))
+    return finished(end.node, end.run, replace(own, reasons=reasons), end.sha256)
 
 
 def _on_nodes(check: Check, found: Mapping[int, Check], record: Record) -> Check:
