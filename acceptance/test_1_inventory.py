@@ -22,13 +22,13 @@ from pytest_gpufleet import (
     expect_none,
     not_applicable,
 )
-from pytest_gpufleet.machine import host
+from pytest_gpufleet.machine import host, network_ports
 from pytest_gpufleet.model.events import NO_NETWORK
 from pytest_gpufleet.model.machine import Order
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.probes.links.host_copies import pcie_generation_under_load
 from pytest_gpufleet.probes.memory import clocks_under_load
-from pytest_gpufleet.verdict import health_rules, link_rules, orders, port_rules
+from pytest_gpufleet.verdict import health_rules, link_rules, orders
 
 pytestmark = [
     pytest.mark.chapter("Inventory", "Is everything there that was ordered, and set up as it should be?"),
@@ -425,11 +425,11 @@ def test_network_ports_are_active(machine: LiveMachine, fleet_order: Order | Non
     the order (--fleet-order) says that it is in use. Where no port of the GPUs is up, all are named: if that is meant,
     say `--fleet-network none`.
     """
-    there = machine.host["network_ports"] or ()
+    there = assertions.of_host(machine.host.get, network_ports.NETWORK_PORTS)
     expect_none(orders.ports_down(fleet_order, there))
     if fleet_network != NO_NETWORK:
-        expect_none(port_rules.kinds_down(there, machine.gpus))
-    expect_none(port_rules.unlike_others(assertions.ports_in_use(machine)))
+        expect_none(network_ports.kinds_down(there, machine.gpus))
+    expect_none(network_ports.unlike_others(assertions.ports_in_use(machine)))
 
 
 @needs_gpus
@@ -441,9 +441,9 @@ def test_network_ports_have_full_pcie(machine: LiveMachine) -> None:
     is the wrong one. Where all slots of the machine are of a generation too slow for its ports, it was built so.
     """
     ports = assertions.ports_in_use(machine)
-    if not any(port.get("pcie", {}).get("lanes") for port in ports if "ACTIVE" in port["state"]):
-        not_applicable("no active network port tells its PCIe link, as where a virtual machine hides it")
-    expect_none(port_rules.ports_behind_slow_pcie(ports))
+    if not any(port.pcie.lanes for port in network_ports.active(ports)):
+        not_applicable("no active network port shows its PCIe link, as where a virtual machine hides it")
+    expect_none(network_ports.ports_behind_slow_pcie(ports))
 
 
 @pytest.mark.spmd

@@ -30,7 +30,7 @@ def test_drives_are_healthy(machine: LiveMachine) -> None:
     """
     drives = assertions.of_host(machine.now, disks.DISK_HEALTH)
     expect_none(part_rules.sick_drives(drives))
-    assertions.require_answers(drives)
+    assertions.require_answers(drive.get("silent") for drive in drives)
 
 
 @pytest.mark.level("burnin")

@@ -6,12 +6,13 @@ from functools import partial
 
 import pytest
 
-from pytest_gpufleet import Judge, LiveMachine, World, expect_none, not_applicable
-from pytest_gpufleet.machine import optics, rdma
-from pytest_gpufleet.model.machine import fastest_ports
+from pytest_gpufleet import Judge, LiveMachine, World, expect_none, not_applicable, not_judged
+from pytest_gpufleet.machine import network_ports, optics, rdma
+from pytest_gpufleet.model.events import NO_NETWORK
+from pytest_gpufleet.model.machine import Order
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.probes import adapter_loopback
-from pytest_gpufleet.verdict import port_rules
+from pytest_gpufleet.verdict import orders
 
 pytestmark = [
     pytest.mark.chapter("Network adapters", "Are adapters, cables and transceivers fast and free of errors?"),
@@ -31,8 +32,8 @@ def test_transceivers_are_well(machine: LiveMachine) -> None:
     its cage. Copper cables have no light, and pass with what they have. Needs `mlxlink` (MFT) or `mstlink`, and root.
     """
     ports = assertions.of_host(machine.now, optics.OPTICS)
-    expect_none(port_rules.module_faults(ports))
-    assertions.require_answers(ports)
+    expect_none(optics.module_faults(ports))
+    assertions.require_answers(port.silent for port in ports)
 
 
 @needs_gpus
@@ -46,8 +47,49 @@ def test_links_have_few_bit_errors(machine: LiveMachine) -> None:
     judged once a link was up for 125 minutes. It needs `mlxlink` (MFT) or `mstlink`, and root.
     """
     ports = assertions.of_host(machine.now, optics.OPTICS)
-    expect_none(port_rules.links_with_errors(ports))
-    assertions.require_answers(ports)
+    expect_none(optics.links_with_errors(ports))
+    assertions.require_answers(port.silent for port in ports)
+
+
+@needs_gpus
+@pytest.mark.proves_sound
+def test_ports_run_at_the_rate_of_their_board(
+    machine: LiveMachine, fleet_order: Order | None, fleet_network: str
+) -> None:
+    """Network ports run at more than half the rate of their board
+
+    Ports that all run at half their rate look alike, and every transfer between nodes takes twice as long: a switch or
+    its ports are set to less, cables or splitters are those of a slower network, or half of the lanes are dead. Of the
+    InfiniBand and RoCE ports that are up, those at the highest rate are held against what their board has (by its
+    settings' name, PSID) or, with `mlxlink`, what board and cable can both do. A network that was built slower is
+    right where the order (--fleet-order) or --fleet-network says its rate.
+    """
+    if fleet_network == NO_NETWORK:
+        not_applicable("--fleet-network none")
+    ports = network_ports.fastest_ports(assertions.ports_in_use(machine))
+    stated = {*orders.rates_of_ports(fleet_order), *([float(fleet_network)] if fleet_network else [])}
+    expect_none(network_ports.below_their_board(ports, {}, stated))
+    if all(network_ports.rate_of_board(port, {}) for port in ports):
+        return
+    able = {each.port: each.able for each in assertions.of_host(machine.now, optics.OPTICS) if each.able}
+    expect_none(network_ports.below_their_board(ports, able, stated))
+    if unknown := [port.port for port in ports if not network_ports.rate_of_board(port, able)]:
+        not_judged(f"nobody knows the rate of the boards of {', '.join(unknown)}: say it in the order (--fleet-order)")
+
+
+@needs_gpus
+@pytest.mark.proves_sound
+def test_ports_have_one_mtu(machine: LiveMachine) -> None:
+    """Network ports in the same role have the same MTU
+
+    One port with a smaller MTU makes its rail slower than the others, or drops what they send. It is held against
+    those of its kind and rate which are next to GPUs too, or are not: `ip link`, `ibv_devinfo` (active_mtu). Set it in
+    the configuration of the network, at the port of the switch too.
+    """
+    ports = assertions.ports_in_use(machine)
+    if not any(port.mtu for port in network_ports.active(ports)):
+        not_applicable("no active port has a network interface here, which has the MTU")
+    expect_none(network_ports.other_mtu(ports, machine.gpus))
 
 
 @pytest.mark.host_alone
@@ -62,13 +104,13 @@ def test_adapters_write_to_themselves(machine: LiveMachine, judge: Judge) -> Non
     that save power. perftest from 23.07 on has to be installed.
     """
     ports = assertions.of_host(machine.now, rdma.RDMA_WRITES)
-    wrote = [port for port in ports if "why" not in port]
-    figures = {port["port"]: [port["gigabits"] / 8] for port in wrote}
+    wrote = [port for port in ports if not port.why]
+    figures = {port.port: [port.gigabits / 8] for port in wrote}
     written = adapter_loopback.adapter_bandwidth(
-        figures, machine.host["network_ports"] or (), "ib_write_bw", wrote[0]["bytes"]
+        figures, network_ports.ports_of(machine.host), "ib_write_bw", wrote[0].bytes
     )
-    judge(written, on_miss=partial(port_rules.slow_adapters, written))
-    expect_none(port_rules.adapters_that_fail(ports))
+    judge(written, on_miss=partial(rdma.slow_adapters, written))
+    expect_none(rdma.adapters_that_fail({port.port: port.why for port in ports if port.why}))
 
 
 @pytest.mark.level("burnin")
@@ -85,16 +127,16 @@ def test_gpus_reach_each_other_through_each_adapter(machine: LiveMachine, world:
     (nvidia-peermem or dma-buf), IOMMU and ACS, NCCL_* variables. Ranks are started anew for it, so it is part of level
     burnin. A rehearsal sends through the loopback interface.
     """
-    every = machine.host["network_ports"] or () if world.gpus else [adapter_loopback.LOOPBACK_INTERFACE]
-    ports = fastest_ports(every) if world.gpus else every
+    every = network_ports.ports_of(machine.host) if world.gpus else [adapter_loopback.LOOPBACK_INTERFACE]
+    ports = network_ports.fastest_ports(every) if world.gpus else every
     if not ports:
         not_applicable("no InfiniBand or RoCE port is active")
     found = adapter_loopback.adapters_in_loopback(world, ports)
     for figures, method in ((found.alone, "nccl"), (found.at_once, "nccl at once")):
         if figures:
             sent = adapter_loopback.adapter_bandwidth(figures, every, method, adapter_loopback.LOOPBACK_BYTES.on(world))
-            judge(sent, on_miss=partial(port_rules.slow_adapters, sent))
-    uncounted = [{"port": name, "why": "its counters did not grow by what was sent"} for name in found.unseen]
-    expect_none(port_rules.adapters_that_fail([*found.failed, *(uncounted if found.alone else ())]))
+            judge(sent, on_miss=partial(rdma.slow_adapters, sent))
+    uncounted = dict.fromkeys(found.unseen if found.alone else (), "its counters did not grow by what was sent")
+    expect_none(rdma.adapters_that_fail({**found.failed, **uncounted}))
     if not found.alone:
         not_applicable(f"the counters of {', '.join(found.unseen)} did not grow by what was sent: nobody knows its way")

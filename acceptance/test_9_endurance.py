@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import Fault, Gpu, Judge, LiveMachine, Measurement, World, expect_none, not_applicable
-from pytest_gpufleet.machine import memory
+from pytest_gpufleet.machine import memory, network_ports
 from pytest_gpufleet.plugin import assertions
-from pytest_gpufleet.verdict import health_rules, link_rules, port_rules
+from pytest_gpufleet.verdict import health_rules, link_rules
 from pytest_gpufleet.verdict.host_rules import part_rules
 
 Rule = Callable[[Gpu, Any, float], Iterable[Fault]]
@@ -95,10 +95,10 @@ def test_network_ports_stayed_clean(machine: LiveMachine) -> None:
     under load. Check cable, transceiver and switch port of the named one: `ibstat`, `perfquery`, `mlxlink`.
     """
     before = assertions.ports_in_use(machine)
-    in_use = [port for port in before if "ACTIVE" in port["state"]]
-    if not any(port.get("errors") for port in in_use):
+    if not any(port.errors for port in network_ports.active(before)):
         not_applicable("no active network port counts errors, as where a virtual machine hides them")
-    expect_none(port_rules.port_errors(before, machine.now("network_ports") or (), machine.seconds_ago))
+    now = assertions.of_host(machine.now, network_ports.NETWORK_PORTS, read_before=True)
+    expect_none(network_ports.port_errors(before, now, machine.seconds_ago))
 
 
 @pytest.mark.at_the_end

@@ -79,7 +79,7 @@ WORK: list[tuple[ModuleType, dict[str, Any]]] = [
     (burn_in, {"_prepare": nothing, "_turn": giving(burn_in.Turn(1.0, "", 0, STATE)), "put_away": nothing}),
     (power_steps, {"_prepare": giving((None, 0.0)), "_turn": stepped, "put_away": nothing}),
     (between_nodes, {"everyones": lambda rank, values: [list(values)] * rank.size, "nccl_version": giving(22809)}),
-    (between_nodes, {"active": giving(True)}),
+    (between_nodes.network_ports, {"any_active": giving(True)}),
 ]  # fmt: skip
 
 

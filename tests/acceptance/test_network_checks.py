@@ -2,6 +2,7 @@
 
 import pytest
 
+from pytest_gpufleet.model.machine import Order
 from pytest_gpufleet.probes import adapter_loopback
 from pytest_gpufleet.verdict.judgement import judge
 from tests.acceptance.checks import outcomes, ranks_answer
@@ -50,6 +51,46 @@ def port(i):
 host['network_ports'] = [port(i) for i in range(4)]
 wrote = host['rdma_writes'] = [dict(port=f'mlx5_{i}/1', bytes=8 << 20, gigabits=389.6) for i in range(4)]
 """
+
+
+@pytest.mark.parametrize(
+    ("change", "order", "what"),
+    [
+        ("", None, "passed"),
+        ("slow()", None, "failed"),
+        ("slow()", [{"adapter": "MT4129", "count": 4, "gigabits_per_second": 200}], "passed"),
+        ("slow('DEL0000000041')", None, "skipped"),  # nobody knows, and mlxlink is not installed
+        (
+            "slow('DEL0000000041'); host['optics'] = [dict(port=f'mlx5_{i}/1', able=400) for i in range(4)]",
+            None,
+            "failed",
+        ),
+        (
+            "slow('DEL0000000041'); host['optics'] = [dict(port=f'mlx5_{i}/1', able=200) for i in range(4)]",
+            None,
+            "passed",
+        ),
+    ],
+)
+def test_ports_at_half_the_rate_of_their_board(change, order, what):
+    given = order and Order("order.toml", "", {"ports": order})
+    there = f"""{PORTS}
+host['optics'] = Missing('mlxlink is not installed', remedy='apt install mstflint')
+for port in host['network_ports']: port['board'] = 'MT_0000000838'
+def slow(board='MT_0000000838'):
+    for port in host['network_ports']: port.update(rate='200 Gb/sec (4X HDR)', board=board)
+{change}"""
+    outcome = outcomes(recorded(there), fleet_order=given)["test_ports_run_at_the_rate_of_their_board"]
+    assert outcome.what == what
+    assert [fault.name for fault in outcome.faults] == ["nic_rate_low"] * (4 if what == "failed" else 0)
+
+
+def test_a_port_with_another_mtu():
+    mtus = f"{PORTS}for port in host['network_ports']: port['mtu'] = 4200\n"
+    odd = f"{mtus}host['network_ports'][2]['mtu'] = 1500"
+    found = [outcomes(recorded(each))["test_ports_have_one_mtu"] for each in (PORTS, mtus, odd)]
+    assert [each.what for each in found] == ["not applicable", "passed", "failed"]
+    assert [fault.name for fault in found[-1].faults] == ["mtu_mismatch"]
 
 
 def written(change):
@@ -110,6 +151,5 @@ def test_figures_that_nothing_proves_are_not_judged(monkeypatch):
 
 def test_adapters_that_carry_what_gpus_send(monkeypatch):
     assert through_adapters(monkeypatch, alone={"mlx5_0/1": (46.0,), "mlx5_1/1": (46.5,)}).what == "passed"
-    failed = [{"port": "mlx5_1/1", "why": "rank 3 died"}]
-    outcome = through_adapters(monkeypatch, alone={"mlx5_0/1": (46.0,)}, failed=failed)
+    outcome = through_adapters(monkeypatch, alone={"mlx5_0/1": (46.0,)}, failed={"mlx5_1/1": "rank 3 died"})
     assert [fault.name for fault in outcome.faults] == ["network_adapter_fails"]

@@ -4,9 +4,10 @@ import re
 
 import pytest
 
-from pytest_gpufleet.machine import pci_devices, rdma
+from pytest_gpufleet.machine import acs, gpudirect, pcie
+from pytest_gpufleet.model import codec
 from tests.acceptance.checks import outcomes
-from tests.machine.test_pci_devices import BOARD, VIRTUAL, config_space
+from tests.machine.test_pcie import BOARD, VIRTUAL, config_space
 from tests.machine.trees import laid_out
 from tests.machines import recorded
 
@@ -16,12 +17,13 @@ FULL, RECORDED, CLEAN = (
     "test_no_uncorrected_pcie_error_is_recorded",
     "test_pcie_paths_stayed_clean",
 )
-NEAR, GPUDIRECT, SWITCHES = (
+NEAR, GPUDIRECT, SWITCHES, P2P = (
     "test_adapters_are_next_to_gpus",
     "test_gpudirect_rdma_can_work",
     "test_switches_let_adapters_reach_gpus",
+    "test_switches_let_gpus_reach_each_other",
 )
-CHECKS = (FULL, RECORDED, CLEAN, NEAR, GPUDIRECT, SWITCHES)
+CHECKS = (FULL, RECORDED, CLEAN, NEAR, GPUDIRECT, SWITCHES, P2P)
 
 UP = "sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0"
 TO_GPU, TO_ADAPTER = f"{UP}/0000:17:00.0", f"{UP}/0000:17:01.0"
@@ -41,13 +43,13 @@ def machine(tmp_path, name=BOARD, change=str, control=0, host=""):
     return recorded(
         f"machine.count = {len(buses)}\n"
         f"for gpu, bus in zip(gpus, {buses!r}): gpu['pci_bus_id'] = f'00000000:{{bus}}:00.0'\n"
-        f"host['pci_devices'] = {pci_devices.read(root)!r}\nhost['pcie_acs'] = {pci_devices.acs(root)!r}\n"
-        f"host['gpudirect'] = {rdma.read_gpudirect(root)!r}\nhost['kernel'] = '6.8.0-54-generic'\n"
+        f"host['pci_devices'] = {codec.plain(pcie.read(root))!r}\nhost['pcie_acs'] = {acs.read(root)!r}\n"
+        f"host['gpudirect'] = {codec.plain(gpudirect.read(root))!r}\nhost['kernel'] = '6.8.0-54-generic'\n"
         f"host['network_ports'] = {[port(number) for number in range(len(buses))]!r}\n{host}"
     )
 
 
-def told(here, now=None):
+def checked(here, now=None):
     return {name: each for name, each in outcomes(here, now=now).items() if name in CHECKS}
 
 
@@ -79,30 +81,53 @@ def counted(path, kind, name, count):
     return change
 
 
+def ends(outcome):
+    return {name: each.what for name, each in outcome.items()}
+
+
 def test_a_server_as_it_was_recorded(tmp_path):
-    assert {name: each.what for name, each in told(machine(tmp_path)).items()} == dict.fromkeys(CHECKS, "passed")
+    """Its GPUs have NVLinks, and a switch each."""
+    assert ends(checked(machine(tmp_path))) == {**dict.fromkeys(CHECKS, "passed"), P2P: "not applicable"}
+
+
+IN_A_VIRTUAL_MACHINE = (
+    "host['gpudirect'] = dict(peer_module=None, open_modules=True)\nfor gpu in gpus: gpu['virtualization'] = 1\n"
+)
 
 
 def test_a_virtual_machine_shows_none_of_it_but_the_modules(tmp_path):
-    outcome = told(machine(tmp_path, VIRTUAL, host="host['gpudirect'] = dict(peer_module=None, open_modules=True)"))
-
-    assert {name: each.what for name, each in outcome.items()} == {
-        **dict.fromkeys(CHECKS, "not applicable"),
-        GPUDIRECT: "passed",
-    }
-    assert "as where a virtual machine hides them" in outcome[FULL].message
-    assert "a virtual machine" in outcome[RECORDED].message
-    assert "as in a virtual machine" in outcome[NEAR].message
+    there = ends(checked(machine(tmp_path / "with", VIRTUAL, host=IN_A_VIRTUAL_MACHINE)))
+    assert there == {**dict.fromkeys(CHECKS, "not applicable"), GPUDIRECT: "passed"}
+    without = machine(tmp_path / "without", VIRTUAL, host=f"{IN_A_VIRTUAL_MACHINE}host['network_ports'] = []")
+    assert set(ends(checked(without)).values()) == {"not applicable"}
 
 
-def test_without_a_network_there_is_nothing_to_reach(tmp_path):
-    outcome = told(machine(tmp_path, VIRTUAL, host="host['network_ports'] = []"))
-    assert {each.what for each in outcome.values()} == {"not applicable"}
-    assert outcome[GPUDIRECT].message == "not applicable: this system has no InfiniBand or RoCE port"
+def unknown(text):
+    """No port shows its lanes."""
+    return re.sub(r"(/(?:current|max)_link_width)\n16\n", r"\1\n255\n", text)
 
 
-def test_evidence_of_before_has_no_such_facts():
-    assert {each.what for each in told(recorded("host['pcie_acs'] = None")).values()} == {"not applicable"}
+def kept_by_the_firmware(text):
+    return text.replace("sys/bus/pci_express/drivers/aer/", "sys/bus/pci_express/drivers/other/")
+
+
+ONLY_ROOT = "host['pcie_acs'] = Missing('only root may read it', remedy='run as root')"
+NO_DRIVER = "host['network_ports'] = Missing('no RDMA driver', remedy='modprobe mlx5_ib')"
+
+
+@pytest.mark.parametrize(
+    ("changes", "checks"),
+    [
+        ({"change": unknown}, {FULL}),
+        ({"change": kept_by_the_firmware}, {RECORDED, CLEAN}),
+        ({"host": ONLY_ROOT}, {SWITCHES}),
+        ({"host": NO_DRIVER}, {NEAR, GPUDIRECT, SWITCHES}),
+    ],
+)
+def test_what_cannot_be_read_of_a_real_machine_is_not_judged(tmp_path, changes, checks):
+    outcome = checked(machine(tmp_path, **changes))
+    assert {name for name, each in outcome.items() if each.what == "skipped"} == checks
+    assert failed(outcome) == {}
 
 
 CLOSED = "host['gpudirect'] = dict(peer_module=None, open_modules=False)\n"
@@ -144,6 +169,16 @@ def elsewhere(text):
     return set_to(f"sys/devices/{there}/numa_node", "1", "0")(text.replace(its, there))
 
 
+# GPU 1 below the switch of GPU 0, no NVLinks, and no network.
+ONE_SWITCH = """
+host['network_ports'], devices = [], host['pci_devices']
+devices['0000:17:02.0'] = dict(devices['0000:17:00.0'], name='0000:17:02.0')
+devices['0000:2a:00.0']['above'] = '0000:17:02.0'
+machine.links = [['X' if a == b else 'PIX' if a + b == 1 else 'SYS' for a in range(4)] for b in range(4)]
+host['pcie_acs'] = {port: 0x1D if port[5:7] == '17' else 0 for port in devices}
+"""
+
+
 # What is wrong, with the check that fails, its faults by code and places, and words of what is said.
 FAULTY = {
     "a riser costs lanes": (
@@ -172,6 +207,10 @@ FAULTY = {
         SWITCHES, [("acs_enabled", ["rail0"])],
         "0000:17:00.0 (0x001d) and 0000:17:01.0 (0x001d)",
     ),
+    "ports of a switch redirect what its GPUs send each other": (
+        {"host": ONE_SWITCH}, P2P, [("acs_between_gpus", ["gpu0"]), ("acs_between_gpus", ["gpu1"])],
+        "by the ACS control of 0000:17:02.0 (0x001d) what it sends to GPU 0 goes over the root",
+    ),
     "an adapter is on the other socket": (
         {"change": elsewhere}, NEAR, [("nic_not_local", ["rail3"])],
         "(NUMA node 1); under no GPU's switch are: mlx5_3 (NUMA node 0)",
@@ -185,7 +224,7 @@ FAULTY = {
 @pytest.mark.parametrize("what", FAULTY)
 def test_one_thing_is_wrong(tmp_path, what):
     changes, check, faults, words = FAULTY[what]
-    outcome = told(machine(tmp_path, **changes))
+    outcome = checked(machine(tmp_path, **changes))
 
     assert failed(outcome) == {check: faults}
     assert words in outcome[check].message
@@ -209,13 +248,16 @@ HARMLESS = {
     "roots that redirect": {
         "control": lambda address: 0x1D if address[5:] in ("15:01.0", "26:01.0", "37:01.0", "59:01.0") else 0
     },
+    "GPUs of one switch with address translation by adapters": {"host": ONE_SWITCH.replace("0x1D", "0x5D")},
+    "GPUs of one switch, and above it a root that redirects": {"host": ONE_SWITCH.replace("'17'", "'15'")},
+    "GPUs of one switch with NVLinks": {"host": ONE_SWITCH.replace("'PIX'", "'NV18'")},
     "few adapters": {"host": "host['network_ports'] = host['network_ports'][:2]"},
 }
 
 
 @pytest.mark.parametrize("what", HARMLESS)
 def test_nothing_is_wrong(tmp_path, what):
-    assert failed(told(machine(tmp_path, **HARMLESS[what]))) == {}
+    assert failed(checked(machine(tmp_path, **HARMLESS[what]))) == {}
 
 
 # ---------------------------------------------------------------- links
@@ -242,7 +284,7 @@ def with_drives(*speeds):
 )
 def test_a_drive_is_held_against_others_of_its_kind(tmp_path, speeds, slow):
     """A backplane of generation 4 is what all drives have then."""
-    outcome = told(machine(tmp_path, change=with_drives(*speeds)))
+    outcome = checked(machine(tmp_path, change=with_drives(*speeds)))
 
     assert failed(outcome) == ({FULL: [("pcie_path_reduced", ["node"])]} if slow else {})
     assert not slow or "(it leads to nvme1): it runs at 16 GT/s" in outcome[FULL].message
@@ -257,8 +299,8 @@ def test_probing_for_devices_at_boot_is_no_error(tmp_path, name):
     more = machine(tmp_path / "now", change=counted(TO_GPU, "nonfatal", name, 3))
 
     at_boot = {} if name == "UnsupReq" else {RECORDED: [("pcie_uncorrected", ["gpu0"])]}
-    assert failed(told(probed)) == at_boot
-    assert failed(told(probed, more)) == {**at_boot, CLEAN: [("pcie_uncorrected", ["gpu0"])]}
+    assert failed(checked(probed)) == at_boot
+    assert failed(checked(probed, more)) == {**at_boot, CLEAN: [("pcie_uncorrected", ["gpu0"])]}
 
 
 def test_only_the_deepest_link_with_errors_is_named(tmp_path):
@@ -268,7 +310,7 @@ def test_only_the_deepest_link_with_errors_is_named(tmp_path):
         root = "sys/devices/pci0000:15/0000:15:01.0"
         return counted(root, "nonfatal", "CmpltTO", 2)(counted(TO_GPU, "fatal", "SDES", 1)(text))
 
-    (fault,) = told(machine(tmp_path, change=change))[RECORDED].faults
+    (fault,) = checked(machine(tmp_path, change=change))[RECORDED].faults
     assert "link from 0000:17:00.0 to 0000:18:00.0" in fault.what
 
 
@@ -287,7 +329,7 @@ def test_errors_while_the_run_lasted(tmp_path, kind, name, count, code):
     then = counted(TO_GPU, kind, name, count)
     now = machine(tmp_path / "now", change=lambda text: then(counted(TO_GPU, "correctable", "BadDLLP", 9000)(text)))
 
-    assert failed(told(before, now)) == ({CLEAN: [(code, ["gpu0"])]} if code else {})
+    assert failed(checked(before, now)) == ({CLEAN: [(code, ["gpu0"])]} if code else {})
 
 
 def test_a_device_that_is_gone_at_the_end(tmp_path):
@@ -295,7 +337,7 @@ def test_a_device_that_is_gone_at_the_end(tmp_path):
     now = machine(tmp_path / "now", change=lambda text: text.replace("infiniband/mlx5_2/device", "nobody/a/device"))
     del now.machine.host["pci_devices"]["0000:3b:00.0"]
 
-    outcome = told(before, now)
+    outcome = checked(before, now)
     assert failed(outcome)[CLEAN] == [("pcie_uncorrected", ["node"])]
     assert "0000:3b:00.0 is gone" in outcome[CLEAN].message
 
@@ -307,7 +349,7 @@ def test_an_interface_that_a_container_took_is_not_gone(tmp_path):
         del now.machine.host["pci_devices"][address]
     before.machine.host["pci_devices"]["0000:3b:00.0"]["kind"] = "network"
 
-    assert CLEAN not in failed(told(before, now))
+    assert CLEAN not in failed(checked(before, now))
 
 
 # ---------------------------------------------------------------- GPUDirect RDMA
@@ -317,5 +359,5 @@ def test_an_adapter_for_management_alone_asks_for_no_such_way(tmp_path):
     """Two functions of one card, and no GPU next to it."""
     both = "host['pci_devices']['0000:0d:00.1'] = {**host['pci_devices']['0000:0d:00.0'], 'name': 'mlx5_1'}\n"
     other = "del host['pci_devices']['0000:0e:00.0']\n"
-    assert told(machine(tmp_path / "one", VIRTUAL, host=CLOSED + both + other))[GPUDIRECT].what == "not applicable"
-    assert told(machine(tmp_path / "two", VIRTUAL, host=CLOSED))[GPUDIRECT].what == "failed"
+    assert checked(machine(tmp_path / "one", VIRTUAL, host=CLOSED + both + other))[GPUDIRECT].what == "not applicable"
+    assert checked(machine(tmp_path / "two", VIRTUAL, host=CLOSED))[GPUDIRECT].what == "failed"

@@ -1,11 +1,25 @@
-"""Network ports as /sys describes them, in a folder in its place."""
+"""Network ports as /sys describes them, in a folder in its place, and what is wrong with them."""
 
 import os
+import shutil
 
 import pytest
 
 from pytest_gpufleet.machine import network_ports
-from pytest_gpufleet.model.machine import active
+from pytest_gpufleet.machine.network_ports import (
+    PcieLink,
+    Port,
+    active,
+    below_their_board,
+    mtu_between_nodes,
+    other_mtu,
+    port_errors,
+    port_traffic,
+    subnets_between_nodes,
+)
+from pytest_gpufleet.machine.tools import Unreadable
+from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.gpu import Gpu
 
 COUNTERS = {
     "link_downed": "1\n", "link_error_recovery": "0\n", "symbol_error": "17\n", "port_rcv_errors": "14\n",
@@ -19,15 +33,16 @@ def adapter(tmp_path, monkeypatch):
     slot = tmp_path / "0000:15:01.0"
     device, port = slot / "0000:1b:00.0", tmp_path / "infiniband" / "mlx5_0" / "ports" / "1"
     device.mkdir(parents=True)
-    for folder in (port / "counters", port / "hw_counters", device / "net" / "ib0"):
+    for folder in (port / "counters", port / "hw_counters", port / "gids", device / "net" / "ib0"):
         folder.mkdir(parents=True)
     (tmp_path / "infiniband" / "mlx5_0" / "device").symlink_to(device)
     files = {
         port: {"state": "4: ACTIVE", "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand"},
         port / "counters": COUNTERS,
         port / "hw_counters": {"out_of_sequence": "3", "lifespan": "10"},
-        port.parents[1]: {"hca_type": "MT4129", "fw_ver": "28.39.1002"},
-        device / "net" / "ib0": {"carrier_changes": "2"},
+        port / "gids": {"0": "fe80:0000:0000:0000:0c42:a103:0065:a1b2"},
+        port.parents[1]: {"hca_type": "MT4129", "fw_ver": "28.39.1002", "board_id": "MT_0000000838"},
+        device / "net" / "ib0": {"carrier_changes": "2", "mtu": "2044"},
         device: {"current_link_width": "8", "max_link_width": "16"},
         slot: {"max_link_width": "8", "max_link_speed": "32.0 GT/s PCIe"},
     }
@@ -35,49 +50,70 @@ def adapter(tmp_path, monkeypatch):
     for folder, contents in files.items():
         for name, text in contents.items():
             (folder / name).write_text(text)
-    monkeypatch.setattr(network_ports, "ADAPTERS", tmp_path / "infiniband")
+    for name, path in (("ADAPTERS", "infiniband"), ("PCI_DEVICES_OF_THE_SYSTEM", "bus"), ("ROUTES", "route")):
+        monkeypatch.setattr(network_ports, name, tmp_path / path)
     return port
 
 
 def test_what_is_read_of_a_port(adapter):
     (port,) = network_ports.read()
-    assert (port["port"], port["adapter"], port["function"]) == ("mlx5_0/1", "MT4129", "0")
-    assert port["pcie"] == {
-        "lanes": 8, "lanes_able": 16, "lanes_of_port": 8, "speed": 32, "speed_able": 32, "speed_of_port": 32,
-    }  # fmt: skip
-    assert port["errors"] == {name: int(text) for name, text in COUNTERS.items() if name != "port_xmit_discards"}
-    assert port["traffic"] == {"port_xmit_discards": 99, "out_of_sequence": 3}
-    assert (port["firmware"], port["carrier_changes"]) == ("28.39.1002", 2)
+    assert (port.port, port.adapter, port.function, port.device) == ("mlx5_0/1", "MT4129", "0", "mlx5_0")
+    assert port.pcie == PcieLink(16 / 2, 16, 8, 32, 32, 32)
+    assert port.errors == {name: int(text) for name, text in COUNTERS.items() if name != "port_xmit_discards"}
+    assert port.traffic == {"port_xmit_discards": 99, "out_of_sequence": 3}
+    assert (port.firmware, port.carrier_changes, port.board, port.mtu) == ("28.39.1002", 2, "MT_0000000838", 2044)
+    assert port.subnet == "fe80:0000:0000:0000"
+    assert network_ports.ports_of({"network_ports": codec.plain([port])}) == [port]
 
 
-def test_a_virtual_adapter_tells_neither_link_nor_errors(adapter):
+# Of the interface, and of the host behind a gateway: the default route is of every interface.
+ROUTE = """Iface	Destination	Gateway 	Flags	RefCnt	Use	Metric	Mask		MTU	Window	IRTT
+ib0	00000000	010011AC	0003	0	0	0	00000000	0	0	0
+ib0	0003000A	00000000	0001	0	0	0	00FFFFFF	0	0	0
+eth0	000011AC	00000000	0001	0	0	0	0000FFFF	0	0	0
+"""
+
+
+def test_the_subnet_of_roce_is_that_of_its_interface(adapter):
+    (adapter / "link_layer").write_text("Ethernet")
+    assert network_ports.read()[0].subnet is None
+    network_ports.ROUTES.write_text(ROUTE)
+    assert network_ports.read()[0].subnet == "10.0.3.0/24"
+
+
+def test_a_virtual_adapter_shows_neither_link_nor_errors(adapter):
     device = (adapter.parents[1] / "device").resolve()
     (device / "current_link_width").write_text("255")
     (device / "current_link_speed").write_text("Unknown")
     for counter in (adapter / "counters").iterdir():
         counter.unlink()
     (port,) = network_ports.read()
-    assert (port["pcie"]["lanes"], port["pcie"]["speed"], port["errors"]) == (0, 0, {})
+    assert (port.pcie.lanes, port.pcie.speed, port.errors) == (0, 0, {})
 
 
-def test_a_counter_that_cannot_be_read_is_no_zero(adapter):
-    """None where reading fails, left out where the adapter does not count."""
+def test_what_cannot_be_read_is_no_zero_and_a_port_that_does_not_answer_is_not_active(adapter):
+    """A counter is None where reading fails, left out where the adapter does not count. Reading the state fails where
+    the driver cannot ask the port (drivers/infiniband/core/sysfs.c, state_show)."""
     (adapter / "counters" / "symbol_error").write_text("nonsense")
-    (adapter / "counters" / "link_downed").unlink()
-    os.mkdir(adapter / "counters" / "link_downed")
+    for path in (adapter / "counters" / "link_downed", adapter / "state"):
+        path.unlink()
+        os.mkdir(path)
     (port,) = network_ports.read()
-    assert port["errors"]["symbol_error"] is None
-    assert port["errors"]["link_downed"] is None
-    assert port["errors"]["port_rcv_errors"] == 14
+    assert [port.errors[name] for name in ("symbol_error", "link_downed", "port_rcv_errors")] == [None, None, 14]
+    assert (port.state, active([port])) == ("unknown", [])
 
 
-def test_a_port_whose_state_cannot_be_read_is_not_active(adapter):
-    """Reading it fails where the driver cannot ask the port (drivers/infiniband/core/sysfs.c, state_show)."""
-    (adapter / "state").unlink()
-    os.mkdir(adapter / "state")
-    (port,) = network_ports.read()
-    assert port["state"] == "unknown"
-    assert active([port]) == []
+def test_an_adapter_without_a_driver_is_unreadable_and_another_card_is_none(adapter, tmp_path):
+    shutil.rmtree(network_ports.ADAPTERS)
+    for name, vendor, kind in (("0000:1b:00.0", "0x15b3", "0x020700"), ("0000:1c:00.0", "0x15b3", "0x010802")):
+        (device := network_ports.PCI_DEVICES_OF_THE_SYSTEM / name).mkdir(parents=True)
+        (device / "vendor").write_text(vendor)
+        (device / "class").write_text(kind)
+    with pytest.raises(Unreadable, match=r"0000:1b:00\.0") as why:
+        network_ports.read()
+    assert why.value.remedy == "modprobe mlx5_ib"
+    (network_ports.PCI_DEVICES_OF_THE_SYSTEM / "0000:1b:00.0/vendor").write_text("0x8086")
+    assert network_ports.read() == []
 
 
 SWITCH = "pci0000:15/0000:15:01.0/0000:16:00.0"  # a root port, and the switch behind it
@@ -103,3 +139,145 @@ def test_the_adapter_next_to_a_device_shares_most_of_its_way(tmp_path, monkeypat
         (tmp_path / "infiniband" / name / "device").symlink_to(tmp_path / place)
     monkeypatch.setattr(network_ports, "ADAPTERS", tmp_path / "infiniband")
     assert network_ports.nearest(tmp_path / SWITCH / "0000:19:00.0") == near
+
+
+# ---------------------------------------------------------------- what is wrong
+
+ERRORS = {"link_downed": 1, "symbol_error": 17}
+TRAFFIC = {"port_xmit_wait": 1_000, "out_of_sequence": 3}
+
+
+def counting(name="mlx5_0/1", state="4: ACTIVE", carrier_changes=2, **changed):
+    counts = {**ERRORS, **TRAFFIC, **changed}
+    errors, traffic = ({name: counts[name] for name in kind} for kind in (ERRORS, TRAFFIC))
+    return Port(name, state, errors=errors, traffic=traffic, carrier_changes=carrier_changes)
+
+
+@pytest.mark.parametrize(
+    ("now", "faults"),
+    [
+        ({}, []),
+        ({"port_xmit_wait": 10**9, "out_of_sequence": 10**6}, []),
+        ({"symbol_error": 27}, []),
+        ({"symbol_error": 28}, ["symbol_error"]),
+        ({"link_downed": 2}, ["link_downed"]),
+        ({"carrier_changes": 4}, ["carrier_changes"]),
+        ({"carrier_changes": 4, "link_downed": 2}, ["link_downed", "carrier_changes"]),
+    ],
+    ids=["nothing", "congestion", "few errors", "many errors", "a link that was down", "carrier", "both"],
+)
+def test_errors_of_a_port_are_faults_and_congestion_is_none(now, faults):
+    found = port_errors([counting()], [counting(**now)], 600.0)
+    assert [fault.what.split()[1] for fault in found] == faults
+    assert {fault.name for fault in found} <= {"network_port_errors"}
+
+
+def test_ports_without_a_cable_and_evidence_of_before_have_none():
+    down = counting(state="1: DOWN")
+    assert port_errors([down], [counting(state="1: DOWN", carrier_changes=9)], 600.0) == []
+    before = Port("mlx5_0/1", "4: ACTIVE", errors=ERRORS)
+    assert port_errors([before], [counting(carrier_changes=9)], 600.0) == []
+    assert port_traffic([before], [counting()]) == {}
+
+
+def test_what_grew_on_the_ports_in_use_is_shown():
+    names = [("mlx5_0/1", "4: ACTIVE"), ("mlx5_1/1", "4: ACTIVE"), ("mlx5_2/1", "1: DOWN")]
+    changed = [{"port_xmit_wait": 1_500}, {"out_of_sequence": 10}, {"port_xmit_wait": 9_999}]
+    now = [counting(*name, **each) for name, each in zip(names, changed, strict=True)]
+    assert port_traffic([counting(*name) for name in names], now) == {"port_xmit_wait": 500, "out_of_sequence": 7}
+
+
+NEAT, HEAT = "MT_0000000838", "MT_0000000834"  # ConnectX-7 of 400 and of 200 Gbit/s
+
+
+def ports(count=8, rate=400, board=NEAT, first=0, **more):
+    """Each in a subnet of its own."""
+    usual = {"state": "4: ACTIVE", "rate": f"{rate} Gb/sec (4X)", "link_layer": "Ethernet", "board": board, "mtu": 4200}
+    return [
+        Port(f"mlx5_{number}/1", **{**usual, "subnet": f"10.0.{number}.0/24", **more})
+        for number in range(first, first + count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("there", "able", "stated", "count"),
+    [
+        (ports(), {}, [], 0),
+        (ports(rate=200), {}, [], 8),
+        (ports(rate=200), {}, [200], 0),  # a network that was built so
+        (ports(rate=200, board=HEAT), {}, [], 0),  # the same adapter model with a lower speed
+        (ports(rate=200, board="DEL0000000041"), {}, [], 0),  # nobody knows
+        (ports(rate=200, board="DEL0000000041"), {"mlx5_3/1": 400.0}, [], 1),
+        (ports() + ports(2, 100, first=8), {}, [], 0),  # for storage
+        (ports(rate=400, board="MT_0000001069"), {"mlx5_0/1": 200.0}, [], 0),
+    ],
+)
+def test_adapters_at_half_the_rate_of_their_board(there, able, stated, count):
+    assert len(below_their_board(there, able, stated)) == count
+
+
+NEAR = [Gpu(index, {"network_adapters": [f"mlx5_{index}"]}) for index in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("there", "gpus", "odd"),
+    [
+        (ports(), [], []),
+        (ports(7) + ports(1, first=7, mtu=1500), [], ["mlx5_7/1"]),
+        (ports(7) + ports(1, first=7, mtu=None), [], []),  # its interface is in a container
+        (ports() + ports(1, first=8, mtu=1500), NEAR, []),  # for storage, of the same kind and rate
+        (ports() + ports(2, first=8, mtu=9000), [], []),
+        (ports() + ports(1, 100, first=8, mtu=1500), [], []),  # for management
+        (ports(1) + ports(1, first=1, mtu=1500), [], []),
+    ],
+)
+def test_a_port_with_another_mtu(there, gpus, odd):
+    assert [fault.what.partition(":")[0] for fault in other_mtu(there, gpus)] == odd
+
+
+def swapped(one, other):
+    """The same ports with the subnets of two of them exchanged."""
+    found = ports()
+    subnets = [port.subnet for port in found]
+    subnets[one], subnets[other] = subnets[other], subnets[one]
+    return [ports(1, first=number, subnet=subnet)[0] for number, subnet in enumerate(subnets)]
+
+
+ELSEWHERE = [ports(1, first=number, subnet=f"10.9.{number}.0/24")[0] for number in range(8)]
+ROUTED = [[ports(1, first=rail, subnet=f"10.{node}.{rail}.0/31")[0] for rail in range(8)] for node in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "odd"),
+    [
+        ([ports()] * 4, []),
+        ([*[ports()] * 3, swapped(2, 5)], [(3, "mlx5_2/1"), (3, "mlx5_5/1")]),
+        ([ports(), swapped(2, 5)], [(0, "mlx5_2/1"), (0, "mlx5_5/1"), (1, "mlx5_2/1"), (1, "mlx5_5/1")]),
+        ([*[ports(7) + ports(1, first=7, subnet="10.0.99.0/24")], *[ports()] * 2], [(0, "mlx5_7/1")]),
+        ([*[ports()] * 3, ELSEWHERE], []),  # a node of another part of the cluster
+        ([ports()] * 2 + [ELSEWHERE] * 2, []),
+        (ROUTED, []),  # a link of its own to the switch for each port
+        ([ports(subnet="10.0.0.0/16")] * 3, []),  # all rails in one
+        ([ports(subnet="fe80:0000:0000:0000", link_layer="InfiniBand")] * 2, []),
+        ([ports(), ports(subnet=None)], []),
+    ],
+)
+def test_rails_in_another_subnet_than_those_of_other_nodes(nodes, odd):
+    faults = subnets_between_nodes(dict(enumerate(nodes)))
+    found = [(fault.subjects[0].node, fault.what.partition(":")[0]) for fault in faults]
+    assert sorted(found) == odd
+
+
+@pytest.mark.parametrize(
+    ("nodes", "odd"),
+    [
+        ([ports()] * 3, []),
+        ([*[ports()] * 2, ports(mtu=1500)], [[2]] * 8),
+        ([ports(1), ports(1, mtu=1500)], [[0, 1]]),  # which of the two is wrong, nobody can say
+        ([ports(), ports(mtu=None)], []),
+        ([ports() + ports(1, 100, first=8), ports() + ports(1, 100, first=8, mtu=1500)], []),  # for management
+    ],
+)
+def test_an_mtu_that_is_not_that_of_other_nodes(nodes, odd):
+    faults = mtu_between_nodes(dict(enumerate(nodes)))
+    assert [[subject.node for subject in fault.subjects] for fault in faults] == odd

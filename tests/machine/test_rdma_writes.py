@@ -5,6 +5,8 @@ import sys
 import pytest
 
 from pytest_gpufleet.machine import network_ports, rdma
+from pytest_gpufleet.machine.network_ports import Port
+from pytest_gpufleet.machine.rdma import Write
 from pytest_gpufleet.machine.tools import Absent, Unreadable
 
 # Options and the report are those of perftest 6.29 (src/perftest_parameters.c and .h: usage, write_test_info_to_file,
@@ -62,7 +64,7 @@ REPORT = """{
 
 
 def ports(*names, rate="400 Gb/sec (4X NDR)", state="4: ACTIVE", layer="InfiniBand"):
-    return [{"port": name, "rate": rate, "state": state, "link_layer": layer} for name in names]
+    return [Port(name, state, rate, layer) for name in names]
 
 
 @pytest.fixture
@@ -91,15 +93,13 @@ def test_each_port_at_the_highest_rate_writes_to_itself(installed):
         *ports("rdmap79s0/1", layer="Unspecified"),
     ]
     installed([*ports("mlx5_0/1", "mlx5_1/1"), *others], help_status=1)
-    wrote = {"bytes": 8 << 20, "gigabits": 389.61}
-    assert rdma.read() == [{"port": "mlx5_0/1", **wrote}, {"port": "mlx5_1/1", **wrote}]
+    assert rdma.read() == [Write(name, 8 << 20, 389.61) for name in ("mlx5_0/1", "mlx5_1/1")]
 
 
 def test_a_port_that_cannot_leaves_the_others(installed):
     installed(ports("mlx5_0/1", "mlx5_1/1"), broken="mlx5_1")
     whole, broken = rdma.read()
-    assert whole["gigabits"] == 389.61
-    assert (broken["port"], "ended with status 1" in broken["why"]) == ("mlx5_1/1", True)
+    assert (whole.gigabits, broken.port, "ended with status 1" in broken.why) == (389.61, "mlx5_1/1", True)
 
 
 @pytest.mark.parametrize(

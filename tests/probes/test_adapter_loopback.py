@@ -6,16 +6,16 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_gpufleet.machine import network_ports
+from pytest_gpufleet.machine.network_ports import PcieLink, Port
+from pytest_gpufleet.machine.rdma import adapters_that_fail, slow_adapters
 from pytest_gpufleet.model.measurement import Measurement, Reading
 from pytest_gpufleet.model.place import THIS_NODE, Place
 from pytest_gpufleet.probes.adapter_loopback import adapter_bandwidth, environments, grew, least_sent, turns
-from pytest_gpufleet.verdict.port_rules import adapters_that_fail, slow_adapters
 from tests.conftest import INNER
 
 
 def ports(count, rate="400 Gb/sec (4X NDR)", **more):
-    usual = {"state": "4: ACTIVE", "rate": rate, "link_layer": "InfiniBand"}
-    return [{"port": f"mlx5_{number}/1", **usual, **more} for number in range(count)]
+    return [Port(f"mlx5_{number}/1", "4: ACTIVE", rate, "InfiniBand", **more) for number in range(count)]
 
 
 def world(size, near=()):
@@ -77,7 +77,7 @@ def test_what_was_sent_at_least():
 
 
 def test_figures_have_places_and_names():
-    every = [{"port": "mlx5_9/1", "rate": "200 Gb/sec"}, *ports(2)]
+    every = [Port("mlx5_9/1", rate="200 Gb/sec"), *ports(2)]
     found = adapter_bandwidth({"mlx5_0/1": (46.0, 48.0, 47.0), "mlx5_1/1": (30.0,)}, every, "nccl", 1024)
     assert found.values == {Place(0, "nic", 1): 47.0, Place(0, "nic", 2): 30.0}
     assert found.details == {"nic1": "mlx5_0/1", "nic2": "mlx5_1/1"}
@@ -86,9 +86,8 @@ def test_figures_have_places_and_names():
 
 def test_where_all_slots_carry_less_than_the_ports_they_are_held_against_that():
     """16 lanes of generation 4; one that has lost lanes is asked for as much as the others."""
-    built = ports(2, pcie={"lanes": 16, "speed": 16.0})
-    built[1]["pcie"] = {"lanes": 8, "speed": 16.0}
-    figures = {port["port"]: (20.0,) for port in built}
+    built = [*ports(1, pcie=PcieLink(lanes=16, speed=16.0)), Port("mlx5_1/1", pcie=PcieLink(lanes=8, speed=16.0))]
+    figures = {port.port: (20.0,) for port in built}
     assert adapter_bandwidth(figures, built, "nccl", 1024).conditions["port_rate"] == 252
 
 
@@ -105,8 +104,7 @@ def test_the_slow_one_is_named():
 
 
 def test_an_adapter_that_fails_is_named():
-    told = [{"port": "mlx5_0/1", "gigabits": 390.0}, {"port": "mlx5_1/1", "why": "no reply"}]
-    (fault,) = adapters_that_fail(told)
+    (fault,) = adapters_that_fail({"mlx5_1/1": "no reply"})
     assert (fault.name, fault.subjects, fault.what) == ("network_adapter_fails", (THIS_NODE,), "mlx5_1/1: no reply")
 
 

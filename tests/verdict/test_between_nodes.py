@@ -8,16 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from pytest_gpufleet.machine.network_ports import gigabits_for_each_gpu, kinds_down, ports_of, unlike_others
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing, joined
-from pytest_gpufleet.model.machine import gigabits_for_each_gpu
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.place import Pair, Place, Where, read
 from pytest_gpufleet.model.record import Record, read as record_of
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.judgement import judge
-from pytest_gpufleet.verdict.port_rules import kinds_down, unlike_others
 from pytest_gpufleet.verdict.profile import for_gpu
 from tests import runs
 from tests.recorded.test_recorded import RUNS
@@ -187,7 +186,8 @@ def test_ports_of_gpus_that_take_no_part_are_not_those_of_the_others() -> None:
 def test_ports_that_are_down_are_named(case: str) -> None:
     there, facts, _ = NETWORKS[case]
     gpus = [Gpu(index, each) for index, each in enumerate(facts)]
-    found = [*kinds_down(there, gpus), *unlike_others(there)]
+    each = ports_of({"network_ports": there})
+    found = [*kinds_down(each, gpus), *unlike_others(each)]
     assert {fault.name for fault in found} <= {"network_port_unlike_others"}
     assert [fault.what.partition(" ")[0] for fault in found] == [
         each["port"] for each in there if each["state"] == DOWN["state"]
@@ -207,7 +207,8 @@ def test_a_kind_that_is_down_is_named_where_gpus_have_no_other(
     gpus: list[dict[str, Any]], kept: list[dict[str, Any]], named: int
 ) -> None:
     down = ports(max(len(gpus), 1), **DOWN)
-    assert len(kinds_down([*down, *kept], [Gpu(index, each) for index, each in enumerate(gpus)])) == named
+    there = ports_of({"network_ports": [*down, *kept]})
+    assert len(kinds_down(there, [Gpu(index, each) for index, each in enumerate(gpus)])) == named
 
 
 # ---------------------------------------------------------------- what is required between nodes

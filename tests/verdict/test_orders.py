@@ -6,6 +6,7 @@ import pytest
 
 from pytest_gpufleet.machine import disks, memory
 from pytest_gpufleet.machine.host import firmware
+from pytest_gpufleet.machine.network_ports import ports_of
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.machine import Machine, Order
 from pytest_gpufleet.model.place import THIS_NODE
@@ -206,7 +207,8 @@ DOWN = {"state": "1: DOWN", "rate": "10 Gb/sec (4X SDR)"}
 
 def down(text, *states):
     ports = [port(index, **({} if up else DOWN)) for index, up in enumerate(states)]
-    return {fault.what.partition(" ")[0] for fault in ports_down(order(text), ports)}
+    there = ports_of({"network_ports": ports})
+    return {fault.what.partition(" ")[0] for fault in ports_down(order(text), there)}
 
 
 @pytest.mark.parametrize(
@@ -226,7 +228,7 @@ def test_ports_that_are_down_although_they_were_ordered(text, states, named):
 
 
 def test_without_an_order_no_port_has_to_be_up():
-    assert ports_down(None, [port(0, **DOWN)]) == []
+    assert ports_down(None, ports_of({"network_ports": [port(0, **DOWN)]})) == []
 
 
 def test_the_speed_of_ports_of_which_none_is_up(machine):

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.machine import (
+    acs,
     bmc,
     disks,
+    gpudirect,
     memory,
     network_ports,
     optics,
-    pci_devices,
+    pcie,
     processors,
     rdma,
     software,
@@ -189,13 +191,13 @@ ALL: tuple[HostFact[Any], ...] = (
     bmc.BMC_FIRMWARE,
     memory.MEMORY_ERRORS,
     processors.PROCESSOR_SETUP,
-    pci_devices.PCI_DEVICES,
-    rdma.GPUDIRECT,
+    pcie.PCI_DEVICES,
+    gpudirect.GPUDIRECT,
     HostFact("nccl_net_plugin", str, _nccl_net_plugin),
     software.ENVIRONMENT,
     disks.DISK_HEALTH,
     optics.OPTICS,
-    pci_devices.PCIE_ACS,
+    acs.PCIE_ACS,
     bmc.BMC,
     rdma.RDMA_WRITES,
 )

@@ -1,22 +1,39 @@
-"""InfiniBand and RoCE ports as the system describes them: state, PCIe link, and the errors that they count."""
+"""InfiniBand, RoCE and EFA ports as the system describes them: state, rate, PCIe link, network, and the errors that
+they count; and what is wrong with them."""
 
 import errno
+import math
 import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pytest_gpufleet.machine import tools
 from pytest_gpufleet.machine.host_fact import HostFact
+from pytest_gpufleet.machine.pcie import PCI_DEVICES
+from pytest_gpufleet.machine.tools import Unreadable
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.gpu import Gpu, Missing
+from pytest_gpufleet.model.grouping import grouped
+from pytest_gpufleet.model.place import THIS_NODE, Place
 
 ADAPTERS = Path("/sys/class/infiniband")
 INTERFACES = Path("/sys/class/net")
-# Of the standard's port counters those that a bad cable, transceiver or adapter makes grow.
-ERRORS = (
-    "link_downed", "link_error_recovery", "symbol_error", "port_rcv_errors", "local_link_integrity_errors",
-    "excessive_buffer_overrun_errors",
-)  # fmt: skip
-# What also grows where nothing is broken, by traffic that meets: told, and not judged. The second are RoCE's (the
+PCI_DEVICES_OF_THE_SYSTEM = Path("/sys/bus/pci/devices")
+ROUTES = Path("/proc/net/route")
+NVIDIA, NETWORK_CLASS = "0x15b3", "0x02"  # Mellanox: the vendor of a PCI device; of include/linux/pci_ids.h
+# Of the standard's port counters those that a bad cable, transceiver or adapter makes grow, and how many of them a day
+# are still healthy: the thresholds of ibcheckerrs (infiniband-diags), which are for all since the counters were
+# cleared. A link that goes down while a run lasts is one too many.
+ERRORS_A_DAY = {
+    "link_downed": 0, "link_error_recovery": 10, "symbol_error": 10, "port_rcv_errors": 10,
+    "local_link_integrity_errors": 10, "excessive_buffer_overrun_errors": 10,
+}  # fmt: skip
+# What also grows where nothing is broken, by traffic that meets: shown, and not judged. The second are RoCE's (the
 # kernel's mlx5 and bnxt_re drivers): what a lossless network never needs much of.
 TRAFFIC = ("port_xmit_wait", "port_xmit_discards")
 ROCE = (
@@ -24,36 +41,174 @@ ROCE = (
     "np_cnp_sent", "rp_cnp_handled", "rx_icrc_encapsulated",
 )  # fmt: skip
 NOT_COUNTED = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)
+# Of the bits on a PCIe link those that are payload, from generation 3 on; and of these what messages leave beside the
+# headers of packets of 256 bytes.
+PAYLOAD, MESSAGES = 128 / 130, 0.88
+# Gbit/s of a port of boards that come with one speed, by the name of their settings (PSID; /sys: board_id), with part
+# number. A model comes in several speeds: a ConnectX-7 with 200 and with 400, which only its board tells.
+BOARDS = {
+    "MT_0000000223": 200,  # ConnectX-6 MCX653105A-HDAT
+    "MT_0000000834": 200,  # ConnectX-7 MCX755106AS-HEAT, two ports
+    "MT_0000000838": 400,  # ConnectX-7 MCX75310AAS-NEAT
+    "MT_0000000884": 200,  # BlueField-3 B3220 900-9D3B6-00CV-AA0, two ports
+    "MT_0000001069": 400,  # BlueField-3 B3140H 900-9D3D4-00EN-HA0
+}
 
 
-def read() -> list[dict[str, Any]]:
-    """Of each port its `port` ("mlx5_0/1"), `state` ("unknown" where the adapter does not answer) and `rate`; of what
-    kind it is: `link_layer`, `adapter`, and by which `function` of the PCI device the ports of one adapter differ;
-    `pcie`: lanes and GT/s of its link, 0 for what the system does not tell; `errors`: counts by name, None for one that
-    cannot be read; `traffic`: likewise, of what is no error by itself; `firmware` and `guid` of the adapter;
-    `carrier_changes` of its network interface."""
-    return [
-        {
-            "port": f"{port.parts[-3]}/{port.name}",
-            "state": tools.text(port / "state") or "unknown",
-            "rate": tools.text(port / "rate"),
-            "link_layer": tools.text(port / "link_layer"),
-            "adapter": tools.text(port.parents[1] / "hca_type"),
-            "firmware": tools.text(port.parents[1] / "fw_ver"),
-            "guid": tools.text(port.parents[1] / "node_guid"),
-            "function": (device := (port.parents[1] / "device").resolve()).name.rpartition(".")[2],
-            "pcie": _pcie(device),
-            "errors": _counts(port / "counters", ERRORS),
-            "traffic": {**_counts(port / "counters", TRAFFIC), **_counts(port / "hw_counters", ROCE)},
-            "carrier_changes": _carrier_changes(device),
-        }
-        for port in sorted(ADAPTERS.glob("*/ports/*"))
-    ]
+class PcieLink(msgspec.Struct, frozen=True):
+    """Lanes and GT/s as it runs, and as the adapter and the port above it can; 0 for what the system does not show."""
+
+    lanes: float = 0.0
+    lanes_able: float = 0.0
+    lanes_of_port: float = 0.0
+    speed: float = 0.0
+    speed_able: float = 0.0
+    speed_of_port: float = 0.0
+
+    @property
+    def gigabits(self) -> float:
+        """What it carries in a second, in one direction."""
+        return self.lanes * self.speed * PAYLOAD
+
+
+class Port(msgspec.Struct, frozen=True):
+    """`port`: "mlx5_0/1". `state`: "unknown" where the adapter does not answer. Of what kind it is: `link_layer`,
+    `adapter`, and by which `function` of the PCI device the ports of one adapter differ. `errors`: counts by name, None
+    for one that cannot be read; `traffic`: likewise, of what is no error by itself. `firmware`, `guid` and `board` (see
+    BOARDS) of the adapter; `carrier_changes` and `mtu` of its network interface; `subnet`: "10.0.3.0/24" of that, of
+    InfiniBand the prefix of its addresses."""
+
+    port: str
+    state: str = "unknown"
+    rate: str | None = None
+    link_layer: str | None = None
+    adapter: str | None = None
+    firmware: str | None = None
+    guid: str | None = None
+    board: str | None = None
+    function: str = ""
+    pcie: PcieLink = PcieLink()
+    errors: Mapping[str, int | None] = {}
+    traffic: Mapping[str, int | None] = {}
+    carrier_changes: int | None = None
+    mtu: int | None = None
+    subnet: str | None = None
+
+    @property
+    def device(self) -> str:
+        return self.port.partition("/")[0]
+
+    @property
+    def is_active(self) -> bool:
+        return "ACTIVE" in self.state
+
+    @property
+    def gigabits(self) -> float:
+        """What it carries in a second: of "400 Gb/sec (4X NDR)"; 0 if nobody says. Of bonded ports the kernel has the
+        rate of one, which is what one connection of NCCL uses (NVIDIA/nccl#1015)."""
+        found = re.match(r"[0-9.]+", self.rate or "")
+        return float(found[0]) if found else 0.0
+
+
+def read() -> list[Port]:
+    """Raises Unreadable where there is none, and an NVIDIA adapter on the PCI bus without a driver for RDMA."""
+    ports = [_port(port) for port in sorted(ADAPTERS.glob("*/ports/*"))]
+    if not ports and (there := [each.name for each in PCI_DEVICES_OF_THE_SYSTEM.glob("*") if _is_adapter(each)]):
+        why = f"network adapters of NVIDIA are there ({', '.join(sorted(there))}), and no RDMA driver has them"
+        raise Unreadable(why, "modprobe mlx5_ib")
+    return ports
+
+
+def _is_adapter(device: Path) -> bool:
+    kind = tools.text(device / "class") or ""
+    return tools.text(device / "vendor") == NVIDIA and kind.startswith(NETWORK_CLASS)
+
+
+def _port(port: Path) -> Port:
+    adapter, device = port.parents[1], (port.parents[1] / "device").resolve()
+    changes = [tools.whole(path) for path in device.glob("net/*/carrier_changes")]
+    mtus = [tools.whole(path) for path in device.glob("net/*/mtu")]
+    layer = tools.text(port / "link_layer")
+    return Port(
+        port=f"{adapter.name}/{port.name}",
+        state=tools.text(port / "state") or "unknown",
+        rate=tools.text(port / "rate"),
+        link_layer=layer,
+        adapter=tools.text(adapter / "hca_type"),
+        firmware=tools.text(adapter / "fw_ver"),
+        guid=tools.text(adapter / "node_guid"),
+        board=tools.text(adapter / "board_id"),
+        function=device.name.rpartition(".")[2],
+        pcie=_pcie(device),
+        errors=_counts(port / "counters", ERRORS_A_DAY),
+        traffic={**_counts(port / "counters", TRAFFIC), **_counts(port / "hw_counters", ROCE)},
+        carrier_changes=sum(filter(None, changes)) if changes else None,
+        mtu=mtus[0] if len(mtus) == 1 else None,
+        subnet=_prefix(port) if layer == "InfiniBand" else _ip_subnet({path.name for path in device.glob("net/*")}),
+    )
+
+
+def _pcie(device: Path) -> PcieLink:
+    """A virtual function does not show it."""
+    return PcieLink(
+        lanes=tools.lanes(device / "current_link_width") or 0.0,
+        lanes_able=tools.lanes(device / "max_link_width") or 0.0,
+        lanes_of_port=tools.lanes(device.parent / "max_link_width") or 0.0,
+        speed=tools.number(device / "current_link_speed") or 0.0,
+        speed_able=tools.number(device / "max_link_speed") or 0.0,
+        speed_of_port=tools.number(device.parent / "max_link_speed") or 0.0,
+    )
+
+
+def _prefix(port: Path) -> str | None:
+    """The subnet of InfiniBand: the first half of a port's own address."""
+    address = (tools.text(port / "gids/0") or "").split(":")
+    return ":".join(address[:4]) if len(address) == 8 else None
+
+
+def _ip_subnet(interfaces: set[str]) -> str | None:
+    """The network that these interfaces are in by the kernel's routes, where it is one: addresses and masks there are
+    hexadecimal, as this processor has them in memory (net/ipv4/fib_trie.c, fib_route_seq_show)."""
+    rows = [line.split() for line in (tools.text(ROUTES) or "").splitlines()[1:]]
+    subnets = {(row[1], row[7]) for row in rows if row[0] in interfaces and int(row[2], 16) == 0 != int(row[7], 16)}
+    if len(subnets) != 1:
+        return None
+    ((network, mask),) = subnets
+    numbers = [str(int(network[at : at + 2], 16)) for at in (6, 4, 2, 0)]
+    return f"{'.'.join(numbers)}/{int(mask, 16).bit_count()}"
+
+
+def _counts(counters: Path, names: Iterable[str]) -> dict[str, int | None]:
+    """What the adapter does not count, or a virtual one may not show, is left out."""
+    counts: dict[str, int | None] = {}
+    for name in names:
+        try:
+            counts[name] = int((counters / name).read_text())
+        except (OSError, ValueError) as error:
+            if not (isinstance(error, OSError) and error.errno in NOT_COUNTED):
+                counts[name] = None
+    return counts
+
+
+NETWORK_PORTS = HostFact("network_ports", list[Port], read, subject="network")
+
+
+def ports_of(host: Mapping[str, Any]) -> list[Port]:
+    """Those of a host's facts; none where they could not be read."""
+    ports = NETWORK_PORTS.of(host)
+    return [] if isinstance(ports, Missing) else ports
+
+
+def any_active() -> bool:
+    """Whether a port of this host is up."""
+    with suppress(Unreadable):
+        return bool(active(read()))
+    return False
 
 
 def carried(port: str) -> tuple[int, int] | None:
     """Bytes that a port ("mlx5_0/1") has sent and received, by its own counters of words of 4 bytes, or a network
-    interface ("lo"); None where nobody tells."""
+    interface ("lo"); None where nobody counts."""
     device, slash, number = port.partition("/")
     counters = ADAPTERS / device / "ports" / number / "counters" if slash else INTERFACES / port / "statistics"
     names, size = (("port_xmit_data", "port_rcv_data"), 4) if slash else (("tx_bytes", "rx_bytes"), 1)
@@ -78,34 +233,256 @@ def _shared(one: Path, other: Path) -> int:
     return sum(part.startswith("pci") or tools.PCI_STEP.fullmatch(part) is not None for part in Path(common).parts)
 
 
-def _pcie(device: Path) -> dict[str, float]:
-    """As the link runs, and as the adapter and the port above it can. A virtual function does not tell."""
-    return {
-        "lanes": tools.lanes(device / "current_link_width") or 0.0,
-        "lanes_able": tools.lanes(device / "max_link_width") or 0.0,
-        "lanes_of_port": tools.lanes(device.parent / "max_link_width") or 0.0,
-        "speed": tools.number(device / "current_link_speed") or 0.0,
-        "speed_able": tools.number(device / "max_link_speed") or 0.0,
-        "speed_of_port": tools.number(device.parent / "max_link_speed") or 0.0,
-    }
+# ---------------------------------------------------------------- what they carry
 
 
-def _carrier_changes(device: Path) -> int | None:
-    """How often the link of an adapter's interfaces came or went since the system started."""
-    changes = [tools.text(path) for path in device.glob("net/*/carrier_changes")]
-    return sum(int(each) for each in changes if each and each.isdigit()) if changes else None
+def active(ports: Iterable[Port]) -> list[Port]:
+    return [port for port in ports if port.is_active]
 
 
-def _counts(counters: Path, names: tuple[str, ...]) -> dict[str, int | None]:
-    """What the adapter does not count, or a virtual one may not tell, is left out."""
-    counts: dict[str, int | None] = {}
-    for name in names:
-        try:
-            counts[name] = int((counters / name).read_text())
-        except (OSError, ValueError) as error:
-            if not (isinstance(error, OSError) and error.errno in NOT_COUNTED):
-                counts[name] = None
-    return counts
+def fastest_ports(ports: Iterable[Port]) -> list[Port]:
+    """The active InfiniBand and RoCE ports at the highest rate: slower ones are for storage and management."""
+    rdma = [port for port in active(ports) if port.link_layer in ("InfiniBand", "Ethernet") and port.gigabits]
+    most = max((port.gigabits for port in rdma), default=0)
+    return [port for port in rdma if port.gigabits == most]
 
 
-NETWORK_PORTS = HostFact("network_ports", list[dict[str, Any]], read)
+def adapters_near(gpus: Sequence[Gpu]) -> set[str]:
+    """The adapters next to these GPUs; none where that is not known of each of them, as in many virtual machines."""
+    near = [gpu.get("network_adapters") or () for gpu in gpus]
+    return set[str]().union(*near) if all(near) else set()
+
+
+def gigabits_for_each_gpu(gpus: Sequence[Gpu], host: Mapping[str, Any]) -> float:
+    """Gbit/s, one way, that each GPU of a machine has of its network if all of them send; 0 if no port says.
+
+    Several ports of a GPU are added up, and GPUs share what are fewer. Ports for storage and management are others than
+    those of the GPUs: they are not next to a GPU, or of another adapter, link layer or rate, and then those count by
+    which a GPU has most. Where the PCIe links of all ports, or those of older GPUs, carry less, that counts."""
+    used, devices = [port for port in active(ports_of(host)) if port.gigabits], PCI_DEVICES.of(host)
+    near, present = adapters_near(gpus), len(gpus)
+    if next_to := [port for port in used if port.device in near]:
+        used = next_to
+    elif not isinstance(devices, Missing):  # of several ports for each, some may be those of GPUs that take no part
+        present = max(present, sum(each.kind == "gpu" for each in devices.values()))
+    kinds = grouped(((port.adapter, port.link_layer, port.gigabits), port) for port in used)
+    each = max((_of_kind(ports, len(gpus), present) for ports in kinds.values()), default=0.0) if gpus else 0.0
+    rate = float(f"{min([each, *filter(None, map(_of_gpu, gpus))]):.4g}")
+    return int(rate) if rate.is_integer() else rate
+
+
+def _of_kind(ports: Sequence[Port], gpus: int, present: int) -> float:
+    """Of ports at one rate. Those of one adapter, which are functions of one PCI device, share its slot."""
+    functions = len({port.function for port in ports})
+    slot = MESSAGES * max(port.pcie.gigabits for port in ports) / functions
+    rate = min(ports[0].gigabits, slot or math.inf)
+    return rate * (len(ports) // present or min(1, len(ports) / gpus))
+
+
+def _of_gpu(gpu: Gpu) -> float:
+    """What the PCIe link of an older GPU carries at best; 0 if nobody says. From PCIe 5 on GPUs may stand behind their
+    adapters, and show another link."""
+    generation, lanes = gpu.get("pcie_generation_max") or 0, gpu.get("pcie_width_max") or 0
+    return MESSAGES * PAYLOAD * lanes * 2.0**generation if generation in (3, 4) and lanes >= 8 else 0.0
+
+
+# ---------------------------------------------------------------- what is wrong
+
+
+def unlike_others(ports: Iterable[Port]) -> list[Fault]:
+    """Ports that are down, or slower than usual, where others of their kind are up: the same adapter model, link layer
+    and place on the adapter."""
+    wrong = []
+    for kind in _kinds(ports):
+        rates = [port.rate for port in active(kind)]
+        usual = max(rates, key=rates.count, default=None)
+        wrong += [port for port in kind if rates and (port.rate != usual or not port.is_active)]
+    return [_not_up(port) for port in wrong]
+
+
+def kinds_down(ports: Sequence[Port], gpus: Sequence[Gpu]) -> list[Fault]:
+    """Ports of a kind of which none is up and which GPUs need: no other is up, or none next to the GPUs; where nobody
+    knows which these are, there is one for each GPU, and fewer others are up. Whatever else is down, nobody may have
+    plugged in."""
+    up, near = active(ports), adapters_near(gpus) if len(gpus) > 1 else set()
+    cut_off = not any(port.device in near for port in up)
+    needed = [
+        kind
+        for kind in _kinds(ports)
+        if not active(kind)
+        and (
+            not up
+            or (cut_off and any(port.device in near for port in kind) if near else len(kind) >= len(gpus) > len(up))
+        )
+    ]
+    return [_not_up(port) for kind in needed for port in kind]
+
+
+def _kinds(ports: Iterable[Port]) -> Iterable[list[Port]]:
+    return grouped(((port.adapter, port.link_layer, port.function), port) for port in ports).values()
+
+
+def _not_up(port: Port) -> Fault:
+    return Fault("network_port_unlike_others", (THIS_NODE,), f"{port.port} is {port.state} at {port.rate}")
+
+
+def port_fault(code: str, port: str, what: str) -> Fault:
+    return Fault(code, (THIS_NODE,), f"{port}: {what}")
+
+
+def ports_behind_slow_pcie(ports: Iterable[Port]) -> list[Fault]:
+    """Active ports whose PCIe link runs with less than adapter and slot can, or with less than the port itself in a
+    slot that is the wrong one: with fewer lanes than the adapter has, or slower than that of another port. Where all
+    slots are of a generation that is too slow for these ports, the machine was built so."""
+    used = active(ports)
+    fastest = max((port.pcie.gigabits for port in used), default=0.0)
+    return [port_fault("nic_pcie_slow", port.port, what) for port in used for what in _slow(port, fastest)]
+
+
+def _slow(port: Port, fastest: float) -> Iterator[str]:
+    link = port.pcie
+    if not link.gigabits:
+        return
+    lanes = min(filter(None, (link.lanes_able, link.lanes_of_port)), default=link.lanes)
+    speed = min(filter(None, (link.speed_able, link.speed_of_port)), default=link.speed)
+    runs = f"its PCIe link runs at {link.speed:g} GT/s on {link.lanes:g} lanes"
+    if link.lanes < lanes or link.speed < speed:
+        yield f"{runs}, adapter and slot can {speed:g} GT/s on {lanes:g}"
+    elif link.gigabits < port.gigabits and (link.lanes < link.lanes_able or link.gigabits < fastest):
+        yield f"{runs}, too little for its {port.gigabits:g} Gbit/s"
+
+
+def below_their_board(ports: Iterable[Port], able: Mapping[str, float], stated: Iterable[float]) -> list[Fault]:
+    """Ports at the highest rate of this host that run at half the rate of their board or less. `able`: Gbit/s of ports
+    that are known otherwise. `stated`: rates that somebody said the network has, which are right then."""
+    faults = []
+    for port in fastest_ports(ports):
+        most = rate_of_board(port, able)
+        if 0 < 2 * port.gigabits <= most and port.gigabits not in stated:
+            what = f"runs at {port.rate}, and its board can {most:g} Gbit/s"
+            faults.append(port_fault("nic_rate_low", port.port, what))
+    return faults
+
+
+def rate_of_board(port: Port, able: Mapping[str, float]) -> float:
+    """Gbit/s; 0 for a board that is not known."""
+    return able.get(port.port) or BOARDS.get(port.board or "", 0)
+
+
+def other_mtu(ports: Sequence[Port], gpus: Sequence[Gpu]) -> list[Fault]:
+    """Active ports whose MTU is not that of at least three others in the same role: of one kind, at one rate, next to a
+    GPU or not. It is one port of them: where several differ they may have another task."""
+    near, faults = adapters_near(gpus), []
+    roles = grouped(
+        ((port.adapter, port.link_layer, port.function, port.rate, port.device in near), port)
+        for port in active(ports)
+        if port.mtu
+    )
+    for role in roles.values():
+        mtus = grouped((port.mtu, port) for port in role)
+        alone = [each[0] for each in mtus.values() if len(each) == 1]
+        if len(mtus) == 2 and len(alone) == 1 and len(role) > 3:
+            (usual,) = mtus.keys() - {alone[0].mtu}
+            what = f"its MTU is {alone[0].mtu}, that of {len(role) - 1} others like it {usual}"
+            faults.append(port_fault("mtu_mismatch", alone[0].port, what))
+    return faults
+
+
+Nodes = Mapping[int, Sequence[Port]]  # by the number of the node
+Named = list[tuple[int, Port]]  # ports of one name, with their nodes
+
+
+def mtu_between_nodes(nodes: Nodes) -> list[Fault]:
+    """Ports at the highest rate whose MTU is not that which the same port has at most other nodes; where none is that
+    of most, all nodes with one: a port of 9000 sends what one of 1500 drops."""
+    faults = []
+    for each in _by_name(port for port in _fastest(nodes) if port[1].mtu):
+        usual = _usual([port.mtu for _, port in each])
+        if usual is None:
+            of = ", ".join(f"{port.mtu} at node {node}" for node, port in each)
+            faults.append(_at([node for node, _ in each], "mtu_mismatch", each[0][1], f"its MTU is {of}"))
+        for node, port in each if usual is not None else ():
+            if port.mtu != usual:
+                what = f"its MTU is {port.mtu}, at most other nodes {usual}"
+                faults.append(_at([node], "mtu_mismatch", port, what))
+    return faults
+
+
+def subnets_between_nodes(nodes: Nodes) -> list[Fault]:
+    """Ports at the highest rate that are in another subnet than the same port of most other nodes, while most ports of
+    their node are not: a node of which all differ is behind other switches. Where none is that of most, as between two
+    nodes: ports in a subnet in which another node has another port, and which has another one there."""
+    named = _by_name(port for port in _fastest(nodes) if port[1].subnet)
+    has = {(node, port.subnet): port.port for each in named for node, port in each}
+    odd: dict[int, list[Fault]] = {}
+    faults = []
+    for each in named:
+        usual = _usual([port.subnet for _, port in each])
+        for node, port in each:
+            there = [other for other, _ in each if has.get((other, port.subnet), port.port) != port.port]
+            if usual is None and there and (other := there[0]) != node:
+                what = f"it is in {port.subnet}, in which {has[other, port.subnet]} is at node {other}"
+                faults.append(_at([node], "subnet_mismatch", port, what))
+            elif usual is not None and port.subnet != usual:
+                what = f"it is in {port.subnet}, at most other nodes in {usual}"
+                odd.setdefault(node, []).append(_at([node], "subnet_mismatch", port, what))
+    for node, found in odd.items():
+        faults += found if 2 * len(found) <= len(fastest_ports(nodes[node])) else []
+    return faults
+
+
+def _fastest(nodes: Nodes) -> Named:
+    return [(node, port) for node, ports in nodes.items() for port in fastest_ports(ports)]
+
+
+def _by_name(ports: Iterable[tuple[int, Port]]) -> list[Named]:
+    return list(grouped((port.port, (node, port)) for node, port in ports).values())
+
+
+def _usual(values: Sequence[Any]) -> Any:
+    """What more than half of them are; None if that is nothing."""
+    usual = max(values, key=values.count)
+    return usual if 2 * values.count(usual) > len(values) else None
+
+
+def _at(nodes: Iterable[int], code: str, port: Port, what: str) -> Fault:
+    return port_fault(code, port.port, what).changed(subjects=tuple(Place(node, "node") for node in nodes))
+
+
+def port_errors(before: Iterable[Port], now: Iterable[Port], seconds: float) -> list[Fault]:
+    """Ports that were active and have counted more errors than healthy ones, between two readings so many seconds
+    apart; also those that are gone, and counters that cannot be read."""
+    later = {port.port: port for port in now}
+    return [
+        port_fault("network_port_errors", port.port, what)
+        for port in active(before)
+        for what in (_errors(port, later[port.port], seconds) if port.port in later else ["it is gone"])
+    ]
+
+
+def _errors(before: Port, now: Port, seconds: float) -> Iterator[str]:
+    counts = _counted(now)
+    for name, then in _counted(before).items():
+        count, allowed = counts.get(name), ERRORS_A_DAY.get(name, 0) * max(1.0, seconds / 86_400)
+        if count is None:
+            yield f"{name} cannot be read"
+        elif then is not None and count - then > allowed:
+            yield f"{name} grew by {count - then} in {seconds:.0f} s, a healthy port has at most {allowed:.0f}"
+
+
+def _counted(port: Port) -> Mapping[str, int | None]:
+    """Its errors. That its link came or went is one, also where the adapter counts none."""
+    changes = {} if port.carrier_changes is None else {"carrier_changes": port.carrier_changes}
+    return {**port.errors, **changes}
+
+
+def port_traffic(before: Iterable[Port], now: Iterable[Port]) -> dict[str, int]:
+    """What grew on active ports between two readings and is no error by itself, by name, over all of them."""
+    later = {port.port: port.traffic for port in now}
+    grown: dict[str, int] = {}
+    for port in active(before):
+        for name, then in port.traffic.items():
+            count = later.get(port.port, {}).get(name)
+            if count is not None and then is not None:
+                grown[name] = grown.get(name, 0) + count - then
+    return grown

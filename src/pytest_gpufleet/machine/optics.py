@@ -1,54 +1,94 @@
-"""Cables and transceivers of the network ports, as mlxlink (NVIDIA's MFT, or mstlink of mstflint) tells of them."""
+"""Cables and transceivers of the network ports, as mlxlink (NVIDIA's MFT, or mstlink of mstflint) describes them."""
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pytest_gpufleet.machine import tools
 from pytest_gpufleet.machine.host_fact import HostFact
-from pytest_gpufleet.machine.tools import Absent, NoAnswer, Unreadable
+from pytest_gpufleet.machine.network_ports import NVIDIA, port_fault
+from pytest_gpufleet.machine.tools import AS_ROOT, Absent, NoAnswer, Unreadable
+from pytest_gpufleet.model.fault import Fault
 
-NVIDIA = "0x15b3"  # Mellanox: the vendor of a PCI device
 PROGRAMS = ("mlxlink", "mstlink")
 # What a module measures of itself, with its own limits: "61 [-10..80]", by lane "3.583,3.253 [-9.914..6.999]".
 READINGS = {
-    "temperature_c": "Temperature [C]",
-    "voltage_mv": "Voltage [mV]",
-    "bias_ma": "Bias Current [mA]",
-    "rx_power_dbm": "Rx Power Current [dBm]",
-    "tx_power_dbm": "Tx Power Current [dBm]",
-}
-COUNTERS = {
-    "minutes": "Time Since Last Clear [Min]",
-    "raw_ber": "Raw Physical BER",
-    "effective_ber": "Effective Physical BER",
-    "symbol_ber": "Symbol BER",
-    "link_downs": "Link Down Counter",
+    "temperature_c": ("Temperature [C]", "temperature", "C"),
+    "voltage_mv": ("Voltage [mV]", "voltage", "mV"),
+    "bias_ma": ("Bias Current [mA]", "bias current", "mA"),
+    "rx_power_dbm": ("Rx Power Current [dBm]", "received power", "dBm"),
+    "tx_power_dbm": ("Tx Power Current [dBm]", "sent power", "dBm"),
 }
 # Those that mean that a module or its firmware does not work, or that a lane has no light.
 FLAGS = ("Module FW Fault", "DataPath FW Fault", "Tx Fault [per lane]", "Rx LOS [per lane]", "Tx LOS [per lane]")
 RANGE = re.compile(r"(.*?) *\[(-?[\d.]+)\.\.(-?[\d.]+)\]")
+# "400G_4X" of Ethernet, "NDR" of InfiniBand on four lanes (mlxlink_maps.cpp of Mellanox/mstflint).
+SPEED = re.compile(r"(\d+)G(_\dX)?")
+INFINIBAND = {"EDR": 100.0, "HDR": 200.0, "NDR": 400.0, "XDR": 800.0}
 
-Section = Mapping[str, Any]
+# The limits of bit error rates are those from which NVIDIA calls a link faulty (InfiniBand Cluster Bring-up Procedure,
+# "UFM Telemetry", link monitoring key indicators): after error correction 1e-11 where lost packets are sent again by
+# the link (FEC with PLR, the default for short cables) and 1e-14 elsewhere, of symbols 1e-14. They hold once a link was
+# up for 125 minutes, says the same page. What NVIDIA only warns of, from half of that on, is no fault here.
+LEAST_MINUTES = 125
+EFFECTIVE_BER, EFFECTIVE_BER_PLR, SYMBOL_BER = 1e-14, 1e-11, 1e-14
+# The same page: a port that went down at least twice within a day needs a look.
+LINK_DOWNS_A_DAY = 2
+MINUTES_A_DAY = 1440
 
 
-def read(root: Path = Path("/"), run: tools.RunTool = tools.output) -> list[dict[str, Any]]:
-    """Of each active port of an NVIDIA adapter: its `port` ("mlx5_0/1"), `cable` (its type), `fec`; `readings` by the
-    names of READINGS, each with `values` by lane, `least` and `most` as the module has them (none of a copper cable);
-    the COUNTERS since they were cleared (`minutes` ago), None for one that is not told; `flags` that are raised, of
-    FLAGS. Of a port that mlxlink cannot read only `port`, and `why`, or `silent` where it did not end in time.
+class Reading(msgspec.Struct, frozen=True):
+    """By lane, with the least and the most that the module allows itself."""
 
-    Absent where there is no such port, Unreadable where none can be read.
-    """
+    values: tuple[float, ...]
+    least: float
+    most: float
+
+
+class Optics(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Of an active port: `cable` is its type; `readings` by the names of READINGS (none of a copper cable);
+    counters since they were cleared (`minutes` ago), None for one that is not there; `flags` that are raised, of FLAGS;
+    `able`: Gbit/s that board and cable can both do. Of a port that mlxlink cannot read only `port`, and `why`, or
+    `silent` where it did not end in time."""
+
+    port: str
+    cable: str | None = None
+    fec: str | None = None
+    readings: Mapping[str, Reading] = {}
+    minutes: float | None = None
+    raw_ber: float | None = None
+    effective_ber: float | None = None
+    symbol_ber: float | None = None
+    link_downs: float | None = None
+    flags: tuple[str, ...] = ()
+    able: float | None = None
+    why: str = ""
+    silent: str = ""
+
+
+def read(root: Path = Path("/"), run: tools.RunTool = tools.output) -> list[Optics]:
+    """Raises Absent where no NVIDIA adapter has an active port, Unreadable where none can be read."""
     ports = [port for port in sorted((root / "sys/class/infiniband").glob("*/ports/1")) if _active(port)]
     if not ports:
         raise Absent("no NVIDIA network adapter has an active port")
-    found = [_port(port.parts[-3], run) for port in ports]
-    if all("why" in port for port in found):
-        raise Unreadable(found[0]["why"], "the state of cables and transceivers needs MFT or mstflint, and root")
+    found, errors = [], list[Unreadable]()
+    for device in (port.parts[-3] for port in ports):
+        try:
+            found.append(_described(device, run))
+            if found[-1].flags:  # a module keeps a flag until it is read: what is over is no fault
+                found[-1] = _described(device, run)
+        except NoAnswer as why:
+            found.append(Optics(f"{device}/1", silent=f"{device}/1: {why}"))
+        except Unreadable as why:
+            errors.append(why)
+            found.append(Optics(f"{device}/1", why=str(why)))
+    if len(errors) == len(ports):
+        raise Unreadable(errors[0].why, errors[0].remedy or AS_ROOT)
     return found
 
 
@@ -56,35 +96,33 @@ def _active(port: Path) -> bool:
     return tools.text(port / "../../device/vendor") == NVIDIA and "ACTIVE" in (tools.text(port / "state") or "")
 
 
-def _port(device: str, run: tools.RunTool) -> dict[str, Any]:
-    try:
-        told = _told(device, run)
-        if told["flags"]:
-            told = _told(device, run)  # a module keeps a flag until it is read: what is over is no fault
-    except NoAnswer as why:
-        return {"port": f"{device}/1", "silent": f"{device}/1: {why}"}
-    except Unreadable as why:
-        return {"port": f"{device}/1", "why": str(why)}
-    return {"port": f"{device}/1", **told}
-
-
-def _told(device: str, run: tools.RunTool) -> dict[str, Any]:
+def _described(device: str, run: tools.RunTool) -> Optics:
     document = _document(device, run)
-    module, link, counters = (
-        document.get(section) or {} for section in ("Module Info", "Operational Info", "Physical Counters and BER Info")
+    module, link, counters, supported = (
+        document.get(section) or {}
+        for section in ("Module Info", "Operational Info", "Physical Counters and BER Info", "Supported Info")
     )
-    readings = {name: _reading(module.get(key)) for name, key in READINGS.items()}
-    return {
-        "cable": module.get("Cable Type"),
-        "fec": link.get("FEC"),
-        "readings": {name: reading for name, reading in readings.items() if reading},
-        **{name: _number(counters.get(key)) for name, key in COUNTERS.items()},
-        "flags": [flag for flag in FLAGS if any(value not in ("0", "N/A") for value in _lanes(module.get(flag, "0")))],
-    }
+    readings = {name: _reading(module.get(key)) for name, (key, _, _) in READINGS.items()}
+    speeds = [max(map(_gigabits, _lanes(each)), default=0.0) for each in supported.values()]
+    return Optics(
+        port=f"{device}/1",
+        cable=module.get("Cable Type"),
+        fec=link.get("FEC"),
+        readings={name: reading for name, reading in readings.items() if reading},
+        minutes=_number(counters.get("Time Since Last Clear [Min]")),
+        raw_ber=_number(counters.get("Raw Physical BER")),
+        effective_ber=_number(counters.get("Effective Physical BER")),
+        symbol_ber=_number(counters.get("Symbol BER")),
+        link_downs=_number(counters.get("Link Down Counter")),
+        flags=tuple(
+            flag for flag in FLAGS if any(value not in ("0", "N/A") for value in _lanes(module.get(flag, "0")))
+        ),
+        able=min(speeds, default=0.0) or None,
+    )
 
 
-def _document(device: str, run: tools.RunTool) -> Section:
-    """What mlxlink tells of a device, by sections. It also says in the document whether it could."""
+def _document(device: str, run: tools.RunTool) -> Mapping[str, Any]:
+    """What mlxlink prints of a device, by sections. It also says in the document whether it could."""
     why = Unreadable("nothing was asked")
     for program in PROGRAMS:
         try:
@@ -108,14 +146,19 @@ def _lanes(value: Any) -> list[str]:
     return [str(each).strip() for each in values]
 
 
-def _reading(text: Any) -> dict[str, Any] | None:
+def _gigabits(speed: str) -> float:
+    found = SPEED.fullmatch(speed)
+    return float(found[1]) if found else INFINIBAND.get(speed, 0.0)
+
+
+def _reading(text: Any) -> Reading | None:
     """None where the module does not measure it, as copper does not ("N/A"), or has no limits for it ([0..0])."""
     parts = RANGE.fullmatch(str(text))
     if parts is None:
         return None
-    values, least, most = [_number(value) for value in _lanes(parts[1])], float(parts[2]), float(parts[3])
-    told = [value for value in values if value is not None]
-    return {"values": told, "least": least, "most": most} if told and least < most else None
+    values = tuple(value for value in map(_number, _lanes(parts[1])) if value is not None)
+    least, most = float(parts[2]), float(parts[3])
+    return Reading(values, least, most) if values and least < most else None
 
 
 def _number(text: Any) -> float | None:
@@ -124,4 +167,52 @@ def _number(text: Any) -> float | None:
     return None
 
 
-OPTICS = HostFact("optics", list[dict[str, Any]], read, subject="optics", on_request=True)
+OPTICS = HostFact("optics", list[Optics], read, subject="optics", on_request=True)
+
+
+# ---------------------------------------------------------------- what is wrong
+
+
+def module_faults(ports: Iterable[Optics]) -> list[Fault]:
+    """Modules that report a fault, or measure what is outside their own limits."""
+    return [port_fault("transceiver_fault", _called(port), what) for port in ports for what in _of_module(port)]
+
+
+def links_with_errors(ports: Iterable[Optics]) -> list[Fault]:
+    """Links on which more bits are wrong than a healthy cable lets through, or that go down again and again."""
+    faults = [port_fault("network_link_errors", _called(port), what) for port in ports for what in _wrong_bits(port)]
+    return faults + [port_fault("network_link_flaps", _called(port), what) for port in ports for what in _flaps(port)]
+
+
+def _called(port: Optics) -> str:
+    return f"{port.port} ({port.cable})" if port.cable else port.port
+
+
+def _of_module(port: Optics) -> Iterator[str]:
+    yield from (f"its module reports {flag}" for flag in port.flags)
+    for name, reading in port.readings.items():
+        _, what, unit = READINGS[name]
+        for lane, value in enumerate(reading.values):
+            if not reading.least <= value <= reading.most:
+                of = f" of lane {lane}" if len(reading.values) > 1 else ""
+                yield f"{what}{of} is {value:g} {unit}, its own limits are {reading.least:g} to {reading.most:g}"
+
+
+def _wrong_bits(port: Optics) -> Iterator[str]:
+    minutes = port.minutes or 0
+    if minutes < LEAST_MINUTES:
+        return
+    effective = EFFECTIVE_BER_PLR if "PLR" in (port.fec or "") else EFFECTIVE_BER
+    for rate, what, most in (
+        (port.effective_ber, "bit error rate after correction", effective),
+        (port.symbol_ber, "symbol error rate", SYMBOL_BER),
+    ):
+        if rate is not None and rate >= most:
+            yield f"{what} is {rate:g} over {minutes:,.0f} minutes, a healthy link stays below {most:g}"
+
+
+def _flaps(port: Optics) -> Iterator[str]:
+    if port.link_downs is not None and port.minutes is not None:
+        days = max(1.0, port.minutes / MINUTES_A_DAY)
+        if port.link_downs >= LINK_DOWNS_A_DAY * days:
+            yield f"its link went down {port.link_downs:.0f} times in {port.minutes:,.0f} minutes"

@@ -1,6 +1,4 @@
-"""By which way network adapters reach the memory of GPUs, and how fast each writes to itself.
-
-By ib_write_bw of perftest, server and client on this host.
+"""How fast network adapters write to themselves, by ib_write_bw of perftest, server and client on this host.
 
 Both ends are the same port, so no cable and no other machine takes part: what is measured is the adapter and its way to
 memory. The two find each other over TCP, which is kept to 127.0.0.1.
@@ -11,28 +9,18 @@ import os
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+
+import msgspec
 
 from pytest_gpufleet.machine import network_ports, tools
 from pytest_gpufleet.machine.host_fact import HostFact
+from pytest_gpufleet.machine.network_ports import port_fault
 from pytest_gpufleet.machine.tools import Absent, Unreadable
-from pytest_gpufleet.model.machine import fastest_ports
-
-# Modules by which an adapter's driver asks NVIDIA's for memory: the driver's own, the one before it, and that of EFA.
-MODULES = ("nvidia_peermem", "nv_peer_mem", "efa_nv_peermem")
-
-
-def read_gpudirect(root: Path = Path("/")) -> dict[str, Any]:
-    """`peer_module`: the one of MODULES that is loaded, None if none is. `open_modules`: whether NVIDIA's driver is the
-    open one, which alone gives memory away as a DMA-BUF; None where no driver is loaded."""
-    version = tools.text(root / "proc/driver/nvidia/version")
-    return {
-        "peer_module": next((name for name in MODULES if (root / "sys/module" / name).exists()), None),
-        "open_modules": None if version is None else "Open Kernel Module" in version.splitlines()[0],
-    }
-
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.measurement import Measurement
 
 PROGRAM = "ib_write_bw"
 # As Azure's health checks write (azure_ib_write_bw_gdr.nhc). A thousand of them take 0.2 s at 400 Gb/s.
@@ -41,35 +29,44 @@ SECONDS = 20  # for one port; 8 GB take 7 s at 10 Gb/s
 NEEDED = ("--out_json", "--bind_source_ip")  # of perftest from 23.07 on
 LOOPBACK = "127.0.0.1"
 LISTENING = "0A"  # TCP_LISTEN of include/net/tcp_states.h, as /proc/net/tcp writes it
-TURN_SECONDS = 0.02
+POLL_SECONDS = 0.02
+SLOW = 0.9  # of the fastest beside it: the tolerance of the metric
 
 
-def read() -> list[dict[str, Any]]:
-    """Of each active InfiniBand or RoCE port at the highest rate of this host its `port` ("mlx5_0/1") and what it wrote
-    to itself, `gigabits` a second in writes of so many `bytes`; of one that could not `why`. Absent where there is no
-    such port, Unreadable where perftest is not installed or too old, or no port could."""
-    ports = fastest_ports(network_ports.read())
+class Write(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a port wrote to itself: `gigabits` a second in writes of so many `bytes`; if it could not, `why`."""
+
+    port: str
+    bytes: int = 0
+    gigabits: float = 0.0
+    why: str = ""
+
+
+def read() -> list[Write]:
+    """Of each active InfiniBand or RoCE port at the highest rate of this host. Raises Absent where there is no such
+    port, Unreadable where perftest is not installed or too old, or no port could."""
+    ports = network_ports.fastest_ports(network_ports.read())
     if not ports:
         raise Absent("no InfiniBand or RoCE port is active")
-    told = tools.output(PROGRAM, "--help", statuses=(0, 1))
-    if missing := [option for option in NEEDED if option not in told]:
+    options = tools.output(PROGRAM, "--help", statuses=(0, 1))
+    if missing := [option for option in NEEDED if option not in options]:
         raise Unreadable(f"this {PROGRAM} has no {' and no '.join(missing)}", "install perftest 23.07 or later")
-    found = [_port(port["port"]) for port in ports]
-    if all("why" in port for port in found):
-        raise Unreadable(f"{PROGRAM} reaches no adapter: {found[0]['why']}")
+    found = [_write(port.port) for port in ports]
+    if all(each.why for each in found):
+        raise Unreadable(f"{PROGRAM} reaches no adapter: {found[0].why}")
     return found
 
 
-def _port(name: str) -> dict[str, Any]:
+def _write(port: str) -> Write:
     with TemporaryDirectory() as folder:
         try:
-            return {"port": name, "bytes": NBYTES, "gigabits": _written(name, Path(folder, "report.json"))}
+            return Write(port, NBYTES, _written(port, Path(folder, "report.json")))
         except Unreadable as why:
-            return {"port": name, "why": str(why)}
+            return Write(port, why=str(why))
 
 
-def _written(name: str, report: Path) -> float:
-    device, number = name.split("/")
+def _written(port: str, report: Path) -> float:
+    device, number = port.split("/")
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         service = int(probe.getsockname()[1])
@@ -102,7 +99,7 @@ def _await(server: subprocess.Popen[bytes], service: int) -> None:
             raise Unreadable(f"the server of {PROGRAM} ended with status {server.returncode}")
         if time.monotonic() > until:
             raise Unreadable(f"the server of {PROGRAM} did not listen within {SECONDS} s")
-        time.sleep(TURN_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def _listens(service: int) -> bool:
@@ -110,5 +107,22 @@ def _listens(service: int) -> bool:
     return any(line[1].endswith(f":{service:04X}") and line[3] == LISTENING for line in lines)
 
 
-GPUDIRECT = HostFact("gpudirect", dict[str, Any], read_gpudirect)
-RDMA_WRITES = HostFact("rdma_writes", list[dict[str, Any]], read, subject="rdma", on_request=True)
+RDMA_WRITES = HostFact("rdma_writes", list[Write], read, subject="rdma", on_request=True)
+
+
+def adapters_that_fail(failed: Mapping[str, str]) -> list[Fault]:
+    """Ports ("mlx5_0/1") through which nothing could be sent, each with why."""
+    return [port_fault("network_adapter_fails", port, why) for port, why in failed.items()]
+
+
+def slow_adapters(measurement: Measurement) -> list[Fault]:
+    """Those that are slower than the fastest beside them, by their names, which stand in the measurement's details; all
+    of them where they are equally slow, or there is only one."""
+    values = measurement.values
+    best = max(values.values(), default=0.0)
+    slow = {place: value for place, value in values.items() if value < SLOW * best} or values
+    text = "{} sends {:.3g} GB/s to itself, the fastest {:.3g}"
+    return [
+        Fault("network_adapter_slow", (place,), text.format(measurement.details[str(place)], value, best))
+        for place, value in slow.items()
+    ]

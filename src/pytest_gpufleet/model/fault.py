@@ -149,6 +149,21 @@ _CODES = (
          "Compare it with the order, and replace it by one like the others"),
     Code(159, "dimm_slow", "setting", "TRIAGE", "a memory module of the host runs slower than the others",
          "Look at the BIOS setting of the memory's speed; reseat or replace the module"),
+    Code(170, "nic_misplaced", "setting", "CONFIG", "a network adapter is next to other GPUs than its own",
+         "Compare `nvidia-smi topo -m` with another machine of this kind: the adapter is in the wrong slot, or a cable "
+         "to its switch board is swapped", ("performance",)),
+    Code(171, "acs_between_gpus", "setting", "CONFIG", "a PCIe switch sends what GPUs send each other over the root",
+         "Turn Access Control Services off in the BIOS, or at every boot: `setpci -s ADDRESS ECAP_ACS+0x6.w=0000`",
+         ("performance",)),
+    Code(172, "nic_rate_low", "network", "TRIAGE", "a network port runs at half the rate of its board",
+         "Look at the speed of the switch port (`ibstat`, `mlxlink -d DEVICE`), at cable and splitter; where it was "
+         "built so, say its rate in the order", ("performance",)),
+    Code(173, "mtu_mismatch", "network", "CONFIG", "a network port has another MTU than its peers",
+         "Set the MTU of its peers: `ip link set INTERFACE mtu N`, and in the configuration of the network",
+         ("performance",)),
+    Code(174, "subnet_mismatch", "network", "CONFIG", "a rail is in another subnet than the same rail of other nodes",
+         "Look at its address (`ip -4 addr`, of InfiniBand the subnet manager) and in which switch its cable is",
+         ("performance",)),
     # ---------------------------------------------------------------- 2xx health: what GPUs, host and nodes tell
     Code(201, "ecc_uncorrected", "error", "ISOLATE", "uncorrectable memory errors", "Replace the GPU"),
     Code(202, "row_remapping_pending", "error", "RESET", "row remapping is pending", "Reset the GPU"),

@@ -11,7 +11,7 @@ from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology, joined
 from pytest_gpufleet.model.limit import GivenLimits
-from pytest_gpufleet.model.machine import Order, gigabits_for_each_gpu
+from pytest_gpufleet.model.machine import Order
 from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.model.suite import Suite, shipped
 
@@ -94,17 +94,6 @@ class Record:
     def of_cluster(self) -> bool:
         """Whether this is of many nodes, whose own runs have evidence of their own. A cluster may have one node."""
         return bool(self.run.transport)
-
-    @property
-    def network(self) -> float | None:
-        """Gbit/s that each GPU has of the network between its nodes: what --fleet-network says, else by the ports of
-        the node that has most, since one that lost some is held against what it should reach. 0: nobody tells; None:
-        nothing is asked of it."""
-        if self.run.network:
-            return None if self.run.network == events.NO_NETWORK else float(self.run.network)
-        here = self.machines.keys() - self.lost.keys() - self.left_out.keys() if self.of_cluster else ()
-        each = (gigabits_for_each_gpu(self.topologies[node].gpus, self.machines[node].host) for node in here)
-        return max(each, default=0.0)
 
     @property
     def suite(self) -> Suite:

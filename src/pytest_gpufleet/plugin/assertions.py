@@ -3,7 +3,7 @@ test at its end."""
 
 import reprlib
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,7 +14,7 @@ from pytest_gpufleet.model.endings import not_applicable, not_judged
 from pytest_gpufleet.model.events import Judged
 from pytest_gpufleet.model.fault import Fault, expect_none
 from pytest_gpufleet.model.gpu import COUNTERS, Gpu, GpuTopology, Missing, check_name
-from pytest_gpufleet.model.machine import Machine, Order, active
+from pytest_gpufleet.model.machine import Machine, Order
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.plugin import listeners
 from pytest_gpufleet.plugin.keys import MISSED, RUN
@@ -26,6 +26,7 @@ from pytest_gpufleet.verdict.orders import asks, held_against
 
 if TYPE_CHECKING:
     from pytest_gpufleet.machine.host_fact import HostFact
+    from pytest_gpufleet.machine.network_ports import Port
 
 T = TypeVar("T")
 
@@ -142,19 +143,21 @@ def of_host(read: Callable[[str], Any], fact: "HostFact[T]", read_before: bool =
     return value
 
 
-def require_answers(parts: Iterable[Mapping[str, Any]]) -> None:
-    """End the check as not judged if a part of the host, like a drive, did not answer in time: it is `silent`."""
+def require_answers(silent: Iterable[str | None]) -> None:
+    """End the check as not judged if a part of the host, like a drive, did not answer in time: each part says so, or
+    nothing."""
     __tracebackhide__ = True
-    if silent := [part["silent"] for part in parts if "silent" in part]:
-        not_judged("; ".join(silent))
+    if unanswered := list(filter(None, silent)):
+        not_judged("; ".join(unanswered))
 
 
-def ports_in_use(machine: Machine) -> Sequence[Mapping[str, Any]]:
+def ports_in_use(machine: Machine) -> "list[Port]":
     """The InfiniBand and RoCE ports of the host, of which at least one is active; ends the check as not applicable if
     none is."""
+    from pytest_gpufleet.machine.network_ports import NETWORK_PORTS, active
+
     __tracebackhide__ = True
-    ports: Sequence[Mapping[str, Any]] = machine.host["network_ports"] or ()
-    if not ports:
+    if not (ports := of_host(machine.host.get, NETWORK_PORTS)):
         not_applicable("this system has no InfiniBand or RoCE port")
     if not active(ports):
         not_applicable(f"none of {len(ports)} InfiniBand and RoCE ports is up: no cable, or a switch that is off")

@@ -14,8 +14,8 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from pytest_gpufleet.machine import network_ports
+from pytest_gpufleet.machine.network_ports import Port
 from pytest_gpufleet.model.conditions import Condition
-from pytest_gpufleet.model.machine import Port, gigabits, slot_gigabits
 from pytest_gpufleet.model.measurement import Measurement, Reading
 from pytest_gpufleet.model.metric import MiB, Size
 from pytest_gpufleet.model.place import Place, Where
@@ -34,18 +34,18 @@ THROUGH_THE_NETWORK = {
     "NCCL_COLLNET_ENABLE": "0", "NCCL_NET_DISABLE_INTRA": "0", "NCCL_IB_DISABLE": "0", "NCCL_NET": "IB",
 }  # fmt: skip
 # In a rehearsal ranks talk over this interface, and no adapter.
-LOOPBACK_INTERFACE: Port = {"port": "lo", "rate": "", "link_layer": ""}
+LOOPBACK_INTERFACE = Port("lo")
 
 
 @dataclass
 class Loopback:
     """GB/s of ports that sent to themselves, samples by name: one port after the other (`alone`), and those with ranks
-    of their own at the same time (`at_once`). Of a port that could not it says `why`. `unseen`: ports of which the own
+    of their own at the same time (`at_once`). `failed`: ports that could not, with why. `unseen`: ports whose own
     counters did not grow by what was sent, so that nobody knows what was measured."""
 
     alone: dict[str, tuple[float, ...]] = field(default_factory=dict)
     at_once: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    failed: list[dict[str, str]] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
     unseen: list[str] = field(default_factory=list)
 
 
@@ -72,9 +72,8 @@ def turns(world: World, ports: Sequence[Port]) -> list[Turn]:
     pairs, near = world.size // 2, [gpu.get("network_adapters") or () for gpu in world.gpus]
     of_pair: dict[int, list[str]] = {pair: [] for pair in range(pairs)}
     for number, port in enumerate(ports):
-        device = port["port"].partition("/")[0]
-        next_to = [index // 2 for index, adapters in enumerate(near) if device in adapters and index // 2 < pairs]
-        of_pair[next_to[0] if next_to else number * pairs // len(ports)].append(port["port"])
+        next_to = [index // 2 for index, adapters in enumerate(near) if port.device in adapters and index // 2 < pairs]
+        of_pair[next_to[0] if next_to else number * pairs // len(ports)].append(port.port)
     columns = itertools.zip_longest(*of_pair.values())
     return [{pair: name for pair, name in enumerate(column) if name} for column in columns]
 
@@ -85,7 +84,7 @@ def environments(size: int, turn: Turn) -> list[dict[str, str]]:
     for pair, name in turn.items():
         for index in _ranks(pair):
             adapter = {"NCCL_IB_HCA": f"={name.replace('/', ':')}", "NCCL_HOSTID": f"gpufleet-{index}"}
-            found[index] = {**THROUGH_THE_NETWORK, **adapter} if name != LOOPBACK_INTERFACE["port"] else {}
+            found[index] = {**THROUGH_THE_NETWORK, **adapter} if name != LOOPBACK_INTERFACE.port else {}
     return found
 
 
@@ -94,13 +93,13 @@ def adapter_bandwidth(
 ) -> Measurement:
     """GB/s of ports by their names, as a measurement: places are numbers in `every`, all ports of the machine, and the
     details have their names. Ports are held against their rate, or, where all slots carry less, against that."""
-    numbers = {port["port"]: number for number, port in enumerate(every)}
+    numbers = {port.port: number for number, port in enumerate(every)}
     by_place = {Place(0, "nic", numbers.get(name, number)): name for number, name in enumerate(figures)}
     values: dict[Where, float] = {place: median(figures[name]) for place, name in by_place.items()}
     samples: dict[Where, tuple[float, ...]] = {place: tuple(figures[name]) for place, name in by_place.items()}
-    used = [port for port in every if port["port"] in figures]
-    slots = max((int(slot_gigabits(port)) for port in used), default=0)
-    rate = max((int(gigabits(port)) for port in used), default=0)
+    used = [port for port in every if port.port in figures]
+    slots = max((int(port.pcie.gigabits) for port in used), default=0)
+    rate = max((int(port.gigabits) for port in used), default=0)
     rate = min(rate, slots) if slots else rate
     conditions: dict[str, Condition] = {"method": method, "bytes": nbytes, "port_rate": rate}
     names = {str(place): name for place, name in by_place.items()}
@@ -119,7 +118,7 @@ def _send(world: World, turn: Turn, nbytes: int, into: dict[str, tuple[float, ..
             answers = world.each([_ranks(pair) for pair in turn], exchange, folder, nbytes, timeout=SECONDS)
     except RankFailure as failure:
         why = str(failure).partition("\n")[0]
-        found.failed += [{"port": name, "why": why} for name in turn.values()]
+        found.failed.update(dict.fromkeys(turn.values(), why))
         return
     for name, readings in zip(turn.values(), answers, strict=True):
         slowest = min(readings, key=lambda reading: reading.value)

@@ -21,7 +21,6 @@ from pytest_gpufleet.machine import network_ports
 from pytest_gpufleet.machine.software import steering
 from pytest_gpufleet.model.conditions import ALGORITHMS, Condition
 from pytest_gpufleet.model.grouping import grouped
-from pytest_gpufleet.model.machine import active
 from pytest_gpufleet.model.measurement import Measurement, Reading
 from pytest_gpufleet.model.metric import MiB
 from pytest_gpufleet.model.place import Pair, Place, Where
@@ -216,7 +215,7 @@ def affordable(world: World, sizes: Sequence[int]) -> list[int]:
 
 
 def _affordable(rank: Rank, most: int) -> int:
-    fast = rank.device.type == "cuda" and bool(active(network_ports.read()))
+    fast = rank.device.type == "cuda" and network_ports.any_active()
     if most <= TRIAL or any(there for (there,) in everyones(rank, [fast])):
         return most
     reading = bus_bandwidth(rank, COLLECTIVE, TRIAL)

@@ -9,7 +9,7 @@ from pytest_gpufleet.model.limit import Change, GivenLimits, Limit
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
-from pytest_gpufleet.verdict.judgement import judge
+from pytest_gpufleet.verdict.judgement import judge, network_of
 from pytest_gpufleet.verdict.profile import Profile, choose, for_gpu, holds
 
 OWN_LIMITS = (
@@ -85,7 +85,7 @@ def own_limits(record: Record) -> str:
 def spared(record: Record) -> list[Finding]:
     """What figures would be without the given profile that would miss their limits then, and do not by it."""
     without = choose(None, (gpu.name for gpu in record.topology.gpus))
-    measured, network = [finding.measurement for finding in record.findings], record.network
+    measured, network = [finding.measurement for finding in record.findings], network_of(record)
     judged = (
         judge(
             finding.measurement, without, record.topology, finding.check,

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, median
 
+from pytest_gpufleet.machine.network_ports import gigabits_for_each_gpu
+from pytest_gpufleet.model.events import NO_NETWORK
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology
@@ -12,6 +14,7 @@ from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Tolerance, over_network, row_of
 from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.peaks import NoPeak
 from pytest_gpufleet.verdict.peers import slower_than_peers
 from pytest_gpufleet.verdict.physical_limits import UNKNOWN_NETWORK, is_required, physical_limit
@@ -38,6 +41,17 @@ class LimitMissed(AssertionError):
         self.causes = tuple(causes)
         lines = [line for finding in findings for line in _lines(finding, topology)]
         super().__init__("\n".join([*(fault.told(topology.identity) for fault in self.causes), *lines]))
+
+
+def network_of(record: Record) -> float | None:
+    """Gbit/s that each GPU has of the network between its nodes: what --fleet-network says, else by the ports of the
+    node that has most, since one that lost some is held against what it should reach. 0: nobody knows; None: nothing is
+    asked of it."""
+    if record.run.network:
+        return None if record.run.network == NO_NETWORK else float(record.run.network)
+    here = record.machines.keys() - record.lost.keys() - record.left_out.keys() if record.of_cluster else ()
+    each = (gigabits_for_each_gpu(record.topologies[node].gpus, record.machines[node].host) for node in here)
+    return max(each, default=0.0)
 
 
 def judge(

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from pytest_gpufleet.machine.pcie import REPLAYS
 from pytest_gpufleet.model.conditions import c_number
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import NVLS_SINCE, Gpu, GpuTopology, Missing
@@ -29,8 +30,6 @@ def unreadable(gpu: Gpu, names: Iterable[str]) -> list[Fault]:
     ]
 
 
-# PCIe replays a minute and lane that are still healthy, by generation (DCGM).
-REPLAYS = {3: 0.48, 4: 0.96, 5: 1.92, 6: 1.92}
 # Errors of one NVLink that are still healthy, by kind; of any other kind one is too many. DCGM allows CRC errors of
 # flits that rate too. But a flit with a wrong CRC has to be sent again, like all that replays and recoveries count, and
 # where H200 count thousands of the others, they count none of these.

@@ -10,10 +10,11 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from pytest_gpufleet.machine.network_ports import NETWORK_PORTS, Port, active, ports_of
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology, Missing
 from pytest_gpufleet.model.grouping import grouped
-from pytest_gpufleet.model.machine import Machine, Order, active, gigabits
+from pytest_gpufleet.model.machine import Machine, Order
 from pytest_gpufleet.model.place import THIS_NODE, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import toml_table
@@ -43,7 +44,7 @@ Asked = Mapping[str, Any]
 # Where, what is told there, and its value; Missing where the machine does not tell.
 Told = tuple[Where, str, Any]
 Read = Callable[[Machine, GpuTopology, Asked], Iterable[Told]]
-Parts = Sequence[Mapping[str, Any]] | Missing
+Parts = Sequence[Any] | Missing
 
 # Makers count the gigabytes of a drive in one way (IDEMA LBA1-03): 3.84 TB are 3840.8 GB, 0.02 % more than the label
 # says.
@@ -118,13 +119,13 @@ def drives(machine: Machine, kind: Asked) -> Parts:
     ]
 
 
-def ports(machine: Machine, kind: Asked) -> list[Mapping[str, Any]]:
-    return [port for port in machine.host.get("network_ports") or () if is_of(port, kind)]
+def ports(machine: Machine, kind: Asked) -> list[Port] | Missing:
+    there = NETWORK_PORTS.of(machine.host)
+    return there if isinstance(there, Missing) else [port for port in there if is_of(port, kind)]
 
 
-def is_of(port: Mapping[str, Any], kind: Asked) -> bool:
-    layer = port.get("link_layer")
-    return bool(port.get("adapter") == kind["adapter"] and kind.get("link_layer", layer) == layer)
+def is_of(port: Port, kind: Asked) -> bool:
+    return bool(port.adapter == kind["adapter"] and kind.get("link_layer", port.link_layer) == port.link_layer)
 
 
 def called(kind: Asked) -> str:
@@ -145,17 +146,19 @@ def firmware_of(parts: Callable[[Machine, Asked], Parts], name: str) -> Read:
     def read(machine: Machine, topology: GpuTopology, kind: Asked) -> list[Told]:
         there, unknown = parts(machine, kind), Missing("this system does not say", absent=True)
         each = () if isinstance(there, Missing) else there
-        return [(THIS_NODE, f"firmware of {part[name]}", part.get("firmware") or unknown) for part in each]
+        return [(THIS_NODE, f"firmware of {_of(part, name)}", _of(part, "firmware") or unknown) for part in each]
 
     return read
 
 
 def rate_of_ports(machine: Machine, topology: GpuTopology, kind: Asked) -> list[Told]:
     """Of those that are up: the others have the lowest rate that there is."""
-    up = active(ports(machine, kind))
-    if not up:
+    there = ports(machine, kind)
+    if isinstance(there, Missing):
+        return [(THIS_NODE, "the speed of ports", there)]
+    if not (up := active(there)):
         return [(THIS_NODE, f"the speed of the ports of {called(kind)}, of which none is up,", 0)]
-    return [(THIS_NODE, f"the speed of {port['port']} in Gbit/s", gigabits(port)) for port in up]
+    return [(THIS_NODE, f"the speed of {port.port} in Gbit/s", port.gigabits) for port in up]
 
 
 # Of the memory that was bought the kernel keeps a part for itself, and so does the firmware: 64 of 4096 bytes for the
@@ -193,7 +196,7 @@ def held_against(order: Order, key: str, machine: Machine, topology: GpuTopology
     return faults, untold
 
 
-def ports_down(order: Order | None, there: Iterable[Mapping[str, Any]]) -> list[Fault]:
+def ports_down(order: Order | None, there: Iterable[Port]) -> list[Fault]:
     """Ports that are not up although the order says that as many are in use, or that many are there."""
     found = []
     for kind in order.content.get("ports", ()) if order else ():
@@ -201,9 +204,20 @@ def ports_down(order: Order | None, there: Iterable[Mapping[str, Any]]) -> list[
         asked, up = kind.get("in_use", kind["count"]), active(of_kind)
         for port in of_kind if len(up) < _least(asked) else ():
             if port not in up:
-                told = f"{port['port']} is {port['state']}, and {_words(asked)} of {called(kind)} were ordered"
+                told = f"{port.port} is {port.state}, and {_words(asked)} of {called(kind)} were ordered"
                 found.append(Fault("network_port_unlike_others", (THIS_NODE,), told))
     return found
+
+
+def _of(part: Any, name: str) -> Any:
+    """Of a drive as evidence has it, or of a port."""
+    return part.get(name) if isinstance(part, Mapping) else getattr(part, name)
+
+
+def rates_of_ports(order: Order | None) -> list[float]:
+    """Those that the order says, in Gbit/s."""
+    kinds = order.content.get("ports", ()) if order else ()
+    return [_least(kind["gigabits_per_second"]) for kind in kinds if "gigabits_per_second" in kind]
 
 
 def _asked(order: Order, key: str) -> Iterator[tuple[Asked, Any]]:
@@ -389,7 +403,7 @@ def _kinds(table: str, machine: Machine) -> list[Kind]:
     there = machine.host.get(KINDS[table])
     if not isinstance(there, list):
         raise _LeftOut("not told")
-    if not (kinds := list((_drive_kinds if table == "drives" else _port_kinds)(there))):
+    if not (kinds := list(_drive_kinds(there) if table == "drives" else _port_kinds(ports_of(machine.host)))):
         raise _LeftOut("none are here")
     return kinds
 
@@ -402,17 +416,16 @@ def _drive_kinds(drives: Iterable[Mapping[str, Any]]) -> Iterator[Kind]:
         yield {"gigabytes": size, **named, "count": len(alike), **_common_firmware(alike)}
 
 
-def _port_kinds(ports: Iterable[Mapping[str, Any]]) -> Iterator[Kind]:
-    there = (port for port in ports if port.get("adapter"))
-    kinds = grouped(((port["adapter"], port.get("link_layer") or ""), port) for port in there)
+def _port_kinds(ports: Iterable[Port]) -> Iterator[Kind]:
+    kinds = grouped(((port.adapter, port.link_layer or ""), port) for port in ports if port.adapter)
     for (adapter, layer), alike in sorted(kinds.items()):
         up, named = active(alike), {"link_layer": layer} if layer else {}
-        rates = {gigabits(port) for port in up}
+        rates = {port.gigabits for port in up}
         rate = {"gigabits_per_second": int(*rates)} if len(rates) == 1 and min(rates).is_integer() else {}
         yield {"adapter": adapter, **named, "count": len(alike), "in_use": len(up), **rate, **_common_firmware(alike)}
 
 
-def _common_firmware(parts: Iterable[Mapping[str, Any]]) -> Kind:
+def _common_firmware(parts: Iterable[Any]) -> Kind:
     """That of all of them, if they have the same."""
-    values = {part.get("firmware") for part in parts}
+    values = {_of(part, "firmware") for part in parts}
     return {"firmware": values.pop()} if len(values) == 1 and all(values) else {}

@@ -3,10 +3,11 @@
 from dataclasses import replace
 from datetime import datetime
 
+from pytest_gpufleet.machine.pcie import PCI_DEVICES
 from pytest_gpufleet.model.conditions import c_number
 from pytest_gpufleet.model.events import NO_NETWORK, Check, VerdictWord
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import NVLS_SINCE
+from pytest_gpufleet.model.gpu import NVLS_SINCE, Missing
 from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import titled
@@ -111,9 +112,8 @@ def remarks(record: Record) -> list[str]:
 
 def _bound_to_the_driver(record: Record) -> int:
     """How many GPUs the kernel lists as the driver's, whatever the driver says of them; 0 where that is not known."""
-    devices = None if record.of_cluster else record.machine.get("pci_devices")
-    found = devices.values() if isinstance(devices, dict) else ()
-    return sum(isinstance(each, dict) and each.get("kind") == "gpu" for each in found)
+    devices = PCI_DEVICES.of({} if record.of_cluster else record.machine.host)
+    return 0 if isinstance(devices, Missing) else sum(each.kind == "gpu" for each in devices.values())
 
 
 def _of_several_boards(record: Record) -> list[str]:

@@ -17,7 +17,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.accusations import searched
 from pytest_gpufleet.verdict.given_limits import as_given, instead
-from pytest_gpufleet.verdict.judgement import LimitMissed, judge, unsteady
+from pytest_gpufleet.verdict.judgement import LimitMissed, judge, network_of, unsteady
 from pytest_gpufleet.verdict.node_verdicts import faults_of, finished, outcome_of_all
 from pytest_gpufleet.verdict.profile import Profile, of_every_gpu, shipped
 from pytest_gpufleet.verdict.verdict import DIED, settled
@@ -39,7 +39,7 @@ def judge_again(
     `own`: of a run on many nodes the records of their own runs, by their numbers, judged again before.
     """
     anew = partial(
-        judge, profile=profile, topology=record.topology, rehearsal=record.run.rehearsal, network=record.network,
+        judge, profile=profile, topology=record.topology, rehearsal=record.run.rehearsal, network=network_of(record),
         measured=[each.measurement for each in record.findings],
     )  # fmt: skip
     findings = [new for finding in record.findings for new in _findings(finding, anew, record.topology)]

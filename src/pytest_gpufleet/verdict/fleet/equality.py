@@ -6,8 +6,11 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
+from pytest_gpufleet.machine.gpudirect import GPUDIRECT
+from pytest_gpufleet.machine.network_ports import NETWORK_PORTS, Port
+from pytest_gpufleet.machine.pcie import PCI_DEVICES, Devices
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import SOFTWARE
+from pytest_gpufleet.model.gpu import SOFTWARE, Missing
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Listed, Said, some
 from pytest_gpufleet.model.place import Place, Where
@@ -150,9 +153,9 @@ def _machine(record: Record) -> dict[str, str]:
         "Python": record.run.python or UNKNOWN,
         **{what: _text(host.get(fact)) for what, fact in OF_HOST.items()},
         **{what: _text((host.get("processor_setup") or {}).get(fact)) for what, fact in OF_PROCESSORS.items()},
-        "network ports": _ports(host.get("network_ports")),
-        "IOMMU of the GPUs": _iommu(host.get("pci_devices")),
-        "open NVIDIA driver": _text((host.get("gpudirect") or {}).get("open_modules")),
+        "network ports": _ports(NETWORK_PORTS.of(host.host)),
+        "IOMMU of the GPUs": _iommu(PCI_DEVICES.of(host.host)),
+        "open NVIDIA driver": _text(getattr(GPUDIRECT.of(host.host), "open_modules", None)),
         **variables,
     }
 
@@ -182,20 +185,18 @@ def _run(record: Record) -> dict[str, str]:
     }
 
 
-def _ports(ports: Any) -> str:
-    if ports is None:
+def _ports(ports: list[Port] | Missing) -> str:
+    if isinstance(ports, Missing):
         return UNKNOWN
-    kinds = Counter(
-        " ".join(_text(port.get(key)) for key in ("adapter", "firmware", "rate", "state")) for port in ports
-    )
+    kinds = Counter(" ".join(map(_text, (port.adapter, port.firmware, port.rate, port.state))) for port in ports)
     return ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items())) or "none"
 
 
-def _iommu(devices: Any) -> str:
+def _iommu(devices: Devices | Missing) -> str:
     """How the addresses of GPUs are translated: "none" is no IOMMU."""
-    if devices is None:
+    if isinstance(devices, Missing):
         return UNKNOWN
-    modes = {str(device.get("iommu") or "none") for device in devices.values() if device["kind"] == "gpu"}
+    modes = {device.iommu or "none" for device in devices.values() if device.kind == "gpu"}
     return " and ".join(sorted(modes)) or "none"
 
 

@@ -1,0 +1,306 @@
+"""GPUs, network adapters and NVMe drives as PCIe devices, every port between them and the root, and their links.
+
+Nothing here asks a device's driver, and no device is asked but for the state of its link: what the kernel counts is in
+its memory. The counters of InfiniBand ports are another matter: on HGX B200 their driver writes an error into the
+kernel log for each one that it may not read (leptonai/gpud, issue 1164).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from pytest_gpufleet.machine import tools
+from pytest_gpufleet.machine.host_fact import HostFact
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.grouping import grouped
+from pytest_gpufleet.model.place import THIS_NODE, Where
+
+# Where the kernel lists them, what they are, and from where the name is: the first that lists a device says what it is.
+KINDS = (
+    ("sys/bus/pci/drivers/nvidia/*:*", "gpu"),
+    ("sys/class/infiniband/*/device", "adapter"),
+    ("sys/class/net/*/device", "network"),
+    ("sys/class/nvme/*/device", "nvme"),
+)
+# Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats: a line each, its name may have blanks.
+ERRORS = {"corrected": "aer_dev_correctable", "nonfatal": "aer_dev_nonfatal", "fatal": "aer_dev_fatal"}
+TOTAL = "TOTAL_"  # of messages, several errors may have come in one
+
+GENERATIONS = {8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # by GT/s
+# PCIe replays a minute and lane that are still healthy, by generation (DCGM): one wrong bit in 10^12.
+REPLAYS = {3: 0.48, 4: 0.96, 5: 1.92, 6: 1.92}
+# Corrected errors that are no sign of a bad link, as drivers/pci/pcie/aer.c calls them today, and as it did when it
+# began to count them (4.19): requests that the device does not know, and errors inside it.
+NO_LINK_ERRORS = (
+    "NonFatalErr", "CorrIntErr", "HeaderOF",
+    "Advisory Non-Fatal", "Corrected Internal Error", "Header Log Overflow",
+)  # fmt: skip
+# What is inside a switch looks like a link of 5 GT/s above an H100 of 32 (NVIDIA/nccl, issue 1866), and is none.
+INSIDE = 5.0
+# Requests to what is not there, as a system makes them while it looks at boot for what is (the kernel log's row of
+# nonfatal errors does not condemn by what was logged then either). Their names as above.
+OF_PROBING = ("UnsupReq", "Unsupported Request")
+PASSED_ON = (1, 2)  # nvml.h, nvmlGpuVirtualizationMode_t: PASSTHROUGH, VGPU
+# Network interfaces go where their container goes, and are no longer to be seen here.
+MAY_LEAVE = ("port", "network")
+
+
+class Device(msgspec.Struct, frozen=True):
+    """`kind`: "gpu", "adapter" (of InfiniBand or RoCE), "network", "nvme" or "port". `name`: "mlx5_0", of a GPU or port
+    its address. `above`: the address of the port above it, None at the root. Lanes and speed (GT/s), as it runs and
+    as it is able to, are those of the link that leads to it, of a port below which a link begins of that one. `iommu`:
+    how its addresses are translated ("identity": not; "DMA", "DMA-FQ"), None where no IOMMU stands before it.
+    `errors`: counted since boot, by kind ("corrected", "nonfatal", "fatal") and name; None where nobody collects them:
+    its root port sends no interrupts to the kernel, and none were ever counted."""
+
+    kind: str = "port"
+    name: str = ""
+    above: str | None = None
+    numa_node: float | None = None
+    lanes: float | None = None
+    lanes_able: float | None = None
+    speed: float | None = None
+    speed_able: float | None = None
+    iommu: str | None = None
+    errors: Mapping[str, Mapping[str, int]] | None = None
+
+
+Devices = Mapping[str, Device]  # by address ("0000:18:00.0"), a port before what is below it
+
+
+def read(root: Path = Path("/")) -> dict[str, Device]:
+    """Empty where there are no such devices."""
+    collecting = {path.name.rpartition(":")[0] for path in (root / "sys/bus/pci_express/drivers/aer").glob("*:*")}
+    devices: dict[str, Device] = {}
+    for device, kind, name in endpoints(root):
+        folders = [each for each in reversed((device, *device.parents)) if tools.PCI_STEP.fullmatch(each.name)]
+        for above, folder in zip((None, *folders), folders, strict=False):
+            what = (kind, name) if folder == device else ("port", folder.name)
+            known = devices.get(folder.name)
+            if known is None:
+                devices[folder.name] = _device(folder, above, *what, collecting={folders[0].name} <= collecting)
+            elif known.kind == "port":
+                devices[folder.name] = msgspec.structs.replace(known, kind=what[0], name=what[1])
+    return devices
+
+
+def endpoints(root: Path) -> Iterator[tuple[Path, str, str]]:
+    """Where the kernel has them, what they are, and their names. A network interface of an RDMA adapter is that one."""
+    seen = set()
+    for pattern, kind in KINDS:
+        for link in sorted(root.glob(pattern)):
+            device = link.resolve()
+            if tools.PCI_STEP.fullmatch(device.name) and device not in seen:
+                seen.add(device)
+                yield device, kind, device.name if kind == "gpu" else link.parent.name
+
+
+def _device(folder: Path, above: Path | None, kind: str, name: str, *, collecting: bool) -> Device:
+    counts = {kind: _counts(folder / file) for kind, file in ERRORS.items()}
+    known = {kind: each for kind, each in counts.items() if each is not None}
+    return Device(
+        kind=kind,
+        name=name,
+        above=above.name if above else None,
+        numa_node=tools.number(folder / "numa_node"),
+        lanes=tools.lanes(folder / "current_link_width"),
+        lanes_able=tools.lanes(folder / "max_link_width"),
+        speed=tools.number(folder / "current_link_speed"),
+        speed_able=tools.number(folder / "max_link_speed"),
+        iommu=tools.text(folder / "iommu_group/type"),
+        errors=known if known and (collecting or any(known.values())) else None,
+    )
+
+
+def _counts(path: Path) -> dict[str, int] | None:
+    """Those above zero; None where the device counts none."""
+    text = tools.text(path)
+    if text is None:
+        return None
+    lines = (line.rsplit(None, 1) for line in text.splitlines())
+    counts = {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdigit()}
+    return {name: count for name, count in counts.items() if count and not name.startswith(TOTAL)}
+
+
+PCI_DEVICES = HostFact("pci_devices", dict[str, Device], read, subject="pcie")
+
+
+# ---------------------------------------------------------------- the tree
+
+
+class Link(NamedTuple):
+    """From a port to what it leads to, by their addresses: of a device with several functions the first."""
+
+    upper: str
+    lower: str
+
+
+def links(devices: Devices) -> list[Link]:
+    """Every link between these devices. On the way from the root a link begins at every second step: what is between
+    are the two sides of a switch, so it is counted from the device that the way ends at."""
+    found: dict[str, Link] = {}
+    for address, device in devices.items():
+        if device.kind != "port":
+            way = [*ports_above(devices, address), address]
+            for at in range(len(way) % 2, len(way), 2):
+                found.setdefault(way[at], Link(way[at], way[at + 1]))
+    return list(found.values())
+
+
+def _ends(devices: Devices, link: Link) -> list[str]:
+    """The port, and all functions of what it leads to."""
+    return [link.upper, *(address for address, device in devices.items() if device.above == link.upper)]
+
+
+def ports_above(devices: Devices, address: str) -> list[str]:
+    """The ports above a device, from the root."""
+    above = devices[address].above
+    return [] if above is None or above not in devices else [*ports_above(devices, above), above]
+
+
+def shared_port(devices: Devices, one: str, other: str) -> str | None:
+    """The last port above both devices: that of the switch that they have in common. None if they have none."""
+    of_other = set(ports_above(devices, other))
+    return next((port for port in reversed(ports_above(devices, one)) if port in of_other), None)
+
+
+def in_virtual_machine(gpus: Iterable[Gpu]) -> bool:
+    """Whether a hypervisor passes these GPUs on: it shows the PCIe tree that it likes."""
+    return any(gpu.get("virtualization") in PASSED_ON for gpu in gpus)
+
+
+def gpus_by_address(gpus: Iterable[Gpu]) -> dict[str, Gpu]:
+    """As /sys has them: NVML writes a domain with eight digits."""
+    parts = ((gpu, str(gpu.get("pci_bus_id") or "").lower().partition(":")) for gpu in gpus)
+    return {f"{int(domain, 16):04x}:{rest}": gpu for gpu, (domain, _, rest) in parts if domain}
+
+
+# ---------------------------------------------------------------- what is wrong
+
+
+def reduced_links(devices: Devices, gpus: Sequence[Gpu]) -> list[Fault]:
+    """Links between ports that run with fewer lanes or slower than both their ends can, and those of NVMe drives that
+    do so where others of their kind run with more: if none does, the machine was built so. Links that end at a GPU or a
+    network adapter are judged elsewhere: theirs may rest at a lower speed."""
+    faults = []
+    for link in judged_links(devices):
+        runs, wanted = _runs(devices, link), _wanted(devices, link)
+        if any(0 < now < full for now, full in zip(runs, wanted, strict=True)):
+            what = f"it runs at {runs[1]:g} GT/s on {runs[0]:g} lanes, and can {wanted[1]:g} GT/s on {wanted[0]:g}"
+            faults.append(_fault("pcie_path_reduced", devices, gpus, link, what))
+    return faults
+
+
+def judged_links(devices: Devices) -> list[Link]:
+    """Those between ports, and those of NVMe drives."""
+    ends = ((link, devices[link.lower].kind) for link in links(devices))
+    return [link for link, kind in ends if kind == "nvme" or (kind == "port" and _able(devices, link)[1] > INSIDE)]
+
+
+def shows_lanes(devices: Devices) -> bool:
+    """Whether there is a link that `reduced_links` can judge."""
+    return any(_runs(devices, link)[0] for link in judged_links(devices))
+
+
+def _runs(devices: Devices, link: Link) -> tuple[float, float]:
+    """Lanes and GT/s; 0 for what neither end shows."""
+    upper, lower = devices[link.upper], devices[link.lower]
+    return lower.lanes or upper.lanes or 0.0, lower.speed or upper.speed or 0.0
+
+
+def _able(devices: Devices, link: Link) -> tuple[float, float]:
+    """The lanes and GT/s that both ends can; 0 for what one of them does not show."""
+    ends = devices[link.upper], devices[link.lower]
+    return min(end.lanes_able or 0.0 for end in ends), min(end.speed_able or 0.0 for end in ends)
+
+
+def _wanted(devices: Devices, link: Link) -> tuple[float, float]:
+    able = _able(devices, link)
+    if devices[link.lower].kind == "port":
+        return able
+    alike = [each for each in links(devices) if devices[each.lower].kind == "nvme" and _able(devices, each) == able]
+    lanes, speeds = zip(*(_runs(devices, each) for each in alike), strict=True)
+    return max(lanes), max(speeds)
+
+
+def counts_errors(devices: Devices) -> bool:
+    return any(device.errors is not None for device in devices.values())
+
+
+def uncorrected_errors(devices: Devices, gpus: Sequence[Gpu]) -> list[Fault]:
+    """Links with errors since boot that could not be corrected, but for what probing gives."""
+    started = {}  # with those errors alone that a healthy machine has when it has started
+    for address, device in devices.items():
+        nonfatal = (device.errors or {}).get("nonfatal", {})
+        started[address] = Device(
+            errors={"nonfatal": {name: nonfatal[name] for name in OF_PROBING if name in nonfatal}}
+        )
+    return _uncorrected(started, devices, gpus, "since the machine was started")
+
+
+def path_errors(before: Devices, now: Devices, gpus: Sequence[Gpu], seconds: float) -> list[Fault]:
+    """Links with errors between two readings so many seconds apart: any that could not be corrected, more corrected
+    ones than a healthy link has, and devices that are gone."""
+    lost = [address for address, each in before.items() if each.kind not in MAY_LEAVE and address not in now]
+    ways = {port for address in lost for port in (*ports_above(before, address), address)}
+    gone = [
+        _fault("pcie_uncorrected", before, gpus, link, f"{link.lower} is gone")
+        for link in links(before)
+        if link.lower in ways and link.lower not in now
+    ]
+    return [*gone, *_uncorrected(before, now, gpus, f"in {seconds:.0f} s"), *_corrected(before, now, gpus, seconds)]
+
+
+def _uncorrected(before: Devices, now: Devices, gpus: Sequence[Gpu], when: str) -> list[Fault]:
+    """Ports above what is broken see that answers stay away, and count that too: only the deepest link is named."""
+    counted = grouped(
+        (link, f"{end} counted {count} {kind} {name} {when}")
+        for link in links(now)
+        for end in _ends(now, link)
+        for kind in ("nonfatal", "fatal")
+        for name, count in _grown(before, now, end, kind).items()
+    )
+    deeper = {port for link in counted for port in ports_above(now, link.upper)}
+    return [
+        _fault("pcie_uncorrected", now, gpus, link, "; ".join(errors))
+        for link, errors in counted.items()
+        if link.lower not in deeper
+    ]
+
+
+def _corrected(before: Devices, now: Devices, gpus: Sequence[Gpu], seconds: float) -> Iterator[Fault]:
+    """DCGM's rates of replays are one wrong bit in 10^12, what the PCIe specification allows a link: 32 GT/s are 1.92 a
+    minute and lane. Each error counted here is a wrong bit too, and a healthy link may have so many of one name."""
+    for link in links(now):
+        rate = REPLAYS.get(GENERATIONS.get(_able(now, link)[1], 0), min(REPLAYS.values()))
+        allowed = rate * (_runs(now, link)[0] or 1) * max(seconds / 60, 1.0)
+        for end in _ends(now, link):
+            for name, count in _grown(before, now, end, "corrected").items():
+                if count > allowed and name not in NO_LINK_ERRORS:
+                    what = f"{end} counted {count} {name} in {seconds:.0f} s, a healthy link has at most {allowed:.0f}"
+                    yield _fault("pcie_corrected", now, gpus, link, what)
+
+
+def _grown(before: Devices, now: Devices, address: str, kind: str) -> dict[str, int]:
+    """What was counted between, by name. Counters that begin again, as those of a device that was taken out and put
+    back, have counted what they show."""
+    counts = (now[address].errors or {}).get(kind, {})
+    earlier = (before.get(address, Device()).errors or {}).get(kind, {})
+    grown = {name: count - earlier.get(name, 0) for name, count in counts.items()}
+    return {name: counts[name] if more < 0 else more for name, more in grown.items() if more}
+
+
+def _fault(code: str, devices: Devices, gpus: Sequence[Gpu], link: Link, what: str) -> Fault:
+    known = gpus_by_address(gpus)
+    below = [address for address in devices if link.upper in ports_above(devices, address)]
+    there = [known[address].place for address in below if address in known]
+    leads = ", ".join(
+        f"GPU {known[address].index}" if address in known else devices[address].name
+        for address in below
+        if devices[address].kind != "port"
+    )
+    subject: Where = there[0] if len(there) == 1 else THIS_NODE
+    return Fault(code, (subject,), f"link from {link.upper} to {link.lower} (it leads to {leads}): {what}")

@@ -1,0 +1,123 @@
+"""PCIe devices, the ports above them with their ACS, and the ways to the memory of GPUs, as the kernel shows them."""
+
+import msgspec
+import pytest
+
+from pytest_gpufleet.machine import acs, gpudirect, pcie
+from pytest_gpufleet.machine.gpudirect import GpuDirect
+from pytest_gpufleet.machine.pcie import Device
+from pytest_gpufleet.machine.tools import Unreadable
+from tests.machine.trees import laid_out
+
+BOARD, VIRTUAL = "hgx-h200-switches", "hgx-h200-virtual"
+PORT = "== sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0"
+CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri May 31 09:35:42 UTC 2024"
+
+
+def read(tmp_path, name=BOARD, change=str):
+    return pcie.read(laid_out(name, tmp_path, change).root)
+
+
+def test_a_gpu_the_ports_above_it_and_an_adapter_by_its_name_of_infiniband(tmp_path):
+    devices = read(tmp_path)
+
+    assert devices["0000:18:00.0"] == Device(
+        kind="gpu", name="0000:18:00.0", above="0000:17:00.0", numa_node=0, iommu="identity",
+        lanes=16, lanes_able=16, speed=32, speed_able=32, errors={"corrected": {}, "nonfatal": {}, "fatal": {}},
+    )  # fmt: skip
+    way = ["0000:15:01.0", "0000:16:00.0", "0000:17:00.0", "0000:18:00.0"]
+    assert list(devices)[:4] == way == [*pcie.ports_above(devices, way[-1]), way[-1]]
+    assert {(each.kind, each.name) for each in devices.values() if each.kind not in ("gpu", "port")} == {
+        ("adapter", f"mlx5_{number}") for number in range(4)
+    }
+    plain = msgspec.to_builtins(devices)
+    assert pcie.PCI_DEVICES.of({"pci_devices": plain}) == devices
+
+
+def test_a_virtual_machine_shows_root_ports_alone_and_another_machine_nothing(tmp_path):
+    devices = read(tmp_path / "virtual", VIRTUAL)
+
+    assert {devices[each.above].above for each in devices.values() if each.kind != "port"} == {None}
+    assert [each.errors for each in devices.values() if each.errors] == []
+    assert devices["0000:05:00.0"].iommu is None
+    assert pcie.read(tmp_path / "other") == acs.read(tmp_path / "other") == {}
+
+
+@pytest.mark.parametrize("name", ["BadTLP", "Bad TLP"])  # today, and in Linux 4.19
+def test_errors_are_counted_by_name(tmp_path, name):
+    counted = f"{PORT}/aer_dev_correctable\nRxErr 0\n{name} 812\nTOTAL_ERR_COR 640\n"
+    devices = read(tmp_path, change=lambda text: text.replace(f"{PORT}/aer_dev_correctable\n", f"{counted}== rest\n"))
+
+    assert devices["0000:17:00.0"].errors["corrected"] == {name: 812}
+
+
+def test_errors_that_nobody_collects_are_unknown(tmp_path):
+    """The firmware keeps them: no service of the root port is there, but of those that it handed over."""
+
+    def kept(text):
+        return text.replace("drivers/aer/0000:15:01.0:pcie002", "drivers/pciehp/0000:15:01.0:pcie004")
+
+    def handed_over(text):
+        return kept(text).replace("RxErr 0", "RxErr 3", 1)
+
+    assert read(tmp_path / "kept", change=kept)["0000:18:00.0"].errors is None
+    devices = read(tmp_path / "handed over", change=handed_over)
+    assert [each.errors["corrected"] for each in devices.values() if each.errors] == [{"RxErr": 3}]
+
+
+def test_a_link_that_is_not_there_has_no_lanes(tmp_path):
+    def down(text):
+        text = text.replace(f"{PORT}/current_link_width\n16", f"{PORT}/current_link_width\n255")
+        return text.replace(f"{PORT}/current_link_speed\n32.0 GT/s PCIe", f"{PORT}/current_link_speed\nUnknown")
+
+    port = read(tmp_path, change=down)["0000:17:00.0"]
+    assert (port.lanes, port.speed) == (None, None)
+
+
+def config_space(control, length=4096):
+    """As linux/pci_regs.h has it: error reporting at 0x100, and ACS behind it where there is a control."""
+    space = bytearray(4096)
+    space[0x100:0x104] = (0x0001 | 2 << 16 | (0x150 << 20 if control is not None else 0)).to_bytes(4, "little")
+    if control is not None:
+        space[0x150:0x154] = (0x000D | 1 << 16).to_bytes(4, "little")
+        space[0x156:0x158] = control.to_bytes(2, "little")
+    return bytes(space)[:length]
+
+
+def with_config(tmp_path, config):
+    root = laid_out(BOARD, tmp_path).root
+    for folder in (root / "sys/devices").rglob("0000:*"):
+        (folder / "config").write_bytes(config)
+    return root
+
+
+LEADS_BACK = config_space(None)[:0x100] + (0x0001 | 2 << 16 | 0x100 << 20).to_bytes(4, "little") + bytes(64)
+
+
+# As `lspci -vvv` showed them in NVIDIA/nccl, issue 523: SrcValid+ ReqRedir+ CmpltRedir+ UpstreamFwd+, and SrcValid+
+# alone; also a config space without extended capabilities, and a list of these that leads back.
+@pytest.mark.parametrize(
+    ("config", "control"),
+    [(config_space(control), control) for control in (0x1D, 0x01, 0x00, None)]
+    + [(config_space(0x1D, 256), None), (LEADS_BACK, None)],
+)
+def test_the_control_register_of_access_control_services(tmp_path, config, control):
+    root = with_config(tmp_path, config)
+    assert acs.read(root) == {
+        address: control for address, each in sorted(pcie.read(root).items()) if each.kind == "port"
+    }
+
+
+def test_only_root_may_read_it(tmp_path):
+    with pytest.raises(Unreadable) as why:
+        acs.read(with_config(tmp_path, config_space(0x1D, 64)))
+    assert "root" in why.value.remedy
+
+
+def test_the_ways_to_the_memory_of_gpus(tmp_path):
+    """Of a closed driver without the module, and of no driver at all."""
+    assert gpudirect.read(laid_out(BOARD, tmp_path).root) == GpuDirect("nvidia_peermem", True)
+    assert gpudirect.read(tmp_path / "none") == GpuDirect()
+    (tmp_path / "closed/proc/driver/nvidia").mkdir(parents=True)
+    (tmp_path / "closed/proc/driver/nvidia/version").write_text(CLOSED)
+    assert gpudirect.read(tmp_path / "closed") == GpuDirect(None, False)
