@@ -260,8 +260,8 @@ def test_what_makes_runs_hard_to_compare_is_said(tmp_path: Path, gpufleet: Comma
     other = runs.record(tmp_path / "other", machine=runs.topology("node7b", "NVIDIA H100 80GB HBM3", "575.57.08"))
     status, text = gpufleet("compare", first, other)
     assert status == 0
-    assert "GPU model differs: NVIDIA X9000 (first), NVIDIA H100 80GB HBM3 (other)" in text
-    assert "driver differs: 580.159.04 (first), 575.57.08 (other)" in text
+    assert "GPU model: NVIDIA X9000 (first), NVIDIA H100 80GB HBM3 (other)" in text
+    assert "driver: 580.159.04 (first), 575.57.08 (other)" in text
     assert "gpu0 of node7 is another GPU in other than in first: now GPU 0" in text
 
 

@@ -152,14 +152,14 @@ class Tolerance:
         return 2 if self.source else 3
 
     @property
-    def told(self) -> Said:
+    def text(self) -> Said:
         """What may be, in words: "3 % worse than the better half of its peers"."""
         near = "{percent} % worse than the {reference} of its peers at the same NUMA node"
         text = "{percent} % worse than the {reference} of its peers" if self.within == "machine" else near
-        told = Said(text, percent=f"{100 * self.worse:g}", reference=Said(self.reference))
+        words = Said(text, percent=f"{100 * self.worse:g}", reference=Said(self.reference))
         if self.across is None:
-            return told
-        return Said("{told} ({across} % across part numbers)", told=told, across=f"{100 * self.across:g}")
+            return words
+        return Said("{tolerance} ({across} % across part numbers)", tolerance=words, across=f"{100 * self.across:g}")
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,7 @@ def _miss(finding: Finding, record: Record) -> Miss:
         value = nearest if len(given) == 1 else value
         kind, source = limit.origin, limit.full_source
     elif slower:
-        text = say("at most {worse}", worse=say(" and ").join(say(each.told) for each in finding.tolerances))
+        text = say("at most {worse}", worse=say(" and ").join(say(each.text) for each in finding.tolerances))
         kind, source = "peers", "; ".join(each.source or say(OF_THE_RUN) for each in finding.tolerances)
     by_place = {gpu.place: gpu for gpu in record.topology.gpus}
     return Miss(

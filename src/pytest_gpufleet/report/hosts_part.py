@@ -86,7 +86,7 @@ def _figure(slow: SlowPlaces) -> tuple[str, str, str, str]:
     worse = [on_node(each.place, 0) for each in sorted(slow.places, key=lambda each: -each.worse)]
     where = say("all {count} places", count=len(worse)) if slow.everywhere else wording.places(worse, MOST_PLACES)
     measured = wording.span([each.value for each in slow.places], slow.figure.metric.unit)
-    allowed = say(" and ").join(say(each.told) for each in slow.tolerances)
+    allowed = say(" and ").join(say(each.text) for each in slow.tolerances)
     worst = say("{percent}; allowed: {allowed}", percent=wording.percent(slow.worst), allowed=allowed)
     return what(slow.figure), where, measured, worst
 

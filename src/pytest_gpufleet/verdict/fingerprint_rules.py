@@ -55,9 +55,9 @@ def gpus_apart(fingerprints: Sequence[Fingerprint]) -> list[Fault]:
         for place, each in steady.items():
             if most not in (None, each):
                 wrong[place].append(part)
-    faults = [Fault("gpu_bits_differ", (at,), f"other bits than most: {told(wrong[at])}") for at in sorted(wrong)]
+    faults = [Fault("gpu_bits_differ", (at,), f"other bits than most: {shortened(wrong[at])}") for at in sorted(wrong)]
     return faults + [
-        Fault("gpu_bits_differ", places, f"they differ, and it cannot be told which is wrong: {told(parts)}")
+        Fault("gpu_bits_differ", places, f"they differ, and it cannot be told which is wrong: {shortened(parts)}")
         for places, parts in unclear.items()
     ]
 
@@ -66,7 +66,7 @@ def nothing_repeats(fingerprints: Iterable[Fingerprint]) -> bool:
     return not any(part.output for each in fingerprints for part in each.parts.values())
 
 
-def told(parts: Sequence[str], most: int = 3) -> str:
+def shortened(parts: Sequence[str], most: int = 3) -> str:
     """ "bf16 product 4096 x 4096 x 4096, sum, float32 and 4 more" """
     more = f" and {len(parts) - most} more" if len(parts) > most else ""
     return "; ".join(parts[:most]) + more

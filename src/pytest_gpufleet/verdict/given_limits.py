@@ -103,7 +103,7 @@ def remarks_on(record: Record) -> list[str]:
         return []
     told = list(map(str, record.profile.changes))
     told += [
-        f"the customer's profile {record.profile.file} allows {_title(each.metric)} to be {each.told}"
+        f"the customer's profile {record.profile.file} allows {_title(each.metric)} to be {each.text}"
         for each in record.profile.tolerances
     ]
     if by_others := spared(record):

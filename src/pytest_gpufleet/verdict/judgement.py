@@ -222,7 +222,7 @@ def _lines(finding: Finding, topology: GpuTopology) -> list[str]:
         value = measurement.values[place]
         lines.append(
             f"  {topology.identity(place)}: {value:,.4g} {measurement.unit}, {fraction:.1%} worse than its peers "
-            f"(at most {' and '.join(each.told for each in finding.tolerances)})"
+            f"(at most {' and '.join(each.text for each in finding.tolerances)})"
         )
     if limit is not None:
         whose = "the customer's profile" if limit.given else "profile"

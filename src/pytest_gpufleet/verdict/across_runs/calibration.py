@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.conditions import Condition
+from pytest_gpufleet.model.gpu import SOFTWARE
 from pytest_gpufleet.model.limit import Calibration, KnownGood, Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import MEASURED_UNDER, METRICS, GiB, KiB, MiB
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped
-from pytest_gpufleet.verdict.across_runs.run_comparison import differences, figures, held_to_limits, whose
+from pytest_gpufleet.verdict.across_runs.run_comparison import figures, held_to_limits, whose
+from pytest_gpufleet.verdict.fleet import equality
 from pytest_gpufleet.verdict.fleet.equality import models
 from pytest_gpufleet.verdict.outliers import Figure, GpuIds
 from pytest_gpufleet.verdict.profile import Profile, for_gpu, of_every_gpu
@@ -200,7 +202,12 @@ def _unlike(runs: Mapping[str, Record]) -> list[str]:
     mixed = {
         name: models(record) for name, record in runs.items() if len({gpu.name for gpu in record.topology.gpus}) != 1
     }
-    return [f"{name} is not of one GPU model: {found}" for name, found in mixed.items()] or differences(runs)
+    unlike = [
+        f"they differ in {each.text}"
+        for each in equality.unlike(runs)
+        if each.fact in ("GPU model", *SOFTWARE.values())
+    ]
+    return [f"{name} is not of one GPU model: {found}" for name, found in mixed.items()] or unlike
 
 
 def _machines(runs: Mapping[str, Record]) -> dict[str, str]:

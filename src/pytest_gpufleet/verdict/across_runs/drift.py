@@ -13,6 +13,7 @@ from pytest_gpufleet.model.measurement import goodness
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.across_runs import run_comparison
+from pytest_gpufleet.verdict.fleet.equality import unlike
 from pytest_gpufleet.verdict.health_rules import worsened
 from pytest_gpufleet.verdict.outliers import (
     MAD_TO_SIGMA,
@@ -98,7 +99,7 @@ def drift(runs: Mapping[str, Record]) -> Drift:
             worse.append(replace(each, identity=identity, gpus=gpus, history=history))
     worse.sort(key=lambda each: (-each.worse, each.place))
     faults, grown = _counters(list(runs.values()))
-    return Drift(runs, compared, tuple(worse), faults, (*run_comparison.differences(runs), *_moved(runs), *grown))
+    return Drift(runs, compared, tuple(worse), faults, (*(each.text for each in unlike(runs)), *_moved(runs), *grown))
 
 
 def _measured(record: Record, wanted: Collection[Figure]) -> dict[Figure, _Measured]:

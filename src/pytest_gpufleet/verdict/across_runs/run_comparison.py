@@ -6,13 +6,11 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from pytest_gpufleet.model.finding import Finding, that_count
-from pytest_gpufleet.model.gpu import SOFTWARE
-from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Said
 from pytest_gpufleet.model.measurement import goodness
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.verdict.fleet.equality import Difference, models, not_compared, other_bits
+from pytest_gpufleet.verdict.fleet.equality import Difference, not_compared, other_bits, unlike
 from pytest_gpufleet.verdict.outliers import Figure, GpuIds, Outlier, beside_most, figure_of
 
 
@@ -98,7 +96,7 @@ def compare(runs: Mapping[str, Record]) -> RunComparison:
         found = _outliers(figure, values, runs) if figure in judged else []
         outliers += found
         rows.append(_row(figure, values, runs, len(found)))
-    notes = [*differences(runs), *_exchanged(runs), *not_compared(runs)]
+    notes = [*(each.text for each in unlike(runs)), *_exchanged(runs), *not_compared(runs)]
     if alone:
         one = "1 figure is in one of the runs only: not compared"
         more = "{count} figures are in one of the runs only: not compared"
@@ -127,26 +125,6 @@ def _row(
         (max(numbers) - min(numbers)) / abs(middle) if middle else 0.0,
         outliers,
     )
-
-
-def differences(runs: Mapping[str, Record]) -> list[str]:
-    """In what the runs' machines and software differ: "driver differs: 580.95 (node7, node8), 575.57 (node9)"."""
-    facts = {
-        "GPU model": {name: models(record) for name, record in runs.items()},
-        **{
-            what: {name: getattr(run.topology, fact) or "unknown" for name, run in runs.items()}
-            for fact, what in SOFTWARE.items()
-        },
-    }
-    return [
-        Said(
-            "{fact} differs: {values}",
-            fact=Said(fact),
-            values=", ".join(f"{value} ({', '.join(names)})" for value, names in owners.items()),
-        )
-        for fact, of in facts.items()
-        if len(owners := grouped((value, name) for name, value in of.items())) > 1
-    ]
 
 
 def _exchanged(runs: Mapping[str, Record]) -> list[str]:

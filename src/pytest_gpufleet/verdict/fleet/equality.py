@@ -1,7 +1,7 @@
-"""Whether the hosts of a fleet are alike, and were run alike: who differs from most of them."""
+"""Whether hosts, or runs, are alike and were run alike: who differs from most of them."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
@@ -15,8 +15,8 @@ from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Listed, Said, some
 from pytest_gpufleet.model.place import Place, Where
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.verdict.fingerprint_rules import Work, computed, told, usual
-from pytest_gpufleet.verdict.fleet.host_runs import HostRun, NodeRuns
+from pytest_gpufleet.verdict.fingerprint_rules import Work, computed, shortened, usual
+from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns
 
 UNKNOWN, NOT_SET = "unknown", "not set"
 # Facts of GPUs that one model can have in several ways: firmware, memory, settings. Of a host all that its GPUs have.
@@ -73,29 +73,32 @@ class Difference:
         return tuple(host for hosts in self.others.values() for host in hosts)
 
     @property
-    def told(self) -> Said:
-        """ "driver: 575.57 (node-9); most hosts have 580.95" """
+    def text(self) -> Said:
+        """ "driver: 575.57 (node-9); most have 580.95" """
         others = Listed(
             Said("{value} ({hosts})", value=Said(value), hosts=some(hosts, MOST_NAMES))
             for value, hosts in self.others.items()
         )
-        text = "{fact}: {others}" if self.usual is None else "{fact}: {others}; most hosts have {usual}"
+        text = "{fact}: {others}" if self.usual is None else "{fact}: {others}; most have {usual}"
         return Said(text, fact=Said(self.fact), others=others, usual=Said(self.usual or ""))
 
 
-def unlike(hosts: Collection[HostRun]) -> list[Difference]:
-    """In which facts of machine and software the hosts differ; those of GPUs among hosts of one GPU model."""
-    return _differences(hosts, _machine) + _within_models(hosts, _gpus)
+Records = Mapping[str, Record]  # by the name of the host, or of the run
 
 
-def other_boards(hosts: Collection[HostRun]) -> list[Difference]:
+def unlike(records: Records) -> list[Difference]:
+    """In which facts of machine and software they differ; those of GPUs among machines of one GPU model."""
+    return _differences(records, _machine) + _within_models(records, _gpus)
+
+
+def other_boards(records: Records) -> list[Difference]:
     """Which hosts have boards with other part numbers: no fault, as within a machine."""
-    return _within_models(hosts, lambda record: {"board part number": _of_all(record, "board_part_number")})
+    return _within_models(records, lambda record: {"board part number": _of_all(record, "board_part_number")})
 
 
-def run_otherwise(hosts: Collection[HostRun]) -> list[Difference]:
+def run_otherwise(records: Records) -> list[Difference]:
     """In what the runs differ that decides what a verdict means."""
-    return _differences(hosts, _run)
+    return _differences(records, _run)
 
 
 def faults(differences: Iterable[Difference], runs: NodeRuns) -> list[Fault]:
@@ -104,7 +107,7 @@ def faults(differences: Iterable[Difference], runs: NodeRuns) -> list[Fault]:
     found = []
     for each in differences:
         if each.usual is None:
-            found.append(Fault(each.code, (), str(each.told)))
+            found.append(Fault(each.code, (), str(each.text)))
             continue
         for value, names in each.others.items():
             what = f"{each.fact} is {value}, of most hosts {each.usual}"
@@ -112,13 +115,15 @@ def faults(differences: Iterable[Difference], runs: NodeRuns) -> list[Fault]:
     return found
 
 
-def _within_models(hosts: Collection[HostRun], facts_of: Callable[[Record], dict[str, str]]) -> list[Difference]:
-    by_model = grouped((models(run.record), run) for run in hosts)
-    return [each for same in by_model.values() for each in _differences(same, facts_of)]
+def _within_models(records: Records, facts_of: Callable[[Record], dict[str, str]]) -> list[Difference]:
+    by_model = grouped((models(record), name) for name, record in records.items())
+    return [
+        each for names in by_model.values() for each in _differences({name: records[name] for name in names}, facts_of)
+    ]
 
 
-def _differences(hosts: Collection[HostRun], facts_of: Callable[[Record], dict[str, str]]) -> list[Difference]:
-    every = {run.host: facts_of(run.record) for run in hosts}
+def _differences(records: Records, facts_of: Callable[[Record], dict[str, str]]) -> list[Difference]:
+    every = {name: facts_of(record) for name, record in records.items()}
     names = dict.fromkeys(name for facts in every.values() for name in facts)
     found = (difference(name, {host: facts.get(name, NOT_SET) for host, facts in every.items()}) for name in names)
     return [each for each in found if each]
@@ -210,7 +215,7 @@ def _text(value: Any) -> str:
 SHOWN = 12  # digits of a hash: who wants all of them has the evidence
 
 
-def other_bits(records: Mapping[str, Record]) -> list[Difference]:
+def other_bits(records: Records) -> list[Difference]:
     """In which parts of their fingerprints machines differ that have the same GPUs, libraries and branch of the driver.
 
     Each machine counts once, with what most of its GPUs compute, however many they are: what spoils all of them is one
@@ -224,7 +229,7 @@ def other_bits(records: Mapping[str, Record]) -> list[Difference]:
     return [_merged(kind, parts) for (kind, *_), parts in split.items()]
 
 
-def by_work(records: Mapping[str, Record]) -> dict[tuple[str, Work], dict[str, str]]:
+def by_work(records: Records) -> dict[tuple[str, Work], dict[str, str]]:
     """What most GPUs of each machine computed."""
     found: dict[tuple[str, Work], dict[str, str]] = defaultdict(dict)
     for name, record in records.items():
@@ -236,12 +241,12 @@ def by_work(records: Mapping[str, Record]) -> dict[tuple[str, Work], dict[str, s
 
 def _merged(kind: str, parts: Sequence[Difference]) -> Difference:
     """The parts in which the same machines differ, as one difference with the hashes of the first."""
-    what = Said("fingerprint of {kind}: {parts}", kind=kind, parts=told([each.fact for each in parts]))
+    what = Said("fingerprint of {kind}: {parts}", kind=kind, parts=shortened([each.fact for each in parts]))
     usual, others = parts[0].usual, {value[:SHOWN]: machines for value, machines in parts[0].others.items()}
     return replace(parts[0], fact=what, usual=usual and usual[:SHOWN], others=others)
 
 
-def not_compared(records: Mapping[str, Record]) -> list[str]:
+def not_compared(records: Records) -> list[str]:
     """Why fingerprints of some machines are not held against those of others; nothing where there is only one kind."""
     setups = grouped(
         (setup, name)

@@ -136,7 +136,7 @@ TO_WORK_TOGETHER = (*SOFTWARE.values(), "network plugin of NCCL", "VBIOS", "GSP 
 
 def nodes_unlike_others(runs: NodeRuns) -> list[Fault]:
     """In what nodes differ from most of them: driver, firmware, kernel, libraries, environment, limits."""
-    return equality.faults(equality.unlike(runs.values()), runs)
+    return equality.faults(equality.unlike(_records(runs)), runs)
 
 
 def nodes_compute_otherwise(runs: NodeRuns) -> list[Fault]:
@@ -158,7 +158,7 @@ def minority(runs: NodeRuns) -> dict[int, str]:
     the network. None where nobody can say who differs."""
     numbers = {run.host: node for node, run in runs.items()}
     found: dict[int, str] = {}
-    for each in equality.unlike(runs.values()):
+    for each in equality.unlike(_records(runs)):
         if each.usual is not None and each.fact in TO_WORK_TOGETHER:
             for value, hosts in each.others.items():
                 for host in hosts:

@@ -88,14 +88,13 @@ def judge_fleet(
     gaps = [*muster(hosts, unusable, expected), *over_all, *gaps]
     if not real:  # of one among others it is told
         real, gaps = list(hosts), [gap for gap in gaps if gap.kind != "rehearsal"]
-    for each in equality.run_otherwise(real):
-        gaps.append(Gap("run otherwise", each.hosts, each.told))
     records = {run.host: run.record for run in real}
+    gaps += [Gap("run otherwise", each.hosts, each.text) for each in equality.run_otherwise(records)]
     runs_of = dict(enumerate(hosts))
-    differences, odd = [*equality.unlike(real), *other_bits(records)], odd_hosts(runs_of)
+    differences, odd = [*equality.unlike(records), *other_bits(records)], odd_hosts(runs_of)
     slow, without_peers = slow_places(runs_of)
     faults = [*(each.fault for each in slow), *equality.faults(differences, runs_of)]
-    notes += [Said("not judged: {difference}", difference=each.told) for each in equality.other_boards(real)]
+    notes += [Said("not judged: {difference}", difference=each.text) for each in equality.other_boards(records)]
     notes += not_compared(records)
     notes += [*_of_runs(real), *_beside(without_peers, [each.run for each in odd])]
     notes += [] if expected is not None else [NOBODY_SAID]
@@ -139,7 +138,7 @@ def _against(hosts: Sequence[HostRun], slow: Sequence[SlowPlaces], differences: 
     reasons: list[str] = [Said("{hosts} REJECTED", hosts=_hosts(rejected))] if rejected else []
     for held_back, told in ((False, ""), (True, Said(HELD_BACK))):
         reasons += _slower(hosts, [each for each in slow if hosts[each.node].held_back == held_back], told)
-    return reasons + [Said("not all hosts are alike: {difference}", difference=each.told) for each in differences]
+    return reasons + [Said("not all hosts are alike: {difference}", difference=each.text) for each in differences]
 
 
 def _slower(hosts: Sequence[HostRun], slow: Sequence[SlowPlaces], why: str) -> list[str]:
