@@ -13,8 +13,7 @@ from pytest_gpufleet.commands.compare import COMPARE
 from pytest_gpufleet.commands.export import EXPORT
 from pytest_gpufleet.commands.fleet import FLEET
 from pytest_gpufleet.commands.judge import JUDGE, REPORT_AGAIN
-from pytest_gpufleet.commands.monitor import MONITOR
-from pytest_gpufleet.commands.snapshot import SNAPSHOT
+from pytest_gpufleet.commands.monitor import MONITOR, SNAPSHOT
 from pytest_gpufleet.commands.verify import SIGN, VERIFY
 from pytest_gpufleet.machine.nvml import NoGpus
 from pytest_gpufleet.model.endings import Refused

@@ -1,4 +1,4 @@
-"""`gpufleet monitor`: what all GPUs do, now."""
+"""`gpufleet monitor` and `gpufleet snapshot`: what all GPUs do now, and everything the inventory reads."""
 
 import argparse
 import json
@@ -6,6 +6,7 @@ import queue
 import signal
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from typing import Any
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.commands.command import Command, argument, as_json, check_output, file, new_console
 from pytest_gpufleet.machine import local_node, telemetry
-from pytest_gpufleet.machine.local_node import LocalNode
+from pytest_gpufleet.machine.local_node import LocalNode, take
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.gpu import READINGS, GpuTopology, clock_events
 from pytest_gpufleet.model.measurement import Sample
+from pytest_gpufleet.redaction import aliased, use_aliases
 from pytest_gpufleet.run.settings import seconds
 
 SILENCE_SECONDS = 30.0  # after which a driver that gives no sample is taken for dead
@@ -24,7 +27,7 @@ SILENCE_SECONDS = 30.0  # after which a driver that gives no sample is taken for
 Show = Callable[[Sample], None]
 
 
-def _run(given: argparse.Namespace) -> int:
+def _monitor(given: argparse.Namespace) -> int:
     from pytest_gpufleet.report.terminal.progress import RunningCheck
 
     check_output(given.csv)
@@ -113,7 +116,7 @@ def _csv(path: Path, topology: GpuTopology) -> Iterator[Show]:
 
 MONITOR = Command(
     "show what all GPUs do, once a second",
-    _run,
+    _monitor,
     (
         argument("--once", action="store_true", help="show one sample and end"),
         as_json("no table, but a JSON object a sample, each on its line"),
@@ -127,4 +130,25 @@ MONITOR = Command(
             help="where runs leave their evidence, which names the running test (default: reports)",
         ),
     ),
+)
+
+
+SCHEMA = 3  # 1 had no topology, 2 the facts of GPUs beside it
+
+
+def _snapshot(given: argparse.Namespace) -> int:
+    with local_node.opened() as node:
+        taken = take(node)
+    # Of the environment it holds what environment.relevant() shows.
+    topology = codec.plain(replace(node.topology, gpus=taken.gpus))
+    document = {"schema": SCHEMA, "taken": taken.taken, "host": codec.plain(dict(taken.host)), "topology": topology}
+    use_aliases(given.anonymous)
+    print(json.dumps(aliased(document), indent=1))
+    return 0
+
+
+SNAPSHOT = Command(
+    "print everything the inventory reads, as one JSON document, secrets hidden",
+    _snapshot,
+    (argument("--anonymous", action="store_true", help="aliases, as --fleet-alias puts them in"),),
 )
