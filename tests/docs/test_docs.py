@@ -16,6 +16,7 @@ from pytest_gpufleet.model.log_catalogue import meanings
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import MiB
 from pytest_gpufleet.plugin import options
+from pytest_gpufleet.run.settings import OPTIONS
 from pytest_gpufleet.verdict.profile import for_gpu
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +69,7 @@ def test_readme_leads_to_every_page() -> None:
 
 def test_pages_have_every_option_and_every_command() -> None:
     tables = set(re.findall(r"^\| `(--[a-z-]+)", _page("options"), re.MULTILINE))
-    assert {each.flag for each in options.OPTIONS} - tables == set()
+    assert {each.flag for each in OPTIONS.values()} - tables == set()
     assert [option for option in options.OF_RESNET if f"`{option}" not in _page("options")] == []
     for name in cli.COMMANDS:
         assert re.search(rf"^    gpufleet {name} .*^## {name}$", _page("commands"), re.MULTILINE | re.DOTALL), name

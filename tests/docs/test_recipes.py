@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.plugin.options import OPTIONS
 from pytest_gpufleet.report import prometheus
+from pytest_gpufleet.run.settings import OPTIONS
 from tests.conftest import ROOT
 
 RECIPES = ROOT / "docs" / "recipes"
@@ -79,7 +79,7 @@ def test_units_are_those_of_systemd(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_options_in_recipes_are_there(path: Path) -> None:
-    known = {option.flag for option in OPTIONS}
+    known = {option.flag for option in OPTIONS.values()}
     assert {*re.findall(r"--fleet-[a-z-]+", path.read_text(encoding="utf-8"))} <= known
 
 

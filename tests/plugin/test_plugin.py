@@ -10,6 +10,7 @@ import pytest
 
 from pytest_gpufleet.plugin import options
 from pytest_gpufleet.run.run import OF_TRAINING
+from pytest_gpufleet.run.settings import OPTIONS
 from tests.conftest import RECORDED, REPORTS
 
 PROFILE = 'name = "Card"\nmatch = ["NVIDIA Card"]\n[[limit]]\n'
@@ -46,7 +47,7 @@ def test_options_that_only_list_are_pytests_own(pytestconfig):
 
 
 def test_what_is_no_value_of_an_option_is_refused():
-    read = {option.flag: option.read for option in options.OPTIONS}
+    read = {option.flag: option.read for option in OPTIONS.values()}
     for flag, text, words in (
         ("--gpus", "٣", "'٣'"), ("--rehearse", "two", "'two'"), ("--nodes", "0", "'0'"), ("--fleet-timeout", "0", "0"),
         ("--fleet-interval", "11", "'11'.* 10 seconds"), ("--fleet-level", "turbo", "'turbo' is no level"),

@@ -1,12 +1,12 @@
-"""The settings of a run, read out of pytest: the command line, and where that says nothing an ini file."""
+"""The settings of a run, read out of pytest: the command line, and where that says nothing an ini file. What options
+there are is in run/settings."""
 
 import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -15,11 +15,10 @@ import pytest
 
 from pytest_gpufleet.model.conditions import CONDITIONS, RESNETS
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.model.language import LANGUAGES
-from pytest_gpufleet.model.levels import BURN_IN_SECONDS, LEVELS
+from pytest_gpufleet.model.levels import BURN_IN_SECONDS
 from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.run import settings
-from pytest_gpufleet.run.settings import Options
+from pytest_gpufleet.run.settings import OPTIONS, Option, Options
 
 # The launcher, the variable with the number of processes it has started on this node, and that of all.
 # Open MPI: docs.open-mpi.org, "Environment variables that Open MPI sets". MPICH and Intel MPI: Hydra.
@@ -74,161 +73,6 @@ OF_RESNET: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Option:
-    """An option of the command line. `field`: of Options; `read`: its value from a text; `metavar` None: it has none.
-    `site`: an ini file can say the same, under the name of the option. `many`: several times, and in several lines."""
-
-    flag: str
-    field: str
-    read: Callable[[str], Any]
-    metavar: str | None
-    help: str
-    site: bool = False
-    many: bool = False
-
-    @property
-    def name(self) -> str:
-        """As argparse and ini files call it."""
-        return self.flag.lstrip("-").replace("-", "_")
-
-
-def _one_of(what: str, names: Sequence[str], more: str = "") -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text not in names:
-            raise argparse.ArgumentTypeError(f"{text!r} is no {what}: {', '.join(names)} are{more}")
-        return text
-
-    return read
-
-
-def _grade(text: str) -> str:
-    from pytest_gpufleet.model.limit import GRADES  # with msgspec
-
-    return _one_of("grade of limits", GRADES, ", the best first")(text)
-
-
-_DEFAULT = {each.name: each.default for each in fields(Options)}
-OPTIONS = (
-    Option(
-        "--gpus", "gpus", settings.gpu_count, "N|all|auto",
-        "run on N GPUs, on all, or (auto) on all there are, and as a rehearsal on CPU ranks where nothing speaks for "
-        "NVIDIA hardware. Fewer GPUs than N: the run goes on with those present and is rejected.",
-    ),
-    Option(
-        "--rehearse", "rehearse", settings.rank_count, "N",
-        f"use N CPU ranks with Gloo (default: {settings.REHEARSAL_RANKS}) instead of GPUs; never accepts a machine",
-    ),
-    Option(
-        "--nodes", "nodes", settings.node_count, "N|all",
-        "run on N nodes of a Ray cluster, or on all that it has, with --gpus of each; with --rehearse on N that are "
-        "made of this machine. Another number of nodes than N: the run goes on with those present and is rejected.",
-    ),
-    Option(
-        "--fleet-address", "address", str, "ADDRESS",
-        "the Ray cluster (default: the one that Ray finds by itself); with --rehearse its nodes are rehearsed on",
-    ),
-    Option(
-        "--fleet-insecure", "insecure", bool, None,
-        "use a Ray cluster without token authentication, in which whoever reaches a port can run commands",
-    ),
-    Option(
-        "--fleet-level", "level", _one_of("level", LEVELS), f"{{{','.join(LEVELS)}}}",
-        "how thorough: quick, standard (the default: the handover) or burnin",
-    ),
-    Option(
-        "--fleet-burn-in", "burn_in", settings.duration, "DURATION",
-        "how long the sustained load of level burnin lasts, like 15m (the default), 2h or 72h; implies that level",
-    ),
-    Option(
-        "--fleet-profile", "profile", settings.path, "PATH",
-        "limits from this TOML file, which may extend a shipped profile (default: the shipped ones for this GPU model)",
-        site=True,
-    ),
-    Option(
-        "--fleet-order", "order", settings.path, "FILE",
-        "what was bought, a TOML file that `gpufleet order` can write: each line of it is a check of its own",
-        site=True,
-    ),
-    Option(
-        "--fleet-basis", "basis", _grade, "GRADE",
-        "what limits have to be at least: contract, calibrated, published, project or physical (the default); where a "
-        "figure that needs a limit has a lower one, the verdict is INCOMPLETE",
-        site=True,
-    ),
-    Option(
-        "--fleet-network", "network", settings.network, "none|GBIT",
-        "Gbit/s, one way, that each GPU has of the network between nodes (default: by the ports that are up); none: "
-        "nothing is asked of it, and no port has to be up",
-        site=True,
-    ),
-    Option(
-        "--fleet-dir", "folder", settings.path, "DIR",
-        f"where the folder of each run is made (default: {_DEFAULT['folder']})",
-        site=True,
-    ),
-    Option(
-        "--fleet-keep", "keep", settings.whole_number, "N",
-        "when the run is over, remove the folders of earlier runs of this machine in --fleet-dir but for the N latest; "
-        "what was signed stays, and the last that was ACCEPTED",
-        site=True,
-    ),
-    Option(
-        "--fleet-disk-folder", "disk_folder", settings.path, "DIR",
-        "a folder on the drive that level burnin writes 1 GiB to and reads again, compared; nothing stays there",
-        site=True,
-    ),
-    Option(
-        "--fleet-dcgm", "dcgm", settings.dcgm_level, "LEVEL",
-        "how thorough NVIDIA's own diagnostic is at level burnin (`dcgmi diag -r`): 2 (the default), 3 or 4",
-        site=True,
-    ),
-    Option(
-        "--fleet-timeout", "timeout", settings.seconds, "SECONDS",
-        f"deadline of one call on the ranks (default: {_DEFAULT['timeout']:g})",
-        site=True,
-    ),
-    Option(
-        "--fleet-deadline", "deadline", settings.duration, "DURATION",
-        "when the whole run must be over, like 10m, with its report: what has not run by then is left out, and the "
-        "verdict is INCOMPLETE",
-        site=True,
-    ),
-    Option(
-        "--fleet-note", "notes", settings.note, "KEY=VALUE",
-        "what stands in the report's head and beside the signatures: order, asset, location, technician, remarks or "
-        "any other key; may be given several times",
-        site=True, many=True,
-    ),
-    Option(
-        "--fleet-alias", "alias", bool, None,
-        "put aliases for serial numbers, UUIDs, names of hosts and users and addresses into all files of the run, the "
-        "same for the same thing, so that they can be published and still be verified, resumed and compared",
-    ),
-    Option(
-        "--fleet-language", "language", _one_of("language of the report", LANGUAGES), f"{{{','.join(LANGUAGES)}}}",
-        "what the report is written in (default: en); the terminal, the evidence and summary.json stay English",
-        site=True,
-    ),
-    Option(
-        "--fleet-resume", "resume", settings.path, "DIR",
-        "go on where the run whose folder this is died or was interrupted: checks that met their limits there are not "
-        "run again, but for inventory and health",
-    ),
-    Option(
-        "--fleet-interval", "interval", settings.interval, "SECONDS",
-        f"time between two samples of telemetry, {settings.LONGEST_INTERVAL_SECONDS:g} at most (default: "
-        f"{_DEFAULT['interval']:g})",
-        site=True,
-    ),
-    Option("--fleet-monitor", "monitor", bool, None, "show what the GPUs, or nodes, do below pytest's own output"),
-    Option(
-        "--fleet-prometheus", "prometheus", settings.path, "FILE",
-        "write verdict and figures to FILE for the textfile collector of node_exporter, which reads *.prom",
-        site=True,
-    ),
-)  # fmt: skip
-
 MAKES_A_RUN = ("gpus", "rehearse", "nodes")
 # pytest's own, with which no test runs.
 LISTINGS = (
@@ -267,12 +111,12 @@ def _is_suite(config: pytest.Config, argument: str) -> bool:
 
 def add(parser: pytest.Parser) -> None:
     group = parser.getgroup("gpufleet", "acceptance of machines full of GPUs")
-    for option in OPTIONS:
+    for field, option in OPTIONS.items():
         if option.metavar is None:
             group.addoption(option.flag, action="store_const", const=True, help=option.help)
         else:
             how: dict[str, Any] = {"action": "append"} if option.many else {}
-            if option.field == "rehearse":
+            if field == "rehearse":
                 how["nargs"] = "?"
             group.addoption(option.flag, type=option.read, metavar=option.metavar, help=option.help, **how)
         if option.site:
@@ -296,19 +140,19 @@ def from_config(config: pytest.Config) -> Options:
 
 
 def _options(config: pytest.Config) -> Options:
-    given = {option.field: config.getoption(option.name) for option in OPTIONS}
+    given = {field: config.getoption(option.name) for field, option in OPTIONS.items()}
     _refuse([_no_path(config.invocation_params.args), *_contradictions(given)])
     if given["nodes"] is not None and not given["rehearse"] and given["gpus"] in (None, "auto"):
         given["gpus"] = "all"  # of many nodes: not chosen by each for itself
     if given["burn_in"]:
         given["level"] = "burnin"
     asked = any(given[name] is not None for name in MAKES_A_RUN)
-    for option in OPTIONS:
+    for field, option in OPTIONS.items():
         if option.many:
             lines = [_read(config, option, line) for line in config.getini(option.name)]
-            given[option.field] = tuple(lines + (given[option.field] or []))
-        elif option.site and given[option.field] is None:
-            given[option.field] = _from_ini(config, option)
+            given[field] = tuple(lines + (given[field] or []))
+        elif option.site and given[field] is None:
+            given[field] = _from_ini(config, option)
     known = {name: value for name, value in given.items() if value is not None}
     judged_by = [known[name] for name in ("profile", "order") if name in known]
     listing = any(config.getoption(name, False) for name in LISTINGS)

@@ -4,12 +4,14 @@ import argparse
 import os
 import re
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pytest_gpufleet.model.language import Language
+from pytest_gpufleet.model.language import LANGUAGES, Language
+from pytest_gpufleet.model.levels import LEVELS
 
 REHEARSAL_RANKS = 2
 SHORTEST_DEADLINE_SECONDS = 60.0  # to start (10 s on 8 GPUs), and to end with a report (30 s)
@@ -34,45 +36,6 @@ def lacking() -> str:
 
 Gpus = int | Literal["all", "auto"]
 Nodes = int | Literal["all"]
-
-
-@dataclass(frozen=True)
-class Options:
-    """What was asked for, `gpus` and `rehearse` of each of the `nodes`. `asked`: it is to be a run of its own.
-    `listing`: pytest only shows what there is."""
-
-    gpus: Gpus = "auto"
-    rehearse: int | None = None
-    nodes: Nodes | None = None
-    address: str | None = None
-    insecure: bool = False
-    paths: tuple[str, ...] = ()  # of the checks, and of what they are run and judged by
-    level: str = "standard"
-    profile: Path | None = None
-    order: Path | None = None
-    folder: Path = Path("reports")
-    keep: int | None = None  # how many folders of runs, if not all
-    timeout: float = 300.0  # seconds, as all times here
-    resume: Path | None = None
-    interval: float = 1.0
-    monitor: bool = False
-    prometheus: Path | None = None
-    burn_in: float | None = None
-    deadline: float | None = None
-    basis: str = "physical"
-    network: str = ""  # between nodes: Gbit/s that each GPU has of it, or none
-    disk_folder: Path | None = None  # where drives are written to and read
-    notes: tuple[tuple[str, str], ...] = ()  # key and value; of one key the last counts
-    language: Language = "en"  # of the report
-    dcgm: int = 2  # the level of DCGM's diagnostic
-    alias: bool = False  # serial numbers, UUIDs and names are replaced in all that is written
-    asked: bool = False
-    listing: bool = False
-
-    @property
-    def makes_a_run(self) -> bool:
-        """Whether there is a run with evidence, report and verdict."""
-        return self.asked and not self.listing
 
 
 def path(text: str) -> Path:
@@ -162,3 +125,177 @@ def _at_least_one(text: str, wanted: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
     return int(text)
+
+
+def _one_of(what: str, names: Sequence[str], more: str = "") -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"{text!r} is no {what}: {', '.join(names)} are{more}")
+        return text
+
+    return read
+
+
+def _grade(text: str) -> str:
+    from pytest_gpufleet.model.limit import GRADES  # with msgspec
+
+    return _one_of("grade of limits", GRADES, ", the best first")(text)
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of the command line. `read`: its value from a text; `metavar` None: it has none. `site`: an ini file
+    can say the same, under the name of the option. `many`: several times, and in several lines."""
+
+    flag: str
+    read: Callable[[str], Any]
+    metavar: str | None
+    help: str
+    site: bool = False
+    many: bool = False
+
+    @property
+    def name(self) -> str:
+        """As argparse and ini files call it."""
+        return self.flag.lstrip("-").replace("-", "_")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for, `gpus` and `rehearse` of each of the `nodes`; all times are seconds. `paths`: of the checks,
+    and of what they are run and judged by. `asked`: it is to be a run of its own. `listing`: pytest only shows what
+    there is."""
+
+    # fmt: off
+    gpus: Gpus = field(default="auto", metadata={"option": Option(
+        "--gpus", gpu_count, "N|all|auto",
+        "run on N GPUs, on all, or (auto) on all there are, and as a rehearsal on CPU ranks where nothing speaks for "
+        "NVIDIA hardware. Fewer GPUs than N: the run goes on with those present and is rejected.",
+    )})
+    rehearse: int | None = field(default=None, metadata={"option": Option(
+        "--rehearse", rank_count, "N",
+        f"use N CPU ranks with Gloo (default: {REHEARSAL_RANKS}) instead of GPUs; never accepts a machine",
+    )})
+    nodes: Nodes | None = field(default=None, metadata={"option": Option(
+        "--nodes", node_count, "N|all",
+        "run on N nodes of a Ray cluster, or on all that it has, with --gpus of each; with --rehearse on N that are "
+        "made of this machine. Another number of nodes than N: the run goes on with those present and is rejected.",
+    )})
+    address: str | None = field(default=None, metadata={"option": Option(
+        "--fleet-address", str, "ADDRESS",
+        "the Ray cluster (default: the one that Ray finds by itself); with --rehearse its nodes are rehearsed on",
+    )})
+    insecure: bool = field(default=False, metadata={"option": Option(
+        "--fleet-insecure", bool, None,
+        "use a Ray cluster without token authentication, in which whoever reaches a port can run commands",
+    )})
+    level: str = field(default="standard", metadata={"option": Option(
+        "--fleet-level", _one_of("level", LEVELS), f"{{{','.join(LEVELS)}}}",
+        "how thorough: quick, standard (the default: the handover) or burnin",
+    )})
+    burn_in: float | None = field(default=None, metadata={"option": Option(
+        "--fleet-burn-in", duration, "DURATION",
+        "how long the sustained load of level burnin lasts, like 15m (the default), 2h or 72h; implies that level",
+    )})
+    profile: Path | None = field(default=None, metadata={"option": Option(
+        "--fleet-profile", path, "PATH",
+        "limits from this TOML file, which may extend a shipped profile (default: the shipped ones for this GPU model)",
+        site=True,
+    )})
+    order: Path | None = field(default=None, metadata={"option": Option(
+        "--fleet-order", path, "FILE",
+        "what was bought, a TOML file that `gpufleet order` can write: each line of it is a check of its own",
+        site=True,
+    )})
+    basis: str = field(default="physical", metadata={"option": Option(
+        "--fleet-basis", _grade, "GRADE",
+        "what limits have to be at least: contract, calibrated, published, project or physical (the default); where a "
+        "figure that needs a limit has a lower one, the verdict is INCOMPLETE",
+        site=True,
+    )})
+    network: str = field(default="", metadata={"option": Option(
+        "--fleet-network", network, "none|GBIT",
+        "Gbit/s, one way, that each GPU has of the network between nodes (default: by the ports that are up); none: "
+        "nothing is asked of it, and no port has to be up",
+        site=True,
+    )})
+    folder: Path = field(default=Path("reports"), metadata={"option": Option(
+        "--fleet-dir", path, "DIR",
+        "where the folder of each run is made (default: reports)",
+        site=True,
+    )})
+    keep: int | None = field(default=None, metadata={"option": Option(
+        "--fleet-keep", whole_number, "N",
+        "when the run is over, remove the folders of earlier runs of this machine in --fleet-dir but for the N latest; "
+        "what was signed stays, and the last that was ACCEPTED",
+        site=True,
+    )})
+    disk_folder: Path | None = field(default=None, metadata={"option": Option(
+        "--fleet-disk-folder", path, "DIR",
+        "a folder on the drive that level burnin writes 1 GiB to and reads again, compared; nothing stays there",
+        site=True,
+    )})
+    dcgm: int = field(default=2, metadata={"option": Option(
+        "--fleet-dcgm", dcgm_level, "LEVEL",
+        "how thorough NVIDIA's own diagnostic is at level burnin (`dcgmi diag -r`): 2 (the default), 3 or 4",
+        site=True,
+    )})
+    timeout: float = field(default=300.0, metadata={"option": Option(
+        "--fleet-timeout", seconds, "SECONDS",
+        "deadline of one call on the ranks (default: 300)",
+        site=True,
+    )})
+    deadline: float | None = field(default=None, metadata={"option": Option(
+        "--fleet-deadline", duration, "DURATION",
+        "when the whole run must be over, like 10m, with its report: what has not run by then is left out, and the "
+        "verdict is INCOMPLETE",
+        site=True,
+    )})
+    notes: tuple[tuple[str, str], ...] = field(default=(), metadata={"option": Option(
+        "--fleet-note", note, "KEY=VALUE",
+        "what stands in the report's head and beside the signatures: order, asset, location, technician, remarks or "
+        "any other key; may be given several times",
+        site=True, many=True,
+    )})
+    alias: bool = field(default=False, metadata={"option": Option(
+        "--fleet-alias", bool, None,
+        "put aliases for serial numbers, UUIDs, names of hosts and users and addresses into all files of the run, the "
+        "same for the same thing, so that they can be published and still be verified, resumed and compared",
+    )})
+    language: Language = field(default="en", metadata={"option": Option(
+        "--fleet-language", _one_of("language of the report", LANGUAGES), f"{{{','.join(LANGUAGES)}}}",
+        "what the report is written in (default: en); the terminal, the evidence and summary.json stay English",
+        site=True,
+    )})
+    resume: Path | None = field(default=None, metadata={"option": Option(
+        "--fleet-resume", path, "DIR",
+        "go on where the run whose folder this is died or was interrupted: checks that met their limits there are not "
+        "run again, but for inventory and health",
+    )})
+    interval: float = field(default=1.0, metadata={"option": Option(
+        "--fleet-interval", interval, "SECONDS",
+        f"time between two samples of telemetry, {LONGEST_INTERVAL_SECONDS:g} at most (default: "
+        f"1)",
+        site=True,
+    )})
+    monitor: bool = field(default=False, metadata={"option": Option(
+        "--fleet-monitor", bool, None, "show what the GPUs, or nodes, do below pytest's own output"
+    )})
+    prometheus: Path | None = field(default=None, metadata={"option": Option(
+        "--fleet-prometheus", path, "FILE",
+        "write verdict and figures to FILE for the textfile collector of node_exporter, which reads *.prom",
+        site=True,
+    )})
+    # fmt: on
+    paths: tuple[str, ...] = ()
+    asked: bool = False
+    listing: bool = False
+
+    @property
+    def makes_a_run(self) -> bool:
+        """Whether there is a run with evidence, report and verdict."""
+        return self.asked and not self.listing
+
+
+# By the field of Options.
+OPTIONS: dict[str, Option] = {each.name: each.metadata["option"] for each in fields(Options) if each.metadata}
