@@ -22,7 +22,7 @@ from pytest_gpufleet import (
     expect_none,
     not_applicable,
 )
-from pytest_gpufleet.machine import host, network_ports
+from pytest_gpufleet.machine import container, network_ports, processors
 from pytest_gpufleet.model.events import NO_NETWORK
 from pytest_gpufleet.model.machine import Order
 from pytest_gpufleet.plugin import assertions
@@ -361,7 +361,7 @@ def test_shared_memory_is_large_enough(machine: LiveMachine) -> None:
     NCCL and data loaders exchange data through it; with the 64 MiB that containers get by default they fail or crawl.
     Start containers with --ipc=host or --shm-size=16g.
     """
-    assertions.expect_host(machine, host.SHARED_MEMORY, at_least(8 * GiB), code="shared_memory_small")
+    assertions.expect_host(machine, container.SHARED_MEMORY, at_least(8 * GiB), code="shared_memory_small")
 
 
 @needs_gpus
@@ -370,7 +370,7 @@ def test_memory_may_be_locked(machine: LiveMachine) -> None:
 
     RDMA and pinned buffers fail under a limit: --ulimit memlock=-1 for containers, limits.conf on the host.
     """
-    assertions.expect_host(machine, host.LOCKED_MEMORY_LIMIT, "unlimited", code="locked_memory_limited")
+    assertions.expect_host(machine, container.LOCKED_MEMORY, "unlimited", code="locked_memory_limited")
 
 
 @needs_gpus
@@ -381,7 +381,7 @@ def test_files_may_be_opened(machine: LiveMachine) -> None:
     for containers, limits.conf on the host.
     """
     enough = assertions.Wanted(f"at least {OPEN_FILES:,}", lambda limit: limit == "unlimited" or limit >= OPEN_FILES)
-    assertions.expect_host(machine, host.OPEN_FILES_HARD_LIMIT, enough, code="open_files_limited")
+    assertions.expect_host(machine, container.MOST_OPEN_FILES, enough, code="open_files_limited")
 
 
 @needs_gpus
@@ -392,11 +392,11 @@ def test_processors_run_at_full_clock(machine: LiveMachine) -> None:
     `cpupower frequency-set -g performance`. Drivers that choose the clock by themselves (intel_pstate, amd_pstate) may
     say "powersave" if their energy preference is performance or balance_performance.
     """
-    preference = host.CPU_ENERGY_PREFERENCE.of(machine.host)
+    preference = processors.CPU_ENERGY_PREFERENCE.of(machine.host)
     fast = assertions.Wanted(
         "performance", lambda governor: governor == "performance" or preference in ENERGY_PREFERENCES
     )
-    assertions.expect_host(machine, host.CPU_GOVERNOR, fast, code="cpu_governor")
+    assertions.expect_host(machine, processors.CPU_GOVERNOR, fast, code="cpu_governor")
 
 
 @needs_gpus

@@ -10,7 +10,6 @@ from pytest_gpufleet import Judge, LiveMachine, expect_none
 from pytest_gpufleet.machine import disks
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.probes.disk_reads import read_drive
-from pytest_gpufleet.verdict.host_rules import part_rules
 
 pytestmark = [
     pytest.mark.chapter("Disks", "Are the host's drives healthy, and do they give back what is written?"),
@@ -21,16 +20,16 @@ pytestmark = [
 @pytest.mark.level("standard")
 @pytest.mark.needs(gpus=True)
 def test_drives_are_healthy(machine: LiveMachine) -> None:
-    """No drive says of itself that it fails, is used up, had errors of its medium or is too hot
+    """SMART health of drives: no failure, wear-out, media error or over-temperature
 
     A drive that fails takes checkpoints and data sets along, and one that is slow or hot makes every GPU wait for its
     next batch. Asked is each NVMe and SATA drive, by `smartctl` or `nvme`, which need root. Replace the drive that is
-    named; of a hot one look at the cooling first. Wear of a few per cent and many unsafe shutdowns are no fault. Of a
-    drive that does not answer nothing is judged: look into the kernel log.
+    named; of a hot one look at the cooling first. Wear of a few per cent and many unsafe shutdowns are no fault. A
+    drive that cannot be asked is not judged: run as root, or look into the kernel log where it does not answer.
     """
     drives = assertions.of_host(machine.now, disks.DISK_HEALTH)
-    expect_none(part_rules.sick_drives(drives))
-    assertions.require_answers(drive.get("silent") for drive in drives)
+    expect_none(disks.failing_drives(drives))
+    assertions.require_answers(drive.silent for drive in drives)
 
 
 @pytest.mark.level("burnin")
@@ -38,7 +37,7 @@ def test_drives_are_healthy(machine: LiveMachine) -> None:
 @pytest.mark.needs(gpus=True)
 @pytest.mark.figures("drive_bandwidth", "drive_iops")
 def test_drive_gives_back_what_is_written(disk_folder: Path | None, judge: Judge) -> None:
-    """What is written to the folder of --fleet-disk-folder is read from its drive as it was, in order and at random
+    """The drive of --fleet-disk-folder gives back what was written, in order and at random
 
     1 GiB with a checksum for every 4 KiB, past the page cache, in a minute; the file has no name and leaves nothing
     behind. Data that come back changed mean that the drive, its cable, its controller or memory on the way corrupts

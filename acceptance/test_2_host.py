@@ -1,4 +1,4 @@
-"""What is around the GPUs: its host, what the kernel says of it, and what its management controller tells."""
+"""The host around the GPUs: kernel log, memory, processors, and what its BMC measures and logs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from pytest_gpufleet import Fault, LiveMachine, expect_none, not_applicable, not_judged
 from pytest_gpufleet.machine import bmc, memory, processors
+from pytest_gpufleet.model.gpu import Missing
 from pytest_gpufleet.plugin import assertions
-from pytest_gpufleet.verdict.host_rules import bmc_rules, part_rules
 
 Now = Callable[[str], Any]
 Notice = Callable[[Iterable[Fault]], None]
@@ -24,7 +24,7 @@ pytestmark = [
 
 
 def test_no_grave_message_of_the_host_in_the_kernel_log(machine: LiveMachine) -> None:
-    """The kernel log holds no error of the host that nobody could correct
+    """The kernel log has no uncorrected hardware error of the host
 
     Half of what goes wrong in a GPU server shows up later as a slow GPU. The kernel says it first: machine checks,
     memory errors (EDAC), PCIe errors (AER), lockups, disks that do not answer or a file system that became read-only,
@@ -38,66 +38,65 @@ def test_no_grave_message_of_the_host_in_the_kernel_log(machine: LiveMachine) ->
 
 
 def test_every_socket_has_as_much_memory(machine: LiveMachine) -> None:
-    """No socket has less memory than another one
+    """All NUMA nodes have equally much memory
 
     A module that is missing, not seated or switched off after errors takes its channel along, and the processors next
     to it work with less memory and slower. Compare `dmidecode -t memory` and `numactl --hardware` with the order, and
     reseat or replace the module that is not listed. A virtual machine has the memory that its host gives it.
     """
     setup = assertions.of_host(machine.host.get, processors.PROCESSOR_SETUP)
-    if setup["virtual"]:
+    if setup.virtual:
         not_applicable("this is a virtual machine: its host decides how much memory each of its NUMA nodes has")
-    if len(setup["numa_memory"]) < 2:
+    if len(setup.numa_memory) < 2:
         not_applicable("this system shows one NUMA node, which has no other one to be like")
-    expect_none(part_rules.nodes_with_less_memory(setup))
+    expect_none(processors.nodes_with_less_memory(setup))
 
 
 def test_memory_modules_are_alike(machine: LiveMachine) -> None:
-    """The host's memory modules are alike, run at one speed, and are as many at each socket
+    """Memory modules (DIMMs) are alike, run at one speed, and are equally many at each socket
 
     One that is smaller, slower or missing makes its channel the slowest of the socket, and interleaved memory runs at
     the pace of that. The slot is named as on the board. Compare `dmidecode -t memory` with the order; reseat or replace
-    the module. That all of them run below their rating is usual with two on a channel. Only root may read this, and a
-    virtual machine does not show it.
+    the module. That all of them run below their rating is usual with two on a channel. Only root may read this.
     """
-    modules = assertions.of_host(machine.host.get, memory.MEMORY_MODULES)
-    setup = assertions.of_host(machine.host.get, processors.PROCESSOR_SETUP)
-    if setup["virtual"] or not setup["sockets"] or not part_rules.filled_slots(modules):
+    slots = assertions.of_host(machine.host.get, memory.MEMORY_MODULES)
+    setup = processors.PROCESSOR_SETUP.of(machine.host)
+    if isinstance(setup, Missing) or setup.virtual or not setup.sockets or not memory.filled_slots(slots):
         not_applicable("the firmware does not tell kind and speed of real memory modules, as in a virtual machine")
-    expect_none(part_rules.unfit_modules(modules, setup["sockets"]))
+    expect_none(memory.unfit_modules(slots, setup.sockets))
 
 
 def test_host_memory_had_few_errors(machine: LiveMachine) -> None:
-    """The host's memory had no uncorrected errors since the system started, and no module many that were corrected
+    """Host memory (EDAC) had no uncorrected errors since boot, and no module many corrected ones
 
     An uncorrected error kills what used the memory, or the whole machine; many corrected ones come before it. The
     module that is named is bad or badly seated: reseat it, and replace it if the errors come back. `edac-util -v` or
     `ras-mc-ctl --error-count` show the counters.
     """
-    expect_none(part_rules.recorded_memory_errors(assertions.of_host(machine.host.get, memory.MEMORY_ERRORS)))
+    expect_none(memory.recorded_errors(assertions.of_host(machine.host.get, memory.MEMORY_ERRORS)))
 
 
 def test_clock_source_is_fast(machine: LiveMachine) -> None:
-    """Programs read the time from the processors, or from the hypervisor, and not over the bus
+    """The clock source is tsc or paravirtual, not hpet or acpi_pm
 
     Everything that trains or communicates looks at the time very often. Where the kernel took the time stamp counter
     for unstable, each look takes fifty times as long (hpet, acpi_pm). `dmesg | grep -i clocksource` says why; it is
     often the firmware, or a BIOS setting.
     """
     setup = assertions.of_host(machine.host.get, processors.PROCESSOR_SETUP)
-    if setup["clock_source"] is None:
+    if setup.clock_source is None:
         not_applicable("this system does not tell its clock source")
-    expect_none(part_rules.slow_clock(setup))
+    expect_none(processors.slow_clock(setup))
 
 
 def test_processors_are_online(machine: LiveMachine) -> None:
-    """No processor that is there is switched off
+    """All processors are online
 
-    Whoever switched single ones off, the kernel after errors or somebody by hand, left the GPUs next to them with fewer
+    Single ones that are offline, by the kernel after errors or by hand, leave the GPUs next to them with fewer
     processors than others have. Bring them back: `echo 1 > /sys/devices/system/cpu/cpuN/online`. Second threads that
     are all off (SMT) are left as they are.
     """
-    expect_none(part_rules.offline_processors(assertions.of_host(machine.host.get, processors.PROCESSOR_SETUP)))
+    expect_none(processors.offline_processors(assertions.of_host(machine.host.get, processors.PROCESSOR_SETUP)))
 
 
 # ---------------------------------------------------------------- power and cooling
@@ -105,99 +104,96 @@ def test_processors_are_online(machine: LiveMachine) -> None:
 
 @pytest.fixture(scope="module")
 def asked_once(machine: LiveMachine) -> Now:
-    """asked_once(fact): as machine.now has told it to the first of these checks: asking the BMC takes seconds."""
+    """asked_once(fact): as the first of these checks has read it: asking the BMC takes seconds."""
     return cache(machine.now)
+
+
+def log_of(found: bmc.Bmc) -> bmc.EventLog:
+    if found.log is None:
+        not_judged(f"the BMC's log cannot be read: {found.log_unreadable}")
+    return found.log
 
 
 @pytest.mark.level("standard")
 def test_power_supplies_are_sound(asked_once: Now) -> None:
-    """Every power supply works and has mains, and together they are redundant, as far as the BMC tells
+    """Power supplies work, have mains, and are redundant
 
     With a dead power supply the others carry its load: the machine runs, until a step of load or the next failure takes
     it down, or GPUs are slowed down by the power brake. A bay that is empty shows as redundancy that is lost. Look at
     cable and socket of the one that is named, then replace it; `ipmitool sdr type "Power Supply"` shows all.
     """
     found = assertions.of_host(asked_once, bmc.BMC)
-    if not found["power"]:
+    if not found.power:
         not_applicable("the BMC has no sensor of power supplies")
-    expect_none(bmc_rules.power_ills(found))
+    expect_none(bmc.failed_supplies(found))
 
 
 @pytest.mark.level("standard")
 def test_fans_are_sound(asked_once: Now) -> None:
-    """Every fan turns as fast as the BMC asks for at least
+    """Fans are within the BMC's thresholds
 
-    A dead fan shows as GPUs or memory modules that become slow in one part of the machine only. Limits are the BMC's
-    own; a fan without a reading is taken for one that is not there. Replace the one that is named, and look for what
-    blocks it; `ipmitool sdr type Fan` shows all.
+    A dead fan shows as GPUs or memory modules that become slow in one part of the machine only. A fan without a reading
+    is taken for one that is not there. Replace the one that is named, and look for what blocks it; `ipmitool sdr type
+    Fan` shows all.
     """
     found = assertions.of_host(asked_once, bmc.BMC)
-    if not found["fans"]:
+    if not found.fans:
         not_applicable("the BMC has no sensor of fans, as where water or the rack cools the machine")
-    expect_none(bmc_rules.fan_ills(found))
+    expect_none(bmc.failed_fans(found))
 
 
 @pytest.mark.level("standard")
 def test_air_comes_in_cool(asked_once: Now) -> None:
-    """The air that comes in is within the BMC's own limits, and no part of the host is beyond its critical ones
+    """Inlet air and parts are within the BMC's temperature thresholds
 
     Where the air is warm already, GPUs run hotter and slower, and that is the room's fault and not theirs. Look at the
     cooling of the room and the rack, at blanking panels and at what blocks the air. A part that is too hot: look at its
     heat sink and at fans and ducts near it. `ipmitool sdr type Temperature` shows all.
     """
     found = assertions.of_host(asked_once, bmc.BMC)
-    if not any(sensor["status"] != "ns" for sensor in found["temperatures"] if bmc_rules.is_inlet(sensor)):
-        expect_none(bmc_rules.temperature_ills(found))
+    expect_none(bmc.high_temperatures(found))
+    if not any(sensor.status != "ns" for sensor in found.temperatures if bmc.is_inlet(sensor)):
         not_applicable("no sensor of the BMC that has a reading is called inlet, intake or ambient")
-    expect_none(bmc_rules.temperature_ills(found))
 
 
 @pytest.mark.level("standard")
 def test_bmc_logged_no_grave_error(asked_once: Now, notice: Notice) -> None:
-    """The BMC's log holds no uncorrectable error of memory, processor or PCIe and no failed power of the last 30 days
+    """The BMC's event log (SEL) has no uncorrected error and no failed power of the last 30 days
 
     The BMC remembers what the kernel forgets at a reboot: memory modules, processors, slots and power supplies that
     failed before. What went away again does not count, nor what is older by the BMC's own clock. `ipmitool sel elist`
     shows the log. Mend what is named, then save and clear the log (`ipmitool sel save FILE`, `ipmitool sel clear`).
-    A log that is full is read as it is, and told beside the verdict: what happened since it was full is not in it.
+    A log that is full is read as it is, and named beside the verdict: what happened since it was full is not in it.
     """
-    found = assertions.of_host(asked_once, bmc.BMC)
-    if found["log"] is None:
-        not_applicable(f"the BMC's log cannot be read: {found['log_untold']}")
-    notice(bmc_rules.log_full(found["log"]))
-    expect_none(bmc_rules.logged_errors(found["log"]))
+    log = log_of(assertions.of_host(asked_once, bmc.BMC))
+    notice(bmc.log_full(log))
+    expect_none(bmc.logged_errors(log))
 
 
 @pytest.mark.level("standard")
 @pytest.mark.at_the_end
 def test_bmc_logged_nothing_during_the_run(machine: LiveMachine, notice: Notice) -> None:
-    """The BMC logged no error of power, cooling, memory or PCIe while this run lasted, and all is still sound
+    """The BMC logged no error of power, cooling, memory or PCIe during the run
 
     A power supply that drops out for a second under load, a fan that stalls or an error that was noticed below the
     kernel leaves its trace here only, also where it went away again since. A run that was resumed looks back to the
     begin of its first session. `ipmitool sel elist` shows the log. Look at the part that is named. A log that is full
-    and took nothing cannot show such an event: that is told beside the verdict, and what the sensors say counts. To see
-    more, save and clear it (`ipmitool sel save FILE`, `ipmitool sel clear`) and run again; so also where somebody has
-    cleared it while this run lasted, for then it proves nothing.
+    and took nothing cannot show such an event: that is named beside the verdict, and what the sensors say counts. To
+    see more, save and clear it (`ipmitool sel save FILE`, `ipmitool sel clear`) and run again; so also where somebody
+    has cleared it while this run lasted, for then it proves nothing.
     """
     if machine.before("bmc") is None:
         not_applicable("nobody asked the BMC when this run began")
-    before, now = (
-        assertions.of_host(machine.before, bmc.BMC),
-        assertions.of_host(machine.now, bmc.BMC, read_before=True),
-    )
-    logs = before["log"], now["log"]
-    news = bmc_rules.logged_since(*logs) if all(logs) else []
-    found = [*bmc_rules.power_ills(now), *bmc_rules.fan_ills(now), *bmc_rules.temperature_ills(now)]
-    expect_none([*found, *bmc_rules.supplies_lost(before, now), *news])
-    if before["log"] is None:
-        not_applicable(f"the BMC's log cannot be read: {before['log_untold']}")
-    if now["log"] is None:
-        not_judged(f"the BMC's log cannot be read any more: {now['log_untold']}")
-    notice(bmc_rules.log_full(now["log"]))
-    if bmc_rules.cleared_since(*logs):
+    before = assertions.of_host(machine.before, bmc.BMC)
+    now = assertions.of_host(machine.now, bmc.BMC, read_before=True)
+    news = bmc.logged_since(before.log, now.log) if before.log and now.log else []
+    found = [*bmc.failed_supplies(now), *bmc.failed_fans(now), *bmc.high_temperatures(now)]
+    expect_none([*found, *bmc.supplies_lost(before, now), *news])
+    then, log = log_of(before), log_of(now)
+    notice(bmc.log_full(log))
+    if bmc.cleared_since(then, log):
         not_judged("the BMC's log was cleared while this run lasted")
-    if now["log"]["full"] and now["log"]["events"] == before["log"]["events"]:
+    if log.full and log.events == then.events:
         not_applicable(
             "the BMC's log is full, so nothing that happened in this run can be seen in it: save and clear it"
         )

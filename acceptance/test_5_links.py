@@ -8,11 +8,11 @@ from functools import cache, partial
 import pytest
 
 from pytest_gpufleet import GpuTopology, Judge, LiveMachine, Measurement, MiB, Size, World, expect_none
+from pytest_gpufleet.machine import memory
 from pytest_gpufleet.probes.links import host_copies, pairs
 from pytest_gpufleet.probes.links.copying import Copied
 from pytest_gpufleet.probes.memory import host_memory_bandwidth
 from pytest_gpufleet.probes.search.collective import who_slows_pairs
-from pytest_gpufleet.verdict.host_rules import part_rules
 
 pytestmark = pytest.mark.chapter("Links", "Are the links between the GPUs, and to the host, as fast as they should be?")
 between_gpus = pytest.mark.needs(ranks=2)
@@ -121,7 +121,7 @@ def test_host_memory_bandwidth(world: World, judge: Judge, machine: LiveMachine)
     judge(*measured, required=False)
     if machine.gpus:  # a rehearsal moves next to nothing
         values = [value for each in measured for value in each.values.values()]
-        expect_none(part_rules.memory_below_modules(values, machine.host))
+        expect_none(memory.slower_than_modules(values, machine.host))
 
 
 @between_gpus

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from pytest_gpufleet import expect_none, not_applicable, not_judged
-from pytest_gpufleet.verdict.host_rules import dcgm_rules
+from pytest_gpufleet.machine import dcgm
 
 pytestmark = pytest.mark.chapter("DCGM", "Does NVIDIA's own diagnostic find anything?")
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.chapter("DCGM", "Does NVIDIA's own diagnostic find anyt
 @pytest.mark.level("burnin")
 @pytest.mark.host_alone
 @pytest.mark.needs(gpus=True)
-def test_dcgm_diagnostic_passes(dcgm_diagnosis: Callable[[], dcgm_rules.Diagnosis]) -> None:
+def test_dcgm_diagnostic_passes(dcgm_diagnosis: Callable[[], dcgm.Diagnosis]) -> None:
     """NVIDIA's own diagnostic (`dcgmi diag`) passes on every GPU
 
     Whoever takes a GPU back asks for its result first. It runs at level 2, in a few minutes, or at the level of

@@ -11,7 +11,6 @@ from pytest_gpufleet import Fault, Gpu, Judge, LiveMachine, Measurement, World, 
 from pytest_gpufleet.machine import memory, network_ports
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.verdict import health_rules, link_rules
-from pytest_gpufleet.verdict.host_rules import part_rules
 
 Rule = Callable[[Gpu, Any, float], Iterable[Fault]]
 
@@ -112,7 +111,7 @@ def test_host_memory_errors_stayed_rare(machine: LiveMachine) -> None:
     """
     before = assertions.of_host(machine.host.get, memory.MEMORY_ERRORS)
     now = assertions.of_host(machine.now, memory.MEMORY_ERRORS, read_before=True)
-    expect_none(part_rules.memory_errors_grown(before, now, machine.seconds_ago))
+    expect_none(memory.errors_grown(before, now, machine.seconds_ago))
 
 
 def expect_clean(machine: LiveMachine, counter: str, rule: Rule) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from pytest_gpufleet.machine.dcgm import Diagnosis
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import COUNTERS, Missing
-from pytest_gpufleet.verdict.host_rules.dcgm_rules import Diagnosis
 from tests.acceptance.checks import outcomes, ranks_answer
 from tests.conftest import ACCEPTANCE, RECORDED
 from tests.machines import recorded

@@ -3,7 +3,8 @@
 import os
 
 from pytest_gpufleet import MiB, bus_bandwidth, measure, measure_all, scaling_efficiency
-from pytest_gpufleet.machine import host
+from pytest_gpufleet.machine import container
+from pytest_gpufleet.probes import memory
 from pytest_gpufleet.probes.collectives import speed
 from pytest_gpufleet.probes.collectives.speed import launch_time
 from pytest_gpufleet.probes.collectives.under_load import retention_under_load
@@ -18,8 +19,8 @@ from pytest_gpufleet.probes.training.transformer import token_throughput
 
 def has_all_of_its_host(rank):
     """Whatever a container leaves it."""
-    host.short_of = lambda processors, memory: ""
-    host.processors_by_numa_node = lambda: {0: sorted(os.sched_getaffinity(0))}
+    container.short_of = lambda processors, memory: ""
+    memory.by_numa_node = lambda: {0: sorted(os.sched_getaffinity(0))}
 
 
 def test_everything(nccl_group, world, judge, gpu_topology, tmp_path):

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_gpufleet.machine import bmc
-from pytest_gpufleet.machine.tools import Absent
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.verdict.host_rules import bmc_rules
 from tests.acceptance.checks import outcomes
 from tests.machine.trees import laid_out, replaced
 from tests.machines import recorded
@@ -48,7 +48,7 @@ Power Redundancy | 02h | ok | 21.1 | Redundancy Lost
 """
 
 
-def told(tmp_path: Path, *changes: tuple[str, str]) -> dict[str, Any]:
+def told(tmp_path: Path, *changes: tuple[str, str]) -> bmc.Bmc:
     """What the BMC of trees/bmc.txt tells after these changes of its text."""
     tree = laid_out("bmc", tmp_path, replaced(*changes))
     return bmc.read(tree.root, tree.run)
@@ -62,11 +62,11 @@ def found(faults: list[Fault]) -> set[tuple[str, str]]:
 
 def test_a_sound_machine_has_no_ills(tmp_path: Path) -> None:
     sound = told(tmp_path)
-    for rule in (bmc_rules.power_ills, bmc_rules.fan_ills, bmc_rules.temperature_ills):
+    for rule in (bmc.failed_supplies, bmc.failed_fans, bmc.high_temperatures):
         assert rule(sound) == []
-    assert bmc_rules.logged_errors(sound["log"]) == []
-    assert sound["log"]["today"] == "2025-06-18"
-    assert [event["day"] for event in sound["log"]["events"]][:2] == ["2025-06-16", None]
+    assert bmc.logged_errors(sound.log) == []
+    assert sound.log.today == "2025-06-18"
+    assert [event.day for event in sound.log.events][:2] == ["2025-06-16", None]
 
 
 @pytest.mark.parametrize(
@@ -81,28 +81,28 @@ def test_a_sound_machine_has_no_ills(tmp_path: Path) -> None:
     ids=["no mains", "one missing", "dead", "bays that are empty by design"],
 )  # fmt: skip
 def test_power_supplies(tmp_path: Path, supplies: str, ills: set[tuple[str, str]]) -> None:
-    assert found(bmc_rules.power_ills(told(tmp_path, (SUPPLIES, supplies)))) == ills
+    assert found(bmc.failed_supplies(told(tmp_path, (SUPPLIES, supplies)))) == ills
 
 
 @pytest.mark.parametrize(
     ("rule", "old", "new", "ills"),
     [
         # As the first look found the same fan.
-        (bmc_rules.fan_ills, "| ok  | 29.7 | 1960 RPM", "| lcr | 29.7 | 420 RPM", {("fan_failed", "FANB (29.7)")}),
-        (bmc_rules.fan_ills, "| ok  | 29.7 | 1960 RPM", "| lnc | 29.7 | 700 RPM", set()),
+        (bmc.failed_fans, "| ok  | 29.7 | 1960 RPM", "| lcr | 29.7 | 420 RPM", {("fan_failed", "FANB (29.7)")}),
+        (bmc.failed_fans, "| ok  | 29.7 | 1960 RPM", "| lnc | 29.7 | 700 RPM", set()),
         (
-            bmc_rules.temperature_ills,
+            bmc.high_temperatures,
             "| ok  |  7.1 | 14 degrees C",
             "| unc |  7.1 | 43 degrees C",
             {("inlet_temperature", "Inlet Temp (7.1)")},
         ),
         (
-            bmc_rules.temperature_ills,
+            bmc.high_temperatures,
             "| ns  |  3.1 | No Reading",
             "| ucr |  3.1 | 98 degrees C",
             {("component_temperature", "Temp (3.1)")},
         ),
-        (bmc_rules.temperature_ills, "| ns  |  3.1 | No Reading", "| unc |  3.1 | 88 degrees C", set()),
+        (bmc.high_temperatures, "| ns  |  3.1 | No Reading", "| unc |  3.1 | 88 degrees C", set()),
     ],
     ids=["stalling fan", "slow fan", "warm air", "hot processor", "warm processor"],
 )
@@ -139,39 +139,34 @@ MEMORY_FAULT = ("bmc_memory_error", "Memory")
 def test_the_log_speaks_against_a_machine(
     tmp_path: Path, changes: list[tuple[str, str]], errors: set[tuple[str, str]]
 ) -> None:
-    assert found(bmc_rules.logged_errors(told(tmp_path, *changes)["log"])) == errors
+    assert found(bmc.logged_errors(told(tmp_path, *changes).log)) == errors
 
 
 def test_what_is_logged_during_a_run_counts_also_if_it_went_away_again(tmp_path: Path) -> None:
-    before = told(tmp_path / "before")["log"]
+    before = told(tmp_path / "before").log
     dropped = (
         "   8 | 06/18/2025 | 06:34:16 | Power Supply #0x3b | Power Supply AC lost | Asserted\n"
         "   9 | 06/18/2025 | 06:34:17 | Power Supply #0x3b | Power Supply AC lost | Deasserted\n"
     )
-    now = told(tmp_path / "now", (CORRECTED, CORRECTED + dropped))["log"]
-    assert found(bmc_rules.logged_since(before, now)) == {("bmc_power_error", "Power Supply #0x3b")}
-    assert not bmc_rules.cleared_since(before, now)
-    assert bmc_rules.logged_since(before, before) == []
-    cleared = {**before, "events": [{**before["events"][0], "at": "06/18/2025 07:00:00"}]}
-    assert bmc_rules.cleared_since(before, cleared)
+    now = told(tmp_path / "now", (CORRECTED, CORRECTED + dropped)).log
+    assert found(bmc.logged_since(before, now)) == {("bmc_power_error", "Power Supply #0x3b")}
+    assert not bmc.cleared_since(before, now)
+    assert bmc.logged_since(before, before) == []
+    cleared = replace(before, events=(replace(before.events[0], at="06/18/2025 07:00:00"),))
+    assert bmc.cleared_since(before, cleared)
 
 
 def test_a_power_supply_that_is_gone_at_the_end_is_lost(tmp_path: Path) -> None:
     before = told(tmp_path / "before")
     now = told(tmp_path / "now", ("86h | ok  | 10.2 | Presence detected", "86h | ns  | 10.2 | No Reading"))
-    assert found(bmc_rules.supplies_lost(before, now)) == {("power_supply_failed", "Status (10.2)")}
-    assert bmc_rules.supplies_lost(before, before) == []
+    assert found(bmc.supplies_lost(before, now)) == {("power_supply_failed", "Status (10.2)")}
+    assert bmc.supplies_lost(before, before) == []
 
 
 def test_a_log_that_takes_too_long_leaves_the_rest(tmp_path: Path) -> None:
     late = told(tmp_path, ("== $ ipmitool sel elist last 200\n", "== $ ipmitool sel elist last 200 ! too late\n"))
-    assert (late["log"], late["log_untold"]) == (None, "too late")
-    assert len(late["power"]) == 3
-
-
-def test_a_machine_without_a_bmc_says_so(tmp_path: Path) -> None:
-    with pytest.raises(Absent, match="virtual machine"):
-        bmc.read(tmp_path)
+    assert (late.log, late.log_unreadable) == (None, "too late")
+    assert len(late.power) == 3
 
 
 CHECKS = (
@@ -184,9 +179,10 @@ def check_all(first: Any, now: Any) -> dict[str, str]:
     return checked(first, now)[0]
 
 
-def checked(first: Any, now: Any) -> tuple[dict[str, str], list[str]]:
+def checked(*read: Any) -> tuple[dict[str, str], list[str]]:
     """How each check ends, and the codes of what is told beside the verdict."""
     told: list[Fault] = []
+    first, now = map(codec.plain, read)
     ended = outcomes(
         recorded(), now={"bmc": now}, before={"bmc": first}, asked_once={"bmc": first}.get, notice=told.extend
     )
@@ -204,11 +200,11 @@ def test_the_checks(tmp_path: Path) -> None:
     }
     assert set(check_all(None, None).values()) == {"not applicable"}
     # What could be asked when the run began, and cannot any more, has not told that nothing happened.
-    mute = {**sound, "log": None, "log_untold": "too late"}
+    mute = replace(sound, log=None, log_unreadable="too late")
     assert (
         check_all(sound, None) == check_all(sound, mute) == {**dict.fromkeys(CHECKS, "passed"), CHECKS[-1]: "skipped"}
     )
-    assert check_all(mute, sound)[CHECKS[-1]] == "not applicable"
+    assert check_all(mute, sound)[CHECKS[-1]] == "skipped"
 
 
 FULL = ("Overflow         : false", "Overflow         : true")

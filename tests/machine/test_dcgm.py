@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet.machine import dcgm
+from pytest_gpufleet.machine.dcgm import Printed, diagnosed
 from pytest_gpufleet.machine.tools import Unreadable, ended
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.place import THIS_NODE
-from pytest_gpufleet.verdict.host_rules.dcgm_rules import diagnosed
 from tests.machines import recorded
 
 PRINTED = Path(__file__).parent / "dcgm"
@@ -29,7 +29,7 @@ def document(name):
 
 
 def diagnosis(document, gpus, status=0):
-    return diagnosed({"level": 2, "status": status, "document": document, "said": ""}, gpus)
+    return diagnosed(Printed(2, status, document), gpus)
 
 
 def on_eight(change=lambda results: None, serials=True):
@@ -167,9 +167,9 @@ def printing(out, status=0, errors=""):
 
 def test_half_a_document_is_told_as_none():
     whole = (PRINTED / "4_failed.json").read_text()
-    assert dcgm.read(3, printing(whole, 226))["document"] == document("4_failed")
+    assert dcgm.read(3, printing(whole, 226)).document == document("4_failed")
     told = dcgm.read(3, printing(whole[:200], 226))
-    assert (told["document"], told["status"]) == (None, 226)
+    assert (told.document, told.status) == (None, 226)
     assert diagnosed(told, ONE).unseen
 
 

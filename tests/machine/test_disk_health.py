@@ -3,8 +3,9 @@
 import pytest
 
 from pytest_gpufleet.machine import disks
-from pytest_gpufleet.machine.tools import Absent, NoAnswer, Unreadable
-from pytest_gpufleet.verdict.host_rules.part_rules import sick_drives
+from pytest_gpufleet.machine.disks import Drive, DriveHealth, failing_drives
+from pytest_gpufleet.machine.tools import AS_ROOT, Absent, NoAnswer, Unreadable
+from pytest_gpufleet.model import codec
 from tests.acceptance.checks import outcomes
 from tests.machine.trees import laid_out, replaced
 from tests.machines import recorded
@@ -12,19 +13,19 @@ from tests.machines import recorded
 
 def asked(tmp_path, change=str):
     tree = laid_out("drives", tmp_path, change)
-    return disks.read(tree.root, tree.run)
+    return disks.read_health(tree.root, tree.run)
 
 
 def test_every_drive_that_can_be_asked_is(tmp_path):
-    """Not one that is reached over a network, a removable one, or one that this user may not ask."""
-    drives = {drive["device"]: drive for drive in asked(tmp_path)}
-    assert set(drives) == {"nvme0", "nvme1", "nvme2", "sdb"}
-    assert drives["nvme1"] == {
-        "device": "nvme1", "model": "Samsung SSD 970 EVO 500GB", "passed": True, "rotating": False, "celsius": 35,
-        "critical_warning": 0, "spare": 99, "spare_threshold": 10, "used": 3, "media_errors": 0,
-        "unsafe_shutdowns": 10, "reallocated": None, "pending": None, "uncorrectable": None,
-    }  # fmt: skip
-    assert (drives["nvme2"]["celsius"], drives["nvme2"]["used"], drives["sdb"]["rotating"]) == (50, 12, True)
+    """Not one that is reached over a network, or a removable one. Of one that this user may not ask it says why."""
+    drives = {drive.device: drive for drive in asked(tmp_path)}
+    assert set(drives) == {"nvme0", "nvme1", "nvme2", "sda", "sdb"}
+    assert drives["nvme1"] == DriveHealth(
+        device="nvme1", model="Samsung SSD 970 EVO 500GB", passed=True, rotating=False, celsius=35,
+        critical_warning=0, spare=99, spare_threshold=10, used=3, media_errors=0,
+        unsafe_shutdowns=10, reallocated=None, pending=None, uncorrectable=None,
+    )  # fmt: skip
+    assert (drives["nvme2"].celsius, drives["nvme2"].used, drives["sdb"].rotating) == (50, 12, True)
 
 
 def test_why_no_drive_could_be_asked(tmp_path):
@@ -32,10 +33,10 @@ def test_why_no_drive_could_be_asked(tmp_path):
         head, *programs = text.split("== $ ")
         return head + "".join(f"== $ {each}" for each in programs if each.startswith("smartctl --json=c -a /dev/sda"))
 
-    with pytest.raises(Unreadable, match="no drive could be asked: nvme is not installed"):
+    with pytest.raises(Unreadable, match="no drive could be asked: smartctl is not installed"):
         asked(tmp_path, denied)
     with pytest.raises(Absent, match="no drive of its own"):
-        disks.read(tmp_path / "none")
+        disks.read_health(tmp_path / "none")
 
 
 def test_a_drive_that_does_not_answer_is_not_judged(tmp_path):
@@ -47,11 +48,15 @@ def test_a_drive_that_does_not_answer_is_not_judged(tmp_path):
             return tree.run(*command, **how)
         raise NoAnswer("smartctl did not answer within 20 s")
 
-    drives = disks.read(tree.root, run)
-    assert {"device": "nvme1", "silent": "nvme1: smartctl did not answer within 20 s"} in drives
-    assert sick_drives(drives) == []
-    check = outcomes(recorded(), now={"disk_health": drives})["test_drives_are_healthy"]
-    assert (check.what, check.message) == ("skipped", "not judged: nvme1: smartctl did not answer within 20 s")
+    drives = disks.read_health(tree.root, run)
+    assert DriveHealth("nvme1", silent="nvme1: smartctl did not answer within 20 s") in drives
+    assert failing_drives(drives) == []
+    check = outcomes(recorded(), now={"disk_health": codec.plain(drives)})["test_drives_are_healthy"]
+    assert check.what == "skipped"
+    assert check.message.startswith(
+        "not judged: nvme1: smartctl did not answer within 20 s; sda: smartctl could not ask"
+    )
+    assert check.message.endswith(AS_ROOT)
 
 
 def warning(bits, celsius=35):
@@ -92,16 +97,16 @@ DRIVES = {
 
 
 @pytest.mark.parametrize("name", DRIVES)
-def test_sick_drives(tmp_path, name):
+def test_failing_drives(tmp_path, name):
     changes, codes = DRIVES[name]
-    found = sick_drives(asked(tmp_path, replaced(*changes)))
+    found = failing_drives(asked(tmp_path, replaced(*changes)))
     assert [fault.name for fault in found] == codes
     assert all(fault.what.startswith(("nvme1 (Samsung", "sdb (Hitachi")) for fault in found)
 
 
 def test_a_later_nvme_takes_the_warnings_apart(tmp_path):
     plain, apart = '"critical_warning":0,"temperature":323', '"critical_warning":{"value":8,"ro":1},"temperature":323'
-    (fault,) = sick_drives(asked(tmp_path, lambda text: text.replace(plain, apart)))
+    (fault,) = failing_drives(asked(tmp_path, lambda text: text.replace(plain, apart)))
     assert (fault.name, fault.what) == ("drive_failing", "nvme2: it can only be read")
 
 
@@ -109,19 +114,19 @@ def test_drives_with_their_sizes(tmp_path):
     """One of them is seen over several ways, so that its namespace has another name."""
     one, two = disks.read_nvme(laid_out("two-drives", tmp_path).root)
 
-    assert one == {
-        "name": "nvme1", "model": "SAMSUNG MZ1L21T9HCLS-00A07", "serial": "S666NE0T000001", "firmware": "GDC7602Q",
-        "state": "live", "transport": "pcie", "address": "0000:22:00.0", "bytes": 1_920_383_410_176,
-        "namespaces": {"nvme1n1": 1_920_383_410_176}, "lanes": 4, "speed": 16,
-    }  # fmt: skip
-    assert (two["name"], two["bytes"], two["namespaces"]) == ("nvme8", 7_681_501_126_656, {"nvme8c8n1": 7681501126656})
+    assert one == Drive(
+        name="nvme1", model="SAMSUNG MZ1L21T9HCLS-00A07", serial="S666NE0T000001", firmware="GDC7602Q",
+        state="live", transport="pcie", address="0000:22:00.0", bytes=1_920_383_410_176,
+        namespaces={"nvme1n1": 1_920_383_410_176}, lanes=4, speed=16,
+    )  # fmt: skip
+    assert (two.name, two.bytes, two.namespaces) == ("nvme8", 7_681_501_126_656, {"nvme8c8n1": 7681501126656})
 
 
 def test_a_drive_without_a_namespace_has_no_size(tmp_path):
     tree = laid_out("two-drives", tmp_path, lambda text: text.replace("/nvme1n1/size", "/hwmon/size"))
 
-    assert [drive["bytes"] for drive in disks.read_nvme(tree.root)] == [None, 7_681_501_126_656]
+    assert [drive.bytes for drive in disks.read_nvme(tree.root)] == [None, 7_681_501_126_656]
 
 
 def test_a_machine_without_drives(tmp_path):
-    assert disks.read_nvme(tmp_path) == []
+    assert disks.read_nvme(tmp_path) == ()

@@ -3,12 +3,13 @@
 import pytest
 
 from pytest_gpufleet.machine import bmc, memory, processors
-from pytest_gpufleet.machine.tools import Absent
-from pytest_gpufleet.verdict.host_rules.part_rules import (
-    memory_errors_grown,
+from pytest_gpufleet.machine.memory import errors_grown, recorded_errors
+from pytest_gpufleet.machine.processors import (
+    IdleState,
+    Processor,
+    ProcessorSetup,
     nodes_with_less_memory,
     offline_processors,
-    recorded_memory_errors,
     slow_clock,
 )
 from tests.machine.trees import laid_out, replaced
@@ -17,31 +18,23 @@ RULES = (slow_clock, offline_processors, nodes_with_less_memory)
 
 
 def test_a_host_with_two_sockets(tmp_path):
-    assert processors.read(laid_out("two-sockets", tmp_path).root) == {
-        "sockets": 2,
-        "offline": [],
-        "smt": "on",
-        "clock_source": "tsc",
-        "idle_states": [
-            {"name": "POLL", "microseconds": 0, "disabled": False},
-            {"name": "C1", "microseconds": 1, "disabled": False},
-            {"name": "C6", "microseconds": 290, "disabled": True},
-        ],
-        "numa_balancing": 1,
-        "transparent_hugepages": "madvise",
-        "swap_bytes": 8388604 << 10,
-        "swap_used_bytes": 1 << 29,
-        "numa_memory": {"0": 1056216640 << 10, "1": 1056913408 << 10},  # node 2 has no processors
-        "virtual": False,
-    }
+    assert processors.read(laid_out("two-sockets", tmp_path).root) == ProcessorSetup(
+        sockets=2,
+        smt="on",
+        clock_source="tsc",
+        idle_states=(IdleState("POLL", 0, False), IdleState("C1", 1, False), IdleState("C6", 290, True)),
+        numa_balancing=1,
+        transparent_hugepages="madvise",
+        swap_bytes=8388604 << 10,
+        swap_used_bytes=1 << 29,
+        numa_memory={"0": 1056216640 << 10, "1": 1056913408 << 10},  # node 2 has no processors
+    )
 
 
 def test_a_system_that_tells_nothing(tmp_path):
     told = processors.read(tmp_path)
     assert [fault for rule in RULES for fault in rule(told)] == []
-    assert (told["clock_source"], told["sockets"], told["swap_bytes"]) == (None, None, None)
-    with pytest.raises(Absent, match="no EDAC driver"):
-        memory.errors(tmp_path)
+    assert (told.clock_source, told.sockets, told.swap_bytes) == (None, None, None)
 
 
 TSC, ONLINE = "current_clocksource\ntsc", "cpu/online\n0-3"
@@ -95,7 +88,7 @@ ERRORS = {
 def test_errors_of_host_memory(tmp_path, name):
     changes, expected = ERRORS[name]
     controllers = memory.errors(laid_out("two-sockets", tmp_path, replaced(*changes)).root)
-    found = recorded_memory_errors(controllers)
+    found = recorded_errors(controllers)
     assert [fault.name for fault in found] == [code for code, _ in expected]
     assert all(where in fault.what for fault, (_, where) in zip(found, expected, strict=True))
 
@@ -105,10 +98,10 @@ def test_errors_that_came_while_a_run_lasted(tmp_path):
     before = memory.errors(laid_out("two-sockets", tmp_path / "before").root)
     few = replaced((CE_OF_L0, "dimm3/dimm_ce_count\n11"), (ALL_CE, "mc1/ce_count\n14"))
     many = replaced((CE_OF_L0, "dimm3/dimm_ce_count\n12"), (ALL_CE, "mc1/ce_count\n15"))
-    assert memory_errors_grown(before, memory.errors(laid_out("two-sockets", tmp_path / "few", few).root), 60) == []
-    (fault,) = memory_errors_grown(before, memory.errors(laid_out("two-sockets", tmp_path / "many", many).root), 60)
+    assert errors_grown(before, memory.errors(laid_out("two-sockets", tmp_path / "few", few).root), 60) == []
+    (fault,) = errors_grown(before, memory.errors(laid_out("two-sockets", tmp_path / "many", many).root), 60)
     assert (fault.name, "11 corrected errors in" in fault.what) == ("host_memory_corrected", True)
-    assert memory_errors_grown([], memory.errors(tmp_path / "many"), 60) == []
+    assert errors_grown([], memory.errors(tmp_path / "many"), 60) == []
 
 
 # The fields of an m6a.metal of AWS: 2 sockets of 48 cores, 192 threads (README of the public repository
@@ -129,17 +122,17 @@ def lay_out(root, sockets, cores, cpuinfo=CPUINFO):
 def test_threads_are_no_cores(tmp_path):
     lay_out(tmp_path, sockets=2, cores=48)
     told = processors.read_model(tmp_path)
-    assert told == {"model": "AMD EPYC 7R13 48-Core Processor", "cores": 96}
+    assert told == Processor("AMD EPYC 7R13 48-Core Processor", 96)
 
 
 def test_a_processor_that_does_not_tell_its_model(tmp_path):
     """As of Arm: it has numbers of its maker and part alone (arch/arm64/kernel/cpuinfo.c)."""
     lay_out(tmp_path, sockets=1, cores=2, cpuinfo="processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n")
-    assert processors.read_model(tmp_path) == {"model": None, "cores": 2}
+    assert processors.read_model(tmp_path) == Processor(None, 2)
 
 
 def test_a_system_that_tells_nothing_of_its_processors(tmp_path):
-    assert processors.read_model(tmp_path) == {"model": None, "cores": None}
+    assert processors.read_model(tmp_path) == Processor()
 
 
 def test_the_firmware_of_a_bmc(tmp_path):
@@ -148,8 +141,3 @@ def test_the_firmware_of_a_bmc(tmp_path):
     file.parent.mkdir(parents=True)
     file.write_text("24.9\n")
     assert bmc.read_firmware(tmp_path) == "24.9"
-
-
-def test_without_a_bmc_nothing_is_told_of_it(tmp_path):
-    with pytest.raises(Absent, match="BMC"):
-        bmc.read_firmware(tmp_path)

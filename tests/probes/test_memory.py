@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from pytest_gpufleet.machine import host
+from pytest_gpufleet.machine import container, processors
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB
@@ -180,8 +180,8 @@ def plant(rank):
         def sched_setaffinity(thread, processors):
             (here.processor,) = processors
 
-    memory.os, memory.host.processors_by_numa_node = System, lambda: NODES
-    memory.host.short_of = lambda processors, memory: ""
+    memory.os, memory.by_numa_node = System, lambda: NODES
+    memory.container.short_of = lambda processors, memory: ""
     memory._rate = lambda *given: RATES[here.processor]
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -200,7 +200,7 @@ from pytest_gpufleet.probes.memory import host_memory_bandwidth
 from pytest_gpufleet.probes import memory
 
 def plant(rank):
-    memory.host.short_of = lambda processors, memory: "the container has the time of 1 processor"
+    memory.container.short_of = lambda processors, memory: "the container has the time of 1 processor"
 
 def test_quota(world):
     world.run(plant)
@@ -247,14 +247,12 @@ def test_healthy_memory_and_that_of_one_node_alone_are_not_missed(values):
     ids=["two nodes", "some without", "part of one", "memory of one", "part of all", "not told"],
 )
 def test_a_numa_node_is_measured_where_this_process_has_all_of_it(tmp_path, monkeypatch, lists, expected):
-    for number, text in lists.items():
-        (tmp_path / f"node{number}").mkdir()
-        (tmp_path / f"node{number}" / "cpulist").write_text(f"{text}\n")
-    (tmp_path / "status").write_text("Mems_allowed:\t7\nMems_allowed_list:\t0-2\n")
-    monkeypatch.setattr(host, "NUMA_NODES", tmp_path)
-    monkeypatch.setattr(host, "STATUS", tmp_path / "status")
-    monkeypatch.setattr(host.os, "sched_getaffinity", lambda process: {0, 1, 2, 4})
-    assert host.processors_by_numa_node() == expected
+    files = {f"sys/devices/system/node/node{number}/cpulist": text for number, text in lists.items()}
+    for name, text in {**files, "proc/self/status": "Mems_allowed:\t7\nMems_allowed_list:\t0-2"}.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    monkeypatch.setattr(processors.os, "sched_getaffinity", lambda process: {0, 1, 2, 4})
+    assert processors.by_numa_node(tmp_path) == expected
 
 
 @pytest.mark.parametrize(
@@ -271,9 +269,9 @@ def test_a_numa_node_is_measured_where_this_process_has_all_of_it(tmp_path, monk
 def test_what_a_container_leaves(tmp_path, monkeypatch, files, told):
     for name, text in files.items():
         (tmp_path / name).write_text(f"{text}\n")
-    monkeypatch.setattr(host, "CGROUP", tmp_path)
-    assert host.short_of(64, 3 << 30).startswith(told)
-    assert bool(host.short_of(64, 3 << 30)) is bool(told)
+    monkeypatch.setattr(container, "CGROUP", tmp_path)
+    assert container.short_of(64, 3 << 30).startswith(told)
+    assert bool(container.short_of(64, 3 << 30)) is bool(told)
 
 
 def test_the_thread_that_failed_tells_why(monkeypatch):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from pytest_gpufleet.verdict.host_rules.part_rules import filled_slots, memory_below_modules, unfit_modules
+from pytest_gpufleet.machine.memory import Module, filled_slots, slower_than_modules, unfit_modules
+from pytest_gpufleet.model import codec
 
 GiB = 1 << 30
 
@@ -10,11 +11,8 @@ GiB = 1 << 30
 def modules(*changes, count=24):
     """As of an m6a.metal of AWS: 24 modules of 32 GB, DDR4-3200 at 2933 MT/s (tests/machine/trees/two-drives.txt);
     `changes`: slot and values."""
-    usual = {"bank": None, "bytes": 32 * GiB, "type": "DDR4", "speed": 3200, "configured_speed": 2933}
-    there = [{**usual, "locator": f"DIMM_{slot}"} for slot in range(count)]
-    for slot, change in changes:
-        there[slot].update(change)
-    return there
+    usual = {"bytes": 32 * GiB, "type": "DDR4", "speed": 3200, "configured_speed": 2933}
+    return tuple(Module(f"DIMM_{slot}", **usual | dict(changes).get(slot, {})) for slot in range(count))
 
 
 EMPTY = {"bytes": 0, "type": None, "configured_speed": None}
@@ -41,7 +39,7 @@ def test_modules(name):
 
 def host(**setup):
     return {
-        "memory_modules": modules(),
+        "memory_modules": codec.plain(modules()),
         "processor_setup": {"virtual": False, "numa_memory": {"0": 384 * GiB, "1": 384 * GiB}} | setup,
     }
 
@@ -59,4 +57,4 @@ def host(**setup):
     ],
 )
 def test_what_modules_carry(figures, facts, codes):
-    assert [fault.name for fault in memory_below_modules(figures, facts)] == codes
+    assert [fault.name for fault in slower_than_modules(figures, facts)] == codes

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from pytest_gpufleet.machine import disks, memory
-from pytest_gpufleet.machine.host import firmware
+from pytest_gpufleet.machine.host import read_dmi
 from pytest_gpufleet.machine.network_ports import ports_of
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.machine import Machine, Order
 from pytest_gpufleet.model.place import THIS_NODE
@@ -85,9 +86,9 @@ def machine(tmp_path) -> Machine:
     host = {
         **here.host,
         "memory_bytes": int(31.2 * 2**30),
-        "dmi": firmware(root),
-        "memory_modules": memory.modules(root),
-        "nvme": disks.read_nvme(root),
+        "dmi": codec.plain(read_dmi(root)),
+        "memory_modules": codec.plain(memory.modules(root)),
+        "nvme": codec.plain(disks.read_nvme(root)),
         "processor": {"model": "Intel(R) Xeon(R) Platinum 8480C", "cores": 112},
         "processor_setup": {"sockets": 2},
         "bmc_firmware": "24.9",

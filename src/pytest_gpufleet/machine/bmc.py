@@ -1,111 +1,310 @@
-"""What the baseboard management controller (BMC) tells: its event log, power supplies, fans and temperatures.
+"""The baseboard management controller (BMC): its event log, power supplies, fans and temperatures, and what is wrong
+with them.
 
 By ipmitool, over the interface that the BMC has to its own host. Redfish would need the BMC's address and an account of
 it, and is left out. What ipmitool prints for people is parsed: its `-c` quotes nothing, and has other columns for each
-kind of sensor. `sdr type` and `sel elist` print the same in 1.8.18 and 1.8.19, but for dates (lib/ipmi_sel.c).
+kind of sensor. `sdr type` and `sel elist` print the same in 1.8.18 and 1.8.19, but for dates (lib/ipmi_sel.c). States
+and events are those of IPMI 2.0, section 42, as ipmitool words them (include/ipmitool/ipmi_sel.h).
 """
 
 import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from pytest_gpufleet.machine import tools
+from pytest_gpufleet.machine.container import why_missing
 from pytest_gpufleet.machine.host_fact import HostFact
 from pytest_gpufleet.machine.tools import AS_ROOT, Absent, RunTool, Unreadable, output
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.grouping import grouped
+from pytest_gpufleet.model.place import THIS_NODE
 
 
-def read_firmware(root: Path = Path("/")) -> str:
-    """Its version, as "24.9": the driver writes the part behind the point in hexadecimal
-    (drivers/char/ipmi/ipmi_msghandler.c, firmware_revision_show). Absent where no driver has found one."""
-    found = sorted((root / "sys/devices/platform").glob("ipmi_bmc.*/firmware_revision"))
-    versions = [told for path in found if (told := tools.text(path))]
-    if not versions:
-        raise Absent(
-            "no BMC answers the kernel of this system: load ipmi_si, or ask on the host of the VM or container"
-        )
-    return versions[0]
+class Sensor(msgspec.Struct, frozen=True):
+    """`entity`: IPMI's kind of part and its number ("10.1"). `status`: ok, ns for one without a reading, else the
+    threshold that is passed: lnc, lcr, lnr, unc, ucr, unr. `reading`: "4680 RPM", or states like "Presence detected,
+    Failure detected"."""
+
+    name: str
+    entity: str
+    status: str
+    reading: str
+
+    def __str__(self) -> str:
+        """With the part that it is of, since some vendors call all of them "Status"."""
+        return f"{self.name} ({self.entity})"
+
+
+class LoggedEvent(msgspec.Struct, frozen=True):
+    """`day`: None where the BMC did not know the time. `sensor`: with its type in front."""
+
+    id: str
+    at: str
+    day: str | None
+    sensor: str
+    what: str
+    asserted: bool
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        return self.sensor, self.what
+
+
+class EventLog(msgspec.Struct, frozen=True):
+    """`today`: by the BMC's clock. `events`: the newest, oldest first."""
+
+    today: str | None
+    full: bool
+    events: tuple[LoggedEvent, ...]
+
+
+class Bmc(msgspec.Struct, frozen=True):
+    """`log`: None if it cannot be read, and `log_unreadable` says why."""
+
+    power: tuple[Sensor, ...] = ()
+    fans: tuple[Sensor, ...] = ()
+    temperatures: tuple[Sensor, ...] = ()
+    log: EventLog | None = None
+    log_unreadable: str = msgspec.field(name="log_untold", default="")
 
 
 # Where ipmitool looks for the kernel's interface (src/plugins/open/open.c).
 DEVICES = ("dev/ipmi0", "dev/ipmi/0", "dev/ipmidev/0")
-# By part, the types of sensors as `ipmitool sdr type list` has them. Redundancy is of one or the other type.
-SENSORS = {"power": ("Power Supply", "Power Unit"), "fans": ("Fan",), "temperatures": ("Temperature",)}
+# The types of sensors as `ipmitool sdr type list` has them. Redundancy is of one or the other type.
+POWER, FANS, TEMPERATURES = ("Power Supply", "Power Unit"), ("Fan",), ("Temperature",)
 # ipmitool walks the whole log to its last entries, some milliseconds for each, and a log may have thousands.
 NEWEST, LOG_SECONDS = 200, 60.0
 # 1.8.18 writes four digits of the year, 1.8.19 as the locale does, which is C here.
 DATES = ("%m/%d/%Y", "%m/%d/%y")
+VIRTUAL = "a virtual machine has no BMC"
+DRIVERS = "modprobe -a ipmi_si ipmi_devintf"
 
 
-def read(root: Path = Path("/"), run: RunTool = output) -> dict[str, Any]:
-    """`power`, `fans`, `temperatures`: of each sensor `name`, `entity` ("10.1": IPMI's kind of part and its number),
-    `status` (ok, ns for one that tells nothing, else the threshold that is passed: lnc, lcr, lnr, unc, ucr, unr) and
-    `reading` ("4680 RPM", or states: "Presence detected, Failure detected").
-
-    `log`: `today` by the BMC's clock, whether it is `full`, and the newest `events`, oldest first: `id`, `at` as told,
-    `day` (None where the BMC did not know the time), `sensor` with its type in front, `what`, `asserted`. None if it
-    cannot be read, with `log_untold` saying why. Absent without a BMC, Unreadable without rights.
-    """
+def read(root: Path = Path("/"), run: RunTool = output) -> Bmc:
     devices = [root / device for device in DEVICES if (root / device).exists()]
     if not devices:
-        raise Absent("there is no /dev/ipmi0: a virtual machine has no BMC, and a server needs ipmi_devintf loaded")
+        raise _without(root, "there is no /dev/ipmi0")
     if not os.access(devices[0], os.R_OK | os.W_OK):
         raise Unreadable("only root may ask the BMC, by /dev/ipmi0", AS_ROOT)
-    told: dict[str, Any] = {
-        part: [sensor for kind in kinds for sensor in _sensors(run("ipmitool", "sdr", "type", kind))]
-        for part, kinds in SENSORS.items()
-    }
+    power, fans, temperatures = (
+        tuple(sensor for kind in kinds for sensor in _sensors(run("ipmitool", "sdr", "type", kind)))
+        for kinds in (POWER, FANS, TEMPERATURES)
+    )
     try:
-        return {**told, "log": _log(run), "log_untold": ""}
+        return Bmc(power, fans, temperatures, _log(run))
     except Unreadable as why:
-        return {**told, "log": None, "log_untold": str(why)}
+        return Bmc(power, fans, temperatures, None, str(why))
 
 
-def _sensors(printed: str) -> list[dict[str, str]]:
+def read_firmware(root: Path = Path("/")) -> str:
+    """Its version, as "24.9": the driver writes the part behind the point in hexadecimal
+    (drivers/char/ipmi/ipmi_msghandler.c, firmware_revision_show)."""
+    found = sorted((root / "sys/devices/platform").glob("ipmi_bmc.*/firmware_revision"))
+    if versions := [version for path in found if (version := tools.text(path))]:
+        return versions[0]
+    raise _without(root, "no BMC answers the kernel of this system")
+
+
+def _without(root: Path, why: str) -> Absent | Unreadable:
+    """SMBIOS lists the interface of a BMC as type 38 (DMTF DSP0134, 7.39)."""
+    entries = root / "sys/firmware/dmi/entries"
+    if any(entries.glob("*")) and not any(entries.glob("38-*")):
+        return Absent("the firmware lists no BMC (SMBIOS type 38)")
+    return why_missing(root, VIRTUAL, why, DRIVERS)
+
+
+def _sensors(printed: str) -> Iterator[Sensor]:
     """Of lines like "PSU1 Status | E0h | ok | 10.1 | Presence detected"."""
-    return [
-        {"name": name, "entity": entity, "status": status, "reading": reading}
-        for name, _, status, entity, reading in (row for row in _rows(printed, "|") if len(row) == 5)
-    ]
+    for name, _, status, entity, reading in (row for row in _rows(printed, "|") if len(row) == 5):
+        yield Sensor(name, entity, status, reading)
 
 
 def _rows(printed: str, between: str) -> list[list[str]]:
     return [[field.strip() for field in line.split(between)] for line in printed.splitlines()]
 
 
-def _log(run: RunTool) -> dict[str, Any]:
-    told = {row[0]: row[1] for row in _rows(run("ipmitool", "sel", "info"), ":") if len(row) == 2}
-    full = told.get("Overflow") == "true" or told.get("Percent Used") == "100%"
+def _log(run: RunTool) -> EventLog:
+    about = {row[0]: row[1] for row in _rows(run("ipmitool", "sel", "info"), ":") if len(row) == 2}
+    full = about.get("Overflow") == "true" or about.get("Percent Used") == "100%"
     printed = run("ipmitool", "sel", "elist", "last", str(NEWEST), seconds=LOG_SECONDS)
     clock = run("ipmitool", "sel", "time", "get").split()
-    return {"today": _day(clock[0]) if clock else None, "full": full, "events": _events(printed)}
+    return EventLog(_day(clock[0]) if clock else None, full, tuple(_events(printed)))
 
 
-def _events(printed: str) -> list[dict[str, Any]]:
+def _events(printed: str) -> Iterator[LoggedEvent]:
     """Of lines like "7 | 09/08/2021 | 06:34:15 | Power Supply #0x3b | Failure detected | Asserted", behind which a
     reading may stand. Records of vendors have fewer columns and are left out."""
-    return [
-        {
-            "id": row[0],
-            "at": f"{row[1]} {row[2]}",
-            "day": _day(row[1]),
-            "sensor": row[3],
-            "what": row[4],
-            "asserted": row[5] == "Asserted",
-        }
-        for row in _rows(printed, "|")
-        if len(row) >= 6 and row[5] in ("Asserted", "Deasserted")
-    ]
+    for row in _rows(printed, "|"):
+        if len(row) >= 6 and row[5] in ("Asserted", "Deasserted"):
+            yield LoggedEvent(row[0], f"{row[1]} {row[2]}", _day(row[1]), row[3], row[4], row[5] == "Asserted")
 
 
-def _day(told: str) -> str | None:
+def _day(written: str) -> str | None:
     """As ISO 8601 has it; None for "Pre-Init" and the like."""
     for form in DATES:
         with suppress(ValueError):
-            return datetime.strptime(told, form).date().isoformat()
+            return datetime.strptime(written, form).date().isoformat()
     return None
 
 
 BMC_FIRMWARE = HostFact("bmc_firmware", str, read_firmware)
-BMC = HostFact("bmc", dict[str, Any], read, subject="bmc", on_request=True)
+BMC = HostFact("bmc", Bmc, read, subject="bmc", on_request=True)
+
+# How far back the log speaks against a machine, in days by the BMC's own clock: a machine is put together, burnt in and
+# delivered within some weeks. What is older was there in a life before, and belongs into the papers of a repair.
+LOG_DAYS = 30
+
+# A sensor beyond its critical or non-recoverable threshold. Beyond the non-critical ones a BMC only warns.
+CRITICAL = ("lcr", "lnr", "ucr", "unr", "cr", "nr")
+SUPPLY_STATES = (
+    "Failure detected", "Predictive failure", "Power Supply AC lost", "AC lost or out-of-range",
+    "AC out-of-range, but present", "Config Error", "Soft-power control failure",
+)  # fmt: skip
+NOT_REDUNDANT = ("Redundancy Lost", "Redundancy Degraded", "Non-Redundant")
+WORN = ("Transition to Critical", "Transition to Non-recoverable", "Predictive Failure Asserted", "Install Error")
+# The air that comes in: kinds of parts 37h and 40h (IPMI 2.0, table 43-13), or by what vendors call it. Power supplies
+# (0Ah) have inlets of their own.
+INLET, INLET_ENTITIES, SUPPLY_ENTITY = re.compile("inlet|ambient|intake", re.IGNORECASE), ("55", "64"), "10"
+
+# Events by the type of their sensor and how they begin: their fault, and whether they speak against a machine later
+# too. Mains that were lost, fans and temperatures do so only if it is now: a machine is moved and unplugged.
+LOGGED = {
+    ("Memory", "Uncorrectable ECC"): ("bmc_memory_error", True),
+    ("Memory", "Parity"): ("bmc_memory_error", True),
+    ("Memory", "Critical Overtemperature"): ("bmc_cooling_error", True),
+    ("Processor", "IERR"): ("bmc_processor_error", True),
+    ("Processor", "Thermal Trip"): ("bmc_cooling_error", True),
+    ("Processor", "Uncorrectable machine check exception"): ("bmc_processor_error", True),
+    ("Processor", "SM BIOS Uncorrectable CPU-complex Error"): ("bmc_processor_error", True),
+    ("Chip Set", "Thermal Trip"): ("bmc_cooling_error", True),
+    ("Critical Interrupt", "Bus Fatal Error"): ("bmc_bus_error", True),
+    ("Critical Interrupt", "Bus Uncorrectable error"): ("bmc_bus_error", True),
+    ("Critical Interrupt", "PCI SERR"): ("bmc_bus_error", True),
+    ("Critical Interrupt", "Fatal NMI"): ("bmc_bus_error", True),
+    ("Power Supply", "Failure detected"): ("bmc_power_error", True),
+    ("Power Supply", "Predictive failure"): ("bmc_power_error", True),
+    ("Power Unit", "Failure detected"): ("bmc_power_error", True),
+    ("Power Supply", "Power Supply AC lost"): ("bmc_power_error", False),
+    ("Power Supply", "AC lost or out-of-range"): ("bmc_power_error", False),
+    ("Power Supply", "Redundancy Lost"): ("bmc_power_error", False),
+    ("Power Unit", "Redundancy Lost"): ("bmc_power_error", False),
+    ("Fan", "Lower Critical going low"): ("bmc_cooling_error", False),
+    ("Fan", "Lower Non-recoverable going low"): ("bmc_cooling_error", False),
+    ("Temperature", "Upper Critical going high"): ("bmc_cooling_error", False),
+    ("Temperature", "Upper Non-recoverable going high"): ("bmc_cooling_error", False),
+}
+PRESENT, CLEARED = "Presence detected", "Log area reset/cleared"
+
+
+def failed_supplies(found: Bmc) -> list[Fault]:
+    """Power supplies that fail or have no mains, and redundancy that is lost. A bay that is empty shows in redundancy:
+    a sensor without reading (ns) may be of a bay that no supply was bought for."""
+    return [
+        *_faults(
+            "power_supply_failed", found.power, lambda sensor: [*_passed(sensor), *_states(sensor, SUPPLY_STATES)]
+        ),
+        *_faults("power_not_redundant", found.power, lambda sensor: _states(sensor, NOT_REDUNDANT)),
+    ]
+
+
+def failed_fans(found: Bmc) -> list[Fault]:
+    """Fans that turn too slowly, by the BMC's own thresholds, or fail. One that has no reading is not plugged in."""
+    states = (*WORN, *NOT_REDUNDANT)
+    return _faults("fan_failed", found.fans, lambda sensor: [*_passed(sensor), *_states(sensor, states)])
+
+
+def high_temperatures(found: Bmc) -> list[Fault]:
+    """Air that comes in beyond any of the BMC's own thresholds for it, and parts beyond their critical ones."""
+    inlets = [sensor for sensor in found.temperatures if is_inlet(sensor)]
+    others = [sensor for sensor in found.temperatures if not is_inlet(sensor)]
+    return [
+        *_faults("inlet_temperature", inlets, lambda sensor: _passed(sensor, (*CRITICAL, "unc", "lnc", "nc"))),
+        *_faults("component_temperature", others, lambda sensor: [*_passed(sensor), *_states(sensor, WORN)]),
+    ]
+
+
+def is_inlet(sensor: Sensor) -> bool:
+    kind = sensor.entity.partition(".")[0]
+    return kind in INLET_ENTITIES or (kind != SUPPLY_ENTITY and INLET.search(sensor.name) is not None)
+
+
+def _faults(code: str, sensors: Iterable[Sensor], wrong: Callable[[Sensor], list[str]]) -> list[Fault]:
+    return [Fault(code, (THIS_NODE,), f"{sensor}: {what}") for sensor in sensors for what in wrong(sensor)]
+
+
+def _passed(sensor: Sensor, statuses: Sequence[str] = CRITICAL) -> list[str]:
+    return [f"{sensor.reading}, beyond the BMC's threshold {sensor.status}"] if sensor.status in statuses else []
+
+
+def _states(sensor: Sensor, kinds: tuple[str, ...]) -> list[str]:
+    """Those of its states that are of these kinds."""
+    return [state for state in sensor.reading.split(", ") if state.startswith(kinds)]
+
+
+def logged_errors(log: EventLog) -> list[Fault]:
+    """What the BMC's log says against a machine: errors of the last LOG_DAYS that did not go away again."""
+    errors, over, day = [], set(), None
+    for event in reversed(log.events):
+        day = event.day or day  # one that the BMC had no time for: before the next that has a day
+        if not event.asserted:
+            over.add(event.kind)
+        elif event.kind not in over and _code(event, lasting=True) and _recent(day, log.today):
+            errors.append(event)
+    return _summed_up(reversed(errors))
+
+
+def logged_since(before: EventLog, now: EventLog) -> list[Fault]:
+    """What the BMC has logged between two readings, also where it went away again since."""
+    return _summed_up(event for event in _new(before, now) if event.asserted and _code(event))
+
+
+def log_full(log: EventLog) -> list[Fault]:
+    """That the log has no room: nearly all BMCs take no more events then, and some write over their oldest ones. It is
+    so of many machines that are sound, so it speaks against none."""
+    if not log.full:
+        return []
+    last = f"its last entry is of {log.events[-1].at}" if log.events else "none of its entries can be read"
+    return [Fault("bmc_log_full", (THIS_NODE,), f"{last}, and it may have taken none since: save and clear it")]
+
+
+def cleared_since(before: EventLog, now: EventLog) -> bool:
+    """Whether somebody has cleared the log between two readings, and with it what it would have shown."""
+    return any(event.what == CLEARED for event in _new(before, now))
+
+
+def supplies_lost(before: Bmc, now: Bmc) -> list[Fault]:
+    """Power supplies that were there and had a reading, and no longer have."""
+    there = {str(sensor) for sensor in now.power if PRESENT in sensor.reading}
+    gone = [sensor for sensor in before.power if PRESENT in sensor.reading and str(sensor) not in there]
+    return [Fault("power_supply_failed", (THIS_NODE,), f"{sensor}: it is gone") for sensor in gone]
+
+
+def _new(before: EventLog, now: EventLog) -> Iterator[LoggedEvent]:
+    return (event for event in now.events if event not in before.events)
+
+
+def _code(event: LoggedEvent, lasting: bool = False) -> str:
+    """The code of its fault; "" if it speaks against nothing."""
+    for (sensor, what), (code, lasts) in LOGGED.items():
+        if event.sensor.startswith(sensor) and event.what.startswith(what) and (lasts or not lasting):
+            return code
+    return ""
+
+
+def _recent(day: str | None, today: str | None) -> bool:
+    """Also where nobody knows."""
+    return not day or not today or (date.fromisoformat(today) - date.fromisoformat(day)).days <= LOG_DAYS
+
+
+def _summed_up(events: Iterable[LoggedEvent]) -> list[Fault]:
+    """A fault for each kind of event of each sensor."""
+    faults = []
+    for (sensor, what), found in grouped((event.kind, event) for event in events).items():
+        times = "once" if len(found) == 1 else f"{len(found)} times, the last"
+        faults.append(Fault(_code(found[-1]), (THIS_NODE,), f"{sensor}: {what}, {times}, on {found[-1].at}"))
+    return faults

@@ -1,152 +1,233 @@
-"""What drives say of their own health, by smartctl or nvme."""
+"""The drives of the host: what the kernel shows of them, what they say of their own health by smartctl or nvme, and
+what is wrong with them."""
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.machine import tools
+from pytest_gpufleet.machine.container import hides_host, in_container
 from pytest_gpufleet.machine.host_fact import HostFact
-from pytest_gpufleet.machine.tools import Absent, NoAnswer, RunTool, Unreadable, output
+from pytest_gpufleet.machine.tools import AS_ROOT, Absent, NoAnswer, RunTool, Unreadable, output
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.place import THIS_NODE
 
 SECTOR = 512  # what a block device's `size` counts in, whatever the drive's own sectors are (block/genhd.c)
 # nvme0n1, and nvme0c0n1 where the kernel sees a drive over several ways: drivers/nvme/host/core.c
 NAMESPACE = re.compile(r"nvme\d+(c\d+)?n\d+")
 
 
-def read_nvme(root: Path = Path("/")) -> list[dict[str, Any]]:
-    """Of each drive its `name` ("nvme0"), `model`, `serial`, `firmware`, `state` ("live"), `transport` ("pcie", or by
-    which network it is reached), `address` on the PCI bus, `bytes` (all its namespaces together, None if it has none),
-    `namespaces` (bytes by name), and `lanes` and `speed` (GT/s) of its PCIe link, None where the system does not tell.
-    An empty list where there is none."""
-    return [_drive(drive) for drive in sorted((root / "sys/class/nvme").glob("nvme*"), key=_instance)]
+@dataclass(frozen=True)
+class Drive:
+    """`name`: "nvme0". `transport`: "pcie", or by which network it is reached. `bytes`: of all its `namespaces`
+    together, None if it has none. `lanes` and `speed` (GT/s): of its PCIe link. None: the system does not say."""
+
+    name: str
+    model: str | None = None
+    serial: str | None = None
+    firmware: str | None = None
+    state: str | None = None
+    transport: str | None = None
+    address: str | None = None
+    bytes: int | None = None
+    namespaces: dict[str, int] = field(default_factory=dict)
+    lanes: float | None = None
+    speed: float | None = None
 
 
-def _instance(drive: Path) -> int:
-    return int(re.sub(r"\D", "", drive.name) or 0)
+def read_nvme(root: Path = Path("/")) -> tuple[Drive, ...]:
+    folders = sorted((root / "sys/class/nvme").glob("nvme*"), key=lambda each: int(re.sub(r"\D", "", each.name) or 0))
+    return tuple(map(_drive, folders))
 
 
-def _drive(drive: Path) -> dict[str, Any]:
-    spaces = {
-        each.name: tools.number(each / "size") for each in sorted(drive.iterdir()) if NAMESPACE.fullmatch(each.name)
-    }
-    sizes = {name: int(size) * SECTOR for name, size in spaces.items() if size is not None}
-    return {
-        "name": drive.name,
-        "model": tools.text(drive / "model"),
-        "serial": tools.text(drive / "serial"),
-        "firmware": tools.text(drive / "firmware_rev"),
-        "state": tools.text(drive / "state"),
-        "transport": tools.text(drive / "transport"),
-        "address": tools.text(drive / "address"),
-        "bytes": sum(sizes.values()) if sizes else None,
-        "namespaces": sizes,
-        "lanes": tools.number(drive / "device/current_link_width"),
-        "speed": tools.number(drive / "device/current_link_speed"),
-    }
+def _drive(drive: Path) -> Drive:
+    spaces = (each for each in sorted(drive.iterdir()) if NAMESPACE.fullmatch(each.name))
+    sizes = {each.name: size * SECTOR for each in spaces if (size := tools.whole(each / "size")) is not None}
+    return Drive(
+        drive.name,
+        model=tools.text(drive / "model"),
+        serial=tools.text(drive / "serial"),
+        firmware=tools.text(drive / "firmware_rev"),
+        state=tools.text(drive / "state"),
+        transport=tools.text(drive / "transport"),
+        address=tools.text(drive / "address"),
+        bytes=sum(sizes.values()) if sizes else None,
+        namespaces=sizes,
+        lanes=tools.number(drive / "device/current_link_width"),
+        speed=tools.number(drive / "device/current_link_speed"),
+    )
+
+
+@dataclass(frozen=True)
+class DriveHealth:
+    """What a drive ("nvme0", "sda") says of itself. `passed`: whether it calls itself healthy. What its kind counts: of
+    NVMe `critical_warning` (bits), `spare` and `spare_threshold` in %, `used` (% of the writes that it was made for),
+    `media_errors`, `unsafe_shutdowns`; of SATA `reallocated`, `pending` and `uncorrectable` sectors. `silent`: why it
+    could not be asked."""
+
+    device: str
+    model: str | None = None
+    passed: bool | None = None
+    rotating: bool = False
+    celsius: float | None = None
+    critical_warning: int | None = None
+    spare: float | None = None
+    spare_threshold: float | None = None
+    used: float | None = None
+    media_errors: int | None = None
+    unsafe_shutdowns: int | None = None
+    reallocated: int | None = None
+    pending: int | None = None
+    uncorrectable: int | None = None
+    silent: str = ""
 
 
 # smartctl(8): its status is a mask, of which the first two bits say that it could not ask the drive.
 ANY_STATUS, NOT_ASKED = tuple(range(256)), 0b11
+DENIED = re.compile("permission denied|operation not permitted", re.IGNORECASE)
 KELVIN = 273
 # ACS-4 and the attributes that all makers have under these numbers (smartctl's drivedb.h, DEFAULT).
-ATA = {"reallocated": 5, "pending": 197, "uncorrectable": 198}
+REALLOCATED, PENDING, UNCORRECTABLE = 5, 197, 198
 
 
-def read(root: Path = Path("/"), run: RunTool = output) -> list[dict[str, Any]]:
-    """Of each drive that could be asked its `device` ("nvme0", "sda"), `model`, whether it calls itself healthy
-    (`passed`), whether it is `rotating`, and what its kind counts: of NVMe `critical_warning` (bits), `spare` and
-    `spare_threshold` in %, `used` (% of the writes that it was made for), `media_errors`, `unsafe_shutdowns`; of SATA
-    `reallocated`, `pending` and `uncorrectable` sectors; of all `celsius`; of one that did not answer in time only
-    `silent`, in words. Absent without a drive, Unreadable where none could be asked, with the reason of the first."""
-    drives = [
-        each for each in sorted((root / "sys/class/nvme").glob("nvme*")) if tools.text(each / "transport") == "pcie"
-    ]
+def read_health(root: Path = Path("/"), run: RunTool = output) -> tuple[DriveHealth, ...]:
+    """Of each NVMe drive in this machine, and of each SATA and SAS drive that is not removable."""
+    drives = [each for each in read_nvme(root) if each.transport == "pcie"]
     disks = [each for each in sorted((root / "sys/block").glob("sd*")) if tools.text(each / "removable") == "0"]
-    names = [each.name for each in (*drives, *disks)]
+    names = [*(each.name for each in drives), *(each.name for each in disks)]
     if not names:
         raise Absent("this system shows no drive of its own")
-    told, why = [], []
+    found, reasons = [], []
     for name in names:
         try:
-            told.append({"device": name, **_asked(name, run)})
-        except NoAnswer as reason:
-            told.append({"device": name, "silent": f"{name}: {reason}"})
-        except Unreadable as reason:
-            why.append(str(reason))
-    if not told:
-        raise Unreadable(
-            f"no drive could be asked: {why[0]}", "install smartmontools or nvme-cli, and run as root (sudo)"
-        )
-    return told
+            found.append(_asked(name, run))
+        except Unreadable as why:
+            reasons.append(why)
+            found.append(DriveHealth(name, silent=f"{name}: {why}"))
+    if len(reasons) == len(found) and not any(isinstance(why, NoAnswer) for why in reasons):
+        if in_container(root) and not any((root / "dev" / name).exists() for name in names):
+            raise hides_host()
+        raise Unreadable(f"no drive could be asked: {reasons[0].why}", reasons[0].remedy)
+    return tuple(found)
 
 
-def _asked(name: str, run: RunTool) -> dict[str, Any]:
+def _asked(name: str, run: RunTool) -> DriveHealth:
     try:
         return _by_smartctl(name, run)
     except NoAnswer:
         raise
-    except Unreadable:
+    except Unreadable as why:
         if not name.startswith("nvme"):
             raise
-        return _by_nvme(name, run)
+        try:
+            return _by_nvme(name, run)
+        except NoAnswer:
+            raise
+        except Unreadable:
+            raise why from None
 
 
-def _by_smartctl(name: str, run: RunTool) -> dict[str, Any]:
-    said = _json("smartctl", run("smartctl", "--json=c", "-a", f"/dev/{name}", statuses=ANY_STATUS))
-    about = said.get("smartctl", {})
+def _by_smartctl(name: str, run: RunTool) -> DriveHealth:
+    printed = _json("smartctl", run("smartctl", "--json=c", "-a", f"/dev/{name}", statuses=ANY_STATUS))
+    about = printed.get("smartctl", {})
     if about.get("exit_status", 0) & NOT_ASKED:
-        messages = [str(each.get("string")) for each in about.get("messages", ())]
-        raise Unreadable(f"smartctl could not ask {name}: {'; '.join(messages) or 'it does not say why'}")
-    log = said.get("nvme_smart_health_information_log", {})
+        why = "; ".join(str(each.get("string")) for each in about.get("messages", ())) or "it does not say why"
+        raise Unreadable(f"smartctl could not ask {name} ({why})", AS_ROOT if DENIED.search(why) else "")
+    log = printed.get("nvme_smart_health_information_log", {})
     table = {
         each.get("id"): each.get("raw", {}).get("value")
-        for each in said.get("ata_smart_attributes", {}).get("table", ())
+        for each in printed.get("ata_smart_attributes", {}).get("table", ())
     }
-    return {
-        "model": said.get("model_name"),
-        "passed": said.get("smart_status", {}).get("passed"),
-        "rotating": bool(said.get("rotation_rate")),
-        "celsius": said.get("temperature", {}).get("current"),
-        "critical_warning": log.get("critical_warning"),
-        "spare": log.get("available_spare"),
-        "spare_threshold": log.get("available_spare_threshold"),
-        "used": log.get("percentage_used"),
-        "media_errors": log.get("media_errors"),
-        "unsafe_shutdowns": log.get("unsafe_shutdowns"),
-        **{what: table.get(number) for what, number in ATA.items()},
-    }
+    return DriveHealth(
+        name,
+        model=printed.get("model_name"),
+        passed=printed.get("smart_status", {}).get("passed"),
+        rotating=bool(printed.get("rotation_rate")),
+        celsius=printed.get("temperature", {}).get("current"),
+        critical_warning=log.get("critical_warning"),
+        spare=log.get("available_spare"),
+        spare_threshold=log.get("available_spare_threshold"),
+        used=log.get("percentage_used"),
+        media_errors=log.get("media_errors"),
+        unsafe_shutdowns=log.get("unsafe_shutdowns"),
+        reallocated=table.get(REALLOCATED),
+        pending=table.get(PENDING),
+        uncorrectable=table.get(UNCORRECTABLE),
+    )
 
 
-def _by_nvme(name: str, run: RunTool) -> dict[str, Any]:
+def _by_nvme(name: str, run: RunTool) -> DriveHealth:
     """nvme-smart-log(1): the temperature is in K, and later versions take the warnings apart."""
-    said = _json("nvme", run("nvme", "smart-log", f"/dev/{name}", "-o", "json"))
-    warning, kelvin = said.get("critical_warning"), said.get("temperature")
-    return {
-        "model": None,
-        "passed": None,
-        "rotating": False,
-        "celsius": None if kelvin is None else kelvin - KELVIN,
-        "critical_warning": warning.get("value") if isinstance(warning, Mapping) else warning,
-        "spare": said.get("avail_spare"),
-        "spare_threshold": said.get("spare_thresh"),
-        "used": said.get("percent_used"),
-        "media_errors": said.get("media_errors"),
-        "unsafe_shutdowns": said.get("unsafe_shutdowns"),
-        **dict.fromkeys(ATA),
-    }
+    printed = _json("nvme", run("nvme", "smart-log", f"/dev/{name}", "-o", "json"))
+    warning, kelvin = printed.get("critical_warning"), printed.get("temperature")
+    return DriveHealth(
+        name,
+        celsius=None if kelvin is None else kelvin - KELVIN,
+        critical_warning=warning.get("value") if isinstance(warning, Mapping) else warning,
+        spare=printed.get("avail_spare"),
+        spare_threshold=printed.get("spare_thresh"),
+        used=printed.get("percent_used"),
+        media_errors=printed.get("media_errors"),
+        unsafe_shutdowns=printed.get("unsafe_shutdowns"),
+    )
 
 
 def _json(program: str, text: str) -> dict[str, Any]:
     try:
-        said = json.loads(text)
+        document = json.loads(text)
     except ValueError:
         raise Unreadable(f"{program} printed no JSON: it is older than its option for it") from None
-    if not isinstance(said, dict):
+    if not isinstance(document, dict):
         raise Unreadable(f"{program} printed something else than it is known for")
-    return said
+    return document
 
 
-NVME = HostFact("nvme", list[dict[str, Any]], read_nvme)
-DISK_HEALTH = HostFact("disk_health", list[dict[str, Any]], read, subject="disks", on_request=True)
+NVME = HostFact("nvme", tuple[Drive, ...], read_nvme)
+DISK_HEALTH = HostFact("disk_health", tuple[DriveHealth, ...], read_health, subject="disks", on_request=True)
+
+# NVM Express Base Specification, SMART / Health Information, Critical Warning. Bit 1 is for its temperature.
+HOT = 1 << 1
+WORN = 1 << 2
+WARNINGS = {
+    1 << 0: "its spare blocks are below its own threshold",
+    WORN: "its reliability is degraded",
+    1 << 3: "it can only be read",
+    1 << 4: "the backup of its volatile memory failed",
+    1 << 5: "its persistent memory region is unreliable",
+}
+USED_UP = 100  # % of the writes that the maker expects it to last for, as the same log counts them
+
+
+def failing_drives(drives: Iterable[DriveHealth]) -> list[Fault]:
+    """By what drives say of themselves. Many unsafe shutdowns, or a few per cent of wear, are no fault."""
+    return [
+        Fault(code, (THIS_NODE,), f"{drive.device}{f' ({drive.model})' if drive.model else ''}: {what}")
+        for drive in drives
+        for code, what in _wrong_with(drive)
+    ]
+
+
+def _wrong_with(drive: DriveHealth) -> Iterator[tuple[str, str]]:
+    warning, used = drive.critical_warning or 0, drive.used or 0
+    if worn := used >= USED_UP:
+        yield "drive_worn", f"{used:g} % of the writes that it was made for are used"
+        warning &= ~WORN  # which is what some makers mean by it: smartmontools issue 537
+    for bit, what in WARNINGS.items():
+        if warning & bit:
+            yield "drive_failing", what
+    if warning & HOT:
+        yield "drive_too_hot", f"{drive.celsius or 0:g} °C are outside its own limits"
+    if drive.passed is False and not warning and not worn:
+        yield "drive_failing", "its own test of its health (SMART) failed"
+    # Of SSDs the blocks that were replaced are left out: makers count other things there.
+    for count, what in (
+        (drive.media_errors, "errors of its medium"),
+        (drive.pending, "sectors that it cannot read now"),
+        (drive.uncorrectable, "sectors that it could not correct"),
+        (drive.reallocated if drive.rotating else 0, "sectors that it had to replace"),
+    ):
+        if count:
+            yield "drive_errors", f"{count:,} {what}"

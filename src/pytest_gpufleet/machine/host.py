@@ -1,18 +1,18 @@
-"""What the host around the GPUs is like: limits, memory, processor, network ports."""
+"""The facts of the host around the GPUs, one table of them all, and how they are read for evidence."""
 
 import os
 import platform
-import re
-import resource
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.machine import (
     acs,
     bmc,
+    container,
+    dcgm,
     disks,
     gpudirect,
     memory,
@@ -30,93 +30,16 @@ from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.gpu import Missing
 from pytest_gpufleet.redaction import one_line, throughout
 
-# Names of processes, hosts, drives and memory modules are what somebody chose: all facts are made one clean line each.
-
 
 def own_name() -> str:
     """Of this host, as it calls itself."""
     return one_line(socket.gethostname())
 
 
-CAP_IPC_LOCK = 14  # linux/capability.h
-
-
-def _shared_memory() -> int:
-    state = os.statvfs("/dev/shm")
-    return state.f_blocks * state.f_frsize
-
-
-def _limit(which: int, hard: bool = False) -> int | str:
-    limit = resource.getrlimit(which)[hard]
-    return "unlimited" if limit == resource.RLIM_INFINITY else limit
-
-
-def _locked_memory() -> int | str:
-    """The limit of RLIMIT_MEMLOCK, which does not bind a process with CAP_IPC_LOCK, as root on bare metal has it."""
-    capabilities = re.search(r"^CapEff:\s*(\w+)", _text("/proc/self/status"), re.MULTILINE)
-    if capabilities and int(capabilities[1], 16) >> CAP_IPC_LOCK & 1:
-        return "unlimited"
-    return _limit(resource.RLIMIT_MEMLOCK)
-
-
-def _text(path: str | Path) -> str:
-    return Path(path).read_text().strip()
-
-
-def _governor() -> str:
-    try:
-        return _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
-    except FileNotFoundError:
-        why = "this system leaves the clock of its processors to the BIOS, or to the host of the virtual machine"
-        raise Absent(why) from None
-
-
-def _energy_preference() -> str:
-    return _text("/sys/devices/system/cpu/cpu0/cpufreq/energy_performance_preference")
-
-
 def _fabric_manager() -> bool:
     """Whether nvidia-fabricmanager runs; the kernel cuts names of processes to 15 characters."""
     names = (tools.text(process / "comm") or "" for process in Path("/proc").glob("[0-9]*"))
     return any(name.startswith("nv-fabricmanage") for name in names)
-
-
-CGROUP = Path("/sys/fs/cgroup")
-
-
-def _memory_limit() -> int | str:
-    limit = _text(CGROUP / "memory.max")
-    return "unlimited" if limit == "max" else int(limit)
-
-
-def short_of(processors: int, memory: int) -> str:
-    """What the container does not leave a process that uses so many processors and so many bytes of memory all the
-    time; "" if it does, or nobody tells."""
-    with suppress(OSError, ValueError):
-        quota, period = _text(CGROUP / "cpu.max").split()
-        if quota != "max" and int(quota) < processors * int(period):
-            return f"the container has the time of {int(quota) / int(period):g} processors, and {processors} to run on"
-    with suppress(OSError, ValueError):
-        left = int(_text(CGROUP / "memory.max")) - int(_text(CGROUP / "memory.current"))
-        if left < memory:
-            return f"the container has {left / 1e9:.3g} GB of memory left, of {memory / 1e9:.3g} GB that are needed"
-    return ""
-
-
-NUMA_NODES = Path("/sys/devices/system/node")
-STATUS = Path("/proc/self/status")
-
-
-def processors_by_numa_node() -> dict[int, list[int]]:
-    """The processors of each NUMA node that this process may use whole, with its memory, by the number of the node; if
-    the system does not tell of nodes, all processors of this process at node 0. Nodes without processors are left out:
-    their memory is not next to any."""
-    allowed = os.sched_getaffinity(0)
-    memory = re.search(r"^Mems_allowed_list:\s*(\S+)", _text(STATUS), re.MULTILINE)
-    nodes = {int(path.name[4:]): tools.listed(_text(path / "cpulist")) for path in NUMA_NODES.glob("node[0-9]*")}
-    usable = tools.listed(memory[1]) if memory else set(nodes)
-    whole = {number: sorted(each) for number, each in nodes.items() if each and each <= allowed and number in usable}
-    return whole if any(nodes.values()) else {0: sorted(allowed)}
 
 
 def _nccl_net_plugin() -> str:
@@ -138,50 +61,58 @@ def _by_the_loader(name: str) -> str | None:
     return next((path.strip() for about, path in lines if about.split()[0] == name), None)
 
 
-# Anybody may read these (drivers/firmware/dmi-id.c), but for serial numbers, which only root may.
-IDS = {
-    "vendor": "sys_vendor", "product": "product_name", "board_vendor": "board_vendor", "board": "board_name",
-    "bios_vendor": "bios_vendor", "bios_version": "bios_version", "bios_date": "bios_date",
-    "serial": "product_serial", "board_serial": "board_serial", "chassis_serial": "chassis_serial",
-}  # fmt: skip
+@dataclass(frozen=True)
+class Dmi:
+    """What the firmware says of the machine, its mainboard and its BIOS. None: it does not say, or only to root, as
+    serial numbers (drivers/firmware/dmi-id.c)."""
+
+    vendor: str | None = None
+    product: str | None = None
+    board_vendor: str | None = None
+    board: str | None = None
+    bios_vendor: str | None = None
+    bios_version: str | None = None
+    bios_date: str | None = None
+    serial: str | None = None
+    board_serial: str | None = None
+    chassis_serial: str | None = None
 
 
-def firmware(root: Path = Path("/")) -> dict[str, str | None]:
-    """`vendor` and `product` of the machine, `board_vendor` and `board`, `bios_vendor`, `bios_version` and `bios_date`,
-    and the serial numbers `serial` (of the machine), `board_serial` and `chassis_serial`, None where nobody but root
-    may read them.
-    Absent where the system has no such firmware, as in many containers."""
-    told = {key: tools.text(root / "sys/class/dmi/id" / name) for key, name in IDS.items()}
-    if not any(told.values()):
-        raise Absent("this system does not tell what its firmware says of the machine (/sys/class/dmi/id)")
-    return told
+IDS = (
+    "sys_vendor", "product_name", "board_vendor", "board_name", "bios_vendor", "bios_version", "bios_date",
+    "product_serial", "board_serial", "chassis_serial",
+)  # fmt: skip
 
 
-DMI = HostFact("dmi", dict[str, str | None], firmware)
+def read_dmi(root: Path = Path("/")) -> Dmi:
+    found = [tools.text(root / container.DMI / name) for name in IDS]
+    if not any(found):
+        why = "this system does not show what its firmware says of the machine (/sys/class/dmi/id)"
+        raise container.why_missing(root, why, why)
+    return Dmi(*found)
+
+
+DMI = HostFact("dmi", Dmi, read_dmi)
 KERNEL = HostFact("kernel", str, platform.release)
-CPU_GOVERNOR = HostFact("cpu_governor", str, _governor)
-CPU_ENERGY_PREFERENCE = HostFact("cpu_energy_preference", str, _energy_preference)
-PROCESSOR_SET = HostFact("processor_set", list[int], lambda: sorted(os.sched_getaffinity(0)))
-SHARED_MEMORY = HostFact("shared_memory_bytes", int, _shared_memory)
-LOCKED_MEMORY_LIMIT = HostFact("locked_memory_limit", int | str, _locked_memory)
-OPEN_FILES_HARD_LIMIT = HostFact("open_files_hard_limit", int | str, lambda: _limit(resource.RLIMIT_NOFILE, hard=True))
+SYSTEM = HostFact("system", str, lambda: platform.freedesktop_os_release()["PRETTY_NAME"])
+MEMORY_BYTES = HostFact("memory_bytes", int, lambda: os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 ALL: tuple[HostFact[Any], ...] = (
     HostFact("name", str, own_name),
-    HostFact("boot_id", str, lambda: _text("/proc/sys/kernel/random/boot_id")),  # random(4): of this kernel's start
+    HostFact("boot_id", str, lambda: Path("/proc/sys/kernel/random/boot_id").read_text()),  # random(4): of this start
     KERNEL,
-    HostFact("system", str, lambda: platform.freedesktop_os_release()["PRETTY_NAME"]),
+    SYSTEM,
     HostFact("processors", int | None, os.cpu_count),
     HostFact("processors_allowed", int, lambda: len(os.sched_getaffinity(0))),
-    PROCESSOR_SET,
-    HostFact("memory_bytes", int, lambda: os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
-    HostFact("container_memory_limit", int | str, _memory_limit),
-    HostFact("numa_nodes", int, lambda: len(list(NUMA_NODES.glob("node[0-9]*")))),
-    CPU_GOVERNOR,
-    CPU_ENERGY_PREFERENCE,
-    SHARED_MEMORY,
-    LOCKED_MEMORY_LIMIT,
-    HostFact("open_files_limit", int | str, lambda: _limit(resource.RLIMIT_NOFILE)),
-    OPEN_FILES_HARD_LIMIT,
+    processors.PROCESSOR_SET,
+    MEMORY_BYTES,
+    container.MEMORY_LIMIT,
+    HostFact("numa_nodes", int, lambda: len(list(Path("/sys/devices/system/node").glob("node[0-9]*")))),
+    processors.CPU_GOVERNOR,
+    processors.CPU_ENERGY_PREFERENCE,
+    container.SHARED_MEMORY,
+    container.LOCKED_MEMORY,
+    container.OPEN_FILES,
+    container.MOST_OPEN_FILES,
     HostFact("fabric_manager", bool, _fabric_manager),
     network_ports.NETWORK_PORTS,
     DMI,
@@ -202,21 +133,25 @@ ALL: tuple[HostFact[Any], ...] = (
     rdma.RDMA_WRITES,
 )
 FACTS = {fact.name: fact for fact in ALL}
+# What --fleet-without can name. DCGM's diagnostic is a fact of its level.
+SUBJECTS = sorted({fact.subject for fact in (*ALL, dcgm.diagnostic(2)) if fact.subject})
 
 
 def serial() -> str | None:
     """The serial number of this machine by its firmware (DMI), which only root may read."""
-    return one_line(tools.text(Path("/sys/class/dmi/id/product_serial")) or "") or None
+    return one_line(tools.text(Path("/", container.DMI, "product_serial")) or "") or None
 
 
 def read(names: Sequence[str] | None = None) -> dict[str, Any]:
-    """These facts of the host as evidence holds them, by name; without names, all that cost little. What cannot be
-    read is Missing. KeyError for a name that no fact has."""
+    """These facts of the host as evidence holds them, by name; without names, all that cost little. KeyError for a name
+    that no fact has."""
     wanted = [fact.name for fact in ALL if not fact.on_request] if names is None else names
-    return {name: _plain(FACTS[name]) for name in wanted}
+    return {name: plain(FACTS[name]) for name in wanted}
 
 
-def _plain(fact: HostFact[Any]) -> Any:
+def plain(fact: HostFact[Any]) -> Any:
+    """A fact as JSON has it at this moment, or Missing. Names of processes, hosts, drives and memory modules are what
+    somebody chose: all texts are made one clean line each."""
     try:
         return throughout(codec.plain(fact.read()), one_line)
     except Absent as why:

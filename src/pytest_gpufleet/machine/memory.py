@@ -1,58 +1,83 @@
-"""The memory of the host: its modules by the firmware (DMI, SMBIOS), and the errors that the kernel counts (EDAC)."""
+"""The memory of the host: its modules by the firmware (DMI, SMBIOS), the errors that the kernel counts (EDAC), and what
+is wrong with them."""
 
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.machine import tools
+from pytest_gpufleet.machine.container import is_virtual, why_missing
 from pytest_gpufleet.machine.host_fact import HostFact
+from pytest_gpufleet.machine.processors import PROCESSOR_SETUP
 from pytest_gpufleet.machine.tools import AS_ROOT, Absent, Unreadable
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.gpu import Missing
+from pytest_gpufleet.model.place import THIS_NODE
 
+ENTRIES = Path("sys/firmware/dmi/entries")  # of the kernel's module dmi-sysfs
 # The System Management BIOS Reference Specification (DMTF DSP0134), 7.18, "Memory Device (Type 17)": where its values
 # stand, little-endian. Texts are numbers of the strings behind the values, from 1; 0: there is none.
 SIZE, EXTENDED_SIZE = slice(0x0C, 0x0E), slice(0x1C, 0x20)
 SPEED, CONFIGURED_SPEED = slice(0x15, 0x17), slice(0x20, 0x22)
 TYPE = 0x12
 TEXTS = {"locator": 0x10, "bank": 0x11, "manufacturer": 0x17, "serial": 0x18, "part": 0x1A}
-EMPTY, UNKNOWN, EXTENDED, KIB = 0, 0xFFFF, 0x7FFF, 0x8000
+UNKNOWN, EXTENDED, KIB = 0xFFFF, 0x7FFF, 0x8000
 MIB = 1 << 20
 # 7.18.2, those that servers have.
 TYPES = {0x18: "DDR3", 0x1A: "DDR4", 0x20: "HBM", 0x21: "HBM2", 0x22: "DDR5", 0x23: "LPDDR5", 0x24: "HBM3"}
+VIRTUAL = "a virtual machine does not show the memory modules of its host, nor their errors"
 
 
-def modules(root: Path = Path("/")) -> list[dict[str, Any]]:
-    """Of each slot for a memory module its `locator` ("DIMM_A1"), `bank`, `bytes` (0: empty, None: the firmware does
-    not know), `type` ("DDR5"), `speed` and `configured_speed` (MT/s, None: unknown), `manufacturer`, `serial` and
-    `part`. Unreadable for all but root, Absent where the firmware lists no slots."""
-    entries = sorted((root / "sys/firmware/dmi/entries").glob("17-*/raw"), key=_instance)
+@dataclass(frozen=True)
+class Module:
+    """A slot for a memory module: its `locator` is "DIMM_A1". `bytes`: 0 if it is empty, None if the firmware does not
+    know; `speed` and `configured_speed` in MT/s."""
+
+    locator: str | None = None
+    bank: str | None = None
+    manufacturer: str | None = None
+    serial: str | None = None
+    part: str | None = None
+    bytes: int | None = None
+    type: str | None = None
+    speed: int | None = None
+    configured_speed: int | None = None
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.locator, self.bank and f"({self.bank})"))) or "a slot without a name"
+
+
+def modules(root: Path = Path("/")) -> tuple[Module, ...]:
+    entries = sorted((root / ENTRIES).glob("17-*/raw"), key=lambda entry: int(entry.parent.name.partition("-")[2]))
+    if not entries and any((root / ENTRIES).glob("*")):
+        raise Absent("the firmware lists no memory modules (SMBIOS type 17)")
     if not entries:
-        raise Absent("the firmware of this machine lists no memory modules, or not to this container (DMI type 17)")
+        raise why_missing(root, VIRTUAL, "the kernel does not show the tables of the firmware", "modprobe dmi-sysfs")
     try:
-        return [_module(entry.read_bytes()) for entry in entries]
+        return tuple(_module(entry.read_bytes()) for entry in entries)
     except PermissionError:
+        if is_virtual(root):
+            raise Absent(VIRTUAL) from None
         raise Unreadable("only root may read what the firmware says of memory modules", AS_ROOT) from None
 
 
-def _instance(entry: Path) -> int:
-    return int(entry.parent.name.partition("-")[2])
-
-
-def _module(raw: bytes) -> dict[str, Any]:
+def _module(raw: bytes) -> Module:
     length = raw[1]
-    values = raw[:length]
-    texts = raw[length:].split(b"\0")
+    values, strings = raw[:length], raw[length:].split(b"\0")
 
     def text(offset: int) -> str | None:
         number = values[offset] if offset < length else 0
-        said = texts[number - 1].decode(errors="replace").strip() if 0 < number <= len(texts) else ""
-        return said or None
+        return (strings[number - 1].decode(errors="replace").strip() if 0 < number <= len(strings) else "") or None
 
-    return {
+    return Module(
         **{key: text(offset) for key, offset in TEXTS.items()},
-        "bytes": _bytes(values),
-        "type": TYPES.get(values[TYPE]) if length > TYPE else None,
-        "speed": _number(values[SPEED]) or None,
-        "configured_speed": _number(values[CONFIGURED_SPEED]) or None,
-    }
+        bytes=_bytes(values),
+        type=TYPES.get(values[TYPE]) if length > TYPE else None,
+        speed=_number(values[SPEED]) or None,
+        configured_speed=_number(values[CONFIGURED_SPEED]) or None,
+    )
 
 
 def _bytes(values: bytes) -> int | None:
@@ -68,39 +93,157 @@ def _number(part: bytes) -> int:
     return int.from_bytes(part, "little")
 
 
-def errors(root: Path = Path("/")) -> list[dict[str, Any]]:
-    """Of each memory controller its `controller` ("mc0"), the name of its `driver`, `corrected` and `uncorrected`
-    errors in `seconds` (since they were last set to 0), and of each of its `modules` the `label` that the firmware or
-    the administrator gave it, its `location` ("channel 3 slot 0"), `corrected` and `uncorrected`. None for a count that
-    the driver does not keep. Absent where no driver counts."""
+@dataclass(frozen=True)
+class CountedModule:
+    """`label`: as the firmware or the administrator called it. `location`: "channel 3 slot 0". None for a count that
+    the driver does not keep."""
+
+    label: str
+    location: str | None = None
+    corrected: int | None = None
+    uncorrected: int | None = None
+
+
+@dataclass(frozen=True)
+class Controller:
+    """A memory controller ("mc0") with its errors in `seconds`, since they were last set to 0."""
+
+    controller: str
+    driver: str | None = None
+    corrected: int | None = None
+    uncorrected: int | None = None
+    seconds: int | None = None
+    modules: tuple[CountedModule, ...] = ()
+
+
+# The drivers that count, by the maker of the processors (drivers/edac/Kconfig).
+DRIVERS = {"GenuineIntel": "i10nm_edac", "AuthenticAMD": "amd64_edac"}
+
+
+def errors(root: Path = Path("/")) -> tuple[Controller, ...]:
     controllers = sorted((root / "sys/devices/system/edac/mc").glob("mc[0-9]*"))
     if not controllers:
-        raise Absent(
-            "no EDAC driver counts the errors of host memory: load the one for these processors (i10nm_edac, "
-            "amd64_edac); a virtual machine has none"
+        about = tools.text(root / "proc/cpuinfo") or ""
+        driver = next((driver for maker, driver in DRIVERS.items() if maker in about), "ghes_edac")
+        raise why_missing(root, VIRTUAL, "no EDAC driver counts the errors of host memory", f"modprobe {driver}")
+    return tuple(
+        Controller(
+            each.name,
+            tools.text(each / "mc_name"),
+            tools.whole(each / "ce_count"),
+            tools.whole(each / "ue_count"),
+            tools.whole(each / "seconds_since_reset"),
+            tuple(map(_counted, sorted(each.glob("dimm[0-9]*"), key=lambda path: int(path.name[4:])))),
         )
-    return [_controller(each) for each in controllers]
+        for each in controllers
+    )
 
 
-def _controller(folder: Path) -> dict[str, Any]:
-    return {
-        "controller": folder.name,
-        "driver": tools.text(folder / "mc_name"),
-        "corrected": tools.whole(folder / "ce_count"),
-        "uncorrected": tools.whole(folder / "ue_count"),
-        "seconds": tools.whole(folder / "seconds_since_reset"),
-        "modules": [_counted(each) for each in sorted(folder.glob("dimm[0-9]*"), key=lambda path: int(path.name[4:]))],
-    }
+def _counted(folder: Path) -> CountedModule:
+    return CountedModule(
+        tools.text(folder / "dimm_label") or folder.name,
+        tools.text(folder / "dimm_location"),
+        tools.whole(folder / "dimm_ce_count"),
+        tools.whole(folder / "dimm_ue_count"),
+    )
 
 
-def _counted(folder: Path) -> dict[str, Any]:
-    return {
-        "label": tools.text(folder / "dimm_label") or folder.name,
-        "location": tools.text(folder / "dimm_location"),
-        "corrected": tools.whole(folder / "dimm_ce_count"),
-        "uncorrected": tools.whole(folder / "dimm_ue_count"),
-    }
+MEMORY_MODULES = HostFact("memory_modules", tuple[Module, ...], modules, subject="memory")
+MEMORY_ERRORS = HostFact("memory_errors", tuple[Controller, ...], errors, subject="memory")
+
+# Corrected errors of a day that are still healthy: mcelog.conf(5) has 10 for a module ([dimm] ce-error-threshold), and
+# 100 for what it cannot lay to any ([socket] mem-ce-error-threshold). Here they are for a run that is shorter, too.
+CORRECTED_A_DAY, CORRECTED_A_DAY_OF_NO_MODULE = 10, 100
+DAY = 86_400
+# Of what its modules can carry, what the triad of STREAM reaches at least. Published from 0.67 (AM64x, TI SPRACV1B) to
+# 0.78 (AM62x, TI SPRAD45A); a quarter less where stores read a line before they write it, as here, and a fifth less so
+# that no healthy machine misses it.
+REACHED = 0.40
+CHANNEL_BYTES = 8  # of a transfer, whatever the module's number of chips
+MOST_MODULES_OF_A_CHANNEL = 2
 
 
-MEMORY_MODULES = HostFact("memory_modules", list[dict[str, Any]], modules, subject="memory")
-MEMORY_ERRORS = HostFact("memory_errors", list[dict[str, Any]], errors, subject="memory")
+def recorded_errors(controllers: Iterable[Controller]) -> list[Fault]:
+    """What the kernel has counted since it started, or since somebody set its counters to 0."""
+    return [
+        fault
+        for controller in controllers
+        for name, allowed, counts in _errors_of(controller)
+        for fault in _faults(name, counts, allowed, controller.seconds or DAY)
+    ]
+
+
+def errors_grown(before: Iterable[Controller], now: Iterable[Controller], seconds: float) -> list[Fault]:
+    """What came on top of it between two readings so many seconds apart."""
+    then = {name: counts for controller in before for name, _, counts in _errors_of(controller)}
+    faults: list[Fault] = []
+    for name, allowed, counts in (each for controller in now for each in _errors_of(controller)):
+        grown = [count - was for count, was in zip(counts, then.get(name, counts), strict=True)]
+        faults += _faults(name, grown, allowed, seconds)
+    return faults
+
+
+def _errors_of(controller: Controller) -> Iterator[tuple[str, int, Sequence[int]]]:
+    """Each module of a controller, and what belongs to none of them: by what name people find it, how many corrected
+    errors a day it may have, its corrected and its uncorrected errors."""
+    rest = [controller.corrected or 0, controller.uncorrected or 0]
+    for module in controller.modules:
+        counts = [module.corrected or 0, module.uncorrected or 0]
+        rest = [max(0, left - count) for left, count in zip(rest, counts, strict=True)]
+        where = f", {module.location}" if module.location else ""
+        yield f"{module.label} ({controller.controller}{where})", CORRECTED_A_DAY, counts
+    yield f"memory controller {controller.controller}", CORRECTED_A_DAY_OF_NO_MODULE, rest
+
+
+def _faults(name: str, counts: Sequence[int], allowed: int, seconds: float) -> Iterator[Fault]:
+    corrected, uncorrected = counts
+    if uncorrected > 0:
+        yield Fault("host_memory_uncorrected", (THIS_NODE,), f"{name}: {uncorrected:,} uncorrected errors")
+    if corrected > allowed * max(1.0, seconds / DAY):
+        what = f"{corrected:,} corrected errors in {seconds / 3600:.3g} h, {allowed} a day are still healthy"
+        yield Fault("host_memory_corrected", (THIS_NODE,), f"{name}: {what}")
+
+
+def filled_slots(slots: Iterable[Module]) -> list[Module]:
+    """Those with a module of a known kind and speed. What hypervisors make up has none."""
+    return [each for each in slots if each.bytes and each.configured_speed and (each.type or "").startswith("DDR")]
+
+
+def unfit_modules(slots: Sequence[Module], sockets: int) -> list[Fault]:
+    """Modules that are unlike the others or run slower than they, and sockets that cannot have equally many. That all
+    run below their rating is what many processors do to them, with two on a channel above all."""
+    there = filled_slots(slots)
+    fastest = max((each.configured_speed or 0 for each in there), default=0)
+    kinds = Counter((each.type, each.bytes) for each in there)
+    rare = {kind for kind, count in kinds.items() if 2 * count < max(kinds.values())}  # else it was bought so
+    faults = [
+        Fault("dimm_mismatch", (THIS_NODE,), f"{each}: {(each.bytes or 0) / 2**30:g} GiB, {each.type}")
+        for each in there
+        if (each.type, each.bytes) in rare
+    ]
+    faults += [
+        Fault("dimm_slow", (THIS_NODE,), f"{each} runs at {speed} MT/s, others at {fastest}")
+        for each in there
+        if (speed := each.configured_speed or 0) < fastest
+    ]
+    if len(there) % sockets:
+        empty = ", ".join(str(each) for each in slots if not each.bytes)
+        what = f"{len(there)} modules for {sockets} sockets; empty or unreadable: {empty or 'no slot'}"
+        faults.append(Fault("numa_memory_imbalance", (THIS_NODE,), what))
+    return faults
+
+
+def slower_than_modules(by_numa_node: Sequence[float], host: Mapping[str, Any]) -> list[Fault]:
+    """That all NUMA nodes together move less (GB/s) than the modules carry at the speed that they run at. Nobody knows
+    how many channels there are: at least half as many as modules. None where not all nodes were measured, or the facts
+    of the host name no real modules."""
+    slots, setup = MEMORY_MODULES.of(host), PROCESSOR_SETUP.of(host)
+    if isinstance(slots, Missing) or isinstance(setup, Missing) or setup.virtual:
+        return []
+    there, reached = filled_slots(slots), sum(by_numa_node)
+    speed = min((each.configured_speed or 0 for each in there), default=0)
+    carried = len(there) / MOST_MODULES_OF_A_CHANNEL * speed * CHANNEL_BYTES / 1000
+    if len(by_numa_node) < len(setup.numa_memory) or reached >= REACHED * carried:
+        return []
+    what = f"{reached:.4g} GB/s, {len(there)} modules at {speed} MT/s carry {carried:.4g} GB/s or more"
+    return [Fault("host_memory_slow", (THIS_NODE,), what)]

@@ -1,67 +1,105 @@
-"""How the processors and the memory beside them are set up: clock source, idle states, what is offline, swap."""
+"""The processors of the host and how they are set up: facts, how they are read, and what is wrong with them."""
 
+import os
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from pytest_gpufleet.machine import tools
+from pytest_gpufleet.machine import container, tools
 from pytest_gpufleet.machine.host_fact import HostFact
+from pytest_gpufleet.machine.tools import Absent
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.place import THIS_NODE
 
 CPU = Path("sys/devices/system/cpu")
 KIB = 1 << 10
+# Clock sources that are read over the bus, each time: about 1 us instead of 0.02 us, and not by every processor at
+# once. arch/x86/kernel/hpet.c rates its own 250, drivers/clocksource/acpi_pm.c 200, the kernel's last resorts below
+# 10; tsc, kvm-clock, hyperv_clocksource_tsc_page and arch_sys_counter have 300 to 500. check_processor.py of Meta's GCM
+# asks for the name of one.
+SLOW_CLOCKS = ("hpet", "acpi_pm", "pit", "jiffies", "refined-jiffies")
+# Of 16 modules of a socket one is 6 %. What the firmware and the kernel keep for themselves is some GiB of one node.
+LESS_MEMORY = 0.05
 
 
-def read_model(root: Path = Path("/")) -> dict[str, Any]:
-    """`model` ("Intel(R) Xeon(R) Platinum 8480C", None where /proc/cpuinfo does not tell, as on Arm) and `cores` (on
-    line, of all sockets together), None where the system does not tell."""
-    cores = {tools.text(each) for each in (root / CPU).glob("cpu[0-9]*/topology/thread_siblings")}
+@dataclass(frozen=True)
+class Processor:
+    """`model`: "Intel(R) Xeon(R) Platinum 8480C", None where /proc/cpuinfo has none, as on Arm. `cores`: online, of all
+    sockets together."""
+
+    model: str | None = None
+    cores: int | None = None
+
+
+@dataclass(frozen=True)
+class IdleState:
+    """`microseconds`: what leaving it takes."""
+
+    name: str | None
+    microseconds: int | None
+    disabled: bool
+
+
+@dataclass(frozen=True)
+class ProcessorSetup:
+    """None or empty: the system does not say. `offline`: the processors that are there and switched off. `smt`: what
+    controls their second threads ("on", "off", "forceoff", "notsupported"). `idle_states`: of processor 0.
+    `numa_balancing`: 0 off, 1 on, 2 and 3 between tiers of memory. `numa_memory`: bytes of each NUMA node with
+    processors, by its number. `virtual`: a hypervisor is below."""
+
+    sockets: int | None = None
+    offline: tuple[int, ...] = ()
+    smt: str | None = None
+    clock_source: str | None = None
+    idle_states: tuple[IdleState, ...] = ()
+    numa_balancing: int | None = None
+    transparent_hugepages: str | None = None
+    swap_bytes: int | None = None
+    swap_used_bytes: int | None = None
+    numa_memory: dict[str, int] = field(default_factory=dict)
+    virtual: bool = False
+
+
+def read_model(root: Path = Path("/")) -> Processor:
     model = re.search(r"^model name\s*:\s*(.*\S)", tools.text(root / "proc/cpuinfo") or "", re.MULTILINE)
-    return {"model": re.sub(r"\s+", " ", model[1]) if model else None, "cores": len(cores - {None}) or None}
+    cores = len(_topology(root, "thread_siblings"))
+    return Processor(re.sub(r"\s+", " ", model[1]) if model else None, cores or None)
 
 
-def read(root: Path = Path("/")) -> dict[str, Any]:
-    """What the system does not tell is None, or empty.
-
-    `sockets`: how many; `offline`: the processors that are there and switched off; `smt`: what controls their second
-    threads ("on", "off", "forceoff", "notsupported"); `clock_source` in use; `idle_states` of processor 0: `name`,
-    `microseconds` that leaving it takes, whether it is `disabled`; `numa_balancing` (0: off, 1: on, 2 and 3: between
-    tiers of memory), `transparent_hugepages` ("madvise"), `swap_bytes` and `swap_used_bytes`; `numa_memory`: bytes of
-    each NUMA node with processors, by its number; `virtual`: whether a hypervisor is below."""
+def read(root: Path = Path("/")) -> ProcessorSetup:
     present, online = (tools.listed(tools.text(root / CPU / name)) for name in ("present", "online"))
-    packages = {tools.text(each) for each in (root / CPU).glob("cpu[0-9]*/topology/physical_package_id")}
     hugepages = re.search(r"\[(\w+)\]", tools.text(root / "sys/kernel/mm/transparent_hugepage/enabled") or "")
-    return {
-        "sockets": len(packages - {None, "-1"}) or None,  # -1: the firmware does not tell (drivers/base/topology.c)
-        "offline": sorted(present - online) if online else [],
-        "smt": tools.text(root / CPU / "smt/control"),
-        "clock_source": tools.text(root / "sys/devices/system/clocksource/clocksource0/current_clocksource"),
-        "idle_states": [_idle_state(state) for state in sorted((root / CPU / "cpu0/cpuidle").glob("state*"))],
-        "numa_balancing": tools.whole(root / "proc/sys/kernel/numa_balancing"),
-        "transparent_hugepages": hugepages[1] if hugepages else None,
-        **_swap(root),
-        "numa_memory": _numa_memory(root),
-        "virtual": bool(
-            re.search(r"^flags\s*:.*\bhypervisor\b", tools.text(root / "proc/cpuinfo") or "", re.MULTILINE)
+    swap_bytes, swap_used_bytes = _swap(root)
+    return ProcessorSetup(
+        sockets=len(_topology(root, "physical_package_id") - {"-1"}) or None,  # -1: the firmware does not say
+        offline=tuple(sorted(present - online)) if online else (),
+        smt=tools.text(root / CPU / "smt/control"),
+        clock_source=tools.text(root / "sys/devices/system/clocksource/clocksource0/current_clocksource"),
+        idle_states=tuple(
+            IdleState(tools.text(each / "name"), tools.whole(each / "latency"), bool(tools.whole(each / "disable")))
+            for each in sorted((root / CPU / "cpu0/cpuidle").glob("state*"))
         ),
-    }
+        numa_balancing=tools.whole(root / "proc/sys/kernel/numa_balancing"),
+        transparent_hugepages=hugepages[1] if hugepages else None,
+        swap_bytes=swap_bytes,
+        swap_used_bytes=swap_used_bytes,
+        numa_memory=_numa_memory(root),
+        virtual=container.is_virtual(root),
+    )
 
 
-def _idle_state(state: Path) -> dict[str, Any]:
-    return {
-        "name": tools.text(state / "name"),
-        "microseconds": tools.whole(state / "latency"),
-        "disabled": bool(tools.whole(state / "disable")),
-    }
+def _topology(root: Path, fact: str) -> set[str]:
+    """What the processors have of this, each once."""
+    values = (tools.text(each) for each in (root / CPU).glob(f"cpu[0-9]*/topology/{fact}"))
+    return set(filter(None, values))
 
 
-def _swap(root: Path) -> dict[str, int | None]:
+def _swap(root: Path) -> tuple[int | None, int | None]:
     """proc(5), /proc/swaps: name, type, size and what of it is used, in KiB."""
-    told = tools.text(root / "proc/swaps")
-    if told is None:
-        return {"swap_bytes": None, "swap_used_bytes": None}
-    columns = [line.split()[2:4] for line in told.splitlines()[1:]]
-    size, used = (sum(int(each[index]) for each in columns) * KIB for index in (0, 1))
-    return {"swap_bytes": size, "swap_used_bytes": used}
+    if (swaps := tools.text(root / "proc/swaps")) is None:
+        return None, None
+    columns = [line.split()[2:4] for line in swaps.splitlines()[1:]]
+    return sum(int(size) for size, _ in columns) * KIB, sum(int(used) for _, used in columns) * KIB
 
 
 def _numa_memory(root: Path) -> dict[str, int]:
@@ -73,5 +111,53 @@ def _numa_memory(root: Path) -> dict[str, int]:
     return memory
 
 
-PROCESSOR = HostFact("processor", dict[str, Any], read_model)
-PROCESSOR_SETUP = HostFact("processor_setup", dict[str, Any], read, subject="processors")
+def by_numa_node(root: Path = Path("/")) -> dict[int, list[int]]:
+    """The processors of each NUMA node that this process may use whole, with its memory, by the number of the node; if
+    the system has no nodes, all processors of this process at node 0. Nodes without processors are left out: their
+    memory is not next to any."""
+    allowed = os.sched_getaffinity(0)
+    memory = re.search(r"^Mems_allowed_list:\s*(\S+)", tools.text(root / "proc/self/status") or "", re.MULTILINE)
+    folders = (root / "sys/devices/system/node").glob("node[0-9]*")
+    nodes = {int(path.name[4:]): tools.listed(tools.text(path / "cpulist")) for path in folders}
+    usable = tools.listed(memory[1]) if memory else set(nodes)
+    whole = {number: sorted(each) for number, each in nodes.items() if each and each <= allowed and number in usable}
+    return whole if any(nodes.values()) else {0: sorted(allowed)}
+
+
+def slow_clock(setup: ProcessorSetup) -> list[Fault]:
+    """A clock source that slows down every program that looks at the time."""
+    slow = setup.clock_source in SLOW_CLOCKS
+    return [Fault("clock_source_slow", (THIS_NODE,), f"{setup.clock_source} is in use")] if slow else []
+
+
+def offline_processors(setup: ProcessorSetup) -> list[Fault]:
+    """Processors that are there and switched off, unless that is how somebody turned off all second threads."""
+    if not setup.offline or setup.smt in ("off", "forceoff"):
+        return []
+    shown = ", ".join(map(str, setup.offline[:8])) + (" and others" if len(setup.offline) > 8 else "")
+    return [Fault("cpu_offline", (THIS_NODE,), f"{len(setup.offline)} are offline: {shown}")]
+
+
+def nodes_with_less_memory(setup: ProcessorSetup) -> list[Fault]:
+    """NUMA nodes that have less memory than the one that has most."""
+    most = max(setup.numa_memory.values(), default=0)
+    text = "NUMA node {} has {:.4g} GB, another one {:.4g}"
+    return [
+        Fault("numa_memory_imbalance", (THIS_NODE,), text.format(node, nbytes / 1e9, most / 1e9))
+        for node, nbytes in setup.numa_memory.items()
+        if nbytes < (1 - LESS_MEMORY) * most
+    ]
+
+
+def _cpufreq(name: str) -> str:
+    """Of processor 0."""
+    if (text := tools.text(Path("/", CPU, "cpu0/cpufreq", name))) is None:
+        raise Absent("the BIOS, or the host of the virtual machine, controls the clock of the processors")
+    return text
+
+
+PROCESSOR = HostFact("processor", Processor, read_model)
+PROCESSOR_SETUP = HostFact("processor_setup", ProcessorSetup, read, subject="processors")
+CPU_GOVERNOR = HostFact("cpu_governor", str, lambda: _cpufreq("scaling_governor"), subject="processors")
+CPU_ENERGY_PREFERENCE = HostFact("cpu_energy_preference", str, lambda: _cpufreq("energy_performance_preference"))
+PROCESSOR_SET = HostFact("processor_set", list[int], lambda: sorted(os.sched_getaffinity(0)))

@@ -43,7 +43,10 @@ def say(text: str, **values: object) -> str:
     own."""
     if isinstance(text, Said):
         return text.translated()
-    said = _catalogue(_language.get()).gettext(text) if text else ""  # gettext("") is the head of the catalogue
+    get = _catalogue(_language.get()).gettext
+    said = get(text) if text else ""  # gettext("") is the head of the catalogue
+    if said == text and ": " in text:  # why a fact is missing, and its remedy
+        said = ": ".join(get(part) if part else "" for part in text.rsplit(": ", 1))
     return said.format(**values) if values else said
 
 

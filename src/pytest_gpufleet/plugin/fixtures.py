@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from pytest_gpufleet.model.endings import Refused, not_applicable, not_judged
+from pytest_gpufleet.model.endings import Refused, not_applicable
 from pytest_gpufleet.plugin.keys import RUN
 from pytest_gpufleet.plugin.markers import is_spmd, uses_ranks
 from pytest_gpufleet.plugin.terminal import SCREEN
@@ -19,6 +19,7 @@ from pytest_gpufleet.plugin.terminal import SCREEN
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pytest_gpufleet.machine.dcgm import Diagnosis
     from pytest_gpufleet.model.events import Fingerprint
     from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.gpu import GpuTopology
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from pytest_gpufleet.plugin.live_machine import LiveMachine
     from pytest_gpufleet.probes.burn_in import AfterTurn
     from pytest_gpufleet.run.run import Run
-    from pytest_gpufleet.verdict.host_rules.dcgm_rules import Diagnosis
     from pytest_gpufleet.verdict.profile import Profile
     from pytest_gpufleet.world.rank import Rank
     from pytest_gpufleet.world.world import World
@@ -222,24 +222,19 @@ def dcgm_diagnosis(machine: LiveMachine, request: pytest.FixtureRequest) -> Call
 def diagnose(run: Run, check: str) -> Diagnosis:
     """What it finds. What it printed is on record from then on, and so is what is only shown. It takes all GPUs of the
     machine, so in a run on some of them it is not applicable: somebody else may work on the others."""
-    from pytest_gpufleet.machine import dcgm
-    from pytest_gpufleet.machine.tools import NoAnswer, Unreadable
+    from pytest_gpufleet.machine import dcgm, host
     from pytest_gpufleet.model.events import HostFactRead
-    from pytest_gpufleet.redaction import throughout
-    from pytest_gpufleet.verdict.host_rules.dcgm_rules import diagnosed
+    from pytest_gpufleet.plugin.assertions import of_host
 
     gpus, present = run.ground.topology.gpus, run.ground.gpus_present
     if present > len(gpus):
         not_applicable(f"DCGM's diagnostic takes all {present} GPUs of the machine, and this run has {len(gpus)}")
     if (pool := run.ranks.in_use) is not None:
         pool.stop()  # a process that holds memory of a GPU is in its way; the next check gets new ranks
-    try:
-        told = throughout(dcgm.read(run.options.dcgm))
-    except NoAnswer as why:
-        not_judged(f"{why}: it hangs, or a GPU does")
-    except Unreadable as why:
-        not_applicable(str(why))
-    run.record(HostFactRead(fact="dcgm", value=told))
-    found = diagnosed(told, gpus)
+    fact = dcgm.diagnostic(run.options.dcgm)
+    value = host.plain(fact)
+    printed = of_host({fact.name: value}.get, fact)
+    run.record(HostFactRead(fact=fact.name, value=value))
+    found = dcgm.diagnosed(printed, gpus)
     run.notice(fault.changed(check=check) for fault in found.shown)
     return found

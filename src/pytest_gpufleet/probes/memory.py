@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_gpufleet.machine import host, nvml
+from pytest_gpufleet.machine import container, nvml
+from pytest_gpufleet.machine.processors import by_numa_node
 from pytest_gpufleet.machine.telemetry import state_of
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.endings import not_applicable
@@ -118,11 +119,11 @@ def host_memory_bandwidth(world: World, nbytes: int, seconds: float) -> list[Mea
 
 def _triads(rank: Rank, nbytes: int, seconds: float) -> list[Reading]:
     """Of the NUMA nodes that are this rank's share."""
-    nodes = sorted(host.processors_by_numa_node().items())
+    nodes = sorted(by_numa_node().items())
     if not nodes:
         not_applicable("this process may use no NUMA node whole, with all its processors and its memory")
     processors = sum(len(each) for _, each in nodes)
-    if short := host.short_of(processors, ARRAYS * nbytes * processors):
+    if short := container.short_of(processors, ARRAYS * nbytes * processors):
         not_applicable(short)
     return [_triad(rank, number, processors, nbytes, seconds) for number, processors in nodes[rank.index :: rank.size]]
 

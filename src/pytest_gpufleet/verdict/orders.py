@@ -10,7 +10,13 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from pytest_gpufleet.machine import host
+from pytest_gpufleet.machine.bmc import BMC_FIRMWARE
+from pytest_gpufleet.machine.disks import NVME, Drive
+from pytest_gpufleet.machine.host_fact import HostFact
+from pytest_gpufleet.machine.memory import MEMORY_MODULES, Module
 from pytest_gpufleet.machine.network_ports import NETWORK_PORTS, Port, active, ports_of
+from pytest_gpufleet.machine.processors import PROCESSOR, PROCESSOR_SETUP
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology, Missing
 from pytest_gpufleet.model.grouping import grouped
@@ -52,16 +58,17 @@ SIZE_OF_DRIVES = 0.01
 GIB, GB = 1 << 30, 10**9
 
 
-def of_host(fact: str, *keys: str) -> Read:
-    what = (fact, *keys)[-1].replace("_", " ")
-    return lambda machine, topology, asked: [(THIS_NODE, what, _fact(machine, fact, *keys))]
+def of_host(fact: HostFact[Any], key: str = "") -> Read:
+    """A fact of the host, or one field of it."""
 
+    def read(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Told]:
+        value = fact.of(machine.host)
+        if key and not isinstance(value, Missing):
+            value = getattr(value, key)
+        unknown = Missing("this system does not say", absent=True)
+        return [(THIS_NODE, (key or fact.name).replace("_", " "), unknown if value is None else value)]
 
-def _fact(machine: Machine, fact: str, *keys: str) -> Any:
-    value = machine.host.get(fact)
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else value
-    return Missing("this system does not say", absent=True) if value is None else value
+    return read
 
 
 def software(name: str, what: str) -> Read:
@@ -88,34 +95,34 @@ def nvlinks(machine: Machine, topology: GpuTopology, asked: Asked) -> Iterator[T
 
 
 def gibibytes(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Told]:
-    told = _fact(machine, "memory_bytes")
+    told = host.MEMORY_BYTES.of(machine.host)
     shown = told if isinstance(told, Missing) else round(told / GIB, 1)
     return [(THIS_NODE, "the memory that the system has, in GiB,", shown)]
 
 
-def modules(machine: Machine, asked: Asked) -> Parts:
+def modules(machine: Machine, asked: Asked) -> Sequence[Module] | Missing:
     """The memory modules that are there; empty slots are none."""
-    told = _fact(machine, "memory_modules")
-    return told if isinstance(told, Missing) else [each for each in told if each["bytes"] != 0]
+    slots = MEMORY_MODULES.of(machine.host)
+    return slots if isinstance(slots, Missing) else [each for each in slots if each.bytes != 0]
 
 
 def size_of_modules(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Told]:
     there, unknown = modules(machine, asked), Missing("the firmware does not know", absent=True)
     if isinstance(there, Missing):
         return [(THIS_NODE, "the size of memory modules", there)]
-    sizes = ((each["locator"], unknown if each["bytes"] is None else each["bytes"] / GIB) for each in there)
+    sizes = ((each.locator, unknown if each.bytes is None else each.bytes / GIB) for each in there)
     return [(THIS_NODE, f"{locator}, in GiB,", size) for locator, size in sizes]
 
 
-def drives(machine: Machine, kind: Asked) -> Parts:
-    told, size = _fact(machine, "nvme"), kind["gigabytes"]
-    if isinstance(told, Missing):
-        return told
+def drives(machine: Machine, kind: Asked) -> Sequence[Drive] | Missing:
+    there, size = NVME.of(machine.host), kind["gigabytes"]
+    if isinstance(there, Missing):
+        return there
     return [
         drive
-        for drive in told
-        if abs((drive["bytes"] or 0) / GB - size) <= SIZE_OF_DRIVES * size
-        and kind.get("model", drive["model"]) == drive["model"]
+        for drive in there
+        if abs((drive.bytes or 0) / GB - size) <= SIZE_OF_DRIVES * size
+        and kind.get("model", drive.model) == drive.model
     ]
 
 
@@ -146,7 +153,7 @@ def firmware_of(parts: Callable[[Machine, Asked], Parts], name: str) -> Read:
     def read(machine: Machine, topology: GpuTopology, kind: Asked) -> list[Told]:
         there, unknown = parts(machine, kind), Missing("this system does not say", absent=True)
         each = () if isinstance(there, Missing) else there
-        return [(THIS_NODE, f"firmware of {_of(part, name)}", _of(part, "firmware") or unknown) for part in each]
+        return [(THIS_NODE, f"firmware of {getattr(part, name)}", part.firmware or unknown) for part in each]
 
     return read
 
@@ -209,11 +216,6 @@ def ports_down(order: Order | None, there: Iterable[Port]) -> list[Fault]:
     return found
 
 
-def _of(part: Any, name: str) -> Any:
-    """Of a drive as evidence has it, or of a port."""
-    return part.get(name) if isinstance(part, Mapping) else getattr(part, name)
-
-
 def rates_of_ports(order: Order | None) -> list[float]:
     """Those that the order says, in Gbit/s."""
     kinds = order.content.get("ports", ()) if order else ()
@@ -269,15 +271,15 @@ def _memory(value: float, asked: Any) -> bool:
 
 # In the order in which a person reads an order.
 ORDER_LINES = {
-    "machine.vendor": Line(HOST, of_host("dmi", "vendor"), _text),
-    "machine.product": Line(HOST, of_host("dmi", "product"), _text),
+    "machine.vendor": Line(HOST, of_host(host.DMI, "vendor"), _text),
+    "machine.product": Line(HOST, of_host(host.DMI, "product"), _text),
     "gpus.count": Line(GPUS, count_of_gpus, _number),
     "gpus.model": Line(GPUS, of_gpus("name"), _text),
     "gpus.nvlinks": Line(GPUS, nvlinks, _number),
     "gpus.vbios": Line(VERSION, of_gpus("vbios"), _version),
-    "processors.model": Line(HOST, of_host("processor", "model"), _text),
-    "processors.sockets": Line(HOST, of_host("processor_setup", "sockets"), _number),
-    "processors.cores": Line(HOST, of_host("processor", "cores"), _number),
+    "processors.model": Line(HOST, of_host(PROCESSOR, "model"), _text),
+    "processors.sockets": Line(HOST, of_host(PROCESSOR_SETUP, "sockets"), _number),
+    "processors.cores": Line(HOST, of_host(PROCESSOR, "cores"), _number),
     "memory.gibibytes": Line(HOST, gibibytes, _memory),
     "memory.modules": Line(HOST, count_of(modules, "memory modules"), _number),
     "memory.module_gibibytes": Line(HOST, size_of_modules, _number),
@@ -286,10 +288,10 @@ ORDER_LINES = {
     "ports.count": Line(PORTS, count_of(ports, "network ports"), _number),
     "ports.gigabits_per_second": Line(PORTS, rate_of_ports, _number),
     "ports.firmware": Line(VERSION, firmware_of(ports, "port"), _version),
-    "firmware.bios": Line(VERSION, of_host("dmi", "bios_version"), _version),
-    "firmware.bmc": Line(VERSION, of_host("bmc_firmware"), _version),
-    "software.system": Line(VERSION, of_host("system"), _text),
-    "software.kernel": Line(VERSION, of_host("kernel"), _version),
+    "firmware.bios": Line(VERSION, of_host(host.DMI, "bios_version"), _version),
+    "firmware.bmc": Line(VERSION, of_host(BMC_FIRMWARE), _version),
+    "software.system": Line(VERSION, of_host(host.SYSTEM), _text),
+    "software.kernel": Line(VERSION, of_host(host.KERNEL), _version),
     "software.driver": Line(VERSION, software("driver", "driver"), _version),
     "software.cuda": Line(VERSION, software("cuda_driver", "CUDA"), _version),
 }
@@ -342,7 +344,7 @@ HEAD = """\
 # In the place of a number or a version, {{ at_least = ... }} asks for that or more. What is left out is not asked for.
 """
 # Of each table that is there for each kind: the fact of the host that tells them.
-KINDS = {"drives": "nvme", "ports": "network_ports"}
+KINDS: dict[str, HostFact[Any]] = {"drives": NVME, "ports": NETWORK_PORTS}
 Kind = dict[str, Any]
 
 
@@ -379,8 +381,8 @@ class _LeftOut(Exception):
 
 
 def _name(machine: Machine) -> str:
-    dmi = machine.host.get("dmi")
-    called = dmi.get("product") if isinstance(dmi, Mapping) else None
+    dmi = host.DMI.of(machine.host)
+    called = None if isinstance(dmi, Missing) else dmi.product
     models = sorted({gpu.name for gpu in machine.gpus})
     return str(called or f"{len(machine.gpus)} x {' and '.join(models)}")
 
@@ -392,25 +394,24 @@ def _value(key: str, machine: Machine, topology: GpuTopology) -> str | int:
         raise _LeftOut(f"not told{why and f', {why}'}")
     if key == "memory.gibibytes":  # what the modules have together where they are told, else what the kernel has of it
         there = modules(machine, {})
-        told = [] if isinstance(there, Missing) else [each["bytes"] for each in there]
-        values = [sum(told) // GIB if told and None not in told else math.ceil(values[0])]
+        told = [] if isinstance(there, Missing) else [each.bytes for each in there]
+        values = [sum(filter(None, told)) // GIB if told and None not in told else math.ceil(values[0])]
     if any(value != values[0] for value in values):
         raise _LeftOut(f"not all alike, {', '.join(map(str, dict.fromkeys(values)))}")
     return values[0] if isinstance(values[0], str) else round(values[0])
 
 
 def _kinds(table: str, machine: Machine) -> list[Kind]:
-    there = machine.host.get(KINDS[table])
-    if not isinstance(there, list):
+    there = KINDS[table].of(machine.host)
+    if isinstance(there, Missing):
         raise _LeftOut("not told")
     if not (kinds := list(_drive_kinds(there) if table == "drives" else _port_kinds(ports_of(machine.host)))):
         raise _LeftOut("none are here")
     return kinds
 
 
-def _drive_kinds(drives: Iterable[Mapping[str, Any]]) -> Iterator[Kind]:
-    there = (drive for drive in drives if drive["bytes"])
-    kinds = grouped(((max(1, drive["bytes"] // GB), drive["model"] or ""), drive) for drive in there)
+def _drive_kinds(drives: Iterable[Drive]) -> Iterator[Kind]:
+    kinds = grouped(((max(1, drive.bytes // GB), drive.model or ""), drive) for drive in drives if drive.bytes)
     for (size, model), alike in sorted(kinds.items()):
         named = {"model": model} if model else {}
         yield {"gigabytes": size, **named, "count": len(alike), **_common_firmware(alike)}
@@ -427,5 +428,5 @@ def _port_kinds(ports: Iterable[Port]) -> Iterator[Kind]:
 
 def _common_firmware(parts: Iterable[Any]) -> Kind:
     """That of all of them, if they have the same."""
-    values = {_of(part, "firmware") for part in parts}
+    values = {part.firmware for part in parts}
     return {"firmware": values.pop()} if len(values) == 1 and all(values) else {}

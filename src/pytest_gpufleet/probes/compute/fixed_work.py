@@ -213,7 +213,7 @@ def _bits(tensor: Tensor) -> Tensor:
 def _kind(device: torch.device) -> str:
     """Of a CPU its model and the instructions that torch uses of it."""
     if device.type == "cpu":
-        return f"{processors.read_model()['model'] or 'CPU'}, {torch.backends.cpu.get_cpu_capability()}"
+        return f"{processors.read_model().model or 'CPU'}, {torch.backends.cpu.get_cpu_capability()}"
     major, minor = torch.cuda.get_device_capability(device)
     return f"{kind(device)}, compute capability {major}.{minor}"
 

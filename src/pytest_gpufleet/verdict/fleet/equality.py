@@ -9,6 +9,7 @@ from typing import Any
 from pytest_gpufleet.machine.gpudirect import GPUDIRECT
 from pytest_gpufleet.machine.network_ports import NETWORK_PORTS, Port
 from pytest_gpufleet.machine.pcie import PCI_DEVICES, Devices
+from pytest_gpufleet.machine.processors import PROCESSOR_SETUP
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import SOFTWARE, Missing
 from pytest_gpufleet.model.grouping import grouped
@@ -148,6 +149,7 @@ def models(record: Record) -> str:
 
 def _machine(record: Record) -> dict[str, str]:
     topology, host, environment = record.topology, record.machine, record.run.environment
+    setup = PROCESSOR_SETUP.of(host.host)
     of_all_hosts = (name for name in environment if name not in OF_ONE_HOST)
     variables: dict[str, str] = {Said("variable {name}", name=name): environment[name] for name in of_all_hosts}
     return {
@@ -157,7 +159,7 @@ def _machine(record: Record) -> dict[str, str]:
         **{what: getattr(topology, fact) or UNKNOWN for fact, what in SOFTWARE.items()},
         "Python": record.run.python or UNKNOWN,
         **{what: _text(host.get(fact)) for what, fact in OF_HOST.items()},
-        **{what: _text((host.get("processor_setup") or {}).get(fact)) for what, fact in OF_PROCESSORS.items()},
+        **{what: _text(getattr(setup, fact, None)) for what, fact in OF_PROCESSORS.items()},
         "network ports": _ports(NETWORK_PORTS.of(host.host)),
         "IOMMU of the GPUs": _iommu(PCI_DEVICES.of(host.host)),
         "open NVIDIA driver": _text(getattr(GPUDIRECT.of(host.host), "open_modules", None)),

@@ -1,0 +1,194 @@
+"""What of a host is absent, what cannot be read and by which command it could, and what is read: on a server as a plain
+user and as root, in a container, and in virtual machines."""
+
+import os
+from functools import partial
+from typing import Any
+
+import pytest
+
+from pytest_gpufleet.machine import bmc, container, disks, host, memory, processors
+from pytest_gpufleet.machine.tools import PACKAGES, Absent, Unreadable
+from pytest_gpufleet.model.codec import plain
+from pytest_gpufleet.model.gpu import Missing
+from tests.acceptance.checks import outcomes
+from tests.machines import recorded
+
+CPUINFO = "processor\t: 0\nvendor_id\t: {maker}\nflags\t\t: fpu sse2{flag}\n"
+MAKER, PRODUCT = "sys/class/dmi/id/sys_vendor", "sys/class/dmi/id/product_name"
+IPMI = "sys/firmware/dmi/entries/38-0/raw"
+DIMM = bytes([17, 0x15, *[0] * 10, 0x00, 0x20, 9, 0, 1, 0, 0x1A, 0, 0]) + b"DIMM_A1\0\0"
+SERVER = {
+    "proc/cpuinfo": CPUINFO.format(maker="GenuineIntel", flag=""),
+    "proc/1/comm": "systemd",
+    MAKER: "Supermicro",
+    IPMI: "",
+    "sys/firmware/dmi/entries/17-0/raw": DIMM,
+    "sys/class/nvme/nvme0/transport": "pcie",
+    "dev/nvme0": "",
+    "dev/ipmi0": "",
+}
+# Docker shows the /sys of the host without its firmware.
+DOCKER = {name: text for name, text in SERVER.items() if not name.startswith(("dev", "sys/firmware"))}
+SYSTEMS = {
+    "server": SERVER,
+    "drivers not loaded": {name: text for name, text in SERVER.items() if name not in ("dev/ipmi0", "dev/nvme0")},
+    "no BMC": {name: text for name, text in SERVER.items() if name not in ("dev/ipmi0", IPMI)},
+    "docker": {**DOCKER, ".dockerenv": ""},
+    "pod": {**DOCKER, "proc/1/comm": "python3"},
+    "firecracker": {"proc/cpuinfo": CPUINFO.format(maker="GenuineIntel", flag=" hypervisor"), "proc/1/comm": "agent"},
+    "gVisor": {"proc/cpuinfo": CPUINFO.format(maker="AuthenticAMD", flag="")},
+    "QEMU on Arm": {"proc/cpuinfo": "processor\t: 0\nCPU part\t: 0xd4f\n", MAKER: "QEMU"},
+    "docker in a VM": {"proc/cpuinfo": CPUINFO.format(maker="GenuineIntel", flag=" hypervisor"), ".dockerenv": ""},
+}
+READERS = {
+    "bmc": bmc.read,
+    "bmc_firmware": bmc.read_firmware,
+    "memory_modules": memory.modules,
+    "memory_errors": memory.errors,
+    "disk_health": disks.read_health,
+    "dmi": host.read_dmi,
+}
+ROOT, BMC_DRIVERS, OUTSIDE = "run as root (sudo)", "modprobe -a ipmi_si ipmi_devintf", "run on the host, or start"
+
+
+def lay_out(root, files):
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return root
+
+
+def denied(monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr("pathlib.Path.read_bytes", refuse)
+
+
+def asked(*command, **how):
+    """As a plain user is answered by smartctl, and root by all."""
+    if how.get("denied") and command[0] == "nvme":
+        raise Unreadable("nvme failed with status 1: Permission denied")
+    if command[0] == "ipmitool":
+        return ""
+    return '{"smartctl":{"exit_status":2,"messages":[{"string":"Permission denied"}]}}' if how.get("denied") else "{}"
+
+
+def read(name, root, user):
+    if name not in ("bmc", "disk_health"):
+        return READERS[name](root)
+    return READERS[name](root, lambda *command, **how: asked(*command, denied=user == "plain"))
+
+
+def state(name, root, user):
+    """None: it was read."""
+    arguments = (
+        {"run": lambda *command, **how: asked(*command, denied=user == "plain")}
+        if name in ("bmc", "disk_health")
+        else {}
+    )
+    try:
+        READERS[name](root, **arguments)
+    except Absent:
+        return "absent"
+    except Unreadable as why:
+        return why.remedy
+    return None
+
+
+# By system and user: how each subject ends, in the order of READERS. A text: it cannot be read, and how that begins
+# which makes it readable.
+STATES = {
+    ("server", "plain"): (ROOT, BMC_DRIVERS, ROOT, "modprobe i10nm_edac", ROOT, None),
+    ("server", "root"): (None, BMC_DRIVERS, None, "modprobe i10nm_edac", None, None),
+    ("drivers not loaded", "root"): (BMC_DRIVERS, BMC_DRIVERS, None, "modprobe i10nm_edac", None, None),
+    ("no BMC", "root"): ("absent", "absent", None, "modprobe i10nm_edac", None, None),
+    ("docker", "root"): (OUTSIDE, OUTSIDE, OUTSIDE, OUTSIDE, None, None),
+    ("docker", "plain"): (OUTSIDE, OUTSIDE, OUTSIDE, OUTSIDE, OUTSIDE, None),
+    ("pod", "plain"): (OUTSIDE, OUTSIDE, OUTSIDE, OUTSIDE, OUTSIDE, None),
+    **{(name, "plain"): ("absent",) * 6 for name in ("firecracker", "gVisor", "docker in a VM")},
+    ("QEMU on Arm", "root"): ("absent",) * 5 + (None,),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("system", "user"), STATES, ids=[" ".join(each) for each in STATES])
+def test_each_subject_is_absent_unreadable_or_read(tmp_path, monkeypatch, system, user):
+    root = lay_out(tmp_path, SYSTEMS[system])
+    if user == "plain":
+        denied(monkeypatch)
+    found = {name: state(name, root, user) for name in READERS}
+    wanted = dict(zip(READERS, STATES[system, user], strict=True))
+    assert {name: each and each[: len(wanted[name] or "")] for name, each in found.items()} == wanted
+
+
+@pytest.mark.parametrize(
+    ("files", "virtual", "contained"),
+    [
+        (SERVER, False, False),
+        ({**SERVER, MAKER: "Amazon EC2", PRODUCT: "p5.metal"}, False, False),
+        ({**SERVER, MAKER: "Microsoft Corporation", PRODUCT: "Virtual Machine"}, True, False),
+        ({**SERVER, "run/.containerenv": ""}, False, True),
+        ({**SERVER, "proc/1/cgroup": "4:memory:/kubepods/burstable/pod1\n"}, False, True),
+        ({**SERVER, "proc/1/cgroup": "0::/init.scope\n"}, False, False),
+        ({"proc/cpuinfo": "flags\t: fpu\n", "proc/1/comm": "tini"}, False, True),
+    ],
+    ids=["a server", "metal of a cloud", "Azure", "Podman", "an old pod", "cgroup v2", "a container without /sys"],
+)  # fmt: skip
+def test_virtual_machines_and_containers(tmp_path, files, virtual, contained):
+    root = lay_out(tmp_path, files)
+    assert (container.is_virtual(root), container.in_container(root)) == (virtual, contained)
+
+
+def test_amd_processors_have_another_driver(tmp_path):
+    with pytest.raises(Unreadable, match="modprobe amd64_edac"):
+        memory.errors(lay_out(tmp_path, {**SERVER, "proc/cpuinfo": CPUINFO.format(maker="AuthenticAMD", flag="")}))
+
+
+HOST_CHECKS = {
+    "bmc": (
+        "test_power_supplies_are_sound", "test_fans_are_sound", "test_air_comes_in_cool",
+        "test_bmc_logged_no_grave_error",
+    ),
+    "memory_modules": ("test_memory_modules_are_alike",),
+    "memory_errors": ("test_host_memory_had_few_errors", "test_host_memory_errors_stayed_rare"),
+    "disk_health": ("test_drives_are_healthy",),
+}  # fmt: skip
+
+
+def ended(root, monkeypatch):
+    """How the checks of the host end for a plain user of this system, and what they say."""
+    with monkeypatch.context() as patched:
+        denied(patched)
+        facts = {name: host.plain(host.HostFact(name, Any, partial(read, name, root, "plain"))) for name in READERS}
+    here = recorded()
+    here.machine.host.update(facts, processor_setup=plain(processors.read(root)))
+    found = outcomes(here, now=facts, before=facts, asked_once=facts.get)
+    return {check: found[check] for checks in HOST_CHECKS.values() for check in checks}
+
+
+def test_a_server_that_a_plain_user_may_not_read_is_not_judged(tmp_path, monkeypatch):
+    found = ended(lay_out(tmp_path, SERVER), monkeypatch)
+    assert {each.what for each in found.values()} == {"skipped"}
+    assert {each.message.rpartition(": ")[2] for each in found.values()} == {ROOT, "modprobe i10nm_edac"}
+
+
+def test_a_container_that_hides_its_host_is_one_gap(tmp_path, monkeypatch):
+    found = ended(lay_out(tmp_path, SYSTEMS["docker"]), monkeypatch)
+    assert {each.what for each in found.values()} == {"skipped"}
+    (message,) = {each.message for each in found.values()}
+    assert message.startswith("not judged: this container hides the host: run on the host, or start the container")
+
+
+def test_in_a_virtual_machine_there_is_no_such_thing(tmp_path, monkeypatch):
+    found = ended(lay_out(tmp_path, SYSTEMS["firecracker"]), monkeypatch)
+    assert {each.what for each in found.values()} == {"not applicable"}
+
+
+@pytest.mark.parametrize("program", PACKAGES)
+def test_a_program_that_is_not_installed_is_named_with_its_package(program, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    found = host.plain(host.HostFact("any", str, lambda: host.output(program)))
+    assert found == Missing(f"{program} is not installed", remedy=f"apt install {PACKAGES[program]}")
