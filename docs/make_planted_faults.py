@@ -8,16 +8,19 @@ A row says what is planted and where; all else that the page tells is what the p
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))  # the tests have what was recorded, and what describes machines
 
+from pytest_gpufleet.machine.gpudirect import misplaced_adapters
+from pytest_gpufleet.machine.network_ports import Port, mtu_between_nodes, subnets_between_nodes
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound
 from pytest_gpufleet.model.place import Where, gpu
@@ -33,9 +36,11 @@ from pytest_gpufleet.verdict.verdict import remarks
 from pytest_gpufleet.world.engines.processes import CANNOT_ANSWER
 from pytest_gpufleet.world.engines.protocol import Trace
 from pytest_gpufleet.world.failure import RankFailure
-from tests.acceptance import test_faulty_machines as faulty
+from tests.acceptance import test_faulty_machines as faulty, test_pcie
 from tests.boards import BOARDS
 from tests.fleets import host_run
+from tests.machine import test_network_ports as network_tests
+from tests.machine.test_gpudirect import BY_TWO, ON_TWO_SOCKETS, machine as described
 from tests.machine.test_kernel_log import SEGFAULT
 from tests.machines import recorded
 from tests.planted import (
@@ -204,6 +209,14 @@ def of_one_node(percent: float) -> Told:
     return slow_nodes(*(host_run(f"node-{n}", **({"change": change} if n == 2 else {})) for n in range(4)))
 
 
+def subnets(last: list[Port]) -> Told:
+    return of(subnets_between_nodes(dict(enumerate([*[network_tests.ports()] * 3, last]))))
+
+
+def mtus(last: int) -> Told:
+    return of(mtu_between_nodes(dict(enumerate([*[network_tests.ports()] * 3, network_tests.ports(mtu=last)]))))
+
+
 NODES = [
     Row("the network of two nodes carries less", [Case(frozenset({"rail0-node1/rail0", "world"}),
         lambda by: network(1 - by / 100))],
@@ -227,6 +240,10 @@ NODES = [
     Row("another driver on one node", always("node2", among_nodes(machine=lambda found: replace(found,
         driver="570.86.15"))),
         "host_unlike_others", "nodes alike", among_nodes()),
+    Row("cables of two rails of one node swapped", always("node3", lambda: subnets(network_tests.swapped(2, 5))),
+        "subnet_mismatch", "a node behind other switches", lambda: subnets(network_tests.ELSEWHERE)),
+    Row("MTU of one node other than its peers'", always("node3", lambda: mtus(1500)), "mtu_mismatch",
+        "the same one", lambda: mtus(4200)),
 ]  # fmt: skip
 
 
@@ -405,6 +422,20 @@ ERRORS = [
          "dimm_uncorrected", "node", "what a healthy host writes", f"machine.log = {faulty.HARMLESS_LOG!r}"),
 ]  # fmt: skip
 ALL_PORTS = "for one in ports[:4]: one"
+MTUS = faulty.PORTS + "for one in ports: one['mtu'] = 4200\n"
+
+
+def adapters(groups: Sequence[int], at: Sequence[int]) -> Told:
+    """Of eight GPUs that are in these groups."""
+    return of(misplaced_adapters(*described(groups, at, switches=groups is BY_TWO)))
+
+
+def acs_of(control: str) -> Told:
+    with TemporaryDirectory() as folder:
+        here = test_pcie.machine(Path(folder), host=test_pcie.ONE_SWITCH.replace("0x1D", control))
+        return set.union(*(of(each.faults) for each in test_pcie.checked(here).values()))
+
+
 HOST = [
     fact("3 of 4 GPUs are there", "machine.count = 3", "gpu_missing", "node"),
     fact("CPU governor powersave", "host['cpu_governor'] = 'powersave'", "cpu_governor", "node",
@@ -422,8 +453,10 @@ HOST = [
          "network_port_unlike_others", "node", "no port at all", "host['network_ports'] = []"),
     fact("a network port at half its rate", faulty.PORTS + "ports[2]['rate'] = '200 Gb/sec'",
          "network_port_unlike_others", "node"),
-    fact("all network ports at half their rate", faulty.PORTS + ALL_PORTS + "['rate'] = '200 Gb/sec'",
-         "network_port_unlike_others", "node", later=RULES),
+    fact("all network ports at half the rate of their board",
+         faulty.PORTS + ALL_PORTS + ".update(rate='200 Gb/sec', board='MT_0000000838')", "nic_rate_low", "node",
+         "the same adapter model with a board of 200 Gb/s",
+         faulty.PORTS + ALL_PORTS + ".update(rate='200 Gb/sec', board='MT_0000000834')"),
     fact("a network port with 8 lanes", faulty.PORTS_WITH_PCIE + "ports[1]['pcie'] = pcie(lanes=8)",
          "nic_pcie_slow", "node",
          "ports of 200 Gb/s in slots of PCIe 4",
@@ -431,7 +464,16 @@ HOST = [
     fact("CPU affinity of two GPUs swapped",
          "for index, gpu in enumerate(gpus): gpu['cpu_affinity'] = [(2, 1, 2, 1)[index]]", "cpu_affinity",
              "gpu0 gpu3", later=RULES),
-    unread("MTU of a port other than its peers'"), unread("cables swapped between rails"),
+    fact("MTU of one port other than its peers'", f"{MTUS}ports[2]['mtu'] = 1500", "mtu_mismatch", "node",
+         "that of the port for management", f"{MTUS}ports[4]['mtu'] = 1500"),
+    Row("an adapter of eight at the other socket",
+        always("rail4 rail5 rail6 rail7", lambda: adapters(ON_TWO_SOCKETS, (*[0] * 5, *[1] * 3))), "nic_misplaced",
+        "one for storage beside the eight", lambda: adapters(ON_TWO_SOCKETS, (*ON_TWO_SOCKETS, 0))),
+    Row("an adapter of eight at another switch, which two GPUs share",
+        always("rail0 rail1", lambda: adapters(BY_TWO, (0, 1, 1, 1, 2, 2, 3, 3))), "nic_misplaced",
+        "adapters where their GPUs are", lambda: adapters(BY_TWO, BY_TWO)),
+    Row("ACS between GPUs without NVLink", always("gpu0 gpu1", lambda: acs_of("0x1D")), "acs_between_gpus",
+        "with address translation by the devices (DirectTrans+)", lambda: acs_of("0x5D")),
     unread("a slow disk, where nobody says which folder is to be tested"),
 ]  # fmt: skip
 SUBJECTS = {

@@ -112,7 +112,7 @@ def test_ranks_send_through_the_loopback_interface_and_are_as_before(fleet):
     run = fleet(INNER / "adapter_loopback.py", ranks=4)
     assert run.outcomes == {
         "test_ranks_of_before": "passed",
-        "test_it_is_measured_and_proven_and_what_is_not_counted_is_not_told": "passed",
+        "test_it_is_measured_and_proven_and_what_is_not_counted_is_not_reported": "passed",
         "test_an_adapter_that_fails_leaves_the_ranks": "passed",
         "test_ranks_of_afterwards": "passed",
     }, run.text
