@@ -1,4 +1,5 @@
-# make accept   the acceptance suite on all GPUs of this machine, or a rehearsal on CPU ranks; ARGS="--gpus 4" adds options
+# make accept   the acceptance suite on all GPUs of this machine, or a rehearsal of level quick on CPU ranks;
+#               ARGS="--gpus 4" adds options
 # make quick    for daily work, under a minute: lint, and tests that hardly start anything, those of recorded runs first; and
 #               those of the modules that changed since the last commit
 # make oldest   quick rehearsals with the oldest releases that pyproject.toml allows (not of torch and matplotlib: large)
@@ -24,7 +25,7 @@ OLDEST := $(shell sed -n 's/^ *"\([a-z0-9-]*\)>=\([0-9.]*\)",$$/\1==\2/p' pyproj
 .PHONY: accept oldest quick test release hosts lint
 
 accept: $(READY)
-	GPUFLEET_STARTED_BY="make accept" $(BIN)/pytest acceptance/ $(ARGS)
+	GPUFLEET_STARTED_BY="make accept" $(BIN)/pytest acceptance/ $(if $(wildcard /dev/nvidia0),,--fleet-level quick) $(ARGS)
 
 oldest: $(READY)
 	$(PIP) --upgrade --target build/oldest $(OLDEST)

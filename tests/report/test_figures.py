@@ -43,7 +43,7 @@ def test_a_figure_that_two_checks_show_stands_once(standard: Record) -> None:
     again = replace(standard, findings=[*standard.findings, replace(one, check=f"{one.check}-again")])
     assert len(again.findings) == len(standard.findings) + 1
     assert [group.findings for group in groups(again)] == [group.findings for group in groups(standard)]
-    assert basis.told(again) == basis.told(standard)
+    assert basis.described(again) == basis.described(standard)
 
 
 def test_a_method_that_all_figures_share_stands_in_the_caption() -> None:

@@ -62,7 +62,7 @@ def pairs(*slow: str) -> Finding:
 def test_a_figure_that_two_checks_show_counts_once_wherever_figures_are_counted(incomplete: Record) -> None:
     def counts() -> tuple[Any, ...]:
         unjudged = [gap.subject for gap in gaps(incomplete) if gap.kind == "not judged"]
-        tally = re.findall(r"\d+ figures: [\d a-z,]+", Page(html(incomplete)).text)
+        tally = re.findall(r"\d+ measurements: [\d a-z,]+", Page(html(incomplete)).text)
         return unjudged, tally, document(incomplete, "0" * 64).counts.findings, basis.by_grade(incomplete)
 
     once = counts()

@@ -78,13 +78,29 @@ def test_what_does_not_apply_is_told_with_its_commonest_reasons_and_not_left_ope
     assert "Not applicable: 7 checks: no --fleet-order was given (3); needs 4 ranks, this run has 2 (2)" in text
     assert "and for 2 other reasons, which the report lists" in text
     checks[6] = replace(checks[6], outcome="skipped")
-    assert "Left open: 1 check skipped" in text_of(record_of(checks=checks, verdict="INCOMPLETE"))
+    assert "Open: 1 check skipped" in text_of(record_of(checks=checks, verdict="INCOMPLETE"))
+
+
+def test_a_failure_stands_once_and_is_counted_alike(bad_gpu: Record) -> None:
+    lines = [text for text, _ in summary_lines(bad_gpu)]
+    failed = sum(check.outcome == "failed" for check in bad_gpu.checks.values())
+    assert f"Failed checks: {failed}" in lines
+    assert any(line.strip().startswith(f"{failed} of ") for line in lines)
+    assert not [line for line in lines if line.startswith("  - ")]
+
+
+def test_of_own_checks_alone_the_suite_is_not_left_open(rehearsal: Record) -> None:
+    assert "Left open" in text_of(rehearsal)
+    rehearsal.checks = {"checks/test_own.py::test_it": Check("checks/test_own.py::test_it", "passed", 0.1)}
+    text = text_of(rehearsal)
+    assert "Left open" not in text
+    assert text.count("REHEARSAL") == 1
 
 
 def test_a_level_that_judges_no_figure_does_not_say_that_all_met(standard: Record) -> None:
     standard.findings.clear()
     told = " ".join(text_of(standard).split())
-    assert "and found nothing wrong. No figure was judged." in told
+    assert "none failed. No measurement was judged." in told
     assert " 0 " not in told
 
 

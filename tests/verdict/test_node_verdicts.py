@@ -138,7 +138,7 @@ def test_a_verdict_stands_on_the_lowest_grade_of_all_nodes() -> None:
     ends = {node: NodeFinished(node=node, run="", verdict="ACCEPTED", basis=grade) for node, grade in enumerate(grades)}
     record = Record(finished=ends)
     assert basis.lowest(record) == "physical"
-    assert basis.PHYSICAL in basis.told(record)
+    assert basis.PHYSICAL in basis.described(record)
 
 
 def test_many_nodes_are_told_by_their_number_and_the_first_names() -> None:

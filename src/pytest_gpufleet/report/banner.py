@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from pytest_gpufleet.model.finding import distinct
-from pytest_gpufleet.model.language import say
+from pytest_gpufleet.model.language import in_language, say
 from pytest_gpufleet.model.levels import BURN_IN_SECONDS
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
@@ -18,7 +17,7 @@ from pytest_gpufleet.verdict.accusations import searched
 from pytest_gpufleet.verdict.gaps import counted, gaps
 from pytest_gpufleet.verdict.given_limits import own_limits
 from pytest_gpufleet.verdict.node_verdicts import unaccepted
-from pytest_gpufleet.verdict.verdict import RESUMABLE, failure, remarks
+from pytest_gpufleet.verdict.verdict import REHEARSED, RESUMABLE, failure, remarks
 
 MOST_REASONS = 10
 
@@ -73,7 +72,7 @@ def stamp(record: Record) -> Stamp:
 
 def standing(record: Record) -> str:
     """What a verdict of ACCEPTED stands on; "" of any other: who is rejected, is so by what failed."""
-    return basis.told(record) if stamp(record).word == "ACCEPTED" else ""
+    return basis.described(record) if stamp(record).word == "ACCEPTED" else ""
 
 
 def headline(record: Record) -> str:
@@ -81,42 +80,39 @@ def headline(record: Record) -> str:
     return "; ".join(filter(None, (stamp(record).word, standing(record))))
 
 
-def reasons(record: Record, where_more: str = "which the report lists") -> list[str]:
+def reasons(record: Record, where_more: str = "which the report lists", with_checks: bool = False) -> list[str]:
     """Why the verdict is what it is, or that there is none, beyond the headline and the paragraph below it; the first
-    few, and `where_more` says where all of them are.
+    few, and `where_more` says where all of them are. `with_checks`: also which failed, where nothing else names them.
 
     Of a check with parameters that failed in several cases there is one reason.
     """
     if record.verdict is None:
         return [*record.reasons, say("No verdict was recorded: the run did not reach its end.")]
-    without_case = {
-        failure(check, record): failure(check, record, with_case=False)
-        for check in record.checks.values()
-        if check.title
-    }
-    without_case |= {each.text: say(each.text) for each in unaccepted(record)}
-    said = {basis.told(record), record.judged_again}
-    if record.verdict in ("ACCEPTED", "INCOMPLETE"):
+    if record.verdict == "ACCEPTED":
+        return []
+    checks = record.checks.values()
+    with in_language("en"):  # as they are on record
+        names = [failure(check, record) for check in checks]
+    of_checks = {name: failure(check, record, with_case=False) for name, check in zip(names, checks, strict=True)}
+    failed = [name for name, check in zip(names, checks, strict=True) if check.outcome == "failed"]
+    said = {REHEARSED, record.judged_again, *(() if with_checks else failed)}
+    if record.verdict == "INCOMPLETE":
         said.update(remarks(record))
-    cases = Counter(without_case.get(reason, reason) for reason in record.reasons if reason not in said)
-    told = [
+    texts = of_checks | {each.text: say(each.text) for each in unaccepted(record)}
+    cases = Counter(texts.get(reason, reason) for reason in record.reasons if reason not in said)
+    found = [
         say("{reason}, {count} cases", reason=reason, count=count) if count > 1 else say(reason)
         for reason, count in cases.items()
     ]
-    more = len(told) - MOST_REASONS
+    more = len(found) - MOST_REASONS
     left = [say("... and {count} more, {where}", count=more, where=say(where_more))] if more > 0 else []
-    return told[:MOST_REASONS] + left
+    return found[:MOST_REASONS] + left
 
 
 MOST_GPUS = 3
-ALL_MET = (
-    "Every check that level {level} requires ran on {gpus} GPUs, and all {figures} judged figures met their limits."
-)
-ALL_MET_ON_ONE = ALL_MET.replace("{gpus} GPUs", "1 GPU")
-NOTHING_WRONG = (
-    "Every check that level {level} requires ran on {gpus} GPUs and found nothing wrong. No figure was judged."
-)
-NOTHING_WRONG_ON_ONE = NOTHING_WRONG.replace("{gpus} GPUs", "1 GPU")
+ALL_RAN = "Every check that level {level} requires ran on {gpus} GPUs, and none failed."
+ALL_RAN_ON_ONE = ALL_RAN.replace("{gpus} GPUs", "1 GPU")
+NOTHING_JUDGED = "No measurement was judged."
 NAMED = "{gpu} ({serial}) is named in {count}"
 NO_SINGLE_GPU = "None of them points to a single GPU: look at what all GPUs share (switches, host, software, settings)."
 
@@ -205,7 +201,7 @@ def _first(record: Record, said: Mapping[str, Accused], unexplained: Mapping[str
     clear = dict.fromkeys(where for each in said.values() for where in each.explained if where not in named)
     if clear:
         places = say(" or ").join(wording.place(where, record.hosts) for where in sorted(clear))
-        told.append(say("Nothing here speaks against {places}.", places=places))
+        told.append(say("No evidence of a fault in {places}.", places=places))
     return wording.sentences(*told)
 
 
@@ -242,10 +238,9 @@ def _first_cause(record: Record, accused: Iterable[str]) -> str:
 
 
 def _judged(record: Record) -> str:
-    gpus, level = len(record.topology.gpus), record.run.level
-    figures = sum(finding.state == "met" for finding in distinct(record.findings))
-    on_several, on_one = (ALL_MET, ALL_MET_ON_ONE) if figures else (NOTHING_WRONG, NOTHING_WRONG_ON_ONE)
-    return say(on_several if gpus != 1 else on_one, level=level, gpus=gpus, figures=figures)
+    gpus, judged = len(record.topology.gpus), any(basis.judged_by(finding) for finding in record.findings)
+    ran = say(ALL_RAN if gpus != 1 else ALL_RAN_ON_ONE, level=record.run.level, gpus=gpus)
+    return wording.sentences(ran, "" if judged else say(NOTHING_JUDGED))
 
 
 def _tightest(record: Record) -> str:
@@ -257,9 +252,9 @@ def _tightest(record: Record) -> str:
         return ""
     value, limit = wording.value_and_limit(worst[1], nearest.limit)
     what = say(", ").join([wording.title(nearest), *wording.conditions(nearest)])
-    inside = wording.percent(wording.margin(nearest), 2)
-    text = "Nearest to its limit came {what}: {value} against {limit}, {inside} inside."
-    return say(text, what=what, value=value, limit=limit, inside=inside)
+    margin = f"+{wording.percent(wording.margin(nearest), 2)}"
+    text = "Smallest margin: {what}: {value} (limit {limit}, {margin})."
+    return say(text, what=what, value=value, limit=limit, margin=margin)
 
 
 def _open(record: Record) -> str:

@@ -52,7 +52,9 @@ class HostsPart:
         beside = [say(gap.what) for gap in row.gaps if gap.kind != "incomplete"]
         beside += [wording.capitalised(say(text)) for text in row.said]
         rejected = row.run is not None and row.verdict != "ACCEPTED"
-        return beside + (reasons(row.run.record, "which its own report lists") if row.run and rejected else [])
+        return beside + (
+            reasons(row.run.record, "which its own report lists", with_checks=True) if row.run and rejected else []
+        )
 
     def figures(self, row: HostRow) -> list[tuple[str, str, str, str]]:
         """The worst of those that are worse than its peers'."""

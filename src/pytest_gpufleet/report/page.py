@@ -39,6 +39,10 @@ from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns
 from pytest_gpufleet.verdict.gaps import Gap, Kind, gaps, in_cases, inapplicable, newer, not_applied
 
 SETTLED = ("passed", "not applicable", "met", "for information")  # checks, and figures
+STATE_WORDS = {
+    "met": "within limits", "missed": "outside limits", LIKE_PEERS: "consistent with peers",
+    "for information": "informational",
+}  # fmt: skip
 STATES = ("met", LIKE_PEERS, "missed", "not judged", "for information")
 # Seconds of telemetry below which it is not drawn. Level quick of recorded machines had 7 to 16 samples, one a second,
 # in which no GPU became warm; to load matplotlib and draw them took a tenth of the run.
@@ -83,7 +87,7 @@ class Section:
         states = Counter(map(state, self.group.findings))
         told = [
             _tally("check", outcomes, gpu_grid.GRAVITY),
-            _tally("figure", states, STATES) if states else "",
+            _tally("measurement", states, STATES) if states else "",
         ]
         return say("; ").join(filter(None, told))
 
@@ -225,7 +229,7 @@ def _counts(record: Record) -> list[str]:
         *nodes_in_words(record),
         ", ".join(machines),
         _tally("check", outcomes, ("passed", "failed", "skipped", "not applicable")),
-        _tally("figure", states, STATES),
+        _tally("measurement", states, STATES),
         _basis(record),
     ]
     return [text for text in told if text]
@@ -233,14 +237,15 @@ def _counts(record: Record) -> list[str]:
 
 def _basis(record: Record) -> str:
     """ "Limits: 19 calibrated, 23 physical, at least published asked for"; "" where there is nothing to tell"""
-    told = [f"{count} {say(grade)}" for grade, count in basis.by_grade(record).items()]
+    by_grade = {} if standing(record) else basis.by_grade(record)  # the banner of what is ACCEPTED has them
+    told = [f"{count} {say(grade)}" for grade, count in by_grade.items()]
     if record.run.basis != GRADES[-1]:
         told.append(say("at least {grade} asked for", grade=say(record.run.basis)))
     return say("Limits: {grades}", grades=say(", ").join(told)) if told else ""
 
 
 def _tally(noun: str, counts: Counter[str], order: Sequence[str]) -> str:
-    parts = [f"{counts[name]} {say(name)}" for name in order if counts[name]]
+    parts = [f"{counts[name]} {say(STATE_WORDS.get(name, name))}" for name in order if counts[name]]
     total = counts.total()
     return f"{total} {say(noun if total == 1 else f'{noun}s')}" + (say(": ") + say(", ").join(parts) if parts else "")
 

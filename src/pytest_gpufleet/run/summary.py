@@ -243,7 +243,7 @@ def summary(record: Record, sha256: str, report_sha256: str = "") -> Summary:
             Counter(check.outcome for check in record.checks.values()),
             Counter(finding.state for finding in distinct(record.findings)),
         ),
-        OfBasis(record.run.basis, basis.lowest(record), basis.by_grade(record), basis.told(record)),
+        OfBasis(record.run.basis, basis.lowest(record), basis.by_grade(record), basis.described(record)),
         tuple(_part(OfCheck, check, run=check.run or None) for check in record.checks.values()),
         tuple(_fault(fault, record) for fault in told(record)),
         tuple(map(_finding, record.findings)),

@@ -10,9 +10,11 @@ from pytest_gpufleet.model.limit import GRADES, Grade
 from pytest_gpufleet.model.record import Record
 
 # What a limit of the lowest grade is worth, said wherever one was used.
-PHYSICAL = ", which find what is broken and not what is a tenth slow"
-
-ONE, SOME, MORE = "{count} figure by {grade} limits", "{count} figures by {grade} limits", "{count} by {grade} ones"
+PHYSICAL = " (physical limits catch defects, not a 10 % slowdown)"
+WITHIN, WITHIN_ONE = (
+    "{met} of {count} measurements within limits: {grades}",
+    "{met} of 1 measurement within limits: {grades}",
+)
 TOO_LOW = "held against a {grade} limit, and --fleet-basis asks for a {wanted} one"
 
 
@@ -35,25 +37,24 @@ def lowest(record: Record) -> Grade | None:
     return next((grade for grade in reversed(GRADES) if grade in used), None)
 
 
-def told(record: Record) -> str:
+def described(record: Record) -> str:
     """What the verdict of a run stands on, in words; of one on many nodes, how low the limits of any of them go."""
-    words, worst = in_words(by_grade(record)), lowest(record)
+    missed = sum(finding.state == "missed" for finding in distinct(record.findings) if judged_by(finding))
+    words, worst = in_words(by_grade(record), missed), lowest(record)
     if not record.finished or worst is None:
         return words
     on_nodes = say("no limit of any node below a {grade} one", grade=say(worst))
     on_nodes += say(PHYSICAL) if worst == "physical" else ""
-    return say("; ").join([say("{words} between nodes", words=words), on_nodes]) if words else on_nodes
+    return say("; ").join([say("between nodes {words}", words=words), on_nodes]) if words else on_nodes
 
 
-def in_words(counts: Mapping[Grade, int]) -> str:
-    """ "19 figures by calibrated limits, 23 by physical ones, which find what is broken and not what is a tenth slow";
-    "" if none was held against a limit."""
-    parts: list[str] = []
-    for grade, count in counts.items():
-        first = SOME if count != 1 else ONE
-        text = say(MORE if parts else first, count=count, grade=say(grade))
-        parts.append(text + (say(PHYSICAL) if grade == "physical" else ""))
-    return say(", ").join(parts)
+def in_words(counts: Mapping[Grade, int], missed: int = 0) -> str:
+    """ "42 of 42 measurements within limits: 19 calibrated, 23 physical (...)"; "" if none was held against a limit."""
+    if not (count := sum(counts.values())):
+        return ""
+    grades = say(", ").join(say("{count} {grade}", count=number, grade=say(grade)) for grade, number in counts.items())
+    text = say(WITHIN if count != 1 else WITHIN_ONE, met=count - missed, count=count, grades=grades)
+    return text + (say(PHYSICAL) if "physical" in counts else "")
 
 
 def too_low(findings: Iterable[Finding], wanted: Grade) -> list[tuple[Finding, str]]:

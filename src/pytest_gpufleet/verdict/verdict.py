@@ -63,7 +63,7 @@ def conclude(record: Record) -> tuple[VerdictWord, list[str]]:
         return "INCOMPLETE", reasons(missing, record) + remarks(record)
     where = f" on {len(record.hosts)} nodes" if record.of_cluster else ""
     whole = f"all {len(record.required)} checks of level {record.run.level} ran and met their limits{where}"
-    return "ACCEPTED", [whole, *filter(None, [basis.told(record)]), *remarks(record)]
+    return "ACCEPTED", [whole, *filter(None, [basis.described(record)]), *remarks(record)]
 
 
 def _unseen(fault: Fault, record: Record) -> str:

@@ -4,6 +4,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable
 
+from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.place import on_node
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
@@ -92,7 +93,7 @@ def node_lines(record: Record) -> list[Line]:
     """Each line with its markup: no more than SCREEN, however many nodes there are."""
     lines = [*wrapped(headline(record), "", stamp(record).markup), *wrapped("; ".join(nodes_in_words(record)), "  ")]
     lines += wrapped(why(record), "  ")
-    against = reasons(record)
+    against = reasons(record, with_checks=True)
     for reason in against[:MOST_NODE_REASONS]:
         lines += wrapped(_short(reason), "  - ")
     lines += and_more(len(against) - MOST_NODE_REASONS, "  - ")
@@ -171,8 +172,9 @@ def summary_lines(record: Record, folder: str = "FOLDER") -> list[Line]:
     result: list[Line] = [*wrapped(headline(record), "", verdict.markup), *wrapped(why(record), "  ")]
     for reason in reasons(record):
         result += wrapped(reason, "  - ")
-    if failed := failures(record, accused(record)):
-        result.append((f"Failed checks: {sum(len(failure.names) for failure in failed)}", HEADING))
+    blamed = accused(record)
+    if failed := failures(record, blamed):
+        result.append((f"Failed checks: {len(blamed)}", HEADING))
         result += [line for failure in failed[:MOST_FAILURES] for line in _failure(failure)]
         result += and_more(len(failed) - MOST_FAILURES, "  ", "failed check", "which are in evidence.jsonl")
     for step in next_steps(record, folder):
@@ -184,7 +186,12 @@ def summary_lines(record: Record, folder: str = "FOLDER") -> list[Line]:
 
 
 def _left_open(record: Record, shortened: Callable[[str], str] = str) -> list[Line]:
-    told = counted(gaps(record))
+    if stamp(record).word == "INCOMPLETE" and not record.of_cluster:  # the paragraph says it
+        return []
+    suite = any(levels.check_name(check) in record.suite.checks for check in record.checks)
+    told = (
+        counted(gaps(record)) if suite or not record.run.rehearsal else []
+    )  # of own checks nobody asked for the suite
     text = f"Left open: {', '.join(told)} (the report lists each with its reason)" if told else ""
     return wrapped(shortened(text), "", {"yellow": True})
 
