@@ -17,7 +17,6 @@ from pytest_gpufleet import cli
 from pytest_gpufleet.model.events import Telemetry, Verdict
 from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.model.record import read
-from pytest_gpufleet.report import page as report_page
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.safe_files import sha256
@@ -139,17 +138,14 @@ def test_a_run_that_died_has_a_report_after_all(tmp_path: Path, gpufleet: Comman
 
 
 def test_both_ways_to_the_report_show_the_same(folder: Path, gpufleet: Command) -> None:
-    digest = sha256(folder / "evidence.jsonl")
     written = (folder / "report.html").read_text()
     again = folder / "again.html"
     assert gpufleet("report", folder, "-o", again) == (0, f"{again}: REHEARSAL")
     assert (folder / "report.html").read_text() == written
-    fragment = report_page.summary(read(folder / "evidence.jsonl"), digest)
     # matplotlib's drawings have ids of their own in each process.
-    unnamed = [re.sub(r"[mp][0-9a-f]{10}", "", text) for text in (fragment, written, again.read_text())]
-    assert unnamed[0] in unnamed[1]
-    assert unnamed[0] in unnamed[2]
-    assert "Something with &lt;GPUs&gt; &amp; more" in unnamed[2]
+    by_the_run, by_the_command = (re.sub(r"[mp][0-9a-f]{10}", "", text) for text in (written, again.read_text()))
+    assert by_the_run == by_the_command
+    assert "Something with &lt;GPUs&gt; &amp; more" in by_the_run
     assert gpufleet("report", folder, "--language=zh")[0] == 0  # the same evidence: no harm in writing it again
     assert gpufleet("verify", folder)[0] == 0
     assert (folder / "report.html").read_text() != written
@@ -162,10 +158,8 @@ def test_a_folder_from_somebody_else_leads_nowhere(tmp_path: Path, gpufleet: Com
     victim.write_text("secret")
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to("../bashrc")
-    assert gpufleet("report", folder) == (
-        1,
-        f"gpufleet: {folder / name} cannot be read: it is a link, which is not followed",
-    )
+    why = f"{folder / name} cannot be read: it is a link, which is not followed"
+    assert gpufleet("report", folder) == (1, f"gpufleet: {why}")
     assert victim.read_text() == "secret"
 
 
@@ -218,8 +212,7 @@ def test_a_rehearsal_stays_one(folder: Path, tmp_path: Path, gpufleet: Command) 
 def test_a_profile_for_other_gpus_is_refused(tmp_path: Path, gpufleet: Command) -> None:
     folder = runs.record(tmp_path / "run", machine=runs.topology("node7", model="NVIDIA B300"))
     status, text = gpufleet("judge", folder, "--fleet-profile", runs.written(tmp_path / "contract.toml"))
-    assert status == 1
-    assert "is for NVIDIA X9000, but this machine has NVIDIA B300" in text
+    assert (status, "is for NVIDIA X9000, but this machine has NVIDIA B300" in text) == (1, True)
 
 
 # ---------------------------------------------------------------- compare
