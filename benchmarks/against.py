@@ -5,7 +5,7 @@
     python benchmarks/against.py --turns 15 v0.3.0 many_hosts 16
 
 The benchmark is that of the working tree, its arguments are its own. It measures the package of both, each time in a
-process of its own, one after the other: before, now; now, before; ... It is told where the other commit lacks what the
+process of its own, one after the other: before, now; now, before; ... It is said where the other commit lacks what the
 benchmark asks for. Prints a Markdown table: minimum, median and maximum of both, the ratio of the medians, and the
 lowest and the highest ratio of a turn. A change is called higher or lower only where every turn says so: of 7 turns
 without any change that is so once in 64.

@@ -7,8 +7,8 @@
     python benchmarks/faults.py --nodes 30      every fault of a node 30 times, on hosts of namespaces; as root
 
 "Detected after" counts from the moment the ranks get the call (for a hang: from its deadline) to the error in the
-controller, with the 0.4 s that the other ranks get to tell their own story. "Working again" is a fresh world with its
-process group and an exact all_reduce.
+controller, with the 0.4 s that the other ranks get to report their own failure. "Working again" is a fresh world with
+its process group and an exact all_reduce.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pytest_gpufleet.world.failure import RankFailure
 
 
 def measure(group, name):
-    """The failure and its two times; RuntimeError if it was not caught, not told right or left a broken world."""
+    """The failure and its two times; RuntimeError if it was not caught, described wrongly or left a broken world."""
     fault = FAULTS[name]
     group.run(all_reduce)
     began = time.monotonic()
@@ -51,9 +51,9 @@ def measure(group, name):
         raise RuntimeError(f"{name}: not caught")
     culprit = story.reports[0]
     if fault.kind and (story.kind != fault.kind or (fault.others != "same" and culprit.rank != CULPRIT)):
-        raise RuntimeError(f"{name}: told wrong\n{story}")
+        raise RuntimeError(f"{name}: described wrongly\n{story}")
     if missing := [words for words in fault.says if words not in str(story)]:
-        raise RuntimeError(f"{name}: {missing} not told\n{story}")
+        raise RuntimeError(f"{name}: {missing} missing\n{story}")
     began = time.monotonic()
     expected = RANKS * (RANKS + 1) // 2
     if group.run(all_reduce) != [expected] * RANKS:
@@ -80,7 +80,7 @@ def freezes(count):
     """What became of each, and the longest time that the controller took."""
     run = Run(Options(rehearse=2))
     world = run.ranks.world(with_group=False)
-    told, slowest = collections.Counter(), 0.0
+    kinds, slowest = collections.Counter(), 0.0
     for _ in range(count):
         world.run(no_op)
         began = time.monotonic()
@@ -88,15 +88,13 @@ def freezes(count):
             world.run(freeze_while_answering, random.uniform(0, FREEZE_WITHIN), timeout=FREEZE_DEADLINE)
         except RankFailure as failure:
             if failure.reports[0].rank != 1:
-                raise RuntimeError(f"told wrong\n{failure}") from None
-            told[failure.kind] += 1
+                raise RuntimeError(f"described wrongly\n{failure}") from None
+            kinds[failure.kind] += 1
         slowest = max(slowest, time.monotonic() - began)
-        print(f"\r{told.total()} of {count}", end="", file=sys.stderr, flush=True)
+        print(f"\r{kinds.total()} of {count}", end="", file=sys.stderr, flush=True)
     run.close()
-    print(f"\n{count} freezes: {told['hang']} before the answer was out, told as a hang of that rank,")
-    print(
-        f"{told['exception']} after it, told as its exception; deadline {FREEZE_DEADLINE:g} s, slowest {slowest:.2f} s"
-    )
+    print(f"\n{count} freezes: {kinds['hang']} before the answer was out, reported as a hang of that rank,")
+    print(f"{kinds['exception']} after it, as its exception; deadline {FREEZE_DEADLINE:g} s, slowest {slowest:.2f} s")
 
 
 NODES = Path(__file__).parents[1] / "tests" / "nodes"
@@ -156,8 +154,8 @@ def table(asked):
     print(f"{group.size} ranks: {run.ground.headline(run.options.level, run.options.basis)}\n")
     print("| fault | detected after | attributed to | working again after |\n| --- | ---: | --- | ---: |")
     for name, headline, detected, again in rows:
-        told = (headline or "**not as expected**")[:90].rstrip()
-        print(f"| {name} | {detected:.2f} s | {told} | {again:.2f} s |")
+        text = (headline or "**not as expected**")[:90].rstrip()
+        print(f"| {name} | {detected:.2f} s | {text} | {again:.2f} s |")
     run.close()
 
 

@@ -4,7 +4,7 @@
     python benchmarks/nodes.py 64
 
 Every node is an agent, a process of this machine. Behind it is a recorded machine of 4x NVIDIA H200 with a name and
-GPUs of its own, whose own run tells what that machine told on 2026-11-21, as evidence of today, within 20 s. No rank is
+GPUs of its own, whose own run sends what that machine sent on 2026-11-21, as evidence of today, within 20 s. No rank is
 started. The controller is `pytest --nodes N --gpus 4`, from the start of the agents to the report. Its own CPU time
 counts, of all threads: the agents have the same processors.
 """
@@ -54,13 +54,13 @@ WATCHED: dict[str, tuple[Any, str]] = {
     "start": (cluster.Cluster, "start"),
     "start the nodes' own runs": (cluster_run.ClusterRun, "start_alone"),
     ONE: (mirrored.Mirrors, "pytest_runtest_protocol"),
-    "take in what nodes tell": (node_runs.NodeRun, "hear"),
+    "take in messages of nodes": (node_runs.NodeRun, "hear"),
     LEFT_OUT: (cluster_run.ClusterRun, "begin_between"),
     HEALTH: (cluster_run.ClusterRun, "check_health"),
     "bring the folders": (node_runs, "collect"),
     "page of the report": (html_report.HtmlReport, "pytest_html_results_summary"),
 }
-# Tests between nodes, beside those that the suite has for what its nodes told.
+# Tests between nodes, beside those that the suite has for what its nodes sent.
 BETWEEN = """
 import pytest
 import nodes
@@ -145,7 +145,7 @@ def transport_for(options: Options) -> transport.LocalTransport:
     return transport.LocalTransport([msgspec.structs.replace(settings, name=name) for name in names], begin)
 
 
-def told_by_a_node() -> tuple[list[str], list[str]]:
+def sent_by_a_node() -> tuple[list[str], list[str]]:
     """The evidence of a node's own run, as lines for any name, and the ids of its checks. Of the recorded machine, as
     one of this version, with what failed there as passed."""
     lines, checks = [], []
@@ -172,7 +172,7 @@ def told_by_a_node() -> tuple[list[str], list[str]]:
 def build(folder: Path) -> None:
     """Where the controller and all nodes run: checks by the names that the recorded machine knows, those between nodes,
     and what stands for pytest on a node."""
-    lines, checks = told_by_a_node()
+    lines, checks = sent_by_a_node()
     (folder / "recorded.jsonl").write_text("".join(lines), encoding="utf-8")
     shutil.copy(HERE / "recorded_suite.py", folder / "pytest.py")
     left = folder / "left"
@@ -216,7 +216,7 @@ def controller(nodes: int, folder: Path, result: Path) -> None:
     with FIGURES.of("all"):
         status = pytest.main(arguments)
     (report,) = Path("reports").glob("*/report.html")
-    told = {
+    measured = {
         "status": int(status),
         "cpu": FIGURES.cpu,
         "wall": FIGURES.wall,
@@ -225,7 +225,7 @@ def controller(nodes: int, folder: Path, result: Path) -> None:
         "before": before,
         "page": report.stat().st_size / 1e6,
     }
-    result.write_text(json.dumps(told))
+    result.write_text(json.dumps(measured))
 
 
 def _resident() -> float:
@@ -246,24 +246,24 @@ def measured(nodes: int) -> dict[str, Any]:
         return json.loads(result.read_text())
 
 
-# What is told of each number of nodes, and of TO by a line through them: a label, and how it is found.
+# What is printed of each number of nodes, and of TO by a line through them: a label, and how it is found.
 ROWS: dict[str, Callable[[dict[str, Any]], float]] = {
-    "start of the agents until all have said Hello, s": lambda told: told["wall"]["start"],
-    "CPU of it, ms": lambda told: 1e3 * told["cpu"]["start"],
-    "pulses and beats, CPU ms/s": lambda told: 1e3 * told["cpu"]["idle"] / IDLE_SECONDS,
-    "a check of one machine, CPU ms": lambda told: (
-        1e3 * told["cpu"][ONE] / (told["calls"][ONE] - told["calls"][LEFT_OUT])
+    "start of the agents until all have said Hello, s": lambda measured: measured["wall"]["start"],
+    "CPU of it, ms": lambda measured: 1e3 * measured["cpu"]["start"],
+    "pulses and beats, CPU ms/s": lambda measured: 1e3 * measured["cpu"]["idle"] / IDLE_SECONDS,
+    "a check of one machine, CPU ms": lambda measured: (
+        1e3 * measured["cpu"][ONE] / (measured["calls"][ONE] - measured["calls"][LEFT_OUT])
     ),
-    "all that the nodes' own runs tell, CPU s": lambda told: told["cpu"]["take in what nodes tell"],
-    "who is unlike or left out, CPU s": lambda told: told["cpu"][LEFT_OUT],
-    "health around a check, CPU ms": lambda told: 1e3 * told["cpu"][HEALTH] / told["calls"][HEALTH],
-    "the same by the clock, ms": lambda told: 1e3 * told["wall"][HEALTH] / told["calls"][HEALTH],
-    "folders of the nodes, CPU s": lambda told: told["cpu"]["bring the folders"],
-    "page of the report, CPU s": lambda told: told["cpu"]["page of the report"],
-    "all of the run, CPU s": lambda told: told["cpu"]["all"],
-    "memory when all nodes have told all, MiB": lambda told: told["memory"][HEALTH],
-    "memory at most, MiB": lambda told: told["memory"]["all"],
-    "report, MB": lambda told: told["page"],
+    "all messages of the nodes' own runs, CPU s": lambda measured: measured["cpu"]["take in messages of nodes"],
+    "who is unlike or left out, CPU s": lambda measured: measured["cpu"][LEFT_OUT],
+    "health around a check, CPU ms": lambda measured: 1e3 * measured["cpu"][HEALTH] / measured["calls"][HEALTH],
+    "the same by the clock, ms": lambda measured: 1e3 * measured["wall"][HEALTH] / measured["calls"][HEALTH],
+    "folders of the nodes, CPU s": lambda measured: measured["cpu"]["bring the folders"],
+    "page of the report, CPU s": lambda measured: measured["cpu"]["page of the report"],
+    "all of the run, CPU s": lambda measured: measured["cpu"]["all"],
+    "memory when all nodes have sent all, MiB": lambda measured: measured["memory"][HEALTH],
+    "memory at most, MiB": lambda measured: measured["memory"]["all"],
+    "report, MB": lambda measured: measured["page"],
 }
 
 
@@ -272,7 +272,7 @@ def table(found: dict[int, dict[str, Any]]) -> Iterator[str]:
     yield f"| nodes | {' | '.join(map(str, found))} | {last} |"
     yield f"| --- |{' ---: |' * (len(found) + 1)}"
     for label, row in ROWS.items():
-        values = [row(told) for told in found.values()]
+        values = [row(measured) for measured in found.values()]
         line = f"{_on_the_line(found, values):,.3g}" if last else ""
         yield f"| {label} | {' | '.join(f'{value:,.3g}' for value in values)} | {line} |"
 

@@ -4,7 +4,7 @@
     python benchmarks/quick.py --gpus 2     on GPUs
     python benchmarks/against.py HEAD quick --gpus 2    beside another commit
 
-By the times of the evidence: the opening (Python, pytest, torch, what the GPUs and the host tell), the collection, the
+By the times of the evidence: the opening (Python, pytest, torch, facts of GPUs and host), the collection, the
 checks with the wait for their ranks, and what comes after the verdict (the report, the end of ranks and processes).
 CPU seconds are those of the controller and of the processes that it has waited for.
 """

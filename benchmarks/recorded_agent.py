@@ -25,7 +25,7 @@ from pytest_gpufleet.nodes.agent_process import AgentSettings
 sys.path.insert(1, str(Path(__file__).parents[1]))
 from tests import machines
 
-NAME = "RECORDED_NODE"  # the variable that tells the node's own run whose it is
+NAME = "RECORDED_NODE"  # the variable that names the node to its own run
 
 
 class RecordedNode:
@@ -43,7 +43,7 @@ class RecordedNode:
 
     def facts(self, names: Sequence[str]) -> tuple[Gpu, ...]:
         now = zip(self.topology.gpus, self._machine.gpus, strict=True)
-        return tuple(Gpu(gpu.index, {**told.facts, **gpu.facts}) for gpu, told in now)
+        return tuple(Gpu(gpu.index, {**then.facts, **gpu.facts}) for gpu, then in now)
 
     def host(self) -> dict[str, Any]:
         return dict(self._host)

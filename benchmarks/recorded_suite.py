@@ -1,4 +1,4 @@
-"""What stands for pytest on a node that is not here: it writes what a recorded machine has told, line by line, as the
+"""What stands for pytest on a node that is not here: it writes the evidence of a recorded machine, line by line, as the
 run of that node, and the files that a run leaves. See benchmarks/nodes.py, which puts it where `python -m pytest` finds
 it first."""
 
