@@ -1,6 +1,5 @@
 """What recipe peak needs of the host and of Triton before it trains with kernels of its own."""
 
-import os
 import sysconfig
 from types import SimpleNamespace
 
@@ -21,44 +20,41 @@ def use_kernels(workload=USUAL):
 
 @pytest.fixture
 def programs(monkeypatch, tmp_path):
-    """PATH with these programs alone, no compiler named otherwise, and Triton or not."""
+    """PATH with these programs alone, no compiler named otherwise, and the headers of Python or not."""
 
-    def are(*names, triton=True):
-        monkeypatch.setattr(cuda_graph, "find_spec", lambda name: name if triton else None)
+    def are(*names, headers=True):
         for name in names:
             (tmp_path / name).touch(mode=0o755)
+        if headers:
+            (tmp_path / "Python.h").touch()
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.delenv("CC", raising=False)
+        monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
+        monkeypatch.setattr(cuda_graph, "find_spec", lambda name: name)
 
     return are
 
 
-def test_without_triton_it_does_not_apply(programs):
-    programs("gcc", triton=False)
-    with pytest.raises(NotApplicable, match="need Triton"):
-        use_kernels()
-
-
-def test_without_a_c_compiler_it_does_not_apply_and_says_what_to_install(programs):
-    programs("cc")  # for which Triton does not look
-    with pytest.raises(NotApplicable, match="install gcc"):
-        use_kernels()
-
-
-def test_without_the_headers_of_python_neither(programs, monkeypatch, tmp_path):
-    programs("gcc")
-    monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
-    with pytest.raises(NotApplicable, match="python3-dev"):
+@pytest.mark.parametrize(
+    ("program", "triton", "headers", "words"),
+    [
+        ("gcc", None, True, "need Triton"),
+        ("cc", "triton", True, "install gcc"),  # for which Triton does not look
+        ("gcc", "triton", False, "python3-dev"),
+    ],
+)
+def test_what_triton_lacks_is_named_and_it_does_not_apply(programs, monkeypatch, program, triton, headers, words):
+    programs(program, headers=headers)
+    monkeypatch.setattr(cuda_graph, "find_spec", lambda name: triton)
+    with pytest.raises(NotApplicable, match=words):
         use_kernels()
 
 
 @pytest.mark.parametrize("compiler", ["gcc", "clang", "CC"])
-def test_any_compiler_that_triton_takes_will_do(programs, monkeypatch, tmp_path, compiler):
+def test_any_compiler_that_triton_takes_will_do(programs, monkeypatch, compiler):
     programs(*{compiler} - {"CC"})
     if compiler == "CC":
-        monkeypatch.setenv("CC", os.fspath(tmp_path / "icx"))
-    (tmp_path / "Python.h").touch()
-    monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
+        monkeypatch.setenv("CC", "/opt/icx")
     assert cuda_graph.lacking() is None
 
 

@@ -40,10 +40,8 @@ ALIKE = 0.05
 def steps(
     rank: Rank, network: nn.Module, plan: Plan, images: Tensor, labels: Tensor, *, together: bool
 ) -> tuple[Step, Step]:
-    """A training step that returns its loss, and the same without all_reduce. On GPUs both are CUDA graphs.
-
-    `network` is one of torchvision's ResNets on its device, in float32; it is changed. `together`: all ranks train it.
-    """
+    """A training step that returns its loss, and the same without all_reduce. On GPUs both are CUDA graphs. `network`,
+    one of torchvision's ResNets in float32, is changed. `together`: all ranks train it."""
     on_gpu = images.device.type == "cuda"
     if on_gpu:
         _use_kernels(rank, network, plan)
@@ -52,9 +50,7 @@ def steps(
     pool = torch.cuda.graph_pool_handle() if on_gpu else None
 
     def step_of(work: Callable[[], None]) -> Step:
-        @cache  # captured at its first use: a step that is never used must not train
-        def ready() -> Callable[[], None]:
-            return _warmed_up(work, pool) if on_gpu else work
+        ready = cache(lambda: _warmed_up(work, pool) if on_gpu else work)  # captured at its first use, or not at all
 
         def step() -> Tensor:
             ready()()

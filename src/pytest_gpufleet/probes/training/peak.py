@@ -60,9 +60,8 @@ def off_torch(device: torch.device) -> float:
 
 
 def _with_kernels(x: Tensor, identity: Tensor, first: nn.BatchNorm2d, second: nn.BatchNorm2d) -> Tensor:
-    value, again = _MaxPool.apply(_norm(first, x, relu=True))
-    joined: Pair = _Junction.apply(value, identity + again, second.weight, second.bias, second)
-    return joined[0]
+    value, again = _MaxPool.apply(_norm(first, x))
+    return _join(second, value, identity + again)[0]
 
 
 def _with_torch(x: Tensor, identity: Tensor, first: nn.BatchNorm2d, second: nn.BatchNorm2d) -> Tensor:
@@ -77,7 +76,7 @@ Pair = tuple[Tensor, Tensor]
 
 class _ResNet(ResNet):  # type: ignore[misc]  # torchvision has no types
     def forward(self, images: Tensor) -> Tensor:
-        pair: Pair = _MaxPool.apply(_norm(self.bn1, self.conv1(images), relu=True))
+        pair: Pair = _MaxPool.apply(_norm(self.bn1, self.conv1(images)))
         for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
             pair = layer(pair)
         # A mean of rows has its gradient in channels_last; that of avgpool would be copied into it.
@@ -91,64 +90,49 @@ class _Bottleneck(Bottleneck):  # type: ignore[misc]
         if self.downsample is not None:
             convolution, norm = self.downsample
             identity = _norm(norm, convolution(identity), relu=False)
-        value = _norm(self.bn1, self.conv1(value), relu=True)
-        value = _norm(self.bn2, self.conv2(value), relu=True)
-        norm, value = self.bn3, self.conv3(value)
-        joined: Pair = _Junction.apply(value, identity, norm.weight, norm.bias, norm)
-        return joined
+        value = _norm(self.bn1, self.conv1(value))
+        value = _norm(self.bn2, self.conv2(value))
+        return _join(self.bn3, self.conv3(value), identity)
 
 
-def _norm(module: nn.Module, x: Tensor, *, relu: bool) -> Tensor:
-    result: Tensor = _Norm.apply(x, module.weight, module.bias, module, relu)
+def _norm(module: nn.Module, x: Tensor, *, relu: bool = True) -> Tensor:
+    result: Tensor = _Norm.apply(x, None, module.weight, module.bias, module, relu)
     return result
 
 
+def _join(module: nn.Module, x: Tensor, identity: Tensor) -> Pair:
+    joined: Pair = _Norm.apply(x, identity, module.weight, module.bias, module, True)
+    return joined
+
+
 class _Norm(Function):
-    """BatchNorm, and ReLU behind it. Running mean and variance are kept up, as torch does; the count of batches is not,
-    since it says nothing where there is a momentum."""
+    """BatchNorm, and ReLU behind it. With the other branch as `identity`, which is added before ReLU, it is given out
+    as a pair. Running mean and variance are kept up, as torch does; the count of batches is not, since it says nothing
+    where there is a momentum."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, module: nn.BatchNorm2d, relu: bool) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, identity: Tensor | None, weight: Tensor, bias: Tensor, module: nn.BatchNorm2d, relu: bool
+    ) -> Tensor | Pair:
         about, out = _statistics(x, weight, bias, module), torch.empty_like(x)
-        peak_kernels.normalise[_tiles(x)](x, x, about, out, *_shape(x), ADD=False, RELU=relu, **TILE)
-        ctx.save_for_backward(x, about)
-        ctx.relu = relu
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, about = ctx.saved_tensors
-        gradient = gradient.contiguous(memory_format=torch.channels_last)
-        partial = _partial(x)
-        peak_kernels.gradient_sums[_programs(partial)](
-            gradient, gradient, x, x, about, gradient, partial, *_shape(x),
-            RELU=ctx.relu, JUNCTION=False, SECOND=False, **TILE,
-        )  # fmt: skip
-        return *_gradients(gradient, x, about, partial, relu=ctx.relu), None, None
-
-
-class _Junction(Function):
-    """BatchNorm of one branch, to which the other one is added, and ReLU; given out as a pair."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, identity: Tensor, weight: Tensor, bias: Tensor, module: nn.BatchNorm2d) -> Pair:
-        about, out = _statistics(x, weight, bias, module), torch.empty_like(x)
-        peak_kernels.normalise[_tiles(x)](x, identity, about, out, *_shape(x), ADD=True, RELU=True, **TILE)
-        ctx.save_for_backward(x, out, about)
-        ctx.set_materialize_grads(False)  # of the last one, only one half is used
-        return out, out.view_as(out)
+        joins, added = identity is not None, x if identity is None else identity
+        peak_kernels.normalise[_tiles(x)](x, added, about, out, *_shape(x), ADD=joins, RELU=relu, **TILE)
+        ctx.save_for_backward(x, out if joins else x, about)
+        ctx.joins, ctx.relu = joins, relu and not joins  # else x alone decides what ReLU let through
+        ctx.set_materialize_grads(False)  # of the last pair, only one half is used
+        return (out, out.view_as(out)) if joins else out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         x, out, about = ctx.saved_tensors
         given = [each.contiguous(memory_format=torch.channels_last) for each in gradients if each is not None]
-        merged, partial = torch.empty_like(x), _partial(x)
+        merged, partial = torch.empty_like(x) if ctx.joins else given[0], _partial(x)
         peak_kernels.gradient_sums[_programs(partial)](
             given[0], given[-1], x, out, about, merged, partial, *_shape(x),
-            RELU=False, JUNCTION=True, SECOND=len(given) == 2, **TILE,
+            RELU=ctx.relu, JUNCTION=ctx.joins, SECOND=len(given) == 2, **TILE,
         )  # fmt: skip
-        of_x, of_weight, of_bias = _gradients(merged, x, about, partial, relu=False)
-        return of_x, merged, of_weight, of_bias, None
+        of_x, of_weight, of_bias = _gradients(merged, x, about, partial, relu=ctx.relu)
+        return of_x, merged if ctx.joins else None, of_weight, of_bias, None, None
 
 
 class _MaxPool(Function):
