@@ -77,13 +77,6 @@ def ranks_of(world: World, groups: Iterable[Group]) -> list[list[int]]:
     return [sorted(rank for node in group for rank in by_node[node]) for group in groups]
 
 
-def place_of(group: Group, index: int = 0) -> Where:
-    """Of the figures of a pair of nodes, or of group number `index`."""
-    if len(group) == 2:
-        return Pair(*(Place(node, "node") for node in group))
-    return Place(0, "group", index)
-
-
 def pairs_of_nodes(world: World, nbytes: int, seed: int) -> list[Measurement]:
     """Bus bandwidth of every pair of nodes, or of four rounds of them: all GPUs of both in one all_reduce of `nbytes`.
     Nodes with other numbers of GPUs have a measurement of their own."""
@@ -117,9 +110,11 @@ def _measured(
     for groups in rounds:
         ranks = ranks_of(world, groups)
         for group, members, readings in zip(groups, ranks, world.each(ranks, group_bandwidth, nbytes), strict=True):
+            pair = len(group) == 2
+            where = Pair(*(Place(node, "node") for node in group)) if pair else Place(0, "group", index)
             for rank, reading in zip(members, readings, strict=True):
                 under, about = {**reading.conditions, "nodes": len(group)}, {**reading.details, **details}
-                by_rank[rank].append(replace(reading, place=place_of(group, index), conditions=under, details=about))
+                by_rank[rank].append(replace(reading, place=where, conditions=under, details=about))
             index += 1
     return together(world, by_rank)
 

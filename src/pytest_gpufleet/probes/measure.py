@@ -1,13 +1,12 @@
 """A figure with everything that is needed to judge it later."""
 
 import itertools
-import math
 import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from pytest_gpufleet.model.conditions import EACH_ALONE
-from pytest_gpufleet.model.measurement import KNOWN, Measurement, Reading
+from pytest_gpufleet.model.measurement import KNOWN, Measurement, Reading, goodness
 from pytest_gpufleet.model.metric import METRICS, Metric
 from pytest_gpufleet.model.place import WORLD, Place, Where
 from pytest_gpufleet.world.world import World
@@ -60,13 +59,12 @@ def _together(world: World, places: Sequence[Place], group: list[tuple[int, Read
             f"{world.name_of(min(silent))} did not: a probe must measure the same thing on every rank"
         )
     definition = first.metric if isinstance(first.metric, Metric) else METRICS.get(first.metric, KNOWN)
-    sign = -1 if definition.better == "lower" else 1
     nodes = len(world.nodes) if first.place == WORLD else 1
     chosen: dict[Where, Reading] = {}
     for index, reading in group:
         place = reading.place or places[index]
-        # Of several readings of one place the worst counts, and NaN is the worst.
-        if place not in chosen or math.isnan(reading.value) or sign * reading.value < sign * chosen[place].value:
+        # Of several readings of one place the worst counts.
+        if place not in chosen or goodness(reading.value, definition) < goodness(chosen[place].value, definition):
             chosen[place] = reading
     return Measurement(
         first.metric if isinstance(first.metric, str) else first.metric.name,

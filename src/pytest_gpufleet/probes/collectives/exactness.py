@@ -100,16 +100,15 @@ KINDS = [(name, op) for name, each in COLLECTIVES.items() for op in (OPERATIONS 
 
 @dataclass(frozen=True)
 class Case:
-    """One exchange: S has `count` elements, rounded up to equal parts (see `collectives`); no `root` where all are
-    alike; `strided` where only every second element of a buffer belongs to the tensor."""
+    """One exchange."""
 
     collective: str
     operation: str
     dtype: torch.dtype
-    count: int
-    root: int | None
+    count: int  # of elements of S, rounded up to equal parts
+    root: int | None  # None where all are alike
     in_place: bool
-    strided: bool = False
+    strided: bool = False  # only every second element of a buffer belongs to the tensor
 
     def __str__(self) -> str:
         words = " ".join(filter(None, (self.collective, self.operation, type_name(self.dtype))))
@@ -119,7 +118,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Delivery:
-    """What one rank got: what was `wrong`, what the backend `refused`, and how many exchanges were right."""
+    """What one rank got: what was wrong, what the backend refused, and how many exchanges were right."""
 
     wrong: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
@@ -138,17 +137,15 @@ def exchange(
     strided: bool = False,
 ) -> Delivery:
     """Run a collective on data of every type and size, from the first, middle and last root where it has one, in place
-    and out of place where torch has both.
-
-    `strided`: with gaps in the buffers, which must stay as they are; the data are packed for the way, since the
-    backends take tensors without gaps only (and some do not look).
-    """
+    and out of place where torch has both. `strided`: with gaps in the buffers, which must stay as they are; the data
+    are packed for the way, since the backends take tensors without gaps only (and some do not look)."""
     collective = COLLECTIVES[name]
     old_gloo = rank.device.type == "cpu" and TorchVersion(torch.__version__) < GLOO_ONLY_ADDS_BEFORE
     if old_gloo and name == "reduce_scatter" and operation != "sum":
         return Delivery(refused=(f"Gloo of torch before {GLOO_ONLY_ADDS_BEFORE} adds up, whatever the operation is",))
     roots = sorted({0, rank.size // 2, rank.size - 1}) if collective.rooted else [None]
-    places = {"always": [True], "also": [False] if strided else [False, True], "never": [False]}[collective.in_place]
+    both = [False] if strided else [False, True]
+    places = {"always": [True], "also": both, "never": [False]}[collective.in_place]
     wrong, refused, right = [], [], 0
 
     @lru_cache(maxsize=1)  # the same from every root, in place and out of place
@@ -156,8 +153,8 @@ def exchange(
         return whole_numbers(OPERATIONS.get(operation, ANY), count, rank.size, dtype, rank.device)
 
     for dtype in dtypes:
-        wanted = [*COUNTS[rank.device.type], *([LARGE[rank.device.type]] if dtype is torch.float32 else [])]
-        counts = [bounded(count, rank.size) for count in wanted]
+        large = [LARGE[rank.device.type]] if dtype is torch.float32 else []
+        counts = [bounded(count, rank.size) for count in (*COUNTS[rank.device.type], *large)]
         try:
             for count, root, in_place in itertools.product(counts, roots, places):
                 case = Case(name, operation, dtype, count, root, in_place, strided)

@@ -156,7 +156,8 @@ def dissenters(repetitions: Sequence[Repetition]) -> dict[int, str]:
     """
     found = {}
     for alike, ranks in grouped((each.kind, index) for index, each in enumerate(repetitions)).items():
-        keys = {index: _key(repetitions[index]) for index in ranks}
+        sums = {index: torch.cat([repetitions[index].row_sums, repetitions[index].column_sums]) for index in ranks}
+        keys = {index: each.numpy().tobytes() for index, each in sums.items()}
         usual, count = Counter(keys.values()).most_common(1)[0]
         reference = repetitions[next(index for index in ranks if keys[index] == usual)]
         doubt = "" if 2 * count > len(ranks) else "; nobody can say which is right"
@@ -169,10 +170,6 @@ def dissenters(repetitions: Sequence[Repetition]) -> dict[int, str]:
                     f"data{doubt}: {rows} and {columns} differ"
                 )
     return found
-
-
-def _key(repetition: Repetition) -> bytes:
-    return torch.cat([repetition.row_sums, repetition.column_sums]).numpy().tobytes()
 
 
 def _lines(noun: str, differ: Tensor) -> str:

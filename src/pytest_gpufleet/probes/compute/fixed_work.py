@@ -12,7 +12,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -60,29 +59,24 @@ REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@dataclass(frozen=True)
-class Job:
-    """A part of the fingerprint: `compute` does the work on the device, from data with the hash `inputs`."""
-
-    name: str
-    inputs: str
-    compute: Callable[[], Tensor]
+# A part of the fingerprint: its name, the hash of its data, and what does the work on the device.
+Job = tuple[str, str, Callable[[], Tensor]]
 
 
 def fingerprints(world: World, work: str) -> list[Fingerprint]:
     """What each rank computes of one kind of WORK, each part done twice."""
-    taken: list[Fingerprint] = world.run(fingerprint, work)
+    taken: list[Fingerprint] = world.run(_fingerprint, work)
     return [msgspec.structs.replace(each, place=place) for each, place in zip(taken, world.places, strict=True)]
 
 
-def fingerprint(rank: Rank, work: str) -> Fingerprint:
-    """The same on one rank, which does not know its place."""
+def _fingerprint(rank: Rank, work: str) -> Fingerprint:
+    """Without its place, which a rank does not know."""
     parts = {}
     with repeatable():
-        for job in WORK[work](rank):
-            with rank.phase(job.name):
-                first, again = (job.compute() for _ in range(2))
-                parts[job.name] = Part(job.inputs, _hash(first) if torch.equal(_bits(first), _bits(again)) else "")
+        for name, inputs, compute in WORK[work](rank):
+            with rank.phase(name):
+                first, again = (compute() for _ in range(2))
+                parts[name] = Part(inputs, _hash(first) if torch.equal(_bits(first), _bits(again)) else "")
     return Fingerprint(THIS_NODE, _kind(rank.device), _software(rank.device), parts)
 
 
@@ -91,21 +85,19 @@ def repeatable() -> Iterator[None]:
     """Work that gives the same bits each time: deterministic algorithms, full precision, one thread. All is put back.
 
     Each stream of a process has a workspace of its own for cuBLAS, which torch gives it; with that cuBLAS repeats to
-    the bit. torch looks for CUBLAS_WORKSPACE_CONFIG all the same, once, at the first product of a process: too early to
+    the bit. torch looks for CUBLAS_WORKSPACE_CONFIG all the same, once, at the first matmul of a process: too early to
     set it here, so without it torch may only warn. What warns and does not repeat is found by doing it twice.
     """
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    threads = torch.get_num_threads()
+    mode, threads = torch.get_deterministic_debug_mode(), torch.get_num_threads()
     try:
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_deterministic_debug_mode("warn")
         torch.set_num_threads(1)
         with warnings.catch_warnings(), full_precision(), torch.enable_grad():
             warnings.simplefilter("ignore")
             yield
     finally:
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.set_deterministic_debug_mode(mode)
 
 
 def fixed(*shape: int, seed: int) -> Tensor:
@@ -119,16 +111,16 @@ def _whole(most: int, *shape: int, seed: int) -> Tensor:
 
 
 def products(rank: Rank) -> Iterator[Job]:
-    """Matrix products at every precision that the device has."""
+    """Matmuls at every precision that the device has."""
     for m, n, k in SHAPES[rank.device.type]:
         a, b = fixed(m, k, seed=0), fixed(n, k, seed=1)
         inputs = _hash(a, b)
         on_device = a.to(rank.device), b.to(rank.device)
         for precision in rate.precisions_of(rank):
-            yield Job(f"{precision} product {m} x {n} x {k}", inputs, partial(_product, precision, *on_device))
+            yield (f"{precision} product {m} x {n} x {k}", inputs, partial(_matmul, precision, *on_device))
 
 
-def _product(precision: str, a: Tensor, b: Tensor) -> Tensor:
+def _matmul(precision: str, a: Tensor, b: Tensor) -> Tensor:
     first, second = (matrix.to(rate.PRECISIONS[precision].dtype) for matrix in (a, b))
     with rate.strictly(precision):
         return rate.multiplication(precision, first, second.t())()
@@ -141,7 +133,7 @@ def reductions(rank: Rank) -> Iterator[Job]:
     for dtype in (torch.float32, torch.bfloat16):
         on_device = matrix.to(rank.device).to(dtype)
         for name, reduce in REDUCTIONS.items():
-            yield Job(f"{name}, {type_name(dtype)}", inputs, partial(reduce, on_device))
+            yield (f"{name}, {type_name(dtype)}", inputs, partial(reduce, on_device))
 
 
 def trainings(rank: Rank) -> Iterator[Job]:
@@ -155,7 +147,7 @@ def trainings(rank: Rank) -> Iterator[Job]:
         if precision in rate.precisions_of(rank):
             name = f"{STEPS} steps of training, {precision}"
             dtype = rate.PRECISIONS[precision].dtype
-            yield Job(name, inputs, partial(_trained, rank, dtype, weights, images, labels))
+            yield (name, inputs, partial(_trained, rank, dtype, weights, images, labels))
 
 
 def _trained(rank: Rank, dtype: torch.dtype, weights: Sequence[Tensor], images: Tensor, labels: Tensor) -> Tensor:
@@ -181,7 +173,7 @@ def all_reduces(rank: Rank) -> Iterator[Job]:
         each = [_whole(most, ELEMENTS[rank.device.type], seed=8 + index) for index in range(rank.size)]
         own = each[rank.index].to(rank.device).to(dtype)
         name = f"all_reduce of {rank.size} ranks, {type_name(dtype)}"
-        yield Job(name, _hash(*each), partial(_sum, rank, own))
+        yield (name, _hash(*each), partial(_sum, rank, own))
 
 
 def _sum(rank: Rank, own: Tensor) -> Tensor:

@@ -35,10 +35,8 @@ def network(rank: Rank) -> nn.Sequential:
 
 
 def batch(step: int, ranks: Iterable[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The images (n, 1, 16, 16) and labels (n) that these ranks train on in a step, IMAGES for each rank.
-
-    One quarter of an image is bright, and which one is its label.
-    """
+    """The images (n, 1, 16, 16) and labels (n) that these ranks train on in a step, IMAGES for each rank. One quarter
+    of an image is bright, and which one is its label."""
     images, labels = [], []
     for rank in ranks:
         generator = torch.Generator().manual_seed(step * 1000 + rank)
@@ -60,16 +58,12 @@ def known_layer(rank: Rank) -> nn.Linear:
 
 def known_input(rank: Rank) -> Tensor:
     """An x for which the average of all ranks' gradients is `known_average`: of up to 24 ranks 2**size - 1, in binary
-    one digit for each.
-
-    Exact in fp32 for up to 4096 ranks, in whatever order it is summed and whether each is divided by the size or
-    multiplied by its rounded inverse.
-    """
+    one digit for each. Exact in fp32 for up to 4096 ranks, in whatever order it is summed and whether each is divided
+    by the size or multiplied by its rounded inverse."""
     return torch.full((1, 1), float(rank.size * _digit(rank.index, rank.size)), device=rank.device)
 
 
 def known_average(size: int) -> int:
-    """What `known_input` gives on average."""
     return sum(_digit(index, size) for index in range(size))
 
 
@@ -119,9 +113,8 @@ def differences(rank: Rank, tensors: Mapping[str, Tensor]) -> list[str]:
 
 def _digests(rank: Rank, mine: Tensor) -> list[bytes]:
     """SHA-256 of the copy of each rank."""
-    digest = hashlib.sha256(mine.cpu().numpy().data).digest()
-    own = torch.tensor([*digest], dtype=torch.uint8, device=mine.device)
-    gathered = torch.empty(rank.size * own.numel(), dtype=torch.uint8, device=mine.device)
+    own = torch.tensor([*hashlib.sha256(mine.cpu().numpy().data).digest()], dtype=torch.uint8, device=mine.device)
+    gathered = own.new_empty(rank.size * own.numel())
     dist.all_gather_into_tensor(gathered, own, group=rank.group)
     return [row.numpy().tobytes() for row in gathered.cpu().view(rank.size, -1)]
 

@@ -283,13 +283,10 @@ def train_throughput(
 
 @dataclass(frozen=True)
 class Laps:
-    """The samples, and, where asked for, samples without communication, and how busy the GPU was in each of the usual
-    ones. `course`: all laps in their order, from the first step on."""
-
-    usual: Sequence[Lap]
-    quiet: Sequence[Lap]
-    busy: Sequence[float | None]
-    course: Sequence[Lap]
+    usual: Sequence[Lap]  # the samples
+    quiet: Sequence[Lap]  # samples without communication, where asked for
+    busy: Sequence[float | None]  # how busy the GPU was in each of the usual ones, where asked for
+    course: Sequence[Lap]  # all in their order, from the first step on
 
 
 def _laps(rank: Rank, training: Plan, together: bool, communication: bool, busy: bool) -> Laps:

@@ -10,7 +10,6 @@ from pytest_gpufleet.model.conditions import Condition
 
 Step = Callable[[], torch.Tensor]  # one step of training; returns the loss
 
-
 SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -59,16 +58,7 @@ RECIPES = {
     "amp": _MIXED,
     "bf16": replace(_MIXED, autocast=torch.bfloat16),
     # The fastest that is known, for torchvision's bottlenecks on GPUs that Triton compiles for.
-    "peak": Recipe(
-        batch=1024,
-        megabytes_per_image=45,
-        warm_up=15,
-        steps=10,
-        weights=torch.float16,
-        tf32=True,
-        memory_format=torch.channels_last,
-        graph=True,
-    ),
+    "peak": replace(_MIXED, warm_up=15, steps=10, autocast=None, weights=torch.float16, graph=True),
 }
 
 # The networks (torchvision's, with the stride of v1.5) and their memory for an image, of that of ResNet-50.
@@ -127,18 +117,10 @@ class Plan:
 
     def conditions(self, ranks: int) -> dict[str, Condition]:
         """What the figure depends on. A limit that does not name the kind of workload is not meant for another one."""
-        conditions: dict[str, Condition] = {
-            "model": self.model,
-            "recipe": self.name,
-            "ranks": ranks,
-            "batch": self.recipe.batch,
-            "image": self.pixels,
-        }
-        if self.optimizer != "sgd":
-            conditions["optimizer"] = self.optimizer
-        if self.kind:
-            conditions["workload"] = self.kind
-        return conditions
+        size: dict[str, Condition] = {"ranks": ranks, "batch": self.recipe.batch, "image": self.pixels}
+        asked = {"optimizer": self.optimizer if self.optimizer != "sgd" else "", "workload": self.kind}
+        named = {name: value for name, value in asked.items() if value}
+        return {"model": self.model, "recipe": self.name, **size, **named}
 
     def with_batch(self, batch: int) -> "Plan":
         return replace(self, recipe=replace(self.recipe, batch=batch))
@@ -169,10 +151,8 @@ def plan(name: str, workload: Workload, device: torch.device, kind: str = "", mo
         recipe, model, pixels = replace(recipe, **REHEARSAL), REHEARSAL_MODEL, REHEARSAL_PIXELS
     else:
         room = fitting(name, model, torch.cuda.get_device_properties(device).total_memory)
-        batch = recipe.batch
-        while batch > room:
-            batch //= 2
-        recipe = replace(recipe, batch=batch)
+        while recipe.batch > room:
+            recipe = replace(recipe, batch=recipe.batch // 2)
     recipe = replace(recipe, batch=min(recipe.batch, most or recipe.batch))
     asked = {"batch": workload.batch, "steps": workload.steps, "warm_up": workload.warm_up}
     recipe = replace(recipe, **{field: value for field, value in asked.items() if value is not None})  # type: ignore[arg-type]

@@ -217,14 +217,8 @@ class Training:
 
     def conditions(self, ranks: int, method: str) -> dict[str, Condition]:
         """What the figure depends on. Of another workload than ResNet, so that no limit of that holds for it."""
-        conditions: dict[str, Condition] = {
-            "model": self.model,
-            "recipe": RECIPE,
-            "ranks": ranks,
-            "batch": self.batch,
-            "sequence": self.shape.sequence,
-            "workload": "transformer",
-        }
+        size: dict[str, Condition] = {"ranks": ranks, "batch": self.batch, "sequence": self.shape.sequence}
+        conditions = {"model": self.model, "recipe": RECIPE, **size, "workload": "transformer"}
         return {**conditions, "method": method} if method else conditions
 
 
@@ -235,14 +229,12 @@ def training_on(rank: Rank, model: str | None = None) -> Training:
     if rank.device.type == "cpu":
         return Training(REHEARSAL, SHAPES[REHEARSAL].batch)
     room = FILLED * agree(rank, torch.cuda.get_device_properties(rank.device).total_memory)
-    names = [model] if model else LARGEST_FIRST
-    fitting = (Training(name, batch) for name in names if (batch := fitting_batch(SHAPES[name], room)))
-    training = next(fitting, None)
-    if training is None:
-        shape = SHAPES[names[-1]]
-        need = (shape.bytes_of_weights + shape.bytes_of_a_sequence) / FILLED / GiB
-        not_applicable(f"{names[-1]} takes {need:.0f} GiB of GPU memory")
-    return training
+    for name in [model] if model else LARGEST_FIRST:
+        shape = SHAPES[name]
+        if batch := fitting_batch(shape, room):
+            return Training(name, batch)
+    need = (shape.bytes_of_weights + shape.bytes_of_a_sequence) / FILLED / GiB
+    return not_applicable(f"{name} takes {need:.0f} GiB of GPU memory")
 
 
 def fitting_batch(shape: Shape, room: float) -> int:
@@ -300,7 +292,9 @@ def token_throughput(rank: Rank, method: str = ALONE, model: str | None = None, 
         first = loop.lap(rank, step, 1, together=together)
         samples_of = [step] if method != "ddp" else [step, loop.without_communication(module, step)]
         tried = loop.lap(rank, step, 2)
-        count, warm_up = _counts(rank, tried, seconds / loop.SAMPLES / len(samples_of))
+        each_sample = seconds / loop.SAMPLES / len(samples_of)
+        count = agree(rank, max(LEAST_STEPS, math.ceil(each_sample / tried.mean)))
+        warm_up = max(1, math.ceil(LEAD_IN * loop.SAMPLES * count) - len(tried.steps))
         warm = loop.lap(rank, step, warm_up, together=together)
         with Watch(rank.gpu) as watch:
             laps = [[loop.lap(rank, each, count) for each in samples_of] for _ in range(loop.SAMPLES)]
@@ -315,19 +309,8 @@ def token_throughput(rank: Rank, method: str = ALONE, model: str | None = None, 
     return readings
 
 
-def _counts(rank: Rank, tried: loop.Lap, seconds: float) -> tuple[int, int]:
-    """Steps of a sample of so many seconds, and of the warm-up, as the slowest rank would have them."""
-    count = agree(rank, max(LEAST_STEPS, math.ceil(seconds / tried.mean)))
-    return count, max(1, math.ceil(LEAD_IN * loop.SAMPLES * count) - len(tried.steps))
-
-
 def _throughput(
-    rank: Rank,
-    training: Training,
-    method: str,
-    first: loop.Lap,
-    laps: Sequence[loop.Lap],
-    state: GpuState | None,
+    rank: Rank, training: Training, method: str, first: loop.Lap, laps: Sequence[loop.Lap], state: GpuState | None
 ) -> Reading:
     together = method in TOGETHER
     ranks = rank.size if together else 1
@@ -342,15 +325,8 @@ def _throughput(
     }
     if rank.device.type == "cuda":
         details["memory"] = f"{torch.cuda.max_memory_allocated() / GiB:.1f} GiB a GPU"
-    return Reading(
-        "token_throughput" if together else "solo_token_throughput",
-        median(rates),
-        training.conditions(ranks, method),
-        rates,
-        WORLD if together else None,
-        details,
-        state,
-    )
+    metric, place = ("token_throughput", WORLD) if together else ("solo_token_throughput", None)
+    return Reading(metric, median(rates), training.conditions(ranks, method), rates, place, details, state)
 
 
 # Whether a transformer is trained right: as in float32, as on one GPU, and to the same bits on all ranks.
