@@ -27,8 +27,8 @@ def test_burn_in(nccl_group: World, burn_in: Callable[[World], list[Measurement]
     too hot: check cooling and power supply. Power far below the limit: the load proved nothing; check for a lowered
     power limit or a busy host.
     """
-    products, *rest = burn_in(nccl_group)
-    judge(*rest, shown=[products])
+    matmuls, *rest = burn_in(nccl_group)
+    judge(*rest, shown=[matmuls])
 
 
 @pytest.mark.level("burnin")

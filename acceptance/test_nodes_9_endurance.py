@@ -24,5 +24,5 @@ def test_burn_in_of_all_nodes(nccl_group: World, burn_in: Callable[[World], list
     whole room. What fails here and not in the burn-in of each node: check power and air of those racks, then the
     network.
     """
-    products, *rest = burn_in(nccl_group)
-    judge(*rest, shown=[products], required=False)
+    matmuls, *rest = burn_in(nccl_group)
+    judge(*rest, shown=[matmuls], required=False)

@@ -36,9 +36,6 @@ def test_what_ranks_of_several_nodes_do_together_has_their_number(three_nodes: W
     assert measure(three_nodes, one_figure).conditions == {"ranks": 6, "nodes": 3}
     assert measure(three_nodes.subset(range(4)), one_figure).conditions == {"ranks": 4, "nodes": 2}
     assert measure(three_nodes.nodes[1], one_figure).conditions == {"ranks": 2}
-
-
-def test_what_each_rank_does_alone_has_not(three_nodes: World) -> None:
     measured = measure(three_nodes, each_alone)
     assert measured.conditions == {"precision": "fp32"}
     assert {str(where) for where in measured.values} == {
@@ -55,12 +52,12 @@ def test_nodes_are_doubled_up_to_all_of_them(nodes: int, sizes: list[int]) -> No
 
 
 def test_the_curve_has_a_figure_for_each_number_of_nodes_and_size(three_nodes: World) -> None:
-    told = [
+    curve = [
         (each.conditions.get("nodes", 1), each.conditions["bytes"])
         for some in doubling(three_nodes)
         for each in measure_all(some, collective_curve, "all_gather", [96, 1536])
     ]
-    assert told == [(nodes, nbytes) for nodes in (1, 2, 3) for nbytes in (96, 1536)]
+    assert curve == [(nodes, nbytes) for nodes in (1, 2, 3) for nbytes in (96, 1536)]
 
 
 def has_time_for(rank: Rank, trial: int, seconds: float) -> None:
@@ -139,5 +136,5 @@ def test_known_gradients_are_exact_however_they_are_added_up(n: int) -> None:
         assert float((inputs / n)[1:].sum()) != known_average(n)
 
 
-def test_cpu_ranks_have_no_network_to_tell_of(three_nodes: World) -> None:
+def test_cpu_ranks_have_no_conditions_of_a_network(three_nodes: World) -> None:
     assert three_nodes.run(between_nodes.conditions) == [{}] * 6

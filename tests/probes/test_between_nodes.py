@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from pytest_gpufleet import Fault, Measurement, MiB, Rank, World
-from pytest_gpufleet.model.place import Pair, Place, read
+from pytest_gpufleet.model.place import Place, read
 from pytest_gpufleet.probes.between_nodes import groups_of_nodes, pairs_of_nodes, rail_bandwidth, squares
 from pytest_gpufleet.probes.search.nodes import who_slows_nodes, who_slows_rails
 from tests.several_nodes import ranks_on
@@ -70,7 +70,7 @@ def plant(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
         world.run(as_before)
 
 
-def told(faults: Sequence[Fault]) -> set[tuple[str, str]]:
+def named(faults: Sequence[Fault]) -> set[tuple[str, str]]:
     return {(fault.name, " ".join(map(str, fault.subjects))) for fault in faults}
 
 
@@ -92,27 +92,29 @@ def test_each_rail_of_each_node_has_a_figure(three_nodes: World, at_once: Any) -
     assert all(len(samples) == 3 for samples in rails.measurement.samples.values())
 
 
-def test_a_slow_rail_of_one_node_is_named(three_nodes: World, plant: Callable[..., None]) -> None:
-    plant(three_nodes, "node2/cpu1")
-    rails = rail_bandwidth(three_nodes, "all", SMALL, SEED)
-    assert slowest(rails.measurement) == {"node2/rail1"}
-    assert told(who_slows_rails(three_nodes, rails, SMALL)) == {("rail_slow", "node2/rail1")}
-
-
-def test_a_node_of_which_all_rails_are_slow_is_named_once(three_nodes: World, plant: Callable[..., None]) -> None:
-    plant(three_nodes, "node1/cpu0", "node1/cpu1")
-    rails = rail_bandwidth(three_nodes, "one", SMALL, SEED)
-    assert told(who_slows_rails(three_nodes, rails, SMALL)) == {("node_slow", "node1")}
-
-
-def test_two_nodes_have_figures_of_both_and_nobody_is_named(three_nodes: World, plant: Callable[..., None]) -> None:
-    two = three_nodes.subset(range(4))
-    plant(three_nodes, "node1/cpu1")
-    rails = rail_bandwidth(two, "one", SMALL, SEED)
-    pair = Pair(Place(0, "rail", 1), Place(1, "rail", 1))
-    assert {*rails.measurement.values} == {Pair(Place(0, "rail", 0), Place(1, "rail", 0)), pair}
-    assert slowest(rails.measurement) == {str(pair)}
-    assert told(who_slows_rails(two, rails, SMALL)) == {("network_between_nodes_slow", "")}
+@pytest.mark.parametrize(
+    ("nodes", "at_once", "slow", "low", "expected"),
+    [
+        (3, "all", ["node2/cpu1"], {"node2/rail1"}, ("rail_slow", "node2/rail1")),
+        (3, "one", ["node1/cpu0", "node1/cpu1"], {"node1/rail0", "node1/rail1"}, ("node_slow", "node1")),
+        (2, "one", ["node1/cpu1"], {"rail1-node1/rail1"}, ("network_between_nodes_slow", "")),  # it can be either
+    ],
+    ids=["one rail", "a node of which all rails are slow", "two nodes"],
+)
+def test_slow_rails_are_named(
+    three_nodes: World,
+    plant: Callable[..., None],
+    nodes: int,
+    at_once: Any,
+    slow: list[str],
+    low: set[str],
+    expected: Any,
+) -> None:
+    some = three_nodes.subset(range(2 * nodes))
+    plant(three_nodes, *slow)
+    rails = rail_bandwidth(some, at_once, SMALL, SEED)
+    assert slowest(rails.measurement) == low
+    assert named(who_slows_rails(some, rails, SMALL)) == {expected}
 
 
 # ---------------------------------------------------------------- pairs
@@ -125,26 +127,29 @@ def test_every_pair_of_nodes_has_a_figure(three_nodes: World) -> None:
     assert (pairs.details["seed"], pairs.details["rounds"]) == (SEED, 3)
 
 
-def test_a_node_that_is_slow_with_both_others_is_named(three_nodes: World, plant: Callable[..., None]) -> None:
-    plant(three_nodes, "node2/cpu0")
-    pairs = pairs_of_nodes(three_nodes, SMALL, SEED)
-    assert slowest(pairs[0]) == {"node-node2", "node1-node2"}
-    assert told(who_slows_nodes(three_nodes, pairs, SMALL)) == {("node_slow", "node2")}
-
-
-def test_a_slow_link_is_named_and_none_of_its_nodes(four_nodes: World, plant: Callable[..., None]) -> None:
-    plant(four_nodes, link=(1, 3))
+@pytest.mark.parametrize(
+    ("slow", "link", "low", "expected"),
+    [
+        (["node3/cpu0"], None, {"node-node3", "node1-node3", "node2-node3"}, ("node_slow", "node3")),
+        ([], (1, 3), {"node1-node3"}, ("node_link_slow", "node1-node3")),
+    ],
+    ids=["a node", "a link and none of its nodes"],
+)
+def test_who_slows_pairs_of_nodes_is_named(
+    four_nodes: World, plant: Callable[..., None], slow: list[str], link: Any, low: set[str], expected: Any
+) -> None:
+    plant(four_nodes, *slow, link=link)
     pairs = pairs_of_nodes(four_nodes, SMALL, SEED)
-    assert slowest(pairs[0]) == {"node1-node3"}
-    assert told(who_slows_nodes(four_nodes, pairs, SMALL)) == {("node_link_slow", "node1-node3")}
+    assert slowest(pairs[0]) == low
+    assert named(who_slows_nodes(four_nodes, pairs, SMALL)) == {expected}
 
 
 def test_a_lone_pair_blames_nobody(three_nodes: World, plant: Callable[..., None]) -> None:
     two = three_nodes.subset(range(4))
     plant(three_nodes, "node1/cpu0")
     faults = who_slows_nodes(two, pairs_of_nodes(two, SMALL, SEED), SMALL)
-    assert told(faults) == {("network_between_nodes_slow", "")}
-    assert "with two nodes it can be either" in faults[0].what
+    assert named(faults) == {("network_between_nodes_slow", "")}
+    assert "it can be either" in faults[0].what
 
 
 def test_a_node_with_fewer_gpus_is_not_named_for_what_it_reaches_less(
@@ -154,7 +159,7 @@ def test_a_node_with_fewer_gpus_is_not_named_for_what_it_reaches_less(
     plant(three_nodes, "node2/cpu0")
     pairs = pairs_of_nodes(uneven, SMALL, SEED)
     assert sorted(map(str, (where for each in pairs for where in slowest(each)))) == []
-    assert told(who_slows_nodes(uneven, pairs, SMALL)) == {("network_between_nodes_slow", "")}
+    assert named(who_slows_nodes(uneven, pairs, SMALL)) == {("network_between_nodes_slow", "")}
 
 
 def test_of_nodes_of_which_no_two_are_alike_nobody_is_named(three_nodes: World) -> None:
@@ -166,7 +171,7 @@ def test_what_was_measured_in_another_way_is_looked_for_among_pairs(
     four_nodes: World, plant: Callable[..., None]
 ) -> None:
     plant(four_nodes, "cpu0")
-    assert told(who_slows_nodes(four_nodes, [], SMALL)) == {("node_slow", "node")}
+    assert named(who_slows_nodes(four_nodes, [], SMALL)) == {("node_slow", "node")}
 
 
 def test_a_search_that_fails_leaves_the_miss(four_nodes: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,18 +62,15 @@ def test_what_comes_back(tmp_path, fio, text, code, words):
     assert all(words in fault.what and str(tmp_path) in fault.what for fault in found)
 
 
-def test_how_fast_it_was_read_is_told_with_what_it_was_measured_under(tmp_path, fio):
+def test_rates_have_their_conditions(tmp_path, fio):
     in_order, at_random = disk_reads.read_drive(tmp_path, MiB, lambda *command, **how: printed()).figures
     assert (in_order.metric, dict(in_order.values)) == ("drive_bandwidth", {THIS_NODE: pytest.approx(0.633, rel=0.01)})
     assert in_order.conditions == {"bytes": MiB, "queue_depth": 32}
     assert (at_random.metric, dict(at_random.values)) == ("drive_iops", {THIS_NODE: pytest.approx(20737, rel=0.01)})
     assert at_random.conditions == {"bytes": 4096, "queue_depth": 32}
     assert at_random.details == {"folder": str(tmp_path), "99 % of reads took at most": "12.6 ms"}
-
-
-def test_what_could_not_be_read_has_no_figure(tmp_path, fio):
-    found = disk_reads.read_drive(tmp_path, MiB, lambda *command, **how: printed(random=EIO))
-    assert [figure.metric for figure in found.figures] == ["drive_bandwidth"]
+    unread = disk_reads.read_drive(tmp_path, MiB, lambda *command, **how: printed(random=EIO))
+    assert [figure.metric for figure in unread.figures] == ["drive_bandwidth"]
 
 
 def test_the_file_has_room_and_no_name(tmp_path, fio):
@@ -88,17 +85,17 @@ def test_the_file_has_room_and_no_name(tmp_path, fio):
     assert seen == {"size": MiB, "names": []}
 
 
-def untold(*command, **how):
+def no_answer(*command, **how):
     raise Unreadable("fio failed with status 1")
 
 
 @pytest.mark.parametrize(
     ("folder", "nbytes", "run", "why"),
     [
-        (None, MiB, untold, "no folder for it was named: --fleet-disk-folder DIR"),
-        (Path("/nonexistent"), MiB, untold, "/nonexistent cannot be written"),
-        ("here", 1 << 60, untold, "the folder has less room"),
-        ("here", MiB, untold, "fio failed with status 1"),
+        (None, MiB, no_answer, "no folder for it was named: --fleet-disk-folder DIR"),
+        (Path("/nonexistent"), MiB, no_answer, "/nonexistent cannot be written"),
+        ("here", 1 << 60, no_answer, "the folder has less room"),
+        ("here", MiB, no_answer, "fio failed with status 1"),
         ("here", MiB, lambda *command, **how: "fio: unrecognized option", "fio printed no JSON"),
     ],
 )
@@ -134,7 +131,7 @@ def test_a_folder_in_memory_is_on_no_drive(monkeypatch):
     if disk_reads._file_system(os.stat("/dev/shm").st_dev) != "tmpfs":
         pytest.skip("/dev/shm is no tmpfs here")
     with pytest.raises(NotApplicable, match="in memory"):
-        disk_reads.read_drive(Path("/dev/shm"), MiB, untold)
+        disk_reads.read_drive(Path("/dev/shm"), MiB, no_answer)
 
 
 @pytest.mark.skipif(disk_reads.shutil.which("fio") is None, reason="fio is not installed")

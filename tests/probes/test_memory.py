@@ -66,10 +66,12 @@ def test_a_flipped_bit_is_found_and_its_address_named(planted, comparison, bit, 
 
 
 def test_patterns_give_every_bit_both_values_and_every_word_its_own():
-    words = torch.empty(1024, dtype=torch.int64)
+    words, again = (torch.empty(1024, dtype=torch.int64) for _ in range(2))
     ones, zeros, alone = (torch.zeros(1024, dtype=torch.int64) for _ in range(3))
-    for pattern in patterns(words.device, seed=0):
+    for pattern, same in zip(patterns(words.device, seed=0), patterns(words.device, seed=0), strict=True):
         pattern.fill(words, 1 << 40)
+        same.fill(again, 1 << 40)
+        assert (words == again).all(), pattern.name
         ones |= words
         zeros |= ~words
         if pattern.name in ("address in address", "random", "inverse of random"):
@@ -80,14 +82,6 @@ def test_patterns_give_every_bit_both_values_and_every_word_its_own():
             alone |= words
     for seen in (ones, zeros, alone):
         assert (seen == -1).all()
-
-
-def test_a_pattern_is_the_same_each_time_it_is_made():
-    first, again = (torch.empty(1024, dtype=torch.int64) for _ in range(2))
-    for one, other in zip(patterns(first.device, seed=3), patterns(first.device, seed=3), strict=True):
-        one.fill(first, 4096)
-        other.fill(again, 4096)
-        assert (first == again).all(), one.name
 
 
 @pytest.mark.parametrize("gigabytes", [2, 4, 6, 8, 16, 141, 288])
@@ -137,24 +131,21 @@ def under_load():
     return memory.clocks_under_load(SimpleNamespace(gpu=Gpu(0, {"uuid": "GPU-0"}), device=torch.device("cpu")))
 
 
+def not_supported(handle, clock):
+    raise NotSupported
+
+
 def test_clocks_at_their_maximum_are_looked_at_no_longer(driver):
     driver.sm = [345, 1410, 1980, 1410]
     assert under_load() == {"sm": 1980, "memory": 3201, "reasons": 0}
     assert driver.looks == [345, 1410, 1980]
 
 
-def test_a_clock_that_stays_below_is_looked_at_to_the_end(driver):
-    driver.sm = [1410]
-    assert under_load() == {"sm": 1410, "memory": 3201, "reasons": 0}
-    assert len(driver.looks) > 3
-
-
-def test_a_maximum_that_nobody_tells_is_never_reached(driver):
-    def untold(handle, clock):
-        raise NotSupported
-
-    driver.nvmlDeviceGetMaxClockInfo = untold
-    assert under_load() == {"sm": 1980, "memory": 3201, "reasons": 0}
+@pytest.mark.parametrize(("sm", "supported"), [(1410, True), (1980, False)], ids=["it stays below", "nobody knows it"])
+def test_a_maximum_that_is_not_reached_is_looked_for_to_the_end(driver, sm, supported):
+    driver.sm = [sm]
+    driver.nvmlDeviceGetMaxClockInfo = driver.nvmlDeviceGetMaxClockInfo if supported else not_supported
+    assert under_load() == {"sm": sm, "memory": 3201, "reasons": 0}
     assert len(driver.looks) > 3
 
 
@@ -244,7 +235,7 @@ def test_healthy_memory_and_that_of_one_node_alone_are_not_missed(values):
         ({0: "0-63"}, {}),
         ({}, {0: [0, 1, 2, 4]}),
     ],
-    ids=["two nodes", "some without", "part of one", "memory of one", "part of all", "not told"],
+    ids=["two nodes", "some without", "part of one", "memory of one", "part of all", "not known"],
 )
 def test_a_numa_node_is_measured_where_this_process_has_all_of_it(tmp_path, monkeypatch, lists, expected):
     files = {f"sys/devices/system/node/node{number}/cpulist": text for number, text in lists.items()}
@@ -256,7 +247,7 @@ def test_a_numa_node_is_measured_where_this_process_has_all_of_it(tmp_path, monk
 
 
 @pytest.mark.parametrize(
-    ("files", "told"),
+    ("files", "words"),
     [
         ({}, ""),
         ({"cpu.max": "max 100000", "memory.max": "max", "memory.current": "5"}, ""),
@@ -266,12 +257,12 @@ def test_a_numa_node_is_measured_where_this_process_has_all_of_it(tmp_path, monk
     ],
     ids=["no container", "no limits", "enough", "a quota", "little memory"],
 )
-def test_what_a_container_leaves(tmp_path, monkeypatch, files, told):
+def test_what_a_container_leaves(tmp_path, monkeypatch, files, words):
     for name, text in files.items():
         (tmp_path / name).write_text(f"{text}\n")
     monkeypatch.setattr(container, "CGROUP", tmp_path)
-    assert container.short_of(64, 3 << 30).startswith(told)
-    assert bool(container.short_of(64, 3 << 30)) is bool(told)
+    assert container.short_of(64, 3 << 30).startswith(words)
+    assert bool(container.short_of(64, 3 << 30)) is bool(words)
 
 
 def test_the_thread_that_failed_tells_why(monkeypatch):

@@ -22,9 +22,9 @@ GPUS = TOPOLOGY.gpus
 STEPS = f"{ACCEPTANCE / 'test_9_endurance.py'}::test_power_steps"
 
 
-def turn(off: float = 0.0005, products: int = 16, trouble: str = "", top: float | None = 695.0) -> Turn:
+def turn(off: float = 0.0005, matmuls: int = 16, trouble: str = "", top: float | None = 695.0) -> Turn:
     """A turn of ten steps at 10 Hz on a healthy GPU, but for what is given."""
-    return Turn((Step(off, off, 0.05, products),) * 10, trouble, top, None if top is None else 118.0)
+    return Turn((Step(off, off, 0.05, matmuls),) * 10, trouble, top, None if top is None else 118.0)
 
 
 def a_world(gpus: tuple[Gpu, ...] = GPUS, results: Any = None) -> Any:
@@ -54,7 +54,7 @@ def with_gpu_2(planted: Turn) -> list[Turn]:
 
 def test_a_healthy_machine_meets_all() -> None:
     held_up_once = Turn((Step(0.04, 0.0, 0.01, 3), *turn().steps[1:]), "", 690.0, 120.0)
-    warming = turn(products=15)
+    warming = turn(matmuls=15)
     assert worse([with_gpu_2(held_up_once), with_gpu_2(warming)]) == {}
 
 
@@ -62,7 +62,7 @@ def test_a_healthy_machine_meets_all() -> None:
     ("first", "last", "metric"),
     [
         (turn(off=0.02), turn(off=0.02), "step_skew"),  # steps when the others rest
-        (turn(), turn(products=8), "step_retention"),  # half the clock, as with a power brake
+        (turn(), turn(matmuls=8), "step_retention"),  # half the clock, as with a power brake
         (turn(top=400.0), turn(top=400.0), "step_power"),  # a load that proves nothing
     ],
 )
@@ -70,7 +70,7 @@ def test_a_gpu_that_does_not_step_with_the_others_is_named(first: Turn, last: Tu
     assert worse([with_gpu_2(first), with_gpu_2(last)]) == {metric: {place.gpu(2)}}
 
 
-def test_the_swing_is_told_in_watts() -> None:
+def test_the_swing_is_in_watts() -> None:
     (swing,) = [each for each in power_steps.figures(a_world(), {0.1: [[turn()] * 4]}) if each.metric == "power_swing"]
     assert set(swing.values.values()) == {577.0}
 
@@ -103,14 +103,14 @@ def test_a_fault_ends_the_steps_at_once() -> None:
 
 @pytest.mark.usefixtures("prepared")
 def test_a_wrong_bit_ends_the_steps_and_names_the_rank() -> None:
-    results = iter([[turn()] * 4, with_gpu_2(turn(trouble="1 of 160 products at 0.1 Hz differ from the first"))])
-    with pytest.raises(AssertionError, match="rank 2: 1 of 160 products"):
+    results = iter([[turn()] * 4, with_gpu_2(turn(trouble="1 of 160 matmuls at 0.1 Hz differ from the first"))])
+    with pytest.raises(AssertionError, match="rank 2: 1 of 160 matmuls"):
         power_steps.power_steps(a_world(results=results), lambda *of_turn: None)
 
 
 @pytest.mark.usefixtures("prepared")
 def test_a_gpu_that_becomes_slow_ends_the_steps_with_figures() -> None:
-    results = iter([[turn()] * 4, with_gpu_2(turn(products=8))])
+    results = iter([[turn()] * 4, with_gpu_2(turn(matmuls=8))])
     figures = {each.metric: each for each in power_steps.power_steps(a_world(results=results), lambda *of_turn: None)}
     kept = figures["step_retention"].values
     assert {where for where, value in kept.items() if value < 0.9} == {place.gpu(2)}

@@ -157,7 +157,7 @@ def rates(
     ]
 
 
-def test_the_mean_over_precisions_is_told_with_its_temperature() -> None:
+def test_the_mean_over_precisions_has_its_temperature() -> None:
     relative = relative_rate(rates())
     assert relative.values[PLACES[2]] == 1.0  # the fastest in all
     assert relative.values[PLACES[0]] == pytest.approx(0.968, abs=0.001)

@@ -119,17 +119,14 @@ LAP = Lap(seconds=2.0, steps=(1.0, 1.0), loss=0.1, processor_seconds=0.5)
 
 def on(machine: FakeNvml, index: int, monkeypatch: pytest.MonkeyPatch) -> float | None:
     monkeypatch.setitem(sys.modules, "pynvml", machine)
-    told = utilization(SimpleNamespace(gpu=Gpu(index, {"uuid": machine.cards[index].uuid})), LAP)
+    busy = utilization(SimpleNamespace(gpu=Gpu(index, {"uuid": machine.cards[index].uuid})), LAP)
     assert machine.sessions == 0
-    return told
+    return busy
 
 
-def test_of_a_gpu_it_is_what_nvml_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_gpu_it_is_what_nvml_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = switched(8)
     assert [on(machine, index, monkeypatch) for index in (0, 7)] == [0.0, 0.7]
-
-
-def test_of_a_gpu_that_does_not_tell_it_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     assert on(switched(8, unsupported=("nvmlDeviceGetUtilizationRates",)), 1, monkeypatch) is None
 
 

@@ -61,7 +61,7 @@ def test_no_token_sees_those_that_follow():
     assert not torch.equal(seen[0][0, 20:], seen[1][0, 20:])
 
 
-def test_turned_products_depend_on_distance_alone():
+def test_rotated_products_depend_on_distance_alone():
     rotation = rotary(TINY).double()
     q, k = torch.randn(2, 1, 1, 1, 32, dtype=torch.float64)
     products = rotated(q.expand(1, 1, 32, 32), rotation) @ rotated(k.expand(1, 1, 32, 32), rotation).transpose(-1, -2)
@@ -98,7 +98,7 @@ def test_kernels_for_tensor_cores_take_every_shape():
         assert shape.width % shape.heads == 0
 
 
-def test_losses_that_part_are_told():
+def test_losses_that_differ_are_described():
     assert first_difference([2.0, 1.0], [2.0, 1.005], 0.01, "in fp32") == ""
     assert first_difference([2.0, 1.0], [2.0, 1.1], 0.01, "in fp32") == "the loss of step 1 is 1, and 1.1 in fp32"
     assert first_difference([math.nan], [2.0], 0.01, "in fp32") == "the loss of step 0 is nan, and 2 in fp32"
