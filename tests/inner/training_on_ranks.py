@@ -143,9 +143,12 @@ def fed(rank, folder):
     from torchvision import datasets
 
     # A network that takes no time: on a busy host a real one may be slower than the slow loader.
-    loader.eager = lambda *_: lambda images, labels: images.mean()
-    with slowed(datasets.ImageFolder, "__getitem__"):
-        return loader.fed_throughput(rank, folder, "amp", QUICK)
+    genuine, loop.eager = loop.eager, lambda *_: lambda images, labels: images.mean()
+    try:
+        with slowed(datasets.ImageFolder, "__getitem__"):
+            return loader.fed_throughput(rank, folder, "amp", QUICK)
+    finally:
+        loop.eager = genuine
 
 
 def test_a_slow_loader_is_host_bound(nccl_group, tmp_path):
