@@ -23,8 +23,7 @@ from pytest_gpufleet import (
     not_applicable,
 )
 from pytest_gpufleet.machine import container, network_ports, processors
-from pytest_gpufleet.model.events import NO_NETWORK
-from pytest_gpufleet.model.machine import Order
+from pytest_gpufleet.model.events import NO_NETWORK, Order
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.probes.links.host_copies import pcie_generation_under_load
 from pytest_gpufleet.probes.memory import clocks_under_load

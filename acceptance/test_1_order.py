@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpufleet import GpuTopology, LiveMachine
-from pytest_gpufleet.model.machine import Order
+from pytest_gpufleet.model.events import Order
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.verdict import orders
 

@@ -8,8 +8,7 @@ import pytest
 
 from pytest_gpufleet import Judge, LiveMachine, World, expect_none, not_applicable, not_judged
 from pytest_gpufleet.machine import network_ports, optics, rdma
-from pytest_gpufleet.model.events import NO_NETWORK
-from pytest_gpufleet.model.machine import Order
+from pytest_gpufleet.model.events import NO_NETWORK, Order
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.probes import adapter_loopback
 from pytest_gpufleet.verdict import orders

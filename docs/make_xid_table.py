@@ -1,7 +1,7 @@
 """Writes the table of XIDs from NVIDIA's catalogue: `python docs/make_xid_table.py Xid-Catalog.xlsx`.
 
 The spreadsheet is linked on the page that ORIGIN names. Only numbers, sub-codes and actions are taken over: what an XID
-means is said in model/xid_meanings.json in our own words.
+means is said in machine/xid_meanings.json in our own words.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ORIGIN = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
-TABLE = Path(__file__).parents[1] / "src" / "pytest_gpufleet" / "model" / "xid_table.json"
+TABLE = Path(__file__).parents[1] / "src" / "pytest_gpufleet" / "machine" / "xid_table.json"
 MAIN = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
 MODIFIED = "{http://purl.org/dc/terms/}modified"
 XIDS, NVLINK = "Xids", "Xid 144-150 Decode"

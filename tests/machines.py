@@ -6,11 +6,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pytest_gpufleet.machine.kernel_log import behind, of_the_host, parse
+from pytest_gpufleet.machine.kernel_log import Logged, behind, of_the_host, parse
+from pytest_gpufleet.machine.machine import Machine
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
-from pytest_gpufleet.model.log_catalogue import Logged
-from pytest_gpufleet.model.machine import Machine
 
 # Facts that the snapshots are too old for: as two H200 had them on 2026-11-22, with driver 580.159.04.
 SINCE_THE_SNAPSHOTS: dict[str, Any] = {

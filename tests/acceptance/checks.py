@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from pytest_gpufleet.machine.machine import Machine
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.model.fault import Fault, Faults
 from pytest_gpufleet.model.gpu import NAMES, GpuTopology
-from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.world.world import World
 from tests.conftest import ACCEPTANCE

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_gpufleet.model.machine import Order
+from pytest_gpufleet.model.events import Order
 from pytest_gpufleet.probes import adapter_loopback
 from pytest_gpufleet.verdict.judgement import judge
 from tests.acceptance.checks import outcomes, ranks_answer

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet import cli
-from pytest_gpufleet.model.machine import Order
+from pytest_gpufleet.model.events import Order
 from pytest_gpufleet.verdict.orders import load
 from tests.acceptance.checks import outcomes
 from tests.conftest import ACCEPTANCE, RECORDED

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import cli
+from pytest_gpufleet.machine.xids import meanings
 from pytest_gpufleet.model import suite
-from pytest_gpufleet.model.log_catalogue import meanings
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import MiB
 from pytest_gpufleet.plugin import options

@@ -1,14 +1,14 @@
-"""What the kernel log says of the host, and XIDs and SXids. The lines of the host are those of model/log_catalogue.py,
+"""What the kernel log says of the host, and XIDs and SXids. The lines of the host are those of machine/kernel_log.py,
 whose comments say where each was really written; those of healthy machines have their origin beside them."""
 
 import os
 
 import pytest
 
-from pytest_gpufleet.machine.kernel_log import KernelLog, behind, of_the_host, parse
+from pytest_gpufleet.machine.kernel_log import MOST_DEVICES, TABLE, KernelLog, Logged, behind, of_the_host, parse
 from pytest_gpufleet.machine.local_node import LocalNode
+from pytest_gpufleet.machine.xids import ACTIONS, UNUSED, Xid, meanings, table
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.log_catalogue import ACTIONS, MOST_DEVICES, TABLE, UNUSED, Logged, Xid, meanings, table
 from pytest_gpufleet.model.place import gpu as gpu_place
 from pytest_gpufleet.verdict.health_rules import xids_of
 

@@ -23,10 +23,10 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import __version__
+from pytest_gpufleet.machine.machine import Machine
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.page import page

@@ -2,15 +2,14 @@
 
 import pytest
 
+from pytest_gpufleet.machine.kernel_log import TABLE, Logged, judged, recognised, remarks
+from pytest_gpufleet.machine.machine import Machine
 from pytest_gpufleet.model.endings import NotJudged
 from pytest_gpufleet.model.fault import CODES, Fault
 from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.log_catalogue import TABLE, Logged, recognised
-from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.model.place import THIS_NODE, gpu
 from pytest_gpufleet.plugin.assertions import grave_host_messages
 from pytest_gpufleet.verdict.accusations import explaining
-from pytest_gpufleet.verdict.host_rules.log_rules import judged, remarks
 
 GPUS = [Gpu(index, {"pci_bus_id": f"00000000:{index}B:00.0"}) for index in range(4)]
 FATAL = "pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Requester ID)"

@@ -6,10 +6,11 @@ import pytest
 
 from pytest_gpufleet.machine import disks, memory
 from pytest_gpufleet.machine.host import read_dmi
+from pytest_gpufleet.machine.machine import Machine
 from pytest_gpufleet.machine.network_ports import ports_of
 from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.events import Order
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.machine import Machine, Order
 from pytest_gpufleet.model.place import THIS_NODE
 from pytest_gpufleet.model.record import read
 from pytest_gpufleet.verdict import orders

@@ -1,20 +1,271 @@
-"""Reads the kernel log: XIDs and SXids, and what it says of the host. model/log_catalogue.py says what these are."""
+"""The kernel log: what the kernel writes into it when something of the host is wrong (processors, memory, PCIe, disks,
+network adapters), how it is read, and which of it condemns the machine. XIDs and SXids of it are in xids.py.
+
+A row says by what a line is known, which fault it is, and whether that condemns the machine: if it stood
+in the log before the run, and if it comes while the run goes on. What does not condemn is shown. Errors that nobody
+could correct condemn whenever they came. What a machine that waits for its acceptance may have met without being
+broken (a stall while it moved to another hypervisor, a full memory, a hot day) condemns only during the run, and what
+was corrected does not at all: how often that may be is judged by counters, which count what the log leaves out.
+
+Above each row stands a line as it was really written, and where. Names of files are those of the Linux kernel's
+sources that write it. A pattern begins where its line does, with what any version of the kernel puts there: the kernel
+writes names that programs give themselves and their files into its lines too ("NAME[4711]: segfault at 0 ip ... in
+FILE"), and only the first 15 letters of a line can be such a name.
+"""
 
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, NamedTuple
 
-from pytest_gpufleet.machine import tools
-from pytest_gpufleet.model.log_catalogue import BDF, Gathered, HostMessage, Logged, Sxid, Xid, of_group, recognised
+from pytest_gpufleet.machine import tools, xids
+from pytest_gpufleet.machine.xids import Xid
+from pytest_gpufleet.model.fault import CODES, KERNEL_LOG, Fault
+from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.grouping import grouped
+from pytest_gpufleet.model.place import THIS_NODE
 
-# Older drivers leave "PCI:" out; of a GPU in MIG mode the instance follows the address. Whole addresses only: see
-# model/log_catalogue.py for what else stands at the beginning of lines.
-_PCI = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}(?::[0-9a-fA-F]{2})?(?:\.[0-7])?"
-_LINE = re.compile(rf"NVRM: Xid \((?:PCI:)?({_PCI})(?: [^)]*)?\): (\d+)(?:, (.*))?")
-# Two more lines with the same number follow, one with "Severity" and one with "Data" in this place: they judge nothing.
-_SXID_LINE = re.compile(rf"(nvidia-nvswitch\d+): SXid \(PCI:({_PCI})\): (\d+), (Fatal|Non-fatal), (.*)")
+BDF = r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+_OF_PCI = rf"(?P<device>(?:[\w-]+ )?{BDF}): (?:AER: +)?"
+_MLX5 = rf"(?P<device>mlx5_core {BDF}): (?:\w+:\d+:\(pid \d+\): )?"
+# Not of loop devices, floppy and optical drives, of which a server has none, and its virtual ones never answer.
+_DISK = r"(?P<device>(?:nvme|sd|vd|xvd|hd|md|dm-)\w+)"
+LONGEST_LINE = 300
+# Of one kind: a flood that names a new place in every line costs no more than this.
+MOST_DEVICES = 64
+
+
+# Each line of TABLE has one of these in it. A log has ten thousands of others, and to look for a word costs little.
+WORDS = (
+    "Hardware Error", "EDAC MC", "Memory failure", "PCIe Bus Error", "DPC: ", "lockup", "LOCKUP", "rcu_",
+    "INFO: task ", "nvme", "I/O error", "error, dev", "Disk failure", "EXT4-fs", "XFS (", "BTRFS", "oom-kill:",
+    "mlx5_core", "above threshold",
+)  # fmt: skip
+
+
+class Row(NamedTuple):
+    """`code`: a key of CODES. `before`, `during`: whether it condemns if it was logged before the run, or in it. The
+    pattern's group `device` is what the line is about, `times` how many errors it is about."""
+
+    code: str
+    before: bool
+    during: bool
+    pattern: re.Pattern[str]
+
+
+def _row(code: str, before: bool, during: bool, pattern: str) -> Row:
+    return Row(code, before, during, re.compile(pattern))
+
+
+CONDEMNS, SHOWN = True, False
+# As print_mce has it since Linux 3.18, and before.
+_MCE = r"(?:mce: )?\[Hardware Error\]: (?P<device>CPU \d+): Machine Check(?: Exception)?: \w+ Bank \d+: "
+# With the number of the record, but for those of the boot before (BERT).
+_CPER = r"(?:\{\d+\})?\[Hardware Error\]: event severity: "
+_WATCHDOG = r"(?:(?:NMI )?watchdog: )?"
+_EDAC = r"EDAC MC\d+: (?P<times>\d+) {kind} (?=\w).*?\bon (?P<device>.+?) \("
+
+TABLE = (
+    # mce: [Hardware Error]: CPU 0: Machine Check: 0 Bank 4: a600000000020408
+    # arch/x86/kernel/cpu/mce/core.c, print_mce; github.com/andikleen/mcelog issue 70. Bit 61 of the status says that it
+    # was not corrected: MCI_STATUS_UC of arch/x86/include/asm/mce.h.
+    _row("machine_check", CONDEMNS, CONDEMNS, _MCE + r"[abefABEF]\w{15}"),
+    # mce: [Hardware Error]: CPU 2: Machine Check: 0 Bank 5: 8c00004000010092
+    _row("machine_check_corrected", SHOWN, SHOWN, _MCE + r"\w{16}"),
+    # {1}[Hardware Error]: event severity: fatal
+    # drivers/firmware/efi/cper.c, cper_estatus_print: what the firmware reports (APEI), also of the boot before (BERT)
+    _row("machine_check", CONDEMNS, CONDEMNS, _CPER + "(?:fatal|recoverable)"),
+    _row("machine_check_corrected", SHOWN, SHOWN, _CPER + "corrected"),
+    # EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0 (channel:0 slot:0 page:0xe16677 offset:0x0 ...
+    # drivers/edac/edac_mc.c; github.com/andikleen/mcelog issue 74
+    _row("dimm_uncorrected", CONDEMNS, CONDEMNS, _EDAC.replace("{kind}", "UE")),
+    # EDAC MC1: 262 CE memory read error on CPU_SrcID#0_Ha#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x2031c14 ...
+    # github.com/illinois-scicomp/machine-shop-maintenance issue 66
+    _row("dimm_corrected", SHOWN, SHOWN, _EDAC.replace("{kind}", "CE")),
+    # Memory failure: 0x1ae83a4: recovery action for dirty LRU page: Recovered
+    # mm/memory-failure.c: a page that the processor found poisoned
+    _row("dimm_uncorrected", CONDEMNS, CONDEMNS, r"Memory failure: 0x[0-9a-f]+: recovery action for"),
+    # pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Requester ID)
+    # drivers/pci/pcie/aer.c, aer_print_error; github.com/rwth-i6/returnn issue 1500, above a GPU that was lost
+    _row("pcie_error_logged", CONDEMNS, CONDEMNS,
+         _OF_PCI + r"PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Fatal\)"),
+    # pcieport 0000:80:1b.4: PCIe Bus Error: severity=Uncorrectable (Non-Fatal), type=Transaction Layer, (Receiver ID)
+    # github.com/minisforum-docs/MS-02-Ultra issue 10. Probing for devices at boot gives such errors too.
+    _row("pcie_error_logged", SHOWN, CONDEMNS,
+         _OF_PCI + r"PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Non-Fatal\)"),
+    # nvidia 0000:07:00.0: PCIe Bus Error: severity=Correctable, type=Data Link Layer, (Transmitter ID)
+    # github.com/pop-os/pop issue 3363; older kernels say "Corrected"
+    _row("pcie_corrected_logged", SHOWN, SHOWN, _OF_PCI + r"PCIe Bus Error: severity=Correct(?:ed|able)"),
+    # pcieport 0000:00:1c.0: DPC: containment event, status:0x1f01 source:0x0000
+    # drivers/pci/pcie/dpc.c: a port has cut off all that is below it
+    _row("pcie_error_logged", CONDEMNS, CONDEMNS, _OF_PCI + r"DPC: containment event"),
+    # watchdog: BUG: soft lockup - CPU#18 stuck for 27s! [python3:2254956]
+    # kernel/watchdog.c; github.com/leptonai/gpud components/cpu/kmsg_matcher.go. Also where a hypervisor stood still.
+    _row("hung_task", SHOWN, CONDEMNS, _WATCHDOG + r"BUG: soft lockup - CPU#\d+ stuck for"),
+    # watchdog: Watchdog detected hard LOCKUP on cpu 3
+    # kernel/watchdog.c; since Linux 6.6 "watchdog: CPU5: Watchdog detected ...", by whom it was seen
+    _row("hung_task", CONDEMNS, CONDEMNS, _WATCHDOG + r"(?:CPU\d+: )?Watchdog detected hard LOCKUP on cpu \d+"),
+    # rcu: INFO: rcu_preempt self-detected stall on CPU
+    # kernel/rcu/tree_stall.h; github.com/oxidecomputer/propolis issue 1153. "expedited" ones come after milliseconds
+    # on some kernels (github.com/lkrg-org/lkrg issue 189), and are none.
+    _row("hung_task", SHOWN, CONDEMNS, r"(?:rcu: )?INFO: rcu_\w+ (?:self-)?detected stalls? on CPU"),
+    # INFO: task jfsmount:136986 blocked for more than 120 seconds.
+    # kernel/hung_task.c; github.com/leptonai/gpud components/cpu/kmsg_matcher.go; newer kernels: "blocked in I/O wait".
+    # The name of a task has 15 letters, and one that cannot be printed is "\x0a" in /dev/kmsg.
+    _row("hung_task", SHOWN, CONDEMNS,
+         r"INFO: task (?:\\x\w\w|[^\\]){1,15}:\d+ blocked (?:in I/O wait )?for more than \d+ seconds"),
+    # nvme nvme4: I/O tag 22 (2016) opcode 0x2 (Admin Cmd) QID 0 timeout, reset controller
+    # drivers/nvme/host/pci.c, nvme_timeout; github.com/leptonai/gpud components/disk/kmsg_matcher.go. A "completion
+    # polled" lost an interrupt and no data, and is none.
+    _row("disk_failing", CONDEMNS, CONDEMNS,
+         r"nvme (?P<device>nvme\d+): I/O (?:tag )?\d+ .*timeout, (?:reset|disable) controller"),
+    # nvme nvme0: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0x10
+    # drivers/nvme/host/pci.c, nvme_warn_reset; github.com/raspberrypi/linux issue 6661
+    _row("disk_failing", CONDEMNS, CONDEMNS, r"nvme (?P<device>nvme\d+): controller is down; will reset"),
+    # nvme nvme4: Disabling device after reset failure: -19
+    # nvme nvme1: Removing after probe failure status: -5
+    # drivers/nvme/host/pci.c; gpud as above, github.com/snu-csl/nvmevirt issue 34
+    _row("disk_failing", CONDEMNS, CONDEMNS,
+         r"nvme (?P<device>nvme\d+): (?:Disabling device after reset failure|Removing after probe failure)"),
+    # I/O error, dev nvme0n1, sector 131209936 op 0x0:(READ) flags 0x80700 phys_seg 25 prio class 0
+    # print_req_error: critical medium error, dev sdf, sector 1811939592
+    # block/blk-mq.c, blk_print_req_error; github.com/oxidecomputer/crucible issue 1844, longhorn/longhorn issue 2775.
+    # Disks may refuse to discard or to write zeroes, and are not asked again.
+    _row("disk_failing", CONDEMNS, CONDEMNS,
+         r"(?:(?:end_request|blk_update_request|print_req_error): )?(?:I/O|critical medium) error, "
+         rf"dev {_DISK}, sector \d+\b(?! op 0x\w+:\((?:DISCARD|WRITE_ZEROES|SECURE_E))"),
+    # Buffer I/O error on dev nvme0n1p1, logical block 121667584, lost sync page write
+    # fs/buffer.c; github.com/Joshua-Riek/ubuntu-rockchip issue 970
+    _row("disk_failing", CONDEMNS, CONDEMNS, rf"Buffer I/O error on dev(?:ice)? {_DISK}, logical block"),
+    # md/raid0md0: Disk failure on nvme0n1p1 detected, failing array.
+    # drivers/md; gpud as above
+    _row("disk_failing", CONDEMNS, CONDEMNS, rf"md/raid\S+ Disk failure on {_DISK}"),
+    # block nvme0n1: no available path - failing I/O
+    # drivers/nvme/host/multipath.c; gpud as above
+    _row("disk_failing", CONDEMNS, CONDEMNS, r"block (?P<device>nvme\w+): no available path - failing I/O"),
+    # EXT4-fs (nvme0n1p1): Remounting filesystem read-only
+    # fs/ext4/super.c, ext4_handle_error; github.com/Joshua-Riek/ubuntu-rockchip issue 970
+    _row("file_system_failed", CONDEMNS, CONDEMNS, rf"EXT4-fs \({_DISK}\): Remounting filesystem read-only"),
+    # EXT4-fs error (device nvme0n1p1): __ext4_find_entry:1588: inode #43: comm gmain: reading directory lblock 0
+    # fs/ext4/super.c, __ext4_error; github.com/oxidecomputer/crucible issue 1572
+    _row("file_system_failed", CONDEMNS, CONDEMNS, rf"EXT4-fs error \(device {_DISK}\)"),
+    # XFS (dm-4): I/O Error Detected. Shutting down filesystem
+    # fs/xfs/xfs_fsops.c, xfs_do_force_shutdown; github.com/kubernetes/node-problem-detector pull request 845. Without
+    # "User initiated shutdown received", which somebody asked for.
+    _row("file_system_failed", CONDEMNS, CONDEMNS,
+         rf"XFS \({_DISK}\): (?:Corruption|(?:[Ll]og |Metadata )?I/O [Ee]rror|Filesystem has been shut down due to)"),
+    # BTRFS info (device nvme0n1p3 state EA): forced readonly
+    # fs/btrfs/messages.c, __btrfs_handle_fs_error
+    _row("file_system_failed", CONDEMNS, CONDEMNS, rf"BTRFS \w+ \(device {_DISK}[^)]*\): forced readonly"),
+    # oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,task_memcg=/init.scope,...
+    # mm/oom_kill.c, dump_oom_summary (since Linux 5.0); github.com/0jc1/py-autovod issue 7. What follows the constraint
+    # has names in it that users choose (of groups, of the task), so that only the constraint says whose memory it was.
+    _row("host_out_of_memory", SHOWN, CONDEMNS, r"oom-kill:constraint=CONSTRAINT_(?!MEMCG,)\w+,"),
+    # oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=...,oom_memcg=/kubepods.slice/...,task_memcg=...
+    # github.com/leptonai/gpud pull request 70. Of which control group: of_group(); none if it seems named twice
+    _row("host_out_of_memory", SHOWN, CONDEMNS,
+         r"oom-kill:constraint=CONSTRAINT_MEMCG,(?!.*oom_memcg=.*oom_memcg=).*,oom_memcg=(?P<device>.+),task_memcg="),
+    # mlx5_core 0000:5c:00.0: mlx5_pcie_event:299:(pid 268269): Detected insufficient power on the PCIe slot (27W).
+    # drivers/net/ethernet/mellanox/mlx5/core/events.c; github.com/leptonai/gpud issue 348
+    _row("nic_underpowered", CONDEMNS, CONDEMNS, _MLX5 + r"Detected insufficient power on the PCIe slot"),
+    # mlx5_core 0000:41:00.0: temp_warn:170:(pid 0): High temperature on sensors with bit set 0 1
+    # core/events.c, temp_warn, of an adapter whose firmware gave up 80 s later and which was gone after 154 s
+    _row("nic_too_hot", CONDEMNS, CONDEMNS, _MLX5 + r"High temperature on sensors"),
+    # mlx5_core 0000:5c:00.0: Port module event[error]: module 0, Cable error, High Temperature
+    # core/events.c, port_module; github.com/leptonai/gpud components/accelerator/nvidia/infiniband/kmsg_matcher.go
+    _row("nic_too_hot", CONDEMNS, CONDEMNS, _MLX5 + r"Port module event\[error\]: .*High Temperature"),
+    _row("nic_underpowered", CONDEMNS, CONDEMNS, _MLX5 + r"Port module event\[error\]: .*Power budget exceeded"),
+    # mlx5_core 0000:41:00.0: poll_health:471:(pid 0): device's health compromised - reached miss count
+    # mlx5_core 0000:41:00.0: poll_health:478:(pid 0): Fatal error 1 detected
+    # core/health.c, the same adapter
+    _row("nic_firmware_failed", CONDEMNS, CONDEMNS,
+         _MLX5 + r"(?:device's health compromised|Fatal error \d+ detected|health recovery flow aborted)"),
+    # mlx5_core 0000:5c:00.0: print_health_info:500:(pid 0): Health issue observed, firmware internal error,
+    # severity(3) ERROR: -- core/health.c, print_health_info; below 4 is an error or worse (include/linux/kern_levels.h)
+    _row("nic_firmware_failed", CONDEMNS, CONDEMNS, _MLX5 + r"Health issue observed, .*severity\([0-3]\)"),
+    # mce: CPU1: Package temperature above threshold, cpu clock throttled (total events = 12705)
+    # drivers/thermal/intel/therm_throt.c; github.com/erpalma/throttled issue 239
+    _row("processor_throttled", SHOWN, CONDEMNS,
+         r"(?:mce: )?CPU\d+: (?:Core|Package) temperature (?:is )?above threshold, cpu clock"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class HostMessage:
+    """A message about the host, with all others of its kind about the same device. `device`: as the kernel calls it,
+    "" for the machine. `line`: the first. `first`, `last`: seconds since boot, None where the log has no times.
+    `before`, `during`: of its Row. `gpus`: the PCI bus ids of GPUs that are this device, or are below it."""
+
+    code: str
+    device: str
+    line: str
+    before: bool
+    during: bool
+    times: int = 1
+    first: float | None = None
+    last: float | None = None
+    gpus: tuple[str, ...] = ()
+
+
+def recognised(line: str, at: float | None = None) -> HostMessage | None:
+    """What a line of the kernel log says of the host, if it is one of TABLE."""
+    if not any(word in line for word in WORDS):
+        return None
+    for row in TABLE:
+        if found := row.pattern.match(line):
+            groups = found.groupdict()
+            device, times = groups.get("device") or "", int(groups.get("times") or 1)
+            return HostMessage(row.code, device, line[:LONGEST_LINE], row.before, row.during, times, at, at)
+    return None
+
+
+def of_group(message: HostMessage, own: str) -> HostMessage:
+    """What happened in the memory of a control group counts against this machine only if the processes of the run
+    (`own`: their group, "/" where a container hides it) are in it: other containers have limits of their own."""
+    group = message.device
+    ours = own.rstrip("/") and f"{own}/".startswith(f"{group.rstrip('/')}/")
+    return message if message.code != "host_out_of_memory" or not group or ours else replace(message, during=False)
+
+
+class Gathered:
+    """Messages by their kind and device: however many there are, each costs what one costs."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, bool, bool, str], HostMessage] = {}
+        self._devices: dict[str, int] = {}
+
+    def take(self, messages: Iterable[HostMessage]) -> None:
+        for message in messages:
+            key = (message.code, message.before, message.during, message.device)
+            if key not in self._found:
+                self._devices[message.code] = self._devices.get(message.code, 0) + 1
+                if self._devices[message.code] > MOST_DEVICES:
+                    message = replace(message, device="")
+                    key = (*key[:3], "")
+            known = self._found.get(key)
+            if known:
+                message = replace(known, times=known.times + message.times, last=message.last)
+            self._found[key] = message
+
+    def all(self) -> tuple[HostMessage, ...]:
+        return tuple(self._found.values())
+
+
+@dataclass(frozen=True)
+class Logged:
+    """XIDs and SXids since the last time, and what was said of the `host`. `trouble` says why the log cannot be read:
+    then there is no judgement about them. `unread`: why something since the time before was not seen."""
+
+    xids: tuple[Xid, ...] = ()
+    trouble: str = ""
+    unread: str = ""
+    host: tuple[HostMessage, ...] = ()
+
+
+# ---------------------------------------------------------------- how it is read
+
 # A record of /dev/kmsg (Documentation/ABI/testing/dev-kmsg): priority, number, microseconds since boot, flags, text.
 _RECORD = re.compile(r"(\d+),\d+,(\d+),[^;]*;")
 FACILITIES = 8  # a priority below it is the kernel's: it gives a line that a program writes there another facility
@@ -23,13 +274,7 @@ DEVICES = Path("/sys/bus/pci/devices")
 
 def parse(text: str) -> list[Xid]:
     """The XIDs and SXids in lines of a kernel log."""
-    found: list[Xid] = []
-    for _, line in _of_the_kernel(text):
-        if xid := _LINE.match(line):
-            found.append(Xid(xid[1], int(xid[2]), xid[3] or ""))
-        elif sxid := _SXID_LINE.match(line):
-            found.append(Sxid(sxid[2], int(sxid[3]), sxid[5], sxid[1], sxid[4]))
-    return found
+    return xids.of_lines(line for _, line in _of_the_kernel(text))
 
 
 def of_the_host(text: str, own_group: str = "/") -> Iterable[HostMessage]:
@@ -75,7 +320,7 @@ def _way(pci_bus_id: str, devices: Path) -> tuple[str, ...]:
 
 
 class KernelLog:
-    """The kernel's log from its beginning; `new()` gives what it has told since the last time."""
+    """The kernel's log from its beginning; `new()` gives what is new in it since the last time."""
 
     def __init__(self, path: str = "/dev/kmsg", groups: Path = Path("/proc/self/cgroup")) -> None:
         self._trouble = ""
@@ -117,3 +362,44 @@ def _own_group(groups: Path) -> str:
     says."""
     lines = [line.split(":", 2) for line in (tools.text(groups) or "").splitlines()]
     return next((path for number, kinds, path in lines if number == "0" or "memory" in kinds.split(",")), "/")
+
+
+# ---------------------------------------------------------------- what is wrong
+
+
+def judged(
+    messages: Sequence[HostMessage], gpus: Sequence[Gpu], when: Literal["before", "during"]
+) -> tuple[list[Fault], list[Fault]]:
+    """What condemns the machine, of messages from before the run or from during it, and the others of them."""
+    condemning = _faults((message for message in messages if getattr(message, when)), gpus)
+    return condemning, _faults((message for message in messages if not getattr(message, when)), gpus)
+
+
+def remarks(noticed: Iterable[Fault]) -> list[str]:
+    """What was only shown, in a sentence for each kind."""
+    remarks = []
+    for code, each in grouped(dict.fromkeys((fault.name, fault.what) for fault in noticed)).items():
+        whose = "the kernel log: " if CODES[code].number in KERNEL_LOG else ""
+        more = f", and {len(each) - 1} more" if len(each) > 1 else ""
+        remarks.append(f"{whose}{CODES[code].message}: {each[0]}{more}")
+    return remarks
+
+
+def _faults(messages: Iterable[HostMessage], gpus: Iterable[Gpu]) -> list[Fault]:
+    """A GPU is named if the message is about it, or about a port that has no other GPU below it; else the node."""
+    at = {str(gpu["pci_bus_id"]): gpu.place for gpu in gpus}
+    faults = []
+    for message in messages:
+        below = [at[each] for each in message.gpus if each in at]
+        subject = below[0] if len(below) == 1 else THIS_NODE
+        faults.append(Fault(message.code, (subject,), _described(message), story=message.line))
+    return faults
+
+
+def _described(message: HostMessage) -> str:
+    """ "nvme nvme0: controller is down ... (3 times, 51 to 207 s after boot)" """
+    parts = [f"{message.times:,} times"] if message.times > 1 else []
+    if message.first is not None and message.last is not None:
+        span = [message.first] if message.first == message.last else [message.first, message.last]
+        parts.append(f"{' to '.join(f'{at:,.0f}' for at in span)} s after boot")
+    return f"{message.line} ({', '.join(parts)})" if parts else message.line

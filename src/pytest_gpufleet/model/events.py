@@ -24,7 +24,6 @@ from pytest_gpufleet.model.gpu import GpuTopology, Missing, told
 from pytest_gpufleet.model.language import Language
 from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.limit import GivenLimits, Grade
-from pytest_gpufleet.model.machine import Order
 from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.suite import Suite
@@ -33,6 +32,14 @@ from pytest_gpufleet.safe_files import open_regular
 
 LONGEST_LINE = 64 << 20  # bytes
 DEEPEST = 64  # lists and objects within each other
+
+
+class Order(msgspec.Struct, frozen=True):
+    """The file that was given with --fleet-order: its name, its SHA-256, and what it says, as TOML has it."""
+
+    file: str
+    sha256: str
+    content: Mapping[str, Any]
 
 
 class NotJson(ValueError):

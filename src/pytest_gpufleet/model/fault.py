@@ -270,7 +270,7 @@ _CODES = (
          "Clean and reseat the connectors at both ends, then exchange the cable: `mlxlink -d DEVICE -c`"),
     Code(282, "network_link_flaps", "network", "TRIAGE", "a network link goes down again and again",
          "Reseat the cable at both ends, then exchange it; then look at the switch port"),
-    # what the kernel log tells of the host (log_catalogue.py has its lines)
+    # what the kernel log tells of the host (machine/kernel_log.py has its lines)
     Code(236, "machine_check", "host error", "TRIAGE", "a processor reports an error that it could not correct",
          "Read the BMC's event log for the part: a processor, a DIMM or a PCIe device", ("process", "stall")),
     Code(237, "machine_check_corrected", "host error", "MONITOR", "a processor reports errors that were corrected",

@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from pytest_gpufleet.model import events
+from pytest_gpufleet.model.events import Order
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology, joined
 from pytest_gpufleet.model.limit import GivenLimits
-from pytest_gpufleet.model.machine import Order
 from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.model.suite import Suite, shipped
 

@@ -4,13 +4,13 @@ test."""
 import threading
 import time
 
+from pytest_gpufleet.machine import kernel_log
 from pytest_gpufleet.machine.local_node import LocalNode
+from pytest_gpufleet.machine.xids import OF_CRASHES, OF_PROCESSES, Xid
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import COUNTERS, Gpu
-from pytest_gpufleet.model.log_catalogue import OF_CRASHES, OF_PROCESSES, Xid
 from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.verdict import health_rules
-from pytest_gpufleet.verdict.host_rules import log_rules
 
 TEMPERATURES = ("temperature_c", "memory_temperature_c")
 
@@ -55,7 +55,7 @@ class Guard:
         self.unread = logged.unread
         xids = [xid for xid in logged.xids if self._counts(xid, failed)]
         problems += health_rules.xids_of(after, xids) + health_rules.sxids(xids)
-        told, self.noticed = log_rules.judged(logged.host, after, "during")
+        told, self.noticed = kernel_log.judged(logged.host, after, "during")
         problems += told
         self._failed = failed
         with self._lock:

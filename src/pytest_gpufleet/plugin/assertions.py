@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
+from pytest_gpufleet.machine import kernel_log
+from pytest_gpufleet.machine.machine import Machine
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.endings import not_applicable, not_judged
-from pytest_gpufleet.model.events import Judged
+from pytest_gpufleet.model.events import Judged, Order
 from pytest_gpufleet.model.fault import Fault, expect_none
 from pytest_gpufleet.model.gpu import COUNTERS, Gpu, GpuTopology, Missing, check_name
-from pytest_gpufleet.model.machine import Machine, Order
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.plugin import listeners
 from pytest_gpufleet.plugin.keys import MISSED, RUN
 from pytest_gpufleet.redaction import redacted
 from pytest_gpufleet.verdict.health_rules import sxids, untold, xids_of, xids_of_none
-from pytest_gpufleet.verdict.host_rules import log_rules
 from pytest_gpufleet.verdict.judgement import LimitMissed, figure, set_aside, to_measure_again
 from pytest_gpufleet.verdict.orders import asks, held_against
 
@@ -106,7 +106,7 @@ def grave_host_messages(machine: Machine) -> list[Fault]:
     __tracebackhide__ = True
     if machine.logged.trouble:
         not_judged(machine.logged.trouble)
-    return log_rules.judged(machine.logged.host, machine.gpus, "before")[0]
+    return kernel_log.judged(machine.logged.host, machine.gpus, "before")[0]
 
 
 def expect_host(machine: Machine, fact: "HostFact[Any]", wanted: Any, *, code: str) -> None:

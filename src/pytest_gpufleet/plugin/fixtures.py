@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_gpufleet.machine.dcgm import Diagnosis
-    from pytest_gpufleet.model.events import Fingerprint
+    from pytest_gpufleet.model.events import Fingerprint, Order
     from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.gpu import GpuTopology
-    from pytest_gpufleet.model.machine import Order
     from pytest_gpufleet.model.measurement import Measurement
     from pytest_gpufleet.plugin.assertions import Judge
     from pytest_gpufleet.plugin.live_machine import LiveMachine

@@ -11,8 +11,8 @@ import pytest
 
 from pytest_gpufleet.machine import host
 from pytest_gpufleet.machine.host_fact import HostFact
+from pytest_gpufleet.machine.machine import Machine
 from pytest_gpufleet.model.gpu import NAMES, Missing
-from pytest_gpufleet.model.machine import Machine
 
 if TYPE_CHECKING:
     from pytest_gpufleet.run.run import Run

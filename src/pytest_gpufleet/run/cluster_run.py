@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
+from pytest_gpufleet.machine.machine import Machine
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound, NodeLeftOut, NodeLost, RunHeader
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology, joined, told
-from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.model.place import Place, on_node
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.nodes import same_install

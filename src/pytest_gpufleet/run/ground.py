@@ -7,12 +7,12 @@ from typing import Any
 
 from pytest_gpufleet.machine import host, local_node
 from pytest_gpufleet.machine.local_node import LocalNode, take
+from pytest_gpufleet.machine.machine import Machine
 from pytest_gpufleet.machine.nvml import NoGpus
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound, NodeFound
 from pytest_gpufleet.model.gpu import GpuTopology, check_name
-from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.redaction import aliased
 from pytest_gpufleet.run.settings import REHEARSAL_RANKS, Options
 

@@ -13,6 +13,7 @@ from typing import cast
 import msgspec
 
 from pytest_gpufleet import __version__
+from pytest_gpufleet.machine import kernel_log
 from pytest_gpufleet.machine.host import own_name
 from pytest_gpufleet.machine.software import of_this_process, relevant
 from pytest_gpufleet.machine.tools import RunTool, Unreadable, output
@@ -42,7 +43,6 @@ from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.safe_files import STREAMS, open_regular, sha256
 from pytest_gpufleet.verdict.given_limits import as_given
-from pytest_gpufleet.verdict.host_rules import log_rules
 
 PACKAGE = Path(__file__).parents[1]
 SECONDS = 5
@@ -224,7 +224,7 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
     run.record(machine)
     if run.options.nodes is None:
         own = run.own_machine.machine  # what its kernel log has from before the run is shown
-        run.notice(log_rules.judged(own.logged.host, own.gpus, "before")[1])
+        run.notice(kernel_log.judged(own.logged.host, own.gpus, "before")[1])
     run.record(SuiteSeen(manifest=shipped()))
     for event in carried:
         run.record(event)

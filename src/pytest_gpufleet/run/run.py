@@ -20,11 +20,11 @@ from pytest_gpufleet.run.interruption import Interruption
 from pytest_gpufleet.run.settings import Options
 
 if TYPE_CHECKING:
-    from pytest_gpufleet.model.events import Event, Losses, RunHeader, WorldStarted
+    from pytest_gpufleet.machine.machine import Machine
+    from pytest_gpufleet.model.events import Event, Losses, Order, RunHeader, WorldStarted
     from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.finding import Finding
     from pytest_gpufleet.model.gpu import Gpu
-    from pytest_gpufleet.model.machine import Machine, Order
     from pytest_gpufleet.model.measurement import Measurement, Sample
     from pytest_gpufleet.model.record import Record
     from pytest_gpufleet.nodes.health_watch import Guard

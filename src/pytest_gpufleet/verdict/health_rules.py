@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import or_
 
+from pytest_gpufleet.machine.xids import OF_PROCESSES, Sxid, Xid
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import CLOCK_EVENTS, COUNTED_SLOWDOWNS, COUNTERS, Gpu, Missing
-from pytest_gpufleet.model.log_catalogue import OF_PROCESSES, Sxid, Xid
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.link_rules import fact_unreadable, gpu_fault, replays_allowed, unreadable
 from pytest_gpufleet.verdict.profile import for_gpu

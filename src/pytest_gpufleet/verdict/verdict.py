@@ -3,6 +3,7 @@
 from dataclasses import replace
 from datetime import datetime
 
+from pytest_gpufleet.machine import kernel_log
 from pytest_gpufleet.machine.pcie import PCI_DEVICES
 from pytest_gpufleet.model.conditions import c_number
 from pytest_gpufleet.model.events import NO_NETWORK, Check, VerdictWord
@@ -14,7 +15,6 @@ from pytest_gpufleet.model.suite import titled
 from pytest_gpufleet.verdict import accusations, basis, node_verdicts
 from pytest_gpufleet.verdict.gaps import DEADLINE, UNFINISHED, gaps, newer, reasons
 from pytest_gpufleet.verdict.given_limits import remarks_on
-from pytest_gpufleet.verdict.host_rules import log_rules
 from pytest_gpufleet.verdict.judgement import scattered, shares_its_way
 
 DIED = "the run did not come to its end"
@@ -94,7 +94,7 @@ def remarks(record: Record) -> list[str]:
     told += _of_several_boards(record)
     told += _shared_ways(record)
     told += remarks_on(record)
-    told += log_rules.remarks(record.noticed)
+    told += kernel_log.remarks(record.noticed)
     if since := newer(record):
         told.append(say(SINCE if len(since) != 1 else SINCE_ONE, count=len(since), version=record.run.plugin))
     outcomes = {record.suite.known_as(check.id): check.outcome for check in record.checks.values()}

@@ -1,14 +1,12 @@
-"""A machine at one moment: every fact of its GPUs and its host, to be checked now; and what was ordered."""
+"""A machine at one moment: every fact of its GPUs and its host, to be checked now."""
 
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
+from pytest_gpufleet.machine.kernel_log import Logged
 from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.log_catalogue import Logged
 
 
 @dataclass(frozen=True)
@@ -29,11 +27,3 @@ class Machine:
     def seconds_ago(self) -> float:
         """How long ago it was read, whatever was done to the clock since."""
         return time.monotonic() - self._read_at
-
-
-class Order(msgspec.Struct, frozen=True):
-    """The file that was given with --fleet-order: its name, its SHA-256, and what it says, as TOML has it."""
-
-    file: str
-    sha256: str
-    content: Mapping[str, Any]

@@ -1,0 +1,167 @@
+"""XIDs and SXids: the errors of GPUs and of NVSwitches that the NVIDIA driver writes into the kernel log, what they
+mean and what to do."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+# Actions are those of NVIDIA's XID catalogue, in xid_table.json with its origin and date; `python
+# docs/make_xid_table.py` writes it. Meanings are ours, in xid_meanings.json. An SXid says itself whether it is fatal.
+
+# Older drivers leave "PCI:" out; of a GPU in MIG mode the instance follows the address. Whole addresses only: see
+# kernel_log.py for what else stands at the beginning of lines.
+_PCI = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}(?::[0-9a-fA-F]{2})?(?:\.[0-7])?"
+_LINE = re.compile(rf"NVRM: Xid \((?:PCI:)?({_PCI})(?: [^)]*)?\): (\d+)(?:, (.*))?")
+# Two more lines with the same number follow, one with "Severity" and one with "Data" in this place: they judge nothing.
+_SXID_LINE = re.compile(rf"(nvidia-nvswitch\d+): SXid \(PCI:({_PCI})\): (\d+), (Fatal|Non-fatal), (.*)")
+
+XID_TABLE, XID_MEANINGS = (Path(__file__).with_name(f"xid_{what}.json") for what in ("table", "meanings"))
+
+# What NVIDIA's catalogue calls for at once, in words.
+ACTIONS = {
+    "RESET_GPU": "reset the GPU; replace it if the XID comes back",
+    "RESTART_BM": "restart the machine; replace the GPU if the XID comes back",
+    "RESTART_VM": "restart the virtual machine",
+    "CHECK_MECHANICALS": "check power cables and seating of the GPU",
+    "CHECK_UVM": "reset the GPU if managed memory or a virtual GPU was in use; else none",
+    "UPDATE_SWFW": "update driver and firmware",
+    "WORKFLOW_XID_45": "none, if another XID came or a process was ended; else restart the fabric manager",
+    **dict.fromkeys(
+        ("WORKFLOW_XID_48", "WORKFLOW_NVLINK_ERR", "WORKFLOW_NVLINK5_ERR"),
+        "follow NVIDIA's workflow for this XID; keep the GPU out of service until then",
+    ),
+    "XID_154": "what the XID says",
+    "XID_154_EVAL": "what XID 154 says, if that came too; else none, unless it comes back",
+    "RESTART_APP": "an error of the program, unless it comes back with others",
+    "IGNORE": "none",
+    "CONTACT_SUPPORT": "ask NVIDIA",
+}
+UNKNOWN = "look it up in NVIDIA's XID catalogue"
+# An XID from before the run condemns its GPU only if it calls for one of these; during the run, nearly every one does.
+CONDEMNING = (
+    "RESET_GPU", "RESTART_BM", "CHECK_MECHANICALS", "WORKFLOW_XID_48", "WORKFLOW_NVLINK_ERR", "WORKFLOW_NVLINK5_ERR",
+)  # fmt: skip
+
+# What processes leave behind, by what the catalogue says of when these come: 13 and 31 if a program reaches where it
+# must not, and crashes of it; 43 and 45 if it is ended, also from outside. They say nothing against the GPU.
+OF_CRASHES = frozenset({13, 31})
+OF_PROCESSES = OF_CRASHES | {43, 45}
+# Those of NVLink 5 have sub-codes, and only these say what to do. They stand in the kernel log alone.
+NVLINK_5 = range(144, 151)
+_NUMBERS = re.compile(r"\((0x[0-9a-fA-F]{1,8}) (0x[0-9a-fA-F]{1,8})\b")
+# "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+_RECOVERY = re.compile(r"changed from 0x[0-9a-fA-F]+ \([^)]*\) to (0x[0-9a-fA-F]+)")
+
+# Those that NVIDIA's catalogue calls unused: no driver for Ampere and newer GPUs gives them.
+UNUSED = "unused on Ampere and newer GPUs"
+
+# By what an SXid calls itself. Before the run only a fatal one condemns; during the run, every one does, as with XIDs.
+SXID_ACTIONS = {
+    "Fatal": (
+        "reset all GPUs, and with them the NVSwitches of the fabric, or restart the machine; if it comes back, have "
+        "the board of this NVSwitch and the link looked at"
+    ),
+    "Non-fatal": "none, unless it comes back; then have the link looked at",
+}
+
+
+@cache
+def table() -> dict[str, Any]:
+    """What docs/make_xid_table.py has made of NVIDIA's catalogue."""
+    found: dict[str, Any] = json.loads(XID_TABLE.read_text(encoding="utf-8"))
+    return found
+
+
+@cache
+def meanings() -> dict[int, str]:
+    """What an XID means, by its number, as far as we know it."""
+    return {int(number): meaning for number, meaning in json.loads(XID_MEANINGS.read_text(encoding="utf-8")).items()}
+
+
+@dataclass(frozen=True)
+class Xid:
+    """One XID: the PCI address as the kernel writes it ("0000:1b:00"), its number and the rest of its line."""
+
+    pci: str
+    number: int
+    text: str
+
+    @property
+    def action(self) -> str:
+        """What the catalogue calls for at once, a key of ACTIONS; "" for an XID that it has no action for. One of
+        NVLink 5 whose sub-code is not known keeps the action of its number, which condemns."""
+        whole, _ = table()["actions"].get(str(self.number), ("", ""))
+        return next(self._rules(), whole) if self.number in NVLINK_5 else str(whole)
+
+    def _rules(self) -> Iterator[str]:
+        """The actions of the sub-code in the text: its first number has some bits, and its second one a value."""
+        if code := _NUMBERS.search(self.text):
+            bits, status = f"{int(code[1], 16):032b}", int(code[2], 16)
+            for number, _, before_575, since, wanted, action in table()["nvlink"]:
+                fits = any(map(_matches, (before_575, since), (bits, bits)))
+                if number == self.number and fits and (not wanted or int(wanted, 16) == status):
+                    yield action
+
+    @property
+    def harmless(self) -> bool:
+        """Whether there is nothing to do and nothing to look into: of NVLink 5 by the sub-code, of XID 154 if nothing
+        is to be done any more."""
+        if self.number in NVLINK_5:
+            return self.action == "IGNORE"
+        recovery = _RECOVERY.search(self.text) if self.action == "XID_154" else None
+        return table()["actions"].get(str(self.number)) == ["IGNORE"] * 2 or bool(recovery and not int(recovery[1], 16))
+
+    @property
+    def condemning(self) -> bool:
+        return self.action in CONDEMNING
+
+    def of(self, pci_bus_id: str) -> bool:
+        """Whether it is about the GPU with this NVML PCI bus id ("00000000:1B:00.0")."""
+        return _slot(self.pci) == _slot(pci_bus_id)
+
+    def __str__(self) -> str:
+        known = str(self.number) in table()["actions"]
+        meaning = meanings().get(self.number, UNUSED if known else "see NVIDIA's XID catalogue")
+        details = f": {self.text.partition(' (')[0]}" if self.text and self.number in NVLINK_5 else ""
+        action = ACTIONS.get(self.action, UNKNOWN)
+        return f"XID {self.number} ({meaning}{details}) on PCI {self.pci}; what to do: {action}"
+
+
+def _matches(pattern: str, bits: str) -> bool:
+    return all(wanted in ("-", bit) for wanted, bit in zip(pattern, bits, strict=True))
+
+
+@dataclass(frozen=True)
+class Sxid(Xid):
+    """The same of an NVSwitch: with its name in the kernel log, and a key of SXID_ACTIONS."""
+
+    switch: str
+    severity: str
+
+    @property
+    def condemning(self) -> bool:
+        return self.severity == "Fatal"
+
+    def __str__(self) -> str:
+        about = f"SXid {self.number} ({self.severity}: {self.text})"
+        return f"{self.switch} on PCI {self.pci}: {about}; what to do: {SXID_ACTIONS[self.severity]}"
+
+
+def _slot(address: str) -> str:
+    """A PCI address without its function and without zeros in front of its domain."""
+    return address.lower().partition(".")[0].lstrip("0")
+
+
+def of_lines(lines: Iterable[str]) -> list[Xid]:
+    """The XIDs and SXids in lines that the kernel wrote."""
+    found: list[Xid] = []
+    for line in lines:
+        if xid := _LINE.match(line):
+            found.append(Xid(xid[1], int(xid[2]), xid[3] or ""))
+        elif sxid := _SXID_LINE.match(line):
+            found.append(Sxid(sxid[2], int(sxid[3]), sxid[5], sxid[1], sxid[4]))
+    return found
