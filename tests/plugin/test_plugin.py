@@ -178,7 +178,8 @@ def test_ranks_are_got_ready_for_a_run_and_nothing_of_them_is_left(fleet, argume
 
 
 def test_plain_run_imports_nothing_heavy_and_keeps_its_order(run_fresh):
-    heavy = ("msgspec", "torch", "torchvision", "matplotlib", "ray", "cloudpickle", "pynvml", "numpy", "jinja2")
+    rooms = (f"pytest_gpufleet.{room}" for room in ("machine", "world", "probes", "verdict", "nodes", "report"))
+    heavy = ("msgspec", "torch", "matplotlib", "ray", "cloudpickle", "pynvml", "numpy", "jinja2", *rooms)
     module = f"""
         import sys
 
