@@ -1,4 +1,4 @@
-"""All nodes are alike, and none is slower than the others. Costs nothing: what the nodes' own runs told is compared."""
+"""All nodes are alike, and none is slower than the others. What the nodes' own runs recorded is compared."""
 
 from __future__ import annotations
 

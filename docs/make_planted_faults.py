@@ -221,7 +221,7 @@ NODES = [
     Row("the network of two nodes carries less", [Case(frozenset({"rail0-node1/rail0", "world"}),
         lambda by: network(1 - by / 100))],
         MISSED, "the same network, whole", lambda: network(1), (50, 90, 99)),
-    Row("no port tells what the network can do", always("", lambda: network(1, ports=0)), "INCOMPLETE",
+    Row("no port shows what the network can do", always("", lambda: network(1, ports=0)), "INCOMPLETE",
         "`--fleet-network none`: nothing is asked of it", lambda: network(0.01, "none", 0)),
     Row("half of the 400 Gb/s that `--fleet-network` says", always("rail0-node1/rail0 world", lambda: network(0.5,
         "400", 0)),

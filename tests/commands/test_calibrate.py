@@ -74,7 +74,7 @@ def test_more_machines_that_agree_make_a_closer_limit(tmp_path: Path, calibrated
 def test_a_machine_that_calibrated_itself_is_not_accepted(tmp_path: Path, gpufleet: Command) -> None:
     folder, path, page = runs.record(tmp_path / "a"), tmp_path / "my.toml", tmp_path / "again.html"
     status, text = gpufleet("calibrate", folder, "-o", path)
-    assert (status, "these limits come from 1 machine, which cannot tell how machines differ" in text) == (0, True)
+    assert (status, "these limits come from 1 machine, which does not show how machines differ" in text) == (0, True)
     status, text = gpufleet("judge", folder, "--fleet-profile", path, "-o", page)
     assert (status, text.split()[0]) == (10, "INCOMPLETE")
     said = "come from this very machine: my.toml was calibrated on GPU 0 (serial node7-S0), GPU 1 (serial node7-S1)"

@@ -52,9 +52,9 @@ def test_a_peak_says_how_it_comes_about() -> None:
         (peaks.power_bound, "power_limit_watts"),
     ],
 )
-def test_a_fact_that_the_driver_does_not_tell_is_not_guessed(peak, fact: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_fact_that_the_driver_does_not_give_is_not_guessed(peak, fact: str) -> None:  # type: ignore[no-untyped-def]
     for untold in (Missing("NVML: Not Supported", absent=True), 0):
-        with pytest.raises(peaks.NoPeak, match=f"does not tell {fact} of GPU 0"):
+        with pytest.raises(peaks.NoPeak, match=f"does not give {fact} of GPU 0"):
             peak(H200.gpu(**{fact: untold}))
 
 

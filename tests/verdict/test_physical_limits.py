@@ -284,7 +284,7 @@ def test_where_nothing_fair_can_be_said_the_figure_stays_not_judged(case: str) -
 def test_a_fact_that_the_driver_does_not_tell_is_named_beside_the_figure() -> None:
     topology = H200.machine(memory_bus_bits=None)
     finding = judge(figure("memory_bandwidth", operation="copy"), None, topology, "a.py::b", rehearsal=False)
-    assert "the driver does not tell memory_bus_bits of GPU 0" in finding.reason
+    assert "the driver does not give memory_bus_bits of GPU 0" in finding.reason
 
 
 def test_any_other_limit_goes_before_a_physical_one() -> None:

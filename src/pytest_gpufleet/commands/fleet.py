@@ -112,7 +112,7 @@ class _Found:
                 run = verify.checked(folder, nodes=False)
                 record, digest = run.record, run.digest
                 if stated and stated != digest:
-                    raise Refused(f"{folder}: its evidence is not that of which the run over all nodes tells")
+                    raise Refused(f"{folder}: its evidence is not that that the run over all nodes names")
                 if record.of_cluster:
                     self._take_nodes(folder, record)
                 else:
@@ -130,9 +130,9 @@ class _Found:
                     f"lost: {record.lost[number].why}" if number in record.lost else "its evidence was not brought here"
                 )
                 self.unusable.append(Unusable(str(own), host, why))
-        told = ended(record)
-        if told.verdict not in ("ACCEPTED", "REHEARSAL"):
-            why = f"{told.verdict}: {next(iter(told.reasons), '')}"
+        whole = ended(record)
+        if whole.verdict not in ("ACCEPTED", "REHEARSAL"):
+            why = f"{whole.verdict}: {next(iter(whole.reasons), '')}"
             self.gaps.append(Gap("between nodes", tuple(record.hosts.values()), f"{folder} is {why}"))
 
 

@@ -54,7 +54,7 @@ def _judge(given: argparse.Namespace, folder: RunFolder) -> command.Done:
 
 def judged(folder: RunFolder, given: Path | None, basis: Grade | None) -> Record:
     """A run by the limits of a given file, or the shipped ones; of one on many nodes first each node's own. Refused if
-    the evidence of a node is not what the run over all tells of. FileError of a file that is bad or does not fit."""
+    the evidence of a node is not what the run over all names. FileError of a file that is bad or does not fit."""
     record = verify.checked(folder, nodes=False).record
     own = {}
     for number, end in record.finished.items():
@@ -62,7 +62,7 @@ def judged(folder: RunFolder, given: Path | None, basis: Grade | None) -> Record
             of_node = folder.of_node(record.node(number))
             own[number] = replace(judged(of_node, given, basis), telemetry=[], spans=[])  # half of its memory
             if of_node.digest() != end.sha256:
-                raise Refused(f"{of_node}: its evidence is not that of which the run over all nodes tells")
+                raise Refused(f"{of_node}: its evidence is not that that the run over all nodes names")
     limits = profile.choose(given, {gpu.name for gpu in record.topology.gpus})
     return judge_again(record, limits, basis, own)
 
@@ -111,8 +111,8 @@ def _again(output: Path | None, language: Language | None, folder: RunFolder) ->
     files = {output: html} if output else {folder.report: html, folder.summary: document}
     for path, text in files.items():
         command.write(path, text)
-    told = {"verdict": record.verdict, "files": [str(path) for path in files]}
-    return command.Done(0, told, partial(command.print_line, f"{output or folder.report}: {stamp(record).word}"))
+    result = {"verdict": record.verdict, "files": [str(path) for path in files]}
+    return command.Done(0, result, partial(command.print_line, f"{output or folder.report}: {stamp(record).word}"))
 
 
 REPORT_AGAIN = command.Command(

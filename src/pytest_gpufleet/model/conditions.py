@@ -1,4 +1,4 @@
-"""What figures are measured under: every condition that the suite's probes give, its values, and how it is told."""
+"""What is measured under which conditions: each that the suite's probes give, its values, and its words."""
 
 import re
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ COMPARED_WORK = ("sweep", "comparison", "accumulation")
 class ConditionType:
     """`values`: the type of the value, or the values there are, of which a limit may name one; None: no limit may.
 
-    A reader is told the `words` of a value, else the value in `form`. `leads`: what is measured is named by it, even
+    A reader sees the `words` of a value, else the value in `form`. `leads`: what is measured is named by it, even
     where all figures beside each other have it in common.
     """
 
@@ -86,10 +86,10 @@ _NUMBER = re.compile(r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]+)|(0[0-7]*)|([1-9][0-9]*))
 
 def c_number(text: str) -> int:
     """What C's strtoll with base 0 makes of a text: of what is no number 0, and nothing of what stands behind one."""
-    told = _NUMBER.match(text)
-    if told is None:
+    found = _NUMBER.match(text)
+    if found is None:
         return 0
-    sign, hexadecimal, octal, decimal = told.groups()
+    sign, hexadecimal, octal, decimal = found.groups()
     return int(f"{sign}{hexadecimal or octal or decimal}", 16 if hexadecimal else 8 if octal else 10)
 
 

@@ -255,7 +255,7 @@ ROWS = (
     )),
     MetricRow(Metric("host_memory_bandwidth", "GB/s", "higher", "bandwidth of host memory", 0.06),
               ("operation", "method"), "", "always", tolerances=(
-        # Two sockets are enough to tell: nothing makes memory faster than its channels are.
+        # Two sockets are enough: nothing makes memory faster than its channels are.
         Tolerance("host_memory_bandwidth", 0.06, source="one memory channel of twelve is 8 %, one of eight 12 %"),
     )),
     # Of the one drive that a folder was named on: what another machine's gives depends on its make, on how full it
@@ -303,8 +303,8 @@ ROWS = (
               ("method",)),
     # Of such load, on 3 healthy boards of 4x H200: 682 to 702 W, clocks 6 % apart.
     MetricRow(Metric("soak_clock", "MHz", "higher", "SM clock at the end of the soak", 0.10), ("method",)),
-    # Where the load does not reach the power limit, a chip that needs less is none the worse: clocks and products
-    # tell, and power only where it is far too low.
+    # Where the load does not reach the power limit, a chip that needs less is none the worse: clocks and
+    # matmuls show a fault, and power only where it is far too low.
     MetricRow(Metric("soak_power", "W", "higher", "power at the end of the soak", 0.20), ("at_power_limit", "method"),
               tolerances=(
         Tolerance("soak_power", 0.08, source="at their limit of 700 W three machines of 4x NVIDIA H200 drew 682 to 702",

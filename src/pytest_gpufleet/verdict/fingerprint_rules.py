@@ -57,7 +57,7 @@ def gpus_apart(fingerprints: Sequence[Fingerprint]) -> list[Fault]:
                 wrong[place].append(part)
     faults = [Fault("gpu_bits_differ", (at,), f"other bits than most: {shortened(wrong[at])}") for at in sorted(wrong)]
     return faults + [
-        Fault("gpu_bits_differ", places, f"they differ, and it cannot be told which is wrong: {shortened(parts)}")
+        Fault("gpu_bits_differ", places, f"they differ, and nobody can say which is wrong: {shortened(parts)}")
         for places, parts in unclear.items()
     ]
 
@@ -67,6 +67,6 @@ def nothing_repeats(fingerprints: Iterable[Fingerprint]) -> bool:
 
 
 def shortened(parts: Sequence[str], most: int = 3) -> str:
-    """ "bf16 product 4096 x 4096 x 4096, sum, float32 and 4 more" """
+    """ "bf16 matmul 4096 x 4096 x 4096, sum, float32 and 4 more" """
     more = f" and {len(parts) - most} more" if len(parts) > most else ""
     return "; ".join(parts[:most]) + more

@@ -1,4 +1,4 @@
-"""The lines of an order, each held against what a machine tells of itself."""
+"""The lines of an order, each held against what is known of a machine."""
 
 import hashlib
 import math
@@ -48,9 +48,9 @@ Version = Annotated[
 
 # A table of an order: all of it, or that of one kind of drives or ports.
 Asked = Mapping[str, Any]
-# Where, what is told there, and its value; Missing where the machine does not tell.
-Told = tuple[Where, str, Any]
-Read = Callable[[Machine, GpuTopology, Asked], Iterable[Told]]
+# Where, what is read there, and its value; Missing where it is not known.
+Value = tuple[Where, str, Any]
+Read = Callable[[Machine, GpuTopology, Asked], Iterable[Value]]
 Parts = Sequence[Any] | Missing
 
 # Makers count the gigabytes of a drive in one way (IDEMA LBA1-03): 3.84 TB are 3840.8 GB, 0.02 % more than the label
@@ -62,7 +62,7 @@ GIB, GB = 1 << 30, 10**9
 def of_host(fact: HostFact[Any], key: str = "") -> Read:
     """A fact of the host, or one field of it."""
 
-    def read(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Told]:
+    def read(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Value]:
         value = fact.of(machine.host)
         if key and not isinstance(value, Missing):
             value = getattr(value, key)
@@ -77,7 +77,7 @@ def software(name: str, what: str) -> Read:
     return lambda machine, topology, asked: [(THIS_NODE, what, getattr(topology, name) or unknown)]
 
 
-def count_of_gpus(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Told]:
+def count_of_gpus(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Value]:
     """Also of those that are hidden from this run."""
     return [(THIS_NODE, "the number of GPUs", max(len(machine.present), len(machine.gpus)))]
 
@@ -86,7 +86,7 @@ def of_gpus(fact: str) -> Read:
     return lambda machine, topology, asked: [(gpu.place, fact, gpu[fact]) for gpu in machine.gpus]
 
 
-def nvlinks(machine: Machine, topology: GpuTopology, asked: Asked) -> Iterator[Told]:
+def nvlinks(machine: Machine, topology: GpuTopology, asked: Asked) -> Iterator[Value]:
     for gpu in machine.gpus:
         states = gpu["nvlink_states"]
         if isinstance(states, Missing):
@@ -95,9 +95,9 @@ def nvlinks(machine: Machine, topology: GpuTopology, asked: Asked) -> Iterator[T
             yield gpu.place, "the number of NVLinks that are up", states.count(1)
 
 
-def gibibytes(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Told]:
-    told = host.MEMORY_BYTES.of(machine.host)
-    shown = told if isinstance(told, Missing) else round(told / GIB, 1)
+def gibibytes(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Value]:
+    found = host.MEMORY_BYTES.of(machine.host)
+    shown = found if isinstance(found, Missing) else round(found / GIB, 1)
     return [(THIS_NODE, "the memory that the system has, in GiB,", shown)]
 
 
@@ -107,7 +107,7 @@ def modules(machine: Machine, asked: Asked) -> Sequence[Module] | Missing:
     return slots if isinstance(slots, Missing) else [each for each in slots if each.bytes != 0]
 
 
-def size_of_modules(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Told]:
+def size_of_modules(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Value]:
     there, unknown = modules(machine, asked), Missing("the firmware does not know", absent=True)
     if isinstance(there, Missing):
         return [(THIS_NODE, "the size of memory modules", there)]
@@ -143,7 +143,7 @@ def called(kind: Asked) -> str:
 
 
 def count_of(parts: Callable[[Machine, Asked], Parts], what: str) -> Read:
-    def read(machine: Machine, topology: GpuTopology, kind: Asked) -> list[Told]:
+    def read(machine: Machine, topology: GpuTopology, kind: Asked) -> list[Value]:
         there, which = parts(machine, kind), " of ".join(filter(None, (what, called(kind))))
         return [(THIS_NODE, f"the number of {which}", there if isinstance(there, Missing) else len(there))]
 
@@ -151,7 +151,7 @@ def count_of(parts: Callable[[Machine, Asked], Parts], what: str) -> Read:
 
 
 def firmware_of(parts: Callable[[Machine, Asked], Parts], name: str) -> Read:
-    def read(machine: Machine, topology: GpuTopology, kind: Asked) -> list[Told]:
+    def read(machine: Machine, topology: GpuTopology, kind: Asked) -> list[Value]:
         there, unknown = parts(machine, kind), Missing("this system does not say", absent=True)
         each = () if isinstance(there, Missing) else there
         return [(THIS_NODE, f"firmware of {getattr(part, name)}", part.firmware or unknown) for part in each]
@@ -159,7 +159,7 @@ def firmware_of(parts: Callable[[Machine, Asked], Parts], name: str) -> Read:
     return read
 
 
-def rate_of_ports(machine: Machine, topology: GpuTopology, kind: Asked) -> list[Told]:
+def rate_of_ports(machine: Machine, topology: GpuTopology, kind: Asked) -> list[Value]:
     """Of those that are up: the others have the lowest rate that there is."""
     there = ports(machine, kind)
     if isinstance(there, Missing):
@@ -192,16 +192,16 @@ def asks(order: Order, key: str) -> bool:
 
 
 def held_against(order: Order, key: str, machine: Machine, topology: GpuTopology) -> tuple[list[Fault], list[str]]:
-    """A machine against one line of an order: the faults, and what the machine does not tell, and why. KeyError if
+    """A machine against one line of an order: the faults, and what is not known, and why. KeyError if
     there is no such line."""
-    line, faults, untold = ORDER_LINES[key], [], []
+    line, faults, unknown = ORDER_LINES[key], [], []
     for table, asked in _asked(order, key):
         for where, what, value in line.read(machine, topology, table):
             if isinstance(value, Missing):
-                untold.append(f"{what} is not told: {value}")
+                unknown.append(f"{what} is not known: {value}")
             elif not line.fits(value, asked):
                 faults.append(Fault(line.code, (where,), f"{what} is {value}, ordered: {_words(asked)}"))
-    return faults, untold
+    return faults, unknown
 
 
 def ports_down(order: Order | None, there: Iterable[Port]) -> list[Fault]:
@@ -212,8 +212,8 @@ def ports_down(order: Order | None, there: Iterable[Port]) -> list[Fault]:
         asked, up = kind.get("in_use", kind["count"]), active(of_kind)
         for port in of_kind if len(up) < _least(asked) else ():
             if port not in up:
-                told = f"{port.port} is {port.state}, and {_words(asked)} of {called(kind)} were ordered"
-                found.append(Fault("network_port_unlike_others", (THIS_NODE,), told))
+                what = f"{port.port} is {port.state}, and {_words(asked)} of {called(kind)} were ordered"
+                found.append(Fault("network_port_unlike_others", (THIS_NODE,), what))
     return found
 
 
@@ -344,13 +344,13 @@ HEAD = """\
 # Compare it with the order before it is used: it says what that machine has, and not what it should have.
 # In the place of a number or a version, {{ at_least = ... }} asks for that or more. What is left out is not asked for.
 """
-# Of each table that is there for each kind: the fact of the host that tells them.
+# Of each table that is there for each kind: the fact of the host that has them.
 KINDS: dict[str, HostFact[Any]] = {"drives": NVME, "ports": NETWORK_PORTS}
 Kind = dict[str, Any]
 
 
 def order_text(record: Record, run: str) -> str:
-    """An order as TOML that this machine meets: what it does not tell, and what differs among its GPUs, is a comment.
+    """An order as TOML that this machine meets: what is not known, and what differs among its GPUs, is a comment.
     `run`: the name of the run's folder."""
     import tomli_w
 
@@ -392,11 +392,11 @@ def _value(key: str, machine: Machine, topology: GpuTopology) -> str | int:
     values = [value for _, _, value in ORDER_LINES[key].read(machine, topology, {})]
     why = next((str(value) for value in values if isinstance(value, Missing)), "")
     if why or not values:
-        raise _LeftOut(f"not told{why and f', {why}'}")
-    if key == "memory.gibibytes":  # what the modules have together where they are told, else what the kernel has of it
+        raise _LeftOut(f"not known{why and f', {why}'}")
+    if key == "memory.gibibytes":  # what the modules have together where that is known, else what the kernel has of it
         there = modules(machine, {})
-        told = [] if isinstance(there, Missing) else [each.bytes for each in there]
-        values = [sum(filter(None, told)) // GIB if told and None not in told else math.ceil(values[0])]
+        sizes = [] if isinstance(there, Missing) else [each.bytes for each in there]
+        values = [sum(filter(None, sizes)) // GIB if sizes and None not in sizes else math.ceil(values[0])]
     if any(value != values[0] for value in values):
         raise _LeftOut(f"not all alike, {', '.join(map(str, dict.fromkeys(values)))}")
     return values[0] if isinstance(values[0], str) else round(values[0])
@@ -405,7 +405,7 @@ def _value(key: str, machine: Machine, topology: GpuTopology) -> str | int:
 def _kinds(table: str, machine: Machine) -> list[Kind]:
     there = KINDS[table].of(machine.host)
     if isinstance(there, Missing):
-        raise _LeftOut("not told")
+        raise _LeftOut("not known")
     if not (kinds := list(_drive_kinds(there) if table == "drives" else _port_kinds(ports_of(machine.host)))):
         raise _LeftOut("none are here")
     return kinds

@@ -1,7 +1,7 @@
-"""What a GPU can do at best, by what its driver tells of it. Physical limits are parts of these peaks.
+"""What a GPU can do at best, by what its driver says of it. Physical limits are parts of these peaks.
 
 GB = 10^9 bytes, TFLOP = 10^12 operations, of which a multiplication with its addition is two. Links count in one
-direction. A peak that cannot be had is NoPeak, with the reason: a fact that the driver does not tell is never guessed.
+direction. A peak that cannot be had is NoPeak, with the reason: a fact that the driver does not give is never guessed.
 """
 
 from collections.abc import Collection
@@ -96,14 +96,14 @@ def _architecture(gpu: Gpu, what: str = "matrix products") -> Architecture:
 
 
 def _fact(gpu: Gpu, name: str) -> Any:
-    """A fact that must be there, of a GPU that is whole: a part of one shares what the facts tell of all of it."""
+    """A fact that must be there, of a GPU that is whole: a part of one shares what the facts say of all of it."""
     if 1 in (gpu.get("mig_mode") or [])[:1]:
         raise NoPeak(f"GPU {gpu.index} is cut by MIG")
     if gpu.get("virtualization") == VGPU:
         raise NoPeak(f"GPU {gpu.index} is a virtual one")
     value = gpu.get(name)
     if not value:
-        raise NoPeak(f"the driver does not tell {name} of GPU {gpu.index}")
+        raise NoPeak(f"the driver does not give {name} of GPU {gpu.index}")
     return value
 
 

@@ -22,10 +22,10 @@ DIGITS = 4
 
 # Recorded: machines of 1, 2, 4 and 8 H200 (tests/recorded, docs/results); in brackets the highest of them less 30 %.
 # Published: the sources of the shipped profiles.
-# By a triad. Recorded 0.86 to 0.90 (0.63). Published from 0.66 (B200, of the 8,192 bits that older drivers tell, by
+# By a triad. Recorded 0.86 to 0.90 (0.63). Published from 0.66 (B200, of the 8,192 bits that older drivers give, by
 # dcgmproftester, which shows an eighth less than BabelStream on an H100) over T4 0.76 to H100 PCIe 0.90.
 MEMORY = 0.65
-# By cudaMemcpy, which is as fast as the driver makes it on that model: how fast the memory is, the triad tells.
+# By cudaMemcpy, which is as fast as the driver makes it on that model: how fast the memory is, the triad shows.
 # Recorded 0.88 to 0.90. Published from 0.46 (H20-3e, all of eight: NVIDIA/nvbandwidth issue 48) over H100 0.77
 # (NVIDIA/nccl issue 1264) to A100 0.85 (FlagOpen/FlagPerf). 78 SMs of an H200, as many as an H20 has, gave 0.80.
 MEMCPY = 0.40
@@ -63,7 +63,7 @@ LOOPBACK: Mapping[Condition | None, float] = {"ib_write_bw": 0.71, "nccl": 0.70,
 # 0.90 both ways (Imbue) and 0.96 one way (oci-hpc); a RoCE bond with one connection 0.92 (DeepEP, pull request 671).
 RAIL = 0.85
 UNKNOWN_NETWORK = (
-    "no active InfiniBand or RoCE port tells what the network between the nodes can do: say it with --fleet-network "
+    "no active InfiniBand or RoCE port shows what the network between the nodes can do: say it with --fleet-network "
     "GBIT, or none if nothing is asked of it"
 )
 # Of the rails of a node together, by an all_reduce on all nodes: a ring carries on them what it is worth as bus
@@ -73,7 +73,7 @@ UNKNOWN_NETWORK = (
 RAILS_TOGETHER = 0.70
 # At 400 GB/s from 1 GiB on it is at the speed of the network: from 2.7 ms on.
 AT_FULL_SPEED = GiB / 400e9
-# What tells that figure: each GPU at once but on its own, or, in evidence of before, one GPU with all others idle.
+# The figure of one GPU: each GPU at once but on its own, or, in evidence of before, one GPU with all others idle.
 ALONE = ("solo_train_throughput", "train_throughput")
 
 
@@ -103,7 +103,7 @@ def _memory(measurement: Measurement, topology: GpuTopology, measured: Sequence[
 def _host(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
     under = measurement.conditions
     if under.get("at_once") != "one" or "both" in str(under.get("direction")):
-        raise NoPeak("GPUs and directions share a way to the host that nobody tells")
+        raise NoPeak("GPUs and directions share a way to the host that nobody knows")
     gpus = peaks.gpus_of(measurement.values, topology)
     peak = _lowest(map(peaks.host_link, gpus))
     return (HOST if all(peaks.pcie(gpu)[0] > 3 for gpu in gpus) else HOST_PCIE_3), peak

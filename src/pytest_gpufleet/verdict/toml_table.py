@@ -142,7 +142,7 @@ def read(path: Path) -> Table:
 
 
 def _lines(text: str) -> dict[Way, int]:
-    """Where tables and keys begin, since tomllib does not tell. Keys inside of braces have no line of their own."""
+    """Where tables and keys begin, since tomllib does not say. Keys inside of braces have no line of their own."""
     lines: dict[Way, int] = {}
     seen: Counter[str] = Counter()
     here: Way = ()

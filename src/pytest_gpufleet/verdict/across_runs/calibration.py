@@ -100,7 +100,7 @@ def factor(n: float, df: float) -> float:
 
 # Machines of one model differ by this much at least: less is luck, and another driver changes as much.
 FLOOR = 0.003
-# However little a few machines tell, a GPU that does worse than all of them by more is not what was calibrated on.
+# However little a few machines show, a GPU that does worse than all of them by more is not what was calibrated on.
 CAP = 0.05
 DISAGREEMENT = 0.10
 FEWEST_MACHINES = 2
@@ -108,7 +108,7 @@ DIGITS = 4
 
 
 class CannotCalibrate(ValueError):
-    """The runs are no ground for limits; the message says which and why."""
+    """No limits can be made of the runs; the message says which and why."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ def _known(runs: Mapping[str, Record]) -> list[_Known]:
 
 
 def _disagreement(one: _Known) -> str:
-    """Why the runs are no ground for a limit of this figure; empty if they are."""
+    """Why no limit can be made of this figure; empty if they are."""
     unit = one.figure.metric.unit
     values = ", ".join(f"{value:,.4g} {unit} in {name}" for name, value in one.by_run.items())
     numbers = one.by_run.values()
@@ -325,7 +325,7 @@ def too_few(runs: Mapping[str, Record]) -> str:
     if machines >= FEWEST_MACHINES:
         return ""
     return (
-        f"these limits come from {machines} machine, which cannot tell how machines differ: they are {CAP:.0%} below "
+        f"these limits come from {machines} machine, which does not show how machines differ: they are {CAP:.0%} below "
         f"what it did, or what its worst GPU did; take {FEWEST_MACHINES} machines at least, better 4 or more"
     )
 
@@ -374,7 +374,7 @@ def _known_good(name: str, record: Record, digest: str) -> KnownGood:
 
 def _limit_text(limit: Limit) -> dict[str, Any]:
     rests_on = asdict(limit.calibration) if limit.calibration else {}
-    told = {
+    table = {
         "metric": limit.metric,
         limit.sense: limit.value,
         "unit": limit.unit,
@@ -384,7 +384,7 @@ def _limit_text(limit: Limit) -> dict[str, Any]:
         "calibration": {name: value for name, value in rests_on.items() if value is not None},
         "when": {key: _value(key, given) for key, given in limit.conditions.items()},
     }
-    return {key: value for key, value in told.items() if value}
+    return {key: value for key, value in table.items() if value}
 
 
 def _value(key: str, value: Condition) -> Condition:

@@ -26,7 +26,7 @@ from pytest_gpufleet.verdict.outliers import (
 )
 from pytest_gpufleet.verdict.peers import MOST_KELVIN
 
-# What the hardware corrected by itself, by counter and part of it: more of it is told, and is no fault.
+# What the hardware corrected by itself, by counter and part of it: more of it is a note, and no fault.
 CORRECTED: tuple[tuple[str, str | int | None, str], ...] = (
     ("ecc_corrected_volatile", None, "corrected ECC errors"),
     ("remapped_rows", 0, "rows remapped after corrected errors"),
@@ -73,10 +73,10 @@ def drift(runs: Mapping[str, Record]) -> Drift:
 
     A GPU is known by its UUID, in whatever slot or machine it was; a pair by its two GPUs; what several did together by
     all of them. A figure is the same where metric and all conditions are, so methods are never mixed; those that no run
-    held against a limit are left out. Where profile and evidence tell, figures are taken at the temperature of the last
-    run. The reference is the median of the better half of the earlier runs, which a slow drift does not draw along. A
-    figure got worse if it did by more than the least tolerance among peers (3 % where it has none), and, where four
-    runs or more tell the machine's own noise, by more than three standard deviations of a difference of two runs.
+    held against a limit are left out. Where the cost of a kelvin is known, figures are taken at the temperature of the
+    last run. The reference is the median of the better half of the earlier runs, which a slow drift does not draw
+    along. A figure got worse if it did by more than the least tolerance among peers (3 % where it has none), and, where
+    four runs or more show the machine's own noise, by more than three standard deviations of a difference of two runs.
     """
     runs = dict(sorted(runs.items(), key=lambda item: item[1].run.began))
     *_, last = runs
@@ -149,9 +149,9 @@ def _reference(earlier: list[float], figure: Figure) -> float:
 
 
 def _counters(runs: list[Record]) -> tuple[tuple[Fault, ...], list[str]]:
-    """What the errors that GPUs count say of the time since their first run: faults, and what is only told."""
+    """What the errors that GPUs count say of the time since their first run: faults, and notes."""
     faults: list[Fault] = []
-    told: list[str] = []
+    notes: list[str] = []
     first = {gpu.lasting_id: (gpu, record) for record in reversed(runs[:-1]) for gpu in record.topology.gpus}
     for gpu in runs[-1].topology.gpus:
         if not gpu.lasting_id or gpu.lasting_id not in first:
@@ -163,8 +163,8 @@ def _counters(runs: list[Record]) -> tuple[tuple[Fault, ...], list[str]]:
             then, now = _count(before, counter, part), _count(gpu, counter, part)
             if now > then:
                 text = "{gpu}: {then} {what} at {utc}, {now} now"
-                told.append(Said(text, gpu=gpu.identity, then=then, what=Said(what), utc=record.run.utc, now=now))
-    return tuple(faults), told
+                notes.append(Said(text, gpu=gpu.identity, then=then, what=Said(what), utc=record.run.utc, now=now))
+    return tuple(faults), notes
 
 
 def _count(gpu: Gpu, counter: str, part: str | int | None) -> int:

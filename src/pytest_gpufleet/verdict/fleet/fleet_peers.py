@@ -110,8 +110,8 @@ def _of_fleet(tolerance: Tolerance) -> Tolerance:
 
 def odd_hosts(runs: NodeRuns) -> list[Outlier]:
     """What whole hosts reach, like the bandwidth of a collective over all of their GPUs, and the worst place of each in
-    what else has no peers at home, where it stands out among all hosts as `gpufleet compare` has it. It is told and not
-    judged: nobody has measured how much healthy hosts differ."""
+    what else has no peers at home, where it stands out among all hosts as `gpufleet compare` has it. It is shown,
+    and not judged: nobody has measured by how much healthy hosts differ."""
     values: dict[Figure, dict[tuple[str, Where], float]] = defaultdict(dict)
     for node, run in runs.items():
         for finding in held_to_limits(that_count(run.record.findings)) if not run.record.run.rehearsal else ():
@@ -177,7 +177,7 @@ def clocks_apart(ahead: Mapping[int, float]) -> list[Fault]:
     usual = median(ahead.values()) if ahead else 0.0
     allowed = CLOCKS_APART_SECONDS if len(ahead) > 2 else CLOCKS_APART_SECONDS / 2  # each is half of it from the middle
     off = {node: seconds - usual for node, seconds in ahead.items() if abs(seconds - usual) > allowed}
-    told = {
+    skews = {
         node: f"{abs(by):.3g} s {'ahead of' if by > 0 else 'behind'} those of the others" for node, by in off.items()
     }
-    return [Fault("clock_skew", (Place(node, "node"),), f"its clock is {what}") for node, what in told.items()]
+    return [Fault("clock_skew", (Place(node, "node"),), f"its clock is {what}") for node, what in skews.items()]

@@ -21,7 +21,7 @@ REHEARSED = "CPU ranks stood in for GPUs on all hosts: this says nothing about a
 UNTESTED = Said(", beside somebody else's process: that could not be tested")
 HELD_BACK = ", and held back by what is no fault of a GPU and has to be mended first"
 # What a reason says of so many hosts.
-TOLD: dict[GapKind, str] = {
+WORDS: dict[GapKind, str] = {
     "missing": "expected and without a run that counts",
     "unexpected": "there, but not expected",
     "unusable": "with a folder that cannot be used",
@@ -77,8 +77,8 @@ def judge_fleet(
     over_all: Iterable[Gap] = (),
 ) -> Fleet:
     """REJECTED if any host is, or is unlike most others, or has a place that is worse than its peers on all hosts; else
-    INCOMPLETE if a host is missing, was not expected or is incomplete, or if runs cannot be told apart or were made in
-    different ways; else ACCEPTED. REHEARSAL if all runs are rehearsals.
+    INCOMPLETE if a host is missing, was not expected or is incomplete, or if it is not clear whose runs they are, or if
+    they were made in different ways; else ACCEPTED. REHEARSAL if all runs are rehearsals.
 
     `expected`: the names of the hosts, None if nobody says. `runs`: with records as `host_runs.kept` leaves them.
     `over_all`: of the runs on many nodes that they are the own runs of.
@@ -86,7 +86,7 @@ def judge_fleet(
     hosts, notes, gaps = counted(runs)
     real = [run for run in hosts if not run.record.run.rehearsal]
     gaps = [*muster(hosts, unusable, expected), *over_all, *gaps]
-    if not real:  # of one among others it is told
+    if not real:  # one among others is a gap
         real, gaps = list(hosts), [gap for gap in gaps if gap.kind != "rehearsal"]
     records = {run.host: run.record for run in real}
     gaps += [Gap("run otherwise", each.hosts, each.text) for each in equality.run_otherwise(records)]
@@ -113,31 +113,31 @@ def _of_runs(runs: Sequence[HostRun]) -> list[str]:
     """What a signer has to know of the hosts' own runs: whose limits they met, and what of the hosts was not tested."""
     by_file = grouped((run.record.profile.file, run.host) for run in runs if run.record.profile)
     text = "{hosts} held against limits that were given ({file}): what only these let pass, the hosts' reports say"
-    told: list[str] = [Said(text, hosts=_hosts(names), file=file) for file, names in by_file.items()]
+    notes: list[str] = [Said(text, hosts=_hosts(names), file=file) for file, names in by_file.items()]
     if partly := [run.host for run in runs if run.record.run.gpus_present > len(run.record.topology.gpus)]:
-        told.append(Said("{hosts} tested in part: there are more GPUs", hosts=_hosts(partly)))
-    return told
+        notes.append(Said("{hosts} tested in part: there are more GPUs", hosts=_hosts(partly)))
+    return notes
 
 
 def _beside(without_peers: Sequence[str], odd: Sequence[str]) -> list[str]:
-    told: list[str] = []
+    notes: list[str] = []
     if without_peers:
         text = "{hosts} not held against others in all figures: too few hosts have the same"
-        told.append(Said(text, hosts=_hosts(without_peers)))
+        notes.append(Said(text, hosts=_hosts(without_peers)))
     if odd:
         one = "{hosts} stands out in what whole hosts reach: not judged"
         more = "{hosts} stand out in what whole hosts reach: not judged"
         names = list(dict.fromkeys(odd))
-        told.append(Said(one if len(names) == 1 else more, hosts=_hosts(names, verb=False)))
-    return told
+        notes.append(Said(one if len(names) == 1 else more, hosts=_hosts(names, verb=False)))
+    return notes
 
 
 def _against(hosts: Sequence[HostRun], slow: Sequence[SlowPlaces], differences: Sequence[Difference]) -> list[str]:
     """What rejects a fleet."""
     rejected = [run.host for run in hosts if run.record.verdict == "REJECTED"]
     reasons: list[str] = [Said("{hosts} REJECTED", hosts=_hosts(rejected))] if rejected else []
-    for held_back, told in ((False, ""), (True, Said(HELD_BACK))):
-        reasons += _slower(hosts, [each for each in slow if hosts[each.node].held_back == held_back], told)
+    for held_back, why in ((False, ""), (True, Said(HELD_BACK))):
+        reasons += _slower(hosts, [each for each in slow if hosts[each.node].held_back == held_back], why)
     return reasons + [Said("not all hosts are alike: {difference}", difference=each.text) for each in differences]
 
 
@@ -172,19 +172,19 @@ def _verdict(
     if open_points:
         return "INCOMPLETE", [*open_points, *notes], EXIT_STATUS["INCOMPLETE"]
     all_of_them = _hosts([run.host for run in hosts])
-    told = Said("{hosts} ACCEPTED, and none differs from the others", hosts=all_of_them)
-    return "ACCEPTED", [told, *notes], EXIT_STATUS["ACCEPTED"]
+    accepted = Said("{hosts} ACCEPTED, and none differs from the others", hosts=all_of_them)
+    return "ACCEPTED", [accepted, *notes], EXIT_STATUS["ACCEPTED"]
 
 
 def _by_kind(gaps: Sequence[Gap]) -> list[str]:
     reasons: list[str] = []
-    for kind, told in TOLD.items():
+    for kind, words in WORDS.items():
         if of_kind := [gap for gap in gaps if gap.kind == kind]:
             who = _hosts(list(dict.fromkeys(host for gap in of_kind for host in gap.hosts)), verb=False)
-            told_why = kind in ("between nodes", "run otherwise")
+            with_why = kind in ("between nodes", "run otherwise")
             why = Listed(dict.fromkeys(gap.what for gap in of_kind), "; ")
-            text = "{hosts} {are}: {why}" if told_why else "{hosts} {are}"
-            reasons.append(Said(text, hosts=who, are=Said(told), why=why))
+            text = "{hosts} {are}: {why}" if with_why else "{hosts} {are}"
+            reasons.append(Said(text, hosts=who, are=Said(words), why=why))
     return reasons
 
 

@@ -133,7 +133,7 @@ def counted(runs: Iterable[HostRun]) -> tuple[tuple[HostRun, ...], list[str], li
             gaps.append(Gap("one name", (host,), Said(text, folder=newest.folder, others=", ".join(strangers))))
     owners = grouped((gpu, run.host) for run in hosts for gpu in run.gpus)
     shared = sorted({tuple(names) for names in owners.values() if len(names) > 1})
-    gaps += [Gap("one GPU", names, Said("the same GPU is in all of these: one run is told twice")) for names in shared]
+    gaps += [Gap("one GPU", names, Said("the same GPU is in all of these: one run is there twice")) for names in shared]
     return tuple(hosts), notes, gaps
 
 
