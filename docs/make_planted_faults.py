@@ -24,7 +24,7 @@ from pytest_gpufleet.machine.network_ports import Port, mtu_between_nodes, subne
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound
 from pytest_gpufleet.model.place import Where, gpu
-from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.run import resume
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
@@ -32,6 +32,7 @@ from pytest_gpufleet.verdict.fleet.fleet_peers import clocks_apart, nodes_unlike
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun
 from pytest_gpufleet.verdict.health_rules import held_clocks
 from pytest_gpufleet.verdict.profile import for_gpu
+from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import remarks
 from pytest_gpufleet.world.engines.processes import CANNOT_ANSWER
 from pytest_gpufleet.world.engines.protocol import Trace

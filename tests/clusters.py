@@ -25,7 +25,7 @@ from pytest_gpufleet.model.events import (
 from pytest_gpufleet.model.gpu import GpuTopology, joined
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB
-from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import SuiteCheck
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.folder import RunFolder
@@ -34,6 +34,7 @@ from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.given_limits import as_given
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.node_verdicts import faults_of, finished, outcome_of_all
+from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import settled
 from tests import runs
 from tests.edited_evidence import seal

@@ -17,8 +17,9 @@ import pytest
 
 from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.language import current_language
-from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import page as report_page
+from pytest_gpufleet.verdict.reading import read
 from tests.forked import Forked, Started, Zygote
 
 ROOT = Path(__file__).parents[1]

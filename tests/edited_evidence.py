@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet.model.record import read
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.safe_files import sha256
+from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import ended
 
 Event = dict[str, Any]

@@ -12,8 +12,9 @@ from pytest_gpufleet.model.events import NodeFound
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.place import Where
-from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun, kept
+from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import settled
 
 RECORDED = Path(__file__).parent / "recorded"

@@ -12,7 +12,7 @@ from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.place import WORLD, Where, gpu, where
-from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.probes.compute.corruption import excess
 from pytest_gpufleet.probes.compute.rate import relative_rate
 from pytest_gpufleet.probes.search.collective import who_slows_pairs
@@ -20,6 +20,7 @@ from pytest_gpufleet.verdict.accusations import accusations, causes, of_finding
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.judgement import judge, unsteady
 from pytest_gpufleet.verdict.profile import choose, for_gpu
+from pytest_gpufleet.verdict.reading import read
 from tests.acceptance.checks import outcomes, ranks_answer
 from tests.boards import BOARDS
 from tests.conftest import EVIDENCE

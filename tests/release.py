@@ -14,12 +14,12 @@ import pytest
 
 from pytest_gpufleet import __version__
 from pytest_gpufleet.model.language import in_language, say
-from pytest_gpufleet.model.record import read
 from pytest_gpufleet.report import hosts_part, several_runs
 from pytest_gpufleet.report.several_runs import compared, drifted
 from pytest_gpufleet.verdict.across_runs.drift import drift
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
+from pytest_gpufleet.verdict.reading import read
 from tests.report.test_languages import LATER, unlike_each_other
 
 ROOT = Path(__file__).parents[1]

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pytest_gpufleet import cli
-from pytest_gpufleet.model.record import read
 from pytest_gpufleet.redaction import ALIAS_KEY, aliased, use_aliases
 from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.verdict.reading import read
 from tests.conftest import RECORDED, REPORTS, FleetRun
 from tests.run.test_resume import interrupted
 

@@ -13,13 +13,14 @@ import pytest
 from pytest_gpufleet.model.events import Check, RunHeader
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import GpuState
-from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.probes import burn_in
 from pytest_gpufleet.probes.burn_in import Turn
 from pytest_gpufleet.report.terminal import progress
 from pytest_gpufleet.run.settings import duration
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.profile import for_gpu
+from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import conclude
 from tests.commands.test_monitor import PYTEST, Terminal
 

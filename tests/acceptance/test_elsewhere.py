@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.model.record import read
 from pytest_gpufleet.model.suite import shipped
+from pytest_gpufleet.verdict.reading import read
 from tests.acceptance.test_acceptance import BEGUN
 from tests.conftest import ACCEPTANCE, KEPT, REPORTS, ROOT, SECONDS, FleetRun
 

@@ -58,7 +58,7 @@ def test_points_are_those_of_the_record(run: Path, points: list[Point]) -> None:
     assert steps == sorted(steps)
     assert "bytes" not in latency[0].conditions
     power = [point for point in points if point.tag == "telemetry/power_watts/gpu0"]
-    assert [point.value for point in power] == [each["gpus"][0]["power_watts"] for each in record.telemetry]
+    assert [point.value for point in power] == [each.gpus[0]["power_watts"] for each in record.telemetry]
     assert (power[0].unit, power[0].step) == ("W", 0)
     alone, together = (f"losses/test_8.py::test_trains/model=resnet50, recipe=amp, ranks={count}" for count in (1, 2))
     assert triples([point for point in points if point.kind == "losses"]) == [

@@ -71,13 +71,17 @@ def test_a_folder_without_evidence_and_a_file_beside_the_folders(fleet: Answer, 
     assert kinds(document) == [("unusable", [f"{reports}/node2-x"]), ("missing", ["node2"])]
 
 
-def test_a_tampered_figure(fleet: Answer, reports: Path) -> None:
-    """Of evidence that is not the one of its summary nothing counts, and the host that it names is told."""
+@pytest.mark.parametrize(
+    ("value", "why"), [("6300.0", "was not made of this evidence.jsonl"), ("4200.0", "missed a limit")]
+)
+def test_a_tampered_figure(fleet: Answer, reports: Path, value: str, why: str) -> None:
+    """Of evidence that is not the one of its summary, or amounts to something else than its verdict, nothing counts,
+    and the host that it names is told."""
     evidence = reports / "node2-x" / "evidence.jsonl"
-    evidence.write_text(re.sub(r'"gpu1": ?6200.0', '"gpu1":4200.0', evidence.read_text(), count=1))
+    evidence.write_text(re.sub(r'"gpu1": ?6200.0', f'"gpu1":{value}', evidence.read_text(), count=1))
     status, document = fleet()
     assert (status, kinds(document)) == (10, [("unusable", ["node2"]), ("missing", ["node2"])])
-    assert "was not made of this evidence.jsonl" in document["unusable"][0]["why"]
+    assert why in document["unusable"][0]["why"]
 
 
 def test_what_is_found_among_hosts_is_reported_with_their_names(fleet: Answer, reports: Path, limits: Path) -> None:

@@ -16,10 +16,10 @@ import pytest
 from pytest_gpufleet import cli
 from pytest_gpufleet.model.events import Telemetry, Verdict
 from pytest_gpufleet.model.measurement import Sample
-from pytest_gpufleet.model.record import read
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.safe_files import sha256
+from pytest_gpufleet.verdict.reading import read
 from tests import runs
 from tests.commands.conftest import Command
 from tests.conftest import FleetRun

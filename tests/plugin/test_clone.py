@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_gpufleet.model.record import read
+from pytest_gpufleet.verdict.reading import read
 from tests.conftest import ACCEPTANCE, KEPT, ROOT, SECONDS
 
 INSTALLED = Path(torch.__file__).parents[1]

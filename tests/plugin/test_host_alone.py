@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.verdict.reading import read
 from tests.conftest import KEPT, RECORDED, REPORTS, ROOT, lay_out
 
 DEVICES = """

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from pytest_gpufleet.model.record import read
 from pytest_gpufleet.safe_files import sha256
+from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.world.engines.processes import descendants, look as alive
 from tests.conftest import INNER, REPORTS, ROOT, SECONDS, FleetRun, lay_out
 from tests.forked import is_nursery

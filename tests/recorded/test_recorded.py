@@ -14,7 +14,6 @@ Beside the evidence of each run stands what is expected (README.md tells why):
 import json
 import re
 import shutil
-from dataclasses import replace
 from difflib import unified_diff
 from html.parser import HTMLParser
 from pathlib import Path
@@ -35,7 +34,6 @@ from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
-from pytest_gpufleet.verdict.judgement import held
 from pytest_gpufleet.verdict.verdict import ended, settled
 from tests.acceptance.checks import outcomes
 from tests.machines import Recorded
@@ -80,10 +78,8 @@ def texts(folder: RunFolder) -> dict[str, str]:
 
 
 def by_its_own_limits(record: Record) -> Record:
-    """Every finding held again against the limit and the tolerances that it carries, and the verdict that follows."""
-    bare = (replace(each, state="not judged", missed=(), slower_than_peers=None) for each in record.findings)
-    findings = [held(each, record.topology, each.reason) for each in bare]
-    return settled(replace(record, findings=findings), record.broken)
+    """The verdict that follows from what the run recorded."""
+    return settled(record, record.broken)
 
 
 def by_todays_limits(record: Record) -> Record:

@@ -20,7 +20,7 @@ from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Metric, MiB
 from pytest_gpufleet.model.place import THIS_NODE
-from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.report import machine_section
 from pytest_gpufleet.report.banner import next_steps, why
@@ -28,6 +28,7 @@ from pytest_gpufleet.report.failures import accused, failures
 from pytest_gpufleet.report.page import summary
 from pytest_gpufleet.report.rendering import stylesheet
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
+from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import conclude, remarks
 from tests.report import standard_run
 from tests.report.conftest import written

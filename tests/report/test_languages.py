@@ -16,7 +16,6 @@ from pytest_gpufleet import cli
 from pytest_gpufleet.model.language import LOCALE, Language, Listed, Said, in_language, say
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.place import read as place_of
-from pytest_gpufleet.model.record import read
 from pytest_gpufleet.report import hosts_part, page as report_page, several_runs, wording
 from pytest_gpufleet.report.banner import why
 from pytest_gpufleet.report.plots import canvas
@@ -27,6 +26,7 @@ from pytest_gpufleet.verdict.across_runs.drift import drift
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun
+from pytest_gpufleet.verdict.reading import read
 from tests.conftest import REPORTS, FleetRun
 from tests.fleets import fleet_of, host_run, rejected, slower
 

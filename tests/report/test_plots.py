@@ -12,7 +12,7 @@ import pytest
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import SLOW_BEAT, Measurement, Sample
 from pytest_gpufleet.model.place import WORLD, gpu
-from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.plots import draw
 from pytest_gpufleet.report.plots.bars import bars
 from pytest_gpufleet.report.plots.canvas import ticks
@@ -20,6 +20,7 @@ from pytest_gpufleet.report.plots.collective_pictures import PICTURES, collectiv
 from pytest_gpufleet.report.plots.curves import curves
 from pytest_gpufleet.report.plots.telemetry_plots import svgs
 from pytest_gpufleet.report.plots.training_plot import training_plot
+from pytest_gpufleet.verdict.reading import read
 from tests.commands.test_monitor import READING
 from tests.conftest import EVIDENCE
 

@@ -9,9 +9,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import prometheus
 from pytest_gpufleet.run import opening
+from pytest_gpufleet.verdict.reading import read
 from tests import runs
 from tests.conftest import EVIDENCE
 from tests.fleets import healthy

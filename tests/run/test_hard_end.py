@@ -6,8 +6,8 @@ import signal
 import pytest
 
 from pytest_gpufleet.cli import main
-from pytest_gpufleet.model.record import read
 from pytest_gpufleet.plugin.supervision import STUCK
+from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import DEADLINE
 from pytest_gpufleet.world.engines.processes import look as alive
 from tests.conftest import REPORTS, rehearsal

@@ -24,7 +24,7 @@ from pytest_gpufleet.model.events import (
 )
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology, Missing
-from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import titled
 from pytest_gpufleet.plugin import options
 from pytest_gpufleet.report.banner import why
@@ -32,6 +32,7 @@ from pytest_gpufleet.report.machine_section import facts
 from pytest_gpufleet.run import resume
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import DEADLINE, RESUMABLE, conclude
 from tests import runs
 from tests.conftest import RECORDED

@@ -14,10 +14,11 @@ from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.model.metric import METRICS, Metric, Tolerance
 from pytest_gpufleet.model.place import gpu
-from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.across_runs.drift import Drift, drift, noise
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 from pytest_gpufleet.verdict.outliers import Figure, beside_most
+from pytest_gpufleet.verdict.reading import read
 from tests import runs
 
 RECORDED = Path(__file__).parent.parent / "recorded"

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_gpufleet.cli import main
 from pytest_gpufleet.model.limit import GRADES, Grade
-from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import prometheus
 from pytest_gpufleet.report.banner import headline, reasons
 from pytest_gpufleet.report.page import page
@@ -19,6 +19,7 @@ from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 from pytest_gpufleet.verdict import basis, profile
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.gaps import counted, gaps
+from pytest_gpufleet.verdict.reading import read
 from tests import runs
 from tests.verdict.test_given import UNUSED
 

@@ -14,10 +14,11 @@ from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing, joined
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.place import Pair, Place, Where, read
-from pytest_gpufleet.model.record import Record, read as record_of
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.profile import for_gpu
+from pytest_gpufleet.verdict.reading import read as record_of
 from tests import runs
 from tests.recorded.test_recorded import RUNS
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet.model.gpu import Gpu, Missing
-from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.gaps import counted, gaps
 from pytest_gpufleet.verdict.health_rules import MUST_TELL, TELEMETRY, untold, without_telemetry
+from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import conclude
 
 ABSENT = Missing("NVML: Not Supported", absent=True)

@@ -9,13 +9,14 @@ import pytest
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import RunHeader
 from pytest_gpufleet.model.limit import GivenLimits
-from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.banner import why
 from pytest_gpufleet.report.machine_section import facts
 from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.gaps import counted, gaps, not_applied
 from pytest_gpufleet.verdict.given_limits import as_given
+from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import conclude
 from tests import runs
 

@@ -11,10 +11,10 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB
-from pytest_gpufleet.model.record import read
 from pytest_gpufleet.verdict.judgement import held, judge
 from pytest_gpufleet.verdict.peers import slower_than_peers
 from pytest_gpufleet.verdict.profile import for_gpu, shipped
+from pytest_gpufleet.verdict.reading import read
 from tests.boards import H200 as H200_BOARD
 
 H200, H100, B200 = "NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA B200"

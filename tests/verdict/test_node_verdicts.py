@@ -8,9 +8,10 @@ from pytest_gpufleet.model.events import FaultFound, NodeFinished
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.limit import Grade
 from pytest_gpufleet.model.place import Place, gpu
-from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.node_verdicts import Nodes, State, faults_of, hosts_blamed, unaccepted
+from pytest_gpufleet.verdict.reading import read
 from tests import clusters
 from tests.clusters import Ends, cluster
 from tests.runs import ALONE

@@ -12,7 +12,7 @@ from pytest_gpufleet.model.gpu import ARCHITECTURES, Capability, Gpu, GpuTopolog
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
-from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.peaks import NoPeak
 from pytest_gpufleet.verdict.physical_limits import (
@@ -32,6 +32,7 @@ from pytest_gpufleet.verdict.physical_limits import (
     physical_limit,
 )
 from pytest_gpufleet.verdict.profile import for_gpu, shipped
+from pytest_gpufleet.verdict.reading import read
 from tests.boards import BOARDS, H200, Board
 
 RECORDED = Path(__file__).parents[1] / "recorded"

@@ -17,12 +17,13 @@ from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement, Sample
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.place import WORLD, gpu, read as at
-from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite, SuiteCheck, shipped, titled
 from pytest_gpufleet.verdict.gaps import Gap, missing_places, newer
 from pytest_gpufleet.verdict.health_rules import TELEMETRY
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge
 from pytest_gpufleet.verdict.profile import Profile
+from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS, conclude, remarks
 
 CONDITIONS = {"collective": "all_reduce", "ranks": 8}

@@ -9,11 +9,12 @@ from pathlib import Path
 from pytest_gpufleet.commands import command, verify
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.language import LANGUAGES, in_language
-from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
 from pytest_gpufleet.verdict.fleet.host_runs import Gap, HostRun, Unusable, kept
+from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import ended
 
 NAME = re.compile(r"[A-Za-z0-9._-]+")

@@ -244,6 +244,7 @@ class Check:
 
 
 SCHEMA = 2
+FOLLOWS = ("state", "missed", "slower_than_peers")  # what of a finding is computed
 
 
 E = TypeVar("E", bound="Event")
@@ -405,7 +406,20 @@ class Telemetry(Event, frozen=True, tag="telemetry"):
 
 
 class Judged(Event, frozen=True, tag="finding"):
+    """Of a finding what it follows from: the measurement, limit and tolerances as they were resolved, whether it needs
+    a limit, why it has none (`reason`), and why it was measured again. What follows is there in evidence of 0.3 alone,
+    and is not looked at."""
+
     finding: Finding
+
+
+class Judging(Event, frozen=True, tag="judging"):
+    """By which version of verdict.judgement.held findings follow from what was recorded, and with how many comparisons
+    it counts: those of the whole suite of its level (verdict.judgement.comparisons), whatever was selected; 0 where
+    nobody counted, as in 0.3."""
+
+    formula: Count = 1
+    comparisons: Count = 0
 
 
 class FingerprintsTaken(Event, frozen=True, tag="fingerprint"):
@@ -498,6 +512,9 @@ def line(event: Event) -> str:
     content = codec.plain(event)
     if not event.in_run:  # as of nearly all
         del content["in_run"]
+    if isinstance(event, Judged):
+        content["finding"] = {name: value for name, value in content["finding"].items() if name not in FOLLOWS}
+        content["finding"]["reason"] = event.finding.reason if event.finding.state == "not judged" else ""
     return json.dumps(content)
 
 

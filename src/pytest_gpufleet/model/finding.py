@@ -17,7 +17,7 @@ State = Literal["met", "missed", "not judged", "for information"]
 
 @dataclass(frozen=True)
 class Finding:
-    """A measurement after judgement.
+    """A measurement and what it is held against. All else follows by verdict.judgement.held, and is not recorded.
 
     `missed` names the places that missed `limit`; `slower_than_peers` those that are worse than their peers by more
     than one of `tolerances` allows, with that fraction, and is None where none had peers enough. `reason` says in one
@@ -26,7 +26,7 @@ class Finding:
 
     check: str  # the node id of the test
     measurement: Measurement
-    state: State
+    state: State = "not judged"
     limit: Limit | None = None
     missed: tuple[Where, ...] = ()
     slower_than_peers: Mapping[Where, Finite] | None = None

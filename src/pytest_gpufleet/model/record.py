@@ -1,7 +1,6 @@
 """What happened in a run: the fold of its evidence."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,7 +15,7 @@ from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.model.suite import Suite, shipped
 
 T = TypeVar("T")
-NO_RUN = events.RunHeader()
+NO_RUN, NO_JUDGING = events.RunHeader(), events.Judging()
 MOST_SAMPLES = 4096
 # Events of which a run has one.
 ONCE = (events.RunHeader, events.ProfileGiven, events.OrderGiven, events.TopologyFound, events.MachineRead)
@@ -36,6 +35,7 @@ class Record:
     profile: GivenLimits | None = None  # the one that was given, if any was
     order: Order | None = None  # likewise
     worlds: list[events.WorldStarted] = field(default_factory=list)
+    judging: events.Judging = NO_JUDGING
     findings: list[Finding] = field(default_factory=list)
     fingerprints: dict[str, tuple[events.Fingerprint, ...]] = field(default_factory=dict)  # by check
     losses: list[events.Losses] = field(default_factory=list)
@@ -140,6 +140,8 @@ class Record:
                 self.progress[event.check] = (event.done, event.of)
             case events.Telemetry(sample=sample):
                 self._keep(sample)
+            case events.Judging():
+                self.judging = event
             case events.Judged(finding=finding):
                 self.findings.append(finding)
             case events.FingerprintsTaken():
@@ -209,18 +211,3 @@ class Record:
         if len(self.telemetry) == MOST_SAMPLES:
             del self.telemetry[1::2]
             self._stride *= 2
-
-
-def read(path: Path) -> Record:
-    """The record of a run from its evidence.jsonl. A last line cut short by a dying machine is left out.
-
-    OSError if it cannot be read; ValueError that names the line if one is no event; Refused if it
-    has another schema.
-    """
-    record = Record()
-    for line, event in events.read_events(path):
-        try:
-            record.add(events.typed(event))
-        except ValueError as error:
-            raise ValueError(f"{path}, line {line}: not an event of a run ({error})") from None
-    return record

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from pytest_gpufleet.model import levels, suite
-from pytest_gpufleet.model.events import Deselected, Plugin, PythonFile, Session, SuiteSeen
+from pytest_gpufleet.model.events import Deselected, Judging, Plugin, PythonFile, Session, SuiteSeen
 from pytest_gpufleet.plugin import compat, markers
 from pytest_gpufleet.plugin.keys import RUN
 from pytest_gpufleet.plugin.options import path_of
@@ -59,6 +59,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if suite.belongs(item.path):
             _refuse_fixtures_of_others(item)
     run.record(_registered(session.config.pluginmanager))
+    if run.evidence is not None:
+        from pytest_gpufleet.verdict.judgement import FORMULA, comparisons
+
+        gpus, nodes, level = len(run.ground.topology.gpus), len(run.evidence.record.hosts), run.options.level
+        run.record(Judging(formula=FORMULA, comparisons=comparisons(suite.shipped(), level, gpus, nodes)))
     if not any(map(markers.uses_ranks, session.items)):
         run.ranks.let_go()
     if names := suite.altered({item.path for item in session.items}):

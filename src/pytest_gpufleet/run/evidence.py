@@ -10,10 +10,11 @@ from pathlib import Path
 import msgspec
 
 from pytest_gpufleet.model import events
-from pytest_gpufleet.model.events import LONGEST_LINE, Event, Spoiled
-from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.events import LONGEST_LINE, Event, Judged, Spoiled
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.redaction import aliased
 from pytest_gpufleet.safe_files import sha256
+from pytest_gpufleet.verdict.reading import read
 
 
 class Evidence:
@@ -70,12 +71,13 @@ class Evidence:
     def _add(self, event: Event) -> None:
         if self._kept and not isinstance(event, Spoiled):
             self._spoil(self._tampered())
-        event = events.recorded(msgspec.structs.replace(event, t=events.now()))
+        given = msgspec.structs.replace(event, t=events.now())
+        event = events.recorded(given)
         line = events.line(event)
         if len(line) >= LONGEST_LINE:  # it is ASCII
             kind = event.__struct_config__.tag
             raise ValueError(f"an event {kind} is longer than {LONGEST_LINE >> 20} MiB, and could not be read again")
-        self.record.add(event)
+        self.record.add(given if isinstance(given, Judged) else event)  # what follows from a finding is not written
         try:
             while self._owed:
                 self._write(self._owed[0])

@@ -16,10 +16,11 @@ import msgspec
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import NodeFound
-from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun, kept
+from pytest_gpufleet.verdict.reading import read
 
 EVIDENCE, SUMMARY, REPORT, JUNIT = "evidence.jsonl", "summary.json", "report.html", "junit.xml"
 NODES = "nodes"

@@ -14,6 +14,7 @@ from pytest_gpufleet.model.suite import code
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import EVIDENCE, REPORT, SUMMARY, RunFolder
 from pytest_gpufleet.run.summary import Stated
+from pytest_gpufleet.verdict.judgement import FORMULA
 from pytest_gpufleet.verdict.verdict import ended, settled
 
 # As the templates of the page write them. No message of a check can look so: they are escaped.
@@ -68,7 +69,7 @@ def _differences(record: Record, digest: str, document: bytes | None, page: byte
     verdict, same_code = ended(record).verdict or "", of_this_code(record)
     if same_code and verdict != (amounts := settled(record, record.broken).verdict) and record.verdict:
         yield f"its verdict is {verdict}, but what stands before it amounts to {amounts}"
-    if verdict == "ACCEPTED" and (bad := _against(record)):  # by any version
+    if verdict == "ACCEPTED" and record.judging.formula == FORMULA and (bad := _against(record)):  # by any version
         yield f"its verdict is ACCEPTED, but {bad}"
     if page is not None:
         if digest.encode() not in _SUM.findall(page):

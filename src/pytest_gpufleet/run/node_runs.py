@@ -20,6 +20,7 @@ from pytest_gpufleet.redaction import ALIAS_KEY
 from pytest_gpufleet.run.folder import EVIDENCE, JUNIT, NODES, REPORT, SUMMARY, RunFolder
 from pytest_gpufleet.run.interruption import Interruption
 from pytest_gpufleet.safe_files import sha256
+from pytest_gpufleet.verdict import reading
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun, kept
 
 START_SECONDS = 60.0  # for a process to be there, on a node that may be busy
@@ -60,7 +61,7 @@ class NodeRun:
         for line in lines:
             try:
                 if not self.damage:
-                    self.record.add(events.typed(events.parsed(line, _of_one_of_many)))
+                    reading.add(self.record, events.typed(events.parsed(line, _of_one_of_many)))
             except ValueError as error:
                 self.damage = f"it told what is no event of a run ({error})"
 

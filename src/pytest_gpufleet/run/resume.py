@@ -24,6 +24,7 @@ from pytest_gpufleet.model.events import (
     FreshWorld,
     HostFound,
     Judged,
+    Judging,
     Losses,
     MachineRead,
     NodeFinished,
@@ -111,7 +112,7 @@ MOST_LINES = 12
 # Events of which the new run has its own, or which belong to a check that runs again or passed.
 MADE_AGAIN = (
     RunHeader, ProfileGiven, OrderGiven, TopologyFound, MachineRead, WorldStarted, FreshWorld, Telemetry, Progress,
-    CheckStarted, Deselected, Verdict, NodeLost, NodeLeftOut, NodeFinished,
+    CheckStarted, Deselected, Verdict, Judging, NodeLost, NodeLeftOut, NodeFinished,
 )  # fmt: skip
 
 

@@ -12,9 +12,10 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import Tolerance, over_network, row_of
+from pytest_gpufleet.model.metric import METRICS, Tolerance, over_network, row_of
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.verdict.peaks import NoPeak
 from pytest_gpufleet.verdict.peers import slower_than_peers
 from pytest_gpufleet.verdict.physical_limits import UNKNOWN_NETWORK, is_required, physical_limit
@@ -80,13 +81,13 @@ def judge(
     # First, so that a metric that contradicts the profile fails in a rehearsal too.
     limit = profile.limit_for(measurement, topology.fabric) if profile else None
     if rehearsal:
-        reason = "rehearsal: figures of CPU ranks are not judged"
-        return Finding(check, measurement, "not judged", reason=reason, required=required)
+        why = "rehearsal: figures of CPU ranks are not judged"
+        return held(Finding(check, measurement, required=required), topology, why, rehearsal)
     tolerances = tolerances_of(measurement, profile.tolerances_for(measurement) if profile else ())
     if between:
         required = network is not None and (required or is_required(measurement, measured))
         tolerances = tolerances if network is not None else ()
-    finding = Finding(check, measurement, "not judged", limit, required=required, tolerances=tolerances)
+    finding = Finding(check, measurement, limit=limit, required=required, tolerances=tolerances)
     limit, why = deciding(finding, topology, measured)
     no_limit = f"{_no_limit(profile, topology)}{why and f'; nor do the facts of the hardware make one: {why}'}"
     no_limit = why if why == UNKNOWN_NETWORK else no_limit
@@ -118,30 +119,51 @@ def tolerances_of(measurement: Measurement, of_profile: tuple[Tolerance, ...]) -
     return of_profile or without or (Tolerance(measurement.metric, worse),)
 
 
-def held(finding: Finding, topology: GpuTopology, no_limit: str) -> Finding:
-    """Hold the values of a finding against its limit, and each place against its peers. `no_limit`: why it has none."""
+# Of `held`: findings of another version may follow otherwise.
+FORMULA = 1
+
+
+def held(finding: Finding, topology: GpuTopology, no_limit: str, rehearsal: bool = False) -> Finding:
+    """The finding that follows from a measurement and what it is held against: the one way to it, when it is made and
+    when it is read. `no_limit`: why it has no limit."""
     measurement, limit = finding.measurement, finding.limit
+    finding = replace(finding, state="not judged", missed=(), slower_than_peers=None, reason="")
+    if rehearsal:
+        return replace(finding, reason=no_limit)
     if not measurement.values:  # which would meet every limit
-        return replace(finding, state="not judged", limit=None, tolerances=(), reason="nothing was measured")
+        return replace(finding, limit=None, tolerances=(), reason="nothing was measured")
     missed = tuple(
         place
         for place, value in measurement.values.items()
         if not _possible(value, measurement) or (limit and not limit.met_by(value))
     )
     slower = slower_than_peers(measurement, finding.tolerances, topology)
-    finding = replace(finding, slower_than_peers=slower)
+    finding = replace(finding, missed=missed, slower_than_peers=slower)
+    if finding.again:
+        return measured_again(finding, finding.again)
     if missed or slower:
-        reason = _missed_reason(len(missed), len(slower or ()))
-        return _counted(replace(finding, state="missed", missed=missed, reason=reason))
+        return replace(finding, state="missed", reason=_missed_reason(len(missed), len(slower or ())))
     if limit and not limit.weak:
-        return _counted(replace(finding, state="met"))
+        return replace(finding, state="met")
     if finding.required:
-        return replace(finding, state="not judged", reason=WEAK if limit else no_limit)
+        return replace(finding, reason=WEAK if limit else no_limit)
     return replace(finding, state="for information")
 
 
-def _counted(finding: Finding) -> Finding:
-    return measured_again(finding, finding.again) if finding.again else finding
+def comparisons(suite: Suite, level: str, gpus: int, nodes: int) -> int:
+    """With how many comparisons a level counts, each of which a healthy machine may fail by chance: of each case of its
+    checks and each metric that it is there for, one with the limit for each place, and one with the peers for each
+    place that has some. Places are the GPUs, or their pairs; one of what all ranks measure together; the nodes in a
+    check between nodes."""
+    count = 0
+    for name in suite.required(level, nodes):
+        check = suite.checks[name]
+        among = nodes if check.nodes else gpus
+        for metric in check.metrics(gpus > 1):
+            peers = metric in METRICS and METRICS[metric].peer_tolerance is not None
+            places = (among * (among - 1) // 2 if metric.startswith("pair_") else among) if peers else 1
+            count += len(suite.cases(name)) * (2 * places if peers and places > 1 else places)
+    return count
 
 
 def measured_again(finding: Finding, why: str) -> Finding:

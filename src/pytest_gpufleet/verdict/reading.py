@@ -1,0 +1,29 @@
+"""The record of a run from its evidence, with the findings that follow from what was recorded."""
+
+from pathlib import Path
+
+from pytest_gpufleet.model import events
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.verdict.judgement import held
+
+
+def add(record: Record, event: events.Event | None) -> None:
+    """Take in one event as evidence has it. ValueError that says what is wrong with it."""
+    record.add(event)
+    if isinstance(event, events.Judged):
+        record.findings[-1] = held(event.finding, record.topology, event.finding.reason, record.run.rehearsal)
+
+
+def read(path: Path) -> Record:
+    """The record of a run from its evidence.jsonl. A last line cut short by a dying machine is left out.
+
+    OSError if it cannot be read; ValueError that names the line if one is no event; Refused if it
+    has another schema.
+    """
+    record = Record()
+    for line, event in events.read_events(path):
+        try:
+            add(record, events.typed(event))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {line}: not an event of a run ({error})") from None
+    return record
