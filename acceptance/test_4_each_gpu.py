@@ -76,13 +76,13 @@ def test_soak(
 ) -> None:
     """Temperature, clock and power under full load
 
-    All GPUs run matmuls at full load for a minute and are compared with their peers. A GPU that is too warm has dried
-    thermal paste, a cold plate that does not sit flat, a dead fan or blocked air. A lower clock at the same
-    temperature, or less power, means a bad power supply: check the power cables. Thermal slowdown that the driver
-    reports fails this check too.
+    All GPUs run matmuls at full load for a minute. A GPU that is hotter than all its peers at the same power has dried
+    thermal paste, a cold plate that does not sit flat, a dead fan or blocked air; half of the GPUs may be warmer than
+    the others, whose air or water they get. A lower clock at the same temperature, or less power, means a bad power
+    supply: check the power cables. Thermal slowdown that the driver reports fails this check too.
     """
-    turns = [soaked(precision) for precision in precisions]
-    judge(*corruption.soak_figures(world, turns[-1]), required=False)
+    *_, last = [soaked(precision) for precision in precisions]
+    judge(*corruption.soak_figures(world, last), required=False)
 
 
 @pytest.mark.level("standard")

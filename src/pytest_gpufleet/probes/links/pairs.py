@@ -89,8 +89,8 @@ def some_rounds(among: Sequence[int], seed: int, most: int) -> list[list[IndexPa
     ]
 
 
-def turns(n: int, topology: GpuTopology) -> list[list[IndexPair]]:
-    """Every pair of n ranks once: those of one turn may copy at the same time. Without an NVSwitch pairs can share a
+def schedule(n: int, topology: GpuTopology) -> list[list[IndexPair]]:
+    """Every pair of n ranks once: those of one entry may copy at the same time. Without an NVSwitch pairs can share a
     way (a PCIe switch, a socket, host memory), and what each gets would depend on who else copies."""
     at_once = rounds(n)
     return at_once if topology.fabric == "nvswitch" else [[pair] for pairs in at_once for pair in pairs]
@@ -112,7 +112,7 @@ def _copied(
     by_rank: list[list[Reading]] = [[] for _ in range(world.size)]
     faults: list[Fault] = []
     direct = world.run(_reach, world.run(_prepare, nbytes))
-    for pairs in turns(world.size, topology):
+    for pairs in schedule(world.size, topology):
         back = [(j, i) for i, j in pairs]
         for at_once in [pairs + back] if both_ways else [pairs, back]:
             found: list[Samples] = world.run(_copy, dict(at_once), sampled, writes, both_ways)

@@ -24,7 +24,7 @@ from pytest_gpufleet.probes.collectives.exactness import Delivery, exchange
 from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 from pytest_gpufleet.probes.compute.rate import matmul_rate
-from pytest_gpufleet.probes.links.pairs import IndexPair, turns
+from pytest_gpufleet.probes.links.pairs import IndexPair, schedule
 from pytest_gpufleet.probes.measure import measure
 from pytest_gpufleet.probes.timing import agree, line_up, seconds, synchronize, timing, wait
 from pytest_gpufleet.world.process_group import TIMEOUT
@@ -68,7 +68,7 @@ LONGEST = 0.5  # seconds of a sample, about: the search is to be over soon on a 
 def pair_seconds(rank: Rank, topology: GpuTopology, nbytes: int) -> dict[IndexPair, float]:
     """The seconds in which this rank and each other one send each other `nbytes`, both ways at the same time; where
     pairs share no way, others do so meanwhile. The best of some samples: a bad link is never fast."""
-    return {pair: min(taken) for pair, taken in swaps(rank, turns(rank.size, topology), nbytes, LONGEST).items()}
+    return {pair: min(taken) for pair, taken in swaps(rank, schedule(rank.size, topology), nbytes, LONGEST).items()}
 
 
 def swaps(
