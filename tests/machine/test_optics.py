@@ -7,15 +7,22 @@ from pytest_gpufleet.machine import optics
 from pytest_gpufleet.machine.optics import Reading, links_with_errors, module_faults
 from pytest_gpufleet.machine.tools import Absent, NoAnswer, Unreadable
 from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.gpu import Missing
 from tests.acceptance.checks import outcomes
 from tests.machine.trees import laid_out
 from tests.machines import recorded
+
+MODULES, LINKS = "test_transceivers_are_well", "test_links_have_few_bit_errors"
 
 
 def found(root, was="", now=""):
     """The ports of the recorded machine, of which this was changed: the first place where it stands."""
     tree = laid_out("optics", root, lambda text: text.replace(was, now, 1))
     return optics.read(tree.root, tree.run)
+
+
+def checked(ports):
+    return outcomes(recorded(), now={"optics": codec.plain(ports)})
 
 
 def test_a_module_and_a_copper_cable(tmp_path):
@@ -59,10 +66,11 @@ def test_board_and_cable_are_both_able_to(tmp_path, board, cable, able):
     ids=["as it is", "warm", "hot", "little light", "no light", "without limits", "firmware", "no light on a lane"],
 )
 def test_a_module_that_is_not_well(tmp_path, was, now, what):
-    faults = module_faults(found(tmp_path, was, now))
+    check = checked(found(tmp_path, was, now))[MODULES]
 
-    assert [fault.name for fault in faults] == (["transceiver_fault"] if what else [])
-    assert all(fault.what.startswith("mlx5_0/1 ") and what in fault.what for fault in faults)
+    assert check.what == ("failed" if what else "passed")
+    assert [fault.name for fault in check.faults] == (["transceiver_fault"] if what else [])
+    assert all(fault.what.startswith("mlx5_0/1 ") and what in fault.what for fault in check.faults)
 
 
 @pytest.mark.parametrize(
@@ -79,10 +87,10 @@ def test_a_module_that_is_not_well(tmp_path, was, now, what):
     ids=["as it is", "marginal", "bad", "corrected", "a few times in two days", "flaps", "symbols"],
 )
 def test_a_link_with_errors(tmp_path, was, now, code):
-    faults = links_with_errors(found(tmp_path, was, now))
+    check = checked(found(tmp_path, was, now))[LINKS]
 
-    assert [fault.name for fault in faults] == ([code] if code else [])
-    assert all(fault.what.startswith("mlx5_0/1 ") for fault in faults)
+    assert [fault.name for fault in check.faults] == ([code] if code else [])
+    assert all(fault.what.startswith("mlx5_0/1 ") for fault in check.faults)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +135,9 @@ def test_nothing_can_be_read(tmp_path, was, now, state, why):
     with pytest.raises(state, match=why) as error:
         optics.read(tree.root, tree.run)
     assert state is Absent or error.value.remedy
+    missing = Missing(why, absent=state is Absent)
+    ends = outcomes(recorded(), now={"optics": missing})
+    assert ends[MODULES].what == ends[LINKS].what == ("not applicable" if state is Absent else "skipped")
 
 
 def test_a_port_whose_module_does_not_answer_is_not_judged(tmp_path):
@@ -137,9 +148,8 @@ def test_a_port_whose_module_does_not_answer_is_not_judged(tmp_path):
             return tree.run(*command, **how)
         raise NoAnswer("mlxlink did not answer within 20 s")
 
-    ports = codec.plain(optics.read(tree.root, run))
-    for name in ("test_transceivers_are_well", "test_links_have_few_bit_errors"):
-        check = outcomes(recorded(), now={"optics": ports})[name]
+    ends = checked(optics.read(tree.root, run))
+    for check in (ends[MODULES], ends[LINKS]):
         assert (check.what, check.message) == ("skipped", "not judged: mlx5_1/1: mlxlink did not answer within 20 s")
 
 

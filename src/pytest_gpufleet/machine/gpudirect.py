@@ -71,9 +71,9 @@ def built_for_gpudirect(gpus: Sequence[Gpu], devices: Devices, ports: Sequence[P
     return any(adapters_by_gpu(gpus, devices, ports).values()) or len(cards) >= max(2, len(gpus))
 
 
-def _cards(adapters: Iterable[str]) -> set[str]:
-    """Those of one card are functions of one PCI device."""
-    return {address.rpartition(".")[0] for address in adapters}
+def _cards(adapters: Iterable[str]) -> list[str]:
+    """One address of each card: its ports are functions of one PCI device."""
+    return list({address.rpartition(".")[0]: address for address in adapters}.values())
 
 
 def blocked(
@@ -119,8 +119,8 @@ def misplaced_adapters(gpus: Sequence[Gpu], devices: Devices, ports: Sequence[Po
     Only adapters at the highest rate count: others are for storage and management. A GPU without any adapter under its
     switch, where others have one, is found by `without_adapter`."""
     known = {address: gpu for address, gpu in gpus_by_address(gpus).items() if address in devices}
-    adapters = adapters_in_use(devices, fastest_ports(ports))
-    if len(_cards(adapters)) != len(known) or without_adapter(gpus, devices, ports):
+    cards = _cards(adapters_in_use(devices, fastest_ports(ports)))
+    if len(cards) != len(known) or without_adapter(gpus, devices, ports):
         return []
     levels = (
         ("the PCIe switch below {}", {each: (ports_above(devices, each) or [each])[0] for each in devices}),
@@ -128,15 +128,15 @@ def misplaced_adapters(gpus: Sequence[Gpu], devices: Devices, ports: Sequence[Po
     )
     for words, group_of in levels:
         here = grouped((group_of[address], gpu) for address, gpu in known.items())
-        cards = Counter(group_of[f"{card}.0"] for card in _cards(adapters) if f"{card}.0" in group_of)
-        fewer = {group: each for group, each in here.items() if group is not None and cards[group] < len(each)}
-        missing = sum(len(each) - cards[group] for group, each in fewer.items())
+        there = Counter(group_of[card] for card in cards)
+        fewer = {group: each for group, each in here.items() if group is not None and there[group] < len(each)}
+        missing = sum(len(each) - there[group] for group, each in fewer.items())
         if 0 < missing * GPUS_OF_ONE_MISPLACED <= len(known):
-            more = [words.format(group) for group, count in cards.items() if count > len(here.get(group, ()))]
+            more = [words.format(group) for group, count in there.items() if count > len(here.get(group, ()))]
             text = "{} has {} adapters in use for {} GPUs, and {} has more than GPUs"
             return [
                 Fault("nic_misplaced", tuple(map(rail, each)),
-                      text.format(words.format(group), cards[group], len(each), ", ".join(more)))
+                      text.format(words.format(group), there[group], len(each), ", ".join(more)))
                 for group, each in fewer.items()
             ]  # fmt: skip
     return []

@@ -55,10 +55,6 @@ class Row(NamedTuple):
     pattern: re.Pattern[str]
 
 
-def _row(code: str, before: bool, during: bool, pattern: str) -> Row:
-    return Row(code, before, during, re.compile(pattern))
-
-
 CONDEMNS, SHOWN = True, False
 # As print_mce has it since Linux 3.18, and before.
 _MCE = r"(?:mce: )?\[Hardware Error\]: (?P<device>CPU \d+): Machine Check(?: Exception)?: \w+ Bank \d+: "
@@ -67,129 +63,129 @@ _CPER = r"(?:\{\d+\})?\[Hardware Error\]: event severity: "
 _WATCHDOG = r"(?:(?:NMI )?watchdog: )?"
 _EDAC = r"EDAC MC\d+: (?P<times>\d+) {kind} (?=\w).*?\bon (?P<device>.+?) \("
 
-TABLE = (
+TABLE = tuple(Row(code, before, during, re.compile(pattern)) for code, before, during, pattern in (
     # mce: [Hardware Error]: CPU 0: Machine Check: 0 Bank 4: a600000000020408
     # arch/x86/kernel/cpu/mce/core.c, print_mce; github.com/andikleen/mcelog issue 70. Bit 61 of the status says that it
     # was not corrected: MCI_STATUS_UC of arch/x86/include/asm/mce.h.
-    _row("machine_check", CONDEMNS, CONDEMNS, _MCE + r"[abefABEF]\w{15}"),
+    ("machine_check", CONDEMNS, CONDEMNS, _MCE + r"[abefABEF]\w{15}"),
     # mce: [Hardware Error]: CPU 2: Machine Check: 0 Bank 5: 8c00004000010092
-    _row("machine_check_corrected", SHOWN, SHOWN, _MCE + r"\w{16}"),
+    ("machine_check_corrected", SHOWN, SHOWN, _MCE + r"\w{16}"),
     # {1}[Hardware Error]: event severity: fatal
     # drivers/firmware/efi/cper.c, cper_estatus_print: what the firmware reports (APEI), also of the boot before (BERT)
-    _row("machine_check", CONDEMNS, CONDEMNS, _CPER + "(?:fatal|recoverable)"),
-    _row("machine_check_corrected", SHOWN, SHOWN, _CPER + "corrected"),
+    ("machine_check", CONDEMNS, CONDEMNS, _CPER + "(?:fatal|recoverable)"),
+    ("machine_check_corrected", SHOWN, SHOWN, _CPER + "corrected"),
     # EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0 (channel:0 slot:0 page:0xe16677 offset:0x0 ...
     # drivers/edac/edac_mc.c; github.com/andikleen/mcelog issue 74
-    _row("dimm_uncorrected", CONDEMNS, CONDEMNS, _EDAC.replace("{kind}", "UE")),
+    ("dimm_uncorrected", CONDEMNS, CONDEMNS, _EDAC.replace("{kind}", "UE")),
     # EDAC MC1: 262 CE memory read error on CPU_SrcID#0_Ha#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x2031c14 ...
     # github.com/illinois-scicomp/machine-shop-maintenance issue 66
-    _row("dimm_corrected", SHOWN, SHOWN, _EDAC.replace("{kind}", "CE")),
+    ("dimm_corrected", SHOWN, SHOWN, _EDAC.replace("{kind}", "CE")),
     # Memory failure: 0x1ae83a4: recovery action for dirty LRU page: Recovered
     # mm/memory-failure.c: a page that the processor found poisoned
-    _row("dimm_uncorrected", CONDEMNS, CONDEMNS, r"Memory failure: 0x[0-9a-f]+: recovery action for"),
+    ("dimm_uncorrected", CONDEMNS, CONDEMNS, r"Memory failure: 0x[0-9a-f]+: recovery action for"),
     # pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Requester ID)
     # drivers/pci/pcie/aer.c, aer_print_error; github.com/rwth-i6/returnn issue 1500, above a GPU that was lost
-    _row("pcie_error_logged", CONDEMNS, CONDEMNS,
+    ("pcie_error_logged", CONDEMNS, CONDEMNS,
          _OF_PCI + r"PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Fatal\)"),
     # pcieport 0000:80:1b.4: PCIe Bus Error: severity=Uncorrectable (Non-Fatal), type=Transaction Layer, (Receiver ID)
     # github.com/minisforum-docs/MS-02-Ultra issue 10. Probing for devices at boot gives such errors too.
-    _row("pcie_error_logged", SHOWN, CONDEMNS,
+    ("pcie_error_logged", SHOWN, CONDEMNS,
          _OF_PCI + r"PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Non-Fatal\)"),
     # nvidia 0000:07:00.0: PCIe Bus Error: severity=Correctable, type=Data Link Layer, (Transmitter ID)
     # github.com/pop-os/pop issue 3363; older kernels say "Corrected"
-    _row("pcie_corrected_logged", SHOWN, SHOWN, _OF_PCI + r"PCIe Bus Error: severity=Correct(?:ed|able)"),
+    ("pcie_corrected_logged", SHOWN, SHOWN, _OF_PCI + r"PCIe Bus Error: severity=Correct(?:ed|able)"),
     # pcieport 0000:00:1c.0: DPC: containment event, status:0x1f01 source:0x0000
     # drivers/pci/pcie/dpc.c: a port has cut off all that is below it
-    _row("pcie_error_logged", CONDEMNS, CONDEMNS, _OF_PCI + r"DPC: containment event"),
+    ("pcie_error_logged", CONDEMNS, CONDEMNS, _OF_PCI + r"DPC: containment event"),
     # watchdog: BUG: soft lockup - CPU#18 stuck for 27s! [python3:2254956]
     # kernel/watchdog.c; github.com/leptonai/gpud components/cpu/kmsg_matcher.go. Also where a hypervisor stood still.
-    _row("hung_task", SHOWN, CONDEMNS, _WATCHDOG + r"BUG: soft lockup - CPU#\d+ stuck for"),
+    ("hung_task", SHOWN, CONDEMNS, _WATCHDOG + r"BUG: soft lockup - CPU#\d+ stuck for"),
     # watchdog: Watchdog detected hard LOCKUP on cpu 3
     # kernel/watchdog.c; since Linux 6.6 "watchdog: CPU5: Watchdog detected ...", by whom it was seen
-    _row("hung_task", CONDEMNS, CONDEMNS, _WATCHDOG + r"(?:CPU\d+: )?Watchdog detected hard LOCKUP on cpu \d+"),
+    ("hung_task", CONDEMNS, CONDEMNS, _WATCHDOG + r"(?:CPU\d+: )?Watchdog detected hard LOCKUP on cpu \d+"),
     # rcu: INFO: rcu_preempt self-detected stall on CPU
     # kernel/rcu/tree_stall.h; github.com/oxidecomputer/propolis issue 1153. "expedited" ones come after milliseconds
     # on some kernels (github.com/lkrg-org/lkrg issue 189), and are none.
-    _row("hung_task", SHOWN, CONDEMNS, r"(?:rcu: )?INFO: rcu_\w+ (?:self-)?detected stalls? on CPU"),
+    ("hung_task", SHOWN, CONDEMNS, r"(?:rcu: )?INFO: rcu_\w+ (?:self-)?detected stalls? on CPU"),
     # INFO: task jfsmount:136986 blocked for more than 120 seconds.
     # kernel/hung_task.c; github.com/leptonai/gpud components/cpu/kmsg_matcher.go; newer kernels: "blocked in I/O wait".
     # The name of a task has 15 letters, and one that cannot be printed is "\x0a" in /dev/kmsg.
-    _row("hung_task", SHOWN, CONDEMNS,
+    ("hung_task", SHOWN, CONDEMNS,
          r"INFO: task (?:\\x\w\w|[^\\]){1,15}:\d+ blocked (?:in I/O wait )?for more than \d+ seconds"),
     # nvme nvme4: I/O tag 22 (2016) opcode 0x2 (Admin Cmd) QID 0 timeout, reset controller
     # drivers/nvme/host/pci.c, nvme_timeout; github.com/leptonai/gpud components/disk/kmsg_matcher.go. A "completion
     # polled" lost an interrupt and no data, and is none.
-    _row("disk_failing", CONDEMNS, CONDEMNS,
+    ("disk_failing", CONDEMNS, CONDEMNS,
          r"nvme (?P<device>nvme\d+): I/O (?:tag )?\d+ .*timeout, (?:reset|disable) controller"),
     # nvme nvme0: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0x10
     # drivers/nvme/host/pci.c, nvme_warn_reset; github.com/raspberrypi/linux issue 6661
-    _row("disk_failing", CONDEMNS, CONDEMNS, r"nvme (?P<device>nvme\d+): controller is down; will reset"),
+    ("disk_failing", CONDEMNS, CONDEMNS, r"nvme (?P<device>nvme\d+): controller is down; will reset"),
     # nvme nvme4: Disabling device after reset failure: -19
     # nvme nvme1: Removing after probe failure status: -5
     # drivers/nvme/host/pci.c; gpud as above, github.com/snu-csl/nvmevirt issue 34
-    _row("disk_failing", CONDEMNS, CONDEMNS,
+    ("disk_failing", CONDEMNS, CONDEMNS,
          r"nvme (?P<device>nvme\d+): (?:Disabling device after reset failure|Removing after probe failure)"),
     # I/O error, dev nvme0n1, sector 131209936 op 0x0:(READ) flags 0x80700 phys_seg 25 prio class 0
     # print_req_error: critical medium error, dev sdf, sector 1811939592
     # block/blk-mq.c, blk_print_req_error; github.com/oxidecomputer/crucible issue 1844, longhorn/longhorn issue 2775.
     # Disks may refuse to discard or to write zeroes, and are not asked again.
-    _row("disk_failing", CONDEMNS, CONDEMNS,
+    ("disk_failing", CONDEMNS, CONDEMNS,
          r"(?:(?:end_request|blk_update_request|print_req_error): )?(?:I/O|critical medium) error, "
          rf"dev {_DISK}, sector \d+\b(?! op 0x\w+:\((?:DISCARD|WRITE_ZEROES|SECURE_E))"),
     # Buffer I/O error on dev nvme0n1p1, logical block 121667584, lost sync page write
     # fs/buffer.c; github.com/Joshua-Riek/ubuntu-rockchip issue 970
-    _row("disk_failing", CONDEMNS, CONDEMNS, rf"Buffer I/O error on dev(?:ice)? {_DISK}, logical block"),
+    ("disk_failing", CONDEMNS, CONDEMNS, rf"Buffer I/O error on dev(?:ice)? {_DISK}, logical block"),
     # md/raid0md0: Disk failure on nvme0n1p1 detected, failing array.
     # drivers/md; gpud as above
-    _row("disk_failing", CONDEMNS, CONDEMNS, rf"md/raid\S+ Disk failure on {_DISK}"),
+    ("disk_failing", CONDEMNS, CONDEMNS, rf"md/raid\S+ Disk failure on {_DISK}"),
     # block nvme0n1: no available path - failing I/O
     # drivers/nvme/host/multipath.c; gpud as above
-    _row("disk_failing", CONDEMNS, CONDEMNS, r"block (?P<device>nvme\w+): no available path - failing I/O"),
+    ("disk_failing", CONDEMNS, CONDEMNS, r"block (?P<device>nvme\w+): no available path - failing I/O"),
     # EXT4-fs (nvme0n1p1): Remounting filesystem read-only
     # fs/ext4/super.c, ext4_handle_error; github.com/Joshua-Riek/ubuntu-rockchip issue 970
-    _row("file_system_failed", CONDEMNS, CONDEMNS, rf"EXT4-fs \({_DISK}\): Remounting filesystem read-only"),
+    ("file_system_failed", CONDEMNS, CONDEMNS, rf"EXT4-fs \({_DISK}\): Remounting filesystem read-only"),
     # EXT4-fs error (device nvme0n1p1): __ext4_find_entry:1588: inode #43: comm gmain: reading directory lblock 0
     # fs/ext4/super.c, __ext4_error; github.com/oxidecomputer/crucible issue 1572
-    _row("file_system_failed", CONDEMNS, CONDEMNS, rf"EXT4-fs error \(device {_DISK}\)"),
+    ("file_system_failed", CONDEMNS, CONDEMNS, rf"EXT4-fs error \(device {_DISK}\)"),
     # XFS (dm-4): I/O Error Detected. Shutting down filesystem
     # fs/xfs/xfs_fsops.c, xfs_do_force_shutdown; github.com/kubernetes/node-problem-detector pull request 845. Without
     # "User initiated shutdown received", which somebody asked for.
-    _row("file_system_failed", CONDEMNS, CONDEMNS,
+    ("file_system_failed", CONDEMNS, CONDEMNS,
          rf"XFS \({_DISK}\): (?:Corruption|(?:[Ll]og |Metadata )?I/O [Ee]rror|Filesystem has been shut down due to)"),
     # BTRFS info (device nvme0n1p3 state EA): forced readonly
     # fs/btrfs/messages.c, __btrfs_handle_fs_error
-    _row("file_system_failed", CONDEMNS, CONDEMNS, rf"BTRFS \w+ \(device {_DISK}[^)]*\): forced readonly"),
+    ("file_system_failed", CONDEMNS, CONDEMNS, rf"BTRFS \w+ \(device {_DISK}[^)]*\): forced readonly"),
     # oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,task_memcg=/init.scope,...
     # mm/oom_kill.c, dump_oom_summary (since Linux 5.0); github.com/0jc1/py-autovod issue 7. What follows the constraint
     # has names in it that users choose (of groups, of the task), so that only the constraint says whose memory it was.
-    _row("host_out_of_memory", SHOWN, CONDEMNS, r"oom-kill:constraint=CONSTRAINT_(?!MEMCG,)\w+,"),
+    ("host_out_of_memory", SHOWN, CONDEMNS, r"oom-kill:constraint=CONSTRAINT_(?!MEMCG,)\w+,"),
     # oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=...,oom_memcg=/kubepods.slice/...,task_memcg=...
     # github.com/leptonai/gpud pull request 70. Of which control group: of_group(); none if it seems named twice
-    _row("host_out_of_memory", SHOWN, CONDEMNS,
+    ("host_out_of_memory", SHOWN, CONDEMNS,
          r"oom-kill:constraint=CONSTRAINT_MEMCG,(?!.*oom_memcg=.*oom_memcg=).*,oom_memcg=(?P<device>.+),task_memcg="),
     # mlx5_core 0000:5c:00.0: mlx5_pcie_event:299:(pid 268269): Detected insufficient power on the PCIe slot (27W).
     # drivers/net/ethernet/mellanox/mlx5/core/events.c; github.com/leptonai/gpud issue 348
-    _row("nic_underpowered", CONDEMNS, CONDEMNS, _MLX5 + r"Detected insufficient power on the PCIe slot"),
+    ("nic_underpowered", CONDEMNS, CONDEMNS, _MLX5 + r"Detected insufficient power on the PCIe slot"),
     # mlx5_core 0000:41:00.0: temp_warn:170:(pid 0): High temperature on sensors with bit set 0 1
     # core/events.c, temp_warn, of an adapter whose firmware gave up 80 s later and which was gone after 154 s
-    _row("nic_too_hot", CONDEMNS, CONDEMNS, _MLX5 + r"High temperature on sensors"),
+    ("nic_too_hot", CONDEMNS, CONDEMNS, _MLX5 + r"High temperature on sensors"),
     # mlx5_core 0000:5c:00.0: Port module event[error]: module 0, Cable error, High Temperature
     # core/events.c, port_module; github.com/leptonai/gpud components/accelerator/nvidia/infiniband/kmsg_matcher.go
-    _row("nic_too_hot", CONDEMNS, CONDEMNS, _MLX5 + r"Port module event\[error\]: .*High Temperature"),
-    _row("nic_underpowered", CONDEMNS, CONDEMNS, _MLX5 + r"Port module event\[error\]: .*Power budget exceeded"),
+    ("nic_too_hot", CONDEMNS, CONDEMNS, _MLX5 + r"Port module event\[error\]: .*High Temperature"),
+    ("nic_underpowered", CONDEMNS, CONDEMNS, _MLX5 + r"Port module event\[error\]: .*Power budget exceeded"),
     # mlx5_core 0000:41:00.0: poll_health:471:(pid 0): device's health compromised - reached miss count
     # mlx5_core 0000:41:00.0: poll_health:478:(pid 0): Fatal error 1 detected
     # core/health.c, the same adapter
-    _row("nic_firmware_failed", CONDEMNS, CONDEMNS,
+    ("nic_firmware_failed", CONDEMNS, CONDEMNS,
          _MLX5 + r"(?:device's health compromised|Fatal error \d+ detected|health recovery flow aborted)"),
     # mlx5_core 0000:5c:00.0: print_health_info:500:(pid 0): Health issue observed, firmware internal error,
     # severity(3) ERROR: -- core/health.c, print_health_info; below 4 is an error or worse (include/linux/kern_levels.h)
-    _row("nic_firmware_failed", CONDEMNS, CONDEMNS, _MLX5 + r"Health issue observed, .*severity\([0-3]\)"),
+    ("nic_firmware_failed", CONDEMNS, CONDEMNS, _MLX5 + r"Health issue observed, .*severity\([0-3]\)"),
     # mce: CPU1: Package temperature above threshold, cpu clock throttled (total events = 12705)
     # drivers/thermal/intel/therm_throt.c; github.com/erpalma/throttled issue 239
-    _row("processor_throttled", SHOWN, CONDEMNS,
+    ("processor_throttled", SHOWN, CONDEMNS,
          r"(?:mce: )?CPU\d+: (?:Core|Package) temperature (?:is )?above threshold, cpu clock"),
-)  # fmt: skip
+))  # fmt: skip
 
 
 @dataclass(frozen=True)

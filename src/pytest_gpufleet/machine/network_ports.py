@@ -150,14 +150,9 @@ def _port(port: Path) -> Port:
 
 def _pcie(device: Path) -> PcieLink:
     """A virtual function does not show it."""
-    return PcieLink(
-        lanes=tools.lanes(device / "current_link_width") or 0.0,
-        lanes_able=tools.lanes(device / "max_link_width") or 0.0,
-        lanes_of_port=tools.lanes(device.parent / "max_link_width") or 0.0,
-        speed=tools.number(device / "current_link_speed") or 0.0,
-        speed_able=tools.number(device / "max_link_speed") or 0.0,
-        speed_of_port=tools.number(device.parent / "max_link_speed") or 0.0,
-    )
+    places = (device, "current"), (device, "max"), (device.parent, "max")
+    lanes = [tools.lanes(folder / f"{which}_link_width") or 0.0 for folder, which in places]
+    return PcieLink(*lanes, *(tools.number(folder / f"{which}_link_speed") or 0.0 for folder, which in places))
 
 
 def _prefix(port: Path) -> str | None:
