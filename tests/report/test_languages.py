@@ -189,8 +189,8 @@ def test_title_of_a_plot_is_told_whole_in_as_many_lines_as_were_drawn() -> None:
         "同时",
     ]
     group = "<g><text x='0'>one</text><text x='1'>two</text></g>"
-    assert canvas._told(group, "一") == "<g><text x='0'></text><text x='1'>一</text></g>"
-    assert canvas._told(group, "一\n<二>") == "<g><text x='0'>一</text><text x='1'>&lt;二&gt;</text></g>"
+    assert canvas._replaced(group, "一") == "<g><text x='0'></text><text x='1'>一</text></g>"
+    assert canvas._replaced(group, "一\n<二>") == "<g><text x='0'>一</text><text x='1'>&lt;二&gt;</text></g>"
 
 
 def test_what_was_said_in_english_can_be_said_again() -> None:

@@ -70,14 +70,14 @@ def stamp(record: Record) -> Stamp:
     return STAMPS.get(record.verdict or "", STAMPS["INCOMPLETE"])
 
 
-def standing(record: Record) -> str:
+def verdict_basis(record: Record) -> str:
     """What a verdict of ACCEPTED stands on; "" of any other: who is rejected, is so by what failed."""
     return basis.described(record) if stamp(record).word == "ACCEPTED" else ""
 
 
 def headline(record: Record) -> str:
     """The verdict in a line, with what it stands on."""
-    return "; ".join(filter(None, (stamp(record).word, standing(record))))
+    return "; ".join(filter(None, (stamp(record).word, verdict_basis(record))))
 
 
 def reasons(record: Record, where_more: str = "which the report lists", with_checks: bool = False) -> list[str]:
@@ -154,23 +154,23 @@ def _why(record: Record) -> str:
             return wording.sentences(failed, first)
         named = _named(record, unexplained)
         return wording.sentences(failed, first, named, _first_cause(record, unexplained))
-    told = [f"{wording.capitalised(remark)}{say('.')}" for remark in remarks(record)]
+    texts = [f"{wording.capitalised(remark)}{say('.')}" for remark in remarks(record)]
     if word == "ACCEPTED":
-        return wording.sentences(_judged(record), *told, _tightest(record))
+        return wording.sentences(_judged(record), *texts, _tightest(record))
     own = f"{wording.capitalised(text)}{say('.')}" if (text := own_limits(record)) else ""
-    return wording.sentences(say(STAMPS[word].meaning), _first(record, said, {}), own, _open(record), *told)
+    return wording.sentences(say(STAMPS[word].meaning), _first(record, said, {}), own, _open(record), *texts)
 
 
 def _of_nodes(record: Record, word: str) -> str:
-    """Which nodes to look at first. What is wrong with each is told beside it."""
-    told = [f"{wording.capitalised(remark)}{say('.')}" for remark in remarks(record)]
+    """Which nodes to look at first. What is wrong with each is texts beside it."""
+    texts = [f"{wording.capitalised(remark)}{say('.')}" for remark in remarks(record)]
     if word == "INCOMPLETE":
-        return wording.sentences(say(STAMPS[word].meaning), _open(record), *told)
+        return wording.sentences(say(STAMPS[word].meaning), _open(record), *texts)
     level, nodes = record.run.level, len(record.hosts)
     if word == "ACCEPTED":
         text = "Every check that level {level} requires ran on {nodes} nodes and between them, and met its limits."
         all_of_them = say(text, level=level, nodes=nodes)
-        return wording.sentences(all_of_them, *told)
+        return wording.sentences(all_of_them, *texts)
     found = to_look_at(record)
     if not found:
         return say("No node is named: look at what all nodes share (switches, network, software, settings).")
@@ -185,24 +185,24 @@ def _of_nodes(record: Record, word: str) -> str:
 def _rehearsed(record: Record) -> str:
     outcomes = Counter(check.outcome for check in record.checks.values())
     passed, failed, absent = (outcomes[name] for name in ("passed", "failed", "not applicable"))
-    told = [
+    texts = [
         say("{count} checks passed" if passed != 1 else "1 check passed", count=passed),
         say("{count} failed", count=failed) if failed else say("none failed"),
     ]
     if absent:
-        told.append(say("{count} not applicable", count=absent))
-    return f"{say(', ').join(told)}{say('.')}"
+        texts.append(say("{count} not applicable", count=absent))
+    return f"{say(', ').join(texts)}{say('.')}"
 
 
 def _first(record: Record, said: Mapping[str, Accused], unexplained: Mapping[str, Accused]) -> str:
     """What has to be mended first: it is the cause of what it explains, and not the GPU below it."""
-    told = explanations(said.values(), record.hosts)
+    texts = explanations(said.values(), record.hosts)
     named = times_named(unexplained.values())
     clear = dict.fromkeys(where for each in said.values() for where in each.explained if where not in named)
     if clear:
         places = say(" or ").join(wording.place(where, record.hosts) for where in sorted(clear))
-        told.append(say("No evidence of a fault in {places}.", places=places))
-    return wording.sentences(*told)
+        texts.append(say("No evidence of a fault in {places}.", places=places))
+    return wording.sentences(*texts)
 
 
 def _named(record: Record, unexplained: Mapping[str, Accused]) -> str:
@@ -214,26 +214,26 @@ def _named(record: Record, unexplained: Mapping[str, Accused]) -> str:
         gpu.place: say("serial {serial}", serial=gpu.serial) if gpu.serial else gpu.pci_bus_id
         for gpu in record.topology.gpus
     }
-    told = [
+    texts = [
         say(NAMED, gpu=wording.place(where, record.hosts), serial=serials[where], count=count)
         for where, count in times[:MOST_GPUS]
     ]
     more = len(times) - MOST_GPUS
     if more > 0:
-        told.append(say("{count} more GPUs in some" if more != 1 else "1 more GPU in some", count=more))
+        texts.append(say("{count} more GPUs in some" if more != 1 else "1 more GPU in some", count=more))
     nobody = sum(not each.named for each in unexplained.values())
     if not nobody:
-        return say("{gpus} of them.", gpus=say(", ").join(told))
+        return say("{gpus} of them.", gpus=say(", ").join(texts))
     one, several = "{gpus} of them; 1 points to no single GPU.", "{gpus} of them; {count} point to no single GPU."
-    return say(one if nobody == 1 else several, gpus=say(", ").join(told), count=nobody)
+    return say(one if nobody == 1 else several, gpus=say(", ").join(texts), count=nobody)
 
 
 def _first_cause(record: Record, accused: Iterable[str]) -> str:
     """What a search found out about the first figure that missed."""
     found = (fault for check_id in accused for fault in searched(record, check_id))
     for fault in found:
-        told = fault.told(partial(wording.place, hosts=record.hosts)).splitlines()[0].rstrip(".") + "."
-        return told if fault.subjects else wording.capitalised(told)  # a host is called as it is called
+        text = fault.told(partial(wording.place, hosts=record.hosts)).splitlines()[0].rstrip(".") + "."
+        return text if fault.subjects else wording.capitalised(text)  # a host is called as it is called
     return ""
 
 
@@ -258,8 +258,8 @@ def _tightest(record: Record) -> str:
 
 
 def _open(record: Record) -> str:
-    told = counted(gaps(record))
-    return say("Open: {points}.", points=say(", ").join(told)) if told else ""
+    texts = counted(gaps(record))
+    return say("Open: {points}.", points=say(", ").join(texts)) if texts else ""
 
 
 NOTHING_LEFT_OUT = "with no check left out"

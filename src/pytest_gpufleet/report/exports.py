@@ -33,7 +33,7 @@ class Point(NamedTuple):
     """`kind`: figures, curves, losses or telemetry. `along`: what the steps are, "" of a figure. `step`: 0 of a figure;
     of a curve the size (bytes, batch or nodes); of losses the steps that were done; of telemetry milliseconds since the
     first sample. `time`: seconds since the epoch; of figures and curves when the run began, of losses when their check
-    told them."""
+    wrote them."""
 
     kind: str
     name: str
@@ -54,7 +54,7 @@ class Point(NamedTuple):
 def about(record: Record, sha256: str) -> About:
     """`sha256`: of the evidence."""
     run, topology = record.run, record.topology
-    told = {
+    labels = {
         "host": run.host,
         "utc": run.utc,
         "level": run.level,
@@ -68,7 +68,7 @@ def about(record: Record, sha256: str) -> About:
         "pytest_gpufleet": run.plugin,
         "evidence_sha256": sha256,
     }
-    return {name: clean(value) for name, value in told.items()}
+    return {name: clean(value) for name, value in labels.items()}
 
 
 def points(record: Record) -> list[Point]:
@@ -79,9 +79,9 @@ def points(record: Record) -> list[Point]:
 
 def _figures(record: Record) -> Iterator[Point]:
     for figure, values in figures(record.findings).items():
-        told = clean(figure.name), figure.metric.unit, _words(dict(figure.conditions))
+        labels = clean(figure.name), figure.metric.unit, _words(dict(figure.conditions))
         for place, value in values.items():
-            yield Point("figures", *told, str(place), "", 0, record.run.began, value)
+            yield Point("figures", *labels, str(place), "", 0, record.run.began, value)
 
 
 def _curves(record: Record) -> Iterator[Point]:
@@ -97,9 +97,9 @@ def _curves(record: Record) -> Iterator[Point]:
                     if math.isfinite(value):
                         found[along, Figure(figure.name, rest, figure.metric), str(place)][size] = value
     for (along, figure, at), curve in found.items():
-        told = f"{clean(figure.name)} by {along}", figure.metric.unit, _words(dict(figure.conditions)), at, along
+        labels = f"{clean(figure.name)} by {along}", figure.metric.unit, _words(dict(figure.conditions)), at, along
         if len(curve) >= FEWEST_POINTS:
-            yield from (Point("curves", *told, size, record.run.began, curve[size]) for size in sorted(curve))
+            yield from (Point("curves", *labels, size, record.run.began, curve[size]) for size in sorted(curve))
 
 
 def _losses(record: Record) -> Iterator[Point]:
@@ -108,9 +108,9 @@ def _losses(record: Record) -> Iterator[Point]:
         (clean(check_name(each.check)), "", _words(each.curve.training), str(each.curve.place)): each
         for each in record.losses
     }
-    for told, each in last.items():
+    for labels, each in last.items():
         for step, loss in zip(each.curve.steps, each.curve.losses, strict=True):
-            yield Point("losses", *told, "steps", step, each.seconds, loss)
+            yield Point("losses", *labels, "steps", step, each.seconds, loss)
 
 
 def _telemetry(record: Record) -> Iterator[Point]:
@@ -120,8 +120,8 @@ def _telemetry(record: Record) -> Iterator[Point]:
             for sample in record.telemetry:
                 value = sample.gpus[index].get(name) if index < len(sample.gpus) else None
                 if isinstance(value, int | float):
-                    since, told = sample.time - record.telemetry[0].time, (name, unit, "", str(gpu.place))
-                    yield Point("telemetry", *told, "milliseconds", round(1000 * since), sample.time, float(value))
+                    since, labels = sample.time - record.telemetry[0].time, (name, unit, "", str(gpu.place))
+                    yield Point("telemetry", *labels, "milliseconds", round(1000 * since), sample.time, float(value))
 
 
 def _words(conditions: Mapping[str, Condition]) -> str:

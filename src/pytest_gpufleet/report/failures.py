@@ -227,8 +227,8 @@ class Failure:
     @property
     def by_file(self) -> dict[str, list[str]]:
         """The checks that are alike: {"test_links.py": ["test_a", "6 x test_b"]}."""
-        told = ((failure.name.partition("::"), len(failure.cases)) for failure in self.alike)
-        return grouped((file, f"{cases} x {name}" if cases > 1 else name) for (file, _, name), cases in told)
+        names = ((failure.name.partition("::"), len(failure.cases)) for failure in self.alike)
+        return grouped((file, f"{cases} x {name}" if cases > 1 else name) for (file, _, name), cases in names)
 
 
 def failures(record: Record, accused: Mapping[str, Accused]) -> list[Failure]:
@@ -236,16 +236,16 @@ def failures(record: Record, accused: Mapping[str, Accused]) -> list[Failure]:
     all said the same."""
     cases = grouped((check_id.partition("[")[0], check_id) for check_id in accused)
     missed = grouped((miss.check, miss) for miss in misses(record))
-    told = (
+    found = (
         _failure(name, ids, record, accused, [miss for check_id in ids for miss in missed.get(check_id, ())])
         for name, ids in cases.items()
     )
-    return _together(told)
+    return _together(found)
 
 
 def _together(failures: Iterable[Failure]) -> list[Failure]:
     groups = grouped((("", each.said) if each.said else (each.name, ""), each) for each in failures)
-    return [told for group in groups.values() for told in (group if len(group) < ALIKE else [_as_one(group)])]
+    return [each for group in groups.values() for each in (group if len(group) < ALIKE else [_as_one(group)])]
 
 
 def _as_one(group: Sequence[Failure]) -> Failure:
@@ -262,7 +262,7 @@ def _failure(
     checks = [record.checks.get(check_id) or _without_result(check_id, record) for check_id in ids]
     its = [accused[check_id] for check_id in ids]
     named = {where for each in its for where in (*each.named, *each.explained)}
-    causes = dict.fromkeys(_told(fault, record) for check_id in ids for fault in searched(record, check_id))
+    causes = dict.fromkeys(_described(fault, record) for check_id in ids for fault in searched(record, check_id))
     messages = [
         _message(check, check.id.removeprefix(name))
         for check in checks
@@ -298,7 +298,7 @@ def _without_result(check_id: str, record: Record) -> Check:
     kinds = dict.fromkeys(fault.kind for fault in found)
     title = "" if check_id else say("; ").join(wording.capitalised(say(kind.message)) for kind in kinds)
     steps = "\n\n".join(f"{say(kind.next_step)}{say('.')}" for kind in kinds)
-    return Check(check_id, "failed", 0.0, title, steps, "\n".join(_told(fault, record) for fault in found))
+    return Check(check_id, "failed", 0.0, title, steps, "\n".join(_described(fault, record) for fault in found))
 
 
 def explanations(accused: Iterable[Accused], hosts: wording.Hosts) -> list[str]:
@@ -315,7 +315,7 @@ def explanations(accused: Iterable[Accused], hosts: wording.Hosts) -> list[str]:
     ]
 
 
-def _told(fault: Fault, record: Record) -> str:
+def _described(fault: Fault, record: Record) -> str:
     return fault.told(record.topology.identity)
 
 

@@ -131,7 +131,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Standing:
+class GridRow:
     """One row: a GPU, or (`gpu` is None) the machine, for what concerns no single GPU."""
 
     gpu: Gpu | None
@@ -142,17 +142,17 @@ class Standing:
         return any(cell.state == "failed" for cell in self.cells)
 
 
-def standings(record: Record, groups: Sequence[Group], accused: Mapping[str, Accused]) -> list[Standing]:
+def grid_rows(record: Record, groups: Sequence[Group], accused: Mapping[str, Accused]) -> list[GridRow]:
     """A row for each GPU and one for the machine, with a cell for each of `groups`."""
     rows = [
-        Standing(gpu, tuple(cell(gpu.place, group, accused, record.hosts) for group in groups))
+        GridRow(gpu, tuple(cell(gpu.place, group, accused, record.hosts) for group in groups))
         for gpu in record.topology.gpus
     ]
     places = {row.gpu.place for row in rows if row.gpu}
-    return [*rows, Standing(None, tuple(_machine_cell(group, accused, places) for group in groups))]
+    return [*rows, GridRow(None, tuple(_machine_cell(group, accused, places) for group in groups))]
 
 
-def legend(rows: Sequence[Standing]) -> list[str]:
+def legend(rows: Sequence[GridRow]) -> list[str]:
     """What the cells of these rows mean, of each that is not plain."""
     states = {cell.state for row in rows for cell in row.cells}
     return [meaning for state, meaning in MEANING.items() if state in states]

@@ -71,7 +71,7 @@ def host_rows(fleet: Fleet) -> list[HostRow]:
     rows = []
     for node, run in enumerate(fleet.hosts):
         gaps, slow, unlike = gaps_of.pop(run.host, []), slow_of.get(node, []), differences_of.get(run.host, [])
-        cells, named = _standing(run, slow)
+        cells, named = _states_and_named(run, slow)
         cells[OWN] = _own(run, gaps)
         cells[ALIKE] = "failed" if unlike else "ok"
         cells[PEERS] = "failed" if slow else "ok" if any(each.tolerances for each in run.record.findings) else ""
@@ -99,12 +99,12 @@ def _is_lost(gaps: Iterable[Gap]) -> bool:
     return any(gap.kind == "lost" for gap in gaps)
 
 
-def _standing(run: HostRun, slow: Collection[SlowPlaces]) -> tuple[dict[str, str], tuple[Gpu, ...]]:
+def _states_and_named(run: HostRun, slow: Collection[SlowPlaces]) -> tuple[dict[str, str], tuple[Gpu, ...]]:
     """The gravest state of each group of checks, and the GPUs that are named. Their peers name none where all are slow,
     nor where something that is no fault of a GPU explains it."""
     record = run.record
     parts, said = groups(record), accused(record)
-    rows = gpu_grid.standings(record, parts, said)
+    rows = gpu_grid.grid_rows(record, parts, said)
     order = list(gpu_grid.SYMBOLS)
     cells = {
         part.title: min((row.cells[number].state for row in rows), key=order.index) for number, part in enumerate(parts)
@@ -123,12 +123,12 @@ def counts(fleet: Fleet) -> list[str]:
     hosts = say("{count} hosts" if len(fleet.hosts) != 1 else "1 host", count=len(fleet.hosts))
     if fleet.expected is not None:
         hosts += say(", {count} expected", count=len(fleet.expected))
-    told = [
+    parts = [
         hosts,
         say(", ").join(f"{count} {say(verdict)}" for verdict, count in sorted(verdicts.items())),
         say(", ").join(f"{count} x {name}" for name, count in models.items()),
     ]
-    return [text for text in told if text]
+    return [text for text in parts if text]
 
 
 SCHEMA = 1

@@ -59,8 +59,8 @@ def clock_error(record: Record) -> str:
 
 def machine(record: Record) -> str:
     """Who made the machine, and its serial number, as far as its firmware tells."""
-    told = record.machine.host.get("dmi") or {}
-    model = " ".join(filter(None, (told.get("vendor"), told.get("product")))) if isinstance(told, dict) else ""
+    dmi = record.machine.host.get("dmi") or {}
+    model = " ".join(filter(None, (dmi.get("vendor"), dmi.get("product")))) if isinstance(dmi, dict) else ""
     serials = [node.serial for node in record.run.nodes if node.serial]
     return ", ".join(filter(None, (model, say("serial {serial}", serial=serials[0]) if serials else "")))
 
@@ -71,8 +71,8 @@ def signed(record: Record) -> list[tuple[str, str]]:
     more = len(noted) - MOST_NOTES
     if record.of_cluster:
         nodes = [(node.host, node.serial) for node in run.nodes]
-        told = [f"{host} ({say('serial {serial}', serial=serial)})" if serial else host for host, serial in nodes]
-        who = [("Nodes", _first(told))]
+        names = [f"{host} ({say('serial {serial}', serial=serial)})" if serial else host for host, serial in nodes]
+        who = [("Nodes", _first(names))]
     else:
         gpus = _first([_gpu(gpu) for gpu in record.topology.gpus])
         who = [("Host", run.host), ("Machine", machine(record)), ("GPUs", gpus)]
@@ -92,9 +92,9 @@ def _gpu(gpu: Gpu) -> str:
     return f"{gpu.index}{where}: {say('serial {serial}', serial=gpu.serial) if gpu.serial else gpu.uuid}"
 
 
-def _first(told: list[str]) -> str:
-    more = say(" and {count} more", count=len(told) - MOST_NAMED) if len(told) > MOST_NAMED else ""
-    return ", ".join(told[:MOST_NAMED]) + more
+def _first(names: list[str]) -> str:
+    more = say(" and {count} more", count=len(names) - MOST_NAMED) if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
 
 
 def page_foot(record: Record, sha256: str) -> Markup:
@@ -103,10 +103,10 @@ def page_foot(record: Record, sha256: str) -> Markup:
     lines = [of, f"evidence SHA-256 {sha256}"] if sha256 else [of]
     # For a string of CSS, inside HTML: whatever could end either is written as a number.
     safe = (re.sub(r"[^A-Za-z0-9 ._:/-]", lambda found: f"\\{ord(found[0]):x} ", wording.clean(line)) for line in lines)
-    told = "\\A ".join(safe)
+    text = "\\A ".join(safe)
     return Markup(
         "@media print { @page { margin-bottom: 18mm; "
-        f'@bottom-left {{ content: "{told}"; white-space: pre; font: 6.5pt/1.4 monospace; }} '
+        f'@bottom-left {{ content: "{text}"; white-space: pre; font: 6.5pt/1.4 monospace; }} '
         '@bottom-right { content: counter(page) " / " counter(pages); font: 6.5pt/1.4 sans-serif; } } }'
     )
 
@@ -124,11 +124,11 @@ def _remapped_rows(rows: list[int]) -> str:
 
 def _nvlink_errors(counters: dict[str, list[int | None]]) -> str:
     """The sum over all links by kind."""
-    told = {kind: sum(filter(None, links)) for kind, links in counters.items() if any(n is not None for n in links)}
+    sums = {kind: sum(filter(None, links)) for kind, links in counters.items() if any(n is not None for n in links)}
     return (
         ", ".join(
             f"{kind.replace('_', ' ').replace('crc', 'CRC')} {wording.number(count, 12)}"
-            for kind, count in told.items()
+            for kind, count in sums.items()
         )
         or "none"
     )
@@ -280,10 +280,10 @@ def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
 
 
 def _host(host: HostFound) -> list[tuple[str, Any]]:
-    told = host.get("dmi") or {}
+    dmi = host.get("dmi") or {}
     return [
-        ("Machine", " ".join(filter(None, (told.get("vendor"), told.get("product"))))),
-        ("BIOS", ", ".join(filter(None, (told.get("bios_version"), told.get("bios_date"))))),
+        ("Machine", " ".join(filter(None, (dmi.get("vendor"), dmi.get("product"))))),
+        ("BIOS", ", ".join(filter(None, (dmi.get("bios_version"), dmi.get("bios_date"))))),
         ("System", ", ".join(filter(None, (host.get("system"), host.get("kernel"))))),
         ("Processors (allowed)", host.get("processors_allowed")),
         ("Memory", _size(host.get("memory_bytes"))),

@@ -18,7 +18,7 @@ from pytest_gpufleet.model.metric import AS_NCCL_IS, STEADY
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import titled
 from pytest_gpufleet.report import gpu_grid, machine_section, rendering, wording
-from pytest_gpufleet.report.banner import next_steps, reasons, stamp, standing, why
+from pytest_gpufleet.report.banner import next_steps, reasons, stamp, verdict_basis, why
 from pytest_gpufleet.report.failures import Accused, accused, failures
 from pytest_gpufleet.report.figures import (
     LIKE_PEERS,
@@ -28,7 +28,7 @@ from pytest_gpufleet.report.figures import (
     heat_tables,
     state,
 )
-from pytest_gpufleet.report.gpu_grid import legend, standings
+from pytest_gpufleet.report.gpu_grid import grid_rows, legend
 from pytest_gpufleet.report.hosts import groups_between, nodes_in_words
 from pytest_gpufleet.report.hosts_part import HostsPart, nodes_part
 from pytest_gpufleet.report.rendering import render
@@ -85,18 +85,18 @@ class Section:
     def in_short(self) -> str:
         outcomes = Counter(check.outcome if check else "unfinished" for check in self.group.checks.values())
         states = Counter(map(state, self.group.findings))
-        told = [
+        parts = [
             _tally("check", outcomes, gpu_grid.GRAVITY),
             _tally("measurement", states, STATES) if states else "",
         ]
-        return say("; ").join(filter(None, told))
+        return say("; ").join(filter(None, parts))
 
 
 def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None) -> str:
     """The report of a run as an HTML fragment: the page without its head and the list of every check.
 
     `sha256`: of the whole evidence file, shown beside the signatures. `nodes`: of a run on many, what their own runs
-    came to; of the checks that these have run by themselves nothing else is told.
+    came to; of the checks that these have run by themselves nothing else is shown.
     """
     said, sources, parts = accused(record), Sources(), gpu_grid.groups(record)
     if nodes:
@@ -106,7 +106,7 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None) ->
     failed = failures(record, said)
     shown = enumerate(failed[:MOST_FAILURES], 1)
     anchors = {name: f"fleet-failure-{number}" for number, failure in shown for name in failure.names}
-    rows = [] if nodes else standings(record, parts, said)
+    rows = [] if nodes else grid_rows(record, parts, said)
     return (
         rendering.templates()
         .get_template("summary.html.jinja")
@@ -115,14 +115,14 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None) ->
             run=record.run,
             machine=machine_section,
             topology=GpuTopology() if nodes else record.topology,  # each node has a report of its own
-            basis=standing(record),
+            basis=verdict_basis(record),
             stamp=stamp(record),
             why=why(record),
             reasons=reasons(record, "all of which are listed below"),
             counts=_counts(record),
             groups=parts,
             hosts=nodes,
-            standings=rows,
+            rows=rows,
             legend=legend(rows),
             failures=failed[:MOST_FAILURES],
             failures_left_out=len(failed[MOST_FAILURES:]),
@@ -225,23 +225,23 @@ def _counts(record: Record) -> list[str]:
     outcomes: Counter[str] = Counter(check.outcome for check in record.checks.values())
     states = Counter(map(state, distinct(record.findings)))
     machines = [f"{count} x {name}" for name, count in models.items()] or [say("no GPU")]
-    told = [
+    parts = [
         *nodes_in_words(record),
         ", ".join(machines),
         _tally("check", outcomes, ("passed", "failed", "skipped", "not applicable")),
         _tally("measurement", states, STATES),
         _basis(record),
     ]
-    return [text for text in told if text]
+    return [text for text in parts if text]
 
 
 def _basis(record: Record) -> str:
     """ "Limits: 19 calibrated, 23 physical, at least published asked for"; "" where there is nothing to tell"""
-    by_grade = {} if standing(record) else basis.by_grade(record)  # the banner of what is ACCEPTED has them
-    told = [f"{count} {say(grade)}" for grade, count in by_grade.items()]
+    by_grade = {} if verdict_basis(record) else basis.by_grade(record)  # the banner of what is ACCEPTED has them
+    parts = [f"{count} {say(grade)}" for grade, count in by_grade.items()]
     if record.run.basis != GRADES[-1]:
-        told.append(say("at least {grade} asked for", grade=say(record.run.basis)))
-    return say("Limits: {grades}", grades=say(", ").join(told)) if told else ""
+        parts.append(say("at least {grade} asked for", grade=say(record.run.basis)))
+    return say("Limits: {grades}", grades=say(", ").join(parts)) if parts else ""
 
 
 def _tally(noun: str, counts: Counter[str], order: Sequence[str]) -> str:

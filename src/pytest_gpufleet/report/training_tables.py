@@ -101,8 +101,8 @@ class Row:
     memory: dict[int, list[float]] = field(default_factory=dict)
 
     def words(self) -> list[str]:
-        told = wording.words({key: value for key, value in self.way.items() if key != "workload"})
-        return [*told, say(BY_LOADER)] if self.fed else told
+        words = wording.words({key: value for key, value in self.way.items() if key != "workload"})
+        return [*words, say(BY_LOADER)] if self.fed else words
 
 
 def training_tables(findings: Sequence[Finding]) -> list[Table]:

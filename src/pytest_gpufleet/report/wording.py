@@ -203,8 +203,8 @@ def place(where: Where, hosts: Hosts = ALONE) -> str:
     if where == WORLD:
         return say("all ranks together")
     first, *others = where.parts
-    told = [_on_host(first, hosts), *(_on_host(part, hosts if part.node != first.node else ALONE) for part in others)]
-    return told[0] if len(told) == 1 else say("{first} to {last}", first=told[0], last=told[1])
+    names = [_on_host(first, hosts), *(_on_host(part, hosts if part.node != first.node else ALONE) for part in others)]
+    return names[0] if len(names) == 1 else say("{first} to {last}", first=names[0], last=names[1])
 
 
 def _on_host(part: Place, hosts: Hosts) -> str:

@@ -52,11 +52,11 @@ def _plot(findings: Sequence[Finding], hosts: wording.Hosts) -> tuple[str, str]:
     with in_language("en"):  # what matplotlib lays out
         _, names = wording.shared_and_own(findings)
         labels = {place: wording.place(place, hosts) for place in places}
-    shared, told = wording.shared_and_own(findings)
+    shared, translated = wording.shared_and_own(findings)
     with canvas.style(f"{metric.name} by GPU"):
         height = 0.1 + BAR * len(places)
         most = LONGEST_LINE if len(findings) >= COLUMNS else LONGEST_LINE * COLUMNS // 2
-        titles, texts = ([_lines(name, most) for name in each] for each in (names, told))
+        titles, texts = ([_lines(name, most) for name in each] for each in (names, translated))
         figure, axes = canvas.panels(len(findings), COLUMNS, height, legend=True, lines=max(map(len, titles)))
         for number, (each, finding, title) in enumerate(zip(axes, findings, titles, strict=True)):
             _panel(each, finding, labels, scale)
@@ -70,7 +70,7 @@ def _plot(findings: Sequence[Finding], hosts: wording.Hosts) -> tuple[str, str]:
         for drawn, lines in zip(titles, texts, strict=True):
             last = len(drawn) - 1  # for which there is room
             said["\n".join(drawn)] = "\n".join([*lines[:last], " ".join(lines[last:])])
-        return caption, canvas.svg(figure, f"{caption}: {'; '.join(filter(None, told))}. {shared}", said)
+        return caption, canvas.svg(figure, f"{caption}: {'; '.join(filter(None, translated))}. {shared}", said)
 
 
 def _lines(title: str, most: int) -> list[str]:

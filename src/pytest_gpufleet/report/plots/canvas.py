@@ -176,17 +176,19 @@ def translated(*texts: str) -> dict[str, str]:
 def svg(figure: Figure, description: str, said: Mapping[str, str]) -> str:
     """The drawing. `said`: texts in it, and what stands there in their places: matplotlib, which lays it out, has fonts
     for English alone, and the reader's browser has others. Of several lines the last ones are filled."""
-    told: list[str] = []
+    texts: list[str] = []
     for text in figure.findobj(Text):
         if (drawn := text.get_text()) and drawn in said:
-            text.set_gid(f"said_{len(told)}")
-            told.append(said[drawn])
+            text.set_gid(f"said_{len(texts)}")
+            texts.append(said[drawn])
     file = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # the date would make every file differ
     canvas: Any = FigureCanvasSVG(figure)  # some versions of matplotlib come without its types
     canvas.print_svg(file, metadata=nothing)
     _, tag, body = file.getvalue().partition("<svg ")
-    body = re.sub(r'<g id="said_(\d+)">.*?</g>', lambda text: _told(text[0], told[int(text[1])]), body, flags=re.DOTALL)
+    body = re.sub(
+        r'<g id="said_(\d+)">.*?</g>', lambda text: _replaced(text[0], texts[int(text[1])]), body, flags=re.DOTALL
+    )
     # Two drawings on one page must not share ids; none of matplotlib's names is referred to, its hashes are.
     body = re.sub(r' id="[\w.]+_\d+"', "", body).replace(INK, "currentColor")
     # A tenth of a point is finer than the eye; with six digits the file would be twice as large.
@@ -194,7 +196,7 @@ def svg(figure: Figure, description: str, said: Mapping[str, str]) -> str:
     return f'{tag}role="img" aria-label="{escape(wording.clean(description))}" {body}'
 
 
-def _told(drawn: str, text: str) -> str:
+def _replaced(drawn: str, text: str) -> str:
     """A text of a drawing with other words in its lines."""
     before, lines = drawn.count("</text>"), wording.clean(text).split("\n")
     filled = iter([*[""] * (before - len(lines)), *lines])

@@ -40,12 +40,12 @@ def collective_pictures(findings: Sequence[Finding]) -> list[tuple[str, str]]:
         return []
     with canvas.style(CAPTION):
         figure, axes = canvas.panels(len(shown), COLUMNS, HEIGHT, legend=False)
-        for each, (name, (arrows, told)) in zip(axes, shown.items(), strict=True):
+        for each, (name, (arrows, meaning)) in zip(axes, shown.items(), strict=True):
             _panel(each, arrows)
             canvas.title(each, name)
-            each.annotate(told, (0, -1.75), ha="center", fontsize=8)
-        said = canvas.translated(*(told for _, told in shown.values()))
-        texts = "; ".join(f"{name}: {said[told]}" for name, (_, told) in shown.items())
+            each.annotate(meaning, (0, -1.75), ha="center", fontsize=8)
+        said = canvas.translated(*(meaning for _, meaning in shown.values()))
+        texts = "; ".join(f"{name}: {said[meaning]}" for name, (_, meaning) in shown.items())
         return [(CAPTION, canvas.svg(figure, f"{say(CAPTION)}. {texts}", said))]
 
 

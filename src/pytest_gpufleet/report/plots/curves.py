@@ -81,15 +81,15 @@ def _line_names(findings: Sequence[Finding], key: str) -> list[str]:
     _, names = wording.shared_and_own(findings, without=wording.ALONG[key])
     told_already = [{_panel(finding), *_of_nodes(finding)} for finding in findings]
     return [
-        say(", ").join(part for part in name.split(say(", ")) if part not in told)
-        for name, told in zip(names, told_already, strict=True)
+        say(", ").join(part for part in name.split(say(", ")) if part not in known)
+        for name, known in zip(names, told_already, strict=True)
     ]
 
 
 def _lines_said(findings: Sequence[Finding], key: str) -> dict[str, str]:
     with in_language("en"):
         names = _line_names(findings, key)
-    return {drawn: told for drawn, told in zip(names, _line_names(findings, key), strict=True) if drawn}
+    return {drawn: shown for drawn, shown in zip(names, _line_names(findings, key), strict=True) if drawn}
 
 
 def _of_nodes(finding: Finding) -> list[str]:

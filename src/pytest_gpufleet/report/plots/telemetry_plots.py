@@ -209,11 +209,11 @@ def _svg(
         _mark(axes, stripes, length)
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.05), frameon=False, fontsize=8, ncols=columns,
                     columnspacing=0.8, handlelength=1.6)  # fmt: skip
-        told = _told(quantity, len(lines), known, _elapsed(length, hours), hours)
-        return canvas.svg(figure, told, canvas.translated(since))
+        description = _description(quantity, len(lines), known, _elapsed(length, hours), hours)
+        return canvas.svg(figure, description, canvas.translated(since))
 
 
-def _told(quantity: Quantity, gpus: int, known: Sequence[float], over: str, hours: bool) -> str:
+def _description(quantity: Quantity, gpus: int, known: Sequence[float], over: str, hours: bool) -> str:
     """What the drawing shows, for those who do not see it."""
     text = (
         "{what} of {gpus} GPUs over {time} (hours:minutes): {low} to {high}"

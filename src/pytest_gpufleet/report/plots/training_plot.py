@@ -90,8 +90,8 @@ def _named(value: Condition) -> str:
 
 
 def _in_words(axis: str, panel: Panel) -> str:
-    told = []
+    parts = []
     for value, row in panel.items():
         count = max(row.rates)
-        told.append(f"{wording.words({axis: value})[0]} {wording.number(row.rates[count] / count)}")
-    return ", ".join(told)
+        parts.append(f"{wording.words({axis: value})[0]} {wording.number(row.rates[count] / count)}")
+    return ", ".join(parts)

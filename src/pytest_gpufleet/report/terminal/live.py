@@ -118,11 +118,13 @@ def lines(now: NodesNow, rows: int) -> list[str]:
     shown = sorted(now.nodes, key=lambda node: (not node.wrong, not node.waited_for))
     if len(shown) > rows > 0:
         shown = shown[: rows - 1]
-    told = [f"{now.check or 'no check is on'}{waiting}", *(map(_row, shown) if rows else ())]
+    texts = [f"{now.check or 'no check is on'}{waiting}", *(map(_row, shown) if rows else ())]
     if rows and len(shown) < len(now.nodes):
         wrong = sum(bool(node.wrong) for node in now.nodes) - sum(bool(node.wrong) for node in shown)
-        told.append(f"and {len(now.nodes) - len(shown)} more nodes, {f'{wrong} of them' if wrong else 'none'} not fine")
-    return [wording.clean(line) for line in told]
+        texts.append(
+            f"and {len(now.nodes) - len(shown)} more nodes, {f'{wrong} of them' if wrong else 'none'} not fine"
+        )
+    return [wording.clean(line) for line in texts]
 
 
 def _row(node: NodeNow) -> str:
@@ -143,7 +145,7 @@ class Below:
         self._stream = stream
         self._shown = shown
         self._half = ""  # a line that is not at its end
-        self._told: deque[str] = deque()
+        self._above: deque[str] = deque()
         self._lock = threading.RLock()  # rich's own leaves a moment in which another picture costs a line
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._draw, name="gpufleet live lines", daemon=True)
@@ -172,7 +174,7 @@ class Below:
         self._end()
         with suppress(OSError):  # the terminal is gone
             self._live.stop()
-            self._stream.write("".join(f"{text}\n" for text in self._told) + self._half.rpartition("\r")[2])
+            self._stream.write("".join(f"{text}\n" for text in self._above) + self._half.rpartition("\r")[2])
             self._stream.flush()
 
     def leave(self) -> None:
@@ -193,30 +195,30 @@ class Below:
         with self._lock:
             *lines, self._half = f"{self._half}{text}".split("\n")
             if lines:
-                self._print_told()
+                self._print_above()
             for line in lines:
                 self._console.print(Text.from_ansi(line), soft_wrap=True)
         return len(text)
 
     def flush(self) -> None:
         with self._lock:
-            self._print_told()
+            self._print_above()
             self._live.refresh()
 
     def tell(self, text: str) -> None:
         """A line above, drawn with the next picture; may be called in a handler of a signal."""
-        self._told.append(text)
+        self._above.append(text)
 
-    def _print_told(self) -> None:
-        while self._told:
-            self._console.print(Text(self._told.popleft()), soft_wrap=True)
+    def _print_above(self) -> None:
+        while self._above:
+            self._console.print(Text(self._above.popleft()), soft_wrap=True)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def _render(self) -> RenderableType:
         self._console.size = self._size()
-        half = [Text.from_ansi(line) for line in (*self._told, self._half) if line]
+        half = [Text.from_ansi(line) for line in (*self._above, self._half) if line]
         return Group(*half, self._shown())
 
     def _size(self) -> Any:

@@ -39,8 +39,8 @@ def wrapped(text: str, indent: str, markup: dict[str, bool] = PLAIN) -> list[Lin
 
 def and_more(count: int, indent: str, what: str = "", where: str = "which the report lists") -> list[Line]:
     """That there are so many more than those above, of `what`; nothing if there are none."""
-    told = wording.count(count, what) if what else count
-    return wrapped(f"... and {told} more, {where}", indent) if count > 0 else []
+    number = wording.count(count, what) if what else count
+    return wrapped(f"... and {number} more, {where}", indent) if count > 0 else []
 
 
 MOST_HOSTS = 20
@@ -50,8 +50,8 @@ MOST_FLEET_REASONS = 12
 def fleet_lines(fleet: Fleet) -> list[Line]:
     """The lines of the summary, each with its markup."""
     stands_on = basis.in_words(fleet.grades) if fleet.verdict == "ACCEPTED" else ""
-    told = "; ".join(filter(None, (fleet.verdict, ", ".join(counts(fleet)), stands_on)))
-    lines = wrapped(told, "", STAMPS[fleet.verdict].markup)
+    headline = "; ".join(filter(None, (fleet.verdict, ", ".join(counts(fleet)), stands_on)))
+    lines = wrapped(headline, "", STAMPS[fleet.verdict].markup)
     for reason in fleet.reasons[:MOST_FLEET_REASONS]:
         lines += wrapped(reason, "  - ")
     lines += and_more(len(fleet.reasons) - MOST_FLEET_REASONS, "  - ")
@@ -189,10 +189,10 @@ def _left_open(record: Record, shortened: Callable[[str], str] = str) -> list[Li
     if stamp(record).word == "INCOMPLETE" and not record.of_cluster:  # the paragraph says it
         return []
     suite = any(levels.check_name(check) in record.suite.checks for check in record.checks)
-    told = (
+    points = (
         counted(gaps(record)) if suite or not record.run.rehearsal else []
     )  # of own checks nobody asked for the suite
-    text = f"Left open: {', '.join(told)} (the report lists each with its reason)" if told else ""
+    text = f"Left open: {', '.join(points)} (the report lists each with its reason)" if points else ""
     return wrapped(shortened(text), "", {"yellow": True})
 
 
@@ -207,10 +207,10 @@ def _inapplicable(record: Record) -> list[Line]:
         f"{textwrap.shorten(reason, SHORT, placeholder=' ...')} ({count})"
         for reason, count in reasons.most_common(MOST_REASONS)
     ]
-    told = f"Not applicable: {wording.count(reasons.total(), 'check')}: {'; '.join(commonest)}"
+    text = f"Not applicable: {wording.count(reasons.total(), 'check')}: {'; '.join(commonest)}"
     if (more := len(reasons) - MOST_REASONS) > 0:
-        told += f"; and for {wording.count(more, 'other reason')}, which the report lists"
-    return wrapped(told, "")
+        text += f"; and for {wording.count(more, 'other reason')}, which the report lists"
+    return wrapped(text, "")
 
 
 def _failure(failure: Failure) -> list[Line]:

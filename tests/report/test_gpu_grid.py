@@ -15,7 +15,7 @@ from pytest_gpufleet.model.place import WORLD, Pair, Place, Where, gpu, read as 
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.banner import why
 from pytest_gpufleet.report.failures import Accused, accused
-from pytest_gpufleet.report.gpu_grid import groups, standings
+from pytest_gpufleet.report.gpu_grid import grid_rows, groups
 from pytest_gpufleet.report.page import summary as html
 from pytest_gpufleet.run.summary import summary as document
 from pytest_gpufleet.verdict import basis
@@ -33,7 +33,7 @@ RecordOf = Callable[..., Record]
 def stand(record: Record) -> dict[str, dict[str, str]]:
     """group -> GPU (or "machine") -> what its cell says."""
     parts = groups(record)
-    rows = standings(record, parts, accused(record))
+    rows = grid_rows(record, parts, accused(record))
     return {
         part.title: {str(row.gpu.place) if row.gpu else "machine": row.cells[column].text for row in rows}
         for column, part in enumerate(parts)
