@@ -14,7 +14,7 @@ import pytest
 
 from pytest_gpufleet import __version__
 from pytest_gpufleet.model.language import in_language, say
-from pytest_gpufleet.report import hosts_part, several_runs
+from pytest_gpufleet.report import hosts as hosts_page, several_runs
 from pytest_gpufleet.report.several_runs import compared, drifted
 from pytest_gpufleet.verdict.across_runs.drift import drift
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
@@ -91,7 +91,7 @@ def test_punctuation_of_chinese_is_of_full_width() -> None:
 def test_a_page_of_a_fleet_in_chinese_has_no_english() -> None:
     fleet = judge_fleet(unlike_each_other(), (), [f"node-{number:03}" for number in range(1, 8)])
     with in_language("zh"):
-        page, reasons = hosts_part.page(fleet, {}), {say(reason) for reason in fleet.reasons}
+        page, reasons = hosts_page.page(fleet, {}), {say(reason) for reason in fleet.reasons}
     assert not _english(page)
     assert reasons.isdisjoint(fleet.reasons)
     assert not [reason for reason in fleet.reasons if reason in unescape(page)]

@@ -13,12 +13,18 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import MiB
 from pytest_gpufleet.model.place import WORLD, Pair, Place, gpu, read as read_place
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report.figures import Sources, figure_tables, heat_tables
+from pytest_gpufleet.report.figures import (
+    EPOCH_IMAGES,
+    Sources,
+    efficiency_losses,
+    figure_tables,
+    heat_tables,
+    training_tables,
+)
 from pytest_gpufleet.report.gpu_grid import groups
 from pytest_gpufleet.report.page import MOST_FAILURES, MOST_FIGURES, MOST_ROWS, summary
 from pytest_gpufleet.report.plots.curves import curves
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
-from pytest_gpufleet.report.training_tables import EPOCH_IMAGES, efficiency_losses, training_tables
 from pytest_gpufleet.verdict import basis
 from tests.report.page import Page
 

@@ -6,8 +6,18 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report.hosts import ALIKE, OWN, PEERS, HostRow, as_fleet, document, host_rows, rows as hosts_of
-from pytest_gpufleet.report.hosts_part import MOST_FIGURES, page
+from pytest_gpufleet.report.hosts import (
+    ALIKE,
+    MOST_FIGURES,
+    OWN,
+    PEERS,
+    HostRow,
+    as_fleet,
+    document,
+    host_rows,
+    page,
+    rows as hosts_of,
+)
 from pytest_gpufleet.report.page import page as report
 from pytest_gpufleet.report.terminal.summary_lines import MOST_HOSTS, fleet_lines
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet

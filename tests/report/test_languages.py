@@ -16,7 +16,7 @@ from pytest_gpufleet import cli
 from pytest_gpufleet.model.language import LOCALE, Language, Listed, Said, in_language, say
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.place import read as place_of
-from pytest_gpufleet.report import hosts_part, page as report_page, several_runs, wording
+from pytest_gpufleet.report import hosts as hosts_page, page as report_page, several_runs, wording
 from pytest_gpufleet.report.banner import why
 from pytest_gpufleet.report.plots import canvas
 from pytest_gpufleet.report.plots.bars import _lines
@@ -158,8 +158,8 @@ def unlike_each_other() -> list[HostRun]:
 
 def test_fleet_and_comparisons_in_both_languages_have_the_same_figures_and_names() -> None:
     fleet = judge_fleet(unlike_each_other(), (), [f"node-{number:03}" for number in range(1, 8)])
-    english, chinese = (within(language, hosts_part.page, fleet, {}) for language in ("en", "zh"))
-    assert english == hosts_part.page(fleet, {})
+    english, chinese = (within(language, hosts_page.page, fleet, {}) for language in ("en", "zh"))
+    assert english == hosts_page.page(fleet, {})
     assert all(reason in unescape(english) for reason in fleet.reasons)
     assert all(within("zh", say, reason) in unescape(chinese) for reason in fleet.reasons)
     assert _structure(chinese) == _structure(english)

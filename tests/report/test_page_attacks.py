@@ -11,7 +11,7 @@ import pytest
 
 from pytest_gpufleet.model.events import typed
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report import hosts_part, rendering, several_runs
+from pytest_gpufleet.report import hosts as hosts_page, rendering, several_runs
 from pytest_gpufleet.report.page import page
 from pytest_gpufleet.verdict.across_runs.drift import drift
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
@@ -81,7 +81,7 @@ def test_no_string_of_evidence_can_change_the_verdict_of_a_page(
     pages["over time"] = several_runs.page(several_runs.drifted(drift(twins)))
     hosts = [HostRun(f"a{PAYLOAD}", PAYLOAD, kept(record, [])), HostRun("b", "", kept(poisoned("h200x4-a"), []))]
     fleet = judge_fleet(hosts, [Unusable(PAYLOAD, PAYLOAD, PAYLOAD)], [PAYLOAD])
-    pages["fleet"] = hosts_part.page(fleet, {hosts[0].folder: "a/report.html"})
+    pages["fleet"] = hosts_page.page(fleet, {hosts[0].folder: "a/report.html"})
     pages |= {f"{name}-without-policy": without_policy(page) for name, page in pages.items()}
     templates = rendering.templates.__wrapped__()  # one that has compiled nothing yet
     templates.autoescape = False

@@ -78,7 +78,7 @@ def _run(given: argparse.Namespace) -> int:
         found.take(folder)
     fleet = judge_fleet(found.runs, found.unusable, expected, found.gaps)
     if given.output:
-        from pytest_gpufleet.report.hosts_part import page
+        from pytest_gpufleet.report.hosts import page
 
         reports = RunFolder(Path()).reports(fleet.hosts, given.output.parent)
         with in_language(given.language):

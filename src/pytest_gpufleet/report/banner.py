@@ -10,8 +10,7 @@ from pytest_gpufleet.model.language import in_language, say
 from pytest_gpufleet.model.levels import BURN_IN_SECONDS
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.failures import Accused, accused, explanations, times_named
-from pytest_gpufleet.report.hosts import to_look_at
+from pytest_gpufleet.report.failures import Accused, accused, accused_nodes, explanations, times_named
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import searched
 from pytest_gpufleet.verdict.gaps import counted, gaps
@@ -180,6 +179,21 @@ def _of_nodes(record: Record, word: str) -> str:
     more = say(" and {count} more", count=len(found) - MOST_GPUS) if len(found) > MOST_GPUS else ""
     one, several = "1 of {nodes} nodes needs a look: {first}.", "{count} of {nodes} nodes need a look: {first}."
     return say(one if len(found) == 1 else several, count=len(found), nodes=nodes, first=first + more)
+
+
+NAMED_BY_CHECKS = "named by checks"
+
+
+def to_look_at(record: Record) -> dict[int, str]:
+    """The nodes that somebody has to look at, by their numbers, and why in a word: those that reject the run, then
+    those that checks name most often."""
+    numbers = {host: node for node, host in record.hosts.items()}
+    found: dict[int, str] = {
+        numbers[host]: each.state for each in unaccepted(record) if each.rejects for host in each.hosts
+    }
+    for where, _ in times_named(accused_nodes(record).values()).most_common():
+        found.setdefault(where.node, "left out" if where.node in record.left_out else NAMED_BY_CHECKS)
+    return found
 
 
 def _rehearsed(record: Record) -> str:

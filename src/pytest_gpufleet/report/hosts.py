@@ -1,10 +1,11 @@
-"""How the nodes of a run on many stand: each by its own run, as a host of a fleet, and by the checks between them."""
+"""The hosts of a fleet, or the nodes of a run on many: each by its own run, beside the others, and by the checks
+between them; as rows, as JSON and as a page."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from pytest_gpufleet import __version__
 from pytest_gpufleet.model import codec
@@ -16,9 +17,11 @@ from pytest_gpufleet.model.language import Said, say
 from pytest_gpufleet.model.place import Place, Where, on_node
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import gpu_grid, wording
+from pytest_gpufleet.report.banner import STAMPS, reasons, why
 from pytest_gpufleet.report.failures import Accused, accused, accused_nodes, times_named
 from pytest_gpufleet.report.gpu_grid import Group, group_title, groups
-from pytest_gpufleet.report.several_runs import difference, of_figure
+from pytest_gpufleet.report.rendering import render
+from pytest_gpufleet.report.several_runs import difference, of_figure, what
 from pytest_gpufleet.report.tables import number
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import told
@@ -26,7 +29,7 @@ from pytest_gpufleet.verdict.fleet.equality import Difference
 from pytest_gpufleet.verdict.fleet.fleet_peers import SlowPlaces
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet
 from pytest_gpufleet.verdict.fleet.host_runs import Gap, GapKind, HostRun, NodeRuns, natural
-from pytest_gpufleet.verdict.node_verdicts import one_host_told, unaccepted
+from pytest_gpufleet.verdict.node_verdicts import one_host_told
 from pytest_gpufleet.verdict.outliers import Outlier
 
 OWN, ALIKE, PEERS = "Its own run", "Like the others", "As good as the others"
@@ -201,7 +204,6 @@ def _fault(fault: Fault, hosts: Sequence[HostRun]) -> dict[str, Any]:
 
 MOST_SAID = 6  # of a node, by checks between them
 FIGURES = ("limit_missed", "slower_than_peers")
-NAMED = "named by checks"
 SECURED = {
     "token": "which nobody reads or sends without the cluster's token",
     "loopback": "which never leave this machine",
@@ -274,18 +276,6 @@ def _network(machine: HostFound) -> str:
     return ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items()) if kind)
 
 
-def to_look_at(record: Record) -> dict[int, str]:
-    """The nodes that somebody has to look at, by their numbers, and why in a word: those that reject the run, then
-    those that checks name most often."""
-    numbers = {host: node for node, host in record.hosts.items()}
-    found: dict[int, str] = {
-        numbers[host]: each.state for each in unaccepted(record) if each.rejects for host in each.hosts
-    }
-    for where, _ in times_named(accused_nodes(record).values()).most_common():
-        found.setdefault(where.node, "left out" if where.node in record.left_out else NAMED)
-    return found
-
-
 def _gap(record: Record, kind: GapKind, node: int, what: str) -> Gap:
     if serial := next((each.serial for each in record.run.nodes if each.index == node), None):
         what = Said("{what}; serial of the machine: {serial}", what=what, serial=serial)
@@ -318,3 +308,104 @@ def _said(record: Record, between: Sequence[Group]) -> dict[int, list[str]]:
                     continue
                 found[node].append(Said("{kind}: {what}", kind=Said(fault.kind.message), what=fault.told(name)))
     return found
+
+
+MOST_FIGURES = 12  # of a host
+MOST_PLACES = 4  # of a figure
+
+
+@dataclass(frozen=True)
+class HostsPart:
+    """What the templates hosts and side_by_side show. `noun`: what a host is called. `reports`: the addresses of the
+    hosts' own reports, by folder, where there is one."""
+
+    noun: str
+    fleet: Fleet
+    rows: Sequence[HostRow]
+    reports: Mapping[str, str]
+    symbols: ClassVar[Mapping[str, str]] = gpu_grid.SYMBOLS
+
+    @property
+    def nouns(self) -> str:
+        return f"{self.noun}s"
+
+    def columns(self) -> list[str]:
+        return columns(self.rows)
+
+    def anchors(self) -> dict[str, str]:
+        """Where each host that somebody has to look at is told of."""
+        return {row.host: f"fleet-host-{number}" for number, row in enumerate(self.rows) if row.wrong}
+
+    def why(self, row: HostRow) -> str:
+        return why(row.run.record) if row.run and row.verdict != "ACCEPTED" else ""
+
+    def said(self, row: HostRow) -> list[str]:
+        """What only shows beside the others, or between them, and what its own run says."""
+        beside = [say(gap.what) for gap in row.gaps if gap.kind != "incomplete"]
+        beside += [wording.capitalised(say(text)) for text in row.said]
+        rejected = row.run is not None and row.verdict != "ACCEPTED"
+        return beside + (
+            reasons(row.run.record, "which its own report lists", with_checks=True) if row.run and rejected else []
+        )
+
+    def figures(self, row: HostRow) -> list[tuple[str, str, str, str]]:
+        """The worst of those that are worse than its peers'."""
+        return [_slow(each) for each in row.slow[:MOST_FIGURES]]
+
+    def odd(self) -> list[tuple[str, ...]]:
+        """One row a host: the figure that stands out most."""
+        worst = [(row, max(row.odd, key=lambda each: each.worse)) for row in self.rows if row.odd]
+        return [
+            (
+                row.host,
+                str(len(row.odd)),
+                what(each.figure),
+                wording.quantity(each.value, each.figure.metric.unit),
+                wording.quantity(each.reference, each.figure.metric.unit),
+                wording.percent(each.worse),
+            )
+            for row, each in sorted(worst, key=lambda found: -found[1].worse)
+        ]
+
+
+def nodes_part(record: Record, runs: NodeRuns, reports: Mapping[str, str]) -> HostsPart | None:
+    """Of a run on many nodes; None of one on its own machine. `runs`: the nodes' own."""
+    if not record.of_cluster:
+        return None
+    fleet = as_fleet(record, runs)
+    return HostsPart("node", fleet, rows(record, fleet), reports)
+
+
+def _slow(slow: SlowPlaces) -> tuple[str, str, str, str]:
+    worse = [on_node(each.place, 0) for each in sorted(slow.places, key=lambda each: -each.worse)]
+    where = say("all {count} places", count=len(worse)) if slow.everywhere else wording.places(worse, MOST_PLACES)
+    measured = wording.span([each.value for each in slow.places], slow.figure.metric.unit)
+    allowed = say(" and ").join(say(each.text) for each in slow.tolerances)
+    worst = say("{percent}; allowed: {allowed}", percent=wording.percent(slow.worst), allowed=allowed)
+    return what(slow.figure), where, measured, worst
+
+
+# The report of a fleet: verdict, every host by groups of checks, those that are not fine, and where each one's own
+# report is.
+
+MEANS = {
+    "ACCEPTED": "Every host is ACCEPTED, all are alike, and none is worse than its peers on the others.",
+    "REJECTED": "A host is REJECTED, unlike the others, or worse than its peers on the others.",
+    "INCOMPLETE": "Nothing speaks against a host, but the fleet is not whole: this is no acceptance.",
+    "REHEARSAL": "All runs are rehearsals on CPU ranks, which say nothing about any GPU.",
+}
+
+
+def page(fleet: Fleet, reports: Mapping[str, str]) -> str:
+    """A self-contained HTML page. `reports`: the addresses of the hosts' own reports, by folder, where there is one."""
+    return render(
+        "fleet.html.jinja",
+        title=say("GPU acceptance of a fleet: {count} hosts", count=len(fleet.hosts)),
+        made="Made by {tool} from the evidence of each host's run.",
+        fleet=fleet,
+        stamp=STAMPS[fleet.verdict],
+        means=MEANS[fleet.verdict],
+        basis=basis.in_words(fleet.grades),
+        counts=counts(fleet),
+        hosts=HostsPart("host", fleet, host_rows(fleet), reports),
+    )

@@ -26,14 +26,14 @@ from pytest_gpufleet.report.figures import (
     figure_tables,
     for_information,
     heat_tables,
+    is_swept,
     state,
+    training_tables,
 )
 from pytest_gpufleet.report.gpu_grid import grid_rows, legend
-from pytest_gpufleet.report.hosts import groups_between, nodes_in_words
-from pytest_gpufleet.report.hosts_part import HostsPart, nodes_part
+from pytest_gpufleet.report.hosts import HostsPart, groups_between, nodes_in_words, nodes_part
 from pytest_gpufleet.report.rendering import render
 from pytest_gpufleet.report.tables import Table
-from pytest_gpufleet.report.training_tables import is_swept, training_tables
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns
 from pytest_gpufleet.verdict.gaps import Gap, Kind, gaps, in_cases, inapplicable, newer, not_applied
@@ -283,7 +283,7 @@ def page(
 ) -> str:
     """The report of a run as a self-contained HTML page: the one that the run writes and that of `gpufleet report`.
 
-    `sha256`: of the whole evidence file. `runs` and `reports`: as `hosts_part.nodes_part` takes them. `language`: that
+    `sha256`: of the whole evidence file. `runs` and `reports`: as `hosts.nodes_part` takes them. `language`: that
     of the run, if none is given.
     """
     with in_language(language or record.run.language):

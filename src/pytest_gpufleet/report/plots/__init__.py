@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.figures import is_swept
 from pytest_gpufleet.report.plots.bars import bars
 from pytest_gpufleet.report.plots.collective_pictures import collective_pictures
 from pytest_gpufleet.report.plots.curves import curves
 from pytest_gpufleet.report.plots.training_plot import training_plot
-from pytest_gpufleet.report.training_tables import is_swept
 
 MOST_METRICS = 12  # far more than any group has: evidence may come from anybody
 

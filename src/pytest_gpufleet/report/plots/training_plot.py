@@ -10,8 +10,8 @@ from pytest_gpufleet.model.conditions import METHODS, Condition
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.language import say
 from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.figures import TITLES, Way, is_swept, ways_of
 from pytest_gpufleet.report.plots import canvas
-from pytest_gpufleet.report.training_tables import TITLES, Row, is_swept, rows_of
 
 HEIGHT, COLUMNS = 1.5, 2
 MOST_TICKS = 6
@@ -21,13 +21,13 @@ RATE = "images/s a GPU"
 AXES = {"recipe": "recipe", "method": "method", "batch": "batch of each GPU", "accumulated": "batches a step"}
 APART: Mapping[str, tuple[str, ...]] = {"recipe": ("recipe", "batch")}
 
-Panel = dict[Condition, Row]
+Panel = dict[Condition, Way]
 
 
 def training_plot(findings: Sequence[Finding]) -> list[tuple[str, str]]:
     """(caption, SVG) of images/s a GPU, with a line for each number of GPUs, and the efficiency on most of them: lines
     that lie apart are communication. Of the sweep nothing where no two ways differ by one thing alone."""
-    every = [row for kind in TITLES for row in rows_of(findings, kind)]
+    every = [row for kind in TITLES for row in ways_of(findings, kind)]
     rows = [row for row in every if not row.fed and "nodes" not in row.way and _drawable(row)]
     panels = {axis: panel for axis in AXES if (panel := _panel_of(rows, axis))}
     if not panels:
@@ -49,13 +49,13 @@ def training_plot(findings: Sequence[Finding]) -> list[tuple[str, str]]:
         return [(CAPTION, canvas.svg(figure, f"{say(CAPTION)}. {texts}", said))]
 
 
-def _drawable(row: Row) -> dict[int, float]:
+def _drawable(row: Way) -> dict[int, float]:
     """Images/s a GPU by the number of GPUs, as far as they can be drawn."""
     each = {count: rate / count for count, rate in row.rates.items()}
     return {count: rate for count, rate in each.items() if canvas.drawable(rate) is not None}
 
 
-def _panel_of(rows: Sequence[Row], axis: str) -> Panel:
+def _panel_of(rows: Sequence[Way], axis: str) -> Panel:
     """The most ways that differ by one condition alone, by its values; of recipes one is enough, of others two are."""
     panels: dict[tuple[object, ...], Panel] = {}
     for row in rows:

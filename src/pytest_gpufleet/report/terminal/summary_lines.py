@@ -8,9 +8,9 @@ from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.place import on_node
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.banner import STAMPS, headline, next_steps, reasons, stamp, why
+from pytest_gpufleet.report.banner import STAMPS, headline, next_steps, reasons, stamp, to_look_at, why
 from pytest_gpufleet.report.failures import Failure, Miss, accused, failures
-from pytest_gpufleet.report.hosts import HostRow, counts, host_rows, nodes_in_words, to_look_at
+from pytest_gpufleet.report.hosts import HostRow, counts, host_rows, nodes_in_words
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import told
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet
