@@ -260,6 +260,7 @@ def test_two_runs_of_a_real_machine() -> None:
 HIGHER = Figure("busbw", (), Metric("busbw", "GB/s", "higher", "bus bandwidth"))
 LOWER = Figure("collective_latency", (), Metric("collective_latency", "us", "lower", "latency"))
 SHARE = Figure("communication_share", (), Metric("communication_share", "ratio", "lower", "share of communication"))
+KELVIN = Figure("soak_excess", (), METRICS["soak_excess"])
 TOLERANT = Figure("gemm", (), Metric("gemm", "TFLOP/s", "higher", "matrix product", 0.08))
 
 
@@ -285,6 +286,8 @@ TOLERANT = Figure("gemm", (), Metric("gemm", "TFLOP/s", "higher", "matrix produc
         (SHARE, [0.0, 0.05], {1: 0.05}),
         (SHARE, [0.01, 0.02, 0.012, 0.09], {3: 0.074}),
         (HIGHER, [0.0, 100], {}),
+        (KELVIN, [0.0, 2.5], {}),  # many times as much of next to nothing
+        (KELVIN, [0.5, 5.5], {1: 0.05}),
     ],
 )
 def test_a_value_is_an_outlier_on_the_bad_side_only(figure, values, worse):

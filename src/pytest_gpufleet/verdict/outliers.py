@@ -12,6 +12,7 @@ from pytest_gpufleet.model.place import Where
 
 TOLERANCE = 0.03  # of what has no tolerance among peers
 SIGMAS = 3
+FIXED = {"ratio": 1.0, "K": 100.0}  # by unit: a ratio is a fraction already; one kelvin counts as a per cent
 MAD_TO_SIGMA = 1.4826  # of a normal distribution (Rousseeuw and Croux 1993)
 
 GpuIds = tuple[str, ...]
@@ -34,13 +35,14 @@ class Figure:
         """NaN is worse than any number."""
         return min(values, key=lambda value: goodness(value, self.metric))
 
-    def share(self, difference: float, reference: float) -> float:
-        """A difference as a fraction of what it is held against.
+    def scale(self, reference: float) -> float:
+        """What a difference is a fraction of: the value that it is held against, but for those that can be next to
+        nothing, like the share of communication, and kelvin above the peers."""
+        return FIXED.get(self.metric.unit, abs(reference))
 
-        Of a ratio it is the difference itself: a ratio is a fraction already, and can be next to nothing, like the
-        share of communication.
-        """
-        return difference if self.metric.unit == "ratio" else _fraction(difference, reference)
+    def share(self, difference: float, reference: float) -> float:
+        """A difference as a fraction of what it is held against."""
+        return _fraction(difference, self.scale(reference))
 
 
 def figure_of(measurement: Measurement) -> Figure:

@@ -266,12 +266,7 @@ def _disagreement(one: _Known) -> str:
 def _interval(one: _Known) -> Interval:
     values = [list(of_gpus.values()) for of_gpus in one.by_machine.values()]
     mean = fmean(value for machine in values for of_gpu in machine for value in of_gpu)
-    return interval(values, FLOOR * _scale(one.figure, mean))
-
-
-def _scale(figure: Figure, mean: float) -> float:
-    """What 1 is in the figure's unit: a ratio is a fraction already, and can be next to nothing."""
-    return 1.0 if figure.metric.unit == "ratio" else abs(mean)
+    return interval(values, FLOOR * one.figure.scale(mean))
 
 
 def _origin(records: Iterable[Record]) -> str:
@@ -293,7 +288,7 @@ def _limit(one: _Known, origin: str) -> Limit | None:
     metric = one.figure.metric
     higher = metric.better == "higher"
     mean, s, k = _interval(one)
-    most = max(CAP * _scale(one.figure, mean), abs(mean - one.worst))
+    most = max(CAP * one.figure.scale(mean), abs(mean - one.worst))
     margin = most if k is None else min(k * s, most)
     # Towards the side on which the runs that it comes from still meet it. A ratio is at most 1.
     value = _digits(mean - margin, ROUND_FLOOR) if higher else _digits(mean + margin, ROUND_CEILING)
