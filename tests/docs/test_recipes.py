@@ -67,7 +67,7 @@ def test_manifests_are_yaml(path: Path) -> None:
 @pytest.mark.parametrize("page", ["running.md", "recipes/README.md"])
 def test_containers_have_all_that_a_verdict_takes(page: str) -> None:
     (command,) = re.findall(r"docker run (?:.*\\\n)*.*", (ROOT / "docs" / page).read_text(encoding="utf-8"))
-    for option in ("--ipc=host", "--ulimit memlock=-1", "--ulimit nofile=", "--device /dev/kmsg --cap-add SYSLOG"):
+    for option in ("--ipc=host", "--ulimit memlock=-1", "--ulimit nofile=", "--privileged -v /dev:/dev -v /sys:/sys"):
         assert option in command
 
 

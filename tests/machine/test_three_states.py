@@ -10,7 +10,12 @@ import pytest
 from pytest_gpufleet.machine import bmc, container, disks, host, memory, processors
 from pytest_gpufleet.machine.tools import PACKAGES, Absent, Unreadable
 from pytest_gpufleet.model.codec import plain
+from pytest_gpufleet.model.endings import NotApplicable
 from pytest_gpufleet.model.gpu import Missing
+from pytest_gpufleet.plugin.assertions import of_host
+from pytest_gpufleet.plugin.live_machine import LiveMachine
+from pytest_gpufleet.run.run import Run
+from pytest_gpufleet.run.settings import Options
 from tests.acceptance.checks import outcomes
 from tests.machines import recorded
 
@@ -192,3 +197,15 @@ def test_a_program_that_is_not_installed_is_named_with_its_package(program, monk
     monkeypatch.setenv("PATH", "")
     found = host.plain(host.HostFact("any", str, lambda: host.output(program)))
     assert found == Missing(f"{program} is not installed", remedy=f"apt install {PACKAGES[program]}")
+
+
+def test_what_a_site_leaves_out_is_not_read_and_does_not_apply(monkeypatch):
+    run = Run(Options(rehearse=2, without=("bmc", "memory")))
+    monkeypatch.setattr(run, "host_now", lambda name: pytest.fail(f"{name} is read"))
+    machine = LiveMachine(run)
+    left_out = Missing("left out by --fleet-without bmc", absent=True)
+    assert machine.now(bmc.BMC) == machine.before(bmc.BMC) == left_out
+    with pytest.raises(NotApplicable, match="not applicable: left out by --fleet-without memory"):
+        of_host(machine.host.get, memory.MEMORY_ERRORS)
+    assert run.own_machine.machine.host["memory_errors"] != machine.host["memory_errors"]  # evidence has what is known
+    run.open_things.close()

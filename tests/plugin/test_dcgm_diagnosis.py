@@ -19,7 +19,7 @@ class Run:
         self.done = []
         self.ground = SimpleNamespace(topology=SimpleNamespace(gpus=gpus), gpus_present=present)
         self.ranks = SimpleNamespace(in_use=SimpleNamespace(stop=lambda: self.done.append("ranks are gone")))
-        self.options = SimpleNamespace(dcgm=2)
+        self.options = SimpleNamespace(dcgm=2, without=())
 
     def record(self, event):
         self.done.append(event.fact)

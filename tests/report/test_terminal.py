@@ -75,8 +75,8 @@ def test_what_does_not_apply_is_told_with_its_commonest_reasons_and_not_left_ope
     for at, reason in enumerate(reasons):
         checks[at] = replace(checks[at], outcome="not applicable", message=f"not applicable: {reason}")
     text = text_of(record_of(checks=checks, deselected=ABOVE, verdict="ACCEPTED"))
-    assert "Not applicable: 7 checks: no --fleet-order was given (3); needs 4 ranks, this run has 2 (2)" in text
-    assert "and for 2 other reasons, which the report lists" in text
+    assert "Not applicable: 4 checks: needs 4 ranks, this run has 2 (2); no BMC (1)" in text
+    assert "and for 1 other reason, which the report lists" in text
     checks[6] = replace(checks[6], outcome="skipped")
     assert "Open: 1 check skipped" in text_of(record_of(checks=checks, verdict="INCOMPLETE"))
 

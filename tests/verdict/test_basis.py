@@ -155,6 +155,7 @@ def test_the_grade_stands_beside_every_limit_of_the_report(record: Record) -> No
     [
         ("fleet_basis = best", "'best' is no grade of limits"),
         *((f"fleet_network = {wrong}", f"{wrong!r} is not the Gbit/s") for wrong in ("fast", "0", "nan")),
+        ("fleet_without = bmc,bios", "'bios' is no part of the host: there are acs, bmc, dcgm, disks, limits, memory,"),
     ],
 )
 def test_what_cannot_be_asked_for_is_refused(fleet: Callable[..., Any], asked: str, words: str) -> None:
@@ -164,7 +165,10 @@ def test_what_cannot_be_asked_for_is_refused(fleet: Callable[..., Any], asked: s
 
 
 def test_what_was_asked_for_is_on_record(fleet: Callable[..., Any]) -> None:
-    run = fleet("def test_it(): pass", "--fleet-basis=calibrated", "--fleet-network=400.0")
+    run = fleet("def test_it(): pass", "--fleet-basis=calibrated", "--fleet-network=400.0", "--fleet-without=disks,bmc")
     assert (run.record.run.basis, run.record.run.network) == ("calibrated", "400")
-    assert json.loads((run.folders[0] / "summary.json").read_text())["run"]["network"] == "400"
-    assert "by --fleet-network" in (run.folders[0] / "report.html").read_text()
+    said = json.loads((run.folders[0] / "summary.json").read_text())["run"]
+    assert (said["network"], said["without"]) == ("400", ["bmc", "disks"])
+    page = (run.folders[0] / "report.html").read_text()
+    assert "by --fleet-network" in page
+    assert "by --fleet-without" in page

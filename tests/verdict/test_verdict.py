@@ -469,3 +469,8 @@ def test_what_a_variable_kept_from_being_tested_is_told(environment, fabric, cap
     gpus = tuple(Gpu(gpu.index, {**gpu.facts, "compute_capability": capability}) for gpu in CARDS.gpus)
     record = Record(run=RunHeader(environment=environment), topology=replace(CARDS, gpus=gpus, fabric=fabric))
     assert any("NCCL_NVLS_ENABLE=0" in reason and "not tested" in reason for reason in conclude(record)[1]) == told
+
+
+def test_an_accepted_machine_says_what_a_site_did_not_want_judged():
+    said = remarks(Record(run=RunHeader(without=("bmc", "disks"))))
+    assert said == ["not judged by request (--fleet-without): bmc, disks"]

@@ -149,6 +149,11 @@ def read(names: Sequence[str] | None = None) -> dict[str, Any]:
     return {name: plain(FACTS[name]) for name in wanted}
 
 
+def left_out(subject: str) -> Missing:
+    """What a check finds of a part of the host that --fleet-without names."""
+    return Missing(f"left out by --fleet-without {subject}", absent=True)
+
+
 def plain(fact: HostFact[Any]) -> Any:
     """A fact as JSON has it at this moment, or Missing. Names of processes, hosts, drives and memory modules are what
     somebody chose: all texts are made one clean line each."""

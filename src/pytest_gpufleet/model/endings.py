@@ -8,6 +8,12 @@ class NotApplicable(BaseException):
     that no `except Exception` takes it for one."""
 
 
+# Of checks that nobody asked for: what they would need was not given.
+NO_ORDER = "no --fleet-order was given"
+NO_DISK_FOLDER = "no folder for it was named: --fleet-disk-folder DIR, on the drive that is to be tested"
+NOT_ASKED = tuple(f"not applicable: {reason}" for reason in (NO_ORDER, NO_DISK_FOLDER))
+
+
 def not_applicable(reason: str) -> NoReturn:
     """End a test, in the controller or on a rank, because what it checks does not exist here."""
     __tracebackhide__ = True

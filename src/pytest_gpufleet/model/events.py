@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.codec import Amount, Finite, Moment
-from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.model.endings import NOT_ASKED, Refused
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology, Missing, told
@@ -242,6 +242,11 @@ class Check:
     failed_by: FailedBy = ""
     log: str = ""  # what it printed and logged
 
+    @property
+    def asked(self) -> bool:
+        """Whether somebody asked for it: else no report shows it."""
+        return self.message not in NOT_ASKED
+
 
 SCHEMA = 2
 FOLLOWS = ("state", "missed", "slower_than_peers")  # what of a finding is computed
@@ -270,7 +275,7 @@ class RunHeader(Event, frozen=True, tag="run"):
     """What evidence says of its run first. `gpus`: what --gpus asked for. `deadline_seconds`: 0 if there was none.
     `basis`: the lowest grade of a limit that a figure may be held against which needs one. `notes`: what --fleet-note
     gave. `commit`: of the checkout that the suite ran from, with "-dirty" where files differed from it; "" without one.
-    `network`: what --fleet-network said, if anything.
+    `network`: what --fleet-network said, if anything. `without`: the parts of the host that --fleet-without left out.
     `code`: SHA-256 over the files of pytest-gpufleet.
 
     Of a run on many nodes: `nodes_wanted` is what --nodes asked for (0: whatever is there), `transport` what carries
@@ -288,6 +293,7 @@ class RunHeader(Event, frozen=True, tag="run"):
     deadline_seconds: Amount = 0
     basis: Grade = "physical"
     network: Network = ""
+    without: tuple[str, ...] = ()
     gpus: str = ""
     gpus_present: Count = 0
     rehearsal: bool = False

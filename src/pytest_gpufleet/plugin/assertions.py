@@ -12,7 +12,7 @@ import pytest
 from pytest_gpufleet.machine import kernel_log
 from pytest_gpufleet.machine.machine import Machine
 from pytest_gpufleet.model import place
-from pytest_gpufleet.model.endings import not_applicable, not_judged
+from pytest_gpufleet.model.endings import NO_ORDER, not_applicable, not_judged
 from pytest_gpufleet.model.events import Judged, Order
 from pytest_gpufleet.model.fault import Fault, expect_none
 from pytest_gpufleet.model.gpu import COUNTERS, Gpu, GpuTopology, Missing, check_name
@@ -121,7 +121,7 @@ def expect_as_ordered(machine: Machine, topology: GpuTopology, order: Order | No
     does not say anything of it, as not judged where the machine does not tell."""
     __tracebackhide__ = True
     if order is None:
-        not_applicable("no --fleet-order was given")
+        not_applicable(NO_ORDER)
     if not asks(order, line):
         not_applicable(f"{order.file} does not say anything of it")
     faults, untold = held_against(order, line, machine, topology)

@@ -225,12 +225,14 @@ def diagnose(run: Run, check: str) -> Diagnosis:
     from pytest_gpufleet.model.events import HostFactRead
     from pytest_gpufleet.plugin.assertions import of_host
 
+    fact = dcgm.diagnostic(run.options.dcgm)
+    if fact.subject in run.options.without:
+        not_applicable(str(host.left_out(fact.subject)))
     gpus, present = run.ground.topology.gpus, run.ground.gpus_present
     if present > len(gpus):
         not_applicable(f"DCGM's diagnostic takes all {present} GPUs of the machine, and this run has {len(gpus)}")
     if (pool := run.ranks.in_use) is not None:
         pool.stop()  # a process that holds memory of a GPU is in its way; the next check gets new ranks
-    fact = dcgm.diagnostic(run.options.dcgm)
     value = host.plain(fact)
     printed = of_host({fact.name: value}.get, fact)
     run.record(HostFactRead(fact=fact.name, value=value))

@@ -42,9 +42,14 @@ class LiveMachine(Machine):
 
     def __init__(self, run: Run) -> None:
         self._run: Run
+        self._left_out: dict[str, Missing]
         vars(self)["_run"] = run
         if run.options.nodes is None or not run.options.makes_a_run:
             vars(self).update(vars(run.own_machine.machine))
+            vars(self)["_left_out"] = {
+                fact.name: host.left_out(fact.subject) for fact in host.ALL if fact.subject in run.options.without
+            }
+            vars(self)["host"] = {**self.host, **self._left_out}
 
     def __getattr__(self, name: str) -> NoReturn:
         pytest.fail(f"machine.{name} is of one machine: a check between nodes asks machine.nodes", pytrace=False)
@@ -62,9 +67,10 @@ class LiveMachine(Machine):
         name as evidence has it, or typed. Missing or None where it cannot be read."""
         _ = self.gpus  # which only one machine has
         if isinstance(fact, HostFact):
-            return fact.of({fact.name: self._run.host_now(fact.name)})
-        of_host = fact in host.FACTS and fact not in NAMES
-        return self._run.host_now(fact) if of_host else self._run.own_machine.read_now(fact)
+            return fact.of({fact.name: self.now(fact.name)})
+        if fact not in host.FACTS or fact in NAMES:
+            return self._run.own_machine.read_now(fact)
+        return self._left_out.get(fact) or self._run.host_now(fact)
 
     @overload
     def before(self, fact: HostFact[T]) -> T | Missing: ...
@@ -78,7 +84,7 @@ class LiveMachine(Machine):
             return fact.of({fact.name: self.before(fact.name)})
         if fact in NAMES:
             return [gpu[fact] for gpu in gpus]
-        return (self._run.host_before if host.FACTS[fact].on_request else self.host).get(fact)
+        return ({**self._run.host_before, **self._left_out} if host.FACTS[fact].on_request else self.host).get(fact)
 
     @property
     def nodes(self) -> tuple[Node, ...]:

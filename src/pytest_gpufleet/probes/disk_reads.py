@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.machine.tools import RunTool, Unreadable, output
-from pytest_gpufleet.model.endings import not_applicable, not_judged
+from pytest_gpufleet.model.endings import NO_DISK_FOLDER, not_applicable, not_judged
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, KiB, MiB
@@ -67,9 +67,9 @@ def read_drive(folder: Path | None, nbytes: int = GiB, run: RunTool = output) ->
     only be read.
     """
     if folder is None:
-        not_applicable("no folder for it was named: --fleet-disk-folder DIR, on the drive that is to be tested")
+        not_applicable(NO_DISK_FOLDER)
     if shutil.which("fio") is None:
-        not_applicable("fio is not installed")
+        not_judged("fio is not installed: apt install fio")
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             return _read_back(f"/proc/{os.getpid()}/fd/{file.fileno()}", _made_room(file.fileno(), nbytes), folder, run)

@@ -197,7 +197,7 @@ def to_look_at(record: Record) -> dict[int, str]:
 
 
 def _rehearsed(record: Record) -> str:
-    outcomes = Counter(check.outcome for check in record.checks.values())
+    outcomes = Counter(check.outcome for check in record.checks.values() if check.asked)
     passed, failed, absent = (outcomes[name] for name in ("passed", "failed", "not applicable"))
     texts = [
         say("{count} checks passed" if passed != 1 else "1 check passed", count=passed),

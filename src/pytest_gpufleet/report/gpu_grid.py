@@ -81,11 +81,13 @@ def groups(record: Record) -> list[Group]:
     """The groups of a run that have checks or should have some: those of the suite in its order, then the others."""
     checks: dict[str, dict[str, Check | None]] = {title: {} for title in shipped().chapters}
     findings = grouped((group_title(finding.check), finding) for finding in distinct(record.findings))
+    left_out = {group_title(each.id) for each in record.checks.values() if not each.asked}
     for check_id in dict.fromkeys((*record.started, *record.checks)):
-        checks.setdefault(group_title(check_id), {})[check_id] = record.checks.get(check_id)
+        if (check := record.checks.get(check_id)) is None or check.asked:
+            checks.setdefault(group_title(check_id), {})[check_id] = check
     level = record.run.level
     real = level in levels.LEVELS and not record.run.rehearsal
-    wanted = {group_title(name) for name in record.required} if real else set()
+    wanted = {group_title(name) for name in record.required} - left_out if real else set()
     return [
         Group(title, checks.get(title, {}), tuple(findings.get(title, ())))
         for title in dict.fromkeys((*checks, *findings))

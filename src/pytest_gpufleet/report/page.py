@@ -222,7 +222,7 @@ def _sections(
 def _counts(record: Record) -> list[str]:
     """The run in figures: GPUs, checks, what was measured, and what it was held against."""
     models = Counter(gpu.name for gpu in record.topology.gpus)
-    outcomes: Counter[str] = Counter(check.outcome for check in record.checks.values())
+    outcomes: Counter[str] = Counter(check.outcome for check in record.checks.values() if check.asked)
     states = Counter(map(state, distinct(record.findings)))
     machines = [f"{count} x {name}" for name, count in models.items()] or [say("no GPU")]
     parts = [

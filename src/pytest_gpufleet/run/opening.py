@@ -265,6 +265,7 @@ def _header(run: Run, arguments: Sequence[str]) -> RunHeader:
         deadline_seconds=options.deadline or 0,
         basis=cast(Grade, options.basis),
         network=options.network,
+        without=options.without,
         gpus=str(options.gpus),
         gpus_present=ground.gpus_present,
         rehearsal=bool(ground.rehearsal_ranks),

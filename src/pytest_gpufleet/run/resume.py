@@ -64,6 +64,7 @@ RUN_FACTS = {
     "burn_in_seconds": "the length of the burn-in in seconds",
     "basis": "what --fleet-basis asks for",
     "network": "what --fleet-network says",
+    "without": "what --fleet-without leaves out",
     "gpus": "what --gpus asks for",
     "nodes_wanted": "what --nodes asks for",
     "gpus_present": "the number of GPUs in the machine",

@@ -91,6 +91,16 @@ def network(text: str) -> str:
     return f"{float(text):g}"
 
 
+def subjects(text: str) -> tuple[str, ...]:
+    """Parts of the host by the names that facts have for them (HostFact.subject)."""
+    from pytest_gpufleet.machine.host import SUBJECTS  # of which a plain pytest run loads nothing
+
+    named = tuple(sorted({each.strip() for each in text.split(",")}))
+    if unknown := [each for each in named if each not in SUBJECTS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no part of the host: there are {', '.join(SUBJECTS)}")
+    return named
+
+
 def interval(text: str) -> float:
     value = seconds(text)
     if value > LONGEST_INTERVAL_SECONDS:
@@ -217,6 +227,11 @@ class Options:
         "--fleet-network", network, "none|GBIT",
         "Gbit/s, one way, that each GPU has of the network between nodes (default: by the ports that are up); none: "
         "nothing is asked of it, and no port has to be up",
+        site=True,
+    )})
+    without: tuple[str, ...] = field(default=(), metadata={"option": Option(
+        "--fleet-without", subjects, "SUBJECT,...",
+        "parts of the host that are not judged, such as bmc,disks: their checks do not apply, and the verdict says so",
         site=True,
     )})
     folder: Path = field(default=Path("reports"), metadata={"option": Option(

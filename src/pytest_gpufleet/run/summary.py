@@ -69,6 +69,7 @@ class OfRun(Part, frozen=True):
     secured: Annotated[Secured | None, Meta(description="How strangers are kept out of that.")] = None
     interfaces: Annotated[tuple[str, ...], Meta(description="That the ranks of each node use, in their order.")] = ()
     network: Annotated[str, Meta(description="What --fleet-network said: Gbit/s of each GPU, or none.")] = ""
+    without: Annotated[tuple[str, ...], Meta(description="Parts of the host that were not judged by request.")] = ()
 
 
 class OfNode(Part, frozen=True):

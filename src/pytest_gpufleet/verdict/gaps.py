@@ -70,7 +70,7 @@ def gaps(record: Record) -> list[Gap]:
 
 def inapplicable(record: Record) -> list[Gap]:
     """Checks that ran and found that this machine has no such thing, which leaves nothing open."""
-    return list(_ended(record, "not applicable"))
+    return [gap for gap in _ended(record, "not applicable") if record.checks[gap.subject].asked]
 
 
 def newer(record: Record) -> list[Gap]:
