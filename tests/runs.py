@@ -129,11 +129,11 @@ def record(
     utc: str = "2026-11-21T01:40:06+00:00",
     without: str = "no file",
     suite: Suite = SUITE,
-    told: Iterable[str] = TELEMETRY,
+    readings: Iterable[str] = TELEMETRY,
 ) -> Path:
     """The folder of a run of level standard on 4 GPUs in which every check ran; it can be ACCEPTED if `limits` has one
     for each figure. `values`: other values, by "metric place". `failed`: checks that failed, and by what. `without`:
-    the file whose checks did not run. `told`: the readings of telemetry."""
+    the file whose checks did not run. `readings`: the readings of telemetry."""
     machine, values, failed = machine or topology(host), values or {}, failed or {}
     folder.mkdir(parents=True)
     evidence = Evidence(folder / "evidence.jsonl")
@@ -144,7 +144,7 @@ def record(
     ))  # fmt: skip
     evidence.add(SuiteSeen(manifest=suite))
     evidence.add(TopologyFound(nodes=[machine]))
-    evidence.add(Telemetry(sample={"time": 0.0, "gpus": [dict.fromkeys(told, 30.0) for _ in machine.gpus]}))
+    evidence.add(Telemetry(sample={"time": 0.0, "gpus": [dict.fromkeys(readings, 30.0) for _ in machine.gpus]}))
     if limits and limit:
         evidence.add(ProfileGiven(profile=asdict(as_given(limit, (gpu.name for gpu in machine.gpus)))))
     for check in (each for each in _checks() if without not in each.id):

@@ -76,7 +76,7 @@ def test_a_folder_without_evidence_and_a_file_beside_the_folders(fleet: Answer, 
 )
 def test_a_tampered_figure(fleet: Answer, reports: Path, value: str, why: str) -> None:
     """Of evidence that is not the one of its summary, or amounts to something else than its verdict, nothing counts,
-    and the host that it names is told."""
+    and the host that it names is named."""
     evidence = reports / "node2-x" / "evidence.jsonl"
     evidence.write_text(re.sub(r'"gpu1": ?6200.0', f'"gpu1":{value}', evidence.read_text(), count=1))
     status, document = fleet()

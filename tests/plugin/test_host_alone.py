@@ -1,4 +1,4 @@
-"""Tests that need the host to themselves: processes that are nodes of one host have their turns one after the other."""
+"""Tests that need the host to themselves: processes that are nodes of one host run them one after the other."""
 
 import subprocess
 import sys

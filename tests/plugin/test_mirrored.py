@@ -1,4 +1,4 @@
-"""What pytest on a node is told, and what a check of one machine comes to over all nodes, by what these have told."""
+"""The arguments of pytest on a node, and what a check of one machine comes to over all nodes."""
 
 from contextlib import suppress
 from types import SimpleNamespace
