@@ -23,7 +23,7 @@ from pytest_gpufleet.report.figures import (
 )
 from pytest_gpufleet.report.gpu_grid import groups
 from pytest_gpufleet.report.page import MOST_FAILURES, MOST_FIGURES, MOST_ROWS, summary
-from pytest_gpufleet.report.plots.curves import curves
+from pytest_gpufleet.report.plots.figure_plots import curves
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 from pytest_gpufleet.verdict import basis
 from tests.report.page import Page

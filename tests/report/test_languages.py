@@ -19,7 +19,7 @@ from pytest_gpufleet.model.place import read as place_of
 from pytest_gpufleet.report import hosts as hosts_page, page as report_page, several_runs, wording
 from pytest_gpufleet.report.banner import why
 from pytest_gpufleet.report.plots import canvas
-from pytest_gpufleet.report.plots.bars import _lines
+from pytest_gpufleet.report.plots.figure_plots import _lines
 from pytest_gpufleet.report.several_runs import compared, drifted
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.across_runs.drift import drift

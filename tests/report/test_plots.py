@@ -13,13 +13,9 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import SLOW_BEAT, Measurement, Sample
 from pytest_gpufleet.model.place import WORLD, gpu
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report.plots import draw
-from pytest_gpufleet.report.plots.bars import bars
 from pytest_gpufleet.report.plots.canvas import ticks
-from pytest_gpufleet.report.plots.collective_pictures import PICTURES, collective_pictures
-from pytest_gpufleet.report.plots.curves import curves
+from pytest_gpufleet.report.plots.figure_plots import PICTURES, bars, collective_pictures, curves, draw, training_plot
 from pytest_gpufleet.report.plots.telemetry_plots import svgs
-from pytest_gpufleet.report.plots.training_plot import training_plot
 from pytest_gpufleet.verdict.reading import read
 from tests.commands.test_monitor import READING
 from tests.conftest import EVIDENCE

@@ -254,9 +254,9 @@ def _drawn(findings: Sequence[Finding], hosts: wording.Hosts) -> Plots:
     """The plots of a group. matplotlib is loaded here, once there is something to draw."""
     if not findings:
         return []
-    from pytest_gpufleet.report import plots
+    from pytest_gpufleet.report.plots.figure_plots import draw
 
-    return [(caption, Markup(svg)) for caption, svg in plots.draw(findings, hosts)]
+    return [(caption, Markup(svg)) for caption, svg in draw(findings, hosts)]
 
 
 def _telemetry(record: Record) -> Plots:

@@ -1,0 +1,418 @@
+"""The plots of the figures of a group of checks: a bar a GPU, curves against a size, what each way to train makes of a
+GPU, and who gives data to whom in each collective. Importing this loads matplotlib."""
+
+import math
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Any
+from unicodedata import east_asian_width
+
+from matplotlib.colors import to_rgba
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from pytest_gpufleet.model.conditions import METHODS, Condition
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.language import in_language, say
+from pytest_gpufleet.model.metric import Metric
+from pytest_gpufleet.model.place import WORLD, Where
+from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.figures import TITLES, Way, for_information, is_swept, per_gpu, ways_of
+from pytest_gpufleet.report.plots import canvas
+
+MOST_METRICS = 12  # far more than any group has: evidence may come from anybody
+
+
+def draw(findings: Sequence[Finding], hosts: wording.Hosts = wording.ALONE) -> list[tuple[str, str]]:
+    """(caption, SVG) of everything that can be drawn of the figures of one group of checks."""
+    metrics = [*dict.fromkeys(finding.measurement.metric for finding in findings)][:MOST_METRICS]
+    some = [each for each in findings if each.measurement.metric in metrics]
+    usual = [each for each in some if not is_swept(each.measurement.conditions)]
+    return [*training_plot(some), *bars(usual, hosts), *curves(usual), *collective_pictures(usual)]
+
+
+COLUMNS = 3
+BAR = 0.155  # inches
+MOST_BARS = 12
+LONGEST_LINE, MOST_LINES = 34, 2  # of a title
+MEASURED: Any = {"facecolor": to_rgba(canvas.COLOURS[0], 0.8), "linewidth": 0}
+# Hatched, for paper without colour.
+MISSED: Any = {"facecolor": "#e8938a", "edgecolor": canvas.BAD, "hatch": "//////", "linewidth": 0.8}
+BAR_LEGEND = ("measured", "missed", "median")
+
+
+def bars(findings: Sequence[Finding], hosts: wording.Hosts = wording.ALONE) -> list[tuple[str, str]]:
+    """(caption, SVG) for each metric of which every GPU has a figure of its own: a panel for each of its conditions.
+
+    Metrics of which nothing has to have a limit are left to the tables.
+    """
+    drawn = []
+    some = [finding for finding in findings if per_gpu(finding)]
+    for metric in dict.fromkeys(finding.measurement.metric for finding in some):
+        of_metric = [finding for finding in some if finding.measurement.metric == metric]
+        # What was judged comes first if there is more than anybody wants to look at.
+        of_metric.sort(key=for_information)
+        if not for_information(of_metric[0]):
+            drawn.append(_bar_plot(of_metric[:MOST_BARS], hosts))
+    return drawn
+
+
+def _bar_plot(findings: Sequence[Finding], hosts: wording.Hosts) -> tuple[str, str]:
+    metric = wording.metric(findings[0])
+    called = wording.capitalised(say(metric.title))
+    caption = called if "GPU" in metric.title else say("{metric}, by GPU", metric=called)
+    scale, unit = (100, "%") if metric.unit == "ratio" else (1, metric.unit)
+    places = sorted({place for finding in findings for place in finding.measurement.values})
+    with in_language("en"):  # what matplotlib lays out
+        _, names = wording.shared_and_own(findings)
+        labels = {place: wording.place(place, hosts) for place in places}
+    shared, translated = wording.shared_and_own(findings)
+    with canvas.style(f"{metric.name} by GPU"):
+        height = 0.1 + BAR * len(places)
+        most = LONGEST_LINE if len(findings) >= COLUMNS else LONGEST_LINE * COLUMNS // 2
+        titles, texts = ([_lines(name, most) for name in each] for each in (names, translated))
+        figure, axes = canvas.panels(len(findings), COLUMNS, height, legend=True, lines=max(map(len, titles)))
+        for number, (each, finding, title) in enumerate(zip(axes, findings, titles, strict=True)):
+            _draw_bars(each, finding, labels, scale)
+            canvas.title(each, "\n".join(title))
+            if number % COLUMNS:
+                each.tick_params(axis="y", labelleft=False)
+            if number + COLUMNS >= len(findings):
+                canvas.labels(each, x=unit)
+        canvas.legend(figure, _bar_legend(findings))
+        said = canvas.translated(*BAR_LEGEND)
+        for drawn, lines in zip(titles, texts, strict=True):
+            last = len(drawn) - 1  # for which there is room
+            said["\n".join(drawn)] = "\n".join([*lines[:last], " ".join(lines[last:])])
+        return caption, canvas.svg(figure, f"{caption}: {'; '.join(filter(None, translated))}. {shared}", said)
+
+
+def _lines(title: str, most: int) -> list[str]:
+    """A title in lines of so many letters, of which those of Chinese take the room of two."""
+    wide = "".join(f"{letter}\0" if east_asian_width(letter) in ("F", "W") else letter for letter in title)
+    lines = textwrap.wrap(wide, most, max_lines=MOST_LINES, placeholder="...")
+    return [line.replace("\0", "") for line in lines]
+
+
+def _draw_bars(axes: Any, finding: Finding, labels: Mapping[Where, str], scale: float) -> None:
+    given = finding.measurement.values
+    values = {place: value * scale for place, value in given.items() if canvas.drawable(value) is not None}
+    bad = {*finding.missed, *(finding.slower_than_peers or ())}
+    bound = canvas.limit_value(finding.limit)
+    limit = bound * scale if bound is not None else None
+    top = max([*values.values(), limit or 0.0, 1e-9])
+    for row, place in enumerate(labels):
+        value = values.get(place)
+        if value is not None:
+            axes.barh(row, value, height=0.72, **(MISSED if place in bad else MEASURED))
+        text = wording.number(given[place] * scale) if place in given else "-"
+        weight = "bold" if place in bad else "normal"
+        axes.annotate(text, (top * 1.03, row), va="center", fontsize=7.5, fontweight=weight)
+    if len(values) > 1:
+        axes.axvline(median(values.values()), color=canvas.INK, linewidth=0.9, linestyle=":")
+    if limit is not None:
+        axes.axvline(limit, color=canvas.INK, linewidth=1.6)
+    canvas.lying_bars(axes, [*labels.values()], top * 1.24, 7.5)
+
+
+def _bar_legend(findings: Sequence[Finding]) -> list[Any]:
+    handles: list[Any] = [Patch(**MEASURED, label="measured")]
+    if any(finding.state == "missed" for finding in findings):
+        handles.append(Patch(**MISSED, label="missed"))
+    handles.append(Line2D([], [], color=canvas.INK, linewidth=0.9, linestyle=":", label="median"))
+    if any(finding.limit for finding in findings):
+        handles.append(Line2D([], [], color=canvas.INK, linewidth=1.6, label=canvas.LIMIT))
+    return handles
+
+
+# What may stand on the horizontal axis, and how many points are worth a curve.
+SIZES: dict[str, tuple[int, str, Callable[[float], str]]] = {
+    "bytes": (3, "message size", wording.size),
+    "nodes": (2, "number of nodes", wording.number),
+}
+PANEL = ("collective", "operation", "recipe")  # the first of these that a figure has gives it its panel
+CURVE_HEIGHT = 1.35
+CURVE_LEGEND = ("measured", "published for a healthy machine")
+
+Point = tuple[float, float, Finding]
+
+
+def curves(findings: Sequence[Finding]) -> list[tuple[str, str]]:
+    """(caption, SVG) for each metric that was measured for all ranks together at several sizes.
+
+    One panel for each collective or recipe, limits as short marks, and what was published for a healthy machine as
+    open circles.
+    """
+    drawn = []
+    for key, (fewest, label, _) in SIZES.items():
+        for metric in dict.fromkeys(finding.measurement.metric for finding in findings):
+            some = [f for f in findings if f.measurement.metric == metric and _size(f, key) > 0 and _value(f)]
+            panels = _curve_panels(some, key, fewest)
+            if panels:
+                definition = wording.metric(some[0])
+                title = wording.capitalised(say(definition.title))
+                caption = say("{metric} against {what}", metric=title, what=say(label))
+                said = canvas.translated(label, *CURVE_LEGEND) | _lines_said(some, key)
+                drawn.append((caption, _curve_svg(panels, key, caption, definition, said)))
+    return drawn
+
+
+def _curve_panels(findings: Sequence[Finding], key: str, fewest: int) -> dict[str, dict[str, list[Point]]]:
+    """Panel -> line -> points by size; lines with fewer points are no curves."""
+    if not findings:
+        return {}
+    panels: dict[str, dict[str, dict[float, Point]]] = {}
+    with in_language("en"):  # what matplotlib lays out
+        names = _line_names(findings, key)
+    for finding, line in zip(findings, names, strict=True):
+        panel = _panel_name(finding)
+        value = _value(finding)
+        assert value is not None  # filtered before
+        points = panels.setdefault(panel, {}).setdefault(line, {})
+        size = _size(finding, key)
+        if size not in points or not for_information(finding):  # measured twice: what was judged counts
+            points[size] = (size, value, finding)
+    curves = {
+        panel: {
+            line: [points[size] for size in sorted(points)] for line, points in lines.items() if len(points) >= fewest
+        }
+        for panel, lines in panels.items()
+    }
+    return canvas.first({panel: lines for panel, lines in curves.items() if lines})
+
+
+def _panel_name(finding: Finding) -> str:
+    conditions = finding.measurement.conditions
+    return next((str(conditions[each]) for each in PANEL if each in conditions), "")
+
+
+def _line_names(findings: Sequence[Finding], key: str) -> list[str]:
+    """What tells the line of each finding from others of its panel."""
+    _, names = wording.shared_and_own(findings, without=wording.ALONG[key])
+    told_already = [{_panel_name(finding), *_of_nodes(finding)} for finding in findings]
+    return [
+        say(", ").join(part for part in name.split(say(", ")) if part not in known)
+        for name, known in zip(names, told_already, strict=True)
+    ]
+
+
+def _lines_said(findings: Sequence[Finding], key: str) -> dict[str, str]:
+    with in_language("en"):
+        names = _line_names(findings, key)
+    return {drawn: shown for drawn, shown in zip(names, _line_names(findings, key), strict=True) if drawn}
+
+
+def _of_nodes(finding: Finding) -> list[str]:
+    """What is true of every figure of so many nodes: the names of their lines are long enough."""
+    conditions = finding.measurement.conditions
+    return wording.words({key: conditions[key] for key in ("ranks", "in_place") if {key, "nodes"} <= {*conditions}})
+
+
+def _curve_svg(
+    panels: dict[str, dict[str, list[Point]]], key: str, caption: str, metric: Metric, said: Mapping[str, str]
+) -> str:
+    _, label, show = SIZES[key]
+    names = list(dict.fromkeys(line for lines in panels.values() for line in lines))
+    points = [point for lines in panels.values() for line in lines.values() for point in line]
+    healthy = [value for _, _, finding in points if (value := canvas.healthy_value(finding.limit))]
+    bounds = [bound for _, _, finding in points if (bound := canvas.limit_value(finding.limit)) is not None]
+    top = max(*(value for _, value, _ in points), *healthy, *bounds, 1e-9)
+    sizes = sorted({size for size, _, _ in points})
+    handles = _curve_legend(names, bool(bounds), bool(healthy))
+    with canvas.style(f"{metric.name} against {key}"):
+        figure, axes = canvas.panels(len(panels), COLUMNS, CURVE_HEIGHT, legend=bool(handles))
+        for number, (each, (panel, lines)) in enumerate(zip(axes, panels.items(), strict=True)):
+            for name, line in lines.items():
+                _draw_curve(each, line, names.index(name))
+            canvas.title(each, panel)
+            marks = canvas.ticks(sizes, 5)
+            labels = [show(mark).replace(" ", "\u2009") for mark in marks]
+            each.set_xticks([math.log2(mark) for mark in marks], labels, fontsize=7.5)
+            each.set_xlim(math.log2(sizes[0]) - 0.7, math.log2(sizes[-1]) + 0.7)
+            each.set_ylim(0, top * 1.08)
+            canvas.numbered(each.yaxis)
+            if number % COLUMNS:
+                each.tick_params(axis="y", labelleft=False)
+            else:
+                canvas.labels(each, y=metric.unit)
+            if number + COLUMNS >= len(panels):
+                canvas.labels(each, x=label)
+        canvas.legend(figure, handles)
+        return canvas.svg(figure, f"{caption}: {'; '.join(filter(None, panels))}", said)
+
+
+def _draw_curve(axes: Any, line: Sequence[Point], index: int) -> None:
+    # Logarithms on a plain axis: matplotlib's own logarithmic axis takes twice as long.
+    xs, ys = [math.log2(size) for size, _, _ in line], [value for _, value, _ in line]
+    axes.plot(xs, ys, **canvas.look(index, 3.5))
+    for x, (_, value, finding) in zip(xs, line, strict=True):
+        if healthy := canvas.healthy_value(finding.limit):
+            axes.plot([x], [healthy], "o", markersize=6, markerfacecolor="none", markeredgecolor=canvas.INK,
+                      markeredgewidth=0.9)  # fmt: skip
+        canvas.mark(axes, x, value, finding, 0.6)
+
+
+def _curve_legend(names: Sequence[str], limits: bool, healthy: bool) -> list[Any]:
+    handles = [Line2D([], [], **canvas.look(index), label=name or "measured") for index, name in enumerate(names)]
+    if limits:
+        handles.append(Line2D([], [], color=canvas.INK, linewidth=1.8, label=canvas.LIMIT))
+    if healthy:
+        handles.append(Line2D([], [], color=canvas.INK, marker="o", markersize=6, markerfacecolor="none",
+                              linestyle="", label="published for a healthy machine"))  # fmt: skip
+    return handles if len(handles) > 1 else []
+
+
+def _value(finding: Finding) -> float | None:
+    """The figure of all ranks together."""
+    return canvas.drawable(finding.measurement.values.get(WORLD))
+
+
+def _size(finding: Finding, key: str) -> float:
+    size = finding.measurement.conditions.get(key, 0)
+    return canvas.drawable(size) or 0 if isinstance(size, int | float) else 0
+
+
+TRAINING_HEIGHT, TRAINING_COLUMNS = 1.5, 2
+MOST_TICKS = 6
+TRAINING_CAPTION = "Training throughput of each GPU by recipe, method, batch and accumulated gradients"
+RATE = "images/s a GPU"
+# A panel for each of what differs, and the name of its axis. Recipes have batches of their own.
+AXES = {"recipe": "recipe", "method": "method", "batch": "batch of each GPU", "accumulated": "batches a step"}
+APART: Mapping[str, tuple[str, ...]] = {"recipe": ("recipe", "batch")}
+
+Panel = dict[Condition, Way]
+
+
+def training_plot(findings: Sequence[Finding]) -> list[tuple[str, str]]:
+    """(caption, SVG) of images/s a GPU, with a line for each number of GPUs, and the efficiency on most of them: lines
+    that lie apart are communication. Of the sweep nothing where no two ways differ by one thing alone."""
+    every = [row for kind in TITLES for row in ways_of(findings, kind)]
+    rows = [row for row in every if not row.fed and "nodes" not in row.way and _drawable(row)]
+    panels = {axis: panel for axis in AXES if (panel := _panel_of(rows, axis))}
+    if not panels:
+        return []
+    counts = sorted({count for panel in panels.values() for row in panel.values() for count in row.rates})
+    names = {count: "1 GPU" if count == 1 else f"{count} GPUs" for count in counts}
+    said = canvas.translated(RATE, *AXES.values())
+    said |= {name: say("1 GPU" if count == 1 else "{gpus} GPUs", gpus=count) for count, name in names.items()}
+    with canvas.style(TRAINING_CAPTION):
+        figure, axes = canvas.panels(len(panels), TRAINING_COLUMNS, TRAINING_HEIGHT, legend=True)
+        for each, (axis, panel) in zip(axes, panels.items(), strict=True):
+            _draw_training(each, panel, counts)
+            canvas.title(each, AXES[axis])
+        lines = [Line2D([], [], label=name, **canvas.look(number)) for number, name in enumerate(names.values())]
+        canvas.legend(figure, lines)
+        for each in axes[::TRAINING_COLUMNS]:
+            canvas.labels(each, y=RATE)
+        texts = "; ".join(f"{say(AXES[axis])}: {_in_words(axis, panel)}" for axis, panel in panels.items())
+        return [(TRAINING_CAPTION, canvas.svg(figure, f"{say(TRAINING_CAPTION)}. {texts}", said))]
+
+
+def _drawable(row: Way) -> dict[int, float]:
+    """Images/s a GPU by the number of GPUs, as far as they can be drawn."""
+    each = {count: rate / count for count, rate in row.rates.items()}
+    return {count: rate for count, rate in each.items() if canvas.drawable(rate) is not None}
+
+
+def _panel_of(rows: Sequence[Way], axis: str) -> Panel:
+    """The most ways that differ by one condition alone, by its values; of recipes one is enough, of others two are."""
+    panels: dict[tuple[object, ...], Panel] = {}
+    for row in rows:
+        if axis in row.way and is_swept(row.way) == (axis != "recipe"):
+            others = sorted((key, value) for key, value in row.way.items() if key not in APART.get(axis, (axis,)))
+            panels.setdefault(tuple(others), {})[row.way[axis]] = row
+    most = max(panels.values(), key=len, default={})
+    return most if len(most) > (axis != "recipe") else {}
+
+
+def _draw_training(axes: Any, panel: Panel, counts: Sequence[int]) -> None:
+    line = {"linestyle": ""} if any(isinstance(value, str) for value in panel) else {}
+    rates = [_drawable(row) for row in panel.values()]
+    for number, count in enumerate(counts):
+        points = [(at, each[count]) for at, each in enumerate(rates) if count in each]
+        axes.plot([at for at, _ in points], [rate for _, rate in points], **canvas.look(number), **line)
+    for at, (row, each) in enumerate(zip(panel.values(), rates, strict=True)):
+        if row.efficiencies and (most := max(row.efficiencies)) in each:
+            text, where = wording.percent(row.efficiencies[most]), (at, each[most])
+            axes.annotate(text, where, (0, -11), textcoords="offset points", ha="center", fontsize=7)
+    step = math.ceil(len(panel) / MOST_TICKS)
+    axes.set_xticks(range(0, len(panel), step), [wording.clean(_named(value)) for value in panel][::step])
+    axes.set_xlim(-0.5, len(panel) - 0.5)
+    axes.set_ylim(0, max(1e-9, *(rate for each in rates for rate in each.values())) * 1.1)
+    canvas.numbered(axes.yaxis)
+    axes.tick_params(labelsize=7.5)
+
+
+def _named(value: Condition) -> str:
+    """What stands at the axis: "DDP", "1,024"."""
+    return METHODS.get(value, value) if isinstance(value, str) else wording.number(value)
+
+
+def _in_words(axis: str, panel: Panel) -> str:
+    parts = []
+    for value, row in panel.items():
+        count = max(row.rates)
+        parts.append(f"{wording.words({axis: value})[0]} {wording.number(row.rates[count] / count)}")
+    return ", ".join(parts)
+
+
+RANKS = 4
+PICTURE_HEIGHT = 1.25
+PICTURES_CAPTION = "Who gives data to whom in each collective: what the operation asks for, not the way that NCCL takes"
+RADIUS, RIM = 1.0, 11  # of the ring, in its units; of a rank, in points
+EVERY = {(a, b) for a in range(RANKS) for b in range(RANKS) if a != b}
+FROM_FIRST = {(0, rank) for rank in range(1, RANKS)}
+TO_FIRST = {(rank, 0) for rank in range(1, RANKS)}
+AROUND = {(rank, (rank + 1) % RANKS) for rank in range(RANKS)}
+# Of each collective the arrows, and what goes along each.
+PICTURES: dict[str, tuple[set[tuple[int, int]], str]] = {
+    "all_reduce": (EVERY, "all data: each ends with the sum"),
+    "all_gather": (EVERY, "own part: each ends with all parts"),
+    "reduce_scatter": (EVERY, "a part: each ends with its sum"),
+    "all_to_all": (EVERY, "another part to each"),
+    "broadcast": (FROM_FIRST, "the same data to each"),
+    "scatter": (FROM_FIRST, "another part to each"),
+    "reduce": (TO_FIRST, "all data: rank 0 ends with the sum"),
+    "gather": (TO_FIRST, "own part: rank 0 ends with all"),
+    "sendrecv": (AROUND, "own data to the next"),
+}
+
+
+def collective_pictures(findings: Sequence[Finding]) -> list[tuple[str, str]]:
+    """(caption, SVG) with a panel for each collective that was measured."""
+    bandwidths = [finding.measurement for finding in findings if finding.measurement.metric == "busbw"]
+    measured = {one.conditions.get("collective") for one in bandwidths if "nodes" not in one.conditions}
+    shown = {name: picture for name, picture in PICTURES.items() if name in measured}
+    if not shown:
+        return []
+    with canvas.style(PICTURES_CAPTION):
+        figure, axes = canvas.panels(len(shown), COLUMNS, PICTURE_HEIGHT, legend=False)
+        for each, (name, (arrows, meaning)) in zip(axes, shown.items(), strict=True):
+            _draw_picture(each, arrows)
+            canvas.title(each, name)
+            each.annotate(meaning, (0, -1.75), ha="center", fontsize=8)
+        said = canvas.translated(*(meaning for _, meaning in shown.values()))
+        texts = "; ".join(f"{name}: {said[meaning]}" for name, (_, meaning) in shown.items())
+        return [(PICTURES_CAPTION, canvas.svg(figure, f"{say(PICTURES_CAPTION)}. {texts}", said))]
+
+
+def _draw_picture(axes: Any, arrows: set[tuple[int, int]]) -> None:
+    places = [_on_ring(rank) for rank in range(RANKS)]
+    for giver, taker in sorted(arrows):
+        both = (taker, giver) in arrows
+        line = {"arrowstyle": "<|-|>" if both else "-|>", "color": canvas.COLOURS[0], "shrinkA": RIM, "shrinkB": RIM}
+        if not both or giver < taker:
+            axes.annotate("", places[taker], places[giver], arrowprops=line)
+    circle = {"boxstyle": "circle,pad=0.35", "facecolor": "none", "edgecolor": canvas.INK}
+    for rank, place in enumerate(places):
+        axes.annotate(str(rank), place, ha="center", va="center", fontsize=9, fontweight="bold", bbox=circle)
+    axes.set_xlim(-2.4, 2.4)
+    axes.set_ylim(-1.9, 1.35)
+    axes.set_axis_off()
+
+
+def _on_ring(rank: int) -> tuple[float, float]:
+    """Rank 0 above, the others clockwise."""
+    angle = 2 * math.pi * rank / RANKS
+    return 1.6 * RADIUS * math.sin(angle), RADIUS * math.cos(angle)
