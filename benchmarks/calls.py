@@ -70,7 +70,7 @@ def asked_for(arguments):
 def figures(arguments):
     run = asked_for(arguments)
     world, group = run.ranks.world(with_group=False), run.ranks.world(with_group=True)
-    print(f"{world.size} ranks: {run.ground.headline(run.options.level, run.options.basis)}")
+    print(f"{world.size} ranks: {run.target.headline(run.options.level, run.options.basis)}")
     found = {
         "start by forkserver, first time, s": timed(world.run, no_op),
         "process group, first collective, s": timed(group.run, no_op),

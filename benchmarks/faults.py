@@ -151,7 +151,7 @@ def table(asked):
                 sys.exit(1) if asked.repeat > 1 else rows.append((name, None, 0.0, 0.0))
         if asked.repeat > 1:
             print(f"{number + 1} of {asked.repeat}: all {len(names)} faults caught, named and survived", flush=True)
-    print(f"{group.size} ranks: {run.ground.headline(run.options.level, run.options.basis)}\n")
+    print(f"{group.size} ranks: {run.target.headline(run.options.level, run.options.basis)}\n")
     print("| fault | detected after | attributed to | working again after |\n| --- | ---: | --- | ---: |")
     for name, headline, detected, again in rows:
         text = (headline or "**not as expected**")[:90].rstrip()

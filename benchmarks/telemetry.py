@@ -43,9 +43,9 @@ def main():
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between samples")
     asked = parser.parse_args()
     run = Run(Options(gpus=asked.gpus or "auto"))
-    node = run.ground.node
+    node = run.target.node
     if not node.topology.gpus:
-        parser.error(f"there are no GPUs: {run.ground.why}")
+        parser.error(f"there are no GPUs: {run.target.why}")
 
     taken = []
 
@@ -62,7 +62,7 @@ def main():
     share = (time.process_time() - cpu) / (time.perf_counter() - began)
     running.stop()
     what = f"{share:.2%} of a core at {asked.interval:g} s between samples ({len(taken)} samples)"
-    print(f"{len(run.ground.topology.gpus)} GPUs: {what}")
+    print(f"{len(run.target.topology.gpus)} GPUs: {what}")
 
     group = run.ranks.world(with_group=True)
     for name, figure in FIGURES.items():

@@ -66,16 +66,16 @@ def test_a_machine_whose_gpus_cannot_be_used_is_no_rehearsal(monkeypatch: pytest
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     seen = ["a loaded driver: /proc/driver/nvidia"] if driver is NO_LIBRARY else []
     monkeypatch.setattr(nvml, "signs_of_nvidia", lambda: seen)
-    ground = Run(Options(gpus="auto")).ground
-    assert ground.rehearsal_ranks == 0
-    assert words in ground.topology.problems[0]
-    assert "so it is no rehearsal: --rehearse makes one" in ground.topology.problems[1]
-    assert Run(Options(rehearse=3)).ground.rehearsal_ranks == 3
+    target = Run(Options(gpus="auto")).target
+    assert target.rehearsal_ranks == 0
+    assert words in target.topology.problems[0]
+    assert "so it is no rehearsal: --rehearse makes one" in target.topology.problems[1]
+    assert Run(Options(rehearse=3)).target.rehearsal_ranks == 3
 
 
 def test_a_machine_without_nvidia_hardware_is_rehearsed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", NO_LIBRARY)
     monkeypatch.setattr(nvml, "signs_of_nvidia", list)
-    ground = Run(Options(gpus="auto")).ground
-    assert (ground.rehearsal_ranks, ground.topology.problems) == (2, ())
-    assert str(ground.topology).startswith("no GPU: NVML (libnvidia-ml.so.1) was not found")
+    target = Run(Options(gpus="auto")).target
+    assert (target.rehearsal_ranks, target.topology.problems) == (2, ())
+    assert str(target.topology).startswith("no GPU: NVML (libnvidia-ml.so.1) was not found")

@@ -17,7 +17,7 @@ class Run:
 
     def __init__(self, gpus=EIGHT, present=8):
         self.done = []
-        self.ground = SimpleNamespace(topology=SimpleNamespace(gpus=gpus), gpus_present=present)
+        self.target = SimpleNamespace(topology=SimpleNamespace(gpus=gpus), gpus_present=present)
         self.ranks = SimpleNamespace(in_use=SimpleNamespace(stop=lambda: self.done.append("ranks are gone")))
         self.options = SimpleNamespace(dcgm=2, without=())
 

@@ -31,7 +31,7 @@ def see():
         hosts = {run.node: run.host for run in runs}
         run = SimpleNamespace(
             node_runs=SimpleNamespace(all={run.node: run for run in runs}), told_lost=set(), accuse=accused.append,
-            ground=SimpleNamespace(hosts=hosts, topology=SimpleNamespace(identity=str)), lost_nodes=lost_nodes,
+            target=SimpleNamespace(hosts=hosts, topology=SimpleNamespace(identity=str)), lost_nodes=lost_nodes,
             wait_alone=lambda check: None,
         )  # fmt: skip
         item = SimpleNamespace(nodeid=CHECK, stash=pytest.Stash())

@@ -15,7 +15,7 @@ from pytest_gpufleet.model.place import gpu, where
 from pytest_gpufleet.nodes.cluster import Lost, Trouble
 from pytest_gpufleet.nodes.messages import CheckHealth, Health, Hello, Lock, ReadHost, RunSuite
 from pytest_gpufleet.run import node_runs
-from pytest_gpufleet.run.cluster_run import ClusterGround, ClusterRun
+from pytest_gpufleet.run.cluster_run import ClusterRun, ClusterTarget
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.settings import Options
 from tests.nodes.fake_transport import hello
@@ -52,10 +52,10 @@ def run(cluster, monkeypatch, tmp_path):
     made = ClusterRun(Options(nodes=3))
     made.said, made.spoiled = [], []
     hosts = {node: f"gf{node}" for node in range(3)}
-    standing = [SimpleNamespace(index=node, found=NodeFound(node, host)) for node, host in hosts.items()]
-    ground = SimpleNamespace(topology=SimpleNamespace(gpus=(0,)), hosts=hosts, standing=standing)
+    node_facts = [SimpleNamespace(index=node, found=NodeFound(node, host)) for node, host in hosts.items()]
+    target = SimpleNamespace(topology=SimpleNamespace(gpus=(0,)), hosts=hosts, node_facts=node_facts)
     made.folder = RunFolder(tmp_path)
-    monkeypatch.setattr(ClusterRun, "ground", ground)
+    monkeypatch.setattr(ClusterRun, "target", target)
     made.evidence = SimpleNamespace(spoil=lambda why: made.spoiled.extend(filter(None, [why])), close=lambda: None)
     monkeypatch.setattr(made, "record", made.said.append)
     return made
@@ -165,17 +165,17 @@ def test_the_gpus_of_a_host_that_is_two_nodes_are_there_once(kernels, there):
         node: hello(node, present=BUSES, machine={"boot_id": kernel} if kernel else {})
         for node, kernel in enumerate(kernels)
     }
-    assert ClusterGround({0: "gf0", 1: "gf1"}, hellos, rehearsed=0).gpus_present == there
+    assert ClusterTarget({0: "gf0", 1: "gf1"}, hellos, rehearsed=0).gpus_present == there
 
 
 def test_a_machine_of_a_node_knows_how_long_ago_it_was_read_by_whatever_clock_its_node_has(monkeypatch):
-    ground = ClusterGround({0: "gf0"}, {0: hello(clock=4e9)}, rehearsed=0)
+    target = ClusterTarget({0: "gf0"}, {0: hello(clock=4e9)}, rehearsed=0)
     began = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: began + 600)
-    assert ground.machines[0].seconds_ago >= 600
+    assert target.machines[0].seconds_ago >= 600
 
 
 def test_why_there_are_no_gpus_is_what_nodes_say_that_were_heard():
     absent = GpuTopology(absent="--rehearse was given")
-    ground = ClusterGround({0: "gf0", 1: "gf1"}, {0: hello(topology=absent)}, rehearsed=2)
-    assert (ground.why, ground.topologies[1].absent) == ("--rehearse was given", "its agent was never heard")
+    target = ClusterTarget({0: "gf0", 1: "gf1"}, {0: hello(topology=absent)}, rehearsed=2)
+    assert (target.why, target.topologies[1].absent) == ("--rehearse was given", "its agent was never heard")

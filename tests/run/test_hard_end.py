@@ -124,8 +124,8 @@ def test_what_had_failed_stays_failed(late):
 @pytest.mark.parametrize("more", [[], ["--fleet-resume=earlier"]], ids=["new", "resumed"])
 def test_a_driver_that_hangs_when_it_is_asked_for_its_gpus_is_no_reason_to_wait(run_pytest, more):
     stuck = f"""{CLOCK}{MOVE}
-from pytest_gpufleet.run import ground
-ground.find = lambda *given: (now({OVER}), time.sleep(3600))
+from pytest_gpufleet.run import target
+target.find = lambda *given: (now({OVER}), time.sleep(3600))
 """
     options = ("--gpus=8", f"--fleet-dir={REPORTS}", "--fleet-deadline=1d", *more)
     run = run_pytest(*options, files={"test_inner.py": "def test_never(): pass", "conftest.py": stuck})

@@ -1,4 +1,4 @@
-"""A run that died is continued, and only on the same ground."""
+"""A run that died is continued, and only on the same machine."""
 
 import json
 import shutil
@@ -442,7 +442,7 @@ def test_another_machine_is_told_in_a_sentence_for_each_thing(run_pytest, gpus, 
         ({}, {"environment": {"NCCL_ALGO": "Ring"}}, "variable NCCL_ALGO is another"),
     ],
 )
-def test_another_ground_is_refused(then, now, told):
+def test_another_machine_is_refused(then, now, told):
     with pytest.raises(Refused) as refused:
         resume.check_same(RunFolder(Path("there")), *(Record(run=RunHeader(**header)) for header in (then, now)))
     assert str(refused.value).splitlines()[1:] == [f"  {told}"]

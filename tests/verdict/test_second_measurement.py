@@ -35,9 +35,9 @@ def run(monkeypatch):
     pauses = []
     monkeypatch.setattr(assertions, "time", SimpleNamespace(sleep=pauses.append))  # not for threads of other tests
     found = SimpleNamespace(recorded=[], pauses=pauses, stash={})
-    ground = SimpleNamespace(topology=MACHINE)
+    target = SimpleNamespace(topology=MACHINE)
     run = SimpleNamespace(
-        ground=ground,
+        target=target,
         judged=lambda check, figures, required: [
             finding
             for each in figures

@@ -233,4 +233,4 @@ def limit_missed(item: pytest.Item) -> LimitMissed | None:
     item.stash[MISSED] = ([], [])
     if not missed:
         return None
-    return LimitMissed(missed, item.config.stash[RUN].ground.topology, causes)
+    return LimitMissed(missed, item.config.stash[RUN].target.topology, causes)

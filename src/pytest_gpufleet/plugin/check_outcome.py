@@ -99,7 +99,7 @@ def faults(item: pytest.Item, report: pytest.TestReport, error: BaseException | 
 def show_faults(report: pytest.TestReport, error: BaseException | None, run: Run) -> None:
     """Let pytest show faults with all that identifies the GPU, and without a traceback, which helps nobody."""
     if isinstance(error, Faults) and report.failed:
-        identity = run.ground.topology.identity
+        identity = run.target.topology.identity
         report.longrepr = "\n".join("\n".join(filter(None, (each.told(identity), each.story))) for each in error.faults)
     if isinstance(error, FailedOnNodes) and report.failed:
         report.longrepr = str(error)

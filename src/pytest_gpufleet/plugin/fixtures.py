@@ -228,7 +228,7 @@ def diagnose(run: Run, check: str) -> Diagnosis:
     fact = dcgm.diagnostic(run.options.dcgm)
     if fact.subject in run.options.without:
         not_applicable(str(host.left_out(fact.subject)))
-    gpus, present = run.ground.topology.gpus, run.ground.gpus_present
+    gpus, present = run.target.topology.gpus, run.target.gpus_present
     if present > len(gpus):
         not_applicable(f"DCGM's diagnostic takes all {present} GPUs of the machine, and this run has {len(gpus)}")
     if (pool := run.ranks.in_use) is not None:

@@ -74,22 +74,22 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if run.options.asked and (uses_ranks(item) or any(marker.kwargs.get("gpus") for marker in markers)):
         _need_any(run)
     for marker in markers:
-        if what := lacking(run.ground.topology, run.ground.size, run.ground.nodes, *marker.args, **marker.kwargs):
+        if what := lacking(run.target.topology, run.target.size, run.target.nodes, *marker.args, **marker.kwargs):
             not_applicable(what)
         if (wanted := marker.kwargs.get("nodes", 1)) > run.ranks.nodes:
-            pytest.skip(f"needs {wanted} nodes, and {run.ranks.nodes} of {run.ground.nodes} are left")
+            pytest.skip(f"needs {wanted} nodes, and {run.ranks.nodes} of {run.target.nodes} are left")
 
 
 def _need_any(run: Run) -> None:
     """Where there is no GPU at all, the first test that needs one fails for it, and the others do not run."""
     from pytest_gpufleet.model.fault import Fault, Faults
 
-    if run.ground.size:
+    if run.target.size:
         return
     if run.absence_reported:
         pytest.skip("no GPU is here")
     run.absence_reported = True
-    raise Faults((Fault("gpu_missing", (), f"no GPU is here: {run.ground.why}"),))
+    raise Faults((Fault("gpu_missing", (), f"no GPU is here: {run.target.why}"),))
 
 
 def lacking(
@@ -127,7 +127,7 @@ GPUS_A_HOST = 8  # of HGX: as many nodes of a run may be one host, and the last 
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     run, stash = item.config.stash[RUN], item.config.stash
     # Not the run on many nodes, where each node's own run does; nor CPU ranks, which measure nothing that counts.
-    on_gpus = run.evidence is not None and run.options.nodes is None and run.ground.topology.gpus
+    on_gpus = run.evidence is not None and run.options.nodes is None and run.target.topology.gpus
     if item.get_closest_marker("host_alone") is None or not on_gpus or HOST_IS_KEPT in stash:
         return (yield)
     from pytest_gpufleet.machine import dcgm, locks

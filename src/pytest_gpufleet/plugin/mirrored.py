@@ -97,7 +97,7 @@ def nodes_now(run: ClusterRun) -> NodesNow:
     gone = {**dict.fromkeys(cluster.left_out, "left out"), **dict.fromkeys(cluster.lost, "lost")}
     pulses = cluster.pulses
     nodes = []
-    for node, host in run.ground.hosts.items():
+    for node, host in run.target.hosts.items():
         pulse = pulses.get(node, Pulse())
         doing = "" if node in gone else pulse.check or _without_a_check(run, node)
         wrong = gone.get(node) or _failed(run, node)
@@ -187,7 +187,7 @@ class Mirrors:
                 listeners.announce_finding(item, finding)
         failed = {node: each.message for node, each in done.items() if each.outcome == "failed"}
         if failed or not_done:
-            named = self._run.ground.topology.identity
+            named = self._run.target.topology.identity
             texts = ["\n".join(filter(None, (fault.told(named), fault.story))) for fault in not_done]
             if failed:  # what the first of them say, for each node's own report has it all
                 texts.append(f"failed on {len(failed)} of {len(there)} nodes: {self._names([*failed])}")
@@ -214,7 +214,7 @@ class Mirrors:
         return [f"{self._names(those)}: {message}" for message, those in nodes.items()]
 
     def _names(self, nodes: Sequence[int]) -> str:
-        return some([self._run.ground.hosts[node] for node in nodes], MOST_NAMES)
+        return some([self._run.target.hosts[node] for node in nodes], MOST_NAMES)
 
 
 def _found(run: NodeRun, check: str) -> list[Fault]:

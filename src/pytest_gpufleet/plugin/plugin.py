@@ -150,10 +150,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         # A burn-in is long: whoever waits for it sees how far it is, and how hot.
         if (
             run.options.nodes is None
-            and run.ground.topology.gpus
+            and run.target.topology.gpus
             and (run.options.monitor or run.options.level == "burnin")
         ):
-            screen.draw(run.ground.topology, run.options.folder, config, run.open_things)
+            screen.draw(run.target.topology, run.options.folder, config, run.open_things)
         run.watch(screen.show)
 
 

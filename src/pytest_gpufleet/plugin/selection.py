@@ -62,7 +62,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if run.evidence is not None:
         from pytest_gpufleet.verdict.judgement import FORMULA, comparisons
 
-        gpus, nodes, level = len(run.ground.topology.gpus), len(run.evidence.record.hosts), run.options.level
+        gpus, nodes, level = len(run.target.topology.gpus), len(run.evidence.record.hosts), run.options.level
         run.record(Judging(formula=FORMULA, comparisons=comparisons(suite.shipped(), level, gpus, nodes)))
     if not any(map(markers.uses_ranks, session.items)):
         run.ranks.let_go()

@@ -111,9 +111,9 @@ def _conclude(asked: Options, arguments: Sequence[str], folder: Path | None) -> 
     from pytest_gpufleet.run import conclusion
     from pytest_gpufleet.run.evidence import Evidence
     from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
-    from pytest_gpufleet.run.ground import OwnMachine
     from pytest_gpufleet.run.opening import open_run
     from pytest_gpufleet.run.run import Run
+    from pytest_gpufleet.run.target import OwnMachine
 
     run = Run(replace(asked, resume=None))  # what nobody could look at cannot be held against an earlier run
     run.interruption.overdue = True

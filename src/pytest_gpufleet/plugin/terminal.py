@@ -120,7 +120,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     if not run.options.makes_a_run or run.evidence is None:
         return []
     resumed = f"; {len(run.carried)} checks carried over from {run.options.resume}" if run.options.resume else ""
-    lines = [f"gpufleet: {run.ground.headline(run.options.level, run.options.basis)}{resumed}"]
+    lines = [f"gpufleet: {run.target.headline(run.options.level, run.options.basis)}{resumed}"]
     from pytest_gpufleet.verdict.node_verdicts import one_host_told
 
     header = run.evidence.record.run
@@ -160,5 +160,5 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
             terminalreporter.write_line(f"report: {run.folder.report}")
         elif run.evidence.path.exists():
             terminalreporter.write_line(f"evidence: {run.evidence.path}")
-    elif run.ranks.in_use is not None and run.ground.rehearsal_ranks:
-        terminalreporter.write_line(f"gpufleet: {run.ground.headline(run.options.level, run.options.basis)}")
+    elif run.ranks.in_use is not None and run.target.rehearsal_ranks:
+        terminalreporter.write_line(f"gpufleet: {run.target.headline(run.options.level, run.options.basis)}")

@@ -24,7 +24,7 @@ from pytest_gpufleet.report.rendering import render
 from pytest_gpufleet.report.several_runs import difference, of_figure, what
 from pytest_gpufleet.report.tables import number
 from pytest_gpufleet.verdict import basis
-from pytest_gpufleet.verdict.accusations import told
+from pytest_gpufleet.verdict.accusations import all_faults
 from pytest_gpufleet.verdict.fleet.equality import Difference
 from pytest_gpufleet.verdict.fleet.fleet_peers import SlowPlaces
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet
@@ -299,7 +299,7 @@ def _said(record: Record, between: Sequence[Group]) -> dict[int, list[str]]:
     name = partial(wording.place, hosts=record.hosts)
     found: dict[int, list[str]] = defaultdict(list)
     explained: set[tuple[int, str]] = set()  # by a check that also says what makes its figures miss
-    for fault in sorted(told(record), key=lambda fault: fault.name in FIGURES):
+    for fault in sorted(all_faults(record), key=lambda fault: fault.name in FIGURES):
         if fault.name != "node_lost" and (fault.check in ours or fault.watched):
             for node in dict.fromkeys(part.node for at in fault.subjects for part in at.parts if part.is_on_node):
                 if fault.name not in FIGURES:

@@ -22,7 +22,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.banner import STAMPS
 from pytest_gpufleet.verdict import basis
-from pytest_gpufleet.verdict.accusations import told
+from pytest_gpufleet.verdict.accusations import all_faults
 from pytest_gpufleet.verdict.across_runs.run_comparison import figures
 from pytest_gpufleet.verdict.outliers import Figure
 
@@ -138,7 +138,7 @@ def _of_places(record: Record) -> Metrics:
         "What is wrong, by code and place.",
         [
             ({"code": str(fault.kind.number), "name": fault.name, "action": fault.kind.action, **at(where)}, 1.0)
-            for fault in told(record)
+            for fault in all_faults(record)
             for where in fault.subjects or (WORLD,)
         ],
     )

@@ -22,10 +22,10 @@ from pytest_gpufleet.nodes.messages import Asked, CheckHealth, Greeting, Hello, 
 from pytest_gpufleet.nodes.transport import LocalTransport, Transport
 from pytest_gpufleet.run import node_runs, resume
 from pytest_gpufleet.run.folder import RunFolder
-from pytest_gpufleet.run.ground import Ground, NodeStanding
 from pytest_gpufleet.run.node_runs import NodeRuns
 from pytest_gpufleet.run.run import AT_THE_END, Ranks, Run, likely
 from pytest_gpufleet.run.settings import Options
+from pytest_gpufleet.run.target import NodeFacts, Target
 from pytest_gpufleet.verdict import node_verdicts
 from pytest_gpufleet.verdict.fleet.fleet_peers import minority
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun
@@ -50,7 +50,7 @@ def transport_for(options: Options) -> Transport:
     return RayTransport(settings, wanted, options.address, options.insecure)
 
 
-class ClusterGround(Ground):
+class ClusterTarget(Target):
     """`names`: of all nodes, by their numbers, `hellos` of those that are there. `rehearsed`: ranks of each, 0 with
     GPUs. `machines`: of those that are there, with the facts that do not change. What their kernel logs held, their own
     runs have judged."""
@@ -104,13 +104,13 @@ class ClusterGround(Ground):
         return f" of {self.nodes} nodes"
 
     @property
-    def standing(self) -> list[NodeStanding]:
-        return [self._standing(node) for node in self._names]
+    def node_facts(self) -> list[NodeFacts]:
+        return [self._facts(node) for node in self._names]
 
-    def _standing(self, node: int) -> NodeStanding:
+    def _facts(self, node: int) -> NodeFacts:
         hello = self._hellos.get(node)
         machine = HostFound(_taken(hello), hello.machine) if hello else HostFound()
-        return NodeStanding(node, self.hosts[node], hello.serial if hello else None, self.topologies[node], machine)
+        return NodeFacts(node, self.hosts[node], hello.serial if hello else None, self.topologies[node], machine)
 
 
 def _taken(hello: Hello) -> str:
@@ -157,8 +157,8 @@ class ClusterRun(Run):
         return cluster
 
     @cached_property
-    def ground(self) -> ClusterGround:
-        return ClusterGround(self.cluster.names, self.cluster.hellos, self.options.rehearse or 0)
+    def target(self) -> ClusterTarget:
+        return ClusterTarget(self.cluster.names, self.cluster.hellos, self.options.rehearse or 0)
 
     @cached_property
     def node_runs(self) -> NodeRuns:
@@ -177,7 +177,7 @@ class ClusterRun(Run):
         )
 
     def machines(self) -> tuple[Machine, ...]:
-        return tuple(self.ground.machines[node] for node in self.cluster.alive)
+        return tuple(self.target.machines[node] for node in self.cluster.alive)
 
     def runs_of_nodes(self) -> dict[int, HostRun]:
         return self.node_runs.of_hosts()
@@ -193,7 +193,7 @@ class ClusterRun(Run):
         answers = self.cluster.ask_each(dict.fromkeys(nodes, question), seconds)
         silent = {node: answer for node, answer in answers.items() if isinstance(answer, Trouble)}
         for node, why in silent.items():
-            self.evidence.spoil(f"{self.ground.hosts[node]}: {what} may have gone unseen: {why}")
+            self.evidence.spoil(f"{self.target.hosts[node]}: {what} may have gone unseen: {why}")
         return {node: answer for node, answer in answers.items() if node not in silent}
 
     @property
@@ -231,11 +231,11 @@ class ClusterRun(Run):
             return []
         faults = self.lost_nodes(check)
         self._note_left_out()
-        watched = self._locked & {*self.cluster.alive} if self.ground.topology.gpus else set()
+        watched = self._locked & {*self.cluster.alive} if self.target.topology.gpus else set()
         for node, health in self._answers(CheckHealth(failed), watched, "what got worse").items():
             faults += [_of_node(fault, node, check) for fault in health.faults]
             self.notice(_of_node(shown, node, check) for shown in health.noticed)
-            self.evidence.spoil(health.unseen and f"{self.ground.hosts[node]}: {health.unseen}")
+            self.evidence.spoil(health.unseen and f"{self.target.hosts[node]}: {health.unseen}")
         for fault in faults:
             self.accuse(fault)
         return faults
@@ -260,13 +260,13 @@ class ClusterRun(Run):
     def start_alone(self, arguments: tuple[str, ...], checks: Collection[str]) -> None:
         """Start the nodes' own runs, with these arguments of pytest, and go on without nodes on which that cannot be.
         Refused if no node is left. `checks`: their node ids."""
-        nodes = [node.found for node in self.ground.standing if node.index in self.cluster.alive]
+        nodes = [node.found for node in self.target.node_facts if node.index in self.cluster.alive]
         self.node_runs.take_over(self.earlier, nodes, self.folder, checks)
         troubles = self.node_runs.start(dict.fromkeys(self.cluster.alive, arguments), nodes, self.folder)
         for node, why in troubles.items():
             self._give_up(node, f"its own run could not be started: {why}")
         if troubles and not self.cluster.alive:
-            told = "; ".join(f"{self.ground.hosts[node]}: {why}" for node, why in troubles.items())
+            told = "; ".join(f"{self.target.hosts[node]}: {why}" for node, why in troubles.items())
             raise Refused(f"the checks of one machine cannot be started there: {told}")
 
     def wait_alone(self, check: str) -> None:
@@ -350,9 +350,9 @@ class ClusterRanks(Ranks):
 
     def _gpus_of_nodes(self) -> Mapping[int, tuple[Sequence[Gpu | None], str]]:
         """Those that are left."""
-        ground, rehearsed = self._run.ground, (None,) * (self._run.options.rehearse or 0)
+        target, rehearsed = self._run.target, (None,) * (self._run.options.rehearse or 0)
         nodes = {
-            node: (rehearsed or ground.topology_of(node).gpus, ground.hosts[node]) for node in self._run.cluster.alive
+            node: (rehearsed or target.topology_of(node).gpus, target.hosts[node]) for node in self._run.cluster.alive
         }
         if not any(gpus for gpus, _ in nodes.values()):
             raise Refused("no rank is left to run on")

@@ -198,9 +198,9 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
     """Give `run` a folder and evidence. Refused before anything expensive starts. `arguments`: pytest's."""
     check_temporary()
     check_textfile(run.options.prometheus)
-    order, profile, ground = run.order, run.profile, run.ground
+    order, profile, target = run.order, run.profile, run.target
     burning = run.burn_in_seconds if run.options.level == "burnin" else 0.0
-    check_evidence(run.options.folder, needed(len(ground.topology.gpus), ground.nodes, burning, run.options.interval))
+    check_evidence(run.options.folder, needed(len(target.topology.gpus), target.nodes, burning, run.options.interval))
     run.ranks.environment = of_this_process()
     if run.options.nodes is None:  # else each node's own run does it
         run.lock()
@@ -218,7 +218,7 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
     run.record(header)
     run.record(topology)
     if profile and run.options.profile:
-        run.record(ProfileGiven(profile=as_given(profile, (gpu.name for gpu in ground.topology.gpus))))
+        run.record(ProfileGiven(profile=as_given(profile, (gpu.name for gpu in target.topology.gpus))))
     if order:
         run.record(OrderGiven(order=order))
     run.record(machine)
@@ -244,7 +244,7 @@ def _never_end_with_0(run: Run) -> None:
 
 def _first_events(run: Run, arguments: Sequence[str]) -> tuple[RunHeader, TopologyFound, MachineRead]:
     """What evidence says first, with aliases if these are wanted: what one of them names has its alias in all."""
-    nodes = run.ground.standing
+    nodes = run.target.node_facts
     topology = TopologyFound(nodes=[node.topology for node in nodes])
     machine = MachineRead(nodes=[node.machine for node in nodes])
     said = codec.plain((run.cluster_header(_header(run, arguments)), topology, machine))
@@ -252,11 +252,11 @@ def _first_events(run: Run, arguments: Sequence[str]) -> tuple[RunHeader, Topolo
 
 
 def _header(run: Run, arguments: Sequence[str]) -> RunHeader:
-    options, ground, profile, order = run.options, run.ground, run.profile, run.order
+    options, target, profile, order = run.options, run.target, run.profile, run.order
     started_by = command_line(arguments)
     return RunHeader(
         host=own_name(),
-        nodes=tuple(node.found for node in ground.standing),
+        nodes=tuple(node.found for node in target.node_facts),
         utc=Moment(run.started.isoformat(timespec="seconds")),
         command=started_by.typed,
         command_line=started_by,
@@ -267,10 +267,10 @@ def _header(run: Run, arguments: Sequence[str]) -> RunHeader:
         network=options.network,
         without=options.without,
         gpus=str(options.gpus),
-        gpus_present=ground.gpus_present,
-        rehearsal=bool(ground.rehearsal_ranks),
-        rehearsal_because=ground.why if ground.rehearsal_ranks else "",
-        ranks=ground.size,
+        gpus_present=target.gpus_present,
+        rehearsal=bool(target.rehearsal_ranks),
+        rehearsal_because=target.why if target.rehearsal_ranks else "",
+        ranks=target.size,
         profile=profile.name if profile else None,
         profile_sha256=sha256(profile.path) if profile else None,
         order=order.file if order else None,

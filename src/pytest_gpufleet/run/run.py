@@ -1,4 +1,4 @@
-"""One run: what it was asked for, what it stands on, its ranks, its telemetry and its evidence."""
+"""One run: what it was asked for and given, its ranks, its telemetry and its evidence."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.nodes.health_watch import Guard
     from pytest_gpufleet.run.evidence import Evidence
     from pytest_gpufleet.run.folder import RunFolder
-    from pytest_gpufleet.run.ground import Ground, OwnMachine
+    from pytest_gpufleet.run.target import OwnMachine, Target
     from pytest_gpufleet.verdict.fleet.host_runs import HostRun
     from pytest_gpufleet.verdict.profile import Profile
     from pytest_gpufleet.world.call import RankSpec
@@ -91,12 +91,12 @@ class Run:
 
     @cached_property
     def own_machine(self) -> OwnMachine:
-        from pytest_gpufleet.run import ground
+        from pytest_gpufleet.run import target
 
-        return ground.find(self.options, self.open_things)
+        return target.find(self.options, self.open_things)
 
     @property
-    def ground(self) -> Ground:
+    def target(self) -> Target:
         return self.own_machine
 
     @cached_property
@@ -113,7 +113,7 @@ class Run:
         from pytest_gpufleet.verdict.toml_table import FileError
 
         try:
-            return profile.choose(self.options.profile, (gpu.name for gpu in self.ground.topology.gpus))
+            return profile.choose(self.options.profile, (gpu.name for gpu in self.target.topology.gpus))
         except FileError as error:
             raise Refused(f"--fleet-profile: {error}") from None
 
@@ -134,7 +134,7 @@ class Run:
     def burn_in_seconds(self) -> float:
         if self.options.burn_in:
             return self.options.burn_in
-        return REHEARSED_BURN_IN_SECONDS if self.ground.rehearsal_ranks else levels.BURN_IN_SECONDS
+        return REHEARSED_BURN_IN_SECONDS if self.target.rehearsal_ranks else levels.BURN_IN_SECONDS
 
     def watch(self, hear: Callable[[Any], None]) -> None:
         """Heed signals from here on. With GPUs, start telemetry: `hear(sample)` is called with each sample."""
@@ -163,7 +163,7 @@ class Run:
         from pytest_gpufleet.model.record import Record
         from pytest_gpufleet.verdict.judgement import judge, network_of, unsteady
 
-        profile, topology, rehearsal = self.profile, self.ground.topology, bool(self.ground.rehearsal_ranks)
+        profile, topology, rehearsal = self.profile, self.target.topology, bool(self.target.rehearsal_ranks)
         now = tuple(measurements)
         record = self.evidence.record if self.evidence else Record()
         measured, network = [*(finding.measurement for finding in record.findings), *now], network_of(record)
@@ -330,8 +330,8 @@ class Ranks:
         from pytest_gpufleet.world.pool import Pool
 
         run = self._run
-        if not run.ground.size:
-            raise Refused(f"there is no GPU to run on: {run.ground.why}")
+        if not run.target.size:
+            raise Refused(f"there is no GPU to run on: {run.target.why}")
         run.lock()
         return Pool(
             self._engine(),
@@ -378,8 +378,8 @@ class Ranks:
     def _gpus_of_nodes(self) -> Mapping[int, tuple[Sequence[Gpu | None], str]]:
         """By the number of each node the GPU of each of its ranks, None of a CPU rank, and its name where there are
         several."""
-        ground = self._run.ground
-        return {0: ((None,) * ground.rehearsal_ranks or ground.topology.gpus, "")}
+        target = self._run.target
+        return {0: ((None,) * target.rehearsal_ranks or target.topology.gpus, "")}
 
     def _threads(self, node: int, size: int, here: int) -> int:
         """Of each rank, of which there are so many `here`, on its node. By itself torch takes all processors for each:

@@ -22,7 +22,7 @@ from pytest_gpufleet.model.limit import Calibration, Grade, Limit
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import basis
-from pytest_gpufleet.verdict.accusations import causes, explaining, told
+from pytest_gpufleet.verdict.accusations import all_faults, causes, explaining
 from pytest_gpufleet.verdict.given_limits import unused
 from pytest_gpufleet.verdict.node_verdicts import of_one_host
 
@@ -246,7 +246,7 @@ def summary(record: Record, sha256: str, report_sha256: str = "") -> Summary:
         ),
         OfBasis(record.run.basis, basis.lowest(record), basis.by_grade(record), basis.described(record)),
         tuple(_part(OfCheck, check, run=check.run or None) for check in record.checks.values()),
-        tuple(_fault(fault, record) for fault in told(record)),
+        tuple(_fault(fault, record) for fault in all_faults(record)),
         tuple(map(_finding, record.findings)),
         tuple(_part(OfUnusedLimit, limit, number=number, limit=_limit(limit)) for number, limit in unused(record)),
         report_sha256,

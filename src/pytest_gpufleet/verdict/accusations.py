@@ -21,7 +21,7 @@ def accusations(record: Record) -> list[Fault]:
     ]
 
 
-def told(record: Record) -> list[Fault]:
+def all_faults(record: Record) -> list[Fault]:
     """Everything that somebody has to know: what has to be mended first, and all that is said against places."""
     return list(dict.fromkeys((*causes(record), *accusations(record))))
 

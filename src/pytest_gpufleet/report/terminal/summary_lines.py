@@ -12,7 +12,7 @@ from pytest_gpufleet.report.banner import STAMPS, headline, next_steps, reasons,
 from pytest_gpufleet.report.failures import Failure, Miss, accused, failures
 from pytest_gpufleet.report.hosts import HostRow, counts, host_rows, nodes_in_words
 from pytest_gpufleet.verdict import basis
-from pytest_gpufleet.verdict.accusations import told
+from pytest_gpufleet.verdict.accusations import all_faults
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet
 from pytest_gpufleet.verdict.gaps import counted, gaps, inapplicable
 from pytest_gpufleet.verdict.node_verdicts import tells
@@ -120,7 +120,7 @@ def _nodes(record: Record, room: int) -> list[Line]:
 def _node(record: Record, node: int, state: str) -> list[Line]:
     serial = f", serial {number}" if (number := record.node(node).serial) else ""
     lines = wrapped(f"{record.hosts[node]}{serial}: {state}", "  ", BAD)
-    others = (fault for fault in told(record) if not tells(record, fault))
+    others = (fault for fault in all_faults(record) if not tells(record, fault))
     at_node = (fault for fault in others if any(part.node == node for at in fault.subjects for part in at.parts))
     texts = dict.fromkeys([*_why(record, node), *(fault.told(record.topology.identity) for fault in at_node)])
     for text in list(texts)[:MOST_FAULTS]:

@@ -1,4 +1,4 @@
-"""What a run stands on: GPUs, or CPU ranks in their place."""
+"""What a run was given: GPUs, or CPU ranks in their place."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from pytest_gpufleet.run.settings import REHEARSAL_RANKS, Options
 
 
 @dataclass(frozen=True)
-class NodeStanding:
+class NodeFacts:
     """What is on record of a node: the facts of its GPUs, as if it were the only one, and of its host."""
 
     index: int
@@ -34,8 +34,8 @@ class NodeStanding:
         return codec.typed(aliased(codec.plain(found)), NodeFound)
 
 
-class Ground:
-    """What a run stands on: GPUs and what is known of them, or CPU ranks and why there are no GPUs."""
+class Target:
+    """What a run was given: GPUs and what is known of them, or CPU ranks and why there are no GPUs."""
 
     rehearsal_ranks: int  # on all nodes; 0: a real run
     nodes: int = 1  # that were there when it began
@@ -50,7 +50,7 @@ class Ground:
         raise NotImplementedError
 
     @property
-    def standing(self) -> list[NodeStanding]:
+    def node_facts(self) -> list[NodeFacts]:
         """Every node, in the order of their numbers."""
         raise NotImplementedError
 
@@ -70,7 +70,7 @@ class Ground:
         return self.rehearsal_ranks or len(self.topology.gpus)
 
     def headline(self, level: str, basis: str) -> str:
-        """One line on what a run of this level stands on, and what it asks of limits if that is not the least."""
+        """One line on what a run of this level was given, and what it asks of limits if that is not the least."""
         if self.rehearsal_ranks:
             return f"REHEARSAL on {self.rehearsal_ranks} CPU ranks{self.where}, no GPU is tested ({self.why})"
         if not self.topology.gpus:
@@ -83,7 +83,7 @@ class Ground:
 
 
 @dataclass(frozen=True)
-class OwnMachine(Ground):
+class OwnMachine(Target):
     """The machine of this process."""
 
     node: LocalNode
@@ -103,10 +103,10 @@ class OwnMachine(Ground):
         return len(self.node.present())
 
     @property
-    def standing(self) -> list[NodeStanding]:
+    def node_facts(self) -> list[NodeFacts]:
         machine = self.machine
         topology = replace(self.topology, gpus=machine.gpus)
-        return [NodeStanding(0, host.own_name(), host.serial(), topology, HostFound(machine.taken, machine.host))]
+        return [NodeFacts(0, host.own_name(), host.serial(), topology, HostFound(machine.taken, machine.host))]
 
     def read_now(self, fact: str) -> list[Any]:
         """A fact of every GPU at this moment."""
@@ -139,7 +139,7 @@ def find(options: Options, stack: ExitStack) -> OwnMachine:
 
 
 def _instead_of_gpus(reason: NoGpus) -> OwnMachine:
-    """What --gpus auto stands on without GPUs: a rehearsal only where nothing speaks for NVIDIA hardware, since a
+    """What --gpus auto gives without GPUs: a rehearsal only where nothing speaks for NVIDIA hardware, since a
     server whose driver is dead must not pass for a machine without GPUs."""
     if not reason.signs:
         return OwnMachine.without_gpus(str(reason), ranks=REHEARSAL_RANKS)
