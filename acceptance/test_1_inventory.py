@@ -21,13 +21,15 @@ from pytest_gpufleet import (
     expect,
     expect_none,
     not_applicable,
+    not_judged,
 )
-from pytest_gpufleet.machine import container, network_ports, processors
+from pytest_gpufleet.machine import container, environment, health, links, network_ports, processors
+from pytest_gpufleet.machine.gpu_facts import for_servers
 from pytest_gpufleet.model.events import NO_NETWORK, Order
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.probes.links.host_copies import pcie_generation_under_load
 from pytest_gpufleet.probes.memory import clocks_under_load
-from pytest_gpufleet.verdict import health_rules, link_rules, orders
+from pytest_gpufleet.verdict import orders
 
 pytestmark = [
     pytest.mark.chapter("Inventory", "Is everything there that was ordered, and set up as it should be?"),
@@ -79,7 +81,9 @@ def test_software_fits_driver(gpu_topology: GpuTopology) -> None:
 
 
 @needs_gpus
-@pytest.mark.parametrize("fact", ["name", "vbios", "memory_bytes", "inforom_version", "pcie_generation_max"])
+@pytest.mark.parametrize(
+    "fact", ["name", "vbios", "gsp_firmware", "memory_bytes", "inforom_version", "pcie_generation_max"]
+)
 def test_gpus_are_alike(machine: LiveMachine, fact: str) -> None:
     """All GPUs are of one model, firmware, memory size and slot generation
 
@@ -87,7 +91,22 @@ def test_gpus_are_alike(machine: LiveMachine, fact: str) -> None:
     collective at the pace of the slowest. Replace it or bring its firmware to the others' version.
     """
     values = [gpu[fact] for gpu in machine.gpus]
-    expect(machine.gpus, fact, max(values, key=values.count), code="gpu_unlike_others")
+    code = "gsp_firmware_differs" if fact == "gsp_firmware" else "gpu_unlike_others"
+    expect(machine.gpus, fact, max(values, key=values.count), code=code)
+
+
+@needs_gpus
+def test_bar1_is_as_large_as_of_others(machine: LiveMachine) -> None:
+    """Every GPU's BAR1 is as large as that of the others
+
+    The host and network adapters reach a GPU's memory through this window. Where the BIOS gave one GPU a smaller one,
+    GPUDirect RDMA and large pinned buffers fail or crawl on it alone. `nvidia-smi -q -d MEMORY` shows it. Turn on
+    "Above 4G Decoding" and "Resizable BAR" in the BIOS, update it, and look at the slot.
+    """
+    sizes = [size for gpu in machine.gpus if isinstance(size := gpu["bar1_bytes"], int)]
+    if len(sizes) == 1:
+        not_applicable("there is no other GPU to compare it with")
+    expect(machine.gpus, "bar1_bytes", at_least(max(sizes, default=0)), code="bar1_small")
 
 
 @needs_gpus
@@ -105,7 +124,7 @@ def test_memory_is_complete(machine: LiveMachine, gpu_profile: Profile | None) -
 
 @needs_gpus
 def test_no_foreign_process(gpu_topology: GpuTopology) -> None:
-    """Nobody else computes on these GPUs
+    """No other process is using the GPUs
 
     A process that was there before this run shares the GPU with every test: it makes figures low and verdicts
     worthless. End it (`nvidia-smi` lists it), or ask who runs it; in a container it may belong to another one.
@@ -121,7 +140,7 @@ def test_no_harmful_variable(machine: LiveMachine, gpu_topology: GpuTopology) ->
     Left from debugging or baked into an image, they turn links or algorithms off for every program. Unset those that
     are named; the report lists all others that steer NCCL, CUDA and torch.
     """
-    expect_none(link_rules.harmful_variables(machine.host["environment"], gpu_topology))
+    expect_none(environment.harmful_variables(machine.host["environment"], gpu_topology))
 
 
 @needs_gpus
@@ -137,9 +156,7 @@ def test_pcie_width_is_full(machine: LiveMachine, gpu_profile: Profile | None) -
     expect(
         machine.gpus, "pcie_width", lambda gpu: at_least(ordered or gpu["pcie_width_max"]), code="pcie_width_reduced"
     )
-    expect(
-        machine.gpus, "pcie_width", lambda gpu: at_least(ordered or link_rules.pcie_lanes(gpu)), code="pcie_slot_narrow"
-    )
+    expect(machine.gpus, "pcie_width", lambda gpu: at_least(ordered or links.pcie_lanes(gpu)), code="pcie_slot_narrow")
 
 
 @needs_gpus
@@ -209,18 +226,22 @@ def test_nvlinks_are_equally_fast(machine: LiveMachine, gpu_profile: Profile | N
 
 
 @needs_gpus
-def test_fabric_is_ready(machine: LiveMachine) -> None:
-    """The NVSwitch fabric has taken in every GPU, and is well
+def test_fabric_is_ready(machine: LiveMachine, gpu_profile: Profile | None, gpu_topology: GpuTopology) -> None:
+    """All GPUs are registered in the NVSwitch fabric, and its state is healthy
 
     State 3 is completed, status 0 success. Otherwise start nvidia-fabricmanager (of exactly the driver's version; on
     the host of a virtual machine or container) and read its log; without it GPUs with NVSwitch cannot talk to each
     other. A fabric that is complete can still be degraded, have lost a route, be configured wrongly, or be divided, so
-    that some GPUs of this machine do not reach others: its log says why.
+    that some GPUs of this machine do not reach others: its log says why. State 0 says nothing, so on a machine with
+    NVSwitches the fabric is not judged then.
     """
     if all(gpu["fabric"] == {"state": 0, "status": 0} for gpu in machine.gpus):
+        count = int(gpu_profile.facts.get("nvlinks", 0)) if gpu_profile else 0
+        if links.has_nvswitch(machine.gpus, gpu_topology, count):
+            not_judged("the driver has not started the fabric (state 0): `systemctl status nvidia-fabricmanager`")
         not_applicable("these GPUs are in no NVSwitch fabric")
     expect(machine.gpus, "fabric", {"state": 3, "status": 0}, code="fabric_not_ready")
-    expect_none(link_rules.fabric_ills(machine.gpus))
+    expect_none(links.fabric_faults(machine.gpus))
 
 
 @needs_gpus
@@ -261,7 +282,7 @@ def test_ecc_is_on(machine: LiveMachine) -> None:
 
 @needs_gpus
 def test_mig_is_off(machine: LiveMachine) -> None:
-    """No GPU is split into instances
+    """MIG is off
 
     A GPU in MIG mode gives a program only a part of itself: `nvidia-smi -mig 0`.
     """
@@ -270,7 +291,7 @@ def test_mig_is_off(machine: LiveMachine) -> None:
 
 @needs_gpus
 def test_compute_mode_is_default(machine: LiveMachine) -> None:
-    """Any process may use the GPUs (compute mode 0)
+    """Compute mode is Default (0)
 
     Exclusive or prohibited mode makes programs fail with "all CUDA-capable devices are busy": `nvidia-smi -c 0`.
     """
@@ -279,12 +300,12 @@ def test_compute_mode_is_default(machine: LiveMachine) -> None:
 
 @needs_gpus
 def test_persistence_mode_is_on(machine: LiveMachine) -> None:
-    """The driver stays loaded between programs
+    """Persistence mode is on
 
-    Else every start takes seconds and settings are lost: enable nvidia-persistenced. It is asked of boards for data
-    centres; on GeForce and workstation boards drivers leave it off.
+    Else the driver is unloaded between programs: every start takes seconds and settings are lost. Enable
+    nvidia-persistenced. It is asked of boards for data centres; on GeForce and workstation boards drivers leave it off.
     """
-    boards = [gpu for gpu in machine.gpus if health_rules.for_servers(gpu)]
+    boards = [gpu for gpu in machine.gpus if for_servers(gpu)]
     if not boards:
         not_applicable("no GPU here is a board for data centres")
     expect(boards, "persistence_mode", 1, code="persistence_mode_off")
@@ -292,7 +313,7 @@ def test_persistence_mode_is_on(machine: LiveMachine) -> None:
 
 @needs_gpus
 def test_power_limit_is_default(machine: LiveMachine) -> None:
-    """No GPU's power limit was lowered
+    """Power limit is at its default
 
     A lowered limit slows the GPU under load: `nvidia-smi -pl` with the default that is named, or ask who set it.
     """
@@ -305,8 +326,26 @@ def test_power_limit_is_default(machine: LiveMachine) -> None:
 
 
 @needs_gpus
+def test_default_power_limit_is_of_the_model(machine: LiveMachine, gpu_profile: Profile | None) -> None:
+    """Default power limit is that of the model's data sheet
+
+    A board that was made for less power, or got such firmware, is slower under load by design, and `nvidia-smi -pl`
+    cannot give it more. Compare part number and VBIOS with the order (`nvidia-smi -q`). A model that is sold with other
+    limits: say so in a profile, power_watts among its facts. Boards of GeForce have the limit of their maker.
+    """
+    rated = gpu_profile.facts.get("power_watts") if gpu_profile else None
+    boards = [gpu for gpu in machine.gpus if for_servers(gpu)]
+    if not boards:
+        not_applicable("no GPU here is a board for data centres")
+    if not rated:
+        not_applicable("no profile says which power limit this model has")
+    assertions.require_any(boards, "power_limit_default_watts")
+    expect_none(fault for gpu in boards for fault in health.low_default_power(gpu, rated))
+
+
+@needs_gpus
 def test_application_clocks_are_default(machine: LiveMachine) -> None:
-    """No GPU's clocks are pinned
+    """Application clocks are at their default
 
     Reset them: `nvidia-smi -rac`.
     """
@@ -329,14 +368,12 @@ def test_clocks_are_full_under_load(machine: LiveMachine, world: World) -> None:
     expect_none(
         world.faults("fact_unreadable", ["" if told else "its clocks under load cannot be read" for told in seen])
     )
-    expect_none(
-        fault for gpu, told in zip(machine.gpus, seen, strict=True) for fault in health_rules.held_clocks(gpu, told)
-    )
+    expect_none(fault for gpu, told in zip(machine.gpus, seen, strict=True) for fault in health.held_clocks(gpu, told))
 
 
 @needs_gpus
 def test_no_recovery_is_pending(machine: LiveMachine) -> None:
-    """The driver calls for no recovery of any GPU
+    """No GPU has a pending recovery action
 
     1 is a reset, 2 a reboot, 3 and 4 draining it first: do that, then run again.
     """
@@ -345,11 +382,11 @@ def test_no_recovery_is_pending(machine: LiveMachine) -> None:
 
 @needs_gpus
 def test_inforom_is_valid(machine: LiveMachine) -> None:
-    """The board's own records are intact
+    """InfoROM is valid
 
     A corrupted InfoROM loses serial numbers and error history, or gives texts that nobody can read: replace the GPU.
     """
-    expect_none(fault for gpu in machine.gpus for fault in link_rules.unreadable(gpu, ("serial", "uuid", "pci_bus_id")))
+    expect_none(fault for gpu in machine.gpus for fault in links.unreadable(gpu, ("serial", "uuid", "pci_bus_id")))
     expect(machine.gpus, "inforom_valid", True, code="inforom_invalid")
 
 
@@ -365,7 +402,7 @@ def test_shared_memory_is_large_enough(machine: LiveMachine) -> None:
 
 @needs_gpus
 def test_memory_may_be_locked(machine: LiveMachine) -> None:
-    """Programs may lock as much memory as they need
+    """memlock limit is unlimited
 
     RDMA and pinned buffers fail under a limit: --ulimit memlock=-1 for containers, limits.conf on the host.
     """
@@ -385,7 +422,7 @@ def test_files_may_be_opened(machine: LiveMachine) -> None:
 
 @needs_gpus
 def test_processors_run_at_full_clock(machine: LiveMachine) -> None:
-    """The host's processors are not slowed down to save power
+    """CPU governor is performance
 
     The processors launch every GPU kernel: at a low clock the GPUs wait for them. Set the governor "performance":
     `cpupower frequency-set -g performance`. Drivers that choose the clock by themselves (intel_pstate, amd_pstate) may
@@ -400,7 +437,7 @@ def test_processors_run_at_full_clock(machine: LiveMachine) -> None:
 
 @needs_gpus
 def test_processors_near_each_gpu_may_be_used(machine: LiveMachine) -> None:
-    """Programs may run on processors next to every GPU
+    """CPU affinity: programs may run on processors next to every GPU
 
     A container or job that was given processors on the other side of the machine only sends everything over the link
     between the sockets. Give it the processors that `nvidia-smi topo -m` lists under CPU affinity.
@@ -412,6 +449,18 @@ def test_processors_near_each_gpu_may_be_used(machine: LiveMachine) -> None:
 
     near = assertions.Wanted(f"a set with one of the processors {allowed}, which this process may use", usable)
     expect(machine.gpus, "cpu_affinity", near, code="cpu_affinity")
+
+
+@needs_gpus
+def test_cpu_affinity_fits_the_pci_bus(machine: LiveMachine) -> None:
+    """CPU affinity of every GPU is that of its PCI bus
+
+    Ranks run on the processors that the driver calls near their GPU. Where firmware has that wrong for some GPUs, as
+    two that are swapped, all of their data crosses the link between the sockets. Compare `nvidia-smi topo -m` with
+    `cat /sys/class/pci_bus/*/cpulistaffinity`; update the BIOS, and look at its NUMA settings.
+    """
+    assertions.require_any(machine.gpus, "pci_bus_cpus")
+    expect_none(fault for gpu in machine.gpus for fault in links.numa_mismatch(gpu))
 
 
 @needs_gpus
@@ -447,7 +496,7 @@ def test_network_ports_have_full_pcie(machine: LiveMachine) -> None:
 
 @pytest.mark.spmd
 def test_every_rank_reaches_its_gpu(rank: Rank) -> None:
-    """Each process gets its own device and can compute on it
+    """Every rank computes on its own GPU
 
     The first real work on the GPU that NVML lists under this number. If it fails, look at the kernel log for XIDs of
     the GPU named, and whether another process holds it (`nvidia-smi`).

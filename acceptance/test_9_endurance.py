@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
 from pytest_gpufleet import Fault, Gpu, Judge, LiveMachine, Measurement, World, expect_none, not_applicable
-from pytest_gpufleet.machine import memory, network_ports
+from pytest_gpufleet.machine import health, links, memory, network_ports
 from pytest_gpufleet.plugin import assertions
-from pytest_gpufleet.verdict import health_rules, link_rules
 
-Rule = Callable[[Gpu, Any, float], Iterable[Fault]]
+Rule = Callable[[Gpu, Gpu, float], Iterable[Fault]]
 
 pytestmark = pytest.mark.chapter("Endurance", "Did the machine stay sound and fast under load?")
 
@@ -57,7 +56,7 @@ def test_nvlinks_stayed_clean(machine: LiveMachine) -> None:
     errors in data themselves. A link that retrains loses speed now and fails later. `nvidia-smi nvlink -e` shows the
     counters. Reset the named GPU; if errors come back, the GPU or the switch board is bad.
     """
-    expect_clean(machine, "nvlink_errors", link_rules.link_errors)
+    expect_clean(machine, "nvlink_errors", links.link_errors)
 
 
 @pytest.mark.at_the_end
@@ -69,7 +68,7 @@ def test_pcie_links_stayed_clean(machine: LiveMachine) -> None:
     few in each of many short checks show only in the sum of the run. `nvidia-smi -q` shows the counter ("Replays Since
     Reset"). Reseat the named GPU, its riser or cable, then try another slot: replays stay with what is bad.
     """
-    expect_clean(machine, "pcie_replays", link_rules.pcie_errors)
+    expect_clean(machine, "pcie_replays", links.pcie_errors)
 
 
 @pytest.mark.at_the_end
@@ -81,8 +80,8 @@ def test_memory_errors_stayed_rare(machine: LiveMachine) -> None:
     before errors that cannot be corrected. `nvidia-smi -q -d ECC,ROW_REMAPPER` shows the counters. Reset the named GPU
     and run again; if they come back, replace it.
     """
-    expect_clean(machine, "ecc_corrected", health_rules.corrected_errors)
-    expect_clean(machine, "remapped_rows", health_rules.corrected_rows)
+    expect_clean(machine, "ecc_corrected", health.corrected_errors)
+    expect_clean(machine, "remapped_rows", health.corrected_rows)
 
 
 @pytest.mark.at_the_end
@@ -118,4 +117,5 @@ def expect_clean(machine: LiveMachine, counter: str, rule: Rule) -> None:
     """No GPU's counter has grown by more than the rule allows since the beginning of the run."""
     assertions.require_any(machine.gpus, counter)
     readings = zip(machine.gpus, machine.now(counter), strict=True)
-    expect_none(fault for before, now in readings for fault in rule(before, now, machine.seconds_ago))
+    then_and_now = [(gpu, replace(gpu, facts={**gpu.facts, counter: value})) for gpu, value in readings]
+    expect_none(fault for before, now in then_and_now for fault in rule(before, now, machine.seconds_ago))

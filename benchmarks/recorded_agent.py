@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 
 from pytest_gpufleet.machine import host, local_node
+from pytest_gpufleet.machine.gpu_facts import READINGS
 from pytest_gpufleet.machine.kernel_log import Logged
-from pytest_gpufleet.model.gpu import READINGS, Gpu
+from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.nodes import agent
 from pytest_gpufleet.nodes.agent_process import AgentSettings

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))  # the tests have what was recorded, and what describes machines
 
 from pytest_gpufleet.machine.gpudirect import misplaced_adapters
+from pytest_gpufleet.machine.health import ClocksUnderLoad, held_clocks
 from pytest_gpufleet.machine.network_ports import Port, mtu_between_nodes, subnets_between_nodes
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound
@@ -30,7 +31,6 @@ from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.fleet.fleet_peers import clocks_apart, nodes_unlike_others, slower_than_other_nodes
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun
-from pytest_gpufleet.verdict.health_rules import held_clocks
 from pytest_gpufleet.verdict.profile import for_gpu
 from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import remarks
@@ -333,10 +333,10 @@ def unread(planted: str, later: str = RULES) -> Row:
     return Row(planted, [], "", later=later)
 
 
-def clock(which: str, reasons: int = 0) -> Callable[[float], Told]:
-    free = {"sm": 1980, "memory": 3201, "reasons": reasons}
+def clock(which: str, reasons: int = 0, watts: float = 480.0) -> Callable[[float], Told]:
+    free = ClocksUnderLoad(1980, 3201, reasons, watts)
     (bad,) = (each for each in recorded().machine.gpus if each.index == 2)
-    return lambda percent: of(held_clocks(bad, {**free, which: free[which] * (1 - percent / 100)}))
+    return lambda percent: of(held_clocks(bad, free._replace(**{which: getattr(free, which) * (1 - percent / 100)})))
 
 
 def generation(*links: int) -> Told:
@@ -376,7 +376,8 @@ LINKS = [
     Row("PCIe 4 in place of 5, all, as set in the BIOS", always(ALL, lambda: generation(4, 4, 4, 4)),
         "pcie_generation_reduced", "PCIe 5 under load", lambda: generation(5, 5, 5, 5)),
     unread("peer to peer between PCIe GPUs redirected by ACS"),
-    unread("BAR1 of one GPU smaller"),
+    fact("BAR1 of one GPU smaller", faulty.SAME_BAR1 + "gpus[2]['bar1_bytes'] = 256 << 20", "bar1_small", "gpu2",
+         "BAR1 of 256 GiB, all", faulty.SAME_BAR1),
 ]  # fmt: skip
 SETTINGS = [
     fact("error correction off", "gpus[2]['ecc_mode'] = [0, 1]", "ecc_off", "gpu2", "a model that is sold so",
@@ -388,18 +389,19 @@ SETTINGS = [
          "raised to 750 W, all", "for gpu in gpus: gpu['power_limit_watts'] = 750.0"),
     *(fact(f"default power limit of 600 W, {which}",
            f"{each}.update(power_limit_watts=600.0, power_limit_default_watts=600.0)",
-           "power_limit_lowered", at, later=RULES)
+           "power_limit_below_model", at, "a limit set to 699 W by rounding",
+           "for gpu in gpus: gpu['power_limit_default_watts'] = 699.0")
       for which, each, at in (("one GPU", "gpus[2]", "gpu2"), ("all", "for gpu in gpus: gpu", ALL))),
     Row("memory clock locked", [Case(frozenset({"gpu2"}), clock("memory"))], "clocks_pinned", "clocks free",
         lambda: clock("memory")(0), (2.3, 3.8, 30)),
     Row("SM clock locked", [Case(frozenset({"gpu2"}), clock("sm"))], "clocks_pinned", "29 % less, at the power limit",
-        lambda: clock("sm", 0x4)(29), (2.3, 3.8, 29)),
+        lambda: clock("sm", 0x4, 690.0)(29), (2.3, 3.8, 29)),
     Row("SM clock locked, and the driver says power limit", [Case(frozenset({"gpu2"}), clock("sm", 0x4))],
-        "clocks_pinned", sizes=(29,), later=RULES),
+        "clocks_pinned", "at 668 of 700 W", lambda: clock("sm", 0x4, 668.0)(29), sizes=(29,)),
     fact("another VBIOS", "gpus[2]['vbios'] = '96.00.99.00.01'", "gpu_unlike_others", "gpu2", "another part number",
          "gpus[2]['board_part_number'] = '692-2G520-0282-000'"),
-    fact("another GSP firmware", "for gpu in gpus: gpu['gsp_firmware'] = '580'\ngpus[2]['gsp_firmware'] = '570'",
-         "gpu_unlike_others", later=RULES),
+    fact("another GSP firmware", faulty.SAME_GSP + "gpus[2]['gsp_firmware'] = '570'", "gsp_firmware_differs", "gpu2",
+         "the same GSP firmware, all", faulty.SAME_GSP),
     *(fact(f"{name}=1", f"host['environment']['{name}'] = '1'", "harmful_variable", "node", f"{name}=0",
            f"host['environment']['{name}'] = '0'") for name in ("NCCL_P2P_DISABLE", "CUDA_LAUNCH_BLOCKING")),
 ]  # fmt: skip
@@ -408,12 +410,14 @@ XIDS = {
     48: "xid_workflow", 64: "xid_reset", 74: "xid_workflow", 95: "xid_reset", 119: "xid_reset", 149: "xid_workflow",
 }  # fmt: skip
 ERRORS = [
-    fact("row remapping pending", "gpus[2]['remapped_rows'] = [0, 1, 1, 0]", "row_remapping_pending", "gpu2",
-         "2 rows remapped for corrected errors", "gpus[2]['remapped_rows'] = [2, 0, 0, 0]"),
+    fact("row remapping pending", "gpus[2]['remapped_rows'] = [0, 1, 1, 0]", "row_remapping_pending"),
     fact("an uncorrectable error since the driver started", "gpus[2]['ecc_uncorrected_volatile'] = 1",
          "ecc_uncorrected"),
-    fact("new GPU with 30 remapped rows, 120 uncorrectable errors in its life",
-         "gpus[2].update(remapped_rows=[0, 30, 0, 0], ecc_uncorrected_aggregate=120)", "ecc_uncorrected", later=RULES),
+    *(Row(f"new GPU with {what}", always("gpu2", partial(of_facts, f"gpus[2].update({worn})")), code,
+          "the same with --fleet-used", partial(of_facts, faulty.WORN, fleet_used=True))
+      for what, worn, code in (
+          ("one remapped row", "remapped_rows=[0, 1, 0, 0]", "new_gpu_remapped_rows"),
+          ("one uncorrectable error in its life", "ecc_uncorrected_aggregate=1", "new_gpu_ecc_errors"))),
     *(fact(f"XID {number} before the run", xid(number), code) for number, code in XIDS.items()),
     fact("XID 79 before the run", f"machine.log = 'NVRM: Xid (PCI:{FELL_OFF}'", "xid_restart", "gpu2",
          "the same words by a user: names of a program and its file",
@@ -463,8 +467,8 @@ HOST = [
          "ports of 200 Gb/s in slots of PCIe 4",
          faulty.PORTS_WITH_PCIE + "for p in ports: p.update(rate='200 Gb/sec', pcie=pcie(speed=16, speed_of_port=16))"),
     fact("CPU affinity of two GPUs swapped",
-         "for index, gpu in enumerate(gpus): gpu['cpu_affinity'] = [(2, 1, 2, 1)[index]]", "cpu_affinity",
-             "gpu0 gpu3", later=RULES),
+         faulty.TWO_SOCKETS + "gpus[1]['cpu_affinity'], gpus[2]['cpu_affinity'] = SECOND, FIRST", "gpu_numa_mismatch",
+         "gpu1 gpu2", "each at its own socket", faulty.TWO_SOCKETS),
     fact("MTU of one port other than its peers'", f"{MTUS}ports[2]['mtu'] = 1500", "mtu_mismatch", "node",
          "that of the port for management", f"{MTUS}ports[4]['mtu'] = 1500"),
     Row("an adapter of eight at the other socket",

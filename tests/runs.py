@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from pytest_gpufleet.machine.gpu_facts import TELEMETRY
 from pytest_gpufleet.model.events import (
     SCHEMA,
     Check,
@@ -27,7 +28,6 @@ from pytest_gpufleet.model.suite import Suite, shipped
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.given_limits import as_given
-from pytest_gpufleet.verdict.health_rules import TELEMETRY
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge, unsteady
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS, conclude
 from tests.edited_evidence import seal

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from pytest_gpufleet.machine.gpu_facts import NAMES
 from pytest_gpufleet.machine.machine import Machine
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.model.fault import Fault, Faults
-from pytest_gpufleet.model.gpu import NAMES, GpuTopology
+from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.world.world import World
 from tests.conftest import ACCEPTANCE
@@ -95,6 +96,7 @@ def outcomes(
         "gpu_profile": profile.choose(None, (gpu.name for gpu in here.topology.gpus)),
         "fleet_order": None,
         "fleet_network": "",
+        "fleet_used": False,
         "asked_once": here.machine.host.get,
         "notice": lambda shown: None,
         "pytestconfig": SimpleNamespace(getoption={"gpus": asked}.get),

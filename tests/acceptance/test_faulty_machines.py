@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from pytest_gpufleet.machine import links
 from pytest_gpufleet.machine.dcgm import Diagnosis
+from pytest_gpufleet.machine.gpu_facts import COUNTERS
+from pytest_gpufleet.machine.health import ClocksUnderLoad
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import COUNTERS, Missing
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
 from tests.acceptance.checks import outcomes, ranks_answer
 from tests.conftest import ACCEPTANCE, RECORDED
 from tests.machines import recorded
@@ -116,6 +119,7 @@ machine.log = "\\n".join([
 ])
 for gpu in gpus:
     gpu.update(name="NVIDIA B200", compute_capability=[10, 0], memory_bytes=179 << 30, nvlink_speeds=[50.0] * 18)
+    gpu.update(power_limit_watts=1000.0, power_limit_default_watts=1000.0)
     gpu["nvlink_errors"] = {kind: [0] * 18 for kind in ("receive", "recovery", "effective", "symbol")}
     gpu["nvlink_fec"] = [[10**9, 1000, 3] + [0] * 13] * 18
     gpu["fabric_health"] = dict(mask=0x1AA, clique=0, cluster="0" * 32)
@@ -136,6 +140,15 @@ THERE = {
 }
 # One pair with a bridge, one without.
 HALF_BRIDGED = BRIDGED + "for gpu in gpus[2:]: gpu['nvlink_states'], gpu['nvlink_speeds'] = [0] * 12, [0.0] * 12"
+SAME_GSP = "for gpu in gpus: gpu['gsp_firmware'] = '580.159.04'\n"
+SAME_BAR1 = "for gpu in gpus: gpu['bar1_bytes'] = 256 << 30\n"
+# Two GPUs at each socket of 48 processors, as NVML has it in words of 64 bits.
+TWO_SOCKETS = """
+FIRST, SECOND = [2**48 - 1] + [0] * 15, [2**64 - 2**48, 2**32 - 1] + [0] * 14
+for index, gpu in enumerate(gpus):
+    first = index // 2 * 48
+    gpu.update(cpu_affinity=(FIRST, SECOND)[index // 2], pci_bus_cpus=list(range(first, first + 48)))
+"""
 # By check: the change, the code of its faults, the places that they name and words of what they say.
 FAULTY: dict[str, list[tuple[Any, ...]]] = {
     "test_gpu_count": [
@@ -170,6 +183,24 @@ FAULTY: dict[str, list[tuple[Any, ...]]] = {
         ("gpus[2]['ecc_corrected'] = {'dram': 0, 'sram': 10_001}", "many_corrected_errors", GPU_2, "in SRAM"),
         ("gpus[2]['spare_rows'] = {**gpus[2]['spare_rows'], 'max': 3071, 'none': 1}", "spare_rows_used_up", GPU_2),
         ("gpus[2]['remapped_rows'] = [0, 1, 0, 1]", "row_remapping_failed", GPU_2),
+        ("gpus[2]['remapped_rows'] = [1, 0, 0, 0]", "new_gpu_remapped_rows", GPU_2, "new GPU has none (1)"),
+        ("gpus[2]['ecc_uncorrected_aggregate'] = 1", "new_gpu_ecc_errors", GPU_2, "in its life"),
+    ],
+    "test_gpus_are_alike[gsp_firmware]": [
+        (SAME_GSP + "gpus[2]['gsp_firmware'] = '570.133.20'", "gsp_firmware_differs", GPU_2, "should be 580.159.04"),
+    ],
+    "test_bar1_is_as_large_as_of_others": [(SAME_BAR1 + "gpus[2]['bar1_bytes'] = 256 << 20", "bar1_small", GPU_2)],
+    "test_cpu_affinity_fits_the_pci_bus": [
+        (
+            TWO_SOCKETS + "gpus[1]['cpu_affinity'], gpus[2]['cpu_affinity'] = SECOND, FIRST",
+            "gpu_numa_mismatch",
+            {"gpu1", "gpu2"},
+            "next to its PCI bus are",
+        ),
+    ],
+    "test_default_power_limit_is_of_the_model": [
+        ("gpus[2].update(power_limit_watts=600.0, power_limit_default_watts=600.0)", "power_limit_below_model", GPU_2),
+        ("for gpu in gpus: gpu['power_limit_default_watts'] = 600.0", "power_limit_below_model", ALL, "model 700 W"),
     ],
     XIDS: [
         (FELL_OFF % "08", "xid_restart", GPU_2, "XID 79"),
@@ -234,11 +265,22 @@ HEALTHY = {
         FABRIC.replace("'clique': 0", "'clique': 3"),  # a fabric that says of itself that it is well
         f"for gpu in gpus: gpu['fabric_health'] = {ABSENT}",
     ],
+    "test_gpus_are_alike[gsp_firmware]": [SAME_GSP],
+    "test_bar1_is_as_large_as_of_others": [SAME_BAR1],
+    # a virtual machine that shows all processors everywhere, and a socket of several NUMA nodes
+    "test_cpu_affinity_fits_the_pci_bus": [
+        TWO_SOCKETS,
+        TWO_SOCKETS + "for gpu in gpus: gpu['pci_bus_cpus'] = list(range(96))",
+        TWO_SOCKETS + "gpus[1]['cpu_affinity'] = [2**24 - 1] + [0] * 15",
+    ],
+    "test_default_power_limit_is_of_the_model": [
+        "",
+        "for gpu in gpus: gpu['power_limit_default_watts'] = 699.5",
+    ],
     "test_every_pair_reaches_each_other": [BRIDGED],
     ECC: [
         BLACKWELL,
         "gpus[2].update(ecc_corrected={'dram': 3_666_595, 'sram': 0}, ecc_corrected_volatile=3_666_595)",
-        "gpus[2]['remapped_rows'] = [2, 0, 0, 0]",  # for corrected errors
     ],
     XIDS: [BLACKWELL],
     FULL_PCIE: [
@@ -322,8 +364,8 @@ def test_what_looks_like_a_fault_is_none(ends):
             assert (found[check].what, failed(found)) == (ends, set()), (check, change)
 
 
-FREE = {"sm": 1980, "memory": 3201, "reasons": 0}  # as on two H200
-RTX_4090 = {"sm": 2745, "memory": 10251, "reasons": 0}  # a model that rarely reaches its maximum
+FREE = ClocksUnderLoad(1980, 3201, 0, 480.0)  # as on two H200
+RTX_4090 = ClocksUnderLoad(2745, 10251, 0, 300.0)  # a model that rarely reaches its maximum
 OF_4090 = "for gpu in gpus: gpu.update(compute_capability=[8, 9], sm_clock_max_mhz=3105, memory_clock_max_mhz=10501)"
 # By probe, check and machine: what each rank reads while data flows, and the outcome. Of a link its generation, and the
 # highest it can; None: NVML does not tell.
@@ -336,15 +378,18 @@ UNDER_LOAD = {
     ],
     ("clocks_under_load", "test_clocks_are_full_under_load", ""): [
         ([FREE] * 4, "passed", set()),
-        ([FREE, FREE, {**FREE, "sm": 1755, "reasons": 0x4}, FREE], "passed", set()),  # held back by its power limit
-        ([FREE, FREE, {**FREE, "sm": 1410}, FREE], "failed", {2}, "SM clock of at most 1410 MHz"),
-        ([FREE, FREE, {**FREE, "memory": 2201}, FREE], "failed", {2}, "memory clock of at most 2201"),
+        # held back by its power limit, and not
+        ([FREE, FREE, FREE._replace(sm=1755, reasons=0x4, watts=668.0), FREE], "passed", set()),
+        ([FREE, FREE, FREE._replace(sm=1755, reasons=0x4, watts=0.0), FREE], "passed", set()),
+        ([FREE, FREE, FREE._replace(sm=1410, reasons=0x4), FREE], "failed", {2}, "of 1980, at 480 W of 700 W"),
+        ([FREE, FREE, FREE._replace(sm=1410), FREE], "failed", {2}, "SM clock of at most 1410 MHz"),
+        ([FREE, FREE, FREE._replace(memory=2201), FREE], "failed", {2}, "memory clock of at most 2201"),
         ([FREE, FREE, None, FREE], "failed", {2}, "cannot be read"),
         ([None] * 4, "not applicable", set(), "does not tell"),
     ],
     ("clocks_under_load", "test_clocks_are_full_under_load", OF_4090): [
         ([RTX_4090] * 4, "passed", set()),
-        ([{**RTX_4090, "sm": 2100}] * 4, "failed", {0, 1, 2, 3}),
+        ([RTX_4090._replace(sm=2100)] * 4, "failed", {0, 1, 2, 3}),
     ],
 }
 
@@ -355,6 +400,41 @@ def test_what_ranks_read_under_load(names, row):
     outcome = outcomes(recorded(change), world=ranks_answer(answers, probe))[check]
     assert (outcome.what, outcome.gpus) == (what, gpus)
     assert [each for each in words if each not in outcome.message] == []
+
+
+WORN = "gpus[2].update(remapped_rows=[2, 30, 0, 0], ecc_uncorrected_aggregate=120)"
+
+
+@pytest.mark.parametrize(
+    ("change", "names"), [(WORN, set()), (WORN.replace("30, 0, 0", "512, 0, 0"), {"many_rows_remapped"})]
+)
+def test_what_ages_is_no_fault_of_used_hardware(change, names):
+    assert {fault.name for fault in outcomes(recorded(change), fleet_used=True)[ECC].faults} == names
+
+
+NO_FABRIC = "for gpu in gpus: gpu['fabric'] = dict(state=0, status=0)\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (NO_FABRIC, "skipped"),  # the links say that they end at NVSwitches
+        (NO_FABRIC + "machine.fabric = 'pcie'", "not applicable"),  # four GPUs of a board that links them directly
+        (BRIDGED, "not applicable"),
+    ],
+)
+def test_a_fabric_that_was_not_started_is_not_judged_where_there_are_nvswitches(change, what):
+    check = outcomes(recorded(change))["test_fabric_is_ready"]
+    assert (check.what, "systemctl status nvidia-fabricmanager" in check.message) == (what, what == "skipped")
+
+
+def test_eight_gpus_whose_nvlinks_need_no_bridge_are_behind_nvswitches():
+    hopper = [Gpu(index, {"compute_capability": [9, 0]}) for index in range(8)]
+    assert links.has_nvswitch(hopper, GpuTopology(fabric="pcie"), 18)
+    assert not links.has_nvswitch(hopper, GpuTopology(fabric="pcie"), 0)
+    assert not links.has_nvswitch(hopper[:4], GpuTopology(fabric="nvlink"), 18)
+    ampere = [Gpu(index, {"compute_capability": [8, 0]}) for index in range(8)]
+    assert not links.has_nvswitch(ampere, GpuTopology(fabric="nvswitch"), 12)
 
 
 def test_xid_of_a_gpu_that_is_only_hidden_is_nothing_against_this_run():

@@ -21,7 +21,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from pytest_gpufleet.model.gpu import READINGS, Gpu, GpuTopology
+from pytest_gpufleet.machine.gpu_facts import READINGS
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.report.terminal.live import AROUND, table
 from pytest_gpufleet.report.terminal.progress import RunningCheck

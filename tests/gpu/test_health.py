@@ -1,20 +1,21 @@
 """What the driver of real GPUs tells of their health. Skipped without them."""
 
 from pytest_gpufleet.machine import local_node
-from pytest_gpufleet.model.gpu import COUNTERS, SLOW_COUNTERS, Missing
+from pytest_gpufleet.machine.gpu_facts import COUNTERS, SLOW_COUNTERS
+from pytest_gpufleet.model.gpu import Missing
 from tests.gpu.present import GPUS, needs_gpus
 
 pytestmark = needs_gpus(1)
 
 CLOCKS = """
 from pytest_gpufleet.probes.memory import clocks_under_load
-from pytest_gpufleet.verdict.health_rules import held_clocks
+from pytest_gpufleet.machine.health import held_clocks
 
 def test_clocks(world, machine):
     for gpu, seen in zip(machine.gpus, world.run(clocks_under_load), strict=True):
         print("CLOCKS", seen, gpu["sm_clock_max_mhz"], gpu["memory_clock_max_mhz"])
         assert held_clocks(gpu, seen) == []
-        locked = {**seen, "sm": int(0.7 * gpu["sm_clock_max_mhz"]), "reasons": 0}
+        locked = seen._replace(sm=int(0.7 * gpu["sm_clock_max_mhz"]), reasons=0)
         assert [fault.name for fault in held_clocks(gpu, locked)] == ["clocks_pinned"]
 """
 

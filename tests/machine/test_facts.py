@@ -7,8 +7,8 @@ import pynvml
 import pytest
 
 from pytest_gpufleet import expect
-from pytest_gpufleet.machine import fact_tables, local_node, network_ports, nvml as driver
-from pytest_gpufleet.machine.fact_tables import NVLINK_5_COUNTERS, NVLINK_COUNTERS
+from pytest_gpufleet.machine import gpu_facts, local_node, network_ports, nvml as driver
+from pytest_gpufleet.machine.gpu_facts import NVLINK_5_COUNTERS, NVLINK_COUNTERS
 from pytest_gpufleet.model.gpu import Gpu, Missing
 from pytest_gpufleet.plugin.live_machine import LiveMachine
 from pytest_gpufleet.run.run import Run
@@ -99,14 +99,14 @@ FIELDS = {
         "LINK_RECOVERY_EVENTS": NVLINK_5_COUNTERS["recovery"],
         "EFFECTIVE_ERRORS": NVLINK_5_COUNTERS["effective"],
         "SYMBOL_ERRORS": NVLINK_5_COUNTERS["symbol"],
-        "FEC_HISTORY_0": fact_tables.FIELDS_NVLINK_FEC[0],
-        "FEC_HISTORY_15": fact_tables.FIELDS_NVLINK_FEC[-1],
+        "FEC_HISTORY_0": gpu_facts.FIELDS_NVLINK_FEC[0],
+        "FEC_HISTORY_15": gpu_facts.FIELDS_NVLINK_FEC[-1],
     }.items()},
-    "CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN": fact_tables.FIELDS_SLOWDOWN["sw_thermal"],
-    "CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN": fact_tables.FIELDS_SLOWDOWN["hw_thermal"],
-    "CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN": fact_tables.FIELDS_SLOWDOWN["power_brake"],
-    "PERF_POLICY_THERMAL": fact_tables.FIELD_THERMAL_POLICY,
-    "NVLINK_GET_SPEED": fact_tables.FIELD_NVLINK_SPEED,
+    "CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN": gpu_facts.FIELDS_SLOWDOWN["sw_thermal"],
+    "CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN": gpu_facts.FIELDS_SLOWDOWN["hw_thermal"],
+    "CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN": gpu_facts.FIELDS_SLOWDOWN["power_brake"],
+    "PERF_POLICY_THERMAL": gpu_facts.FIELD_THERMAL_POLICY,
+    "NVLINK_GET_SPEED": gpu_facts.FIELD_NVLINK_SPEED,
 }  # fmt: skip
 
 
@@ -191,7 +191,7 @@ def slot(tmp_path, monkeypatch, gpu, port):
     for place, lanes in ((device, gpu), (device.parent, port)):
         if lanes is not None:
             (place / "max_link_width").write_text(f"{lanes}\n")
-    monkeypatch.setattr(fact_tables, "PCI_DEVICES", tmp_path / "devices")
+    monkeypatch.setattr(gpu_facts, "PCI_DEVICES", tmp_path / "devices")
     return source(
         NVML_ERROR_NOT_SUPPORTED=pynvml.NVML_ERROR_NOT_SUPPORTED,
         nvmlDeviceGetPciInfo=lambda handle: SimpleNamespace(busId=b"00000000:1B:00.0"),
@@ -226,7 +226,7 @@ def seated(tmp_path, monkeypatch, virtual=0, module=0):
     for name, address in (("20", "0000:1a:00"), ("21", "0000:1b:00")):
         (tmp_path / "slots" / name).mkdir(parents=True)
         (tmp_path / "slots" / name / "address").write_text(f"{address}\n")
-    monkeypatch.setattr(fact_tables, "PCI_SLOTS", tmp_path / "slots")
+    monkeypatch.setattr(gpu_facts, "PCI_SLOTS", tmp_path / "slots")
     return node
 
 
@@ -249,7 +249,7 @@ def test_where_a_gpu_sits(tmp_path, monkeypatch):
 def test_where_a_gpu_sits_is_absent_where_nothing_tells(tmp_path, monkeypatch, fact, virtual, slots):
     node = seated(tmp_path, monkeypatch, virtual)
     if not slots:
-        monkeypatch.setattr(fact_tables, "PCI_SLOTS", tmp_path / "none")
+        monkeypatch.setattr(gpu_facts, "PCI_SLOTS", tmp_path / "none")
     assert not expected(node, fact)
 
 

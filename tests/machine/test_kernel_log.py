@@ -19,14 +19,13 @@ from pytest_gpufleet.machine.kernel_log import (
 )
 from pytest_gpufleet.machine.local_node import LocalNode
 from pytest_gpufleet.machine.machine import Machine
-from pytest_gpufleet.machine.xids import ACTIONS, UNUSED, Xid, meanings, table
+from pytest_gpufleet.machine.xids import ACTIONS, UNUSED, Xid, meanings, table, xids_of
 from pytest_gpufleet.model.endings import NotJudged
 from pytest_gpufleet.model.fault import CODES, Fault
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.place import THIS_NODE, gpu as gpu_place
 from pytest_gpufleet.plugin.assertions import grave_host_messages
 from pytest_gpufleet.verdict.accusations import explaining
-from pytest_gpufleet.verdict.health_rules import xids_of
 
 # Line, kind, device, whether it condemns: if it was there before the run, if it comes in it.
 LINES = [

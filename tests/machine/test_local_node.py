@@ -1,10 +1,10 @@
 """This machine as a node. The driver is a stand-in, the kernel log a file."""
 
-from pytest_gpufleet.machine.fact_tables import CALLS
+from pytest_gpufleet.machine.gpu_facts import CALLS, COUNTERS, NAMES, SLOW_COUNTERS
 from pytest_gpufleet.machine.kernel_log import Logged
 from pytest_gpufleet.machine.local_node import LocalNode, take
 from pytest_gpufleet.machine.xids import Xid
-from pytest_gpufleet.model.gpu import COUNTERS, NAMES, SLOW_COUNTERS, Gpu, GpuTopology, Missing
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
 
 TOPOLOGY = GpuTopology(gpus=tuple(Gpu(i, {"name": "H200", "pci_bus_id": f"00000000:{i}B:00.0"}) for i in range(2)))
 FELL_OFF = "NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.\n"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gpufleet.machine.environment import harmful_variables
 from pytest_gpufleet.machine.software import relevant
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.verdict.link_rules import harmful_variables
 from tests.conftest import SECONDS
 
 # As on a machine with a GPU that cuDNN no longer knows.

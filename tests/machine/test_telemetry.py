@@ -15,10 +15,11 @@ import pynvml
 import pytest
 
 from pytest_gpufleet.machine import telemetry
+from pytest_gpufleet.machine.gpu_facts import READINGS, SLOW_READINGS
 from pytest_gpufleet.machine.local_node import LocalNode
 from pytest_gpufleet.machine.telemetry import Activity, Sampler, Watch
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.gpu import READINGS, SLOW_READINGS, Gpu, GpuTopology, Missing, clock_events
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing, clock_events
 from pytest_gpufleet.model.measurement import SLOW_BEAT, GpuState, Sample
 from tests.machine import fake_nvml
 
@@ -105,7 +106,7 @@ def test_what_a_gpu_does_not_have_is_asked_once_and_what_failed_is_asked_again()
 
 def test_readings_that_cost_much_are_in_one_sample_of_several() -> None:
     taken, _ = sampled(StandIn(), SLOW_BEAT + 1)
-    slow = [one.gpus[1][SLOW_READINGS[0]] for one in taken[: SLOW_BEAT + 1]]
+    slow = [one.gpus[1][next(iter(SLOW_READINGS))] for one in taken[: SLOW_BEAT + 1]]
     assert slow == [1, *[None] * (SLOW_BEAT - 1), 1]
     assert None not in [one.gpus[1]["power_watts"] for one in taken]
 

@@ -5,12 +5,13 @@ from contextlib import ExitStack
 
 import pytest
 
+from pytest_gpufleet.machine.gpu_facts import READINGS
 from pytest_gpufleet.machine.kernel_log import Logged
 from pytest_gpufleet.machine.locks import GpuTaken
 from pytest_gpufleet.machine.nvml import NoGpus
 from pytest_gpufleet.machine.xids import Xid
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.gpu import READINGS, Gpu
+from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.nodes import messages, own_node
 from pytest_gpufleet.nodes.agent_process import AgentSettings

@@ -111,6 +111,7 @@ def driver(monkeypatch):
     nvml.nvmlDeviceGetHandleByUUID = lambda uuid: uuid
     nvml.nvmlDeviceGetCurrentClocksThrottleReasons = lambda handle: 0
     nvml.nvmlDeviceGetMaxClockInfo = lambda handle, clock: FULL[clock]
+    nvml.nvmlDeviceGetPowerUsage = lambda handle: 480_000
     nvml.sm, nvml.looks = [1980], []
 
     def clock(handle, which):
@@ -137,7 +138,7 @@ def not_supported(handle, clock):
 
 def test_clocks_at_their_maximum_are_looked_at_no_longer(driver):
     driver.sm = [345, 1410, 1980, 1410]
-    assert under_load() == {"sm": 1980, "memory": 3201, "reasons": 0}
+    assert under_load() == (1980, 3201, 0, 480.0)
     assert driver.looks == [345, 1410, 1980]
 
 
@@ -145,7 +146,7 @@ def test_clocks_at_their_maximum_are_looked_at_no_longer(driver):
 def test_a_maximum_that_is_not_reached_is_looked_for_to_the_end(driver, sm, supported):
     driver.sm = [sm]
     driver.nvmlDeviceGetMaxClockInfo = driver.nvmlDeviceGetMaxClockInfo if supported else not_supported
-    assert under_load() == {"sm": sm, "memory": 3201, "reasons": 0}
+    assert under_load() == (sm, 3201, 0, 480.0)
     assert len(driver.looks) > 3
 
 

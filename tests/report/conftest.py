@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pytest_gpufleet.machine.gpu_facts import TELEMETRY
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import (
     Check,
@@ -31,7 +32,6 @@ from pytest_gpufleet.model.metric import MiB
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.page import summary
 from pytest_gpufleet.run.evidence import Evidence
-from pytest_gpufleet.verdict.health_rules import TELEMETRY
 from pytest_gpufleet.verdict.verdict import conclude
 from tests import runs
 from tests.report import standard_run

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pytest_gpufleet.machine.gpu_facts import TELEMETRY
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.events import Check, HostFound, NodeFound, NodeLeftOut, RunHeader
 from pytest_gpufleet.model.fault import Fault
@@ -20,7 +21,6 @@ from pytest_gpufleet.model.place import WORLD, gpu, read as at
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite, SuiteCheck, shipped, titled
 from pytest_gpufleet.verdict.gaps import Gap, missing_places, newer
-from pytest_gpufleet.verdict.health_rules import TELEMETRY
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge
 from pytest_gpufleet.verdict.profile import Profile
 from pytest_gpufleet.verdict.reading import read

@@ -14,10 +14,11 @@ from typing import Any
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.commands.command import Command, argument, as_json, check_output, file, new_console
 from pytest_gpufleet.machine import local_node, telemetry
+from pytest_gpufleet.machine.gpu_facts import READINGS
 from pytest_gpufleet.machine.local_node import LocalNode, take
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.model.gpu import READINGS, GpuTopology, clock_events
+from pytest_gpufleet.model.gpu import GpuTopology, clock_events
 from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.redaction import aliased, use_aliases
 from pytest_gpufleet.run.settings import seconds

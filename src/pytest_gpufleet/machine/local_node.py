@@ -8,12 +8,13 @@ from datetime import datetime, timezone
 from typing import Any
 
 from pytest_gpufleet.machine import host, locks, nvml
+from pytest_gpufleet.machine.gpu_facts import COUNTERS, READINGS, SLOW_COUNTERS, SLOW_READINGS
 from pytest_gpufleet.machine.kernel_log import KernelLog, Logged, behind
 from pytest_gpufleet.machine.machine import Machine
 from pytest_gpufleet.machine.nvml import Nvml
 from pytest_gpufleet.machine.software import software
 from pytest_gpufleet.machine.xids import NVLINK_5, Xid
-from pytest_gpufleet.model.gpu import COUNTERS, READINGS, SLOW_COUNTERS, SLOW_READINGS, Gpu, GpuTopology, Missing
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
 from pytest_gpufleet.model.measurement import Sample
 
 

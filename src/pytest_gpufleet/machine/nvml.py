@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pytest_gpufleet.machine import tools
-from pytest_gpufleet.machine.fact_tables import CALLS, NOT_HERE, named, text
+from pytest_gpufleet.machine.gpu_facts import CALLS, CONSTANTS, NOT_HERE, PAIRED, named, text
 from pytest_gpufleet.machine.software import driver_problems, software
-from pytest_gpufleet.model.gpu import CONSTANTS, Gpu, GpuTopology, Missing
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
 from pytest_gpufleet.model.language import some
 from pytest_gpufleet.redaction import one_line, throughout
 
@@ -136,7 +136,7 @@ class Nvml:
     def ask(self, index: int, fact: str) -> Any:
         """One fact of one GPU as plain JSON values, Missing if it cannot be had."""
         try:
-            told = (self._p2p if fact == "p2p" else CALLS[fact])(self._nvml, self._handles[index])
+            told = (self._p2p if fact == PAIRED else CALLS[fact])(self._nvml, self._handles[index])
             return throughout(text(told), one_line)
         except self._nvml.NVMLError as error:
             return Missing(f"NVML: {error}", absent=named(error, *NOT_HERE))
@@ -271,7 +271,7 @@ def _why_none_visible(count: int, environment: Mapping[str, str]) -> str:
 
 
 def _topology(nvml: Any, driver: Nvml, visible: Sequence[tuple[int, Any]], lost: Iterable[str]) -> GpuTopology:
-    answers = in_thread(read_all, driver, CONSTANTS)
+    answers = in_thread(read_all, driver, (*CONSTANTS, PAIRED))
     versions = software()  # for which torch is imported: the driver answers meanwhile
     facts = answers.result()
     gpus = tuple(Gpu(index, known) for (index, _), known in zip(visible, facts, strict=True))

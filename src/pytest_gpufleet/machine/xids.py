@@ -3,11 +3,14 @@ mean and what to do."""
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.gpu import Gpu
 
 # Actions are those of NVIDIA's XID catalogue, in xid_table.json with its origin and date; `python
 # docs/make_xid_table.py` writes it. Meanings are ours, in xid_meanings.json. An SXid says itself whether it is fatal.
@@ -165,3 +168,39 @@ def of_lines(lines: Iterable[str]) -> list[Xid]:
         elif sxid := _SXID_LINE.match(line):
             found.append(Sxid(sxid[2], int(sxid[3]), sxid[5], sxid[1], sxid[4]))
     return found
+
+
+# What they say against whom.
+XID_CODES = {
+    "RESET_GPU": "xid_reset",
+    "RESTART_BM": "xid_restart",
+    "RESTART_VM": "xid_restart",
+    "CHECK_MECHANICALS": "xid_mechanical",
+    **dict.fromkeys(("WORKFLOW_XID_48", "WORKFLOW_NVLINK_ERR", "WORKFLOW_NVLINK5_ERR"), "xid_workflow"),
+    **dict.fromkeys(("RESTART_APP", "XID_154_EVAL"), "xid_application"),
+    "XID_154": "recovery_pending",
+}
+
+
+def xids_of(gpus: Iterable[Gpu], xids: Sequence[Xid]) -> list[Fault]:
+    """XIDs of these GPUs, each with its meaning and the action it calls for, without those that call for none."""
+    return [
+        Fault("xid_of_process" if xid.number in OF_PROCESSES else XID_CODES.get(xid.action, "xid_other"),
+              (gpu.place,), str(xid), story=xid.text)
+        for gpu in gpus
+        for xid in xids
+        if xid.of(str(gpu["pci_bus_id"])) and not xid.harmless
+    ]  # fmt: skip
+
+
+def xids_of_none(pci_bus_ids: Collection[str], xids: Iterable[Xid]) -> list[Fault]:
+    """XIDs of GPUs that are not at any of these PCI bus ids: the driver has lost them since."""
+    strange = (xid for xid in xids if not isinstance(xid, Sxid) and not any(map(xid.of, pci_bus_ids)))
+    return [
+        Fault("gpu_lost", (), f"a GPU that is no longer here, or hidden from this container: {xid}") for xid in strange
+    ]
+
+
+def sxids(xids: Iterable[Xid]) -> list[Fault]:
+    """SXids, each with the action it calls for. All GPUs share the NVSwitches, so they name no GPU."""
+    return [Fault("sxid_fatal" if xid.condemning else "sxid", (), str(xid)) for xid in xids if isinstance(xid, Sxid)]

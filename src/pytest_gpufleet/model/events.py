@@ -276,6 +276,7 @@ class RunHeader(Event, frozen=True, tag="run"):
     `basis`: the lowest grade of a limit that a figure may be held against which needs one. `notes`: what --fleet-note
     gave. `commit`: of the checkout that the suite ran from, with "-dirty" where files differed from it; "" without one.
     `network`: what --fleet-network said, if anything. `without`: the parts of the host that --fleet-without left out.
+    `used`: --fleet-used said that the hardware is not new.
     `code`: SHA-256 over the files of pytest-gpufleet.
 
     Of a run on many nodes: `nodes_wanted` is what --nodes asked for (0: whatever is there), `transport` what carries
@@ -294,6 +295,7 @@ class RunHeader(Event, frozen=True, tag="run"):
     basis: Grade = "physical"
     network: Network = ""
     without: tuple[str, ...] = ()
+    used: bool = False
     gpus: str = ""
     gpus_present: Count = 0
     rehearsal: bool = False

@@ -4,13 +4,13 @@ test."""
 import threading
 import time
 
-from pytest_gpufleet.machine import kernel_log
+from pytest_gpufleet.machine import health, kernel_log, xids
+from pytest_gpufleet.machine.gpu_facts import COUNTERS
 from pytest_gpufleet.machine.local_node import LocalNode
 from pytest_gpufleet.machine.xids import OF_CRASHES, OF_PROCESSES, Xid
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import COUNTERS, Gpu
+from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import Sample
-from pytest_gpufleet.verdict import health_rules
 
 TEMPERATURES = ("temperature_c", "memory_temperature_c")
 
@@ -49,12 +49,12 @@ class Guard:
         problems = [
             problem
             for old, new in zip(self._before, after, strict=True)
-            for problem in health_rules.worsened(old, new, minutes)
+            for problem in health.worsened(old, new, minutes)
         ]
         logged = self._node.kernel_log()
         self.unread = logged.unread
-        xids = [xid for xid in logged.xids if self._counts(xid, failed)]
-        problems += health_rules.xids_of(after, xids) + health_rules.sxids(xids)
+        counted = [xid for xid in logged.xids if self._counts(xid, failed)]
+        problems += xids.xids_of(after, counted) + xids.sxids(counted)
         told, self.noticed = kernel_log.judged(logged.host, after, "during")
         problems += told
         self._failed = failed
@@ -64,8 +64,8 @@ class Guard:
         for before, gpu, reasons, hottest in zip(self._before, after, all_reasons, all_hottest, strict=True):
             now_seen = gpu["clock_event_reasons"]
             seen = {*reasons, now_seen} if isinstance(now_seen, int) else reasons
-            problems += health_rules.slowdowns(before, gpu, seen)
-            problems += health_rules.too_hot(gpu, hottest)
+            problems += health.slowdowns(before, gpu, seen)
+            problems += health.too_hot(gpu, hottest)
         self._before, self._since = after, now
         return problems
 

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from pytest_gpufleet.machine import kernel_log
+from pytest_gpufleet.machine import kernel_log, xids
+from pytest_gpufleet.machine.gpu_facts import COUNTERS, unreadable_by_model
 from pytest_gpufleet.machine.machine import Machine
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.endings import NO_ORDER, not_applicable, not_judged
 from pytest_gpufleet.model.events import Judged, Order
 from pytest_gpufleet.model.fault import Fault, expect_none
-from pytest_gpufleet.model.gpu import COUNTERS, Gpu, GpuTopology, Missing, check_name
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing, check_name
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.plugin import listeners
 from pytest_gpufleet.plugin.keys import MISSED, RUN
 from pytest_gpufleet.redaction import redacted
-from pytest_gpufleet.verdict.health_rules import sxids, untold, xids_of, xids_of_none
 from pytest_gpufleet.verdict.judgement import LimitMissed, figure, set_aside, to_measure_again
 from pytest_gpufleet.verdict.orders import asks, held_against
 
@@ -77,15 +77,15 @@ def require_any(gpus: Sequence[Gpu], fact: str) -> None:
     __tracebackhide__ = True
     check_name(fact)
     if all(isinstance(gpu[fact], Missing) and gpu[fact].absent for gpu in gpus):
-        require_told(gpus, [fact])
+        require_readable(gpus, [fact])
         not_applicable(f"{fact}: {gpus[0][fact] if gpus else 'there is no GPU'}")
 
 
-def require_told(gpus: Sequence[Gpu], facts: Collection[str] = tuple(COUNTERS)) -> None:
-    """End the check as not judged, which makes a verdict INCOMPLETE, if a GPU does not tell facts that its model has;
-    by default its counters of errors."""
+def require_readable(gpus: Sequence[Gpu], facts: Collection[str] = tuple(COUNTERS)) -> None:
+    """End the check as not judged, which makes a verdict INCOMPLETE, if facts that a GPU has by its model cannot be
+    read; by default its counters of errors."""
     __tracebackhide__ = True
-    if lines := untold(gpus, facts):
+    if lines := unreadable_by_model(gpus, facts):
         not_judged("\n".join(lines))
 
 
@@ -97,7 +97,7 @@ def grave_xids(machine: Machine) -> list[Fault]:
         not_judged(machine.logged.trouble)
     condemning = [xid for xid in machine.logged.xids if xid.condemning]
     here = [*machine.present, *(gpu.pci_bus_id for gpu in machine.gpus)]
-    return xids_of(machine.gpus, condemning) + xids_of_none(here, condemning) + sxids(condemning)
+    return xids.xids_of(machine.gpus, condemning) + xids.xids_of_none(here, condemning) + xids.sxids(condemning)
 
 
 def grave_host_messages(machine: Machine) -> list[Fault]:

@@ -109,6 +109,12 @@ def fleet_network(pytestconfig: pytest.Config) -> str:
 
 
 @pytest.fixture(scope="session")
+def fleet_used(pytestconfig: pytest.Config) -> bool:
+    """Whether --fleet-used says that the hardware is not new."""
+    return pytestconfig.stash[RUN].options.used
+
+
+@pytest.fixture(scope="session")
 def disk_folder(pytestconfig: pytest.Config) -> Path | None:
     """The folder of --fleet-disk-folder, in which a drive may be tested; None if there is none."""
     return pytestconfig.stash[RUN].options.disk_folder

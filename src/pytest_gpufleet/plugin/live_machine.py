@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 import pytest
 
 from pytest_gpufleet.machine import host
+from pytest_gpufleet.machine.gpu_facts import NAMES
 from pytest_gpufleet.machine.host_fact import HostFact
 from pytest_gpufleet.machine.machine import Machine
-from pytest_gpufleet.model.gpu import NAMES, Missing
+from pytest_gpufleet.model.gpu import Missing
 
 if TYPE_CHECKING:
     from pytest_gpufleet.run.run import Run

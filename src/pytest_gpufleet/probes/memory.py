@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pytest_gpufleet.machine import container, nvml
+from pytest_gpufleet.machine.health import ClocksUnderLoad
 from pytest_gpufleet.machine.processors import by_numa_node
 from pytest_gpufleet.machine.telemetry import state_of
 from pytest_gpufleet.model import place
@@ -60,9 +61,8 @@ SECONDS = 1.0
 SM, MEMORY = 1, 2  # nvml.h: nvmlClockType_t
 
 
-def clocks_under_load(rank: Rank) -> dict[str, int] | None:
-    """The highest clocks of this GPU, `sm` and `memory` in MHz, that NVML showed while its memory was copied, and the
-    clock event `reasons` of that moment; None where NVML does not know.
+def clocks_under_load(rank: Rank) -> ClocksUnderLoad | None:
+    """The highest clocks of this GPU that NVML showed while its memory was copied; None where NVML does not know.
 
     Copies leave the power that matmuls do not: a GPU whose clocks nobody holds runs them at their maximum. Once both
     were seen there, nothing more can show; else it goes on for SECONDS.
@@ -72,19 +72,26 @@ def clocks_under_load(rank: Rank) -> dict[str, int] | None:
     b = torch.empty_like(a)
     with nvml.session() as pynvml, suppress(pynvml.NVMLError_NotSupported):
         handle = pynvml.nvmlDeviceGetHandleByUUID(rank.gpu.uuid)
-        highest = {"sm": 0, "memory": 0, "reasons": 0}
-        most = {"sm": _most(pynvml, handle, SM), "memory": _most(pynvml, handle, MEMORY)}
+        seen = ClocksUnderLoad(0, 0, 0, 0.0)
+        most = [_most(pynvml, handle, clock) for clock in (SM, MEMORY)]
         until = time.monotonic() + SECONDS
-        while time.monotonic() < until and any(highest[name] < clock for name, clock in most.items()):
+        while time.monotonic() < until and (seen.sm < most[0] or seen.memory < most[1]):
             for _ in range(COPIES):
                 b.copy_(a)
-            sm = int(pynvml.nvmlDeviceGetClockInfo(handle, SM))
-            if sm > highest["sm"]:
-                highest |= {"sm": sm, "reasons": int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))}
-            highest["memory"] = max(highest["memory"], int(pynvml.nvmlDeviceGetClockInfo(handle, MEMORY)))
+            sm, memory = (int(pynvml.nvmlDeviceGetClockInfo(handle, clock)) for clock in (SM, MEMORY))
+            if sm > seen.sm:
+                seen = seen._replace(sm=sm, reasons=int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)))
+            watts = _watts(pynvml, handle)
+            seen = seen._replace(memory=max(seen.memory, memory), watts=max(seen.watts, watts))
             torch.cuda.synchronize(rank.device)
-        return highest
+        return seen
     return None
+
+
+def _watts(pynvml: Any, handle: Any) -> float:
+    with suppress(pynvml.NVMLError_NotSupported):
+        return float(pynvml.nvmlDeviceGetPowerUsage(handle) / 1000)
+    return 0.0
 
 
 def _most(pynvml: Any, handle: Any, clock: int) -> float:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pytest_gpufleet import safe_files
+from pytest_gpufleet.machine.gpu_facts import READINGS
 from pytest_gpufleet.model.conditions import Condition
-from pytest_gpufleet.model.gpu import READINGS
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.record import Record

@@ -257,6 +257,7 @@ def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
             ("Limits asked for", say("at least {grade}", grade=say(run.basis))),
             *([("Network between nodes, by --fleet-network", run.network)] if run.network else []),
             *([("Not judged, by --fleet-without", ", ".join(run.without))] if run.without else []),
+            *([("Hardware", say("used (--fleet-used)"))] if run.used else []),
             *([("Deadline", wording.duration(run.deadline_seconds))] if run.deadline_seconds else []),
             ("Profile", run.profile),
             ("SHA-256 of the profile", run.profile_sha256),

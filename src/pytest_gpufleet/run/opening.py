@@ -266,6 +266,7 @@ def _header(run: Run, arguments: Sequence[str]) -> RunHeader:
         basis=cast(Grade, options.basis),
         network=options.network,
         without=options.without,
+        used=options.used,
         gpus=str(options.gpus),
         gpus_present=target.gpus_present,
         rehearsal=bool(target.rehearsal_ranks),

@@ -52,8 +52,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite, shipped
 from pytest_gpufleet.run import integrity
 from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
-from pytest_gpufleet.verdict.gaps import DEADLINE
-from pytest_gpufleet.verdict.health_rules import without_telemetry
+from pytest_gpufleet.verdict.gaps import DEADLINE, without_telemetry
 from pytest_gpufleet.verdict.verdict import CUT_SHORT
 
 # What computed wrongly once is not sound because it did not the next time.
@@ -65,6 +64,7 @@ RUN_FACTS = {
     "basis": "what --fleet-basis asks for",
     "network": "what --fleet-network says",
     "without": "what --fleet-without leaves out",
+    "used": "whether the hardware is used (--fleet-used)",
     "gpus": "what --gpus asks for",
     "nodes_wanted": "what --nodes asks for",
     "gpus_present": "the number of GPUs in the machine",

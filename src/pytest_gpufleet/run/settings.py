@@ -234,6 +234,10 @@ class Options:
         "parts of the host that are not judged, such as bmc,disks: their checks do not apply, and the verdict says so",
         site=True,
     )})
+    used: bool = field(default=False, metadata={"option": Option(
+        "--fleet-used", bool, None,
+        "the hardware is not new: rows that were remapped and memory errors of its life before the run are no fault",
+    )})
     folder: Path = field(default=Path("reports"), metadata={"option": Option(
         "--fleet-dir", path, "DIR",
         "where the folder of each run is made (default: reports)",

@@ -70,6 +70,7 @@ class OfRun(Part, frozen=True):
     interfaces: Annotated[tuple[str, ...], Meta(description="That the ranks of each node use, in their order.")] = ()
     network: Annotated[str, Meta(description="What --fleet-network said: Gbit/s of each GPU, or none.")] = ""
     without: Annotated[tuple[str, ...], Meta(description="Parts of the host that were not judged by request.")] = ()
+    used: Annotated[bool, Meta(description="Whether --fleet-used said that the hardware is not new.")] = False
 
 
 class OfNode(Part, frozen=True):

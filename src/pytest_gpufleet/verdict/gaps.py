@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import chain, combinations
 from typing import Literal
 
+from pytest_gpufleet.machine.gpu_facts import TELEMETRY, professional
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.finding import Finding, distinct
 from pytest_gpufleet.model.grouping import grouped
@@ -15,7 +16,6 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite, shipped, titled
 from pytest_gpufleet.verdict import accusations, basis, node_verdicts
 from pytest_gpufleet.verdict.given_limits import own_limits, unused_limits
-from pytest_gpufleet.verdict.health_rules import without_telemetry
 
 Kind = Literal[
     "disturbed", "incomplete", "never finished", "not accepted", "deselected", "not run", "without figures", "skipped",
@@ -250,3 +250,18 @@ def _reason(group: list[Gap], record: Record) -> str:
     }
     left_out = f"{kind}{in_cases(group, record.suite)}" + (f": {why}" if why not in (DESELECTED, NOT_SELECTED) else "")
     return f"{title}: {what.get(kind, left_out)}"
+
+
+def without_telemetry(record: Record) -> list[tuple[str, str]]:
+    """The GPUs of which a reading of TELEMETRY was never had while the run lasted, with what is missing. Every GPU is
+    in a sample, whatever can be read; that of many nodes is in their own runs."""
+    if record.run.rehearsal or record.of_cluster:
+        return []
+    found = []
+    for position, gpu in enumerate(record.topology.gpus):
+        readings = [taken for sample in record.telemetry for taken in sample.gpus[position : position + 1]]
+        never = [name for name in TELEMETRY if all(taken.get(name) is None for taken in readings)]
+        if never and (professional(gpu) or not readings):
+            listed = " and ".join(filter(None, (", ".join(never[:-1]), never[-1])))
+            found.append((gpu.identity, f"telemetry never had {listed}: no slowdown would have been seen"))
+    return found

@@ -88,6 +88,8 @@ def remarks(record: Record) -> list[str]:
         told.append(say("NCCL_NVLS_ENABLE=0: reductions in the NVSwitches (NVLS) were switched off and not tested"))
     if record.run.without:
         told.append(say("not judged by request (--fleet-without): {parts}", parts=", ".join(record.run.without)))
+    if record.run.used:
+        told.append(say("judged as used hardware, as --fleet-used says"))
     if record.run.network == NO_NETWORK:
         told.append(say("nothing was asked of the network, as --fleet-network none says"))
     elif record.run.network and record.of_cluster:

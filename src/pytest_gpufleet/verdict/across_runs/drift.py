@@ -5,8 +5,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
+from pytest_gpufleet.machine.gpu_facts import COUNTERS
+from pytest_gpufleet.machine.health import worsened
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import COUNTERS, Gpu
+from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Said
 from pytest_gpufleet.model.measurement import goodness
@@ -14,7 +16,6 @@ from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.across_runs import run_comparison
 from pytest_gpufleet.verdict.fleet.equality import unlike
-from pytest_gpufleet.verdict.health_rules import worsened
 from pytest_gpufleet.verdict.outliers import (
     MAD_TO_SIGMA,
     SIGMAS,

@@ -1,13 +1,16 @@
-"""Which call of NVML gives which fact of a GPU: one each, so that a failing call costs one fact and never the run."""
+"""The facts of a GPU: how each is read, by one call of NVML, so that a failing call costs one fact and never the run;
+and which a GPU must have by its model."""
 
 import ctypes
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.machine import network_ports, tools
+from pytest_gpufleet.model.gpu import FACTS, Gpu, Missing
 
 # Errors by which NVML says that there is no such thing here; all others are trouble.
 NOT_HERE = ("NotSupported", "FunctionNotFound", "ArgumentVersionMismatch")
@@ -130,6 +133,16 @@ def pcie_width_able(nvml: Any, handle: Any) -> dict[str, int]:
 def network_adapters(nvml: Any, handle: Any) -> list[str]:
     """Those next to the GPU, by the system."""
     return network_ports.nearest(pci_device(nvml, handle))
+
+
+def pci_bus_cpus(nvml: Any, handle: Any) -> list[int]:
+    """The processors next to the root of its PCI bus (Documentation/ABI/testing/sysfs-bus-pci, `cpulistaffinity`)."""
+    device = pci_device(nvml, handle)
+    root = next((each for each in reversed(device.parents) if each.name.startswith("pci")), device)
+    lists = [tools.text(bus / "cpulistaffinity") for bus in (root / "pci_bus").glob("*")]
+    if not any(lists):
+        raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+    return sorted(set[int]().union(*map(tools.listed, filter(None, lists))))
 
 
 def pci_device(nvml: Any, handle: Any) -> Path:
@@ -258,8 +271,21 @@ def _process(process: Any) -> str:
     return f"process {process.pid} ({name}){memory}"
 
 
-# Every fact of model/gpu.py but "p2p", which is asked of pairs.
-CALLS: dict[str, Callable[[Any, Any], Any]] = {
+Read = Callable[[Any, Any], Any]  # of pynvml and the handle of a GPU
+
+# The facts of a GPU, each with how it is read, by when that is done.
+
+# What stays as it is while a machine runs. `minor` is of the device file: 3 for /dev/nvidia3. `power_limit_watts` is
+# the enforced one. `nvlink_remotes`: where each link ends, by PCI bus id, "switch", or "" for one that is down.
+# `gsp_firmware`: what runs on the GPU's own processor (GSP), Missing where the driver does that work itself.
+# `processes`: who computed on the GPU before this run's ranks started, as "process 4711 (python3), 2.1 GiB". `brand` is
+# an nvmlBrandType_t, `virtualization` an nvmlGpuVirtualizationMode_t. What physical limits are made of
+# (verdict/peaks.py): `cuda_cores`, `memory_bus_bits` and the highest clocks. `pcie_width_able`: how many lanes the
+# "gpu" can use and the "port" above it has, 0 for what the system does not say; pcie_width_max is no more than the
+# less of both. `network_adapters`: InfiniBand and RoCE ones ("mlx5_0") that share most of the GPU's way over PCIe; none
+# where nobody can say which of several. `module_id`: which module of its baseboard it is, as on HGX. `physical_slot`:
+# what the firmware calls the slot of a card ("21"). `fabric_health`: the nvmlGpuFabricInfo's mask, clique and cluster.
+CONSTANTS: dict[str, Read] = {
     "name": lambda n, h: n.nvmlDeviceGetName(h),
     "uuid": lambda n, h: n.nvmlDeviceGetUUID(h),
     "serial": lambda n, h: n.nvmlDeviceGetSerial(h),
@@ -272,6 +298,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "pci_device_id": lambda n, h: n.nvmlDeviceGetPciInfo(h).pciDeviceId,
     "minor": lambda n, h: n.nvmlDeviceGetMinorNumber(h),
     "memory_bytes": lambda n, h: n.nvmlDeviceGetMemoryInfo(h).total,
+    "bar1_bytes": lambda n, h: n.nvmlDeviceGetBAR1MemoryInfo(h).bar1Total,
     "compute_capability": lambda n, h: list(n.nvmlDeviceGetCudaComputeCapability(h)),
     "brand": lambda n, h: n.nvmlDeviceGetBrand(h),
     "virtualization": lambda n, h: n.nvmlDeviceGetVirtualizationMode(h),
@@ -300,6 +327,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "recovery_action": lambda n, h: field_values(n, h, [FIELD_RECOVERY_ACTION])[0],
     "numa_node": lambda n, h: n.nvmlDeviceGetNumaNodeId(h),
     "cpu_affinity": lambda n, h: [int(word) for word in n.nvmlDeviceGetCpuAffinity(h, 16)],
+    "pci_bus_cpus": pci_bus_cpus,
     "fabric": fabric,
     "fabric_health": fabric_health,
     "nvlink_states": lambda n, h: each_link(lambda link: n.nvmlDeviceGetNvLinkState(h, link), n),
@@ -308,6 +336,13 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "nvlink_remotes": nvlink_remotes,
     "nvlink_speeds": nvlink_speeds,
     "processes": lambda n, h: [_process(process) for process in n.nvmlDeviceGetComputeRunningProcesses(h)],
+}
+PAIRED = "p2p"  # a constant too: by capability the nvmlGpuP2PStatus_t with every GPU (0 is OK)
+
+# What must not get worse. All of these are read around every test, so each is one cheap call. `remapped_rows`: see
+# health.RemappedRows. `slowdown_ns`: for how long the GPU has been slowed down by what must not slow it down, in
+# nanoseconds by the keys of COUNTED_SLOWDOWNS.
+COUNTERS: dict[str, Read] = {
     "ecc_uncorrected_volatile": lambda n, h: n.nvmlDeviceGetTotalEccErrors(h, ECC_UNCORRECTED, ECC_VOLATILE),
     "ecc_uncorrected_aggregate": lambda n, h: n.nvmlDeviceGetTotalEccErrors(h, ECC_UNCORRECTED, ECC_AGGREGATE),
     "ecc_corrected_volatile": lambda n, h: n.nvmlDeviceGetTotalEccErrors(h, ECC_CORRECTED, ECC_VOLATILE),
@@ -317,10 +352,27 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "memory_unrepairable": lambda n, h: bool(n.nvmlDeviceGetUnrepairableMemoryFlag_v1(h)),
     "pcie_replays": lambda n, h: n.nvmlDeviceGetPcieReplayCounter(h),
     "slowdown_ns": _slowdown_ns,
-    "ecc_corrected": _ecc_corrected,
+}
+
+# Counters that are not read around every test: those of NVLinks cost too much (on an H200 each of the 72 numbers takes
+# 4 ms of CPU), the others change rarely. `nvlink_errors`: by kind the count of each link, None where there is none.
+# `nvlink_fec`: of each link how many blocks of data had 0, 1, ... 15 errors that were corrected on the way.
+# `spare_rows`: how many banks of memory have all their spare rows (max), many (high), some (partial), few (low) and
+# none. `ecc_corrected`: how many in "dram" and "sram" since the driver was loaded.
+SLOW_COUNTERS: dict[str, Read] = {
     "nvlink_errors": nvlink_errors,
     "nvlink_fec": lambda n, h: link_fields(n, h, FIELDS_NVLINK_FEC),
     "spare_rows": _spare_rows,
+    "ecc_corrected": _ecc_corrected,
+}
+
+# What telemetry samples. The slow readings cost more than all others together (on an H200 a millisecond of CPU each):
+# they are not in every sample.
+SLOW_READINGS: dict[str, Read] = {
+    "pcie_transmitted_kilobytes_per_second": lambda n, h: n.nvmlDeviceGetPcieThroughput(h, PCIE_TX),
+    "pcie_received_kilobytes_per_second": lambda n, h: n.nvmlDeviceGetPcieThroughput(h, PCIE_RX),
+}
+READINGS: dict[str, Read] = {
     "utilization_percent": lambda n, h: n.nvmlDeviceGetUtilizationRates(h).gpu,
     "memory_used_bytes": lambda n, h: n.nvmlDeviceGetMemoryInfo(h).used,
     "temperature_c": lambda n, h: n.nvmlDeviceGetTemperature(h, TEMPERATURE_GPU),
@@ -329,6 +381,66 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "sm_clock_mhz": lambda n, h: n.nvmlDeviceGetClockInfo(h, CLOCK_SM),
     "memory_clock_mhz": lambda n, h: n.nvmlDeviceGetClockInfo(h, CLOCK_MEMORY),
     "clock_event_reasons": _clock_event_reasons,
-    "pcie_transmitted_kilobytes_per_second": lambda n, h: n.nvmlDeviceGetPcieThroughput(h, PCIE_TX),
-    "pcie_received_kilobytes_per_second": lambda n, h: n.nvmlDeviceGetPcieThroughput(h, PCIE_RX),
+    **SLOW_READINGS,
 }
+
+CALLS = {**CONSTANTS, **COUNTERS, **SLOW_COUNTERS, **READINGS}
+NAMES = (*CALLS, PAIRED)
+FACTS.update(NAMES)
+
+
+# What a GPU must have by its model. Where it cannot be read, what rests on it is not judged: who cannot see a fault has
+# not found that there is none.
+
+# Models of which NVIDIA leaves open what NVML can read.
+CONSUMER = ("GeForce", "TITAN")
+# nvml.h, nvmlBrandType_t: QUADRO, GEFORCE, TITAN, NVIDIA_RTX, QUADRO_RTX, GEFORCE_RTX, TITAN_RTX.
+DESKTOP = (1, 5, 6, 12, 13, 15, 16)
+# Those of the shipped profiles: a GPU of which next to nothing can be read still has its name.
+PROFESSIONAL = re.compile(r"(Tesla (T4|V100)|NVIDIA (A10|A100|B200|GB200|H20|H100|H200|L4|L40S|RTX A6000))\b")
+# Telemetry without which no slowdown and no heat would be seen.
+TELEMETRY = ("clock_event_reasons", "temperature_c", "power_watts")
+
+
+def for_servers(gpu: Gpu) -> bool:
+    """Whether its driver is to stay loaded."""
+    return gpu.get("brand") not in DESKTOP and not any(word in gpu.name for word in CONSUMER)
+
+
+def professional(gpu: Gpu) -> bool:
+    """Whether NVML can read all that it knows of such a board."""
+    consumer = any(word in gpu.name for word in CONSUMER)
+    return not consumer and (gpu.of_data_centre or PROFESSIONAL.match(gpu.name) is not None)
+
+
+def _corrects_errors(gpu: Gpu) -> bool:
+    mode = gpu["ecc_mode"]
+    return professional(gpu) and not (isinstance(mode, list) and mode[0] == 0)
+
+
+def _remaps_rows(gpu: Gpu) -> bool:
+    """From Ampere on; before, whole pages were retired."""
+    return _corrects_errors(gpu) and not gpu.name.startswith("Tesla")
+
+
+# Fact: which GPUs have it, whatever their driver or nvidia-ml-py says. What is not here, a healthy GPU may lack: the
+# SRAM threshold under an older driver, PCIe links and NUMA nodes in a virtual machine.
+MUST_HAVE: dict[str, Callable[[Gpu], bool]] = {
+    **dict.fromkeys(("ecc_mode", "pcie_replays", "power_limit_watts", *TELEMETRY), professional),
+    **dict.fromkeys(
+        ("ecc_uncorrected_volatile", "ecc_uncorrected_aggregate", "ecc_corrected_volatile"), _corrects_errors
+    ),
+    "remapped_rows": _remaps_rows,
+    "retired_pages_pending": lambda gpu: _corrects_errors(gpu) and not _remaps_rows(gpu),
+    "nvlink_errors": lambda gpu: professional(gpu) and gpu.nvlinks_active > 0 and gpu.of_data_centre,
+}
+
+
+def unreadable_by_model(gpus: Iterable[Gpu], facts: Collection[str]) -> list[str]:
+    """Facts that GPUs have by their model and that cannot be read, one line each with the GPU and the reason."""
+    return [
+        f"{gpu.identity}: {fact} cannot be read ({gpu[fact]}), and this model has it"
+        for gpu in gpus
+        for fact in facts
+        if fact in MUST_HAVE and isinstance(gpu[fact], Missing) and MUST_HAVE[fact](gpu)
+    ]

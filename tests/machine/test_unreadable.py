@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gpufleet.machine.gpu_facts import MUST_HAVE, TELEMETRY, unreadable_by_model
 from pytest_gpufleet.model.gpu import Gpu, Missing
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.verdict.gaps import counted, gaps
-from pytest_gpufleet.verdict.health_rules import MUST_TELL, TELEMETRY, untold, without_telemetry
+from pytest_gpufleet.verdict.gaps import counted, gaps, without_telemetry
 from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import conclude
 
@@ -35,9 +35,9 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_what_a_model_must_tell(name: str) -> None:
     model, told, expected = MODELS[name]
-    gpu = Gpu(5, {**dict.fromkeys(MUST_TELL, ABSENT), "name": model, **told})
-    lines = untold([gpu], MUST_TELL)
-    missing = [fact for fact in MUST_TELL if any(f": {fact} cannot be read (NVML: Not" in line for line in lines)]
+    gpu = Gpu(5, {**dict.fromkeys(MUST_HAVE, ABSENT), "name": model, **told})
+    lines = unreadable_by_model([gpu], MUST_HAVE)
+    missing = [fact for fact in MUST_HAVE if any(f": {fact} cannot be read (NVML: Not" in line for line in lines)]
     assert set(missing) == expected
     assert all(line.startswith(f"GPU 5 {model}, ") for line in lines)
 

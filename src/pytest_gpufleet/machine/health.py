@@ -1,0 +1,200 @@
+"""The memory, clocks, power and heat of GPUs: facts against what they should be, counters against what they were.
+
+Rules after DCGM's health checks (row remapping, clock events).
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from operator import or_
+from typing import NamedTuple
+
+from pytest_gpufleet.machine.gpu_facts import COUNTERS
+from pytest_gpufleet.machine.links import gpu_fault, replays_allowed, unreadable, unreadable_now
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.gpu import CLOCK_EVENTS, COUNTED_SLOWDOWNS, Gpu, Missing
+
+REMAPPED_ROWS_LIMIT = 512
+# Corrected errors that Azure's node health checks (check_gpu_ecc) still let pass, of which they count those since the
+# driver was loaded. Here they are the most of a day, and of a run that is shorter.
+CORRECTED_A_DAY = {"sram": 10_000, "dram": 20_000_000}
+# DCGM warns of a GPU that retires more than one page a week, once it has many. A run lasts no week.
+CORRECTED_ROWS = 1
+# The clock events that must not happen under load. A software power cap (0x4) is normal there.
+SLOWDOWNS = {0x8: "hardware_slowdown", 0x20: "thermal_slowdown", 0x40: "thermal_slowdown", 0x80: "power_brake"}
+# Of those, what is no fault of a GPU, by model. DCGM judges no clock event of a T4, a card of 70 W without a fan. Here
+# only the driver's own slowdown for heat is left out: what the hardware does counts, and so does its temperature limit.
+NORMAL_SLOWDOWNS = {"Tesla T4": 0x20}
+
+# How much of its highest clocks a GPU shows at least while its memory is busy, unless heat or power holds it back then.
+# Those of data centres reach them: on all recorded H200 the SM clock was 1,980 of 1,980 MHz, memory 3,201 of 3,201.
+# NVML's maximum of other models is the end of a curve of voltages, which they rarely reach.
+CLOCKS_REACHED, CLOCKS_REACHED_ELSEWHERE = 0.97, 0.75
+HELD_BACK, POWER_CAP = 0x8 | 0x20 | 0x40 | 0x80, 0x4
+# A GPU that its power limit holds back draws this share of it at least. Below, something else holds the clock: it is
+# locked (nvidia-smi -lgc), or there is a limit that nobody sees. The modules of Grace share one with their processor.
+AT_THE_LIMIT = 0.95
+SHARED_POWER = ("GH200", "GB200", "GB300")
+# By how much NVML may round the watts of a data sheet.
+ROUNDED_WATTS = 0.99
+
+# The code of the fault if a counter has grown.
+WORSE = {
+    **dict.fromkeys(("ecc_uncorrected_volatile", "ecc_uncorrected_aggregate"), "ecc_uncorrected"),
+    "sram_threshold_exceeded": "sram_threshold_exceeded",
+    "remapped_rows": "rows_remapped",
+    "retired_pages_pending": "page_retirement_pending",
+    "memory_unrepairable": "memory_unrepairable",
+    "pcie_replays": "pcie_replays",
+}
+
+
+class RemappedRows(NamedTuple):
+    """nvmlDeviceGetRemappedRows: how many for errors that were `corrected`, and how many for others; whether a reset is
+    needed for more, and whether there was no spare row."""
+
+    corrected: int = 0
+    uncorrected: int = 0
+    pending: int = 0
+    failed: int = 0
+
+
+class ClocksUnderLoad(NamedTuple):
+    """The highest clocks that were seen, in MHz, the clock event reasons of that moment, and the highest
+    power, 0 where NVML does not know it."""
+
+    sm: int
+    memory: int
+    reasons: int
+    watts: float
+
+
+def recorded_errors(gpu: Gpu, used: bool = False) -> list[Fault]:
+    """What a GPU's counters say against it, whenever it happened; a counter that it has and that cannot be read, too.
+    `used`: it is not new, so that rows may have been remapped and errors been counted in its life."""
+    rows = RemappedRows(*(gpu.get("remapped_rows") or ()))
+    many = rows.uncorrected if rows.uncorrected >= REMAPPED_ROWS_LIMIT else 0
+    sram, volatile = gpu.get("sram_threshold_exceeded"), gpu.get("ecc_uncorrected_volatile")
+    rules = [
+        ("ecc_uncorrected", volatile, "uncorrectable ECC errors since the driver was loaded"),
+        ("row_remapping_pending", rows.pending, "row remapping pending: reset the GPU"),
+        ("row_remapping_failed", rows.failed, "row remapping failed: replace the GPU"),
+        ("many_rows_remapped", many, "remapped rows: replace the GPU"),
+        ("sram_threshold_exceeded", sram, "SRAM error threshold exceeded: replace the GPU"),
+        ("page_retirement_pending", gpu.get("retired_pages_pending"), "page retirement pending: reset the GPU"),
+        *(
+            ("many_corrected_errors", count, f"corrected errors in {part.upper()}, more than {CORRECTED_A_DAY[part]:,}")
+            for part, count in (gpu.get("ecc_corrected") or {}).items()
+            if count > CORRECTED_A_DAY[part]
+        ),
+        ("memory_unrepairable", gpu.get("memory_unrepairable"), "the driver cannot repair memory: replace the GPU"),
+        ("spare_rows_used_up", (gpu.get("spare_rows") or {}).get("none", 0), "banks of memory without a spare row"),
+    ]
+    if not used:
+        remapped = 0 if many or rows.pending or rows.failed else rows.corrected + rows.uncorrected
+        lifetime = 0 if volatile else gpu.get("ecc_uncorrected_aggregate")
+        rules += [
+            ("new_gpu_remapped_rows", remapped, "remapped rows, and a new GPU has none"),
+            ("new_gpu_ecc_errors", lifetime, "uncorrectable ECC errors in its life, and a new GPU has had none"),
+        ]
+    faults = [gpu_fault(code, gpu, f"{text} ({int(value)})") for code, value, text in rules if value]
+    return faults + unreadable(gpu, (*COUNTERS, "spare_rows", "ecc_corrected"))
+
+
+def worsened(before: Gpu, after: Gpu, minutes: float) -> list[Fault]:
+    """What got worse on a GPU between two readings of its counters, each with the counter, before and after."""
+    problems = []
+    for counter, now in after.facts.items():
+        then = before[counter]
+        if isinstance(now, Missing):
+            if not isinstance(then, Missing):
+                what = f"{counter} could be read before and cannot now: {now}"
+                problems.append(gpu_fault("counter_unreadable", after, what))
+        elif counter in WORSE and not isinstance(then, Missing):
+            # Of remapped rows [corrected, uncorrected, pending, failed]: correctable ones are shown, not judged.
+            pairs = zip(then[1:], now[1:], strict=True) if counter == "remapped_rows" else [(then, now)]
+            allowed = replays_allowed(after, minutes) if counter == "pcie_replays" else 0
+            if any(new - old > allowed for old, new in pairs):
+                problems.append(gpu_fault(WORSE[counter], after, f"{counter} was {then}, is {now}"))
+    return problems
+
+
+def too_hot(gpu: Gpu, hottest: Mapping[str, float]) -> list[Fault]:
+    """Temperatures above the device's own limit for operation, where it tells one."""
+    limits = gpu["temperature_limits_c"]
+    if not isinstance(limits, dict):
+        return []
+    rules = (
+        ("temperature_c", limits.get("gpu_max") or limits.get("slowdown")),
+        ("memory_temperature_c", limits.get("memory_max")),
+    )
+    return [
+        gpu_fault("too_hot", gpu, f"{name} reached {hottest[name]}, the device's own limit is {limit}")
+        for name, limit in rules
+        if limit and hottest[name] > limit
+    ]
+
+
+def slowdowns(before: Gpu, gpu: Gpu, reasons: Iterable[int]) -> list[Fault]:
+    """What slowed a GPU down and must not, between two readings: by the driver's counters, which miss nothing, and by
+    samples of its clock_event_reasons, since not every driver counts, and none counts every reason."""
+    then, now = before.get("slowdown_ns") or {}, gpu.get("slowdown_ns") or {}
+    counted: dict[int, int] = {}
+    for name, bit in COUNTED_SLOWDOWNS.items():
+        counted[bit] = max(counted.get(bit, 0), now[name] - then[name] if name in now and name in then else 0)
+    seen, normal, faults = reduce(or_, reasons, 0), NORMAL_SLOWDOWNS.get(str(gpu["name"]), 0), []
+    for bit, code in SLOWDOWNS.items():
+        nanoseconds = counted.get(bit, 0)
+        if not normal & bit and (nanoseconds > 0 or seen & bit):
+            lasting = f" for {nanoseconds / 1e9:.3g} s" if nanoseconds > 0 else ""
+            faults.append(gpu_fault(code, gpu, f"{CLOCK_EVENTS[bit]}{lasting} (clock event 0x{bit:x})"))
+    return faults
+
+
+def held_clocks(gpu: Gpu, seen: ClocksUnderLoad) -> list[Fault]:
+    """Clocks that somebody holds below what this GPU can do, by the highest that were seen under load. Heat and the
+    power brake excuse the SM clock, and so does the power limit, if the GPU draws as much."""
+    reached = CLOCKS_REACHED if gpu.of_data_centre else CLOCKS_REACHED_ELSEWHERE
+    faults = unreadable(gpu, ["sm_clock_max_mhz", "memory_clock_max_mhz"])
+    limit, shared = gpu.power_limit_watts or 0.0, any(name in gpu.name for name in SHARED_POWER)
+    at_the_limit = shared or not limit or not seen.watts or seen.watts >= AT_THE_LIMIT * limit
+    excused = seen.reasons & (HELD_BACK | (POWER_CAP if at_the_limit else 0))
+    power = f", at {seen.watts:.0f} W of {limit:.0f} W" if seen.reasons & POWER_CAP else ""
+    clocks = (("SM clock", seen.sm, gpu.get("sm_clock_max_mhz"), excused, power),
+              ("memory clock", seen.memory, gpu.get("memory_clock_max_mhz"), 0, ""))  # fmt: skip
+    return faults + [
+        gpu_fault("clocks_pinned", gpu, f"{words} of at most {clock} MHz under load, of {best}{told}")
+        for words, clock, best, excuse, told in clocks
+        if best and clock < reached * best and not excuse
+    ]
+
+
+def low_default_power(gpu: Gpu, rated: float) -> list[Fault]:
+    """A default power limit below that of the model's data sheet, in watts: no setting of an operator shows it."""
+    default = gpu.get("power_limit_default_watts")
+    if default is None or default >= ROUNDED_WATTS * rated:
+        return unreadable(gpu, ["power_limit_default_watts"])
+    return [gpu_fault("power_limit_below_model", gpu, f"its default is {default:g} W, of this model {rated:g} W")]
+
+
+def corrected_errors(before: Gpu, now: Gpu, seconds: float) -> list[Fault]:
+    """Memory errors that were corrected, where there are more than rarely: between two readings of ecc_corrected so
+    many seconds apart. A few are normal; the limits are shown beside them."""
+    if faults := unreadable_now(before, now, "ecc_corrected"):
+        return faults
+    days, then = max(1.0, seconds / 86_400), before["ecc_corrected"]
+    grown = {part: count - then[part] for part, count in now["ecc_corrected"].items() if part in then}
+    text = "{:,} corrected errors in {} in {:.0f} s, {:,} a day"
+    return [
+        gpu_fault("many_corrected_errors", before, text.format(grown[part], part.upper(), seconds, limit))
+        for part, limit in CORRECTED_A_DAY.items()
+        if grown.get(part, 0) > limit * days
+    ]
+
+
+def corrected_rows(before: Gpu, now: Gpu, seconds: float) -> list[Fault]:
+    """Rows of memory that were remapped for errors that were still corrected: one in a run is normal."""
+    if faults := unreadable_now(before, now, "remapped_rows"):
+        return faults
+    more = RemappedRows(*now["remapped_rows"]).corrected - RemappedRows(*before["remapped_rows"]).corrected
+    what = f"{more} rows were remapped for corrected errors in {seconds:.0f} s, at most {CORRECTED_ROWS} are normal"
+    return [gpu_fault("many_corrected_errors", before, what)] if more > CORRECTED_ROWS else []
