@@ -189,7 +189,7 @@ FAULTY = {
         {"change": set_to(f"{UP}/current_link_speed", "32.0", "16.0")}, FULL, [("pcie_path_reduced", ["gpu0"])],
         "it runs at 16 GT/s on 16 lanes, and can 32 GT/s on 16",
     ),
-    # As switches told it above an H20: Data Link Protocol Error, fatal (NVIDIA/open-gpu-kernel-modules, issue 937).
+    # As switches counted it above an H20: Data Link Protocol Error, fatal (NVIDIA/open-gpu-kernel-modules, issue 937).
     "an error since boot that could not be corrected": (
         {"change": counted(TO_GPU, "fatal", "DLP", 1)}, RECORDED, [("pcie_uncorrected", ["gpu0"])],
         "link from 0000:17:00.0 to 0000:18:00.0",
@@ -233,7 +233,7 @@ def test_one_thing_is_wrong(tmp_path, what):
 HARMLESS = {
     "the link of a GPU rests": {"change": set_to(f"{GPU}/current_link_speed", "32.0", "2.5")},
     "test_pcie_width_is_full says that": {"change": set_to(f"{GPU}/current_link_width", "16", "8")},
-    "nobody tells the lanes": {"change": set_to(f"{UP}/current_link_width", "16", "255")},
+    "the lanes of one port are not shown": {"change": set_to(f"{UP}/current_link_width", "16", "255")},
     "a switch that has no more lanes": {"change": narrow},
     "links inside a switch": {
         "change": lambda text: re.sub(rf"== {UP}/(max|current)_link_speed\n32.0", inside_a_switch, text)

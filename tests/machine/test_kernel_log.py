@@ -292,7 +292,7 @@ def test_a_port_is_about_the_gpus_below_it(devices, device, gpus):
     assert behind(message, GPUS, devices).gpus == gpus
 
 
-def test_a_node_tells_of_its_host_once(tmp_path):
+def test_a_node_reports_what_is_new_once(tmp_path):
     class Driver:
         xids = staticmethod(list)
 
@@ -400,8 +400,8 @@ def test_an_sxid_is_found_and_belongs_to_its_switch(line, number, condemning, te
     assert (sxid.number, sxid.condemning, sxid.text) == (number, condemning, text)
     assert not sxid.of(GPU)
     severity = "Fatal" if condemning else "Non-fatal"
-    told = f"nvidia-nvswitch1 on PCI 0000:86:00.0: SXid {number} ({severity}: {text}); what to do: "
-    assert str(sxid).startswith(told)
+    begin = f"nvidia-nvswitch1 on PCI 0000:86:00.0: SXid {number} ({severity}: {text}); what to do: "
+    assert str(sxid).startswith(begin)
 
 
 @pytest.mark.parametrize(
@@ -415,7 +415,7 @@ def test_what_follows_an_sxid_is_none(line):
     assert parse(SXID + line) == []
 
 
-def test_lines_that_were_overwritten_before_they_were_read_are_told(tmp_path, monkeypatch):
+def test_lines_that_were_overwritten_before_they_were_read_are_reported(tmp_path, monkeypatch):
     """As /dev/kmsg does: EPIPE once, then the oldest line that is left."""
     fell_off = b"6,9,9,-;NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.\n"
     answers = [b"6,1,1,-;boot\n", BrokenPipeError(), fell_off, b"", b""]
@@ -451,7 +451,7 @@ def message(line, **more):
 @pytest.mark.parametrize(
     ("line", "before", "during"), [(FATAL, True, True), (STALLED, False, True), (CORRECTED, False, False)]
 )
-def test_what_condemns_is_said_and_the_rest_is_shown(line, before, during):
+def test_what_condemns_is_a_fault_and_the_rest_is_shown(line, before, during):
     found = [recognised(line)]
     assert [len(each) for each in judged(found, FOUR, "before")] == [before, not before]
     assert [len(each) for each in judged(found, FOUR, "during")] == [during, not during]
@@ -471,7 +471,7 @@ def test_a_port_names_the_gpu_if_there_is_one_alone_below_it(below, place):
     assert (fault.name, fault.subjects) == ("pcie_error_logged", (place,))
 
 
-def test_a_message_is_said_with_how_often_it_came():
+def test_a_fault_says_how_often_a_message_came():
     often = message(FATAL, times=12_000, first=51.2, last=1207.4)
     found, _ = judged([often, message(FATAL, first=51.2, last=51.2), message(FATAL)], FOUR, "before")
     assert [fault.what for fault in found] == [

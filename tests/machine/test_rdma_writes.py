@@ -112,7 +112,7 @@ def test_a_port_that_cannot_leaves_the_others(installed):
     ],
     ids=["no port", "an old program", "no port that works", "no report"],
 )
-def test_nothing_can_be_told(installed, adapters, different, state, why):
+def test_nothing_can_be_measured(installed, adapters, different, state, why):
     installed(adapters, **different)
     with pytest.raises(state, match=why):
         rdma.read()

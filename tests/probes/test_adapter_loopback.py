@@ -1,4 +1,4 @@
-"""Adapters that send to themselves: which ranks take which, what is proven, and how it is told. Ranks are CPU
+"""Adapters that send to themselves: which ranks take which, what is proven, and how it is named. Ranks are CPU
 ranks, and the adapter of the last test is the loopback interface, whose counters grow as those of a port do."""
 
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ def test_each_adapter_goes_to_the_pair_of_the_gpu_next_to_it():
     ]
 
 
-def test_where_nobody_tells_what_is_near_adapters_go_to_pairs_in_their_order():
+def test_where_it_is_not_known_what_is_near_adapters_go_to_pairs_in_their_order():
     assert turns(world(4, [[]] * 4), ports(2)) == [{0: "mlx5_0/1", 1: "mlx5_1/1"}]
     assert turns(world(2, [[]] * 2), ports(2)) == [{0: "mlx5_0/1"}, {0: "mlx5_1/1"}]
     assert turns(world(5, [[]] * 5), ports(1)) == [{0: "mlx5_0/1"}]

@@ -264,6 +264,7 @@ class Logged:
 
 # A record of /dev/kmsg (Documentation/ABI/testing/dev-kmsg): priority, number, microseconds since boot, flags, text.
 _RECORD = re.compile(r"(\d+),\d+,(\d+),[^;]*;")
+REMEDY = f"{tools.AS_ROOT}, a container needs `--device /dev/kmsg --cap-add SYSLOG`"
 FACILITIES = 8  # a priority below it is the kernel's: it gives a line that a program writes there another facility
 DEVICES = Path("/sys/bus/pci/devices")
 
@@ -325,7 +326,7 @@ class KernelLog:
         try:
             self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:
-            self._trouble = f"the kernel log {path} cannot be read: {error.strerror}"
+            self._trouble = f"the kernel log {path} cannot be read: {error.strerror}; {REMEDY}"
 
     def new(self) -> Logged:
         found: list[Xid] = []

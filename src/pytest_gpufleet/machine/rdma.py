@@ -53,7 +53,8 @@ def read() -> list[Write]:
         raise Unreadable(f"this {PROGRAM} has no {' and no '.join(missing)}", "install perftest 23.07 or later")
     found = [_write(port.port) for port in ports]
     if all(each.why for each in found):
-        raise Unreadable(f"{PROGRAM} reaches no adapter: {found[0].why}")
+        remedy = "a container needs `--device /dev/infiniband --ulimit memlock=-1`"
+        raise Unreadable(f"{PROGRAM} reaches no adapter: {found[0].why}", remedy)
     return found
 
 
