@@ -169,6 +169,28 @@ def elsewhere(text):
     return set_to(f"sys/devices/{there}/numa_node", "1", "0")(text.replace(its, there))
 
 
+def with_drives(*speeds):
+    """Drives of generation 5 below ports of their own, which run at these speeds."""
+
+    def change(text):
+        for number, speed in enumerate(speeds):
+            above = f"sys/devices/pci0000:64/0000:64:0{number + 1}.0"
+            drive = f"{above}/0000:{65 + number}:00.0"
+            text += f"== sys/class/nvme/nvme{number}/device -> ../../../{drive[4:]}\n"
+            for path in (above, drive):
+                text += f"== {path}/current_link_width\n4\n== {path}/max_link_width\n4\n"
+                text += f"== {path}/current_link_speed\n{speed} GT/s PCIe\n== {path}/max_link_speed\n32.0 GT/s PCIe\n"
+        return text
+
+    return change
+
+
+def lost_below_the_root(text):
+    """The root port waits for an answer that the link below the switch has lost."""
+    root = "sys/devices/pci0000:15/0000:15:01.0"
+    return counted(root, "nonfatal", "CmpltTO", 2)(counted(TO_GPU, "fatal", "SDES", 1)(text))
+
+
 # GPU 1 below the switch of GPU 0, no NVLinks, and no network.
 ONE_SWITCH = """
 host['network_ports'], devices = [], host['pci_devices']
@@ -193,6 +215,14 @@ FAULTY = {
     "an error since boot that could not be corrected": (
         {"change": counted(TO_GPU, "fatal", "DLP", 1)}, RECORDED, [("pcie_uncorrected", ["gpu0"])],
         "link from 0000:17:00.0 to 0000:18:00.0",
+    ),
+    "an error that the root waits for: only the deepest link is named": (
+        {"change": lost_below_the_root}, RECORDED, [("pcie_uncorrected", ["gpu0"])],
+        "link from 0000:17:00.0 to 0000:18:00.0",
+    ),
+    "a drive of three that is slower": (
+        {"change": with_drives(32.0, 16.0, 32.0)}, FULL, [("pcie_path_reduced", ["node"])],
+        "(it leads to nvme1): it runs at 16 GT/s",
     ),
     "an error of the adapter below blames no GPU": (
         {"change": counted(TO_ADAPTER, "nonfatal", "TLP", 1)}, RECORDED, [("pcie_uncorrected", ["node"])],
@@ -238,6 +268,8 @@ HARMLESS = {
     "links inside a switch": {
         "change": lambda text: re.sub(rf"== {UP}/(max|current)_link_speed\n32.0", inside_a_switch, text)
     },
+    "drives on a backplane of generation 4": {"change": with_drives(16.0, 16.0, 16.0)},
+    "a drive that is alone": {"change": with_drives(16.0)},
     "open modules": {"host": OPEN},
     "an old kernel": {"host": OLD},
     "an IOMMU that is off": {"change": lambda text: text.replace("/iommu_group -> ", "/no_group -> ")},
@@ -260,36 +292,6 @@ def test_nothing_is_wrong(tmp_path, what):
     assert failed(checked(machine(tmp_path, **HARMLESS[what]))) == {}
 
 
-# ---------------------------------------------------------------- links
-
-
-def with_drives(*speeds):
-    """Drives of generation 5 below ports of their own, which run at these speeds."""
-
-    def change(text):
-        for number, speed in enumerate(speeds):
-            above = f"sys/devices/pci0000:64/0000:64:0{number + 1}.0"
-            drive = f"{above}/0000:{65 + number}:00.0"
-            text += f"== sys/class/nvme/nvme{number}/device -> ../../../{drive[4:]}\n"
-            for path in (above, drive):
-                text += f"== {path}/current_link_width\n4\n== {path}/max_link_width\n4\n"
-                text += f"== {path}/current_link_speed\n{speed} GT/s PCIe\n== {path}/max_link_speed\n32.0 GT/s PCIe\n"
-        return text
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("speeds", "slow"), [((32.0, 16.0, 32.0), True), ((16.0, 16.0, 16.0), False), ((16.0,), False)]
-)
-def test_a_drive_is_held_against_others_of_its_kind(tmp_path, speeds, slow):
-    """A backplane of generation 4 is what all drives have then."""
-    outcome = checked(machine(tmp_path, change=with_drives(*speeds)))
-
-    assert failed(outcome) == ({FULL: [("pcie_path_reduced", ["node"])]} if slow else {})
-    assert not slow or "(it leads to nvme1): it runs at 16 GT/s" in outcome[FULL].message
-
-
 # ---------------------------------------------------------------- errors
 
 
@@ -301,17 +303,6 @@ def test_probing_for_devices_at_boot_is_no_error(tmp_path, name):
     at_boot = {} if name == "UnsupReq" else {RECORDED: [("pcie_uncorrected", ["gpu0"])]}
     assert failed(checked(probed)) == at_boot
     assert failed(checked(probed, more)) == {**at_boot, CLEAN: [("pcie_uncorrected", ["gpu0"])]}
-
-
-def test_only_the_deepest_link_with_errors_is_named(tmp_path):
-    """The root port waits for an answer that the link below the switch has lost."""
-
-    def change(text):
-        root = "sys/devices/pci0000:15/0000:15:01.0"
-        return counted(root, "nonfatal", "CmpltTO", 2)(counted(TO_GPU, "fatal", "SDES", 1)(text))
-
-    (fault,) = checked(machine(tmp_path, change=change))[RECORDED].faults
-    assert "link from 0000:17:00.0 to 0000:18:00.0" in fault.what
 
 
 # One wrong bit in 10^12 on 16 lanes of 32 GT/s are 30.7 a minute; the recorded machine was read a moment ago.
