@@ -48,9 +48,9 @@ Version = Annotated[
 
 # A table of an order: all of it, or that of one kind of drives or ports.
 Asked = Mapping[str, Any]
-# Where, what is read there, and its value; Missing where it is not known.
-Value = tuple[Where, str, Any]
-Read = Callable[[Machine, GpuTopology, Asked], Iterable[Value]]
+# One value of the machine, or those of its GPUs by their places, or of its parts by their names; Missing or None where
+# it is not known.
+Read = Callable[[Machine, GpuTopology, Asked], Any]
 Parts = Sequence[Any] | Missing
 
 # Makers count the gigabytes of a drive in one way (IDEMA LBA1-03): 3.84 TB are 3840.8 GB, 0.02 % more than the label
@@ -59,60 +59,39 @@ SIZE_OF_DRIVES = 0.01
 GIB, GB = 1 << 30, 10**9
 
 
+UNKNOWN = Missing("this system does not say", absent=True)
+
+
 def of_host(fact: HostFact[Any], key: str = "") -> Read:
     """A fact of the host, or one field of it."""
 
-    def read(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Value]:
-        value = fact.of(machine.host)
-        if key and not isinstance(value, Missing):
-            value = getattr(value, key)
-        unknown = Missing("this system does not say", absent=True)
-        return [(THIS_NODE, (key or fact.name).replace("_", " "), unknown if value is None else value)]
+    def read(machine: Machine, topology: GpuTopology, asked: Asked) -> Any:
+        found = fact.of(machine.host)
+        return found if isinstance(found, Missing) or not key else getattr(found, key)
 
     return read
 
 
-def software(name: str, what: str) -> Read:
-    unknown = Missing("the driver does not say", absent=True)
-    return lambda machine, topology, asked: [(THIS_NODE, what, getattr(topology, name) or unknown)]
-
-
-def count_of_gpus(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Value]:
-    """Also of those that are hidden from this run."""
-    return [(THIS_NODE, "the number of GPUs", max(len(machine.present), len(machine.gpus)))]
-
-
 def of_gpus(fact: str) -> Read:
-    return lambda machine, topology, asked: [(gpu.place, fact, gpu[fact]) for gpu in machine.gpus]
+    return lambda machine, topology, asked: [(gpu.place, gpu[fact]) for gpu in machine.gpus]
 
 
-def nvlinks(machine: Machine, topology: GpuTopology, asked: Asked) -> Iterator[Value]:
+def nvlinks(machine: Machine, topology: GpuTopology, asked: Asked) -> Iterator[tuple[Where, Any]]:
     for gpu in machine.gpus:
         states = gpu["nvlink_states"]
-        if isinstance(states, Missing):
-            yield gpu.place, "NVLinks", 0 if states.absent else states
-        else:
-            yield gpu.place, "the number of NVLinks that are up", states.count(1)
+        known = 0 if isinstance(states, Missing) and states.absent else states
+        yield gpu.place, known if isinstance(known, Missing | int) else known.count(1)
 
 
-def gibibytes(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Value]:
+def gibibytes(machine: Machine, topology: GpuTopology, asked: Asked) -> Any:
     found = host.MEMORY_BYTES.of(machine.host)
-    shown = found if isinstance(found, Missing) else round(found / GIB, 1)
-    return [(THIS_NODE, "the memory that the system has, in GiB,", shown)]
+    return found if isinstance(found, Missing) else round(found / GIB, 1)
 
 
 def modules(machine: Machine, asked: Asked) -> Sequence[Module] | Missing:
     """The memory modules that are there; empty slots are none."""
     slots = MEMORY_MODULES.of(machine.host)
     return slots if isinstance(slots, Missing) else [each for each in slots if each.bytes != 0]
-
-
-def size_of_modules(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Value]:
-    there, unknown = modules(machine, asked), Missing("the firmware does not know", absent=True)
-    if isinstance(there, Missing):
-        return [(THIS_NODE, "the size of memory modules", there)]
-    sizes = ((each.locator, unknown if each.bytes is None else each.bytes / GIB) for each in there)
-    return [(THIS_NODE, f"{locator}, in GiB,", size) for locator, size in sizes]
 
 
 def drives(machine: Machine, kind: Asked) -> Sequence[Drive] | Missing:
@@ -142,31 +121,17 @@ def called(kind: Asked) -> str:
     return " ".join(filter(None, (size, kind.get("model"), kind.get("adapter"), kind.get("link_layer"))))
 
 
-def count_of(parts: Callable[[Machine, Asked], Parts], what: str) -> Read:
-    def read(machine: Machine, topology: GpuTopology, kind: Asked) -> list[Value]:
-        there, which = parts(machine, kind), " of ".join(filter(None, (what, called(kind))))
-        return [(THIS_NODE, f"the number of {which}", there if isinstance(there, Missing) else len(there))]
+def of_parts(parts: Callable[[Machine, Asked], Parts], read: Callable[[Sequence[Any]], Any]) -> Read:
+    def values(machine: Machine, topology: GpuTopology, kind: Asked) -> Any:
+        there = parts(machine, kind)
+        return there if isinstance(there, Missing) else read(there)
 
-    return read
-
-
-def firmware_of(parts: Callable[[Machine, Asked], Parts], name: str) -> Read:
-    def read(machine: Machine, topology: GpuTopology, kind: Asked) -> list[Value]:
-        there, unknown = parts(machine, kind), Missing("this system does not say", absent=True)
-        each = () if isinstance(there, Missing) else there
-        return [(THIS_NODE, f"firmware of {getattr(part, name)}", part.firmware or unknown) for part in each]
-
-    return read
+    return values
 
 
-def rate_of_ports(machine: Machine, topology: GpuTopology, kind: Asked) -> list[Value]:
-    """Of those that are up: the others have the lowest rate that there is."""
-    there = ports(machine, kind)
-    if isinstance(there, Missing):
-        return [(THIS_NODE, "the speed of ports", there)]
-    if not (up := active(there)):
-        return [(THIS_NODE, f"the speed of the ports of {called(kind)}, of which none is up,", 0)]
-    return [(THIS_NODE, f"the speed of {port.port} in Gbit/s", port.gigabits) for port in up]
+def rates(ports: Sequence[Port]) -> Any:
+    """Of those that are up: the others have the lowest rate that there is. 0 if none is."""
+    return [(port.port, port.gigabits) for port in active(ports)] or 0
 
 
 # Of the memory that was bought the kernel keeps a part for itself, and so does the firmware: 64 of 4096 bytes for the
@@ -179,11 +144,20 @@ VERSION = "version_not_as_ordered"
 
 @dataclass(frozen=True)
 class Line:
-    """`code`: of the fault where a machine has it otherwise."""
+    """`code`: of the fault where a machine has it otherwise. `what`: the value in words."""
 
     code: str
+    what: str
     read: Read
     fits: Callable[[Any, Any], bool]
+
+    def values(self, machine: Machine, topology: GpuTopology, kind: Asked) -> Iterator[tuple[Where, str, Any]]:
+        """Where, what is read there, and its value; Missing where it is not known."""
+        found = self.read(machine, topology, kind)
+        what = " of ".join(filter(None, (self.what, called(kind))))
+        for at, value in [(THIS_NODE, found)] if isinstance(found, Missing | str | float | int | None) else found:
+            known = UNKNOWN if value in (None, "") else value
+            yield (at, what, known) if isinstance(at, Where) else (THIS_NODE, f"{self.what} of {at}", known)
 
 
 def asks(order: Order, key: str) -> bool:
@@ -196,7 +170,7 @@ def held_against(order: Order, key: str, machine: Machine, topology: GpuTopology
     there is no such line."""
     line, faults, unknown = ORDER_LINES[key], [], []
     for table, asked in _asked(order, key):
-        for where, what, value in line.read(machine, topology, table):
+        for where, what, value in line.values(machine, topology, table):
             if isinstance(value, Missing):
                 unknown.append(f"{what} is not known: {value}")
             elif not line.fits(value, asked):
@@ -272,30 +246,38 @@ def _memory(value: float, asked: Any) -> bool:
 
 # In the order in which a person reads an order.
 ORDER_LINES = {
-    "machine.vendor": Line(HOST, of_host(host.DMI, "vendor"), _text),
-    "machine.product": Line(HOST, of_host(host.DMI, "product"), _text),
-    "gpus.count": Line(GPUS, count_of_gpus, _number),
-    "gpus.model": Line(GPUS, of_gpus("name"), _text),
-    "gpus.nvlinks": Line(GPUS, nvlinks, _number),
-    "gpus.vbios": Line(VERSION, of_gpus("vbios"), _version),
-    "processors.model": Line(HOST, of_host(PROCESSOR, "model"), _text),
-    "processors.sockets": Line(HOST, of_host(PROCESSOR_SETUP, "sockets"), _number),
-    "processors.cores": Line(HOST, of_host(PROCESSOR, "cores"), _number),
-    "memory.gibibytes": Line(HOST, gibibytes, _memory),
-    "memory.modules": Line(HOST, count_of(modules, "memory modules"), _number),
-    "memory.module_gibibytes": Line(HOST, size_of_modules, _number),
-    "drives.count": Line("drives_not_as_ordered", count_of(drives, "NVMe drives"), _number),
-    "drives.firmware": Line(VERSION, firmware_of(drives, "name"), _version),
-    "ports.count": Line(PORTS, count_of(ports, "network ports"), _number),
-    "ports.gigabits_per_second": Line(PORTS, rate_of_ports, _number),
-    "ports.firmware": Line(VERSION, firmware_of(ports, "port"), _version),
-    "firmware.bios": Line(VERSION, of_host(host.DMI, "bios_version"), _version),
-    "firmware.bmc": Line(VERSION, of_host(BMC_FIRMWARE), _version),
-    "software.system": Line(VERSION, of_host(host.SYSTEM), _text),
-    "software.kernel": Line(VERSION, of_host(host.KERNEL), _version),
-    "software.driver": Line(VERSION, software("driver", "driver"), _version),
-    "software.cuda": Line(VERSION, software("cuda_driver", "CUDA"), _version),
-}
+    "machine.vendor": Line(HOST, "vendor", of_host(host.DMI, "vendor"), _text),
+    "machine.product": Line(HOST, "product", of_host(host.DMI, "product"), _text),
+    # Also those that are hidden from this run.
+    "gpus.count": Line(GPUS, "the number of GPUs", lambda here, *_: max(len(here.present), len(here.gpus)), _number),
+    "gpus.model": Line(GPUS, "name", of_gpus("name"), _text),
+    "gpus.nvlinks": Line(GPUS, "the number of NVLinks that are up", nvlinks, _number),
+    "gpus.vbios": Line(VERSION, "VBIOS", of_gpus("vbios"), _version),
+    "processors.model": Line(HOST, "model of the processors", of_host(PROCESSOR, "model"), _text),
+    "processors.sockets": Line(HOST, "the number of sockets", of_host(PROCESSOR_SETUP, "sockets"), _number),
+    "processors.cores": Line(HOST, "the number of cores", of_host(PROCESSOR, "cores"), _number),
+    "memory.gibibytes": Line(HOST, "the memory that the system has, in GiB,", gibibytes, _memory),
+    "memory.modules": Line(HOST, "the number of memory modules", of_parts(modules, len), _number),
+    "memory.module_gibibytes": Line(
+        HOST, "the size in GiB",
+        of_parts(modules, lambda all: [(each.locator, each.bytes and each.bytes / GIB) for each in all]), _number,
+    ),
+    "drives.count": Line("drives_not_as_ordered", "the number of NVMe drives", of_parts(drives, len), _number),
+    "drives.firmware": Line(
+        VERSION, "firmware", of_parts(drives, lambda all: [(each.name, each.firmware) for each in all]), _version
+    ),
+    "ports.count": Line(PORTS, "the number of network ports", of_parts(ports, len), _number),
+    "ports.gigabits_per_second": Line(PORTS, "the speed in Gbit/s", of_parts(ports, rates), _number),
+    "ports.firmware": Line(
+        VERSION, "firmware", of_parts(ports, lambda all: [(each.port, each.firmware) for each in all]), _version
+    ),
+    "firmware.bios": Line(VERSION, "BIOS", of_host(host.DMI, "bios_version"), _version),
+    "firmware.bmc": Line(VERSION, "BMC firmware", of_host(BMC_FIRMWARE), _version),
+    "software.system": Line(VERSION, "system", of_host(host.SYSTEM), _text),
+    "software.kernel": Line(VERSION, "kernel", of_host(host.KERNEL), _version),
+    "software.driver": Line(VERSION, "driver", lambda here, topology, *_: topology.driver, _version),
+    "software.cuda": Line(VERSION, "CUDA", lambda here, topology, *_: topology.cuda_driver, _version),
+}  # fmt: skip
 
 
 # How each of them is written.
@@ -389,7 +371,7 @@ def _name(machine: Machine) -> str:
 
 
 def _value(key: str, machine: Machine, topology: GpuTopology) -> str | int:
-    values = [value for _, _, value in ORDER_LINES[key].read(machine, topology, {})]
+    values = [value for _, _, value in ORDER_LINES[key].values(machine, topology, {})]
     why = next((str(value) for value in values if isinstance(value, Missing)), "")
     if why or not values:
         raise _LeftOut(f"not known{why and f', {why}'}")
