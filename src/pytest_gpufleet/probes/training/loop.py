@@ -276,7 +276,7 @@ def train_throughput(
     readings = [Reading(metric, median(samples), conditions, samples, place, _details(rank, training, laps))]
     if communication:
         readings.append(communication_share(rank, conditions, laps.usual, laps.quiet))
-    if shares := tuple(each for each in laps.busy if each is not None):
+    if busy and (shares := tuple(each for each in laps.busy if each is not None)):
         readings.append(Reading("train_utilization", median(shares), conditions, shares))
     return readings
 
