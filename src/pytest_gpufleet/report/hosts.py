@@ -21,8 +21,7 @@ from pytest_gpufleet.report.banner import STAMPS, reasons, why
 from pytest_gpufleet.report.failures import Accused, accused, accused_nodes, times_named
 from pytest_gpufleet.report.gpu_grid import Group, group_title, groups
 from pytest_gpufleet.report.rendering import render
-from pytest_gpufleet.report.several_runs import difference, of_figure, what
-from pytest_gpufleet.report.tables import number
+from pytest_gpufleet.report.tables import difference, number, of_figure, what
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import all_faults
 from pytest_gpufleet.verdict.fleet.equality import Difference

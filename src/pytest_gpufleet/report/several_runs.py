@@ -13,10 +13,10 @@ from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.rendering import render
-from pytest_gpufleet.report.tables import Table, csv_text, number, on_screen, row
+from pytest_gpufleet.report.tables import Table, csv_text, difference, number, of_figure, on_screen, row, what
 from pytest_gpufleet.verdict.across_runs.drift import Drift
 from pytest_gpufleet.verdict.across_runs.run_comparison import ComparedFigure, RunComparison, figures
-from pytest_gpufleet.verdict.fleet.equality import Difference, models
+from pytest_gpufleet.verdict.fleet.equality import models
 from pytest_gpufleet.verdict.outliers import Figure, Outlier
 
 if TYPE_CHECKING:
@@ -79,16 +79,6 @@ def _document(runs: Table, notes: Iterable[str], **found: Any) -> dict[str, Any]
     return {"runs": {row.name: row.fields for row in runs.rows}, "notes": list(notes), **tables}
 
 
-def of_figure(figure: Figure) -> dict[str, Any]:
-    return {"metric": figure.name, "unit": figure.metric.unit, "conditions": dict(figure.conditions)}
-
-
-def difference(found: Difference) -> dict[str, Any]:
-    """In what machines differ: what most have, None if none has most, and who has what else."""
-    others = {value: list(machines) for value, machines in found.others.items()}
-    return {"fact": found.fact, "usual": found.usual, "others": others}
-
-
 def _of_place(place: Where, identity: str, figure: Figure) -> dict[str, Any]:
     return {"place": str(place), "identity": identity, **of_figure(figure)}
 
@@ -143,10 +133,6 @@ def _run(name: str, record: Record) -> dict[str, str]:
 
 def _reference(found: Outlier | None) -> dict[str, float]:
     return {"reference": found.reference, "worse": found.worse} if found else {}
-
-
-def what(figure: Figure) -> str:
-    return say(", ").join([say(figure.metric.title), *wording.words(dict(figure.conditions))])
 
 
 # More columns than this no terminal has room for.

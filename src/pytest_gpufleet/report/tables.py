@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.language import say
 from pytest_gpufleet.report import wording
+from pytest_gpufleet.verdict.fleet.equality import Difference
+from pytest_gpufleet.verdict.outliers import Figure
 
 if TYPE_CHECKING:
     from rich.table import Table as ScreenTable
@@ -115,3 +117,18 @@ def _value(value: Value) -> str | float:
 def number(value: float) -> float | None:
     """JSON has no NaN."""
     return value if math.isfinite(value) else None
+
+
+def of_figure(figure: Figure) -> dict[str, Any]:
+    return {"metric": figure.name, "unit": figure.metric.unit, "conditions": dict(figure.conditions)}
+
+
+def difference(found: Difference) -> dict[str, Any]:
+    """In what machines differ: what most have, None if none has most, and who has what else."""
+    others = {value: list(machines) for value, machines in found.others.items()}
+    return {"fact": found.fact, "usual": found.usual, "others": others}
+
+
+def what(figure: Figure) -> str:
+    """What was measured, under which conditions."""
+    return say(", ").join([say(figure.metric.title), *wording.words(dict(figure.conditions))])
