@@ -240,9 +240,12 @@ def test_the_speed_of_ports_of_which_none_is_up(machine):
 
 
 def test_a_fault_says_what_is_and_what_was_ordered(machine):
-    given = order("[gpus]\ncount = { at_least = 8 }")
-    (fault,), _ = held_against(given, "gpus.count", machine, recorded().topology)
-    assert fault == Fault("gpus_not_as_ordered", (THIS_NODE,), "the number of GPUs is 4, ordered: at least 8")
+    given = order("[gpus]\ncount = { at_least = 8 }\nmodel = 'NVIDIA B200'\n[[drives]]\ngigabytes = 7680\ncount = 2")
+    keys = ("gpus.count", "gpus.model", "drives.count")
+    count, model, drives = (held_against(given, key, machine, recorded().topology)[0][0] for key in keys)
+    assert count == Fault("gpus_not_as_ordered", (THIS_NODE,), "the number of GPUs is 4, ordered: at least 8")
+    assert model.what == "name is NVIDIA H200, ordered: NVIDIA B200"
+    assert drives.what == "the number of NVMe drives of 7680 GB is 1, ordered: 2"
 
 
 def test_a_written_order_reads_back_as_what_the_machine_has():

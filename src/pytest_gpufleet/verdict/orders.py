@@ -117,8 +117,9 @@ def is_of(port: Port, kind: Asked) -> bool:
 
 def called(kind: Asked) -> str:
     """A kind of drives or ports: "7680 GB KIOXIA KCD8XPUG7T68", "MT4129 InfiniBand"; "" of anything else."""
-    size = f"{kind['gigabytes']} GB" if "gigabytes" in kind else ""
-    return " ".join(filter(None, (size, kind.get("model"), kind.get("adapter"), kind.get("link_layer"))))
+    if "gigabytes" in kind:
+        return " ".join(filter(None, (f"{kind['gigabytes']} GB", kind.get("model"))))
+    return " ".join(filter(None, (kind.get("adapter"), kind.get("link_layer"))))
 
 
 def of_parts(parts: Callable[[Machine, Asked], Parts], read: Callable[[Sequence[Any]], Any]) -> Read:
