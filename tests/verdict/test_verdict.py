@@ -20,7 +20,7 @@ from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.place import WORLD, gpu, read as at
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite, SuiteCheck, shipped, titled
-from pytest_gpufleet.verdict.gaps import Gap, missing_places, newer
+from pytest_gpufleet.verdict.gaps import Gap, missing_places, newer, reasons
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge
 from pytest_gpufleet.verdict.profile import Profile
 from pytest_gpufleet.verdict.reading import read
@@ -474,3 +474,12 @@ def test_what_a_variable_kept_from_being_tested_is_told(environment, fabric, cap
 def test_an_accepted_machine_says_what_a_site_did_not_want_judged():
     said = remarks(Record(run=RunHeader(without=("bmc", "disks"))))
     assert said == ["not judged by request (--fleet-without): bmc, disks"]
+
+
+def test_what_several_checks_could_not_read_is_one_reason():
+    hidden = "not judged: this container hides the host: run on the host"
+    whys = {"t.py::test_fans": hidden, "t.py::test_drives": hidden, "t.py::test_memory": "not judged: no EDAC driver"}
+    assert reasons([Gap("skipped", name, why) for name, why in whys.items()], Record()) == [
+        "2 checks were not judged: this container hides the host: run on the host",
+        "t.py::test_memory: skipped: not judged: no EDAC driver",
+    ]

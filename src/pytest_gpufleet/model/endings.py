@@ -20,6 +20,9 @@ def not_applicable(reason: str) -> NoReturn:
     raise NotApplicable(f"not applicable: {reason}")
 
 
+NOT_JUDGED = "not judged: "  # before the reason
+
+
 class NotJudged(BaseException):
     """What the check looks at cannot be seen here, which makes a verdict INCOMPLETE. No failure either."""
 
@@ -27,7 +30,7 @@ class NotJudged(BaseException):
 def not_judged(reason: str) -> NoReturn:
     """End a test, in the controller or on a rank, because what it checks cannot be seen."""
     __tracebackhide__ = True
-    raise NotJudged(f"not judged: {reason}")
+    raise NotJudged(f"{NOT_JUDGED}{reason}")
 
 
 class Refused(Exception):

@@ -8,6 +8,7 @@ from typing import Literal
 
 from pytest_gpufleet.machine.gpu_facts import TELEMETRY, professional
 from pytest_gpufleet.model import levels
+from pytest_gpufleet.model.endings import NOT_JUDGED
 from pytest_gpufleet.model.finding import Finding, distinct
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Said, say, some
@@ -216,9 +217,14 @@ def in_cases(found: Iterable[Gap], suite: Suite) -> str:
 
 
 def reasons(found: Iterable[Gap], record: Record) -> list[str]:
-    """As a verdict states them: a sentence for each check, and for each reason."""
-    alone = ("disturbed", "not accepted")  # of many checks or nodes the same
-    groups = grouped(((gap.kind, gap.why, "" if gap.kind in alone else gap.check or gap.subject), gap) for gap in found)
+    """As a verdict states them: a sentence for each check, and for each reason. What several checks could not read, as
+    where a container hides the host, is one reason."""
+
+    def alone(gap: Gap) -> bool:
+        """Of many checks or nodes the same."""
+        return gap.kind in ("disturbed", "not accepted") or (gap.kind == "skipped" and gap.why.startswith(NOT_JUDGED))
+
+    groups = grouped(((gap.kind, gap.why, "" if alone(gap) else gap.check or gap.subject), gap) for gap in found)
     return [_reason(group, record) for group in groups.values()]
 
 
@@ -229,10 +235,13 @@ def _reason(group: list[Gap], record: Record) -> str:
         case "disturbed":
             neighbours = [cause for cause in accusations.causes(record) if cause.name == accusations.NEIGHBOUR]
             who = "; ".join(cause.told(record.topology.identity) for cause in neighbours)
-            checks = f"{count} checks" if more else "1 check"
-            return f"{checks} could not be tested, since somebody else's process used a GPU: {who}"
+            many = f"{count} checks" if more else "1 check"
+            return f"{many} could not be tested, since somebody else's process used a GPU: {who}"
         case "not accepted":
             return Said("{nodes} {what}", nodes=node_verdicts.several([gap.subject for gap in group]), what=why)
+        case "skipped" if (checks := len({gap.check for gap in group})) > 1:
+            said = "{count} checks were not judged: {why}"
+            return Said(said, count=checks, why=Said(why.removeprefix(NOT_JUDGED)))
         case "incomplete" | "calibrated here" | "too short":
             return why
         case "not applied":
