@@ -224,7 +224,7 @@ def first(tmp_path, limits):
 
 
 def events(folder):
-    return resume.events(RunFolder(folder), resume.load(RunFolder(folder)))
+    return resume.carried(RunFolder(folder), resume.load(RunFolder(folder)))
 
 
 def taken(folder, kind):

@@ -32,7 +32,7 @@ def interrupted(tmp_path: Path) -> Callable[..., tuple[RunFolder, Record]]:
 
 
 def carried(folder: RunFolder, then: Record) -> list[str]:
-    return [event.check.id for event in resume.events(folder, then) if isinstance(event, CheckFinished)]
+    return [event.check.id for event in resume.carried(folder, then) if isinstance(event, CheckFinished)]
 
 
 def test_the_checks_between_nodes_and_the_runs_of_nodes_that_are_whole_are_taken_over(
@@ -43,7 +43,7 @@ def test_the_checks_between_nodes_and_the_runs_of_nodes_that_are_whole_are_taken
     assert {node: own.name for node, own in resume.whole_nodes(folder, then).items()} == {
         0: "0-gf1", 1: "1-gf2", 2: "2-gf10",
     }  # fmt: skip
-    told = {type(event) for event in resume.events(folder, then)}
+    told = {type(event) for event in resume.carried(folder, then)}
     assert not told & {NodeFinished, NodeLost, NodeLeftOut, TopologyFound, RunHeader}
 
 

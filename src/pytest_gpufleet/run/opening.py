@@ -17,21 +17,9 @@ from pytest_gpufleet.machine import kernel_log
 from pytest_gpufleet.machine.host import own_name
 from pytest_gpufleet.machine.software import of_this_process, relevant
 from pytest_gpufleet.machine.tools import RunTool, Unreadable, output
-from pytest_gpufleet.model import codec
+from pytest_gpufleet.model import codec, events
 from pytest_gpufleet.model.codec import Moment
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.model.events import (
-    STARTED_BY,
-    CommandLine,
-    Event,
-    HostFactRead,
-    MachineRead,
-    OrderGiven,
-    ProfileGiven,
-    RunHeader,
-    SuiteSeen,
-    TopologyFound,
-)
 from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.limit import Grade
 from pytest_gpufleet.model.record import Record
@@ -85,18 +73,18 @@ def _is_blob(path: Path, mode: str, kind: str, name: str) -> bool:
     return hashlib.new("sha1" if len(name) == 40 else "sha256", b"blob %d\0" % len(data) + data).hexdigest() == name
 
 
-# Who says so in STARTED_BY, and the variable of make in which arguments are typed.
+# Who says so in events.STARTED_BY, and the variable of make in which arguments are typed.
 CALLERS = {"gpufleet accept": "", "make accept": "ARGS"}
 OF_A_PACKAGE = "--pyargs"
 
 
-def command_line(arguments: Sequence[str]) -> CommandLine:
+def command_line(arguments: Sequence[str]) -> events.CommandLine:
     """`arguments`: pytest's. Values that promise a secret are hidden."""
-    caller = os.environ.get(STARTED_BY, "")
+    caller = os.environ.get(events.STARTED_BY, "")
     if caller in CALLERS:
         first = 2 if OF_A_PACKAGE in arguments[:1] else 1  # after the suite
-        return CommandLine(caller, command(arguments[first:]), variable=CALLERS[caller])
-    return CommandLine("pytest", command(arguments), _suite(arguments))
+        return events.CommandLine(caller, command(arguments[first:]), variable=CALLERS[caller])
+    return events.CommandLine("pytest", command(arguments), _suite(arguments))
 
 
 def _suite(arguments: Sequence[str]) -> str:
@@ -194,6 +182,9 @@ def _is_textfile(path: Path) -> bool:
         return False
 
 
+First = tuple[events.RunHeader, events.TopologyFound, events.MachineRead]
+
+
 def open_run(run: Run, arguments: Sequence[str]) -> None:
     """Give `run` a folder and evidence. Refused before anything expensive starts. `arguments`: pytest's."""
     check_temporary()
@@ -205,30 +196,30 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
     if run.options.nodes is None:  # else each node's own run does it
         run.lock()
     header, topology, machine = _first_events(run, arguments)
-    carried: list[Event] = []
+    carried: list[events.Event] = []
     if run.options.resume is not None:
         earlier = RunFolder(run.options.resume)
         then = resume.load(earlier)
         resume.check_same(earlier, then, Record.of(header, topology, machine))
         run.take_up(earlier, then)
         header = msgspec.structs.replace(header, resumed=resume.history(earlier, then))
-        carried = resume.events(earlier, then)
+        carried = resume.carried(earlier, then)
     folder = RunFolder.make(run.options.folder, f"{header.host}-{run.started:%Y%m%dT%H%M%SZ}")
     run.folder, run.evidence = folder, Evidence(folder.evidence)
     run.record(header)
     run.record(topology)
     if profile and run.options.profile:
-        run.record(ProfileGiven(profile=as_given(profile, (gpu.name for gpu in target.topology.gpus))))
+        run.record(events.ProfileGiven(profile=as_given(profile, (gpu.name for gpu in target.topology.gpus))))
     if order:
-        run.record(OrderGiven(order=order))
+        run.record(events.OrderGiven(order=order))
     run.record(machine)
     if run.options.nodes is None:
         own = run.own_machine.machine  # what its kernel log has from before the run is shown
         run.notice(kernel_log.judged(own.logged.host, own.gpus, "before")[1])
-    run.record(SuiteSeen(manifest=shipped()))
+    run.record(events.SuiteSeen(manifest=shipped()))
     for event in carried:
         run.record(event)
-        if isinstance(event, HostFactRead):
+        if isinstance(event, events.HostFactRead):
             run.host_before.setdefault(event.fact, event.value)
     run.carried = set(map(shipped().known_as, run.evidence.record.checks))
     _never_end_with_0(run)
@@ -242,19 +233,21 @@ def _never_end_with_0(run: Run) -> None:
     run.last_things.callback(setattr, os, "_exit", end)
 
 
-def _first_events(run: Run, arguments: Sequence[str]) -> tuple[RunHeader, TopologyFound, MachineRead]:
+def _first_events(
+    run: Run, arguments: Sequence[str]
+) -> tuple[events.RunHeader, events.TopologyFound, events.MachineRead]:
     """What evidence says first, with aliases if these are wanted: what one of them names has its alias in all."""
     nodes = run.target.node_facts
-    topology = TopologyFound(nodes=[node.topology for node in nodes])
-    machine = MachineRead(nodes=[node.machine for node in nodes])
+    topology = events.TopologyFound(nodes=[node.topology for node in nodes])
+    machine = events.MachineRead(nodes=[node.machine for node in nodes])
     said = codec.plain((run.cluster_header(_header(run, arguments)), topology, machine))
-    return codec.typed(aliased(said), tuple[RunHeader, TopologyFound, MachineRead])
+    return codec.typed(aliased(said), First)
 
 
-def _header(run: Run, arguments: Sequence[str]) -> RunHeader:
+def _header(run: Run, arguments: Sequence[str]) -> events.RunHeader:
     options, target, profile, order = run.options, run.target, run.profile, run.order
     started_by = command_line(arguments)
-    return RunHeader(
+    return events.RunHeader(
         host=own_name(),
         nodes=tuple(node.found for node in target.node_facts),
         utc=Moment(run.started.isoformat(timespec="seconds")),

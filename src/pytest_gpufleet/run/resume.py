@@ -13,37 +13,9 @@ from dataclasses import replace
 
 import msgspec
 
+from pytest_gpufleet.model import events
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.model.events import (
-    CheckFinished,
-    CheckStarted,
-    Deselected,
-    Earlier,
-    Event,
-    FaultFound,
-    FreshWorld,
-    HostFound,
-    Judged,
-    Judging,
-    Losses,
-    MachineRead,
-    NodeFinished,
-    NodeLeftOut,
-    NodeLost,
-    Noticed,
-    OrderGiven,
-    ProfileGiven,
-    Progress,
-    RunHeader,
-    Spoiled,
-    SuiteSeen,
-    Telemetry,
-    TopologyFound,
-    Verdict,
-    WorldStarted,
-    read_events,
-    typed,
-)
+from pytest_gpufleet.model.events import HostFound, read_events
 from pytest_gpufleet.model.fault import CODES
 from pytest_gpufleet.model.gpu import SOFTWARE
 from pytest_gpufleet.model.levels import check_name
@@ -110,10 +82,10 @@ PARTS = {
 UNREADABLE = (RUN_FACTS["profile_sha256"], RUN_FACTS["order_sha256"], RUN_FACTS["code"])
 MOST_LINES = 12
 
-# Events of which the new run has its own, or which belong to a check that runs again or passed.
-MADE_AGAIN = (
-    RunHeader, ProfileGiven, OrderGiven, TopologyFound, MachineRead, WorldStarted, FreshWorld, Telemetry, Progress,
-    CheckStarted, Deselected, Verdict, Judging, NodeLost, NodeLeftOut, NodeFinished,
+# Events that a new run takes over as they are. All others it has itself, or they belong to a check that runs again.
+TAKEN_OVER = (
+    events.HostFactRead, events.FingerprintsTaken, events.Session, events.Spoiled, events.SuiteSeen, events.FaultFound,
+    events.Noticed, events.Losses,
 )  # fmt: skip
 
 
@@ -228,12 +200,12 @@ def _told(value: object) -> str:
     return str(value)
 
 
-def history(folder: RunFolder, then: Record) -> tuple[Earlier, ...]:
+def history(folder: RunFolder, then: Record) -> tuple[events.Earlier, ...]:
     """The runs that a new one goes on with, the first one first: name, begin, and the checks that failed there, also
     those that missed a limit and did not come to their end."""
     failed = [check.id for check in then.checks.values() if check.outcome == "failed"]
     failed += [finding.check for finding in then.findings if finding.state == "missed"]
-    return *then.run.resumed, Earlier(folder.name, then.run.utc, tuple(dict.fromkeys(failed)))
+    return *then.run.resumed, events.Earlier(folder.name, then.run.utc, tuple(dict.fromkeys(failed)))
 
 
 def _passed(then: Record) -> set[str]:
@@ -254,30 +226,30 @@ def _passed(then: Record) -> set[str]:
     }
 
 
-def events(folder: RunFolder, then: Record) -> list[Event]:
+def carried(folder: RunFolder, then: Record) -> list[events.Event]:
     """The events by which the new run's evidence takes over checks that need not run again, and all that was told of
     the run as a whole: what spoiled it spoils the new one. Each says which run it is of."""
     passed, name = _passed(then), folder.name
-    taken: list[Event] = []
+    taken: list[events.Event] = []
     for _, line in read_events(folder.evidence):
-        event = typed(line)
+        event = events.typed(line)
         match event:
-            case None | SuiteSeen(manifest=Suite()):  # that of the new run, which is of the same version
-                pass
-            case Judged(finding=finding):
+            case events.Judged(finding=finding):
                 taken += [event] * (finding.check in passed)
-            case CheckFinished(check=check):
+            case events.CheckFinished(check=check):
                 ended = replace(check, run=check.run or name)
                 taken += [msgspec.structs.replace(event, check=ended)] * (check.id in passed)
-            case Losses(check=check_id) if check_id not in passed:  # it runs again
+            case events.SuiteSeen(manifest=Suite()):  # that of the new run, which is of the same version
                 pass
-            case FaultFound(fault=fault) if not fault.watched and fault.name not in WRONG_DATA:
+            case events.Losses(check=check_id) if check_id not in passed:  # it runs again
+                pass
+            case events.FaultFound(fault=fault) if not fault.watched and fault.name not in WRONG_DATA:
                 pass  # the check runs again
-            case Noticed(fault=fault) if not fault.watched and fault.check not in passed:
+            case events.Noticed(fault=fault) if not fault.watched and fault.check not in passed:
                 pass  # the kernel log still has it, or the check runs again
-            case Event() if not isinstance(event, MADE_AGAIN):
+            case events.Event() if isinstance(event, TAKEN_OVER):
                 taken.append(msgspec.structs.replace(event, in_run=event.in_run or name))
     # Telemetry itself is made again, but not that of the checks that do not run again.
     for gpu, missing in without_telemetry(then) if passed else ():
-        taken.append(Spoiled(in_run=name, why=f"{gpu}: {missing}"))
+        taken.append(events.Spoiled(in_run=name, why=f"{gpu}: {missing}"))
     return taken
