@@ -30,7 +30,7 @@ def see():
 
         hosts = {run.node: run.host for run in runs}
         run = SimpleNamespace(
-            node_runs=SimpleNamespace(all={run.node: run for run in runs}), told_lost=set(), accuse=accused.append,
+            node_runs=SimpleNamespace(all={run.node: run for run in runs}), recorded_lost=set(), accuse=accused.append,
             target=SimpleNamespace(hosts=hosts, topology=SimpleNamespace(identity=str)), lost_nodes=lost_nodes,
             wait_alone=lambda check: None,
         )  # fmt: skip

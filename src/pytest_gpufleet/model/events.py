@@ -118,10 +118,10 @@ class CommandLine(msgspec.Struct, frozen=True):
         return self._with(self.suite, arguments)
 
     def _with(self, *arguments: str) -> str:
-        told = " ".join(filter(None, arguments))
+        text = " ".join(filter(None, arguments))
         if self.variable:
-            told = f"{self.variable}={shlex.quote(told)}" if told else ""
-        return " ".join(filter(None, (self.start, told)))
+            text = f"{self.variable}={shlex.quote(text)}" if text else ""
+        return " ".join(filter(None, (self.start, text)))
 
 
 Count = Annotated[int, Meta(ge=0, le=10**15)]

@@ -87,8 +87,8 @@ class Listed(Said):
 
 def some(names: Sequence[str], most: int) -> str:
     """ "node-1, node-2 and 3 more": of many names the first ones."""
-    told, more = ", ".join(names[:most]), len(names) - most
-    return Said("{names} and {count} more", names=told, count=more) if more > 0 else told
+    text, more = ", ".join(names[:most]), len(names) - most
+    return Said("{names} and {count} more", names=text, count=more) if more > 0 else text
 
 
 def _translated(value: object) -> object:

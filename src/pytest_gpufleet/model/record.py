@@ -175,11 +175,11 @@ class Record:
         self.topologies = self._by_node(nodes)
         self.topology = joined(self.topologies, self.hosts)
 
-    def _by_node(self, told: list[T]) -> dict[int, T]:
-        """What is told of each node, in the order in which the run names them."""
-        if len(told) != len(self.hosts):
-            raise ValueError(f"it tells of {len(told)} nodes, and the run has {len(self.hosts)}")
-        return dict(zip(self.hosts, told, strict=True))
+    def _by_node(self, given: list[T]) -> dict[int, T]:
+        """What is given of each node, in the order in which the run names them."""
+        if len(given) != len(self.hosts):
+            raise ValueError(f"it tells of {len(given)} nodes, and the run has {len(self.hosts)}")
+        return dict(zip(self.hosts, given, strict=True))
 
     def _learn(self, event: events.MachineRead | events.HostFactRead) -> None:
         if isinstance(event, events.MachineRead):

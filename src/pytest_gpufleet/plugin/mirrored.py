@@ -172,7 +172,7 @@ class Mirrors:
     def _see(self, item: pytest.Item) -> None:
         """End as the check did on the nodes."""
         run, check = self._run, item.nodeid
-        there = [each for each in run.node_runs.all.values() if each.node not in run.told_lost]
+        there = [each for each in run.node_runs.all.values() if each.node not in run.recorded_lost]
         self._seconds = 0.0
         run.wait_alone(check)
         done = {each.node: each.record.checks[check] for each in there if check in each.record.checks}

@@ -128,17 +128,17 @@ TURN_SECONDS = 0.5  # between two looks at who is there
 
 
 class ClusterRun(Run):
-    """`told_lost`: the nodes whose loss is on record. `alone`: no check between nodes has begun yet."""
+    """`recorded_lost`: the nodes whose loss is on record. `alone`: no check between nodes has begun yet."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.ranks = ClusterRanks(self)
         self.alone = True
-        self.told_lost: set[int] = set()
+        self.recorded_lost: set[int] = set()
         self.earlier: dict[int, RunFolder] = {}  # nodes' own runs that need not be made again
         self.earlier_names: dict[int, str] = {}
         self._locked: set[int] = set()
-        self._told_left_out: set[int] = set()
+        self._recorded_left_out: set[int] = set()
 
     # ------------------------------------------------------------ who is there
 
@@ -149,11 +149,11 @@ class ClusterRun(Run):
         self.open_things.callback(self._end_agents, cluster)
         cluster.start(HELLO_SECONDS)
         if not cluster.hellos and not cluster.strangers:
-            told = "; ".join(f"{lost.name}: {lost.why}" for lost in cluster.lost.values())
-            raise Refused(f"--nodes {self.options.nodes}: no node can be used: {told}")
+            text = "; ".join(f"{lost.name}: {lost.why}" for lost in cluster.lost.values())
+            raise Refused(f"--nodes {self.options.nodes}: no node can be used: {text}")
         own = same_install.own(settings_for(self.options), cluster.transport.name)
         said: dict[int, Hello | Greeting] = {**cluster.strangers, **cluster.hellos}
-        same_install.refuse_others(own, {cluster.names[node]: told for node, told in said.items()})
+        same_install.refuse_others(own, {cluster.names[node]: hello for node, hello in said.items()})
         return cluster
 
     @cached_property
@@ -219,8 +219,8 @@ class ClusterRun(Run):
         fault is not."""
         faults, lost = [], self.cluster.lost
         for node in lost if nodes is None else nodes:
-            if node not in self.told_lost:
-                self.told_lost.add(node)
+            if node not in self.recorded_lost:
+                self.recorded_lost.add(node)
                 self.record(NodeLost(node=node, why=lost[node].why))
                 faults.append(Fault("node_lost", (Place(node, "node"),), lost[node].why, "", check, bool(check)))
         return faults
@@ -247,9 +247,9 @@ class ClusterRun(Run):
         for node, why_not in self.cluster.ask_each(asked, LOCK_SECONDS).items():
             if not why_not:
                 self._locked.add(node)
-            elif node in self.cluster.alive:  # else its loss is told
-                told = f"its GPUs could not be locked: {why_not}" if isinstance(why_not, Trouble) else why_not
-                self._give_up(node, told)
+            elif node in self.cluster.alive:  # else its loss is text
+                text = f"its GPUs could not be locked: {why_not}" if isinstance(why_not, Trouble) else why_not
+                self._give_up(node, text)
 
     # ------------------------------------------------------------ one after the other
 
@@ -266,8 +266,8 @@ class ClusterRun(Run):
         for node, why in troubles.items():
             self._give_up(node, f"its own run could not be started: {why}")
         if troubles and not self.cluster.alive:
-            told = "; ".join(f"{self.target.hosts[node]}: {why}" for node, why in troubles.items())
-            raise Refused(f"the checks of one machine cannot be started there: {told}")
+            text = "; ".join(f"{self.target.hosts[node]}: {why}" for node, why in troubles.items())
+            raise Refused(f"the checks of one machine cannot be started there: {text}")
 
     def wait_alone(self, check: str) -> None:
         """Until every node that is there has done this check of one machine."""
@@ -303,8 +303,8 @@ class ClusterRun(Run):
     def _note_left_out(self) -> None:
         """Put on record who is left out by now: by this run, or by its ranks' engine."""
         for node, why in self.cluster.left_out.items():
-            if node not in self._told_left_out:
-                self._told_left_out.add(node)
+            if node not in self._recorded_left_out:
+                self._recorded_left_out.add(node)
                 self.record(NodeLeftOut(node=node, why=why))
 
     def finish(self, cut_short: bool) -> None:

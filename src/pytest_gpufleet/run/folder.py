@@ -167,7 +167,7 @@ class _Node(msgspec.Struct, frozen=True):
     gpus: tuple[str, ...]
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _Summary(msgspec.Struct, frozen=True):
     """What is looked at in a summary."""
 
     verdict: str
@@ -198,7 +198,7 @@ def removable(own: RunFolder, host: str, keep: int) -> list[Path]:
     """The folders that would be removed, the latest first."""
     beside = own.path.absolute().parent
     named = (path for path in beside.iterdir() if path.name.startswith(f"{host}-"))
-    found = {path: told for path in named if (told := _summary(path)) and told.run.host == host}
+    found = {path: found for path in named if (found := _summary(path)) and found.run.host == host}
     runs = sorted(found, key=lambda path: (found[path].run.utc, path.name), reverse=True)
     accepted = [path for path in reversed(runs) if found[path].verdict == "ACCEPTED"]
     last_accepted = {(found[path].run.level, found[path].nodes): path for path in accepted}
@@ -206,12 +206,12 @@ def removable(own: RunFolder, host: str, keep: int) -> list[Path]:
     return [path for path in runs[keep:] if path not in stay and _is_only_a_run(path, ENDED)]
 
 
-def _summary(path: Path) -> _Told | None:
+def _summary(path: Path) -> _Summary | None:
     """What a run of this user says there."""
     try:
         if path.is_symlink() or path.lstat().st_uid != os.geteuid():
             return None
-        return msgspec.json.decode(RunFolder(path).content(SUMMARY) or b"", type=_Told)
+        return msgspec.json.decode(RunFolder(path).content(SUMMARY) or b"", type=_Summary)
     except (OSError, Refused, ValueError, RecursionError):
         return None
 

@@ -164,7 +164,7 @@ def supervise(run: Callable[[Supervised], int], seconds: float) -> Ended:
     """`run()` in a process of its own, which is over `seconds` from now but for LAST_SECONDS, with all that it has
     started. Signals are passed on to it, and if it dies by one, so does this process."""
     until = time.monotonic() + seconds
-    told, pipe = os.pipe()
+    reading, pipe = os.pipe()
     forwarded = {number for number in HEEDED if signal.getsignal(number) != signal.SIG_IGN}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, forwarded | {signal.SIGCHLD})
     _prctl(PR_SET_CHILD_SUBREAPER, 1)  # what the run leaves behind stays ours, and can be killed
@@ -173,7 +173,7 @@ def supervise(run: Callable[[Supervised], int], seconds: float) -> Ended:
         _prctl(PR_SET_CHILD_SUBREAPER, 0)
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        os.close(told)
+        os.close(reading)
         if os.getppid() != supervisor:
             die_by(signal.SIGKILL)
         _live(run, Supervised(until - REPORT_SECONDS, pipe))
@@ -192,8 +192,8 @@ def supervise(run: Callable[[Supervised], int], seconds: float) -> Ended:
     if status is None or status < 0:
         _kill(child)
         status = None
-    with os.fdopen(told, "rb") as file:
-        os.set_blocking(told, False)
+    with os.fdopen(reading, "rb") as file:
+        os.set_blocking(reading, False)
         folder = file.read(PATH_BYTES)
     return Ended(status, Path(os.fsdecode(folder)) if folder else None)
 

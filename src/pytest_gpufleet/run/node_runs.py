@@ -66,11 +66,11 @@ class NodeRun:
                 self.damage = f"it told what is no event of a run ({error})"
 
 
-def _of_one_of_many(told: dict[str, Any]) -> dict[str, Any]:
+def _of_one_of_many(content: dict[str, Any]) -> dict[str, Any]:
     """What one node tells, most tell in the same words: each text is kept once. It is half of the memory."""
     return {
         name: sys.intern(value) if isinstance(value, str) else value
-        for name, value in told.items()
+        for name, value in content.items()
         if name not in OF_ITS_OWN
     }
 
@@ -243,7 +243,7 @@ def _note(run: NodeRun) -> None:
         why = f"the node was lost: {run.lost.why}"
     else:
         why = "its files could not be brought here" if run.ended else "the run of all nodes ended before it"
-    told = f"{why}; this is what it had told by then, without telemetry"
+    text = f"{why}; this is what it had text by then, without telemetry"
     if run.record.verdict is None and run.record.began:
         with suppress(OSError), run.folder.evidence.open("a") as file:
-            file.write(events.line(events.Spoiled(t=events.now(), why=told)) + "\n")
+            file.write(events.line(events.Spoiled(t=events.now(), why=text)) + "\n")

@@ -241,7 +241,7 @@ def _first_events(
     topology = events.TopologyFound(nodes=[node.topology for node in nodes])
     machine = events.MachineRead(nodes=[node.machine for node in nodes])
     said = codec.plain((run.cluster_header(_header(run, arguments)), topology, machine))
-    return codec.typed(aliased(said), First)
+    return codec.typed(aliased(said), tuple[events.RunHeader, events.TopologyFound, events.MachineRead])
 
 
 def _header(run: Run, arguments: Sequence[str]) -> events.RunHeader:

@@ -128,8 +128,8 @@ def check_same(folder: RunFolder, then: Record, now: Record) -> None:
     lines = list(_differences(_things(then), _things(now)))
     if lines:
         more = [f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
-        told = "\n".join(f"  {line}" for line in lines[:MOST_LINES] + more)
-        raise Refused(f"--fleet-resume {folder}: this is not the same machine and setup:\n{told}")
+        text = "\n".join(f"  {line}" for line in lines[:MOST_LINES] + more)
+        raise Refused(f"--fleet-resume {folder}: this is not the same machine and setup:\n{text}")
 
 
 Things = dict[str, dict[str, object]]
@@ -183,11 +183,11 @@ def _differences(before: Things, now: Things) -> Iterator[str]:
         differing = [what for what in {**old, **new} if old.get(what) != new.get(what)]
         for what in differing[: 1 if thing else None]:
             hidden = what in UNREADABLE or what.startswith("variable ")  # whose values may be long
-            change = "is another" if hidden else f"was {_told(old.get(what))}, is {_told(new.get(what))}"
+            change = "is another" if hidden else f"was {_text(old.get(what))}, is {_text(new.get(what))}"
             yield f"{thing}{thing and ': '}{what} {change}"
 
 
-def _told(value: object) -> str:
+def _text(value: object) -> str:
     match value:
         case None:
             return "unknown"

@@ -273,7 +273,7 @@ def _part(kind: type[P], of: object, **otherwise: Any) -> P:
 
 def _node(node: NodeFound, record: Record) -> OfNode:
     end = record.finished.get(node.index, NodeFinished(node=node.index, run="", verdict=None))
-    why = {name: told.get(node.index) for name, told in (("lost", record.lost), ("left_out", record.left_out))}
+    why = {name: events.get(node.index) for name, events in (("lost", record.lost), ("left_out", record.left_out))}
     gone = {name: event.why if event else "" for name, event in why.items()}
     together = next((numbers for numbers in of_one_host(record) if node.index in numbers), ())
     same = tuple(number for number in together if number != node.index)

@@ -51,9 +51,9 @@ def causes(record: Record) -> list[Fault]:
     """What has to be mended before what it explains says anything: settings, and who else used the GPUs of this run,
     whether or not a check looked. What slows rails down explains nothing on one machine, which uses none."""
     found = [fault for fault in record.faults if is_cause(fault) and (record.of_cluster or not _of_rails(fault))]
-    told = {subject for fault in found if fault.name == NEIGHBOUR for subject in fault.subjects}
+    seen = {subject for fault in found if fault.name == NEIGHBOUR for subject in fault.subjects}
     there = [(gpu.place, ", ".join(gpu.processes)) for gpu in record.topology.gpus if gpu.processes]
-    return [*(Fault(NEIGHBOUR, (where,), processes) for where, processes in there if where not in told), *found]
+    return [*(Fault(NEIGHBOUR, (where,), processes) for where, processes in there if where not in seen), *found]
 
 
 def disturbed(record: Record) -> set[str]:

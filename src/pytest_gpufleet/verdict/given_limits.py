@@ -69,8 +69,8 @@ def unused_limits(record: Record, grade: str = "") -> list[str]:
     for number, limit in unused(record):
         if limit.grade == grade if grade else limit.grade != "contract":
             when = ", ".join(f"{key}={value}" for key, value in limit.conditions.items())
-            told = f"{limit.profile}: limit {number}, {_title(limit.metric)} {limit}"
-            found.append(f"{told} with {when}" if when else told)
+            text = f"{limit.profile}: limit {number}, {_title(limit.metric)} {limit}"
+            found.append(f"{text} with {when}" if when else text)
     return found
 
 
@@ -101,8 +101,8 @@ def remarks_on(record: Record) -> list[str]:
     """What a verdict has to tell of the given profile, and what changes nothing about it."""
     if record.profile is None:
         return []
-    told = list(map(str, record.profile.changes))
-    told += [
+    lines = list(map(str, record.profile.changes))
+    lines += [
         f"the customer's profile {record.profile.file} allows {_title(each.metric)} to be {each.text}"
         for each in record.profile.tolerances
     ]
@@ -111,13 +111,15 @@ def remarks_on(record: Record) -> list[str]:
         what = dict.fromkeys(
             _title(each.measurement.metric) + (f" {each.limit}" if each.limit else "") for each in by_others
         )
-        told.append(
+        lines.append(
             f"{figures} would miss the limits that hold without the customer's profile {record.profile.file}: "
             f"{', '.join(what)}"
         )
     if record.of_cluster:
-        told.append(f"what only the customer's profile {record.profile.file} lets pass on a node, its own report tells")
+        lines.append(
+            f"what only the customer's profile {record.profile.file} lets pass on a node, its own report tells"
+        )
     if others := len(unused_limits(record)):
         limits = "1 limit" if others == 1 else f"{others} limits"
-        told.append(f"{limits} of the customer's profile {record.profile.file} held for no figure of this run")
-    return told
+        lines.append(f"{limits} of the customer's profile {record.profile.file} held for no figure of this run")
+    return lines

@@ -167,9 +167,9 @@ def comparisons(suite: Suite, level: str, gpus: int, nodes: int) -> int:
 
 
 def measured_again(finding: Finding, why: str) -> Finding:
-    """A judged finding of something that was measured once more: it is told and counts no longer."""
-    told = f"{why}: it was measured once more, and the next finding counts"
-    return replace(finding, state="for information", again=why, reason=told)
+    """A judged finding of something that was measured once more: it is reason and counts no longer."""
+    reason = f"{why}: it was measured once more, and the next finding counts"
+    return replace(finding, state="for information", again=why, reason=reason)
 
 
 def _possible(value: float, measurement: Measurement) -> bool:

@@ -66,7 +66,7 @@ def unaccepted(record: Record) -> list[Nodes]:
     """The nodes that keep a run from being accepted, the gravest first; none of a run on its own machine."""
     if not record.of_cluster:
         return []
-    found = grouped((told, host) for number, host in record.hosts.items() if (told := _state(record, number)))
+    found = grouped((what, host) for number, host in record.hosts.items() if (what := _state(record, number)))
     order = list(STATES)
     nodes = [Nodes(state, tuple(hosts), why) for (state, why), hosts in found.items()]
     return sorted(nodes, key=lambda each: order.index(each.state))
@@ -94,9 +94,9 @@ def _state(record: Record, number: int) -> tuple[State, str] | None:
 
 def _first(end: NodeFinished) -> str:
     """Its first reason; that of a rehearsal is that it is one."""
-    told = end.reasons[1:] if end.verdict == "REHEARSAL" else end.reasons
-    more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
-    return f"{told[0]}{more}" if told else ""
+    reasons = end.reasons[1:] if end.verdict == "REHEARSAL" else end.reasons
+    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+    return f"{reasons[0]}{more}" if reasons else ""
 
 
 def _shares_a_gpu(record: Record, number: int) -> bool:
@@ -129,8 +129,8 @@ def not_as_many(record: Record) -> str:
     return f"{there} {'node is' if there == 1 else 'nodes are'} there, {wanted} were asked for"
 
 
-def tells(record: Record, fault: Fault) -> bool:
-    """Whether what is told of the nodes of a run says the same as this fault."""
+def is_stated(record: Record, fault: Fault) -> bool:
+    """Whether the reasons that name nodes say the same as this fault."""
     if fault.name in ("node_missing", "node_too_many"):
         return bool(not_as_many(record))
     return fault.name == "node_lost" and bool(fault.nodes) and fault.nodes <= record.lost.keys()

@@ -55,7 +55,7 @@ def conclude(record: Record) -> tuple[VerdictWord, list[str]]:
     seen, disturbed = {check.id for check in failed}, accusations.disturbed(record)
     swallowed = {finding.check for finding in record.findings if finding.state == "missed"} - seen - disturbed
     left = (fault for fault in record.faults if fault.check not in seen | swallowed | disturbed)
-    unseen = [_unseen(fault, record) for fault in left if not node_verdicts.tells(record, fault)]
+    unseen = [_unseen(fault, record) for fault in left if not node_verdicts.is_stated(record, fault)]
     if seen - disturbed or swallowed or unseen or against:
         missed = [f"{check} missed a limit" for check in sorted(swallowed)]
         return "REJECTED", failures + against + unseen + missed + cut_short
@@ -75,43 +75,43 @@ def _unseen(fault: Fault, record: Record) -> str:
 def remarks(record: Record) -> list[str]:
     """What a verdict does not cover, or did not see happen: GPUs that were left out, checks of earlier runs."""
     tested, present = len(record.topology.gpus), record.run.gpus_present
-    told = []
+    lines = []
     if present > tested:
-        told.append(say("{tested} of the machine's {present} GPUs were tested", tested=tested, present=present))
+        lines.append(say("{tested} of the machine's {present} GPUs were tested", tested=tested, present=present))
     if (bound := _bound_to_the_driver(record)) > present > 0:
         text = (
             "{bound} GPUs are bound to the NVIDIA driver, which shows {present}: the others are hidden from here, or "
             "did not start (RmInitAdapter in the kernel log)"
         )
-        told.append(say(text, bound=bound, present=present))
+        lines.append(say(text, bound=bound, present=present))
     if _nvls_is_off(record):
-        told.append(say("NCCL_NVLS_ENABLE=0: reductions in the NVSwitches (NVLS) were switched off and not tested"))
+        lines.append(say("NCCL_NVLS_ENABLE=0: reductions in the NVSwitches (NVLS) were switched off and not tested"))
     if record.run.without:
-        told.append(say("not judged by request (--fleet-without): {parts}", parts=", ".join(record.run.without)))
+        lines.append(say("not judged by request (--fleet-without): {parts}", parts=", ".join(record.run.without)))
     if record.run.used:
-        told.append(say("judged as used hardware, as --fleet-used says"))
+        lines.append(say("judged as used hardware, as --fleet-used says"))
     if record.run.network == NO_NETWORK:
-        told.append(say("nothing was asked of the network, as --fleet-network none says"))
+        lines.append(say("nothing was asked of the network, as --fleet-network none says"))
     elif record.run.network and record.of_cluster:
         text = "the network between nodes is held against {rate} Gbit/s of each GPU, as --fleet-network says"
-        told.append(say(text, rate=record.run.network))
-    told += _of_several_boards(record)
-    told += _shared_ways(record)
-    told += remarks_on(record)
-    told += kernel_log.remarks(record.noticed)
+        lines.append(say(text, rate=record.run.network))
+    lines += _of_several_boards(record)
+    lines += _shared_ways(record)
+    lines += remarks_on(record)
+    lines += kernel_log.remarks(record.noticed)
     if since := newer(record):
-        told.append(say(SINCE if len(since) != 1 else SINCE_ONE, count=len(since), version=record.run.plugin))
+        lines.append(say(SINCE if len(since) != 1 else SINCE_ONE, count=len(since), version=record.run.plugin))
     outcomes = {record.suite.known_as(check.id): check.outcome for check in record.checks.values()}
     for earlier in record.run.resumed:
         carried = sum(check.run == earlier.run for check in record.checks.values())
         when = datetime.fromisoformat(earlier.utc).strftime("%Y-%m-%d %H:%M UTC")
         of = {"carried": carried, "checks": len(record.checks), "run": earlier.run, "when": when}
-        told.append(say("{carried} of {checks} checks carried over from {run} of {when}", **of))
+        lines.append(say("{carried} of {checks} checks carried over from {run} of {when}", **of))
         for check in earlier.failed:
             now = outcomes.get(record.suite.known_as(check), "not run")
             title = titled(check)
-            told.append(say("{check}: failed in {run}, {now} in this run", check=title, run=earlier.run, now=say(now)))
-    return told
+            lines.append(say("{check}: failed in {run}, {now} in this run", check=title, run=earlier.run, now=say(now)))
+    return lines
 
 
 def _bound_to_the_driver(record: Record) -> int:
@@ -179,6 +179,6 @@ def ended(record: Record) -> Record:
 def failure(check: Check, record: Record, with_case: bool = True) -> str:
     """A check that failed, as a reason; of a run on many nodes, at which of them."""
     name = check.id if with_case else check.id.partition("[")[0]
-    told = f"{say(check.title)} ({name})" if check.title else name
+    text = f"{say(check.title)} ({name})" if check.title else name
     hosts = node_verdicts.hosts_blamed(record, check.id)
-    return f"{told}{say(': ')}{say(node_verdicts.several(hosts))}" if hosts else told
+    return f"{text}{say(': ')}{say(node_verdicts.several(hosts))}" if hosts else text

@@ -15,7 +15,7 @@ from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import all_faults
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet
 from pytest_gpufleet.verdict.gaps import counted, gaps, inapplicable
-from pytest_gpufleet.verdict.node_verdicts import tells
+from pytest_gpufleet.verdict.node_verdicts import is_stated
 
 Line = tuple[str, dict[str, bool]]
 
@@ -120,7 +120,7 @@ def _nodes(record: Record, room: int) -> list[Line]:
 def _node(record: Record, node: int, state: str) -> list[Line]:
     serial = f", serial {number}" if (number := record.node(node).serial) else ""
     lines = wrapped(f"{record.hosts[node]}{serial}: {state}", "  ", BAD)
-    others = (fault for fault in all_faults(record) if not tells(record, fault))
+    others = (fault for fault in all_faults(record) if not is_stated(record, fault))
     at_node = (fault for fault in others if any(part.node == node for at in fault.subjects for part in at.parts))
     texts = dict.fromkeys([*_why(record, node), *(fault.told(record.topology.identity) for fault in at_node)])
     for text in list(texts)[:MOST_FAULTS]:

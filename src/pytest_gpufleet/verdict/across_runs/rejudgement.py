@@ -68,13 +68,13 @@ def judge_again(
 
 def _with_nodes(record: Record, own: Mapping[int, Record]) -> Record:
     """The record of a run on many nodes as it would be if these had been the records of its nodes' own runs. What is
-    told of other nodes, and between nodes, stays as it is."""
+    left of other nodes, and between nodes, stays as it is."""
     known, there = record.suite.known_as, defaultdict[str, dict[int, Check]](dict)
     for number, each in own.items():
         for name, check in each.checks.items():
             there[known(name)][number] = check
     ended = {number: _finished(record.finished[number], each) for number, each in own.items()}
-    told = [
+    left = [
         fault
         for fault in record.faults
         if known(fault.check) not in there or fault.name == "node_lost" or fault.nodes - own.keys()
@@ -89,7 +89,7 @@ def _with_nodes(record: Record, own: Mapping[int, Record]) -> Record:
         record,
         finished={**record.finished, **ended},
         checks={name: _on_nodes(check, there[known(name)], record) for name, check in record.checks.items()},
-        faults=[*told, *now],
+        faults=[*left, *now],
     )
 
 
@@ -104,8 +104,8 @@ def _on_nodes(check: Check, found: Mapping[int, Check], record: Record) -> Check
     if not found or (check.outcome == "failed" and at - found.keys()):
         return check
     outcome = outcome_of_all(each.outcome for each in found.values())
-    told = {record.hosts[number]: each.message for number, each in found.items() if each.outcome == outcome}
-    message = "\n\n".join(f"{host}: {text}" for host, text in told.items() if text)
+    messages = {record.hosts[number]: each.message for number, each in found.items() if each.outcome == outcome}
+    message = "\n\n".join(f"{host}: {text}" for host, text in messages.items() if text)
     return replace(check, outcome=outcome, message=message, failed_by="other" if outcome == "failed" else "")
 
 
@@ -121,9 +121,9 @@ def _findings(finding: Finding, anew: Callable[..., Finding], topology: GpuTopol
 def _check(check: Check, now: list[Finding], causes: list[Fault], topology: GpuTopology) -> Check:
     match check.outcome, check.failed_by, bool(now):
         case ("passed", _, True) | ("failed", "limits", True):
-            told = f"\n\nWhen it ran:\n{check.message}" if check.message else ""
+            before = f"\n\nWhen it ran:\n{check.message}" if check.message else ""
             message = str(LimitMissed(now, topology, causes))  # which were found when it ran, and still hold
-            return replace(check, outcome="failed", failed_by="limits", message=message + told)
+            return replace(check, outcome="failed", failed_by="limits", message=message + before)
         case ("failed", "limits", False):
             return replace(check, outcome="passed", message="", failed_by="")
         case ("failed", _, False) if why := WITHDRAWN.get(levels.check_name(check.id)):
