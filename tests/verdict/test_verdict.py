@@ -483,3 +483,7 @@ def test_what_several_checks_could_not_read_is_one_reason():
         "2 checks were not judged: this container hides the host: run on the host",
         "t.py::test_memory: skipped: not judged: no EDAC driver",
     ]
+
+
+def test_an_accepted_machine_says_that_it_is_not_new():
+    assert remarks(Record(run=RunHeader(used=True))) == ["judged as used hardware, as --fleet-used says"]

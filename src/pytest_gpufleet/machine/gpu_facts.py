@@ -29,13 +29,13 @@ def text(value: Any) -> Any:
 
 
 def field_values(nvml: Any, handle: Any, wanted: Iterable[Any]) -> list[Any]:
-    """The values of fields, None for one that is not told. Raises what the first one says if none is; a field that the
+    """The values of fields, None for one that has none. Raises what the first one says if none is; a field that the
     driver does not know is an invalid argument to it, which is to say that there is no such thing here."""
-    told = list(nvml.nvmlDeviceGetFieldValues(handle, list(wanted)))
-    if all(each.nvmlReturn for each in told):
-        error = told[0].nvmlReturn
+    values = list(nvml.nvmlDeviceGetFieldValues(handle, list(wanted)))
+    if all(each.nvmlReturn for each in values):
+        error = values[0].nvmlReturn
         raise nvml.NVMLError(NOT_SUPPORTED if error == INVALID_ARGUMENT else error)
-    return [None if each.nvmlReturn else getattr(each.value, VALUE_TYPES[each.valueType]) for each in told]
+    return [None if each.nvmlReturn else getattr(each.value, VALUE_TYPES[each.valueType]) for each in values]
 
 
 NVLINK_COUNTERS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3}
@@ -193,8 +193,8 @@ FIELD_THERMAL_POLICY = 75  # ns
 
 
 def _spare_rows(nvml: Any, handle: Any) -> dict[str, int]:
-    told = nvml.nvmlDeviceGetRowRemapperHistogram(handle)
-    return {name: int(getattr(told, name)) for name in ("max", "high", "partial", "low", "none")}
+    values = nvml.nvmlDeviceGetRowRemapperHistogram(handle)
+    return {name: int(getattr(values, name)) for name in ("max", "high", "partial", "low", "none")}
 
 
 def _sram_threshold(nvml: Any, handle: Any) -> bool:
@@ -206,10 +206,10 @@ def _sram_threshold(nvml: Any, handle: Any) -> bool:
 
 def _slowdown_ns(nvml: Any, handle: Any) -> dict[str, int]:
     fields = {**FIELDS_SLOWDOWN, "thermal": FIELD_THERMAL_POLICY}
-    told = dict(zip(fields, field_values(nvml, handle, fields.values()), strict=True))
-    if told["sw_thermal"] is not None:  # the newer counters hold what the older one does
-        del told["thermal"]
-    return {name: value for name, value in told.items() if value is not None}
+    values = dict(zip(fields, field_values(nvml, handle, fields.values()), strict=True))
+    if values["sw_thermal"] is not None:  # the newer counters hold what the older one does
+        del values["thermal"]
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _each_that_is_here(
@@ -217,25 +217,25 @@ def _each_that_is_here(
 ) -> tuple[dict[str, int], Exception | None]:
     """By name what the driver says to each of these numbers, without those that it does not know, by these errors or
     those of NOT_HERE; and the last of these."""
-    told: dict[str, int] = {}
+    values: dict[str, int] = {}
     missing: Exception | None = None
     for name, number in numbers.items():
         try:
-            told[name] = ask(number)
+            values[name] = ask(number)
         except nvml.NVMLError as error:
             if not named(error, *NOT_HERE, *errors):
                 raise
             missing = error
-    return told, missing
+    return values, missing
 
 
 def _ecc_corrected(nvml: Any, handle: Any) -> dict[str, int]:
-    """Not every model tells both places, or knows of both."""
+    """Not every model has both places, or knows of both."""
     ask = partial(nvml.nvmlDeviceGetMemoryErrorCounter, handle, ECC_CORRECTED, ECC_VOLATILE)
-    told, missing = _each_that_is_here(nvml, ECC_PLACES, ask, "InvalidArgument")
-    if missing and not told:
+    values, missing = _each_that_is_here(nvml, ECC_PLACES, ask, "InvalidArgument")
+    if missing and not values:
         raise missing
-    return told
+    return values
 
 
 def _inforom(nvml: Any, handle: Any) -> bool:
@@ -250,10 +250,10 @@ def _inforom(nvml: Any, handle: Any) -> bool:
 
 def _temperature_limits(nvml: Any, handle: Any) -> dict[str, int | None]:
     """In degrees Celsius; None for a threshold that this device does not have. NotSupported if it has none."""
-    told, missing = _each_that_is_here(nvml, THRESHOLDS, partial(nvml.nvmlDeviceGetTemperatureThreshold, handle))
-    if missing and not any(told.values()):  # some drivers give 0 for a threshold that they do not know
+    values, missing = _each_that_is_here(nvml, THRESHOLDS, partial(nvml.nvmlDeviceGetTemperatureThreshold, handle))
+    if missing and not any(values.values()):  # some drivers give 0 for a threshold that they do not know
         raise missing
-    return {name: told.get(name) for name in THRESHOLDS}
+    return {name: values.get(name) for name in THRESHOLDS}
 
 
 def _clock_event_reasons(nvml: Any, handle: Any) -> int:

@@ -119,7 +119,7 @@ def worsened(before: Gpu, after: Gpu, minutes: float) -> list[Fault]:
 
 
 def too_hot(gpu: Gpu, hottest: Mapping[str, float]) -> list[Fault]:
-    """Temperatures above the device's own limit for operation, where it tells one."""
+    """Temperatures above the device's own limit for operation, where it has one."""
     limits = gpu["temperature_limits_c"]
     if not isinstance(limits, dict):
         return []
@@ -158,12 +158,12 @@ def held_clocks(gpu: Gpu, seen: ClocksUnderLoad) -> list[Fault]:
     limit, shared = gpu.power_limit_watts or 0.0, any(name in gpu.name for name in SHARED_POWER)
     at_the_limit = shared or not limit or not seen.watts or seen.watts >= AT_THE_LIMIT * limit
     excused = seen.reasons & (HELD_BACK | (POWER_CAP if at_the_limit else 0))
-    power = f", at {seen.watts:.0f} W of {limit:.0f} W" if seen.reasons & POWER_CAP else ""
-    clocks = (("SM clock", seen.sm, gpu.get("sm_clock_max_mhz"), excused, power),
+    at_power = f", at {seen.watts:.0f} W of {limit:.0f} W" if seen.reasons & POWER_CAP else ""
+    clocks = (("SM clock", seen.sm, gpu.get("sm_clock_max_mhz"), excused, at_power),
               ("memory clock", seen.memory, gpu.get("memory_clock_max_mhz"), 0, ""))  # fmt: skip
     return faults + [
-        gpu_fault("clocks_pinned", gpu, f"{words} of at most {clock} MHz under load, of {best}{told}")
-        for words, clock, best, excuse, told in clocks
+        gpu_fault("clocks_pinned", gpu, f"{words} of at most {clock} MHz under load, of {best}{power}")
+        for words, clock, best, excuse, power in clocks
         if best and clock < reached * best and not excuse
     ]
 

@@ -27,7 +27,7 @@ class LocalNode:
         self._driver = driver
         self._path = kernel_log
         self._log: KernelLog | None = None
-        self._latest: tuple[Xid, ...] = ()  # what it told the last time
+        self._latest: tuple[Xid, ...] = ()  # what it had the last time
         self._absent: set[tuple[int, str]] = set()  # readings that a GPU does not have, so that it is asked once
 
     def facts(self, names: Sequence[str]) -> tuple[Gpu, ...]:
@@ -35,7 +35,7 @@ class LocalNode:
         if self._driver is None:
             return ()
         now = nvml.read_all(self._driver, names)
-        return tuple(Gpu(gpu.index, {**gpu.facts, **told}) for gpu, told in zip(self.topology.gpus, now, strict=True))
+        return tuple(Gpu(gpu.index, {**gpu.facts, **facts}) for gpu, facts in zip(self.topology.gpus, now, strict=True))
 
     def host(self, names: Sequence[str] | None = None) -> dict[str, Any]:
         """These facts of the host, by default all that cost little (host.FACTS); None where the system does not tell,
@@ -54,33 +54,33 @@ class LocalNode:
             )
             for index in range(self._driver.count())
         ]
-        return Sample(now, tuple(self._readings(index, told.result()) for index, told in enumerate(asked)))
+        return Sample(now, tuple(self._readings(index, answer.result()) for index, answer in enumerate(asked)))
 
-    def _readings(self, index: int, told: Mapping[str, Any]) -> dict[str, Any]:
-        missing = {name: value for name, value in told.items() if isinstance(value, Missing)}
+    def _readings(self, index: int, answered: Mapping[str, Any]) -> dict[str, Any]:
+        missing = {name: value for name, value in answered.items() if isinstance(value, Missing)}
         self._absent.update((index, name) for name, value in missing.items() if value.absent)
-        return {name: None if name in missing else told.get(name) for name in READINGS}
+        return {name: None if name in missing else answered.get(name) for name in READINGS}
 
     def kernel_log(self) -> Logged:
-        """The errors that driver and kernel have told since the last call; the first one gives what was told before.
+        """The errors that driver and kernel have reported since the last call; the first one gives those from before.
 
-        Most XIDs are told by NVML and the kernel's log, one of them a little later than the other; SXids and the
+        Most XIDs are reported by NVML and the kernel's log, one of them a little later than the other; SXids and the
         sub-codes of NVLink 5 by the log alone."""
         if self._driver is None:
             return Logged()
         self._log = self._log or KernelLog(self._path)
-        told, logged = self._driver.xids(), self._log.new()
+        reported, logged = self._driver.xids(), self._log.new()
         known, self._latest = (*self._latest, *logged.xids), logged.xids
         at = [gpu.pci_bus_id for gpu in self.topology.gpus]
         xids = [
             Xid(at[index], number, "")
-            for index, number in told
+            for index, number in reported
             if number not in NVLINK_5 and not any(xid.number == number and xid.of(at[index]) for xid in known)
         ]
-        undecoded = sorted({number for _, number in told if number in NVLINK_5 and logged.trouble})
-        blind = f"what XIDs {undecoded} of NVLinks mean stands in the kernel log alone" if undecoded else ""
+        undecoded = sorted({number for _, number in reported if number in NVLINK_5 and logged.trouble})
+        unread = f"what XIDs {undecoded} of NVLinks mean stands in the kernel log alone" if undecoded else ""
         host = tuple(behind(message, at) for message in logged.host)
-        return Logged((*logged.xids, *xids), logged.trouble, logged.unread or blind, host)
+        return Logged((*logged.xids, *xids), logged.trouble, logged.unread or unread, host)
 
     def present(self) -> tuple[str, ...]:
         """The PCI bus id of every GPU that the driver lists, also of those hidden from this run; "" for one that does

@@ -81,7 +81,7 @@ CONTROL = "nvidiactl"
 
 @contextmanager
 def taken(wait: Callable[[str], None], most_seconds: float) -> Iterator[str]:
-    """Have the host to oneself among all that take turns there. If somebody else has it, `wait` is told who, once.
+    """Have the host to oneself among all that take turns there. If somebody else has it, `wait` hears who, once.
 
     Gives "", or who has it still after so many seconds: anybody who may open the device can keep it for ever. Where
     there is no such device, as in WSL 2, nobody takes turns.

@@ -84,14 +84,14 @@ SILENT = (
 
 
 @contextmanager
-def told_if_silent() -> Iterator[None]:
+def warn_if_silent() -> Iterator[None]:
     """A line on the terminal if the driver keeps this thread waiting. What it has begun in C nobody can take back."""
 
-    def tell() -> None:
+    def warn() -> None:
         with suppress(Exception):  # there may be no terminal
             print(SILENT.format(seconds=ANSWER_SECONDS, pid=os.getpid()), file=sys.stderr, flush=True)
 
-    timer = threading.Timer(ANSWER_SECONDS, tell)
+    timer = threading.Timer(ANSWER_SECONDS, warn)
     timer.daemon = True
     timer.start()
     try:
@@ -106,7 +106,7 @@ def session() -> Iterator[Any]:
     import pynvml
 
     try:
-        with told_if_silent():
+        with warn_if_silent():
             pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         reason = type(error).__name__.removeprefix("NVMLError_")
@@ -136,8 +136,8 @@ class Nvml:
     def ask(self, index: int, fact: str) -> Any:
         """One fact of one GPU as plain JSON values, Missing if it cannot be had."""
         try:
-            told = (self._p2p if fact == PAIRED else CALLS[fact])(self._nvml, self._handles[index])
-            return throughout(text(told), one_line)
+            answer = (self._p2p if fact == PAIRED else CALLS[fact])(self._nvml, self._handles[index])
+            return throughout(text(answer), one_line)
         except self._nvml.NVMLError as error:
             return Missing(f"NVML: {error}", absent=named(error, *NOT_HERE))
         except AttributeError as error:
@@ -146,9 +146,9 @@ class Nvml:
             return Missing(f"nvidia-ml-py: {error!r}")
 
     def xids(self) -> list[tuple[int, int]]:
-        """The XIDs that the driver has told of since the last call (the first one arms it): (GPU, number)."""
+        """The XIDs that the driver has reported since the last call (the first one arms it): (GPU, number)."""
         if self._events is None:
-            with told_if_silent():
+            with warn_if_silent():
                 self._events = [self._armed(handle) for handle in self._handles]
         return [(index, number) for index, events in enumerate(self._events) for number in self._arrived(events)]
 
@@ -156,7 +156,7 @@ class Nvml:
         try:
             events = self._nvml.nvmlEventSetCreate()
             self._nvml.nvmlDeviceRegisterEvents(handle, EVENT_XID, events)
-        except (self._nvml.NVMLError, AttributeError):  # the kernel log tells of XIDs too
+        except (self._nvml.NVMLError, AttributeError):  # the kernel log has XIDs too
             return None
         return events
 
@@ -169,7 +169,7 @@ class Nvml:
 
     def present(self) -> tuple[str, ...]:
         """As LocalNode.present."""
-        with told_if_silent():
+        with warn_if_silent():
             return tuple(map(self._address, range(_ask(self._nvml, "nvmlDeviceGetCount") or 0)))
 
     def _address(self, index: int) -> str:
@@ -226,7 +226,7 @@ def opened(
     and their topology. Raises NoGpus if NVML does not work or no GPU is visible."""
     with session() as nvml:
         try:
-            with told_if_silent():
+            with warn_if_silent():
                 visible, lost = _visible(nvml, environment.get("CUDA_VISIBLE_DEVICES"))
         except Exception as error:  # a version of nvidia-ml-py that does not fit the driver raises anything
             raise _no_gpus(f"NVML could not list the GPUs: {error}") from None
@@ -275,7 +275,7 @@ def _topology(nvml: Any, driver: Nvml, visible: Sequence[tuple[int, Any]], lost:
     versions = software()  # for which torch is imported: the driver answers meanwhile
     facts = answers.result()
     gpus = tuple(Gpu(index, known) for (index, _), known in zip(visible, facts, strict=True))
-    with told_if_silent():
+    with warn_if_silent():
         links = _links(nvml, [handle for _, handle in visible], gpus)
     fabric = (
         "nvswitch" if any("switch" in (gpu.get("nvlink_remotes") or ()) for gpu in gpus)

@@ -20,14 +20,14 @@ INTERVAL_SECONDS = 0.1  # as often as a GPU measures its power anew
 
 
 def state_of(gpu: Gpu | None) -> GpuState | None:
-    """What a GPU is like at this moment; None for a CPU rank, and where NVML does not tell."""
-    for told in () if gpu is None else _told(gpu.index):
-        return GpuState(**told)
+    """What a GPU is like at this moment; None for a CPU rank, and where NVML has nothing."""
+    for read in () if gpu is None else _readings(gpu.index):
+        return GpuState(**read)
     return None
 
 
-def _told(index: int) -> Iterator[dict[str, float]]:
-    """What NVML tells of a GPU, anew at each turn; nothing where it does not work."""
+def _readings(index: int) -> Iterator[dict[str, float]]:
+    """What NVML reads of a GPU, anew at each turn; nothing where it does not work."""
     with suppress(NoGpus), nvml.session() as driver, suppress(driver.NVMLError):
         gpu = Nvml(driver, [driver.nvmlDeviceGetHandleByIndex(index)])
         while True:
@@ -42,7 +42,7 @@ class Watch:
         work()
     watch.state
 
-    What NVML does not tell is left out; nothing that it does ends the work. None stands for a CPU rank.
+    What NVML cannot read is left out; nothing that it does ends the work. None stands for a CPU rank.
     """
 
     def __init__(self, gpu: Gpu | None) -> None:
@@ -68,8 +68,8 @@ class Watch:
         return GpuState(**{name: median(values) for name, values in self._read.items()}) if self._read else None
 
     def _run(self, index: int) -> None:
-        for told in _told(index):
-            for name, value in told.items():
+        for read in _readings(index):
+            for name, value in read.items():
                 self._read.setdefault(name, []).append(value)
             if self._over.wait(INTERVAL_SECONDS):
                 return
@@ -166,10 +166,10 @@ class Activity:
             if not self._seen and self._latest is not None:
                 self._add(self._latest)
             seen, self._seen = self._seen, []
-        return [{name: _told_of(name, each) for name, each in gpu.items()} for gpu in seen]
+        return [{name: _amounts_to(name, each) for name, each in gpu.items()} for gpu in seen]
 
 
-def _told_of(name: str, seen: Any) -> list[Any]:
+def _amounts_to(name: str, seen: Any) -> list[Any]:
     if name == REASONS:
         return clock_events(seen)
     low, total, high, count = seen

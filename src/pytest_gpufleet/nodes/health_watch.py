@@ -22,7 +22,7 @@ class Guard:
     def __init__(self, node: LocalNode) -> None:
         self._node = node
         self.unread = ""  # why lines of the kernel log since the last time were not seen
-        self.noticed: list[Fault] = []  # what the kernel told of the host since the last time, and condemns nothing
+        self.noticed: list[Fault] = []  # what the kernel reported of the host since the last time, and condemns nothing
         self._failed = False  # the check before
         self._lock = threading.Lock()
         self._forget()
@@ -55,8 +55,8 @@ class Guard:
         self.unread = logged.unread
         counted = [xid for xid in logged.xids if self._counts(xid, failed)]
         problems += xids.xids_of(after, counted) + xids.sxids(counted)
-        told, self.noticed = kernel_log.judged(logged.host, after, "during")
-        problems += told
+        found, self.noticed = kernel_log.judged(logged.host, after, "during")
+        problems += found
         self._failed = failed
         with self._lock:
             all_reasons, all_hottest = self._reasons, self._hottest
@@ -70,8 +70,8 @@ class Guard:
         return problems
 
     def _counts(self, xid: Xid, failed: bool) -> bool:
-        """What processes leave behind is told with the check that failed, and some of it comes only in the next one.
-        Without such a check, a crash is told, whoever has crashed; that somebody was ended is not."""
+        """What processes leave behind belongs to the check that failed, and some of it comes only in the next one.
+        Without such a check, a crash is reported, whoever has crashed; that somebody was ended is not."""
         return xid.number not in OF_PROCESSES or failed or (xid.number in OF_CRASHES and not self._failed)
 
     def _read(self) -> tuple[Gpu, ...]:

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a value should be: `words` say it, `test` tells whether it is."""
+    """What a value should be: `words` say it, `test` says whether it is."""
 
     words: str
     test: Callable[[Any], bool]
@@ -62,11 +62,11 @@ def _differs(gpu: Gpu, fact: str, wanted: Any, code: str) -> Iterable[Fault]:
     value = gpu[fact]
     if isinstance(value, Missing):
         return [Fault("fact_unreadable", (gpu.place,), f"{fact} cannot be read ({value})")]
-    told = _told(value, wanted(gpu) if callable(wanted) else wanted)
-    return [Fault(code, (gpu.place,), f"{fact} {told}")] if told else []
+    differs = _difference(value, wanted(gpu) if callable(wanted) else wanted)
+    return [Fault(code, (gpu.place,), f"{fact} {differs}")] if differs else []
 
 
-def _told(value: Any, wanted: Any) -> str:
+def _difference(value: Any, wanted: Any) -> str:
     if wanted.test(value) if isinstance(wanted, Wanted) else value == wanted:
         return ""
     return f"is {value}, should be {wanted.words if isinstance(wanted, Wanted) else wanted}"
@@ -112,22 +112,22 @@ def grave_host_messages(machine: Machine) -> list[Fault]:
 def expect_host(machine: Machine, fact: "HostFact[Any]", wanted: Any, *, code: str) -> None:
     """Fail the check if a fact of the host is not `wanted`, a value or a Wanted; not applicable where it is unknown."""
     __tracebackhide__ = True
-    if told := _told(of_host(machine.host.get, fact), wanted):
-        expect_none([Fault(code, (place.THIS_NODE,), f"{fact.name} {told}")])
+    if differs := _difference(of_host(machine.host.get, fact), wanted):
+        expect_none([Fault(code, (place.THIS_NODE,), f"{fact.name} {differs}")])
 
 
 def expect_as_ordered(machine: Machine, topology: GpuTopology, order: Order | None, line: str) -> None:
     """Fail the check if a line of the order (one of ORDER_LINES) is not met. Ends it as not applicable where the order
-    does not say anything of it, as not judged where the machine does not tell."""
+    does not say anything of it, as not judged where the machine does not show it."""
     __tracebackhide__ = True
     if order is None:
         not_applicable(NO_ORDER)
     if not asks(order, line):
         not_applicable(f"{order.file} does not say anything of it")
-    faults, untold = held_against(order, line, machine, topology)
+    faults, unknown = held_against(order, line, machine, topology)
     expect_none(faults)
-    if untold:
-        not_judged("\n".join(untold))
+    if unknown:
+        not_judged("\n".join(unknown))
 
 
 def of_host(read: Callable[[str], Any], fact: "HostFact[T]", read_before: bool = False) -> T:

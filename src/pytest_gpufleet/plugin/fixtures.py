@@ -173,7 +173,7 @@ def record_fingerprints(request: pytest.FixtureRequest) -> Callable[[Sequence[Fi
 
 @pytest.fixture
 def notice(request: pytest.FixtureRequest) -> Callable[[Iterable[Fault]], None]:
-    """notice(faults): what this check has seen, is told beside the verdict, and speaks against nothing."""
+    """notice(faults): what this check has seen, is shown beside the verdict, and speaks against nothing."""
     run: Run = request.config.stash[RUN]
     return lambda shown: run.notice(fault.changed(check=request.node.nodeid) for fault in shown)
 
@@ -200,16 +200,16 @@ def power_steps(request: pytest.FixtureRequest) -> Callable[[World], list[Measur
 
 
 def _after_turn(item: pytest.Item, seconds: float) -> AfterTurn:
-    """What is done between turns of a load that takes so many seconds: tell how far it is, and raise at a fault."""
+    """What is done between turns of a load that takes so many seconds: show how far it is, and raise at a fault."""
     from pytest_gpufleet.model.events import Progress
     from pytest_gpufleet.model.fault import Faults
 
     run, check = item.config.stash[RUN], item.nodeid
-    sampling, tell = run.sampling, item.config.stash[SCREEN].progress(seconds)
+    sampling, show = run.sampling, item.config.stash[SCREEN].progress(seconds)
 
     def after_turn(doing: str, done: float, resident: list[int]) -> None:
         run.record(Progress(check=check, done=round(done), of=seconds, doing=doing, resident=tuple(resident)))
-        tell(done, sampling.latest if sampling else None)
+        show(done, sampling.latest if sampling else None)
         if faults := run.check_health(check):
             raise Faults(faults)
 
