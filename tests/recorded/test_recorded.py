@@ -64,7 +64,7 @@ def texts(folder: RunFolder) -> dict[str, str]:
     runs = folder.own_runs(record)
     html = page(record, digest, runs, folder.reports(runs.values(), folder.path))
     found = {
-        "recorded.txt": told(by_its_own_limits(record)),
+        "recorded.txt": told(settled(record, record.broken)),
         "today.txt": told(by_todays_limits(record)) + (said_of_facts(record) if not record.of_cluster else ""),
         "summary.json": one_a_line(codec.plain(summary.summary(record, digest))),
         "page.txt": text_of(html),
@@ -75,11 +75,6 @@ def texts(folder: RunFolder) -> dict[str, str]:
     for now, always in changing.items():
         found = {name: text.replace(now, always) for name, text in found.items()}
     return found
-
-
-def by_its_own_limits(record: Record) -> Record:
-    """The verdict that follows from what the run recorded."""
-    return settled(record, record.broken)
 
 
 def by_todays_limits(record: Record) -> Record:

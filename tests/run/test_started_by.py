@@ -68,5 +68,6 @@ def test_what_was_typed_can_be_typed_again(monkeypatch, caller, arguments, typed
 
 
 def test_make_says_that_it_starts_the_suite():
-    (recipe,) = (line for line in Path(ROOT, "Makefile").read_text().splitlines() if "acceptance/ $(ARGS)" in line)
-    assert recipe.strip() == f'{STARTED_BY}="make accept" $(BIN)/pytest acceptance/ $(ARGS)'
+    (recipe,) = (line for line in Path(ROOT, "Makefile").read_text().splitlines() if "/pytest acceptance/" in line)
+    assert recipe.strip().startswith(f'{STARTED_BY}="make accept" $(BIN)/pytest acceptance/ ')
+    assert recipe.endswith(" $(ARGS)")
