@@ -30,12 +30,10 @@ COLLECTIVES = (
     "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "gather", "scatter", "sendrecv",
 )  # fmt: skip
 
-
 DTYPES = (
     "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2",
     "int64", "int32", "int8", "uint8", "bool",
 )  # fmt: skip
-
 
 # One direction while the other is as busy. "both" added the two up, before version 0.3.
 BOTH_WAYS = {
@@ -44,26 +42,20 @@ BOTH_WAYS = {
     "write both ways": "write, both ways busy",
 }
 
-
 METHODS = {"dp": "DataParallel", "ddp": "DDP", "fsdp": "FSDP"}
-
 
 # What several GPUs are held against: what each of them does alone, all at the same time, added up.
 EACH_ALONE = "sum of each alone"
-
 
 # Of metrics that were measured in another way before: matrix products of one shape, over one window; what a burn-in
 # retains of the rate of warm GPUs; host links that all begin to copy at the same moment.
 ONE_WINDOW, WARMED_THROUGH, LINED_UP = "one window", "warmed through", "lined up"
 
-
 # Products and an all_reduce at once: only the time in which both were under way counts.
 SHARED_SPAN = "shared span"
 
-
 # What a GPU does by itself in the steps of DDP that leave communication out (torch's no_sync).
 NO_SYNC = "no_sync"
-
 
 # How a metric is measured that can be measured in several ways.
 WAYS = {
@@ -80,7 +72,6 @@ WAYS = {
     "nccl at once": "by NCCL, several adapters at once",
 }
 
-
 _NUMBER = re.compile(r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]+)|(0[0-7]*)|([1-9][0-9]*))")
 
 
@@ -96,12 +87,9 @@ def c_number(text: str) -> int:
 # Those of NCCL, as NCCL_ALGO names them, in lower case.
 ALGORITHMS = ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")
 
-
 RESNETS = ("resnet50", "resnet101", "resnet152")
 
-
 TRANSFORMERS = ("transformer-0.1b", "transformer-0.6b", "transformer-1.3b")
-
 
 # In the order in which a reader wants to hear them.
 CONDITIONS: dict[str, ConditionType] = {

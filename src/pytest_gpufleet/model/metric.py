@@ -221,7 +221,7 @@ def _as_nccl_is(conditions: Mapping[str, Condition]) -> float:
 # the time was lost. That is shown and is no fault; a way that stalls for half of the time loses half of it.
 # fmt: off
 ROWS = (
-    MetricRow(Metric("busbw", "GB/s", "higher", "bus bandwidth"), _TRANSFER, "collective", "between GPUs",
+    MetricRow(Metric("busbw", "GB/s", "higher", "bus bandwidth"), _TRANSFER, "collective", shared="between GPUs",
               spread=_as_nccl_is),
     # Pairs of 8x H100 with 448 to 450 GB/s are called healthy (oci-hpc), and a warning is due below 400 of 450
     # (Azure): that is 11 %.
@@ -229,10 +229,10 @@ ROWS = (
               _TRANSFER, shared="always", spread=_as_nccl_is),
     # Of an adapter with 400 Gb/s each way, 384 are asked for one way (oci-hpc), and 720 of 800 both ways (Imbue).
     MetricRow(Metric("rail_bandwidth", "GB/s", "higher", "bandwidth of a rail, both ways busy", 0.10),
-              ("at_once", "bytes", "method", *BETWEEN_NODES[1:]), "rail", "always"),
+              ("at_once", "bytes", "method", *BETWEEN_NODES[1:]), "rail", shared="always"),
     # The same in loopback, of ports of one rate beside each other.
     MetricRow(Metric("nic_bandwidth", "GB/s", "higher", "bandwidth of a network adapter to itself", 0.10),
-              ("bytes", "port_rate", "method"), "loopback", "always"),
+              ("bytes", "port_rate", "method"), "loopback", shared="always"),
     MetricRow(Metric("collective_latency", "us", "lower", "latency of a collective", steady=False), _TRANSFER,
               may_be_zero=False),
     # The hosts of two healthy H200 needed 36.4 and 50.5 us, in samples of 30.6 to 53.7. A shared core doubles it,
@@ -248,13 +248,13 @@ ROWS = (
     MetricRow(Metric("memory_bandwidth", "GB/s", "higher", "memory bandwidth", 0.03),
               ("operation", "at_once", "method"), "memory"),
     MetricRow(Metric("host_bandwidth", "GB/s", "higher", "bandwidth between host and GPU", 0.10),
-              ("direction", "at_once", "method"), "host", "always", not_peers=_shares_a_path, tolerances=(
+              ("direction", "at_once", "method"), "host", shared="always", not_peers=_shares_a_path, tolerances=(
         # GPUs that copy at the same time share the way out of their socket, and not alike: of a healthy 8x H200 those
         # at one node gave 29, 30, 43 and 30 GB/s. Who has much more is no measure for others; half the lanes give half.
         Tolerance("host_bandwidth", 0.20, "median", within="numa node", conditions={"at_once": "all"}),
     )),
     MetricRow(Metric("host_memory_bandwidth", "GB/s", "higher", "bandwidth of host memory", 0.06),
-              ("operation", "method"), "", "always", tolerances=(
+              ("operation", "method"), shared="always", tolerances=(
         # Two sockets are enough: nothing makes memory faster than its channels are.
         Tolerance("host_memory_bandwidth", 0.06, source="one memory channel of twelve is 8 %, one of eight 12 %"),
     )),
@@ -270,14 +270,14 @@ ROWS = (
     MetricRow(Metric("pair_latency", "us", "lower", "latency between two GPUs"), ("link", "fabric", "method"),
               may_be_zero=False),
     MetricRow(Metric("train_throughput", "images/s", "higher", "training throughput"), _TRAINING, "training",
-              "between GPUs"),
+              shared="between GPUs"),
     # 22 healthy 8-GPU H100 machines differed by 0.12 %, and one GPU in 39 was 3.8 % slow (gpu-fryer): 3 % finds it.
     # Small batches wait for the host, and hosts need not serve all GPUs alike.
     MetricRow(Metric("solo_train_throughput", "images/s", "higher", "training throughput, each GPU alone", 0.03),
               _TRAINING, "training",
               not_peers=lambda conditions, fabric: conditions.get("workload") in COMPARED_WORK),
     MetricRow(Metric("train_memory", "GiB", "lower", "GPU memory that training takes"), _TRAINING, may_be_zero=False),
-    MetricRow(Metric("scaling_efficiency", "ratio", "higher", "scaling efficiency"), _TRAINING, "", "between GPUs"),
+    MetricRow(Metric("scaling_efficiency", "ratio", "higher", "scaling efficiency"), _TRAINING, shared="between GPUs"),
     # Of 0.4 %, a few thousandths of a step are a lot.
     MetricRow(Metric("communication_share", "ratio", "lower",
                      "share of a training step that waits for communication", steady=False), _TRAINING),
@@ -285,12 +285,12 @@ ROWS = (
     MetricRow(Metric("train_utilization", "ratio", "higher",
                      "share of the time that a GPU is busy in training", steady=False), _TRAINING),
     MetricRow(Metric("loader_throughput", "images/s", "higher", "training throughput fed by a data loader"), _TRAINING,
-              "", "always"),
+              shared="always"),
     # As of matrix products, of which it mostly consists: at the power limit, healthy GPUs differ.
     MetricRow(Metric("solo_token_throughput", "tokens/s", "higher",
                      "training of a transformer, each GPU alone", 0.08, simultaneous=True), _TRAINING),
-    MetricRow(Metric("token_throughput", "tokens/s", "higher", "training of a transformer"), _TRAINING, "",
-              "between GPUs"),
+    MetricRow(Metric("token_throughput", "tokens/s", "higher", "training of a transformer"), _TRAINING,
+              shared="between GPUs"),
     MetricRow(Metric("model_flops_utilization", "ratio", "higher", "model FLOPs utilization (MFU)"), _TRAINING),
     # Of two rates, of which each may differ as those of products do.
     MetricRow(Metric("product_retention", "ratio", "higher",
