@@ -62,7 +62,7 @@ def test_memory_modules_are_alike(machine: LiveMachine) -> None:
     slots = assertions.of_host(machine.host.get, memory.MEMORY_MODULES)
     setup = processors.PROCESSOR_SETUP.of(machine.host)
     if isinstance(setup, Missing) or setup.virtual or not setup.sockets or not memory.filled_slots(slots):
-        not_applicable("the firmware does not tell kind and speed of real memory modules, as in a virtual machine")
+        not_applicable("the firmware does not say kind and speed of real memory modules, as in a virtual machine")
     expect_none(memory.unfit_modules(slots, setup.sockets))
 
 
@@ -85,7 +85,7 @@ def test_clock_source_is_fast(machine: LiveMachine) -> None:
     """
     setup = assertions.of_host(machine.host.get, processors.PROCESSOR_SETUP)
     if setup.clock_source is None:
-        not_applicable("this system does not tell its clock source")
+        not_applicable("this system shows no clock source")
     expect_none(processors.slow_clock(setup))
 
 

@@ -265,7 +265,7 @@ def logged_since(before: EventLog, now: EventLog) -> list[Fault]:
 
 def log_full(log: EventLog) -> list[Fault]:
     """That the log has no room: nearly all BMCs take no more events then, and some write over their oldest ones. It is
-    so of many machines that are sound, so it speaks against none."""
+    so of many healthy machines, so it speaks against none."""
     if not log.full:
         return []
     last = f"its last entry is of {log.events[-1].at}" if log.events else "none of its entries can be read"

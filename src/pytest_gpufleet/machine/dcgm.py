@@ -52,15 +52,9 @@ def diagnostic(level: int) -> HostFact[Printed]:
 
 OUTERMOST = ("DCGM Diagnostic", "DCGM GPU Diagnostic")  # of DCGM 4, and of versions before
 SETTINGS = "Deployment"  # the category of tests that look at software and settings, and at no hardware
-# dcgmErrorSeverity_t (DCGM, dcgmlib/dcgm_errors.h). 0 is none, 3 unknown; versions before 3.3 tell none.
+# dcgmErrorSeverity_t (DCGM, dcgmlib/dcgm_errors.h). 0 is none, 3 unknown; versions before 3.3 have none.
 SHOWN = "dcgm_warning"
-SEVERITIES = {
-    1: SHOWN,
-    2: "dcgm_part_broken",
-    4: "dcgm_test_failed",
-    5: "dcgm_setting",
-    6: "dcgm_reset_needed",
-}
+SEVERITIES = {1: SHOWN, 2: "dcgm_part_broken", 4: "dcgm_test_failed", 5: "dcgm_setting", 6: "dcgm_reset_needed"}
 WORST_FIRST = ("dcgm_part_broken", "dcgm_reset_needed", "dcgm_test_failed", "dcgm_setting", SHOWN)
 # dcgmi's exit statuses: all well, an error was reported (DCGM_ST_NVVS_ERROR), one that calls for isolation.
 WELL, REPORTED, ISOLATE = 0, 256 - 30, 256 - 51

@@ -107,9 +107,9 @@ def text(path: Path) -> str | None:
 
 
 def lanes(path: Path) -> float | None:
-    """The lanes of a PCIe link; None if the system does not tell them."""
-    told = number(path)
-    return told if told in LANES else None
+    """The lanes of a PCIe link; None if the system does not show them."""
+    found = number(path)
+    return found if found in LANES else None
 
 
 def listed(numbers: str | None) -> set[int]:

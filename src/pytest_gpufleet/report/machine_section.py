@@ -7,6 +7,8 @@ from typing import Any
 
 from markupsafe import Markup
 
+from pytest_gpufleet.machine.host import DMI, Dmi
+from pytest_gpufleet.machine.processors import PROCESSOR_SETUP, ProcessorSetup
 from pytest_gpufleet.model.events import HostFound, Session
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
 from pytest_gpufleet.model.language import say
@@ -59,10 +61,15 @@ def clock_error(record: Record) -> str:
 
 def machine(record: Record) -> str:
     """Who made the machine, and its serial number, as far as its firmware tells."""
-    dmi = record.machine.host.get("dmi") or {}
-    model = " ".join(filter(None, (dmi.get("vendor"), dmi.get("product")))) if isinstance(dmi, dict) else ""
+    dmi = _dmi(record.machine)
+    model = " ".join(filter(None, (dmi.vendor, dmi.product)))
     serials = [node.serial for node in record.run.nodes if node.serial]
     return ", ".join(filter(None, (model, say("serial {serial}", serial=serials[0]) if serials else "")))
+
+
+def _dmi(found: HostFound) -> Dmi:
+    dmi = DMI.of(found.host)
+    return Dmi() if isinstance(dmi, Missing) else dmi
 
 
 def signed(record: Record) -> list[tuple[str, str]]:
@@ -282,36 +289,33 @@ def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
 
 
 def _host(host: HostFound) -> list[tuple[str, Any]]:
-    dmi = host.get("dmi") or {}
+    dmi, setup = _dmi(host), PROCESSOR_SETUP.of(host.host)
     return [
-        ("Machine", " ".join(filter(None, (dmi.get("vendor"), dmi.get("product"))))),
-        ("BIOS", ", ".join(filter(None, (dmi.get("bios_version"), dmi.get("bios_date"))))),
+        ("Machine", " ".join(filter(None, (dmi.vendor, dmi.product)))),
+        ("BIOS", ", ".join(filter(None, (dmi.bios_version, dmi.bios_date)))),
         ("System", ", ".join(filter(None, (host.get("system"), host.get("kernel"))))),
         ("Processors (allowed)", host.get("processors_allowed")),
         ("Memory", _size(host.get("memory_bytes"))),
         ("Shared memory (/dev/shm)", _size(host.get("shared_memory_bytes"))),
         ("Locked memory (memlock)", _size(host.get("locked_memory_limit"))),
         ("Open files, soft / hard", _both(host.get("open_files_limit"), host.get("open_files_hard_limit"))),
-        *_setup(host.get("processor_setup") or {}),
+        *_setup(ProcessorSetup() if isinstance(setup, Missing) else setup),
     ]
 
 
-def _setup(setup: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def _setup(setup: ProcessorSetup) -> list[tuple[str, Any]]:
     """What is shown and not judged: NVIDIA's and AMD's guides for tuning advise against NUMA balancing and deep idle
     states, systems have both as they come, and machines that are healthy have been seen with either."""
-    balancing = setup.get("numa_balancing")
-    deepest = max(
-        (each for each in setup.get("idle_states", ()) if not each["disabled"]),
-        key=lambda state: state["microseconds"] or 0,
-        default=None,
-    )
+    balancing = setup.numa_balancing
+    able = (each for each in setup.idle_states if not each.disabled)
+    deepest = max(able, key=lambda state: state.microseconds or 0, default=None)
     return [
-        ("Clock source", setup.get("clock_source")),
-        ("Second threads (SMT)", setup.get("smt")),
+        ("Clock source", setup.clock_source),
+        ("Second threads (SMT)", setup.smt),
         ("NUMA balancing", None if balancing is None else "off" if balancing == 0 else f"on ({balancing})"),
-        ("Transparent hugepages", setup.get("transparent_hugepages")),
-        ("Deepest idle state", deepest and f"{deepest['name']}, {deepest['microseconds']} µs to leave"),
-        ("Swap in use", _size(setup.get("swap_used_bytes"))),
+        ("Transparent hugepages", setup.transparent_hugepages),
+        ("Deepest idle state", deepest and f"{deepest.name}, {deepest.microseconds} µs to leave"),
+        ("Swap in use", _size(setup.swap_used_bytes)),
     ]
 
 
