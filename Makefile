@@ -52,6 +52,7 @@ lint: $(READY)
 	$(BIN)/python tests/size.py
 
 $(READY): pyproject.toml
+	@echo "Installing what is missing into $(VENV): torch and its CUDA libraries are gigabytes, this takes minutes"
 	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) --editable '.[dev]'
 	touch $@
