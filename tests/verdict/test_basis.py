@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from pytest_gpufleet.cli import main
@@ -21,7 +20,6 @@ from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.gaps import counted, gaps
 from pytest_gpufleet.verdict.reading import read
 from tests import runs
-from tests.verdict.test_given import UNUSED
 
 OF_METRIC: dict[str, Grade] = {
     "busbw": "calibrated",
@@ -71,35 +69,19 @@ def test_figures_for_information_and_spread_are_no_basis(record: Record) -> None
     spread = replace(finding, measurement=replace(finding.measurement, metric="spread"), state="missed")
     others = [replace(finding, state=state) for state in ("not judged", "for information")]
     assert basis.by_grade(Record(findings=[spread, *others])) == {}
+    assert basis.too_low([replace(finding, required=False)], "contract") == []
     assert basis.described(Record(findings=[spread])) == ""
 
 
-@pytest.mark.parametrize(
-    ("asked", "verdict"),
-    [
-        ("contract", "INCOMPLETE"),
-        ("calibrated", "INCOMPLETE"),
-        ("published", "INCOMPLETE"),
-        ("project", "ACCEPTED"),
-        ("physical", "ACCEPTED"),
-    ],
-)
-def test_below_what_is_asked_for_nothing_is_accepted(
-    record: Record, tmp_path: Path, asked: Grade, verdict: str
-) -> None:
+@pytest.mark.parametrize("asked", GRADES)
+def test_below_what_is_asked_for_nothing_is_accepted(record: Record, tmp_path: Path, asked: Grade) -> None:
     again = judge_again(record, profile.load(tmp_path / "limits.toml"), asked)
-    assert again.verdict == verdict
+    assert again.verdict == ("ACCEPTED" if asked in ("project", "physical") else "INCOMPLETE")
     named = [finding.measurement.metric for finding, _ in basis.too_low(again.findings, asked)]
     assert named == [metric for metric, grade in OF_METRIC.items() if GRADES.index(grade) > GRADES.index(asked)]
     assert counted(gaps(again)) == ([f"{len(named)} figures below the basis"] if named else [])
     assert len([each for each in again.reasons if f"--fleet-basis asks for a {asked} one" in each]) == len(named)
     assert again.run.basis == asked
-
-
-def test_a_figure_that_needs_no_limit_cannot_be_below_the_basis(record: Record) -> None:
-    record.run = msgspec.structs.replace(record.run, basis="contract")
-    record.findings = [replace(each, required=False) for each in record.findings]
-    assert basis.too_low(record.findings, "contract") == []
 
 
 def test_judge_asks_for_another_basis(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,14 +100,12 @@ def test_a_failure_stays_a_rejection_on_whatever_basis(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- where it stands
 
 
-def test_programs_read_the_lowest_grade(folder: Path, record: Record, tmp_path: Path) -> None:
+def test_programs_read_the_lowest_grade_and_people_that_of_every_limit(
+    folder: Path, record: Record, tmp_path: Path
+) -> None:
     told = json.loads((folder / "summary.json").read_text())
-    assert told["basis"] == {
-        "wanted": "physical",
-        "lowest": "project",
-        "figures": {"calibrated": 1, "project": 2},
-        "told": TOLD,
-    }
+    counts = {"calibrated": 1, "project": 2}
+    assert told["basis"] == {"wanted": "physical", "lowest": "project", "figures": counts, "told": TOLD}
     assert [each["limit"]["grade"] for each in told["findings"] if each["limit"]] == [*OF_METRIC.values()]
     prometheus.write(tmp_path / "x.prom", record)
     text = (tmp_path / "x.prom").read_text()
@@ -133,16 +113,6 @@ def test_programs_read_the_lowest_grade(folder: Path, record: Record, tmp_path: 
     assert 'gpufleet_basis{grade="calibrated",host="node7"} 0.0' in text
     assert 'gpufleet_figures_judged{grade="project"} 2.0' in text
 
-
-def test_limits_that_were_never_applied_stand_in_the_summary(tmp_path: Path) -> None:
-    given = limits(tmp_path, UNUSED["calibrated"])
-    folder = runs.record(tmp_path / "run", limits=given)
-    (unused,) = json.loads((folder / "summary.json").read_text())["limits_not_applied"]
-    assert (unused["number"], unused["metric"], unused["limit"]["grade"]) == (4, "busbw", "calibrated")
-    assert unused["conditions"]["nvls"] is True
-
-
-def test_the_grade_stands_beside_every_limit_of_the_report(record: Record) -> None:
     html = page(record, "0" * 64)
     assert f'<p class="fleet-basis">{TOLD}</p>' in html
     for grade in ("calibrated", "project"):
@@ -170,5 +140,4 @@ def test_what_was_asked_for_is_on_record(fleet: Callable[..., Any]) -> None:
     said = json.loads((run.folders[0] / "summary.json").read_text())["run"]
     assert (said["network"], said["without"]) == ("400", ["bmc", "disks"])
     page = (run.folders[0] / "report.html").read_text()
-    assert "by --fleet-network" in page
-    assert "by --fleet-without" in page
+    assert [option for option in ("network", "without") if f"by --fleet-{option}" not in page] == []

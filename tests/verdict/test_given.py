@@ -12,6 +12,7 @@ from pytest_gpufleet.model.limit import GivenLimits
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.banner import why
 from pytest_gpufleet.report.machine_section import facts
+from pytest_gpufleet.run.summary import summary
 from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.gaps import counted, gaps, not_applied
@@ -68,6 +69,8 @@ def test_another_limit_that_nothing_was_held_against_is_told(tmp_path: Path, aga
     assert record.verdict == "ACCEPTED"
     assert "1 limit of the customer's profile c.toml held for no figure of this run." in why(record)
     assert "limit 4, bus bandwidth ≥ 99,999 GB/s" in not_applied(record)[0].subject
+    (unused,) = summary(record, "").limits_not_applied
+    assert (unused.number, unused.metric, unused.conditions["nvls"]) == (4, "busbw", True)
 
 
 def test_a_limit_whose_conditions_were_measured_is_not_told_though_another_decides(tmp_path: Path) -> None:
