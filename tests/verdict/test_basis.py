@@ -21,11 +21,8 @@ from pytest_gpufleet.verdict.gaps import counted, gaps
 from pytest_gpufleet.verdict.reading import read
 from tests import runs
 
-OF_METRIC: dict[str, Grade] = {
-    "busbw": "calibrated",
-    "collective_latency": "project",
-    "solo_train_throughput": "project",
-}
+PROJECT: Grade = "project"
+OF_METRIC: dict[str, Grade] = {"busbw": "calibrated", "collective_latency": PROJECT, "solo_train_throughput": PROJECT}
 TOLD = "3 of 3 measurements within limits: 1 calibrated, 2 project"
 
 
@@ -100,9 +97,7 @@ def test_a_failure_stays_a_rejection_on_whatever_basis(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- where it stands
 
 
-def test_programs_read_the_lowest_grade_and_people_that_of_every_limit(
-    folder: Path, record: Record, tmp_path: Path
-) -> None:
+def test_programs_read_the_lowest_grade_and_people_each(folder: Path, record: Record, tmp_path: Path) -> None:
     told = json.loads((folder / "summary.json").read_text())
     counts = {"calibrated": 1, "project": 2}
     assert told["basis"] == {"wanted": "physical", "lowest": "project", "figures": counts, "told": TOLD}
