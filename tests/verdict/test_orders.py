@@ -27,19 +27,11 @@ BAD = {
     "a table that nothing reads": (NAME + "[gpu]\ncount = 8\n", ':2: unknown key "gpu"', 'did you mean "gpus"?'),
     "a number as a text": (NAME + '[gpus]\ncount = "8"\n', ':3: [gpus]: "count" must be a whole number', "'8'"),
     "a version as a number": (NAME + "[software]\ndriver = 580\n", ':3: [software]: "driver" must be a version', "580"),
-    "a size with its unit": (
-        NAME + '[memory]\ngibibytes = "2 TB"\n',
-        ':3: [memory]: "gibibytes" must be a whole number',
-        "'2 TB'",
-    ),
+    "a size with its unit": (NAME + '[memory]\ngibibytes = "2 TB"\n', ':3: [memory]: "gibibytes" must be', "'2 TB'"),
     "no known way to say at least": (NAME + "[gpus]\ncount = { min = 8 }\n", ':3: [gpus]: "count"', "at_least"),
     "less than nothing": (NAME + "[gpus]\ncount = -1\n", ':3: [gpus]: "count" must be a whole number', "-1"),
     "drives without a number": (NAME + "[[drives]]\ngigabytes = 3840\n", ':2: drives 1: "count" is missing', ""),
-    "one kind of drives twice": (
-        NAME + "[[drives]]\ngigabytes = 3840\ncount = 4\n" * 2,
-        ":5: drives 2: is of one kind with drives 1",
-        "",
-    ),
+    "one kind of drives twice": (NAME + "[[drives]]\ngigabytes = 3840\ncount = 4\n" * 2, ":5: drives 2: is of one", ""),
     "one table for all kinds": (NAME + "[ports]\nadapter = 'MT4129'\n", ':2: "ports" must be a list', "[[ports]]"),
     "no name": ("[gpus]\ncount = 8\n", '"name" is missing', ""),
     "nothing": (NAME + "[gpus]\n", "orders nothing", "docs/orders.md"),
@@ -106,6 +98,7 @@ def said(text, machine, **topology):
     return [(fault.name, str(fault.subjects[0])) for fault in faults], [why for _, each in came for why in each]
 
 
+PORTS = "[[ports]]\nadapter = 'MT4129'\ncount = 4\n"
 RIGHT = {
     "the machine": '[machine]\nvendor = "QEMU"\nproduct = "Standard PC (Q35  +  ICH9, 2009)"',
     "GPUs": '[gpus]\ncount = 4\nmodel = "NVIDIA H200"\nnvlinks = 18',
@@ -114,9 +107,7 @@ RIGHT = {
     "memory, of which the kernel has not all": "[memory]\ngibibytes = 32\nmodules = 1\nmodule_gibibytes = 32",
     "drives by their labels": "[[drives]]\ngigabytes = 1920\ncount = 1\n[[drives]]\ngigabytes = 7680\ncount = 1",
     "drives of a model": "[[drives]]\ngigabytes = 7680\nmodel = 'KIOXIA KCD8XPUG7T68'\ncount = 1\nfirmware = '0105'",
-    "ports": (
-        "[[ports]]\nadapter = 'MT4129'\ncount = 4\ngigabits_per_second = 400\nfirmware = { at_least = '28.9.1' }"
-    ),
+    "ports": PORTS + "gigabits_per_second = 400\nfirmware = { at_least = '28.9.1' }",
     "BIOS and BMC": "[firmware]\nbios = 'rel-1.16.1-0-g3208b098f51a-prebuilt.qemu.org'\nbmc = '24.9'",
     "a newer driver": "[software]\ndriver = { at_least = '580.95.05' }\ncuda = { at_least = '12.8' }",
 }
@@ -148,27 +139,15 @@ WRONG = {
     "a drive less": ("[[drives]]\ngigabytes = 7680\ncount = 2", "drives_not_as_ordered", NODE),
     "drives of another size": ("[[drives]]\ngigabytes = 3840\ncount = 1", "drives_not_as_ordered", NODE),
     "drives of another model": (
-        "[[drives]]\ngigabytes = 7680\nmodel = 'SAMSUNG MZQL27T6HBLA'\ncount = 1",
+        "[[drives]]\ngigabytes = 7680\nmodel = 'X'\ncount = 1",
         "drives_not_as_ordered",
         NODE,
     ),
     "other firmware of drives": ("[[drives]]\ngigabytes = 7680\ncount = 1\nfirmware = '0106'", VERSION, NODE),
     "ports of another adapter": ("[[ports]]\nadapter = 'MT4131'\ncount = 4", "ports_not_as_ordered", NODE),
-    "ports of another link layer": (
-        "[[ports]]\nadapter = 'MT4129'\nlink_layer = 'Ethernet'\ncount = 4",
-        "ports_not_as_ordered",
-        NODE,
-    ),
-    "other firmware of ports": (
-        "[[ports]]\nadapter = 'MT4129'\ncount = 4\nfirmware = '28.43.2026'",
-        VERSION,
-        *(NODE,) * 4,
-    ),
-    "slower ports": (
-        "[[ports]]\nadapter = 'MT4129'\ncount = 4\ngigabits_per_second = 800",
-        "ports_not_as_ordered",
-        *(NODE,) * 4,
-    ),
+    "ports of another link layer": (PORTS + "link_layer = 'Ethernet'", "ports_not_as_ordered", NODE),
+    "other firmware of ports": (PORTS + "firmware = '28.43.2026'", VERSION, *(NODE,) * 4),
+    "slower ports": (PORTS + "gigabits_per_second = 800", "ports_not_as_ordered", *(NODE,) * 4),
     "another BIOS": ("[firmware]\nbios = '1.6.7'", VERSION, NODE),
     "an older BMC": ("[firmware]\nbmc = { at_least = '24.10' }", VERSION, NODE),
     "another system": ("[software]\nsystem = 'Ubuntu 22.04.4 LTS'", VERSION, NODE),
@@ -203,14 +182,7 @@ def test_what_a_machine_does_not_tell_is_no_fault_and_not_met(text):
     assert len(untold) == 1
 
 
-PORTS = "[[ports]]\nadapter = 'MT4129'\ncount = 4\n"
 DOWN = {"state": "1: DOWN", "rate": "10 Gb/sec (4X SDR)"}
-
-
-def down(text, *states):
-    ports = [port(index, **({} if up else DOWN)) for index, up in enumerate(states)]
-    there = ports_of({"network_ports": ports})
-    return {fault.what.partition(" ")[0] for fault in ports_down(order(text), there)}
 
 
 @pytest.mark.parametrize(
@@ -223,14 +195,13 @@ def down(text, *states):
         (PORTS + "in_use = 0\n", (0, 0, 0, 0), set()),
         (PORTS.replace("MT4129", "MT4131"), (0, 0, 0, 0), set()),
         ("[gpus]\ncount = 4", (0, 0, 0, 0), set()),
+        (None, (0,), set()),
     ],
 )
 def test_ports_that_are_down_although_they_were_ordered(text, states, named):
-    assert down(text, *states) == named
-
-
-def test_without_an_order_no_port_has_to_be_up():
-    assert ports_down(None, ports_of({"network_ports": [port(0, **DOWN)]})) == []
+    ports = ports_of({"network_ports": [port(index, **({} if up else DOWN)) for index, up in enumerate(states)]})
+    found = ports_down(order(text) if text else None, ports)
+    assert {fault.what.partition(" ")[0] for fault in found} == named
 
 
 def test_the_speed_of_ports_of_which_none_is_up(machine):
