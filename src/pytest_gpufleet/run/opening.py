@@ -182,9 +182,6 @@ def _is_textfile(path: Path) -> bool:
         return False
 
 
-First = tuple[events.RunHeader, events.TopologyFound, events.MachineRead]
-
-
 def open_run(run: Run, arguments: Sequence[str]) -> None:
     """Give `run` a folder and evidence. Refused before anything expensive starts. `arguments`: pytest's."""
     check_temporary()

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -44,30 +45,29 @@ def path(text: str) -> Path:
     return Path(os.path.expanduser(os.path.expandvars(text)))
 
 
+def _at_least_one(text: str, wanted: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+    return int(text)
+
+
+whole_number = partial(_at_least_one, wanted="a whole number, 1 or more")
+rank_count = partial(_at_least_one, wanted="a number of CPU ranks (1 or more), as in --rehearse=4")
+
+
 def gpu_count(text: str) -> Gpus:
-    if text == "all":
-        return "all"
-    if text == "auto":
-        return "auto"
-    return _at_least_one(text, "a number of GPUs (1 or more), all or auto")
+    words: dict[str, Gpus] = {"all": "all", "auto": "auto"}
+    return words.get(text) or _at_least_one(text, "a number of GPUs (1 or more), all or auto")
 
 
 def node_count(text: str) -> Nodes:
     return "all" if text == "all" else _at_least_one(text, "a number of nodes (1 or more) or all")
 
 
-def rank_count(text: str) -> int:
-    return _at_least_one(text, "a number of CPU ranks (1 or more), as in --rehearse=4")
-
-
 def dcgm_level(text: str) -> int:
     if text not in ("2", "3", "4"):
         raise argparse.ArgumentTypeError(f"{text!r} is no level of DCGM's diagnostic for hardware: 2, 3 and 4 are")
     return int(text)
-
-
-def whole_number(text: str) -> int:
-    return _at_least_one(text, "a whole number, 1 or more")
 
 
 def seconds(text: str) -> float:
@@ -102,8 +102,7 @@ def subjects(text: str) -> tuple[str, ...]:
 
 
 def interval(text: str) -> float:
-    value = seconds(text)
-    if value > LONGEST_INTERVAL_SECONDS:
+    if (value := seconds(text)) > LONGEST_INTERVAL_SECONDS:
         raise argparse.ArgumentTypeError(
             f"{text!r} is more than {LONGEST_INTERVAL_SECONDS:g} seconds: a GPU that slows down would go unseen"
         )
@@ -129,12 +128,6 @@ def note(text: str) -> tuple[str, str]:
             f"characters and a value of at most {LONGEST_NOTE}"
         )
     return key, value
-
-
-def _at_least_one(text: str, wanted: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
-    return int(text)
 
 
 def _one_of(what: str, names: Sequence[str], more: str = "") -> Callable[[str], str]:
@@ -293,8 +286,7 @@ class Options:
     )})
     interval: float = field(default=1.0, metadata={"option": Option(
         "--fleet-interval", interval, "SECONDS",
-        f"time between two samples of telemetry, {LONGEST_INTERVAL_SECONDS:g} at most (default: "
-        f"1)",
+        f"time between two samples of telemetry, {LONGEST_INTERVAL_SECONDS:g} at most (default: 1)",
         site=True,
     )})
     monitor: bool = field(default=False, metadata={"option": Option(

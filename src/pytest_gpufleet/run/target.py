@@ -133,16 +133,11 @@ def find(options: Options, stack: ExitStack) -> OwnMachine:
     except NoGpus as reason:
         if options.gpus == "all":
             raise Refused(f"--gpus all: {reason}") from None
-        if options.gpus == "auto":
-            return _instead_of_gpus(reason)
-        return OwnMachine.without_gpus(str(reason))
-
-
-def _instead_of_gpus(reason: NoGpus) -> OwnMachine:
-    """What --gpus auto gives without GPUs: a rehearsal only where nothing speaks for NVIDIA hardware, since a
-    server whose driver is dead must not pass for a machine without GPUs."""
-    if not reason.signs:
-        return OwnMachine.without_gpus(str(reason), ranks=REHEARSAL_RANKS)
-    seen = "; ".join(reason.signs)
-    found = f"this machine shows NVIDIA hardware ({seen}), so it is no rehearsal: --rehearse makes one"
-    return OwnMachine.without_gpus(str(reason), found)
+        if options.gpus != "auto":
+            return OwnMachine.without_gpus(str(reason))
+        # A server whose driver is dead must not pass for a machine without GPUs.
+        if not reason.signs:
+            return OwnMachine.without_gpus(str(reason), ranks=REHEARSAL_RANKS)
+        seen = "; ".join(reason.signs)
+        found = f"this machine shows NVIDIA hardware ({seen}), so it is no rehearsal: --rehearse makes one"
+        return OwnMachine.without_gpus(str(reason), found)
