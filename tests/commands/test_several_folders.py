@@ -26,36 +26,25 @@ def ran(capsys):
     return run
 
 
-def alone(ran, folder):
-    return ran("judge", folder)[0]
-
-
 def test_the_exit_status_of_several_is_the_worst(ran, tmp_path):
-    incomplete, rejected, other = (
-        runs.record(tmp_path / "incomplete"),
-        runs.record(tmp_path / "rejected", failed={runs.ALONE: "other"}),
-        runs.record(tmp_path / "other"),
-    )
-    assert (alone(ran, incomplete), alone(ran, rejected)) == (10, 1)
+    incomplete, other = (runs.record(tmp_path / name) for name in ("incomplete", "other"))
+    rejected = runs.record(tmp_path / "rejected", failed={runs.ALONE: "other"})
     assert ran("judge", incomplete, other)[0] == 10
     assert ran("judge", rejected, incomplete)[0] == ran("judge", incomplete, rejected)[0] == 1
 
 
 def test_each_folder_is_judged_as_it_is_alone(ran):
-    _, one, _ = ran("judge", ACCEPTED)
-    _, another, _ = ran("judge", REJECTED)
+    alone = [ran("judge", folder) for folder in (ACCEPTED, REJECTED)]
     status, both, _ = ran("judge", ACCEPTED, REJECTED)
-    assert (status, both) == (10, f"{ACCEPTED}:\n{one}{REJECTED}:\n{another}")  # INCOMPLETE by the limits of today
-
-
-def test_judgements_for_programs(ran):
+    assert status == 10  # INCOMPLETE by the limits of today
+    assert both == f"{ACCEPTED}:\n{alone[0][1]}{REJECTED}:\n{alone[1][1]}"
     status, text, _ = ran("judge", "--json", ACCEPTED, REJECTED)
     document = json.loads(text)
     assert document["exit_status"] == status
     assert [run["folder"] for run in document["runs"]] == [str(ACCEPTED), str(REJECTED)]
-    for run in document["runs"]:
+    for run, (status, *_) in zip(document["runs"], alone, strict=True):
         jsonschema.validate(run["summary"], json.loads(summary.schema()))
-        assert run["summary"]["exit_status"] == run["exit_status"] == alone(ran, run["folder"])
+        assert run["summary"]["exit_status"] == run["exit_status"] == status
 
 
 def test_a_folder_that_cannot_be_used_does_not_stop_the_others(ran, tmp_path):

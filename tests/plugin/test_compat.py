@@ -1,7 +1,5 @@
 """What the plugin takes from pytest beyond its public names is there, and is what it is taken for."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from pytest_gpufleet.plugin import compat
@@ -18,28 +16,6 @@ def test_the_fixtures_of_a_test(request, tmp_path):
     assert hidden.func.__module__ == "_pytest.tmpdir"
     assert (own.func.__module__, own.argnames) == (__name__, ("tmp_path",))
     assert compat.arguments(request.node) == {"request": request, "tmp_path": tmp_path}
-
-
-def test_the_terminal(pytestconfig):
-    stream = compat.terminal(pytestconfig)
-    assert stream is None or stream.writable()
-    none = SimpleNamespace(pluginmanager=SimpleNamespace(getplugin=lambda name: None))
-    assert compat.terminal(none) is None
-
-
-def test_the_writer_of_junit_xml(run_pytest):
-    conftest = """
-    from pytest_gpufleet.plugin import compat
-
-    def pytest_collection_finish(session):
-        junit = compat.stop_junit(session.config)
-        assert junit.logfile.endswith("junit.xml")
-    """
-    files = {"conftest.py": conftest, "test_inner.py": "def test_it(): pass"}
-    run = run_pytest("--junitxml=junit.xml", files=files)
-    assert run.status == 0, run.text
-    assert {path.name for path in run.root.iterdir()} >= {"conftest.py", "test_inner.py"}
-    assert not (run.root / "junit.xml").exists()
 
 
 def test_a_skip_is_reported_where_the_test_stands(run_pytest):

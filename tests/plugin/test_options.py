@@ -7,6 +7,7 @@ import pytest
 
 from pytest_gpufleet.plugin.options import started_by
 from tests.conftest import INNER
+from tests.run.test_orphans import LEFT
 
 WRITES_OPTIONS = """
     import json
@@ -29,10 +30,13 @@ INI = """
 
 
 def test_a_site_says_its_settings_in_an_ini_file(run_pytest):
-    """And the command line wins."""
+    """And the command line wins; neither makes a run."""
+    options = ("--fleet-timeout=9", "--fleet-level=quick", "--fleet-monitor")
     run = run_pytest(
-        "deep", "--fleet-timeout=9", files={"pytest.ini": INI, "deep/test_inner.py": WRITES_OPTIONS}, PYTHONOPTIMIZE=""
+        "deep", *options, files={"pytest.ini": INI, "deep/test_inner.py": WRITES_OPTIONS}, PYTHONOPTIMIZE=""
     )
+    assert (run.status, (run.root / "site").exists()) == (0, False)
+    assert "gpufleet" not in run.text.partition("plugins:")[2].partition("\n")[2]
     read = json.loads((run.root / "options.json").read_text())
     beside = [f"{run.root}/{name}" for name in ("pytest.ini", "site.toml", "bought.toml")]
     assert read.items() >= {
@@ -49,7 +53,7 @@ def test_a_run_in_the_home_has_all_of_its_files_in_one_folder(run_pytest, tmp_pa
     files = {"pytest.ini": f"[pytest]\nfleet_dir = {where}\n", "test_inner.py": "def test_it(): pass"}
     run = run_pytest("--rehearse=1", *options, files=files, HOME=str(tmp_path), HOST="node7")
     (folder,) = (tmp_path / "runs of node7").iterdir()
-    assert {file.name for file in folder.iterdir()} == {"evidence.jsonl", "junit.xml", "report.html", "summary.json"}
+    assert {file.name for file in folder.iterdir()} == LEFT
     assert not (run.root / "~").exists()
 
 
@@ -85,23 +89,12 @@ def test_a_drive_is_tested_in_a_folder_that_is_there(run_pytest, level, folder, 
     assert (run.status, len(run.folders)) == (status, status == 0), run.text
 
 
-def test_only_gpus_and_rehearse_make_a_run(run_pytest):
-    options = ("--fleet-dir=runs", "--fleet-level=quick", "--fleet-interval=2", "--fleet-monitor")
-    run = run_pytest(*options, files={"test_inner.py": WRITES_OPTIONS})
-    assert (run.status, run.folders) == (0, [])
-    assert "gpufleet" not in run.text.partition("plugins:")[2].partition("\n")[2]
-
-
 @pytest.mark.parametrize("before", [["--rehearse"], ["--rehearse=3"]])
 def test_rehearse_takes_no_path_away(run_pytest, before):
     """Nor the options that the conftest.py of that path adds."""
     conftest = "def pytest_addoption(parser): parser.addoption('--mine')"
-    files = {
-        "checks/conftest.py": conftest,
-        "checks/test_a.py": "def test_a(): pass",
-        "test_b.py": "def test_b(): 1 / 0",
-    }
-    run = run_pytest("--fleet-dir=runs", *before, "checks", "--mine=1", files=files)
+    tests = {"checks/test_a.py": "def test_a(): pass", "test_b.py": "def test_b(): 1 / 0"}
+    run = run_pytest("--fleet-dir=runs", *before, "checks", "--mine=1", files={"checks/conftest.py": conftest, **tests})
     assert (run.status, run.outcomes) == (0, {"test_a": "passed"}), run.text
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from pytest_gpufleet.run.folder import RunFolder, prune, removable
 from tests.conftest import FleetRun
+from tests.run.test_orphans import LEFT
 
-LEFT = ("evidence.jsonl", "summary.json", "report.html", "junit.xml")
 GPUS = ("GPU-1", "GPU-2")
 Make = Callable[..., Path]
 

@@ -5,9 +5,13 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet.model.events import STARTED_BY
+from pytest_gpufleet.model.suite import PACKAGED
 from pytest_gpufleet.run.opening import command_line
-from tests.conftest import ACCEPTANCE, ROOT
+from tests.conftest import ACCEPTANCE as SUITE, ROOT
 
+EACH = "acceptance/test_4_each_gpu.py"
+THERE = f"{SUITE}/test_4_each_gpu.py"
+PYARGS, BY_PACKAGE = "--pyargs", f"pytest --pyargs {PACKAGED}"
 PART = ["--gpus", "8", "-k", "bandwidth or soak"]
 TYPED = "--gpus 8 -k 'bandwidth or soak'"
 QUOTED = """--gpus 8 -k '"'"'bandwidth or soak'"'"'"""  # the same within '...'
@@ -17,42 +21,12 @@ TO_MAKE = f"make accept ARGS='{QUOTED}'"
 @pytest.mark.parametrize(
     ("caller", "arguments", "typed", "whole"),
     [
-        (
-            "",
-            ["acceptance/test_4_each_gpu.py", *PART],
-            f"pytest acceptance/test_4_each_gpu.py {TYPED}",
-            "pytest acceptance/ --gpus 8",
-        ),
-        (
-            "",
-            [*PART, f"{ACCEPTANCE}/test_4_each_gpu.py::test_soak", "checks"],
-            f"pytest {TYPED} {ACCEPTANCE}/test_4_each_gpu.py::test_soak checks",
-            f"pytest {ACCEPTANCE}/ --gpus 8",
-        ),
-        (
-            "",
-            ["--pyargs", "pytest_gpufleet.acceptance.test_4_each_gpu", *PART],
-            f"pytest --pyargs pytest_gpufleet.acceptance.test_4_each_gpu {TYPED}",
-            "pytest --pyargs pytest_gpufleet.acceptance --gpus 8",
-        ),
-        (
-            "gpufleet accept",
-            ["--pyargs", "pytest_gpufleet.acceptance", *PART],
-            f"gpufleet accept {TYPED}",
-            "gpufleet accept --gpus 8",
-        ),
-        (
-            "gpufleet accept",  # in a clone
-            [str(ACCEPTANCE), *PART],
-            f"gpufleet accept {TYPED}",
-            "gpufleet accept --gpus 8",
-        ),
-        (
-            "make accept",
-            ["acceptance/", *PART],
-            TO_MAKE,
-            "make accept ARGS='--gpus 8'",
-        ),
+        ("", [EACH, *PART], f"pytest {EACH} {TYPED}", "pytest acceptance/ --gpus 8"),
+        ("", [*PART, f"{THERE}::test_soak", "a"], f"pytest {TYPED} {THERE}::test_soak a", f"pytest {SUITE}/ --gpus 8"),
+        ("", [PYARGS, f"{PACKAGED}.x", *PART], f"pytest {PYARGS} {PACKAGED}.x {TYPED}", f"{BY_PACKAGE} --gpus 8"),
+        ("gpufleet accept", [PYARGS, PACKAGED, *PART], f"gpufleet accept {TYPED}", "gpufleet accept --gpus 8"),
+        ("gpufleet accept", [f"{SUITE}", *PART], f"gpufleet accept {TYPED}", "gpufleet accept --gpus 8"),  # in a clone
+        ("make accept", ["acceptance/", *PART], TO_MAKE, "make accept ARGS='--gpus 8'"),
         ("make accept", ["acceptance/"], "make accept", None),
         ("rm -rf", ["acceptance/"], "pytest acceptance/", None),  # whatever somebody has set
     ],
