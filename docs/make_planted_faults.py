@@ -43,7 +43,7 @@ from tests.fleets import host_run
 from tests.machine import test_network_ports as network_tests
 from tests.machine.test_gpudirect import BY_TWO, ON_TWO_SOCKETS, machine as described
 from tests.machine.test_kernel_log import SEGFAULT
-from tests.machines import recorded
+from tests.machines import Change, Draft, recorded, set_gpu, set_gpus, set_host, set_machine, set_port, then
 from tests.planted import (
     FOUR,
     H100,
@@ -321,8 +321,17 @@ RUNS = [
 # ---------------------------------------------------------------- facts of a machine
 
 
+UNCHANGED = then()
+
+
 def fact(
-    planted: str, change: str, code: str, at: str = "gpu2", alike: str = "", healthy: str = "", later: str = ""
+    planted: str,
+    change: Change,
+    code: str,
+    at: str = "gpu2",
+    alike: str = "",
+    healthy: Change = UNCHANGED,
+    later: str = "",
 ) -> Row:
     """By all checks of inventory and health of a recorded 4x H200 after a change."""
     told = partial(of_facts, healthy) if alike else set
@@ -340,94 +349,97 @@ def clock(which: str, reasons: int = 0, watts: float = 480.0) -> Callable[[float
 
 
 def generation(*links: int) -> Told:
-    return of_facts("", "pcie_generation_under_load", [(each, 5) for each in links])
+    return of_facts(then(), "pcie_generation_under_load", [(each, 5) for each in links])
 
 
-def xid(number: int, rest: str = "") -> str:
-    return f"machine.log = 'NVRM: Xid (PCI:0000:00:08): {number}, pid=1, {rest}'"
+def xid(number: int) -> Change:
+    return set_machine(log=f"NVRM: Xid (PCI:0000:00:08): {number}, pid=1, ")
 
 
-def later(change: str) -> Told:
-    """What a B200 tells a moment after the run began."""
-    return of_facts(faulty.BLACKWELL, now=recorded(faulty.BLACKWELL + change))
+def later(symbol_errors: int) -> Told:
+    """What is said of a B200 with so many errors on one NVLink a moment after the run began."""
+    now = recorded(faulty.blackwell, faulty.counted("symbol", symbol_errors, 5))
+    return of_facts(faulty.blackwell, now=now)
+
+
+def no_read_of_1(machine: Draft) -> None:
+    machine.gpus[2]["p2p"]["read"][1] = 4
 
 
 LINKS = [
-    fact("one NVLink of 18 is down", "gpus[2]['nvlink_states'][4] = 0", "nvlink_down", "gpu2",
-         "A100 PCIe, of which two have a bridge and two have none", faulty.HALF_BRIDGED),
-    fact("one NVLink is down on every GPU", "for gpu in gpus: gpu['nvlink_states'][4] = 0", "nvlink_down", ALL,
-         "A100 PCIe with bridges of 12 links", faulty.BRIDGED),
-    fact("NVLinks of one GPU at half speed", "gpus[2]['nvlink_speeds'] = [13.28] * 18", "nvlink_slow"),
-    fact("NVLinks of every GPU at half speed", "for gpu in gpus: gpu['nvlink_speeds'] = [13.28] * 18", "nvlink_slow",
-         ALL,
-         "B200 with counters of its own", faulty.BLACKWELL),
+    fact("one NVLink of 18 is down", set_gpu(2, nvlink_states=faulty.ONE_DOWN), "nvlink_down", "gpu2",
+         "A100 PCIe, of which two have a bridge and two have none", faulty.half_bridged),
+    fact("one NVLink is down on every GPU", set_gpus(nvlink_states=faulty.ONE_DOWN), "nvlink_down", ALL,
+         "A100 PCIe with bridges of 12 links", faulty.bridged),
+    fact("NVLinks of one GPU at half speed", set_gpu(2, nvlink_speeds=[13.28] * 18), "nvlink_slow"),
+    fact("NVLinks of every GPU at half speed", set_gpus(nvlink_speeds=[13.28] * 18), "nvlink_slow", ALL,
+         "B200 with counters of its own", faulty.blackwell),
     Row("40 symbol errors at once on an NVLink of a B200",
-        always("gpu2", lambda: later(f"{faulty.ERRORS}['symbol'][5] += 40")), "nvlink_errors", "one",
-        lambda: later(f"{faulty.ERRORS}['symbol'][5] += 1")),
-    fact("the fabric says that bandwidth is degraded", faulty.FABRIC + "gpus[2]['fabric_health']['mask'] = 0x1A9",
-         "fabric_degraded", "gpu2", "a healthy one of clique 3", faulty.FABRIC.replace("'clique': 0", "'clique': 3")),
-    fact("fabric state 0 on every GPU: no fabric manager", "for gpu in gpus: gpu['fabric'] = dict(state=0, status=0)",
+        always("gpu2", lambda: later(40)), "nvlink_errors", "one", lambda: later(1)),
+    fact("the fabric says that bandwidth is degraded", set_gpu(2, **faulty.fabric(mask=0x1A9)), "fabric_degraded",
+         "gpu2", "a healthy one of clique 3", set_gpus(**faulty.fabric(clique=3))),
+    fact("fabric state 0 on every GPU: no fabric manager", set_gpus(**faulty.NO_FABRIC),
          "fabric_not_ready", ALL, later=RULES),
-    fact("a pair without peer access", "gpus[2]['p2p']['read'][1] = 4", "no_peer_access"),
-    fact("a PCIe slot of 8 lanes", "gpus[2]." + faulty.NARROW % (16, 8), "pcie_slot_narrow", "gpu2",
-         "boards that have 8 lanes, all of them", "for gpu in gpus: gpu." + faulty.NARROW % (8, 16)),
-    fact("a link with 8 of 16 lanes", "gpus[2]['pcie_width'] = 8", "pcie_width_reduced"),
+    fact("a pair without peer access", no_read_of_1, "no_peer_access"),
+    fact("a PCIe slot of 8 lanes", set_gpu(2, **faulty.narrow(16, 8)), "pcie_slot_narrow", "gpu2",
+         "boards that have 8 lanes, all of them", set_gpus(**faulty.narrow(8, 16))),
+    fact("a link with 8 of 16 lanes", set_gpu(2, pcie_width=8), "pcie_width_reduced"),
     Row("PCIe 4 in place of 5, one GPU", always("gpu2", lambda: generation(5, 5, 4, 5)), "pcie_generation_reduced"),
     Row("PCIe 4 in place of 5, all, as set in the BIOS", always(ALL, lambda: generation(4, 4, 4, 4)),
         "pcie_generation_reduced", "PCIe 5 under load", lambda: generation(5, 5, 5, 5)),
     unread("peer to peer between PCIe GPUs redirected by ACS"),
-    fact("BAR1 of one GPU smaller", faulty.SAME_BAR1 + "gpus[2]['bar1_bytes'] = 256 << 20", "bar1_small", "gpu2",
+    fact("BAR1 of one GPU smaller", then(faulty.SAME_BAR1, set_gpu(2, bar1_bytes=256 << 20)), "bar1_small", "gpu2",
          "BAR1 of 256 GiB, all", faulty.SAME_BAR1),
 ]  # fmt: skip
 SETTINGS = [
-    fact("error correction off", "gpus[2]['ecc_mode'] = [0, 1]", "ecc_off", "gpu2", "a model that is sold so",
-         "for gpu in gpus: gpu['ecc_mode'], gpu['ecc_mode_default'] = [0, 0], 0"),
-    fact("MIG on", "gpus[2]['mig_mode'] = [1, 1]", "mig_on"),
-    fact("persistence mode off", "gpus[2]['persistence_mode'] = 0", "persistence_mode_off", "gpu2", "GeForce, all",
-         "for gpu in gpus: gpu.update(persistence_mode=0, brand=5)"),
-    fact("power limit of 500 W, default 700 W", "gpus[2]['power_limit_watts'] = 500.0", "power_limit_lowered", "gpu2",
-         "raised to 750 W, all", "for gpu in gpus: gpu['power_limit_watts'] = 750.0"),
+    fact("error correction off", set_gpu(2, ecc_mode=[0, 1]), "ecc_off", "gpu2", "a model that is sold so",
+         set_gpus(ecc_mode=[0, 0], ecc_mode_default=0)),
+    fact("MIG on", set_gpu(2, mig_mode=[1, 1]), "mig_on"),
+    fact("persistence mode off", set_gpu(2, persistence_mode=0), "persistence_mode_off", "gpu2", "GeForce, all",
+         set_gpus(persistence_mode=0, brand=5)),
+    fact("power limit of 500 W, default 700 W", set_gpu(2, power_limit_watts=500.0), "power_limit_lowered", "gpu2",
+         "raised to 750 W, all", set_gpus(power_limit_watts=750.0)),
     *(fact(f"default power limit of 600 W, {which}",
-           f"{each}.update(power_limit_watts=600.0, power_limit_default_watts=600.0)",
+           change(power_limit_watts=600.0, power_limit_default_watts=600.0),
            "power_limit_below_model", at, "a limit set to 699 W by rounding",
-           "for gpu in gpus: gpu['power_limit_default_watts'] = 699.0")
-      for which, each, at in (("one GPU", "gpus[2]", "gpu2"), ("all", "for gpu in gpus: gpu", ALL))),
+           set_gpus(power_limit_default_watts=699.0))
+      for which, change, at in (("one GPU", partial(set_gpu, 2), "gpu2"), ("all", set_gpus, ALL))),
     Row("memory clock locked", [Case(frozenset({"gpu2"}), clock("memory"))], "clocks_pinned", "clocks free",
         lambda: clock("memory")(0), (2.3, 3.8, 30)),
     Row("SM clock locked", [Case(frozenset({"gpu2"}), clock("sm"))], "clocks_pinned", "29 % less, at the power limit",
         lambda: clock("sm", 0x4, 690.0)(29), (2.3, 3.8, 29)),
     Row("SM clock locked, and the driver says power limit", [Case(frozenset({"gpu2"}), clock("sm", 0x4))],
         "clocks_pinned", "at 668 of 700 W", lambda: clock("sm", 0x4, 668.0)(29), sizes=(29,)),
-    fact("another VBIOS", "gpus[2]['vbios'] = '96.00.99.00.01'", "gpu_unlike_others", "gpu2", "another part number",
-         "gpus[2]['board_part_number'] = '692-2G520-0282-000'"),
-    fact("another GSP firmware", faulty.SAME_GSP + "gpus[2]['gsp_firmware'] = '570'", "gsp_firmware_differs", "gpu2",
+    fact("another VBIOS", set_gpu(2, vbios="96.00.99.00.01"), "gpu_unlike_others", "gpu2", "another part number",
+         set_gpu(2, board_part_number="692-2G520-0282-000")),
+    fact("another GSP firmware", then(faulty.SAME_GSP, set_gpu(2, gsp_firmware="570")), "gsp_firmware_differs", "gpu2",
          "the same GSP firmware, all", faulty.SAME_GSP),
-    *(fact(f"{name}=1", f"host['environment']['{name}'] = '1'", "harmful_variable", "node", f"{name}=0",
-           f"host['environment']['{name}'] = '0'") for name in ("NCCL_P2P_DISABLE", "CUDA_LAUNCH_BLOCKING")),
+    *(fact(f"{name}=1", set_host(environment={name: "1"}), "harmful_variable", "node", f"{name}=0",
+           set_host(environment={name: "0"})) for name in ("NCCL_P2P_DISABLE", "CUDA_LAUNCH_BLOCKING")),
 ]  # fmt: skip
 FELL_OFF = "0000:00:08): 79, pid=1, GPU has fallen off the bus."
 XIDS = {
     48: "xid_workflow", 64: "xid_reset", 74: "xid_workflow", 95: "xid_reset", 119: "xid_reset", 149: "xid_workflow",
 }  # fmt: skip
 ERRORS = [
-    fact("row remapping pending", "gpus[2]['remapped_rows'] = [0, 1, 1, 0]", "row_remapping_pending"),
-    fact("an uncorrectable error since the driver started", "gpus[2]['ecc_uncorrected_volatile'] = 1",
+    fact("row remapping pending", set_gpu(2, remapped_rows=[0, 1, 1, 0]), "row_remapping_pending"),
+    fact("an uncorrectable error since the driver started", set_gpu(2, ecc_uncorrected_volatile=1),
          "ecc_uncorrected"),
-    *(Row(f"new GPU with {what}", always("gpu2", partial(of_facts, f"gpus[2].update({worn})")), code,
+    *(Row(f"new GPU with {what}", always("gpu2", partial(of_facts, set_gpu(2, **worn))), code,
           "the same with --fleet-used", partial(of_facts, faulty.WORN, fleet_used=True))
       for what, worn, code in (
-          ("one remapped row", "remapped_rows=[0, 1, 0, 0]", "new_gpu_remapped_rows"),
-          ("one uncorrectable error in its life", "ecc_uncorrected_aggregate=1", "new_gpu_ecc_errors"))),
+          ("one remapped row", {"remapped_rows": [0, 1, 0, 0]}, "new_gpu_remapped_rows"),
+          ("one uncorrectable error in its life", {"ecc_uncorrected_aggregate": 1}, "new_gpu_ecc_errors"))),
     *(fact(f"XID {number} before the run", xid(number), code) for number, code in XIDS.items()),
-    fact("XID 79 before the run", f"machine.log = 'NVRM: Xid (PCI:{FELL_OFF}'", "xid_restart", "gpu2",
+    fact("XID 79 before the run", set_machine(log=f"NVRM: Xid (PCI:{FELL_OFF}"), "xid_restart", "gpu2",
          "the same words by a user: names of a program and its file",
-         f"machine.log = {SEGFAULT.format('NVRM: Xid (PCI:', FELL_OFF)!r}"),
+         set_machine(log=SEGFAULT.format("NVRM: Xid (PCI:", FELL_OFF))),
     fact("uncorrectable error of a memory module",
-         "machine.log = 'EDAC MC0: 1 UE memory read error on DIMM_A1 (channel:0)'",
-         "dimm_uncorrected", "node", "what a healthy host writes", f"machine.log = {faulty.HARMLESS_LOG!r}"),
+         set_machine(log="EDAC MC0: 1 UE memory read error on DIMM_A1 (channel:0)"),
+         "dimm_uncorrected", "node", "what a healthy host writes", set_machine(log=faulty.HARMLESS_LOG)),
 ]  # fmt: skip
-ALL_PORTS = "for one in ports[:4]: one"
-MTUS = faulty.PORTS + "for one in ports: one['mtu'] = 4200\n"
+OF_GPUS = range(4)  # the ports that GPUs use
+MTUS = then(faulty.ports, set_port(mtu=4200))
 
 
 def adapters(groups: Sequence[int], at: Sequence[int]) -> Told:
@@ -435,50 +447,54 @@ def adapters(groups: Sequence[int], at: Sequence[int]) -> Told:
     return of(misplaced_adapters(*described(groups, at, switches=groups is BY_TWO)))
 
 
-def acs_of(control: str) -> Told:
+def memory_of_nodes(*nbytes: int) -> Change:
+    memory = {str(number): each for number, each in enumerate(nbytes)}
+    return then(faulty.two_sockets, faulty.set_setup(numa_memory=memory))
+
+
+def acs_of(control: int) -> Told:
     with TemporaryDirectory() as folder:
-        here = test_pcie.machine(Path(folder), host=test_pcie.ONE_SWITCH.replace("0x1D", control))
+        here = test_pcie.machine(Path(folder), test_pcie.one_switch(control))
         return set.union(*(of(each.faults) for each in test_pcie.checked(here).values()))
 
 
 HOST = [
-    fact("3 of 4 GPUs are there", "machine.count = 3", "gpu_missing", "node"),
-    fact("CPU governor powersave", "host['cpu_governor'] = 'powersave'", "cpu_governor", "node",
+    fact("3 of 4 GPUs are there", set_machine(count=3), "gpu_missing", "node"),
+    fact("CPU governor powersave", set_host(cpu_governor="powersave"), "cpu_governor", "node",
          "a driver that chooses the clock",
-             "host.update(cpu_governor='powersave', cpu_energy_preference='balance_performance')"),
-    fact("/dev/shm of 64 MiB", "host['shared_memory_bytes'] = 64 << 20", "shared_memory_small", "node"),
-    fact("a memory module missing", faulty.SETUP + "setup['numa_memory']['1'] -= 64 << 30", "numa_memory_imbalance",
-         "node",
-         "a virtual machine with one NUMA node", faulty.SETUP + "setup['numa_memory'] = {'0': 1 << 40}"),
-    fact("a network port down", faulty.PORTS + "ports[2]['state'] = '1: DOWN'", "network_port_unlike_others", "node",
-         "second ports without a cable", faulty.PORTS),
-    fact("a network port that waits (INIT)", faulty.PORTS + "ports[2]['state'] = '2: INIT'",
+         set_host(cpu_governor="powersave", cpu_energy_preference="balance_performance")),
+    fact("/dev/shm of 64 MiB", set_host(shared_memory_bytes=64 << 20), "shared_memory_small", "node"),
+    fact("a memory module missing", memory_of_nodes(1 << 40, (1 << 40) - (64 << 30)), "numa_memory_imbalance", "node",
+         "a virtual machine with one NUMA node", memory_of_nodes(1 << 40)),
+    fact("a network port down", then(faulty.ports, set_port(2, state="1: DOWN")), "network_port_unlike_others", "node",
+         "second ports without a cable", faulty.ports),
+    fact("a network port that waits (INIT)", then(faulty.ports, set_port(2, state="2: INIT")),
          "network_port_unlike_others", "node"),
-    fact("all network ports of the GPUs down", faulty.PORTS + ALL_PORTS + "['state'] = '1: DOWN'",
-         "network_port_unlike_others", "node", "no port at all", "host['network_ports'] = []"),
-    fact("a network port at half its rate", faulty.PORTS + "ports[2]['rate'] = '200 Gb/sec'",
+    fact("all network ports of the GPUs down", then(faulty.ports, set_port(*OF_GPUS, state="1: DOWN")),
+         "network_port_unlike_others", "node", "no port at all", set_host(network_ports=[])),
+    fact("a network port at half its rate", then(faulty.ports, set_port(2, rate="200 Gb/sec")),
          "network_port_unlike_others", "node"),
     fact("all network ports at half the rate of their board",
-         faulty.PORTS + ALL_PORTS + ".update(rate='200 Gb/sec', board='MT_0000000838')", "nic_rate_low", "node",
+         then(faulty.ports, set_port(*OF_GPUS, rate="200 Gb/sec", board="MT_0000000838")), "nic_rate_low", "node",
          "the same adapter model with a board of 200 Gb/s",
-         faulty.PORTS + ALL_PORTS + ".update(rate='200 Gb/sec', board='MT_0000000834')"),
-    fact("a network port with 8 lanes", faulty.PORTS_WITH_PCIE + "ports[1]['pcie'] = pcie(lanes=8)",
+         then(faulty.ports, set_port(*OF_GPUS, rate="200 Gb/sec", board="MT_0000000834"))),
+    fact("a network port with 8 lanes", then(faulty.ports_with_pcie, set_port(1, pcie=faulty.pcie(lanes=8))),
          "nic_pcie_slow", "node",
          "ports of 200 Gb/s in slots of PCIe 4",
-         faulty.PORTS_WITH_PCIE + "for p in ports: p.update(rate='200 Gb/sec', pcie=pcie(speed=16, speed_of_port=16))"),
+         then(faulty.ports_with_pcie, set_port(rate="200 Gb/sec", pcie=faulty.pcie(speed=16, speed_of_port=16)))),
     fact("CPU affinity of two GPUs swapped",
-         faulty.TWO_SOCKETS + "gpus[1]['cpu_affinity'], gpus[2]['cpu_affinity'] = SECOND, FIRST", "gpu_numa_mismatch",
-         "gpu1 gpu2", "each at its own socket", faulty.TWO_SOCKETS),
-    fact("MTU of one port other than its peers'", f"{MTUS}ports[2]['mtu'] = 1500", "mtu_mismatch", "node",
-         "that of the port for management", f"{MTUS}ports[4]['mtu'] = 1500"),
+         then(faulty.affinity_by_socket, set_gpu(1, cpu_affinity=faulty.SECOND), set_gpu(2, cpu_affinity=faulty.FIRST)),
+         "gpu_numa_mismatch", "gpu1 gpu2", "each at its own socket", faulty.affinity_by_socket),
+    fact("MTU of one port other than its peers'", then(MTUS, set_port(2, mtu=1500)), "mtu_mismatch", "node",
+         "that of the port for management", then(MTUS, set_port(4, mtu=1500))),
     Row("an adapter of eight at the other socket",
         always("rail4 rail5 rail6 rail7", lambda: adapters(ON_TWO_SOCKETS, (*[0] * 5, *[1] * 3))), "nic_misplaced",
         "one for storage beside the eight", lambda: adapters(ON_TWO_SOCKETS, (*ON_TWO_SOCKETS, 0))),
     Row("an adapter of eight at another switch, which two GPUs share",
         always("rail0 rail1", lambda: adapters(BY_TWO, (0, 1, 1, 1, 2, 2, 3, 3))), "nic_misplaced",
         "adapters where their GPUs are", lambda: adapters(BY_TWO, BY_TWO)),
-    Row("ACS between GPUs without NVLink", always("gpu0 gpu1", lambda: acs_of("0x1D")), "acs_between_gpus",
-        "with address translation by the devices (DirectTrans+)", lambda: acs_of("0x5D")),
+    Row("ACS between GPUs without NVLink", always("gpu0 gpu1", lambda: acs_of(0x1D)), "acs_between_gpus",
+        "with address translation by the devices (DirectTrans+)", lambda: acs_of(0x5D)),
     unread("a slow disk, where nobody says which folder is to be tested"),
 ]  # fmt: skip
 SUBJECTS = {

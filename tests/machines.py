@@ -1,9 +1,10 @@
 """Machines that are not here: H200 that were recorded, with the one fact changed that a test is about."""
 
 import json
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from pytest_gpufleet.machine.kernel_log import Logged, behind, of_the_host, parse
@@ -29,17 +30,65 @@ SNAPSHOTS = Path(__file__).parent / "machine" / "snapshots"
 
 @dataclass(frozen=True)
 class Recorded:
-    """A machine as it was recorded, after a change: what the inventory reads, and what its kernel log holds."""
+    """A machine as it was recorded, after changes: what the inventory reads, and what its kernel log holds."""
 
     machine: Machine
     topology: GpuTopology
     log: str
 
 
-def recorded(change: str = "", snapshot: str = "h200x4") -> Recorded:
-    """The machine of a snapshot. `change` holds Python assignments to `gpus` (the facts of each GPU), `host` and
-    `machine` (`count`, `processes`, `log`, `hidden`: PCI bus ids of GPUs hidden from the run, `problems`, `links`,
-    `fabric`).
+@dataclass
+class Draft:
+    """A machine while it is changed: the facts of each GPU, of which `count` stay, and those of the host. `hidden`: PCI
+    bus ids of GPUs hidden from the run."""
+
+    gpus: list[dict[str, Any]]
+    host: dict[str, Any]
+    count: int
+    processes: dict[int, Sequence[str]]
+    problems: Sequence[str]
+    links: Sequence[Sequence[str]]
+    fabric: str
+    log: str = ""
+    hidden: Sequence[str] = ()
+
+
+Change = Callable[[Draft], object]
+
+
+def then(*changes: Change) -> Change:
+    return lambda machine: [change(machine) for change in changes]
+
+
+def set_machine(**state: Any) -> Change:
+    return lambda machine: vars(machine).update(state)
+
+
+def set_host(**facts: Any) -> Change:
+    return lambda machine: machine.host.update(deepcopy(facts))
+
+
+def set_gpu(index: int, **facts: Any) -> Change:
+    return lambda machine: machine.gpus[index].update(deepcopy(facts))
+
+
+def set_gpus(**facts: Any) -> Change:
+    return lambda machine: [gpu.update(deepcopy(facts)) for gpu in machine.gpus]
+
+
+def set_port(*indices: int, **facts: Any) -> Change:
+    """Of these network ports, or of all."""
+
+    def change(machine: Draft) -> None:
+        ports = machine.host["network_ports"]
+        for index in indices or range(len(ports)):
+            ports[index].update(deepcopy(facts))
+
+    return change
+
+
+def recorded(*changes: Change, snapshot: str = "h200x4") -> Recorded:
+    """The machine of a snapshot after these changes.
 
     `gpufleet snapshot --anonymous` made the snapshots, with schema 1: without the topology. That of h200x4 was added:
     it is the one that tests/recorded/h200x4-b has of a machine of the same kind. h200x1 stays as it was.
@@ -50,38 +99,30 @@ def recorded(change: str = "", snapshot: str = "h200x4") -> Recorded:
     for values in gpus:  # a snapshot has no readings of telemetry; these are those of an idle H200
         values.update(clock_event_reasons=0x1, temperature_c=30, power_watts=75.0)
         values.update({name: value for name, value in SINCE_THE_SNAPSHOTS.items() if name not in values})
-    host = dict(taken.host)
     if "topology" in document:
         topology = codec.typed(document["topology"], GpuTopology)
     else:  # schema 1
         topology = GpuTopology(links=tuple(tuple("X" if row is gpu else "?" for gpu in gpus) for row in gpus))
-    state = SimpleNamespace(
-        count=len(gpus),
-        processes={gpu.index: gpu.processes for gpu in topology.gpus},
-        log="",
-        hidden=(),
-        problems=topology.problems,
-        links=topology.links,
-        fabric=topology.fabric,
-    )
-    exec(change, {"gpus": gpus, "host": host, "machine": state, "Missing": Missing})
-    gpus = gpus[: state.count]
+    processes = {gpu.index: gpu.processes for gpu in topology.gpus}
+    here = Draft(gpus, dict(taken.host), len(gpus), processes, topology.problems, topology.links, topology.fabric)
+    then(*changes)(here)
+    gpus = here.gpus[: here.count]
     for index, values in enumerate(gpus):
-        values["processes"] = list(state.processes.get(index, ()))
+        values["processes"] = list(here.processes.get(index, ()))
         if isinstance(values["p2p"], dict):
-            values["p2p"] = {name: row[: state.count] for name, row in values["p2p"].items()}
+            values["p2p"] = {name: row[: here.count] for name, row in values["p2p"].items()}
     whole = replace(
         topology,
         gpus=tuple(Gpu(index, values) for index, values in enumerate(gpus)),
-        problems=tuple(state.problems),
-        links=tuple(map(tuple, state.links)),
-        fabric=state.fabric,
+        problems=tuple(here.problems),
+        links=tuple(map(tuple, here.links)),
+        fabric=here.fabric,
     )
-    present = (*(gpu.get("pci_bus_id") or "" for gpu in whole.gpus), *state.hidden)
     at = [str(gpu.get("pci_bus_id")) for gpu in whole.gpus]
-    logged = Logged(tuple(parse(state.log)), host=tuple(behind(each, at) for each in of_the_host(state.log)))
-    read = replace(taken, host=host, gpus=whole.gpus, logged=logged, present=present)
-    return Recorded(read, first_gpus(whole, state.count), state.log)
+    logged = Logged(tuple(parse(here.log)), host=tuple(behind(each, at) for each in of_the_host(here.log)))
+    present = (*(gpu.get("pci_bus_id") or "" for gpu in whole.gpus), *here.hidden)
+    read = replace(taken, host=here.host, gpus=whole.gpus, logged=logged, present=present)
+    return Recorded(read, first_gpus(whole, here.count), here.log)
 
 
 def first_gpus(topology: GpuTopology, count: int) -> GpuTopology:

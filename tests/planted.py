@@ -24,7 +24,7 @@ from pytest_gpufleet.verdict.reading import read
 from tests.acceptance.checks import outcomes, ranks_answer
 from tests.boards import BOARDS
 from tests.conftest import EVIDENCE
-from tests.machines import recorded
+from tests.machines import Change, recorded
 from tests.verdict import test_between_nodes as between
 
 H200, H100 = "NVIDIA H200", "NVIDIA H100 80GB HBM3"
@@ -89,7 +89,7 @@ def of_run(record: Record) -> Told:
     return of(accusations(again)) or (set() if again.verdict == "ACCEPTED" else {(str(again.verdict), "")})
 
 
-def of_facts(change: str, *probe: object, **more: object) -> Told:
+def of_facts(change: Change, *probe: object, **more: object) -> Told:
     """By all checks of inventory and health of a recorded 4x H200, and where a `probe` is given what its ranks read."""
     world = {"world": ranks_answer(probe[1], probe[0])} if probe else {}
     found = outcomes(recorded(change), **world, **more).values()

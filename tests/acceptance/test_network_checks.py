@@ -1,57 +1,58 @@
 """The checks of network adapters, called with a recorded machine that has some."""
 
+from typing import Any
+
 import pytest
 
 from pytest_gpufleet.model.events import Order
+from pytest_gpufleet.model.gpu import Missing
 from pytest_gpufleet.probes import adapter_loopback
 from pytest_gpufleet.verdict.judgement import judge
 from tests.acceptance.checks import outcomes, ranks_answer
-from tests.machines import recorded
+from tests.acceptance.test_faulty_machines import port
+from tests.machines import Change, recorded, set_host, set_port, then
 
-PORTS = """
-def port(i):
-    return dict(port=f'mlx5_{i}/1', state='4: ACTIVE', rate='400 Gb/sec (4X NDR)', link_layer='InfiniBand')
-host['network_ports'] = [port(i) for i in range(4)]
-wrote = host['rdma_writes'] = [dict(port=f'mlx5_{i}/1', bytes=8 << 20, gigabits=389.6) for i in range(4)]
-"""
+PORTS = set_host(network_ports=[port(number) for number in range(4)])
+
+
+def wrote(usual: float = 389.6, **third: Any) -> Change:
+    """What each port wrote to itself; of the third something else."""
+    every = [{"port": f"mlx5_{number}/1", "bytes": 8 << 20, "gigabits": usual} for number in range(4)]
+    every[2].update(third)
+    return then(PORTS, set_host(rdma_writes=every))
+
+
+NEAT, OF_DELL = "MT_0000000838", "DEL0000000041"  # a ConnectX-7 of 400 Gbit/s, and one of which nobody knows
+NOT_INSTALLED = Missing("mlxlink is not installed", remedy="apt install mstflint")
+
+
+def able(gigabits: int) -> list[dict[str, Any]]:
+    return [{"port": f"mlx5_{number}/1", "able": gigabits} for number in range(4)]
 
 
 @pytest.mark.parametrize(
-    ("change", "order", "what"),
+    ("rate", "board", "optics", "order", "what"),
     [
-        ("", None, "passed"),
-        ("slow()", None, "failed"),
-        ("slow()", [{"adapter": "MT4129", "count": 4, "gigabits_per_second": 200}], "passed"),
-        ("slow('DEL0000000041')", None, "skipped"),  # nobody knows, and mlxlink is not installed
-        (
-            "slow('DEL0000000041'); host['optics'] = [dict(port=f'mlx5_{i}/1', able=400) for i in range(4)]",
-            None,
-            "failed",
-        ),
-        (
-            "slow('DEL0000000041'); host['optics'] = [dict(port=f'mlx5_{i}/1', able=200) for i in range(4)]",
-            None,
-            "passed",
-        ),
+        (400, NEAT, NOT_INSTALLED, None, "passed"),
+        (200, NEAT, NOT_INSTALLED, None, "failed"),
+        (200, NEAT, NOT_INSTALLED, [{"adapter": "MT4129", "count": 4, "gigabits_per_second": 200}], "passed"),
+        (200, OF_DELL, NOT_INSTALLED, None, "skipped"),
+        (200, OF_DELL, able(400), None, "failed"),
+        (200, OF_DELL, able(200), None, "passed"),
     ],
 )
-def test_ports_at_half_the_rate_of_their_board(change, order, what):
+def test_ports_at_half_the_rate_of_their_board(rate, board, optics, order, what):
     given = order and Order("order.toml", "", {"ports": order})
-    there = f"""{PORTS}
-host['optics'] = Missing('mlxlink is not installed', remedy='apt install mstflint')
-for port in host['network_ports']: port['board'] = 'MT_0000000838'
-def slow(board='MT_0000000838'):
-    for port in host['network_ports']: port.update(rate='200 Gb/sec (4X HDR)', board=board)
-{change}"""
-    outcome = outcomes(recorded(there), fleet_order=given)["test_ports_run_at_the_rate_of_their_board"]
+    here = recorded(PORTS, set_port(rate=f"{rate} Gb/sec", board=board), set_host(optics=optics))
+    outcome = outcomes(here, fleet_order=given)["test_ports_run_at_the_rate_of_their_board"]
     assert outcome.what == what
     assert [fault.name for fault in outcome.faults] == ["nic_rate_low"] * (4 if what == "failed" else 0)
 
 
 def test_a_port_with_another_mtu():
-    mtus = f"{PORTS}for port in host['network_ports']: port['mtu'] = 4200\n"
-    odd = f"{mtus}host['network_ports'][2]['mtu'] = 1500"
-    found = [outcomes(recorded(each))["test_ports_have_one_mtu"] for each in (PORTS, mtus, odd)]
+    mtus = set_port(mtu=4200)
+    there = ((), (mtus,), (mtus, set_port(2, mtu=1500)))
+    found = [outcomes(recorded(PORTS, *changes))["test_ports_have_one_mtu"] for changes in there]
     assert [each.what for each in found] == ["not applicable", "passed", "failed"]
     assert [fault.name for fault in found[-1].faults] == ["mtu_mismatch"]
 
@@ -67,23 +68,23 @@ def written(change):
 
 
 def test_adapters_that_write_to_themselves():
-    outcome, [(measurement, _)] = written(PORTS)
+    outcome, [(measurement, _)] = written(wrote())
     assert outcome.what == "passed"
     assert set(measurement.values.values()) == {389.6 / 8}
     assert measurement.conditions == {"method": "ib_write_bw", "bytes": 8 << 20, "port_rate": 400}
 
 
 @pytest.mark.parametrize(
-    ("slow", "gigabits", "state", "peers", "limits", "named"),
+    ("change", "state", "peers", "limits", "named"),
     [
-        ("wrote[2:3]", 340.0, "missed", ["nic2"], 0, ["mlx5_2/1"]),
-        ("wrote", 200.0, "missed", [], 4, None),  # half, as where all traffic goes through the memory of the host
-        ("wrote", 360.0, "met", [], 0, None),  # Azure's gate for H200
-        ("wrote", 384.0, "met", [], 0, None),  # that of oci-hpc
+        (wrote(gigabits=340.0), "missed", ["nic2"], 0, ["mlx5_2/1"]),
+        (wrote(200.0), "missed", [], 4, None),  # half, as where all traffic goes through the memory of the host
+        (wrote(360.0), "met", [], 0, None),  # Azure's gate for H200
+        (wrote(384.0), "met", [], 0, None),  # that of oci-hpc
     ],
 )
-def test_slow_adapters_miss_their_peers_or_what_their_ports_can(slow, gigabits, state, peers, limits, named):
-    _, [(measurement, on_miss)] = written(PORTS + f"for one in {slow}: one['gigabits'] = {gigabits}")
+def test_slow_adapters_miss_their_peers_or_what_their_ports_can(change, state, peers, limits, named):
+    _, [(measurement, on_miss)] = written(change)
     finding = judge(measurement, None, recorded().topology, "x.py::y", rehearsal=False)
     assert (finding.state, [*map(str, finding.slower_than_peers or ())]) == (state, peers)
     assert (finding.limit.grade, len(finding.missed)) == ("physical", limits)
@@ -91,7 +92,7 @@ def test_slow_adapters_miss_their_peers_or_what_their_ports_can(slow, gigabits, 
 
 
 def test_an_adapter_through_which_nothing_goes():
-    outcome, [(measurement, _)] = written(PORTS + "wrote[2] = dict(port='mlx5_2/1', why='no reply')")
+    outcome, [(measurement, _)] = written(wrote(bytes=0, gigabits=0.0, why="no reply"))
     assert [fault.name for fault in outcome.faults] == ["network_adapter_fails"]
     assert len(measurement.values) == 3
 

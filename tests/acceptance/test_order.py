@@ -8,8 +8,9 @@ from pytest_gpufleet import cli
 from pytest_gpufleet.model.events import Order
 from pytest_gpufleet.verdict.orders import load
 from tests.acceptance.checks import outcomes
+from tests.acceptance.test_faulty_machines import ONE_DOWN, port
 from tests.conftest import ACCEPTANCE, RECORDED
-from tests.machines import recorded
+from tests.machines import recorded, set_gpu, set_host, set_machine
 
 RIGHT = """
 name = "four H200"
@@ -20,7 +21,6 @@ nvlinks = 18
 [software]
 driver = { at_least = "580.95.05" }
 """
-UNTOLD = RIGHT + "[memory]\nmodules = 32\n"
 
 
 def given(text: str, folder: Path) -> Order:
@@ -29,8 +29,8 @@ def given(text: str, folder: Path) -> Order:
     return load(file)
 
 
-def as_ordered(text, folder, change=""):
-    came = outcomes(recorded(change), fleet_order=given(text, folder))
+def as_ordered(text, folder, *changes):
+    came = outcomes(recorded(*changes), fleet_order=given(text, folder))
     return {name: outcome for name, outcome in came.items() if name.startswith("test_as_ordered")}
 
 
@@ -49,9 +49,9 @@ def test_without_an_order_no_line_applies():
 @pytest.mark.parametrize(
     ("change", "line", "gpus"),
     [
-        ("machine.count = 3", "gpus.count", set()),
-        ("gpus[2]['name'] = 'NVIDIA H100 80GB HBM3'", "gpus.model", {2}),
-        ("gpus[2]['nvlink_states'][4] = 0", "gpus.nvlinks", {2}),
+        (set_machine(count=3), "gpus.count", set()),
+        (set_gpu(2, name="NVIDIA H100 80GB HBM3"), "gpus.model", {2}),
+        (set_gpu(2, nvlink_states=ONE_DOWN), "gpus.nvlinks", {2}),
     ],
 )
 def test_the_line_that_is_not_met_fails_and_no_other(tmp_path, change, line, gpus):
@@ -60,22 +60,15 @@ def test_the_line_that_is_not_met_fails_and_no_other(tmp_path, change, line, gpu
     assert failed == {f"test_as_ordered[{line}]": gpus}
 
 
-def test_a_line_that_the_machine_does_not_tell_is_not_judged(tmp_path):
-    came = as_ordered(UNTOLD, tmp_path)["test_as_ordered[memory.modules]"]
+def test_a_line_that_cannot_be_read_of_the_machine_is_not_judged(tmp_path):
+    came = as_ordered(f"{RIGHT}[memory]\nmodules = 32\n", tmp_path)["test_as_ordered[memory.modules]"]
     assert came.what == "skipped"
     assert "not judged" in came.message
 
 
-PORTS = """
-ports = host['network_ports'] = [
-    dict(port=f'mlx5_{i}/1', state='1: DOWN', rate='10 Gb/sec', link_layer='InfiniBand', adapter='MT4129', function='0')
-    for i in range(4)
-]
-"""
-
-
 def test_ports_that_are_down_everywhere_are_named_unless_nothing_is_asked_of_the_network(tmp_path):
-    here, check = recorded(PORTS), "test_network_ports_are_active"
+    down = [port(number, state="1: DOWN", rate="10 Gb/sec") for number in range(4)]
+    here, check = recorded(set_host(network_ports=down)), "test_network_ports_are_active"
     order = given(RIGHT + "[[ports]]\nadapter = 'MT4129'\ncount = 4\n", tmp_path)
 
     assert outcomes(here, fleet_network="none")[check].what == "not applicable"

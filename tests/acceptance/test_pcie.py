@@ -6,10 +6,12 @@ import pytest
 
 from pytest_gpufleet.machine import acs, gpudirect, pcie
 from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.gpu import Missing
 from tests.acceptance.checks import outcomes
+from tests.acceptance.test_faulty_machines import port
 from tests.machine.test_pcie import BOARD, VIRTUAL, config_space
 from tests.machine.trees import laid_out
-from tests.machines import recorded
+from tests.machines import recorded, set_gpu, set_gpus, set_host, set_machine, set_port, then
 
 ADDRESSES = {BOARD: ["18", "2a", "3a", "5d"], VIRTUAL: ["05", "06"]}
 FULL, RECORDED, CLEAN = (
@@ -30,23 +32,29 @@ TO_GPU, TO_ADAPTER = f"{UP}/0000:17:00.0", f"{UP}/0000:17:01.0"
 GPU = f"{TO_GPU}/0000:18:00.0"
 
 
-def port(number, state="4: ACTIVE"):
-    return {"port": f"mlx5_{number}/1", "state": state, "rate": "400 Gb/sec (4X NDR)"}
-
-
-def machine(tmp_path, name=BOARD, change=str, control=0, host=""):
-    """The recorded server after a change of its tree, with this control register at all its ports."""
+def machine(tmp_path, *changes, name=BOARD, change=str, control=0):
+    """The recorded server after a change of its tree, with this control register at all its ports, and after others."""
     root = laid_out(name, tmp_path, change).root
     for folder in (root / "sys/devices").rglob("0000:*"):
         (folder / "config").write_bytes(config_space(control(folder.name) if callable(control) else control))
     buses = ADDRESSES[name]
     return recorded(
-        f"machine.count = {len(buses)}\n"
-        f"for gpu, bus in zip(gpus, {buses!r}): gpu['pci_bus_id'] = f'00000000:{{bus}}:00.0'\n"
-        f"host['pci_devices'] = {codec.plain(pcie.read(root))!r}\nhost['pcie_acs'] = {acs.read(root)!r}\n"
-        f"host['gpudirect'] = {codec.plain(gpudirect.read(root))!r}\nhost['kernel'] = '6.8.0-54-generic'\n"
-        f"host['network_ports'] = {[port(number) for number in range(len(buses))]!r}\n{host}"
+        set_machine(count=len(buses)),
+        *(set_gpu(index, pci_bus_id=f"00000000:{bus}:00.0") for index, bus in enumerate(buses)),
+        set_host(
+            pci_devices=codec.plain(pcie.read(root)),
+            pcie_acs=acs.read(root),
+            gpudirect=codec.plain(gpudirect.read(root)),
+            kernel="6.8.0-54-generic",
+            network_ports=[port(number) for number in range(len(buses))],
+        ),
+        *changes,
     )
+
+
+def changed(tmp_path, how):
+    """`how`: arguments of `machine`, or a change."""
+    return machine(tmp_path, **how) if isinstance(how, dict) else machine(tmp_path, how)
 
 
 def checked(here, now=None):
@@ -90,15 +98,14 @@ def test_a_server_as_it_was_recorded(tmp_path):
     assert ends(checked(machine(tmp_path))) == {**dict.fromkeys(CHECKS, "passed"), P2P: "not applicable"}
 
 
-IN_A_VIRTUAL_MACHINE = (
-    "host['gpudirect'] = dict(peer_module=None, open_modules=True)\nfor gpu in gpus: gpu['virtualization'] = 1\n"
-)
+CLOSED, OPEN = (set_host(gpudirect={"peer_module": None, "open_modules": each}) for each in (False, True))
 
 
 def test_a_virtual_machine_shows_none_of_it_but_the_modules(tmp_path):
-    there = ends(checked(machine(tmp_path / "with", VIRTUAL, host=IN_A_VIRTUAL_MACHINE)))
+    virtual = then(OPEN, set_gpus(virtualization=1))
+    there = ends(checked(machine(tmp_path / "with", virtual, name=VIRTUAL)))
     assert there == {**dict.fromkeys(CHECKS, "not applicable"), GPUDIRECT: "passed"}
-    without = machine(tmp_path / "without", VIRTUAL, host=f"{IN_A_VIRTUAL_MACHINE}host['network_ports'] = []")
+    without = machine(tmp_path / "without", virtual, set_host(network_ports=[]), name=VIRTUAL)
     assert set(ends(checked(without)).values()) == {"not applicable"}
 
 
@@ -111,8 +118,8 @@ def kept_by_the_firmware(text):
     return text.replace("sys/bus/pci_express/drivers/aer/", "sys/bus/pci_express/drivers/other/")
 
 
-ONLY_ROOT = "host['pcie_acs'] = Missing('only root may read it', remedy='run as root')"
-NO_DRIVER = "host['network_ports'] = Missing('no RDMA driver', remedy='modprobe mlx5_ib')"
+ONLY_ROOT = set_host(pcie_acs=Missing("only root may read it", remedy="run as root"))
+NO_DRIVER = set_host(network_ports=Missing("no RDMA driver", remedy="modprobe mlx5_ib"))
 
 
 @pytest.mark.parametrize(
@@ -120,19 +127,17 @@ NO_DRIVER = "host['network_ports'] = Missing('no RDMA driver', remedy='modprobe 
     [
         ({"change": unknown}, {FULL}),
         ({"change": kept_by_the_firmware}, {RECORDED, CLEAN}),
-        ({"host": ONLY_ROOT}, {SWITCHES}),
-        ({"host": NO_DRIVER}, {NEAR, GPUDIRECT, SWITCHES}),
+        (ONLY_ROOT, {SWITCHES}),
+        (NO_DRIVER, {NEAR, GPUDIRECT, SWITCHES}),
     ],
 )
 def test_what_cannot_be_read_of_a_real_machine_is_not_judged(tmp_path, changes, checks):
-    outcome = checked(machine(tmp_path, **changes))
+    outcome = checked(changed(tmp_path, changes))
     assert {name for name, each in outcome.items() if each.what == "skipped"} == checks
     assert failed(outcome) == {}
 
 
-CLOSED = "host['gpudirect'] = dict(peer_module=None, open_modules=False)\n"
-OPEN = "host['gpudirect'] = dict(peer_module=None, open_modules=True)\n"
-OLD = "host['kernel'] = '5.4.0-200-generic'\n"
+OLD = set_host(kernel="5.4.0-200-generic")
 RAILS = ["rail0", "rail1", "rail2", "rail3"]
 TRANSLATES = [("iommu_not_passthrough", [rail]) for rail in RAILS]
 
@@ -191,14 +196,18 @@ def lost_below_the_root(text):
     return counted(root, "nonfatal", "CmpltTO", 2)(counted(TO_GPU, "fatal", "SDES", 1)(text))
 
 
-# GPU 1 below the switch of GPU 0, no NVLinks, and no network.
-ONE_SWITCH = """
-host['network_ports'], devices = [], host['pci_devices']
-devices['0000:17:02.0'] = dict(devices['0000:17:00.0'], name='0000:17:02.0')
-devices['0000:2a:00.0']['above'] = '0000:17:02.0'
-machine.links = [['X' if a == b else 'PIX' if a + b == 1 else 'SYS' for a in range(4)] for b in range(4)]
-host['pcie_acs'] = {port: 0x1D if port[5:7] == '17' else 0 for port in devices}
-"""
+def one_switch(control=0x1D, bus="17", link="PIX"):
+    """GPU 1 below the switch of GPU 0, no NVLinks, and no network."""
+
+    def change(machine):
+        devices = machine.host["pci_devices"]
+        devices["0000:17:02.0"] = {**devices["0000:17:00.0"], "name": "0000:17:02.0"}
+        devices["0000:2a:00.0"]["above"] = "0000:17:02.0"
+        machine.links = [["X" if a == b else link if a + b == 1 else "SYS" for a in range(4)] for b in range(4)]
+        controls = {port: control if port[5:7] == bus else 0 for port in devices}
+        machine.host.update(network_ports=[], pcie_acs=controls)
+
+    return change
 
 
 # What is wrong, with the check that fails, its faults by code and places, and words of what is said.
@@ -230,15 +239,15 @@ FAULTY = {
     ),
     "an IOMMU translates": ({"change": replacing("identity", "DMA")}, GPUDIRECT, TRANSLATES, ""),
     "an IOMMU translates later": ({"change": replacing("identity", "DMA-FQ")}, GPUDIRECT, TRANSLATES, ""),
-    "no way to the memory of GPUs": ({"host": CLOSED}, GPUDIRECT, [("gpudirect_module_missing", RAILS)], ""),
-    "a way that this kernel has not": ({"host": OPEN + OLD}, GPUDIRECT, [("gpudirect_module_missing", RAILS)], ""),
+    "no way to the memory of GPUs": (CLOSED, GPUDIRECT, [("gpudirect_module_missing", RAILS)], ""),
+    "a way that this kernel has not": (then(OPEN, OLD), GPUDIRECT, [("gpudirect_module_missing", RAILS)], ""),
     "ports of a switch redirect": (
         {"control": lambda address: 0x1D if address.startswith("0000:17") else 0},
         SWITCHES, [("acs_enabled", ["rail0"])],
         "0000:17:00.0 (0x001d) and 0000:17:01.0 (0x001d)",
     ),
     "ports of a switch redirect what its GPUs send each other": (
-        {"host": ONE_SWITCH}, P2P, [("acs_between_gpus", ["gpu0"]), ("acs_between_gpus", ["gpu1"])],
+        one_switch(), P2P, [("acs_between_gpus", ["gpu0"]), ("acs_between_gpus", ["gpu1"])],
         "by the ACS control of 0000:17:02.0 (0x001d) what it sends to GPU 0 goes over the root",
     ),
     "an adapter is on the other socket": (
@@ -246,7 +255,7 @@ FAULTY = {
         "(NUMA node 1); under no GPU's switch are: mlx5_3 (NUMA node 0)",
     ),
     "an adapter whose port is down is not in use": (
-        {"host": f"host['network_ports'][3] = {port(3, '1: DOWN')!r}"}, NEAR, [("nic_not_local", ["rail3"])], "",
+        set_port(3, state="1: DOWN"), NEAR, [("nic_not_local", ["rail3"])], "",
     ),
 }  # fmt: skip
 
@@ -254,7 +263,7 @@ FAULTY = {
 @pytest.mark.parametrize("what", FAULTY)
 def test_one_thing_is_wrong(tmp_path, what):
     changes, check, faults, words = FAULTY[what]
-    outcome = checked(machine(tmp_path, **changes))
+    outcome = checked(changed(tmp_path, changes))
 
     assert failed(outcome) == {check: faults}
     assert words in outcome[check].message
@@ -270,8 +279,8 @@ HARMLESS = {
     },
     "drives on a backplane of generation 4": {"change": with_drives(16.0, 16.0, 16.0)},
     "a drive that is alone": {"change": with_drives(16.0)},
-    "open modules": {"host": OPEN},
-    "an old kernel": {"host": OLD},
+    "open modules": OPEN,
+    "an old kernel": OLD,
     "an IOMMU that is off": {"change": lambda text: text.replace("/iommu_group -> ", "/no_group -> ")},
     "an IOMMU that translates before others alone": {"change": before_others},
     "SrcValid+ alone redirects nothing (NVIDIA/nccl, issue 606)": {"control": 0x01},
@@ -280,16 +289,16 @@ HARMLESS = {
     "roots that redirect": {
         "control": lambda address: 0x1D if address[5:] in ("15:01.0", "26:01.0", "37:01.0", "59:01.0") else 0
     },
-    "GPUs of one switch with address translation by adapters": {"host": ONE_SWITCH.replace("0x1D", "0x5D")},
-    "GPUs of one switch, and above it a root that redirects": {"host": ONE_SWITCH.replace("'17'", "'15'")},
-    "GPUs of one switch with NVLinks": {"host": ONE_SWITCH.replace("'PIX'", "'NV18'")},
-    "few adapters": {"host": "host['network_ports'] = host['network_ports'][:2]"},
+    "GPUs of one switch with address translation by adapters": one_switch(0x5D),
+    "GPUs of one switch, and above it a root that redirects": one_switch(bus="15"),
+    "GPUs of one switch with NVLinks": one_switch(link="NV18"),
+    "few adapters": set_host(network_ports=[port(0), port(1)]),
 }
 
 
 @pytest.mark.parametrize("what", HARMLESS)
 def test_nothing_is_wrong(tmp_path, what):
-    assert failed(checked(machine(tmp_path, **HARMLESS[what]))) == {}
+    assert failed(checked(changed(tmp_path, HARMLESS[what]))) == {}
 
 
 # ---------------------------------------------------------------- errors
@@ -348,7 +357,14 @@ def test_an_interface_that_a_container_took_is_not_gone(tmp_path):
 
 def test_an_adapter_for_management_alone_asks_for_no_such_way(tmp_path):
     """Two functions of one card, and no GPU next to it."""
-    both = "host['pci_devices']['0000:0d:00.1'] = {**host['pci_devices']['0000:0d:00.0'], 'name': 'mlx5_1'}\n"
-    other = "del host['pci_devices']['0000:0e:00.0']\n"
-    assert checked(machine(tmp_path / "one", VIRTUAL, host=CLOSED + both + other))[GPUDIRECT].what == "not applicable"
-    assert checked(machine(tmp_path / "two", VIRTUAL, host=CLOSED))[GPUDIRECT].what == "failed"
+
+    def one_card(here):
+        devices = here.host["pci_devices"]
+        devices["0000:0d:00.1"] = {**devices["0000:0d:00.0"], "name": "mlx5_1"}
+        del devices["0000:0e:00.0"]
+
+    ends = [
+        checked(machine(tmp_path / folder, CLOSED, *changes, name=VIRTUAL))[GPUDIRECT].what
+        for folder, changes in (("one", [one_card]), ("two", []))
+    ]
+    assert ends == ["not applicable", "failed"]

@@ -1,7 +1,6 @@
 """A recorded machine in the place of this one. Loaded with `-p tests.machine.recorded`.
 
-The environment variable SNAPSHOT names the machine, of those in snapshots/ (default: h200x4), CHANGE what is different
-about it: see tests/machines.py.
+The environment variable CHANGE has assignments to `gpus`, `host` and `machine`, which is a machines.Draft.
 """
 
 import os
@@ -13,9 +12,15 @@ import pytest
 
 from pytest_gpufleet.machine import local_node
 from pytest_gpufleet.machine.local_node import LocalNode
+from pytest_gpufleet.model.gpu import Missing
 from tests import machines
 
-here = machines.recorded(os.environ.get("CHANGE", ""), os.environ.get("SNAPSHOT", "h200x4"))
+
+def change(machine):
+    exec(os.environ.get("CHANGE", ""), {**vars(machine), "machine": machine, "Missing": Missing})
+
+
+here = machines.recorded(change)
 recorded = here.machine
 
 
