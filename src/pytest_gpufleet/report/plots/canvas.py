@@ -10,7 +10,7 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any, TypeVar
 
@@ -127,18 +127,6 @@ def mark(axes: Any, x: float, value: float, finding: Finding, reach: float) -> N
 def numbered(axis: Any) -> None:
     """Write the numbers of an axis as the report does."""
     axis.set_major_formatter(lambda value, _: wording.number(value))
-
-
-def lying_bars(axes: Any, names: Sequence[str], width: float, fontsize: float) -> None:
-    """Axes for a bar a name, from above, on a scale of so much."""
-    axes.set_yticks(range(len(names)), names, fontsize=fontsize)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set_xlim(0, width)
-    axes.grid(visible=False, axis="y")
-    axes.tick_params(axis="y", length=0)
-    axes.tick_params(axis="x", labelsize=7.5)
-    axes.locator_params(axis="x", nbins=4)
-    numbered(axes.xaxis)
 
 
 def drawable(value: float | None) -> float | None:

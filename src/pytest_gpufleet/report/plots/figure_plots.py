@@ -113,7 +113,14 @@ def _draw_bars(axes: Any, finding: Finding, labels: Mapping[Where, str], scale: 
         axes.axvline(median(values.values()), color=canvas.INK, linewidth=0.9, linestyle=":")
     if limit is not None:
         axes.axvline(limit, color=canvas.INK, linewidth=1.6)
-    canvas.lying_bars(axes, [*labels.values()], top * 1.24, 7.5)
+    axes.set_yticks(range(len(labels)), [*labels.values()], fontsize=7.5)
+    axes.set_ylim(len(labels) - 0.4, -0.6)  # from above
+    axes.set_xlim(0, top * 1.24)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", labelsize=7.5)
+    axes.locator_params(axis="x", nbins=4)
+    canvas.numbered(axes.xaxis)
 
 
 def _bar_legend(findings: Sequence[Finding]) -> list[Any]:

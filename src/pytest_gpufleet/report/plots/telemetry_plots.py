@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from itertools import pairwise
+from itertools import accumulate, groupby, pairwise
 from pathlib import PurePosixPath
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
@@ -33,12 +33,13 @@ LEGEND_LINES, LEGEND_WIDTH = 8, 0.09
 
 # (name, start, end) of a check; times in seconds since the epoch
 Checks = Sequence[tuple[str, float, float]]
+Points = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Quantity:
     """What one plot shows: the sum of `readings` times `scale`. `bottom`: where its axis starts, None for anywhere.
-    `seldom`: it is not read in every sample, and tells of a moment: what was read is drawn, and nothing between."""
+    `seldom`: it is not read in every sample, and is true of a moment: what was read is drawn, and nothing between."""
 
     title: str
     unit: str
@@ -48,11 +49,9 @@ class Quantity:
     seldom: bool = False
 
 
-@dataclass(frozen=True)
-class Stripe:
+class Stripe(NamedTuple):
     """A file of tests on the time axis, in seconds since the first sample."""
 
-    file: str
     name: str
     start: float
     end: float
@@ -76,11 +75,8 @@ QUANTITIES = (
 
 
 def svgs(samples: Sequence[Sample], places: Sequence[Place], checks: Checks) -> list[tuple[str, str]]:
-    """(title, SVG) for each quantity that any GPU told, over the whole run; nothing with fewer than two samples.
-
-    `samples` are {"time": seconds since the epoch, "gpus": [{reading: value or None}, ...]} in the order in which they
-    were taken and of `places`.
-    """
+    """(title, SVG) for each quantity that any GPU gave, over the whole run; nothing with fewer than two samples, which
+    are in the order in which they were taken, and of each the GPUs in that of `places`."""
     if len(samples) < 2:
         return []
     start = samples[0].time
@@ -99,25 +95,22 @@ def svgs(samples: Sequence[Sample], places: Sequence[Place], checks: Checks) -> 
 
 def _stripes(checks: Checks, start: float, length: float) -> list[Stripe]:
     """The stretches of the time axis in which the checks of one file ran."""
-    stripes: list[Stripe] = []
-    for name, since, until in sorted(checks, key=lambda check: check[1]):
-        file = PurePosixPath(wording.clean(name).partition("::")[0]).name
+    in_order = sorted(checks, key=lambda check: check[1])
+    stripes = []
+    for file, ran in groupby(in_order, lambda check: PurePosixPath(wording.clean(check[0]).partition("::")[0]).name):
         label = file.removeprefix("test_").removesuffix(".py").replace("_", " ")
         label = label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 3]}..."
-        begin, end = (min(max(moment - start, 0.0), length) for moment in (since, until))
-        if stripes and stripes[-1].file == file:
-            stripes[-1] = Stripe(file, label, stripes[-1].start, max(end, stripes[-1].end))
-        else:
-            stripes.append(Stripe(file, label, begin, end))
+        _, begins, ends = zip(*ran, strict=True)
+        stripes.append(Stripe(label, *(min(max(at - start, 0.0), length) for at in (begins[0], max(ends)))))
     return stripes
 
 
-def _line(samples: Sequence[Sample], index: int, quantity: Quantity) -> list[tuple[float, float]]:
+def _line(samples: Sequence[Sample], index: int, quantity: Quantity) -> Points:
     """(seconds since the first sample, value) where there is a value; NaN, at which the line breaks, where a sample has
     none or is missing."""
     first, last = samples[0].time, -1
     longest_step = MISSING * median(after.time - before.time for before, after in pairwise(samples))
-    points: list[tuple[float, float]] = []
+    points: Points = []
     for number, sample in enumerate(samples):
         gpu = sample.gpus[index] if index < len(sample.gpus) else {}
         values = [value for name in quantity.readings if (value := canvas.drawable(gpu.get(name))) is not None]
@@ -130,7 +123,7 @@ def _line(samples: Sequence[Sample], index: int, quantity: Quantity) -> list[tup
     return _decimated(points)
 
 
-def _decimated(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def _decimated(points: Points) -> Points:
     """At most LONGEST_LINE points: of each stretch the lowest and the highest, in their order."""
     if len(points) <= LONGEST_LINE:
         return points
@@ -144,32 +137,21 @@ def _decimated(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return result
 
 
-Points = list[tuple[float, float]]
-
-
-def _dash(point: tuple[float, float], length: float) -> Points:
-    """A short line through a point, and a break behind it: as one path it takes half of what marks do."""
-    (x, y), half = point, length * DASH / 2
-    return [(x - half, y), (x + half, y), (x + half, math.nan)]
-
-
-def _dashes(points: Points, length: float) -> Points:
-    return [end for point in points if not math.isnan(point[1]) for end in _dash(point, length)]
-
-
-def _with_lone_ones(points: Points, length: float) -> Points:
-    """A line, in which a value between two gaps is a dash: else it would not be seen."""
+def _dashed(points: Points, length: float, every: bool) -> Points:
+    """A line, in which a value between two gaps, or `every` one, is a short line of its own, with a break behind it:
+    else it would not be seen. As one path it takes half of what marks do."""
     known = [False, *(not math.isnan(y) for _, y in points), False]
+    half = length * DASH / 2
     drawn: Points = []
-    for number, point in enumerate(points):
-        lone = known[number + 1] and not known[number] and not known[number + 2]
-        drawn += _dash(point, length) if lone else [point]
+    for (x, y), before, here, after in zip(points, known, known[1:], known[2:], strict=False):
+        alone = here and (every or not (before or after))
+        drawn += [(x - half, y), (x + half, y), (x + half, math.nan)] if alone else [(x, y)]
     return drawn
 
 
 def _svg(
     quantity: Quantity,
-    lines: Mapping[Place, list[tuple[float, float]]],
+    lines: Mapping[Place, Points],
     stripes: Sequence[Stripe],
     start: float,
     length: float,
@@ -185,22 +167,18 @@ def _svg(
         for number, (place, line) in enumerate(lines.items()):
             colour = canvas.COLOURS[number % len(canvas.COLOURS)]
             style = LINE_STYLES[number // len(canvas.COLOURS) % len(LINE_STYLES)]
-            drawn = _dashes(line, length) if quantity.seldom else _with_lone_ones(line, length)
+            drawn = _dashed(line, length, quantity.seldom)
+            look = {"linestyle": "-", "linewidth": 2.2} if quantity.seldom else {"linestyle": style, "linewidth": 1.1}
             xs, ys = [x for x, _ in drawn], [y for _, y in drawn]
-            thickness = 2.2 if quantity.seldom else 1.1
-            axes.plot(
-                xs, ys, color=colour, linestyle="-" if quantity.seldom else style, linewidth=thickness,
-                solid_capstyle="round", label=wording.place(place),
-            )  # fmt: skip
+            axes.plot(xs, ys, color=colour, solid_capstyle="round", label=wording.place(place), **look)
         axes.set_xlim(0, length)
         if quantity.bottom is not None:
             axes.set_ylim(quantity.bottom, max(*known, 1e-3) * 1.08)
         axes.set_ylabel(quantity.unit)
         step = next((tick for tick in TICKS if length / tick <= MOST_TICKS), 86400)
         hours = length >= 2 * HOUR
-        axes.set_xticks(
-            range(0, int(length) + 1, step), [_elapsed(at, hours) for at in range(0, int(length) + 1, step)]
-        )
+        at_ticks = range(0, int(length) + 1, step)
+        axes.set_xticks(at_ticks, [_elapsed(at, hours) for at in at_ticks])
         since = Said(
             "hours:minutes since {time} UTC" if hours else "minutes:seconds since {time} UTC",
             time=f"{datetime.fromtimestamp(start, timezone.utc):%H:%M:%S}",
@@ -215,11 +193,9 @@ def _svg(
 
 def _description(quantity: Quantity, gpus: int, known: Sequence[float], over: str, hours: bool) -> str:
     """What the drawing shows, for those who do not see it."""
-    text = (
-        "{what} of {gpus} GPUs over {time} (hours:minutes): {low} to {high}"
-        if hours
-        else "{what} of {gpus} GPUs over {time} (minutes:seconds): {low} to {high}"
-    )
+    text = "{what} of {gpus} GPUs over {time} (minutes:seconds): {low} to {high}"
+    if hours:
+        text = "{what} of {gpus} GPUs over {time} (hours:minutes): {low} to {high}"
     low, high = (wording.quantity(ends(known), quantity.unit) for ends in (min, max))
     return say(text, what=say(quantity.title), gpus=gpus, time=over, low=low, high=high)
 
@@ -251,9 +227,7 @@ def _mark(axes: Any, stripes: Sequence[Stripe], length: float) -> None:
 
 def _apart(wanted: Sequence[float]) -> list[float]:
     """Positions near those that are wanted, at least LABEL_GAP apart and none beyond 1, in the same order."""
-    positions: list[float] = []
-    for at in wanted:
-        positions.append(max(at, positions[-1] + LABEL_GAP) if positions else at)
+    positions = [*accumulate(wanted, lambda last, at: max(at, last + LABEL_GAP))]
     limit = 1.0
     for number in reversed(range(len(positions))):
         positions[number] = min(positions[number], limit)
