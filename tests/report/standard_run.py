@@ -1,13 +1,14 @@
 """The record of a run at level standard on 8 GPUs, with all kinds of figures; and what a bad GPU 5 does to it."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from pytest_gpufleet.machine.gpu_facts import TELEMETRY
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.conditions import EACH_ALONE
 from pytest_gpufleet.model.events import Check, FailedBy
@@ -23,8 +24,8 @@ from pytest_gpufleet.verdict.judgement import LimitMissed, judge
 from pytest_gpufleet.verdict.profile import Profile
 from tests import runs
 
-GPUS = range(8)
-PAIRS = [Pair(gpu(i), gpu(j)) for i in GPUS for j in GPUS if i != j]
+EACH, ALL = [gpu(index) for index in range(8)], [WORLD]
+PAIRS = [Pair(one, other) for one in EACH for other in EACH if one != other]
 START = 1795166043.0
 SUITE = replace(
     runs.SUITE,
@@ -64,17 +65,8 @@ class Run:
         self.faults: list[Fault] = []
         self._noise = random.Random(5)
 
-    def each(self, check: str, metric: str, value: float, required: bool = True, **conditions: Any) -> None:
-        self._measured(check, metric, [gpu(i) for i in GPUS], value, required, conditions)
-
-    def pairs(self, check: str, metric: str, value: float, **conditions: Any) -> None:
-        self._measured(check, metric, PAIRS, value, True, conditions)
-
-    def all(self, check: str, metric: str, value: float, required: bool = True, **conditions: Any) -> None:
-        self._measured(check, metric, [WORLD], value, required, conditions)
-
-    def _measured(
-        self, name: str, metric: str, places: list[Where], value: float, required: bool, conditions: Any
+    def add(
+        self, places: Sequence[Where], name: str, metric: str, value: float, required: bool = True, **conditions: Any
     ) -> None:
         check = f"acceptance/{name}"
         samples = {place: self._samples(metric, place, value) for place in places}
@@ -121,38 +113,38 @@ def measured(topology: GpuTopology, bad: dict[str, float]) -> Run:
     run = Run(topology, bad)
     for precision, value in GEMM.items():
         check = f"test_4_each_gpu.py::test_matrix_product_is_fast[{precision}]"
-        run.each(check, "gemm", value, precision in ("fp16", "bf16"), precision=precision, at_once="all")
-    run.each("test_4_each_gpu.py::test_gpus_are_equally_fast", "gemm", 762, precision="fp16", at_once="one")
+        run.add(EACH, check, "gemm", value, precision in ("fp16", "bf16"), precision=precision, at_once="all")
+    run.add(EACH, "test_4_each_gpu.py::test_gpus_are_equally_fast", "gemm", 762, precision="fp16", at_once="one")
     for operation, value in (("copy", 4248), ("triad", 4310)):
         check = "test_4_each_gpu.py::test_memory_bandwidth"
-        run.each(check, "memory_bandwidth", value, operation=operation, at_once="all")
+        run.add(EACH, check, "memory_bandwidth", value, operation=operation, at_once="all")
     for at_once, values in (("one", (54.1, 54.4, 47.7)), ("all", (36.2, 20.4, 30.3))):
         for direction, value in zip(("host_to_device", "device_to_host", "both"), values, strict=True):
             check = "test_5_links.py::test_host_links"
-            run.each(check, "host_bandwidth", value, at_once == "one", direction=direction, at_once=at_once)
+            run.add(EACH, check, "host_bandwidth", value, at_once == "one", direction=direction, at_once=at_once)
     for direction, value in (("read", 394.0), ("write", 396.4), ("write both ways", 391.8)):
-        run.pairs(
-            "test_5_links.py::test_pair_bandwidth[read]", "pair_bandwidth", value, direction=direction, link="NVLink"
-        )
-    run.pairs("test_5_links.py::test_pair_latency", "pair_latency", 2.1, link="NVLink")
+        check = "test_5_links.py::test_pair_bandwidth[read]"
+        run.add(PAIRS, check, "pair_bandwidth", value, direction=direction, link="NVLink")
+    run.add(PAIRS, "test_5_links.py::test_pair_latency", "pair_latency", 2.1, link="NVLink")
     ring = {"dtype": "float32", "ranks": 8, "nvls": False}
     for collective, curve in BUSBW.items():
         for nbytes, value in zip(SIZES, curve, strict=True):
             check = f"test_6_collectives.py::test_bus_bandwidth[{collective}-{nbytes // MiB}MiB]"
-            run.all(check, "busbw", value, nbytes in JUDGED, collective=collective, bytes=nbytes, **ring)
+            run.add(ALL, check, "busbw", value, nbytes in JUDGED, collective=collective, bytes=nbytes, **ring)
         for nbytes in (8, KiB, 32 * KiB):
             check = f"test_6_collectives.py::test_latency[{collective}-{nbytes}]"
-            run.all(check, "collective_latency", 31 + nbytes / 4096, True, collective=collective, bytes=nbytes, **ring)
+            run.add(ALL, check, "collective_latency", 31 + nbytes / 4096, collective=collective, bytes=nbytes, **ring)
     image = {"model": "resnet50", "image": 224}
     for recipe, (one, efficiency) in TRAINING.items():
         check = f"test_8_resnet50.py::test_throughput_and_scaling[{recipe}]"
-        run.each(check, "solo_train_throughput", one, recipe=recipe, ranks=1, batch=256, **image)
+        run.add(EACH, check, "solo_train_throughput", one, recipe=recipe, ranks=1, batch=256, **image)
         for ranks in (2, 4, 8):
             share = 1 - (1 - efficiency) * (ranks - 1) / 7
-            run.all(check, "train_throughput", one * ranks * share, recipe=recipe, ranks=ranks, batch=256, **image)
+            run.add(ALL, check, "train_throughput", one * ranks * share, recipe=recipe, ranks=ranks, batch=256, **image)
         scaled = {"recipe": recipe, "ranks": 8, "batch": 256, "method": EACH_ALONE, **image}
-        run.all(check, "scaling_efficiency", efficiency, **scaled)
-    run.each("test_8_resnet50.py::test_each_gpu_alone", "solo_train_throughput", 6380, recipe="amp", ranks=1, **image)
+        run.add(ALL, check, "scaling_efficiency", efficiency, **scaled)
+    check = "test_8_resnet50.py::test_each_gpu_alone"
+    run.add(EACH, check, "solo_train_throughput", 6380, recipe="amp", ranks=1, **image)
     return run
 
 
@@ -169,13 +161,13 @@ def compared(topology: GpuTopology) -> list[Finding]:
     for method, batch, accumulated, alone, memory in ways:
         same = {**work, "batch": batch, "accumulated": accumulated}
         if method == "ddp":
-            run.each(check, "solo_train_throughput", alone, False, ranks=1, **same)
+            run.add(EACH, check, "solo_train_throughput", alone, False, ranks=1, **same)
         for ranks in (2, 8):
             share = 1 - lost[method] * (ranks - 1) / 7 - 8 / batch / accumulated
             together = {**same, "ranks": ranks, "method": method}
-            run.all(check, "train_throughput", alone * ranks * share, False, **together)
-            run.all(check, "scaling_efficiency", share, False, **together)
-            run.each(check, "train_memory", memory, False, **together)
+            run.add(ALL, check, "train_throughput", alone * ranks * share, False, **together)
+            run.add(ALL, check, "scaling_efficiency", share, False, **together)
+            run.add(EACH, check, "train_memory", memory, False, **together)
     return run.findings
 
 
@@ -199,25 +191,8 @@ def _check(check: str, message: str | None, failed_by: FailedBy) -> Check:
     return Check(check, "failed", 1.4, title, "", message, failed_by=failed_by)
 
 
-def telemetry(seconds: int) -> Iterator[Sample]:
-    noise = random.Random(7)
-
-    def reading(second: int, index: int) -> dict[str, Any]:
-        busy = (second // 40) % 3 > 0
-        return {
-            "utilization_percent": 97 if busy else 4,
-            "memory_used_bytes": (64 if busy else 2) << 30,
-            "temperature_c": 38 + index // 2 + (18 if busy else 4) + noise.randrange(3),
-            "memory_temperature_c": 44 + (22 if busy else 6) + noise.randrange(3),
-            "power_watts": (640 if busy else 120) + noise.randrange(40),
-            "sm_clock_mhz": 1980 if not busy else 1750 + noise.randrange(60),
-            "clock_event_reasons": 4 if busy else 1,
-            "pcie_transmitted_kilobytes_per_second": 1_200_000 if busy else 1000,
-            "pcie_received_kilobytes_per_second": 300_000 if busy else 1000,
-        }
-
-    for second in range(seconds):
-        yield Sample(START + second, tuple(reading(second, index) for index in GPUS))
+def telemetry(seconds: int) -> list[Sample]:
+    return [Sample(START + second, (dict.fromkeys(TELEMETRY, 30 + second % 5),) * 8) for second in range(seconds)]
 
 
 SLOW = {"gemm": 0.87, "pair_bandwidth": 0.54, "busbw": 0.61, "solo_train_throughput": 0.86}

@@ -1,5 +1,6 @@
 """The tables of figures, the matrices of pairs, and training by the number of GPUs with where efficiency is lost."""
 
+import math
 import re
 import time
 from dataclasses import replace
@@ -125,6 +126,11 @@ def test_matrix_of_broken_figures_and_of_one_direction(value: float) -> None:
     assert matrix.columns == ("GPU 0", "GPU 1", "GPU 10")
     assert [cell.text for cell in matrix.rows[2].cells] == ["5", "", ""]  # measured once, for both directions
     assert heat_tables([figures({"gpu0": 1.0})]) == []
+    (matrix,) = heat_tables(
+        [figures({"gpu0-gpu1": math.inf, "gpu0-gpu2": 400.0, "gpu1-gpu2": 200.0}, "pair_bandwidth")]
+    )
+    assert [(cell.text, cell.heat) for cell in matrix.rows[0].cells[1:]] == [("inf", 100), ("400", 100)]
+    assert (matrix.rows[1].cells[2].heat, matrix.foot[:11]) == (50, "200 to inf;")
 
 
 def test_rails_of_nodes_are_a_table_with_a_row_a_node_and_a_column_a_rail() -> None:
