@@ -123,7 +123,7 @@ def test_a_lost_node_hears_no_beat_until_it_comes_back_to_be_fenced(fake, cluste
     silence(fake, of=1, seconds=3)
     assert len(fake.told(1, messages.Beat)) == before
     cluster.send(1, messages.Submit((0,), b"nothing"))
-    own = [messages.SuiteNews((b"{}",)), messages.SuiteEnded(0, "", "run", {})]
+    own = [messages.CheckEnded("a", "passed", 1.0), messages.SuiteEnded(0, "", "run", {})]
     fake.happens((1, messages.RankAnswered(0, b"too late")), *((1, each) for each in own))
     silence(fake, of=-1, seconds=3)
     assert cluster.alive == (0, 2)
@@ -174,13 +174,17 @@ def test_what_each_node_says_comes_to_those_who_wait_for_it_in_its_order():
     ended = messages.SuiteEnded(0, "", "run", {})
     with running(fake) as cluster:
         fake.happens(
-            (0, messages.SuiteNews((b"1",))),
+            (0, messages.CheckEnded("a", "passed", 1.0)),
             (2, messages.RankAnswered(1, b"a")),
-            (0, messages.SuiteNews((b"2",))),
+            (0, messages.CheckEnded("b", "passed", 1.0)),
             (2, messages.RankDied(0, "x")),
         )
         fake.happens((0, ended), (1, PULSE))
-        assert cluster.suite_news(0) == [(0, messages.SuiteNews((b"1",))), (0, messages.SuiteNews((b"2",))), (0, ended)]
+        assert cluster.suite_news(0) == [
+            (0, messages.CheckEnded("a", "passed", 1.0)),
+            (0, messages.CheckEnded("b", "passed", 1.0)),
+            (0, ended),
+        ]
         assert cluster.rank_news(0) == [(2, messages.RankAnswered(1, b"a")), (2, messages.RankDied(0, "x"))]
         assert cluster.pulses == {1: PULSE}
 

@@ -1,4 +1,4 @@
-"""What a growing file of evidence tells, whoever writes into it; the files of a run, and no way out of its folder."""
+"""How far a run is by its evidence, whoever writes into it; the files of a run, and no way out of its folder."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from pytest_gpufleet.nodes import suite_process
-from pytest_gpufleet.nodes.messages import RunSuite, SuiteEnded, SuiteNews
+from pytest_gpufleet.nodes.messages import CheckEnded, RunSuite, SuiteEnded
 from pytest_gpufleet.nodes.suite_process import SuiteProcess
 from tests.forked import Started
 
@@ -55,48 +55,55 @@ def end(suite, tmp_path):
     return told
 
 
-def test_complete_lines_are_told_once_and_telemetry_is_not(suite, evidence, tmp_path):
-    started, finished = line("check_started", check="a.py::test_a"), line("check_finished", check={"id": "a"})
-    telemetry = line("telemetry", sample={"time": 1.0, "gpus": [{"temperature_c": 61}]})
-    write(evidence, started, b"\n", telemetry, b"\n", finished[:10])
-    assert suite.news() == [SuiteNews((started,))]
-    assert (suite.check, suite.readings) == ("a.py::test_a", ({"temperature_c": 61},))
+def finished(check, outcome="passed"):
+    return line("check_finished", check={"id": check, "outcome": outcome, "seconds": 1.5, "title": "more"})
+
+
+def test_each_check_that_ends_is_said_once_and_the_end_with_the_verdict(suite, evidence, tmp_path):
+    started, telemetry = line("check_started", check="a"), line("telemetry", sample={"gpus": [{"temperature_c": 61}]})
+    write(evidence, started, b"\n", telemetry, b"\n", finished("a")[:10])
     assert suite.news() == []
-    write(evidence, finished[10:], b"\n")
-    assert suite.news() == [SuiteNews((finished,))]
-    write(evidence, started, b"\n")
+    assert (suite.check, suite.readings) == ("a", ({"temperature_c": 61},))
+    write(evidence, finished("a")[10:], b"\n")
+    assert suite.news() == [CheckEnded("a", "passed", 1.5)]
+    assert suite.news() == []
+    write(evidence, finished("b", "failed"), b"\n", line("verdict", verdict="REJECTED", reasons=["b"]), b"\n")
     *news, ended = end(suite, tmp_path)
-    assert news == [SuiteNews((started,))]
+    assert news == [CheckEnded("b", "failed", 1.5)]
     assert isinstance(ended, SuiteEnded)
     assert (ended.exit_status, ended.run, ended.files) == (3, "host-1", {"evidence.jsonl": evidence.stat().st_size})
+    assert (ended.verdict, ended.reasons) == ("REJECTED", ("b",))
     assert ended.output.startswith("the end ['-x', '--fleet-dir=")
     assert suite.news() == []
 
 
 def test_evidence_that_was_removed_and_written_again_goes_on(suite, evidence, tmp_path):
-    first, second = line("run"), line("suite")
+    first, second = finished("a"), finished("b")
     write(evidence, first, b"\n")
-    assert suite.news() == [SuiteNews((first,))]
+    assert suite.news() == [CheckEnded("a", "passed", 1.5)]
     evidence.unlink()
     assert suite.news() == []
     write(evidence, first, b"\n", second, b"\n")
-    assert suite.news() == [SuiteNews((second,))]
-    end(suite, tmp_path)
+    assert suite.news() == [CheckEnded("b", "passed", 1.5)]
+    (ended,) = end(suite, tmp_path)
+    assert ended.verdict is None
 
 
 @pytest.mark.parametrize(
     "damage",
-    [b"no JSON", b"[]", b"{}", b"\xff", line("telemetry", sample=7), line("telemetry", sample={"gpus": [7]}), b""],
-)
+    [
+        b"no JSON", b"[]", b"{}", b"\xff", b"", line("telemetry", sample=7), line("telemetry", sample={"gpus": [7]}),
+        line("check_finished", check={"id": "a"}), finished("a", "divine"), line("verdict", verdict="FINE"),
+    ],
+)  # fmt: skip
 def test_what_somebody_else_wrote_is_no_news(suite, evidence, tmp_path, damage):
-    good = line("run")
-    write(evidence, damage, b"\n", good, b"\n")
-    assert suite.news() == [SuiteNews((good,))]
+    write(evidence, damage, b"\n", finished("b"), b"\n")
+    assert suite.news() == [CheckEnded("b", "passed", 1.5)]
     end(suite, tmp_path)
 
 
 def test_evidence_that_is_a_link_is_not_followed(suite, evidence, tmp_path):
-    (tmp_path / "secret").write_bytes(line("secret") + b"\n")
+    (tmp_path / "secret").write_bytes(finished("secret") + b"\n")
     evidence.unlink()
     evidence.symlink_to(tmp_path / "secret")
     assert suite.news() == []

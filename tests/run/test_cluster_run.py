@@ -14,7 +14,6 @@ from pytest_gpufleet.model.gpu import GpuTopology, Missing
 from pytest_gpufleet.model.place import gpu, where
 from pytest_gpufleet.nodes.cluster import Lost, Trouble
 from pytest_gpufleet.nodes.messages import CheckHealth, Health, Hello, Lock, ReadHost, RunSuite
-from pytest_gpufleet.run import node_runs
 from pytest_gpufleet.run.cluster_run import ClusterRun, ClusterTarget
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.settings import Options
@@ -33,6 +32,9 @@ class Answering:
     def ask_each(self, questions, timeout):
         self.asked, self.seconds = sorted(questions), timeout
         return {node: self.answers[type(question)][node] for node, question in questions.items()}
+
+    def suite_news(self, timeout):
+        return []
 
     def leave_out(self, node, why):
         self.alive.remove(node)
@@ -131,7 +133,7 @@ NO_SPACE = Trouble("OSError: [Errno 28] No space left on device")
 
 def test_a_node_whose_own_run_cannot_be_started_is_named_and_left_out(cluster, run, tmp_path):
     cluster.answers[RunSuite][1] = NO_SPACE
-    run.start_alone(("test_a.py",), ["test_a.py::test_a"])
+    run.start_alone(("test_a.py",), str(tmp_path))
     assert (cluster.alive, [*run.node_runs.all]) == ([0, 2], [0, 2])  # nobody waits for the run of the other
     assert said_to_be_unfit(run.said, NO_SPACE)
     assert {path.name for path in (tmp_path / "nodes").iterdir()} == {"0-gf0", "2-gf2"}
@@ -140,16 +142,15 @@ def test_a_node_whose_own_run_cannot_be_started_is_named_and_left_out(cluster, r
 def test_where_no_node_can_start_its_own_run_there_is_none(cluster, run):
     cluster.answers[RunSuite] = dict.fromkeys(range(3), NO_SPACE)
     with pytest.raises(Refused, match="gf2: OSError"):
-        run.start_alone(("test_a.py",), ["test_a.py::test_a"])
+        run.start_alone(("test_a.py",), ".")
 
 
 def test_a_node_that_is_lost_while_its_report_is_brought_here_is_named(cluster, run, monkeypatch):
-    def collect(*given):
+    def settle(*given, again):
         cluster.alive.remove(2)
         cluster.lost[2] = Lost("gf2", "its agent died by SIGKILL")
-        return {}
 
-    monkeypatch.setattr(node_runs, "collect", collect)
+    monkeypatch.setattr(run.node_runs, "settle", settle)
     run.finish(cut_short=False)
     lost, found = run.said
     assert lost == NodeLost(node=2, why="its agent died by SIGKILL")

@@ -102,8 +102,12 @@ class Record:
 
     @property
     def required(self) -> list[str]:
-        """The names of the checks that the level requires of this run."""
-        return self.suite.required(self.run.level, len(self.hosts))
+        """The names of the checks that the level requires of this run: of one on many nodes those between them."""
+        return self.required_by(self.suite)
+
+    def required_by(self, suite: Suite) -> list[str]:
+        names = suite.required(self.run.level, len(self.hosts))
+        return [name for name in names if suite.between_nodes(name)] if self.of_cluster else names
 
     @property
     def began(self) -> bool:

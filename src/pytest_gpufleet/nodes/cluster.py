@@ -66,7 +66,7 @@ LOST_AFTER_SECONDS = 10.0
 JOIN_SECONDS = 1.0  # for what the thread does beside waiting
 FENCE_SECONDS = 5.0  # for the ranks of a node that is back or left out to be killed
 BEAT = codec.packed(say.Beat())
-OF_THE_FENCED = (say.Reply, say.SuiteNews, say.SuiteEnded)  # all that is heard of what they tell
+OF_THE_FENCED = (say.Reply, say.CheckEnded, say.SuiteEnded)  # all that is heard of what they tell
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ class Trouble(Exception):
 
 
 RankNews = say.RankAnswered | say.RankDied | Lost
-SuiteNews = say.SuiteNews | say.SuiteEnded | Lost
+SuiteNews = say.CheckEnded | say.SuiteEnded | Lost
 
 
 class Cluster:
@@ -121,7 +121,7 @@ class Cluster:
             say.Pulse: self._pulse,
             say.RankAnswered: lambda node, news: self._rank_news.append((node, news)),
             say.RankDied: lambda node, news: self._rank_news.append((node, news)),
-            say.SuiteNews: lambda node, news: self._suite_news.append((node, news)),
+            say.CheckEnded: lambda node, news: self._suite_news.append((node, news)),
             say.SuiteEnded: lambda node, news: self._suite_news.append((node, news)),
             say.Reply: self._reply,
             say.Ending: lambda node, ending: self._lose(node, f"its agent ended: {ending.why}"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from pytest_gpufleet.model.events import Outcome, VerdictWord
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology, told
 from pytest_gpufleet.world.engines.protocol import Trace
@@ -86,7 +87,7 @@ class CheckHealth(Question, frozen=True, tag="health"):
 class RunSuite(Question, frozen=True, tag="run suite"):
     """Start a run of this node alone, as `python -m pytest` with these arguments in this folder, from which paths among
     them count. Its reports go where the agent keeps them: --fleet-dir is added. Answered when its process is there;
-    what it does comes as SuiteNews, its end as SuiteEnded. `variables`: that are to be set for it."""
+    each check that ends comes as CheckEnded, its end as SuiteEnded. `variables`: that are to be set for it."""
 
     arguments: tuple[str, ...]
     folder: str
@@ -177,19 +178,24 @@ class RankDied(Message, frozen=True, tag="died"):
     reason: str
 
 
-class SuiteNews(Message, frozen=True, tag="suite news"):
-    """Lines of the evidence of the node's own run, in their order, without telemetry."""
+class CheckEnded(Message, frozen=True, tag="check ended"):
+    """A check of the node's own run."""
 
-    lines: tuple[bytes, ...]
+    check: str
+    outcome: Outcome
+    seconds: float
 
 
 class SuiteEnded(Message, frozen=True, tag="suite ended"):
-    """`output`: the end of what its process printed. `files`: what its folder holds, with sizes in bytes."""
+    """`output`: the end of what its process printed. `files`: what its folder holds, with sizes in bytes. `verdict` and
+    `reasons`: as its evidence has them, None if it died before."""
 
     exit_status: int
     output: str
     run: str  # the name of its folder; "" if there is none
     files: Mapping[str, int]
+    verdict: VerdictWord | None = None
+    reasons: tuple[str, ...] = ()
 
 
 class Reply(Message, frozen=True, tag="reply"):
@@ -218,4 +224,4 @@ ANSWERS: dict[type[Question], Any] = {
 }
 
 ToAgent = Beat | StartRanks | Submit | Ask | End
-FromAgent = Hello | Pulse | RankAnswered | RankDied | SuiteNews | SuiteEnded | Reply | Ending
+FromAgent = Hello | Pulse | RankAnswered | RankDied | CheckEnded | SuiteEnded | Reply | Ending

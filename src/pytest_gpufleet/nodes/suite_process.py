@@ -1,4 +1,4 @@
-"""The run of a node alone: `python -m pytest` as a child, and what its evidence tells while it grows."""
+"""The run of a node alone: `python -m pytest` as a child, and how far it is by its evidence."""
 
 import os
 import stat
@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.model.events import LONGEST_LINE, STARTED_BY
-from pytest_gpufleet.nodes.messages import RunSuite, SuiteEnded, SuiteNews
+from pytest_gpufleet.model.events import LONGEST_LINE, STARTED_BY, Outcome, VerdictWord
+from pytest_gpufleet.nodes.messages import CheckEnded, RunSuite, SuiteEnded
 from pytest_gpufleet.world.engines import processes
 
 
@@ -42,7 +42,7 @@ def part(folder: Path, name: str, offset: int, most: int) -> bytes:
 
 EVIDENCE = "evidence.jsonl"  # as run/folder.py calls it
 NOT_PASSED_ON = ("PYTEST_ADDOPTS", STARTED_BY)  # of the run of all nodes: what is meant for each is told
-ONE_OF_MANY = "GPUFLEET_ONE_OF_MANY"  # set for it: hooks hear of all nodes where the run of all of them is
+ONE_OF_MANY = "GPUFLEET_ONE_OF_MANY"  # set for it: what a site names may not be on each of its nodes
 OUTPUT_BYTES = 16 * 1024  # the end of a traceback, or of pytest's own summary
 
 
@@ -50,12 +50,23 @@ class _Sample(msgspec.Struct):
     gpus: tuple[dict[str, Any], ...] = ()
 
 
+class _Check(msgspec.Struct):
+    id: str
+    outcome: Outcome
+    seconds: float
+
+
 class _Line(msgspec.Struct):
     """What is looked at in a line of the evidence."""
 
     event: str
-    check: Any = None  # its name, of one that begins
+    check: str | _Check = ""  # its name, of one that begins
     sample: _Sample = msgspec.field(default_factory=_Sample)
+    verdict: VerdictWord | None = None
+    reasons: tuple[str, ...] = ()
+
+
+LOOKED_AT = (b'"check_started"', b'"check_finished"', b'"telemetry"', b'"verdict"')  # kinds of events
 
 
 class SuiteProcess:
@@ -69,6 +80,7 @@ class SuiteProcess:
     def __init__(self, asked: RunSuite, keep_in: Path, environment: Mapping[str, str]) -> None:
         self.check = ""
         self.readings: Sequence[Mapping[str, Any]] = ()
+        self._verdict = _Line("")
         self._reports = Path(tempfile.mkdtemp(prefix="run-", dir=keep_in))
         self._output = keep_in / f"{self._reports.name}.output"
         self._read = 0  # bytes of its evidence
@@ -100,47 +112,56 @@ class SuiteProcess:
         """Of its run, once there is one."""
         return next((path.parent for path in self._reports.glob(f"*/{EVIDENCE}")), None)
 
-    def news(self) -> list[SuiteNews | SuiteEnded]:
+    def news(self) -> list[CheckEnded | SuiteEnded]:
         """What has happened since the last time."""
         if self.over:
             return []
         status = self._process.poll()  # asked first: what it wrote before it ended comes before its end
-        lines = self._lines()
-        told: list[SuiteNews | SuiteEnded] = [SuiteNews(lines)] if lines else []
+        news: list[CheckEnded | SuiteEnded] = [*filter(None, map(self._read_line, self._lines()))]
         if status is not None:
             self.over = True
             os.close(self._lifeline)
-            told.append(self._ended(status))
-        return told
+            news.append(self._ended(status))
+        return news
 
-    def _lines(self) -> tuple[bytes, ...]:
-        """Those of its evidence that are complete by now and were not told yet, without telemetry."""
+    def _lines(self) -> list[bytes]:
+        """Those of its evidence that are complete by now and were not read yet."""
         folder = self.folder
         if folder is None:
-            return ()
+            return []
         try:  # anew each time: a run writes its evidence again if somebody removes it
             with safe_files.open_regular(folder / EVIDENCE) as file:
                 file.seek(self._read)
                 whole, newline, _ = file.read(LONGEST_LINE + 1).rpartition(b"\n")
         except OSError:
-            return ()
+            return []
         self._read += len(whole) + len(newline)
-        return tuple(line for line in whole.split(b"\n") if self._is_news(line))
+        return whole.split(b"\n")
 
-    def _is_news(self, line: bytes) -> bool:
+    def _read_line(self, line: bytes) -> CheckEnded | None:
+        if not any(kind in line for kind in LOOKED_AT):
+            return None
         try:
             known = msgspec.json.decode(line, type=_Line)
-        except ValueError:  # somebody else wrote into the file, which the run itself will tell
-            return False
-        if known.event == "check_started":
-            self.check = str(known.check)
-        if known.event == "telemetry":
-            self.readings = known.sample.gpus
-        return known.event != "telemetry"
+        except ValueError:  # somebody else wrote into the file, which the run itself says in the end
+            return None
+        match known:
+            case _Line("check_started", str(check)):
+                self.check = check
+            case _Line("check_finished", _Check(check, outcome, seconds)):
+                return CheckEnded(check, outcome, seconds)
+            case _Line("telemetry"):
+                self.readings = known.sample.gpus
+            case _Line("verdict"):
+                self._verdict = known
+        return None
 
     def _ended(self, status: int) -> SuiteEnded:
         size = self._output.stat().st_size
         output = part(self._output.parent, self._output.name, max(0, size - OUTPUT_BYTES), OUTPUT_BYTES)
         folder = self.folder
         files = sizes(folder) if folder else {}
-        return SuiteEnded(status, output.decode(errors="replace"), folder.name if folder else "", files)
+        return SuiteEnded(
+            status, output.decode(errors="replace"), folder.name if folder else "", files, self._verdict.verdict,
+            self._verdict.reasons,
+        )  # fmt: skip

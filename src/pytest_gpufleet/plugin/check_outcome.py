@@ -40,10 +40,6 @@ MESSAGE_LIMIT = 20_000
 NOT_RUN = "its body was not run"
 
 
-class FailedOnNodes(AssertionError):
-    """A check has failed on nodes that have run it by themselves. What they found is on record."""
-
-
 def finished(item: pytest.Item, phases: Phases) -> Check:
     """The check that a finished test was. Of what was raised nothing is kept but text: the frames of a
     traceback hold all that the test had. One that another plugin runs again is what it was at its worst."""
@@ -74,7 +70,7 @@ def finished(item: pytest.Item, phases: Phases) -> Check:
 
 def faults(item: pytest.Item, report: pytest.TestReport, error: BaseException | None) -> list[Fault]:
     """What is wrong by what ended a phase of a test, without what is on record: missed limits, and what was watched."""
-    if not _failed(report, error) or isinstance(error, (LimitMissed, FailedOnNodes)):
+    if not _failed(report, error) or isinstance(error, LimitMissed):
         return []
     found: Sequence[Fault]
     match error:
@@ -101,14 +97,12 @@ def show_faults(report: pytest.TestReport, error: BaseException | None, run: Run
     if isinstance(error, Faults) and report.failed:
         identity = run.target.topology.identity
         report.longrepr = "\n".join("\n".join(filter(None, (each.told(identity), each.story))) for each in error.faults)
-    if isinstance(error, FailedOnNodes) and report.failed:
-        report.longrepr = str(error)
 
 
 def _outcome(phases: Phases) -> tuple[Outcome, str]:
     for report, error in phases:
         if _failed(report, error):
-            own = isinstance(error, (LimitMissed, RankFailure, FailedOnNodes))
+            own = isinstance(error, (LimitMissed, RankFailure))
             crash = getattr(report.longrepr, "reprcrash", None)
             text = report.longreprtext
             headline = "" if crash is None or text.startswith(crash.message) else f"{crash.message}\n\n"

@@ -3,7 +3,6 @@ plugins by the hooks below."""
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpufleet.plugin import compat, markers
+from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.plugin.keys import RUN
 
 if TYPE_CHECKING:
@@ -31,24 +30,22 @@ class Hooks:
     KeyboardInterrupt and, before the verdict, pytest.exit pass through. Each implementation is called by itself: there
     are no wrappers here.
 
-    In a run on many nodes they are called where that was started, also with what each node has found in its own run, at
-    its place among all nodes, when the check is reported there. What a run takes over from an earlier one
-    (--fleet-resume) was announced in that one. A run that was killed, or ended by its --fleet-deadline while it hung,
-    announces no verdict.
+    In a run on many nodes each node's own run calls them there, as one of a single machine does, and the run over all
+    with what was found between nodes. What a run takes over from an earlier one (--fleet-resume) was announced in that
+    one. A run that was killed, or ended by its --fleet-deadline while it hung, announces no verdict.
     """
 
     @staticmethod
     @pytest.hookspec
     def pytest_gpufleet_finding(finding: Finding, item: pytest.Item, config: pytest.Config) -> None:
-        """Called when a measurement has been judged, before a missed limit fails its test (`item`). What nodes measured
-        in their own runs has no samples and details here."""
+        """Called when a measurement has been judged, before a missed limit fails its test (`item`)."""
 
     @staticmethod
     @pytest.hookspec
     def pytest_gpufleet_fault(fault: Fault, config: pytest.Config) -> None:
         """Called when something wrong with the machine was put on record. `fault.kind` has number, action and next
         step; `fault.check` is "" for what belongs to no test. A missed limit is a finding; its cause, if the check
-        found one, is a fault, and so is what missed in the own runs of nodes."""
+        found one, is a fault."""
 
     @staticmethod
     @pytest.hookspec
@@ -61,9 +58,7 @@ ENDING = (KeyboardInterrupt, pytest.exit.Exception)  # what an implementation ma
 
 
 def announce_finding(item: pytest.Item, finding: Finding) -> None:
-    # What nodes have measured by themselves stands in their own junit.xml.
-    if item.config.stash[RUN].options.nodes is None or markers.is_between_nodes(item):
-        _into_junit(item.config, item.nodeid, finding.properties())
+    _into_junit(item.config, item.nodeid, finding.properties())
     _call(item.config, "pytest_gpufleet_finding", finding=finding, item=item)
 
 
@@ -83,10 +78,8 @@ def announce_verdict(config: pytest.Config, exit_status: int) -> None:
 
 def _call(config: pytest.Config, hook: str, ends_run: tuple[type[BaseException], ...] = ENDING, **event: Any) -> None:
     """Call each implementation by itself: what goes wrong in one is a warning, since it says nothing about the machine,
-    and keeps no other from being called. Not in the run of one node of many, of which they hear in the run of all."""
-    from pytest_gpufleet.nodes.suite_process import ONE_OF_MANY
-
-    for each in () if ONE_OF_MANY in os.environ else getattr(config.hook, hook).get_hookimpls():
+    and keeps no other from being called."""
+    for each in getattr(config.hook, hook).get_hookimpls():
         try:
             if not (each.wrapper or each.hookwrapper):
                 each.function(*({**event, "config": config}[name] for name in each.argnames))

@@ -101,11 +101,11 @@ def _open(config: pytest.Config, run: Run) -> None:
     config.pluginmanager.register(report_files, "gpufleet-report-files")
     config.pluginmanager.register(check_outcome.SessionEnd(run), "gpufleet-session-end")
     if run.options.nodes is not None:
-        from pytest_gpufleet.plugin import mirrored
+        from pytest_gpufleet.plugin.on_nodes import OnNodes
         from pytest_gpufleet.run.cluster_run import ClusterRun
 
         assert isinstance(run, ClusterRun)
-        config.pluginmanager.register(mirrored.Mirrors(run), "gpufleet-mirrors")
+        config.pluginmanager.register(OnNodes(run), "gpufleet-on-nodes")
 
 
 @pytest.hookimpl(trylast=True, optionalhook=True)

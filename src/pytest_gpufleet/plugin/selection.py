@@ -20,8 +20,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if run.carried:
         items[:] = [item for item in items if suite.shipped().known_as(item.nodeid) not in run.carried]
     items.sort(key=lambda item: item.get_closest_marker("at_the_end") is not None)
-    if run.options.nodes is not None:  # each node by itself first
-        items.sort(key=markers.is_between_nodes)
     asked_for = [item for item in items if _is_asked_for(item, run.options)]
     # Of whoever names nothing but checks between nodes, each says what it needs.
     others = [item for item in items if item not in asked_for] if asked_for else []

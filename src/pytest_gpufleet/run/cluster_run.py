@@ -1,7 +1,7 @@
 """A run on many nodes: each checks itself in a run of its own, and between them run the checks that need several."""
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
@@ -20,13 +20,12 @@ from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.cluster import Cluster, Trouble
 from pytest_gpufleet.nodes.messages import Asked, CheckHealth, Greeting, Hello, Lock, ReadHost
 from pytest_gpufleet.nodes.transport import LocalTransport, Transport
-from pytest_gpufleet.run import node_runs, resume
+from pytest_gpufleet.run import resume
 from pytest_gpufleet.run.folder import RunFolder
-from pytest_gpufleet.run.node_runs import NodeRuns
+from pytest_gpufleet.run.node_runs import NodeRun, NodeRuns
 from pytest_gpufleet.run.run import AT_THE_END, Ranks, Run, likely
 from pytest_gpufleet.run.settings import Options
 from pytest_gpufleet.run.target import NodeFacts, Target
-from pytest_gpufleet.verdict import node_verdicts
 from pytest_gpufleet.verdict.fleet.fleet_peers import minority
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun
 from pytest_gpufleet.world.engines.protocol import Engine
@@ -122,21 +121,19 @@ HELLO_SECONDS = 120.0  # for a process to start on each node, import from a shar
 LOCK_SECONDS = 30.0
 HEALTH_SECONDS = 30.0  # for what takes a healthy node 0.2 s
 HASTE_SECONDS = 3.0  # for the same, of a run that was told to end
-END_SECONDS = 300.0  # for a node that has done all checks to write its report
 CLOSE_SECONDS = 15.0
 TURN_SECONDS = 0.5  # between two looks at who is there
 
 
 class ClusterRun(Run):
-    """`recorded_lost`: the nodes whose loss is on record. `alone`: no check between nodes has begun yet."""
+    """`recorded_lost`: the nodes whose loss is on record. `alone`: their own runs go on."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.ranks = ClusterRanks(self)
         self.alone = True
         self.recorded_lost: set[int] = set()
-        self.earlier: dict[int, RunFolder] = {}  # nodes' own runs that need not be made again
-        self.earlier_names: dict[int, str] = {}
+        self.earlier: dict[int, tuple[str, RunFolder]] = {}  # nodes' own runs that need not be made again
         self._locked: set[int] = set()
         self._recorded_left_out: set[int] = set()
 
@@ -162,7 +159,9 @@ class ClusterRun(Run):
 
     @cached_property
     def node_runs(self) -> NodeRuns:
-        return NodeRuns(self.cluster)
+        runs = NodeRuns(self.cluster, self.folder)
+        self.open_things.callback(runs.close)
+        return runs
 
     @property
     def health(self) -> None:
@@ -180,7 +179,7 @@ class ClusterRun(Run):
         return tuple(self.target.machines[node] for node in self.cluster.alive)
 
     def runs_of_nodes(self) -> dict[int, HostRun]:
-        return self.node_runs.of_hosts()
+        return self.node_runs.own
 
     def hosts_now(self, fact: str) -> dict[int, Any]:
         answers = self._answers(ReadHost((fact,)), self.cluster.alive, f"changes of {fact}")
@@ -214,11 +213,10 @@ class ClusterRun(Run):
         code = "node_missing" if there < wanted else "node_too_many"
         return [Fault(code, (), f"{there} nodes are there, {wanted} were asked for")]
 
-    def lost_nodes(self, check: str, nodes: Iterable[int] | None = None) -> list[Fault]:
-        """The loss of each of these nodes (None: of any) of which that is not known yet; it is on record then, and its
-        fault is not."""
+    def lost_nodes(self, check: str) -> list[Fault]:
+        """The loss of each node of which that was not known yet; it is on record then, and its fault is not."""
         faults, lost = [], self.cluster.lost
-        for node in lost if nodes is None else nodes:
+        for node in lost:
             if node not in self.recorded_lost:
                 self.recorded_lost.add(node)
                 self.record(NodeLost(node=node, why=lost[node].why))
@@ -254,46 +252,55 @@ class ClusterRun(Run):
     # ------------------------------------------------------------ one after the other
 
     def take_up(self, folder: RunFolder, then: Record) -> None:
-        self.earlier = resume.whole_nodes(folder, then)
-        self.earlier_names = {node: end.run for node, end in then.finished.items()}
+        whole = resume.whole_nodes(folder, then)
+        self.earlier = {node: (then.finished[node].run, own) for node, own in whole.items()}
 
-    def start_alone(self, arguments: tuple[str, ...], checks: Collection[str]) -> None:
-        """Start the nodes' own runs, with these arguments of pytest, and go on without nodes on which that cannot be.
-        Refused if no node is left. `checks`: their node ids."""
+    def start_alone(self, arguments: tuple[str, ...], directory: str) -> None:
+        """Start the nodes' own runs, with these arguments of pytest in this directory, and go on without nodes on which
+        that cannot be. Refused if no node is left."""
         nodes = [node.found for node in self.target.node_facts if node.index in self.cluster.alive]
-        self.node_runs.take_over(self.earlier, nodes, self.folder, checks)
-        troubles = self.node_runs.start(dict.fromkeys(self.cluster.alive, arguments), nodes, self.folder)
+        self.node_runs.take_over(self.earlier, nodes, self.of_nodes)
+        troubles = self.node_runs.start(arguments, nodes, directory)
         for node, why in troubles.items():
             self._give_up(node, f"its own run could not be started: {why}")
         if troubles and not self.cluster.alive:
             text = "; ".join(f"{self.target.hosts[node]}: {why}" for node, why in troubles.items())
             raise Refused(f"the checks of one machine cannot be started there: {text}")
 
-    def wait_alone(self, check: str) -> None:
-        """Until every node that is there has done this check of one machine."""
-        while self.node_runs.at_work(check):
-            self.node_runs.listen(TURN_SECONDS)
-
-    def begin_between(self) -> None:
-        """Wait for the nodes' own runs to end, and leave out the nodes that they speak against, and those that do not
-        fit to most of the others; once."""
-        if not self.alone:
-            return
-        while self.node_runs.at_work():
-            self.node_runs.listen(TURN_SECONDS)
+    def wait_alone(self, show: Callable[[NodeRun], None]) -> None:
+        """Until the nodes' own runs are over, and what they left is here. `show`: each that is over. Without nodes that
+        they speak against, and those that do not fit to most of the others."""
+        self.interruption.before_test()
+        runs = self.node_runs.all.values()
+        for run in [run for run in runs if run.taken_over]:
+            show(run)
+        while any(run.at_work for run in runs):
+            for run in self.node_runs.listen(TURN_SECONDS):
+                show(run)
+                if run.lost is None and run.died:
+                    assert run.ended is not None
+                    self._give_up(run.node, run.died, run.ended.output)
+            self._note_finished()
+            self._accuse_lost("")
+        self.node_runs.settle(self.interruption)
+        self._note_finished()
         self.alone = False
-        unfit = {
-            node: f"its own run came to {run.record.verdict or 'no verdict'}"
-            for node, run in self.node_runs.all.items()
-            if not run.fit
-        }
+        unfit = {run.node: f"its own run came to {run.verdict}" for run in runs if not run.fit}
         for node, why in {**minority(self.runs_of_nodes()), **unfit}.items():
             if node in self.cluster.alive:
                 self._leave_out(node, why)
 
-    def _give_up(self, node: int, why: str) -> None:
+    def _note_finished(self) -> None:
+        for run in self.node_runs.read():
+            self.record(run.finished(self.node_runs.own[run.node]))
+
+    def _accuse_lost(self, check: str) -> None:
+        for fault in self.lost_nodes(check):
+            self.accuse(fault)
+
+    def _give_up(self, node: int, why: str, story: str = "") -> None:
         """Go on without a node that is there and cannot do its part, and hold that against it."""
-        self.accuse(Fault("node_unfit", (Place(node, "node"),), why))
+        self.accuse(Fault("node_unfit", (Place(node, "node"),), why, story))
         self._leave_out(node, why)
 
     def _leave_out(self, node: int, why: str) -> None:
@@ -308,15 +315,15 @@ class ClusterRun(Run):
                 self.record(NodeLeftOut(node=node, why=why))
 
     def finish(self, cut_short: bool) -> None:
-        """`cut_short`: what the nodes are still at is not waited for."""
+        """What nodes are still at is not waited for."""
         self.check_health(AT_THE_END)
-        wait_seconds = 0.0 if cut_short else END_SECONDS
-        digests = node_runs.collect(self.cluster, self.node_runs, self.interruption, wait_seconds)
-        for node, each in self.node_runs.all.items():
-            name = self.earlier_names.get(node, "") if each.taken_over else each.ended.run if each.ended else ""
-            self.record(node_verdicts.finished(node, name, each.record, digests[node]))
-        for fault in self.lost_nodes(AT_THE_END):  # while their reports were written and brought here
-            self.accuse(fault)
+        self.node_runs.listen(0.0)  # a node that was lost may have come to its end all the same
+        self.node_runs.settle(self.interruption, again=True)
+        self._note_finished()
+        for node, run in self.node_runs.all.items():
+            if node not in self.node_runs.own:
+                self.record(run.finished(None))
+        self._accuse_lost(AT_THE_END)  # while their reports were brought here
 
     def _end_agents(self, cluster: Cluster) -> None:
         for node, why in cluster.close(CLOSE_SECONDS).items():

@@ -48,7 +48,7 @@ def summarize(run: Run) -> None:
 
 
 def _end(run: Run, evidence: Evidence, status: int) -> int:
-    if status == NOTHING_COLLECTED and run.carried:
+    if status == NOTHING_COLLECTED and (run.carried or run.of_nodes):
         status = 0
     if run.sampling is not None:
         run.sampling.note_lost()

@@ -55,6 +55,7 @@ class Run:
     evidence: Evidence | None = None
     folder: RunFolder  # only beside evidence
     sampling: Sampling | None = None
+    of_nodes: tuple[str, ...] = ()  # the checks that each of many nodes runs by itself
 
     def __init__(
         self,

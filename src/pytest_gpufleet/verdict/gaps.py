@@ -78,7 +78,7 @@ def newer(record: Record) -> list[Gap]:
     """The checks that this version requires at the level of the run, and that did not exist in the version that ran:
     they leave nothing open."""
     why = Said("it did not exist in {version}", version=record.run.plugin)
-    required = shipped().required(record.run.level, len(record.hosts))
+    required = record.required_by(shipped())
     return [Gap("not there yet", name, why) for name in required if name not in record.suite.checks]
 
 

@@ -1,0 +1,118 @@
+"""Tests of one machine in a run on many nodes. Each node runs them by itself, as if it were alone; here are only those
+between nodes, and a line on each node."""
+
+import os
+import shlex
+from collections.abc import Generator, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+
+from pytest_gpufleet.nodes.messages import Pulse
+from pytest_gpufleet.plugin import markers, options
+from pytest_gpufleet.plugin.terminal import SCREEN
+from pytest_gpufleet.report.terminal.live import NodeNow, NodesNow
+from pytest_gpufleet.run.cluster_run import ClusterRun
+from pytest_gpufleet.run.node_runs import NodeRun
+from pytest_gpufleet.run.settings import Options
+
+# With which arguments pytest runs on each node: those of this run, but for what is about all of them, and where files
+# of this machine go.
+WITH_A_VALUE = (
+    "--nodes", "--gpus", "--fleet-address", "--fleet-dir", "--fleet-keep", "--fleet-deadline", "--fleet-resume",
+    "--fleet-prometheus", "--html", "--junitxml", "--junit-xml", "--basetemp", "--pastebin", "--log-file",
+    "--report-log",
+)  # fmt: skip
+WITHOUT = (
+    "--fleet-insecure", "--fleet-monitor", "--lf", "--last-failed", "--ff", "--failed-first", "--nf", "--new-first",
+    "--sw", "--stepwise", "--sw-skip", "--stepwise-skip", "--sw-reset", "--stepwise-reset", "--pdb", "--trace",
+    "--rehearse",
+)  # fmt: skip
+
+
+def arguments(config: pytest.Config, options: Options) -> tuple[str, ...]:
+    given = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *config.getini("addopts")]
+    given += map(str, config.invocation_params.args)
+    target = f"--rehearse={options.rehearse}" if options.rehearse else f"--gpus={options.gpus}"
+    return (*kept(given), target, "-o=addopts=")
+
+
+def kept(given: Sequence[str]) -> Iterator[str]:
+    """`given` without the options above, with their values."""
+    left_out = False
+    for argument in given:
+        option, equals, _ = argument.partition("=")
+        if left_out:
+            left_out = False
+        elif option in WITH_A_VALUE:
+            left_out = not equals
+        elif option not in WITHOUT:
+            yield argument
+
+
+def nodes_now(run: ClusterRun) -> NodesNow:
+    """May be called from any thread."""
+    assert run.evidence is not None
+    record, cluster, runs = run.evidence.record, run.cluster, run.node_runs.all
+    latest = record.started[-1] if record.started else ""
+    check = "each node by itself" if runs and run.alone else "" if latest in record.checks else latest
+    late = {own.node for own in [*runs.values()] if own.at_work} if run.alone else set()
+    gone = {**dict.fromkeys(cluster.left_out, "left out"), **dict.fromkeys(cluster.lost, "lost")}
+    nodes = []
+    for node, host in run.target.hosts.items():
+        own, pulse = runs.get(node), cluster.pulses.get(node, Pulse())
+        failed = own.outcomes["failed"] if own else 0
+        wrong = gone.get(node) or (f"{failed} failed" if failed else "")
+        waited_for = 0 < len(late) < len(runs) and node in late
+        nodes.append(NodeNow(host, _doing(run, own, pulse, gone), wrong, waited_for, pulse.hottest_c, pulse.watts))
+    return NodesNow(check, nodes)
+
+
+def _doing(run: ClusterRun, own: NodeRun | None, pulse: Pulse, gone: dict[int, str]) -> str:
+    if own is not None and own.node in gone:
+        return ""
+    if not run.alone:
+        return "works with the others"
+    if own is None or not own.at_work:
+        return "has done its own checks" if own else "starts"
+    return f"{own.outcomes.total()} of {len(run.of_nodes)} {pulse.check}"
+
+
+class OnNodes:
+    def __init__(self, run: ClusterRun) -> None:
+        self._run = run
+
+    @pytest.hookimpl(trylast=True)  # when the terminal is there
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Show what the nodes are at, if this is a terminal: one line, or with --fleet-monitor one of each."""
+        rows = len(self._run.cluster.names) if self._run.options.monitor else 0
+        now = partial(nodes_now, self._run)
+        session.config.stash[SCREEN].draw_nodes(now, rows, session.config, self._run.open_things)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # when all others have chosen
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, object, object]:
+        result = yield
+        self._run.of_nodes = tuple(item.nodeid for item in items if not markers.is_between_nodes(item))
+        items[:] = filter(markers.is_between_nodes, items)
+        return result
+
+    def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> str:
+        alone, nodes = len(self._run.of_nodes), len(self._run.cluster.alive)
+        return f"gpufleet: {alone} tests on each of {nodes} nodes by itself, {len(items)} between them"
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        """Have each node make its own run, with what was selected here, before any test between them."""
+        if session.testsfailed:
+            return
+        if self._run.of_nodes:
+            given = arguments(session.config, self._run.options)
+            with options.refusals():
+                self._run.start_alone(given, str(session.config.invocation_params.dir))
+        self._run.wait_alone(partial(_show, session.config.pluginmanager.get_plugin("terminalreporter")))
+
+
+def _show(terminal: Any, run: NodeRun) -> None:
+    if terminal is not None:
+        terminal.write_line(run.text, red=not run.fit)
