@@ -75,6 +75,7 @@ def test_the_rails_of_two_nodes_are_told_as_pairs() -> None:
 @pytest.mark.parametrize(
     ("nodes", "slow", "told"),
     [
+        (2, {}, []),
         (3, {}, []),
         (3, {"node_node2": 216.0, "node1_node2": 231.0}, ["node-node2", "node1-node2"]),
         (4, {"node1_node3": 300.0}, ["node1-node3"]),
@@ -82,21 +83,16 @@ def test_the_rails_of_two_nodes_are_told_as_pairs() -> None:
 )
 def test_a_pair_of_nodes_is_held_against_the_other_pairs(nodes: int, slow: dict[str, float], told: list[str]) -> None:
     """Of nodes whose GPUs no profile knows."""
-    figures = Measurement("node_group_busbw", pairs(nodes, **slow).values, PAIRS)
     topology = cluster(nodes, runs.UNKNOWN)
-    finding = judge(figures, None, topology, "a", rehearsal=False, required=False)
+    finding = judge(pairs(nodes, **slow), None, topology, "a", rehearsal=False, required=False)
     assert [str(where) for where in finding.slower_than_peers or ()] == told
     assert finding.state == ("missed" if told else "for information")
+    assert (finding.slower_than_peers is None) == (nodes == 2)  # a lone pair has no peers
 
 
 @pytest.mark.parametrize(
     ("nvls", "reached", "state", "limit"),
-    [
-        (True, 449.0, "met", 440),
-        (True, 391.0, "missed", 440),
-        (False, 391.0, "met", 360),
-        (False, 231.0, "missed", 360),
-    ],
+    [(True, 449.0, "met", 440), (True, 391.0, "missed", 440), (False, 391.0, "met", 360), (False, 231.0, "missed", 360)],
 )
 def test_all_pairs_alike_are_held_against_what_nccl_can_do(nvls: bool, reached: float, state: str, limit: int) -> None:
     """Where all are slow, peers tell nothing: 216 to 231 GB/s were seen where 450 are usual (nccl#2409). By the ring no
@@ -104,11 +100,6 @@ def test_all_pairs_alike_are_held_against_what_nccl_can_do(nvls: bool, reached: 
     figures = pairs(4, reached)
     finding = judged(replace(figures, conditions={**figures.conditions, "nvls": nvls}), 4)
     assert (finding.state, finding.limit and finding.limit.value) == (state, limit)
-
-
-def test_a_lone_pair_without_a_limit_is_for_information() -> None:
-    finding = judge(pairs(2), None, cluster(2, runs.UNKNOWN), "a", rehearsal=False, required=False)
-    assert (finding.state, finding.slower_than_peers) == ("for information", None)
 
 
 def test_what_nodes_do_together_is_not_held_against_a_limit_of_one_machine() -> None:
