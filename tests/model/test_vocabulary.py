@@ -5,16 +5,8 @@ from typing import get_args
 import pytest
 import torch
 
-from pytest_gpufleet.model.conditions import (
-    CONDITIONS,
-    EACH_ALONE,
-    LINED_UP,
-    METHODS,
-    NO_SYNC,
-    ONE_WINDOW,
-    SHARED_SPAN,
-    WARMED_THROUGH,
-)
+from pytest_gpufleet.model import conditions as words
+from pytest_gpufleet.model.conditions import CONDITIONS, METHODS
 from pytest_gpufleet.model.metric import BETWEEN_NODES, EXTRAORDINARY, MEASURED_UNDER, METRICS
 from pytest_gpufleet.probes.collectives import table
 from pytest_gpufleet.probes.compute import rate
@@ -88,8 +80,8 @@ def test_conditions_have_the_values_that_the_vocabulary_knows(measured):
         ("optimizer", recipes.OPTIMIZERS),
         (
             "method",
-            {*METHODS, "replayed", "eager", "ib_write_bw", "nccl", "nccl at once"}
-            | {EACH_ALONE, ONE_WINDOW, WARMED_THROUGH, LINED_UP, SHARED_SPAN, NO_SYNC},
+            {*METHODS, "replayed", "eager", "ib_write_bw", "nccl", "nccl at once", words.EACH_ALONE, words.NO_SYNC}
+            | {words.ONE_WINDOW, words.WARMED_THROUGH, words.LINED_UP, words.SHARED_SPAN},
         ),
         (
             "direction",
@@ -102,11 +94,8 @@ def test_the_vocabulary_has_the_words_of_the_probes(condition, values):
     assert set(CONDITIONS[condition].values) == set(values)
 
 
-def test_types_are_torchs():
-    assert all(isinstance(getattr(torch, name), torch.dtype) for name in CONDITIONS["dtype"].values)
-
-
 def test_every_word_is_used():
+    assert all(isinstance(getattr(torch, name), torch.dtype) for name in CONDITIONS["dtype"].values)
     assert {key for under in MEASURED_UNDER.values() for key in under} == {
         key for key, condition in CONDITIONS.items() if condition.values is not None
     }

@@ -151,14 +151,12 @@ NETWORKS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], float]] = 
     "slots of PCIe 4": (ports(8, pcie=slot(16, 16.0)), EIGHT, 221.8),
     "one wrong slot": ([*ports(7, pcie=slot(16, 32.0)), port(7, pcie=slot(8, 32.0))], EIGHT, 400),
     "two ports of a slot": (
-        [port(number, 200, function=str(number % 2), pcie=slot(16, 16.0)) for number in range(16)],
-        EIGHT,
-        221.8,
+        [port(number, 200, function=str(number % 2), pcie=slot(16, 16.0)) for number in range(16)], EIGHT, 221.8,
     ),
     "GPUs of PCIe 4": (ports(8), [{"pcie_generation_max": 4, "pcie_width_max": 16}] * 8, 221.8),
     "all are down": (ports(8, **DOWN), EIGHT, 0),
     "no port": ([], EIGHT, 0),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", NETWORKS)
