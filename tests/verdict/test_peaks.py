@@ -37,21 +37,18 @@ def test_a_peak_says_how_it_comes_about() -> None:
     assert str(peaks.memory_bandwidth(gpu)) == "3,201 MHz x 2 x 6,016 bits: 4,814 GB/s"
     assert str(peaks.product_rate(gpu)) == "132 SMs x 1,980 MHz x 4,096 operations (H100 white paper): 1,071 TFLOP/s"
     assert str(peaks.nvlinks(gpu, 18)) == "18 NVLinks x 25 GB/s: 450 GB/s"
+    assert str(peaks.Peak(12_938.4, "images/s", "2 x 6,469 images/s")) == "2 x 6,469 images/s: 12,940 images/s"
 
 
-@pytest.mark.parametrize(
-    ("peak", "fact"),
-    [
-        (peaks.memory_bandwidth, "memory_bus_bits"),
-        (peaks.memory_bandwidth, "memory_clock_max_mhz"),
-        (peaks.host_link, "pcie_generation_max"),
-        (peaks.host_link, "pcie_width_max"),
-        (peaks.product_rate, "compute_capability"),
-        (peaks.product_rate, "cuda_cores"),
-        (peaks.product_rate, "sm_clock_max_mhz"),
-        (peaks.power_bound, "power_limit_watts"),
-    ],
-)
+FOLLOWS = {
+    peaks.memory_bandwidth: ("memory_bus_bits", "memory_clock_max_mhz"),
+    peaks.host_link: ("pcie_generation_max", "pcie_width_max"),
+    peaks.product_rate: ("compute_capability", "cuda_cores", "sm_clock_max_mhz"),
+    peaks.power_bound: ("power_limit_watts",),
+}
+
+
+@pytest.mark.parametrize(("peak", "fact"), [(peak, fact) for peak, facts in FOLLOWS.items() for fact in facts])
 def test_a_fact_that_the_driver_does_not_give_is_not_guessed(peak, fact: str) -> None:  # type: ignore[no-untyped-def]
     for untold in (Missing("NVML: Not Supported", absent=True), 0):
         with pytest.raises(peaks.NoPeak, match=f"does not give {fact} of GPU 0"):
@@ -78,12 +75,9 @@ def test_parts_of_gpus_and_what_nobody_has_looked_up_have_no_peak(facts: dict[st
         peaks.product_rate(H200.gpu(**facts))
 
 
-def test_a_gpu_that_is_passed_through_to_a_virtual_machine_is_whole() -> None:
-    assert peaks.product_rate(H200.gpu(virtualization=1)) == peaks.product_rate(H200.gpu())
-
-
 def test_a_virtual_machine_that_does_not_see_the_slot_asks_for_what_the_link_runs_at() -> None:
-    """A GPU that could do PCIe 5 in a host that cannot is healthy."""
+    """A GPU that could do PCIe 5 in a host that cannot is healthy; otherwise it is whole."""
+    assert peaks.product_rate(H200.gpu(virtualization=1)) == peaks.product_rate(H200.gpu())
     in_slow_host = H200.gpu(virtualization=1, pcie_generation=4, pcie_width=16)
     assert peaks.host_link(in_slow_host).formula == "PCIe 4 x 16 lanes"
     saves_power = H200.gpu(virtualization=1, pcie_generation=1, pcie_width=16)
@@ -92,44 +86,35 @@ def test_a_virtual_machine_that_does_not_see_the_slot_asks_for_what_the_link_run
         peaks.host_link(H200.gpu(pcie_generation_max=1))
 
 
-def test_a_large_peak_is_written_out() -> None:
-    assert str(peaks.Peak(12_938.4, "images/s", "2 x 6,469 images/s")) == "2 x 6,469 images/s: 12,940 images/s"
-
-
 # ----------------------------------------------------------------
 
 FLOP = 4.2e9
 
 
-@pytest.fixture
-def board():
-    return H200.machine(4)
+BOARD = H200.machine(4)
 
 
 def tokens(values):
     return Measurement("token_throughput", values, {"recipe": "bf16"})
 
 
-def at(board, share):
+def at(share):
     """Tokens/s of one GPU that makes use of such a share of its peak."""
-    return share * peaks.product_rate(board.gpus[0]).value * 1e12 / FLOP
+    return share * peaks.product_rate(BOARD.gpus[0]).value * 1e12 / FLOP
 
 
-def test_it_is_the_share_of_the_peak_of_the_gpus_that_train(board):
-    places = [gpu.place for gpu in board.gpus]
-    (alone,) = peaks.model_flops_utilization(tokens({place: at(board, 0.5) for place in places}), FLOP, board)
+def test_it_is_the_share_of_the_peak_of_the_gpus_that_train():
+    places = [gpu.place for gpu in BOARD.gpus]
+    (alone,) = peaks.model_flops_utilization(tokens({place: at(0.5) for place in places}), FLOP, BOARD)
     assert [*alone.values] == places
     assert [*alone.values.values()] == pytest.approx([0.5] * 4)
-    (together,) = peaks.model_flops_utilization(tokens({WORLD: 4 * at(board, 0.4)}), FLOP, board)
+    (together,) = peaks.model_flops_utilization(tokens({WORLD: 4 * at(0.4)}), FLOP, BOARD)
     assert together.values[WORLD] == pytest.approx(0.4)
+    assert peaks.model_flops_utilization(tokens({"cpu0": 1000.0}), FLOP, BOARD) == []  # no peak is known
 
 
-def test_where_no_peak_is_known_there_is_none(board):
-    assert peaks.model_flops_utilization(tokens({"cpu0": 1000.0}), FLOP, board) == []
-
-
-def test_what_no_gpu_can_reach_is_a_fault_of_that_place(board):
-    places = [gpu.place for gpu in board.gpus]
-    rates = dict.fromkeys(places, at(board, 0.99)) | {places[2]: at(board, 1.01)}
-    (fault,) = peaks.above_peak(tokens(rates), FLOP, board)
+def test_what_no_gpu_can_reach_is_a_fault_of_that_place():
+    places = [gpu.place for gpu in BOARD.gpus]
+    rates = dict.fromkeys(places, at(0.99)) | {places[2]: at(1.01)}
+    (fault,) = peaks.above_peak(tokens(rates), FLOP, BOARD)
     assert (fault.name, fault.subjects) == ("implausible_value", (places[2],))

@@ -41,13 +41,17 @@ FINDINGS = {
 }
 
 
+def written_down(folder: Path, finding: Finding, rehearsal: bool = False) -> Evidence:
+    evidence = Evidence(folder / "evidence.jsonl")
+    for event in (RunHeader(rehearsal=rehearsal), TopologyFound(nodes=[GPUS]), Judged(finding=finding)):
+        evidence.add(event)
+    evidence.close()
+    return evidence
+
+
 @pytest.mark.parametrize("what", FINDINGS)
 def test_what_is_read_is_what_was_found_and_none_of_it_was_written(what: str, tmp_path: Path) -> None:
-    evidence = Evidence(tmp_path / "evidence.jsonl")
-    evidence.add(RunHeader(rehearsal=what == "rehearsal"))
-    evidence.add(TopologyFound(nodes=[GPUS]))
-    evidence.add(Judged(finding=FINDINGS[what]))
-    evidence.close()
+    evidence = written_down(tmp_path, FINDINGS[what], rehearsal=what == "rehearsal")
     written = json.loads(evidence.path.read_text().splitlines()[-1])["finding"]
     assert written.keys().isdisjoint({"state", "missed", "slower_than_peers"})
     (found,) = read(evidence.path).findings
@@ -57,11 +61,7 @@ def test_what_is_read_is_what_was_found_and_none_of_it_was_written(what: str, tm
 
 
 def test_what_an_earlier_version_concluded_is_not_looked_at(tmp_path: Path) -> None:
-    evidence = Evidence(tmp_path / "evidence.jsonl")
-    evidence.add(RunHeader())
-    evidence.add(TopologyFound(nodes=[GPUS]))
-    evidence.add(Judged(finding=FINDINGS["missed"]))
-    evidence.close()
+    evidence = written_down(tmp_path, FINDINGS["missed"])
     *before, last = evidence.path.read_text().splitlines()
     event = json.loads(last)
     event["finding"] |= {"state": "met", "missed": [], "slower_than_peers": {}}
