@@ -77,7 +77,7 @@ def test_adapters_that_write_to_themselves():
 @pytest.mark.parametrize(
     ("change", "state", "peers", "limits", "named"),
     [
-        (wrote(gigabits=340.0), "missed", ["nic2"], 0, ["mlx5_2/1"]),
+        (wrote(gigabits=340.0), "missed", ["nic2"], 0, [("network_adapter_slow", "nic2", "mlx5_2/1")]),
         (wrote(200.0), "missed", [], 4, None),  # half, as where all traffic goes through the memory of the host
         (wrote(360.0), "met", [], 0, None),  # Azure's gate for H200
         (wrote(384.0), "met", [], 0, None),  # that of oci-hpc
@@ -88,7 +88,8 @@ def test_slow_adapters_miss_their_peers_or_what_their_ports_can(change, state, p
     finding = judge(measurement, None, recorded().topology, "x.py::y", rehearsal=False)
     assert (finding.state, [*map(str, finding.slower_than_peers or ())]) == (state, peers)
     assert (finding.limit.grade, len(finding.missed)) == ("physical", limits)
-    assert named is None or [fault.what.partition(" ")[0] for fault in on_miss()] == named
+    faults = [(fault.name, *map(str, fault.subjects), fault.what.partition(" ")[0]) for fault in on_miss()]
+    assert named is None or faults == named
 
 
 def test_an_adapter_through_which_nothing_goes():

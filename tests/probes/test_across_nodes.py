@@ -134,7 +134,3 @@ def test_known_gradients_are_exact_however_they_are_added_up(n: int) -> None:
         assert float(parts.cumsum(0)[-1]) == float(parts.flip(0).cumsum(0)[-1]) == known_average(n)
     if n > 1:
         assert float((inputs / n)[1:].sum()) != known_average(n)
-
-
-def test_cpu_ranks_have_no_conditions_of_a_network(three_nodes: World) -> None:
-    assert three_nodes.run(between_nodes.conditions) == [{}] * 6

@@ -7,9 +7,8 @@ import pytest
 
 from pytest_gpufleet.machine import network_ports
 from pytest_gpufleet.machine.network_ports import PcieLink, Port
-from pytest_gpufleet.machine.rdma import adapters_that_fail, slow_adapters
-from pytest_gpufleet.model.measurement import Measurement, Reading
-from pytest_gpufleet.model.place import THIS_NODE, Place
+from pytest_gpufleet.model.measurement import Reading
+from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.probes.adapter_loopback import adapter_bandwidth, environments, grew, least_sent, turns
 from tests.conftest import INNER
 
@@ -89,23 +88,6 @@ def test_where_all_slots_carry_less_than_the_ports_they_are_held_against_that():
     built = [*ports(1, pcie=PcieLink(lanes=16, speed=16.0)), Port("mlx5_1/1", pcie=PcieLink(lanes=8, speed=16.0))]
     figures = {port.port: (20.0,) for port in built}
     assert adapter_bandwidth(figures, built, "nccl", 1024).conditions["port_rate"] == 252
-
-
-def measured(*values):
-    places = {Place(0, "nic", number): value for number, value in enumerate(values)}
-    return Measurement("nic_bandwidth", places, {}, details={str(place): f"mlx5_{place.index}/1" for place in places})
-
-
-def test_the_slow_one_is_named():
-    (fault,) = slow_adapters(measured(47.0, 46.5, 31.0, 47.2))
-    assert (fault.name, fault.subjects) == ("network_adapter_slow", (Place(0, "nic", 2),))
-    assert fault.what.startswith("mlx5_2/1 ")
-    assert len(slow_adapters(measured(20.0, 20.1))) == 2
-
-
-def test_an_adapter_that_fails_is_named():
-    (fault,) = adapters_that_fail({"mlx5_1/1": "no reply"})
-    assert (fault.name, fault.subjects, fault.what) == ("network_adapter_fails", (THIS_NODE,), "mlx5_1/1: no reply")
 
 
 def test_ranks_send_through_the_loopback_interface_and_are_as_before(fleet):

@@ -12,13 +12,9 @@ import torch
 
 from pytest_gpufleet.machine import container, processors
 from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB
-from pytest_gpufleet.model.place import numa_node
 from pytest_gpufleet.probes import memory
 from pytest_gpufleet.probes.memory import ROW, SHARE, _block_bytes, patterns
-from pytest_gpufleet.verdict.judgement import judge
-from tests.probes.test_links import machine
 
 EACH_GPU = Path(__file__).parents[2] / "acceptance" / "test_4_each_gpu.py"
 HOLDS = "test_memory_holds_patterns"
@@ -197,23 +193,6 @@ def test_quota(world):
 def test_every_figure_belongs_to_its_numa_node_and_a_container_with_a_quota_has_none(fleet):
     run = fleet(TWO_NODES, ranks=3)
     assert [*run.outcomes.values()] == [*["passed"] * 3, "not applicable"], run.text
-
-
-@pytest.mark.parametrize(
-    ("values", "slow"),
-    [
-        ([300.0, 275.0], True),  # 11 of 12 channels
-        ([*[300.0] * 7, 275.0], True),
-        ([300.0], False),
-        ([300.0, 292.0, 288.0, 301.0], False),
-    ],
-)
-def test_a_numa_node_that_lacks_a_memory_channel_is_named(values, slow):
-    by_place = {numa_node(number): value for number, value in enumerate(values)}
-    measured = Measurement("host_memory_bandwidth", by_place, {"operation": "triad"})
-    finding = judge(measured, None, machine(), "check", rehearsal=False, required=False)
-    assert finding.state == ("missed" if slow else "for information")
-    assert [*(finding.slower_than_peers or ())] == ([numa_node(len(values) - 1)] if slow else [])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.model import place
-from pytest_gpufleet.model.conditions import ONE_WINDOW
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import GpuState, Measurement, Reading
 from pytest_gpufleet.model.place import Where
@@ -130,55 +129,20 @@ def test_what_nvml_does_not_know_is_no_figure() -> None:
 
 # ---------------- rates over all precisions
 
-# Of h200x4-c: TFLOP/s of each GPU.
-RATES = {
-    "fp64": (52.27, 54.60, 54.78, 52.99),
-    "fp32": (50.02, 50.65, 50.93, 50.14),
-    "tf32": (349.8, 352.1, 359.1, 349.9),
-    "fp16": (648.7, 661.0, 673.9, 655.0),
-    "bf16": (675.8, 681.9, 697.0, 680.9),
-    "fp8": (1203.0, 1234.9, 1244.7, 1207.4),
-}
-
-
-def rates(
-    factors: tuple[float, ...] = (1, 1, 1, 1), kelvin: tuple[float, ...] = (0, 0, 0, 0), temperatures: bool = True
-) -> list[Measurement]:
-    """Of all precisions, with GPUs made slower or faster, and warmer."""
-    states = {at: GpuState(state[0] + more) for at, state, more in zip(PLACES, HEALTHY, kelvin, strict=True)}
-    return [
-        Measurement(
-            "gemm",
-            {at: value * factor for at, value, factor in zip(PLACES, values, factors, strict=True)},
-            {"precision": precision, "at_once": "all", "method": ONE_WINDOW},
-            gpu_states=states if temperatures else {},
-        )
-        for precision, values in RATES.items()
-    ]
-
 
 def test_the_mean_over_precisions_has_its_temperature() -> None:
-    relative = relative_rate(rates())
+    """Of h200x4-c: TFLOP/s of each GPU. What a slow or a warm GPU makes of it is planted in test_planted_faults.py."""
+    tflops = {"fp64": (52.27, 54.60, 54.78, 52.99), "bf16": (675.8, 681.9, 697.0, 680.9)}
+    states = {at: GpuState(state[0]) for at, state in zip(PLACES, HEALTHY, strict=True)}
+    rates = [
+        Measurement("gemm", dict(zip(PLACES, each, strict=True)), {"precision": precision}, gpu_states=states)
+        for precision, each in tflops.items()
+    ]
+    relative = relative_rate(rates)
     assert relative.values[PLACES[2]] == 1.0  # the fastest in all
-    assert relative.values[PLACES[0]] == pytest.approx(0.968, abs=0.001)
+    assert relative.values[PLACES[0]] == pytest.approx((52.27 / 54.78 + 675.8 / 697.0) / 2)
     assert relative.gpu_states[PLACES[0]] == GpuState(temperature_c=63.0)
-    assert relative_rate(rates(temperatures=False)).gpu_states == {}
-
-
-def test_one_gpu_that_is_4_percent_slow_is_found() -> None:
-    for index in (0, 1):
-        factors = tuple(0.96 if each == index else 1.0 for each in range(4))
-        assert slow_places(relative_rate(rates(factors))) == {PLACES[index]}
-        # No single precision shows it.
-        assert not any(slow_places(rate) - {PLACES[index]} for rate in rates(factors))
-
-
-def test_a_healthy_board_never_fails_by_8_kelvin() -> None:
-    assert slow_places(relative_rate(rates())) == set()
-    for index in range(4):
-        kelvin = tuple(8.0 if each == index else 0.0 for each in range(4))
-        factors = tuple(1 - 0.003 * more for more in kelvin)
-        assert slow_places(relative_rate(rates(factors, kelvin))) == set(), index
+    assert relative_rate([replace(each, gpu_states={}) for each in rates]).gpu_states == {}
 
 
 # ---------------- parts of a window
