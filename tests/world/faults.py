@@ -65,6 +65,14 @@ def raises(error: BaseException | type[BaseException]):
     return act
 
 
+def fails_deep_down(rank):
+    with rank.phase("the risky part"):
+        try:
+            return {}["missing"]
+        except KeyError as error:
+            raise ValueError("the outer one") from error
+
+
 def kills_itself(number: int):
     def act(rank):
         print("a last word", flush=True)
@@ -186,6 +194,10 @@ def device_side_assert(rank):
 
 FAULTS = {
     "an exception on one rank": Fault(raises(ValueError("boom")), "exception", ("ValueError: boom",)),
+    "an exception that comes of another one": Fault(
+        fails_deep_down, "exception", ('the outer one in phase "the risky part"', "KeyError: 'missing'", "direct cause")
+    ),
+    "an exception that takes arguments": Fault(lambda rank: b"\xff".decode(), "exception", ("UnicodeDecodeError",)),
     "an exception on all ranks": Fault(raises(ValueError("boom")), "exception", ("ValueError: boom",), "same"),
     "an exception that cannot be pickled": Fault(raises(Unpicklable), "exception", ("I cannot travel",)),
     "an exception with 50 MB of text": Fault(

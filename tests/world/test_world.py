@@ -1,6 +1,4 @@
-"""world.run, its subsets and groups, and what is shown when a rank fails."""
-
-import pytest
+"""world.run, its subsets and groups, and how pytest ends what ends on a rank."""
 
 SHARED = """
     import os
@@ -170,23 +168,15 @@ def test_subsets_and_groups(fleet):
         dist.all_reduce(value, group=rank.group)
         return rank.index, rank.size, dist.get_rank(rank.group), value.item()
 
-    def test_everyone(nccl_group):
-        assert nccl_group.run(total) == [(rank, 4, rank, 10.0) for rank in range(4)]
-
-    @pytest.mark.parametrize("ranks", [[3, 1], (1, 3, 1)])
-    def test_subset_is_counted_anew_in_ascending_order(nccl_group, ranks):
-        subset = nccl_group.subset(ranks)
-        assert subset.size == 2
+    def test_a_subset_is_counted_anew_in_ascending_order(nccl_group):
+        subset, nested = nccl_group.subset([3, 1, 3]), nccl_group.subset([0, 2, 3]).subset([1, 2])
         assert subset.places == (Place(0, "cpu", 1), Place(0, "cpu", 3))
         assert pids(subset) == pids(nccl_group)[1::2]
-        assert subset.run(total) == [(0, 2, 0, 3.0), (1, 2, 1, 3.0)]
-
-    def test_subset_of_a_subset(nccl_group):
-        nested = nccl_group.subset([0, 2, 3]).subset([1, 2])
         assert nested.places == (Place(0, "cpu", 2), Place(0, "cpu", 3))
         assert nested.name_of(1).startswith("rank 3 of 4")
-        assert nested.run(total) == [(0, 2, 0, 3.0), (1, 2, 1, 3.0)]
-        assert nested.subset([1]).run(total) == [(0, 1, 0, 1.0)]
+        assert nccl_group.run(total) == [(rank, 4, rank, 10.0) for rank in range(4)]
+        for two in (subset, nested):
+            assert two.run(total) == [(0, 2, 0, 3.0), (1, 2, 1, 3.0)]
 
     def meet(rank, folder, count):
         (folder / str(os.getpid())).touch()
@@ -194,80 +184,16 @@ def test_subsets_and_groups(fleet):
             pass
         return total(rank)
 
-    @pytest.mark.parametrize(
-        ("groups", "sums"), [([[0, 1], [3, 2]], [[3, 3], [3, 3]]), ([[3], [2, 0]], [[1], [3, 3]])]
-    )
-    def test_groups_at_the_same_time(nccl_group, tmp_path, groups, sums):
-        results = nccl_group.each(groups, meet, tmp_path, sum(map(len, groups)))
-        assert [[value for _, _, _, value in group] for group in results] == sums
-        assert [[index for index, *_ in group] for group in results] == [list(range(len(group))) for group in groups]
+    def test_groups_run_at_the_same_time(nccl_group, tmp_path):
+        results = nccl_group.each([[3], [2, 0]], meet, tmp_path, 3)
+        assert results == [[(0, 1, 0, 1.0)], [(0, 2, 0, 3.0), (1, 2, 1, 3.0)]]
         assert nccl_group.run(total) == [(rank, 4, rank, 10.0) for rank in range(4)]
-
     """
     )
     run = fleet(module, ranks=4)
     assert run.status == 0, run.text
     assert len(run.record.worlds) == 1
 
-
-FAILURES = (
-    SHARED
-    + """
-    SEEN = set()
-
-    class Mute(Exception):
-        def __str__(self):
-            raise RuntimeError("nothing to say")
-
-    @pytest.fixture(autouse=True)
-    def world_is_fresh_after_each_failure(world):
-        now = set(pids(world))
-        assert not now & SEEN
-        SEEN.update(now)
-
-    def on_rank_1(action):
-        def run(rank):
-            with rank.phase("the risky part"):
-                if rank.index == 1:
-                    action()
-
-        return run
-
-    def fail_deep_down():
-        secret = {}
-        secret["missing"]
-
-    def chain():
-        try:
-            fail_deep_down()
-        except KeyError as error:
-            raise ValueError("the outer one") from error
-
-    def mute():
-        raise Mute
-
-    def undecodable():
-        b"\\xff".decode()
-
-    def test_exception(world):
-        world.run(on_rank_1(fail_deep_down))
-
-    def test_chained_exception(world):
-        world.run(on_rank_1(chain))
-
-    def test_mute_exception(world):
-        world.run(on_rank_1(mute))
-
-    def test_unusual_exception(world):
-        world.run(on_rank_1(undecodable))
-
-    def test_failure_in_a_subset(world):
-        world.subset([1]).run(lambda rank: fail_deep_down())
-
-    def test_at_last_all_is_well(world):
-        assert world.run(lambda rank: rank.index) == [0, 1]
-"""
-)
 
 # What a test makes of a failure, and endings that are none.
 ENDINGS = (
@@ -328,37 +254,6 @@ ENDINGS = (
         world.run(lambda rank: pytest.skip("not here") if rank.index == 0 else fail(rank))
 """
 )
-
-
-@pytest.fixture(scope="module")
-def failures(fleet):
-    return fleet(FAILURES)
-
-
-@pytest.mark.parametrize(
-    ("name", "first", "words"),
-    [
-        ("exception", "KeyError: 'missing' in phase \"the risky part\"",
-         ["in fail_deep_down", 'secret["missing"]', "rank 0 of 2, CPU: returned"]),
-        ("chained_exception", "ValueError: the outer one",
-         ["KeyError: 'missing'", "direct cause", "rank 0 of 2, CPU: returned"]),
-        ("mute_exception", "test_inner.Mute", ["nothing to say", "in mute"]),
-        ("unusual_exception", "UnicodeDecodeError", ["in undecodable"]),
-        ("failure_in_a_subset", "KeyError: 'missing'", ["in fail_deep_down"]),
-    ],
-)  # fmt: skip
-def test_a_failure_names_the_rank_first_and_tells_every_story(failures, name, first, words):
-    check = failures.check(f"test_{name}")
-    assert check.outcome == "failed"
-    assert check.message.startswith(f"rank 1 of 2, CPU: raised {first}"), check.message
-    assert [word for word in words if word not in check.message] == [], check.message
-    assert check.message.splitlines()[0] in failures.text
-
-
-def test_failures_leave_later_tests_a_fresh_world(failures):
-    assert failures.check("test_at_last_all_is_well").outcome == "passed"
-    assert len(failures.record.worlds) == len(failures.record.checks)
-    assert failures.status == 1
 
 
 def test_endings_reach_pytest_as_what_they_are(fleet):
