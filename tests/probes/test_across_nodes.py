@@ -1,6 +1,6 @@
 """What probes of one machine do on ranks of several nodes: conditions, sizes, and who is blamed for wrong data."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,15 +13,9 @@ from pytest_gpufleet.probes.between_nodes import affordable, collective_curve, d
 from pytest_gpufleet.probes.collectives.exactness import LARGE, MOST_NUMBERS, bounded, exchange
 from pytest_gpufleet.probes.search.collective import who_corrupts
 from pytest_gpufleet.probes.training.correctness import known_average, known_input
-from tests.several_nodes import ranks_on
+from tests.probes.conftest import OnRanks
 
 FLOATS = [torch.float32]
-
-
-@pytest.fixture(scope="module")
-def three_nodes() -> Iterator[World]:
-    with ranks_on(3, 2) as world:
-        yield world
 
 
 def one_figure(rank: Rank) -> Reading:
@@ -46,9 +40,8 @@ def test_what_ranks_of_several_nodes_do_together_has_their_number(three_nodes: W
 @pytest.mark.parametrize(
     ("nodes", "sizes"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (5, [1, 2, 4, 5]), (8, [1, 2, 4, 8])]
 )
-def test_nodes_are_doubled_up_to_all_of_them(nodes: int, sizes: list[int]) -> None:
-    with ranks_on(nodes, 1) as world:  # no process starts before it is used
-        assert [some.size for some in doubling(world)] == sizes
+def test_nodes_are_doubled_up_to_all_of_them(on_ranks: OnRanks, nodes: int, sizes: list[int]) -> None:
+    assert [some.size for some in doubling(on_ranks(nodes, 1))] == sizes  # no process starts before it is used
 
 
 def test_the_curve_has_a_figure_for_each_number_of_nodes_and_size(three_nodes: World) -> None:
@@ -87,12 +80,7 @@ def flip(rank: Rank, spoiled: Callable[[list[int]], bool]) -> None:
             tensor[7] += 1
         return work
 
-    rank.kept["genuine"] = genuine
     dist.all_reduce = wrong
-
-
-def put_right(rank: Rank) -> None:
-    dist.all_reduce = rank.kept.pop("genuine")
 
 
 @pytest.mark.parametrize("culprit", [0, 3])
@@ -100,7 +88,6 @@ def test_a_node_that_corrupts_data_is_named(three_nodes: World, culprit: int) ->
     three_nodes.run(flip, lambda ranks: culprit in ranks)
     deliveries = three_nodes.run(exchange, "all_reduce", "sum", dtypes=FLOATS)
     fault = who_corrupts(three_nodes, deliveries, "all_reduce", "sum", dtypes=FLOATS)
-    three_nodes.run(put_right)
     assert (fault.name, fault.subjects) == ("collective_wrong", (Place(culprit // 2, "node"),))
 
 
@@ -109,7 +96,6 @@ def test_of_two_nodes_the_network_between_them_is_named(three_nodes: World) -> N
     three_nodes.run(flip, lambda ranks: len({index // 2 for index in ranks}) > 1)
     deliveries = two.run(exchange, "all_reduce", "sum", dtypes=FLOATS)
     fault = who_corrupts(two, deliveries, "all_reduce", "sum", dtypes=FLOATS)
-    three_nodes.run(put_right)
     assert fault.subjects == (Pair(Place(0, "node"), Place(1, "node")),)
 
 

@@ -1,7 +1,7 @@
 """Rails, pairs and groups of nodes on ranks that take themselves for several nodes, some of them made slow."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
@@ -12,22 +12,9 @@ from pytest_gpufleet import Fault, Measurement, MiB, Rank, World
 from pytest_gpufleet.model.place import Place, read
 from pytest_gpufleet.probes.between_nodes import groups_of_nodes, pairs_of_nodes, rail_bandwidth, squares
 from pytest_gpufleet.probes.search.nodes import who_slows_nodes, who_slows_rails
-from tests.several_nodes import ranks_on
 
 SMALL, SEED = MiB // 4, 5
 USUAL, LONG = 0.02, 0.15  # seconds; what a busy machine adds is small beside the one and beside their difference
-
-
-@pytest.fixture(scope="module")
-def three_nodes() -> Iterator[World]:
-    with ranks_on(3, 2) as world:
-        yield world
-
-
-@pytest.fixture(scope="module")
-def four_nodes() -> Iterator[World]:
-    with ranks_on(4, 1) as world:
-        yield world
 
 
 def slowed(rank: Rank, places: Sequence[Place], link: tuple[int, int] | None) -> None:
@@ -49,25 +36,11 @@ def slowed(rank: Rank, places: Sequence[Place], link: tuple[int, int] | None) ->
             time.sleep(LONG if held_up(dist.get_process_group_ranks(group)) else USUAL)
         return reduce(tensor, *args, group=group, **kwargs)
 
-    rank.kept["genuine"] = swap, reduce
     dist.batch_isend_irecv, dist.all_reduce = slow_swap, slow_reduce
 
 
-def as_before(rank: Rank) -> None:
-    dist.batch_isend_irecv, dist.all_reduce = rank.kept.pop("genuine")
-
-
-@pytest.fixture
-def plant(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
-    planted: list[World] = []
-
-    def plant(world: World, *places: str, link: tuple[int, int] | None = None) -> None:
-        world.run(slowed, [read(each) for each in places], link)
-        planted.append(world)
-
-    yield plant
-    for world in planted:
-        world.run(as_before)
+def plant(world: World, *places: str, link: tuple[int, int] | None = None) -> None:
+    world.run(slowed, [read(each) for each in places], link)
 
 
 def named(faults: Sequence[Fault]) -> set[tuple[str, str]]:
@@ -100,7 +73,7 @@ RAILS = {
 
 
 @pytest.mark.parametrize("case", RAILS)
-def test_slow_rails_are_named(three_nodes: World, plant: Callable[..., None], case: str) -> None:
+def test_slow_rails_are_named(three_nodes: World, case: str) -> None:
     nodes, at_once, slow, low, fault = RAILS[case]
     some = three_nodes.subset(range(2 * nodes))
     plant(three_nodes, *slow)
@@ -119,7 +92,7 @@ def test_every_pair_of_nodes_has_a_figure(three_nodes: World) -> None:
 
 
 @pytest.mark.parametrize("link", [None, (1, 3)], ids=["a node", "a link and none of its nodes"])
-def test_who_slows_pairs_of_nodes_is_named(four_nodes: World, plant: Callable[..., None], link: Any) -> None:
+def test_who_slows_pairs_of_nodes_is_named(four_nodes: World, link: Any) -> None:
     plant(four_nodes, *([] if link else ["node3/cpu0"]), link=link)
     pairs = pairs_of_nodes(four_nodes, SMALL, SEED)
     found = slowest(pairs[0]), named(who_slows_nodes(four_nodes, pairs, SMALL))
@@ -129,7 +102,7 @@ def test_who_slows_pairs_of_nodes_is_named(four_nodes: World, plant: Callable[..
         assert found == ({"node-node3", "node1-node3", "node2-node3"}, {("node_slow", "node3")})
 
 
-def test_a_lone_pair_blames_nobody(three_nodes: World, plant: Callable[..., None]) -> None:
+def test_a_lone_pair_blames_nobody(three_nodes: World) -> None:
     two = three_nodes.subset(range(4))
     plant(three_nodes, "node1/cpu0")
     faults = who_slows_nodes(two, pairs_of_nodes(two, SMALL, SEED), SMALL)
@@ -137,9 +110,7 @@ def test_a_lone_pair_blames_nobody(three_nodes: World, plant: Callable[..., None
     assert "it can be either" in faults[0].what
 
 
-def test_a_node_with_fewer_gpus_is_not_named_for_what_it_reaches_less(
-    three_nodes: World, plant: Callable[..., None]
-) -> None:
+def test_a_node_with_fewer_gpus_is_not_named_for_what_it_reaches_less(three_nodes: World) -> None:
     uneven = three_nodes.subset(range(5))
     plant(three_nodes, "node2/cpu0")
     pairs = pairs_of_nodes(uneven, SMALL, SEED)
@@ -152,9 +123,7 @@ def test_of_nodes_of_which_no_two_are_alike_nobody_is_named(three_nodes: World) 
     assert (fault.name, fault.subjects, "no two nodes" in fault.what) == ("network_between_nodes_slow", (), True)
 
 
-def test_what_was_measured_in_another_way_is_looked_for_among_pairs(
-    four_nodes: World, plant: Callable[..., None]
-) -> None:
+def test_what_was_measured_in_another_way_is_looked_for_among_pairs(four_nodes: World) -> None:
     plant(four_nodes, "cpu0")
     assert named(who_slows_nodes(four_nodes, [], SMALL)) == {("node_slow", "node")}
 

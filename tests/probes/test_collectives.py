@@ -1,23 +1,23 @@
 """Bandwidth and latency of collectives on CPU ranks: what is counted, and under which conditions."""
 
-import json
 import math
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from pytest_gpufleet import GiB
+from pytest_gpufleet import WORLD, GiB, measure, measure_all
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.probes.collectives import speed
-from pytest_gpufleet.probes.collectives.speed import buffer_bytes
+from pytest_gpufleet.probes.collectives.speed import buffer_bytes, bus_bandwidth, collective_latency
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 from pytest_gpufleet.probes.collectives.under_load import beside
 from pytest_gpufleet.probes.timing import plan
 from pytest_gpufleet.verdict.judgement import judge
-from tests.conftest import INNER
 
 # doc/PERFORMANCE.md of nccl-tests, for 8 ranks.
 FACTORS = {
@@ -91,23 +91,63 @@ def test_a_rank_of_which_the_host_launches_slowly_is_named(usual, slow, named):
     assert finding.state == ("missed" if named else "for information")
 
 
-def test_figures_say_what_they_were_measured_with(fleet):
-    run = fleet(INNER / "collective_figures.py", ranks=3)
-    assert set(run.outcomes.values()) == {"passed"}, run.text
+@pytest.fixture
+def three_ranks(on_ranks):
+    return on_ranks(1, 3)
 
-    figures = json.loads((run.root / "figures.json").read_text())
-    assert len(figures) == 3 * len(COLLECTIVES) + 1
-    for metric, conditions in figures:
-        collective = COLLECTIVES[conditions["collective"]]
+
+def test_figures_say_what_they_were_measured_with(three_ranks):
+    figures = measure_all(three_ranks, speed.sweep, bus_bandwidth, "all_gather", [65536], in_place=True)
+    assert figures[0].conditions["in_place"] is True
+    in_place = set()
+    for name, collective in COLLECTIVES.items():
         least = 3 * 4 if collective.in_parts else 4
-        assert conditions["bytes"] in ((max(8, least), 1024) if metric == "collective_latency" else (65536,))
-        assert (conditions["ranks"], conditions["dtype"], conditions["nvls"]) == (3, "float32", False)
-    in_place = {conditions["collective"]: conditions["in_place"] for _, conditions in figures[:-1]}
-    assert {name for name, shared in in_place.items() if shared} == {
-        "all_reduce", "broadcast", "reduce", "gather", "scatter",
-    }  # fmt: skip
-    assert {conditions["method"] for _, conditions in figures} == {"eager"}  # CPU ranks have no graphs
-    assert figures[-1][1]["in_place"] is True
+        latencies = measure_all(three_ranks, speed.sweep, collective_latency, name, [8, 1024])
+        bandwidths = measure_all(three_ranks, speed.sweep, bus_bandwidth, name, [65536])
+        assert [one.conditions["bytes"] for one in (*latencies, *bandwidths)] == [max(8, least), 1024, 65536]
+        assert {(one.definition.unit, len(one.samples[WORLD])) for one in latencies} == {("us", 5)}
+        assert {(one.definition.unit, len(one.samples[WORLD])) for one in bandwidths} == {("GB/s", 3)}
+        figures += [*latencies, *bandwidths]
+        in_place |= {name} if bandwidths[0].conditions["in_place"] else set()
+    for one in figures:
+        assert one.values[WORLD] > 0
+        shown = [one.conditions[name] for name in ("ranks", "dtype", "nvls", "method")]
+        assert shown == [3, "float32", False, "eager"]  # CPU ranks have no graphs
+    assert in_place == {"all_reduce", "broadcast", "reduce", "gather", "scatter"}
+
+
+def slow_on_rank_1(rank):
+    genuine = dist.all_to_all_single
+    if rank.index == 1:
+        dist.all_to_all_single = lambda *args, **kwargs: (time.sleep(0.01), genuine(*args, **kwargs))[1]
+    return collective_latency(rank, "all_to_all", 8)
+
+
+def test_a_slow_rank_counts(three_ranks):
+    assert measure(three_ranks, slow_on_rank_1).values[WORLD] > 10_000
+
+
+def delivered(rank):
+    received = {}
+    for name, collective in COLLECTIVES.items():
+        input, output = collective.buffers(6, rank.size, rank.index, False, torch.zeros)
+        if collective.in_place == "always":
+            input = output
+        input.copy_(torch.arange(len(input)) + 100 * rank.index)
+        collective.run(rank.group, output, input, root=1)
+        received[name] = output.tolist()
+    return received
+
+
+def test_what_is_timed_delivers_what_is_expected(three_ranks):
+    each = three_ranks.run(delivered)
+    for name, collective in COLLECTIVES.items():
+        inputs = torch.stack([torch.arange(2 if collective.one_part == "input" else 6) + 100 * k for k in range(3)])
+        for me, received in enumerate(each):
+            expected = collective.expected(inputs, me, 1, lambda stacked: stacked.sum(0))
+            assert (expected is None) == (name in ("reduce", "gather") and me != 1)  # who is not the root gets nothing
+            if expected is not None:
+                assert received[name] == expected.tolist(), (name, me)
 
 
 @pytest.mark.parametrize(

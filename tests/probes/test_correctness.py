@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
-from pytest_gpufleet.probes.training.correctness import EPOCHS, sampler_errors
-from tests.conftest import INNER
+from pytest_gpufleet.probes.training.correctness import EPOCHS, differences, sampler_errors
 
 
 def shards(ranks, samples, drop_last=False):
@@ -38,7 +37,21 @@ def test_an_epoch_that_comes_again_has_the_same_order():
 # ---------------------------------------------------------------- copies that differ between ranks: which rank is named
 
 
-def test_who_differs(fleet):
-    run = fleet(INNER / "differing_replicas.py", ranks=4)
-    assert run.status == 0, run.text
-    assert list(run.outcomes.values()) == ["passed"] * 3
+def lines(rank, odd):
+    copies = {"a": torch.zeros(3, 2, device=rank.device), "b": torch.zeros(5, dtype=torch.float16, device=rank.device)}
+    if rank.index in odd:
+        copies["b"].view(torch.uint8)[7] ^= 1
+    return differences(rank, copies)
+
+
+WRONG = "b: 1 of 10 bytes, first in element 3"
+DOUBT = WRONG + ", against rank {}: no majority says which of them is right"
+
+
+def test_who_differs(four_ranks):
+    assert four_ranks.run(lines, []) == [[], [], [], []]
+    assert four_ranks.run(lines, [2]) == [[], [], [WRONG], []]
+    assert four_ranks.subset(range(3)).run(lines, [0]) == [[WRONG], [], []]
+    # Without a majority all are named.
+    assert four_ranks.subset(range(2)).run(lines, [1]) == [[DOUBT.format(1)], [DOUBT.format(0)]]
+    assert four_ranks.run(lines, [2, 3]) == [[DOUBT.format(other)] for other in (2, 2, 0, 0)]

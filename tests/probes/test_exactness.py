@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from pytest_gpufleet.probes.collectives.exactness import (
     DTYPES,
@@ -12,10 +13,12 @@ from pytest_gpufleet.probes.collectives.exactness import (
     Refused,
     as_type,
     exchange,
+    large_all_reduce,
+    stays_exact,
+    two_at_once,
     whole_numbers,
     wrong_elements,
 )
-from tests.conftest import INNER
 
 CPU = torch.device("cpu")
 
@@ -74,6 +77,51 @@ def test_nan_is_wrong_and_only_the_allowed_rounding_is_right():
     assert wrong_elements(off, right, ulps=2).startswith("1 of 4 elements are wrong: [3]")
 
 
-def test_wrong_results_that_come_rarely_or_at_once_are_found(fleet):
-    run = fleet(INNER / "wrong_results.py")
-    assert set(run.outcomes.values()) == {"passed"}, run.text
+# ---------------------------------------------------------------- collectives that give wrong results
+
+
+class Damaged:
+    def __init__(self, work, tensor):
+        self.work, self.tensor = work, tensor
+
+    def wait(self):
+        self.work.wait()
+        self.tensor[7] += 1
+
+
+def plant(rank, name, every):
+    genuine, calls = getattr(dist, name), []
+
+    def damaged(output, *args, async_op=False, **kwargs):
+        work = genuine(output, *args, async_op=async_op, **kwargs)
+        calls.append(output.numel() > 1000)
+        return Damaged(work, output) if calls[-1] and sum(calls) % every == 0 else work
+
+    if rank.index == 1:
+        setattr(dist, name, damaged)
+
+
+def test_wrong_results_that_come_rarely_or_at_once_are_found(two_ranks):
+    two_ranks.run(plant, "all_reduce", 20)
+    (times, fine), (_, wrong) = two_ranks.run(stays_exact, 0.5)
+    assert fine == ""
+    assert f" of {times:,} results of 16,384 elements are wrong: number " in wrong
+    assert " (1 elements)" in wrong
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather_into_tensor"])
+def test_one_of_two_at_once_is_named(two_ranks, name):
+    two_ranks.run(plant, name, 5)
+    assert two_ranks.run(two_at_once) == ["", f"{name.removesuffix('_into_tensor')}: 2 wrong elements"]
+
+
+def test_one_element_of_a_large_one_is_found(two_ranks):
+    two_ranks.run(plant, "all_reduce", 1)
+    wrong = "1 of 10,007 elements are wrong; the first is number 7: 18, expected 17"
+    assert two_ranks.run(large_all_reduce, 4 * 10_007) == ["", wrong]
+
+
+def test_what_is_exact_passes(two_ranks):
+    assert two_ranks.run(large_all_reduce, 4 * 10_007) == ["", ""]
+    assert two_ranks.run(two_at_once) == ["", ""]
+    assert [wrong for _, wrong in two_ranks.run(stays_exact, 0.1)] == ["", ""]
