@@ -1,16 +1,28 @@
 """Adapters that send to themselves: which ranks take which, what is proven, and how it is named. Ranks are CPU
 ranks, and the adapter of the last test is the loopback interface, whose counters grow as those of a port do."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from pytest_gpufleet.machine import network_ports
 from pytest_gpufleet.machine.network_ports import PcieLink, Port
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.place import Place
-from pytest_gpufleet.probes.adapter_loopback import adapter_bandwidth, environments, grew, least_sent, turns
-from tests.conftest import INNER
+from pytest_gpufleet.probes.adapter_loopback import (
+    LOOPBACK_INTERFACE,
+    adapter_bandwidth,
+    adapters_in_loopback,
+    environments,
+    exchange,
+    grew,
+    least_sent,
+    turns,
+)
+from pytest_gpufleet.world.world import World
 
 
 def ports(count, rate="400 Gb/sec (4X NDR)", **more):
@@ -90,11 +102,50 @@ def test_where_all_slots_carry_less_than_the_ports_they_are_held_against_that():
     assert adapter_bandwidth(figures, built, "nccl", 1024).conditions["port_rate"] == 252
 
 
-def test_ranks_send_through_the_loopback_interface_and_are_as_before(fleet):
-    run = fleet(INNER / "adapter_loopback.py", ranks=4)
-    assert run.outcomes == {
-        "test_ranks_of_before": "passed",
-        "test_it_is_measured_and_proven_and_what_is_not_counted_is_not_reported": "passed",
-        "test_an_adapter_that_fails_leaves_the_ranks": "passed",
-        "test_ranks_of_afterwards": "passed",
-    }, run.text
+OTHER = Port("no0")  # an interface that nobody has
+
+
+def process(rank):
+    return os.getpid(), {name: value for name, value in os.environ.items() if name.startswith("NCCL_P2P")}
+
+
+def summed(rank):
+    number = torch.ones(1)
+    dist.all_reduce(number, group=rank.group)
+    return int(number)
+
+
+def dies_in_the_second_pair(rank, folder, nbytes):
+    if os.environ["RANK"] in "23":
+        os._exit(3)
+    return exchange(rank, folder, nbytes)
+
+
+@pytest.fixture
+def world_of_four(four_ranks):
+    return World(four_ranks._pool, with_group=False)
+
+
+def test_ranks_send_through_the_loopback_interface_and_are_as_before(four_ranks, world_of_four):
+    """It is measured and proven, and what is not counted is not reported."""
+    assert four_ranks.run(summed) == [4] * 4
+    found = adapters_in_loopback(world_of_four, [LOOPBACK_INTERFACE, OTHER])
+    assert (list(found.alone), found.at_once, found.failed, found.unseen) == (["lo"], {}, {}, ["no0"])
+    assert adapter_bandwidth(found.alone, [LOOPBACK_INTERFACE], "nccl", 1024).details == {"nic0": "lo"}
+    assert min(found.alone["lo"]) > 0
+    ours, variables = zip(*world_of_four.run(process), strict=True)
+    with world_of_four.restarted(environments(4, {1: "mlx5_0/1"})):
+        others, theirs = zip(*world_of_four.run(process), strict=True)
+    assert set(ours).isdisjoint(others)
+    assert variables == ({},) * 4
+    assert [bool(each) for each in theirs] == [False, False, True, True]
+    assert [bool(each) for _, each in world_of_four.run(process)] == [False] * 4
+    assert four_ranks.run(summed) == [4] * 4
+
+
+def test_an_adapter_that_fails_leaves_the_ranks(four_ranks, world_of_four, monkeypatch):
+    """The ranks of one die when they are asked; the other one still answers, and both are there again afterwards."""
+    monkeypatch.setattr("pytest_gpufleet.probes.adapter_loopback.exchange", dies_in_the_second_pair)
+    found = adapters_in_loopback(world_of_four, [LOOPBACK_INTERFACE, OTHER])
+    assert (list(found.alone), list(found.failed)) == (["lo"], ["no0"])
+    assert four_ranks.run(summed) == [4] * 4

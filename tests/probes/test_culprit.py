@@ -1,16 +1,148 @@
 """The search for who is to blame, on ranks that are made slow or wrong on purpose."""
 
+import ctypes
+import os
+import re
+import time
 from itertools import combinations
 
 import pytest
+import torch.distributed as dist
 
-from pytest_gpufleet.probes.search.collective import of_their_kind, slow_pairs, slow_rank
-from tests.conftest import INNER
+from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.place import THIS_NODE, Pair, Place
+from pytest_gpufleet.probes.search import collective
+from pytest_gpufleet.probes.search.collective import Deadline, of_their_kind, slow_pairs, slow_rank
+
+USUAL, LONG = 0.02, 0.15  # seconds; what a busy machine adds is small beside the one and beside their difference
 
 
-def test_searches_find_who_is_slow(fleet):
-    run = fleet(INNER / "searches.py", "-rP", ranks=4, NCCL_ALGO="Ring")
-    assert (len(run.outcomes), set(run.outcomes.values())) == (9, {"passed"}), run.text
+class Slow:
+    def __init__(self, work, seconds):
+        self.work, self.seconds = work, seconds
+
+    def wait(self):
+        time.sleep(self.seconds)
+        self.work.wait()
+
+
+FILE = "/etc/of-another-machine.xml"
+
+
+def topology_file():
+    """As the C library has it, where NCCL looks."""
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_char_p
+    return getenv(b"NCCL_TOPO_FILE")
+
+
+def plant(rank, late=None, links=None, link=None, end=None, file=False):
+    me, all_reduce, batch_isend_irecv = rank.index, dist.all_reduce, dist.batch_isend_irecv
+
+    def slow_all_reduce(tensor, *args, **kwargs):
+        time.sleep(LONG if me == late or (file and topology_file()) else USUAL)
+        work = all_reduce(tensor, *args, **kwargs)
+        after = LONG if me == end else USUAL
+        if work is None and tensor.numel() > 1000:  # not those that only line ranks up
+            time.sleep(after)
+        return work and Slow(work, after)
+
+    def slow_batch(ops):
+        time.sleep(LONG if me == links or {me, ops[0].peer} == link else USUAL)
+        return batch_isend_irecv(ops)
+
+    dist.all_reduce, dist.batch_isend_irecv = slow_all_reduce, slow_batch
+
+
+def fail(rank):
+    def batch(ops):
+        raise RuntimeError("no route")
+
+    dist.batch_isend_irecv = batch
+
+
+def find(group):
+    return collective.who_is_slow(group, GpuTopology(), "all_reduce", 1 << 16)
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch):
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    monkeypatch.setattr(collective, "FASTER", 1.5)  # the same work twice differs by several percent on a busy machine
+
+
+def cpu(index):
+    return Place(0, "cpu", index)
+
+
+@pytest.mark.parametrize(
+    ("planted", "code", "subject", "words"),
+    [
+        ({"late": 2}, "straggler", cpu(2), r".*ms late to every all_reduce"),
+        ({"links": 2}, "links_slow", cpu(2), r"every pair with it takes .* us, all others "),
+        ({"link": {1, 3}}, "link_slow", Pair(cpu(1), cpu(3)), ""),
+        ({"end": 1}, "slows_collectives", cpu(1), r".*without any other "),
+    ],
+    ids=["late", "links", "link", "end"],
+)
+def test_a_single_one(four_ranks, planted, code, subject, words):
+    four_ranks.run(plant, **planted)
+    (found,) = find(four_ranks)
+    assert (found.name, found.subjects) == (code, (subject,))
+    assert re.match(words, found.what)
+
+
+def test_no_single_one_where_all_are_slow(four_ranks):
+    four_ranks.run(plant)
+    found = find(four_ranks)
+    assert {(each.name, each.subjects) for each in found} == {("cause_unclear", ())}
+    pairs, others, variables = (each.what for each in found)
+    assert pairs.startswith("no single GPU: each of the 6 pairs takes ")
+    assert others.startswith("without any one rank all_reduce reaches ")
+    assert "among ranks 0 to 1 " in others
+    assert "among ranks 2 to 3 " in others
+    assert variables == "variables that steer NCCL are set: NCCL_ALGO=Ring"
+
+
+@pytest.fixture
+def file_of_another_machine(four_ranks, monkeypatch):
+    monkeypatch.setenv("NCCL_TOPO_FILE", FILE)
+    four_ranks.run(lambda rank: os.environ.update(NCCL_TOPO_FILE=FILE))
+    yield
+    assert four_ranks.run(lambda rank: topology_file()) == [FILE.encode()] * 4
+
+
+def test_a_topology_file_that_slows_all(four_ranks, file_of_another_machine):
+    four_ranks.run(plant, file=True)
+    (found,) = collective.without_topology_file(four_ranks, "all_reduce", 1 << 16, Deadline())
+    assert (found.name, found.subjects) == ("harmful_variable", (THIS_NODE,))
+    assert found.what.startswith(f"without NCCL_TOPO_FILE={FILE} all_reduce reaches ")
+
+
+def test_a_topology_file_that_slows_nobody(four_ranks, file_of_another_machine):
+    """It is looked at where no single one was found, and comes first of what is found."""
+    four_ranks.run(plant)
+    found, *_ = find(four_ranks)
+    assert (found.name, found.subjects) == ("cause_unclear", ())
+    assert found.what.startswith(f"without NCCL_TOPO_FILE={FILE} all_reduce reaches ")
+
+
+def test_no_single_one_of_two(four_ranks):
+    four_ranks.run(plant, links=1)
+    found, *_ = find(four_ranks.subset([0, 1]))
+    assert found.what.startswith("with two ranks it can be either: their link takes ")
+
+
+def test_a_search_that_fails(four_ranks):
+    four_ranks.run(plant)  # beside which no rank is late on a busy machine
+    four_ranks.run(fail)
+    found, *_ = find(four_ranks.subset(range(3)))
+    assert found.what.startswith("the search for the cause failed: RankFailure")
+    assert "RuntimeError: no route" in found.what
+    assert four_ranks.run(lambda rank: rank.index) == [0, 1, 2, 3]  # the next check has its ranks
+
+
+# ---------------------------------------------------------------- by figures
 
 
 def rates(n, slow=(), fast=380.0, low=12.0):
