@@ -469,15 +469,15 @@ def test_network_ports_are_active(machine: LiveMachine, fleet_order: Order | Non
 
     A port that is down or slower than the others takes its share of every transfer between machines. Look at cable,
     transceiver and switch port: `ibstat`. A port is held against those of its kind: the same adapter model, link layer
-    and place on the adapter. A kind that is down as a whole is left out where GPUs have other ports that are up, unless
-    the order (--fleet-order) says that it is in use. Where no port of the GPUs is up, all are named: if that is meant,
-    say `--fleet-network none`.
+    and place on the adapter, next to a GPU or not. A kind that is down as a whole is left out where GPUs have other
+    ports that are up, unless the order (--fleet-order) says that it is in use. Where no port of the GPUs is up, all are
+    named: if that is meant, say `--fleet-network none`.
     """
     there = assertions.of_host(machine.host.get, network_ports.NETWORK_PORTS)
     expect_none(orders.ports_down(fleet_order, there))
     if fleet_network != NO_NETWORK:
         expect_none(network_ports.kinds_down(there, machine.gpus))
-    expect_none(network_ports.unlike_others(assertions.ports_in_use(machine)))
+    expect_none(network_ports.unlike_others(assertions.ports_in_use(machine), machine.gpus))
 
 
 @needs_gpus

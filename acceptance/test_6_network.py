@@ -59,20 +59,23 @@ def test_ports_run_at_the_rate_of_their_board(
 
     Ports that all run at half their rate look alike, and every transfer between nodes takes twice as long: a switch or
     its ports are set to less, cables or splitters are those of a slower network, or half of the lanes are dead. Of the
-    InfiniBand and RoCE ports that are up, those at the highest rate are held against what their board has (by its
-    settings' name, PSID) or, with `mlxlink`, what board and cable can both do. A network that was built slower is
-    right where the order (--fleet-order) or --fleet-network says its rate.
+    InfiniBand and RoCE ports that are up, those at the highest rate, and those of which there is one for each GPU, are
+    held against what their board has (by its settings' name, PSID) or, with `mlxlink`, what board and cable can both
+    do. A network that was built slower is right where the order (--fleet-order) or --fleet-network says its rate.
     """
     if fleet_network == NO_NETWORK:
         not_applicable("--fleet-network none")
-    ports = network_ports.fastest_ports(assertions.ports_in_use(machine))
+    if not (there := network_ports.of_gpus(assertions.ports_in_use(machine), machine.gpus)):
+        not_applicable("no InfiniBand or RoCE port is active")
     stated = {*orders.rates_of_ports(fleet_order), *([float(fleet_network)] if fleet_network else [])}
-    expect_none(network_ports.below_their_board(ports, {}, stated))
+    ports = [port for port in there if port.gigabits not in stated]
+    expect_none(network_ports.below_their_board(ports, {}))
     if all(network_ports.rate_of_board(port, {}) for port in ports):
         return
     able = {each.port: each.able for each in assertions.of_host(machine.now, optics.OPTICS) if each.able}
-    expect_none(network_ports.below_their_board(ports, able, stated))
-    if unknown := [port.port for port in ports if not network_ports.rate_of_board(port, able)]:
+    expect_none(network_ports.below_their_board(ports, able))
+    fastest = network_ports.fastest_ports(ports)
+    if unknown := [port.port for port in fastest if not network_ports.rate_of_board(port, able)]:
         not_judged(f"nobody knows the rate of the boards of {', '.join(unknown)}: say it in the order (--fleet-order)")
 
 
@@ -87,7 +90,7 @@ def test_ports_have_one_mtu(machine: LiveMachine) -> None:
     """
     ports = assertions.ports_in_use(machine)
     if not any(port.mtu for port in network_ports.active(ports)):
-        not_applicable("no active port has a network interface here, which has the MTU")
+        not_applicable("no active RoCE port has a network interface here, which has the MTU")
     expect_none(network_ports.other_mtu(ports, machine.gpus))
 
 

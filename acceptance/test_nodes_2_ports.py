@@ -73,7 +73,7 @@ def test_ports_have_the_mtu_of_their_peers(ports: list[Ports]) -> None:
     """
     nodes = {each.machine.node: each.before for each in ports}
     if sum(any(port.mtu for port in network_ports.fastest_ports(each)) for each in nodes.values()) < 2:
-        not_applicable("fewer than two nodes have an active port with a network interface, which has the MTU")
+        not_applicable("fewer than two nodes have an active RoCE port with a network interface, which has the MTU")
     expect_none(network_ports.mtu_between_nodes(nodes))
 
 

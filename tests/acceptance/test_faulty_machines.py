@@ -69,6 +69,13 @@ def ports(machine: Draft) -> None:
     machine.host["network_ports"] = [*map(port, range(4)), management, port(5, **unplugged), port(6, **unplugged)]
 
 
+def with_storage(machine: Draft) -> None:
+    """A card for storage that is down, as a DGX H100 has two beside those of its GPUs."""
+    machine.host["network_ports"].append(port(7, state="1: DOWN", rate="10 Gb/sec"))
+    for index, gpu in enumerate(machine.gpus):
+        gpu["network_adapters"] = [f"mlx5_{index}"]
+
+
 def pcie(**link: int) -> dict[str, int]:
     able = {"lanes_able": 16, "lanes_of_port": 16, "speed_able": 32, "speed_of_port": 32}
     return {"lanes": 16, "speed": 32, **able, **link}
@@ -282,7 +289,7 @@ HEALTHY: dict[str, list[Change]] = {
         set_host(cpu_governor="powersave", cpu_energy_preference="balance_performance")
     ],
     # an adapter of another kind that does not answer
-    PORTS_UP: [then(), set_port(4, state="unknown", rate=None)],
+    PORTS_UP: [then(), set_port(4, state="unknown", rate=None), with_storage],
     "test_clock_source_is_fast": [then()],
     "test_processors_are_online": [then()],
     AS_MUCH_MEMORY: [then()],

@@ -30,13 +30,17 @@ def able(gigabits: int) -> list[dict[str, Any]]:
     return [{"port": f"mlx5_{number}/1", "able": gigabits} for number in range(4)]
 
 
+SLOW_ORDER = [{"adapter": "MT4129", "count": 4, "gigabits_per_second": 200}]
+
+
 @pytest.mark.parametrize(
     ("rate", "board", "optics", "order", "what"),
     [
         (400, NEAT, NOT_INSTALLED, None, "passed"),
         (200, NEAT, NOT_INSTALLED, None, "failed"),
-        (200, NEAT, NOT_INSTALLED, [{"adapter": "MT4129", "count": 4, "gigabits_per_second": 200}], "passed"),
+        (200, NEAT, NOT_INSTALLED, SLOW_ORDER, "passed"),
         (200, OF_DELL, NOT_INSTALLED, None, "skipped"),
+        (200, OF_DELL, NOT_INSTALLED, SLOW_ORDER, "passed"),
         (200, OF_DELL, able(400), None, "failed"),
         (200, OF_DELL, able(200), None, "passed"),
     ],
@@ -47,6 +51,11 @@ def test_ports_at_half_the_rate_of_their_board(rate, board, optics, order, what)
     outcome = outcomes(here, fleet_order=given)["test_ports_run_at_the_rate_of_their_board"]
     assert outcome.what == what
     assert [fault.name for fault in outcome.faults] == ["nic_rate_low"] * (4 if what == "failed" else 0)
+
+
+def test_ports_of_efa_have_no_board_that_is_known():
+    found = outcomes(recorded(PORTS, set_port(link_layer="Unspecified")))
+    assert found["test_ports_run_at_the_rate_of_their_board"].what == "not applicable"
 
 
 def test_a_port_with_another_mtu():

@@ -12,6 +12,7 @@ from pytest_gpufleet.machine.network_ports import (
     active,
     below_their_board,
     mtu_between_nodes,
+    of_gpus,
     other_mtu,
     port_errors,
     port_traffic,
@@ -61,7 +62,7 @@ def test_what_is_read_of_a_port(adapter):
     assert port.pcie == PcieLink(16 / 2, 16, 8, 32, 32, 32)
     assert port.errors == {name: int(text) for name, text in COUNTERS.items() if name != "port_xmit_discards"}
     assert port.traffic == {"port_xmit_discards": 99, "out_of_sequence": 3}
-    assert (port.firmware, port.carrier_changes, port.board, port.mtu) == ("28.39.1002", 2, "MT_0000000838", 2044)
+    assert (port.firmware, port.carrier_changes, port.board, port.mtu) == ("28.39.1002", 2, "MT_0000000838", None)
     assert port.subnet == "fe80:0000:0000:0000"
     assert network_ports.ports_of({"network_ports": codec.plain([port])}) == [port]
 
@@ -78,7 +79,8 @@ def test_the_subnet_of_roce_is_that_of_its_interface(adapter):
     (adapter / "link_layer").write_text("Ethernet")
     assert network_ports.read()[0].subnet is None
     network_ports.ROUTES.write_text(ROUTE)
-    assert network_ports.read()[0].subnet == "10.0.3.0/24"
+    (port,) = network_ports.read()
+    assert (port.subnet, port.mtu) == ("10.0.3.0/24", 2044)
 
 
 def test_a_virtual_adapter_shows_neither_link_nor_errors(adapter):
@@ -187,6 +189,7 @@ def test_what_grew_on_the_ports_in_use_is_shown():
     assert port_traffic([counting(*name) for name in names], now) == {"port_xmit_wait": 500, "out_of_sequence": 7}
 
 
+NEAR = [Gpu(index, {"network_adapters": [f"mlx5_{index}"]}) for index in range(8)]
 NEAT, HEAT = "MT_0000000838", "MT_0000000834"  # ConnectX-7 of 400 and of 200 Gbit/s
 
 
@@ -200,23 +203,22 @@ def ports(count=8, rate=400, board=NEAT, first=0, **more):
 
 
 @pytest.mark.parametrize(
-    ("there", "able", "stated", "count"),
+    ("there", "able", "count"),
     [
-        (ports(), {}, [], 0),
-        (ports(rate=200), {}, [], 8),
-        (ports(rate=200), {}, [200], 0),  # a network that was built so
-        (ports(rate=200, board=HEAT), {}, [], 0),  # the same adapter model with a lower speed
-        (ports(rate=200, board="DEL0000000041"), {}, [], 0),  # nobody knows
-        (ports(rate=200, board="DEL0000000041"), {"mlx5_3/1": 400.0}, [], 1),
-        (ports() + ports(2, 100, first=8), {}, [], 0),  # for storage
-        (ports(rate=400, board="MT_0000001069"), {"mlx5_0/1": 200.0}, [], 0),
+        (ports(), {}, 0),
+        (ports(rate=200), {}, 8),
+        (ports(rate=200, board=HEAT), {}, 0),  # the same adapter model with a lower speed
+        (ports(rate=200, board="DEL0000000041"), {}, 0),  # nobody knows
+        (ports(rate=200, board="DEL0000000041"), {"mlx5_3/1": 400.0}, 1),
+        (ports() + ports(2, 100, first=8), {}, 0),  # for storage
+        (ports(rate=200) + ports(2, 400, first=8), {}, 8),  # storage that is faster
+        (ports(rate=400, board="MT_0000001069"), {"mlx5_0/1": 200.0}, 0),
+        (ports(1, 10, board="MT_0000000547"), {"mlx5_0/1": 25.0}, 0),  # for management: a ConnectX-6 Lx
+        (ports(1, 100, board="MT_0000000223", link_layer="InfiniBand"), {}, 1),
     ],
 )
-def test_adapters_at_half_the_rate_of_their_board(there, able, stated, count):
-    assert len(below_their_board(there, able, stated)) == count
-
-
-NEAR = [Gpu(index, {"network_adapters": [f"mlx5_{index}"]}) for index in range(8)]
+def test_adapters_at_half_the_rate_of_their_board(there, able, count):
+    assert len(below_their_board(of_gpus(there, NEAR), able)) == count
 
 
 @pytest.mark.parametrize(

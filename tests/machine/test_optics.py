@@ -140,6 +140,14 @@ def test_nothing_can_be_read(tmp_path, was, now, state, why):
     assert ends[MODULES].what == ends[LINKS].what == ("not applicable" if state is Absent else "skipped")
 
 
+def test_virtual_functions_show_no_cable(tmp_path):
+    tree = laid_out("optics", tmp_path)
+    for adapter in (tree.root / "sys/class/infiniband").iterdir():
+        (adapter / "hca_type").write_text("MT4126")
+    with pytest.raises(Absent):
+        optics.read(tree.root, tree.run)
+
+
 def test_a_port_whose_module_does_not_answer_is_not_judged(tmp_path):
     tree = laid_out("optics", tmp_path)
 

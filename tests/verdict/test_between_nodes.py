@@ -179,7 +179,7 @@ def test_ports_that_are_down_are_named(case: str) -> None:
     there, facts, _ = NETWORKS[case]
     gpus = [Gpu(index, each) for index, each in enumerate(facts)]
     each = ports_of({"network_ports": there})
-    found = [*kinds_down(each, gpus), *unlike_others(each)]
+    found = [*kinds_down(each, gpus), *unlike_others(each, gpus)]
     assert {fault.name for fault in found} <= {"network_port_unlike_others"}
     assert [fault.what.partition(" ")[0] for fault in found] == [
         each["port"] for each in there if each["state"] == DOWN["state"]

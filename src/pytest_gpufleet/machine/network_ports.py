@@ -55,6 +55,12 @@ BOARDS = {
 }
 
 
+# Virtual functions, which show neither cable nor board: drivers/net/ethernet/mellanox/mlx5/core/main.c, in decimal.
+VIRTUAL_FUNCTIONS = ("MT4116", "MT4118", "MT4120", "MT4122", "MT4124", "MT4126")
+# Gbit/s, up to which an Ethernet adapter may be there for management, which needs less than it can.
+OF_MANAGEMENT = 100
+
+
 class PcieLink(msgspec.Struct, frozen=True):
     """Lanes and GT/s as it runs, and as the adapter and the port above it can; 0 for what the system does not show."""
 
@@ -75,8 +81,9 @@ class Port(msgspec.Struct, frozen=True):
     """`port`: "mlx5_0/1". `state`: "unknown" where the adapter does not answer. Of what kind it is: `link_layer`,
     `adapter`, and by which `function` of the PCI device the ports of one adapter differ. `errors`: counts by name, None
     for one that cannot be read; `traffic`: likewise, of what is no error by itself. `firmware`, `guid` and `board` (see
-    BOARDS) of the adapter; `carrier_changes` and `mtu` of its network interface; `subnet`: "10.0.3.0/24" of that, of
-    InfiniBand the prefix of its addresses."""
+    BOARDS) of the adapter; `carrier_changes` and `mtu` of its network interface (of InfiniBand no `mtu`: that is one of
+    IP alone, and changes when the interface comes up); `subnet`: "10.0.3.0/24" of that, of InfiniBand the prefix of its
+    addresses."""
 
     port: str
     state: str = "unknown"
@@ -143,7 +150,7 @@ def _port(port: Path) -> Port:
         errors=_counts(port / "counters", ERRORS_A_DAY),
         traffic={**_counts(port / "counters", TRAFFIC), **_counts(port / "hw_counters", ROCE)},
         carrier_changes=sum(filter(None, changes)) if changes else None,
-        mtu=mtus[0] if len(mtus) == 1 else None,
+        mtu=mtus[0] if len(mtus) == 1 and layer != "InfiniBand" else None,
         subnet=_prefix(port) if layer == "InfiniBand" else _ip_subnet({path.name for path in device.glob("net/*")}),
     )
 
@@ -237,9 +244,21 @@ def active(ports: Iterable[Port]) -> list[Port]:
 
 def fastest_ports(ports: Iterable[Port]) -> list[Port]:
     """The active InfiniBand and RoCE ports at the highest rate: slower ones are for storage and management."""
-    rdma = [port for port in active(ports) if port.link_layer in ("InfiniBand", "Ethernet") and port.gigabits]
+    rdma = _rdma(ports)
     most = max((port.gigabits for port in rdma), default=0)
     return [port for port in rdma if port.gigabits == most]
+
+
+def of_gpus(ports: Sequence[Port], gpus: Sequence[Gpu]) -> list[Port]:
+    """Those at the highest rate, and those of one kind and rate of which each of several GPUs has one: ports for
+    storage may be faster."""
+    alike = grouped(((*_kind(port, gpus), port.rate), port) for port in _rdma(ports)).values()
+    least, fastest = max(2, len(gpus)), fastest_ports(ports)
+    return [port for kind in alike for port in kind if len(kind) >= least or port in fastest]
+
+
+def _rdma(ports: Iterable[Port]) -> list[Port]:
+    return [port for port in active(ports) if port.link_layer in ("InfiniBand", "Ethernet") and port.gigabits]
 
 
 def adapters_near(gpus: Sequence[Gpu]) -> set[str]:
@@ -284,11 +303,10 @@ def _of_gpu(gpu: Gpu) -> float:
 # ---------------------------------------------------------------- what is wrong
 
 
-def unlike_others(ports: Iterable[Port]) -> list[Fault]:
-    """Ports that are down, or slower than usual, where others of their kind are up: the same adapter model, link layer
-    and place on the adapter."""
+def unlike_others(ports: Iterable[Port], gpus: Sequence[Gpu]) -> list[Fault]:
+    """Ports that are down, or slower than usual, where others of their kind are up."""
     wrong = []
-    for kind in _kinds(ports):
+    for kind in _kinds(ports, gpus):
         rates = [port.rate for port in active(kind)]
         usual = max(rates, key=rates.count, default=None)
         wrong += [port for port in kind if rates and (port.rate != usual or not port.is_active)]
@@ -299,11 +317,11 @@ def kinds_down(ports: Sequence[Port], gpus: Sequence[Gpu]) -> list[Fault]:
     """Ports of a kind of which none is up and which GPUs need: no other is up, or none next to the GPUs; where nobody
     knows which these are, there is one for each GPU, and fewer others are up. Whatever else is down, nobody may have
     plugged in."""
-    up, near = active(ports), adapters_near(gpus) if len(gpus) > 1 else set()
+    up, near = active(ports), _next_to(gpus)
     cut_off = not any(port.device in near for port in up)
     needed = [
         kind
-        for kind in _kinds(ports)
+        for kind in _kinds(ports, gpus)
         if not active(kind)
         and (
             not up
@@ -313,8 +331,17 @@ def kinds_down(ports: Sequence[Port], gpus: Sequence[Gpu]) -> list[Fault]:
     return [_not_up(port) for kind in needed for port in kind]
 
 
-def _kinds(ports: Iterable[Port]) -> Iterable[list[Port]]:
-    return grouped(((port.adapter, port.link_layer, port.function), port) for port in ports).values()
+def _kinds(ports: Iterable[Port], gpus: Sequence[Gpu]) -> Iterable[list[Port]]:
+    return grouped((_kind(port, gpus), port) for port in ports).values()
+
+
+def _kind(port: Port, gpus: Sequence[Gpu]) -> tuple[object, ...]:
+    """The adapter model, link layer, place on the adapter, and whether it is next to a GPU: others are for storage."""
+    return port.adapter, port.link_layer, port.function, port.device in _next_to(gpus)
+
+
+def _next_to(gpus: Sequence[Gpu]) -> set[str]:
+    return adapters_near(gpus) if len(gpus) > 1 else set()
 
 
 def _not_up(port: Port) -> Fault:
@@ -347,13 +374,13 @@ def _slow(port: Port, fastest: float) -> Iterator[str]:
         yield f"{runs}, too little for its {port.gigabits:g} Gbit/s"
 
 
-def below_their_board(ports: Iterable[Port], able: Mapping[str, float], stated: Iterable[float]) -> list[Fault]:
-    """Ports at the highest rate of this host that run at half the rate of their board or less. `able`: Gbit/s of ports
-    that are known otherwise. `stated`: rates that somebody said the network has, which are right then."""
+def below_their_board(ports: Iterable[Port], able: Mapping[str, float]) -> list[Fault]:
+    """Ports that run at half the rate of their board or less. `able`: Gbit/s of ports that are known otherwise."""
     faults = []
-    for port in fastest_ports(ports):
+    for port in ports:
         most = rate_of_board(port, able)
-        if 0 < 2 * port.gigabits <= most and port.gigabits not in stated:
+        least = 0 if port.link_layer == "InfiniBand" else OF_MANAGEMENT
+        if 0 < 2 * port.gigabits <= most > least:
             what = f"runs at {port.rate}, and its board can {most:g} Gbit/s"
             faults.append(port_fault("nic_rate_low", port.port, what))
     return faults
@@ -365,14 +392,10 @@ def rate_of_board(port: Port, able: Mapping[str, float]) -> float:
 
 
 def other_mtu(ports: Sequence[Port], gpus: Sequence[Gpu]) -> list[Fault]:
-    """Active ports whose MTU is not that of at least three others in the same role: of one kind, at one rate, next to a
-    GPU or not. It is one port of them: where several differ they may have another task."""
-    near, faults = adapters_near(gpus), []
-    roles = grouped(
-        ((port.adapter, port.link_layer, port.function, port.rate, port.device in near), port)
-        for port in active(ports)
-        if port.mtu
-    )
+    """Active ports whose MTU is not that of at least three others in the same role: of one kind, at one rate. It is one
+    port of them: where several differ they may have another task."""
+    faults = []
+    roles = grouped(((*_kind(port, gpus), port.rate), port) for port in active(ports) if port.mtu)
     for role in roles.values():
         mtus = grouped((port.mtu, port) for port in role)
         alone = [each[0] for each in mtus.values() if len(each) == 1]

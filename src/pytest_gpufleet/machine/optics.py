@@ -11,7 +11,7 @@ import msgspec
 
 from pytest_gpufleet.machine import tools
 from pytest_gpufleet.machine.host_fact import HostFact
-from pytest_gpufleet.machine.network_ports import NVIDIA, port_fault
+from pytest_gpufleet.machine.network_ports import NVIDIA, VIRTUAL_FUNCTIONS, port_fault
 from pytest_gpufleet.machine.tools import AS_ROOT, Absent, NoAnswer, Unreadable
 from pytest_gpufleet.model.fault import Fault
 
@@ -93,7 +93,10 @@ def read(root: Path = Path("/"), run: tools.RunTool = tools.output) -> list[Opti
 
 
 def _active(port: Path) -> bool:
-    return tools.text(port / "../../device/vendor") == NVIDIA and "ACTIVE" in (tools.text(port / "state") or "")
+    """Nobody sees the cable of a virtual function, as virtual machines have them."""
+    shown = tools.text(port / "../../device/vendor") == NVIDIA
+    virtual = tools.text(port / "../../hca_type") in VIRTUAL_FUNCTIONS
+    return shown and not virtual and "ACTIVE" in (tools.text(port / "state") or "")
 
 
 def _described(device: str, run: tools.RunTool) -> Optics:
