@@ -45,26 +45,20 @@ def read_hosts(path: Path) -> tuple[str, ...]:
 
 
 def _names(text: str, where: str) -> Iterator[str]:
-    if not text:
-        return
     ranges = RANGES.search(text)
     if ranges is None:
-        if not NAME.fullmatch(text):
+        if text and not NAME.fullmatch(text):
             raise Refused(f"{where}: {text!r} is no name of a host")
-        yield text
+        if text:
+            yield text
         return
     for each in ranges[1].split(","):
-        for number in _numbers(each.strip(), where):
-            yield from _names(text[: ranges.start()] + number + text[ranges.end() :], where)
-
-
-def _numbers(text: str, where: str) -> Iterator[str]:
-    """Of "003-007", with as many digits as its first number has."""
-    found = RANGE.fullmatch(text)
-    if found is None or int(found[2] or found[1]) < int(found[1]):
-        raise Refused(f"{where}: {text!r} is no range of numbers like 003-007")
-    for number in range(int(found[1]), int(found[2] or found[1]) + 1):
-        yield f"{number:0{len(found[1])}}"
+        found = RANGE.fullmatch(each.strip())
+        if found is None or int(found[2] or found[1]) < int(found[1]):
+            raise Refused(f"{where}: {each.strip()!r} is no range of numbers like 003-007")
+        for number in range(int(found[1]), int(found[2] or found[1]) + 1):
+            digits = f"{number:0{len(found[1])}}"  # as many as the first number has
+            yield from _names(text[: ranges.start()] + digits + text[ranges.end() :], where)
 
 
 def _run(given: argparse.Namespace) -> int:

@@ -25,14 +25,9 @@ if TYPE_CHECKING:
 class Hooks:
     """Hooks that other plugins and conftest files can implement, to hear of what a run finds: docs/trackers.md.
 
-    Who listens changes nothing. What an implementation raises becomes a warning: it says nothing about the machine, so
-    no check fails for it, and neither it nor the implementation itself keeps a run from being accepted. Only
-    KeyboardInterrupt and, before the verdict, pytest.exit pass through. Each implementation is called by itself: there
-    are no wrappers here.
-
-    In a run on many nodes each node's own run calls them there, as one of a single machine does, and the run over all
-    with what was found between nodes. What a run takes over from an earlier one (--fleet-resume) was announced in that
-    one. A run that was killed, or ended by its --fleet-deadline while it hung, announces no verdict.
+    Who listens changes nothing: what an implementation raises becomes a warning, but for KeyboardInterrupt and, before
+    the verdict, pytest.exit. There are no wrappers here. In a run on many nodes each node's own run calls them there.
+    What a run takes over from an earlier one (--fleet-resume) was announced in that one.
     """
 
     @staticmethod
@@ -77,8 +72,7 @@ def announce_verdict(config: pytest.Config, exit_status: int) -> None:
 
 
 def _call(config: pytest.Config, hook: str, ends_run: tuple[type[BaseException], ...] = ENDING, **event: Any) -> None:
-    """Call each implementation by itself: what goes wrong in one is a warning, since it says nothing about the machine,
-    and keeps no other from being called."""
+    """Call each implementation by itself: what goes wrong in one says nothing about the machine."""
     for each in getattr(config.hook, hook).get_hookimpls():
         try:
             if not (each.wrapper or each.hookwrapper):

@@ -4,29 +4,18 @@ Loaded in every pytest run of an environment, so nothing heavy is imported befor
 """
 
 import gc
+import math
 from collections.abc import Generator
 from functools import partial
 from typing import Any
 
 import pytest
 
-from pytest_gpufleet.plugin import (
-    compat,
-    fixtures,
-    listeners,
-    markers,
-    on_ranks,
-    options,
-    supervision,
-    terminal,
-)
-from pytest_gpufleet.plugin.keys import MISSED, ON_RANKS, ONLY_LIMITS, PHASES, RUN
+from pytest_gpufleet.plugin import compat, fixtures, listeners, markers, on_ranks, options, supervision, terminal
+from pytest_gpufleet.plugin.keys import MISSED, ON_RANKS, ONLY_LIMITS, PHASES, RUN, SUPERVISED
 from pytest_gpufleet.plugin.markers import MARKERS
 from pytest_gpufleet.plugin.terminal import SCREEN, Screen
 from pytest_gpufleet.run.run import Run
-from pytest_gpufleet.run.settings import Options
-
-# ---------------------------------------------------------------- options
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,8 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(listeners.Hooks)
     # Of hooks that are called first, the last one registered is called first.
-    parts = (fixtures, terminal, markers, supervision)
-    for module in parts:
+    for module in (fixtures, terminal, markers, supervision):
         pluginmanager.register(module, f"gpufleet-{module.__name__.rpartition('.')[2].replace('_', '-')}")
 
 
@@ -46,8 +34,13 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     screen = config.stash[SCREEN] = Screen()
-    asked, until = options.from_config(config), supervision.until(config)
-    run = config.stash[RUN] = _kind_of_run(asked)(asked, screen.tell, on_ranks.prepare, until)
+    asked, kind = options.from_config(config), Run
+    if asked.nodes is not None and asked.makes_a_run:
+        from pytest_gpufleet.run.cluster_run import ClusterRun
+
+        kind = ClusterRun
+    until = config.stash[SUPERVISED].until if SUPERVISED in config.stash else math.inf
+    run = config.stash[RUN] = kind(asked, screen.tell, on_ranks.prepare, until)
     run.hear_fault = partial(listeners.announce_fault, config)
     # Not pytest_unconfigure, which ends at the first plugin that fails, as they do when the terminal is gone.
     config.add_cleanup(run.interruption.pass_on)
@@ -65,14 +58,6 @@ def pytest_configure(config: pytest.Config) -> None:
         finally:
             gc.freeze()  # torch's 190,000 objects stay to the end: looking at them all takes 0.2 s each time
             gc.enable()
-
-
-def _kind_of_run(asked: Options) -> type[Run]:
-    if asked.nodes is None or not asked.makes_a_run:
-        return Run
-    from pytest_gpufleet.run.cluster_run import ClusterRun
-
-    return ClusterRun
 
 
 def _refuse_what_spoils_a_run(config: pytest.Config) -> None:
@@ -95,7 +80,8 @@ def _open(config: pytest.Config, run: Run) -> None:
     report_files = ReportFiles(run, config)
     open_run(run, config.invocation_params.args)
     assert run.evidence is not None
-    supervision.tell_folder(config, run.folder.path)
+    if SUPERVISED in config.stash:
+        config.stash[SUPERVISED].tell_folder(run.folder.path)
     report_files.put_into_the_folder()
     # Of hooks that are called last, the first one registered is called last.
     config.pluginmanager.register(report_files, "gpufleet-report-files")
@@ -148,20 +134,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         screen.open(config, run.open_things)
         listeners.write_textfile(run)
         # A burn-in is long: whoever waits for it sees how far it is, and how hot.
-        if (
-            run.options.nodes is None
-            and run.target.topology.gpus
-            and (run.options.monitor or run.options.level == "burnin")
-        ):
+        watched = run.options.monitor or run.options.level == "burnin"
+        if watched and run.options.nodes is None and run.target.topology.gpus:
             screen.draw(run.target.topology, run.options.folder, config, run.open_things)
         run.watch(screen.show)
 
 
 def pytest_enter_pdb(config: pytest.Config) -> None:
     config.stash[SCREEN].leave_to_a_debugger()
-
-
-# ---------------------------------------------------------------- running tests
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -225,9 +205,6 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 
 def _is_no_failure(ended: BaseException | None) -> bool:
     return ended is None or isinstance(ended, compat.NO_FAILURE)
-
-
-# ---------------------------------------------------------------- reporting
 
 
 @pytest.hookimpl(wrapper=True)

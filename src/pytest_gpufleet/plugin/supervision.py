@@ -1,6 +1,5 @@
 """--fleet-deadline: the session in a process of its own, and its report if it could not write it."""
 
-import math
 import os
 import signal
 import sys
@@ -91,17 +90,6 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
         return ended.status
     with options.refusals():
         return _conclude(asked, config.invocation_params.args, ended.folder)
-
-
-def until(config: pytest.Config) -> float:
-    """When the run of this session is asked to end, on time.monotonic()."""
-    return config.stash[SUPERVISED].until if SUPERVISED in config.stash else math.inf
-
-
-def tell_folder(config: pytest.Config, folder: Path) -> None:
-    """Where its evidence is, to its supervisor if there is one."""
-    if SUPERVISED in config.stash:
-        config.stash[SUPERVISED].tell_folder(folder)
 
 
 def _conclude(asked: Options, arguments: Sequence[str], folder: Path | None) -> int:

@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 
 from pytest_gpufleet.model import levels
-from pytest_gpufleet.model.events import Check, NodeFinished
+from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, by_check
 from pytest_gpufleet.model.gpu import GpuTopology
@@ -58,10 +58,11 @@ def judge_again(
     )
     left = [fault for fault in record.faults if levels.check_name(fault.check) not in WITHDRAWN]
     faults = [fault for fault in left if fault.check in now or fault not in searched(record, fault.check)]
-    again = replace(record, run=header, judged_again=note, findings=findings, checks=checks, faults=faults)
-    models = [gpu.name for gpu in record.topology.gpus]
-    new = as_given(profile, models) if profile and profile not in (*shipped(), of_every_gpu()) else None
-    again = replace(again, profile=instead(new, record.profile))
+    given = as_given(profile, [gpu.name for gpu in record.topology.gpus]) if profile else None
+    limits = instead(None if profile in (*shipped(), of_every_gpu()) else given, record.profile)
+    again = replace(
+        record, run=header, judged_again=note, profile=limits, findings=findings, checks=checks, faults=faults
+    )
     again = settled(_with_nodes(again, own or {}), DIED if record.verdict is None else record.broken)
     return replace(again, reasons=[note, *again.reasons])
 
@@ -73,7 +74,11 @@ def _with_nodes(record: Record, own: Mapping[int, Record]) -> Record:
     for number, each in own.items():
         for name, check in each.checks.items():
             there[known(name)][number] = check
-    ended = {number: _finished(record.finished[number], each) for number, each in own.items()}
+    ended = {}
+    for number, each in own.items():
+        reasons = [reason for reason in each.reasons if reason != each.judged_again]
+        before = record.finished[number]
+        ended[number] = finished(number, before.run, replace(each, reasons=reasons), before.sha256)
     left = [
         fault
         for fault in record.faults
@@ -91,11 +96,6 @@ def _with_nodes(record: Record, own: Mapping[int, Record]) -> Record:
         checks={name: _on_nodes(check, there[known(name)], record) for name, check in record.checks.items()},
         faults=[*left, *now],
     )
-
-
-def _finished(end: NodeFinished, own: Record) -> NodeFinished:
-    reasons = [reason for reason in own.reasons if reason != own.judged_again]
-    return finished(end.node, end.run, replace(own, reasons=reasons), end.sha256)
 
 
 def _on_nodes(check: Check, found: Mapping[int, Check], record: Record) -> Check:
