@@ -51,12 +51,8 @@ def test_every_check_that_judges_says_what_it_leaves(make_checks: dict[str, Any]
 
 def _judging(module: ast.Module) -> set[str]:
     """The tests of a module that get `judge`."""
-    functions = [each for each in module.body if isinstance(each, ast.FunctionDef)]
-    return {
-        each.name
-        for each in functions
-        if each.name.startswith("test_") and "judge" in {argument.arg for argument in each.args.args}
-    }
+    tests = [each for each in module.body if isinstance(each, ast.FunctionDef) and each.name.startswith("test_")]
+    return {each.name for each in tests if "judge" in {argument.arg for argument in each.args.args}}
 
 
 # ---------------------------------------------------------------- README and the other pages
@@ -108,19 +104,14 @@ def _anchors(page: Path) -> set[str]:
 # ---------------------------------------------------------------- docs/troubleshooting.md
 
 
-EIGHT = {"ranks": 8}
-BUSBW = {"collective": "all_reduce", "bytes": 64 * MiB, "dtype": "float32", **EIGHT}
+BUSBW = {"collective": "all_reduce", "bytes": 64 * MiB, "dtype": "float32", "ranks": 8}
+RESNET = {"model": "resnet50", "ranks": 8}
+AMP = ("train_throughput", {**RESNET, "recipe": "amp"})
 BESIDE = {  # row of docs/earlier-suite.md: GPU model, and what its last columns have limits for
     "A100, NVSwitch": ("NVIDIA A100-SXM4-80GB", [("busbw", BUSBW)]),
     "V100, NVLink": ("Tesla V100-SXM2-32GB", [("busbw", BUSBW)]),
-    "A100, 80 GB": (
-        "NVIDIA A100-SXM4-80GB",
-        [("train_throughput", {"model": "resnet50", "recipe": recipe, **EIGHT}) for recipe in ("tf32", "amp")],
-    ),
-    "V100, 32 GB": (
-        "Tesla V100-SXM2-32GB",
-        [("train_throughput", {"model": "resnet50", "recipe": recipe, **EIGHT}) for recipe in ("fp32", "amp")],
-    ),
+    "A100, 80 GB": ("NVIDIA A100-SXM4-80GB", [("train_throughput", {**RESNET, "recipe": "tf32"}), AMP]),
+    "V100, 32 GB": ("Tesla V100-SXM2-32GB", [("train_throughput", {**RESNET, "recipe": "fp32"}), AMP]),
 }
 
 

@@ -8,6 +8,7 @@ from html import unescape
 
 import pytest
 
+from pytest_gpufleet.model.levels import LEVELS
 from pytest_gpufleet.plugin import options
 from pytest_gpufleet.run.run import OF_TRAINING
 from pytest_gpufleet.run.settings import OPTIONS
@@ -167,12 +168,9 @@ def pytest_load_initial_conftests(early_config):
 """
 
 
-@pytest.mark.parametrize(
-    ("arguments", "likely"),
-    [((), OF_TRAINING), (("--fleet-level=quick",), ()), (("--collect-only",), None)],
-)
-def test_ranks_are_got_ready_for_a_run_and_nothing_of_them_is_left(fleet, arguments, likely):
-    run = fleet("", "-p", "servers", *arguments, files={"servers.py": SERVERS})
+@pytest.mark.parametrize(("given", "likely"), [("-q", OF_TRAINING), ("--fleet-level=quick", ()), ("--co", None)])
+def test_ranks_are_got_ready_for_a_run_and_nothing_of_them_is_left(fleet, given, likely):
+    run = fleet("", "-p", "servers", given, files={"servers.py": SERVERS})
     servers = json.loads((run.root / "servers.json").read_text())
     assert servers == ([] if likely is None else [[list(likely), -signal.SIGKILL]])
 
@@ -215,10 +213,8 @@ def test_plain_run_may_use_the_world_and_makes_no_report(run_pytest):
     run = run_pytest(files={"test_inner.py": module})
     assert run.status == 0, run.text
     assert "2 passed" in run.text
-    assert sorted(path.name for path in run.root.iterdir() if path.suffix or path.name == "reports") == [
-        "pytest.ini",
-        "test_inner.py",
-    ]
+    left = {path.name for path in run.root.iterdir() if path.suffix or path.name == "reports"}
+    assert left == {"pytest.ini", "test_inner.py"}
 
 
 def test_n_auto_runs_serially(fleet):
@@ -226,30 +222,12 @@ def test_n_auto_runs_serially(fleet):
     assert (run.status, run.outcomes) == (0, {"test_serial": "passed"}), run.text
 
 
-@pytest.mark.parametrize(
-    ("level", "expected"),
-    [
-        ("quick", {"test_quick"}),
-        ("burnin", {"test_quick", "test_standard", "test_burnin"}),
-    ],
-)
+@pytest.mark.parametrize(("level", "expected"), [("quick", LEVELS[:1]), ("burnin", LEVELS)])
 def test_level_selects_itself_and_those_below(fleet, level, expected):
-    module = """
-        import pytest
-
-        def test_unmarked(): pass
-
-        @pytest.mark.level("quick")
-        def test_quick(): pass
-
-        @pytest.mark.level("standard")
-        def test_standard(): pass
-
-        @pytest.mark.level("burnin")
-        def test_burnin(): pass
-    """
+    marked = [f"@pytest.mark.level('{each}')\ndef test_{each}(): pass" for each in LEVELS]
+    module = "\n".join(["import pytest", "def test_unmarked(): pass", *marked])
     run = fleet(module, f"--fleet-level={level}", "-k", "not unmarked")
-    assert set(run.outcomes) == expected
+    assert list(run.outcomes) == [f"test_{each}" for each in expected]
     # What is above the level is not missing.
     assert [name.rsplit("::", 1)[-1] for name in run.record.deselected] == ["test_unmarked"]
 
@@ -290,11 +268,8 @@ NEEDS_GPUS = "\n".join(f"def test_{name}(world): pass" for name in "abc")
 
 
 def test_no_gpu_is_reported_first_and_its_consequences_once(run_pytest):
-    files = {
-        "test_inner.py": NEEDS_GPUS,
-        "test_other.py": NEEDS_GPUS + "\ndef test_fails(): assert 0",
-        "off.py": NO_GPU,
-    }
+    other = NEEDS_GPUS + "\ndef test_fails(): assert 0"
+    files = {"test_inner.py": NEEDS_GPUS, "test_other.py": other, "off.py": NO_GPU}
     run = run_pytest("--gpus=8", f"--fleet-dir={REPORTS}", "-p", "off", files=files, PYTHONPATH=".")
     assert run.status == 1
     ours = run.text.partition("= gpufleet =")[2].partition("\nreport: ")[0]
@@ -302,9 +277,7 @@ def test_no_gpu_is_reported_first_and_its_consequences_once(run_pytest):
     for text in (" ".join(ours.split()), page):
         assert "No GPU is here: the driver sleeps. 2 of 7 checks failed." in text
         assert "None of them points to a single GPU" not in text
-    assert run.outcomes == {
-        "test_a": "skipped", "test_b": "skipped", "test_c": "skipped", "test_fails": "failed",
-    }  # fmt: skip
+    assert run.outcomes == {**dict.fromkeys(("test_a", "test_b", "test_c"), "skipped"), "test_fails": "failed"}
     assert page.count('<article class="fleet-failure"') == 2
 
 
@@ -371,10 +344,8 @@ def test_markers_and_fixtures_shape_the_world(fleet):
     """
     run = fleet(module)
     assert len(run.outcomes) == 10
-    assert {name: outcome for name, outcome in run.outcomes.items() if outcome != "passed"} == {
-        "test_too_few": "skipped",
-        "test_bad_size": "failed",
-    }
+    others = {name: outcome for name, outcome in run.outcomes.items() if outcome != "passed"}
+    assert others == {"test_too_few": "skipped", "test_bad_size": "failed"}
     assert "needs 3 ranks, this run has 2" in run.check("test_too_few").message
     assert "world_size() takes a number of ranks" in run.check("test_bad_size").message
     assert len(run.record.worlds) == 2

@@ -50,30 +50,27 @@ def save_in_an_editor(path: Path) -> None:
     copy.replace(path)
 
 
-def rename_the_folder(path: Path) -> None:
-    path.parent.rename(path.parent.with_name("kept"))
-
-
-def remove_the_folder(path: Path) -> None:
-    shutil.rmtree(path.parent)
-
-
 def put_a_file_in_its_place(path: Path) -> None:
     shutil.rmtree(path.parent)
     path.parent.write_text("not a folder")
 
 
-# What somebody does to the file, what is told, and whether the file has all that the run wrote afterwards.
 CHANGED = "was changed by something else while the run went on: it is not what the run wrote"
-ATTACKS = {
-    copytruncate: (CHANGED, False),
-    delete_a_line: (CHANGED, False),
-    append_a_line: (CHANGED, False),
-    change_a_letter: (CHANGED, False),
-    save_in_an_editor: ("was replaced while the run went on, and was written again", True),
-    rename_the_folder: ("was moved away while the run went on, and was written again", True),
-    remove_the_folder: ("was removed while the run went on, and was written again", True),
-    put_a_file_in_its_place: ("cannot be kept at", False),
+AGAIN = "was {} while the run went on, and was written again"
+# What somebody does to the file, what is told, and whether the file has all that the run wrote afterwards.
+ATTACKS: dict[str, tuple[Callable[[Path], object], str, bool]] = {
+    "copytruncate": (copytruncate, CHANGED, False),
+    "a line deleted": (delete_a_line, CHANGED, False),
+    "a line appended": (append_a_line, CHANGED, False),
+    "a letter changed": (change_a_letter, CHANGED, False),
+    "saved in an editor": (save_in_an_editor, AGAIN.format("replaced"), True),
+    "folder renamed": (
+        lambda path: path.parent.rename(path.parent.with_name("kept")),
+        AGAIN.format("moved away"),
+        True,
+    ),
+    "folder removed": (lambda path: shutil.rmtree(path.parent), AGAIN.format("removed"), True),
+    "a file in its place": (put_a_file_in_its_place, "cannot be kept at", False),
 }
 
 
@@ -88,11 +85,9 @@ def evidence(tmp_path: Path) -> Evidence:
 
 
 @pytest.mark.parametrize("goes_on", [True, False], ids=["in the middle", "at the end"])
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
-def test_what_is_done_to_evidence_while_the_run_goes_on_is_told(
-    evidence: Evidence, attack: Callable[[Path], None], goes_on: bool
-) -> None:
-    told, whole = ATTACKS[attack]
+@pytest.mark.parametrize("what", ATTACKS)
+def test_what_is_done_to_evidence_while_the_run_goes_on_is_told(evidence: Evidence, what: str, goes_on: bool) -> None:
+    attack, told, whole = ATTACKS[what]
     attack(evidence.path)
     for name in ("test_c", "test_d") if goes_on else ():
         evidence.add(CheckStarted(check=name))
@@ -182,6 +177,10 @@ def instead(name: str, make: Callable[[Path], object]) -> Callable[[Path], None]
     return change
 
 
+def appended(text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "evidence.jsonl").open("a").write(text)
+
+
 def long_line(path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(1 << 30)  # takes no room on the disk
@@ -189,6 +188,7 @@ def long_line(path: Path) -> None:
 
 SAMPLE = '{"event": "telemetry", "sample": {"time": 1.0, "gpus": [{"power_watts": %s}]}}'
 FINISHED = '{"event": "check_finished", "check": {"id": "a.py::b", "outcome": "%s", "seconds": %s}}'
+TOPOLOGY = '{"event": "topology", "nodes": [{"gpus": [], "links": [["X"]], "problems": []}]}'
 RESUMED = '{"event": "run", "host": "x", "resumed": [%s]}'
 # What is done to the folder of a run, and what every command says.
 HOSTILE = {
@@ -196,19 +196,13 @@ HOSTILE = {
     "rather deep": (insert(deep(100)), "more than 64 lists and objects are within each other"),
     "huge whole number": (insert(FINISHED % ("passed", "1" + "0" * 400)), "$.check.seconds"),
     "unknown outcome": (insert(FINISHED % ("crashed", 1)), "'crashed' - at `$.check.outcome`"),
-    "resumed without a time": (
-        insert(RESUMED % '{"run": "a", "failed": []}'),
-        "missing required field `utc` - at `$.resumed[0]`",
-    ),
+    "resumed without a time": (insert(RESUMED % '{"run": "a", "failed": []}'), "field `utc` - at `$.resumed[0]`"),
     "telemetry in words": (insert(SAMPLE % '"much"'), "got `str` - at `$.sample.gpus[0][...]`"),
     "telemetry is no number": (insert(SAMPLE % "NaN"), "$.sample.gpus[0][...]"),
-    "no table of links": (
-        insert('{"event": "topology", "nodes": [{"gpus": [], "links": [["X"]], "problems": []}]}'),
-        "the links of 0 GPUs are no table",
-    ),
+    "no table of links": (insert(TOPOLOGY), "the links of 0 GPUs are no table"),
     "another run": (insert(RESUMED % ""), "it is the second event run of one run"),
     "no run at first": (
-        lambda folder: (folder / "evidence.jsonl").write_text('{"event": "omen"}\n{"event": "run", "host": "x"}\n'),
+        instead("evidence.jsonl", lambda path: path.write_text('{"event": "omen"}\n{"event": "run", "host": "x"}\n')),
         "report.html was not made of this evidence.jsonl",
     ),
     "FIFO": (instead("evidence.jsonl", os.mkfifo), "it is not a regular file"),
@@ -217,16 +211,9 @@ HOSTILE = {
     "one line of a GiB": (instead("evidence.jsonl", long_line), "line 1: it is longer than 64 MiB"),
     "no event": (insert("[1, 2]"), "line 2: not an event of a run (it has no event)"),
     "an event after the verdict": (
-        lambda folder: (
-            (folder / "evidence.jsonl").open("a").write('{"event": "verdict", "verdict": "ACCEPTED", "reasons": []}\n')
-        ),
-        "it stands after the verdict",
-    ),
-    "garbage after the verdict": (
-        lambda folder: (folder / "evidence.jsonl").open("a").write("{"),
-        "not JSON",
-    ),
-}
+        appended('{"event": "verdict", "verdict": "ACCEPTED", "reasons": []}\n'), "it stands after the verdict"),
+    "garbage after the verdict": (appended("{"), "not JSON"),
+}  # fmt: skip
 SUMMARIES = {
     "deep": lambda path: path.write_text("[" * 100_000),
     "FIFO": os.mkfifo,
