@@ -99,38 +99,24 @@ def test_no_string_of_evidence_can_change_the_verdict_of_a_page(
 
 def poisoned(name: str) -> Record:
     """A recorded run with a payload behind every text that is not one of our own words."""
-    words = {
-        "event",
-        "outcome",
-        "state",
-        "sense",
-        "level",
-        "better",
-        "failed_by",
-        "metric",
-        "missed",
-        "t",
-        "kind",
-        "utc",
-        "verdict",
-        "grade",
-        "reference",
-        "within",
-        "subjects",
-    }
     record = Record()
     for event in map(json.loads, (RECORDED / name / "evidence.jsonl").read_text(encoding="utf-8").splitlines()):
-        own = {*words, "name"} if event["event"] == "fault" else words
-        record.add(typed(_each_string(event, lambda text: text + PAYLOAD, own)))
+        record.add(typed(_poisoned(event, {*OUR_WORDS, "name"} if event["event"] == "fault" else OUR_WORDS)))
     return record
 
 
-def _each_string(value: Any, change: Any, but: set[str] | frozenset[str] = frozenset()) -> Any:
+OUR_WORDS = {
+    "event", "outcome", "state", "sense", "level", "better", "failed_by", "metric", "missed", "t", "kind", "utc",
+    "verdict", "grade", "reference", "within", "subjects",
+}  # fmt: skip
+
+
+def _poisoned(value: Any, but: set[str]) -> Any:
     match value:
         case str():
-            return change(value)
+            return value + PAYLOAD
         case list():
-            return [_each_string(each, change, but) for each in value]
+            return [_poisoned(each, but) for each in value]
         case dict():
-            return {key: each if key in but else _each_string(each, change, but) for key, each in value.items()}
+            return {key: each if key in but else _poisoned(each, but) for key, each in value.items()}
     return value

@@ -15,7 +15,7 @@ from pytest_gpufleet.model.place import WORLD, gpu
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.plots.canvas import ticks
 from pytest_gpufleet.report.plots.figure_plots import PICTURES, bars, collective_pictures, curves, draw, training_plot
-from pytest_gpufleet.report.plots.telemetry_plots import svgs
+from pytest_gpufleet.report.plots.telemetry_plots import QUANTITIES, svgs
 from pytest_gpufleet.verdict.reading import read
 from tests.commands.test_monitor import READING
 from tests.conftest import EVIDENCE
@@ -34,10 +34,7 @@ def by_caption(drawn: list[tuple[str, str]]) -> dict[str, str]:
 
 def test_curves_have_a_panel_a_collective_with_limits_and_what_was_published(standard: Record) -> None:
     drawn = by_caption(curves(standard.findings))
-    assert [*drawn] == [
-        "Bus bandwidth against message size",
-        "Latency of a collective against message size",
-    ]
+    assert [*drawn] == ["Bus bandwidth against message size", "Latency of a collective against message size"]
     bandwidth = drawn["Bus bandwidth against message size"]
     panels = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "sendrecv", "gather", "scatter"}
     assert panels | {"limit", "published for a healthy machine", "1\u2009MiB", "4\u2009GiB"} <= words_in(bandwidth)
@@ -81,14 +78,6 @@ def test_a_long_title_goes_on_in_a_second_line() -> None:
     assert not any("..." in each for each in words)
 
 
-def test_training_of_one_recipe_and_of_before_is_drawn() -> None:
-    record = read(EVIDENCE / "h200x4-b" / "evidence.jsonl")
-    ((_, svg),) = training_plot(
-        [each for each in record.findings if each.measurement.conditions.get("recipe") == "amp"]
-    )
-    assert {"amp", "1 GPU", "2 GPUs", "4 GPUs"} <= words_in(svg)
-
-
 def test_training_has_its_share_of_each_gpu_alone_and_a_panel_for_each_thing_that_differs(standard: Record) -> None:
     ((_, svg),) = training_plot(standard.findings)
     words = words_in(svg)
@@ -102,6 +91,9 @@ def test_training_has_its_share_of_each_gpu_alone_and_a_panel_for_each_thing_tha
     assert {"1 GPU", "2 GPUs", "8 GPUs", "images/s a GPU"} <= words
     one = [f for f in standard.findings if f.measurement.conditions.get("method") in (None, "fsdp")]
     assert "method" not in words_in(training_plot(one)[0][1])
+    before = read(EVIDENCE / "h200x4-b" / "evidence.jsonl").findings  # of one recipe
+    ((_, svg),) = training_plot([each for each in before if each.measurement.conditions.get("recipe") == "amp"])
+    assert {"amp", "1 GPU", "2 GPUs", "4 GPUs"} <= words_in(svg)
 
 
 def assert_well_drawn(drawn: list[tuple[str, str]]) -> None:
@@ -162,28 +154,12 @@ def test_a_picture_of_each_collective_that_was_measured_shows_who_gives_to_whom(
     assert "all_gather" not in svg
     assert collective_pictures([]) == []
     assert collective_pictures([busbw("all_reduce", nodes=2)]) == []
-    assert PICTURES["broadcast"][0] == {(0, 1), (0, 2), (0, 3)}
-    assert PICTURES["gather"][0] == {(1, 0), (2, 0), (3, 0)}
-    assert PICTURES["sendrecv"][0] == {(0, 1), (1, 2), (2, 3), (3, 0)}
-    assert len(PICTURES["all_to_all"][0]) == 12
+    assert [len(PICTURES[name][0]) for name in ("broadcast", "gather", "sendrecv", "all_to_all")] == [3, 3, 4, 12]
 
 
 START = 1795166043.0  # 09:14:03 UTC
 PLACES = [gpu(index) for index in range(8)]
-TITLES = [
-    "GPU utilisation",
-    "GPU memory used",
-    "Temperature of the GPU",
-    "Temperature of the GPU memory",
-    "Power",
-    "SM clock",
-    "PCIe traffic, sent and received, as read in one sample of 5",
-]
-
-
-def told_by_gpu(**changes: Any) -> dict[str, Any]:
-    traffic = {"pcie_transmitted_kilobytes_per_second": 1_200_000, "pcie_received_kilobytes_per_second": 300_000}
-    return {**READING, "memory_used_bytes": 64 << 30, **traffic, **changes}
+TITLES = [quantity.title for quantity in QUANTITIES]
 
 
 def at_gpu(sample: Sample, index: int, read: dict[str, float | None]) -> Sample:
@@ -191,7 +167,7 @@ def at_gpu(sample: Sample, index: int, read: dict[str, float | None]) -> Sample:
 
 
 def samples(count: int, **changes: Any) -> list[Sample]:
-    return [Sample(START + second, tuple(told_by_gpu(**changes) for _ in PLACES)) for second in range(count)]
+    return [Sample(START + second, ({**READING, **changes},) * len(PLACES)) for second in range(count)]
 
 
 def checks(files: int, each: int, length: float) -> list[tuple[str, float, float]]:
@@ -211,14 +187,12 @@ def test_a_plot_for_each_quantity_with_a_line_for_each_gpu_and_the_files_of_test
     assert_well_drawn(drawn)
     assert drawn[0] == svgs(samples(301), PLACES, checks(7, 12, 300))[0]  # whenever it is drawn
     labels = [svg.split('"')[3] for _, svg in drawn]
-    assert labels[1] == "GPU memory used of 8 GPUs over 5:00 (minutes:seconds): 64 GiB to 64 GiB"
-    assert labels[6].endswith("1,500 MB/s to 1,500 MB/s")
+    assert labels[1] == "GPU memory used of 8 GPUs over 5:00 (minutes:seconds): 113 GiB to 113 GiB"
+    assert labels[6].endswith(": 0.046 MB/s to 0.046 MB/s")  # sent and received
 
 
 def test_a_long_run_stays_small_and_keeps_its_peaks() -> None:
-    run: list[Sample] = [
-        Sample(START + second, tuple({"power_watts": 600 + second % 7} for _ in PLACES)) for second in range(40_000)
-    ]
+    run = [Sample(START + at, ({"power_watts": 600 + at % 7},) * len(PLACES)) for at in range(40_000)]
     run[12_345] = at_gpu(run[12_345], 5, {"power_watts": 699})
     run[23_456] = at_gpu(run[23_456], 2, {"power_watts": 88})
     svg = dict(svgs(run, PLACES, []))["Power"]
@@ -228,15 +202,20 @@ def test_a_long_run_stays_small_and_keeps_its_peaks() -> None:
     assert "hours:minutes since 09:14:03 UTC" in words_in(svg)
 
 
-def test_what_no_gpu_told_has_no_plot_and_a_gap_breaks_the_line() -> None:
+def test_what_no_gpu_gave_has_no_plot_a_gap_breaks_the_line_and_a_lone_value_is_seen() -> None:
     run = samples(12, memory_temperature_c=None)
     assert [title for title, _ in svgs(run, PLACES, [])] == [title for title in TITLES if title != TITLES[3]]
     whole = longest_path(dict(svgs(run, PLACES[:1], []))["Power"])
     for second in range(3, 3 + SLOW_BEAT):
-        run[second] = at_gpu(run[second], 0, dict.fromkeys(told_by_gpu()))
+        run[second] = at_gpu(run[second], 0, dict.fromkeys(READING))
     run[11] = replace(run[11], gpus=())
     broken = longest_path(dict(svgs(run, PLACES[:1], []))["Power"])
     assert (whole.count("M"), broken.count("M")) == (1, 2)
+    run = samples(40)
+    with_gap = [*run[:10], *run[20:]]  # ten seconds in which nobody looked
+    run[11], run[13] = at_gpu(run[11], 0, {}), at_gpu(run[13], 0, {})  # what is between them stands alone
+    assert longest_path(dict(svgs(with_gap, PLACES[:1], []))["Power"]).count("M") == 2
+    assert longest_path(dict(svgs(run, PLACES[:1], []))["Power"]).count("M") == 3
 
 
 def longest_path(svg: str) -> str:
@@ -253,14 +232,6 @@ def test_of_what_is_read_seldom_each_reading_is_drawn_and_nothing_between() -> N
     assert longest_path(drawn["Power"]).count("M") == 1
 
 
-def test_time_without_samples_is_a_gap_and_a_lone_value_is_seen() -> None:
-    run = samples(40)
-    with_gap = [*run[:10], *run[20:]]  # ten seconds in which nobody looked
-    run[11], run[13] = at_gpu(run[11], 0, {}), at_gpu(run[13], 0, {})  # what is between them stands alone
-    assert longest_path(dict(svgs(with_gap, PLACES[:1], []))["Power"]).count("M") == 2
-    assert longest_path(dict(svgs(run, PLACES[:1], []))["Power"]).count("M") == 3
-
-
 def test_a_clock_that_was_set_back_during_the_run() -> None:
     run = samples(20)
     run[10:] = [replace(sample, time=sample.time - 3600) for sample in run[10:]]
@@ -271,25 +242,13 @@ def test_a_clock_that_was_set_back_during_the_run() -> None:
         assert svgs(too_little, PLACES, checks(3, 2, 19)) == []
 
 
-def test_of_too_many_files_the_longest_are_named() -> None:
-    many = checks(90, 1, 290)
-    many.append(("acceptance/test_long_one.py::test_it", START + 290, START + 300))
-    words = words_in(svgs(samples(301), PLACES, many)[0][1])
-    named = [word for word in words if word.endswith(" part")]
-    assert 20 < len(named) < 40
+def test_any_file_can_be_named_and_of_too_many_the_longest_are() -> None:
+    many = [*checks(90, 1, 290), ("acceptance/test_long_one.py::test_it", START + 290, START + 300)]
+    words = words_in(svgs(samples(301), PLACES[:1], many)[0][1])
+    assert 20 < len([word for word in words if word.endswith(" part")]) < 40
     assert "long one" in words
-
-
-def test_any_name_can_be_drawn() -> None:
     hostile = "a/test_<b>&$x^2$\x1b[31m.py::test_x", "test_" + "long_" * 30 + ".py", "", "no_python::x"
     run = [(name, START + second, START + second + 1) for second, name in enumerate(hostile)]
-    words = words_in(svgs(samples(5), PLACES[:1], run)[0][1])
-    assert "<b>&$x^2$" in words
-    assert "long long lon..." in words
-
-
-def test_checks_beyond_the_samples_and_many_gpus() -> None:
-    places = [gpu(index) for index in range(16)]
-    before_and_after = [("test_a.py::x", START - 50, START + 1), ("test_b.py::x", START + 900, START + 999)]
-    svg = svgs(samples(5), places, before_and_after)[0][1]
-    assert {"GPU 15", "a", "b"} <= words_in(svg)
+    run += [("test_a.py::x", START - 50, START - 1), ("test_b.py::x", START + 900, START + 999)]  # beyond the samples
+    words = words_in(svgs(samples(5), [gpu(index) for index in range(16)], run)[0][1])
+    assert {"<b>&$x^2$", "long long lon...", "GPU 15", "a", "b"} <= words

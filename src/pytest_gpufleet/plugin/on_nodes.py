@@ -12,7 +12,7 @@ import pytest
 from pytest_gpufleet.nodes.messages import Pulse
 from pytest_gpufleet.plugin import markers, options
 from pytest_gpufleet.plugin.terminal import SCREEN
-from pytest_gpufleet.report.terminal.live import NodeNow, NodesNow
+from pytest_gpufleet.report.terminal.live import NodeNow
 from pytest_gpufleet.run.cluster_run import ClusterRun
 from pytest_gpufleet.run.node_runs import NodeRun
 from pytest_gpufleet.run.settings import Options
@@ -51,8 +51,8 @@ def kept(given: Sequence[str]) -> Iterator[str]:
             yield argument
 
 
-def nodes_now(run: ClusterRun) -> NodesNow:
-    """May be called from any thread."""
+def nodes_now(run: ClusterRun) -> tuple[str, list[NodeNow]]:
+    """The check that the run is at, and what goes on at each node. May be called from any thread."""
     assert run.evidence is not None
     record, cluster, runs = run.evidence.record, run.cluster, run.node_runs.all
     latest = record.started[-1] if record.started else ""
@@ -66,7 +66,7 @@ def nodes_now(run: ClusterRun) -> NodesNow:
         wrong = gone.get(node) or (f"{failed} failed" if failed else "")
         waited_for = 0 < len(late) < len(runs) and node in late
         nodes.append(NodeNow(host, _doing(run, own, pulse, gone), wrong, waited_for, pulse.hottest_c, pulse.watts))
-    return NodesNow(check, nodes)
+    return check, nodes
 
 
 def _doing(run: ClusterRun, own: NodeRun | None, pulse: Pulse, gone: dict[int, str]) -> str:

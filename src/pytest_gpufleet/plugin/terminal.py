@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pytest_gpufleet.model.gpu import GpuTopology
     from pytest_gpufleet.model.measurement import Sample
-    from pytest_gpufleet.report.terminal.live import Below, NodesNow
+    from pytest_gpufleet.report.terminal.live import Below, NodeNow
 
 
 class Screen:
@@ -67,7 +67,9 @@ class Screen:
         shown = lambda: table(self._sample, topology, running()) if self._sample else ""  # noqa: E731
         self._keep_below(shown, len(topology.gpus) + AROUND, config, stack)
 
-    def draw_nodes(self, now: Callable[[], NodesNow], rows: int, config: pytest.Config, stack: ExitStack) -> None:
+    def draw_nodes(
+        self, now: Callable[[], tuple[str, list[NodeNow]]], rows: int, config: pytest.Config, stack: ExitStack
+    ) -> None:
         """Keep a line on what is waited for below everything else, with `rows` of nodes, until `stack` is closed."""
         from rich.text import Text
 
@@ -76,7 +78,7 @@ class Screen:
         rows = min(rows, MOST_ROWS)
 
         def shown() -> RenderableType:
-            return Text(f"{time.strftime('%H:%M:%S')} " + "\n".join(lines(now(), rows)), no_wrap=True, overflow="crop")
+            return Text(f"{time.strftime('%H:%M:%S')} " + "\n".join(lines(*now(), rows)), no_wrap=True, overflow="crop")
 
         self._keep_below(shown, 1 + rows, config, stack)
 

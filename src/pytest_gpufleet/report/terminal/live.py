@@ -102,28 +102,18 @@ class NodeNow:
     watts: float | None = None
 
 
-@dataclass(frozen=True)
-class NodesNow:
-    """`check`: that the run over all nodes is at, "" if it is at none."""
-
-    check: str
-    nodes: Sequence[NodeNow]
-
-
-def lines(now: NodesNow, rows: int) -> list[str]:
-    """One on the check and who is waited for, and below it `rows` nodes, first those that are not fine, then those
-    that are waited for."""
-    late = [node.host for node in now.nodes if node.waited_for]
+def lines(check: str, nodes: Sequence[NodeNow], rows: int) -> list[str]:
+    """One on the check that the run over all nodes is at ("": none) and who is waited for, and below it `rows` nodes,
+    first those that are not fine, then those that are waited for."""
+    late = [node.host for node in nodes if node.waited_for]
     waiting = f", waiting for {some(late, MOST_NAMES)}" if late else ""
-    shown = sorted(now.nodes, key=lambda node: (not node.wrong, not node.waited_for))
+    shown = sorted(nodes, key=lambda node: (not node.wrong, not node.waited_for))
     if len(shown) > rows > 0:
         shown = shown[: rows - 1]
-    texts = [f"{now.check or 'no check is on'}{waiting}", *(map(_row, shown) if rows else ())]
-    if rows and len(shown) < len(now.nodes):
-        wrong = sum(bool(node.wrong) for node in now.nodes) - sum(bool(node.wrong) for node in shown)
-        texts.append(
-            f"and {len(now.nodes) - len(shown)} more nodes, {f'{wrong} of them' if wrong else 'none'} not fine"
-        )
+    texts = [f"{check or 'no check is on'}{waiting}", *(map(_row, shown) if rows else ())]
+    if rows and len(shown) < len(nodes):
+        wrong = sum(bool(node.wrong) for node in nodes) - sum(bool(node.wrong) for node in shown)
+        texts.append(f"and {len(nodes) - len(shown)} more nodes, {f'{wrong} of them' if wrong else 'none'} not fine")
     return [wording.clean(line) for line in texts]
 
 
