@@ -108,10 +108,14 @@ def test_the_control_register_of_access_control_services(tmp_path, config, contr
     }
 
 
-def test_only_root_may_read_it(tmp_path):
+@pytest.mark.parametrize(("contained", "remedy"), [(False, "as root"), (True, "--privileged")])
+def test_only_root_may_read_it_and_not_that_of_a_container(tmp_path, contained, remedy):
+    root = with_config(tmp_path, config_space(0x1D, 64))
+    (root / "proc/1").mkdir(parents=True, exist_ok=True)
+    (root / "proc/1/comm").write_text("python3" if contained else "systemd")
     with pytest.raises(Unreadable) as why:
-        acs.read(with_config(tmp_path, config_space(0x1D, 64)))
-    assert "root" in why.value.remedy
+        acs.read(root)
+    assert remedy in why.value.remedy
 
 
 def test_the_ways_to_the_memory_of_gpus(tmp_path):

@@ -22,13 +22,15 @@ from tests.machines import recorded
 CPUINFO = "processor\t: 0\nvendor_id\t: {maker}\nflags\t\t: fpu sse2{flag}\n"
 MAKER, PRODUCT = "sys/class/dmi/id/sys_vendor", "sys/class/dmi/id/product_name"
 IPMI = "sys/firmware/dmi/entries/38-0/raw"
+MODULE = "sys/firmware/dmi/entries/17-0/raw"
 DIMM = bytes([17, 0x15, *[0] * 10, 0x00, 0x20, 9, 0, 1, 0, 0x1A, 0, 0]) + b"DIMM_A1\0\0"
+PLAIN = DIMM[:8] + bytes([64, 0, 64, 0]) + DIMM[12:]  # without bits for error correction
 SERVER = {
     "proc/cpuinfo": CPUINFO.format(maker="GenuineIntel", flag=""),
     "proc/1/comm": "systemd",
     MAKER: "Supermicro",
     IPMI: "",
-    "sys/firmware/dmi/entries/17-0/raw": DIMM,
+    MODULE: DIMM,
     "sys/class/nvme/nvme0/transport": "pcie",
     "dev/nvme0": "",
     "dev/ipmi0": "",
@@ -39,6 +41,8 @@ SYSTEMS = {
     "server": SERVER,
     "drivers not loaded": {name: text for name, text in SERVER.items() if name not in ("dev/ipmi0", "dev/nvme0")},
     "no BMC": {name: text for name, text in SERVER.items() if name not in ("dev/ipmi0", IPMI)},
+    "drivers for DMI neither": {name: text for name, text in SERVER.items() if name[:7] not in ("sys/fir", "dev/ipm")},
+    "workstation": {**{name: text for name, text in SERVER.items() if name not in ("dev/ipmi0", IPMI)}, MODULE: PLAIN},
     "docker": {**DOCKER, ".dockerenv": ""},
     "pod": {**DOCKER, "proc/1/comm": "python3"},
     "firecracker": {"proc/cpuinfo": CPUINFO.format(maker="GenuineIntel", flag=" hypervisor"), "proc/1/comm": "agent"},
@@ -54,7 +58,8 @@ READERS = {
     "disk_health": disks.read_health,
     "dmi": host.read_dmi,
 }
-ROOT, BMC_DRIVERS, OUTSIDE = "run as root (sudo)", "modprobe -a ipmi_si ipmi_devintf", "run on the host, or start"
+ROOT, OUTSIDE = "run as root (sudo)", "run on the host, or start"
+BMC_DRIVERS, EDAC = "modprobe -a dmi-sysfs ipmi_si ipmi_ssif ipmi_devintf", "modprobe -a i10nm_edac skx_edac"
 
 
 def lay_out(root, files):
@@ -107,10 +112,13 @@ def state(name, root, user):
 # By system and user: how each subject ends, in the order of READERS. A text: it cannot be read, and how that begins
 # which makes it readable.
 STATES = {
-    ("server", "plain"): (ROOT, BMC_DRIVERS, ROOT, "modprobe i10nm_edac", ROOT, None),
-    ("server", "root"): (None, BMC_DRIVERS, None, "modprobe i10nm_edac", None, None),
-    ("drivers not loaded", "root"): (BMC_DRIVERS, BMC_DRIVERS, None, "modprobe i10nm_edac", None, None),
-    ("no BMC", "root"): ("absent", "absent", None, "modprobe i10nm_edac", None, None),
+    ("server", "plain"): (ROOT, BMC_DRIVERS, ROOT, EDAC, ROOT, None),
+    ("server", "root"): (None, BMC_DRIVERS, None, EDAC, None, None),
+    ("drivers not loaded", "root"): (BMC_DRIVERS, BMC_DRIVERS, None, EDAC, None, None),
+    ("no BMC", "root"): ("absent", "absent", None, EDAC, None, None),
+    ("drivers for DMI neither", "root"): (BMC_DRIVERS, BMC_DRIVERS, "modprobe dmi-sysfs", EDAC, None, None),
+    ("workstation", "root"): ("absent", "absent", None, "absent", None, None),
+    ("workstation", "plain"): ("absent", "absent", ROOT, EDAC, ROOT, None),
     ("docker", "root"): (OUTSIDE, OUTSIDE, OUTSIDE, OUTSIDE, None, None),
     ("docker", "plain"): (OUTSIDE, OUTSIDE, OUTSIDE, OUTSIDE, OUTSIDE, None),
     ("pod", "plain"): (OUTSIDE, OUTSIDE, OUTSIDE, OUTSIDE, OUTSIDE, None),
@@ -177,7 +185,7 @@ def ended(root, monkeypatch):
 def test_a_server_that_a_plain_user_may_not_read_is_not_judged(tmp_path, monkeypatch):
     found = ended(lay_out(tmp_path, SERVER), monkeypatch)
     assert {each.what for each in found.values()} == {"skipped"}
-    assert {each.message.rpartition(": ")[2] for each in found.values()} == {ROOT, "modprobe i10nm_edac"}
+    assert {each.message.rpartition(": ")[2] for each in found.values()} == {ROOT, EDAC}
 
 
 def test_a_container_that_hides_its_host_is_one_gap(tmp_path, monkeypatch):

@@ -9,11 +9,11 @@ from itertools import combinations
 from pathlib import Path
 
 from pytest_gpufleet.machine import tools
+from pytest_gpufleet.machine.container import only_root
 from pytest_gpufleet.machine.gpudirect import adapters_by_gpu, rail
 from pytest_gpufleet.machine.host_fact import HostFact
 from pytest_gpufleet.machine.network_ports import Port
 from pytest_gpufleet.machine.pcie import Devices, endpoints, gpus_by_address, ports_above, shared_port
-from pytest_gpufleet.machine.tools import AS_ROOT, Unreadable
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 
@@ -36,13 +36,13 @@ def read(root: Path = Path("/")) -> dict[str, int | None]:
         for folder in device.parents
         if tools.PCI_STEP.fullmatch(folder.name)
     }
-    return {address: _control(folder / "config") for address, folder in sorted(ports.items())}
+    return {address: _control(folder / "config", root) for address, folder in sorted(ports.items())}
 
 
-def _control(config: Path) -> int | None:
+def _control(config: Path, root: Path) -> int | None:
     with config.open("rb", buffering=0) as file:
         if not os.pread(file.fileno(), 1, UNPRIVILEGED):
-            raise Unreadable("only root may read the settings of PCIe ports (Access Control Services)", AS_ROOT)
+            raise only_root(root, "only root may read the settings of PCIe ports (Access Control Services)")
         at, seen = EXTENDED, set[int]()
         while at >= EXTENDED and at not in seen:
             seen.add(at)

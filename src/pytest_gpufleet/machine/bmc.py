@@ -17,9 +17,9 @@ from pathlib import Path
 import msgspec
 
 from pytest_gpufleet.machine import tools
-from pytest_gpufleet.machine.container import why_missing
+from pytest_gpufleet.machine.container import only_root, why_missing
 from pytest_gpufleet.machine.host_fact import HostFact
-from pytest_gpufleet.machine.tools import AS_ROOT, Absent, RunTool, Unreadable, output
+from pytest_gpufleet.machine.tools import Absent, RunTool, Unreadable, output
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.place import THIS_NODE
@@ -82,7 +82,7 @@ NEWEST, LOG_SECONDS = 200, 60.0
 # 1.8.18 writes four digits of the year, 1.8.19 as the locale does, which is C here.
 DATES = ("%m/%d/%Y", "%m/%d/%y")
 VIRTUAL = "a virtual machine has no BMC"
-DRIVERS = "modprobe -a ipmi_si ipmi_devintf"
+DRIVERS = "modprobe -a dmi-sysfs ipmi_si ipmi_ssif ipmi_devintf"  # the first shows whether there is a BMC
 
 
 def read(root: Path = Path("/"), run: RunTool = output) -> Bmc:
@@ -90,7 +90,7 @@ def read(root: Path = Path("/"), run: RunTool = output) -> Bmc:
     if not devices:
         raise _without(root, "there is no /dev/ipmi0")
     if not os.access(devices[0], os.R_OK | os.W_OK):
-        raise Unreadable("only root may ask the BMC, by /dev/ipmi0", AS_ROOT)
+        raise only_root(root, "only root may ask the BMC, by /dev/ipmi0")
     power, fans, temperatures = (
         tuple(sensor for kind in kinds for sensor in _sensors(run("ipmitool", "sdr", "type", kind)))
         for kinds in (POWER, FANS, TEMPERATURES)

@@ -50,6 +50,11 @@ def hides_host() -> Unreadable:
     )
 
 
+def only_root(root: Path, why: str) -> Unreadable:
+    """Of what only root may read, which root of a container may not."""
+    return hides_host() if in_container(root) else Unreadable(why, tools.AS_ROOT)
+
+
 def why_missing(root: Path, virtual: str, why: str, remedy: str = "") -> Absent | Unreadable:
     """Why a thing that every server has is not to be seen: this is a virtual machine, which has none (`virtual`), or a
     container; else `why`, with its remedy."""

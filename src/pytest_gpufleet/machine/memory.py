@@ -3,15 +3,16 @@ is wrong with them."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.machine import tools
-from pytest_gpufleet.machine.container import is_virtual, why_missing
+from pytest_gpufleet.machine.container import why_missing
 from pytest_gpufleet.machine.host_fact import HostFact
 from pytest_gpufleet.machine.processors import PROCESSOR_SETUP
-from pytest_gpufleet.machine.tools import AS_ROOT, Absent, Unreadable
+from pytest_gpufleet.machine.tools import AS_ROOT, Absent
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Missing
 from pytest_gpufleet.model.place import THIS_NODE
@@ -19,6 +20,7 @@ from pytest_gpufleet.model.place import THIS_NODE
 ENTRIES = Path("sys/firmware/dmi/entries")  # of the kernel's module dmi-sysfs
 # The System Management BIOS Reference Specification (DMTF DSP0134), 7.18, "Memory Device (Type 17)": where its values
 # stand, little-endian. Texts are numbers of the strings behind the values, from 1; 0: there is none.
+TOTAL_WIDTH, DATA_WIDTH = slice(0x08, 0x0A), slice(0x0A, 0x0C)
 SIZE, EXTENDED_SIZE = slice(0x0C, 0x0E), slice(0x1C, 0x20)
 SPEED, CONFIGURED_SPEED = slice(0x15, 0x17), slice(0x20, 0x22)
 TYPE = 0x12
@@ -58,9 +60,8 @@ def modules(root: Path = Path("/")) -> tuple[Module, ...]:
     try:
         return tuple(_module(entry.read_bytes()) for entry in entries)
     except PermissionError:
-        if is_virtual(root):
-            raise Absent(VIRTUAL) from None
-        raise Unreadable("only root may read what the firmware says of memory modules", AS_ROOT) from None
+        why = "only root may read what the firmware says of memory modules"
+        raise why_missing(root, VIRTUAL, why, AS_ROOT) from None
 
 
 def _module(raw: bytes) -> Module:
@@ -117,7 +118,7 @@ class Controller:
 
 
 # The drivers that count, by the maker of the processors (drivers/edac/Kconfig).
-DRIVERS = {"GenuineIntel": "i10nm_edac", "AuthenticAMD": "amd64_edac"}
+DRIVERS = {"GenuineIntel": "-a i10nm_edac skx_edac", "AuthenticAMD": "amd64_edac"}
 
 
 def errors(root: Path = Path("/")) -> tuple[Controller, ...]:
@@ -125,6 +126,8 @@ def errors(root: Path = Path("/")) -> tuple[Controller, ...]:
     if not controllers:
         about = tools.text(root / "proc/cpuinfo") or ""
         driver = next((driver for maker, driver in DRIVERS.items() if maker in about), "ghes_edac")
+        if _without_correction(root):
+            raise Absent("the memory modules correct no errors (SMBIOS type 17)")
         raise why_missing(root, VIRTUAL, "no EDAC driver counts the errors of host memory", f"modprobe {driver}")
     return tuple(
         Controller(
@@ -137,6 +140,16 @@ def errors(root: Path = Path("/")) -> tuple[Controller, ...]:
         )
         for each in controllers
     )
+
+
+def _without_correction(root: Path) -> bool:
+    """Whether no DDR module, as desktops have them, has bits beside those of data. Others correct errors inside."""
+    widths = set()
+    with suppress(OSError):
+        raw = [entry.read_bytes() for entry in (root / ENTRIES).glob("17-*/raw")]
+        there = [each for each in raw if _bytes(each) and TYPES.get(each[TYPE], "").startswith("DDR")]
+        widths = {(_number(each[TOTAL_WIDTH]), _number(each[DATA_WIDTH])) for each in there}
+    return bool(widths) and all(0 < total == data < UNKNOWN for total, data in widths)
 
 
 def _counted(folder: Path) -> CountedModule:

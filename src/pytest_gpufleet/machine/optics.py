@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from pytest_gpufleet.machine import tools
+from pytest_gpufleet.machine.container import only_root
 from pytest_gpufleet.machine.host_fact import HostFact
 from pytest_gpufleet.machine.network_ports import NVIDIA, VIRTUAL_FUNCTIONS, port_fault
-from pytest_gpufleet.machine.tools import AS_ROOT, Absent, NoAnswer, Unreadable
+from pytest_gpufleet.machine.tools import Absent, NoAnswer, Unreadable
 from pytest_gpufleet.model.fault import Fault
 
 PROGRAMS = ("mlxlink", "mstlink")
@@ -88,7 +89,7 @@ def read(root: Path = Path("/"), run: tools.RunTool = tools.output) -> list[Opti
             errors.append(why)
             found.append(Optics(f"{device}/1", why=str(why)))
     if len(errors) == len(ports):
-        raise Unreadable(errors[0].why, errors[0].remedy or AS_ROOT)
+        raise errors[0] if errors[0].remedy else only_root(root, errors[0].why)
     return found
 
 
