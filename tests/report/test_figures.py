@@ -16,7 +16,6 @@ from pytest_gpufleet.model.place import WORLD, Pair, Place, gpu, read as read_pl
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.figures import (
     EPOCH_IMAGES,
-    Sources,
     efficiency_losses,
     figure_tables,
     heat_tables,
@@ -37,9 +36,9 @@ def figures(values: dict[str, float], metric: str = "gemm", **conditions: object
 def test_a_figure_without_a_limit_stands_apart_but_where_it_is_held_against_its_peers(standard: Record) -> None:
     some = [finding for finding in standard.findings if finding.measurement.metric == "gemm"]
     alone = [replace(each, slower_than_peers=None) if each.state == "for information" else each for each in some]
-    (table,) = figure_tables(alone, Sources())
+    (table,) = figure_tables(alone, {})
     assert (len(table.judged), len(table.folded)) == (3, 4)
-    (table,) = figure_tables(some, Sources())
+    (table,) = figure_tables(some, {})
     limit, *_, state = next(row for row in table.judged if row.name.startswith("fp32")).cells[-3:]
     assert (limit.text, limit.below, state.text) == ("peers", "at most 8 % worse", "like the peers")
     assert not table.folded
@@ -56,16 +55,16 @@ def test_a_figure_that_two_checks_show_stands_once(standard: Record) -> None:
 def test_a_method_that_all_figures_share_stands_in_the_caption() -> None:
     small = {"collective": "reduce", "method": "replayed"}
     latencies = [figures({"world": 9.0}, "collective_latency", bytes=8 << step, **small) for step in range(3)]
-    assert [table.notes[1] for table in figure_tables(latencies, Sources())] == ["in a CUDA graph"]
+    assert [table.notes[1] for table in figure_tables(latencies, {})] == ["in a CUDA graph"]
     products = [figures({"gpu0": 1.0, "gpu1": 1.0}, precision=name, method="one window") for name in ("fp64", "fp8")]
-    (table,) = figure_tables(products, Sources())
+    (table,) = figure_tables(products, {})
     assert (table.notes[1], [row.name for row in table.rows]) == ("one window", ["fp64", "fp8"])
 
 
 def test_value_that_rounds_to_its_limit_is_told_apart(bad_gpu: Record) -> None:
     finding = next(finding for finding in bad_gpu.findings if finding.missed == (WORLD,))
     near = replace(finding.measurement, values={"world": 286.6499}, samples={})
-    ((row,),) = (table.rows for table in figure_tables([replace(finding, measurement=near)], Sources()))
+    ((row,),) = (table.rows for table in figure_tables([replace(finding, measurement=near)], {}))
     assert (row.cells[0].text, row.cells[1].text) == ("286.6499", "≥ 286.65")
 
 
@@ -77,17 +76,17 @@ def test_every_form_takes_what_is_missing() -> None:
         figures({"world": 3.0}, "busbw", bytes=MiB, collective="reduce"),
         figures({}, "busbw"),
     ]
-    gemm, busbw = figure_tables(some, Sources())[1], figure_tables(some, Sources())[0]
+    gemm, busbw = figure_tables(some, {})[1], figure_tables(some, {})[0]
     assert [cell.text for cell in gemm.rows[1].cells[:3]] == ["", "not a number", "2"]
     assert [cell.text for cell in busbw.rows[1].cells[:3]] == ["3", "", ""]
-    (pairs,) = figure_tables([figures({"gpu0-gpu1": 400.0, "gpu1-gpu0": float("nan")})], Sources())
+    (pairs,) = figure_tables([figures({"gpu0-gpu1": 400.0, "gpu1-gpu0": float("nan")})], {})
     assert [cell.text for cell in pairs.rows[0].cells[:2]] == ["not a number", "GPU 1 to GPU 0, worst of 2"]
 
 
 def test_what_is_too_wide_for_a_page_becomes_several_tables() -> None:
     some = [figures({f"gpu{index}": 1.0 for index in range(16)}), figures({"gpu3": 2.0, "gpu12": 2.0})]
     some += [figures({"world": 3.0}, "busbw", bytes=8 << step) for step in range(25)]
-    *sizes, low, high = figure_tables(some, Sources())
+    *sizes, low, high = figure_tables(some, {})
     assert [table.columns[:1] + table.columns[-2:-1] for table in sizes] == [
         ("8 B", "1 KiB"),
         ("2 KiB", "256 KiB"),
@@ -101,8 +100,8 @@ def test_what_is_too_wide_for_a_page_becomes_several_tables() -> None:
 def test_of_a_figure_measured_twice_the_judged_one_counts(standard: Record) -> None:
     judged = [finding for finding in standard.findings if finding.measurement.metric == "busbw"]
     again = [replace(each, state="for information", limit=None, missed=(), required=False) for each in judged]
-    expected = figure_tables(judged, Sources())
-    assert figure_tables([*judged, *again], Sources()) == figure_tables([*again, *judged], Sources()) == expected
+    expected = figure_tables(judged, {})
+    assert figure_tables([*judged, *again], {}) == figure_tables([*again, *judged], {}) == expected
     assert curves([*judged, *again]) == curves(judged)
 
 
@@ -139,7 +138,7 @@ def test_rails_of_nodes_are_a_table_with_a_row_a_node_and_a_column_a_rail() -> N
     assert table.columns == ("rail 0", "rail 1")
     assert [row.name for row in table.rows] == ["gf1", "gf2"]
     assert [[cell.state for cell in row.cells] for row in table.rows] == [["", ""], ["", "missed"]]
-    assert figure_tables([figures(values)], Sources(), {0: "gf1", 1: "gf2"})[0].columns[:2] == ("Measured", "Where")
+    assert figure_tables([figures(values)], {}, {0: "gf1", 1: "gf2"})[0].columns[:2] == ("Measured", "Where")
 
 
 def test_few_pairs_of_many_nodes_stand_beside_each_node_the_lowest_first() -> None:
@@ -168,7 +167,7 @@ def test_spread_says_of_which_figure_and_why_it_may_be_so_wide(state: str, told:
         curve_point(2 * MiB, (10.0, 10.0, 10.1), "met"),
         curve_point(4 * MiB, (10.0, 10.0, 10.0), "met"),
     ]
-    (table,) = figure_tables(points, Sources())
+    (table,) = figure_tables(points, {})
     assert (table.rows[0].cells[-1].text, table.rows[0].cells[-1].below) == ("20 % (n=3)", told)
 
 

@@ -23,20 +23,8 @@ from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.tables import Cell, Row, Table
 from pytest_gpufleet.verdict.judgement import allowed_spread
 
-
-class Sources:
-    """Numbers for where limits come from, so that a table need not repeat a sentence in every row."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[str, str], int] = {}
-
-    def number(self, limit: Limit) -> int:
-        source = limit.full_source if limit.calibration else limit.source
-        return self._numbers.setdefault((limit.origin, source), len(self._numbers) + 1)
-
-    def rows(self) -> list[tuple[int, str, str]]:
-        """(number, grade, source) of each."""
-        return [(number, *texts) for texts, number in self._numbers.items()]
+# Numbers by grade and source of limits, so that a table need not repeat a sentence in every row.
+Sources = dict[tuple[str, str], int]
 
 
 FEWEST_SIZES = 3
@@ -178,7 +166,7 @@ def _with_limit(finding: Finding, sources: Sources) -> Cell:
     """The figure of all ranks together, with its limit below."""
     value, limit = _value_and_limit(finding, WORLD)
     below = " ".join(filter(None, (limit, _grade(finding.limit))))
-    source = sources.number(finding.limit) if finding.limit else None
+    source = _source(finding.limit, sources) if finding.limit else None
     marked = "" if finding.state == "for information" else finding.state
     return Cell(value, marked, below, source, _why_open(finding), figure=True)
 
@@ -197,8 +185,13 @@ def _limit(finding: Finding, sources: Sources) -> Cell:
         return Cell(say("peers"), below=say("at most {share} worse", share=worse), figure=True)
     worst = wording.worst(finding)
     text = wording.value_and_limit(worst[1] if worst else finding.limit.value, finding.limit)[1]
-    source = sources.number(finding.limit)
+    source = _source(finding.limit, sources)
     return Cell(_bare(text, finding.limit.unit), below=_grade(finding.limit), source=source, figure=True)
+
+
+def _source(limit: Limit, sources: Sources) -> int:
+    source = limit.full_source if limit.calibration else limit.source
+    return sources.setdefault((limit.origin, source), len(sources) + 1)
 
 
 def _grade(limit: Limit | None) -> str:

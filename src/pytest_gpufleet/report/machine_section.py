@@ -14,6 +14,7 @@ from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
 from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.tables import Cell, Row, Table, row
 
 # Keys of --fleet-note that have words of their own; the others are called as they were given.
 NOTES = {
@@ -180,18 +181,18 @@ COLUMNS: tuple[Column, ...] = (
 )
 
 
-def health(gpus: Sequence[Gpu]) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """The heads of the table, without the columns of which no GPU here has anything, and its rows: the GPU, and the
-    rest. None for a GPU whose health nobody recorded."""
+def health(gpus: Sequence[Gpu]) -> Table:
+    """Without the columns of which no GPU here has anything, and without GPUs whose health nobody recorded."""
     every = [(name, value) for gpu in gpus for name, value in gpu.facts.items() if value is not None]
     known = {name for name, value in every if not isinstance(value, Missing) or not value.absent}
     columns = [column for column in COLUMNS if not known.isdisjoint(column[1])]
-    rows = [
-        (wording.place(gpu.place), [_cell(gpu.facts, names, form) for _, names, form in columns])
+    rows = (
+        row(wording.place(gpu.place), *(_cell(gpu.facts, names, form) for _, names, form in columns))
         for gpu in gpus
         if any(name in gpu.facts for _, names, _ in columns for name in names)
-    ]
-    return [heading for heading, _, _ in columns], rows
+    )
+    note = "as their driver gave it when the run began"
+    return Table("Health of the GPUs", "GPU", tuple(heading for heading, _, _ in columns), tuple(rows), (note,))
 
 
 def _cell(facts: Mapping[str, Any], names: tuple[str, ...], form: Callable[[Any], str]) -> str:
@@ -217,9 +218,8 @@ LINKS = {
     "NODE": "one NUMA node",
     "SYS": "across NUMA nodes",
 }
-# Of each GPU, by the heads of the table.
+# Of each GPU, by the heads of the table behind its name.
 INVENTORY: dict[str, Callable[[Gpu], Any]] = {
-    "GPU": lambda gpu: wording.place(gpu.place),
     "Position": lambda gpu: gpu.position,
     "Model": lambda gpu: gpu.name,
     "Serial": lambda gpu: gpu.serial,
@@ -242,7 +242,16 @@ def _pcie(gpu: Gpu, fact: str, form: str) -> str:
     return form.format(now) + (f" of {most}" if most not in (None, now) else "")
 
 
-def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
+def inventory(gpus: Sequence[Gpu]) -> Table:
+    rows = (row(wording.place(gpu.place), *(_text(fact(gpu)) for fact in INVENTORY.values())) for gpu in gpus)
+    return Table("The GPUs", "GPU", tuple(INVENTORY), tuple(rows))
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def facts(record: Record) -> list[Table]:
     """The run, the software and the host, each a small table."""
     run, topology, host = record.run, record.topology, record.machine
     changes, known_good = (record.profile.changes, record.profile.calibrated_on) if record.profile else ((), ())
@@ -285,7 +294,11 @@ def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
         "What else ran": _all_that_ran(record),
         "The host": [] if record.of_cluster else _host(host),
     }
-    return {title: rows for title, rows in tables.items() if rows}
+    return [
+        Table(title, "", (), tuple(row(say(name), _text(value)) for name, value in rows))
+        for title, rows in tables.items()
+        if rows
+    ]
 
 
 def _host(host: HostFound) -> list[tuple[str, Any]]:
@@ -351,14 +364,11 @@ def _both(soft: int | str | None, hard: int | str | None) -> str:
     return " / ".join(f"{limit:,}" if isinstance(limit, int) else limit for limit in (soft, hard) if limit is not None)
 
 
-def links(topology: GpuTopology) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The rows of the link matrix: the GPU, then the word and the kind of each of its links."""
-    if len(topology.gpus) < 2:
-        return []
-    return [
-        (
-            wording.place(gpu.place),
-            [(link, next((kind for kind in LINKS if link.startswith(kind)), "")) for link in row],
-        )
-        for gpu, row in zip(topology.gpus, topology.links, strict=False)
-    ]
+def links(topology: GpuTopology) -> Table:
+    """The matrix of links, in the state of each cell its kind; without rows where there are no two GPUs."""
+    names = tuple(wording.place(gpu.place) for gpu in topology.gpus) if len(topology.gpus) > 1 else ()
+    rows = (
+        Row(name, tuple(Cell(link, next((kind for kind in LINKS if link.startswith(kind)), "")) for link in of_gpu))
+        for name, of_gpu in zip(names, topology.links, strict=False)
+    )
+    return Table("How each pair of GPUs is connected", "From, to", names, tuple(rows))

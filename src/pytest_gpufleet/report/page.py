@@ -98,7 +98,8 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None) ->
     `sha256`: of the whole evidence file, shown beside the signatures. `nodes`: of a run on many, what their own runs
     came to; of the checks that these have run by themselves nothing else is shown.
     """
-    said, sources, parts = accused(record), Sources(), gpu_grid.groups(record)
+    said, parts = accused(record), gpu_grid.groups(record)
+    sources: Sources = {}
     if nodes:
         parts = groups_between(parts, nodes.fleet)
         ours = {check for part in parts for check in (*part.checks, *(each.check for each in part.findings))}
