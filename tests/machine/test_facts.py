@@ -23,22 +23,22 @@ def source(**functions):
     return driver.Nvml(SimpleNamespace(NVMLError=pynvml.NVMLError, **functions), [object()])
 
 
-def failing(error, told=lambda *_: None, of=lambda *_: True):
-    """A function of NVML that fails with this error if asked what `of` says, and else is `told`."""
+def failing(error, answer=lambda *_: None, of=lambda *_: True):
+    """A function of NVML that fails with this error if asked what `of` says, and else gives this answer."""
 
     def call(*asked):
         if of(*asked):
             raise pynvml.NVMLError(error)
-        return told(*asked)
+        return answer(*asked)
 
     return call
 
 
 def expected(source, fact):
     """Whether a fact that cannot be had is one that the GPU should have."""
-    told = source.ask(0, fact)
-    assert isinstance(told, Missing)
-    return not told.absent
+    answer = source.ask(0, fact)
+    assert isinstance(answer, Missing)
+    return not answer.absent
 
 
 def limited(error, limits=LIMITS):
@@ -50,9 +50,7 @@ def limited(error, limits=LIMITS):
 def test_a_threshold_that_the_device_does_not_have_costs_no_other():
     limits = limited(pynvml.NVML_ERROR_NOT_SUPPORTED).ask(0, "temperature_limits_c")
     assert limits == {"shutdown": 95, "slowdown": 89, "memory_max": 95, "gpu_max": None}
-
-
-def test_thresholds_of_which_the_driver_knows_none_are_absent_though_it_gives_0_for_some():
+    # Of a driver that knows none, and gives 0 for some, they are absent.
     assert not expected(limited(pynvml.NVML_ERROR_NOT_SUPPORTED, {0: 0, 1: 0, 2: 0}), "temperature_limits_c")
 
 
@@ -65,7 +63,7 @@ def test_every_gpu_is_present_hidden_and_lost_ones_too(monkeypatch):
 
 
 @pytest.mark.parametrize("error", [pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_NOT_SUPPORTED])
-def test_older_drivers_tell_of_clock_events_by_their_older_name(error):
+def test_older_drivers_have_clock_events_by_their_older_name(error):
     older = {"nvmlDeviceGetCurrentClocksThrottleReasons": lambda handle: 0x40}
     not_known = {"nvmlDeviceGetCurrentClocksEventReasons": failing(error)}
     for functions in (older | not_known, older):  # an older driver, and an older nvidia-ml-py
@@ -75,7 +73,7 @@ def test_older_drivers_tell_of_clock_events_by_their_older_name(error):
 def fields(values, **more):
     """A GPU whose fields have these values, by field or (field, link); an int that is negative is an NVML error."""
 
-    def told(handle, asked):
+    def answer(handle, asked):
         found = [values.get(field if isinstance(field, int) else tuple(field), -3) for field in asked]
         union = pynvml.c_nvmlFieldValue_t * len(found)
         answers = union()
@@ -84,30 +82,25 @@ def fields(values, **more):
             answer.value.ullVal = max(0, value)
         return answers
 
-    return source(nvmlDeviceGetFieldValues=told, **more)
+    return source(nvmlDeviceGetFieldValues=answer, **more)
 
 
+OF_NVLINK_5 = {
+    "malformed_packets": "MALFORMED_PACKET_ERRORS", "buffer_overruns": "BUFFER_OVERRUN_ERRORS", "receive": "RCV_ERRORS",
+    "remote_receive": "RCV_REMOTE_ERRORS", "general_receive": "RCV_GENERAL_ERRORS", "symbol": "SYMBOL_ERRORS",
+    "link_integrity": "LOCAL_LINK_INTEGRITY_ERRORS", "failed_recovery": "LINK_RECOVERY_FAILED_EVENTS",
+    "recovery": "LINK_RECOVERY_EVENTS", "effective": "EFFECTIVE_ERRORS",
+}  # fmt: skip
 FIELDS = {
-    **{f"NVLINK_COUNT_{name}": number for name, number in {
-        "MALFORMED_PACKET_ERRORS": NVLINK_5_COUNTERS["malformed_packets"],
-        "BUFFER_OVERRUN_ERRORS": NVLINK_5_COUNTERS["buffer_overruns"],
-        "RCV_ERRORS": NVLINK_5_COUNTERS["receive"],
-        "RCV_REMOTE_ERRORS": NVLINK_5_COUNTERS["remote_receive"],
-        "RCV_GENERAL_ERRORS": NVLINK_5_COUNTERS["general_receive"],
-        "LOCAL_LINK_INTEGRITY_ERRORS": NVLINK_5_COUNTERS["link_integrity"],
-        "LINK_RECOVERY_FAILED_EVENTS": NVLINK_5_COUNTERS["failed_recovery"],
-        "LINK_RECOVERY_EVENTS": NVLINK_5_COUNTERS["recovery"],
-        "EFFECTIVE_ERRORS": NVLINK_5_COUNTERS["effective"],
-        "SYMBOL_ERRORS": NVLINK_5_COUNTERS["symbol"],
-        "FEC_HISTORY_0": gpu_facts.FIELDS_NVLINK_FEC[0],
-        "FEC_HISTORY_15": gpu_facts.FIELDS_NVLINK_FEC[-1],
-    }.items()},
+    **{f"NVLINK_COUNT_{OF_NVLINK_5[kind]}": number for kind, number in NVLINK_5_COUNTERS.items()},
+    "NVLINK_COUNT_FEC_HISTORY_0": gpu_facts.FIELDS_NVLINK_FEC[0],
+    "NVLINK_COUNT_FEC_HISTORY_15": gpu_facts.FIELDS_NVLINK_FEC[-1],
     "CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN": gpu_facts.FIELDS_SLOWDOWN["sw_thermal"],
     "CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN": gpu_facts.FIELDS_SLOWDOWN["hw_thermal"],
     "CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN": gpu_facts.FIELDS_SLOWDOWN["power_brake"],
     "PERF_POLICY_THERMAL": gpu_facts.FIELD_THERMAL_POLICY,
     "NVLINK_GET_SPEED": gpu_facts.FIELD_NVLINK_SPEED,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -117,11 +110,11 @@ def test_fields_are_those_of_nvml(name):
 
 
 def test_counters_of_nvlink_5_by_kind_and_link():
-    """Two links, of which the second does not tell of symbols."""
+    """Two links, of which the second does not count symbols."""
     values = {(field, link): 100 * link + field for field in NVLINK_5_COUNTERS.values() for link in (0, 1)}
     values[NVLINK_5_COUNTERS["symbol"], 1] = -pynvml.NVML_ERROR_UNKNOWN
-    told = fields(values).ask(0, "nvlink_errors")
-    assert told == {**{kind: [n, 100 + n] for kind, n in NVLINK_5_COUNTERS.items()}, "symbol": [221, None]}
+    counts = fields(values).ask(0, "nvlink_errors")
+    assert counts == {**{kind: [n, 100 + n] for kind, n in NVLINK_5_COUNTERS.items()}, "symbol": [221, None]}
 
 
 def test_counters_of_links_before_nvlink_5():
@@ -134,8 +127,8 @@ def test_counters_of_links_before_nvlink_5():
 
 
 def test_blocks_that_forward_error_correction_mended():
-    told = fields({(235 + errors, 0): 1000 - errors for errors in range(16)}).ask(0, "nvlink_fec")
-    assert told == [list(range(1000, 984, -1))]
+    blocks = fields({(235 + errors, 0): 1000 - errors for errors in range(16)}).ask(0, "nvlink_fec")
+    assert blocks == [list(range(1000, 984, -1))]
 
 
 LOST = pynvml.NVML_ERROR_GPU_IS_LOST
@@ -149,19 +142,19 @@ LOST = pynvml.NVML_ERROR_GPU_IS_LOST
         (fields({(field, 0): -LOST for field in NVLINK_5_COUNTERS.values()}), "nvlink_errors"),
     ],
 )
-def test_what_a_lost_gpu_does_not_tell_is_not_absent(lost, fact):
+def test_what_cannot_be_read_of_a_lost_gpu_is_not_absent(lost, fact):
     assert expected(lost, fact)
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "slowed"),
     [
         ({269: 5, 270: 6, 271: 7, 75: 8}, {"sw_thermal": 5, "hw_thermal": 6, "power_brake": 7}),
         ({75: 8}, {"thermal": 8}),  # an older driver
     ],
 )
-def test_how_long_a_gpu_was_slowed_down(values, told):
-    assert fields(values).ask(0, "slowdown_ns") == told
+def test_how_long_a_gpu_was_slowed_down(values, slowed):
+    assert fields(values).ask(0, "slowdown_ns") == slowed
 
 
 @pytest.mark.parametrize(
@@ -172,7 +165,7 @@ def test_how_long_a_gpu_was_slowed_down(values, told):
         (LOST, True),
     ],
 )
-def test_fields_of_which_none_is_told_are_absent_unless_something_is_wrong(error, applicable):
+def test_fields_of_which_none_can_be_read_are_absent_unless_something_is_wrong(error, applicable):
     assert expected(fields(dict.fromkeys((269, 270, 271, 75), -error)), "slowdown_ns") is applicable
 
 
@@ -198,10 +191,12 @@ def slot(tmp_path, monkeypatch, gpu, port):
     )
 
 
-@pytest.mark.parametrize(("gpu", "port", "told"), [(16, 8, (16, 8)), (16, 255, (16, 0)), (16, None, (16, 0))])
-def test_lanes_of_gpu_and_port_are_told_apart(tmp_path, monkeypatch, gpu, port, told):
+@pytest.mark.parametrize(
+    ("gpu", "port", "lanes"), [(16, 8, (16, 8)), (16, 255, (16, 0)), (16, None, (16, 0)), (None, None, None)]
+)
+def test_lanes_of_gpu_and_port(tmp_path, monkeypatch, gpu, port, lanes):
     able = slot(tmp_path, monkeypatch, gpu, port).ask(0, "pcie_width_able")
-    assert (able["gpu"], able["port"]) == told
+    assert (able["gpu"], able["port"]) == lanes if lanes else able.absent
 
 
 def test_the_network_adapter_next_to_a_gpu(tmp_path, monkeypatch):
@@ -246,24 +241,20 @@ def test_where_a_gpu_sits(tmp_path, monkeypatch):
         ("physical_slot", 0, False),
     ],
 )
-def test_where_a_gpu_sits_is_absent_where_nothing_tells(tmp_path, monkeypatch, fact, virtual, slots):
+def test_where_a_gpu_sits_is_absent_where_nothing_shows_it(tmp_path, monkeypatch, fact, virtual, slots):
     node = seated(tmp_path, monkeypatch, virtual)
     if not slots:
         monkeypatch.setattr(gpu_facts, "PCI_SLOTS", tmp_path / "none")
     assert not expected(node, fact)
 
 
-def test_lanes_that_no_system_tells_are_absent(tmp_path, monkeypatch):
-    assert not expected(slot(tmp_path, monkeypatch, None, None), "pcie_width_able")
-
-
 def test_the_health_of_the_fabric():
-    def told(handle, reference):
+    def answer(handle, reference):
         info = reference._obj
         info.state, info.healthMask, info.cliqueId = 3, 0x1A9, 7
         info.clusterUuid[:] = range(16)
 
-    gpu = source(c_nvmlGpuFabricInfoV_t=pynvml.c_nvmlGpuFabricInfoV_t, nvmlDeviceGetGpuFabricInfoV=told)
+    gpu = source(c_nvmlGpuFabricInfoV_t=pynvml.c_nvmlGpuFabricInfoV_t, nvmlDeviceGetGpuFabricInfoV=answer)
     cluster = "000102030405060708090a0b0c0d0e0f"
     assert gpu.ask(0, "fabric_health") == {"mask": 0x1A9, "clique": 7, "cluster": cluster}
 

@@ -3,17 +3,16 @@
 import pytest
 
 from pytest_gpufleet.machine import host, memory
+from tests.machine.test_three_states import SERVER, lay_out
 from tests.machine.trees import laid_out
 
 GiB = 1 << 30
 
 
 def test_the_machine_and_its_bios(tmp_path):
-    told = host.read_dmi(laid_out("two-drives", tmp_path).root)
-
-    assert (told.vendor, told.product) == ("QEMU", "Standard PC (Q35 + ICH9, 2009)")
-    assert told.bios_version == "rel-1.16.1-0-g3208b098f51a-prebuilt.qemu.org"
-    assert told.board is None
+    dmi = host.read_dmi(laid_out("two-drives", tmp_path).root)
+    assert (dmi.vendor, dmi.product, dmi.board) == ("QEMU", "Standard PC (Q35 + ICH9, 2009)", None)
+    assert dmi.bios_version == "rel-1.16.1-0-g3208b098f51a-prebuilt.qemu.org"
 
 
 def test_a_memory_module_beside_an_empty_slot(tmp_path):
@@ -37,13 +36,7 @@ def test_sizes_of_old_firmware(tmp_path, size, bytes_):
     assert memory.modules(tree.root)[0].bytes == bytes_
 
 
-def test_an_entry_that_ends_early_tells_what_it_has(tmp_path):
+def test_an_entry_that_ends_early_has_what_it_has(tmp_path):
     """SMBIOS 2.1 had no speed and no texts of the maker."""
-    entry = tmp_path / "sys/firmware/dmi/entries/17-0/raw"
-    entry.parent.mkdir(parents=True)
-    entry.write_bytes(bytes([17, 0x15, *[0] * 10, 0x00, 0x20, 9, 0, 1, 0, 0x18, 0, 0]) + b"DIMM_A1\0\0")
-
-    (module,) = memory.modules(tmp_path)
-
-    assert (module.locator, module.bytes, module.type) == ("DIMM_A1", 8 * GiB, "DDR3")
-    assert module.speed is module.part is None
+    (module,) = memory.modules(lay_out(tmp_path, SERVER))
+    assert module == memory.Module(locator="DIMM_A1", bytes=8 * GiB, type="DDR4")

@@ -78,30 +78,23 @@ def denied(monkeypatch):
     monkeypatch.setattr("pathlib.Path.read_bytes", refuse)
 
 
-def asked(*command, **how):
+def answer(user, program):
     """As a plain user is answered by smartctl, and root by all."""
-    if how.get("denied") and command[0] == "nvme":
+    if user == "plain" and program == "nvme":
         raise Unreadable("nvme failed with status 1: Permission denied")
-    if command[0] == "ipmitool":
-        return ""
-    return '{"smartctl":{"exit_status":2,"messages":[{"string":"Permission denied"}]}}' if how.get("denied") else "{}"
+    denied = '{"smartctl":{"exit_status":2,"messages":[{"string":"Permission denied"}]}}'
+    return {"ipmitool": "", "smartctl": denied if user == "plain" else "{}"}.get(program, "{}")
 
 
 def read(name, root, user):
-    if name not in ("bmc", "disk_health"):
-        return READERS[name](root)
-    return READERS[name](root, lambda *command, **how: asked(*command, denied=user == "plain"))
+    programs = [lambda program, *arguments, **how: answer(user, program)]
+    return READERS[name](root, *(programs if name in ("bmc", "disk_health") else ()))
 
 
 def state(name, root, user):
     """None: it was read."""
-    arguments = (
-        {"run": lambda *command, **how: asked(*command, denied=user == "plain")}
-        if name in ("bmc", "disk_health")
-        else {}
-    )
     try:
-        READERS[name](root, **arguments)
+        read(name, root, user)
     except Absent:
         return "absent"
     except Unreadable as why:
@@ -160,44 +153,33 @@ def test_amd_processors_have_another_driver(tmp_path):
         memory.errors(lay_out(tmp_path, {**SERVER, "proc/cpuinfo": CPUINFO.format(maker="AuthenticAMD", flag="")}))
 
 
-HOST_CHECKS = {
-    "bmc": (
-        "test_power_supplies_are_sound", "test_fans_are_sound", "test_air_comes_in_cool",
-        "test_bmc_logged_no_grave_error",
-    ),
-    "memory_modules": ("test_memory_modules_are_alike",),
-    "memory_errors": ("test_host_memory_had_few_errors", "test_host_memory_errors_stayed_rare"),
-    "disk_health": ("test_drives_are_healthy",),
-}  # fmt: skip
+HOST_CHECKS = (
+    "test_power_supplies_are_sound", "test_fans_are_sound", "test_air_comes_in_cool", "test_bmc_logged_no_grave_error",
+    "test_memory_modules_are_alike", "test_host_memory_had_few_errors", "test_host_memory_errors_stayed_rare",
+    "test_drives_are_healthy",
+)  # fmt: skip
 
 
-def ended(root, monkeypatch):
-    """How the checks of the host end for a plain user of this system, and what they say."""
+@pytest.mark.parametrize(
+    ("system", "what", "remedies"),
+    [
+        ("server", "skipped", {ROOT, EDAC}),
+        ("docker", "skipped", {container.hides_host().remedy}),  # all of it is one gap
+        ("firecracker", "not applicable", None),
+    ],
+)
+def test_the_checks_of_the_host_for_a_plain_user(tmp_path, monkeypatch, system, what, remedies):
+    root = lay_out(tmp_path, SYSTEMS[system])
     with monkeypatch.context() as patched:
         denied(patched)
         facts = {name: host.plain(host.HostFact(name, Any, partial(read, name, root, "plain"))) for name in READERS}
     here = recorded()
     here.machine.host.update(facts, processor_setup=plain(processors.read(root)))
-    found = outcomes(here, now=facts, before=facts, asked_once=facts.get)
-    return {check: found[check] for checks in HOST_CHECKS.values() for check in checks}
-
-
-def test_a_server_that_a_plain_user_may_not_read_is_not_judged(tmp_path, monkeypatch):
-    found = ended(lay_out(tmp_path, SERVER), monkeypatch)
-    assert {each.what for each in found.values()} == {"skipped"}
-    assert {each.message.rpartition(": ")[2] for each in found.values()} == {ROOT, EDAC}
-
-
-def test_a_container_that_hides_its_host_is_one_gap(tmp_path, monkeypatch):
-    found = ended(lay_out(tmp_path, SYSTEMS["docker"]), monkeypatch)
-    assert {each.what for each in found.values()} == {"skipped"}
-    (message,) = {each.message for each in found.values()}
-    assert message.startswith("not judged: this container hides the host: run on the host, or start the container")
-
-
-def test_in_a_virtual_machine_there_is_no_such_thing(tmp_path, monkeypatch):
-    found = ended(lay_out(tmp_path, SYSTEMS["firecracker"]), monkeypatch)
-    assert {each.what for each in found.values()} == {"not applicable"}
+    ended = outcomes(here, now=facts, before=facts, asked_once=facts.get)
+    assert {ended[check].what for check in HOST_CHECKS} == {what}
+    messages = {ended[check].message for check in HOST_CHECKS}
+    assert remedies is None or {message.rpartition(": ")[2] for message in messages} == remedies
+    assert system != "docker" or messages == {f"not judged: {container.hides_host()}"}
 
 
 @pytest.mark.parametrize("program", PACKAGES)
