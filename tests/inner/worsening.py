@@ -93,7 +93,7 @@ def test_what_the_failed_one_left_behind():
         kernel(f"NVRM: Xid (PCI:0000:00:08): {number}, pid=7, name=python3, Ch 00000008")
 
 
-def test_xid_that_only_nvml_tells(monkeypatch):
+def test_xid_that_only_nvml_reports(monkeypatch):
     """As in a container that may not read the kernel log."""
     news = [(2, 79)]
     monkeypatch.setattr(Recorded, "xids", lambda self: [news.pop()] if news else [])

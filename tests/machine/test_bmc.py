@@ -1,4 +1,4 @@
-"""What a BMC tells: parts that are ill are named, and machines that only look so pass."""
+"""What is read of a BMC: broken parts are named, and machines that only look so pass."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -48,8 +48,8 @@ Power Redundancy | 02h | ok | 21.1 | Redundancy Lost
 """
 
 
-def told(tmp_path: Path, *changes: tuple[str, str]) -> bmc.Bmc:
-    """What the BMC of trees/bmc.txt tells after these changes of its text."""
+def read(tmp_path: Path, *changes: tuple[str, str]) -> bmc.Bmc:
+    """The BMC of trees/bmc.txt after these changes of its text."""
     tree = laid_out("bmc", tmp_path, replaced(*changes))
     return bmc.read(tree.root, tree.run)
 
@@ -60,8 +60,8 @@ def found(faults: list[Fault]) -> set[tuple[str, str]]:
     return {(fault.name, fault.what.partition(":")[0]) for fault in faults}
 
 
-def test_a_sound_machine_has_no_ills(tmp_path: Path) -> None:
-    sound = told(tmp_path)
+def test_a_sound_machine_has_no_faults(tmp_path: Path) -> None:
+    sound = read(tmp_path)
     for rule in (bmc.failed_supplies, bmc.failed_fans, bmc.high_temperatures):
         assert rule(sound) == []
     assert bmc.logged_errors(sound.log) == []
@@ -70,7 +70,7 @@ def test_a_sound_machine_has_no_ills(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("supplies", "ills"),
+    ("supplies", "faults"),
     [
         (DGX_1, {("power_supply_failed", "PSU1 Status (10.1)"), ("power_supply_failed", "PSU2 Status (10.2)"),
                  ("power_not_redundant", "PSU Redundancy (21.1)")}),
@@ -80,12 +80,12 @@ def test_a_sound_machine_has_no_ills(tmp_path: Path) -> None:
     ],
     ids=["no mains", "one missing", "dead", "bays that are empty by design"],
 )  # fmt: skip
-def test_power_supplies(tmp_path: Path, supplies: str, ills: set[tuple[str, str]]) -> None:
-    assert found(bmc.failed_supplies(told(tmp_path, (SUPPLIES, supplies)))) == ills
+def test_power_supplies(tmp_path: Path, supplies: str, faults: set[tuple[str, str]]) -> None:
+    assert found(bmc.failed_supplies(read(tmp_path, (SUPPLIES, supplies)))) == faults
 
 
 @pytest.mark.parametrize(
-    ("rule", "old", "new", "ills"),
+    ("rule", "old", "new", "faults"),
     [
         # As the first look found the same fan.
         (bmc.failed_fans, "| ok  | 29.7 | 1960 RPM", "| lcr | 29.7 | 420 RPM", {("fan_failed", "FANB (29.7)")}),
@@ -107,9 +107,9 @@ def test_power_supplies(tmp_path: Path, supplies: str, ills: set[tuple[str, str]
     ids=["stalling fan", "slow fan", "warm air", "hot processor", "warm processor"],
 )
 def test_fans_and_temperatures(
-    tmp_path: Path, rule: Callable[[Any], list[Fault]], old: str, new: str, ills: set[tuple[str, str]]
+    tmp_path: Path, rule: Callable[[Any], list[Fault]], old: str, new: str, faults: set[tuple[str, str]]
 ) -> None:
-    assert found(rule(told(tmp_path, (old, new)))) == ills
+    assert found(rule(read(tmp_path, (old, new)))) == faults
 
 
 MEMORY = "   8 | 06/17/2025 | 10:03:02 | Memory | Uncorrectable ECC (@DIMMG1(CPU1)) | Asserted\n"
@@ -139,16 +139,16 @@ MEMORY_FAULT = ("bmc_memory_error", "Memory")
 def test_the_log_speaks_against_a_machine(
     tmp_path: Path, changes: list[tuple[str, str]], errors: set[tuple[str, str]]
 ) -> None:
-    assert found(bmc.logged_errors(told(tmp_path, *changes).log)) == errors
+    assert found(bmc.logged_errors(read(tmp_path, *changes).log)) == errors
 
 
 def test_what_is_logged_during_a_run_counts_also_if_it_went_away_again(tmp_path: Path) -> None:
-    before = told(tmp_path / "before").log
+    before = read(tmp_path / "before").log
     dropped = (
         "   8 | 06/18/2025 | 06:34:16 | Power Supply #0x3b | Power Supply AC lost | Asserted\n"
         "   9 | 06/18/2025 | 06:34:17 | Power Supply #0x3b | Power Supply AC lost | Deasserted\n"
     )
-    now = told(tmp_path / "now", (CORRECTED, CORRECTED + dropped)).log
+    now = read(tmp_path / "now", (CORRECTED, CORRECTED + dropped)).log
     assert found(bmc.logged_since(before, now)) == {("bmc_power_error", "Power Supply #0x3b")}
     assert not bmc.cleared_since(before, now)
     assert bmc.logged_since(before, before) == []
@@ -157,14 +157,14 @@ def test_what_is_logged_during_a_run_counts_also_if_it_went_away_again(tmp_path:
 
 
 def test_a_power_supply_that_is_gone_at_the_end_is_lost(tmp_path: Path) -> None:
-    before = told(tmp_path / "before")
-    now = told(tmp_path / "now", ("86h | ok  | 10.2 | Presence detected", "86h | ns  | 10.2 | No Reading"))
+    before = read(tmp_path / "before")
+    now = read(tmp_path / "now", ("86h | ok  | 10.2 | Presence detected", "86h | ns  | 10.2 | No Reading"))
     assert found(bmc.supplies_lost(before, now)) == {("power_supply_failed", "Status (10.2)")}
     assert bmc.supplies_lost(before, before) == []
 
 
 def test_a_log_that_takes_too_long_leaves_the_rest(tmp_path: Path) -> None:
-    late = told(tmp_path, ("== $ ipmitool sel elist last 200\n", "== $ ipmitool sel elist last 200 ! too late\n"))
+    late = read(tmp_path, ("== $ ipmitool sel elist last 200\n", "== $ ipmitool sel elist last 200 ! too late\n"))
     assert (late.log, late.log_unreadable) == (None, "too late")
     assert len(late.power) == 3
 
@@ -175,57 +175,48 @@ CHECKS = (
 )  # fmt: skip
 
 
-def check_all(first: Any, now: Any) -> dict[str, str]:
-    return checked(first, now)[0]
-
-
-def checked(*read: Any) -> tuple[dict[str, str], list[str]]:
-    """How each check ends, and the codes of what is told beside the verdict."""
-    told: list[Fault] = []
-    first, now = map(codec.plain, read)
-    ended = outcomes(
-        recorded(), now={"bmc": now}, before={"bmc": first}, asked_once={"bmc": first}.get, notice=told.extend
-    )
-    return {name: ended[name].what for name in CHECKS}, [fault.name for fault in told]
+def check_all(first: Any, now: Any, notice: Callable[..., None] = lambda faults: None) -> dict[str, str]:
+    """How each check ends."""
+    first, now = map(codec.plain, (first, now))
+    ended = outcomes(recorded(), now={"bmc": now}, before={"bmc": first}, asked_once={"bmc": first}.get, notice=notice)
+    return {name: ended[name].what for name in CHECKS}
 
 
 def test_the_checks(tmp_path: Path) -> None:
-    sound = told(tmp_path / "sound")
-    assert set(check_all(sound, sound).values()) == {"passed"}
-    dead = told(tmp_path / "dead", (SUPPLIES, DEAD))
+    sound = read(tmp_path / "sound")
+    dead = read(tmp_path / "dead", (SUPPLIES, DEAD))
     assert check_all(dead, dead) == {
         **dict.fromkeys(CHECKS, "passed"),
         "test_power_supplies_are_sound": "failed",
         "test_bmc_logged_nothing_during_the_run": "failed",
     }
     assert set(check_all(None, None).values()) == {"not applicable"}
-    # What could be asked when the run began, and cannot any more, has not told that nothing happened.
-    mute = replace(sound, log=None, log_unreadable="too late")
-    assert (
-        check_all(sound, None) == check_all(sound, mute) == {**dict.fromkeys(CHECKS, "passed"), CHECKS[-1]: "skipped"}
-    )
-    assert check_all(mute, sound)[CHECKS[-1]] == "skipped"
+    # What could be asked when the run began, and cannot any more, does not show that nothing happened.
+    silent = replace(sound, log=None, log_unreadable="too late")
+    for now in (None, silent):
+        assert check_all(sound, now) == {**dict.fromkeys(CHECKS, "passed"), CHECKS[-1]: "skipped"}
+    assert check_all(silent, sound)[CHECKS[-1]] == "skipped"
 
 
 FULL = ("Overflow         : false", "Overflow         : true")
 
 
-def test_a_full_log_is_told_beside_the_verdict_and_what_it_holds_counts(tmp_path: Path) -> None:
-    sound = told(tmp_path / "sound")
-    assert checked(sound, sound) == (dict.fromkeys(CHECKS, "passed"), [])
-    full = told(tmp_path / "full", FULL)
-    assert checked(full, full) == (
-        {**dict.fromkeys(CHECKS, "passed"), CHECKS[-1]: "not applicable"},
-        ["bmc_log_full"] * 2,
-    )
-    grave = told(tmp_path / "grave", FULL, (CORRECTED, CORRECTED + MEMORY))
+def test_a_full_log_is_shown_beside_the_verdict_and_what_it_holds_counts(tmp_path: Path) -> None:
+    shown: list[Fault] = []
+    full, sound = read(tmp_path / "full", FULL), read(tmp_path / "sound")
+    assert set(check_all(sound, sound, shown.extend).values()) == {"passed"}
+    assert shown == []
+    ends = check_all(full, full, shown.extend)
+    assert ends == {**dict.fromkeys(CHECKS, "passed"), CHECKS[-1]: "not applicable"}
+    assert [fault.name for fault in shown] == ["bmc_log_full"] * 2
+    grave = read(tmp_path / "grave", FULL, (CORRECTED, CORRECTED + MEMORY))
     assert check_all(grave, grave)["test_bmc_logged_no_grave_error"] == "failed"
-    dead = told(tmp_path / "dead", FULL, (SUPPLIES, DEAD))
+    dead = read(tmp_path / "dead", FULL, (SUPPLIES, DEAD))
     assert check_all(full, dead)[CHECKS[-1]] == "failed"
 
 
 def test_a_full_log_that_writes_over_its_oldest_entries_still_shows_what_comes(tmp_path: Path) -> None:
-    full = told(tmp_path / "full", FULL)
+    full = read(tmp_path / "full", FULL)
     boot = MEMORY.replace("Memory | Uncorrectable ECC (@DIMMG1(CPU1))", "System Event #0x01 | OEM System boot event")
-    assert check_all(full, told(tmp_path / "harmless", FULL, (CORRECTED, CORRECTED + boot)))[CHECKS[-1]] == "passed"
-    assert check_all(full, told(tmp_path / "grave", FULL, (CORRECTED, CORRECTED + MEMORY)))[CHECKS[-1]] == "failed"
+    assert check_all(full, read(tmp_path / "harmless", FULL, (CORRECTED, CORRECTED + boot)))[CHECKS[-1]] == "passed"
+    assert check_all(full, read(tmp_path / "grave", FULL, (CORRECTED, CORRECTED + MEMORY)))[CHECKS[-1]] == "failed"

@@ -198,13 +198,12 @@ def test_what_a_user_makes_the_kernel_write_is_nothing(form):
 
 
 def test_a_name_that_takes_the_place_of_a_device_is_nothing():
-    for name, file in (
-        ("EDAC MC0: 1 UE ", "a on DIMM_A1 (x"),
-        ("INFO: task a", "a:1 blocked for more than 120 seconds."),
-        ("nvme nvme0: I/O", " 1 timeout, reset controller"),
-        ("NVRM: Xid (0000", "a:1b:00): 79"),
-        ("I/O error, dev ", "sda, sector 1"),
-    ):
+    names = {
+        "EDAC MC0: 1 UE ": "a on DIMM_A1 (x", "INFO: task a": "a:1 blocked for more than 120 seconds.",
+        "nvme nvme0: I/O": " 1 timeout, reset controller", "NVRM: Xid (0000": "a:1b:00): 79",
+        "I/O error, dev ": "sda, sector 1",
+    }  # fmt: skip
+    for name, file in names.items():
         written = SEGFAULT.format(name, file)
         assert (parse(written), list(of_the_host(written))) == ([], [])
 
@@ -379,40 +378,18 @@ def test_what_an_xid_calls_for(line, code, condemning):
     assert xid.condemning == condemning
 
 
-def test_about_half_of_the_sub_codes_of_nvlink_5_call_for_nothing():
-    actions = [rule[-1] for rule in table()["nvlink"]]
-    assert 0.4 < actions.count("IGNORE") / len(actions) < 0.6
-
-
-SXID = "nvidia-nvswitch1: SXid (PCI:0000:86:00.0): "
-
-
-@pytest.mark.parametrize(
-    ("line", "number", "condemning", "text"),
-    [
-        ("20034, Fatal, Link 30 LTSSM Fault Up", 20034, True, "Link 30 LTSSM Fault Up"),
-        ("20009, Non-fatal, Link 27 RX Short Error Rate", 20009, False, "Link 27 RX Short Error Rate"),
-        ("11001, Fatal, ingress invalid command", 11001, True, "ingress invalid command"),
-    ],
-)
-def test_an_sxid_is_found_and_belongs_to_its_switch(line, number, condemning, text):
-    (sxid,) = parse(f"3,1234,99,-;{SXID}{line}\n")
-    assert (sxid.number, sxid.condemning, sxid.text) == (number, condemning, text)
+@pytest.mark.parametrize(("severity", "text"), [
+    ("Fatal", "Link 30 LTSSM Fault Up"), ("Non-fatal", "Link 27 RX Short Error Rate"),
+])  # fmt: skip
+def test_an_sxid_is_found_and_belongs_to_its_switch(severity, text):
+    begin = "nvidia-nvswitch1: SXid (PCI:0000:86:00.0): 20034, "
+    # What follows it is none.
+    rest = f"{begin}Severity 1 Engine instance 0 Sub-engine instance 2\n{begin}Data {{0x00000000, 0x00000000}}\n"
+    (sxid,) = parse(f"3,1234,99,-;{begin}{severity}, {text}\n{rest}")
+    assert (sxid.number, sxid.condemning, sxid.text) == (20034, severity == "Fatal", text)
     assert not sxid.of(GPU)
-    severity = "Fatal" if condemning else "Non-fatal"
-    begin = f"nvidia-nvswitch1 on PCI 0000:86:00.0: SXid {number} ({severity}: {text}); what to do: "
-    assert str(sxid).startswith(begin)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "24007, Severity 1 Engine instance 0 Sub-engine instance 2",
-        "24007, Data {0x00000000, 0x00000000}",
-    ],
-)
-def test_what_follows_an_sxid_is_none(line):
-    assert parse(SXID + line) == []
+    shown = f"nvidia-nvswitch1 on PCI 0000:86:00.0: SXid 20034 ({severity}: {text}); what to do: "
+    assert str(sxid).startswith(shown)
 
 
 def test_lines_that_were_overwritten_before_they_were_read_are_reported(tmp_path, monkeypatch):
@@ -440,6 +417,7 @@ def test_lines_that_were_overwritten_before_they_were_read_are_reported(tmp_path
 FOUR = [Gpu(index, {"pci_bus_id": f"00000000:{index}B:00.0"}) for index in range(4)]
 FATAL = "pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Requester ID)"
 CORRECTED = "pcieport 0000:00:03.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer, (Receiver ID)"
+WHEN = "before", "during"
 STALLED = "watchdog: BUG: soft lockup - CPU#18 stuck for 27s! [python3:2254956]"
 
 
@@ -448,27 +426,17 @@ def message(line, **more):
     return type(found)(**{**vars(found), **more})
 
 
-@pytest.mark.parametrize(
-    ("line", "before", "during"), [(FATAL, True, True), (STALLED, False, True), (CORRECTED, False, False)]
-)
-def test_what_condemns_is_a_fault_and_the_rest_is_shown(line, before, during):
-    found = [recognised(line)]
-    assert [len(each) for each in judged(found, FOUR, "before")] == [before, not before]
-    assert [len(each) for each in judged(found, FOUR, "during")] == [during, not during]
+def test_what_condemns_is_a_fault_and_the_rest_is_shown():
+    logged = [recognised(line) for line in (FATAL, STALLED, CORRECTED)]
+    found = {when: [[fault.story for fault in each] for each in judged(logged, FOUR, when)] for when in WHEN}
+    assert found == {"before": [[FATAL], [STALLED, CORRECTED]], "during": [[FATAL, STALLED], [CORRECTED]]}
 
 
-@pytest.mark.parametrize(
-    ("below", "place"),
-    [
-        (("00000000:2B:00.0",), gpu_place(2)),
-        (("00000000:1B:00.0", "00000000:2B:00.0"), THIS_NODE),
-        (("00000000:9B:00.0",), THIS_NODE),  # that of another run
-        ((), THIS_NODE),
-    ],
-)
-def test_a_port_names_the_gpu_if_there_is_one_alone_below_it(below, place):
-    (fault,), _ = judged([message(FATAL, gpus=below)], FOUR, "during")
-    assert (fault.name, fault.subjects) == ("pcie_error_logged", (place,))
+def test_a_port_names_the_gpu_if_there_is_one_alone_below_it():
+    one, two, of_another_run = (f"00000000:{bus}B:00.0" for bus in (1, 2, 9))
+    for below in ((two,), (one, two), (of_another_run,), ()):
+        (fault,), _ = judged([message(FATAL, gpus=below)], FOUR, "during")
+        assert fault.subjects == (gpu_place(2) if below == (two,) else THIS_NODE,)
 
 
 def test_a_fault_says_how_often_a_message_came():

@@ -1,6 +1,7 @@
 """What is read from NVML, and what is said where there is nothing to read. The machines are described, not present."""
 
 import os
+import re
 import sys
 import threading
 from types import SimpleNamespace
@@ -73,16 +74,6 @@ def test_links_and_fabric(read, machine, fabric, first_row, last_row):
     assert topology.links == tuple(zip(*topology.links, strict=True)), "what links A to B links B to A"
 
 
-def test_text_is_the_matrix_of_nvidia_smi(read):
-    assert str(read(STATION)).split("\n") == [
-        "\tGPU0\tGPU1\tGPU2\tGPU3",
-        "GPU0\tX\tNV1\tNV1\tNV2",
-        "GPU1\tNV1\tX\tNV2\tNV1",
-        "GPU2\tNV1\tNV2\tX\tNV1",
-        "GPU3\tNV2\tNV1\tNV1\tX",
-    ]
-
-
 @pytest.mark.parametrize(
     ("visible", "indices"),
     [
@@ -102,7 +93,8 @@ def test_cuda_visible_devices_chooses_and_orders(read, visible, indices):
 def test_links_follow_the_order_of_the_gpus(read):
     topology = read(STATION, "3,0,1")
     assert topology.links == (("X", "NV2", "NV1"), ("NV2", "X", "NV1"), ("NV1", "NV1", "X"))
-    assert str(topology).split("\n")[0] == "\tGPU3\tGPU0\tGPU1"
+    matrix = "\tGPU3\tGPU0\tGPU1", "GPU3\tX\tNV2\tNV1", "GPU0\tNV2\tX\tNV1", "GPU1\tNV1\tNV1\tX"
+    assert str(topology) == "\n".join(matrix)  # as nvidia-smi writes it
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "9,0", "NoDevFiles", "MIG-77aa"])
@@ -131,7 +123,7 @@ FACTS = {
 
 
 @pytest.mark.parametrize(("function", "fact", "value"), [(name, *fact) for name, fact in FACTS.items()])
-def test_what_a_driver_does_not_tell_is_unknown(read, function, fact, value):
+def test_what_cannot_be_read_is_unknown(read, function, fact, value):
     gpu, whole = read(switched(2, unsupported=(function,))).gpus[0], read(switched(2)).gpus[0]
     assert (getattr(gpu, fact) if hasattr(gpu, fact) else gpu.get(fact)) == value
     assert whole.get(fact) not in (value, None)
@@ -162,25 +154,21 @@ def test_answers_that_do_not_decode_keep_no_run_from_starting(read, monkeypatch,
     assert whole.serial == "1654324000"
     machine.sessions = 1
     for fact in ("serial", "name"):
-        told = nvml.Nvml(machine, machine.cards).ask(1, fact)
-        assert not told.absent
-        assert "UnicodeDecodeError" in told.why
+        answer = nvml.Nvml(machine, machine.cards).ask(1, fact)
+        assert (answer.absent, "UnicodeDecodeError" in answer.why) == (False, True)
 
 
-def test_structures_that_do_not_decode_keep_no_run_from_starting(read, monkeypatch):
+def test_structures_that_do_not_decode_and_functions_that_are_missing_keep_no_run_from_starting(read, monkeypatch):
     for name in ("nvmlDeviceGetPciInfo", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetNvLinkRemotePciInfo"):
         monkeypatch.setitem(ANSWERS, name, lambda *_: Garbage())
     gpu = read(linked((1,), (0,))).gpus[0]
     assert (gpu.pci_bus_id, gpu.memory_bytes) == ("unknown PCI bus id", 0)
-
-
-def test_functions_that_this_nvidia_ml_py_does_not_have(read, monkeypatch):
-    for name in FACTS:
+    for name in FACTS:  # of an older nvidia-ml-py
         monkeypatch.delitem(ANSWERS, name)
     assert read(switched(2)).gpus[0].name == "unknown GPU"
 
 
-def test_a_driver_that_lists_garbage_is_told_in_one_sentence(read, monkeypatch):
+def test_a_driver_that_lists_garbage_is_one_sentence(read, monkeypatch):
     monkeypatch.setitem(ANSWERS, "nvmlDeviceGetCount", lambda nvml: Garbage().count)
     with pytest.raises(NoGpus, match="NVML could not list the GPUs: 'utf-8' codec can't decode"):
         read(switched(2))
@@ -210,7 +198,7 @@ def test_a_process_may_have_any_name(read, name, shown):
     assert fabric_manager is not None  # for which all processes of the host are looked at
 
 
-def test_a_driver_that_tells_nothing_still_gives_its_gpus(read):
+def test_a_driver_that_answers_nothing_still_gives_its_gpus(read):
     essential = {"nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"}
     topology = read(plain(2, unsupported=tuple(ANSWERS.keys() - essential)))
     assert len(topology.gpus) == 2
@@ -223,8 +211,7 @@ def test_a_gpu_that_fell_off_the_bus_is_a_problem_and_hides_no_other(read):
     topology = read(switched(4, lost=(2,)))
     assert [gpu.index for gpu in topology.gpus] == [0, 1, 3]
     (problem,) = topology.problems
-    assert "2" in problem
-    assert "lost" in problem
+    assert re.search("GPU 2 .*lost", problem)
 
 
 @pytest.mark.parametrize(
@@ -249,14 +236,14 @@ def test_without_gpus_there_is_one_sentence_why(read, machine, words):
 
 
 @pytest.mark.parametrize("call", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetTopologyCommonAncestor"])
-def test_a_driver_that_does_not_answer_is_told_and_may_answer_later(read, monkeypatch, call):
-    lines, told, machine = [], threading.Event(), plain(2)
+def test_a_driver_that_does_not_answer_is_reported_and_may_answer_later(read, monkeypatch, call):
+    lines, warned, machine = [], threading.Event(), plain(2)
     monkeypatch.setattr(nvml, "ANSWER_SECONDS", 0.01)
-    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=lines.append, flush=told.set))
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=lines.append, flush=warned.set))
     usual = machine.nvmlInit if call == "nvmlInit" else ANSWERS[call]
 
     def late(*args):
-        assert told.wait(SECONDS)
+        assert warned.wait(SECONDS)
         return usual(*args)
 
     monkeypatch.setattr(machine, call, late) if call == "nvmlInit" else monkeypatch.setitem(ANSWERS, call, late)
