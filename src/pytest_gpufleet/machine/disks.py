@@ -117,17 +117,13 @@ def read_health(root: Path = Path("/"), run: RunTool = output) -> tuple[DriveHea
 def _asked(name: str, run: RunTool) -> DriveHealth:
     try:
         return _by_smartctl(name, run)
-    except NoAnswer:
-        raise
     except Unreadable as why:
-        if not name.startswith("nvme"):
+        if isinstance(why, NoAnswer) or not name.startswith("nvme"):
             raise
         try:
             return _by_nvme(name, run)
-        except NoAnswer:
-            raise
-        except Unreadable:
-            raise why from None
+        except Unreadable as other:
+            raise (other if isinstance(other, NoAnswer) else why) from None
 
 
 def _by_smartctl(name: str, run: RunTool) -> DriveHealth:

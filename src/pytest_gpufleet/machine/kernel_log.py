@@ -15,6 +15,7 @@ FILE"), and only the first 15 letters of a line can be such a name.
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -229,24 +230,20 @@ class Gathered:
     """Messages by their kind and device: however many there are, each costs what one costs."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, bool, bool, str], HostMessage] = {}
-        self._devices: dict[str, int] = {}
+        self.found: dict[tuple[str, bool, bool, str], HostMessage] = {}
+        self._devices = Counter[str]()
 
     def take(self, messages: Iterable[HostMessage]) -> None:
         for message in messages:
             key = (message.code, message.before, message.during, message.device)
-            if key not in self._found:
-                self._devices[message.code] = self._devices.get(message.code, 0) + 1
+            if key not in self.found:
+                self._devices[message.code] += 1
                 if self._devices[message.code] > MOST_DEVICES:
                     message = replace(message, device="")
                     key = (*key[:3], "")
-            known = self._found.get(key)
-            if known:
+            if known := self.found.get(key):
                 message = replace(known, times=known.times + message.times, last=message.last)
-            self._found[key] = message
-
-    def all(self) -> tuple[HostMessage, ...]:
-        return tuple(self._found.values())
+            self.found[key] = message
 
 
 @dataclass(frozen=True)
@@ -298,15 +295,10 @@ def behind(message: HostMessage, pci_bus_ids: Sequence[str], devices: Path = DEV
     named = re.search(BDF, message.device)
     if named is None:
         return message
+    own = named[0].partition(".")[0]
     ways = {gpu: _way(gpu, devices) for gpu in pci_bus_ids}
-    return replace(
-        message,
-        gpus=tuple(
-            gpu
-            for gpu, way in ways.items()
-            if named[0] in way or named[0].partition(".")[0] == way[-1].partition(".")[0]
-        ),
-    )
+    about = (gpu for gpu, way in ways.items() if named[0] in way or way[-1].partition(".")[0] == own)
+    return replace(message, gpus=tuple(about))
 
 
 def _way(pci_bus_id: str, devices: Path) -> tuple[str, ...]:
@@ -351,7 +343,7 @@ class KernelLog:
             host.take(of_the_host(text + newline, self._group))
         found += parse(rest)
         host.take(of_the_host(rest, self._group))
-        return Logged(tuple(found), self._trouble, unread, host.all())
+        return Logged(tuple(found), self._trouble, unread, tuple(host.found.values()))
 
 
 def _own_group(groups: Path) -> str:

@@ -143,13 +143,9 @@ def numa_mismatch(gpu: Gpu) -> list[Fault]:
 def pcie_lanes(gpu: Gpu) -> int:
     """With how many lanes the PCIe link of this GPU should run: as many as the GPU itself can use, whatever the slot
     has. NVML's maximum is that of both."""
-    able = gpu["pcie_width_able"]
-    of_both = gpu["pcie_width_max"]
-    return max(of_both if isinstance(of_both, int) else 0, able["gpu"] if isinstance(able, dict) else 0)
+    return max(int(gpu.get("pcie_width_max") or 0), int((gpu.get("pcie_width_able") or {"gpu": 0})["gpu"]))
 
 
 def replays_allowed(gpu: Gpu, minutes: float) -> float:
-    generation, width = gpu["pcie_generation_max"], gpu["pcie_width"]
-    rate = REPLAYS.get(generation, min(REPLAYS.values())) if isinstance(generation, int) else min(REPLAYS.values())
-    lanes = width if isinstance(width, int) else 1
-    return rate * lanes * max(minutes, 1.0)
+    rate = REPLAYS.get(gpu.get("pcie_generation_max"), min(REPLAYS.values()))
+    return rate * (gpu.get("pcie_width") or 1) * max(minutes, 1.0)

@@ -38,8 +38,7 @@ class LocalNode:
         return tuple(Gpu(gpu.index, {**gpu.facts, **facts}) for gpu, facts in zip(self.topology.gpus, now, strict=True))
 
     def host(self, names: Sequence[str] | None = None) -> dict[str, Any]:
-        """These facts of the host, by default all that cost little (host.FACTS); None where the system does not tell,
-        Missing where it is known why."""
+        """These facts of the host, by default all that cost little (host.read)."""
         return host.read(names)
 
     def sample(self, slow: bool = True) -> Sample:
@@ -48,18 +47,14 @@ class LocalNode:
         assert self._driver is not None
         names = [name for name in READINGS if slow or name not in SLOW_READINGS]
         now = round(time.time(), 3)
-        asked = [
-            nvml.in_thread(
-                nvml.read, self._driver, index, [name for name in names if (index, name) not in self._absent]
-            )
-            for index in range(self._driver.count())
-        ]
-        return Sample(now, tuple(self._readings(index, answer.result()) for index, answer in enumerate(asked)))
-
-    def _readings(self, index: int, answered: Mapping[str, Any]) -> dict[str, Any]:
-        missing = {name: value for name, value in answered.items() if isinstance(value, Missing)}
-        self._absent.update((index, name) for name, value in missing.items() if value.absent)
-        return {name: None if name in missing else answered.get(name) for name in READINGS}
+        wanted = [[name for name in names if (gpu, name) not in self._absent] for gpu in range(self._driver.count())]
+        asked = [nvml.in_thread(nvml.read, self._driver, index, each) for index, each in enumerate(wanted)]
+        readings = []
+        for index, found in enumerate(each.result() for each in asked):
+            missing = {name: value for name, value in found.items() if isinstance(value, Missing)}
+            self._absent.update((index, name) for name, value in missing.items() if value.absent)
+            readings.append({name: None if name in missing else found.get(name) for name in READINGS})
+        return Sample(now, tuple(readings))
 
     def kernel_log(self) -> Logged:
         """The errors that driver and kernel have reported since the last call; the first one gives those from before.

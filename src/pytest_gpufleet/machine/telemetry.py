@@ -136,25 +136,22 @@ class Activity:
     """What each GPU does from one moment to the next, without keeping the samples: a test may last for days."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # samples come from a thread of their own
+        self._lock = threading.RLock()  # samples come from a thread of their own
         self._latest: Sample | None = None
         # For each GPU: reading -> [minimum, sum, maximum, count]; of REASONS, which are bits, all that were seen.
         self._seen: list[dict[str, Any]] = []
 
     def add(self, sample: Sample) -> None:
         with self._lock:
-            self._add(sample)
-
-    def _add(self, sample: Sample) -> None:
-        self._latest = sample
-        self._seen = self._seen or [{} for _ in sample.gpus]
-        for seen, readings in zip(self._seen, sample.gpus, strict=True):
-            for name, value in readings.items():
-                if name == REASONS and value is not None:
-                    seen[name] = seen.get(name, 0) | value
-                elif value is not None:
-                    low, total, high, count = seen.get(name, (value, 0, value, 0))
-                    seen[name] = [min(low, value), total + value, max(high, value), count + 1]
+            self._latest = sample
+            self._seen = self._seen or [{} for _ in sample.gpus]
+            for seen, readings in zip(self._seen, sample.gpus, strict=True):
+                for name, value in readings.items():
+                    if name == REASONS and value is not None:
+                        seen[name] = seen.get(name, 0) | value
+                    elif value is not None:
+                        low, total, high, count = seen.get(name, (value, 0, value, 0))
+                        seen[name] = [min(low, value), total + value, max(high, value), count + 1]
 
     def end(self) -> list[dict[str, list[Any]]]:
         """reading -> [minimum, mean, maximum] of every GPU since the last end, and begin again.
@@ -164,7 +161,7 @@ class Activity:
         """
         with self._lock:
             if not self._seen and self._latest is not None:
-                self._add(self._latest)
+                self.add(self._latest)
             seen, self._seen = self._seen, []
         return [{name: _amounts_to(name, each) for name, each in gpu.items()} for gpu in seen]
 
