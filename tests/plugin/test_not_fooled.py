@@ -40,17 +40,20 @@ def test_a_failure_that_a_hook_calls_passed_is_one(fleet):
     assert run.status == 1
 
 
-FULL = """
-from pytest_gpufleet.run import opening
-opening.TEMPORARY_BYTES = 1 << 60  # as much as the folder has not
-"""
+TEMPORARY = "from pytest_gpufleet.run import opening\nopening.TEMPORARY_BYTES = 1 << 60"  # as the folder has not
+SYSTEM = "import os, types\nos.statvfs = lambda _: types.SimpleNamespace(f_blocks=9999, f_bavail=9, f_frsize=4096)"
+FULL = {
+    TEMPORARY: "make 1099511627776 MiB free there, or set TMPDIR to another folder",
+    SYSTEM: "evidence and report of this run take about 8 MiB, and ",
+}
 
 
-def test_there_is_no_run_without_room_for_temporary_files(fleet):
-    run = fleet(ORDER, "-p", "full", files={"full.py": FULL})
+@pytest.mark.parametrize(("full", "words"), FULL.items(), ids=["temporary files", "evidence"])
+def test_there_is_no_run_without_room(fleet, full, words):
+    run = fleet(ORDER, "-p", "full", "--fleet-burn-in=72h", files={"full.py": full})
     assert (run.status, run.folders) == (4, [])
-    assert "there is no room for temporary files in /" in run.text
-    assert "make 1099511627776 MiB free there, or set TMPDIR to another folder" in run.text
+    (line,) = run.text.strip().splitlines()
+    assert words in line
 
 
 def test_a_changed_copy_of_the_suite_is_reported(run_pytest, tmp_path):

@@ -22,6 +22,7 @@ INI = """
     [pytest]
     fleet_dir = site/reports
     fleet_timeout = 7
+    fleet_deadline = 5s
     fleet_interval = 2.5
     fleet_prometheus = /var/lib/gpufleet.prom
     fleet_profile = site.toml
@@ -40,8 +41,8 @@ def test_a_site_says_its_settings_in_an_ini_file(run_pytest):
     read = json.loads((run.root / "options.json").read_text())
     beside = [f"{run.root}/{name}" for name in ("pytest.ini", "site.toml", "bought.toml")]
     assert read.items() >= {
-        "folder": f"{run.root}/site/reports", "timeout": 9.0, "interval": 2.5, "prometheus": "/var/lib/gpufleet.prom",
-        "profile": beside[1], "order": beside[2], "asked": False,
+        "folder": f"{run.root}/site/reports", "timeout": 9.0, "deadline": 5.0, "interval": 2.5,
+        "prometheus": "/var/lib/gpufleet.prom", "profile": beside[1], "order": beside[2], "asked": False,
     }.items()  # fmt: skip
     assert read["paths"] == ["deep", *beside]
 

@@ -39,7 +39,6 @@ WRONG = [
 
 # The body of a check, and what its failure says.
 WRONG_CHECKS = {
-    "value_text": ("Reading(SORTING, '5', {})", "the value of sort_rate must be a number, not '5'"),
     "returns_number": (
         "judge(measure(world, sort_rate))", "sort_rate must return a Reading or a list of them, not 3.0",
     ),

@@ -214,11 +214,13 @@ HOSTILE = {
         appended('{"event": "verdict", "verdict": "ACCEPTED", "reasons": []}\n'), "it stands after the verdict"),
     "garbage after the verdict": (appended("{"), "not JSON"),
 }  # fmt: skip
-SUMMARIES = {
-    "deep": lambda path: path.write_text("[" * 100_000),
-    "FIFO": os.mkfifo,
-    "endless": lambda path: path.symlink_to("/dev/zero"),
-    "long": lambda path: (path.touch(), os.truncate(path, 300 << 20)),
+# What is in the place of a file beside the evidence, as in an archive from somebody else.
+BESIDE = {
+    "a deep summary": ("summary.json", lambda path: path.write_text("[" * 100_000)),
+    "a FIFO": ("summary.json", os.mkfifo),
+    "an endless summary": ("summary.json", lambda path: path.symlink_to("/dev/zero")),
+    "a long summary": ("summary.json", lambda path: (path.touch(), os.truncate(path, 300 << 20))),
+    "a page that is a link": ("report.html", lambda path: path.symlink_to("../victim")),
 }
 
 
@@ -248,12 +250,17 @@ def test_damaged_evidence_gets_one_sentence(folder: Path, capsys: pytest.Capture
     assert sorted(folder.iterdir()) == before
 
 
-@pytest.mark.parametrize("what", SUMMARIES)
-def test_a_damaged_summary_gets_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
-    instead("summary.json", SUMMARIES[what])(folder)
+@pytest.mark.parametrize("what", BESIDE)
+def test_what_is_in_the_place_of_a_file_gets_one_sentence(
+    folder: Path, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    (victim := folder.with_name("victim")).write_text("secret")
+    name, make = BESIDE[what]
+    instead(name, make)(folder)
     for command in ("verify", "report"):
         assert cli.main([command, str(folder)]) == 1
-        assert "summary.json" in capsys.readouterr().err
+        assert name in capsys.readouterr().err
+    assert victim.read_text() == "secret"
 
 
 def test_what_no_reader_foresaw_gets_one_sentence_and_leaves_nothing(

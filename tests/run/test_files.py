@@ -131,17 +131,3 @@ def test_a_file_system_that_is_too_small_is_refused(tmp_path, monkeypatch):
     assert asked == [tmp_path, tmp_path]
     free.f_blocks = 0  # it does not tell
     opening.check_evidence(tmp_path, 1 << 40)
-
-
-FULL = """
-    import os, types
-    os.statvfs = lambda path: types.SimpleNamespace(f_blocks=1 << 20, f_bavail=1 << 10, f_frsize=4096)
-"""
-
-
-def test_a_run_without_room_for_its_evidence_does_not_begin(run_pytest):
-    files = {"full.py": FULL, "test_inner.py": "def test_a(): pass"}
-    run = run_pytest("-p", "full", "--rehearse", "--fleet-dir=runs", "--fleet-burn-in=72h", files=files)
-    assert (run.status, run.folders) == (pytest.ExitCode.USAGE_ERROR, [])
-    (line,) = run.text.strip().splitlines()
-    assert line.startswith("ERROR: evidence and report of this run take about 8 MiB, and ")

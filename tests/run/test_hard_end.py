@@ -174,11 +174,3 @@ def test_a_deadline_that_cannot_be_kept_is_refused_before_anything_starts(run_py
 
 def test_the_short_burn_in_of_a_rehearsal_fits(fleet):
     assert fleet("def test_it(): pass", "--fleet-deadline=10m", "--fleet-level=burnin").status == 0
-
-
-def test_a_site_can_set_it_and_it_is_of_runs_only(run_pytest):
-    files = {"pytest.ini": "[pytest]\nfleet_deadline = 5s\n", "test_inner.py": "def test_it(): pass"}
-    assert run_pytest(files=files).status == 0
-    run = run_pytest("--rehearse", f"--fleet-dir={REPORTS}", files=files)
-    assert (run.status, run.folders) == (4, [])
-    assert "--fleet-deadline 5s is too short" in run.text

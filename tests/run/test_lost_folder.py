@@ -76,9 +76,6 @@ def test_a_report_that_is_asked_for_elsewhere_is_a_copy(fleet, tmp_path, capsys)
     for name, copy in copies.items():
         assert copy.read_bytes() == (run.folders[0] / name).read_bytes()
     assert cli.main(["verify", str(run.folders[0])]) == 0, capsys.readouterr().out
-    before = copies["report.html"].read_bytes()
-    assert cli.main(["report", str(run.folders[0])]) == 0
-    assert (run.folders[0] / "report.html").read_bytes() == before  # one writer
 
 
 def test_a_copy_that_could_not_be_written_is_told_before_anything_starts(fleet):
