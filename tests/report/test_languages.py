@@ -179,9 +179,9 @@ def test_what_was_said_in_english_can_be_said_again() -> None:
     assert told == "1 host ({odd} ACCEPTED) REJECTED"
     assert within("zh", say, told) == "1 台主机（{odd} ACCEPTED）为 REJECTED"  # noqa: RUF001
     assert within("en", say, told) == copy.deepcopy(told) == told
-    listed = Listed([Said("unknown"), "575.57"], ", ")
-    assert (listed, within("zh", say, listed)) == ("unknown, 575.57", "未知，575.57")  # noqa: RUF001
-    assert within("zh", say, copy.deepcopy(listed)) == "未知，575.57"  # noqa: RUF001
+    listed = Said("{host}: {others}", host="node7", others=Listed([Said("unknown"), "575.57"]))
+    assert listed == "node7: unknown, 575.57"
+    assert within("zh", say, copy.deepcopy(listed)) == "node7: 未知，575.57"  # noqa: RUF001
 
 
 def test_sentences_are_joined_as_their_language_does() -> None:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 Language = Literal["en", "zh"]
 LANGUAGES: tuple[Language, ...] = get_args(Language)
@@ -66,23 +66,14 @@ class Said(str):
     _values: dict[str, object]
 
 
-class Listed(Said):
-    """Several texts, one after the other; `between`: what stands between two of them."""
+class Listed(NamedTuple):
+    """Several texts one after the other, as a value of a text; `between`: what stands between two of them."""
 
-    def __new__(cls, parts: Iterable[str], between: str = ", ") -> "Listed":
-        every = tuple(parts)
-        listed = str.__new__(cls, between.join(every))
-        listed._parts, listed._between = every, between
-        return listed
+    parts: Iterable[str]
+    between: str = ", "
 
-    def __reduce__(self) -> "tuple[type[Listed], tuple[tuple[str, ...], str]]":
-        return Listed, (self._parts, self._between)
-
-    def translated(self) -> str:
-        return say(self._between).join(str(_translated(part)) for part in self._parts)
-
-    _parts: tuple[str, ...]
-    _between: str
+    def __str__(self) -> str:
+        return say(self.between).join(map(say, self.parts))
 
 
 def some(names: Sequence[str], most: int) -> str:

@@ -76,12 +76,12 @@ class Difference:
     @property
     def text(self) -> Said:
         """ "driver: 575.57 (node-9); most have 580.95" """
-        others = Listed(
+        named = [
             Said("{value} ({hosts})", value=Said(value), hosts=some(hosts, MOST_NAMES))
             for value, hosts in self.others.items()
-        )
+        ]
         text = "{fact}: {others}" if self.usual is None else "{fact}: {others}; most have {usual}"
-        return Said(text, fact=Said(self.fact), others=others, usual=Said(self.usual or ""))
+        return Said(text, fact=Said(self.fact), others=Listed(named), usual=Said(self.usual or ""))
 
 
 Records = Mapping[str, Record]  # by the name of the host, or of the run
