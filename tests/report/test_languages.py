@@ -4,6 +4,7 @@ translation: tests/release.py."""
 import copy
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from string import Formatter
@@ -13,11 +14,12 @@ import pytest
 from babel.messages.pofile import read_po
 
 from pytest_gpufleet import cli
-from pytest_gpufleet.model.language import LOCALE, Language, Listed, Said, in_language, say
+from pytest_gpufleet.model.language import LANGUAGES, LOCALE, Language, Listed, Said, in_language, say
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.place import read as place_of
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import hosts as hosts_page, page as report_page, several_runs, wording
-from pytest_gpufleet.report.banner import why
+from pytest_gpufleet.report.banner import reasons, why
 from pytest_gpufleet.report.plots import canvas
 from pytest_gpufleet.report.plots.figure_plots import _lines
 from pytest_gpufleet.report.several_runs import compared, drifted
@@ -27,8 +29,10 @@ from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun
 from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.verdict import settled
 from tests.conftest import REPORTS, FleetRun
 from tests.fleets import fleet_of, host_run, rejected, slower
+from tests.runs import topology
 
 NUMBERS = {
     0: "0", 366.94: "366.9", 9999.9: "10,000", 1234567.0: "1,235,000", 0.01234567: "0.01235", 1e308: "1e+308",
@@ -182,6 +186,15 @@ def test_what_was_said_in_english_can_be_said_again() -> None:
     listed = Said("{host}: {others}", host="node7", others=Listed([Said("unknown"), "575.57"]))
     assert listed == "node7: unknown, 575.57"
     assert within("zh", say, copy.deepcopy(listed)) == "node7: 未知，575.57"  # noqa: RUF001
+
+
+def test_reasons_follow_in_the_language_of_the_page_and_those_of_another_verdict_stay_as_they_are() -> None:
+    record = settled(Record(topology=topology(), deselected=["test_1_inventory.py::test_gpu_count"]), "")
+    english, chinese = (within(language, reasons, record) for language in LANGUAGES)
+    (position,) = (number for number, text in enumerate(english) if text.endswith(": deselected"))
+    assert chinese[position].endswith("：未选中")  # noqa: RUF001
+    record = replace(record, verdict="REJECTED", reasons=["as an earlier version said it"])
+    assert within("zh", reasons, record) == record.reasons
 
 
 def test_sentences_are_joined_as_their_language_does() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from pytest_gpufleet.model.language import in_language, say
+from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.levels import BURN_IN_SECONDS
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
@@ -16,7 +16,7 @@ from pytest_gpufleet.verdict.accusations import searched
 from pytest_gpufleet.verdict.gaps import counted, gaps
 from pytest_gpufleet.verdict.given_limits import own_limits
 from pytest_gpufleet.verdict.node_verdicts import unaccepted
-from pytest_gpufleet.verdict.verdict import REHEARSED, RESUMABLE, failure, remarks
+from pytest_gpufleet.verdict.verdict import RESUMABLE, concluded, failure, remarks
 
 MOST_REASONS = 10
 
@@ -86,19 +86,14 @@ def reasons(record: Record, where_more: str = "which the report lists", with_che
     Of a check with parameters that failed in several cases there is one reason.
     """
     if record.verdict is None:
-        return [*record.reasons, say("No verdict was recorded: the run did not reach its end.")]
+        return [say("No verdict was recorded: the run did not reach its end.")]
     if record.verdict == "ACCEPTED":
         return []
-    checks = record.checks.values()
-    with in_language("en"):  # as they are on record
-        names = [failure(check, record) for check in checks]
-    of_checks = {name: failure(check, record, with_case=False) for name, check in zip(names, checks, strict=True)}
-    failed = [name for name, check in zip(names, checks, strict=True) if check.outcome == "failed"]
-    said = {REHEARSED, record.judged_again, *(() if with_checks else failed)}
-    if record.verdict == "INCOMPLETE":
-        said.update(remarks(record))
-    texts = of_checks | {each.text: say(each.text) for each in unaccepted(record)}
-    cases = Counter(texts.get(reason, reason) for reason in record.reasons if reason not in said)
+    word, failed, others = concluded(record)
+    if word != record.verdict:  # of another version: its own words, but for checks that are named elsewhere
+        names = [check.id for check in record.checks.values() if check.outcome == "failed" and not with_checks]
+        failed, others = [], [each for each in record.reasons if not any(name in each for name in names)]
+    cases = Counter([*(failure(check, record, with_case=False) for check in failed if with_checks), *others])
     found = [
         say("{reason}, {count} cases", reason=reason, count=count) if count > 1 else say(reason)
         for reason, count in cases.items()

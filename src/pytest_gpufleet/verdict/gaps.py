@@ -11,7 +11,7 @@ from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.endings import NOT_JUDGED
 from pytest_gpufleet.model.finding import Finding, distinct
 from pytest_gpufleet.model.grouping import grouped
-from pytest_gpufleet.model.language import Said, say, some
+from pytest_gpufleet.model.language import say, some
 from pytest_gpufleet.model.place import Pair, Place, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite, shipped, titled
@@ -40,6 +40,16 @@ DEADLINE = "the run came to its --fleet-deadline"
 ALTERED = "not as it was shipped with this version, so it may check something else"
 DESELECTED, NOT_SELECTED = "left out by the command line", "not selected, or the run ended before it"
 MOST_CASES = 3  # of one check, named in a reason
+# Of one gap of a check, and of several.
+OF_CHECKS: dict[Kind, tuple[str, str]] = {
+    "never finished": ("did not finish: {why}", "did not finish: {why}"),
+    "deselected": ("deselected{cases}: {why}", "deselected{cases}: {why}"),
+    "not run": ("not run{cases}: {why}", "not run{cases}: {why}"),
+    "skipped": ("skipped: {why}", "{count} cases skipped: {why}"),
+    "not judged": ("1 figure was not judged: {why}", "{count} figures were not judged: {why}"),
+    "below the basis": ("1 figure is {why}", "{count} figures are {why}"),
+    "without figures": ("{why}{cases}", "{why}{cases}"),
+}
 
 
 @dataclass(frozen=True)
@@ -77,7 +87,7 @@ def inapplicable(record: Record) -> list[Gap]:
 def newer(record: Record) -> list[Gap]:
     """The checks that this version requires at the level of the run, and that did not exist in the version that ran:
     they leave nothing open."""
-    why = Said("it did not exist in {version}", version=record.run.plugin)
+    why = say("it did not exist in {version}", version=record.run.plugin)
     required = record.required_by(shipped())
     return [Gap("not there yet", name, why) for name in required if name not in record.suite.checks]
 
@@ -99,7 +109,7 @@ def _cut_short(record: Record) -> Iterator[Gap]:
     for check in record.started:
         if check not in record.checks:
             done, whole = record.progress.get(check, (0, 0))
-            came_to = Said("it came to {done} s of {whole} s without a fault", done=round(done), whole=round(whole))
+            came_to = say("it came to {done} s of {whole} s without a fault", done=round(done), whole=round(whole))
             yield Gap("never finished", check, came_to if whole else "it was running when the record ends")
     for nodes in node_verdicts.unaccepted(record):
         if not nodes.rejects:
@@ -131,7 +141,7 @@ def without_figures(record: Record) -> Iterator[Gap]:
         if check.outcome == "passed" and name in suite.checks and not elsewhere:
             for metric in suite.checks[name].metrics(several):
                 if (case, metric) not in left:
-                    yield Gap("without figures", case, Said("passed and left no figure of {metric}", metric=metric))
+                    yield Gap("without figures", case, say("passed and left no figure of {metric}", metric=metric))
 
 
 def missing_places(record: Record) -> Iterator[Gap]:
@@ -156,7 +166,7 @@ def missing_places(record: Record) -> Iterator[Gap]:
             missing |= gpus - places
         if places and missing:
             where = some(list(map(str, sorted(missing))), MOST_CASES)
-            why = Said("no figure of {metric} at {places}", metric=metric, places=where)
+            why = say("no figure of {metric} at {places}", metric=metric, places=where)
             yield Gap("without figures", levels.case_name(check), why)
 
 
@@ -188,7 +198,7 @@ def _of_the_whole(record: Record) -> Iterator[Gap]:
     if record.run.level == "burnin" and seconds < levels.BURN_IN_SECONDS:
         text = "the burn-in was {seconds} s long, level burnin asks for {wanted} s"
         name = next(name for name, check in shipped().checks.items() if "burn_retention" in check.figures)
-        yield Gap("too short", name, Said(text, seconds=f"{seconds:g}", wanted=f"{levels.BURN_IN_SECONDS:g}"))
+        yield Gap("too short", name, say(text, seconds=f"{seconds:g}", wanted=f"{levels.BURN_IN_SECONDS:g}"))
 
 
 # ------------------------------------------------------------ as a person reads it
@@ -230,35 +240,30 @@ def reasons(found: Iterable[Gap], record: Record) -> list[str]:
 
 def _reason(group: list[Gap], record: Record) -> str:
     (first, *more) = group
-    kind, why, count = first.kind, first.why, len(group)
+    kind, why, count = first.kind, say(first.why), len(group)
     match kind:
         case "disturbed":
             neighbours = [cause for cause in accusations.causes(record) if cause.name == accusations.NEIGHBOUR]
             who = "; ".join(cause.told(record.topology.identity) for cause in neighbours)
-            many = f"{count} checks" if more else "1 check"
-            return f"{many} could not be tested, since somebody else's process used a GPU: {who}"
+            several = "{count} checks could not be tested, since somebody else's process used a GPU: {who}"
+            one = "1 check could not be tested, since somebody else's process used a GPU: {who}"
+            return say(several if more else one, count=count, who=who)
         case "not accepted":
-            return Said("{nodes} {what}", nodes=node_verdicts.several([gap.subject for gap in group]), what=why)
+            return say("{nodes} {what}", nodes=say(node_verdicts.several([gap.subject for gap in group])), what=why)
         case "skipped" if (checks := len({gap.check for gap in group})) > 1:
-            said = "{count} checks were not judged: {why}"
-            return Said(said, count=checks, why=Said(why.removeprefix(NOT_JUDGED)))
+            text = "{count} checks were not judged: {why}"
+            return say(text, count=checks, why=say(first.why.removeprefix(NOT_JUDGED)))
         case "incomplete" | "calibrated here" | "too short":
             return why
         case "not applied":
-            return f"{why}: {first.subject}"
+            return f"{why}{say(': ')}{first.subject}"
         case "changed" | "without telemetry":
-            return f"{first.subject}: {why}"
+            return f"{first.subject}{say(': ')}{why}"
     own = {levels.check_name(check.id): check.title for check in record.checks.values()}
     title = titled(first.subject if kind == "never finished" else first.check, own.get(first.check, ""))
-    what = {
-        "never finished": f"did not finish: {why}",
-        "skipped": f"{f'{count} cases skipped' if more else 'skipped'}: {why}",
-        "not judged": f"{f'{count} figures were' if more else '1 figure was'} not judged: {why}",
-        "below the basis": f"{f'{count} figures are' if more else '1 figure is'} {why}",
-        "without figures": f"{why}{in_cases(group, record.suite)}",
-    }
-    left_out = f"{kind}{in_cases(group, record.suite)}" + (f": {why}" if why not in (DESELECTED, NOT_SELECTED) else "")
-    return f"{title}: {what.get(kind, left_out)}"
+    cases = in_cases(group, record.suite)
+    text = say(OF_CHECKS[kind][bool(more)], count=count, why=why, cases=cases)
+    return f"{title}{say(': ')}{say(kind) + cases if first.why in (DESELECTED, NOT_SELECTED) else text}"
 
 
 def without_telemetry(record: Record) -> list[tuple[str, str]]:

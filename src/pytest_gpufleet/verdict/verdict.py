@@ -36,7 +36,23 @@ CUT_SHORT = {
 
 
 def conclude(record: Record) -> tuple[VerdictWord, list[str]]:
-    """The verdict and the reasons for it, most important first.
+    """The verdict and the reasons for it, most important first, and what stands beside it."""
+    word, failed, others = concluded(record)
+    texts = [*(failure(check, record) for check in failed), *others]
+    match word:
+        case "REHEARSAL":
+            return word, [REHEARSED, *texts]
+        case "REJECTED":
+            return word, texts
+        case "INCOMPLETE":
+            return word, texts + remarks(record)
+    where = f" on {len(record.hosts)} nodes" if record.of_cluster else ""
+    whole = f"all {len(record.required)} checks of level {record.run.level} ran and met their limits{where}"
+    return word, [whole, *filter(None, [basis.described(record)]), *remarks(record)]
+
+
+def concluded(record: Record) -> tuple[VerdictWord, list[Check], list[str]]:
+    """The verdict, the checks that are a reason for it because they failed, and its other reasons.
 
     REHEARSAL without GPUs; else REJECTED if any check failed or the health of a
     GPU got worse; else INCOMPLETE if anything is missing that the level requires; else ACCEPTED.
@@ -44,13 +60,12 @@ def conclude(record: Record) -> tuple[VerdictWord, list[str]]:
     A run on many nodes is REJECTED too if a node is, was lost or is missing, and no more than INCOMPLETE if a node is.
     """
     failed = [check for check in record.checks.values() if check.outcome == "failed"]
-    failures = [failure(check, record) for check in failed]
     missing = [gap for gap in gaps(record) if gap.counts]
     cut_short = reasons((gap for gap in missing if gap.kind in UNFINISHED), record)
     against = [each for each in (node_verdicts.not_as_many(record),) if each]
-    against += [str(nodes.text) for nodes in node_verdicts.unaccepted(record) if nodes.rejects]
+    against += [say(nodes.text) for nodes in node_verdicts.unaccepted(record) if nodes.rejects]
     if record.run.rehearsal:
-        return "REHEARSAL", [REHEARSED, *failures, *against, *cut_short]
+        return "REHEARSAL", failed, against + cut_short
     # A check may have swallowed what it found; it is recorded all the same.
     seen, disturbed = {check.id for check in failed}, accusations.disturbed(record)
     swallowed = {finding.check for finding in record.findings if finding.state == "missed"} - seen - disturbed
@@ -58,12 +73,8 @@ def conclude(record: Record) -> tuple[VerdictWord, list[str]]:
     unseen = [_unseen(fault, record) for fault in left if not node_verdicts.is_stated(record, fault)]
     if seen - disturbed or swallowed or unseen or against:
         missed = [f"{check} missed a limit" for check in sorted(swallowed)]
-        return "REJECTED", failures + against + unseen + missed + cut_short
-    if missing:
-        return "INCOMPLETE", reasons(missing, record) + remarks(record)
-    where = f" on {len(record.hosts)} nodes" if record.of_cluster else ""
-    whole = f"all {len(record.required)} checks of level {record.run.level} ran and met their limits{where}"
-    return "ACCEPTED", [whole, *filter(None, [basis.described(record)]), *remarks(record)]
+        return "REJECTED", failed, against + unseen + missed + cut_short
+    return ("INCOMPLETE", [], reasons(missing, record)) if missing else ("ACCEPTED", [], [])
 
 
 def _unseen(fault: Fault, record: Record) -> str:
