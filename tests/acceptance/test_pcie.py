@@ -291,6 +291,9 @@ HARMLESS = {
     },
     "GPUs of one switch with address translation by adapters": one_switch(0x5D),
     "GPUs of one switch, and above it a root that redirects": one_switch(bus="15"),
+    "GPUs of one switch whose driver lets none reach another": then(
+        one_switch(), set_gpus(name="NVIDIA GeForce RTX 4090", p2p={"read": [1] * 4})
+    ),
     "GPUs of one switch with NVLinks": one_switch(link="NV18"),
     "few adapters": set_host(network_ports=[port(0), port(1)]),
 }

@@ -43,9 +43,9 @@ def soaked(*states: tuple[float, float, float] | None) -> dict[str, set[Where]]:
     return {figure.metric: slow_places(figure) for figure in figures(*(state and GpuState(*state) for state in states))}
 
 
-def figures(*states: GpuState | None, halves: tuple[int, ...] = ()) -> list[Measurement]:
+def figures(*states: GpuState | None, halves: tuple[int, ...] = (), model: str = "NVIDIA H200") -> list[Measurement]:
     """`halves`: the NUMA node of each GPU, if anybody knows."""
-    facts = {"name": "NVIDIA H200", "power_limit_watts": 700.0}
+    facts = {"name": model, "power_limit_watts": 700.0}
     masks = [{"cpu_affinity": [half]} for half in halves] or [{}] * len(states)
     gpus = tuple(Gpu(index, {**facts, **mask}) for index, mask in enumerate(masks))
     world: Any = SimpleNamespace(places=tuple(gpu.place for gpu in gpus), gpus=gpus, size=len(gpus))
@@ -88,6 +88,14 @@ def test_a_gpu_is_too_warm_beside_those_that_stand_as_it_does(
     every = figures(*(GpuState(each, 1400.0, 690.0) for each in celsius), halves=halves)
     (excess,) = (each for each in every if each.metric == "soak_excess")
     assert slow_places(excess) == {place.gpu(index) for index in hot}
+
+
+def test_of_two_cards_of_a_workstation_the_upper_one_is_warmer() -> None:
+    states = [GpuState(each, 2700.0, 440.0) for each in (62.0, 79.0)]
+    *_, excess = figures(*states, model="NVIDIA GeForce RTX 4090")
+    assert set(excess.values.values()) == {0.0}
+    *_, excess = figures(*states, GpuState(78.0, 2700.0, 440.0), model="NVIDIA GeForce RTX 4090")
+    assert max(excess.values.values()) == pytest.approx(1)
 
 
 def test_a_gpu_that_is_warm_although_it_draws_less_is_the_worse_for_it() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pytest_gpufleet.machine import tools
 from pytest_gpufleet.machine.container import only_root
+from pytest_gpufleet.machine.gpu_facts import consumer
 from pytest_gpufleet.machine.gpudirect import adapters_by_gpu, rail
 from pytest_gpufleet.machine.host_fact import HostFact
 from pytest_gpufleet.machine.network_ports import Port
@@ -57,7 +58,7 @@ PCIE_ACS = HostFact("pcie_acs", dict[str, int | None], read, subject="acs", on_r
 
 
 def pairs_over_pcie(topology: GpuTopology, devices: Devices) -> list[tuple[str, str]]:
-    """Of GPUs below one switch, by addresses, those that no NVLink connects."""
+    """Of GPUs below one switch, by addresses, those that no NVLink connects. Consumer boards may not reach others."""
     there = [
         (index, address)
         for index, gpu in enumerate(topology.gpus)
@@ -68,6 +69,7 @@ def pairs_over_pcie(topology: GpuTopology, devices: Devices) -> list[tuple[str, 
         (one, other)
         for (i, one), (j, other) in combinations(there, 2)
         if not topology.links[i][j].startswith("NV") and shared_port(devices, one, other)
+        if not (consumer(topology.gpus[i]) and (topology.gpus[i].get("p2p") or {}).get("read", [0] * (j + 1))[j])
     ]
 
 

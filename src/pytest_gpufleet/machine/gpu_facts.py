@@ -402,15 +402,18 @@ PROFESSIONAL = re.compile(r"(Tesla (T4|V100)|NVIDIA (A10|A100|B200|GB200|H20|H10
 TELEMETRY = ("clock_event_reasons", "temperature_c", "power_watts")
 
 
+def consumer(gpu: Gpu) -> bool:
+    return any(word in gpu.name for word in CONSUMER)
+
+
 def for_servers(gpu: Gpu) -> bool:
     """Whether its driver is to stay loaded."""
-    return gpu.get("brand") not in DESKTOP and not any(word in gpu.name for word in CONSUMER)
+    return gpu.get("brand") not in DESKTOP and not consumer(gpu)
 
 
 def professional(gpu: Gpu) -> bool:
     """Whether NVML can read all that it knows of such a board."""
-    consumer = any(word in gpu.name for word in CONSUMER)
-    return not consumer and (gpu.of_data_centre or PROFESSIONAL.match(gpu.name) is not None)
+    return not consumer(gpu) and (gpu.of_data_centre or PROFESSIONAL.match(gpu.name) is not None)
 
 
 def _corrects_errors(gpu: Gpu) -> bool:

@@ -10,6 +10,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from pytest_gpufleet.machine.gpu_facts import consumer
 from pytest_gpufleet.machine.telemetry import Watch
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.grouping import grouped
@@ -247,7 +248,8 @@ def excess(celsius: Mapping[Where, float], watts: Mapping[Where, float], gpus: S
     design, by as much as bad paste costs. But such GPUs are not alone. So a GPU is held against the median of the
     warmer half of the others: of its model, and at its NUMA node where three or more are known to be at one. A bad GPU
     in a cool position that is no warmer than those in the warm ones cannot be told from them, and neither can two bad
-    ones of four. What it draws more or less than they do is taken out by its thermal resistance above theirs, in K/W.
+    ones of four; of two consumer boards one sits above the other. What it draws more or less than they do is taken out
+    by its thermal resistance above theirs, in K/W.
     """
     known = {gpu.place: gpu for gpu in gpus if gpu.place in celsius and watts.get(gpu.place)}
     of_model = grouped((gpu.name, at) for at, gpu in known.items())
@@ -257,7 +259,7 @@ def excess(celsius: Mapping[Where, float], watts: Mapping[Where, float], gpus: S
     for at, gpu in known.items():
         near = of_node[at_node[at]]
         others = sorted({*(near if len(near) > 2 else of_model[gpu.name])} - {at}, key=lambda each: -celsius[each])
-        warmer = others[: max(1, len(others) // 2)]
+        warmer = others[: max(1, len(others) // 2)] if len(others) > 1 or not consumer(gpu) else []
         usual = median(celsius[each] for each in warmer) if warmer else celsius[at]
         resistance = (celsius[at] - usual) / watts[at]
         found[at] = max(0.0, resistance * median(watts[each] for each in warmer or [at]))
