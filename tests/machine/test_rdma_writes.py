@@ -73,6 +73,17 @@ def test_each_port_at_the_highest_rate_writes_to_itself(installed):
     assert rdma.read() == [Write(name, 8 << 20, 389.61) for name in ("mlx5_0/1", "mlx5_1/1")]
 
 
+def test_a_pod_with_a_part_of_the_adapters_is_not_judged(installed, tmp_path, monkeypatch):
+    installed(ports("mlx5_0/1", "mlx5_1/1"), broken="mlx5_1")
+    for number in (0, 1):
+        (tmp_path / f"mlx5_{number}/device/infiniband_verbs/uverbs{number}").mkdir(parents=True)
+    (tmp_path / "uverbs0").touch()
+    monkeypatch.setattr(network_ports, "ADAPTERS", tmp_path)
+    monkeypatch.setattr(rdma, "DEVICE_FILES", tmp_path)
+    with pytest.raises(Unreadable, match="mlx5_1/1 have no device file"):
+        rdma.read()
+
+
 def test_a_port_that_cannot_leaves_the_others(installed):
     installed(ports("mlx5_0/1", "mlx5_1/1"), broken="mlx5_1")
     whole, broken = rdma.read()

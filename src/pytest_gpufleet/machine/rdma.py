@@ -28,6 +28,7 @@ NBYTES, WRITES = 8 << 20, 1000
 SECONDS = 20  # for one port; 8 GB take 7 s at 10 Gb/s
 NEEDED = ("--out_json", "--bind_source_ip")  # of perftest from 23.07 on
 LOOPBACK = "127.0.0.1"
+DEVICE_FILES, REMEDY = Path("/dev/infiniband"), "a container needs `--device /dev/infiniband --ulimit memlock=-1`"
 LISTENING = "0A"  # TCP_LISTEN of include/net/tcp_states.h, as /proc/net/tcp writes it
 POLL_SECONDS = 0.02
 SLOW = 0.9  # of the fastest beside it: the tolerance of the metric
@@ -44,18 +45,24 @@ class Write(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def read() -> list[Write]:
     """Of each active InfiniBand or RoCE port at the highest rate of this host. Raises Absent where there is no such
-    port, Unreadable where perftest is not installed or too old, or no port could."""
+    port, Unreadable where perftest is not installed or too old, no port could, or a container has not all of them."""
     ports = network_ports.fastest_ports(network_ports.read())
     if not ports:
         raise Absent("no InfiniBand or RoCE port is active")
     options = tools.output(PROGRAM, "--help", statuses=(0, 1))
     if missing := [option for option in NEEDED if option not in options]:
         raise Unreadable(f"this {PROGRAM} has no {' and no '.join(missing)}", "install perftest 23.07 or later")
+    if hidden := [port.port for port in ports if not _has_device_file(port.device)]:
+        raise Unreadable(f"{', '.join(hidden)} have no device file here", REMEDY)
     found = [_write(port.port) for port in ports]
     if all(each.why for each in found):
-        remedy = "a container needs `--device /dev/infiniband --ulimit memlock=-1`"
-        raise Unreadable(f"{PROGRAM} reaches no adapter: {found[0].why}", remedy)
+        raise Unreadable(f"{PROGRAM} reaches no adapter: {found[0].why}", REMEDY)
     return found
+
+
+def _has_device_file(adapter: str) -> bool:
+    verbs = (network_ports.ADAPTERS / adapter / "device/infiniband_verbs").glob("uverbs*")
+    return all((DEVICE_FILES / each.name).exists() for each in verbs)
 
 
 def _write(port: str) -> Write:
