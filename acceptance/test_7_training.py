@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from pytest_gpufleet import Rank, World
 from pytest_gpufleet.probes.training import correctness, methods
+from pytest_gpufleet.probes.training.correctness import checkpoint, losses_of_all, sgd, train_step
 
 pytestmark = [
     pytest.mark.chapter("Training", "Do the GPUs train a network together, and come to the same result?"),
@@ -36,10 +37,6 @@ STEPS = 10  # of a comparison
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-8}
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-
-
 def train_epoch(rank: Rank, model: DDP, optimizer: torch.optim.Optimizer, epoch: int, accumulate: int = 1) -> float:
     """Train on this rank's own images, with a step of the optimizer every `accumulate` batches; the mean loss."""
     total = 0.0
@@ -55,21 +52,6 @@ def train_epoch(rank: Rank, model: DDP, optimizer: torch.optim.Optimizer, epoch:
             optimizer.step()
         total += loss.item()
     return total / BATCHES
-
-
-def train_step(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    images: Tensor,
-    labels: Tensor,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    optimizer.zero_grad()
-    with torch.autocast(images.device.type, torch.bfloat16, enabled=dtype is torch.bfloat16):
-        loss = cross_entropy(model(images), labels)
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-    return loss.detach()
 
 
 def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype, what: str) -> None:
@@ -273,7 +255,7 @@ def train_and_save(rank: Rank, folder: str) -> tuple[dict[str, Tensor], list[flo
     save(checkpoint(model, optimizer), checkpoint_id=folder, process_group=rank.group)
     sharded: dict[str, Any] = dict(model.named_parameters())
     weights = {name: parameter.full_tensor().detach().clone() for name, parameter in sharded.items()}
-    return weights, next_losses(rank, model, optimizer)
+    return weights, losses_of_all(rank, model, optimizer, STEPS)
 
 
 def load_and_go_on(rank: Rank, folder: str, weights: dict[str, Tensor], losses: list[float]) -> None:
@@ -288,19 +270,7 @@ def load_and_go_on(rank: Rank, folder: str, weights: dict[str, Tensor], losses: 
     for name, parameter in model.named_parameters():
         shard = methods.own_shard(rank, weights[name])
         assert torch.equal(methods.held(parameter).cpu(), shard), f"loaded shard of {name}"
-    assert next_losses(rank, model, optimizer) == pytest.approx(losses, rel=TOLERANCES[torch.float32])
-
-
-def checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    from torch.distributed.checkpoint.state_dict import get_state_dict
-
-    return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-
-
-def next_losses(rank: Rank, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
-    """The losses of three steps in which all ranks train on the same images, so that their number does not matter."""
-    with correctness.full_precision():
-        return [train_step(model, optimizer, *correctness.batch(STEPS + i, [0], rank.device)).item() for i in range(3)]
+    assert losses_of_all(rank, model, optimizer, STEPS) == pytest.approx(losses, rel=TOLERANCES[torch.float32])
 
 
 def test_checkpoint_loads_on_fewer_ranks(nccl_group: World) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from pytest_gpufleet import Rank, World
 from pytest_gpufleet.probes.training import correctness, methods
+from pytest_gpufleet.probes.training.correctness import checkpoint, losses_of_all, sgd, train_step
 
 pytestmark = [
     pytest.mark.chapter("Between nodes: training", "Do nodes train a network together, and come to the same result?"),
@@ -27,18 +27,6 @@ STEPS = 5
 # How far sums in another order may drift apart in so many steps, relative and absolute: 512 times 32 images, one after
 # the other and all at once, drifted by 9e-7 on a CPU.
 TOLERANCE = 1e-5
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-
-
-def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> Tensor:
-    optimizer.zero_grad()
-    loss = cross_entropy(model(images), labels)
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-    return loss.detach()
 
 
 @pytest.mark.spmd
@@ -105,7 +93,7 @@ def train_and_save(rank: Rank) -> tuple[Files, dict[str, Tensor], list[float]]:
         files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
     sharded: dict[str, Any] = dict(model.named_parameters())
     weights = {name: parameter.full_tensor().detach().cpu() for name, parameter in sharded.items()}
-    return files, {} if rank.index else weights, next_losses(rank, model, optimizer)
+    return files, {} if rank.index else weights, losses_of_all(rank, model, optimizer, STEPS)
 
 
 def load_and_go_on(rank: Rank, files: Files, weights: dict[str, Tensor], losses: list[float]) -> None:
@@ -124,19 +112,7 @@ def load_and_go_on(rank: Rank, files: Files, weights: dict[str, Tensor], losses:
     for name, parameter in model.named_parameters():
         shard = methods.own_shard(rank, weights[name])
         assert torch.equal(methods.held(parameter).cpu(), shard), f"loaded shard of {name}"
-    assert next_losses(rank, model, optimizer) == pytest.approx(losses, rel=TOLERANCE)
-
-
-def checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    from torch.distributed.checkpoint.state_dict import get_state_dict
-
-    return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-
-
-def next_losses(rank: Rank, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
-    """The losses of three steps in which all ranks train on the same images, so that their number does not matter."""
-    with correctness.full_precision():
-        return [train_step(model, optimizer, *correctness.batch(STEPS + i, [0], rank.device)).item() for i in range(3)]
+    assert losses_of_all(rank, model, optimizer, STEPS) == pytest.approx(losses, rel=TOLERANCE)
 
 
 def test_checkpoint_of_all_nodes_loads_on_one_fewer(nccl_group: World) -> None:

@@ -69,11 +69,11 @@ def burn_in(world: World, seconds: float, after_turn: AfterTurn) -> list[Measure
     warm_through = min(WARM_THROUGH_SECONDS, seconds / 3)
     cold = dict.fromkeys(LOADS, 0)  # turns that began before
     began = time.monotonic()
-    for name, load in itertools.cycle(LOADS.items()):
+    for name, (share, _) in itertools.cycle(LOADS.items()):
         if time.monotonic() - began >= seconds and len(turns["training"]) >= 2:
             break
         cold[name] += time.monotonic() - began < warm_through
-        results: list[Turn] = world.run(_turn, name, load.share * round_seconds)
+        results: list[Turn] = world.run(_turn, name, share * round_seconds)
         turns[name].append(results)
         no_trouble(world, f"burn-in, {name}", dict(enumerate(result.trouble for result in results)))
         resident = [resident_bytes(), *(result.resident_bytes for result in results)]
@@ -135,7 +135,7 @@ def _prepare(rank: Rank) -> corruption.Repetition:
 
 def _turn(rank: Rank, name: str, seconds: float) -> Turn:
     with rank.phase(f"burn-in: {name}"), Watch(rank.gpu) as watch:
-        rate, trouble = LOADS[name].run(rank, seconds)
+        rate, trouble = LOADS[name][1](rank, seconds)
     return Turn(rate, trouble, resident_bytes(), watch.state)
 
 
@@ -182,18 +182,13 @@ def _training(rank: Rank, seconds: float) -> tuple[float, str]:
     return rate, f"parameters differ from the other ranks': {'; '.join(unlike[:SHOWN])}" if unlike else ""
 
 
-@dataclass(frozen=True)
-class Load:
-    share: float  # of the time
-    run: Callable[[Rank, float], tuple[float, str]]  # about so many seconds: the rate, and what was wrong
-
-
-# Matmuls on the tensor cores draw the most power.
-LOADS = {
-    "matrix products": Load(0.6, _matmuls),
-    "all_reduce": Load(0.1, _reductions),
-    "memory patterns": Load(0.1, _memory),
-    "training": Load(0.2, _training),
+# By name its share of the time, and what loads a rank for so many seconds: the rate, and what was wrong. Matmuls on the
+# tensor cores draw the most power.
+LOADS: dict[str, tuple[float, Callable[[Rank, float], tuple[float, str]]]] = {
+    "matrix products": (0.6, _matmuls),
+    "all_reduce": (0.1, _reductions),
+    "memory patterns": (0.1, _memory),
+    "training": (0.2, _training),
 }
 
 

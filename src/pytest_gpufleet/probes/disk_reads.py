@@ -107,8 +107,7 @@ def _read_back(file: str, nbytes: int, folder: Path, run: RunTool) -> DriveRead:
         printed = run(
             "fio", f"--filename={file}", f"--size={nbytes}", *ALL_JOBS, *JOBS, seconds=SECONDS, statuses=ANY_STATUS
         )
-        jobs = _jobs(printed)
-        return DriveRead(tuple(faults_of(jobs, folder)), tuple(rates_of(jobs, folder)))
+        return _found(_jobs(printed), folder)
     except Unreadable as why:
         if time.monotonic() - began < SECONDS:
             not_applicable(str(why))
@@ -128,28 +127,22 @@ def _jobs(printed: str) -> list[Any]:
     return jobs
 
 
-def faults_of(jobs: Iterable[Mapping[str, Any]], folder: Path) -> list[Fault]:
-    """By the error numbers that fio gives for jobs; EILSEQ is its own for data that are others than were written."""
-    found = []
+def _found(jobs: Iterable[Mapping[str, Any]], folder: Path) -> DriveRead:
+    """Faults by the error numbers that fio gives for jobs (EILSEQ is its own for data that are others than were
+    written), and rates of jobs without any."""
+    faults, figures = [], []
     for job in jobs:
-        if job["error"] == EILSEQ:
-            what = f"{folder}: data {job['jobname']} are others than were written"
-            found.append(Fault("drive_data_error", (THIS_NODE,), what))
-        elif job["error"]:
-            what = f"{folder}: data could not be {job['jobname']}: {os.strerror(job['error'])}"
-            found.append(Fault("drive_unreadable", (THIS_NODE,), what))
-    return found
-
-
-def rates_of(jobs: Iterable[Mapping[str, Any]], folder: Path) -> list[Measurement]:
-    """None of a job that failed."""
-    found = []
-    for job in jobs:
-        if job["jobname"] in RATES and not job["error"]:
-            metric, key, unit, nbytes = RATES[job["jobname"]]
-            read = job["read"]
-            slowest = read["clat_ns"]["percentile"]["99.000000"] / 1e6
+        name, error = job["jobname"], job["error"]
+        if error == EILSEQ:
+            what = f"{folder}: data {name} are others than were written"
+            faults.append(Fault("drive_data_error", (THIS_NODE,), what))
+        elif error:
+            what = f"{folder}: data could not be {name}: {os.strerror(error)}"
+            faults.append(Fault("drive_unreadable", (THIS_NODE,), what))
+        elif name in RATES:
+            metric, key, unit, nbytes = RATES[name]
+            slowest = job["read"]["clat_ns"]["percentile"]["99.000000"] / 1e6
             conditions = {"bytes": nbytes, "queue_depth": QUEUE_DEPTH}
             details = {"folder": str(folder), "99 % of reads took at most": f"{slowest:.3g} ms"}
-            found.append(Measurement(metric, {THIS_NODE: read[key] / unit}, conditions, details=details))
-    return found
+            figures.append(Measurement(metric, {THIS_NODE: job["read"][key] / unit}, conditions, details=details))
+    return DriveRead(tuple(faults), tuple(figures))

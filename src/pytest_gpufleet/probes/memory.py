@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from threading import Barrier, BrokenBarrierError
 from typing import Any
@@ -73,7 +74,8 @@ def clocks_under_load(rank: Rank) -> ClocksUnderLoad | None:
     with nvml.session() as pynvml, suppress(pynvml.NVMLError_NotSupported):
         handle = pynvml.nvmlDeviceGetHandleByUUID(rank.gpu.uuid)
         seen = ClocksUnderLoad(0, 0, 0, 0.0)
-        most = [_most(pynvml, handle, clock) for clock in (SM, MEMORY)]
+        maximum = partial(pynvml.nvmlDeviceGetMaxClockInfo, handle)
+        most = [_known(pynvml, partial(maximum, clock), math.inf) for clock in (SM, MEMORY)]
         until = time.monotonic() + SECONDS
         while time.monotonic() < until and (seen.sm < most[0] or seen.memory < most[1]):
             for _ in range(COPIES):
@@ -81,25 +83,18 @@ def clocks_under_load(rank: Rank) -> ClocksUnderLoad | None:
             sm, memory = (int(pynvml.nvmlDeviceGetClockInfo(handle, clock)) for clock in (SM, MEMORY))
             if sm > seen.sm:
                 seen = seen._replace(sm=sm, reasons=int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)))
-            watts = _watts(pynvml, handle)
+            watts = _known(pynvml, partial(pynvml.nvmlDeviceGetPowerUsage, handle), 0.0) / 1000
             seen = seen._replace(memory=max(seen.memory, memory), watts=max(seen.watts, watts))
             torch.cuda.synchronize(rank.device)
         return seen
     return None
 
 
-def _watts(pynvml: Any, handle: Any) -> float:
-    with suppress(pynvml.NVMLError_NotSupported):
-        return float(pynvml.nvmlDeviceGetPowerUsage(handle) / 1000)
-    return 0.0
-
-
-def _most(pynvml: Any, handle: Any, clock: int) -> float:
-    """MHz; infinite where NVML does not know."""
+def _known(pynvml: Any, read: Callable[[], float], otherwise: float) -> float:
     try:
-        return float(pynvml.nvmlDeviceGetMaxClockInfo(handle, clock))
+        return read()
     except pynvml.NVMLError_NotSupported:
-        return math.inf
+        return otherwise
 
 
 ARRAYS = 3  # that a triad moves: two are read, one is written

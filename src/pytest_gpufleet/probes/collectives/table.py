@@ -114,10 +114,6 @@ def _at_root(group: ProcessGroup, root: int, whole: Tensor) -> list[Tensor] | No
     return list(whole.chunk(dist.get_world_size(group))) if dist.get_rank(group) == root else None
 
 
-def _part(tensor: Tensor, index: int, n: int) -> Tensor:
-    return tensor.chunk(n)[index]
-
-
 COLLECTIVES = {
     "all_reduce": Collective(
         call=lambda group, output, input, root, op: partial(dist.all_reduce, output, op, group=group),
@@ -135,7 +131,7 @@ COLLECTIVES = {
     ),
     "reduce_scatter": Collective(
         call=lambda group, output, input, root, op: partial(dist.reduce_scatter_tensor, output, input, op, group=group),
-        expected=lambda inputs, me, root, combine: _part(combine(inputs), me, len(inputs)),
+        expected=lambda inputs, me, root, combine: combine(inputs).chunk(len(inputs))[me],
         factor=lambda n: (n - 1) / n,
         one_part="output",
         in_place="also",
@@ -158,7 +154,7 @@ COLLECTIVES = {
     ),
     "all_to_all": Collective(
         call=lambda group, output, input, root, op: partial(dist.all_to_all_single, output, input, group=group),
-        expected=lambda inputs, me, root, combine: torch.cat([_part(each, me, len(inputs)) for each in inputs]),
+        expected=lambda inputs, me, root, combine: torch.cat([each.chunk(len(inputs))[me] for each in inputs]),
         factor=lambda n: (n - 1) / n,
         one_part="neither",
     ),
@@ -176,7 +172,7 @@ COLLECTIVES = {
         call=lambda group, output, input, root, op: partial(
             dist.scatter, output, _at_root(group, root, input), _global(group, root), group=group
         ),
-        expected=lambda inputs, me, root, combine: _part(inputs[root], me, len(inputs)),
+        expected=lambda inputs, me, root, combine: inputs[root].chunk(len(inputs))[me],
         factor=lambda n: (n - 1) / n,
         one_part="output",
         in_place="also",

@@ -191,10 +191,6 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 }
 
 
-class CudaError(RuntimeError):
-    """A function of the CUDA driver failed; the message has its name, the error's name and what that means."""
-
-
 @cache
 def _driver() -> ctypes.CDLL:
     driver = ctypes.CDLL("libcuda.so.1")
@@ -205,9 +201,9 @@ def _driver() -> ctypes.CDLL:
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Call a function of the driver by its name. CudaError if it fails."""
+    """Call a function of the driver by its name. RuntimeError, which says what it means, if it fails."""
     if status := getattr(_driver(), name)(*arguments):
-        raise CudaError(f"{name}: {_text('cuGetErrorName', status)} ({status}): {_text('cuGetErrorString', status)}")
+        raise RuntimeError(f"{name}: {_text('cuGetErrorName', status)} ({status}): {_text('cuGetErrorString', status)}")
 
 
 def _text(function: str, status: int) -> str:

@@ -65,12 +65,6 @@ SAMPLES = 3
 LONGEST = 0.5  # seconds of a sample, about: the search is to be over soon on a broken machine too
 
 
-def pair_seconds(rank: Rank, topology: GpuTopology, nbytes: int) -> dict[IndexPair, float]:
-    """The seconds in which this rank and each other one send each other `nbytes`, both ways at the same time; where
-    pairs share no way, others do so meanwhile. The best of some samples: a bad link is never fast."""
-    return {pair: min(taken) for pair, taken in swaps(rank, schedule(rank.size, topology), nbytes, LONGEST).items()}
-
-
 def swaps(
     rank: Rank, rounds: Sequence[Sequence[IndexPair]], nbytes: int, longest: float
 ) -> dict[IndexPair, tuple[float, ...]]:
@@ -217,9 +211,11 @@ def _late_rank(slow: Slow) -> Step:
 def _slow_links(slow: Slow) -> Step:
     world = slow.world
     size = PAIR_BYTES if world.gpus and slow.nbytes >= MiB else slow.nbytes
-    by_rank: list[dict[IndexPair, float]] = slow.deadline.run(world, pair_seconds, slow.topology, size)
+    rounds = schedule(world.size, slow.topology)
+    by_rank: list[dict[IndexPair, tuple[float, ...]]] = slow.deadline.run(world, swaps, rounds, size, LONGEST)
     seconds = grouped(item for one in by_rank for item in one.items())
-    rates = {pair: size / max(took) for pair, took in seconds.items()}
+    # Of its samples the best counts, since a bad link is never fast, and of its two ranks the slower one.
+    rates = {pair: size / max(map(min, took)) for pair, took in seconds.items()}
     verb = "reaches" if size >= MiB else "takes"
     if len(rates) == 1:
         return f"with two ranks it can be either: their link {verb} {_span(rates.values(), size)}"

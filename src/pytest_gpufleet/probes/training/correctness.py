@@ -48,6 +48,40 @@ def batch(step: int, ranks: Iterable[int], device: torch.device) -> tuple[Tensor
     return torch.cat(images).to(device), torch.cat(labels).to(device)
 
 
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def train_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    images: Tensor,
+    labels: Tensor,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """The loss; with bfloat16 under autocast."""
+    optimizer.zero_grad()
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=dtype is torch.bfloat16):
+        loss = nn.functional.cross_entropy(model(images), labels)
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    return loss.detach()
+
+
+def losses_of_all(rank: Rank, model: nn.Module, optimizer: torch.optim.Optimizer, first: int) -> list[float]:
+    """Of three steps in which all ranks train on the same images, so that their number does not matter."""
+    with full_precision():
+        return [train_step(model, optimizer, *batch(first + i, [0], rank.device)).item() for i in range(3)]
+
+
+def checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The state of both, as torch.distributed.checkpoint saves and loads it."""
+    # Imported here: whoever only collects the checks shall not wait for it.
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+
+
 def known_layer(rank: Rank) -> nn.Linear:
     """A layer y = w x of 1000 weights, small integers. The gradient of sum(y) is x for each of them."""
     layer = nn.Linear(1, 1000, bias=False)
