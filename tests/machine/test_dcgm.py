@@ -32,15 +32,13 @@ def diagnosis(document, gpus, status=0):
     return diagnosed(Printed(2, status, document), gpus)
 
 
-def on_eight(change=lambda results: None, serials=True):
+def on_eight(change=lambda results: None, serials=tuple(gpu.serial for gpu in EIGHT)):
     """What DCGM 4 prints of eight GPUs, numbered the other way round than the run's."""
-    told = document("4_passed")
-    (test,) = told["DCGM Diagnostic"]["test_categories"][0]["tests"]
+    printed = document("4_passed")
+    (test,) = printed["DCGM Diagnostic"]["test_categories"][0]["tests"]
     change(test["results"])
-    entities = [{"device_id": "2335", "entity_id": 7 - gpu.index, "serial_num": gpu.serial} for gpu in EIGHT]
-    if serials:
-        told["entity_groups"] = [{"entities": entities, "entity_group": "GPU", "entity_group_id": 1}]
-    return told
+    entities = [{"entity_id": 7 - number, "serial_num": serial} for number, serial in enumerate(serials)]
+    return {**printed, "entity_groups": [{"entities": entities, "entity_group": "GPU", "entity_group_id": 1}]}
 
 
 def result(number, **changed):
@@ -48,12 +46,12 @@ def result(number, **changed):
 
 
 @pytest.mark.parametrize(("name", "gpus"), [("3_passed", ONE), ("4_passed", EIGHT)])
-def test_a_healthy_run_of_either_version_has_nothing_to_tell(name, gpus):
+def test_a_healthy_run_of_either_version_has_no_findings(name, gpus):
     found = diagnosis(document(name), gpus)
     assert (found.faults, found.shown, found.unseen, found.skipped) == ([], [], [], False)
 
 
-def test_a_failed_setting_is_told_of_either_version_by_its_severity():
+def test_a_failed_setting_is_found_in_either_version_by_its_severity():
     (fault,) = diagnosis(document("4_failed"), ONE, status=226).faults
     assert (fault.name, fault.subjects) == ("dcgm_setting", (THIS_NODE,))  # a GB10 has no serial number
     assert fault.what.startswith("software failed (DCGM's GPU 0): Persistence Mode")
@@ -65,26 +63,26 @@ def test_a_failed_setting_is_told_of_either_version_by_its_severity():
 def test_the_gpu_is_named_by_its_serial_number_and_not_by_the_number_that_dcgm_has_for_it():
     (fault,) = diagnosis(on_eight(result(5, status="Fail", warnings=[BROKEN])), EIGHT, status=205).faults
     assert (fault.name, fault.subjects) == ("dcgm_part_broken", (place.gpu(2),))
-    (fault,) = diagnosis(on_eight(result(5, status="Fail", warnings=[BROKEN]), serials=False), EIGHT, 205).faults
-    assert fault.subjects == (THIS_NODE,)
-    assert "DCGM's GPU 5" in fault.what
+    for serials in ([], ["1"] * 8):  # none, and one for all
+        (fault,) = diagnosis(on_eight(result(5, status="Fail", warnings=[BROKEN]), serials), EIGHT, 205).faults
+        assert (fault.subjects, "DCGM's GPU 5" in fault.what) == ((THIS_NODE,), True)
 
 
 def test_version_3_is_read_by_its_own_names():
-    told = document("3_passed")
-    told["GPU Device Serials"] = {"0": ONE[0].serial}
-    memory = told["DCGM GPU Diagnostic"]["test_categories"][2]["tests"][0]["results"][0]
+    printed = document("3_passed")
+    printed["GPU Device Serials"] = {"0": ONE[0].serial}
+    memory = printed["DCGM GPU Diagnostic"]["test_categories"][2]["tests"][0]["results"][0]
     memory |= {"gpu_id": memory.pop("gpu_ids"), "status": "Fail", "warnings": [BROKEN]}
-    (fault,) = diagnosis(told, ONE, status=205).faults
+    (fault,) = diagnosis(printed, ONE, status=205).faults
     assert (fault.name, fault.subjects) == ("dcgm_part_broken", (place.gpu(0),))
 
 
 def test_several_warnings_of_one_test_of_settings_accuse_no_single_gpu():
-    told = document("3_passed") | {"GPU Device Serials": {"0": ONE[0].serial}}
+    printed = document("3_passed") | {"GPU Device Serials": {"0": ONE[0].serial}}
     setting = {"warnings": "Persistence mode is off", "error_id": 29, "error_category": 8, "error_severity": 5}
-    test = told["DCGM GPU Diagnostic"]["test_categories"][0]["tests"][4]
+    test = printed["DCGM GPU Diagnostic"]["test_categories"][0]["tests"][4]
     test["results"] = [{"status": "Fail", "gpu_id": 0, "warnings": [setting, setting]}]
-    (fault,) = diagnosis(told, ONE, status=226).faults
+    (fault,) = diagnosis(printed, ONE, status=226).faults
     assert (fault.name, fault.subjects) == ("dcgm_setting", (THIS_NODE,))
     assert fault.what == "Persistence Mode failed: Persistence mode is off"
 
@@ -100,21 +98,17 @@ def test_the_worst_severity_counts_and_monitor_speaks_against_nothing():
 def test_warnings_of_a_passed_test_and_skipped_tests_are_shown():
     warned = diagnosis(on_eight(result(0, warnings=[BROKEN])), EIGHT, status=226)
     assert (warned.faults, len(warned.shown), warned.unseen) == ([], 1, [])
-    told = on_eight()
+    printed = on_eight()
     skipped = {"entity_group": "GPU", "entity_id": 0, "status": "Skip"}
-    told["DCGM Diagnostic"]["test_categories"][0]["tests"].append({"name": "eud", "results": [skipped]})
-    found = diagnosis(told, EIGHT)
-    assert [shown.what for shown in found.shown] == ["eud was skipped"]
-    assert not found.skipped
+    printed["DCGM Diagnostic"]["test_categories"][0]["tests"].append({"name": "eud", "results": [skipped]})
+    found = diagnosis(printed, EIGHT)
+    assert ([shown.what for shown in found.shown], found.skipped) == (["eud was skipped"], False)
+    # Where every test of the hardware was skipped, nothing was looked at.
+    assert diagnosis(on_eight(lambda results: [each.update(status="Skip") for each in results]), EIGHT).skipped
 
 
-def test_where_every_test_of_the_hardware_was_skipped_nothing_was_looked_at():
-    told = on_eight(lambda results: [each.update(status="Skip") for each in results])
-    assert diagnosis(told, EIGHT).skipped
-
-
-def renamed(told, old, new):
-    return json.loads(json.dumps(told).replace(f'"{old}"', f'"{new}"'))
+def renamed(printed, old, new):
+    return json.loads(json.dumps(printed).replace(f'"{old}"', f'"{new}"'))
 
 
 WHOLE = on_eight()
@@ -123,7 +117,7 @@ RUNTIME = {"DCGM Diagnostic": {"runtime_error": "Error: Unable to complete diagn
 
 
 @pytest.mark.parametrize(
-    ("told", "status"),
+    ("printed", "status"),
     [
         ({}, 0),
         ([], 0),
@@ -142,17 +136,16 @@ RUNTIME = {"DCGM Diagnostic": {"runtime_error": "Error: Unable to complete diagn
         (None, 0),
     ],
 )  # fmt: skip
-def test_what_is_not_known_never_passes(told, status):
-    found = diagnosis(deepcopy(told), EIGHT, status)
-    assert found.unseen
-    assert not found.skipped
-    assert found.faults == []
+def test_what_is_not_known_never_passes(printed, status):
+    found = diagnosis(deepcopy(printed), EIGHT, status)
+    assert (bool(found.unseen), found.skipped, found.faults) == (True, False, [])
 
 
 def test_a_summary_that_failed_counts_where_no_result_did():
-    told = on_eight()
-    told["DCGM Diagnostic"]["test_categories"][0]["tests"][0]["test_summary"] = {"status": "Fail", "warnings": [BROKEN]}
-    (fault,) = diagnosis(told, EIGHT, status=205).faults
+    printed = on_eight()
+    (test,) = printed["DCGM Diagnostic"]["test_categories"][0]["tests"]
+    test["test_summary"] = {"status": "Fail", "warnings": [BROKEN]}
+    (fault,) = diagnosis(printed, EIGHT, status=205).faults
     assert (fault.name, fault.subjects) == ("dcgm_part_broken", (THIS_NODE,))
 
 
@@ -165,15 +158,14 @@ def printing(out, status=0, errors=""):
     return run
 
 
-def test_half_a_document_is_told_as_none():
+def test_half_a_document_is_none():
     whole = (PRINTED / "4_failed.json").read_text()
     assert dcgm.read(3, printing(whole, 226)).document == document("4_failed")
-    told = dcgm.read(3, printing(whole[:200], 226))
-    assert (told.document, told.status) == (None, 226)
-    assert diagnosed(told, ONE).unseen
+    cut = dcgm.read(3, printing(whole[:200], 226))
+    assert (cut.document, cut.status, bool(diagnosed(cut, ONE).unseen)) == (None, 226, True)
 
 
-def test_without_dcgmi_or_its_host_engine_nothing_is_told():
+def test_without_dcgmi_or_its_host_engine_nothing_can_be_read():
     with pytest.raises(Unreadable, match="host engine of DCGM does not answer"):
         dcgm.read(3, printing("Error: unable to establish a connection to the specified host: localhost", 235))
     with pytest.raises(Unreadable, match="no-such-dcgmi is not installed"):
@@ -187,12 +179,3 @@ def test_a_program_that_takes_too_long_can_take_back_what_it_began(tmp_path):
         ended("sh", "-c", script, seconds=0.5)
     assert left.read_text() == "done\n"
     assert time.monotonic() - began < 25
-
-
-def test_gpus_of_one_serial_number_are_not_told_apart():
-    twins = [replace(gpu, facts={**gpu.facts, "serial": "1"}) for gpu in EIGHT]
-    told = json.loads(json.dumps(on_eight(result(5, status="Fail", warnings=[BROKEN]))))
-    for entity in told["entity_groups"][0]["entities"]:
-        entity["serial_num"] = "1"
-    (fault,) = diagnosis(told, twins, status=205).faults
-    assert fault.subjects == (THIS_NODE,)

@@ -1,4 +1,4 @@
-"""Drives as the kernel shows them, what they say of themselves, and which of it is a sickness."""
+"""Drives as the kernel shows them, what they say of themselves, and which of it is a fault."""
 
 import pytest
 
@@ -72,6 +72,10 @@ def sectors(number, count):
     return f"{about}0", f"{about}{count}"
 
 
+USED_UP = (
+    ('"percentage_used":3', '"percentage_used":100'),
+    ('"passed":true,"nvme":{"value":0}', '"passed":false,"nvme":{"value":4}'),
+)
 # By name: what is changed, and the code of the fault.
 DRIVES = {
     "healthy, with some wear and unsafe shutdowns": ([], []),
@@ -80,14 +84,7 @@ DRIVES = {
     "hotter than its limit": ([warning(2, 87)], ["drive_too_hot"]),
     "to be read only": ([warning(8)], ["drive_failing"]),
     "reliability degraded": ([warning(4)], ["drive_failing"]),
-    "worn, which its maker takes for degraded": (
-        [
-            warning(4),
-            ('"percentage_used":3', '"percentage_used":100'),
-            ('"passed":true,"nvme":{"value":0}', '"passed":false,"nvme":{"value":4}'),
-        ],
-        ["drive_worn"],
-    ),
+    "worn, which its maker takes for degraded": ([warning(4), *USED_UP], ["drive_worn"]),
     "media errors": ([('"unsafe_shutdowns":10,"media_errors":0', '"media_errors":7')], ["drive_errors"]),
     "pending sectors": ([sectors(197, 8)], ["drive_errors"]),
     "reallocated sectors of a rotating disk": ([sectors(5, 1975)], ["drive_errors"]),
@@ -112,21 +109,14 @@ def test_a_later_nvme_takes_the_warnings_apart(tmp_path):
 
 def test_drives_with_their_sizes(tmp_path):
     """One of them is seen over several ways, so that its namespace has another name."""
-    one, two = disks.read_nvme(laid_out("two-drives", tmp_path).root)
-
+    one, two = disks.read_nvme(laid_out("two-drives", tmp_path / "two").root)
     assert one == Drive(
         name="nvme1", model="SAMSUNG MZ1L21T9HCLS-00A07", serial="S666NE0T000001", firmware="GDC7602Q",
         state="live", transport="pcie", address="0000:22:00.0", bytes=1_920_383_410_176,
         namespaces={"nvme1n1": 1_920_383_410_176}, lanes=4, speed=16,
     )  # fmt: skip
     assert (two.name, two.bytes, two.namespaces) == ("nvme8", 7_681_501_126_656, {"nvme8c8n1": 7681501126656})
-
-
-def test_a_drive_without_a_namespace_has_no_size(tmp_path):
-    tree = laid_out("two-drives", tmp_path, lambda text: text.replace("/nvme1n1/size", "/hwmon/size"))
-
+    # Without a namespace it has no size.
+    tree = laid_out("two-drives", tmp_path / "one", lambda text: text.replace("/nvme1n1/size", "/hwmon/size"))
     assert [drive.bytes for drive in disks.read_nvme(tree.root)] == [None, 7_681_501_126_656]
-
-
-def test_a_machine_without_drives(tmp_path):
-    assert disks.read_nvme(tmp_path) == ()
+    assert disks.read_nvme(tmp_path / "none") == ()

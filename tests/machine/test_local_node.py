@@ -11,10 +11,10 @@ FELL_OFF = "NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.\n"
 
 
 class Driver:
-    """Two GPUs that count up with every answer; `told` are the XIDs of the next question."""
+    """Two GPUs that count up with every answer; `reported` are the XIDs of the next question."""
 
-    def __init__(self, *told):
-        self.told = list(told)
+    def __init__(self, *reported):
+        self.reported = list(reported)
         self.asked = 0
 
     def count(self):
@@ -27,8 +27,8 @@ class Driver:
         return self.asked
 
     def xids(self):
-        told, self.told = self.told, []
-        return told
+        reported, self.reported = self.reported, []
+        return reported
 
     def present(self):
         return ("00000000:0B:00.0", "00000000:1B:00.0", "")
@@ -47,30 +47,23 @@ def test_facts_of_now_stand_beside_those_that_do_not_change():
     assert lost["remapped_rows"] == Missing("NVML: GPU is lost")
 
 
-def test_an_xid_that_both_the_log_and_nvml_tell_is_one(tmp_path):
+def test_an_xid_that_both_the_log_and_nvml_report_is_one(tmp_path):
     log = tmp_path / "kmsg"
     log.write_text(FELL_OFF)
-    node = LocalNode(Driver((1, 79), (0, 79), (1, 48)), TOPOLOGY, str(log))
+    driver = Driver((1, 79), (0, 79), (1, 48))
+    node = LocalNode(driver, TOPOLOGY, str(log))
     found = [(xid.number, xid.of("00000000:1B:00.0")) for xid in node.kernel_log().xids]
     assert found == [(79, True), (79, False), (48, True)]
+    driver.reported = [(1, 79)]  # later than the log
+    assert node.kernel_log() == Logged()
     assert node.kernel_log() == Logged()
 
 
-def test_xids_are_told_where_nobody_may_read_the_log(tmp_path):
+def test_xids_are_reported_where_nobody_may_read_the_log(tmp_path):
     logged = LocalNode(Driver((0, 79)), TOPOLOGY, str(tmp_path / "none")).kernel_log()
     assert logged.xids == (Xid("00000000:0B:00.0", 79, ""),)
     assert "cannot be read: No such file or directory" in logged.trouble
     assert not logged.unread
-
-
-def test_an_xid_that_nvml_tells_later_than_the_log_is_one(tmp_path):
-    log = tmp_path / "kmsg"
-    log.write_text(FELL_OFF)
-    driver = Driver()
-    node = LocalNode(driver, TOPOLOGY, str(log))
-    assert len(node.kernel_log().xids) == 1
-    driver.told = [(1, 79)]
-    assert node.kernel_log() == Logged()
 
 
 def test_sub_codes_of_nvlink_5_are_left_to_the_log(tmp_path):
@@ -92,7 +85,7 @@ def test_what_is_taken_at_the_begin(tmp_path):
     assert machine.host["processors"]
 
 
-def test_a_node_without_gpus_still_tells_of_its_host():
+def test_a_node_without_gpus_still_reads_its_host():
     node = LocalNode(None, GpuTopology(absent="--rehearse was given"))
     assert (node.facts(("name",)), node.present(), node.kernel_log()) == ((), (), Logged())
     node.lock().close()

@@ -62,17 +62,11 @@ def hold(devices, tmp_path_factory):
         process.communicate()
 
 
-def test_a_second_run_is_refused_at_once_and_told_who_holds_the_gpu(hold):
+def test_a_second_run_is_refused_at_once_and_named_who_holds_the_gpu(hold):
     pid = hold().pid
     with pytest.raises(GpuTaken, match=rf"GPU 1 NVIDIA H200, serial S1.*: process {pid} of \w+, since 20.* UTC$"):
         lock(GPUS)
-
-
-def test_what_was_taken_before_the_refusal_is_free_again(hold):
-    hold()
-    with pytest.raises(GpuTaken):
-        lock(GPUS)
-    lock([GPUS[0], GPUS[2]]).close()
+    lock([GPUS[0], GPUS[2]]).close()  # what was taken before the refusal is free again
 
 
 def test_the_lock_of_a_dead_holder_is_free(hold):
@@ -105,14 +99,14 @@ def test_a_stranger_who_holds_a_gpu_is_named(hold, devices):
         lock(GPUS)
 
 
-def test_a_holder_who_cannot_be_seen_is_told_as_such(hold, monkeypatch):
+def test_a_holder_who_cannot_be_seen(hold, monkeypatch):
     hold()
     monkeypatch.setattr(locks, "Path", lambda path: Path("/dev/null"))  # as /proc/locks is in another container
     with pytest.raises(GpuTaken, match=r"GPU 1 .*: a process that cannot be seen from here, as in another container"):
         lock(GPUS)
 
 
-def test_a_holder_that_left_the_lock_to_its_child_is_told_as_such(devices):
+def test_a_holder_that_left_the_lock_to_its_child(devices):
     descriptor = os.open(devices / "nvidia1", os.O_RDONLY)
     parent = os.fork()
     if not parent:

@@ -31,10 +31,10 @@ def test_a_host_with_two_sockets(tmp_path):
     )
 
 
-def test_a_system_that_tells_nothing(tmp_path):
-    told = processors.read(tmp_path)
-    assert [fault for rule in RULES for fault in rule(told)] == []
-    assert (told.clock_source, told.sockets, told.swap_bytes) == (None, None, None)
+def test_a_system_that_shows_nothing(tmp_path):
+    setup = processors.read(tmp_path)
+    assert [fault for rule in RULES for fault in rule(setup)] == []
+    assert (setup.clock_source, setup.sockets, setup.swap_bytes) == (None, None, None)
 
 
 TSC, ONLINE = "current_clocksource\ntsc", "cpu/online\n0-3"
@@ -53,30 +53,26 @@ SETUPS = {
 @pytest.mark.parametrize("name", SETUPS)
 def test_setup(tmp_path, name):
     changes, codes = SETUPS[name]
-    told = processors.read(laid_out("two-sockets", tmp_path, replaced(*changes)).root)
-    found = [fault for rule in RULES for fault in rule(told)]
+    setup = processors.read(laid_out("two-sockets", tmp_path, replaced(*changes)).root)
+    found = [fault for rule in RULES for fault in rule(setup)]
     assert [fault.name for fault in found] == codes
     assert {str(subject) for fault in found for subject in fault.subjects} == ({"node"} if codes else set())
 
 
-CE_OF_L0, UE_OF_L0 = "dimm3/dimm_ce_count\n1", "dimm3/dimm_ue_count\n0"
-ALL_CE, SECONDS = "mc1/ce_count\n4", "seconds_since_reset\n600"
+def corrected(count):
+    """So many corrected errors on one module, and with three others at its controller."""
+    counter, module = f"mc1/ce_count\n{count + 3}", f"dimm3/dimm_ce_count\n{count}"
+    return (("dimm3/dimm_ce_count\n1", module), ("mc1/ce_count\n4", counter))
+
+
+UE_OF_L0, A_MONTH = "dimm3/dimm_ue_count\n0", ("seconds_since_reset\n600", "seconds_since_reset\n2592000")
+OF_NO_MODULE = ("mc1/ce_count\n4", "mc1/ce_count\n105")
 ERRORS = {
     "four corrected errors": ((), []),
-    "ten on one module": (((CE_OF_L0, "dimm3/dimm_ce_count\n10"), (ALL_CE, "mc1/ce_count\n13")), []),
-    "eleven on one module": (
-        ((CE_OF_L0, "dimm3/dimm_ce_count\n11"), (ALL_CE, "mc1/ce_count\n14")),
-        [("host_memory_corrected", "N1 DIMM_L0")],
-    ),
-    "eleven in a month": (
-        (
-            (CE_OF_L0, "dimm3/dimm_ce_count\n11"),
-            (ALL_CE, "mc1/ce_count\n14"),
-            (SECONDS, "seconds_since_reset\n2592000"),
-        ),
-        [],
-    ),
-    "many of no module": (((ALL_CE, "mc1/ce_count\n105"),), [("host_memory_corrected", "memory controller mc1")]),
+    "ten on one module": (corrected(10), []),
+    "eleven on one module": (corrected(11), [("host_memory_corrected", "N1 DIMM_L0")]),
+    "eleven in a month": ((*corrected(11), A_MONTH), []),
+    "many of no module": ((OF_NO_MODULE,), [("host_memory_corrected", "memory controller mc1")]),
     "an uncorrected error": (
         ((UE_OF_L0, "dimm3/dimm_ue_count\n1"), ("mc1/ue_count\n0", "mc1/ue_count\n1")),
         [("host_memory_uncorrected", "N1 DIMM_L0")],
@@ -94,10 +90,9 @@ def test_errors_of_host_memory(tmp_path, name):
 
 
 def test_errors_that_came_while_a_run_lasted(tmp_path):
-    """What was there before is not told again; a controller whose driver was loaded in between counts from there."""
+    """What was there before is not found again; a controller whose driver was loaded in between counts from there."""
     before = memory.errors(laid_out("two-sockets", tmp_path / "before").root)
-    few = replaced((CE_OF_L0, "dimm3/dimm_ce_count\n11"), (ALL_CE, "mc1/ce_count\n14"))
-    many = replaced((CE_OF_L0, "dimm3/dimm_ce_count\n12"), (ALL_CE, "mc1/ce_count\n15"))
+    few, many = replaced(*corrected(11)), replaced(*corrected(12))
     assert errors_grown(before, memory.errors(laid_out("two-sockets", tmp_path / "few", few).root), 60) == []
     (fault,) = errors_grown(before, memory.errors(laid_out("two-sockets", tmp_path / "many", many).root), 60)
     assert (fault.name, "11 corrected errors in" in fault.what) == ("host_memory_corrected", True)
@@ -120,19 +115,12 @@ def lay_out(root, sockets, cores, cpuinfo=CPUINFO):
 
 
 def test_threads_are_no_cores(tmp_path):
-    lay_out(tmp_path, sockets=2, cores=48)
-    told = processors.read_model(tmp_path)
-    assert told == Processor("AMD EPYC 7R13 48-Core Processor", 96)
-
-
-def test_a_processor_that_does_not_tell_its_model(tmp_path):
-    """As of Arm: it has numbers of its maker and part alone (arch/arm64/kernel/cpuinfo.c)."""
-    lay_out(tmp_path, sockets=1, cores=2, cpuinfo="processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n")
-    assert processors.read_model(tmp_path) == Processor(None, 2)
-
-
-def test_a_system_that_tells_nothing_of_its_processors(tmp_path):
-    assert processors.read_model(tmp_path) == Processor()
+    """A processor of Arm has numbers of its maker and part alone (arch/arm64/kernel/cpuinfo.c)."""
+    lay_out(tmp_path / "x86", sockets=2, cores=48)
+    assert processors.read_model(tmp_path / "x86") == Processor("AMD EPYC 7R13 48-Core Processor", 96)
+    lay_out(tmp_path / "arm", 1, 2, cpuinfo="processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n")
+    assert processors.read_model(tmp_path / "arm") == Processor(None, 2)
+    assert processors.read_model(tmp_path / "nothing") == Processor()
 
 
 def test_the_firmware_of_a_bmc(tmp_path):

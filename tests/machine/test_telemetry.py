@@ -31,7 +31,7 @@ def node(driver: object) -> LocalNode:
 
 
 class StandIn:
-    """GPUs that give their own index for every reading, but for the errors they are told to give."""
+    """GPUs that give their own index for every reading, but for the errors that they are to give."""
 
     def __init__(self, count: int = 2, errors: dict[tuple[int, str], Missing] | None = None) -> None:
         self.errors = errors or {}
@@ -111,7 +111,7 @@ def test_readings_that_cost_much_are_in_one_sample_of_several() -> None:
     assert None not in [one.gpus[1]["power_watts"] for one in taken]
 
 
-def test_sampler_goes_on_after_failures_and_tells_the_last() -> None:
+def test_sampler_goes_on_after_failures_and_keeps_the_last() -> None:
     class Moody(StandIn):
         def count(self) -> int:
             self._count += 1
@@ -119,11 +119,11 @@ def test_sampler_goes_on_after_failures_and_tells_the_last() -> None:
                 raise RuntimeError("the driver is being reloaded")
             return 1
 
-    errors = iter([OSError("disk full")])
+    errors = [OSError("disk full")]
 
     def on_sample(taken: Sample) -> None:
-        for error in errors:
-            raise error
+        while errors:
+            raise errors.pop()
 
     _, sampler = sampled(Moody(), 3, on_sample=on_sample)
     assert sampler.trouble == "RuntimeError: the driver is being reloaded"
@@ -145,7 +145,7 @@ def test_sampler_keeps_its_rhythm_though_each_sample_takes_time() -> None:
     assert median(min(part, 1 - part) for part in late) < 0.1
 
 
-def test_stop_does_not_wait_for_a_gpu_that_hangs_and_tells_it() -> None:
+def test_stop_does_not_wait_for_a_gpu_that_hangs_and_reports_it() -> None:
     hanging, release = threading.Event(), threading.Event()
 
     class Hanging(StandIn):
@@ -178,7 +178,7 @@ def test_stop_comes_before_the_next_sample_and_twice_and_without_start() -> None
     assert time.monotonic() - before < MANY_SECONDS
 
 
-def test_a_gap_in_the_samples_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gap_in_the_samples_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "LONGEST_GAP", 0.1)
     taken: list[Sample] = []
 
@@ -288,16 +288,10 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., GpuState | None]:
     return run
 
 
-def test_its_state_is_the_median_so_that_no_spike_counts(watched: Callable[..., GpuState | None]) -> None:
+def test_its_state_is_the_median_of_what_can_be_read(watched: Callable[..., GpuState | None]) -> None:
+    """So that no spike counts. A lost GPU has none, and ends nothing."""
     assert watched(300, 301, 525, 299, 300) == GpuState(temperature_c=61, sm_clock_mhz=1410, power_watts=300)
-
-
-def test_what_nvml_does_not_tell_is_left_out(watched: Callable[..., GpuState | None]) -> None:
-    state = watched(unsupported=("nvmlDeviceGetPowerUsage",))
-    assert state == GpuState(temperature_c=61, sm_clock_mhz=1410)
-
-
-def test_a_lost_gpu_has_no_state_and_ends_nothing(watched: Callable[..., GpuState | None]) -> None:
+    assert watched(unsupported=("nvmlDeviceGetPowerUsage",)) == GpuState(temperature_c=61, sm_clock_mhz=1410)
     assert watched(lost=(1,)) is None
 
 

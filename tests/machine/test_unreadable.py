@@ -1,4 +1,4 @@
-"""What a GPU must tell, by its model, and what is said where it does not."""
+"""Facts that a GPU must have by its model, and what is said where they cannot be read."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +18,9 @@ ALWAYS = {"ecc_mode", "pcie_replays", "power_limit_watts", *TELEMETRY}
 SERVER, LINKED = ALWAYS | ECC | {"remapped_rows"}, ALWAYS | ECC | {"remapped_rows", "nvlink_errors"}
 LINKS = [1] * 18
 
-# Name, what it tells, and the facts that it must tell besides.
+# Name, what can be read, and the facts that it must have besides.
 MODELS = {
-    "an H200 that tells only its name": ("NVIDIA H200", {}, SERVER),
+    "an H200 of which only the name can be read": ("NVIDIA H200", {}, SERVER),
     "an H200 with links": ("NVIDIA H200", {"nvlink_states": LINKS, "compute_capability": [9, 0]}, LINKED),
     "an unknown model of a data centre": ("NVIDIA H200 NVL", {"compute_capability": [9, 0]}, SERVER),
     "a B300": ("NVIDIA B300 SXM6 AC", {"nvlink_states": LINKS, "compute_capability": [10, 3]}, LINKED),
@@ -33,9 +33,9 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_a_model_must_tell(name: str) -> None:
-    model, told, expected = MODELS[name]
-    gpu = Gpu(5, {**dict.fromkeys(MUST_HAVE, ABSENT), "name": model, **told})
+def test_what_a_model_must_have(name: str) -> None:
+    model, facts, expected = MODELS[name]
+    gpu = Gpu(5, {**dict.fromkeys(MUST_HAVE, ABSENT), "name": model, **facts})
     lines = unreadable_by_model([gpu], MUST_HAVE)
     missing = [fact for fact in MUST_HAVE if any(f": {fact} cannot be read (NVML: Not" in line for line in lines)]
     assert set(missing) == expected
@@ -50,7 +50,7 @@ def recorded() -> Record:
 
 
 @pytest.mark.parametrize("name", TELEMETRY)
-def test_telemetry_without_one_value_is_told(recorded: Record, name: str) -> None:
+def test_telemetry_without_one_value_is_a_gap(recorded: Record, name: str) -> None:
     assert without_telemetry(recorded) == []
     for sample in recorded.telemetry[1:]:
         sample.gpus[0][name] = None
