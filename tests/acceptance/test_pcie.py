@@ -359,15 +359,16 @@ def test_an_interface_that_a_container_took_is_not_gone(tmp_path):
 
 
 def test_an_adapter_for_management_alone_asks_for_no_such_way(tmp_path):
-    """Two functions of one card, and no GPU next to it."""
+    """Two functions of one card, or two slow cards, and no GPU next to them."""
 
     def one_card(here):
         devices = here.host["pci_devices"]
         devices["0000:0d:00.1"] = {**devices["0000:0d:00.0"], "name": "mlx5_1"}
         del devices["0000:0e:00.0"]
 
+    slow = set_port(link_layer="Ethernet", rate="25 Gb/sec (1X EDR)")
     ends = [
         checked(machine(tmp_path / folder, CLOSED, *changes, name=VIRTUAL))[GPUDIRECT].what
-        for folder, changes in (("one", [one_card]), ("two", []))
+        for folder, changes in (("one", [one_card]), ("slow", [slow]), ("two", []))
     ]
-    assert ends == ["not applicable", "failed"]
+    assert ends == ["not applicable", "not applicable", "failed"]

@@ -161,7 +161,8 @@ def test_a_port_whose_module_does_not_answer_is_not_judged(tmp_path):
         assert (check.what, check.message) == ("skipped", "not judged: mlx5_1/1: mlxlink did not answer within 20 s")
 
 
-def test_one_port_that_cannot_be_read_leaves_the_others(tmp_path):
-    ports = found(tmp_path, "$ mlxlink -d mlx5_1", "$ mlxlink -d other")
-    assert [bool(port.why) for port in ports] == [False, True]
-    assert module_faults(ports) == links_with_errors(ports) == []
+def test_one_port_that_cannot_be_read_is_not_judged_beside_the_others(tmp_path):
+    ends = checked(found(tmp_path, "$ mlxlink -d mlx5_1", "$ mlxlink -d other"))
+    assert (ends[MODULES].what, ends[LINKS].what) == ("skipped", "skipped")
+    ends = checked([*found(tmp_path / "hot", '"61 [', '"81 [')[:1], optics.Optics("mlx5_1/1", silent="mlx5_1/1: no")])
+    assert (ends[MODULES].what, ends[LINKS].what) == ("failed", "skipped")

@@ -14,7 +14,7 @@ import msgspec
 
 from pytest_gpufleet.machine import tools
 from pytest_gpufleet.machine.host_fact import HostFact
-from pytest_gpufleet.machine.network_ports import Port, active, fastest_ports
+from pytest_gpufleet.machine.network_ports import OF_MANAGEMENT, Port, active, fastest_ports
 from pytest_gpufleet.machine.pcie import Devices, gpus_by_address, ports_above, shared_port
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu
@@ -66,8 +66,9 @@ def adapters_by_gpu(gpus: Iterable[Gpu], devices: Devices, ports: Iterable[Port]
 
 def built_for_gpudirect(gpus: Sequence[Gpu], devices: Devices, ports: Sequence[Port]) -> bool:
     """Whether adapters are there for the GPUs: one is under a GPU's switch, or there are as many as GPUs and several,
-    as where a virtual machine shows no switch. An adapter for management alone is a RoCE port too."""
-    cards = _cards(adapters_in_use(devices, ports))
+    as where a virtual machine shows no switch. Adapters for management are slower, and RoCE ports too."""
+    fast = [port for port in ports if port.link_layer != "Ethernet" or port.gigabits >= OF_MANAGEMENT]
+    cards = _cards(adapters_in_use(devices, fast))
     return any(adapters_by_gpu(gpus, devices, ports).values()) or len(cards) >= max(2, len(gpus))
 
 

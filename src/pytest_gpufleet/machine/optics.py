@@ -54,8 +54,7 @@ class Reading(msgspec.Struct, frozen=True):
 class Optics(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of an active port: `cable` is its type; `readings` by the names of READINGS (none of a copper cable);
     counters since they were cleared (`minutes` ago), None for one that is not there; `flags` that are raised, of FLAGS;
-    `able`: Gbit/s that board and cable can both do. Of a port that mlxlink cannot read only `port`, and `why`, or
-    `silent` where it did not end in time."""
+    `able`: Gbit/s that board and cable can both do. Of a port that mlxlink cannot read only `port`, and `silent`."""
 
     port: str
     cable: str | None = None
@@ -68,7 +67,6 @@ class Optics(msgspec.Struct, frozen=True, omit_defaults=True):
     link_downs: float | None = None
     flags: tuple[str, ...] = ()
     able: float | None = None
-    why: str = ""
     silent: str = ""
 
 
@@ -83,12 +81,10 @@ def read(root: Path = Path("/"), run: tools.RunTool = tools.output) -> list[Opti
             found.append(_described(device, run))
             if found[-1].flags:  # a module keeps a flag until it is read: what is over is no fault
                 found[-1] = _described(device, run)
-        except NoAnswer as why:
-            found.append(Optics(f"{device}/1", silent=f"{device}/1: {why}"))
         except Unreadable as why:
             errors.append(why)
-            found.append(Optics(f"{device}/1", why=str(why)))
-    if len(errors) == len(ports):
+            found.append(Optics(f"{device}/1", silent=f"{device}/1: {why}"))
+    if len(errors) == len(ports) and not any(isinstance(why, NoAnswer) for why in errors):
         raise errors[0] if errors[0].remedy else only_root(root, errors[0].why)
     return found
 
