@@ -170,12 +170,14 @@ def test_health_of_a_gpu() -> None:
     changed = {
         "ecc_mode": [1, 0],
         "remapped_rows": [2, 1, 1, 0],
+        "temperature_limits_c": {"gpu_max": 87, "slowdown": 0, "shutdown": 95, "memory_max": None},
         "pcie_replays": {"unavailable": "NVML: Not Supported", "applicable": False},
         "nvlink_errors": {"unavailable": "NVML: Unknown Error", "applicable": True},
     }
     bad = [*health_of("h200x4-neighbour", 2, changed).values()]
     assert bad[1] == "on, off after the next boot"
     assert bad[4:7] == ["2 / 1, one pending", "not supported", "not readable"]
+    assert bad[7] == "87 / — / 95 / —"  # some drivers give 0 for what they do not know
 
 
 def test_cases_that_do_not_apply_are_told_together(record_of: Callable[..., Record]) -> None:

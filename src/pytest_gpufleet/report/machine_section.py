@@ -133,13 +133,11 @@ def _remapped_rows(rows: list[int]) -> str:
 def _nvlink_errors(counters: dict[str, list[int | None]]) -> str:
     """The sum over all links by kind."""
     sums = {kind: sum(filter(None, links)) for kind, links in counters.items() if any(n is not None for n in links)}
-    return (
-        ", ".join(
-            f"{kind.replace('_', ' ').replace('crc', 'CRC')} {wording.number(count, 12)}"
-            for kind, count in sums.items()
-        )
-        or "none"
-    )
+    return _counted({kind.replace("_", " ").replace("crc", "CRC"): count for kind, count in sums.items()}) or "none"
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {wording.number(count, 12)}" for name, count in counts.items())
 
 
 def _nvlink_fec(links: list[list[int | None]]) -> str:
@@ -149,29 +147,23 @@ def _nvlink_fec(links: list[list[int | None]]) -> str:
     return ", ".join(wording.number(count, 12) for count in sums[: last + 1]) or "none"
 
 
-def _by_place(counts: dict[str, int]) -> str:
-    return ", ".join(f"{place.upper()} {wording.number(count, 12)}" for place, count in counts.items())
-
-
 def _spare_rows(banks: dict[str, int]) -> str:
     return " / ".join(str(banks[name]) for name in ("max", "high", "partial", "low", "none"))
 
 
 def _temperature_limits(limits: dict[str, int | None]) -> str:
+    """Of a threshold that they do not know some drivers give 0."""
     return " / ".join(str(limits.get(name) or "—") for name in ("gpu_max", "slowdown", "shutdown", "memory_max"))
 
 
+UNCORRECTED = ("ecc_uncorrected_volatile", "ecc_uncorrected_aggregate")
 # Heading, the facts that stand under it, and how each of them is put.
 Column = tuple[str, tuple[str, ...], Callable[[Any], str]]
 COLUMNS: tuple[Column, ...] = (
     ("ECC", ("ecc_mode",), _ecc_mode),
-    (
-        "Uncorrectable memory errors: volatile / aggregate",
-        ("ecc_uncorrected_volatile", "ecc_uncorrected_aggregate"),
-        str,
-    ),
+    ("Uncorrectable memory errors: volatile / aggregate", UNCORRECTED, str),
     ("Corrected memory errors: volatile", ("ecc_corrected_volatile",), str),
-    ("Corrected memory errors by place", ("ecc_corrected",), _by_place),
+    ("Corrected memory errors by place", ("ecc_corrected",), lambda at: _counted({one.upper(): at[one] for one in at})),
     ("Rows remapped: corrected / uncorrectable", ("remapped_rows",), _remapped_rows),
     ("PCIe replays", ("pcie_replays",), str),
     ("Banks of memory by spare rows: all / many / some / few / none", ("spare_rows",), _spare_rows),
@@ -243,17 +235,13 @@ def _pcie(gpu: Gpu, fact: str, form: str) -> str:
 
 
 def inventory(gpus: Sequence[Gpu]) -> Table:
-    rows = (row(wording.place(gpu.place), *(_text(fact(gpu)) for fact in INVENTORY.values())) for gpu in gpus)
+    rows = (row(wording.place(gpu.place), *(fact(gpu) for fact in INVENTORY.values())) for gpu in gpus)
     return Table("The GPUs", "GPU", tuple(INVENTORY), tuple(rows))
-
-
-def _text(value: object) -> str:
-    return "" if value is None else str(value)
 
 
 def facts(record: Record) -> list[Table]:
     """The run, the software and the host, each a small table."""
-    run, topology, host = record.run, record.topology, record.machine
+    run, topology = record.run, record.topology
     changes, known_good = (record.profile.changes, record.profile.calibrated_on) if record.profile else ((), ())
     tables: dict[str, list[tuple[str, Any]]] = {
         "The run": [
@@ -292,13 +280,10 @@ def facts(record: Record) -> list[Table]:
             ("Commit of the suite", run.commit),
         ],
         "What else ran": _all_that_ran(record),
-        "The host": [] if record.of_cluster else _host(host),
+        "The host": [] if record.of_cluster else _host(record.machine),
     }
-    return [
-        Table(title, "", (), tuple(row(say(name), _text(value)) for name, value in rows))
-        for title, rows in tables.items()
-        if rows
-    ]
+    found = {title: tuple(row(say(name), value) for name, value in rows) for title, rows in tables.items()}
+    return [Table(title, "", (), rows) for title, rows in found.items() if rows]
 
 
 def _host(host: HostFound) -> list[tuple[str, Any]]:

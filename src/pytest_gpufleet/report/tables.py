@@ -75,8 +75,8 @@ class Table:
         return [row.fields for row in self.rows]
 
 
-def row(name: str, *texts: str, fields: Mapping[str, Any] | None = None) -> Row:
-    return Row(name, tuple(map(Cell, texts)), fields=fields or {})
+def row(name: str, *values: object, fields: Mapping[str, Any] | None = None) -> Row:
+    return Row(name, tuple(Cell("" if value is None else str(value)) for value in values), fields=fields or {})
 
 
 def on_screen(table: Table) -> ScreenTable:

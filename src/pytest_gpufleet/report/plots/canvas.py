@@ -7,19 +7,17 @@ everything twice to find them.
 """
 
 import io
-import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping
 from html import escape
-from typing import Any, TypeVar
+from typing import Any
 
 import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.report import wording
@@ -42,20 +40,13 @@ WIDTH = 8.2  # of every plot, in inches
 LEFT, RIGHT, TOP, BOTTOM, GAP = 0.72, 0.3, 0.28, 0.5, 0.42
 LEGEND = 0.34
 LINE = 0.16  # one more of a title
-MOST_PANELS = 24
 LIMIT = "limit"  # in the legend
-Panel = TypeVar("Panel")
 LARGEST = 1e30  # that matplotlib's arithmetic of axes takes without an overflow
 
 
 def style(salt: str) -> Any:
     """The context to draw in. matplotlib makes ids from `salt`, and drawings on one page must not share them."""
     return matplotlib.rc_context({**_STYLE, "svg.hashsalt": wording.clean(salt)})
-
-
-def first(panels: Mapping[str, Panel]) -> dict[str, Panel]:
-    """As many as anybody wants to look at, of panels by their titles."""
-    return dict(itertools.islice(panels.items(), MOST_PANELS))
 
 
 def panels(count: int, columns: int, height: float, legend: bool, lines: int = 1) -> tuple[Figure, list[Any]]:
@@ -97,14 +88,6 @@ def title(axes: Any, text: str) -> None:
     axes.set_title(wording.clean(text), fontsize=9, loc="left", pad=5, fontweight="bold", parse_math=False)
 
 
-def labels(axes: Any, x: str = "", y: str = "") -> None:
-    """What the axes show; empty leaves one as it is."""
-    if x:
-        axes.set_xlabel(wording.clean(x), parse_math=False)
-    if y:
-        axes.set_ylabel(wording.clean(y), parse_math=False)
-
-
 def legend(figure: Figure, handles: list[Any]) -> None:
     if handles:
         shown = figure.legend(
@@ -114,14 +97,6 @@ def legend(figure: Figure, handles: list[Any]) -> None:
         for text in shown.get_texts():
             text.set_parse_math(False)
             text.set_text(wording.clean(text.get_text()))
-
-
-def mark(axes: Any, x: float, value: float, finding: Finding, reach: float) -> None:
-    """At a point the limit, as a short mark that reaches so far to both sides, and a cross if it was missed."""
-    if (bound := limit_value(finding.limit)) is not None:
-        axes.plot([x - reach, x + reach], [bound] * 2, color=INK, linewidth=1.8)
-    if finding.state == "missed":
-        axes.plot([x], [value], "X", color=BAD, markersize=8, markeredgewidth=0)
 
 
 def numbered(axis: Any) -> None:

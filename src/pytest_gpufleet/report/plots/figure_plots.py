@@ -21,6 +21,7 @@ from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.figures import TITLES, Way, for_information, is_swept, per_gpu, ways_of
 from pytest_gpufleet.report.plots import canvas
 
+MOST_PANELS = 24
 MOST_METRICS = 12  # far more than any group has: evidence may come from anybody
 
 
@@ -79,7 +80,7 @@ def _bar_plot(findings: Sequence[Finding], hosts: wording.Hosts) -> tuple[str, s
             if number % COLUMNS:
                 each.tick_params(axis="y", labelleft=False)
             if number + COLUMNS >= len(findings):
-                canvas.labels(each, x=unit)
+                each.set_xlabel(wording.clean(unit), parse_math=False)
         canvas.legend(figure, _bar_legend(findings))
         said = canvas.translated(*BAR_LEGEND)
         for drawn, lines in zip(titles, texts, strict=True):
@@ -186,7 +187,7 @@ def _curve_panels(findings: Sequence[Finding], key: str, fewest: int) -> dict[st
         }
         for panel, lines in panels.items()
     }
-    return canvas.first({panel: lines for panel, lines in curves.items() if lines})
+    return dict([(panel, lines) for panel, lines in curves.items() if lines][:MOST_PANELS])
 
 
 def _panel_name(finding: Finding) -> str:
@@ -242,9 +243,9 @@ def _curve_svg(
             if number % COLUMNS:
                 each.tick_params(axis="y", labelleft=False)
             else:
-                canvas.labels(each, y=metric.unit)
+                each.set_ylabel(wording.clean(metric.unit), parse_math=False)
             if number + COLUMNS >= len(panels):
-                canvas.labels(each, x=label)
+                each.set_xlabel(label)
         canvas.legend(figure, handles)
         return canvas.svg(figure, f"{caption}: {'; '.join(filter(None, panels))}", said)
 
@@ -257,7 +258,10 @@ def _draw_curve(axes: Any, line: Sequence[Point], index: int) -> None:
         if healthy := canvas.healthy_value(finding.limit):
             axes.plot([x], [healthy], "o", markersize=6, markerfacecolor="none", markeredgecolor=canvas.INK,
                       markeredgewidth=0.9)  # fmt: skip
-        canvas.mark(axes, x, value, finding, 0.6)
+        if (bound := canvas.limit_value(finding.limit)) is not None:
+            axes.plot([x - 0.6, x + 0.6], [bound] * 2, color=canvas.INK, linewidth=1.8)
+        if finding.state == "missed":
+            axes.plot([x], [value], "X", color=canvas.BAD, markersize=8, markeredgewidth=0)
 
 
 def _curve_legend(names: Sequence[str], limits: bool, healthy: bool) -> list[Any]:
@@ -311,7 +315,7 @@ def training_plot(findings: Sequence[Finding]) -> list[tuple[str, str]]:
         lines = [Line2D([], [], label=name, **canvas.look(number)) for number, name in enumerate(names.values())]
         canvas.legend(figure, lines)
         for each in axes[::TRAINING_COLUMNS]:
-            canvas.labels(each, y=RATE)
+            each.set_ylabel(RATE)
         texts = "; ".join(f"{say(AXES[axis])}: {_in_words(axis, panel)}" for axis, panel in panels.items())
         return [(TRAINING_CAPTION, canvas.svg(figure, f"{say(TRAINING_CAPTION)}. {texts}", said))]
 
