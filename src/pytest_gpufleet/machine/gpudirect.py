@@ -115,13 +115,13 @@ def without_adapter(gpus: Sequence[Gpu], devices: Devices, ports: Sequence[Port]
 
 def misplaced_adapters(gpus: Sequence[Gpu], devices: Devices, ports: Sequence[Port]) -> list[Fault]:
     """GPUs that share a PCIe switch or a NUMA node with fewer adapters than GPUs, while another one has more of them:
-    in a machine with one adapter for each GPU, most of which are beside each other.
+    in a machine with at least one adapter for each GPU, most of which are beside each other.
 
     Only adapters at the highest rate count: others are for storage and management. A GPU without any adapter under its
     switch, where others have one, is found by `without_adapter`."""
     known = {address: gpu for address, gpu in gpus_by_address(gpus).items() if address in devices}
     cards = _cards(adapters_in_use(devices, fastest_ports(ports)))
-    if len(cards) != len(known) or without_adapter(gpus, devices, ports):
+    if len(cards) < len(known) or without_adapter(gpus, devices, ports):
         return []
     levels = (
         ("the PCIe switch below {}", {each: (ports_above(devices, each) or [each])[0] for each in devices}),
