@@ -6,7 +6,8 @@ import subprocess
 from tests.test_structure import MODULES, SRC, imports
 
 STARTING = re.compile(
-    r"\b(run_pytest|run_fresh|in_a_session|planted|ranks_on|Pool|subprocess)\b|\bfleet: (Runs|Callable)|\(fleet\b"
+    r"\b(run_pytest|run_fresh|in_a_session|planted|on_ranks|(two|three|four)_(ranks|nodes)|Pool|subprocess)\b"
+    r"|\bfleet: (Runs|Callable)|\(fleet\b"
 )
 
 if __name__ == "__main__":

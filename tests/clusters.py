@@ -33,11 +33,12 @@ from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.given_limits import as_given
 from pytest_gpufleet.verdict.judgement import judge
-from pytest_gpufleet.verdict.node_verdicts import faults_of, finished, outcome_of_all
+from pytest_gpufleet.verdict.node_verdicts import faults_of, finished
 from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import settled
 from tests import runs
 from tests.edited_evidence import seal
+from tests.node_records import mirrored
 
 NODES_CHECK = "test_n_nodes.py::test_all_reduce"
 BETWEEN = "node_group_busbw"
@@ -110,7 +111,12 @@ def cluster(
     evidence.add(ProfileGiven(profile=asdict(as_given(given, [runs.UNKNOWN]))))
     for number, why in ends.lost.items():
         evidence.add(NodeLost(node=number, why=why))
-    _mirrored(evidence, {number: record for number, record in own.items() if number not in ends.lost})
+    there = {number: record for number, record in own.items() if number not in ends.lost}
+    for name, check in mirrored(there).items():
+        evidence.add(CheckStarted(check=name))
+        for fault in (fault for number, record in there.items() for fault in faults_of(number, record, name)):
+            evidence.add(FaultFound(fault=fault))
+        evidence.add(CheckFinished(check=asdict(check)))
     for number, why in ends.left_out.items():
         evidence.add(NodeLeftOut(node=number, why=why))
     for node in (node for node in found if node.index not in ends.lost):
@@ -150,21 +156,6 @@ def begun(hosts: Sequence[str], wanted: int, profile_name: str | None, machines:
 def nodes(hosts: Sequence[str]) -> tuple[NodeFound, ...]:
     gpus = {host: tuple(gpu.uuid for gpu in runs.topology(host).gpus) for host in hosts}
     return tuple(NodeFound(number, host, f"SN-{host}", gpus[host]) for number, host in enumerate(hosts))
-
-
-def _mirrored(evidence: Evidence, own: Mapping[int, Record]) -> None:
-    """Every check of one machine, as all nodes together have done it."""
-    for check_id in dict.fromkeys(check for record in own.values() for check in record.checks):
-        evidence.add(CheckStarted(check=check_id))
-        there = {number: record.checks[check_id] for number, record in own.items() if check_id in record.checks}
-        first = next(iter(there.values()))
-        for number, record in own.items():
-            for fault in faults_of(number, record, check_id):
-                evidence.add(FaultFound(fault=fault))
-        outcome = outcome_of_all(check.outcome for check in there.values())
-        failed_by = "other" if outcome == "failed" else ""
-        ended = Check(check_id, outcome, 1.5, first.title, failed_by=failed_by)
-        evidence.add(CheckFinished(check=asdict(ended)))
 
 
 def _between(evidence: Evidence, given: profile.Profile, values: Mapping[str, float]) -> None:

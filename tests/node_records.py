@@ -62,7 +62,7 @@ def of_nodes(hosts: Sequence[HostRun], between: Between | None = None) -> tuple[
         lost={node: NodeLost(node=node, why=why) for node, why in between.lost.items()},
         left_out={node: NodeLeftOut(node=node, why=why) for node, why in between.left_out.items()},
         finished={node: _finished(node, run) for node, run in runs.items()},
-        checks=_mirrored(runs),
+        checks=mirrored({node: run.record for node, run in runs.items()}),
         faults=[fault for node, run in runs.items() for check in run.record.checks
                 for fault in faults_of(node, run.record, check)],
     )  # fmt: skip
@@ -77,14 +77,15 @@ def _finished(node: int, run: HostRun) -> NodeFinished:
                         exit_status=own.exit_status, sha256=run.sha256)  # fmt: skip
 
 
-def _mirrored(runs: NodeRuns) -> dict[str, Check]:
+def mirrored(own: Mapping[int, Record]) -> dict[str, Check]:
+    """Every check of one machine, as all nodes together have done it."""
     checks = {}
-    for name in dict.fromkeys(name for run in runs.values() for name in run.record.checks):
-        there = [run.record.checks[name] for run in runs.values() if name in run.record.checks]
+    for name in dict.fromkeys(name for record in own.values() for name in record.checks):
+        there = [record.checks[name] for record in own.values() if name in record.checks]
+        failed = [record.run.host for record in own.values() if name in record.checks
+                  and record.checks[name].outcome == "failed"]  # fmt: skip
+        message = f"failed on {len(failed)} of {len(own)} nodes: {', '.join(failed[:8])}" if failed else ""
         outcome = outcome_of_all(check.outcome for check in there)
-        failed = [run.host for run in runs.values() if name in run.record.checks
-                  and run.record.checks[name].outcome == "failed"]  # fmt: skip
-        message = f"failed on {len(failed)} of {len(runs)} nodes: {', '.join(failed[:8])}" if failed else ""
         checks[name] = replace(there[0], outcome=outcome, message=message, failed_by="other" if failed else "")
     return checks
 

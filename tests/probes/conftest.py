@@ -1,21 +1,33 @@
-"""Ranks for tests of probes: what one test changes on them, the next one does not find."""
+"""Ranks for tests of probes, in this process: what one test changes on them, the next one does not find. Those of
+several nodes are of this machine, and take themselves for ranks of several."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from pytest_gpufleet import World
-from tests.several_nodes import ranks_on
+from pytest_gpufleet.world.engines.local import LocalEngine
+from pytest_gpufleet.world.pool import Pool
+from tests.world.fake_engine import specs
 
 OnRanks = Callable[[int, int], World]
+SECONDS = 300.0
 
 
 @pytest.fixture(scope="module")
 def worlds() -> Iterator[OnRanks]:
     with ExitStack() as stack:
-        yield cache(lambda nodes, each: stack.enter_context(ranks_on(nodes, each)))
+
+        def made(nodes: int, each: int) -> World:
+            on_one_core = [replace(spec, cpu_threads=1) for spec in specs(*[each] * nodes)]
+            pool = Pool(LocalEngine(), on_one_core, SECONDS)
+            stack.callback(pool.close)
+            return World(pool, with_group=True)
+
+        yield cache(made)
 
 
 @pytest.fixture
