@@ -24,7 +24,9 @@ from pytest_gpufleet.model.events import (
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite, shipped
+from pytest_gpufleet.report.machine_section import facts
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.given_limits import as_given
@@ -178,3 +180,8 @@ def _values(measurement: Measurement, other: Mapping[str, float]) -> dict[str, f
 def _checks() -> Iterable[Check]:
     for name in SUITE.required("standard"):
         yield from (Check(f"acceptance/{case}", "passed", 1.5, name.split("::")[1]) for case in SUITE.cases(name))
+
+
+def facts_on_the_page(record: Record) -> dict[str, str]:
+    """Of the run, the software and the host."""
+    return {each.name: each.cells[0].text for table in facts(record) for each in table.rows}

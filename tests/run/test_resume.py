@@ -28,7 +28,6 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import titled
 from pytest_gpufleet.plugin import options
 from pytest_gpufleet.report.banner import why
-from pytest_gpufleet.report.machine_section import facts
 from pytest_gpufleet.run import resume
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.folder import RunFolder
@@ -344,8 +343,8 @@ def test_what_else_ran_in_a_run_stands_in_the_reports_of_those_that_go_on_with_i
     folder = first({"event": "session", "conftests": [conftest]})
     for name in ("second", "third"):
         folder, _, _ = gone_on_with(folder, name)
-        told = facts(read(folder / "evidence.jsonl"))["What else ran"]
-        assert ("conftest.py, sitecustomize.py (in run first)", "/site/conftest.py (SHA-256 1234567890ab…)") in told
+        told = runs.facts_on_the_page(read(folder / "evidence.jsonl"))
+        assert told["conftest.py, sitecustomize.py (in run first)"] == "/site/conftest.py (SHA-256 1234567890ab…)"
 
 
 def test_nothing_to_resume(run_pytest):

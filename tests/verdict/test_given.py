@@ -11,7 +11,6 @@ from pytest_gpufleet.model.events import RunHeader
 from pytest_gpufleet.model.limit import GivenLimits
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.banner import why
-from pytest_gpufleet.report.machine_section import facts
 from pytest_gpufleet.run.summary import summary
 from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
@@ -91,7 +90,7 @@ def test_a_fact_that_a_profile_changes_is_told(tmp_path: Path, name: str) -> Non
     record = Record(run=RunHeader(level="quick"), topology=runs.topology("node7", runs.H200), profile=given)
     _, reasons = conclude(record)
     assert (said in reasons) == bool(said)
-    assert (("Changed by the profile", said) in facts(record)["The run"]) == bool(said)
+    assert runs.facts_on_the_page(record).get("Changed by the profile", "") == said
 
 
 def test_a_profile_that_stands_alone_leaves_facts_out(tmp_path: Path) -> None:
