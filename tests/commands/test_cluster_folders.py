@@ -57,6 +57,8 @@ def test_evidence_of_a_node_that_was_changed_is_not_the_one_that_the_run_vouches
 def test_a_node_whose_folder_is_gone_or_in_the_place_of_another_is_named(folder: Path, gpufleet: Command) -> None:
     status, text = gpufleet("verify", folder)
     assert (status, text.count("ACCEPTED"), "3 nodes" in text) == (0, 1, True)
+    assert gpufleet("report", folder, "-o", page := folder / "again.html")[0] == 0
+    assert NODES_CHECK in page.read_text()
     (nodes := folder / "nodes").joinpath("2-gf10").rename(nodes / "x")
     status, text = gpufleet("verify", folder)
     assert (status, "nodes/2-gf10" in text) == (1, True)
@@ -85,11 +87,6 @@ def test_the_summary_says_what_each_node_came_to(tmp_path: Path, limits: Path) -
 
 
 # ---------------------------------------------------------------- report and fleet
-
-
-def test_a_report_can_be_made_of_it(folder: Path, gpufleet: Command, tmp_path: Path) -> None:
-    assert gpufleet("report", folder, "-o", tmp_path / "again.html")[0] == 0
-    assert NODES_CHECK in (tmp_path / "again.html").read_text()
 
 
 def test_its_nodes_are_hosts_of_a_fleet_called_as_the_run_over_all_calls_them(folder: Path, gpufleet: Command) -> None:

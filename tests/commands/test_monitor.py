@@ -28,18 +28,7 @@ from pytest_gpufleet.report.terminal.live import AROUND, table
 from pytest_gpufleet.report.terminal.progress import RunningCheck
 from tests.conftest import RECORDED, ROOT, SECONDS as DEADLINE, as_on_a_terminal
 
-READING = {
-    "utilization_percent": 97,
-    "memory_used_bytes": 113 << 30,
-    "temperature_c": 61,
-    "memory_temperature_c": 72,
-    "power_watts": 655.4,
-    "sm_clock_mhz": 1980,
-    "memory_clock_mhz": 3201,
-    "clock_event_reasons": 4,
-    "pcie_transmitted_kilobytes_per_second": 12,
-    "pcie_received_kilobytes_per_second": 34,
-}
+READING = dict(zip(READINGS, (97, 113 << 30, 61, 72, 655.4, 1980, 3201, 4, 12, 34), strict=True))
 KNOWN = {"name": "NVIDIA H200", "memory_bytes": 150754820096, "power_limit_watts": 700.0}
 # A machine with 8 GPUs, of which the last one does not answer, in place of this one.
 STAND_IN = f"""
@@ -67,7 +56,7 @@ MONITOR = STAND_IN + "from pytest_gpufleet import cli; sys.exit(cli.main())"
 
 
 def drawn(width: int, running: str = "", **changes: object) -> list[str]:
-    gpus = tuple(Gpu(n, KNOWN | {"uuid": f"GPU-{n}"}) for n in range(8))
+    gpus = tuple(Gpu(n, KNOWN) for n in range(8))
     sample = Sample(1795166043.0, ({**READING, **changes}, *[READING] * 7))
     console = Console(file=io.StringIO(), width=width)
     with console.capture() as capture:

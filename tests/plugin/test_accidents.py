@@ -13,12 +13,21 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.report.machine_section import FILES_OF_OTHERS, facts
+from pytest_gpufleet.report.machine_section import FILES_OF_OTHERS
 from pytest_gpufleet.safe_files import sha256
 from tests.conftest import ACCEPTANCE, RECORDED, REPORTS, ROOT, FleetRun, Runs
-from tests.inner.small_suite import FILES
+from tests.runs import facts_on_the_page
 
+FILES = ("test_2_health.py", "test_9_endurance.py")
 SUITE = {f"acceptance/{name}": ACCEPTANCE / name for name in ("conftest.py", *FILES)}
+# Every level asks for these files of the suite alone: a run of them can be ACCEPTED.
+SMALL_SUITE = f"""
+from pytest_gpufleet.model.suite import Suite
+
+def pytest_configure():
+    of_all = Suite.required
+    Suite.required = lambda *asked, **named: [name for name in of_all(*asked, **named) if name.startswith({FILES})]
+"""
 OPTIONS = ("acceptance", "--gpus=4", "--fleet-level=quick", f"--fleet-dir={REPORTS}", *RECORDED)
 DEFECT, FAILED = "gpus[2]['remapped_rows'] = [0, 1, 0, 1]", "test_no_memory_error_is_recorded"
 XID = "acceptance/test_2_health.py::test_no_grave_xid_in_the_kernel_log"
@@ -76,9 +85,8 @@ class Accident:
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, run: Runs, change: str = "") -> FleetRun:
-        files = {**SUITE, "pytest.ini": f"[pytest]\n{self.ini}\n", **self.files}
-        small = ("-p", "tests.inner.small_suite")
-        return run(*OPTIONS, *small, *self.arguments, files=files, CHANGE=change, **self.variables)
+        files = {**SUITE, "small.py": SMALL_SUITE, "pytest.ini": f"[pytest]\n{self.ini}\n", **self.files}
+        return run(*OPTIONS, "-p", "small", *self.arguments, files=files, CHANGE=change, **self.variables)
 
 
 def cached(name: str, value: object) -> dict[str, str]:
@@ -185,6 +193,6 @@ def test_what_else_ran_is_on_record(run_fresh: Runs, tmp_path: Path) -> None:
     sums = {each.file: each.sha256 for each in session.conftests}
     conftests = (run.root / "conftest.py", run.root / "acceptance/conftest.py")
     assert sums == {str(path): sha256(path) for path in (*conftests, site)}
-    page = dict(facts(run.record)["What else ran"])
+    page = facts_on_the_page(run.record)
     assert f"xdist {versions['xdist']}" in page["Plugins of pytest"]
     assert str(run.root / "conftest.py") in page[FILES_OF_OTHERS]

@@ -12,7 +12,7 @@ from pytest_gpufleet.world.engines.processes import look as alive
 from tests.conftest import lay_out, lead_the_terminal
 from tests.waiting import comes_true
 
-HANGING = """
+TELLS_PIDS = """
 import os, subprocess, time
 import pytest
 
@@ -21,7 +21,8 @@ def tell_pids(rank):
     with open(f"pid{rank.index}", "w") as file:
         file.write(f"{os.getpid()} {child.pid}")
     os.rename(f"pid{rank.index}", f"ready{rank.index}")
-
+"""
+HANGING = f"""{TELLS_PIDS}
 def hang(rank):
     import collections, itertools
     if rank.index == 0:
@@ -32,15 +33,7 @@ def test_hang(world):
     world.run(tell_pids)
     world.run(hang)
 """
-ENDING = """
-import os
-import pytest
-
-def tell_pids(rank):
-    with open(f"pid{rank.index}", "w") as file:
-        file.write(f"{os.getpid()}")
-    os.rename(f"pid{rank.index}", f"ready{rank.index}")
-
+ENDING = f"""{TELLS_PIDS}
 def test_first(world):
     world.run(tell_pids)
     %s
