@@ -169,14 +169,14 @@ def test_pcie_generation_is_full_under_load(world: World, gpu_profile: Profile |
     """
     generations = world.run(pcie_generation_under_load)
     if not any(generations):
-        not_applicable("NVML does not tell the generation of these links")
+        not_applicable("NVML does not show the generation of these links")
     rated = int(gpu_profile.facts.get("pcie_generation", 0)) if gpu_profile else 0
 
     def slow(now: int, best: int) -> str:
         wanted = max(rated, best)
         return "" if now and now >= wanted else f"generation {now or 'unknown'} of {wanted or 'unknown'}"
 
-    expect_none(world.faults("pcie_generation_reduced", [slow(*(told or (0, 0))) for told in generations]))
+    expect_none(world.faults("pcie_generation_reduced", [slow(*(each or (0, 0))) for each in generations]))
 
 
 @needs_gpus
@@ -261,7 +261,7 @@ def test_every_pair_reaches_each_other(machine: LiveMachine, gpu_topology: GpuTo
     def wanted(gpu: Gpu) -> dict[str, list[int]]:
         """0 (OK) for the pairs with NVLinks; for the others what it is."""
         return {
-            name: [0 if near else told for near, told in zip(linked[gpu.index], statuses, strict=True)]
+            name: [0 if near else status for near, status in zip(linked[gpu.index], statuses, strict=True)]
             for name, statuses in gpu["p2p"].items()
         }
 
@@ -364,11 +364,11 @@ def test_clocks_are_full_under_load(machine: LiveMachine, world: World) -> None:
     """
     seen = world.run(clocks_under_load)
     if not any(seen):
-        not_applicable("NVML does not tell the clocks of these GPUs")
+        not_applicable("NVML does not show the clocks of these GPUs")
     expect_none(
-        world.faults("fact_unreadable", ["" if told else "its clocks under load cannot be read" for told in seen])
+        world.faults("fact_unreadable", ["" if each else "its clocks under load cannot be read" for each in seen])
     )
-    expect_none(fault for gpu, told in zip(machine.gpus, seen, strict=True) for fault in health.held_clocks(gpu, told))
+    expect_none(fault for gpu, each in zip(machine.gpus, seen, strict=True) for fault in health.held_clocks(gpu, each))
 
 
 @needs_gpus

@@ -36,9 +36,7 @@ def plant(rank, fault):
     def damage(tensor):
         if tensor.numel() < 1000:  # the small ones that only line ranks up
             return
-        flat = tensor.view(-1)
-        if fault in ("flip", "flip in the input"):
-            flat[7:8].view(torch.uint8)[0] ^= 1
+        tensor.view(-1)[7:8].view(torch.uint8)[0] ^= 1
 
     def all_reduce(tensor, *args, async_op=False, **kwargs):
         if rank.index == 1 and fault == "flip in the input":
@@ -117,8 +115,6 @@ def pytest_collection_finish(session):
 
 OWN = "def test_own(world): pass"
 BESIDE = {f"checks/{name}": ACCEPTANCE / name for name in ("test_1_inventory.py", "conftest.py")}
-
-
 INVENTORY = ACCEPTANCE / "test_1_inventory.py"
 OF_SUITE_ALONE = {
     "the suite": ([INVENTORY], {}, "True"),
@@ -140,11 +136,11 @@ def test_ranks_of_the_suite_alone_start_while_it_is_collected(run_pytest, what):
     assert set(run.outcomes.values()) <= {"passed", "not applicable"}, run.text
 
 
-def test_trainings_tell_their_losses(rehearsal):
+def test_trainings_record_their_losses(rehearsal):
     """Each GPU its own, or all together one; those of each training fall."""
-    told = {}
+    curves = defaultdict(list)
     for each in rehearsal.record.losses:
-        told.setdefault(each.check.rsplit("::", 1)[-1], []).append(each.curve)
+        curves[each.check.rsplit("::", 1)[-1]].append(each.curve)
     for check, places in {
         "test_phase_2_loss_falls": ["cpu0", "cpu1"],
         "test_loss_follows_fp32": ["cpu0", "cpu0", "cpu1", "cpu1"],
@@ -153,8 +149,8 @@ def test_trainings_tell_their_losses(rehearsal):
         "test_throughput_and_scaling[amp]": ["world"],  # alone is that of the check before
         "test_speed": ["world"],
     }.items():
-        assert sorted(str(curve.place) for curve in told[check]) == places, check
-        assert all(curve.losses[-1] < curve.losses[0] for curve in told[check]), check
+        assert sorted(str(curve.place) for curve in curves[check]) == places, check
+        assert all(curve.losses[-1] < curve.losses[0] for curve in curves[check]), check
 
 
 def test_checks_measure_what_the_manifest_says(rehearsal):
@@ -215,10 +211,8 @@ def described(run_pytest):
             f"import sys\nfrom tests.machine.fake_nvml import *\nsys.modules['pynvml'] = {machine}\n"
             "from pathlib import Path\nfrom pytest_gpufleet.machine import locks\nlocks.DEVICES = Path()\n"
         )
-        environment = {"PYTHONPATH": f".:{ROOT}"}
-        return run_pytest(
-            INVENTORY, FOLDER, "-p", "described", *arguments, files={"described.py": plugin}, **environment
-        )
+        options, files = (INVENTORY, FOLDER, "-p", "described"), {"described.py": plugin}
+        return run_pytest(*options, *arguments, files=files, PYTHONPATH=f".:{ROOT}")
 
     return run
 

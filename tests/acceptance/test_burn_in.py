@@ -82,12 +82,11 @@ def on_a_terminal(folder, lasts, ctrl_c_at=None):
     return status, read(written / "evidence.jsonl"), terminal.text
 
 
-def test_a_terminal_is_told_how_far_it_is_and_ctrl_c_leaves_a_report_that_says_so(tmp_path):
+def test_a_terminal_shows_how_far_it_is_and_ctrl_c_leaves_a_report_that_says_so(tmp_path):
     status, record, printed = on_a_terminal(tmp_path, "1m", ctrl_c_at=" of 1 min")  # the first turn is over
     assert status == 2, printed
-    assert re.search(
-        r"test_burn_in\): did not finish: it came to \d+ s of 60 s without a fault", "\n".join(record.reasons)
-    )
+    reasons = "\n".join(record.reasons)
+    assert re.search(r"test_burn_in\): did not finish: it came to \d+ s of 60 s without a fault", reasons)
 
 
 def test_on_a_terminal_it_ends_by_itself(tmp_path):
@@ -101,11 +100,11 @@ def test_on_a_terminal_it_ends_by_itself(tmp_path):
 def test_a_terminal_shows_how_far_it_is_by_lines_or_by_the_table(drawn):
     stream = io.StringIO()
     stream.isatty = lambda: True
-    tell = progress.teller(stream, 900.0, lambda: drawn)
+    show = progress.teller(stream, 900.0, lambda: drawn)
     for second in range(0, 200, 5):
-        tell(second, None)
-    told = [line.partition(" of 15 min")[0].strip() for line in stream.getvalue().splitlines() if line]
-    assert told == ([] if drawn else ["< 0.1 s", "1 min 0 s", "2 min 0 s", "3 min 0 s"])
+        show(second, None)
+    lines = [line.partition(" of 15 min")[0].strip() for line in stream.getvalue().splitlines() if line]
+    assert lines == ([] if drawn else ["< 0.1 s", "1 min 0 s", "2 min 0 s", "3 min 0 s"])
 
 
 @pytest.mark.parametrize("text", ["", "15", "m", "0m", "1.5h", "-3m", "15 m", "15w"])

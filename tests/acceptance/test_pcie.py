@@ -166,10 +166,8 @@ def inside_a_switch(found):
 
 def elsewhere(text):
     """The adapter of GPU 3 is under a switch of the other socket."""
-    its, there = (
-        "pci0000:59/0000:59:01.0/0000:5a:00.0/0000:5b:00.0/0000:5c:00.0",
-        "pci0000:04/0000:04:01.0/0000:05:00.0",
-    )
+    its = "pci0000:59/0000:59:01.0/0000:5a:00.0/0000:5b:00.0/0000:5c:00.0"
+    there = "pci0000:04/0000:04:01.0/0000:05:00.0"
     assert its in text
     return set_to(f"sys/devices/{there}/numa_node", "1", "0")(text.replace(its, there))
 
@@ -264,7 +262,6 @@ FAULTY = {
 def test_one_thing_is_wrong(tmp_path, what):
     changes, check, faults, words = FAULTY[what]
     outcome = checked(changed(tmp_path, changes))
-
     assert failed(outcome) == {check: faults}
     assert words in outcome[check].message
 
@@ -328,10 +325,9 @@ def test_probing_for_devices_at_boot_is_no_error(tmp_path, name):
     ],
 )
 def test_errors_while_the_run_lasted(tmp_path, kind, name, count, code):
-    before = machine(tmp_path / "before", change=counted(TO_GPU, "correctable", "BadDLLP", 9000))
-    then = counted(TO_GPU, kind, name, count)
-    now = machine(tmp_path / "now", change=lambda text: then(counted(TO_GPU, "correctable", "BadDLLP", 9000)(text)))
-
+    earlier, later = counted(TO_GPU, "correctable", "BadDLLP", 9000), counted(TO_GPU, kind, name, count)
+    before = machine(tmp_path / "before", change=earlier)
+    now = machine(tmp_path / "now", change=lambda text: later(earlier(text)))
     assert failed(checked(before, now)) == ({CLEAN: [(code, ["gpu0"])]} if code else {})
 
 

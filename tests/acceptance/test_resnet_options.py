@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 
 from pytest_gpufleet.model.conditions import CONDITIONS, RESNETS
@@ -47,14 +46,8 @@ def test_options_reach_the_ranks_and_stand_beside_the_figure(run_pytest):
     checks = (f"{RESNET}::{name}" for name in ("test_each_gpu_alone", "test_training_fed_by_a_data_loader"))
     run = run_pytest(*checks, *OPTIONS, "--fleet-level=burnin", "--resnet-workers=1", *asked)
     alone, fed = (finding.measurement for finding in run.record.findings)
-    conditions = {
-        "model": "resnet10",
-        "recipe": "amp",
-        "batch": 4,
-        "image": 32,
-        "optimizer": "adamw",
-        "workload": "custom",
-    }
+    of_options = {"batch": 4, "optimizer": "adamw", "workload": "custom"}
+    conditions = {"model": "resnet10", "recipe": "amp", "image": 32, **of_options}
     assert dict(alone.conditions) == {**conditions, "ranks": 1}
     assert dict(fed.conditions) == {**conditions, "ranks": 2}
     assert fed.details["workers"] == "1 a GPU"
@@ -80,20 +73,13 @@ def test_only_a_limit_for_other_work_judges_it(tmp_path):
     assert limit(CUSTOM, other) == 900
 
 
-@pytest.fixture(scope="module")
-def thorough(run_pytest):
-    return run_pytest(RESNET, *OPTIONS, "--fleet-level=burnin", "-k", "peak or sweep or full_memory")
-
-
-def test_thorough_checks_are_rehearsed(thorough):
+def test_thorough_checks_are_rehearsed_and_the_sweep_is_for_information(run_pytest):
+    thorough = run_pytest(RESNET, *OPTIONS, "--fleet-level=burnin", "-k", "peak or sweep or full_memory")
     assert thorough.outcomes == {
         "test_peak_throughput_and_scaling": "passed",
         "test_training_sweep": "passed",
         "test_training_in_full_memory": "not applicable",
     }, thorough.text
-
-
-def test_the_sweep_is_for_information(thorough):
     swept = [each for each in thorough.record.findings if each.measurement.conditions.get("workload")]
     assert {each.measurement.conditions["workload"] for each in swept} == {"sweep"}
     assert not any(each.required for each in swept)

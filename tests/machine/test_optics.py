@@ -9,7 +9,7 @@ from pytest_gpufleet.machine.tools import Absent, NoAnswer, Unreadable
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.gpu import Missing
 from tests.acceptance.checks import outcomes
-from tests.machine.trees import laid_out
+from tests.machine.trees import laid_out, replaced
 from tests.machines import recorded
 
 MODULES, LINKS = "test_transceivers_are_well", "test_links_have_few_bit_errors"
@@ -28,7 +28,6 @@ def checked(ports):
 def test_a_module_and_a_copper_cable(tmp_path):
     """Ports that are down, and adapters of others, are not asked."""
     module, copper = found(tmp_path)
-
     assert (module.port, module.cable, module.flags) == ("mlx5_0/1", "Optical Module (separated)", ())
     assert module.readings["temperature_c"] == Reading((61,), -10, 80)
     assert module.readings["rx_power_dbm"].values == (3.583, 3.253, 3.233, 2.658)
@@ -43,11 +42,8 @@ def test_a_module_and_a_copper_cable(tmp_path):
     [('"400G_4X", "400G_8X", "200G_2X", "1G"', '"200G_4X", "100G_2X"', 200), ('"NDR", "HDR", "SDR"', '"NDR"', 400)],
 )
 def test_board_and_cable_are_both_able_to(tmp_path, board, cable, able):
-    def change(text):
-        was = '"400G_4X", "400G_8X", "200G_2X", "1G"', '"400G_4X", "200G_2X", "100G_1X"'
-        return text.replace(was[0], board).replace(was[1], cable)
-
-    tree = laid_out("optics", tmp_path, change)
+    was = '"400G_4X", "400G_8X", "200G_2X", "1G"', '"400G_4X", "200G_2X", "100G_1X"'
+    tree = laid_out("optics", tmp_path, replaced((was[0], board), (was[1], cable)))
     assert optics.read(tree.root, tree.run)[0].able == able
 
 
@@ -67,7 +63,6 @@ def test_board_and_cable_are_both_able_to(tmp_path, board, cable, able):
 )
 def test_a_module_that_is_not_well(tmp_path, was, now, what):
     check = checked(found(tmp_path, was, now))[MODULES]
-
     assert check.what == ("failed" if what else "passed")
     assert [fault.name for fault in check.faults] == (["transceiver_fault"] if what else [])
     assert all(fault.what.startswith("mlx5_0/1 ") and what in fault.what for fault in check.faults)
@@ -88,7 +83,6 @@ def test_a_module_that_is_not_well(tmp_path, was, now, what):
 )
 def test_a_link_with_errors(tmp_path, was, now, code):
     check = checked(found(tmp_path, was, now))[LINKS]
-
     assert [fault.name for fault in check.faults] == ([code] if code else [])
     assert all(fault.what.startswith("mlx5_0/1 ") for fault in check.faults)
 

@@ -20,6 +20,7 @@ def pci(address: str, vendor: str, kind: str) -> dict[str, str]:
 
 NVSWITCH, MELLANOX = pci("0000:07:00.0", "0x10de", "0x068000"), pci("0000:09:00.0", "0x15b3", "0x020700")
 SOUND, AMD = pci("0000:01:00.1", "0x10de", "0x040300"), pci("0000:03:00.0", "0x1002", "0x030000")
+LOADED = "a loaded driver: /proc/driver/nvidia"
 MACHINES = {
     "nothing": ({}, []),
     "a GPU of a server": (pci("0000:1b:00.0", "0x10de", "0x030200"), ["on the PCI bus: GPU 0000:1b:00.0"]),
@@ -31,10 +32,7 @@ MACHINES = {
         ["on the PCI bus: GPU 0000:0b:00.0, GPU 0000:1b:00.0, GPU 0000:2b:00.0 and 5 more"],
     ),
     "device files": ({"dev/nvidiactl": "", "dev/null": ""}, ["device files: /dev/nvidiactl"]),
-    "a container beside the driver": (
-        {"proc/driver/nvidia/version": "NVRM"},
-        ["a loaded driver: /proc/driver/nvidia"],
-    ),
+    "a container beside the driver": ({"proc/driver/nvidia/version": "NVRM"}, [LOADED]),
     # What pip installs for torch is no driver.
     "CUDA from pip": ({"venv/lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2": ""}, []),
 }
@@ -64,7 +62,7 @@ def test_a_machine_whose_gpus_cannot_be_used_is_no_rehearsal(monkeypatch: pytest
     driver, words = DEAD[name]
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    seen = ["a loaded driver: /proc/driver/nvidia"] if driver is NO_LIBRARY else []
+    seen = [LOADED] if driver is NO_LIBRARY else []
     monkeypatch.setattr(nvml, "signs_of_nvidia", lambda: seen)
     target = Run(Options(gpus="auto")).target
     assert target.rehearsal_ranks == 0

@@ -17,6 +17,7 @@ from pytest_gpufleet.machine.network_ports import Port
 from pytest_gpufleet.machine.pcie import Devices, endpoints, gpus_by_address, ports_above, shared_port
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.grouping import grouped
 
 # linux/pci_regs.h: where extended capabilities begin, the number of Access Control Services, and its control register.
 EXTENDED, CAPABILITY, CONTROL = 0x100, 0x000D, 6
@@ -76,12 +77,8 @@ def pairs_over_pcie(topology: GpuTopology, devices: Devices) -> list[tuple[str, 
 def between_gpus(topology: GpuTopology, devices: Devices, control: Controls) -> list[Fault]:
     """GPUs below a port that redirects what they send to another GPU of their switch."""
     known = gpus_by_address(topology.gpus)
-    others: dict[str, list[str]] = {}
-    for one, other in pairs_over_pcie(topology, devices):
-        others.setdefault(one, []).append(other)
-        others.setdefault(other, []).append(one)
-    faults = []
-    for gpu, there in others.items():
+    pairs, faults = pairs_over_pcie(topology, devices), []
+    for gpu, there in grouped(each for one, other in pairs for each in ((one, other), (other, one))).items():
         ports = _redirecting(devices, control, {_below(devices, gpu, other) for other in there})
         if ports:
             what = f"by the ACS control of {ports} what it sends to {{}} goes over the root"

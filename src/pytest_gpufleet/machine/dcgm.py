@@ -77,10 +77,6 @@ class Diagnosis:
         return not self.unseen and not self.faults and set(self.outcomes) == {"Skip"}
 
 
-class _Unknown(Exception):
-    """This is not written as any DCGM does that is known here."""
-
-
 def diagnosed(printed: Printed, gpus: Sequence[Gpu]) -> Diagnosis:
     """`gpus`: all of the machine. DCGM has numbers of its own for GPUs: which is which is known by serial numbers, and
     where these are missing the node is to blame."""
@@ -92,7 +88,7 @@ def diagnosed(printed: Printed, gpus: Sequence[Gpu]) -> Diagnosis:
     try:
         for category, test in _tests(document):
             _test(category, test, found)
-    except (_Unknown, TypeError, KeyError, AttributeError, ValueError) as why:
+    except (TypeError, KeyError, AttributeError, ValueError) as why:
         found.unseen.append(f"its JSON is not as DCGM 3 or 4 writes it: {why or type(why).__name__}")
     _whole(printed.status, found, len(gpus))
     return found
@@ -119,12 +115,12 @@ def _serials(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _tests(document: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Every test with its category."""
     if not isinstance(document, Mapping):
-        raise _Unknown("it is no object")
+        raise ValueError("it is no object")
     whole = next((document[name] for name in OUTERMOST if name in document), None)
     if whole is None:
-        raise _Unknown(f"it has neither {' nor '.join(map(repr, OUTERMOST))}")
+        raise ValueError(f"it has neither {' nor '.join(map(repr, OUTERMOST))}")
     if why := whole.get("runtime_error"):
-        raise _Unknown(f"the diagnostic could not run: {' '.join(str(why).split())}")
+        raise ValueError(f"the diagnostic could not run: {' '.join(str(why).split())}")
     for category in whole["test_categories"]:
         for test in category["tests"]:
             if test is not None:  # where DCGM 3 has a test that it no longer runs

@@ -28,8 +28,12 @@ def signs_of_nvidia(root: Path = Path("/")) -> list[str]:
 
     A container without GPUs sees the PCI devices of its host, and often /proc/driver/nvidia too.
     """
-    found = [(words, list(look(root))) for words, look in SIGNS.items()]
-    return [f"{words}: {some(names, MOST)}" for words, names in found if names]
+    found = {
+        "on the PCI bus": list(_pci_devices(root)),
+        "device files": [f"/{path.relative_to(root)}" for path in sorted(root.glob("dev/nvidia*"))],
+        "a loaded driver": [f"/{path.relative_to(root)}" for path in root.glob("proc/driver/nvidia")],
+    }
+    return [f"{words}: {some(names, MOST)}" for words, names in found.items() if names]
 
 
 def _pci_devices(root: Path) -> Iterator[str]:
@@ -37,17 +41,6 @@ def _pci_devices(root: Path) -> Iterator[str]:
         kind = CLASSES.get((tools.text(device / "class") or "")[:6])
         if kind and tools.text(device / "vendor") == NVIDIA:
             yield f"{kind} {device.name}"
-
-
-def _existing(root: Path, pattern: str) -> Iterator[str]:
-    return (f"/{path.relative_to(root)}" for path in sorted(root.glob(pattern)))
-
-
-SIGNS: dict[str, Callable[[Path], Iterator[str]]] = {
-    "on the PCI bus": _pci_devices,
-    "device files": lambda root: _existing(root, "dev/nvidia*"),
-    "a loaded driver": lambda root: _existing(root, "proc/driver/nvidia"),
-}
 
 
 # nvml.h: nvmlGpuTopologyLevel_t, in the words of `nvidia-smi topo -m`.
