@@ -82,7 +82,7 @@ def environments(size: int, turn: Turn) -> list[dict[str, str]]:
     """The variables of each rank. "=" takes a name for the whole of it, not for the begin of names."""
     found: list[dict[str, str]] = [{} for _ in range(size)]
     for pair, name in turn.items():
-        for index in _ranks(pair):
+        for index in (2 * pair, 2 * pair + 1):
             adapter = {"NCCL_IB_HCA": f"={name.replace('/', ':')}", "NCCL_HOSTID": f"gpufleet-{index}"}
             found[index] = {**THROUGH_THE_NETWORK, **adapter} if name != LOOPBACK_INTERFACE.port else {}
     return found
@@ -106,16 +106,12 @@ def adapter_bandwidth(
     return Measurement("nic_bandwidth", values, conditions, samples, names)
 
 
-def _ranks(pair: int) -> tuple[int, int]:
-    return 2 * pair, 2 * pair + 1
-
-
 def _send(world: World, turn: Turn, nbytes: int, into: dict[str, tuple[float, ...]], found: Loopback) -> None:
     """Have the pairs of this turn send at the same time, and keep what is proven."""
     before = {name: network_ports.carried(name) for name in turn.values()}
     try:
         with TemporaryDirectory() as folder:
-            answers = world.each([_ranks(pair) for pair in turn], exchange, folder, nbytes, timeout=SECONDS)
+            answers = world.each([(2 * pair, 2 * pair + 1) for pair in turn], exchange, folder, nbytes, timeout=SECONDS)
     except RankFailure as failure:
         why = str(failure).partition("\n")[0]
         found.failed.update(dict.fromkeys(turn.values(), why))

@@ -61,14 +61,9 @@ class Repetition:
 class Repeated:
     """One matmul computed again and again, every result compared bit for bit with the first, on the device.
 
-    Operands and first result stay on the device between runs, so one object serves a whole burn-in:
-
-        work = Repeated(rank.device, "bf16")
-        teraflops = work.run(seconds=60)    # as often as wanted; goes on after a wrong result
-        assert not work.trouble
-
-    Neither NaN nor infinity passes: results are compared as bits, and the first must be finite. What the first result
-    should have been only other devices know: compare what is `seen`.
+    Operands and first result stay on the device between runs, so one object serves a whole burn-in, and goes on after a
+    wrong result. Neither NaN nor infinity passes: results are compared as bits, and the first must be finite. What the
+    first result should have been only other devices know: compare what is `seen`.
     """
 
     def __init__(self, device: torch.device, precision: str, shape: rate.Shape | None = None) -> None:
