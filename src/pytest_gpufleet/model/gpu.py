@@ -278,6 +278,11 @@ class GpuTopology:
         """The same machine as that node of a run."""
         return replace(self, gpus=tuple(replace(gpu, node=number) for gpu in self.gpus))
 
+    def _of(self, where: Where) -> list[Gpu]:
+        """The GPUs of a place, in its order."""
+        by_place = {gpu.place: gpu for gpu in self.gpus}
+        return [by_place[part] for part in where.parts if part in by_place]
+
     def identity(self, where: Where) -> str:
         """What stands behind a place: the identity of every GPU in it, and the network adapter of a rail."""
         by_place = {gpu.place: gpu.identity for gpu in self.gpus}
@@ -304,14 +309,12 @@ class GpuTopology:
 
     def boards(self, where: Where) -> tuple[str, ...]:
         """The part number of the board of each GPU in a place, sorted; "" of one that tells none."""
-        by_place = {gpu.place: str(gpu.get("board_part_number") or "") for gpu in self.gpus}
-        return tuple(sorted(by_place[part] for part in where.parts if part in by_place))
+        return tuple(sorted(str(gpu.get("board_part_number") or "") for gpu in self._of(where)))
 
     def processors_near(self, where: Where) -> tuple[Any, ...]:
         """The processors at the NUMA node of each GPU in a place, as NVML's masks of them. (NVML's own number of a
         NUMA node is that of the GPU's memory, which machines with Grace have one of for each GPU.)"""
-        by_place = {gpu.place: gpu for gpu in self.gpus}
-        return tuple(tuple(by_place[part].get("cpu_affinity") or ()) for part in where.parts if part in by_place)
+        return tuple(tuple(gpu.get("cpu_affinity") or ()) for gpu in self._of(where))
 
     def switch_neighbours(self, where: Where) -> tuple[int, ...]:
         """For each GPU in a place, how many others are behind the same PCIe switch and share its way to the host, as

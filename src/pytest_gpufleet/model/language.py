@@ -60,7 +60,8 @@ class Said(str):
         return said
 
     def translated(self) -> str:
-        return say(self._text, **{name: _translated(value) for name, value in self._values.items()})
+        values = self._values.items()
+        return say(self._text, **{name: each.translated() if isinstance(each, Said) else each for name, each in values})
 
     _text: str
     _values: dict[str, object]
@@ -76,11 +77,7 @@ class Listed(NamedTuple):
         return say(self.between).join(map(say, self.parts))
 
 
-def some(names: Sequence[str], most: int) -> str:
+def some(names: Sequence[str], most: int, between: str = ", ") -> str:
     """ "node-1, node-2 and 3 more": of many names the first ones."""
-    text, more = ", ".join(names[:most]), len(names) - most
+    text, more = between.join(names[:most]), len(names) - most
     return Said("{names} and {count} more", names=text, count=more) if more > 0 else text
-
-
-def _translated(value: object) -> object:
-    return value.translated() if isinstance(value, Said) else value

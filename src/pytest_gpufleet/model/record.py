@@ -126,12 +126,15 @@ class Record:
             case events.RunHeader():
                 self.run = event
             case events.TopologyFound():
-                self._place(event.nodes)
+                self.topologies = self._by_node(event.nodes)
+                self.topology = joined(self.topologies, self.hosts)
             case events.ProfileGiven():
                 self.profile = event.profile
             case events.OrderGiven():
                 self.order = event.order
-            case events.MachineRead() | events.HostFactRead():
+            case events.MachineRead():
+                self.machines = self._by_node(event.nodes)
+            case events.HostFactRead():
                 self._learn(event)
             case events.NodeLost() | events.NodeLeftOut() | events.NodeFinished():
                 self._note(event)
@@ -160,7 +163,8 @@ class Record:
                 if check.id in self._begun:
                     self.spans.append((check.id, self._begun[check.id], event.seconds))
             case events.SuiteSeen():
-                self._see(event)
+                self.altered += [f"{name}{event.where}" for name in event.altered]
+                self.manifest = self.manifest if event.in_run else event.manifest or self.manifest
             case events.Session():
                 self.sessions.append(event)
             case events.Spoiled():
@@ -168,16 +172,8 @@ class Record:
             case events.Deselected():
                 self.deselected += event.checks
             case events.Verdict():
-                self._end(event)
-
-    def _end(self, verdict: events.Verdict) -> None:
-        self.verdict, self.reasons = verdict.verdict, list(verdict.reasons)
-        self.broken, self.exit_status = verdict.broken, verdict.exit_status
-        self.ended, self.lasted = verdict.t, verdict.lasted
-
-    def _place(self, nodes: list[GpuTopology]) -> None:
-        self.topologies = self._by_node(nodes)
-        self.topology = joined(self.topologies, self.hosts)
+                self.verdict, self.reasons, self.broken = event.verdict, list(event.reasons), event.broken
+                self.exit_status, self.ended, self.lasted = event.exit_status, event.t, event.lasted
 
     def _by_node(self, given: list[T]) -> dict[int, T]:
         """What is given of each node, in the order in which the run names them."""
@@ -185,10 +181,7 @@ class Record:
             raise ValueError(f"it tells of {len(given)} nodes, and the run has {len(self.hosts)}")
         return dict(zip(self.hosts, given, strict=True))
 
-    def _learn(self, event: events.MachineRead | events.HostFactRead) -> None:
-        if isinstance(event, events.MachineRead):
-            self.machines = self._by_node(event.nodes)
-            return
+    def _learn(self, event: events.HostFactRead) -> None:
         if len(self.machines) != 1:
             raise ValueError("nobody knows of which node it is")
         ((node, found),) = self.machines.items()
@@ -201,11 +194,6 @@ class Record:
             events.NodeLost: self.lost, events.NodeLeftOut: self.left_out, events.NodeFinished: self.finished,
         }  # fmt: skip
         kept[type(event)][event.node] = event
-
-    def _see(self, suite: events.SuiteSeen) -> None:
-        self.altered += [f"{name}{suite.where}" for name in suite.altered]
-        if suite.manifest and not suite.in_run:
-            self.manifest = suite.manifest
 
     def _keep(self, sample: Sample) -> None:
         """Telemetry for the plots: of a run of days every second sample, every fourth, and so on. The file has all."""

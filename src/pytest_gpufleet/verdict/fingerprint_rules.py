@@ -7,7 +7,10 @@ from typing import NamedTuple
 
 from pytest_gpufleet.model.events import Fingerprint
 from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.language import some
 from pytest_gpufleet.model.place import Where
+
+MOST_PARTS = 3  # that are named
 
 
 class Work(NamedTuple):
@@ -55,18 +58,13 @@ def gpus_apart(fingerprints: Sequence[Fingerprint]) -> list[Fault]:
         for place, each in steady.items():
             if most not in (None, each):
                 wrong[place].append(part)
-    faults = [Fault("gpu_bits_differ", (at,), f"other bits than most: {shortened(wrong[at])}") for at in sorted(wrong)]
+    names = {at: some(parts, MOST_PARTS, "; ") for at, parts in sorted(wrong.items())}
+    faults = [Fault("gpu_bits_differ", (at,), f"other bits than most: {named}") for at, named in names.items()]
     return faults + [
-        Fault("gpu_bits_differ", places, f"they differ, and nobody can say which is wrong: {shortened(parts)}")
-        for places, parts in unclear.items()
+        Fault("gpu_bits_differ", places, f"they differ, and nobody can say which is wrong: {named}")
+        for places, named in ((places, some(parts, MOST_PARTS, "; ")) for places, parts in unclear.items())
     ]
 
 
 def nothing_repeats(fingerprints: Iterable[Fingerprint]) -> bool:
     return not any(part.output for each in fingerprints for part in each.parts.values())
-
-
-def shortened(parts: Sequence[str], most: int = 3) -> str:
-    """ "bf16 matmul 4096 x 4096 x 4096, sum, float32 and 4 more" """
-    more = f" and {len(parts) - most} more" if len(parts) > most else ""
-    return "; ".join(parts[:most]) + more

@@ -16,18 +16,7 @@ from pytest_gpufleet.model.codec import Finite
 from pytest_gpufleet.model.conditions import CONDITIONS, Condition
 from pytest_gpufleet.model.limit import Calibration, KnownGood, Limit
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import (
-    EXTRAORDINARY,
-    MEASURED_UNDER,
-    METRICS,
-    GiB,
-    KiB,
-    Metric,
-    MiB,
-    Reference,
-    Tolerance,
-    Within,
-)
+from pytest_gpufleet.model.metric import EXTRAORDINARY, MEASURED_UNDER, METRICS, Metric, Reference, Tolerance, Within
 from pytest_gpufleet.verdict import toml_table
 from pytest_gpufleet.verdict.toml_table import FileError, Table, Text, table_type
 
@@ -35,19 +24,14 @@ Sense = Literal["min", "max"]
 # The sense that fits a metric, and the one that does not.
 SENSES: dict[str, tuple[Sense, Sense]] = {"higher": ("min", "max"), "lower": ("max", "min")}
 
-_BYTE_UNITS = {"KiB": KiB, "MiB": MiB, "GiB": GiB}
+_BYTE_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _MOST = sys.float_info.max
 
 
 # What may stand in the file: the loader and the JSON Schema both go by these types.
 Texts = Annotated[list[Text], Meta(description="a list of texts that are not empty")]
-Names = Annotated[
-    list[Text],
-    Meta(
-        min_length=1,
-        description="a list of the names that NVML gives such GPUs, exactly, or left out if it extends one",
-    ),
-]
+_EXACT = "a list of the names that NVML gives such GPUs, exactly, or left out if it extends one"
+Names = Annotated[list[Text], Meta(min_length=1, description=_EXACT)]
 Source = Annotated[Text, Meta(description="a text that is not empty and says where the value can be looked up")]
 Positive = Annotated[float, Meta(gt=0, le=_MOST, description="a positive number")]
 NotNegative = Annotated[float, Meta(ge=0, le=_MOST, description="a number that is not negative")]
@@ -88,22 +72,10 @@ CalibrationTable = table_type(
     "Calibration", {"runs": Whole, "machines": Whole, "gpus": Whole, "s": NotNegative}, {"k": Positive}
 )
 MetricTable = table_type("OwnMetric", {"unit": Text, "better": Literal["higher", "lower"], "title": Text})
+_MADE_FROM = {"measured": Positive, "weak": Switch, "calibration": CalibrationTable}
+_STATED = {"min": Positive, "max": Positive, "unit": Text, "grade": Written, "source": Source}
 # Of any metric: which one it is decides what else must stand in it, see limit_of.
-LimitTable = table_type(
-    "Limit",
-    {"metric": Text},
-    {
-        "min": Positive,
-        "max": Positive,
-        "unit": Text,
-        "grade": Written,
-        "source": Source,
-        "measured": Positive,
-        "weak": Switch,
-        "calibration": CalibrationTable,
-        "when": When,
-    },
-)
+LimitTable = table_type("Limit", {"metric": Text}, {**_STATED, **_MADE_FROM, "when": When})
 ToleranceTable = table_type(
     "Tolerance",
     {"metric": Text, "worse": Ratio, "source": Source},
@@ -129,8 +101,7 @@ def limit_of(metric: Metric) -> type[msgspec.Struct]:
     """The type of a limit for this metric. Authors know themselves what a metric of theirs is measured under."""
     value = Ratio if metric.unit == "ratio" else Positive
     required = {SENSES[metric.better][0]: value, "unit": Literal[metric.unit], "grade": Written, "source": Source}
-    optional = {"measured": Positive, "weak": Switch, "calibration": CalibrationTable, "when": _when(metric)}
-    return table_type(metric.name, {"metric": Literal[metric.name], **required}, optional)
+    return table_type(metric.name, {"metric": Literal[metric.name], **required}, {**_MADE_FROM, "when": _when(metric)})
 
 
 @cache

@@ -16,15 +16,7 @@ from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.across_runs import run_comparison
 from pytest_gpufleet.verdict.fleet.equality import unlike
-from pytest_gpufleet.verdict.outliers import (
-    MAD_TO_SIGMA,
-    SIGMAS,
-    Figure,
-    GpuIds,
-    Outlier,
-    figure_of,
-    outliers,
-)
+from pytest_gpufleet.verdict.outliers import MAD_TO_SIGMA, SIGMAS, Figure, GpuIds, Outlier, figure_of, outliers
 from pytest_gpufleet.verdict.peers import MOST_KELVIN
 
 # What the hardware corrected by itself, by counter and part of it: more of it is a note, and no fault.

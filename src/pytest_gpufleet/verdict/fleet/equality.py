@@ -16,7 +16,7 @@ from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Listed, Said, some
 from pytest_gpufleet.model.place import Place, Where
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.verdict.fingerprint_rules import Work, computed, shortened, usual
+from pytest_gpufleet.verdict.fingerprint_rules import MOST_PARTS, Work, computed, usual
 from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns
 
 UNKNOWN, NOT_SET = "unknown", "not set"
@@ -243,7 +243,9 @@ def by_work(records: Records) -> dict[tuple[str, Work], dict[str, str]]:
 
 def _merged(kind: str, parts: Sequence[Difference]) -> Difference:
     """The parts in which the same machines differ, as one difference with the hashes of the first."""
-    what = Said("fingerprint of {kind}: {parts}", kind=kind, parts=shortened([each.fact for each in parts]))
+    what = Said(
+        "fingerprint of {kind}: {parts}", kind=kind, parts=some([each.fact for each in parts], MOST_PARTS, "; ")
+    )
     usual, others = parts[0].usual, {value[:SHOWN]: machines for value, machines in parts[0].others.items()}
     return replace(parts[0], fact=what, usual=usual and usual[:SHOWN], others=others)
 
