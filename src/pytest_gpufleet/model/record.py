@@ -52,7 +52,7 @@ class Record:
     noticed: list[Fault] = field(default_factory=list)  # shown, and against nothing
     spans: list[tuple[str, float, float]] = field(default_factory=list)  # check, begin, end: seconds since the epoch
     _begun: dict[str, float] = field(default_factory=dict)
-    _once: set[object] = field(default_factory=set)
+    _kinds: set[object] = field(default_factory=set)  # of events that were taken in
     _samples: int = 0
     _stride: int = 1
     verdict: events.VerdictWord | None = None
@@ -118,10 +118,9 @@ class Record:
         it."""
         if self.verdict is not None:
             raise ValueError("it stands after the verdict, which is the last event of a run")
-        if isinstance(event, ONCE):
-            if type(event) in self._once:  # as where two files were joined
-                raise ValueError(f"it is the second event {event.__struct_config__.tag} of one run")
-            self._once.add(type(event))
+        if isinstance(event, ONCE) and type(event) in self._kinds:  # as where two files were joined
+            raise ValueError(f"it is the second event {event.__struct_config__.tag} of one run")
+        self._kinds.add(type(event))
         match event:
             case events.RunHeader():
                 self.run = event
@@ -132,9 +131,7 @@ class Record:
                 self.profile = event.profile
             case events.OrderGiven():
                 self.order = event.order
-            case events.MachineRead():
-                self.machines = self._by_node(event.nodes)
-            case events.HostFactRead():
+            case events.MachineRead() | events.HostFactRead():
                 self._learn(event)
             case events.NodeLost() | events.NodeLeftOut() | events.NodeFinished():
                 self._note(event)
@@ -156,8 +153,8 @@ class Record:
             case events.Losses():
                 self.losses.append(event)
             case events.FaultFound() | events.Noticed():
-                heard = self.noticed if isinstance(event, events.Noticed) else self.faults
-                heard.append(event.fault.changed(what=f"{event.fault.what}{event.where}"))
+                kept = self.noticed if isinstance(event, events.Noticed) else self.faults
+                kept.append(event.fault.changed(what=f"{event.fault.what}{event.where}"))
             case events.CheckFinished(check=check):
                 self.checks[check.id] = check
                 if check.id in self._begun:
@@ -181,7 +178,10 @@ class Record:
             raise ValueError(f"it tells of {len(given)} nodes, and the run has {len(self.hosts)}")
         return dict(zip(self.hosts, given, strict=True))
 
-    def _learn(self, event: events.HostFactRead) -> None:
+    def _learn(self, event: events.MachineRead | events.HostFactRead) -> None:
+        if isinstance(event, events.MachineRead):
+            self.machines = self._by_node(event.nodes)
+            return
         if len(self.machines) != 1:
             raise ValueError("nobody knows of which node it is")
         ((node, found),) = self.machines.items()
