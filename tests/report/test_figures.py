@@ -4,6 +4,7 @@ import math
 import re
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -21,11 +22,9 @@ from pytest_gpufleet.report.figures import (
     heat_tables,
     training_tables,
 )
-from pytest_gpufleet.report.gpu_grid import groups
 from pytest_gpufleet.report.page import MOST_FAILURES, MOST_FIGURES, MOST_ROWS, summary
 from pytest_gpufleet.report.plots.figure_plots import curves
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
-from pytest_gpufleet.verdict import basis
 from tests.report.page import Page
 
 
@@ -42,14 +41,6 @@ def test_a_figure_without_a_limit_stands_apart_but_where_it_is_held_against_its_
     limit, *_, state = next(row for row in table.judged if row.name.startswith("fp32")).cells[-3:]
     assert (limit.text, limit.below, state.text) == ("peers", "at most 8 % worse", "like the peers")
     assert not table.folded
-
-
-def test_a_figure_that_two_checks_show_stands_once(standard: Record) -> None:
-    one = next(finding for finding in standard.findings if finding.measurement.metric == "gemm")
-    again = replace(standard, findings=[*standard.findings, replace(one, check=f"{one.check}-again")])
-    assert len(again.findings) == len(standard.findings) + 1
-    assert [group.findings for group in groups(again)] == [group.findings for group in groups(standard)]
-    assert basis.described(again) == basis.described(standard)
 
 
 def test_a_method_that_all_figures_share_stands_in_the_caption() -> None:
@@ -152,23 +143,16 @@ def test_few_pairs_of_many_nodes_stand_beside_each_node_the_lowest_first() -> No
     assert [[cell.text for cell in row.cells] for row in first.rows[:2]] == [["400", ""], ["399", "400"]]
 
 
-def curve_point(size: int, samples: tuple[float, ...], state: str) -> Finding:
-    conditions = {"collective": "all_reduce", "dtype": "float32", "ranks": 8, "bytes": size}
-    measured = Measurement("busbw", {"world": 10.0}, conditions, samples={"world": samples})  # type: ignore[dict-item]
-    return Finding("a.py::b", measured, state)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
-    ("state", "told"), [("for information", "at 1 MiB, not judged"), ("missed", "at 1 MiB, above 5 %")]
+    ("state", "why"), [("for information", "at 1 MiB, not judged"), ("missed", "at 1 MiB, above 5 %")]
 )
-def test_spread_says_of_which_figure_and_why_it_may_be_so_wide(state: str, told: str) -> None:
-    points = [
-        curve_point(MiB, (10.0, 12.0, 10.0), state),
-        curve_point(2 * MiB, (10.0, 10.0, 10.1), "met"),
-        curve_point(4 * MiB, (10.0, 10.0, 10.0), "met"),
-    ]
+def test_spread_says_of_which_figure_and_why_it_may_be_so_wide(state: Any, why: str) -> None:
+    samples = {MiB: (10.0, 12.0, 10.0), 2 * MiB: (10.0, 10.0, 10.1), 4 * MiB: (10.0, 10.0, 10.0)}
+    curve = {size: figures({"world": 10.0}, "busbw", bytes=size).measurement for size in samples}
+    made = {size: replace(one, samples={WORLD: samples[size]}) for size, one in curve.items()}
+    points = [Finding("a.py::b", one, state if size == MiB else "met") for size, one in made.items()]
     (table,) = figure_tables(points, {})
-    assert (table.rows[0].cells[-1].text, table.rows[0].cells[-1].below) == ("20 % (n=3)", told)
+    assert (table.rows[0].cells[-1].text, table.rows[0].cells[-1].below) == ("20 % (n=3)", why)
 
 
 WORK = {"model": "resnet50", "recipe": "amp", "image": 224}
