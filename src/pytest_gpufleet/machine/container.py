@@ -43,6 +43,12 @@ def in_container(root: Path = Path("/")) -> bool:
     )
 
 
+def hides(root: Path) -> bool:
+    """Whether this is a container that does not show its host: engines mask /sys/firmware of all but privileged ones
+    (moby, oci/defaults.go, MaskedPaths)."""
+    return in_container(root) and not any((root / "sys/firmware").glob("*"))
+
+
 def hides_host() -> Unreadable:
     return Unreadable(
         "this container hides the host",
@@ -52,7 +58,7 @@ def hides_host() -> Unreadable:
 
 def only_root(root: Path, why: str) -> Unreadable:
     """Of what only root may read, which root of a container may not."""
-    return hides_host() if in_container(root) else Unreadable(why, tools.AS_ROOT)
+    return hides_host() if hides(root) else Unreadable(why, tools.AS_ROOT)
 
 
 def why_missing(root: Path, virtual: str, why: str, remedy: str = "") -> Absent | Unreadable:
@@ -60,7 +66,7 @@ def why_missing(root: Path, virtual: str, why: str, remedy: str = "") -> Absent 
     container; else `why`, with its remedy."""
     if is_virtual(root):
         return Absent(virtual)
-    return hides_host() if in_container(root) else Unreadable(why, remedy)
+    return hides_host() if hides(root) else Unreadable(why, remedy)
 
 
 CGROUP = Path("/sys/fs/cgroup")

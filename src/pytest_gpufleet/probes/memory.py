@@ -58,7 +58,7 @@ def memory_bandwidth(rank: Rank) -> list[Reading]:
 
 COPIES = 50
 COPIED_BYTES = 512 * MiB
-SECONDS = 1.0
+SECONDS = 2.0  # power is an average over the last second (nvml.h, nvmlDeviceGetPowerUsage)
 SM, MEMORY = 1, 2  # nvml.h: nvmlClockType_t
 
 
