@@ -23,7 +23,7 @@ from pytest_gpufleet import (
     not_applicable,
     not_judged,
 )
-from pytest_gpufleet.machine import container, environment, health, links, network_ports, processors
+from pytest_gpufleet.machine import container, health, links, network_ports, processors, software
 from pytest_gpufleet.machine.gpu_facts import for_servers
 from pytest_gpufleet.model.events import NO_NETWORK, Order
 from pytest_gpufleet.plugin import assertions
@@ -39,7 +39,7 @@ needs_gpus = pytest.mark.needs(gpus=True)
 
 # Data sheets and NVML round the speed of an NVLink, each in its own way.
 ROUNDED = 0.99
-# What NVML tells of a GPU's memory is more than the data sheet's billions of bytes, less where error correction takes
+# What NVML gives as a GPU's memory is more than the data sheet's billions of bytes, less where error correction takes
 # a part of it.
 MEMORY = 0.93
 OPEN_FILES = 16_384
@@ -140,7 +140,7 @@ def test_no_harmful_variable(machine: LiveMachine, gpu_topology: GpuTopology) ->
     Left from debugging or baked into an image, they turn links or algorithms off for every program. Unset those that
     are named; the report lists all others that steer NCCL, CUDA and torch.
     """
-    expect_none(environment.harmful_variables(machine.host["environment"], gpu_topology))
+    expect_none(software.harmful_variables(machine.host["environment"], gpu_topology))
 
 
 @needs_gpus
@@ -359,7 +359,7 @@ def test_clocks_are_full_under_load(machine: LiveMachine, world: World) -> None:
     """No GPU's clocks are held below their maximum
 
     Locked clocks (`nvidia-smi -lgc`, `-lmc`) and some management software make a GPU slower than it is, and no setting
-    that NVML shows tells of them. While its memory is copied a GPU reaches its highest clocks, unless heat or its power
+    that NVML has shows them. While its memory is copied a GPU reaches its highest clocks, unless heat or its power
     limit holds it back at that moment. Reset them: `nvidia-smi -rgc` and `nvidia-smi -rmc`.
     """
     seen = world.run(clocks_under_load)
@@ -485,7 +485,7 @@ def test_network_ports_have_full_pcie(machine: LiveMachine) -> None:
     """The PCIe link of every network adapter in use runs at full speed, and is fast enough for its port
 
     An adapter whose link trained with fewer lanes or at a lower speed sends slower than its port, and nothing but the
-    transfers between machines tells of it. Reseat it and clean its contacts; a slot that has less than the port needs
+    transfers between machines shows it. Reseat it and clean its contacts; a slot that has less than the port needs
     is the wrong one. Where all slots of the machine are of a generation too slow for its ports, it was built so.
     """
     ports = assertions.ports_in_use(machine)

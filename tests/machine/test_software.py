@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.machine.environment import harmful_variables
-from pytest_gpufleet.machine.software import relevant
+from pytest_gpufleet.machine.software import harmful_variables, relevant
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from tests.conftest import SECONDS
 

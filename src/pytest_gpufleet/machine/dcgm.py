@@ -102,7 +102,7 @@ def _places(document: Any, gpus: Sequence[Gpu]) -> dict[str, Where]:
 
 
 def _serials(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """DCGM's number of each GPU, and its serial number."""
+    """By DCGM's number of each GPU."""
     if isinstance(of_version_3 := document.get("GPU Device Serials"), Mapping):
         yield from ((str(number), str(serial)) for number, serial in of_version_3.items())
     groups = document.get("entity_groups")
@@ -113,7 +113,6 @@ def _serials(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _tests(document: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every test with its category."""
     if not isinstance(document, Mapping):
         raise ValueError("it is no object")
     whole = next((document[name] for name in OUTERMOST if name in document), None)

@@ -36,7 +36,7 @@ def unreadable_now(before: Gpu, now: Gpu, fact: str) -> list[Fault]:
 # flits that rate too. But a flit with a wrong CRC has to be sent again, like all that replays and recoveries count, and
 # where H200 count thousands of the others, they count none of these.
 # What the forward error correction of NVLink 5 could not mend is sent again. NVIDIA calls a link of its networks faulty
-# above one such error in 1e14 bits (port_rules), which are 4e11 a second here; a few at once are one event.
+# above one such error in 1e14 bits (optics.EFFECTIVE_BER), which are 4e11 a second here; a few at once are one event.
 NVLINK_ERRORS_A_SECOND = {"crc_data": 100, "effective": 0.004, "symbol": 0.004}
 NVLINK_ERRORS_AT_ONCE = {"effective": 10, "symbol": 10}
 # nvml.h, NVML_GPU_FABRIC_HEALTH_MASK: where a part of the mask begins, how many bits it has, and a value of it that is

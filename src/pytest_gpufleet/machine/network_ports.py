@@ -45,7 +45,7 @@ NOT_COUNTED = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)
 # headers of packets of 256 bytes.
 PAYLOAD, MESSAGES = 128 / 130, 0.88
 # Gbit/s of a port of boards that come with one speed, by the name of their settings (PSID; /sys: board_id), with part
-# number. A model comes in several speeds: a ConnectX-7 with 200 and with 400, which only its board tells.
+# number. A model comes in several speeds: a ConnectX-7 with 200 and with 400, which only its board shows.
 BOARDS = {
     "MT_0000000223": 200,  # ConnectX-6 MCX653105A-HDAT
     "MT_0000000834": 200,  # ConnectX-7 MCX755106AS-HEAT, two ports

@@ -161,7 +161,7 @@ class Nvml:
                 return
 
     def present(self) -> tuple[str, ...]:
-        """As LocalNode.present."""
+        """The PCI bus ids of all GPUs, also of hidden ones; "" for one that does not answer."""
         with warn_if_silent():
             return tuple(map(self._address, range(_ask(self._nvml, "nvmlDeviceGetCount") or 0)))
 
@@ -284,7 +284,6 @@ def _topology(nvml: Any, driver: Nvml, visible: Sequence[tuple[int, Any]], lost:
 
 
 def _links(nvml: Any, handles: list[Any], gpus: tuple[Gpu, ...]) -> tuple[tuple[str, ...], ...]:
-    """The link matrix."""
     remotes = [gpu.get("nvlink_remotes") or [] for gpu in gpus]
 
     def link(i: int, j: int) -> str:

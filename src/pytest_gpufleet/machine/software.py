@@ -1,11 +1,16 @@
-"""Versions of torch and its libraries, and the variables of the environment that can change a result."""
+"""Versions of torch and its libraries, the variables of the environment that can change a result, and those of them
+that make NCCL or CUDA slower than the machine is, or other arithmetic than was asked for."""
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pytest_gpufleet.machine.host_fact import HostFact
+from pytest_gpufleet.model.conditions import c_number
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.gpu import NVLS_SINCE, GpuTopology
+from pytest_gpufleet.model.place import THIS_NODE
 from pytest_gpufleet.redaction import variable
 
 
@@ -94,3 +99,68 @@ def relevant() -> dict[str, str]:
 
 
 ENVIRONMENT = HostFact("environment", dict[str, str], relevant)
+
+# ---------------------------------------------------------------- what is wrong
+
+# By name the values that do harm. NCCL_TOPO_FILE and NCCL_GRAPH_FILE do none: images of clouds set them (Azure's
+# nccl.conf), since a virtual machine does not show its own topology. Values by NCCL's source as of 2.30
+# (graph/paths.cc, connect.cc and tuning.cc, init.cc), where what its user guide calls 0 or "not set" is more: -2 is
+# "not set" for some, and 0 channels are 1.
+CHANNELS = 32  # as many as NCCL could have before 2.25; it takes no more by itself, but for a few on newer GPUs
+HARMFUL_NUMBERS: dict[str, Callable[[int], bool]] = {
+    "NCCL_P2P_DISABLE": lambda number: number == 1,
+    "NCCL_SHM_DISABLE": lambda number: number == 1,
+    "NCCL_P2P_DIRECT_DISABLE": lambda number: number != 0,
+    **dict.fromkeys(("NCCL_MAX_NRINGS", "NCCL_MAX_NCHANNELS"), lambda number: number != -2 and number < CHANNELS),
+    **dict.fromkeys(("NCCL_MIN_NRINGS", "NCCL_MIN_NCHANNELS"), lambda number: number > CHANNELS),
+    "NCCL_MAX_P2P_NCHANNELS": lambda number: number < CHANNELS,
+    "NCCL_MAX_CTAS": lambda number: 0 < number < CHANNELS,
+    "NCCL_NTHREADS": lambda number: 0 < number < 512 and number % 32 == 0,
+    "NCCL_BUFFSIZE": lambda number: number != -2 and number < 4 << 20,
+    "CUDA_LAUNCH_BLOCKING": lambda number: number == 1,  # seen with driver 580 on an H100: 2, -1 and "true" are off
+    "NVIDIA_TF32_OVERRIDE": lambda number: number in (0, 1),  # 0: TF32 is off; 1: float32 is TF32, seen there too
+}
+# How far apart GPUs may be that reach each other's memory, in NCCL's words; before it had words it had numbers.
+LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
+NUMBERED_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS")
+USUAL_LEVEL = "PXB"
+
+
+def harmful_variables(environment: Mapping[str, str], topology: GpuTopology) -> list[Fault]:
+    """What is set so that it harms this machine. What is empty is not set."""
+    gpus, linked = topology.gpus, topology.fabric in ("nvswitch", "nvlink")
+    nvls = topology.fabric == "nvswitch" and all((gpu.compute_capability or (0, 0)) >= NVLS_SINCE for gpu in gpus)
+    harms: dict[str, Callable[[str], bool]] = {
+        "NCCL_P2P_LEVEL": lambda text: _keeps_apart(text, topology),
+        "NCCL_ALGO": lambda text: _lacks(text, {"ring", "tree", *(["nvls"] if nvls else [])}),
+        "NCCL_PROTO": lambda text: _lacks(text, {"ll", "simple", *(["ll128"] if linked else [])}),
+    }
+    return [
+        Fault("harmful_variable", (THIS_NODE,), f"{name}={text} is set")
+        for name, text in environment.items()
+        if (name in harms and text and harms[name](text))
+        or (name in HARMFUL_NUMBERS and text and HARMFUL_NUMBERS[name](c_number(text)))
+    ]
+
+
+def _keeps_apart(text: str, topology: GpuTopology) -> bool:
+    """Whether by this NCCL_P2P_LEVEL any two GPUs do not reach each other that else do (ncclGetLevel)."""
+    named = text if text in LEVELS else None
+    if named is None and text[0].isdigit():
+        named = NUMBERED_LEVELS[min(c_number(text), len(NUMBERED_LEVELS) - 1)]
+    if named is None:  # NCCL does not heed it
+        return False
+    words = {re.sub(r"^NV\d+$", "NVL", link.replace("NODE", "PHB")) for row in topology.links for link in row}
+    usual = {LEVELS.index(word) for word in words if word in LEVELS[: LEVELS.index(USUAL_LEVEL) + 1]}
+    return named == "LOC" or any(LEVELS.index(named) < distance for distance in usual)
+
+
+def _lacks(text: str, needed: set[str]) -> bool:
+    """Whether a list of algorithms or protocols leaves out one that this machine is faster with, for all functions or
+    for some: "ring,tree", "^ll128", "tree;broadcast:ring" (parseList)."""
+    for part in text.lower().split(";"):
+        names = part.rpartition(":")[2]
+        listed = set(names.lstrip("^").split(","))
+        if needed & listed if names.startswith("^") else needed - listed:
+            return True
+    return False
