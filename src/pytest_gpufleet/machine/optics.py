@@ -90,10 +90,9 @@ def read(root: Path = Path("/"), run: tools.RunTool = tools.output) -> list[Opti
 
 
 def _active(port: Path) -> bool:
-    """Nobody sees the cable of a virtual function, as virtual machines have them."""
-    shown = tools.text(port / "../../device/vendor") == NVIDIA
-    virtual = tools.text(port / "../../hca_type") in VIRTUAL_FUNCTIONS
-    return shown and not virtual and "ACTIVE" in (tools.text(port / "state") or "")
+    virtual = tools.text(port / "../../hca_type") in VIRTUAL_FUNCTIONS  # of which nobody sees the cable
+    nvidia = tools.text(port / "../../device/vendor") == NVIDIA
+    return nvidia and not virtual and "ACTIVE" in (tools.text(port / "state") or "")
 
 
 def _described(device: str, run: tools.RunTool) -> Optics:
