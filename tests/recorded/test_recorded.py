@@ -61,8 +61,7 @@ def test_a_recorded_run_comes_to_what_is_expected(name: str) -> None:
 def texts(folder: RunFolder) -> dict[str, str]:
     """What is expected of a run, by the names of the files."""
     record, digest = ended(folder.record()), folder.digest()
-    runs = folder.own_runs(record)
-    html = page(record, digest, runs, folder.reports(runs.values(), folder.path))
+    html = page(record, digest, *folder.own_runs(record, folder.path))
     found = {
         "recorded.txt": told(settled(record, record.broken)),
         "today.txt": told(by_todays_limits(record)) + (said_of_facts(record) if not record.of_cluster else ""),

@@ -37,9 +37,8 @@ def _judge(given: argparse.Namespace, folder: RunFolder) -> command.Done:
         if given.output:
             from pytest_gpufleet.report.page import page
 
-            runs = folder.own_runs(record)
-            reports = folder.reports(runs.values(), given.output.parent)
-            command.write(given.output, page(record, folder.digest(), runs, reports))
+            of_nodes = folder.own_runs(record, given.output.parent)
+            command.write(given.output, page(record, folder.digest(), *of_nodes))
         document = {"summary": codec.plain(summary.summary(record, folder.digest()))}
         lines = summary_lines.summary_lines(record)
 
@@ -102,9 +101,8 @@ def _again(output: Path | None, language: Language | None, folder: RunFolder) ->
     with folder.of_anybody():
         found = verify.checked(folder)
         record, digest = ended(found.record), found.digest
-        runs = folder.own_runs(record)
-        reports = folder.reports(runs.values(), (output or folder.report).parent)
-        html = page(record, digest, runs, reports, language)
+        of_nodes = folder.own_runs(record, (output or folder.report).parent)
+        html = page(record, digest, *of_nodes, language)
     if output is None and (signed := verify.signed_by(folder)):
         raise Refused(f"{folder} is signed by {', '.join(map(ascii, signed))}: write this report to -o FILE")
     document = summary.text(record, digest, hashlib.sha256(html.encode()).hexdigest())

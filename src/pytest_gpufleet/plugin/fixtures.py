@@ -162,13 +162,10 @@ def judge(request: pytest.FixtureRequest) -> Generator[Judge]:
 @pytest.fixture
 def record_fingerprints(request: pytest.FixtureRequest) -> Callable[[Sequence[Fingerprint]], None]:
     """record_fingerprints(found): what GPUs computed in this check, for comparisons with other machines."""
-
     from pytest_gpufleet.model.events import FingerprintsTaken
 
-    def record(found: Sequence[Fingerprint]) -> None:
-        request.config.stash[RUN].record(FingerprintsTaken(check=request.node.nodeid, fingerprints=tuple(found)))
-
-    return record
+    run, check = request.config.stash[RUN], request.node.nodeid
+    return lambda found: run.record(FingerprintsTaken(check=check, fingerprints=tuple(found)))
 
 
 @pytest.fixture

@@ -116,9 +116,9 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, int | None, in
         status = 0
     run = config.stash.get(RUN, None)
     if status == 0 and run is not None and run.evidence is not None:
-        from pytest_gpufleet.run import conclusion
+        from pytest_gpufleet.run.conclusion import INCOMPLETE
 
-        return conclusion.final_status(run)
+        return INCOMPLETE if run.exit_status is None else run.exit_status
     return status
 
 

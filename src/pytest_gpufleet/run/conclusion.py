@@ -79,11 +79,6 @@ def exited_early(run: Run) -> int:
     return status
 
 
-def final_status(run: Run) -> int:
-    """The exit status of this process, whatever others have made a 0 of."""
-    return INCOMPLETE if run.exit_status is None else run.exit_status
-
-
 def _not_imported(run: Run) -> str:
     """Which test files could not be imported, for which pytest has the same exit status as for Ctrl-C."""
     if run.interruption.heard or not run.not_imported:
