@@ -60,13 +60,7 @@ H200X8 = runs.topology(
     gpus=8,
     memory_bytes=150754820096,
     board_part_number="692-2G520-0282-000",
-    vbios="96.00.A5.00.1A",
     compute_capability=[9, 0],
-    pcie_generation=5,
-    pcie_generation_max=5,
-    pcie_width=16,
-    pcie_width_max=16,
-    nvlink_states=[1] * 18,
     power_limit_watts=700.0,
 )
 

@@ -26,7 +26,7 @@ from pytest_gpufleet.report import machine_section
 from pytest_gpufleet.report.banner import next_steps, why
 from pytest_gpufleet.report.failures import accused, failures
 from pytest_gpufleet.report.page import summary
-from pytest_gpufleet.report.rendering import stylesheet
+from pytest_gpufleet.report.rendering import STYLESHEET
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import conclude, remarks
@@ -46,7 +46,7 @@ def test_every_page_stands_on_its_own_and_serves_a_screen_reader(every_page: Pag
     links = [value for name in ("src", "href", "xlink:href", "data") for value in every_page.values(name)]
     assert all(value.startswith("#") for value in links)
     assert not {"script", "link", "iframe", "img"} & {tag for tag, _ in every_page.seen}
-    css = stylesheet().read_text(encoding="utf-8")
+    css = STYLESHEET.read_text(encoding="utf-8")
     assert not re.search(r"url\(|@import", css)
     assert "prefers-color-scheme: dark" in css and "@media print" in css  # noqa: PT018
     assert len(every_page.html) < 2_000_000

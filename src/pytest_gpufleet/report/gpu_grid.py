@@ -95,9 +95,7 @@ def groups(record: Record) -> list[Group]:
     ]
 
 
-# What a cell can say. "affected": in a bad pair with a GPU that is to blame. "unclear": something that all GPUs do
-# together failed, and nothing tells which of them is the cause. "explained": by something that is no fault of this GPU.
-# The gravest first; what several GPUs say of a group is the gravest of it.
+# What a cell can say, the gravest first; what several GPUs say of a group is the gravest of it.
 SYMBOLS = {
     "failed": "✗",
     "unclear": "?",

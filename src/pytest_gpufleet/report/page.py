@@ -5,8 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from markupsafe import Markup
-
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.finding import Finding, distinct
 from pytest_gpufleet.model.gpu import GpuTopology
@@ -62,7 +60,7 @@ LEAVES_NOTHING_OPEN = {
     "Limits of the customer's profile that held for nothing": not_applied,
 }
 
-Plots = list[tuple[str, Markup]]
+Plots = list[tuple[str, str]]  # caption and SVG
 
 
 @dataclass(frozen=True)
@@ -257,7 +255,7 @@ def _drawn(findings: Sequence[Finding], hosts: wording.Hosts) -> Plots:
         return []
     from pytest_gpufleet.report.plots.figure_plots import draw
 
-    return [(caption, Markup(svg)) for caption, svg in draw(findings, hosts)]
+    return draw(findings, hosts)
 
 
 def _telemetry(record: Record) -> Plots:
@@ -267,8 +265,7 @@ def _telemetry(record: Record) -> Plots:
     from pytest_gpufleet.report.plots import telemetry_plots
 
     places = [gpu.place for gpu in record.topology.gpus]
-    drawn = telemetry_plots.svgs(record.telemetry, places, record.spans)
-    return [(caption, Markup(svg)) for caption, svg in drawn]
+    return telemetry_plots.svgs(record.telemetry, places, record.spans)
 
 
 ALONE: NodeRuns = {}

@@ -18,8 +18,8 @@ from pytest_gpufleet.report import wording
 RULES = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 POLICY = Markup(f'<meta http-equiv="Content-Security-Policy" content="{RULES}">')
 
-
 TEMPLATES = Path(__file__).parent / "templates"
+STYLESHEET = TEMPLATES / "report.css"
 ABSENT = "—"
 HTML_LANGUAGES = {"zh": "zh-CN"}  # by which browsers choose the forms of characters
 
@@ -33,7 +33,7 @@ def render(template: str, title: str, made: str, **content: object) -> str:
             title=wording.clean(title),
             made=say(made, tool=f"pytest-gpufleet {__version__}"),
             policy=POLICY,
-            style=stylesheet().read_text(encoding="utf-8"),
+            style=STYLESHEET.read_text(encoding="utf-8"),
             version=__version__,
             **content,
         )
@@ -42,8 +42,8 @@ def render(template: str, title: str, made: str, **content: object) -> str:
 
 @cache
 def templates() -> jinja2.Environment:
-    """What they say themselves goes through the filter `say`: not the i18n extension of
-    Jinja, since that marks what it says as safe HTML and would not show it as `_shown` does."""
+    """What they say themselves goes through the filter `say`: not the i18n extension of Jinja, since that marks what it
+    says as safe HTML and would not show it as `_shown` does."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -68,10 +68,6 @@ def templates() -> jinja2.Environment:
         "html_language": lambda: HTML_LANGUAGES.get(current_language(), current_language()),
     }
     return environment
-
-
-def stylesheet() -> Path:
-    return TEMPLATES / "report.css"
 
 
 def _shown(value: Any) -> Any:
