@@ -324,6 +324,7 @@ def test_a_check_that_left_no_figures_shows_nothing(outcome):
 
 
 PAIRS = "test_5_links.py::test_pair_bandwidth"
+HOST = "test_5_links.py::test_host_bandwidth_of_each_gpu"
 RAILS = "test_nodes_3_rails.py::test_rail_bandwidth"
 
 
@@ -374,6 +375,24 @@ def test_so_does_one_that_is_missing_for_a_node(places, conditions, left, missin
     record.findings.append(Finding(RAILS, values, "met", FLOOR))
     why = f"no figure of rail_bandwidth at {missing}"
     assert [*missing_places(record)] == ([Gap("without figures", RAILS, why)] if missing else [])
+
+
+@pytest.mark.parametrize(
+    ("check", "metric", "found", "missing"),
+    [
+        (HOST, "host_bandwidth", [({"direction": way}, "gpu0 gpu1 gpu2") for way in "AB"], []),
+        (HOST, "host_bandwidth", [({"direction": "A"}, "gpu0 gpu1 gpu2"), ({"direction": "B"}, "gpu0 gpu2")], ["gpu1"]),
+        # Ways differ from pair to pair.
+        (PAIRS, "pair_bandwidth", [({"link": "PIX"}, "gpu0-gpu1"), ({"link": "SYS"}, "gpu0-gpu2 gpu1-gpu2")], []),
+    ],
+)
+def test_so_does_one_that_is_missing_for_a_gpu_under_some_conditions(check, metric, found, missing):
+    findings = [
+        Finding(check, Measurement(metric, dict.fromkeys(places.split(), 50.0), conditions), "met", FLOOR)
+        for conditions, places in found
+    ]
+    gaps = missing_places(Record(topology=machine(*["Card"] * 3), findings=findings))
+    assert [gap.why for gap in gaps] == [f"no figure of {metric} at {at}" for at in missing]
 
 
 def test_one_gpu_leaves_no_figures_of_several():

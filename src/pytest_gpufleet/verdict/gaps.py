@@ -39,6 +39,7 @@ UNFINISHED = ("incomplete", "never finished", "not accepted")  # told beside any
 DEADLINE = "the run came to its --fleet-deadline"
 ALTERED = "not as it was shipped with this version, so it may check something else"
 DESELECTED, NOT_SELECTED = "left out by the command line", "not selected, or the run ended before it"
+OF_PLACES = ("link", "port_rate", "batch", "ranks")  # conditions that may differ from place to place
 MOST_CASES = 3  # of one check, named in a reason
 # Of one gap of a check, and of several.
 OF_CHECKS: dict[Kind, tuple[str, str]] = {
@@ -145,29 +146,37 @@ def without_figures(record: Record) -> Iterator[Gap]:
 
 
 def missing_places(record: Record) -> Iterator[Gap]:
-    """Where a figure that a check is there for was measured on a part of the GPUs, of their pairs or of the nodes. What
-    is only shown may be of one GPU alone."""
+    """Where a figure that a check is there for was measured on a part of the GPUs, of their pairs or of the nodes; on
+    one machine, under any of its conditions. What is only shown may be of one GPU alone."""
     known, gpus = record.suite.checks, {gpu.place for gpu in record.topology.gpus}
-    nodes = {Place(node, "node") for node in record.hosts.keys() - record.lost.keys() - record.left_out.keys()}
-    measured: dict[tuple[str, str], set[Where]] = defaultdict(set)
+    there = record.hosts.keys() - record.lost.keys() - record.left_out.keys() if record.of_cluster else ()
+    nodes = {Place(node, "node") for node in there}
+    measured: dict[tuple[str, str], dict[object, set[Where]]] = defaultdict(lambda: defaultdict(set))
     for finding in record.findings:
         metric, name = finding.measurement.metric, levels.check_name(finding.check)
-        of_all = finding.measurement.conditions.get("nodes", len(nodes)) == len(nodes)
+        under = finding.measurement.conditions
+        of_all = not nodes or under.get("nodes", len(nodes)) == len(nodes)
         if of_all and finding.state != "for information" and name in known and metric in known[name].metrics(True):
-            measured[finding.check, metric] |= finding.measurement.values.keys()
-    for (check, metric), places in measured.items():
-        parts, missing = {part for place in places for part in place.parts}, set[Where]()
-        if record.of_cluster and all(part.is_on_node for part in parts):
-            missing |= nodes - {Place(part.node, "node") for part in parts}
-        elif {part.kind for part in parts} == {"gpu"} and any(isinstance(place, Pair) for place in places):
-            missing |= {Pair(*two) for two in combinations(sorted(gpus), 2)}
-            missing -= {Pair(*sorted(place.parts)) for place in places}
-        elif {part.kind for part in parts} == {"gpu"}:
-            missing |= gpus - places
-        if places and missing:
+            alike = frozenset(each for each in under.items() if not nodes and each[0] not in OF_PLACES)
+            measured[finding.check, metric][alike] |= finding.measurement.values.keys()
+    for (check, metric), groups in measured.items():
+        if missing := set[Where]().union(*(_beside(places, gpus, nodes) for places in groups.values())):
             where = some(list(map(str, sorted(missing))), MOST_CASES)
             why = say("no figure of {metric} at {places}", metric=metric, places=where)
             yield Gap("without figures", levels.case_name(check), why)
+
+
+def _beside(places: set[Where], gpus: set[Place], nodes: set[Place]) -> set[Where]:
+    """The others of their kind, if there are any: nodes, pairs of GPUs, GPUs."""
+    parts = {part for place in places for part in place.parts}
+    if nodes and parts and all(part.is_on_node for part in parts):
+        return {*nodes - {Place(part.node, "node") for part in parts}}
+    if {part.kind for part in parts} != {"gpu"}:
+        return set()
+    if any(isinstance(place, Pair) for place in places):
+        measured = {Pair(*sorted(at.parts)) for at in places}
+        return {pair for two in combinations(sorted(gpus), 2) if (pair := Pair(*two)) not in measured}
+    return {*gpus - places}
 
 
 def _ended(record: Record, outcome: Literal["skipped", "not applicable"]) -> Iterator[Gap]:
