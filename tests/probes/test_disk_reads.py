@@ -122,7 +122,7 @@ def test_a_drive_that_refuses_to_be_written_is_none_that_could_not_be_tested(tmp
 
 def test_without_fio_nothing_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(disk_reads.shutil, "which", lambda name: None)
-    with pytest.raises(NotApplicable, match="fio is not installed"):
+    with pytest.raises(NotJudged, match="fio is not installed"):
         disk_reads.read_drive(tmp_path)
 
 
