@@ -1,30 +1,33 @@
-"""The tables of figures, the matrices of pairs, and training by the number of GPUs with where efficiency is lost."""
+"""The tables of figures, the matrices of pairs, and training by the number of GPUs with where efficiency is lost; and
+figures as broken machines and broken probes make them, which do not cost the report."""
 
 import math
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import pytest
 
 from pytest_gpufleet.model.conditions import EACH_ALONE
+from pytest_gpufleet.model.events import Check, RunHeader
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.language import in_language
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import MiB
+from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.measurement import Measurement, Sample
+from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.place import WORLD, Pair, Place, gpu, read as read_place
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report.figures import (
-    EPOCH_IMAGES,
-    efficiency_losses,
-    figure_tables,
-    heat_tables,
-    training_tables,
-)
+from pytest_gpufleet.report import several_runs
+from pytest_gpufleet.report.figures import EPOCH_IMAGES, efficiency_losses, figure_tables, heat_tables, training_tables
 from pytest_gpufleet.report.page import MOST_FAILURES, MOST_FIGURES, MOST_ROWS, summary
 from pytest_gpufleet.report.plots.figure_plots import curves
+from pytest_gpufleet.report.plots.telemetry_plots import svgs
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
+from pytest_gpufleet.verdict.across_runs.drift import drift
+from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 from tests.report.page import Page
 
 
@@ -315,3 +318,47 @@ def test_what_nobody_could_read_is_counted_and_takes_no_longer_than_its_length()
     lines = [text for text, _ in summary_lines(lots)]
     assert len(lines) < 1000
     assert any("failed checks more" in line for line in lines)
+
+
+NASTY = (math.inf, -math.inf, math.nan, 1e308, -1e308, 5e-324, 0.0, -0.0, -1.0, 400.0)
+PLACES = ("gpu0", "gpu1", "gpu2")
+
+
+def of_every_form(values: Iterator[float]) -> list[Finding]:
+    """Every form that figures have in the report, all of them filled from `values`."""
+    ways = [{**WORK, "method": method} for method in ("ddp", "fsdp")]
+    forms = {
+        "gemm": (PLACES, [{"precision": "fp16"}]),
+        "pair_bandwidth": (("gpu0-gpu1", "gpu0-gpu2", "gpu1-gpu2"), [{"direction": "both"}]),
+        "scaling_efficiency": (("world",), [{"ranks": 2}, *ways]),
+        "busbw": (("world",), [{"collective": "all_reduce", "bytes": size} for size in (MiB, GiB, 8 * GiB)]),
+        "train_throughput": (("world",), [*({**WORK, "ranks": count} for count in (1, 2, 4)), *ways]),
+        "train_memory": (PLACES, ways),
+    }
+    found = []
+    for state in ("met", "missed"):
+        for metric, (places, every) in forms.items():
+            for conditions in every:
+                samples = {read_place(place): (1.0, next(values)) for place in places}
+                measured = Measurement(metric, {place: next(values) for place in places}, conditions, samples)
+                limit = Limit(metric, "min", next(values), measured.unit, "calibrated", "a run", {}, "x.toml")
+                first = read_place(places[0])
+                slower = {first: next(values)} if state == "missed" else None
+                found.append(Finding("a.py::b", measured, state, limit, (first,), slower))
+    return found
+
+
+@pytest.mark.parametrize("values", [*((value,) for value in NASTY), NASTY, NASTY[::-3], NASTY[::7]])
+def test_figures_of_broken_machines_can_be_shown_everywhere(values: tuple[float, ...]) -> None:
+    endless = cycle(values)
+    telemetry = [Sample(float(at), tuple({"power_watts": next(endless)} for _ in PLACES)) for at in range(4)]
+    record = Record(
+        run=RunHeader(host="x"), findings=of_every_form(endless), verdict="REJECTED", telemetry=telemetry,
+        checks={"a.py::b": Check("a.py::b", "failed", 1.0, message="it missed")},
+    )  # fmt: skip
+    assert "fleet-verdict" in summary(record)
+    assert svgs(telemetry, [read_place(place) for place in PLACES], []) is not None
+    assert summary_lines(record)
+    runs = {"one": record, "other": record}
+    assert several_runs.page(several_runs.compared(compare(runs), 2))
+    assert several_runs.page(several_runs.drifted(drift(runs)))
