@@ -128,8 +128,8 @@ def _outcome(check: Callable[..., None], fixtures: dict[str, Any], topology: Gpu
     except (pytest.skip.Exception, NotJudged) as end:
         return Outcome("skipped", str(end))
     except Faults as found:
-        told = "\n".join(fault.told(topology.identity) for fault in found.faults)
-        return Outcome("failed", told, found.faults)
+        text = "\n".join(fault.told(topology.identity) for fault in found.faults)
+        return Outcome("failed", text, found.faults)
     except (AssertionError, pytest.fail.Exception) as failure:
         return Outcome("failed", str(failure))
     return Outcome("passed")

@@ -92,9 +92,6 @@ def set_setup(**more: Any) -> Change:
     return lambda machine: machine.host["processor_setup"].update(more)
 
 
-SMALLER = {"0": 1 << 40, "1": 1 << 39}
-
-
 def two_sockets(machine: Draft) -> None:
     memory = {"0": 1 << 40, "1": 1 << 40}
     setup = {"clock_source": "tsc", "offline": [], "smt": "on", "numa_memory": memory, "virtual": False, "sockets": 2}
@@ -307,7 +304,7 @@ NOT_APPLICABLE: dict[str, list[Change]] = {
     # one NUMA node, and a virtual machine whose host gives one NUMA node less memory
     AS_MUCH_MEMORY: [
         set_setup(numa_memory={"0": 1 << 40}),
-        set_setup(virtual=True, clock_source="kvm-clock", numa_memory=SMALLER),
+        set_setup(virtual=True, clock_source="kvm-clock", numa_memory={"0": 1 << 40, "1": 1 << 39}),
     ],
     FEW_ERRORS: [NOBODY_COUNTS],
     "test_host_memory_errors_stayed_rare": [NOBODY_COUNTS],
@@ -361,7 +358,6 @@ def one(answer: Any, of: Any = FREE) -> list[Any]:
 # Probe and check, machine, what each rank reads while data flows, and the outcome. Of a link its generation, and the
 # highest it can; None: NVML cannot say.
 UNDER_LOAD: list[tuple[Any, ...]] = [
-    (GENERATION, then(), [(5, 5)] * 4, "passed", set()),
     (GENERATION, then(), [(4, 4)] * 4, "failed", {0, 1, 2, 3}, "generation 4 of 5"),
     (GENERATION, then(), one(None, (5, 5)), "failed", {2}, "generation unknown of 5"),
     (GENERATION, then(), [None] * 4, "not applicable", set(), "NVML does not"),
