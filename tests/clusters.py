@@ -11,8 +11,8 @@ from pytest_gpufleet.model.events import (
     Check,
     CheckFinished,
     CheckStarted,
-    FaultFound,
     Judged,
+    NodeFinished,
     NodeFound,
     NodeLeftOut,
     NodeLost,
@@ -30,15 +30,13 @@ from pytest_gpufleet.model.suite import SuiteCheck
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.safe_files import sha256
-from pytest_gpufleet.verdict import profile
+from pytest_gpufleet.verdict import basis, profile
+from pytest_gpufleet.verdict.fleet.fleet_verdict import settled
 from pytest_gpufleet.verdict.given_limits import as_given
 from pytest_gpufleet.verdict.judgement import judge
-from pytest_gpufleet.verdict.node_verdicts import faults_of, finished
 from pytest_gpufleet.verdict.reading import read
-from pytest_gpufleet.verdict.verdict import settled
 from tests import runs
 from tests.edited_evidence import seal
-from tests.node_records import mirrored
 
 NODES_CHECK = "test_n_nodes.py::test_all_reduce"
 BETWEEN = "node_group_busbw"
@@ -111,22 +109,22 @@ def cluster(
     evidence.add(ProfileGiven(profile=asdict(as_given(given, [runs.UNKNOWN]))))
     for number, why in ends.lost.items():
         evidence.add(NodeLost(node=number, why=why))
-    there = {number: record for number, record in own.items() if number not in ends.lost}
-    for name, check in mirrored(there).items():
-        evidence.add(CheckStarted(check=name))
-        for fault in (fault for number, record in there.items() for fault in faults_of(number, record, name)):
-            evidence.add(FaultFound(fault=fault))
-        evidence.add(CheckFinished(check=asdict(check)))
     for number, why in ends.left_out.items():
         evidence.add(NodeLeftOut(node=number, why=why))
     for node in (node for node in found if node.index not in ends.lost):
         path = RunFolder(folder).of_node(node)
         digest = "" if node.index in ends.not_here else sha256(path.evidence)
-        evidence.add(finished(node.index, path.name, own[node.index], digest))
+        record = own[node.index]
+        evidence.add(
+            NodeFinished(
+                node=node.index, run=path.name, verdict=record.verdict, reasons=tuple(record.reasons),
+                basis=basis.lowest(record), exit_status=record.exit_status, sha256=digest,
+            )
+        )  # fmt: skip
     _between(evidence, given, values or {"world": 320.0})
     for event in more:
         evidence.add(event)
-    ended = settled(evidence.record, "")
+    ended = settled(evidence.record, "", RunFolder(folder).own_runs(evidence.record))
     evidence.add(Verdict(verdict=ended.verdict, reasons=ended.reasons, broken="", exit_status=ended.exit_status))
     evidence.close()
     return seal(folder)

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.run import summary
+from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.safe_files import sha256
+from pytest_gpufleet.verdict.fleet.fleet_verdict import ended
 from pytest_gpufleet.verdict.reading import read
-from pytest_gpufleet.verdict.verdict import ended
 
 Event = dict[str, Any]
 
@@ -30,7 +31,8 @@ def edit(evidence: Path, change: Callable[[list[Event]], object]) -> None:
 def seal(folder: Path) -> Path:
     """Write the summary and the page that go with the evidence in a folder, the page as far as commands read it."""
     evidence = folder / "evidence.jsonl"
-    record, digest = ended(read(evidence)), sha256(evidence)
+    record, digest = read(evidence), sha256(evidence)
+    record = ended(record, RunFolder(folder).own_runs(record))
     page = f'<section class="fleet-banner fleet-{record.verdict.lower()}"><code id="fleet-sha256">{digest}</code>'
     (folder / "report.html").write_text(page)
     (folder / "summary.json").write_text(summary.text(record, digest, sha256(folder / "report.html")))

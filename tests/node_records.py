@@ -2,7 +2,7 @@
 them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import combinations
 
 import msgspec
@@ -16,9 +16,8 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.place import WORLD, Pair, Place
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.verdict.fleet.fleet_verdict import settled
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun, NodeRuns
-from pytest_gpufleet.verdict.node_verdicts import faults_of, outcome_of_all
-from pytest_gpufleet.verdict.verdict import settled
 
 GROUPS = "acceptance/test_nodes_groups.py::test_pairs_of_nodes"
 RAILS = "acceptance/test_nodes_rails.py::test_each_rail"
@@ -62,32 +61,16 @@ def of_nodes(hosts: Sequence[HostRun], between: Between | None = None) -> tuple[
         lost={node: NodeLost(node=node, why=why) for node, why in between.lost.items()},
         left_out={node: NodeLeftOut(node=node, why=why) for node, why in between.left_out.items()},
         finished={node: _finished(node, run) for node, run in runs.items()},
-        checks=mirrored({node: run.record for node, run in runs.items()}),
-        faults=[fault for node, run in runs.items() for check in run.record.checks
-                for fault in faults_of(node, run.record, check)],
     )  # fmt: skip
     _add_between(record, [node for node in runs if node not in between.left_out], between)
     record.started = list(record.checks)
-    return settled(record, ""), runs
+    return settled(record, "", runs), runs
 
 
 def _finished(node: int, run: HostRun) -> NodeFinished:
     own = run.record
     return NodeFinished(node=node, run=run.folder, verdict=own.verdict, reasons=tuple(own.reasons), basis="physical",
                         exit_status=own.exit_status, sha256=run.sha256)  # fmt: skip
-
-
-def mirrored(own: Mapping[int, Record]) -> dict[str, Check]:
-    """Every check of one machine, as all nodes together have done it."""
-    checks = {}
-    for name in dict.fromkeys(name for record in own.values() for name in record.checks):
-        there = [record.checks[name] for record in own.values() if name in record.checks]
-        failed = [record.run.host for record in own.values() if name in record.checks
-                  and record.checks[name].outcome == "failed"]  # fmt: skip
-        message = f"failed on {len(failed)} of {len(own)} nodes: {', '.join(failed[:8])}" if failed else ""
-        outcome = outcome_of_all(check.outcome for check in there)
-        checks[name] = replace(there[0], outcome=outcome, message=message, failed_by="other" if failed else "")
-    return checks
 
 
 def _add_between(record: Record, nodes: Sequence[int], between: Between) -> None:

@@ -4,15 +4,14 @@ somebody changed."""
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pytest_gpufleet.commands import judge
-from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.safe_files import sha256
-from pytest_gpufleet.verdict.node_verdicts import unaccepted
 from tests import clusters
 from tests.clusters import NODES_CHECK, Ends, cluster
 from tests.commands.conftest import Command
@@ -101,52 +100,57 @@ def test_its_nodes_are_hosts_of_a_fleet_called_as_the_run_over_all_calls_them(fo
     assert [host["host"] for host in json.loads(text)["hosts"]] == ["elsewhere", "gf1", "gf10"]
 
 
-def test_a_fleet_says_which_nodes_left_nothing_and_that_the_run_between_them_is_not_accepted(
-    tmp_path: Path, limits: Path, gpufleet: Command
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"ends": Ends(lost={2: "silent for 10 s"})},
+        {"ends": Ends(left_out={0: "another driver"}, not_here=(1,))},
+        {"values": {"world": 200.0}},
+        {"wanted": 4},
+    ],
+)
+def test_a_fleet_of_it_has_its_verdict_and_its_reasons(
+    how: dict[str, Any], tmp_path: Path, limits: Path, gpufleet: Command
 ) -> None:
-    folder = cluster(tmp_path / "run", limits, Ends(lost={2: "silent for 10 s"}))
+    folder = cluster(tmp_path / "run", limits, **how)
+    record = RunFolder(folder).record()
     status, text = gpufleet("fleet", folder, "--json")
     document = json.loads(text)
-    assert (status, document["verdict"]) == (10, "INCOMPLETE")
-    assert [(gap["kind"], gap["hosts"]) for gap in document["gaps"]] == [
-        ("unusable", ["gf10"]),
-        ("between nodes", ["gf1", "gf2", "gf10"]),
-    ]
+    assert (status, document["verdict"], document["reasons"]) == (record.exit_status, record.verdict, record.reasons)
 
 
 # ---------------------------------------------------------------- judge
 
 
 def test_other_limits_hold_on_each_node_and_between_them(tmp_path: Path, limits: Path) -> None:
-    slow = {1: {f"solo_train_throughput gpu{index}": 5000.0 for index in range(4)}}
+    slow = {node: {f"solo_train_throughput gpu{index}": 5000.0 for index in range(4)} for node in range(3)}
     folder = cluster(tmp_path / "run", limits, other=slow, values={"world": 280.0})
     easy = clusters.limits(tmp_path / "easy.toml", between=250.0, alone=4500.0)
     record = judged(folder, easy)
     assert (record.verdict, record.exit_status) == ("ACCEPTED", 0)
     assert {check.outcome for check in record.checks.values()} == {"passed"}
-    assert record.faults == []
 
     # Either half alone does not do.
-    for easier, of_gf2 in (({"between": 250.0}, "REJECTED"), ({"alone": 4500.0}, "ACCEPTED")):
+    for easier, of_each in (({"between": 250.0}, "REJECTED"), ({"alone": 4500.0}, "ACCEPTED")):
         record = judged(folder, clusters.limits(tmp_path / "half.toml", **easier))
         assert record.verdict == "REJECTED"
-        assert [end.verdict for end in record.finished.values()] == ["ACCEPTED", of_gf2, "ACCEPTED"]
+        assert [end.verdict for end in record.finished.values()] == [of_each] * 3
 
 
 def test_a_node_that_limits_reject_only_now_is_named(folder: Path, limits: Path, tmp_path: Path) -> None:
     assert judged(folder, limits).verdict == "ACCEPTED"
     strict = clusters.limits(tmp_path / "strict.toml", alone=6300.0)
     record = judged(folder, strict)
-    failed = [check.id for check in record.checks.values() if check.outcome == "failed"]
-    assert (record.verdict, failed) == ("REJECTED", [ALONE])
-    at = {fault.subjects for fault in record.faults if fault.check == ALONE and fault.name == "limit_missed"}
-    assert at == {(gpu(index, node=node),) for node in range(3) for index in range(4)}
+    assert record.verdict == "REJECTED"
+    assert [end.verdict for end in record.finished.values()] == ["REJECTED"] * 3
+    assert all(ALONE in end.reasons[0] for end in record.finished.values())
 
 
 def test_limits_bring_no_lost_node_back(tmp_path: Path, limits: Path) -> None:
     folder = cluster(tmp_path / "run", limits, Ends(lost={1: "silent"}))
     record = judged(folder, clusters.limits(tmp_path / "easy.toml", between=1.0, alone=1.0))
-    assert (record.verdict, [each.state for each in unaccepted(record)]) == ("REJECTED", ["lost"])
+    assert (record.verdict, [*record.lost]) == ("REJECTED", [1])
 
 
 def judged(folder: Path, limits: Path) -> Record:

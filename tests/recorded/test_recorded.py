@@ -14,6 +14,7 @@ Beside the evidence of each run stands what is expected (README.md tells why):
 import json
 import re
 import shutil
+from dataclasses import replace
 from difflib import unified_diff
 from html.parser import HTMLParser
 from pathlib import Path
@@ -34,7 +35,8 @@ from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
-from pytest_gpufleet.verdict.verdict import ended, settled
+from pytest_gpufleet.verdict.fleet.fleet_verdict import ended, settled
+from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns
 from tests.acceptance.checks import outcomes
 from tests.machines import Recorded
 
@@ -60,11 +62,13 @@ def test_a_recorded_run_comes_to_what_is_expected(name: str) -> None:
 
 def texts(folder: RunFolder) -> dict[str, str]:
     """What is expected of a run, by the names of the files."""
-    record, digest = ended(folder.record()), folder.digest()
-    html = page(record, digest, *folder.own_runs(record, folder.path))
+    record, digest = folder.record(), folder.digest()
+    runs = folder.own_runs(record)
+    record = ended(record, runs)
+    html = page(record, digest, runs, folder.reports(runs.values(), folder.path))
     found = {
-        "recorded.txt": told(settled(record, record.broken)),
-        "today.txt": told(by_todays_limits(record)) + (said_of_facts(record) if not record.of_cluster else ""),
+        "recorded.txt": told(settled(record, record.broken, runs)),
+        "today.txt": told(by_todays_limits(record, runs)) + (said_of_facts(record) if not record.of_cluster else ""),
         "summary.json": one_a_line(codec.plain(summary.summary(record, digest))),
         "page.txt": text_of(html),
         "terminal.txt": "".join(f"{line}\n" for line, _ in summary_lines(record)),
@@ -76,8 +80,10 @@ def texts(folder: RunFolder) -> dict[str, str]:
     return found
 
 
-def by_todays_limits(record: Record) -> Record:
-    return judge_again(record, profile.choose(None, {gpu.name for gpu in record.topology.gpus}))
+def by_todays_limits(record: Record, runs: NodeRuns) -> Record:
+    """Of a run on many nodes each node's own run first."""
+    own = {node: replace(run, record=by_todays_limits(run.record, {})) for node, run in runs.items()}
+    return judge_again(record, profile.choose(None, {gpu.name for gpu in record.topology.gpus}), own=own)
 
 
 def told(record: Record) -> str:

@@ -12,7 +12,6 @@ from pytest_gpufleet.report.hosts import (
     OWN,
     PEERS,
     HostRow,
-    as_fleet,
     document,
     host_rows,
     page,
@@ -20,7 +19,7 @@ from pytest_gpufleet.report.hosts import (
 )
 from pytest_gpufleet.report.page import page as report
 from pytest_gpufleet.report.terminal.summary_lines import MOST_HOSTS, fleet_lines
-from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet
+from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet, over_nodes
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun, NodeRuns
 from tests.fleets import fleet_of, host_run, rejected, slower
 from tests.node_records import Between, of_nodes
@@ -126,7 +125,7 @@ def nodes() -> tuple[Record, NodeRuns]:
 @pytest.fixture(scope="module")
 def rows(nodes: tuple[Record, NodeRuns]) -> dict[str, HostRow]:
     record, runs = nodes
-    return {row.host: row for row in hosts_of(record, as_fleet(record, runs))}
+    return {row.host: row for row in hosts_of(record, over_nodes(record, runs))}
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +152,8 @@ def test_what_is_told_of_a_node_names_places_by_hosts(rows: dict[str, HostRow]) 
     assert "node-041 rail 2: with 3 others" in told
     assert "node40" not in told
     assert rows["node-045"].gone == "lost"
-    assert rows["node-045"].gaps[0].what == "lost: nothing heard; serial of the machine: SN-node-045"
+    assert [(gap.kind, gap.what) for gap in rows["node-045"].gaps] == [("lost", "nothing heard")]
+    assert rows["node-045"].serial == "SN-node-045"
 
 
 def test_the_page_leads_to_each_node_that_is_not_fine_and_to_its_own_report(rows, node_page: Page) -> None:
@@ -171,7 +171,7 @@ def test_the_page_leads_to_each_node_that_is_not_fine_and_to_its_own_report(rows
 def test_what_is_told_of_nodes_is_told_in_chinese_too(nodes: tuple[Record, NodeRuns]) -> None:
     record, runs = nodes
     text = Page(report(record, "", runs, language="zh")).text
-    assert "1 个节点（node-045）：失联：nothing heard" in text  # noqa: RUF001
+    assert "1 台主机（node-045）失联：nothing heard" in text  # noqa: RUF001
     assert "该节点的一条 rail 慢：node-041 rail 2" in text  # noqa: RUF001
 
 
@@ -184,7 +184,7 @@ def test_on_a_phone_nothing_is_cut_off(node_page: Page, standard: Record, bad_gp
 
 def test_a_node_whose_evidence_is_not_here_has_a_row_all_the_same() -> None:
     record, _ = of_nodes(fleet_of(3))
-    rows = hosts_of(record, as_fleet(record, {}))
+    rows = hosts_of(record, over_nodes(record, {}))
     assert [row.host for row in rows] == ["node-001", "node-002", "node-003"]
     assert all(row.cells[PAIRS] == "ok" and row.cells[OWN] == "not run" for row in rows)
     assert "no run that counts" in report(record, "")

@@ -13,9 +13,8 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
-from pytest_gpufleet.verdict.fleet.host_runs import Gap, HostRun, Unusable, kept
+from pytest_gpufleet.verdict.fleet.host_runs import HostRun, Unusable, between, kept
 from pytest_gpufleet.verdict.reading import read
-from pytest_gpufleet.verdict.verdict import ended
 
 NAME = re.compile(r"[A-Za-z0-9._-]+")
 RANGES = re.compile(r"\[([^\[\]]*)\]")
@@ -70,7 +69,7 @@ def _run(given: argparse.Namespace) -> int:
     once = {folder.path.resolve(): folder for folder in given.folders if not folder.path.is_file()}
     for folder in once.values():
         found.take(folder)
-    fleet = judge_fleet(found.runs, found.unusable, expected, found.gaps)
+    fleet = judge_fleet(found.runs, found.unusable, expected, found.over_nodes)
     if given.output:
         from pytest_gpufleet.report.hosts import page
 
@@ -96,7 +95,7 @@ class _Found:
     def __init__(self) -> None:
         self.runs: list[HostRun] = []
         self.unusable: list[Unusable] = []
-        self.gaps: list[Gap] = []
+        self.over_nodes: list[Record] = []
         self._suites: list[Suite] = []
 
     def take(self, folder: RunFolder, stated: str = "", host: str = "") -> None:
@@ -116,19 +115,11 @@ class _Found:
             self.unusable.append(Unusable(str(folder), _host_of(folder), str(refused).removeprefix(f"{folder}: ")))
 
     def _take_nodes(self, folder: RunFolder, record: Record) -> None:
-        for number, host in record.hosts.items():
-            own, end = folder.of_node(record.node(number)), record.finished.get(number)
-            if end and end.sha256:
-                self.take(own, end.sha256, host)
-            else:
-                why = (
-                    f"lost: {record.lost[number].why}" if number in record.lost else "its evidence was not brought here"
-                )
-                self.unusable.append(Unusable(str(own), host, why))
-        whole = ended(record)
-        if whole.verdict not in ("ACCEPTED", "REHEARSAL"):
-            why = f"{whole.verdict}: {next(iter(whole.reasons), '')}"
-            self.gaps.append(Gap("between nodes", tuple(record.hosts.values()), f"{folder} is {why}"))
+        before = len(self.runs)
+        for number, end in record.finished.items():
+            if end.sha256:
+                self.take(folder.of_node(record.node(number)), end.sha256, record.hosts[number])
+        self.over_nodes.append(between(record, dict(enumerate(self.runs[before:]))))
 
 
 def _host_of(folder: RunFolder) -> str:

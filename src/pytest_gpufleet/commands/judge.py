@@ -2,7 +2,6 @@
 
 import argparse
 import hashlib
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,11 +13,12 @@ from pytest_gpufleet.model.limit import GRADES, Grade
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.banner import stamp
 from pytest_gpufleet.run import summary
-from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.run.folder import NODES, RunFolder
 from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
+from pytest_gpufleet.verdict.fleet.fleet_verdict import ended
+from pytest_gpufleet.verdict.fleet.host_runs import HostRun, kept
 from pytest_gpufleet.verdict.toml_table import FileError
-from pytest_gpufleet.verdict.verdict import ended
 
 
 def _judge_all(given: argparse.Namespace) -> int:
@@ -37,8 +37,9 @@ def _judge(given: argparse.Namespace, folder: RunFolder) -> command.Done:
         if given.output:
             from pytest_gpufleet.report.page import page
 
-            of_nodes = folder.own_runs(record, given.output.parent)
-            command.write(given.output, page(record, folder.digest(), *of_nodes))
+            runs = folder.own_runs(record)
+            reports = folder.reports(runs.values(), given.output.parent)
+            command.write(given.output, page(record, folder.digest(), runs, reports))
         document = {"summary": codec.plain(summary.summary(record, folder.digest()))}
         lines = summary_lines.summary_lines(record)
 
@@ -55,11 +56,12 @@ def judged(folder: RunFolder, given: Path | None, basis: Grade | None) -> Record
     """A run by the limits of a given file, or the shipped ones; of one on many nodes first each node's own. Refused if
     the evidence of a node is not what the run over all names. FileError of a file that is bad or does not fit."""
     record = verify.checked(folder, nodes=False).record
-    own = {}
+    own: dict[int, HostRun] = {}
     for number, end in record.finished.items():
         if end.sha256:
             of_node = folder.of_node(record.node(number))
-            own[number] = replace(judged(of_node, given, basis), telemetry=[], spans=[])  # half of its memory
+            again = kept(judged(of_node, given, basis), [], record.hosts[number])
+            own[number] = HostRun(f"{NODES}/{of_node.name}", end.sha256, again)
             if of_node.digest() != end.sha256:
                 raise Refused(f"{of_node}: its evidence is not that that the run over all nodes names")
     limits = profile.choose(given, {gpu.name for gpu in record.topology.gpus})
@@ -100,9 +102,10 @@ def _again(output: Path | None, language: Language | None, folder: RunFolder) ->
 
     with folder.of_anybody():
         found = verify.checked(folder)
-        record, digest = ended(found.record), found.digest
-        of_nodes = folder.own_runs(record, (output or folder.report).parent)
-        html = page(record, digest, *of_nodes, language)
+        digest, runs = found.digest, folder.own_runs(found.record)
+        record = ended(found.record, runs)
+        reports = folder.reports(runs.values(), (output or folder.report).parent)
+        html = page(record, digest, runs, reports, language)
     if output is None and (signed := verify.signed_by(folder)):
         raise Refused(f"{folder} is signed by {', '.join(map(ascii, signed))}: write this report to -o FILE")
     document = summary.text(record, digest, hashlib.sha256(html.encode()).hexdigest())

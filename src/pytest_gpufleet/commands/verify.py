@@ -21,7 +21,8 @@ from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.run import integrity
 from pytest_gpufleet.run.folder import EVIDENCE, REPORT, SUMMARY, RunFolder
 from pytest_gpufleet.run.integrity import Checked
-from pytest_gpufleet.verdict.verdict import DIED, ended
+from pytest_gpufleet.verdict.fleet.fleet_verdict import ended
+from pytest_gpufleet.verdict.verdict import DIED
 
 NAMESPACE = "pytest-gpufleet"  # a signature of something else, like a git commit, is none of a run
 SECONDS = 30.0  # for what waits for nobody
@@ -193,7 +194,7 @@ def _verify(given: argparse.Namespace) -> int:
         raise Refused("--revoked-keys is about signatures, which only --allowed-signers checks")
     signers = (given.allowed_signers, given.revoked_keys) if given.allowed_signers else None
     found, remarks = examined(folder, signers)
-    record = ended(found.record)
+    record = ended(found.record, folder.own_runs(found.record))
     if SUMMARY in found.missing and REPORT not in found.missing:
         raise Refused(
             f"{folder}: {SUMMARY}, which has the SHA-256 of {REPORT}, is missing, so nobody knows whether the page was "

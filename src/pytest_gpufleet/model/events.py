@@ -374,8 +374,7 @@ class NodeLeftOut(Event, frozen=True, tag="node_left_out"):
 
 class NodeFinished(Event, frozen=True, tag="node_finished"):
     """What a node's own run came to. `run`: the name of its folder there. `verdict`: None if it has none. `basis`: the
-    lowest grade of its limits. `sha256`: of its evidence as it was brought here; "" if it could not be. Made by
-    node_verdicts.finished."""
+    lowest grade of its limits. `sha256`: of its evidence as it was brought here; "" if it could not be."""
 
     node: Count
     run: str

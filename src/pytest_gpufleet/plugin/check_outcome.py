@@ -15,7 +15,6 @@ from pytest_gpufleet.plugin.keys import CHECK, ONLY_LIMITS, PHASES, RUN, Phases
 from pytest_gpufleet.redaction import redacted
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.verdict.judgement import LimitMissed
-from pytest_gpufleet.verdict.node_verdicts import outcome_of_all
 from pytest_gpufleet.world.failure import RankFailure
 
 
@@ -37,6 +36,7 @@ class SessionEnd:
 
 
 MESSAGE_LIMIT = 20_000
+GRAVEST: tuple[Outcome, ...] = ("failed", "skipped", "passed", "not applicable")
 NOT_RUN = "its body was not run"
 
 
@@ -57,7 +57,7 @@ def finished(item: pytest.Item, phases: Phases) -> Check:
         log="\n".join(f"{title}\n{text.rstrip()}" for title, text in phases[-1][0].sections)[-MESSAGE_LIMIT:],
     )
     if (before := item.stash.get(CHECK, None)) is not None:
-        worst = before if outcome_of_all([before.outcome, outcome]) == before.outcome else check
+        worst = min(before, check, key=lambda each: GRAVEST.index(each.outcome))
         twice = before.outcome == outcome == "failed"
         failed_by: FailedBy = "other" if twice else worst.failed_by
         check = replace(worst, seconds=round(before.seconds + check.seconds, 3), failed_by=failed_by)

@@ -24,8 +24,9 @@ def write_report(run: Run) -> None:
     """The page that `gpufleet report` makes of the evidence too."""
     assert run.evidence is not None
     record, digest, folder = run.evidence.record, run.evidence.sha256, run.folder
-    of_nodes = folder.own_runs(record, folder.path)
-    run.write(folder.report, lambda path: safe_files.write_text(path, page(record, digest, *of_nodes)))
+    runs = run.runs_of_nodes() or folder.own_runs(record)
+    reports = folder.reports(runs.values(), folder.path)
+    run.write(folder.report, lambda path: safe_files.write_text(path, page(record, digest, runs, reports)))
 
 
 class ReportFiles:

@@ -123,7 +123,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         return []
     resumed = f"; {len(run.carried)} checks carried over from {run.options.resume}" if run.options.resume else ""
     lines = [f"gpufleet: {run.target.headline(run.options.level, run.options.basis)}{resumed}"]
-    from pytest_gpufleet.verdict.node_verdicts import one_host_told
+    from pytest_gpufleet.verdict.fleet.host_runs import one_host
 
     header = run.evidence.record.run
     if header.transport:
@@ -131,7 +131,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         safe = INSECURE if header.secured == "insecure" else ""
         how = "processes of this machine" if header.transport == "local" else f"by {header.transport}"
         lines.append(f"nodes: {some(names, MOST_NAMES)}, {how}{safe}")
-        lines += one_host_told(run.evidence.record)
+        lines += one_host(run.evidence.record)
     return lines
 
 

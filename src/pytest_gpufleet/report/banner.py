@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.levels import BURN_IN_SECONDS
 from pytest_gpufleet.model.record import Record
@@ -13,9 +14,10 @@ from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.failures import Accused, accused, accused_nodes, explanations, times_named
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import searched
+from pytest_gpufleet.verdict.fleet import fleet_verdict
+from pytest_gpufleet.verdict.fleet.host_runs import rejected
 from pytest_gpufleet.verdict.gaps import counted, gaps
 from pytest_gpufleet.verdict.given_limits import own_limits
-from pytest_gpufleet.verdict.node_verdicts import unaccepted
 from pytest_gpufleet.verdict.verdict import RESUMABLE, concluded, failure, remarks
 
 MOST_REASONS = 10
@@ -79,9 +81,15 @@ def headline(record: Record) -> str:
     return "; ".join(filter(None, (stamp(record).word, verdict_basis(record))))
 
 
-def reasons(record: Record, where_more: str = "which the report lists", with_checks: bool = False) -> list[str]:
+def reasons(
+    record: Record,
+    where_more: str = "which the report lists",
+    with_checks: bool = False,
+    of_fleet: Iterable[str] = (),
+) -> list[str]:
     """Why the verdict is what it is, or that there is none, beyond the headline and the paragraph below it; the first
     few, and `where_more` says where all of them are. `with_checks`: also which failed, where nothing else names them.
+    `of_fleet`: of a run on many nodes the reasons as its fleet has them, which can be said in any language.
 
     Of a check with parameters that failed in several cases there is one reason.
     """
@@ -89,10 +97,24 @@ def reasons(record: Record, where_more: str = "which the report lists", with_che
         return [say("No verdict was recorded: the run did not reach its end.")]
     if record.verdict == "ACCEPTED":
         return []
-    word, failed, others = concluded(record)
-    if word != record.verdict:  # of another version: its own words, but for checks that are named elsewhere
-        names = [check.id for check in record.checks.values() if check.outcome == "failed" and not with_checks]
-        failed, others = [], [each for each in record.reasons if not any(name in each for name in names)]
+    if record.of_cluster:
+        names = {
+            failure(check, record): failure(check, record, with_case=False) if with_checks else ""
+            for check in record.checks.values()
+        }
+        beside = {
+            fleet_verdict.REHEARSED,
+            record.judged_again,
+            *(remarks(record) if record.verdict == "INCOMPLETE" else ()),
+        }
+        given = [say(each) for each in of_fleet] or record.reasons
+        failed = list[Check]()
+        others = [*filter(None, (names.get(each, each) for each in given if each not in beside))]
+    else:
+        word, failed, others = concluded(record)
+        if word != record.verdict:  # of another version: its own words, but for checks that are named elsewhere
+            ids = [check.id for check in record.checks.values() if check.outcome == "failed" and not with_checks]
+            failed, others = [], [each for each in record.reasons if not any(name in each for name in ids)]
     cases = Counter([*(failure(check, record, with_case=False) for check in failed if with_checks), *others])
     found = [
         say("{reason}, {count} cases", reason=reason, count=count) if count > 1 else say(reason)
@@ -182,10 +204,10 @@ NAMED_BY_CHECKS = "named by checks"
 def to_look_at(record: Record) -> dict[int, str]:
     """The nodes that somebody has to look at, by their numbers, and why in a word: those that reject the run, then
     those that checks name most often."""
-    numbers = {host: node for node, host in record.hosts.items()}
-    found: dict[int, str] = {
-        numbers[host]: each.state for each in unaccepted(record) if each.rejects for host in each.hosts
-    }
+    found: dict[int, str] = dict.fromkeys(record.lost, "lost")
+    for node, end in record.finished.items():
+        if rejected(end):
+            found.setdefault(node, "rejected")
     for where, _ in times_named(accused_nodes(record).values()).most_common():
         found.setdefault(where.node, "left out" if where.node in record.left_out else NAMED_BY_CHECKS)
     return found
@@ -285,7 +307,6 @@ OTHERWISE = {
     "skipped": "once what the skipped checks name is mended",
     "without telemetry": "once the driver tells what the GPUs do",
     "changed": "with the suite as it was shipped",
-    "not accepted": "once the nodes that are not accepted are mended",
 }
 WHOLE = (NOTHING_LEFT_OUT, OTHERWISE["too short"])
 

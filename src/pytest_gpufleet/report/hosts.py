@@ -19,16 +19,15 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import gpu_grid, wording
 from pytest_gpufleet.report.banner import STAMPS, reasons, why
 from pytest_gpufleet.report.failures import Accused, accused, accused_nodes, times_named
-from pytest_gpufleet.report.gpu_grid import Group, group_title, groups
+from pytest_gpufleet.report.gpu_grid import Group, groups
 from pytest_gpufleet.report.rendering import render
 from pytest_gpufleet.report.tables import difference, number, of_figure, what
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import all_faults
 from pytest_gpufleet.verdict.fleet.equality import Difference
 from pytest_gpufleet.verdict.fleet.fleet_peers import SlowPlaces
-from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet
-from pytest_gpufleet.verdict.fleet.host_runs import Gap, GapKind, HostRun, NodeRuns, natural
-from pytest_gpufleet.verdict.node_verdicts import one_host_told
+from pytest_gpufleet.verdict.fleet.fleet_verdict import WITH_WHY, WORDS, Fleet, over_nodes
+from pytest_gpufleet.verdict.fleet.host_runs import Gap, HostRun, NodeRuns, natural, one_host
 from pytest_gpufleet.verdict.outliers import Outlier
 
 OWN, ALIKE, PEERS = "Its own run", "Like the others", "As good as the others"
@@ -49,6 +48,7 @@ class HostRow:
     odd: Sequence[Outlier] = ()
     differences: Sequence[Difference] = ()
     said: Sequence[str] = ()  # by checks between hosts
+    serial: str | None = None  # of a node, as the run over all has it
 
     @property
     def verdict(self) -> str:
@@ -210,37 +210,17 @@ SECURED = {
 }
 
 
-def as_fleet(record: Record, runs: NodeRuns) -> Fleet:
-    """The nodes of a run as the hosts of a fleet. `runs`: their own, as `host_runs.kept` leaves them, under the names
-    that their nodes have in the record; of a node that was lost, what it had told by then."""
-    absent = [node for node in record.hosts if node not in runs and node not in record.lost]
-    gaps = [
-        *(_gap(record, "lost", node, Said("lost: {why}", why=event.why)) for node, event in record.lost.items()),
-        *(_gap(record, "left out", node, Said("no part in checks between nodes: {why}", why=event.why))
-          for node, event in record.left_out.items()),
-        *(_gap(record, "missing", node, Said("it has no run of its own")) for node in absent),
-    ]  # fmt: skip
-    sums = {node: end.sha256 for node, end in record.finished.items()}
-    return judge_fleet([replace(run, sha256=sums.get(node, "")) for node, run in runs.items()], over_all=gaps)
-
-
 def rows(record: Record, fleet: Fleet) -> list[HostRow]:
-    """A row for each node. `fleet`: as `as_fleet` makes it of this record."""
-    between = groups_between(groups(record), fleet)
+    """A row for each node. `fleet`: as `over_nodes` makes it of this record."""
+    between = groups(record)
     numbers = {host: node for node, host in record.hosts.items()}
     named, said = accused_nodes(record), _said(record, between)
     found = []
     for row in host_rows(fleet):
         node, own = numbers[row.host], row.cells if row.run or not between else {OWN: "not run"}
         cells = {group.title: _state(record, node, group, named) for group in between}
-        found.append(replace(row, cells={**own, **cells}, said=said[node][:MOST_SAID]))
+        found.append(replace(row, cells={**own, **cells}, said=said[node][:MOST_SAID], serial=record.node(node).serial))
     return found
-
-
-def groups_between(every: Sequence[Group], fleet: Fleet) -> list[Group]:
-    """Of the groups of checks of a run those that no node has run by itself."""
-    alone = {group_title(check) for run in fleet.hosts for check in run.record.checks}
-    return [group for group in every if group.title not in alone]
 
 
 def nodes_in_words(record: Record) -> list[str]:
@@ -260,7 +240,7 @@ def nodes_in_words(record: Record) -> list[str]:
     safe = say(SECURED.get(run.secured or "", "nobody recorded how they are secured"))
     return [
         say(", ").join([nodes, *gone]),
-        *one_host_told(record),
+        *one_host(record),
         *(say("network of a node: {network}", network=network) for network, _ in networks),
         *([say("ranks meet over {interfaces}", interfaces=interfaces)] if interfaces else []),
         say("messages: {transport}, {safe}", transport=run.transport, safe=safe),
@@ -273,12 +253,6 @@ def _network(machine: HostFound) -> str:
     known = [port for port in ports if isinstance(port, dict)] if isinstance(ports, list) else []
     kinds = Counter(" ".join(str(port[key]) for key in ("adapter", "rate") if port.get(key)) for port in known)
     return ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items()) if kind)
-
-
-def _gap(record: Record, kind: GapKind, node: int, what: str) -> Gap:
-    if serial := next((each.serial for each in record.run.nodes if each.index == node), None):
-        what = Said("{what}; serial of the machine: {serial}", what=what, serial=serial)
-    return Gap(kind, (record.hosts[node],), what)
 
 
 def _state(record: Record, node: int, group: Group, named: Mapping[str, Accused]) -> str:
@@ -340,8 +314,15 @@ class HostsPart:
 
     def said(self, row: HostRow) -> list[str]:
         """What only shows beside the others, or between them, and what its own run says."""
-        beside = [say(gap.what) for gap in row.gaps if gap.kind != "incomplete"]
+        beside = [
+            say("{hosts} {are}: {why}", hosts=row.host, are=say(WORDS[gap.kind]), why=say(gap.what))
+            if gap.kind in WITH_WHY
+            else say(gap.what)
+            for gap in row.gaps
+            if gap.kind != "incomplete"
+        ]
         beside += [wording.capitalised(say(text)) for text in row.said]
+        beside += [] if row.run or not row.serial else [f"{say('serial of the machine')}{say(': ')}{row.serial}"]
         rejected = row.run is not None and row.verdict != "ACCEPTED"
         return beside + (
             reasons(row.run.record, "which its own report lists", with_checks=True) if row.run and rejected else []
@@ -371,7 +352,7 @@ def nodes_part(record: Record, runs: NodeRuns, reports: Mapping[str, str]) -> Ho
     """Of a run on many nodes; None of one on its own machine. `runs`: the nodes' own."""
     if not record.of_cluster:
         return None
-    fleet = as_fleet(record, runs)
+    fleet = over_nodes(record, runs)
     return HostsPart("node", fleet, rows(record, fleet), reports)
 
 

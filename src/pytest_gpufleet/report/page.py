@@ -29,11 +29,11 @@ from pytest_gpufleet.report.figures import (
     training_tables,
 )
 from pytest_gpufleet.report.gpu_grid import grid_rows, legend
-from pytest_gpufleet.report.hosts import HostsPart, groups_between, nodes_in_words, nodes_part
+from pytest_gpufleet.report.hosts import HostsPart, nodes_in_words, nodes_part
 from pytest_gpufleet.report.rendering import render
 from pytest_gpufleet.report.tables import Table
 from pytest_gpufleet.verdict import basis
-from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns
+from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns, between
 from pytest_gpufleet.verdict.gaps import Gap, Kind, gaps, in_cases, inapplicable, newer, not_applied
 
 SETTLED = ("passed", "not applicable", "met", "for information")  # checks, and figures
@@ -94,12 +94,11 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None) ->
     """The report of a run as an HTML fragment: the page without its head and the list of every check.
 
     `sha256`: of the whole evidence file, shown beside the signatures. `nodes`: of a run on many, what their own runs
-    came to; of the checks that these have run by themselves nothing else is shown.
+    came to.
     """
     said, parts = accused(record), gpu_grid.groups(record)
     sources: Sources = {}
-    if nodes:
-        parts = groups_between(parts, nodes.fleet)
+    if nodes:  # what is at nodes alone, their rows have
         ours = {check for part in parts for check in (*part.checks, *(each.check for each in part.findings))}
         said = {check: each for check, each in said.items() if check in ours}
     failed = failures(record, said)
@@ -117,7 +116,7 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None) ->
             basis=verdict_basis(record),
             stamp=stamp(record),
             why=why(record),
-            reasons=reasons(record, "all of which are listed below"),
+            reasons=reasons(record, "all of which are listed below", of_fleet=nodes.fleet.reasons if nodes else ()),
             counts=_counts(record),
             groups=parts,
             hosts=nodes,
@@ -130,7 +129,7 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None) ->
             sections=list(_sections(parts, said, sources, record.hosts)),
             sources=sources,
             telemetry=_telemetry(record),
-            **_open(record),
+            **_open(record, nodes),
             **MAY_DIFFER,
             grades=GRADES,
             symbols=wording.SYMBOLS,
@@ -139,9 +138,10 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None) ->
     )
 
 
-def _open(record: Record) -> dict[str, Any]:
+def _open(record: Record, nodes: HostsPart | None) -> dict[str, Any]:
     """What the templates show of what is left open. `opened`: by group and reason the anchor of its row."""
     found = gap_rows(gaps(record), record)
+    found += [GapRow(gap.kind, gap.what, "The run", gap.hosts, 0) for gap in nodes.fleet.gaps] if nodes else []
     opened: dict[str, dict[str, str]] = {}
     for number, gap in enumerate(found[:MOST_ROWS], 1):
         opened.setdefault(gap.group, {}).setdefault(gap.why, f"fleet-gap-{number}")
@@ -284,6 +284,7 @@ def page(
     `sha256`: of the whole evidence file. `runs` and `reports`: as `hosts.nodes_part` takes them. `language`: that
     of the run, if none is given.
     """
+    record = between(record, runs)
     with in_language(language or record.run.language):
         return render(
             "page.html.jinja",

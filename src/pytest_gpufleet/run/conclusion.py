@@ -10,8 +10,9 @@ from pytest_gpufleet.model.language import some
 from pytest_gpufleet.run import folder, summary
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.run import Run
+from pytest_gpufleet.verdict.fleet.fleet_verdict import settled
 from pytest_gpufleet.verdict.gaps import DEADLINE
-from pytest_gpufleet.verdict.verdict import CUT_SHORT, ENDED_BY, EXIT_STATUS, settled
+from pytest_gpufleet.verdict.verdict import CUT_SHORT, ENDED_BY, EXIT_STATUS
 
 INCOMPLETE = EXIT_STATUS["INCOMPLETE"]
 UNSEEN_FAILURE = "pytest counts a failure of which there is no check"
@@ -57,7 +58,8 @@ def _end(run: Run, evidence: Evidence, status: int) -> int:
         evidence.spoil(UNSEEN_FAILURE)
     evidence.compare()
     broken = _not_imported(run) or _cut_short(run, status) or evidence.trouble
-    ended = settled(evidence.record, broken)
+    runs = run.runs_of_nodes() or run.folder.own_runs(evidence.record)
+    ended = settled(evidence.record, broken, runs)
     if status not in CUT_SHORT or broken == DEADLINE:
         status = ended.exit_status or status  # never 0 where pytest's own is not
     lasted = round(time.monotonic() - run.began, 1)
@@ -66,7 +68,7 @@ def _end(run: Run, evidence: Evidence, status: int) -> int:
     )
     if late := evidence.seal():
         # The file says what was the verdict before; all else tells this one.
-        ended = settled(replace(evidence.record, spoiled=[*evidence.record.spoiled, late]), broken)
+        ended = settled(replace(evidence.record, spoiled=[*evidence.record.spoiled, late]), broken, runs)
         status = status or ended.exit_status or 0
         evidence.record = replace(ended, exit_status=status)
     return status

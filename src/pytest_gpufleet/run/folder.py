@@ -80,16 +80,18 @@ class RunFolder:
         """Where the folder of a node's own run is, in that of a cluster's."""
         return RunFolder(self.path / NODES / f"{node.index}-{_NO_NAME.sub('_', node.host)}")
 
-    def own_runs(self, record: Record, beside: Path) -> tuple[dict[int, HostRun], dict[str, str]]:
-        """The nodes' own runs, by their numbers, as far as their evidence is in this folder, and the addresses of their
-        `reports`. `record`: of the run on all of them; a run on its own machine has none."""
+    def own_runs(self, record: Record) -> dict[int, HostRun]:
+        """The nodes' own runs, by their numbers, as far as their evidence is in this folder, and this run has its
+        SHA-256. `record`: of the run on all of them; a run on its own machine has none."""
         suites: list[Suite] = []
         found = {}
-        for node in record.run.nodes if record.of_cluster else ():
-            own = self.of_node(node)
+        for number, end in record.finished.items():
+            own = self.of_node(record.node(number))
             with suppress(OSError, ValueError, Refused):
-                found[node.index] = HostRun(f"{NODES}/{own.name}", "", kept(read(own.evidence), suites, node.host))
-        return found, self.reports(found.values(), beside)
+                if end.sha256:
+                    of_node = kept(read(own.evidence), suites, record.hosts[number])
+                    found[number] = HostRun(f"{NODES}/{own.name}", end.sha256, of_node)
+        return found
 
     def reports(self, runs: Iterable[HostRun], beside: Path) -> dict[str, str]:
         """The addresses of the reports of those runs that have one, by folder, as seen from a page in `beside`."""

@@ -14,8 +14,9 @@ from pytest_gpufleet.model.suite import code
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import EVIDENCE, REPORT, SUMMARY, RunFolder
 from pytest_gpufleet.run.summary import Stated
+from pytest_gpufleet.verdict.fleet.fleet_verdict import ended, settled
+from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns
 from pytest_gpufleet.verdict.judgement import FORMULA
-from pytest_gpufleet.verdict.verdict import ended, settled
 
 # As the templates of the page write them. No message of a check can look so: they are escaped.
 _SUM = re.compile(rb'<code id="fleet-sha256">([0-9a-f]{64})</code>')
@@ -39,15 +40,16 @@ def check(folder: RunFolder, nodes: bool = True) -> Checked:
     """The run in a folder; of one on many nodes, with `nodes`, their own runs too. Refused on any difference."""
     record, digest = folder.record(), folder.digest()
     texts = {name: folder.content(name) for name in (SUMMARY, REPORT)}
-    with folder.of_anybody():
-        for problem in _differences(record, digest, texts[SUMMARY], texts[REPORT]):
-            raise Refused(f"{folder}: {problem}")
-    missing = tuple(name for name, text in texts.items() if text is None)
     for number, end in record.finished.items() if nodes else ():
         if end.sha256:
             own = check(folder.of_node(record.node(number)))
             if own.digest != end.sha256:
                 raise Refused(f"{folder.of_node(record.node(number))}: {EVIDENCE} is not that of which {folder} tells")
+    with folder.of_anybody():
+        runs = folder.own_runs(record) if nodes else None
+        for problem in _differences(record, digest, runs, texts[SUMMARY], texts[REPORT]):
+            raise Refused(f"{folder}: {problem}")
+    missing = tuple(name for name, text in texts.items() if text is None)
     knows_page = texts[REPORT] is None or b'"report_sha256": "' in (texts[SUMMARY] or b"")
     return Checked(record, digest, missing, knows_page)
 
@@ -65,9 +67,17 @@ def _against(record: Record) -> str:
     return f"{failed[0]} failed" if failed else f"{missed[0]} missed a limit" if missed else ""
 
 
-def _differences(record: Record, digest: str, document: bytes | None, page: bytes | None) -> Iterator[str]:
-    verdict, same_code = ended(record).verdict or "", of_this_code(record)
-    if same_code and verdict != (amounts := settled(record, record.broken).verdict) and record.verdict:
+def _differences(
+    record: Record, digest: str, runs: NodeRuns | None, document: bytes | None, page: bytes | None
+) -> Iterator[str]:
+    """`runs`: those of the nodes of a run on many; None: they are not looked at, and what follows from them neither."""
+    whole, same_code = ended(record, runs or {}), of_this_code(record)
+    verdict, derived = whole.verdict or "", runs is not None or not record.of_cluster
+    if (
+        same_code
+        and derived
+        and record.verdict not in (None, amounts := settled(record, record.broken, runs or {}).word)
+    ):
         yield f"its verdict is {verdict}, but what stands before it amounts to {amounts}"
     if verdict == "ACCEPTED" and record.judging.formula == FORMULA and (bad := _against(record)):  # by any version
         yield f"its verdict is ACCEPTED, but {bad}"
@@ -91,7 +101,7 @@ def _differences(record: Record, digest: str, document: bytes | None, page: byte
         before_0_4 = not stated.report_sha256 and not record.run.code  # which left none
         if page is not None and stated.report_sha256 != page_sum and not before_0_4:
             yield f"{REPORT} is not the one of which {SUMMARY} has the SHA-256"
-        expected = json.loads(summary.text(ended(record), digest, stated.report_sha256))
+        expected = json.loads(summary.text(whole, digest, stated.report_sha256))
         names = {**expected, **given} if same_code else RECORDED
         if other := [name for name in names if given.get(name) != expected.get(name)]:
             yield f"{SUMMARY} does not say what {EVIDENCE} says: {', '.join(other)}"

@@ -23,8 +23,8 @@ from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import all_faults, causes, explaining
+from pytest_gpufleet.verdict.fleet.host_runs import of_one_host
 from pytest_gpufleet.verdict.given_limits import unused
-from pytest_gpufleet.verdict.node_verdicts import of_one_host
 
 SCHEMA: Literal[2] = 2
 

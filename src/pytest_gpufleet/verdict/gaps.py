@@ -15,11 +15,11 @@ from pytest_gpufleet.model.language import say, some
 from pytest_gpufleet.model.place import Pair, Place, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite, shipped, titled
-from pytest_gpufleet.verdict import accusations, basis, node_verdicts
+from pytest_gpufleet.verdict import accusations, basis
 from pytest_gpufleet.verdict.given_limits import own_limits, unused_limits
 
 Kind = Literal[
-    "disturbed", "incomplete", "never finished", "not accepted", "deselected", "not run", "without figures", "skipped",
+    "disturbed", "incomplete", "never finished", "deselected", "not run", "without figures", "skipped",
     "not judged", "below the basis", "changed", "without telemetry", "not applied", "calibrated here", "too short",
     "not applicable", "not there yet",
 ]  # fmt: skip
@@ -27,7 +27,6 @@ Kind = Literal[
 NOUNS: dict[Kind, str] = {
     "changed": "file",
     "incomplete": "run",
-    "not accepted": "node",
     "too short": "burn-in",
     "not judged": "figure",
     "below the basis": "figure",
@@ -35,7 +34,7 @@ NOUNS: dict[Kind, str] = {
     "not applied": "limit",
     "calibrated here": "profile",
 }
-UNFINISHED = ("incomplete", "never finished", "not accepted")  # told beside any verdict
+UNFINISHED = ("incomplete", "never finished")  # told beside any verdict
 DEADLINE = "the run came to its --fleet-deadline"
 ALTERED = "not as it was shipped with this version, so it may check something else"
 DESELECTED, NOT_SELECTED = "left out by the command line", "not selected, or the run ended before it"
@@ -55,7 +54,7 @@ OF_CHECKS: dict[Kind, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Gap:
-    """`subject`: the node id of a check, a GPU, the name of a node or a file, a limit; "" for the run as a whole. A gap
+    """`subject`: the node id of a check, a GPU, the name of a file, a limit; "" for the run as a whole. A gap
     of a check that no level requires is shown, and does not count."""
 
     kind: Kind
@@ -112,9 +111,6 @@ def _cut_short(record: Record) -> Iterator[Gap]:
             done, whole = record.progress.get(check, (0, 0))
             came_to = say("it came to {done} s of {whole} s without a fault", done=round(done), whole=round(whole))
             yield Gap("never finished", check, came_to if whole else "it was running when the record ends")
-    for nodes in node_verdicts.unaccepted(record):
-        if not nodes.rejects:
-            yield from (Gap("not accepted", host, nodes.what) for host in nodes.hosts)
 
 
 def _left_out(record: Record) -> Iterator[Gap]:
@@ -241,7 +237,7 @@ def reasons(found: Iterable[Gap], record: Record) -> list[str]:
 
     def alone(gap: Gap) -> bool:
         """Of many checks or nodes the same."""
-        return gap.kind in ("disturbed", "not accepted") or (gap.kind == "skipped" and gap.why.startswith(NOT_JUDGED))
+        return gap.kind == "disturbed" or (gap.kind == "skipped" and gap.why.startswith(NOT_JUDGED))
 
     groups = grouped(((gap.kind, gap.why, "" if alone(gap) else gap.check or gap.subject), gap) for gap in found)
     return [_reason(group, record) for group in groups.values()]
@@ -257,8 +253,6 @@ def _reason(group: list[Gap], record: Record) -> str:
             several = "{count} checks could not be tested, since somebody else's process used a GPU: {who}"
             one = "1 check could not be tested, since somebody else's process used a GPU: {who}"
             return say(several if more else one, count=count, who=who)
-        case "not accepted":
-            return say("{nodes} {what}", nodes=say(node_verdicts.several([gap.subject for gap in group])), what=why)
         case "skipped" if (checks := len({gap.check for gap in group})) > 1:
             text = "{count} checks were not judged: {why}"
             return say(text, count=checks, why=say(first.why.removeprefix(NOT_JUDGED)))

@@ -9,14 +9,15 @@ from pytest_gpufleet.model.conditions import c_number
 from pytest_gpufleet.model.events import NO_NETWORK, Check, VerdictWord
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import NVLS_SINCE, Missing
-from pytest_gpufleet.model.language import say
+from pytest_gpufleet.model.language import Said, say, some
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import titled
-from pytest_gpufleet.verdict import accusations, basis, node_verdicts
+from pytest_gpufleet.verdict import accusations, basis
 from pytest_gpufleet.verdict.gaps import DEADLINE, UNFINISHED, gaps, newer, reasons
 from pytest_gpufleet.verdict.given_limits import remarks_on
 from pytest_gpufleet.verdict.judgement import scattered, shares_its_way
 
+MOST_NAMES = 6  # of hosts in a reason
 DIED = "the run did not come to its end"
 REHEARSED = "CPU ranks stood in for GPUs: this says nothing about any GPU"
 SINCE = "{count} checks did not exist in {version} and are not held against it"
@@ -57,23 +58,21 @@ def concluded(record: Record) -> tuple[VerdictWord, list[Check], list[str]]:
     REHEARSAL without GPUs; else REJECTED if any check failed or the health of a
     GPU got worse; else INCOMPLETE if anything is missing that the level requires; else ACCEPTED.
     What a process of somebody else explains could not be tested, which is INCOMPLETE.
-    A run on many nodes is REJECTED too if a node is, was lost or is missing, and no more than INCOMPLETE if a node is.
+    Of a run on many nodes this is of what was done between them: all is judged by fleet_verdict.settled.
     """
     failed = [check for check in record.checks.values() if check.outcome == "failed"]
     missing = [gap for gap in gaps(record) if gap.counts]
     cut_short = reasons((gap for gap in missing if gap.kind in UNFINISHED), record)
-    against = [each for each in (node_verdicts.not_as_many(record),) if each]
-    against += [say(nodes.text) for nodes in node_verdicts.unaccepted(record) if nodes.rejects]
     if record.run.rehearsal:
-        return "REHEARSAL", failed, against + cut_short
+        return "REHEARSAL", failed, cut_short
     # A check may have swallowed what it found; it is recorded all the same.
     seen, disturbed = {check.id for check in failed}, accusations.disturbed(record)
     swallowed = {finding.check for finding in record.findings if finding.state == "missed"} - seen - disturbed
     left = (fault for fault in record.faults if fault.check not in seen | swallowed | disturbed)
-    unseen = [_unseen(fault, record) for fault in left if not node_verdicts.is_stated(record, fault)]
-    if seen - disturbed or swallowed or unseen or against:
+    unseen = [_unseen(fault, record) for fault in left if not is_stated(record, fault)]
+    if seen - disturbed or swallowed or unseen:
         missed = [f"{check} missed a limit" for check in sorted(swallowed)]
-        return "REJECTED", failed, against + unseen + missed + cut_short
+        return "REJECTED", failed, unseen + missed + cut_short
     return ("INCOMPLETE", [], reasons(missing, record)) if missing else ("ACCEPTED", [], [])
 
 
@@ -168,16 +167,13 @@ def _nvls_is_off(record: Record) -> bool:
 def settled(record: Record, broken: str) -> Record:
     """The record with the verdict, its reasons and the exit status that follow from all else in it.
 
-    A rehearsal ends with 1 if a check or a node failed, else with 10 if it is broken or spoiled or a node is, else with
-    0.
+    A rehearsal ends with 1 if a check failed, else with 10 if it is broken or spoiled, else with 0.
     """
     record = replace(record, broken=broken)
     verdict, why = conclude(record)
-    nodes = node_verdicts.unaccepted(record)
     failed = any(check.outcome == "failed" for check in record.checks.values())
-    rejected = failed or any(each.rejects for each in nodes) or bool(node_verdicts.not_as_many(record))
-    open_points = bool(broken or record.spoiled or nodes)
-    rehearsed = EXIT_STATUS["REJECTED"] if rejected else EXIT_STATUS["INCOMPLETE"] if open_points else 0
+    open_points = bool(broken or record.spoiled)
+    rehearsed = EXIT_STATUS["REJECTED"] if failed else EXIT_STATUS["INCOMPLETE"] if open_points else 0
     status = EXIT_STATUS.get(verdict, rehearsed)
     return replace(record, verdict=verdict, reasons=why, exit_status=status)
 
@@ -191,5 +187,25 @@ def failure(check: Check, record: Record, with_case: bool = True) -> str:
     """A check that failed, as a reason; of a run on many nodes, at which of them."""
     name = check.id if with_case else check.id.partition("[")[0]
     text = f"{say(check.title)} ({name})" if check.title else name
-    hosts = node_verdicts.hosts_blamed(record, check.id)
-    return f"{text}{say(': ')}{say(node_verdicts.several(hosts))}" if hosts else text
+    numbers = {number for fault in record.faults if fault.check == check.id for number in fault.nodes}
+    hosts = [host for number, host in record.hosts.items() if number in numbers] if record.of_cluster else []
+    if not hosts:
+        return text
+    nodes = Said("1 node ({hosts})" if len(hosts) == 1 else "{count} nodes ({hosts})", count=len(hosts),
+                 hosts=some(hosts, MOST_NAMES))  # fmt: skip
+    return f"{text}{say(': ')}{say(nodes)}"
+
+
+def not_as_many(record: Record) -> str:
+    """That there are fewer or more nodes than were asked for; "" if there are as many."""
+    wanted, there = record.run.nodes_wanted, len(record.hosts)
+    if not wanted or wanted == there:
+        return ""
+    return f"{there} {'node is' if there == 1 else 'nodes are'} there, {wanted} were asked for"
+
+
+def is_stated(record: Record, fault: Fault) -> bool:
+    """Whether this fault is what the verdict over all nodes says of the nodes that are lost or missing."""
+    if fault.name in ("node_missing", "node_too_many"):
+        return bool(not_as_many(record))
+    return fault.name == "node_lost" and bool(fault.nodes) and fault.nodes <= record.lost.keys()

@@ -15,7 +15,7 @@ from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import all_faults
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet
 from pytest_gpufleet.verdict.gaps import counted, gaps, inapplicable
-from pytest_gpufleet.verdict.node_verdicts import is_stated
+from pytest_gpufleet.verdict.verdict import is_stated
 
 Line = tuple[str, dict[str, bool]]
 

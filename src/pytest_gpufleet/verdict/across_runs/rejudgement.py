@@ -1,7 +1,6 @@
 """Recorded figures held against other limits, without the machine they come from."""
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -16,19 +15,18 @@ from pytest_gpufleet.model.limit import Grade
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.accusations import searched
+from pytest_gpufleet.verdict.fleet.fleet_verdict import ALONE, settled
+from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns, between
 from pytest_gpufleet.verdict.given_limits import as_given, instead
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge, network_of, unsteady
-from pytest_gpufleet.verdict.node_verdicts import faults_of, finished, outcome_of_all
 from pytest_gpufleet.verdict.profile import Profile, of_every_gpu, shipped
-from pytest_gpufleet.verdict.verdict import DIED, settled
+from pytest_gpufleet.verdict.verdict import DIED
 
 # Checks of earlier versions that took for a fault of the machine what was none, and what that was.
 WITHDRAWN = {"test_3_exactness.py::test_tensors_with_gaps_are_exact_or_refused": "torch 2.11 does not refuse them all"}
 
 
-def judge_again(
-    record: Record, profile: Profile | None, basis: Grade | None = None, own: Mapping[int, Record] | None = None
-) -> Record:
+def judge_again(record: Record, profile: Profile | None, basis: Grade | None = None, own: NodeRuns = ALONE) -> Record:
     """The record as it would be if `profile` had been the limits of the run, and `basis` what it asked of them; None:
     what it did ask.
 
@@ -36,7 +34,7 @@ def judge_again(
     alone. A check that failed for any other reason stays failed, unless it was withdrawn, and figures of a rehearsal
     stay not judged. What a check compared itself, like the number of GPUs, is not judged again.
 
-    `own`: of a run on many nodes the records of their own runs, by their numbers, judged again before.
+    `own`: of a run on many nodes their own runs, judged again before.
     """
     anew = partial(
         judge, profile=profile, topology=record.topology, rehearsal=record.run.rehearsal, network=network_of(record),
@@ -63,50 +61,22 @@ def judge_again(
     again = replace(
         record, run=header, judged_again=note, profile=limits, findings=findings, checks=checks, faults=faults
     )
-    again = settled(_with_nodes(again, own or {}), DIED if record.verdict is None else record.broken)
+    again = settled(_with_nodes(again, own), DIED if record.verdict is None else record.broken, own)
     return replace(again, reasons=[note, *again.reasons])
 
 
-def _with_nodes(record: Record, own: Mapping[int, Record]) -> Record:
-    """The record of a run on many nodes as it would be if these had been the records of its nodes' own runs. What is
-    left of other nodes, and between nodes, stays as it is."""
-    known, there = record.suite.known_as, defaultdict[str, dict[int, Check]](dict)
-    for number, each in own.items():
-        for name, check in each.checks.items():
-            there[known(name)][number] = check
-    ended = {}
-    for number, each in own.items():
-        reasons = [reason for reason in each.reasons if reason != each.judged_again]
-        before = record.finished[number]
-        ended[number] = finished(number, before.run, replace(each, reasons=reasons), before.sha256)
-    left = [
-        fault
-        for fault in record.faults
-        if known(fault.check) not in there or fault.name == "node_lost" or fault.nodes - own.keys()
-    ]
-    now = [
-        fault.changed(check=name)
-        for name in record.checks
-        for number, check in there[known(name)].items()
-        for fault in faults_of(number, own[number], check.id)
-    ]
-    return replace(
-        record,
-        finished={**record.finished, **ended},
-        checks={name: _on_nodes(check, there[known(name)], record) for name, check in record.checks.items()},
-        faults=[*left, *now],
-    )
-
-
-def _on_nodes(check: Check, found: Mapping[int, Check], record: Record) -> Check:
-    """A check by what it came to on each of these nodes; one that failed at another node has failed."""
-    at = {number for fault in record.faults if fault.check == check.id for number in fault.nodes}
-    if not found or (check.outcome == "failed" and at - found.keys()):
-        return check
-    outcome = outcome_of_all(each.outcome for each in found.values())
-    messages = {record.hosts[number]: each.message for number, each in found.items() if each.outcome == outcome}
-    message = "\n\n".join(f"{host}: {text}" for host, text in messages.items() if text)
-    return replace(check, outcome=outcome, message=message, failed_by="other" if outcome == "failed" else "")
+def _with_nodes(record: Record, own: NodeRuns) -> Record:
+    """With what the nodes' own runs come to now."""
+    finished = {
+        number: msgspec.structs.replace(
+            record.finished[number],
+            verdict=run.record.verdict,
+            reasons=tuple(reason for reason in run.record.reasons if reason != run.record.judged_again),
+            exit_status=run.record.exit_status,
+        )
+        for number, run in own.items()
+    }
+    return between(replace(record, finished={**record.finished, **finished}), own)
 
 
 def _findings(finding: Finding, anew: Callable[..., Finding], topology: GpuTopology) -> list[Finding]:

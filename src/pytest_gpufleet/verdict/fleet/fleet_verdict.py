@@ -1,20 +1,33 @@
 """What the runs of many hosts amount to."""
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
+from pytest_gpufleet.model.events import VerdictWord
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Listed, Said, some
 from pytest_gpufleet.model.limit import Grade
-from pytest_gpufleet.verdict import basis
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.verdict import basis, verdict as own_verdict
 from pytest_gpufleet.verdict.fleet import equality
 from pytest_gpufleet.verdict.fleet.equality import Difference, not_compared, other_bits
 from pytest_gpufleet.verdict.fleet.fleet_peers import SlowPlaces, odd_hosts, slow_places
-from pytest_gpufleet.verdict.fleet.host_runs import Gap, GapKind, HostRun, Unusable, counted, muster
-from pytest_gpufleet.verdict.node_verdicts import MOST_NAMES
+from pytest_gpufleet.verdict.fleet.host_runs import (
+    Gap,
+    GapKind,
+    HostRun,
+    NodeRuns,
+    Unusable,
+    between,
+    counted,
+    muster,
+    of_nodes,
+    rejected,
+)
 from pytest_gpufleet.verdict.outliers import Outlier
-from pytest_gpufleet.verdict.verdict import EXIT_STATUS
+from pytest_gpufleet.verdict.verdict import DIED, EXIT_STATUS, MOST_NAMES, not_as_many
 
 NOBODY_SAID = "nobody said which hosts were expected: that none is missing is not known"
 REHEARSED = "CPU ranks stood in for GPUs on all hosts: this says nothing about any GPU"
@@ -22,16 +35,20 @@ UNTESTED = Said(", beside somebody else's process: that could not be tested")
 HELD_BACK = ", and held back by what is no fault of a GPU and has to be mended first"
 # What a reason says of so many hosts.
 WORDS: dict[GapKind, str] = {
+    "lost": "lost",
     "missing": "expected and without a run that counts",
     "unexpected": "there, but not expected",
     "unusable": "with a folder that cannot be used",
     "rehearsal": "with a rehearsal on CPU ranks",
+    "left out": "left out of the checks between nodes",
+    "unfinished": "without a verdict of its own run",
+    "not here": "without its evidence: it could not be brought here",
     "incomplete": "INCOMPLETE",
-    "between nodes": "in a run on many nodes that is not accepted",
     "one name": "with a name that two machines have",
     "one GPU": "with a GPU that another host has too",
     "run otherwise": "with runs that differ from the others'",
 }
+WITH_WHY = ("lost", "left out", "run otherwise")  # the same of many
 # By whether it is one host, and whether a verb follows.
 SEVERAL = {
     (True, True): "1 host ({hosts}) is",
@@ -60,7 +77,7 @@ class Fleet:
     odd: tuple[Outlier, ...]
     faults: tuple[Fault, ...]
     grades: dict[Grade, int]
-    verdict: str
+    verdict: VerdictWord
     reasons: tuple[str, ...]
     exit_status: int
 
@@ -74,18 +91,22 @@ def judge_fleet(
     runs: Iterable[HostRun],
     unusable: Sequence[Unusable] = (),
     expected: Collection[str] | None = None,
-    over_all: Iterable[Gap] = (),
+    over_nodes: Sequence[Record] = (),
 ) -> Fleet:
-    """REJECTED if any host is, or is unlike most others, or has a place that is worse than its peers on all hosts; else
-    INCOMPLETE if a host is missing, was not expected or is incomplete, or if it is not clear whose runs they are, or if
-    they were made in different ways; else ACCEPTED. REHEARSAL if all runs are rehearsals.
+    """REJECTED if any host is, was lost, is unlike most others, or has a place that is worse than its peers on all
+    hosts, or if what was done between hosts is; else INCOMPLETE if a host is missing, was not expected, was left out or
+    is incomplete, or if it is not clear whose runs they are, or if they were made in different ways, or if what was
+    done between them is; else ACCEPTED. REHEARSAL if all runs are rehearsals.
 
     `expected`: the names of the hosts, None if nobody says. `runs`: with records as `host_runs.kept` leaves them.
-    `over_all`: of the runs on many nodes that they are the own runs of.
+    `over_nodes`: the runs on many nodes of which they are the own ones, as `between` has them.
     """
     hosts, notes, gaps = counted(runs)
+    there = {run.host for run in hosts}
+    gaps += [gap for record in over_nodes for gap in of_nodes(record, there) if gap not in gaps]
+    over = [own_verdict.settled(record, record.broken) for record in over_nodes]
     real = [run for run in hosts if not run.record.run.rehearsal]
-    gaps = [*muster(hosts, unusable, expected), *over_all, *gaps]
+    gaps = [*muster(hosts, unusable, expected), *gaps]
     if not real:  # one among others is a gap
         real, gaps = list(hosts), [gap for gap in gaps if gap.kind != "rehearsal"]
     records = {run.host: run.record for run in real}
@@ -97,11 +118,12 @@ def judge_fleet(
     notes += [Said("not judged: {difference}", difference=each.text) for each in equality.other_boards(records)]
     notes += not_compared(records)
     notes += [*_of_runs(real), *_beside(without_peers, [each.run for each in odd])]
-    notes += [] if expected is not None else [NOBODY_SAID]
-    grades = basis.by_grade(*(run.record for run in hosts))
+    known = expected is not None or (over and all(record.run.nodes_wanted for record in over))
+    notes += [] if known else [NOBODY_SAID]
+    grades = basis.by_grade(*(run.record for run in hosts), *over)
     untested = [each for each in slow if hosts[each.node].shared(one.place for one in each.places)]
-    against = _against(hosts, [each for each in slow if each not in untested], differences)
-    verdict, reasons, status = _verdict(hosts, against, gaps, _slower(hosts, untested, UNTESTED), notes)
+    against = _against(hosts, over, gaps, [each for each in slow if each not in untested], differences)
+    verdict, reasons, status = _verdict(hosts, over, against, gaps, _slower(hosts, untested, UNTESTED), notes)
     return Fleet(
         hosts, None if expected is None else tuple(expected), tuple(unusable), tuple(gaps), tuple(notes),
         tuple(differences), tuple(slow), tuple(odd), tuple(faults), grades,
@@ -132,10 +154,20 @@ def _beside(without_peers: Sequence[str], odd: Sequence[str]) -> list[str]:
     return notes
 
 
-def _against(hosts: Sequence[HostRun], slow: Sequence[SlowPlaces], differences: Sequence[Difference]) -> list[str]:
+def _against(
+    hosts: Sequence[HostRun],
+    over: Sequence[Record],
+    gaps: Sequence[Gap],
+    slow: Sequence[SlowPlaces],
+    differences: Sequence[Difference],
+) -> list[str]:
     """What rejects a fleet."""
-    rejected = [run.host for run in hosts if run.record.verdict == "REJECTED"]
-    reasons: list[str] = [Said("{hosts} REJECTED", hosts=_hosts(rejected))] if rejected else []
+    names = dict.fromkeys(run.host for run in hosts if run.record.verdict == "REJECTED")
+    names |= {record.hosts[node]: None for record in over for node, end in record.finished.items() if rejected(end)}
+    reasons: list[str] = [Said("{hosts} REJECTED", hosts=_hosts([*names]))] if names else []
+    reasons += _by_kind([gap for gap in gaps if gap.kind == "lost"])
+    for record in over:
+        reasons += [*filter(None, [not_as_many(record)])] + (record.reasons if record.verdict == "REJECTED" else [])
     for held_back, why in ((False, ""), (True, Said(HELD_BACK))):
         reasons += _slower(hosts, [each for each in slow if hosts[each.node].held_back == held_back], why)
     return reasons + [Said("not all hosts are alike: {difference}", difference=each.text) for each in differences]
@@ -159,21 +191,58 @@ def _slower(hosts: Sequence[HostRun], slow: Sequence[SlowPlaces], why: str) -> l
 
 
 def _verdict(
-    hosts: Sequence[HostRun], against: list[str], gaps: Sequence[Gap], untested: list[str], notes: Sequence[str]
-) -> tuple[str, list[str], int]:
-    open_points = [*_by_kind(gaps), *untested, *([] if hosts else ["there is no run that counts"])]
-    if hosts and all(run.record.run.rehearsal for run in hosts):
-        failed = any(check.outcome == "failed" for run in hosts for check in run.record.checks.values())
-        broken = any(run.record.exit_status for run in hosts)
+    hosts: Sequence[HostRun],
+    over: Sequence[Record],
+    against: list[str],
+    gaps: Sequence[Gap],
+    untested: list[str],
+    notes: Sequence[str],
+) -> tuple[VerdictWord, list[str], int]:
+    records = [*(run.record for run in hosts), *over]
+    if records and all(record.run.rehearsal for record in records):
+        failed = any(check.outcome == "failed" for record in records for check in record.checks.values())
+        failed = failed or any(gap.kind == "lost" for gap in gaps) or any(map(not_as_many, over))
+        failed = failed or any(rejected(end) for record in over for end in record.finished.values())
+        broken = any(record.exit_status for record in records)
         status = "REJECTED" if failed else "INCOMPLETE" if gaps or broken else "ACCEPTED"
-        return "REHEARSAL", [REHEARSED, *_by_kind(gaps), *against, *notes], EXIT_STATUS[status]
+        found = [reason for record in over for reason in record.reasons[1:]]  # the first is that it is a rehearsal
+        open_points = _by_kind([gap for gap in gaps if gap.kind != "lost"])
+        return "REHEARSAL", [REHEARSED, *against, *found, *open_points, *notes], EXIT_STATUS[status]
+    open_points = [*_by_kind([gap for gap in gaps if gap.kind != "lost"]), *untested]
+    open_points += [] if hosts else ["there is no run that counts"]
+    open_points += [reason for record in over if record.verdict == "INCOMPLETE" for reason in record.reasons]
     if against:
         return "REJECTED", [*against, *open_points, *notes], EXIT_STATUS["REJECTED"]
     if open_points:
         return "INCOMPLETE", [*open_points, *notes], EXIT_STATUS["INCOMPLETE"]
     all_of_them = _hosts([run.host for run in hosts])
     accepted = Said("{hosts} ACCEPTED, and none differs from the others", hosts=all_of_them)
-    return "ACCEPTED", [accepted, *notes], EXIT_STATUS["ACCEPTED"]
+    done = [reason for record in over for reason in record.reasons]
+    return "ACCEPTED", [accepted, *done, *notes], EXIT_STATUS["ACCEPTED"]
+
+
+ALONE: NodeRuns = MappingProxyType({})
+
+
+def over_nodes(record: Record, runs: NodeRuns) -> Fleet:
+    """What a run on many nodes amounts to. `runs`: their own, under the names that they have there, as far as their
+    evidence is here."""
+    return judge_fleet(runs.values(), over_nodes=[between(record, runs)])
+
+
+def settled(record: Record, broken: str, runs: NodeRuns = ALONE) -> Record:
+    """The record of any run with the verdict, its reasons and the exit status that follow from all else in it, and of
+    one on many nodes from their own runs."""
+    record = own_verdict.settled(record, broken)
+    if not record.of_cluster:
+        return record
+    fleet = over_nodes(record, runs)
+    return replace(record, verdict=fleet.verdict, reasons=[*fleet.reasons], exit_status=fleet.exit_status)
+
+
+def ended(record: Record, runs: NodeRuns = ALONE) -> Record:
+    """The record of a run that died with what it amounts to as its verdict; that of any other as it is."""
+    return settled(record, DIED, runs) if record.verdict is None else record
 
 
 def _by_kind(gaps: Sequence[Gap]) -> list[str]:
@@ -181,7 +250,7 @@ def _by_kind(gaps: Sequence[Gap]) -> list[str]:
     for kind, words in WORDS.items():
         if of_kind := [gap for gap in gaps if gap.kind == kind]:
             who = _hosts(list(dict.fromkeys(host for gap in of_kind for host in gap.hosts)), verb=False)
-            with_why = kind in ("between nodes", "run otherwise")
+            with_why = kind in WITH_WHY
             why = Listed(dict.fromkeys(gap.what for gap in of_kind), "; ")
             text = "{hosts} {are}: {why}" if with_why else "{hosts} {are}"
             reasons.append(Said(text, hosts=who, are=Said(words), why=why))

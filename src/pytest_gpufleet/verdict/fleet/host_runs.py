@@ -1,19 +1,20 @@
 """The runs of a fleet: which one of each host counts, and what keeps them from being the whole fleet."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
 
+from pytest_gpufleet.model.events import NodeFinished
 from pytest_gpufleet.model.grouping import grouped
-from pytest_gpufleet.model.language import Said
+from pytest_gpufleet.model.language import Said, say, some
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.verdict.accusations import NEIGHBOUR, at, causes
-from pytest_gpufleet.verdict.verdict import ended
+from pytest_gpufleet.verdict.verdict import MOST_NAMES, ended
 
 GapKind = Literal[
     "missing",
@@ -21,9 +22,10 @@ GapKind = Literal[
     "unusable",
     "rehearsal",
     "incomplete",
-    "between nodes",
     "lost",
     "left out",
+    "unfinished",
+    "not here",
     "one name",
     "one GPU",
     "run otherwise",
@@ -159,6 +161,62 @@ def muster(hosts: Iterable[HostRun], unusable: Iterable[Unusable], expected: Col
             why = next(iter(run.record.reasons), Said("it does not say why"))
             gaps.append(Gap("incomplete", (run.host,), why))
     return gaps
+
+
+def of_nodes(record: Record, there: Collection[str]) -> Iterator[Gap]:
+    """Of a run on many nodes who is gone, took no part, or left no evidence; and GPUs that two nodes have. `there`: of
+    whom a run is."""
+    for node, host in record.hosts.items():
+        end = record.finished.get(node)
+        if node in record.lost:
+            yield Gap("lost", (host,), record.lost[node].why)
+        elif node in record.left_out and not (end and rejected(end)):
+            yield Gap("left out", (host,), record.left_out[node].why)
+        elif end is None or end.verdict is None:
+            yield Gap("unfinished", (host,), Said("its own run has no verdict"))
+        elif not end.sha256 or host not in there:
+            yield Gap("not here", (host,), Said("its evidence could not be brought here"))
+    owners = grouped((gpu, node.host) for node in record.run.nodes for gpu in {*node.gpus})
+    for names in sorted({tuple(names) for names in owners.values() if len(names) > 1}):
+        yield Gap("one GPU", names, Said("the same GPU is in all of these: one run is there twice"))
+
+
+def rejected(end: NodeFinished) -> bool:
+    return end.verdict == "REJECTED" or (end.verdict == "REHEARSAL" and end.exit_status == 1)
+
+
+def between(record: Record, runs: NodeRuns) -> Record:
+    """The record of a run on many nodes with what was done between them alone. `runs`: their own; until 0.3 what they
+    had checked stood in the evidence of both."""
+    known = record.suite.known_as
+    own = {known(check) for run in runs.values() for check in run.record.checks}
+    twice = {check for check in (*record.started, *record.checks) if known(check) in own}
+    if not twice:
+        return record
+    faults = [each for each in record.faults if each.check not in twice or each.name == "node_lost"]
+    return replace(
+        record,
+        checks={name: check for name, check in record.checks.items() if name not in twice},
+        started=[check for check in record.started if check not in twice],
+        faults=faults,
+    )
+
+
+def of_one_host(record: Record) -> list[tuple[int, ...]]:
+    """Nodes that are one host, by their numbers: one kernel runs them, in containers or beside each other. Nobody knows
+    of nodes that do not say which kernel that is, and those of a rehearsal on one machine are meant to be there."""
+    machines = {} if record.run.rehearsal else record.machines
+    by_kernel = grouped((kernel, number) for number, machine in machines.items() if (kernel := machine.get("boot_id")))
+    return [tuple(numbers) for numbers in by_kernel.values() if len(numbers) > 1]
+
+
+def one_host(record: Record) -> list[str]:
+    """ "2 nodes are one host (vm (1), vm (2)): ..." """
+    text = "{count} nodes are one host ({hosts}): its memory, PCIe, drives and network adapters are there once"
+    return [
+        say(text, count=len(numbers), hosts=some([record.hosts[number] for number in numbers], MOST_NAMES))
+        for numbers in of_one_host(record)
+    ]
 
 
 def expected_as(host: str, expected: Collection[str]) -> str | None:

@@ -1,5 +1,6 @@
 """What a run on many nodes amounts to: by what became of each, and by what was found between them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,10 +8,12 @@ import pytest
 from pytest_gpufleet.model.events import FaultFound, NodeFinished
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.limit import Grade
-from pytest_gpufleet.model.place import Place, gpu
+from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict import basis
-from pytest_gpufleet.verdict.node_verdicts import Nodes, State, faults_of, hosts_blamed, unaccepted
+from pytest_gpufleet.verdict.fleet.fleet_verdict import over_nodes, settled
+from pytest_gpufleet.verdict.fleet.host_runs import between
 from pytest_gpufleet.verdict.reading import read
 from tests import clusters
 from tests.clusters import Ends, cluster
@@ -28,89 +31,94 @@ def ended(tmp_path: Path, limits: Path, ends: Ends | None = None, **otherwise: o
     return read(cluster(tmp_path / "run", limits, ends, **otherwise) / "evidence.jsonl")  # type: ignore[arg-type]
 
 
-def states(record: Record) -> list[tuple[State, tuple[str, ...]]]:
-    return [(each.state, each.hosts) for each in unaccepted(record)]
+def gaps(tmp_path: Path, record: Record) -> list[tuple[str, tuple[str, ...]]]:
+    found = over_nodes(record, RunFolder(tmp_path / "run").own_runs(record)).gaps
+    return [(gap.kind, gap.hosts) for gap in found]
 
 
 def test_healthy_nodes_that_reach_each_other_are_accepted(tmp_path: Path, limits: Path) -> None:
     record = ended(tmp_path, limits)
-    assert (record.verdict, record.exit_status, states(record)) == ("ACCEPTED", 0, [])
-    assert record.reasons[0].endswith("on 3 nodes")
+    assert (record.verdict, record.exit_status, gaps(tmp_path, record)) == ("ACCEPTED", 0, [])
+    assert record.reasons[0].startswith("3 hosts (gf1, gf2, gf10) are ACCEPTED")
     assert {end.basis for end in record.finished.values()} == {"contract"}
-    own = "what only the customer's profile contract.toml lets pass on a node, its own report tells"
-    assert own in record.reasons
 
 
 @pytest.mark.parametrize(
-    ("ends", "verdict", "state"),
+    ("ends", "verdict", "found"),
     [
-        (Ends(lost={1: "its agent died by SIGKILL"}), "REJECTED", "lost"),
-        (Ends(failed={1: (HEALTH,)}), "REJECTED", "rejected"),
-        (Ends(left_out={1: "it has another driver"}), "INCOMPLETE", "left out"),
-        (Ends(died=(1,)), "INCOMPLETE", "unfinished"),
-        (Ends(without={1: "test_2_health"}), "INCOMPLETE", "incomplete"),
-        (Ends(not_here=(1,)), "INCOMPLETE", "not here"),
+        (Ends(lost={1: "its agent died by SIGKILL"}), "REJECTED", ["lost"]),
+        (Ends(failed={1: (HEALTH,)}), "REJECTED", []),
+        (Ends(failed={1: (HEALTH,)}, left_out={1: "REJECTED"}), "REJECTED", []),
+        (Ends(left_out={1: "it has another driver"}), "INCOMPLETE", ["left out"]),
+        (Ends(died=(1,)), "INCOMPLETE", ["unfinished", "incomplete"]),
+        (Ends(without={1: "test_2_health"}), "INCOMPLETE", ["incomplete"]),
+        (Ends(not_here=(1,)), "INCOMPLETE", ["not here"]),
+        (Ends(lost={1: "silent"}, left_out={1: "it is lost"}), "REJECTED", ["lost"]),
     ],
 )
 def test_one_node_that_is_not_fine_is_named(
-    ends: Ends, verdict: str, state: State, tmp_path: Path, limits: Path
+    ends: Ends, verdict: str, found: list[str], tmp_path: Path, limits: Path
 ) -> None:
     record = ended(tmp_path, limits, ends)
-    assert (record.verdict, states(record)) == (verdict, [(state, ("gf2",))])
+    assert record.verdict == verdict
+    assert sorted(gaps(tmp_path, record)) == sorted((kind, ("gf2",)) for kind in found)
     assert any("gf2" in reason for reason in record.reasons)
 
 
-def test_nodes_of_which_the_same_is_true_are_told_in_one_line_and_the_gravest_come_first(
+def test_nodes_of_which_the_same_is_true_are_one_reason_and_the_gravest_come_first(
     tmp_path: Path, limits: Path
 ) -> None:
     ends = Ends(without={0: "test_2_health", 1: "test_2_health"}, lost={2: "silent for 10 s"})
-    record = ended(tmp_path, limits, ends)
-    assert states(record) == [("lost", ("gf10",)), ("incomplete", ("gf1", "gf2"))]
-
-
-def test_a_lost_node_counts_as_lost_whatever_else_it_is(tmp_path: Path, limits: Path) -> None:
-    record = ended(tmp_path, limits, Ends(lost={1: "silent"}, left_out={1: "it is lost"}))
-    assert states(record) == [("lost", ("gf2",))]
+    first, second, *_ = ended(tmp_path, limits, ends).reasons
+    assert first == "1 host (gf10) lost: silent for 10 s"
+    assert second == "2 hosts (gf1, gf2) INCOMPLETE"
 
 
 @pytest.mark.parametrize(("wanted", "verdict"), [(4, "REJECTED"), (2, "REJECTED"), (3, "ACCEPTED"), (0, "ACCEPTED")])
 def test_as_many_nodes_are_there_as_were_asked_for(wanted: int, verdict: str, tmp_path: Path, limits: Path) -> None:
     record = ended(tmp_path, limits, wanted=wanted)
-    assert (record.verdict, states(record)) == (verdict, [])
+    assert (record.verdict, gaps(tmp_path, record)) == (verdict, [])
     assert (f"{wanted} were asked for" in record.reasons[0]) == (verdict == "REJECTED")
 
 
 def test_what_is_slow_between_healthy_nodes_rejects_all(tmp_path: Path, limits: Path) -> None:
     record = ended(tmp_path, limits, values={"world": 200.0})
-    assert (record.verdict, states(record)) == ("REJECTED", [])
+    assert (record.verdict, gaps(tmp_path, record)) == ("REJECTED", [])
     assert [finding.check for finding in record.findings if finding.state == "missed"] == [
         f"acceptance/{clusters.NODES_CHECK}"
     ]
 
 
-def test_a_figure_that_missed_on_a_node_is_a_fault_at_its_place_among_all_nodes(tmp_path: Path, limits: Path) -> None:
+def test_a_figure_that_missed_on_a_node_rejects_it_and_stands_in_its_own_evidence(tmp_path: Path, limits: Path) -> None:
     record = ended(tmp_path, limits, other={2: {"solo_train_throughput gpu3": 5000.0}})
     assert record.verdict == "REJECTED"
-    found = [(fault.name, fault.subjects) for fault in record.faults if fault.check == ALONE]
-    assert ("limit_missed", (gpu(3, node=2),)) in found
-    assert hosts_blamed(record, ALONE) == ("gf10",)
-    assert any(ALONE in reason and "gf10" in reason and "gf1 " not in reason for reason in record.reasons)
-    # Its figures are in its own evidence, and no other node's GPU is meant.
+    assert record.reasons[0] == "1 host (gf10) is REJECTED"
     assert {finding.check for finding in record.findings} == {f"acceptance/{clusters.NODES_CHECK}"}
-    assert record.topology.identity(gpu(3, node=2)).startswith("gf10 GPU 3 ")
+    assert (record.faults, ALONE in record.checks) == ([], False)
 
 
-def test_what_has_no_place_on_its_node_is_at_the_node(tmp_path: Path, limits: Path) -> None:
-    cluster(tmp_path / "run", limits, Ends(failed={1: (HEALTH,)}), other={1: {"busbw world": 100.0}})
-    own = read(tmp_path / "run" / "nodes" / "1-gf2" / "evidence.jsonl")
-    slow = next(finding.check for finding in own.findings if finding.state == "missed")
-    assert [fault.subjects for fault in faults_of(1, own, slow)] == [(Place(1, "node"),)]
-
-
-def test_the_same_gpu_in_two_nodes_is_one_node_told_twice(tmp_path: Path, limits: Path) -> None:
+def test_the_same_gpu_in_two_nodes_is_one_node_said_twice(tmp_path: Path, limits: Path) -> None:
     record = ended(tmp_path, limits, hosts=("gf1", "gf1", "gf3"))
     assert record.verdict == "INCOMPLETE"
-    assert states(record) == [("one GPU", ("gf1", "gf1"))]
+    assert gaps(tmp_path, record) == [("one GPU", ("gf1", "gf1"))]
+
+
+def test_what_each_node_checked_counts_once_where_the_evidence_of_0_3_has_it_twice(
+    tmp_path: Path, limits: Path
+) -> None:
+    """Its own run has the failure, which was repeated in the run over all."""
+    record = ended(tmp_path, limits, Ends(failed={1: (HEALTH,)}))
+    own = RunFolder(tmp_path / "run").own_runs(record)
+    of_node = own[1].record.checks[HEALTH]
+    twice = replace(
+        record,
+        checks={**record.checks, HEALTH: of_node},
+        started=[*record.started, HEALTH],
+        faults=[Fault("check_failed", (Place(1, "node"),), "it failed", check=HEALTH)],
+    )
+    assert (between(twice, own).checks.keys(), between(twice, own).faults) == (record.checks.keys(), [])
+    assert settled(twice, "", own).reasons == record.reasons
+    assert settled(twice, "").verdict == "REJECTED"  # where the node's own evidence is not here
 
 
 def fault(code: str, *nodes: int) -> FaultFound:
@@ -131,7 +139,8 @@ def test_a_node_that_is_gone_is_told_once(
     ends: Ends, wanted: int, told: FaultFound, reasons: int, tmp_path: Path, limits: Path
 ) -> None:
     record = ended(tmp_path, limits, ends, wanted=wanted, more=[told])
-    assert (record.verdict, len(record.reasons)) == ("REJECTED", reasons)
+    against = [reason for reason in record.reasons if "held against limits" not in reason]
+    assert (record.verdict, len(against)) == ("REJECTED", reasons)
 
 
 def test_a_verdict_stands_on_the_lowest_grade_of_all_nodes() -> None:
@@ -140,8 +149,3 @@ def test_a_verdict_stands_on_the_lowest_grade_of_all_nodes() -> None:
     record = Record(finished=ends)
     assert basis.lowest(record) == "physical"
     assert basis.PHYSICAL in basis.described(record)
-
-
-def test_many_nodes_are_told_by_their_number_and_the_first_names() -> None:
-    told = Nodes("lost", tuple(f"gf{number}" for number in range(9)), "the switch went dark").text
-    assert told == "9 nodes (gf0, gf1, gf2, gf3, gf4, gf5 and 3 more) lost: the switch went dark"
