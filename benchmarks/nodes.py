@@ -37,7 +37,7 @@ from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.nodes import cluster, transport
 from pytest_gpufleet.nodes.agent_process import AgentProcess, AgentSettings, Frames
-from pytest_gpufleet.plugin import html_report, mirrored
+from pytest_gpufleet.plugin import report_files
 from pytest_gpufleet.plugin.keys import RUN
 from pytest_gpufleet.run import cluster_run, node_runs
 from pytest_gpufleet.run.settings import Options
@@ -48,17 +48,16 @@ RECORDED = ROOT / "tests" / "recorded" / "h200x4-a" / "evidence.jsonl"
 REPORT = ROOT / "docs" / "results" / "2026-11-23-2x-h200" / "report.html"
 IDLE_SECONDS = 10.0
 TO = 500
-ONE, LEFT_OUT, HEALTH = "a check of one machine", "leave out who is unlike", "health around a check"
+OWN, HEALTH = "the nodes' own runs", "health around a check"
 # What is measured while the controller runs: the function that does it, by what it is called here.
 WATCHED: dict[str, tuple[Any, str]] = {
     "start": (cluster.Cluster, "start"),
     "start the nodes' own runs": (cluster_run.ClusterRun, "start_alone"),
-    ONE: (mirrored.Mirrors, "pytest_runtest_protocol"),
-    "take in messages of nodes": (node_runs.NodeRun, "hear"),
-    LEFT_OUT: (cluster_run.ClusterRun, "begin_between"),
+    OWN: (cluster_run.ClusterRun, "wait_alone"),
+    "take in messages of nodes": (node_runs.NodeRuns, "listen"),
+    "read their evidence": (node_runs.NodeRuns, "read"),
     HEALTH: (cluster_run.ClusterRun, "check_health"),
-    "bring the folders": (node_runs, "collect"),
-    "page of the report": (html_report.HtmlReport, "pytest_html_results_summary"),
+    "page of the report": (report_files, "write_report"),
 }
 # Tests between nodes, beside those that the suite has for what its nodes sent.
 BETWEEN = """
@@ -251,14 +250,11 @@ ROWS: dict[str, Callable[[dict[str, Any]], float]] = {
     "start of the agents until all have said Hello, s": lambda measured: measured["wall"]["start"],
     "CPU of it, ms": lambda measured: 1e3 * measured["cpu"]["start"],
     "pulses and beats, CPU ms/s": lambda measured: 1e3 * measured["cpu"]["idle"] / IDLE_SECONDS,
-    "a check of one machine, CPU ms": lambda measured: (
-        1e3 * measured["cpu"][ONE] / (measured["calls"][ONE] - measured["calls"][LEFT_OUT])
-    ),
+    "the nodes' own runs, CPU s": lambda measured: measured["cpu"][OWN],
     "all messages of the nodes' own runs, CPU s": lambda measured: measured["cpu"]["take in messages of nodes"],
-    "who is unlike or left out, CPU s": lambda measured: measured["cpu"][LEFT_OUT],
+    "their evidence, CPU s": lambda measured: measured["cpu"]["read their evidence"],
     "health around a check, CPU ms": lambda measured: 1e3 * measured["cpu"][HEALTH] / measured["calls"][HEALTH],
     "the same by the clock, ms": lambda measured: 1e3 * measured["wall"][HEALTH] / measured["calls"][HEALTH],
-    "folders of the nodes, CPU s": lambda measured: measured["cpu"]["bring the folders"],
     "page of the report, CPU s": lambda measured: measured["cpu"]["page of the report"],
     "all of the run, CPU s": lambda measured: measured["cpu"]["all"],
     "memory when all nodes have sent all, MiB": lambda measured: measured["memory"][HEALTH],

@@ -35,7 +35,7 @@ from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
-from pytest_gpufleet.verdict.fleet.fleet_verdict import ended, settled
+from pytest_gpufleet.verdict.fleet.fleet_verdict import ALONE, ended, settled
 from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns
 from tests.acceptance.checks import outcomes
 from tests.machines import Recorded
@@ -80,9 +80,9 @@ def texts(folder: RunFolder) -> dict[str, str]:
     return found
 
 
-def by_todays_limits(record: Record, runs: NodeRuns) -> Record:
+def by_todays_limits(record: Record, runs: NodeRuns = ALONE) -> Record:
     """Of a run on many nodes each node's own run first."""
-    own = {node: replace(run, record=by_todays_limits(run.record, {})) for node, run in runs.items()}
+    own = {node: replace(run, record=by_todays_limits(run.record)) for node, run in runs.items()}
     return judge_again(record, profile.choose(None, {gpu.name for gpu in record.topology.gpus}), own=own)
 
 

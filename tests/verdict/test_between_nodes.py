@@ -15,10 +15,10 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.place import Pair, Place, Where, read
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.profile import for_gpu
-from pytest_gpufleet.verdict.reading import read as record_of
 from tests import runs
 from tests.recorded.test_recorded import RUNS
 
@@ -248,7 +248,8 @@ def test_gpus_without_a_switch_carry_between_nodes_what_they_do_in_one() -> None
 
 def two_recorded_nodes(there: list[dict[str, Any]], said: str, part: float) -> Record:
     """Of a single H200 each, with what a network of 400 Gb/s carries, or a part of it, in place of their loopback."""
-    record = record_of(RUNS["h200x2-as-two-nodes"] / "evidence.jsonl")
+    folder = RunFolder(RUNS["h200x2-as-two-nodes"])
+    record = folder.record()
     record.run = msgspec.structs.replace(record.run, network=said)
     for number, found in record.machines.items():
         record.machines[number] = msgspec.structs.replace(found, host={**found.host, "network_ports": there})
@@ -257,7 +258,7 @@ def two_recorded_nodes(there: list[dict[str, Any]], said: str, part: float) -> R
         if value := reached.get(finding.measurement.metric):
             figures = replace(finding.measurement, values=dict.fromkeys(finding.measurement.values, value))
             record.findings[number] = replace(finding, measurement=figures)
-    return judge_again(record, for_gpu("NVIDIA H200"))
+    return judge_again(record, for_gpu("NVIDIA H200"), own=folder.own_runs(record))
 
 
 HOST = [port(0)]
