@@ -83,7 +83,8 @@ def said(topology: GpuTopology, measurements: Iterable[Measurement], model: str 
 def of_run(record: Record) -> Told:
     """By the limits of today: what is said against places, or that the run is INCOMPLETE, and what kept it from being
     tested."""
-    again = judge_again(record, choose(None, {gpu.name for gpu in record.topology.gpus}))
+    limits = choose(None, {gpu.name for gpu in record.topology.gpus})
+    again = record if record.judged_again else judge_again(record, limits)
     if again.verdict == "INCOMPLETE":
         return {("INCOMPLETE", place) for _, place in of(causes(again)) or {("", "")}}
     return of(accusations(again)) or (set() if again.verdict == "ACCEPTED" else {(str(again.verdict), "")})
