@@ -104,6 +104,7 @@ def reasons(
         }
         beside = {
             fleet_verdict.REHEARSED,
+            say(fleet_verdict.REHEARSED),
             record.judged_again,
             *(remarks(record) if record.verdict == "INCOMPLETE" else ()),
         }
