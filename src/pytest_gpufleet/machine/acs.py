@@ -9,7 +9,7 @@ from itertools import combinations
 from pathlib import Path
 
 from pytest_gpufleet.machine import tools
-from pytest_gpufleet.machine.container import only_root
+from pytest_gpufleet.machine.container import unreadable_here
 from pytest_gpufleet.machine.gpu_facts import consumer
 from pytest_gpufleet.machine.gpudirect import adapters_by_gpu, rail
 from pytest_gpufleet.machine.host_fact import HostFact
@@ -44,7 +44,7 @@ def read(root: Path = Path("/")) -> dict[str, int | None]:
 def _control(config: Path, root: Path) -> int | None:
     with config.open("rb", buffering=0) as file:
         if not os.pread(file.fileno(), 1, UNPRIVILEGED):
-            raise only_root(root, "only root may read the settings of PCIe ports (Access Control Services)")
+            raise unreadable_here(root, "only root may read the settings of PCIe ports (Access Control Services)")
         at, seen = EXTENDED, set[int]()
         while at >= EXTENDED and at not in seen:
             seen.add(at)

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_gpufleet.machine import tools
-from pytest_gpufleet.machine.container import only_root, why_missing
+from pytest_gpufleet.machine.container import unreadable_here, why_missing
 from pytest_gpufleet.machine.host_fact import HostFact
 from pytest_gpufleet.machine.tools import Absent, RunTool, Unreadable, output
 from pytest_gpufleet.model.fault import Fault
@@ -90,7 +90,7 @@ def read(root: Path = Path("/"), run: RunTool = output) -> Bmc:
     if not devices:
         raise _without(root, "there is no /dev/ipmi0")
     if not os.access(devices[0], os.R_OK | os.W_OK):
-        raise only_root(root, "only root may ask the BMC, by /dev/ipmi0")
+        raise unreadable_here(root, "only root may ask the BMC, by /dev/ipmi0")
     power, fans, temperatures = (
         tuple(sensor for kind in kinds for sensor in _sensors(run("ipmitool", "sdr", "type", kind)))
         for kinds in (POWER, FANS, TEMPERATURES)

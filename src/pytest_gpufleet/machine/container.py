@@ -56,17 +56,15 @@ def hides_host() -> Unreadable:
     )
 
 
-def only_root(root: Path, why: str) -> Unreadable:
-    """Of what only root may read, which root of a container may not."""
-    return hides_host() if hides(root) else Unreadable(why, tools.AS_ROOT)
+def unreadable_here(root: Path, why: str, remedy: str = tools.AS_ROOT) -> Unreadable:
+    """Also what only root may read: root of a container may not."""
+    return hides_host() if hides(root) else Unreadable(why, remedy)
 
 
 def why_missing(root: Path, virtual: str, why: str, remedy: str = "") -> Absent | Unreadable:
     """Why a thing that every server has is not to be seen: this is a virtual machine, which has none (`virtual`), or a
     container; else `why`, with its remedy."""
-    if is_virtual(root):
-        return Absent(virtual)
-    return hides_host() if hides(root) else Unreadable(why, remedy)
+    return Absent(virtual) if is_virtual(root) else unreadable_here(root, why, remedy)
 
 
 CGROUP = Path("/sys/fs/cgroup")

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_gpufleet.machine import tools
+from pytest_gpufleet.machine.gpu_facts import consumer
 from pytest_gpufleet.machine.host_fact import HostFact
 from pytest_gpufleet.machine.network_ports import OF_MANAGEMENT, Port, active, fastest_ports
 from pytest_gpufleet.machine.pcie import Devices, gpus_by_address, ports_above, shared_port
@@ -58,9 +59,10 @@ def adapters_in_use(devices: Devices, ports: Iterable[Port]) -> list[str]:
 
 
 def adapters_by_gpu(gpus: Iterable[Gpu], devices: Devices, ports: Iterable[Port]) -> dict[str, list[str]]:
-    """Of each GPU that /sys has the adapters in use under the same PCIe switch, by addresses."""
-    used = adapters_in_use(devices, ports)
-    here = (address for address in gpus_by_address(gpus) if address in devices)
+    """Of each GPU that /sys has the adapters in use under the same PCIe switch, by addresses. Consumer boards let no
+    adapter reach their memory."""
+    used, able = adapters_in_use(devices, ports), (gpu for gpu in gpus if not consumer(gpu))
+    here = (address for address in gpus_by_address(able) if address in devices)
     return {gpu: [adapter for adapter in used if shared_port(devices, gpu, adapter)] for gpu in here}
 
 
@@ -69,7 +71,8 @@ def built_for_gpudirect(gpus: Sequence[Gpu], devices: Devices, ports: Sequence[P
     as where a virtual machine shows no switch. Adapters for management are slower, and RoCE ports too."""
     fast = [port for port in ports if port.link_layer != "Ethernet" or port.gigabits >= OF_MANAGEMENT]
     cards = _cards(adapters_in_use(devices, fast))
-    return any(adapters_by_gpu(gpus, devices, ports).values()) or len(cards) >= max(2, len(gpus))
+    as_many = len(cards) >= max(2, len(gpus)) and not all(map(consumer, gpus))
+    return as_many or any(adapters_by_gpu(gpus, devices, ports).values())
 
 
 def _cards(adapters: Iterable[str]) -> list[str]:

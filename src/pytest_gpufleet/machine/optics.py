@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from pytest_gpufleet.machine import tools
-from pytest_gpufleet.machine.container import only_root
+from pytest_gpufleet.machine.container import unreadable_here
 from pytest_gpufleet.machine.host_fact import HostFact
 from pytest_gpufleet.machine.network_ports import NVIDIA, VIRTUAL_FUNCTIONS, port_fault
 from pytest_gpufleet.machine.tools import Absent, NoAnswer, Unreadable
@@ -85,7 +85,7 @@ def read(root: Path = Path("/"), run: tools.RunTool = tools.output) -> list[Opti
             errors.append(why)
             found.append(Optics(f"{device}/1", silent=f"{device}/1: {why}"))
     if len(errors) == len(ports) and not any(isinstance(why, NoAnswer) for why in errors):
-        raise errors[0] if errors[0].remedy else only_root(root, errors[0].why)
+        raise errors[0] if errors[0].remedy else unreadable_here(root, errors[0].why)
     return found
 
 
