@@ -40,8 +40,7 @@ def run(monkeypatch):
         target=target,
         judged=lambda check, figures, required: [
             finding
-            for each in figures
-            for found in [judged(each, required)]
+            for found in (judged(each, required) for each in figures)
             for finding in (found, unsteady(found, MACHINE))
             if finding
         ],
@@ -95,12 +94,9 @@ STALLS = (55.0, 55.2, 20.1)  # more than a third of the time is lost
 @pytest.mark.parametrize(
     ("second", "missed"),
     [
-        (STEADY, []),
-        (DISTURBED, []),  # others use the host too
-        (SHARED, []),
+        *((samples, []) for samples in (STEADY, DISTURBED, SHARED)),  # others use the host too
         (LOW, ["host_bandwidth"]),
-        (STALLS, ["spread"]),
-        (HALF, ["spread"]),
+        *((samples, ["spread"]) for samples in (STALLS, HALF)),
     ],
 )
 def test_samples_of_a_shared_way_that_differ_are_measured_again_and_are_no_fault_while_their_median_is_met(

@@ -50,7 +50,8 @@ def searched(record: Record, check_id: str) -> list[Fault]:
 def causes(record: Record) -> list[Fault]:
     """What has to be mended before what it explains says anything: settings, and who else used the GPUs of this run,
     whether or not a check looked. What slows rails down explains nothing on one machine, which uses none."""
-    found = [fault for fault in record.faults if is_cause(fault) and (record.of_cluster or not _of_rails(fault))]
+    rails = {fault for fault in record.faults if any(part.kind == "rail" for at in fault.subjects for part in at.parts)}
+    found = [fault for fault in record.faults if is_cause(fault) and (record.of_cluster or fault not in rails)]
     seen = {subject for fault in found if fault.name == NEIGHBOUR for subject in fault.subjects}
     there = [(gpu.place, ", ".join(gpu.processes)) for gpu in record.topology.gpus if gpu.processes]
     return [*(Fault(NEIGHBOUR, (where,), processes) for where, processes in there if where not in seen), *found]
@@ -67,10 +68,6 @@ def disturbed(record: Record) -> set[str]:
         for check, found in by_check.items()
         if all(fault.name == NEIGHBOUR or explaining(fault, neighbours) for fault in found)
     }
-
-
-def _of_rails(fault: Fault) -> bool:
-    return any(part.kind == "rail" for subject in fault.subjects for part in subject.parts)
 
 
 def is_cause(fault: Fault) -> bool:

@@ -11,10 +11,8 @@ from pytest_gpufleet.model.record import Record
 
 # What a limit of the lowest grade is worth, said wherever one was used.
 PHYSICAL = " (physical limits catch defects, not a 10 % slowdown)"
-WITHIN, WITHIN_ONE = (
-    "{met} of {count} measurements within limits: {grades}",
-    "{met} of 1 measurement within limits: {grades}",
-)
+WITHIN = "{met} of {count} measurements within limits: {grades}"
+WITHIN_ONE = "{met} of 1 measurement within limits: {grades}"
 TOO_LOW = "held against a {grade} limit, and --fleet-basis asks for a {wanted} one"
 
 

@@ -71,9 +71,11 @@ class Gap:
 
 def gaps(record: Record) -> list[Gap]:
     """What the level asks for and the run does not answer, the gravest first."""
+    disturbed = accusations.disturbed(record)
     return list(
         chain(
-            _disturbed(record), _cut_short(record), _of_the_whole(record), _unjudged(record), _ended(record, "skipped"),
+            (Gap("disturbed", check, "somebody else's process used the GPU") for check in sorted(disturbed)),
+            _cut_short(record), _of_the_whole(record), _unjudged(record), _ended(record, "skipped"),
             _left_out(record), without_figures(record), missing_places(record),
         )
     )  # fmt: skip
@@ -96,11 +98,6 @@ def not_applied(record: Record) -> list[Gap]:
     """Limits of a given profile that held for nothing, which leaves nothing open: they are in no contract."""
     why = "no figure was measured under its conditions"
     return [Gap("not applied", limit, why) for limit in unused_limits(record)]
-
-
-def _disturbed(record: Record) -> Iterator[Gap]:
-    why = "somebody else's process used the GPU"
-    return (Gap("disturbed", check, why) for check in sorted(accusations.disturbed(record)))
 
 
 def _cut_short(record: Record) -> Iterator[Gap]:
