@@ -11,9 +11,9 @@ GENERATED = {DOCS / "checks.md", DOCS / "planted-faults.md"}
 
 # What there may be at most, blank lines included. Who adds, removes.
 BOUNDS = {
-    "lines of src": 37_600,
-    "modules of src": 221,
-    "lines of tests": 33_700,
+    "lines of src": 37_500,
+    "modules of src": 210,
+    "lines of tests": 32_800,
     "words of docs": 27_200,
 }
 
