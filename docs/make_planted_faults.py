@@ -89,7 +89,7 @@ PAGE = ROOT / "docs" / "planted-faults.md"
 COMMAND = "python docs/make_planted_faults.py"
 
 # What it takes to find what is not found yet.
-RULES, NOISE = "rules for new hardware", "limits that know their noise"
+NOISE = "limits that know their noise"
 ALL = "gpu0 gpu1 gpu2 gpu3"
 
 
@@ -338,10 +338,6 @@ def fact(
     return Row(planted, always(at, partial(of_facts, change)), code, alike, told, later=later)
 
 
-def unread(planted: str, later: str = RULES) -> Row:
-    return Row(planted, [], "", later=later)
-
-
 def clock(which: str, reasons: int = 0, watts: float = 480.0) -> Callable[[float], Told]:
     free = ClocksUnderLoad(1980, 3201, reasons, watts)
     (bad,) = (each for each in recorded().machine.gpus if each.index == 2)
@@ -379,7 +375,7 @@ LINKS = [
     fact("the fabric says that bandwidth is degraded", set_gpu(2, **faulty.fabric(mask=0x1A9)), "fabric_degraded",
          "gpu2", "a healthy one of clique 3", set_gpus(**faulty.fabric(clique=3))),
     fact("fabric state 0 on every GPU: no fabric manager", set_gpus(**faulty.NO_FABRIC),
-         "fabric_not_ready", ALL, later=RULES),
+         "fabric_not_ready", ALL, later="not judged, so the verdict is INCOMPLETE"),
     fact("a pair without peer access", no_read_of_1, "no_peer_access"),
     fact("a PCIe slot of 8 lanes", set_gpu(2, **faulty.narrow(16, 8)), "pcie_slot_narrow", "gpu2",
          "boards that have 8 lanes, all of them", set_gpus(**faulty.narrow(8, 16))),
@@ -387,7 +383,6 @@ LINKS = [
     Row("PCIe 4 in place of 5, one GPU", always("gpu2", lambda: generation(5, 5, 4, 5)), "pcie_generation_reduced"),
     Row("PCIe 4 in place of 5, all, as set in the BIOS", always(ALL, lambda: generation(4, 4, 4, 4)),
         "pcie_generation_reduced", "PCIe 5 under load", lambda: generation(5, 5, 5, 5)),
-    unread("peer to peer between PCIe GPUs redirected by ACS"),
     fact("BAR1 of one GPU smaller", then(faulty.SAME_BAR1, set_gpu(2, bar1_bytes=256 << 20)), "bar1_small", "gpu2",
          "BAR1 of 256 GiB, all", faulty.SAME_BAR1),
 ]  # fmt: skip
@@ -495,7 +490,7 @@ HOST = [
         "adapters where their GPUs are", lambda: adapters(BY_TWO, BY_TWO)),
     Row("ACS between GPUs without NVLink", always("gpu0 gpu1", lambda: acs_of(0x1D)), "acs_between_gpus",
         "with address translation by the devices (DirectTrans+)", lambda: acs_of(0x5D)),
-    unread("a slow disk, where nobody says which folder is to be tested"),
+    Row("a slow disk, where nobody says which folder is to be tested", [], "", later="it takes `--fleet-disk-folder`"),
 ]  # fmt: skip
 SUBJECTS = {
     "Speed": (
