@@ -128,7 +128,7 @@ def _outcome(check: Callable[..., None], fixtures: dict[str, Any], topology: Gpu
     except (pytest.skip.Exception, NotJudged) as end:
         return Outcome("skipped", str(end))
     except Faults as found:
-        text = "\n".join(fault.told(topology.identity) for fault in found.faults)
+        text = "\n".join(fault.described(topology.identity) for fault in found.faults)
         return Outcome("failed", text, found.faults)
     except (AssertionError, pytest.fail.Exception) as failure:
         return Outcome("failed", str(failure))

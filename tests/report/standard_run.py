@@ -204,4 +204,4 @@ def bad_gpu(topology: GpuTopology) -> tuple[Run, dict[str, str]]:
     link = Fault("nvlink_down", (gpu(5),), "nvlinks_active is 9, should be 18", check=check)
     run = measured(topology, SLOW)
     run.faults.append(link)
-    return run, {check: link.told(lambda _: topology.gpus[5].identity)}
+    return run, {check: link.described(lambda _: topology.gpus[5].identity)}

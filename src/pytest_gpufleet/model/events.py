@@ -20,7 +20,7 @@ from pytest_gpufleet.model.codec import Amount, Finite, Moment
 from pytest_gpufleet.model.endings import NOT_ASKED, Refused
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.gpu import GpuTopology, Missing, told
+from pytest_gpufleet.model.gpu import GpuTopology, Missing, typed_facts
 from pytest_gpufleet.model.language import Language
 from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.limit import GivenLimits, Grade
@@ -178,7 +178,7 @@ class HostFound(msgspec.Struct, frozen=True):
     host: Mapping[str, Any] = {}
 
     def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "host", told(self.host))
+        msgspec.structs.force_setattr(self, "host", typed_facts(self.host))
 
     def get(self, fact: str) -> Any:
         """A fact, or None where it cannot be had."""

@@ -431,7 +431,7 @@ class Fault(msgspec.Struct, frozen=True):
         parts = (part for subject in self.subjects for part in subject.parts)
         return frozenset(part.node for part in parts if part.is_on_node)
 
-    def told(self, named: Callable[[Where], str] = str) -> str:
+    def described(self, named: Callable[[Where], str] = str) -> str:
         """ "GPU 3: 17 PCIe replays", if `named` calls a place so."""
         subjects = ", ".join(map(named, self.subjects))
         return f"{subjects}: {self.what}" if subjects else self.what
@@ -441,7 +441,7 @@ class Faults(AssertionError):
     """Raised by a check that found faults. Its text is for who has nothing better; the plugin records `faults`."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
-        super().__init__("\n".join(fault.told() for fault in faults))
+        super().__init__("\n".join(fault.described() for fault in faults))
         self.faults = tuple(faults)
 
     def __reduce__(self) -> tuple[Any, ...]:

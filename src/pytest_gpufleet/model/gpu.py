@@ -121,7 +121,7 @@ class Missing(msgspec.Struct, frozen=True):
         return f"{self.why}: {self.remedy}" if self.remedy else self.why
 
 
-def told(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+def typed_facts(facts: Mapping[str, Any]) -> Mapping[str, Any]:
     """Facts as they came from a file or another process: msgspec leaves what may be anything as it is."""
     untyped = [name for name, value in facts.items() if isinstance(value, dict) and "unavailable" in value]
     return {**facts, **{name: _missing(facts[name]) for name in untyped}} if untyped else facts
@@ -159,7 +159,7 @@ class Gpu:
     node: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "facts", told(self.facts))
+        object.__setattr__(self, "facts", typed_facts(self.facts))
 
     def __getitem__(self, fact: str) -> Any:
         """KeyError for a name that this version and the recorded machine both do not know."""

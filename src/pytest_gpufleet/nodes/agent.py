@@ -90,13 +90,13 @@ def main(descriptor: int, settings: str) -> NoReturn:
     connection = Frames(socket.socket(fileno=descriptor))
     status = 1
     try:
-        told = msgspec.json.decode(settings, type=AgentSettings)
-        base = told.keep_in or tempfile.gettempdir()
+        given = msgspec.json.decode(settings, type=AgentSettings)
+        base = given.keep_in or tempfile.gettempdir()
         rank_files.sweep(PREFIX, [base], KEPT_SECONDS)
         folder, _ = rank_files.make(PREFIX, base)  # held until this process ends
         _write_to(folder / LOG)
-        _settle_in(told)
-        Agent(told, connection, folder).live()
+        _settle_in(given)
+        Agent(given, connection, folder).live()
         status = 0
     except BaseException as error:
         traceback.print_exc()
@@ -240,7 +240,7 @@ class Agent:
         suite, node = self._suite, self._node
         readings = suite.readings if suite and not suite.over else node.readings if node else ()
         hottest, watts = (
-            [told for gpu in readings if isinstance(told := gpu.get(name), float | int)]
+            [value for gpu in readings if isinstance(value := gpu.get(name), float | int)]
             for name in ("temperature_c", "power_watts")
         )
         check = suite.check if suite and not suite.over else ""

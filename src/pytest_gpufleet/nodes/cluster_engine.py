@@ -54,10 +54,10 @@ class ClusterEngine:
             self._cluster.send(node, say.Submit(here, parcel))
 
     def wait(self, timeout: float) -> list[Answer | Death]:
-        told, self._deaths = self._deaths, []
-        news = self._cluster.rank_news(0.0 if told else timeout)
+        pending, self._deaths = self._deaths, []
+        news = self._cluster.rank_news(0.0 if pending else timeout)
         events: list[Answer | Death] = []
-        for event in [*told, *(event for node, each in news for event in self._events(node, each))]:
+        for event in [*pending, *(event for node, each in news for event in self._events(node, each))]:
             if event.rank not in self._dead:
                 events.append(event)
             if isinstance(event, Death):
@@ -69,22 +69,22 @@ class ClusterEngine:
         answers = self._answers({node: say.Examine(here) for node, here in asked.items()}, EXAMINE_SECONDS)
         traces: dict[int, Trace] = {}
         for node, here in asked.items():
-            told = answers[node]
-            why = told if isinstance(told, Trouble) else "its node has ended it"  # as one does that is left out
+            answer = answers[node]
+            why = answer if isinstance(answer, Trouble) else "its node has ended it"  # as one does that is left out
             traces |= dict.fromkeys(here, Trace(state=f"(nothing can be seen of it: {why})"))
-            traces |= {} if isinstance(told, Trouble) else told
+            traces |= {} if isinstance(answer, Trouble) else answer
         return traces
 
     def kill(self, timeout: float) -> dict[int, str]:
         """A node that does not end its ranks is left out: nothing more can be started on their GPUs."""
         questions = dict.fromkeys(set(self._nodes.values()), say.KillRanks(timeout))
         left: dict[int, str] = {}
-        for node, told in self._answers(questions, timeout + ANSWER_SECONDS).items():
-            if isinstance(told, Trouble):
-                self._cluster.leave_out(node, f"it was told to end its ranks, and did not say that it has: {told}")
-            elif told:
-                self._cluster.leave_out(node, f"{len(told)} of its ranks could not be killed")
-                left |= told
+        for node, answer in self._answers(questions, timeout + ANSWER_SECONDS).items():
+            if isinstance(answer, Trouble):
+                self._cluster.leave_out(node, f"it was told to end its ranks, and did not say that it has: {answer}")
+            elif answer:
+                self._cluster.leave_out(node, f"{len(answer)} of its ranks could not be killed")
+                left |= answer
         self._cluster.rank_news(0.0)
         self._nodes, self._deaths = {}, []
         return left

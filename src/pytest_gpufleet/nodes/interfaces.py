@@ -58,13 +58,13 @@ def _addresses() -> Iterator[tuple[str, str]]:
     try:
         entry = first
         while entry:
-            told = entry.contents
-            if told.address:
-                family = ctypes.cast(told.address, ctypes.POINTER(ctypes.c_ushort)).contents.value
+            interface = entry.contents
+            if interface.address:
+                family = ctypes.cast(interface.address, ctypes.POINTER(ctypes.c_ushort)).contents.value
                 if family in BYTES_OF_ADDRESS:
                     offset, length = BYTES_OF_ADDRESS[socket.AddressFamily(family)]
-                    packed = ctypes.string_at(told.address + offset, length)
-                    yield os.fsdecode(told.name), socket.inet_ntop(family, packed)
-            entry = told.next
+                    packed = ctypes.string_at(interface.address + offset, length)
+                    yield os.fsdecode(interface.name), socket.inet_ntop(family, packed)
+            entry = interface.next
     finally:
         libc.freeifaddrs(first)

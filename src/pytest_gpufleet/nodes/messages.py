@@ -11,7 +11,7 @@ import msgspec
 
 from pytest_gpufleet.model.events import Outcome, VerdictWord
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import GpuTopology, told
+from pytest_gpufleet.model.gpu import GpuTopology, typed_facts
 from pytest_gpufleet.world.engines.protocol import Trace
 
 
@@ -145,7 +145,7 @@ class Hello(Message, frozen=True, tag="hello"):
     clock: float  # seconds since the epoch when this was written
 
     def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "machine", told(self.machine))
+        msgspec.structs.force_setattr(self, "machine", typed_facts(self.machine))
 
 
 class Greeting(msgspec.Struct, frozen=True, tag_field="is", tag="hello"):

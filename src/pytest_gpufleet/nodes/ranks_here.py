@@ -80,7 +80,7 @@ class RanksHere:
             with _most_open_files():
                 self._engine.start(started)
         except Exception as error:
-            self._lose(self._numbers, f"before it had started: {_told(error)}")
+            self._lose(self._numbers, f"before it had started: {_text(error)}")
             self._numbers = ()
 
     def submit(self, ranks: Iterable[int], parcel: bytes) -> None:
@@ -88,7 +88,7 @@ class RanksHere:
         try:
             self._engine.submit(map(self._numbers.index, here), parcel)
         except Exception as error:
-            self._lose(here, f"for its controller: nothing can be sent to it: {_told(error)}")
+            self._lose(here, f"for its controller: nothing can be sent to it: {_text(error)}")
 
     def watch(self, selector: selectors.BaseSelector) -> None:
         if self._numbers:
@@ -134,5 +134,5 @@ def _most_open_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def _told(error: Exception) -> str:
+def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

@@ -122,14 +122,14 @@ MOST_TOLD = 200  # characters of what Ray says
 
 
 class Line:
-    """Its user sees to it that one thread at a time calls it. `told`: called by any thread with a call that has ended,
+    """Its user sees to it that one thread at a time calls it. `report`: for any thread, of a call that has ended,
     for `ended`. `lost`: what Ray raises where it does not know whether a call was run."""
 
     def __init__(
         self,
         node: int,
         actor: Any,
-        told: "Callable[[tuple[Line, Any, bool]], None]",
+        report: "Callable[[tuple[Line, Any, bool]], None]",
         lost: type[Exception],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -138,7 +138,7 @@ class Line:
         self.again_at = NEVER  # a call was lost: when those to come are made
         self.over = False  # nothing comes any more
         self.agent_has_ended = False
-        self._told = told
+        self._report = report
         self._lost = lost
         self._clock = clock
         self._unconfirmed: deque[bytes] = deque()  # by the actor
@@ -209,7 +209,7 @@ class Line:
         self._next = max(self._next, self._first)
 
     def _call(self, reference: Any, taking: bool) -> None:
-        reference.future().add_done_callback(lambda call: self._told((self, call, taking)))
+        reference.future().add_done_callback(lambda call: self._report((self, call, taking)))
 
 
 def in_short(error: BaseException) -> str:

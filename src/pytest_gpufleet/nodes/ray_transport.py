@@ -212,8 +212,8 @@ class RayTransport:
             raise Refused(f"the GPUs of {', '.join(in_use)} are in use by another job of this cluster of Ray")
         towards = next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == own)
         for number, (node, name) in enumerate(zip(nodes, names, strict=True)):
-            told = {"name": name if name != node["NodeManagerHostname"] else "", "transport": "ray"}
-            actor = _actor(ray, node, msgspec.structs.replace(self._settings, towards=towards, **told))
+            changes = {"name": name if name != node["NodeManagerHostname"] else "", "transport": "ray"}
+            actor = _actor(ray, node, msgspec.structs.replace(self._settings, towards=towards, **changes))
             line = self._lines[number] = Line(number, actor, self._done.put, ray.exceptions.ActorUnavailableError)
             line.go_on()
         return dict(enumerate(names))

@@ -71,10 +71,10 @@ def own(settings: AgentSettings, transport: str) -> Greeting:
 
 def refuse_others(own: Greeting, nodes: Mapping[str, Hello | Greeting]) -> None:
     """Refused if any of these nodes, by their names, has another installation than this process."""
-    alike = grouped((told, name) for name, node in nodes.items() if (told := _differences(own, node)))
+    alike = grouped((differing, name) for name, node in nodes.items() if (differing := _differences(own, node)))
     if not alike:
         return
-    found = "; ".join(f"{', '.join(names)}: {told}" for told, names in alike.items())
+    found = "; ".join(f"{', '.join(names)}: {differing}" for differing, names in alike.items())
     raise Refused(
         f"not all nodes have what this one has (pytest-gpufleet {own.version}, Python {own.python}): {found}. "
         "Install the same on all of them"
@@ -85,7 +85,7 @@ def _differences(own: Greeting, other: Hello | Greeting) -> str:
     differing = [part for part in PARTS if getattr(own, part) != getattr(other, part)]
     if "version" in differing and "package" in differing:  # which goes without saying
         differing.remove("package")
-    told = {part: PARTS[part].format(getattr(other, part)) for part in differing}
-    if "suite" in told and not other.suite:
-        told["suite"] = NO_FOLDER
-    return ", ".join(told.values())
+    parts = {part: PARTS[part].format(getattr(other, part)) for part in differing}
+    if "suite" in parts and not other.suite:
+        parts["suite"] = NO_FOLDER
+    return ", ".join(parts.values())

@@ -96,7 +96,9 @@ def show_faults(report: pytest.TestReport, error: BaseException | None, run: Run
     """Let pytest show faults with all that identifies the GPU, and without a traceback, which helps nobody."""
     if isinstance(error, Faults) and report.failed:
         identity = run.target.topology.identity
-        report.longrepr = "\n".join("\n".join(filter(None, (each.told(identity), each.story))) for each in error.faults)
+        report.longrepr = "\n".join(
+            "\n".join(filter(None, (each.described(identity), each.story))) for each in error.faults
+        )
 
 
 def _outcome(phases: Phases) -> tuple[Outcome, str]:

@@ -58,7 +58,7 @@ def announce_finding(item: pytest.Item, finding: Finding) -> None:
 
 
 def announce_fault(config: pytest.Config, fault: Fault) -> None:
-    _into_junit(config, fault.check, [("fault", f"{fault.kind.number} {fault.name} {fault.told()}")])
+    _into_junit(config, fault.check, [("fault", f"{fault.kind.number} {fault.name} {fault.described()}")])
     _call(config, "pytest_gpufleet_fault", fault=fault)
 
 

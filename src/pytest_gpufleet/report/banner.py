@@ -264,7 +264,7 @@ def _first_cause(record: Record, accused: Iterable[str]) -> str:
     """What a search found out about the first figure that missed."""
     found = (fault for check_id in accused for fault in searched(record, check_id))
     for fault in found:
-        text = fault.told(partial(wording.place, hosts=record.hosts)).splitlines()[0].rstrip(".") + "."
+        text = fault.described(partial(wording.place, hosts=record.hosts)).splitlines()[0].rstrip(".") + "."
         return text if fault.subjects else wording.capitalised(text)  # a host is called as it is called
     return ""
 

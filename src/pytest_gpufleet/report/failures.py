@@ -305,7 +305,7 @@ def explanations(accused: Iterable[Accused], hosts: wording.Hosts) -> list[str]:
     """What explains what checks say, and what to do about it: one sentence for all places of one kind."""
     causes = dict.fromkeys(cause for each in accused for cause in each.causes)
     named, stop = partial(wording.place, hosts=hosts), say(".")
-    by_kind = grouped(dict.fromkeys((cause.kind, cause.told(named)) for cause in causes))
+    by_kind = grouped(dict.fromkeys((cause.kind, cause.described(named)) for cause in causes))
     return [
         wording.sentences(
             f"{wording.capitalised(say(code.message))} ({'; '.join(where)}){stop}",
@@ -316,7 +316,7 @@ def explanations(accused: Iterable[Accused], hosts: wording.Hosts) -> list[str]:
 
 
 def _described(fault: Fault, record: Record) -> str:
-    return fault.told(record.topology.identity)
+    return fault.described(record.topology.identity)
 
 
 def _message(check: Check, case: str) -> Message:

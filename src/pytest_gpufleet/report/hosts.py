@@ -279,7 +279,7 @@ def _said(record: Record, between: Sequence[Group]) -> dict[int, list[str]]:
                     explained.add((node, fault.check))
                 elif (node, fault.check) in explained:
                     continue
-                found[node].append(Said("{kind}: {what}", kind=Said(fault.kind.message), what=fault.told(name)))
+                found[node].append(Said("{kind}: {what}", kind=Said(fault.kind.message), what=fault.described(name)))
     return found
 
 

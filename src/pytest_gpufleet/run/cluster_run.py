@@ -12,7 +12,7 @@ from pytest_gpufleet.machine.machine import Machine
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound, NodeLeftOut, NodeLost, RunHeader
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology, joined, told
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology, joined, typed_facts
 from pytest_gpufleet.model.place import Place, on_node
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.nodes import same_install
@@ -183,7 +183,7 @@ class ClusterRun(Run):
 
     def hosts_now(self, fact: str) -> dict[int, Any]:
         answers = self._answers(ReadHost((fact,)), self.cluster.alive, f"changes of {fact}")
-        return {node: told(host)[fact] for node, host in answers.items()}
+        return {node: typed_facts(host)[fact] for node, host in answers.items()}
 
     def _answers(self, question: Asked, nodes: Iterable[int], what: str) -> dict[int, Any]:
         """What these nodes answer. One that does not keeps the run from being complete: `what` may have gone unseen."""

@@ -246,7 +246,7 @@ def _reason(group: list[Gap], record: Record) -> str:
     match kind:
         case "disturbed":
             neighbours = [cause for cause in accusations.causes(record) if cause.name == accusations.NEIGHBOUR]
-            who = "; ".join(cause.told(record.topology.identity) for cause in neighbours)
+            who = "; ".join(cause.described(record.topology.identity) for cause in neighbours)
             several = "{count} checks could not be tested, since somebody else's process used a GPU: {who}"
             one = "1 check could not be tested, since somebody else's process used a GPU: {who}"
             return say(several if more else one, count=count, who=who)

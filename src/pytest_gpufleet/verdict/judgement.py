@@ -41,7 +41,7 @@ class LimitMissed(AssertionError):
         self.findings = tuple(findings)
         self.causes = tuple(causes)
         lines = [line for finding in findings for line in _lines(finding, topology)]
-        super().__init__("\n".join([*(fault.told(topology.identity) for fault in self.causes), *lines]))
+        super().__init__("\n".join([*(fault.described(topology.identity) for fault in self.causes), *lines]))
 
 
 def network_of(record: Record) -> float | None:

@@ -79,7 +79,7 @@ def concluded(record: Record) -> tuple[VerdictWord, list[Check], list[str]]:
 def _unseen(fault: Fault, record: Record) -> str:
     """A fault for which no check failed."""
     when = f"while {fault.check} ran" if fault.watched and fault.check else fault.check
-    return ": ".join(filter(None, (when, fault.told(record.topology.identity))))
+    return ": ".join(filter(None, (when, fault.described(record.topology.identity))))
 
 
 def remarks(record: Record) -> list[str]:

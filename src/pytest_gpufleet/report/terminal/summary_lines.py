@@ -122,7 +122,7 @@ def _node(record: Record, node: int, state: str) -> list[Line]:
     lines = wrapped(f"{record.hosts[node]}{serial}: {state}", "  ", BAD)
     others = (fault for fault in all_faults(record) if not is_stated(record, fault))
     at_node = (fault for fault in others if any(part.node == node for at in fault.subjects for part in at.parts))
-    texts = dict.fromkeys([*_why(record, node), *(fault.told(record.topology.identity) for fault in at_node)])
+    texts = dict.fromkeys([*_why(record, node), *(fault.described(record.topology.identity) for fault in at_node)])
     for text in list(texts)[:MOST_FAULTS]:
         lines += wrapped(_short(text), "    ")
     return lines
