@@ -14,7 +14,7 @@ BOUNDS = {
     "lines of src": 37_500,
     "modules of src": 210,
     "lines of tests": 32_800,
-    "words of docs": 27_200,
+    "words of docs": 27_300,
 }
 
 
