@@ -10,9 +10,11 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# Device files of GPUs; in WSL2 there is but one for all. A container may have any of them.
+GPUS   := $(wildcard /dev/nvidia[0-9]* /dev/dxg)
 # The tests run side by side, but where there is a GPU: one run at a time may have it. One more than there are cores:
 # tests of what hangs or comes late wait most of their time. A test that hangs itself must not hold up all others.
-WORKERS := $(if $(wildcard /dev/nvidia0),0,$(shell expr $$(nproc) + 1))
+WORKERS := $(if $(GPUS),0,$(shell expr $$(nproc) + 1))
 SIDE_BY_SIDE := -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder --timeout 900
 QUICK  = tests/test_structure.py $(addprefix tests/,recorded verdict model machine) $(shell $(BIN)/python -m tests.affected)
 READY  := $(VENV)/.ready
@@ -25,7 +27,7 @@ OLDEST := $(shell sed -n 's/^ *"\([a-z0-9-]*\)>=\([0-9.]*\)",$$/\1==\2/p' pyproj
 .PHONY: accept oldest quick test release hosts lint
 
 accept: $(READY)
-	GPUFLEET_STARTED_BY="make accept" $(BIN)/pytest acceptance/ $(if $(wildcard /dev/nvidia0),,--fleet-level quick) $(ARGS)
+	GPUFLEET_STARTED_BY="make accept" $(BIN)/pytest acceptance/ $(if $(GPUS),,--fleet-level quick) $(ARGS)
 
 oldest: $(READY)
 	$(PIP) --upgrade --target build/oldest $(OLDEST)

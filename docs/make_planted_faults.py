@@ -50,8 +50,8 @@ from tests.planted import (
     H200,
     TWO,
     Case,
+    Named,
     Row,
-    Told,
     as_recorded,
     collectives,
     each_gpu,
@@ -93,16 +93,16 @@ NOISE = "limits that know their noise"
 ALL = "gpu0 gpu1 gpu2 gpu3"
 
 
-def always(at: str, told: Callable[[], Told]) -> list[Case]:
+def always(at: str, named: Callable[[], Named]) -> list[Case]:
     """A fault that has no size. `at`: its places, "" for none."""
-    return [Case(frozenset(at.split() or [""]), lambda size: told())]
+    return [Case(frozenset(at.split() or [""]), lambda size: named())]
 
 
 SLOW, MISSED = "slower_than_peers", "limit_missed"
 FIGURES = [
     Row("one GPU slow in products and training, of its own", each_gpu(slow_gpu), SLOW,
         "one GPU 8 K warmer, which costs it 1.8 %",
-        lambda: set.union(*(case.told(8) for case in each_gpu(warmer))), (2, 3, 4, 5)),
+        lambda: set.union(*(case.named(8) for case in each_gpu(warmer))), (2, 3, 4, 5)),
     Row("one GPU slower in products than its peers are", each_gpu(slow_beside_peers), SLOW, sizes=(2, 3, 3.5, 4)),
     Row("all GPUs slow in products", every("gemm"), MISSED, "as recorded", as_recorded("gemm"), (2, 5, 8, 15)),
     Row("all GPUs slow in training", every("solo_train_throughput"), MISSED, "as recorded",
@@ -132,7 +132,7 @@ FIGURES = [
         MISSED, sizes=(26, 50, 80)),
     Row("memory of one NUMA node slow: a channel of twelve is missing", of_values("host_memory_bandwidth", [230] * 2,
         "numa1", operation="triad"), SLOW, "3 % less",
-        lambda: of_values("host_memory_bandwidth", [230] * 2, "numa1", operation="triad")[0].told(3), (3, 8.3)),
+        lambda: of_values("host_memory_bandwidth", [230] * 2, "numa1", operation="triad")[0].named(3), (3, 8.3)),
 ]  # fmt: skip
 
 
@@ -145,7 +145,7 @@ LOAD = [
           (73, "the same, 2 of 4", [72, 73, 80, 81]))),
     Row("one GPU draws 600 of 700 W", of_values("soak_power", [692] * 3, at_power_limit=True), SLOW,
         "a chip that draws 5 % less at its clock",
-        lambda: of_values("soak_power", [692] * 3, at_power_limit=True)[0].told(5), (5, 9, 14.3)),
+        lambda: of_values("soak_power", [692] * 3, at_power_limit=True)[0].named(5), (5, 9, 14.3)),
     Row("one GPU's SM clock lower under load than its peers'", of_values("soak_clock", [1470] * 3), SLOW, sizes=(6, 10),
         later=NOISE),
 ]  # fmt: skip
@@ -182,39 +182,39 @@ MODELS = [
 # ---------------------------------------------------------------- nodes
 
 
-def network(carried: float, said: str = "", ports: int = 1) -> Told:
+def network(carried: float, said: str = "", ports: int = 1) -> Named:
     return of_run(two_recorded_nodes([port(number) for number in range(ports)], said, carried))
 
 
-def slow_nodes(*runs: HostRun) -> Told:
+def slow_nodes(*runs: HostRun) -> Named:
     """By the tolerances of today."""
     today = [replace(run, record=judge_again(run.record, for_gpu(H200))) for run in runs]
     return of(slower_than_other_nodes(dict(enumerate(today))))
 
 
-def boards() -> Told:
+def boards() -> Named:
     return slow_nodes(*(host_run(name, folder=name) for name in ("h200x4-a", "h200x4-c", "h200x1-e", "h200x2-g")))
 
 
-def among_nodes(**differing: object) -> Callable[[], Told]:
+def among_nodes(**differing: object) -> Callable[[], Named]:
     """One node of four: what differs in its evidence."""
     return lambda: of(
         nodes_unlike_others(dict(enumerate(host_run(f"node-{n}", **(differing if n == 2 else {})) for n in range(4))))
     )
 
 
-def of_one_node(percent: float) -> Told:
+def of_one_node(percent: float) -> Named:
     def change(metric: str, at: Where, value: float) -> float:
         return value * (1 - percent / 100 * (metric == "memory_bandwidth" and at == gpu(1)))
 
     return slow_nodes(*(host_run(f"node-{n}", **({"change": change} if n == 2 else {})) for n in range(4)))
 
 
-def subnets(last: list[Port]) -> Told:
+def subnets(last: list[Port]) -> Named:
     return of(subnets_between_nodes(dict(enumerate([*[network_tests.ports()] * 3, last]))))
 
 
-def mtus(last: int) -> Told:
+def mtus(last: int) -> Named:
     return of(mtu_between_nodes(dict(enumerate([*[network_tests.ports()] * 3, network_tests.ports(mtu=last)]))))
 
 
@@ -251,7 +251,7 @@ NODES = [
 # ---------------------------------------------------------------- runs
 
 
-def hang(*traces: Trace) -> Told:
+def hang(*traces: Trace) -> Named:
     engine = FakeEngine(traces=dict(enumerate(traces)))
 
     def hangs(rank: object) -> None:
@@ -262,7 +262,7 @@ def hang(*traces: Trace) -> Told:
     return of([failure.value.fault([gpu(index) for index in range(len(traces))])])
 
 
-def resumed(**now: object) -> Told:
+def resumed(**now: object) -> Named:
     """Whether a run that was cut short goes on here."""
     then, here = (Record(machines={0: HostFound("", {**CHASSIS, **facts})}) for facts in ({}, now))
     try:
@@ -272,17 +272,17 @@ def resumed(**now: object) -> Told:
     return set()
 
 
-def whole(name: str, at: Where | None, *metrics: str) -> Callable[[float], Told]:
+def whole(name: str, at: Where | None, *metrics: str) -> Callable[[float], Named]:
     """A whole run in which these metrics are worse, all without any name, at this place or at all."""
 
-    def told(percent: float) -> Told:
+    def named(percent: float) -> Named:
         record, found = run_of(name), []
         for each in record.findings:
             worse = each.measurement.metric in metrics or not metrics
             found.append(replace(each, measurement=slowed(each.measurement, percent, at)) if worse else each)
         return of_run(replace(record, findings=found))
 
-    return told
+    return named
 
 
 HERE, BEFORE, STOPPED = (
@@ -334,17 +334,17 @@ def fact(
     later: str = "",
 ) -> Row:
     """By all checks of inventory and health of a recorded 4x H200 after a change."""
-    told = partial(of_facts, healthy) if alike else set
-    return Row(planted, always(at, partial(of_facts, change)), code, alike, told, later=later)
+    named = partial(of_facts, healthy) if alike else set
+    return Row(planted, always(at, partial(of_facts, change)), code, alike, named, later=later)
 
 
-def clock(which: str, reasons: int = 0, watts: float = 480.0) -> Callable[[float], Told]:
+def clock(which: str, reasons: int = 0, watts: float = 480.0) -> Callable[[float], Named]:
     free = ClocksUnderLoad(1980, 3201, reasons, watts)
     (bad,) = (each for each in recorded().machine.gpus if each.index == 2)
     return lambda percent: of(held_clocks(bad, free._replace(**{which: getattr(free, which) * (1 - percent / 100)})))
 
 
-def generation(*links: int) -> Told:
+def generation(*links: int) -> Named:
     return of_facts(then(), "pcie_generation_under_load", [(each, 5) for each in links])
 
 
@@ -352,7 +352,7 @@ def xid(number: int) -> Change:
     return set_machine(log=f"NVRM: Xid (PCI:0000:00:08): {number}, pid=1, ")
 
 
-def later(symbol_errors: int) -> Told:
+def later(symbol_errors: int) -> Named:
     """What is said of a B200 with so many errors on one NVLink a moment after the run began."""
     now = recorded(faulty.blackwell, faulty.counted("symbol", symbol_errors, 5))
     return of_facts(faulty.blackwell, now=now)
@@ -437,7 +437,7 @@ OF_GPUS = range(4)  # the ports that GPUs use
 MTUS = then(faulty.ports, set_port(mtu=4200))
 
 
-def adapters(groups: Sequence[int], at: Sequence[int]) -> Told:
+def adapters(groups: Sequence[int], at: Sequence[int]) -> Named:
     """Of eight GPUs that are in these groups."""
     return of(misplaced_adapters(*described(groups, at, switches=groups is BY_TWO)))
 
@@ -447,7 +447,7 @@ def memory_of_nodes(*nbytes: int) -> Change:
     return then(faulty.two_sockets, faulty.set_setup(numa_memory=memory))
 
 
-def acs_of(control: int) -> Told:
+def acs_of(control: int) -> Named:
     with TemporaryDirectory() as folder:
         here = test_pcie.machine(Path(folder), test_pcie.one_switch(control))
         return set.union(*(of(each.faults) for each in test_pcie.checked(here).values()))
@@ -550,9 +550,9 @@ def smallest(row: Row) -> str:
     most, found = MOST[row.unit], []
     for case in row.cases:
         low, high = 0, STEPS
-        while high - low > 1 and case.told(most):
+        while high - low > 1 and case.named(most):
             middle = (low + high) // 2
-            low, high = (low, middle) if case.told(most * middle / STEPS) else (middle, high)
+            low, high = (low, middle) if case.named(most * middle / STEPS) else (middle, high)
         found.append(most * high / STEPS)
     first, last = f"{min(found):g}", f"{max(found):g}"
     if last == f"{most:g}":
@@ -560,9 +560,9 @@ def smallest(row: Row) -> str:
     return f"{first if first == last else f'{first} to {last}'} {row.unit}"
 
 
-def where(row: Row, told: list[tuple[Case, Told]]) -> str:
+def where(row: Row, named: list[tuple[Case, Named]]) -> str:
     """At which places it was found, if that was right everywhere."""
-    if not all({place for _, place in found} <= case.at for case, found in told):
+    if not all({place for _, place in found} <= case.at for case, found in named):
         return "**at other places too**"
     places = sorted(row.cases[0].at)
     if len(row.cases) > 1:
@@ -574,9 +574,9 @@ def line(row: Row) -> str:
     later, places = f"**not yet**: {row.later}" if row.later else "", len(row.cases)
     if not row.cases:
         return f"| {row.planted} | {later} | | nothing reads it | |"
-    told = {size: [(case, case.told(size)) for case in row.cases] for size in row.sizes or (0.0,)}
-    every_one = [each for of_size in told.values() for each in of_size]
-    counts = {size: sum(bool(found) for _, found in each) for size, each in told.items()}
+    named = {size: [(case, case.named(size)) for case in row.cases] for size in row.sizes or (0.0,)}
+    every_one = [each for of_size in named.values() for each in of_size]
+    counts = {size: sum(bool(found) for _, found in each) for size, each in named.items()}
     words = {0: "no", places: "yes"} if places == 1 else {}
     found = ", ".join(f"{size:g} {row.unit}: {words.get(count, count)}" for size, count in counts.items())
     found = found + f" of {places}" * (places > 1) if row.sizes else words[counts[0.0]]
@@ -596,8 +596,8 @@ def of_record(name: str) -> str:
             what = re.sub(r"^.*?\.py::[^ ]*: ", "", reason).replace("were not", "was not").replace("figures", "figure")
             count, figure, cause = re.match(r"(?:(\d+) (?=figure))?(figure was not judged: )?([^:;,]*)", what).groups()
             why[(figure or "") + cause] += int(count or 1)
-    told = "; ".join(f"{count} x {what}" if count > 1 else what for what, count in why.most_common())
-    return f"| `{name}` | {again.verdict} | {told} |"
+    named = "; ".join(f"{count} x {what}" if count > 1 else what for what, count in why.most_common())
+    return f"| `{name}` | {again.verdict} | {named} |"
 
 
 def table(head: str, rows: Iterable[str]) -> list[str]:

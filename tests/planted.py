@@ -33,7 +33,7 @@ TWO = ("h200x2-g",)
 # What each GPU of three machines lost for each kelvin that it was warmer, over all precisions but fp64 at most.
 PER_KELVIN = 0.0022
 
-Told = set[tuple[str, str]]  # the codes of what is said, each with its place, "" for none
+Named = set[tuple[str, str]]  # the codes of what is said, each with its place, "" for none
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Case:
     """A fault in one place of one machine: the places that it is at, and what is said of it at a size."""
 
     at: frozenset[str]
-    told: Callable[[float], Told]
+    named: Callable[[float], Named]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Row:
     cases: Sequence[Case]
     code: str
     alike: str = ""
-    healthy: Callable[[], Told] = set
+    healthy: Callable[[], Named] = set
     sizes: tuple[float, ...] = ()
     unit: str = "%"
     later: str = ""
@@ -62,7 +62,7 @@ class Row:
 # ---------------------------------------------------------------- what is said
 
 
-def of(faults: Iterable[Fault]) -> Told:
+def of(faults: Iterable[Fault]) -> Named:
     return {(fault.name, str(place)) for fault in faults for place in fault.subjects or ("",)}
 
 
@@ -71,16 +71,16 @@ def run_of(name: str) -> Record:
     return read(EVIDENCE / name / "evidence.jsonl")
 
 
-def said(topology: GpuTopology, measurements: Iterable[Measurement], model: str = H200, **how: object) -> Told:
-    told = Told()
+def said(topology: GpuTopology, measurements: Iterable[Measurement], model: str = H200, **how: object) -> Named:
+    named = Named()
     for each in measurements:
         found = judge(each, for_gpu(model), topology, "check", rehearsal=False, **how)
         for finding in filter(None, (found, unsteady(found, topology))):
-            told |= of(of_finding(finding)) if finding.state == "missed" else set()
-    return told
+            named |= of(of_finding(finding)) if finding.state == "missed" else set()
+    return named
 
 
-def of_run(record: Record) -> Told:
+def of_run(record: Record) -> Named:
     """By the limits of today: what is said against places, or that the run is INCOMPLETE, and what kept it from being
     tested."""
     limits = choose(None, {gpu.name for gpu in record.topology.gpus})
@@ -90,11 +90,11 @@ def of_run(record: Record) -> Told:
     return of(accusations(again)) or (set() if again.verdict == "ACCEPTED" else {(str(again.verdict), "")})
 
 
-def of_facts(change: Change, *probe: object, **more: object) -> Told:
+def of_facts(change: Change, *probe: object, **more: object) -> Named:
     """By all checks of inventory and health of a recorded 4x H200, and where a `probe` is given what its ranks read."""
     world = {"world": ranks_answer(probe[1], probe[0])} if probe else {}
     found = outcomes(recorded(change), **world, **more).values()
-    return {told for each in found if each.what == "failed" for told in of(each.faults) or {("check_failed", "")}}
+    return {named for each in found if each.what == "failed" for named in of(each.faults) or {("check_failed", "")}}
 
 
 # ---------------------------------------------------------------- figures
@@ -131,17 +131,17 @@ def products(name: str) -> list[Measurement]:
     return found
 
 
-def computing(name: str, rates: Sequence[Measurement]) -> Told:
+def computing(name: str, rates: Sequence[Measurement]) -> Named:
     return said(run_of(name).topology, [relative_rate(rates), *rates])
 
 
-def slow_gpu(name: str, bad: Where, percent: float) -> Told:
+def slow_gpu(name: str, bad: Where, percent: float) -> Named:
     training = [slowed(each, percent, bad) for each in figures(name, "solo_train_throughput")]
     rates = [slowed(each, percent, bad) for each in products(name)]
     return computing(name, rates) | said(run_of(name).topology, training)
 
 
-def slow_beside_peers(name: str, bad: Where, percent: float) -> Told:
+def slow_beside_peers(name: str, bad: Where, percent: float) -> Named:
     """Of what its peers reach at its temperature, on the average."""
     per_kelvin = next(each.per_kelvin for each in for_gpu(H200).tolerances if each.metric == "gemm_relative")
     rates = []
@@ -153,7 +153,7 @@ def slow_beside_peers(name: str, bad: Where, percent: float) -> Told:
     return computing(name, rates)
 
 
-def warmer(name: str, hot: Where, kelvin: float) -> Told:
+def warmer(name: str, hot: Where, kelvin: float) -> Named:
     rates = []
     for rate in products(name):
         state = replace(rate.gpu_states[hot], temperature_c=(rate.gpu_states[hot].temperature_c or 0.0) + kelvin)
@@ -161,14 +161,14 @@ def warmer(name: str, hot: Where, kelvin: float) -> Told:
     return computing(name, rates)
 
 
-def each_gpu(plant: Callable[[str, Where, float], Told], machines: Sequence[str] = FOUR) -> list[Case]:
+def each_gpu(plant: Callable[[str, Where, float], Named], machines: Sequence[str] = FOUR) -> list[Case]:
     return [Case(frozenset({str(bad)}), partial(plant, name, bad)) for name in machines for bad in gpus(name)]
 
 
 def one(metric: str, machines: Sequence[str] = FOUR, whole: bool = False, **under: object) -> list[Case]:
     """A figure with one place after the other slower; `whole`: all places that a GPU is part of."""
 
-    def plant(name: str, each: Measurement, bad: Where, percent: float) -> Told:
+    def plant(name: str, each: Measurement, bad: Where, percent: float) -> Named:
         return said(run_of(name).topology, [slowed(each, percent, bad)])
 
     return [
@@ -180,7 +180,7 @@ def one(metric: str, machines: Sequence[str] = FOUR, whole: bool = False, **unde
 
 
 def every(metric: str, machines: Sequence[str] = (*FOUR, *TWO), **under: object) -> list[Case]:
-    def plant(name: str, each: Measurement, percent: float) -> Told:
+    def plant(name: str, each: Measurement, percent: float) -> Named:
         return said(run_of(name).topology, [slowed(each, percent)])
 
     return [
@@ -199,7 +199,7 @@ def links(case: Callable[..., list[Case]], machines: Sequence[str] = FOUR) -> li
     return [each for way in ways for each in case("host_bandwidth", machines, direction=way, at_once="one")]
 
 
-def who_has_slow_pairs(name: str, bad: Where, percent: float) -> Told:
+def who_has_slow_pairs(name: str, bad: Where, percent: float) -> Named:
     return of(who_slows_pairs([slowed(each, percent, bad).values]) for each in figures(name, "pair_bandwidth"))
 
 
@@ -224,7 +224,7 @@ def of_values(metric: str, usual: Sequence[float], at: str = "gpu2", **under: ob
     """The last of these places of H200 beside the others: so many per cent less."""
     places = [where(f"{at[:-1]}{int(at[-1]) + 1 + index - len(usual)}") for index in range(len(usual))]
 
-    def plant(size: float) -> Told:
+    def plant(size: float) -> Named:
         values = dict(zip(places, (*usual[:-1], usual[-1] * (1 - size / 100)), strict=True))
         return said(BOARDS[H200].machine(4), [Measurement(metric, values, under)], required=False)
 
@@ -247,34 +247,34 @@ def soak(celsius: Sequence[float]) -> list[Case]:
     return [last]
 
 
-def exchanged() -> Told:
+def exchanged() -> Named:
     """Every GPU of a machine exchanged for one of a machine whose boards have another part number."""
-    told, here, other = Told(), run_of("h200x4-a").topology, run_of("h200x4-c").topology
+    named, here, other = Named(), run_of("h200x4-a").topology, run_of("h200x4-c").topology
     for index, place in enumerate(gpus("h200x4-a")):
         mixed = replace(
             here, gpus=tuple(other.gpus[index] if index == at else each for at, each in enumerate(here.gpus))
         )
         both = zip(*(figures(name, "memory_bandwidth") for name in ("h200x4-a", "h200x4-c")), strict=True)
-        told |= said(mixed, [replace(a, values={**a.values, place: c.values[place]}, samples={}) for a, c in both])
-    return told
+        named |= said(mixed, [replace(a, values={**a.values, place: c.values[place]}, samples={}) for a, c in both])
+    return named
 
 
-def half_of_the_sockets() -> Told:
+def half_of_the_sockets() -> Named:
     values = {gpu(index): 53.1 if index < 4 else 55.5 for index in range(8)}
     ways = [{"direction": way, "at_once": "one"} for way in ("host to device", "device to host")]
     return said(BOARDS[H200].machine(8), [Measurement("host_bandwidth", values, way) for way in ways])
 
 
-def as_recorded(metric: str) -> Callable[[], Told]:
+def as_recorded(metric: str) -> Callable[[], Named]:
     """Of every recorded machine as it is."""
-    return lambda: set.union(*(case.told(0) for case in every(metric)))
+    return lambda: set.union(*(case.named(0) for case in every(metric)))
 
 
 def samples(metric: str, **under: object) -> list[Case]:
     """One of four samples of the H100 is so much lower."""
     (figure,) = figures("h100x1-h", metric, **under)
 
-    def plant(percent: float) -> Told:
+    def plant(percent: float) -> Named:
         ((at, value),) = figure.values.items()
         four = [value, value, value, value * (1 - percent / 100)]
         return said(run_of("h100x1-h").topology, [replace(figure, samples={at: four})], H100)
@@ -290,10 +290,10 @@ def model_row(model: str, metric: str, under: Mapping[str, object], value: float
     case = Case(frozenset(map(str, at)), lambda by: said(topology, [slowed(figure, by)], model))
     key = next(key for key in ("precision", "operation", "collective", "direction") if key in under)
     what = f"{model}: {figure.definition.title}, {under[key]}"
-    return Row(what, [case], "limit_missed", f"{value:,g} {figure.unit}, {source}", lambda: case.told(0), (size,))
+    return Row(what, [case], "limit_missed", f"{value:,g} {figure.unit}, {source}", lambda: case.named(0), (size,))
 
 
-def two_of_eight(reached: float, nvls: bool) -> Told:
+def two_of_eight(reached: float, nvls: bool) -> Named:
     """all_reduce of two nodes of 8x H100."""
     figures = between.pairs(2, reached)
     figures = replace(figures, conditions={**figures.conditions, "nvls": nvls})

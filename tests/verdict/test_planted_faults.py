@@ -24,15 +24,15 @@ def rows(make: dict[str, Any]) -> list[Row]:
 def test_every_fault_is_found_at_its_places_and_at_no_other(rows: list[Row]) -> None:
     wrong = []
     for row in rows:
-        told = [[case.told(size) for case in row.cases] for size in row.sizes or (0,)]
-        places = [[{place for _, place in found} for found in each] for each in told]
+        named = [[case.named(size) for case in row.cases] for size in row.sizes or (0,)]
+        places = [[{place for _, place in found} for found in each] for each in named]
         everywhere = bool(row.cases) and all(
             found == case.at for found, case in zip(places[-1], row.cases, strict=True)
         )
         elsewhere = any(found - case.at for each in places for found, case in zip(each, row.cases, strict=True))
-        codes = {code for each in told for found in each for code, _ in found}
+        codes = {code for each in named for found in each for code, _ in found}
         if elsewhere or everywhere == bool(row.later) or (row.code not in codes and not row.later):
-            wrong.append((row.planted, told[-1]))
+            wrong.append((row.planted, named[-1]))
     assert wrong == []
 
 
