@@ -5,7 +5,8 @@ from statistics import NormalDist
 
 import pytest
 
-from pytest_gpufleet.verdict.across_runs.calibration import PORTION, factor, interval
+from pytest_gpufleet.verdict.across_runs.calibration import PORTION, Z, interval
+from pytest_gpufleet.verdict.noise import factor
 
 # By another way: the 95 % quantile of (z + U / sqrt(n)) / sqrt(chi2 / (n - 1)), from four million draws each.
 DRAWN = {2: 49.43, 4: 9.201, 8: 5.689, 13: 4.787, 24: 4.170, 64: 3.673}
@@ -13,11 +14,11 @@ DRAWN = {2: 49.43, 4: 9.201, 8: 5.689, 13: 4.787, 24: 4.170, 64: 3.673}
 
 @pytest.mark.parametrize("n", DRAWN)
 def test_factors_are_those_that_were_drawn(n: int) -> None:
-    assert factor(n, n - 1) == pytest.approx(DRAWN[n], rel=0.004)
+    assert factor(Z, n, n - 1) == pytest.approx(DRAWN[n], rel=0.004)
 
 
 def test_with_endless_data_the_factor_is_the_quantile() -> None:
-    assert factor(1e7, 1e7) == pytest.approx(NormalDist().inv_cdf(PORTION), abs=0.003)
+    assert factor(Z, 1e7, 1e7) == pytest.approx(Z, abs=0.003)
 
 
 def test_machines_of_one_gpu_are_independent_values() -> None:

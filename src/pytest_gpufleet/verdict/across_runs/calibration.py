@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
-from functools import cache
 from itertools import chain
 from statistics import NormalDist, fmean, median
 from typing import Any, NamedTuple
@@ -20,17 +19,18 @@ from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.verdict.across_runs.run_comparison import figures, held_to_limits, whose
 from pytest_gpufleet.verdict.fleet import equality
 from pytest_gpufleet.verdict.fleet.equality import models
+from pytest_gpufleet.verdict.noise import factor
 from pytest_gpufleet.verdict.outliers import Figure, GpuIds
 from pytest_gpufleet.verdict.profile import Profile, for_gpu, of_every_gpu
 
 # How far from the mean of known-good machines a healthy one may be: one-sided tolerance intervals.
 #
-# ISO 16269-6, for values that are independent. For several GPUs of few machines after R. W. Mee and D. B. Owen,
+# For several GPUs of few machines after R. W. Mee and D. B. Owen,
 # Improved Factors for One-Sided Tolerance Limits for Balanced One-Way ANOVA Random Models, Journal of the American
 # Statistical Association 78 (1983).
 
-PORTION, CONFIDENCE = 0.999, 0.95
-STEPS, HALVINGS = 400, 40
+PORTION = 0.999
+Z = NormalDist().inv_cdf(PORTION)
 
 
 class Interval(NamedTuple):
@@ -63,7 +63,7 @@ def interval(machines: Sequence[Sequence[Sequence[float]]], floor: float) -> Int
     df = variance**2 / sum(part**2 / part_df for part, part_df in parts if part_df)
     # As many independent values would know the mean as well as these machines do.
     n = len(machines) * variance / between
-    return Interval(mean, math.sqrt(variance), factor(n, df))
+    return Interval(mean, math.sqrt(variance), factor(Z, n, df))
 
 
 def _pooled(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
@@ -71,31 +71,6 @@ def _pooled(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
     df = sum(len(group) - 1 for group in groups)
     squares = sum((value - fmean(group)) ** 2 for group in groups for value in group)
     return (squares / df, df) if df else (0.0, 0)
-
-
-@cache
-def factor(n: float, df: float) -> float:
-    """k of a mean of `n` values and a standard deviation with `df` degrees of freedom: the quantile of the noncentral t
-    distribution at the confidence, with noncentrality z sqrt(n), divided by sqrt(n).
-
-    By its definition, so that no table ends: the mean less k s is below the quantile of the portion with the
-    probability E[Phi(sqrt(n) (k c - z))], over c = s / sigma, whose density is that of chi / sqrt(df).
-    """
-    z = NormalDist().inv_cdf(PORTION)
-    width = 10 / math.sqrt(2 * df)  # ten standard deviations of c
-    low = max(0.0, 1 - width)
-    step = (1 + width - low) / STEPS
-    constant = math.log(2) + df / 2 * math.log(df / 2) - math.lgamma(df / 2)
-    points = [low + (index + 0.5) * step for index in range(STEPS)]
-    weights = [step * math.exp(constant + (df - 1) * math.log(c) - df * c * c / 2) for c in points]
-    begin, end = 0.0, 100.0
-    for _ in range(HALVINGS):
-        k = (begin + end) / 2
-        confidence = sum(
-            weight * math.erfc(math.sqrt(n / 2) * (z - k * c)) / 2 for c, weight in zip(points, weights, strict=True)
-        )
-        begin, end = (k, end) if confidence < CONFIDENCE else (begin, k)
-    return end
 
 
 # Machines of one model differ by this much at least: less is luck, and another driver changes as much.

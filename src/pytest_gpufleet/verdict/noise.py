@@ -1,0 +1,86 @@
+"""How far below its reference a healthy machine may be, and a GPU below the others of its machine.
+
+Healthy ones differ, and each comparison of a run can fail by chance. So the line of a comparison follows from three
+things: how much healthy ones differ (Spread), how many comparisons the run makes, and the smallest fault that matters.
+By this model fewer than one healthy machine in a thousand is rejected, over all comparisons of its run (Bonferroni).
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist
+
+REJECTED = 0.001  # of healthy machines, over all comparisons of a run
+CONFIDENCE = 0.95  # that the line is low enough, where the spread is known from few machines
+# A default spread counts as much as one measured on so many machines and no more: a few lucky machines that agree do
+# not draw the line too tightly, and ten machines of a model say half of what its spread is.
+DEFAULT_IS_WORTH = 10
+
+STEPS, HALVINGS = 400, 40
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Standard deviations of healthy ones, as fractions of the mean (of a ratio: as they are), and the degrees of
+    freedom that each is known with: of GPUs `within` a machine, and of the means of machines `between`."""
+
+    within: float
+    between: float
+    within_df: float = DEFAULT_IS_WORTH
+    between_df: float = DEFAULT_IS_WORTH
+
+
+def pooled(default: float, seen: float, df: float) -> tuple[float, float]:
+    """A default standard deviation and one that was seen with `df` degrees of freedom: as one, and its degrees."""
+    together = DEFAULT_IS_WORTH + df
+    return math.sqrt((DEFAULT_IS_WORTH * default**2 + df * seen**2) / together), together
+
+
+def machine_line(spread: Spread, machines: int, gpus: int, comparisons: int, matters: float) -> float:
+    """By what fraction the mean of the `gpus` of a machine may be worse than a reference that is the mean of so many
+    machines. Of a single GPU, how GPUs differ counts in full."""
+    s = math.hypot(spread.between, spread.within / math.sqrt(gpus))
+    return max(matters, factor(_z(comparisons), machines, spread.between_df) * s)
+
+
+def gpu_line(spread: Spread, gpus: int, comparisons: int, matters: float) -> float:
+    """By what fraction a GPU may be worse than the mean of the others of its machine, where they are `gpus` in all."""
+    k = factor(_z(comparisons), math.inf, spread.within_df)
+    return max(matters, k * spread.within * math.sqrt(gpus / (gpus - 1)))
+
+
+def _z(comparisons: int) -> float:
+    """How many standard deviations a healthy one may be off, if all of them were known."""
+    return NormalDist().inv_cdf(1 - REJECTED / max(1, comparisons))
+
+
+@cache
+def factor(z: float, n: float, df: float) -> float:
+    """How many times a standard deviation that is known with `df` degrees of freedom the line lies below the mean of
+    `n` values, so that with a confidence of 95 % the true quantile `z` is not above it.
+
+    One-sided tolerance factor (ISO 16269-6): the quantile of the noncentral t distribution at the confidence, with
+    noncentrality z sqrt(n), divided by sqrt(n). By its definition, so that no table ends: the mean less k s is below
+    the quantile with the probability E[Phi(sqrt(n) (k c - z))], over c = s / sigma, whose density is that of
+    chi / sqrt(df). A mean that is known for certain, `n` infinite, leaves z over the lower quantile of c.
+    """
+    width = 10 / math.sqrt(2 * df)  # ten standard deviations of c
+    low = max(0.0, 1 - width)
+    step = (1 + width - low) / STEPS
+    constant = math.log(2) + df / 2 * math.log(df / 2) - math.lgamma(df / 2)
+    points = [low + (index + 0.5) * step for index in range(STEPS)]
+    weights = [step * math.exp(constant + (df - 1) * math.log(c) - df * c * c / 2) for c in points]
+
+    def confidence(k: float) -> float:
+        below = (_normal(math.sqrt(n) * (k * c - z)) if math.isfinite(n) else float(k * c > z) for c in points)
+        return sum(weight * share for weight, share in zip(weights, below, strict=True))
+
+    begin, end = 0.0, 100.0
+    for _ in range(HALVINGS):
+        middle = (begin + end) / 2
+        begin, end = (middle, end) if confidence(middle) < CONFIDENCE else (begin, middle)
+    return end
+
+
+def _normal(x: float) -> float:
+    return math.erfc(-x / math.sqrt(2)) / 2
