@@ -25,9 +25,8 @@ from pytest_gpufleet.verdict.profile import Profile, for_gpu, of_every_gpu
 
 # How far from the mean of known-good machines a healthy one may be: one-sided tolerance intervals.
 #
-# For several GPUs of few machines after R. W. Mee and D. B. Owen,
-# Improved Factors for One-Sided Tolerance Limits for Balanced One-Way ANOVA Random Models, Journal of the American
-# Statistical Association 78 (1983).
+# For several GPUs of few machines after R. W. Mee and D. B. Owen, Improved Factors for One-Sided Tolerance Limits for
+# Balanced One-Way ANOVA Random Models, Journal of the American Statistical Association 78 (1983).
 
 PORTION = 0.999
 Z = NormalDist().inv_cdf(PORTION)
