@@ -7,7 +7,17 @@ from functools import cache, partial
 
 import pytest
 
-from pytest_gpufleet import GpuTopology, Judge, LiveMachine, Measurement, MiB, Size, World, expect_none
+from pytest_gpufleet import (
+    GpuTopology,
+    Judge,
+    LiveMachine,
+    Measurement,
+    MiB,
+    Size,
+    World,
+    expect_none,
+    not_applicable,
+)
 from pytest_gpufleet.machine import memory
 from pytest_gpufleet.probes.links import host_copies, pairs
 from pytest_gpufleet.probes.links.copying import Copied
@@ -149,6 +159,26 @@ def test_pair_bandwidth(world: World, judge: Judge, gpu_topology: GpuTopology, d
         again=measured,
         on_miss=lambda: who_slows_pairs([each.values for each in found]),
     )
+
+
+@between_gpus
+@pytest.mark.level("standard")
+@pytest.mark.host_alone
+@pytest.mark.figures("ring_bandwidth")
+def test_ring_bandwidth(world: World, judge: Judge, gpu_topology: GpuTopology) -> None:
+    """Bandwidth from each GPU to the next, all at once
+
+    So collectives move data where there is no NVSwitch. Hops share PCIe switches, the way between sockets and host
+    memory; the slowest one decides how fast collectives are, which are held against it. Slow while each pair by itself
+    is fast: look for what these hops share, at the BIOS (NUMA nodes per socket, IOMMU), and at ACS.
+    """
+    if gpu_topology.fabric == "nvswitch":
+        not_applicable("behind NVSwitches hops share no way")
+
+    def measured() -> Sequence[Measurement]:
+        return figures(pairs.ring_bandwidth(world, gpu_topology, BUFFER.on(world)))
+
+    judge(*measured(), required=False, again=measured)
 
 
 @between_gpus

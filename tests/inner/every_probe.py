@@ -36,6 +36,7 @@ def test_everything(nccl_group, world, judge, gpu_topology, tmp_path):
         *host_copies.host_bandwidth(world, ["host to device"], "one", MiB).values(),
         *host_copies.host_bandwidth(world, ["both"], "all", MiB).values(),
         pairs.pair_bandwidth(world, gpu_topology, "read", MiB),
+        pairs.ring_bandwidth(world, gpu_topology, MiB),
         pairs.pair_latency(world, gpu_topology),
     ]
     judge(

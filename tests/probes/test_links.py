@@ -13,7 +13,7 @@ from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.place import read
 from pytest_gpufleet.probes.links.copying import HostCopier, StartingLine
 from pytest_gpufleet.probes.links.host_copies import host_bandwidth
-from pytest_gpufleet.probes.links.pairs import pair_bandwidth, rounds
+from pytest_gpufleet.probes.links.pairs import pair_bandwidth, ring_bandwidth, rounds
 from pytest_gpufleet.probes.search.collective import who_slows_pairs
 
 ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
@@ -92,6 +92,14 @@ def test_every_figure_belongs_to_its_pair(three, direction, expected):
     assert [*map(rounded, copied.measurements)] == [(expected, {"direction": direction, "link": "host"})]
 
 
+def test_every_hop_of_a_ring_is_copied_at_once_and_has_its_figure(three):
+    """All meet; the one after the last is the first."""
+    copied = ring_bandwidth(three, GpuTopology(), 4096)
+    assert copied.faults == []
+    expected = {"cpu1-cpu2": 100_011, "cpu2-cpu3": 100_022, "cpu3-cpu1": 100_033}
+    assert [*map(rounded, copied.measurements)] == [(expected, {"link": "host"})]
+
+
 UNDER = {
     "host to device": {"host to device": 0},
     "device to host": {"device to host": 0},
@@ -124,7 +132,8 @@ def test_wrong_data_fails_the_links_that_it_crossed_and_no_others(planted, fault
     assert set(run.outcomes.values()) == {"failed"}, run.text
     for check in run.record.checks.values():
         host, latency = "host_bandwidth" in check.id, "latency" in check.id
-        for place in ("CPU rank 2",) if host else ("CPU rank 2 and CPU rank 0", "CPU rank 2 and CPU rank 1"):
+        pairs = ["CPU rank 2 and CPU rank 0", "CPU rank 2 and CPU rank 1"][: 1 if "ring" in check.id else 2]
+        for place in ["CPU rank 2"] if host else pairs:
             assert f"{place}: {'' if latency else words}" in check.message
         assert not re.search("^CPU rank [01]:" if host else "^CPU rank [01] and", check.message, re.MULTILINE)
 

@@ -91,6 +91,9 @@ RESNETS = ("resnet50", "resnet101", "resnet152")
 
 TRANSFORMERS = ("transformer-0.1b", "transformer-0.6b", "transformer-1.3b")
 
+# Between two GPUs without NVLinks: the PCIe ancestor in common, or the memory of the host.
+PCIE_WAYS = ("PIX", "PXB", "PHB", "NODE", "SYS", "host")
+
 # In the order in which a reader wants to hear them.
 CONDITIONS: dict[str, ConditionType] = {
     "collective": ConditionType(COLLECTIVES, leads=True),
@@ -102,7 +105,8 @@ CONDITIONS: dict[str, ConditionType] = {
     "direction": ConditionType(
         ("host to device", "device to host", "read", "write", "both", *BOTH_WAYS), words=BOTH_WAYS, leads=True
     ),
-    "link": ConditionType(("NVLink", "PIX", "PXB", "PHB", "NODE", "SYS", "host"), "over {}", leads=True),
+    "link": ConditionType(("NVLink", *PCIE_WAYS), "over {}", leads=True),
+    "links": ConditionType(int, "{} NVLinks", {1: "1 NVLink"}, leads=True),
     "bytes": ConditionType(int),
     "dtype": ConditionType(DTYPES),
     "ranks": ConditionType(int, "{} ranks", {1: "1 rank"}),

@@ -307,6 +307,12 @@ class GpuTopology:
         link = self.links[found[0]][found[1]].rstrip("0123456789") if len(found) == 2 else ""
         return (*models, link)
 
+    def nvlinks(self, where: Where) -> int:
+        """How many NVLinks connect the two GPUs of a place."""
+        ends = [position for position, gpu in enumerate(self.gpus) if gpu.place in where.parts]
+        link = self.links[ends[0]][ends[1]] if len(ends) == 2 else ""
+        return int(link[2:]) if link.startswith("NV") else 0
+
     def boards(self, where: Where) -> tuple[str, ...]:
         """The part number of the board of each GPU in a place, sorted; "" of one that tells none."""
         return tuple(sorted(str(gpu.get("board_part_number") or "") for gpu in self._of(where)))

@@ -405,6 +405,8 @@ SAMPLES = 3
 MOST_COPIES = 300
 # Fewer copies where they would take longer than this: a broken link can be a hundred times as slow.
 SAMPLE_SECONDS = 0.5
+# Seconds of a sample where all copy together: the three last more than a second.
+LASTING = {"cuda": 0.35, "cpu": 0.002}
 # What memory holds that nothing was copied to.
 BLANK = -1
 

@@ -28,9 +28,8 @@ SPEED_UP_SECONDS = 2.0
 # to 0.5 s, at its full PCIe generation by NVML. Once for all directions of a GPU.
 LEAD_IN_SECONDS = 1.0
 
-# All together: the three samples last more than a second. So long are those of a second measurement too, of which there
-# are more: others use the memory and the links of the host for tenths of a second, and the median is not to be theirs.
-LASTING = {"cuda": 0.35, "cpu": 0.002}
+# Of a second measurement, which are as long as those of all together: others use the memory and the links of the host
+# for tenths of a second, and the median is not to be theirs.
 SAMPLES_AGAIN = 9
 
 HostDirection = Literal["host to device", "device to host", "both"]
@@ -143,7 +142,7 @@ def _crossed(rank: Rank, link: _Link, direction: HostDirection, at_once: bool, a
     sinks = [link.ways[way][1] for way in WAYS[direction]]
     for words in sinks:
         words.fill_(copying.BLANK)
-    lasting = LASTING[rank.device.type] if at_once or again else 0.0
+    lasting = copying.LASTING[rank.device.type] if at_once or again else 0.0
     everyone = partial(link.line.meet, [other for other in range(rank.size) if other != rank.index])
     several = partial(copying.bandwidth, lasting=lasting, samples=SAMPLES_AGAIN if again else copying.SAMPLES)
     samples = {}

@@ -21,10 +21,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.measurement import Reading
-from pytest_gpufleet.model.metric import METRICS, Metric, metric_under
+from pytest_gpufleet.model.metric import METRICS, Metric
 from pytest_gpufleet.model.place import Pair, Where
 from pytest_gpufleet.probes.links import copying
 from pytest_gpufleet.probes.links.copying import Copied, Copier, Copy, Meet, Offer, StartingLine
@@ -47,10 +48,22 @@ def pair_bandwidth(world: World, topology: GpuTopology, direction: PairDirection
     "gpu0-gpu5" is what GPU 0 reads from the memory of GPU 5, or writes to it. With "both" it is what GPU 0 writes while
     GPU 5 writes to it: the two are lined up before each sample, and each direction has a figure of its own.
     """
-    metric = metric_under("pair_bandwidth", {}, topology.fabric)
     writes, both_ways = direction != "read", direction == "both"
     conditions = {"direction": "write both ways" if both_ways else direction}
-    return _copied(world, topology, metric, conditions, nbytes, copying.bandwidth, writes, both_ways)
+    at_once = _each_pair(world.size, topology, both_ways)
+    metric = METRICS["pair_bandwidth"]
+    return _copied(world, topology, metric, conditions, nbytes, at_once, copying.bandwidth, writes, both_ways)
+
+
+def ring_bandwidth(world: World, topology: GpuTopology, nbytes: int) -> Copied:
+    """Bandwidth in GB/s of every hop of a ring, all at once: each GPU writes to the next one, the last to the first.
+
+    So data move in the rings of NCCL (all_reduce, all_gather, reduce_scatter, broadcast, reduce), and in `sendrecv`.
+    Where hops share a PCIe switch, the way between sockets or host memory, the slowest one with all at once decides how
+    fast these are, and no pair by itself.
+    """
+    ring = [(index, (index + 1) % world.size) for index in range(world.size)]
+    return _copied(world, topology, METRICS["ring_bandwidth"], {}, nbytes, [ring], _lasting, True, True)
 
 
 def pair_latency(world: World, topology: GpuTopology) -> Copied:
@@ -58,12 +71,14 @@ def pair_latency(world: World, topology: GpuTopology) -> Copied:
 
     100 copies one behind the other, as p2pBandwidthLatencyTest of NVIDIA's CUDA samples does.
     """
-    return _copied(world, topology, METRICS["pair_latency"], {}, SMALL_BYTES, _microseconds)
+    at_once = _each_pair(world.size, topology)
+    return _copied(world, topology, METRICS["pair_latency"], {}, SMALL_BYTES, at_once, _microseconds)
 
 
 def wrong_data(world: World, topology: GpuTopology, nbytes: int) -> list[Fault]:
     """What every GPU reads wrong from the memory of every other one."""
-    return _copied(world, topology, METRICS["pair_bandwidth"], {}, nbytes, _once, both_ways=True).faults
+    at_once = _each_pair(world.size, topology, both_ways=True)
+    return _copied(world, topology, METRICS["pair_bandwidth"], {}, nbytes, at_once, _once, lined_up=True).faults
 
 
 def rounds(n: int) -> list[list[IndexPair]]:
@@ -96,48 +111,56 @@ def schedule(n: int, topology: GpuTopology) -> list[list[IndexPair]]:
     return at_once if topology.fabric == "nvswitch" else [[pair] for pairs in at_once for pair in pairs]
 
 
+def _each_pair(n: int, topology: GpuTopology, both_ways: bool = False) -> list[list[IndexPair]]:
+    """Every pair of n ranks in both directions, one after the other or at once: those of one entry copy together."""
+    with_back = [(pairs, [(j, i) for i, j in pairs]) for pairs in schedule(n, topology)]
+    return [at_once for pairs, back in with_back for at_once in ([pairs + back] if both_ways else [pairs, back])]
+
+
 def _copied(
     world: World,
     topology: GpuTopology,
     metric: Metric,
-    conditions: Mapping[str, str],
+    conditions: Mapping[str, Condition],
     nbytes: int,
+    groups: Sequence[Sequence[IndexPair]],
     sampled: Sampled,
     writes: bool = False,
-    both_ways: bool = False,
+    lined_up: bool = False,
 ) -> Copied:
-    """Copy over every pair: figures of what `sampled` made of it, and faults of the data. The first GPU of a pair reads
-    from the memory of the other one, or `writes` to it; or both do, at once. Pairs with another kind of link have
-    another condition."""
+    """Copy between the pairs of each group at once: figures of what `sampled` made of it, and faults of the data. The
+    first GPU of a pair reads from the memory of the other one, or `writes` to it. `lined_up`: those that copy to each
+    other, directly or round a ring, begin together. Pairs with another kind of link have another condition."""
     by_rank: list[list[Reading]] = [[] for _ in range(world.size)]
     faults: list[Fault] = []
     direct = world.run(_reach, world.run(_prepare, nbytes))
-    for pairs in schedule(world.size, topology):
-        back = [(j, i) for i, j in pairs]
-        for at_once in [pairs + back] if both_ways else [pairs, back]:
-            found: list[Samples] = world.run(_copy, dict(at_once), sampled, writes, both_ways)
-            # Whose memory has been copied to, and from whose.
-            filled = dict((j, i) if writes else (i, j) for i, j in at_once)
-            differences = world.run(_difference, filled)
-            for i, j in at_once:
-                where = Pair(world.places[i], world.places[j])
-                if text := differences[j if writes else i]:
-                    faults.append(Fault("link_data_error", (where,), text))
-                if found[i]:
-                    under = {**conditions, "link": _link(topology, where, direct[i][j])}
-                    by_rank[i].append(Reading(metric, median(found[i]), under, found[i], where, {"bytes": nbytes}))
+    for at_once in groups:
+        found: list[Samples] = world.run(_copy, dict(at_once), sampled, writes, lined_up)
+        # Whose memory has been copied to, and from whose.
+        filled = dict((j, i) if writes else (i, j) for i, j in at_once)
+        differences = world.run(_difference, filled)
+        for i, j in at_once:
+            where = Pair(world.places[i], world.places[j])
+            if text := differences[j if writes else i]:
+                faults.append(Fault("link_data_error", (where,), text))
+            if found[i]:
+                under = {**conditions, **_link(topology, where, direct[i][j])}
+                by_rank[i].append(Reading(metric, median(found[i]), under, found[i], where, {"bytes": nbytes}))
     world.run(_leave)
     world.run(_free)  # not before nobody reaches it any more
     return Copied(together(world, by_rank), faults)
 
 
-def _link(topology: GpuTopology, where: Where, direct: bool) -> str:
-    """The kind of link: "NVLink", or the PCIe ancestor in common; "host" where data goes through host memory.
+def _link(topology: GpuTopology, where: Where, direct: bool) -> dict[str, Condition]:
+    """The kind of link: "NVLink", or the PCIe ancestor in common; "host" where data goes through host memory. Where
+    there is no NVSwitch also how many NVLinks: some pairs of one machine have more than others, by design.
 
     GPUs with NVLinks between them must use them, so a pair that does not is still held against NVLink.
     """
     link = topology.kind(where)[-1]
-    return "NVLink" if link == "NV" else link if direct else "host"
+    if link != "NV":
+        return {"link": link if direct else "host"}
+    return {"link": "NVLink", **({"links": topology.nvlinks(where)} if topology.fabric == "nvlink" else {})}
 
 
 # ---------------------------------------------------------------- on ranks
@@ -178,16 +201,30 @@ def _reach(rank: Rank, offers: list[tuple[Offer, Offer, str]]) -> list[bool]:
     return [index != rank.index and ends.copier.reaches_directly(source) for index, (source, *_) in enumerate(offers)]
 
 
-def _copy(rank: Rank, pairs: dict[int, int], sampled: Sampled, writes: bool, both_ways: bool) -> Samples:
+def _copy(rank: Rank, pairs: dict[int, int], sampled: Sampled, writes: bool, lined_up: bool) -> Samples:
     if rank.index not in pairs:
         return ()
     ends: _Ends = rank.kept[ENDS]
     other = pairs[rank.index]
     source, sink = ends.others[other]
-    meet = partial(ends.line.meet, [other]) if both_ways else None
+    meet = partial(ends.line.meet, _round(rank.index, pairs)) if lined_up else None
     with rank.phase(f"rank {rank.index} {'writes to' if writes else 'reads from'} rank {other}"):
         to, origin = (sink, ends.source.data_ptr()) if writes else (ends.sink.data_ptr(), source)
         return sampled(ends.copier, [Copy(to, origin, ends.sink.nbytes)], meet)
+
+
+def _round(start: int, pairs: Mapping[int, int]) -> list[int]:
+    """The others on the way round from a rank to itself: its partner, or all of a ring."""
+    others = [pairs[start]]
+    while pairs[others[-1]] != start:
+        others.append(pairs[others[-1]])
+    return others
+
+
+def _lasting(copier: Copier, copies: Sequence[Copy], meet: Meet | None) -> Samples:
+    """Samples that last equally long, however fast each hop is: so nobody's copies have the way to themselves."""
+    kind = "cpu" if isinstance(copier, copying.HostCopier) else "cuda"
+    return copying.bandwidth(copier, copies, meet, lasting=copying.LASTING[kind])
 
 
 def _microseconds(copier: Copier, small: Sequence[Copy], meet: Meet | None) -> Samples:
