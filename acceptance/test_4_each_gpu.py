@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import partial
 
 import pytest
 
@@ -30,6 +31,8 @@ pytestmark = pytest.mark.chapter("Compute", "Does each GPU compute right, and as
 of_memory = pytest.mark.chapter("Memory", "Is each GPU's memory sound, and as fast as it should be?")
 
 SOAK_SECONDS = Size(60.0, rehearsal=0.3)  # of all precisions together
+Turn = list[corruption.Soaked]  # of the soak: what each GPU did in it
+Soaked = Callable[..., Turn]
 PATTERN_SECONDS = Size(3.0, rehearsal=0.0)  # whole rounds of all patterns; the burn-in goes on with them
 OWN_BYTES = 2 * GiB  # and a tenth: contexts and NCCL's communicators of the tests before; 5 GiB were seen on an H200
 
@@ -62,18 +65,28 @@ def precisions(world: World) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def soaked(world: World, precisions: list[str]) -> Callable[[str], list[corruption.Soaked]]:
-    """soaked(precision): what each GPU did in its turn of the soak. The check that asks for a turn first has the GPUs
-    work for it; the others look at what came of it."""
+def turns() -> dict[str, list[Turn]]:
+    """All turns of the soak, by precision."""
+    return defaultdict(list)
+
+
+@pytest.fixture(scope="module")
+def soaked(world: World, precisions: list[str], turns: dict[str, list[Turn]]) -> Soaked:
+    """soaked(precision): what each GPU did in its first turn of the soak. The check that asks for it first has the GPUs
+    work for it; the others look at what came of it. soaked(precision, again=True): what each does in another turn."""
     seconds = SOAK_SECONDS.on(world) / len(precisions)
-    return cache(lambda precision: world.run(corruption.soak, precision, seconds))
+
+    def turn(precision: str, again: bool = False) -> Turn:
+        if again or not turns[precision]:
+            turns[precision].append(world.run(corruption.soak, precision, seconds))
+        return turns[precision][-1 if again else 0]
+
+    return turn
 
 
 @pytest.mark.level("standard")
 @pytest.mark.figures("soak_temperature", "soak_clock", "soak_power", of_several=("soak_excess",))
-def test_soak(
-    world: World, judge: Judge, soaked: Callable[[str], list[corruption.Soaked]], precisions: list[str]
-) -> None:
+def test_soak(world: World, judge: Judge, soaked: Soaked, precisions: list[str]) -> None:
     """Temperature, clock and power under full load
 
     All GPUs run matmuls at full load for a minute. A GPU that is hotter than all its peers at the same power has dried
@@ -82,28 +95,12 @@ def test_soak(
     supply: check the power cables. Thermal slowdown that the driver reports fails this check too.
     """
     *_, last = [soaked(precision) for precision in precisions]
-    judge(*corruption.soak_figures(world, last), required=False)
 
+    def again() -> list[Measurement]:  # half as long: the GPUs are still warm
+        *_, last = [soaked(precision, again=True) for precision in precisions[len(precisions) // 2 :]]
+        return corruption.soak_figures(world, last)
 
-@pytest.mark.level("standard")
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_products_repeat_bit_for_bit(
-    world: World, soaked: Callable[[str], list[corruption.Soaked]], precision: str
-) -> None:
-    """No silent data corruption in matmuls
-
-    Each GPU repeats one matmul for seconds under full load. Every result is compared bit for bit with the first one,
-    and the first one with those of the other GPUs of its model. One wrong bit means that this GPU corrupts results
-    without any error message. Replace the named GPU.
-    """
-    repetitions = [turn.repetition for turn in soaked(precision)]
-    unlike = corruption.dissenters(repetitions)
-    expect_none(
-        [
-            *world.faults("matmul_nondeterministic", [each.trouble for each in repetitions]),
-            *world.faults("matmul_wrong", [unlike.get(index, "") for index in range(world.size)]),
-        ]
-    )
+    judge(*corruption.soak_figures(world, last), required=False, again=again)
 
 
 @pytest.mark.level("standard")
@@ -113,7 +110,7 @@ def test_matrix_product_is_fast(
     world: World,
     judge: Judge,
     gpu_profile: Profile | None,
-    soaked: Callable[[str], list[corruption.Soaked]],
+    soaked: Soaked,
     precision: str,
 ) -> None:
     """Matmul throughput with all GPUs under full load
@@ -123,9 +120,18 @@ def test_matrix_product_is_fast(
     shows. All GPUs slow: check power limit, clocks, cooling and driver. One GPU slow: compare `nvidia-smi -q -d
     CLOCK,TEMPERATURE,POWER,PERFORMANCE` with its peers, and check its heat sink and fans.
     """
-    rate = corruption.rate_of(world, soaked(precision))
-    usual = precision == usual_precision(world.gpus)
-    judge(beside_the_peak(rate, gpu_profile), required=usual, on_miss=lambda: slow_alone(world, judge, rate))
+    rates: list[Measurement] = []
+
+    def rate(again: bool = False) -> Measurement:
+        rates.append(corruption.rate_of(world, soaked(precision, again)))
+        return beside_the_peak(rates[-1], gpu_profile)
+
+    judge(
+        rate(),
+        required=precision == usual_precision(world.gpus),
+        again=lambda: rate(again=True),
+        on_miss=lambda: slow_alone(world, judge, rates[-1]),
+    )
 
 
 def slow_alone(world: World, judge: Judge, rate: Measurement) -> str | Fault:
@@ -140,16 +146,36 @@ def slow_alone(world: World, judge: Judge, rate: Measurement) -> str | Fault:
 @pytest.mark.level("standard")
 @pytest.mark.needs(ranks=2)
 @pytest.mark.figures("gemm_relative")
-def test_gpus_are_equally_fast(
-    world: World, judge: Judge, soaked: Callable[[str], list[corruption.Soaked]], precisions: list[str]
-) -> None:
+def test_gpus_are_equally_fast(world: World, judge: Judge, soaked: Soaked, precisions: list[str]) -> None:
     """Mean matmul throughput of all precisions, against peers
 
     The mean has less noise than a single precision, so it shows a GPU that is a few per cent slow in all of them. A GPU
     at its power limit is slower when it is hotter; where the profile says how much, this is taken out. What is left is
     the chip or its power supply: compare `nvidia-smi -q -d CLOCK,POWER,PERFORMANCE` with its peers under load.
     """
-    judge(relative_rate([corruption.rate_of(world, soaked(precision)) for precision in precisions]), required=False)
+
+    def relative(again: bool = False) -> Measurement:
+        return relative_rate([corruption.rate_of(world, soaked(precision, again)) for precision in precisions])
+
+    judge(relative(), required=False, again=lambda: relative(again=True))
+
+
+@pytest.mark.level("standard")
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_products_repeat_bit_for_bit(
+    world: World, soaked: Soaked, turns: dict[str, list[Turn]], precision: str
+) -> None:
+    """No silent data corruption in matmuls
+
+    Each GPU repeats one matmul for seconds under full load. Every result is compared bit for bit with the first one,
+    and the first one with those of the other GPUs of its model. One wrong bit means that this GPU corrupts results
+    without any error message. Replace the named GPU.
+    """
+    unlike = corruption.dissenters([each.repetition for each in soaked(precision)])
+    wrong = world.faults("matmul_wrong", [unlike.get(index, "") for index in range(world.size)])
+    for turn in turns[precision]:
+        wrong += world.faults("matmul_nondeterministic", [each.repetition.trouble for each in turn])
+    expect_none(wrong)
 
 
 @of_memory
@@ -161,7 +187,7 @@ def test_memory_bandwidth(world: World, judge: Judge) -> None:
     Counted as BabelStream does: a copy moves two arrays, a triad three. Low on all GPUs: check the memory clock
     (`nvidia-smi -q -d CLOCK`). Low on one: its memory is hot or slow, or another process uses this GPU.
     """
-    judge(*measure_all(world, memory_bandwidth), again=lambda: measure_all(world, memory_bandwidth))
+    judge(partial(measure_all, world, memory_bandwidth))
 
 
 @of_memory

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from pytest_gpufleet import (
@@ -51,9 +53,8 @@ def test_latency(nccl_group: World, judge: Judge, gpu_topology: GpuTopology, fle
     waits for it. Several times the usual value: traffic goes through host memory and not over NVLink (`nvidia-smi topo
     -m`, NCCL_* variables), or the clocks of a GPU are low.
     """
-    measurements = measure_all(nccl_group, speed.sweep, speed.collective_latency, collective, SMALL[fleet_level])
     judge(
-        *measurements,
+        partial(measure_all, nccl_group, speed.sweep, speed.collective_latency, collective, SMALL[fleet_level]),
         required=False,
         on_miss=lambda: who_is_slow(nccl_group, gpu_topology, collective, SMALL[fleet_level][0]),
     )
@@ -68,7 +69,7 @@ def test_launch_time(nccl_group: World, judge: Judge) -> None:
     the container). Slow for all GPUs: set the CPU governor to performance and switch off deep C-states (`cpupower
     frequency-info`, `cpupower idle-info`).
     """
-    judge(measure(nccl_group, speed.launch_time), required=False)
+    judge(partial(measure, nccl_group, speed.launch_time), required=False)
 
 
 @pytest.mark.figures("busbw")
@@ -81,12 +82,8 @@ def test_bandwidth_curve(nccl_group: World, judge: Judge, fleet_level: str, coll
     """
     fit = speed.fitting(nccl_group, collective, CURVE[fleet_level])
     both_ways = fleet_level == "burnin" and COLLECTIVES[collective].in_place == "also"
-    measurements = [
-        measurement
-        for in_place in ([False, True] if both_ways else [None])
-        for measurement in measure_all(nccl_group, speed.sweep, bus_bandwidth, collective, fit, in_place=in_place)
-    ]
-    judge(*measurements, required=False)
+    curve = partial(measure_all, nccl_group, speed.sweep, bus_bandwidth, collective, fit)
+    judge(*(partial(curve, in_place=way) for way in ([False, True] if both_ways else [None])), required=False)
 
 
 @pytest.mark.figures("busbw", required=("busbw",), of="from 1 GiB on, for all collectives but gather and scatter")
@@ -106,8 +103,7 @@ def test_bus_bandwidth(
     if not fit:
         not_applicable(f"buffers for {size.gpus // MiB:,} MiB do not fit into the memory of this GPU model")
     judge(
-        measure(nccl_group, bus_bandwidth, collective, *fit),
-        again=lambda: [measure(nccl_group, bus_bandwidth, collective, *fit)],
+        partial(measure, nccl_group, bus_bandwidth, collective, *fit),
         # Nobody publishes figures for gather and scatter; below 1 GiB the links alone do not say what is fast enough.
         required=collective not in ("gather", "scatter") and size.gpus >= GiB,
         on_miss=lambda: who_is_slow(nccl_group, gpu_topology, collective, *fit),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from pytest_gpufleet import Judge, MiB, Size, World, expect_none, measure_all
@@ -44,4 +46,4 @@ def test_what_each_keeps(nccl_group: World, judge: Judge, precision: str) -> Non
     their peers only. A GPU that is slower than they are gets less power, draws more for the same work, or has slow
     links. Compare `nvidia-smi -q -d CLOCK,POWER,PERFORMANCE` with its peers, and check its NVLinks.
     """
-    judge(*measure_all(nccl_group, under_load.retention_under_load, precision, NBYTES), required=False)
+    judge(partial(measure_all, nccl_group, under_load.retention_under_load, precision, NBYTES), required=False)

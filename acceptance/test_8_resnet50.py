@@ -84,7 +84,7 @@ def test_each_gpu_alone(
     only this check shows which one it is. A GPU that is slower than its peers is hot, power-capped, in a slow slot or
     used by another process: compare `nvidia-smi -q -d CLOCK,TEMPERATURE,PERFORMANCE`.
     """
-    judge(alone("amp"), again=lambda: [alone_again("amp")])
+    judge(alone("amp"), again=lambda: alone_again("amp"))
 
 
 @pytest.mark.level("standard")
@@ -160,7 +160,8 @@ def test_training_fed_by_a_data_loader(
     workers = pytestconfig.getoption("resnet_workers")
     with TemporaryDirectory(prefix="gpufleet-photos-") as folder:
         loader.write_photos(Path(folder), PHOTOS.on(nccl_group))
-        judge(measure(nccl_group, loader.fed_throughput, folder, "amp", resnet, workers=workers), required=False)
+        fed = partial(measure, nccl_group, loader.fed_throughput, folder, "amp", resnet, workers=workers)
+        judge(fed, required=False)
 
 
 @pytest.mark.level("burnin")

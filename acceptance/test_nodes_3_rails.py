@@ -33,10 +33,10 @@ def test_rail_bandwidth(nccl_group: World, judge: Judge, at_once: between_nodes.
     switch or an uplink.
     """
     nbytes = MESSAGE.on(nccl_group)
-    rails = [between_nodes.rail_bandwidth(nccl_group, at_once, nbytes, SEED)]
+    rails: list[between_nodes.Rails] = []
 
-    def again() -> list[Measurement]:
+    def measured() -> Measurement:
         rails.append(between_nodes.rail_bandwidth(nccl_group, at_once, nbytes, SEED))
-        return [rails[-1].measurement]
+        return rails[-1].measurement
 
-    judge(rails[0].measurement, again=again, on_miss=lambda: who_slows_rails(nccl_group, rails[-1], nbytes))
+    judge(measured, on_miss=lambda: who_slows_rails(nccl_group, rails[-1], nbytes))

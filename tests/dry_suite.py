@@ -23,10 +23,12 @@ from pytest_gpufleet.model.endings import NotApplicable
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.levels import includes
 from pytest_gpufleet.model.measurement import GpuState, Measurement
+from pytest_gpufleet.plugin.assertions import taken
 from pytest_gpufleet.probes import between_nodes, burn_in, memory, power_steps
-from pytest_gpufleet.probes.collectives import speed
+from pytest_gpufleet.probes.collectives import speed, under_load
 from pytest_gpufleet.probes.compute import corruption, rate
 from pytest_gpufleet.probes.links import host_copies, pairs
+from pytest_gpufleet.probes.search import collective
 from pytest_gpufleet.probes.timing import Timing
 from pytest_gpufleet.probes.training import loop, recipes
 from pytest_gpufleet.world import shipping
@@ -37,7 +39,10 @@ from tests.boards import Board
 from tests.conftest import ACCEPTANCE
 
 # Of work that no shipped limit may name (test_vocabulary): ways to train beside each other, and transformers.
-FOR_INFORMATION = ("test_training_sweep", "test_training_in_full_memory", "test_speed", "test_ddp_and_fsdp")
+FOR_INFORMATION = (
+    "test_training_sweep", "test_training_in_full_memory", "test_speed", "test_speed_of_each_gpu_alone",
+    "test_ddp_and_fsdp",
+)  # fmt: skip
 STATE = GpuState(60.0, 1500.0, 700.0)
 SAMPLES = (1.0, 1.0, 1.0)
 LAP = loop.Lap(1.0, (1.0,), 1.0, 1.0)
@@ -64,7 +69,12 @@ nothing = giving(None)
 
 # What stands in for work on GPUs, by the module that calls it.
 WORK: list[tuple[ModuleType, dict[str, Any]]] = [
-    (speed, {"timing": timed, "replayed": timed, "state_of": nothing}),
+    (torch.distributed, {"all_reduce": nothing}),
+    (speed, {"timing": timed, "replayed": timed, "state_of": nothing, "_each": giving(1.0)}),
+    (under_load, {"_Work": nothing, "_stream": nothing, "_count": giving(1), "_sample": giving(((1.0, 1.0),) * 2)}),
+    (under_load, {"operands": giving((torch.empty(0),) * 2), "_reduction": nothing, "LEAD_IN_SECONDS": {"cuda": 0.0}}),
+    (under_load, {"Watch": giving(nullcontext(SimpleNamespace(state=STATE))), "nvls": giving(False)}),
+    (collective, {"timing": timed}),
     (memory, {"samples": giving(SAMPLES), "warm_up": nothing, "state_of": nothing}),
     (rate, {"operands": giving((torch.empty(0),) * 2), "seconds_each": nothing, "warm_up": nothing}),
     (rate, {"parts": giving(SAMPLES), "calls_in": nothing}),
@@ -154,11 +164,21 @@ def figures(marks: Iterable[pytest.Mark]) -> set[str]:
 
 
 def measured(
-    board: Board, topology: GpuTopology, nodes: int, nvls: bool, level: str, metrics: Collection[str]
+    board: Board,
+    topology: GpuTopology,
+    nodes: int,
+    nvls: bool,
+    level: str,
+    metrics: Collection[str],
+    judge: Callable[[str], Callable[..., None]] | None = None,
 ) -> list[Measurement]:
     """All that those checks of this level which measure any of these metrics hand to `judge`, on so many nodes. `nvls`:
-    whether NCCL may use it there."""
+    whether NCCL may use it there. `judge` gives each check, by its name, one of its own."""
     judged: list[Measurement] = []
+
+    def judging(*measurements: Any, shown: Iterable[Measurement] = (), **_: object) -> None:
+        judged.extend([*taken(measurements), *shown])
+
     world = World(DryPool(topology, nodes), with_group=True)
     given = {
         "world": world,
@@ -167,7 +187,6 @@ def measured(
         "gpu_profile": None,
         "fleet_level": level,
         "resnet": recipes.Workload(),
-        "judge": lambda *measurements, shown=(), **_: judged.extend([*measurements, *shown]),
         "burn_in": lambda world: burn_in.burn_in(world, 0.0, nothing),
         "power_steps": lambda world: power_steps.power_steps(world, nothing),
     }
@@ -182,7 +201,11 @@ def measured(
             here = {"ranks": world.size, "nodes": nodes, "capability": board.capability, "gpus": True}
             if all(here[name] >= wanted for name, wanted in needs):
                 with suppress(NotApplicable, NotOfRanks):
-                    check(**_arguments(module, check, {**given, **case}))
+                    check(
+                        **_arguments(
+                            module, check, {**given, **case, "judge": judge(check.__name__) if judge else judging}
+                        )
+                    )
     return judged
 
 

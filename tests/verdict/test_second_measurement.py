@@ -9,12 +9,15 @@ import pytest
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import GpuState, Measurement
+from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.plugin.assertions import Judge
 from pytest_gpufleet.plugin.keys import MISSED, RUN
-from pytest_gpufleet.verdict.judgement import ALONG, judge, unsteady
+from pytest_gpufleet.verdict.judgement import ALONG, figure, judge, unsteady
 from pytest_gpufleet.verdict.profile import for_gpu
+from tests import dry_suite
+from tests.boards import BOARDS
 
 H200 = "NVIDIA H200"
 MACHINE = GpuTopology(tuple(Gpu(i, {"name": H200}) for i in range(2)), (("X", "NV18"), ("NV18", "X")), "nvswitch")
@@ -47,7 +50,7 @@ def run(monkeypatch):
         record=lambda event: found.recorded.append(event.finding),
     )
     monkeypatch.setattr(assertions.listeners, "announce_finding", lambda item, finding: None)
-    config = SimpleNamespace(stash={RUN: run})
+    found.run, config = run, SimpleNamespace(stash={RUN: run})
     found.judge = Judge(SimpleNamespace(config=config, nodeid="check", stash=found.stash, user_properties=[]))
     return found
 
@@ -174,3 +177,36 @@ def test_what_was_measured_beside_counts_once(run, beside, again, findings):
     told = [(each.state, each.again) for each in recorded if each.measurement.metric != "spread"]
     assert sorted(told) == sorted(findings)
     assert bool(run.stash.get(MISSED)) == ("missed" in dict(findings))
+
+
+HOURS = {"test_burn_in", "test_burn_in_of_all_nodes", "test_power_steps"}  # what they took another measurement would
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("lasting", [False, True])
+def test_in_every_check_a_disturbance_that_was_there_once_rejects_nobody_and_one_that_lasts_does(run, lasting, nodes):
+    """The first time that each figure is measured it misses; where it lasts, the second time too."""
+    rejected, checks = set(), set()
+
+    def judging(check):
+        seen = []
+
+        def judged(_, figures, required):
+            missed = [lasting or figure(each) not in seen for each in figures]
+            seen.extend(map(figure, figures))
+            states = ["missed" if each else "met" for each in missed]
+            return [Finding(check, each, state, reason="slow") for each, state in zip(figures, states, strict=True)]
+
+        def judge(*measurements, on_miss=None, **how):
+            run.run.judged, run.stash[MISSED] = judged, ([], [])
+            run.judge(*measurements, **how)
+            checks.add(check)
+            rejected.update([check] if run.stash[MISSED][0] else [])
+
+        return judge
+
+    board = BOARDS[H200]
+    machine = board.machine(4, memory_bytes=141 << 30)
+    dry_suite.measured(board, machine, nodes, False, "burnin", METRICS, judging)
+    assert len(checks) > 4
+    assert rejected == (checks if lasting else checks & HOURS)

@@ -168,6 +168,7 @@ def ports_in_use(machine: Machine) -> "list[Port]":
 # busy for some tenths of a second comes in bursts.
 PAUSE_SECONDS = 10.0
 
+Measure = Callable[[], Measurement | Sequence[Measurement]]
 # Why figures missed: faults, or a text that names nobody.
 Cause = str | Fault | Sequence[Fault]
 
@@ -180,31 +181,32 @@ class Judge:
 
     def __call__(
         self,
-        *measurements: Measurement,
+        *measurements: Measurement | Measure,
         shown: Iterable[Measurement] = (),
         required: bool = True,
-        again: Callable[[], Sequence[Measurement]] | None = None,
+        again: Measure | None = None,
         on_miss: Callable[[], Cause] | None = None,
     ) -> None:
-        """Hold each of the measurements against its limit and its peers, and record all. `again` measures them once
-        more, after a pause, where one missed, or met its limit by samples that differ; what was only `shown` it may
-        give too. `on_miss` looks for the cause if one missed then. TypeError for what is no Measurement, ValueError for
-        none.
+        """Hold each of the measurements against its limit and its peers, and record all. Of a function, what it
+        measures; it does so once more, after a pause, where one missed, or met its limit by samples that differ.
+        `again` measures instead, where the second time is another way; what was only `shown` it may give too.
+        `on_miss` looks for the cause if one missed then. TypeError for what is no Measurement, ValueError for none.
         """
         __tracebackhide__ = True
         run, item, shown = self._item.config.stash[RUN], self._item, tuple(shown)
-        for each in (*measurements, *shown):
+        first, second = taken(measurements), [again] if again else [each for each in measurements if callable(each)]
+        for each in (*first, *shown):
             if not isinstance(each, Measurement):
                 raise TypeError(f"judge() takes Measurements, not {reprlib.repr(each)}")
-        if not measurements:
+        if not first:
             raise ValueError("judge() was given no measurement: nothing was judged")
-        findings = run.judged(item.nodeid, measurements, required) + run.judged(item.nodeid, shown, False)
-        if again and (figures := to_measure_again(findings)):
+        findings = run.judged(item.nodeid, first, required) + run.judged(item.nodeid, shown, False)
+        if second and (figures := to_measure_again(findings)):
             time.sleep(PAUSE_SECONDS)
-            beside, now = [figure(each) for each in shown], again()
-            second = run.judged(item.nodeid, [each for each in now if figure(each) not in beside], required)
-            second += run.judged(item.nodeid, [each for each in now if figure(each) in beside], False)
-            findings = [*set_aside(figures, second), *second]
+            beside, now = [figure(each) for each in shown], taken(second)
+            last = run.judged(item.nodeid, [each for each in now if figure(each) not in beside], required)
+            last += run.judged(item.nodeid, [each for each in now if figure(each) in beside], False)
+            findings = [*set_aside(figures, last), *last]
         for finding in findings:
             run.record(Judged(finding=finding))
             listeners.announce_finding(item, finding)
@@ -214,6 +216,12 @@ class Judge:
             for fault in _faults(on_miss() if on_miss else "", item.nodeid):
                 run.accuse(fault)
                 causes.append(fault)
+
+
+def taken(given: Iterable[Measurement | Measure]) -> list[Measurement]:
+    """What was measured, and what these functions measure now."""
+    found = [each() if callable(each) else [each] for each in given]
+    return [one for each in found for one in (each if isinstance(each, Sequence) else [each])]
 
 
 def _faults(cause: Cause, check: str) -> list[Fault]:

@@ -147,10 +147,10 @@ def rank(request: pytest.FixtureRequest) -> Rank:
 
 @pytest.fixture
 def judge(request: pytest.FixtureRequest) -> Generator[Judge]:
-    """judge(measurement, ...) holds each against its limit and its peers and records all. It returns; the test fails
-    with LimitMissed when its body has ended, if anything missed. With required=False a figure without a limit is only
-    shown and leaves the verdict alone; so are those of `shown`. on_miss() looks for the cause when one missed; what it
-    says comes first in the failure."""
+    """judge(measurement, ...) holds each against its limit and its peers and records all. Of judge(function), what it
+    measures, and once more if that missed. It returns; the test fails with LimitMissed when its body has ended, if
+    anything missed. With required=False a figure without a limit is only shown and leaves the verdict alone; so are
+    those of `shown`. on_miss() looks for the cause when one missed; what it says comes first in the failure."""
     from pytest_gpufleet.plugin.assertions import Judge, limit_missed
 
     yield Judge(request.node)

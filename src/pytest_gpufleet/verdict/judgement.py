@@ -258,8 +258,8 @@ def _lines(finding: Finding, topology: GpuTopology) -> list[str]:
 # A healthy GPU may have been hot from the checks before, or its host busy for a moment, when a figure misses or its
 # samples differ; a fault is there a second time. Of all that is measured again the second figure counts, also of what
 # had met its limit at first and was measured along with another: so nobody can choose between two, and one that misses
-# then is a miss. Checks whose own work is the heavy load, like matrix products, ask for no second measurement: they are
-# to find a GPU that is slow once it is hot.
+# then is a miss. Full load is put on once more too, so that a GPU is found that is slow once it is hot. Not measured
+# again is what an hour of burn-in and power steps came to, since it would take another hour.
 ALONG = "a figure that was measured with it had to be measured again"
 
 
