@@ -40,7 +40,7 @@ NAMES = re.compile(r"\{[a-z]+\}")
 PROSE = re.compile(r"[A-Za-z,{-].* .*")
 # Of constants where reports are made: what no report says, or in English only.
 NOT_SAID = re.compile(
-    r"DejaVu Sans|between nodes|one (?:name|pending|failed)|run otherwise"
+    r"DejaVu Sans|NVIDIA .*|between nodes|one (?:name|pending|failed)|run otherwise"
     r"|(?:default-src|assert|the run|pytest|no test|PCIe traffic,) .*"
 )
 

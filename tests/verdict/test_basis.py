@@ -1,6 +1,7 @@
 """What a verdict stands on: by limits of which grades figures were judged, and that nobody makes more of it."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +21,12 @@ from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.gaps import counted, gaps
 from pytest_gpufleet.verdict.reading import read
 from tests import runs
+from tests.conftest import ROOT
 
 PROJECT: Grade = "project"
 OF_METRIC: dict[str, Grade] = {"busbw": "calibrated", "collective_latency": PROJECT, "solo_train_throughput": PROJECT}
-TOLD = "3 of 3 measurements within limits: 1 calibrated, 2 project"
+RAN = "; machines with 4 x NVIDIA X9000 that ran this suite: 0"
+TOLD = f"3 of 3 measurements within limits: 1 calibrated, 2 project{RAN}"
 
 
 def limits(folder: Path, more: str = "") -> Path:
@@ -58,7 +61,14 @@ def test_only_physical_limits_come_with_a_warning(record: Record, grade: Grade) 
     judged = [(each, replace(each.limit, grade=grade)) for each in record.findings if each.limit]
     record.findings = [replace(finding, limit=limit) for finding, limit in judged]
     warning = " (physical limits catch defects, not a 10 % slowdown)" if grade == "physical" else ""
-    assert basis.described(record) == f"3 of 3 measurements within limits: 3 {grade}{warning}"
+    assert basis.described(record) == f"3 of 3 measurements within limits: 3 {grade}{warning}{RAN}"
+
+
+def test_the_machines_that_ran_the_suite_are_those_of_the_results() -> None:
+    text = (ROOT / "docs/results/README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (NVIDIA [^|]+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", text, re.M)
+    counts = {(name, gpus): int(n) for name, *each in rows for gpus, n in zip((1, 2, 4, 8), each, strict=True)}
+    assert {machine: count for machine, count in counts.items() if count} == basis.RAN
 
 
 def test_figures_for_information_and_spread_are_no_basis(record: Record) -> None:

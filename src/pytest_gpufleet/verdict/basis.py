@@ -14,6 +14,9 @@ PHYSICAL = " (physical limits catch defects, not a 10 % slowdown)"
 WITHIN = "{met} of {count} measurements within limits: {grades}"
 WITHIN_ONE = "{met} of 1 measurement within limits: {grades}"
 TOO_LOW = "held against a {grade} limit, and --fleet-basis asks for a {wanted} one"
+# Machines that the suite has run on at level standard or above, by model and number of GPUs: docs/results/README.md.
+RAN = {("NVIDIA H200", 1): 5, ("NVIDIA H200", 2): 4, ("NVIDIA H200", 4): 3, ("NVIDIA H100 80GB HBM3", 1): 5}
+HAS_RUN = "machines with {gpus} x {name} that ran this suite: {count}"
 
 
 def judged_by(finding: Finding) -> Grade | None:
@@ -40,10 +43,18 @@ def described(record: Record) -> str:
     missed = sum(finding.state == "missed" for finding in distinct(record.findings) if judged_by(finding))
     words, worst = in_words(by_grade(record), missed), lowest(record)
     if not record.finished or worst is None:
-        return words
+        return say("; ").join(filter(None, [words, words and has_run(record)]))
     on_nodes = say("no limit of any node below a {grade} one", grade=say(worst))
     on_nodes += say(PHYSICAL) if worst == "physical" else ""
     return say("; ").join([say("between nodes {words}", words=words), on_nodes]) if words else on_nodes
+
+
+def has_run(record: Record) -> str:
+    """On how many machines like this one the suite has run, in words; "" of one that has GPUs of several models."""
+    names = [gpu.name for gpu in record.topology.gpus]
+    if len(set(names)) != 1:
+        return ""
+    return say(HAS_RUN, gpus=len(names), name=names[0], count=RAN.get((names[0], len(names)), 0))
 
 
 def in_words(counts: Mapping[Grade, int], missed: int = 0) -> str:
