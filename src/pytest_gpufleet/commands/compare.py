@@ -79,7 +79,7 @@ COMPARE = command.Command(
             help="write the figures as CSV, a row for each value of each run; with --same-machine those that got worse",
         ),
     ),
-    "An outlier is worse than the median of the same place over all runs by more than 3 % and by more than three "
-    "standard deviations; of two runs, the second is held against the first.",
+    "An outlier is worse than the same place in most of the runs by more than healthy machines differ; of two runs, "
+    "the second is held against the first.",
     "1 also if there is an outlier, if something got worse, or if there is nothing to compare.",
 )

@@ -145,7 +145,7 @@ FLEET = command.Command(
         command.output("write the report of the fleet as HTML"),
         command.argument("--language", choices=LANGUAGES, default="en", help="of that report (default: en)"),
     ),
-    "The fleet is REJECTED if a host is, if hosts are not alike, or if a GPU is worse than its peers on all hosts; "
+    "The fleet is REJECTED if a host is, if hosts are not alike, or if two measurements show one that is worse; "
     "INCOMPLETE if a host is missing, was not expected or is incomplete.",
     "Else as of a run: 0 ACCEPTED or a clean REHEARSAL, 1 REJECTED, 10 INCOMPLETE.",
 )

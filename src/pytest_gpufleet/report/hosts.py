@@ -28,7 +28,6 @@ from pytest_gpufleet.verdict.fleet.equality import Difference
 from pytest_gpufleet.verdict.fleet.fleet_peers import SlowPlaces
 from pytest_gpufleet.verdict.fleet.fleet_verdict import WITH_WHY, WORDS, Fleet, over_nodes
 from pytest_gpufleet.verdict.fleet.host_runs import Gap, HostRun, NodeRuns, natural, one_host
-from pytest_gpufleet.verdict.outliers import Outlier
 
 OWN, ALIKE, PEERS = "Its own run", "Like the others", "As good as the others"
 
@@ -45,7 +44,7 @@ class HostRow:
     cells: Mapping[str, str] = field(default_factory=dict)
     named: Sequence[Gpu] = ()  # by failed checks of its own run, the one named most often first; then by its peers
     slow: Sequence[SlowPlaces] = ()
-    odd: Sequence[Outlier] = ()
+    odd: Sequence[SlowPlaces] = ()
     differences: Sequence[Difference] = ()
     said: Sequence[str] = ()  # by checks between hosts
     serial: str | None = None  # of a node, as the run over all has it
@@ -69,7 +68,7 @@ def host_rows(fleet: Fleet) -> list[HostRow]:
     gaps_of = grouped((host, gap) for gap in fleet.gaps for host in gap.hosts)
     differences_of = grouped((host, each) for each in fleet.differences for host in each.hosts)
     slow_of = grouped((each.node, each) for each in fleet.slow)
-    odd_of = grouped((each.run, each) for each in fleet.odd)
+    odd_of = grouped((each.node, each) for each in fleet.odd)
     rows = []
     for node, run in enumerate(fleet.hosts):
         gaps, slow, unlike = gaps_of.pop(run.host, []), slow_of.get(node, []), differences_of.get(run.host, [])
@@ -77,7 +76,7 @@ def host_rows(fleet: Fleet) -> list[HostRow]:
         cells[OWN] = _own(run, gaps)
         cells[ALIKE] = "failed" if unlike else "ok"
         cells[PEERS] = "failed" if slow else "ok" if any(each.tolerances for each in run.record.findings) else ""
-        rows.append(HostRow(run.host, gaps, run, node, cells, named, slow, odd_of.get(run.host, []), unlike))
+        rows.append(HostRow(run.host, gaps, run, node, cells, named, slow, odd_of.get(node, []), unlike))
     rows += [HostRow(host, gaps) for host, gaps in gaps_of.items()]  # of hosts that are not there
     return sorted(rows, key=lambda row: natural(row.host))
 
@@ -166,11 +165,12 @@ def document(fleet: Fleet) -> dict[str, Any]:
         ],
         "odd_hosts": [
             {
-                "host": each.run,
+                "host": fleet.hosts[each.node].host,
                 **of_figure(each.figure),
-                "value": number(each.value),
-                "reference": number(each.reference),
-                "worse": each.worse,
+                "value": number(each.worst.value),
+                "reference": number(each.worst.reference),
+                "worse": each.worst.worse,
+                "check": each.check,
             }
             for each in fleet.odd
         ],
@@ -334,17 +334,17 @@ class HostsPart:
 
     def odd(self) -> list[tuple[str, ...]]:
         """One row a host: the figure that stands out most."""
-        worst = [(row, max(row.odd, key=lambda each: each.worse)) for row in self.rows if row.odd]
+        worst = [(row, max(row.odd, key=lambda each: each.worst.worse)) for row in self.rows if row.odd]
         return [
             (
                 row.host,
                 str(len(row.odd)),
                 what(each.figure),
-                wording.quantity(each.value, each.figure.metric.unit),
-                wording.quantity(each.reference, each.figure.metric.unit),
-                wording.percent(each.worse),
+                wording.quantity(each.worst.value, each.figure.metric.unit),
+                wording.quantity(each.worst.reference, each.figure.metric.unit),
+                wording.percent(each.worst.worse),
             )
-            for row, each in sorted(worst, key=lambda found: -found[1].worse)
+            for row, each in sorted(worst, key=lambda found: -found[1].worst.worse)
         ]
 
 
@@ -360,8 +360,8 @@ def _slow(slow: SlowPlaces) -> tuple[str, str, str, str]:
     worse = [on_node(each.place, 0) for each in sorted(slow.places, key=lambda each: -each.worse)]
     where = say("all {count} places", count=len(worse)) if slow.everywhere else wording.places(worse, MOST_PLACES)
     measured = wording.span([each.value for each in slow.places], slow.figure.metric.unit)
-    allowed = say(" and ").join(say(each.text) for each in slow.tolerances)
-    worst = say("{percent}; allowed: {allowed}", percent=wording.percent(slow.worst), allowed=allowed)
+    allowed = wording.percent(slow.worst.allowed)
+    worst = say("{percent}; allowed: {allowed}", percent=wording.percent(slow.worst.worse), allowed=allowed)
     return what(slow.figure), where, measured, worst
 
 

@@ -1,19 +1,17 @@
 """Who is worse than its like: a place than its peers, a run or a host than most, a GPU than it was itself."""
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from statistics import median
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from pytest_gpufleet.model.conditions import Condition
+from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.measurement import Measurement, goodness
 from pytest_gpufleet.model.metric import Metric
 from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.verdict.noise import Spread, gpu_line, pooled
 
-TOLERANCE = 0.03  # of what has no tolerance among peers
-SIGMAS = 3
 FIXED = {"ratio": 1.0, "K": 100.0}  # by unit: a ratio is a fraction already; one kelvin counts as a per cent
-MAD_TO_SIGMA = 1.4826  # of a normal distribution (Rousseeuw and Croux 1993)
 
 GpuIds = tuple[str, ...]
 
@@ -26,10 +24,6 @@ class Figure:
     conditions: tuple[tuple[str, Condition], ...]
     # Not part of what makes two figures the same: a later version may word it otherwise.
     metric: Metric = field(compare=False)
-
-    @property
-    def tolerance(self) -> float:
-        return TOLERANCE if self.metric.peer_tolerance is None else self.metric.peer_tolerance
 
     def worst(self, values: Iterable[float]) -> float:
         """NaN is worse than any number."""
@@ -92,17 +86,81 @@ def outliers(
     return found
 
 
-def beside_most(figure: Figure, values: Mapping[tuple[str, Where], float]) -> list[Outlier]:
-    """Those that are worse than the median by more than the tolerance among peers (3 % at least) and by more than three
-    standard deviations, by the median absolute deviation. Of two the second is held against the first."""
-    numbers = [value for value in values.values() if math.isfinite(value)]
-    if len(values) < 2 or not numbers:
-        return []
-    reference, noise = next(iter(values.values())), 0.0
-    if len(values) > 2:
-        reference = median(numbers)
-        noise = SIGMAS * MAD_TO_SIGMA * median(abs(number - reference) for number in numbers)
-    return outliers(figure, values, reference, max(TOLERANCE, figure.tolerance, figure.share(noise, reference)))
+# Boards of two part numbers of the H200 differ by up to 3.7 % in one figure. Who is alone with its part number is held
+# against the other boards of its model, and may be so much worse.
+BETWEEN_BOARDS = 0.05
+
+
+# What is not known by its spread may differ by the tolerance of its metric, or so much, at least.
+TOLERANCE = 0.03
+# The line is at about seven standard deviations: z of a few hundred comparisons, with a spread of ten machines.
+AS_SPREAD = 1 / 7
+
+
+@dataclass(frozen=True)
+class Healthy:
+    """How much healthy places of a machine (`within`) and machines (`between`) of one part number differ, as standard
+    deviations, and the smallest fault that matters; `fixed`: nobody has measured that, and it is a tolerance."""
+
+    within: float
+    between: float
+    matters: float
+    fixed: bool = False
+
+    def sd(self, places: int = 1) -> float:
+        """Of the mean of so many places of any machine."""
+        return math.hypot(self.between, self.within / math.sqrt(places))
+
+
+def healthy_spread(figure: Figure, topology: GpuTopology) -> Healthy:
+    """Of machines like this one."""
+    tolerance = TOLERANCE if figure.metric.peer_tolerance is None else figure.metric.peer_tolerance
+    return Healthy(AS_SPREAD * tolerance, 0.0, tolerance, fixed=True)
+
+
+# How much healthy ones differ as the better half of them shows it, which slow ones do not widen: the best tenth of a
+# normal distribution is 1.2816 standard deviations above its median. Its variance is 1.9 s^2 / n, that of the usual
+# estimate 0.5: one value is worth so much of a degree of freedom.
+BEST, AS_SIGMAS, WORTH = 0.1, 1.2816, 0.27
+
+
+def beside_most(
+    figure: Figure,
+    values: Mapping[tuple[str, Where], float],
+    default: float,
+    comparisons: int,
+    matters: float,
+    *,
+    independent: int = 0,
+    reference: float | None = None,
+) -> list[Outlier]:
+    """Those of one kind that are worse than most of them by more than `matters` and by more than healthy ones differ.
+
+    Their standard deviation is what these values show, together with the `default`, both as fractions; `comparisons`:
+    how many are made in all. Places that are found are left out and the rest is looked at again, so that a very slow
+    one hides no other. `independent`: how many of the values are, where places of one machine go together.
+    `reference`: what they are held against, if not what the better half reaches at least.
+    """
+    found: list[Outlier] = []
+    left = dict(values)
+    while numbers := sorted((v for v in left.values() if math.isfinite(v)), key=lambda v: -goodness(v, figure.metric)):
+        n = max(2, len(left))
+        usual = numbers[(len(numbers) - 1) // 2] if reference is None else reference
+        best = figure.share(abs(_quantile(numbers, BEST) - numbers[(len(numbers) - 1) // 2]), usual)
+        seen = best / AS_SIGMAS if math.isfinite(best) else 0.0
+        sd, df = pooled(default, seen, WORTH * (min(n, independent or n) - 1))
+        allowed = gpu_line(Spread(sd, 0.0, within_df=df), n, comparisons, matters)
+        if not (slow := outliers(figure, left, usual, allowed)):
+            break
+        found += slow
+        left = {at: value for at, value in left.items() if at not in {(each.run, each.place) for each in slow}}
+    return [replace(each, among=len(values)) for each in found]
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    at = share * (len(ordered) - 1)
+    low = int(at)
+    return ordered[low] + (at - low) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])
 
 
 def _fraction(difference: float, reference: float) -> float:

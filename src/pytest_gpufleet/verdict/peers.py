@@ -39,7 +39,7 @@ def outliers_among_peers(
     if not groups:
         return None
     for tolerance, peers in groups:
-        values = _at_one_temperature(measurement, peers, sign * tolerance.per_kelvin)
+        values = at_one_temperature(measurement, peers, sign * tolerance.per_kelvin)
         usual = _reference(tolerance.reference, values.values(), sign)
         of_group = {("", place): value for place, value in values.items()}
         for each in outliers(figure, of_group, usual, tolerance.worse, relative=True):
@@ -69,7 +69,7 @@ def _groups(
     return [(each, peers) for each, peers in found if len(peers) >= tolerance.least]
 
 
-def _at_one_temperature(measurement: Measurement, peers: list[Where], per_kelvin: float) -> dict[Where, float]:
+def at_one_temperature(measurement: Measurement, peers: list[Where], per_kelvin: float) -> dict[Where, float]:
     """The values that these peers would reach at their mean temperature, if the temperature of each is known."""
     states = [measurement.gpu_states.get(place) for place in peers]
     temperatures = [state.temperature_c for state in states if state and state.temperature_c is not None]

@@ -74,7 +74,7 @@ def _host(row: HostRow) -> list[Line]:
         some = wording.places([on_node(one.place, 0) for one in each.places])
         where = "all of its places" if each.everywhere else some
         more = f", and {wording.count(len(row.slow) - 1, 'figure')} more" if len(row.slow) > 1 else ""
-        what = f"{each.figure.metric.title} of {where} {wording.percent(each.worst)} worse than the fleet's peers"
+        what = f"{each.figure.metric.title} of {where} {wording.percent(each.worst.worse)} worse than the fleet's peers"
         lines += wrapped(f"{what}{more}", "    ")
     for difference in row.differences:
         value = next(value for value, hosts in difference.others.items() if row.host in hosts)

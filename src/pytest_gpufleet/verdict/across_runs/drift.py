@@ -16,8 +16,18 @@ from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.across_runs import run_comparison
 from pytest_gpufleet.verdict.fleet.equality import unlike
-from pytest_gpufleet.verdict.outliers import MAD_TO_SIGMA, SIGMAS, Figure, GpuIds, Outlier, figure_of, outliers
+from pytest_gpufleet.verdict.noise import Spread, gpu_line, pooled
+from pytest_gpufleet.verdict.outliers import Figure, GpuIds, Outlier, figure_of, healthy_spread, outliers
 from pytest_gpufleet.verdict.peers import MOST_KELVIN
+
+MATTERS = 0.01  # the smallest change that does
+# GPUs 0, 1 and 3 of a machine of 4x H200 that ran twice differed from run to run by a quarter of what its GPUs differ
+# among themselves: matrix products by 0.07 to 0.45 %, training by 0.14 %.
+REPEAT = 1 / 3
+MAD_TO_SIGMA = 1.4826  # of a normal distribution (Rousseeuw and Croux 1993)
+# Degrees of freedom of each second difference: 0.37 by the median of the deviations, and each shares two runs with the
+# next, which halves it.
+WORTH = 0.2
 
 # What the hardware corrected by itself, by counter and part of it: more of it is a note, and no fault.
 CORRECTED: tuple[tuple[str, str | int | None, str], ...] = (
@@ -44,13 +54,12 @@ class Drift:
 
 @dataclass(frozen=True)
 class _Measured:
-    """A figure of one run: by GPUs its values and places, their mean temperature, and what peers may differ by."""
+    """A figure of one run: by GPUs its values and places, and their mean temperature."""
 
     figure: Figure
     values: Mapping[GpuIds, float]
     places: Mapping[GpuIds, Where]
     temperature: float | None
-    tolerance: float
     per_kelvin: float
 
     def at(self, temperature: float | None, per_kelvin: float) -> dict[GpuIds, float]:
@@ -68,28 +77,38 @@ def drift(runs: Mapping[str, Record]) -> Drift:
     all of them. A figure is the same where metric and all conditions are, so methods are never mixed; those that no run
     held against a limit are left out. Where the cost of a kelvin is known, figures are taken at the temperature of the
     last run. The reference is the median of the better half of the earlier runs, which a slow drift does not draw
-    along. A figure got worse if it did by more than the least tolerance among peers (3 % where it has none), and, where
-    four runs or more show the machine's own noise, by more than three standard deviations of a difference of two runs.
+    along. A figure got worse if it did by more than MATTERS and by more than figures differ from run to run: by REPEAT,
+    and as four runs or more of the machine itself show it. The more figures are compared, the more may be by chance.
     """
     runs = dict(sorted(runs.items(), key=lambda item: item[1].run.began))
     *_, last = runs
     judged = run_comparison.to_compare(runs)
     measured = {name: _measured(record, judged) for name, record in runs.items()}
-    worse: list[Outlier] = []
-    compared = 0
+    before = {}
     for figure, now in measured[last].items():
         earlier = [of_run[figure] for name, of_run in measured.items() if name != last and figure in of_run]
-        before = grouped(item for each in earlier for item in each.at(now.temperature, now.per_kelvin).items())
-        allowed = max(now.tolerance, SIGMAS * math.sqrt(2) * noise(before.values(), figure))
-        gpus_of = {(last, now.places[gpus]): gpus for gpus in now.values.keys() & before.keys()}
-        compared += len(gpus_of)
-        usual = {at: _reference(before[gpus], figure) for at, gpus in gpus_of.items()}
-        for each in outliers(figure, {at: now.values[gpus] for at, gpus in gpus_of.items()}, usual, allowed):
-            gpus = gpus_of[each.run, each.place]
-            of_runs = ((name, of_run[figure].values) for name, of_run in measured.items() if figure in of_run)
-            history = {name: values[gpus] for name, values in of_runs if gpus in values}
-            identity = runs[last].topology.identity(each.place)
-            worse.append(replace(each, identity=identity, gpus=gpus, history=history))
+        of_gpus = grouped(item for each in earlier for item in each.at(now.temperature, now.per_kelvin).items())
+        before[figure] = {gpus: values for gpus, values in of_gpus.items() if gpus in now.values}
+    compared = sum(map(len, before.values()))
+    worse: list[Outlier] = []
+    for figure, of_gpus in before.items():
+        now, healthy = measured[last][figure], healthy_spread(figure, runs[last].topology)
+        default, least = (
+            (healthy.sd(), healthy.matters)
+            if healthy.fixed
+            else (REPEAT * (healthy.within or healthy.between), MATTERS)
+        )
+        seen, df = noise(of_gpus.values(), figure)
+        sd, df = pooled(default, seen, df)
+        for gpus, values in of_gpus.items():
+            good = _better_half(values, figure)
+            allowed = gpu_line(Spread(sd, 0.0, within_df=df), len(good) + 1, compared, least) if good else math.inf
+            usual = median(good) if good else math.nan
+            for each in outliers(figure, {(last, now.places[gpus]): now.values[gpus]}, usual, allowed):
+                of_runs = ((name, of_run[figure].values) for name, of_run in measured.items() if figure in of_run)
+                history = {name: of_run[gpus] for name, of_run in of_runs if gpus in of_run}
+                identity = runs[last].topology.identity(each.place)
+                worse.append(replace(each, identity=identity, gpus=gpus, history=history))
     worse.sort(key=lambda each: (-each.worse, each.place))
     faults, grown = _counters(list(runs.values()))
     return Drift(runs, compared, tuple(worse), faults, (*(each.text for each in unlike(runs)), *_moved(runs), *grown))
@@ -113,15 +132,14 @@ def _measured(record: Record, wanted: Collection[Figure]) -> dict[Figure, _Measu
                 {ids: values[place] for ids, place in gpus.items()},
                 gpus,
                 fmean(temperatures[figure]) if figure in temperatures else None,
-                min((each.worse for each in tolerances.get(figure, ())), default=figure.tolerance),
                 max((each.per_kelvin for each in tolerances.get(figure, ())), default=0.0),
             )
     return found
 
 
-def noise(histories: Iterable[list[float]], figure: Figure) -> float:
-    """The standard deviation of a figure from run to run as a fraction, from all GPUs of the machine; 0 if none has
-    three runs.
+def noise(histories: Iterable[list[float]], figure: Figure) -> tuple[float, float]:
+    """The standard deviation of a figure from run to run as a fraction, from all GPUs of the machine, and with how many
+    degrees of freedom; both 0 if none has three runs.
 
     By second differences x1 - 2 x2 + x3, to which a steady drift adds nothing, and whose variance is 6 times that of
     one run. Their median, which one unsteady GPU does not widen.
@@ -132,13 +150,12 @@ def noise(histories: Iterable[list[float]], figure: Figure) -> float:
         for one, two, three in zip(history, history[1:], history[2:], strict=False)
     ]
     numbers = [each for each in found if math.isfinite(each)]
-    return MAD_TO_SIGMA * median(numbers) if numbers else 0.0
+    return (MAD_TO_SIGMA * median(numbers), WORTH * len(numbers)) if numbers else (0.0, 0.0)
 
 
-def _reference(earlier: list[float], figure: Figure) -> float:
-    """The median of the better half; NaN if none of them is a number."""
+def _better_half(earlier: list[float], figure: Figure) -> list[float]:
     numbers = sorted((value for value in earlier if math.isfinite(value)), key=lambda v: -goodness(v, figure.metric))
-    return median(numbers[: math.ceil(len(numbers) / 2)]) if numbers else math.nan
+    return numbers[: math.ceil(len(numbers) / 2)]
 
 
 def _counters(runs: list[Record]) -> tuple[tuple[Fault, ...], list[str]]:

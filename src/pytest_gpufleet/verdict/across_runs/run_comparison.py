@@ -6,12 +6,21 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from pytest_gpufleet.model.finding import Finding, that_count
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Said
 from pytest_gpufleet.model.measurement import goodness
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.fleet.equality import Difference, not_compared, other_bits, unlike
-from pytest_gpufleet.verdict.outliers import Figure, GpuIds, Outlier, beside_most, figure_of
+from pytest_gpufleet.verdict.outliers import (
+    BETWEEN_BOARDS,
+    Figure,
+    GpuIds,
+    Outlier,
+    beside_most,
+    figure_of,
+    healthy_spread,
+)
 
 
 def held_to_limits(findings: Iterable[Finding]) -> Iterator[Finding]:
@@ -77,9 +86,8 @@ class RunComparison:
 def compare(runs: Mapping[str, Record]) -> RunComparison:
     """Set two or more runs side by side, each known by its name.
 
-    A place is an outlier if it is worse than the median of the same place over all runs by more than 3 % (or the
-    metric's own tolerance among peers, if that is wider) and by more than three standard deviations, estimated from the
-    median absolute deviation, which one bad node does not spoil. Of two runs the second is held against the first.
+    A place is an outlier if it is worse than the same place of most runs by more than matters and by more than healthy
+    machines of its part number differ (`outliers.beside_most`). Of two runs the second is held against the first.
     Fingerprints are equal or not: who differs from more than half of the machines with the same GPUs and libraries is
     known, of two nobody can say which. A ratio is worse by the difference itself. Figures that have no limit in any run
     and require none, like the bandwidth of small messages, are shown and never outliers.
@@ -87,13 +95,16 @@ def compare(runs: Mapping[str, Record]) -> RunComparison:
     measured = {name: figures(record.findings) for name, record in runs.items()}
     judged = to_compare(runs)
     every = dict.fromkeys(figure for of_run in measured.values() for figure in of_run)
+    comparisons = sum(
+        len(values) for of_run in measured.values() for figure, values in of_run.items() if figure in judged
+    )
     rows, outliers, alone = [], [], 0
     for figure in every:
         values = {name: of_run[figure] for name, of_run in measured.items() if of_run.get(figure)}
         if len(values) < 2:  # 0: no run has measured it, as temperatures of CPU ranks
             alone += len(values)
             continue
-        found = _outliers(figure, values, runs) if figure in judged else []
+        found = _outliers(figure, values, runs, comparisons) if figure in judged else []
         outliers += found
         rows.append(_row(figure, values, runs, len(found)))
     notes = [*(each.text for each in unlike(runs)), *_exchanged(runs), *not_compared(runs)]
@@ -105,11 +116,21 @@ def compare(runs: Mapping[str, Record]) -> RunComparison:
     return RunComparison(runs, tuple(notes), tuple(rows), tuple(outliers), tuple(other_bits(runs)))
 
 
-def _outliers(figure: Figure, values: Mapping[str, Mapping[Where, float]], runs: Mapping[str, Record]) -> list[Outlier]:
+def _outliers(
+    figure: Figure, values: Mapping[str, Mapping[Where, float]], runs: Mapping[str, Record], comparisons: int
+) -> list[Outlier]:
     found = []
+    first = next(iter(values))
+    healthy = healthy_spread(figure, runs[first].topology)
     for place in dict.fromkeys(place for of_run in values.values() for place in of_run):
         at_place = {(name, place): of_run[place] for name, of_run in values.items() if place in of_run}
-        found += beside_most(figure, at_place)
+        boards = grouped((runs[at[0]].topology.boards(place), (at, value)) for at, value in at_place.items())
+        groups, least = [dict(each) for each in boards.values()], healthy.matters
+        if len(groups) > 1 and min(map(len, groups)) == 1:  # alone with its part number: beside all
+            groups, least = [at_place], BETWEEN_BOARDS
+        usual = values[first].get(place) if len(values) == 2 else None
+        for group in groups:
+            found += beside_most(figure, group, healthy.sd(), comparisons, least, reference=usual)
     return [replace(each, identity=runs[each.run].topology.identity(each.place)) for each in found]
 
 

@@ -1,129 +1,237 @@
 """Each GPU of a fleet held against all others of it: a host that is slow everywhere has no peer at home to show it."""
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, that_count
-from pytest_gpufleet.model.gpu import SOFTWARE, GpuTopology, joined
+from pytest_gpufleet.model.gpu import SOFTWARE, GpuTopology
 from pytest_gpufleet.model.grouping import grouped
+from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.measurement import GpuState, Measurement
-from pytest_gpufleet.model.metric import Tolerance
-from pytest_gpufleet.model.place import Place, Where, on_node
+from pytest_gpufleet.model.place import THIS_NODE, Place, Where, on_node
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.across_runs.run_comparison import held_to_limits
 from pytest_gpufleet.verdict.fleet import equality
-from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns
-from pytest_gpufleet.verdict.outliers import Figure, Outlier, beside_most, figure_of
-from pytest_gpufleet.verdict.peers import outliers_among_peers
+from pytest_gpufleet.verdict.fleet.host_runs import HostRun, NodeRuns
+from pytest_gpufleet.verdict.outliers import (
+    BETWEEN_BOARDS,
+    Figure,
+    Outlier,
+    beside_most,
+    figure_of,
+    healthy_spread,
+    outliers,
+)
+from pytest_gpufleet.verdict.peers import at_one_temperature
 
-LEAST_HOSTS = 3  # of two, nobody can say which one is off
+# Measurements of one family slow down together, by one cause or by one disturbance: they are one witness. An author's
+# own metric is a family of its own.
+FAMILIES = {
+    "compute": (
+        "gemm", "gemm_relative", "solo_train_throughput", "train_throughput", "solo_token_throughput",
+        "token_throughput", "model_flops_utilization", "train_utilization", "product_retention", "soak_clock",
+        "burn_retention", "step_retention",
+    ),
+    "power": ("soak_power", "burn_power", "burn_peak_power", "step_power", "power_swing"),
+    "temperature": ("soak_temperature", "soak_excess"),
+    "memory": ("memory_bandwidth", "train_memory"),
+    "links": (
+        "busbw", "collective_latency", "pair_bandwidth", "pair_latency", "ring_bandwidth", "scaling_efficiency",
+        "communication_share", "reduction_retention", "step_skew",
+    ),
+    "host": (
+        "host_bandwidth", "host_memory_bandwidth", "drive_bandwidth", "drive_iops", "launch_time", "loader_throughput",
+    ),
+    "network": ("node_group_busbw", "rail_bandwidth", "nic_bandwidth", "port_events"),
+}  # fmt: skip
+FAMILY = {metric: family for family, metrics in FAMILIES.items() for metric in metrics}
 
 
 @dataclass(frozen=True)
 class SlowPlaces:
-    """Places of a host that are worse than the fleet's peers. `everywhere`: all places of this host are that have the
-    figure, and they are several. `peers`: how many places of the fleet it was measured at."""
+    """Places of a host that are worse than the fleet's peers in what `check` measured. `everywhere`: the host as a
+    whole is, by the median of its places. `peers`: how many places of the fleet it was measured at."""
 
     node: int
     figure: Figure
+    check: str
     places: tuple[Outlier, ...]
-    tolerances: tuple[Tolerance, ...]
     everywhere: bool
     peers: int
 
     @property
-    def worst(self) -> float:
-        return max(each.worse for each in self.places)
+    def worst(self) -> Outlier:
+        return max(self.places, key=lambda each: each.worse)
+
+    @property
+    def parts(self) -> frozenset[Place]:
+        return frozenset(part for each in self.places for part in each.place.parts)
+
+    @property
+    def family(self) -> str:
+        return FAMILY.get(self.figure.name, self.figure.name)
+
+    def is_seen_in(self, values: Mapping[Where, float]) -> bool:
+        """Whether another measurement at that host, with its own places, was as much worse as this one may not be."""
+        metric, (first, *_) = self.figure.metric, self.places
+        again = [values[at] for each in self.places if (at := on_node(each.place, 0)) in values]
+        if first.place == Place(self.node, "node") and values:
+            again = [self.figure.worst(values.values())]
+        worse = [self.figure.share(metric.sign * (first.reference - value), first.reference) for value in again]
+        return bool(worse) and (median(worse) if self.everywhere else min(worse)) > first.allowed
 
     @property
     def fault(self) -> Fault:
         subjects = (Place(self.node, "node"),) if self.everywhere else tuple(each.place for each in self.places)
         what = (
-            f"{self.figure.metric.title}: {self.worst:.1%} worse than its peers among {self.peers} places of the fleet"
+            f"{self.figure.metric.title}: {self.worst.worse:.1%} worse than its peers among {self.peers} places of the "
+            f"fleet, where {self.worst.allowed:.1%} may be"
         )
         return Fault("slower_than_peers", subjects, what)
 
 
-def slow_places(runs: NodeRuns) -> tuple[list[SlowPlaces], list[str]]:
-    """The places of each host that are worse than their peers of the whole fleet, figure by figure; by host, the worst
-    first. And the hosts of which figures are held against no other host's: since none has them under these conditions,
-    or too few. Figures are the same if metric and all conditions are; rehearsals have none."""
-    found: list[SlowPlaces] = []
+@dataclass(frozen=True)
+class FleetPeers:
+    """Who is `slow` by two measurements: another family of them, or the same one once more; who is by one measurement
+    `alone`, which is no fault yet; and the hosts of which figures are held against no other host's. All by host, the
+    worst first."""
+
+    slow: tuple[SlowPlaces, ...]
+    alone: tuple[SlowPlaces, ...]
+    without_peers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Alike:
+    """The values of one figure at places that are alike: GPUs of one model and part number, pairs of them, or hosts of
+    such GPUs; and the machine of one of them. `lone`: the one host with its part number, beside the boards of others.
+    """
+
+    figure: Figure
+    check: str
+    values: Mapping[Where, float]
+    topology: GpuTopology
+    lone: int | None = None
+
+    @property
+    def by_node(self) -> dict[int, list[Where]]:
+        return grouped((place.parts[0].node, place) for place in self.values)
+
+
+def slow_places(runs: NodeRuns) -> FleetPeers:
+    """The places of each host that are worse than their peers of the whole fleet, figure by figure. Figures are the
+    same if metric and all conditions are; rehearsals have none. What a GPU, a pair or a host may be worse follows from
+    how much those of its part number differ in this fleet, and from the number of all comparisons."""
+    groups: list[_Alike] = []
     without_peers: set[int] = set()
-    topologies = {node: run.record.topology for node, run in runs.items()}
-    whole = joined(topologies, {node: run.host for node, run in runs.items()})
-    for figure, by_node in _with_peers(runs).items():
-        slow = _slow(figure, by_node, whole) if len(by_node) > 1 else None
-        if slow is None:
-            without_peers |= by_node.keys()
-        else:
-            found += slow
-    alone = [runs[node].host for node in sorted(without_peers)]
-    return sorted(found, key=lambda each: (each.node, -each.worst)), alone
+    for figure, by_node in _compared(runs).items():
+        alike = [each for each in _alike(figure, by_node, runs) if len(each.by_node) > 1]
+        without_peers |= by_node.keys() - {node for each in alike for node in each.by_node}
+        groups += alike
+    comparisons = sum(len(each.values) + len(each.by_node) for each in groups)
+    found = [slow for each in groups for slow in _slow(each, comparisons)]
+    found.sort(key=lambda each: (each.node, -each.worst.worse))
+    sure = [_confirmed(each, found, runs[each.node]) for each in found]
+    return FleetPeers(
+        tuple(each for each, twice in zip(found, sure, strict=True) if twice),
+        tuple(each for each, twice in zip(found, sure, strict=True) if not twice),
+        tuple(runs[node].host for node in sorted(without_peers)),
+    )
 
 
-def _with_peers(runs: NodeRuns) -> dict[Figure, dict[int, Finding]]:
-    """The figures whose places have peers, by host; of two the last, as in the run itself."""
+def _compared(runs: NodeRuns) -> dict[Figure, dict[int, Finding]]:
+    """The figures whose places have peers, and those that are held against limits, by host; of two the last, as in the
+    run itself."""
     figures: dict[Figure, dict[int, Finding]] = defaultdict(dict)
     for node, run in runs.items():
-        for finding in that_count(run.record.findings):
-            if finding.tolerances and not run.record.run.rehearsal:
+        findings = [] if run.record.run.rehearsal else that_count(run.record.findings)
+        judged = list(held_to_limits(findings))
+        for finding in findings:
+            if finding.measurement.values and (finding.tolerances or finding in judged):
                 figures[figure_of(finding.measurement)][node] = finding
     return figures
 
 
-def _slow(figure: Figure, by_node: Mapping[int, Finding], topology: GpuTopology) -> list[SlowPlaces] | None:
-    """None if no place has peers enough."""
+def _alike(figure: Figure, by_node: Mapping[int, Finding], runs: NodeRuns) -> Iterator[_Alike]:
+    """The places in groups of one model and part number, at one temperature. A host that is the only one with its part
+    number comes beside all others of its model."""
     values: dict[Where, float] = {}
     states: dict[Where, GpuState] = {}
-    tolerances: list[Tolerance] = []
+    kinds: dict[Where, tuple[Hashable, Hashable]] = {}
     for node, finding in by_node.items():
-        measured = finding.measurement
-        values |= {on_node(place, node): value for place, value in measured.values.items()}
+        measured, topology = finding.measurement, runs[node].record.topology
+        # What all GPUs do together, or what differs by design at home, is the host's: the worst of it.
+        host = {THIS_NODE: figure.worst(measured.values.values())}
+        for place, value in (measured.values if finding.tolerances else host).items():
+            at = on_node(place, node)
+            values[at], kinds[at] = value, _kind(topology, place, figure)
         states |= {on_node(place, node): state for place, state in measured.gpu_states.items()}
-        tolerances += [each for each in map(_of_fleet, finding.tolerances) if each not in tolerances]
     whole = Measurement(figure.name, values, dict(figure.conditions), definition=figure.metric, gpu_states=states)
-    slower = outliers_among_peers(whole, tolerances, topology)
-    if slower is None:
-        return None
-    by_host = grouped((place.parts[0].node, each) for place, each in slower.items())
+    slope = max((each.per_kelvin for finding in by_node.values() for each in finding.tolerances), default=0.0)
+    check = check_name(next(iter(by_node.values())).check)
+    for kind, places in grouped((kind, at) for at, kind in kinds.items()).items():
+        nodes, lone = {at.parts[0].node for at in places}, None
+        if len(nodes) == 1:
+            (lone,) = nodes
+            places = places + [at for at, other in kinds.items() if other[0] == kind[0] and at.parts[0].node != lone]
+        at_one = at_one_temperature(whole, places, figure.metric.sign * slope)
+        yield _Alike(figure, check, at_one, runs[places[0].parts[0].node].record.topology, lone)
+
+
+def _kind(topology: GpuTopology, place: Where, figure: Figure) -> tuple[Hashable, Hashable]:
+    """Model and link of a place; and its part number. What goes to the host's memory at once shares the way there with
+    whoever is near the same processors, behind the same PCIe switch."""
+    gpus = [gpu for gpu in topology.gpus if gpu.place in place.parts] or topology.gpus
+    ways = (topology.processors_near(place), topology.switch_neighbours(place))
+    boards = tuple(sorted(str(gpu.get("board_part_number") or "") for gpu in gpus))
+    model = (tuple(sorted(gpu.name for gpu in gpus)), topology.kind(place)[-1])
+    return model, (boards, ways if figure.name == "host_bandwidth" else ())
+
+
+def _slow(alike: _Alike, comparisons: int) -> list[SlowPlaces]:
+    """The places that are worse than their peers; and by the median of its other places, which differs less than they
+    do, a host that is a little slow everywhere."""
+    figure, by_node = alike.figure, alike.by_node
+    healthy = healthy_spread(figure, alike.topology)
+    matters = healthy.matters
+    found: dict[int, list[Outlier]] = {}
+    if alike.lone is None:
+        values = {("", place): value for place, value in alike.values.items()}
+        slow = beside_most(figure, values, healthy.sd(), comparisons, matters, independent=len(by_node))
+        found = grouped((each.place.parts[0].node, each) for each in slow)
+    else:
+        matters = BETWEEN_BOARDS
+    known = {each.place for slow in found.values() for each in slow}
+    medians: dict[tuple[str, Where], float] = {
+        ("", Place(node, "node")): median(alike.values[place] for place in left)
+        for node, places in by_node.items()
+        if (left := [place for place in places if place not in known]) and (len(places) > 1 or alike.lone is not None)
+    }
+    of_host = healthy.sd(min(map(len, by_node.values())))
+    for host in beside_most(figure, medians, of_host, comparisons, matters):
+        node = host.place.parts[0].node
+        if alike.lone in (None, node):
+            at_home = {("", place): alike.values[place] for place in by_node[node]}
+            every = outliers(figure, at_home, host.reference, -math.inf)
+            found[node] = [replace(each, allowed=host.allowed) for each in every]
     return [
-        SlowPlaces(
-            node,
-            figure,
-            tuple(worse),
-            tuple(tolerances),
-            everywhere=len(worse) == len(by_node[node].measurement.values) > 1,
-            peers=len(values),
-        )
-        for node, worse in by_host.items()
+        SlowPlaces(node, figure, alike.check, tuple(slow), len(slow) == len(by_node[node]) > 1, len(alike.values))
+        for node, slow in found.items()
     ]
 
 
-def _of_fleet(tolerance: Tolerance) -> Tolerance:
-    """The best of thousands is whoever had the most luck, or a figure that is wrong: it speaks against nobody."""
-    return replace(tolerance, reference="better half") if tolerance.reference == "best" else tolerance
-
-
-def odd_hosts(runs: NodeRuns) -> list[Outlier]:
-    """What whole hosts reach, like the bandwidth of a collective over all of their GPUs, and the worst place of each in
-    what else has no peers at home, where it stands out among all hosts as `gpufleet compare` has it. It is shown,
-    and not judged: nobody has measured by how much healthy hosts differ."""
-    values: dict[Figure, dict[tuple[str, Where], float]] = defaultdict(dict)
-    for node, run in runs.items():
-        for finding in held_to_limits(that_count(run.record.findings)) if not run.record.run.rehearsal else ():
-            if finding.measurement.values and not finding.tolerances:
-                figure = figure_of(finding.measurement)
-                values[figure][run.host, Place(node, "node")] = figure.worst(finding.measurement.values.values())
-    return [
-        each
-        for figure, of_hosts in values.items()
-        if len(of_hosts) >= LEAST_HOSTS
-        for each in beside_most(figure, of_hosts)
-    ]
+def _confirmed(one: SlowPlaces, found: Iterable[SlowPlaces], run: HostRun) -> bool:
+    """Whether another family of measurements says the same of each of these places, or the same measurement once more:
+    in that run, since it had missed there at first, or in an earlier run of the host."""
+    others = [each for each in found if each.node == one.node and each.family != one.family]
+    parts, host = {part for each in others for part in each.parts}, Place(one.node, "node")
+    if parts and all(parts & {*each.place.parts, host} or each.place == host for each in one.places):
+        return True
+    return any(map(one.is_seen_in, run.measured_before(one.figure)))
 
 
 # Logs of several nodes can be put in order, certificates hold and leases of file systems last. It is where the rule
@@ -167,8 +275,8 @@ def minority(runs: NodeRuns) -> dict[int, str]:
 
 
 def slower_than_other_nodes(runs: NodeRuns) -> list[Fault]:
-    """The places that are worse than their peers on all nodes, by more than healthy ones differ."""
-    return [each.fault for each in slow_places(runs)[0]]
+    """The places that are worse than their peers on all nodes, by two measurements."""
+    return [each.fault for each in slow_places(runs).slow]
 
 
 def clocks_apart(ahead: Mapping[int, float]) -> list[Fault]:

@@ -13,7 +13,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import basis, verdict as own_verdict
 from pytest_gpufleet.verdict.fleet import equality
 from pytest_gpufleet.verdict.fleet.equality import Difference, not_compared, other_bits
-from pytest_gpufleet.verdict.fleet.fleet_peers import SlowPlaces, odd_hosts, slow_places
+from pytest_gpufleet.verdict.fleet.fleet_peers import SlowPlaces, slow_places
 from pytest_gpufleet.verdict.fleet.host_runs import (
     Gap,
     GapKind,
@@ -26,7 +26,6 @@ from pytest_gpufleet.verdict.fleet.host_runs import (
     of_nodes,
     rejected,
 )
-from pytest_gpufleet.verdict.outliers import Outlier
 from pytest_gpufleet.verdict.verdict import DIED, EXIT_STATUS, MOST_NAMES, not_as_many
 
 NOBODY_SAID = "nobody said which hosts were expected: that none is missing is not known"
@@ -63,6 +62,7 @@ class Fleet:
     """The hosts, whose numbers are the nodes of all places here; what is wrong with them beside what their own runs
     say; and what all amounts to.
 
+    `slow`: places that are worse than their peers on all hosts, by two measurements; `odd`: by one alone.
     `gaps`: why the fleet is not complete. `notes` change nothing. `grades`: by how many figures the verdict stands on
     limits of which grade.
     """
@@ -74,7 +74,7 @@ class Fleet:
     notes: tuple[str, ...]
     differences: tuple[Difference, ...]
     slow: tuple[SlowPlaces, ...]
-    odd: tuple[Outlier, ...]
+    odd: tuple[SlowPlaces, ...]
     faults: tuple[Fault, ...]
     grades: dict[Grade, int]
     verdict: VerdictWord
@@ -112,12 +112,12 @@ def judge_fleet(
     records = {run.host: run.record for run in real}
     gaps += [Gap("run otherwise", each.hosts, each.text) for each in equality.run_otherwise(records)]
     runs_of = dict(enumerate(hosts))
-    differences, odd = [*equality.unlike(records), *other_bits(records)], odd_hosts(runs_of)
-    slow, without_peers = slow_places(runs_of)
+    differences, peers = [*equality.unlike(records), *other_bits(records)], slow_places(runs_of)
+    slow = peers.slow
     faults = [*(each.fault for each in slow), *equality.faults(differences, runs_of)]
     notes += [Said("not judged: {difference}", difference=each.text) for each in equality.other_boards(records)]
     notes += not_compared(records)
-    notes += [*_of_runs(real), *_beside(without_peers, [each.run for each in odd])]
+    notes += [*_of_runs(real), *_beside(peers.without_peers), *_once(hosts, peers.alone)]
     known = expected is not None or (over and all(record.run.nodes_wanted for record in over))
     notes += [] if known else [NOBODY_SAID]
     grades = basis.by_grade(*(run.record for run in hosts), *over)
@@ -126,7 +126,7 @@ def judge_fleet(
     verdict, reasons, status = _verdict(hosts, over, against, gaps, _slower(hosts, untested, UNTESTED), notes)
     return Fleet(
         hosts, None if expected is None else tuple(expected), tuple(unusable), tuple(gaps), tuple(notes),
-        tuple(differences), tuple(slow), tuple(odd), tuple(faults), grades,
+        tuple(differences), slow, peers.alone, tuple(faults), grades,
         verdict, tuple(reasons), status,
     )  # fmt: skip
 
@@ -141,17 +141,17 @@ def _of_runs(runs: Sequence[HostRun]) -> list[str]:
     return notes
 
 
-def _beside(without_peers: Sequence[str], odd: Sequence[str]) -> list[str]:
-    notes: list[str] = []
-    if without_peers:
-        text = "{hosts} not held against others in all figures: too few hosts have the same"
-        notes.append(Said(text, hosts=_hosts(without_peers)))
-    if odd:
-        one = "{hosts} stands out in what whole hosts reach: not judged"
-        more = "{hosts} stand out in what whole hosts reach: not judged"
-        names = list(dict.fromkeys(odd))
-        notes.append(Said(one if len(names) == 1 else more, hosts=_hosts(names, verb=False)))
-    return notes
+def _beside(without_peers: Sequence[str]) -> list[str]:
+    text = "{hosts} not held against others in all figures: too few hosts have the same"
+    return [Said(text, hosts=_hosts(without_peers))] if without_peers else []
+
+
+def _once(hosts: Sequence[HostRun], odd: Sequence[SlowPlaces]) -> list[str]:
+    """What is slow by one measurement alone, and what to run again there."""
+    names = [hosts[node].host for node in dict.fromkeys(each.node for each in odd)]
+    checks = list(dict.fromkeys(each.check for each in odd))
+    text = "{hosts} worse than the fleet's peers by one measurement alone: run {checks} there again, and give both runs"
+    return [Said(text, hosts=_hosts(names), checks=some(checks, MOST_NAMES))] if odd else []
 
 
 def _against(
@@ -176,7 +176,7 @@ def _against(
 def _slower(hosts: Sequence[HostRun], slow: Sequence[SlowPlaces], why: str) -> list[str]:
     if not slow:
         return []
-    worst = max(slow, key=lambda each: each.worst)
+    worst = max(slow, key=lambda each: each.worst.worse)
     names = [hosts[node].host for node in dict.fromkeys(each.node for each in slow)]
     return [
         Said(
@@ -185,7 +185,7 @@ def _slower(hosts: Sequence[HostRun], slow: Sequence[SlowPlaces], why: str) -> l
             why=why,
             metric=Said(worst.figure.metric.title),
             host=hosts[worst.node].host,
-            fraction=f"{worst.worst:.1%}",
+            fraction=f"{worst.worst.worse:.1%}",
         )
     ]
 

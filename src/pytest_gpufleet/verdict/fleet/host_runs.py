@@ -14,6 +14,7 @@ from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.verdict.accusations import NEIGHBOUR, at, causes
+from pytest_gpufleet.verdict.outliers import Figure, figure_of
 from pytest_gpufleet.verdict.verdict import MOST_NAMES, ended
 
 GapKind = Literal[
@@ -35,11 +36,12 @@ NUMBERS = re.compile("([0-9]+)")
 
 @dataclass(frozen=True)
 class HostRun:
-    """The run of a host. `folder`: as it was given; `sha256`: of its evidence."""
+    """The run of a host. `folder`: as it was given; `sha256`: of its evidence; `earlier`: older runs of the machine."""
 
     folder: str
     sha256: str
     record: Record
+    earlier: tuple[Record, ...] = ()
 
     @property
     def host(self) -> str:
@@ -50,6 +52,12 @@ class HostRun:
         """Of the machine's board, by its firmware; None if the run could not read it."""
         return next((node.serial for node in self.record.run.nodes), None)
 
+    def measured_before(self, figure: Figure) -> Iterator[Mapping[Where, float]]:
+        """What else this host measured of a figure: before it was measured again, and in earlier runs."""
+        before = [finding for finding in self.record.findings if finding.again]
+        before += [finding for record in self.earlier for finding in record.findings]
+        return (each.measurement.values for each in before if figure_of(each.measurement) == figure)
+
     @property
     def held_back(self) -> bool:
         """Whether something that is no fault of any GPU makes its figures low, and has to be mended first."""
@@ -58,7 +66,12 @@ class HostRun:
     def shared(self, places: Iterable[Where]) -> bool:
         """Whether a process of somebody else used a GPU in each of these places of it, whatever its number."""
         busy = {part.index for cause in causes(self.record) if cause.name == NEIGHBOUR for part in at(cause.subjects)}
-        return all(busy & {part.index for part in place.parts if part.kind == "gpu"} for place in places)
+        every = frozenset(gpu.index for gpu in self.record.topology.gpus)
+        of_place = (
+            every if place.parts[0].kind == "node" else {part.index for part in place.parts if part.kind == "gpu"}
+            for place in places
+        )
+        return all(busy & gpus for gpus in of_place)
 
     @property
     def gpus(self) -> frozenset[str]:
@@ -117,7 +130,7 @@ def counted(runs: Iterable[HostRun]) -> tuple[tuple[HostRun, ...], list[str], li
     gaps: list[Gap] = []
     for host, found in sorted(of_host.items(), key=lambda item: natural(item[0])):
         *others, newest = sorted(found, key=lambda run: run.record.run.began)
-        hosts.append(newest)
+        hosts.append(replace(newest, earlier=tuple(run.record for run in others if run.gpus & newest.gpus)))
         if others:
             notes.append(
                 Said(
