@@ -437,3 +437,15 @@ def test_what_the_documentation_shows_can_be_loaded(tmp_path):
     for example in examples:
         loaded = load(write(tmp_path, example if example.startswith("name") else HEAD + example))
         assert loaded.limits or loaded.tolerances
+
+
+@pytest.mark.parametrize(("rows", "both"), [({"copy": 2000, "triad": 2420}, 2200.0), ({"copy": 2000}, None)])
+def test_the_mean_of_copy_and_triad_is_held_against_the_mean_of_their_limits(tmp_path, rows, both):
+    of_memory = LIMIT.replace("busbw", "memory_bandwidth")
+    texts = [
+        of_memory.replace("100", str(least)) + f'when = {{ operation = "{name}" }}' for name, least in rows.items()
+    ]
+    (tmp_path / "own.toml").write_text(HEAD + "".join(texts))
+    figure = Measurement("memory_bandwidth", {"gpu0": 1.0}, {"operation": "copy and triad"})
+    limit = load(tmp_path / "own.toml").limit_for(figure)
+    assert (limit and limit.value) == (both and pytest.approx(both))

@@ -97,7 +97,7 @@ PCIE_WAYS = ("PIX", "PXB", "PHB", "NODE", "SYS", "host")
 # In the order in which a reader wants to hear them.
 CONDITIONS: dict[str, ConditionType] = {
     "collective": ConditionType(COLLECTIVES, leads=True),
-    "operation": ConditionType(("copy", "triad"), leads=True),
+    "operation": ConditionType(("copy", "triad", "copy and triad"), leads=True),
     "model": ConditionType((*RESNETS, *TRANSFORMERS)),
     "method": ConditionType(tuple(WAYS), words=WAYS),
     "recipe": ConditionType(("fp32", "tf32", "amp", "bf16", "peak"), leads=True),

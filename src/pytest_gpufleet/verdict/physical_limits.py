@@ -7,6 +7,7 @@ a tenth slow. Where no part would be fair to every healthy machine there is no l
 those of one machine that do not go over NVLink.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import ROUND_FLOOR, Context
 
@@ -29,6 +30,7 @@ MEMORY = 0.65
 # Recorded 0.88 to 0.90. Published from 0.46 (H20-3e, all of eight: NVIDIA/nvbandwidth issue 48) over H100 0.77
 # (NVIDIA/nccl issue 1264) to A100 0.85 (FlagOpen/FlagPerf). 78 SMs of an H200, as many as an H20 has, gave 0.80.
 MEMCPY = 0.40
+OPERATIONS = {"copy": MEMCPY, "triad": MEMORY, "copy and triad": math.sqrt(MEMCPY * MEMORY)}
 # In one direction, one GPU at a time. Recorded 0.88 (0.62). Published from 0.67 (a gate for A100, which healthy ones
 # pass) and 0.75 (H100). V100 in virtual machines: a gate at 0.57, so less is asked of PCIe 3.
 HOST, HOST_PCIE_3 = 0.64, 0.55
@@ -96,7 +98,7 @@ Part = tuple[float, Peak]
 
 
 def _memory(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
-    part = MEMCPY if measurement.conditions.get("operation") == "copy" else MEMORY
+    part = OPERATIONS.get(str(measurement.conditions.get("operation")), MEMORY)
     return part, _lowest(map(peaks.memory_bandwidth, peaks.gpus_of(measurement.values, topology)))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from itertools import combinations
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -249,7 +250,22 @@ class Profile:
         own = (limit for limit in self.limits if holds(limit, measurement, fabric))
         first = min(own, key=lambda limit: (*limit.precedence, -len(limit.conditions)), default=None)
         of_base = self.base.limit_for(measurement, fabric) if self.base else None
-        return min(filter(None, (first, of_base)), key=lambda limit: limit.precedence, default=None)
+        found = min(filter(None, (first, of_base)), key=lambda limit: limit.precedence, default=None)
+        return found or self._of_both(measurement, fabric)
+
+    def _of_both(self, measurement: Measurement, fabric: str) -> Limit | None:
+        """Of the geometric mean of copy and triad: the mean of their limits, as good as the worse of these."""
+        operation, under = str(measurement.conditions.get("operation")), measurement.conditions
+        each = [{**under, "operation": name} for name in operation.split(" and ") if name != operation]
+        limits = [self.limit_for(replace(measurement, conditions=one), fabric) for one in each]
+        of_each = [limit for limit in limits if limit]
+        if not each or len(of_each) < len(each):
+            return None
+        worse = max(of_each, key=lambda limit: limit.precedence)
+        source = "; ".join(f"{limit.conditions['operation']} {limit}, {limit.full_source}" for limit in of_each)
+        conditions = {**worse.conditions, "operation": operation}
+        value = geometric_mean(limit.value for limit in of_each)
+        return replace(worse, value=value, source=source, conditions=conditions, measured=None, calibration=None)
 
     def tolerances_for(self, measurement: Measurement) -> tuple[Tolerance, ...]:
         """By how much places may differ from their peers: all that hold for this metric, of this profile, else of its
