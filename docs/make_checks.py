@@ -214,10 +214,11 @@ def _judged(figures: tuple[str, ...], judged: Judged) -> Iterator[str]:
             yield f"- {_link(name)}: not required, judged where a profile has one"
     for name in figures:
         if (tolerance := METRICS[name].peer_tolerance) and judged.peers is not None:
-            near = [each for each in row_of(METRICS[name]).tolerances if each.within in judged.peers.lower()]
-            worse, than = (near[0].worse, near[0].reference) if near else (tolerance, "better half")
-            of = judged.peers and f", {judged.peers}"
-            most = f"at most {wording.percent(worse)} worse than the {than}{of}, or what the profile says"
+            near = [each for each in row_of(METRICS[name]).tolerances if each.peers in judged.peers.lower()]
+            worse = wording.percent(near[0].worse if near else tolerance)
+            noise = any(row.metric == name for row in profile.of_every_gpu().spreads)
+            by = "by how much healthy ones differ" if noise else f"at most {worse} worse"
+            most = f"{by}, than the mean of the others{judged.peers and f', {judged.peers}'}"
             yield f"- peers: {METRICS[name].title} {most}"
 
 

@@ -10,7 +10,7 @@ from pytest_gpufleet.model.conditions import ONE_WINDOW
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.measurement import GpuState, Measurement
-from pytest_gpufleet.model.metric import GiB
+from pytest_gpufleet.model.metric import METRICS, GiB, row_of
 from pytest_gpufleet.model.place import WORLD, Where, gpu, where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.probes.compute.corruption import excess
@@ -143,7 +143,7 @@ def slow_gpu(name: str, bad: Where, percent: float) -> Named:
 
 def slow_beside_peers(name: str, bad: Where, percent: float) -> Named:
     """Of what its peers reach at its temperature, on the average."""
-    per_kelvin = next(each.per_kelvin for each in for_gpu(H200).tolerances if each.metric == "gemm_relative")
+    per_kelvin = row_of(METRICS["gemm_relative"]).per_kelvin
     rates = []
     for rate in products(name):
         warmth = {at: state.temperature_c or 0.0 for at, state in rate.gpu_states.items()}

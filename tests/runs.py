@@ -14,6 +14,7 @@ from pytest_gpufleet.model.events import (
     CheckStarted,
     FailedBy,
     Judged,
+    Judging,
     ProfileGiven,
     RunHeader,
     SuiteSeen,
@@ -30,7 +31,7 @@ from pytest_gpufleet.report.machine_section import facts
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.given_limits import as_given
-from pytest_gpufleet.verdict.judgement import LimitMissed, judge, unsteady
+from pytest_gpufleet.verdict.judgement import FORMULA, LimitMissed, judge, unsteady
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS, conclude
 from tests.edited_evidence import seal
 
@@ -146,6 +147,7 @@ def record(
     ))  # fmt: skip
     evidence.add(SuiteSeen(manifest=suite))
     evidence.add(TopologyFound(nodes=[machine]))
+    evidence.add(Judging(formula=FORMULA))
     evidence.add(Telemetry(sample={"time": 0.0, "gpus": [dict.fromkeys(readings, 30.0) for _ in machine.gpus]}))
     if limits and limit:
         evidence.add(ProfileGiven(profile=asdict(as_given(limit, (gpu.name for gpu in machine.gpus)))))

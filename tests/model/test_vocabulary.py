@@ -48,7 +48,7 @@ def test_every_metric_with_limits_is_measured_here(measured):
 def test_metrics_are_measured_under_the_conditions_that_limits_may_name(measured, metric):
     always = set.intersection(*(set(conditions) for conditions in measured[metric]))
     ever = set.union(*(set(conditions) for conditions in measured[metric]))
-    of_machine, elsewhere = {"fabric", "links"}, {*EXTRAORDINARY, *BETWEEN_NODES, "work"}
+    of_machine, elsewhere = {"fabric", "links", "part"}, {*EXTRAORDINARY, *BETWEEN_NODES, "work"}
     assert always - FREE - {*EXTRAORDINARY} == set(MEASURED_UNDER[metric]) - elsewhere - of_machine
     assert ever - FREE <= set(MEASURED_UNDER[metric])
 

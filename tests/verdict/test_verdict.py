@@ -105,8 +105,8 @@ MIXED = machine("Fast", "Fast", "Fast", "Slow", "Slow", "Slow")
 @pytest.mark.parametrize(
     ("values", "limits", "topology", "state", "slower"),
     [
-        (each(1000, 1000, 999, 950, 1000, 1000, 998, 999), [SOLO_FLOOR], CARDS, "missed", {gpu(3): 0.05}),
-        (each(1000, 1001, 999, 971, 1000, 1002, 998, 1000), [SOLO_FLOOR], CARDS, "met", {}),  # within 3 %
+        (each(1000, 1000, 999, 920, 1000, 1000, 1002, 999), [SOLO_FLOOR], CARDS, "missed", {gpu(3): 0.08}),
+        (each(1000, 1001, 999, 971, 1000, 1002, 998, 1000), [SOLO_FLOOR], CARDS, "met", {}),  # as healthy ones differ
         (each(1000, 1000, 1000, 500, 500, 450), [], MIXED, "missed", {gpu(5): 0.1}),
         (each(1000, 1000, 1000, 900), [], CARDS, "missed", {gpu(3): 0.1}),
         (each(1000, 1000, 1000, 990), [], CARDS, "not judged", {}),
@@ -123,7 +123,7 @@ def test_a_gpu_slower_than_its_like_is_found_whether_a_limit_is_met_or_not_known
 
 def test_limit_missed_names_identity_value_limit_and_source():
     limit = judged({"gpu1": 120.0, "gpu0-gpu5": 81.25})
-    peers = judged(each(1000, 1000, 1000, 950), [SOLO_FLOOR], SOLO)
+    peers = judged(each(1000, 1000, 1000, 900), [SOLO_FLOOR], SOLO)
     error = LimitMissed([limit, peers], CARDS)
     assert isinstance(error, AssertionError)
     assert error.findings == (limit, peers)
@@ -132,8 +132,8 @@ def test_limit_missed_names_identity_value_limit_and_source():
         "bus bandwidth (collective=all_reduce, ranks=8): 1 place misses the limit",
         f"{CARDS.gpus[0].identity} and {CARDS.gpus[5].identity}: 81.25 GB/s, limit ≥ 100 GB/s",
         "limit from profile card.toml, published: somebody, 8x Card",
-        f"{CARDS.gpus[3].identity}: 950 images/s, 5.0% worse than its peers "
-        "(at most 3 % worse than the better half of its peers)",
+        f"{CARDS.gpus[3].identity}: 900 images/s, 10.0% worse than its peers "
+        "(at most 8 % worse than the others with its part number)",
     ):
         assert words in text
     assert CARDS.gpus[1].identity not in text

@@ -20,7 +20,7 @@ class ConditionType:
     where all figures beside each other have it in common.
     """
 
-    values: type[int] | type[bool] | tuple[str, ...] | None
+    values: type[int] | type[bool] | type[str] | tuple[str, ...] | None
     form: str = "{}"
     words: Mapping[Any, str] = field(default_factory=dict)
     leads: bool = False
@@ -130,5 +130,6 @@ CONDITIONS: dict[str, ConditionType] = {
     "work": ConditionType(("burn-in", "matrix products", "training"), "work {}"),
     "counter": ConditionType(None, leads=True),  # of a network port, as the kernel names it
     "fabric": ConditionType(("nvswitch", "nvlink", "pcie"), "fabric {}"),
+    "part": ConditionType(str, "part number {}"),  # of the boards of all GPUs, where they have one in common
     "metric": ConditionType(None, "metric {}", leads=True),  # of which the samples spread
 }

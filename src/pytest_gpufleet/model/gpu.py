@@ -317,6 +317,12 @@ class GpuTopology:
         """The part number of the board of each GPU in a place, sorted; "" of one that tells none."""
         return tuple(sorted(str(gpu.get("board_part_number") or "") for gpu in self._of(where)))
 
+    @property
+    def part(self) -> str:
+        """The part number that the boards of all GPUs have; "" if they differ or nobody knows."""
+        numbers = {str(gpu.get("board_part_number") or "") for gpu in self.gpus}
+        return numbers.pop() if len(numbers) == 1 else ""
+
     def processors_near(self, where: Where) -> tuple[Any, ...]:
         """The processors at the NUMA node of each GPU in a place, as NVML's masks of them. (NVML's own number of a
         NUMA node is that of the GPU's memory, which machines with Grace have one of for each GPU.)"""

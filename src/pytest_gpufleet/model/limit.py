@@ -7,8 +7,7 @@ from typing import Literal, get_args
 from pytest_gpufleet.model.codec import Finite
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import Tolerance
+from pytest_gpufleet.model.metric import Noise, SpreadRow
 
 # How much a limit is worth: what was agreed; what machines known to be good reach; what somebody published, a gate of
 # theirs or a part of a healthy machine's figure; the judgement of this project, or of whoever gives a profile; what
@@ -36,11 +35,26 @@ class Calibration:
 
 
 @dataclass(frozen=True)
+class Reference:
+    """What healthy machines reach: the mean of so many, measured or published on `date`. `noise`: what the line below
+    it follows from, once it is held against a machine."""
+
+    value: Finite
+    machines: int = 1
+    date: str = ""
+    nccl: str = ""
+    driver: str = ""
+    noise: Noise | None = None
+
+
+@dataclass(frozen=True)
 class Limit:
     """A minimum or maximum (`sense`) of a metric, in its unit, where every one of `conditions` holds.
 
-    `measured`: the healthy figure that it was made from, in the same unit, if it was made from one: the mean of many
-    if it is calibrated. `given`: it comes from a profile that the customer gave, and not from one of the shipped ones.
+    With a `reference` it is the line that this machine's mean is held against, and before it is held against one, the
+    reference itself; else a floor, which each place is held against.
+    `measured`: the healthy figure that a floor was made from, in the same unit, if it was made from one. `given`: it
+    comes from a profile that the customer gave, and not from one of the shipped ones.
     `weak`: healthy machines are far beyond it, since it was measured with another program; who misses it is broken, and
     who meets it is not yet healthy.
     """
@@ -57,6 +71,13 @@ class Limit:
     weak: bool = False
     given: bool = False
     calibration: Calibration | None = None
+    reference: Reference | None = None
+    date: str = ""  # of a floor
+
+    @property
+    def healthy(self) -> float | None:
+        """The healthy figure that it comes from, if it comes from one."""
+        return self.reference.value if self.reference else self.measured
 
     @property
     def precedence(self) -> tuple[bool, int]:
@@ -71,6 +92,9 @@ class Limit:
     @property
     def full_source(self) -> str:
         """The source, what part of which figure there the limit is, and what a calibration rests on."""
+        if of := self.reference:
+            machines = f"{of.machines} machine{'s' * (of.machines > 1)}"
+            return f"{self.source}: {of.value:,g} {self.unit} is the mean of {machines}"
         if self.calibration:
             return f"{self.source}: mean {self.measured or 0:,g} {self.unit} of {self.calibration}"
         if not self.measured:
@@ -83,7 +107,7 @@ class Limit:
 
     def __str__(self) -> str:
         sign = "≥" if self.sense == "min" else "≤"
-        return f"{sign} {self.value:,g} {self.unit}"
+        return f"{sign} {self.value:,{'.4g' if self.reference else 'g'}} {self.unit}"
 
 
 @dataclass(frozen=True)
@@ -129,10 +153,7 @@ class GivenLimits:
     facts: Mapping[str, Finite]
     changes: tuple[Change, ...] = ()
     calibrated_on: tuple[KnownGood, ...] = ()
-    tolerances: tuple[Tolerance, ...] = ()
-
-    def tolerances_for(self, measurement: Measurement) -> tuple[Tolerance, ...]:
-        return tuple(each for each in self.tolerances if each.holds(measurement.metric, measurement.conditions))
+    spreads: tuple[SpreadRow, ...] = ()
 
     def calibrated_among(self, gpus: Iterable[Gpu]) -> list[Gpu]:
         """Those of these GPUs that its limits were measured on."""

@@ -162,13 +162,15 @@ class Run:
     def judged(self, check: str, measurements: Iterable[Measurement], required: bool) -> list[Finding]:
         """Measurements of a check, held against this run's limits, and what is unsteady among them."""
         from pytest_gpufleet.model.record import Record
-        from pytest_gpufleet.verdict.judgement import judge, network_of, unsteady
+        from pytest_gpufleet.verdict.judgement import counted, judge, network_of, unsteady
 
         profile, topology, rehearsal = self.profile, self.target.topology, bool(self.target.rehearsal_ranks)
         now = tuple(measurements)
         record = self.evidence.record if self.evidence else Record()
         measured, network = [*(finding.measurement for finding in record.findings), *now], network_of(record)
-        judged_by = partial(judge, profile=profile, topology=topology, check=check, measured=measured)
+        judged_by = partial(
+            judge, profile=profile, topology=topology, check=check, measured=measured, comparisons=counted(record)
+        )
         findings = [judged_by(each, rehearsal=rehearsal, required=required, network=network) for each in now]
         return findings + [finding for each in findings if (finding := unsteady(each, topology))]
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pytest_gpufleet.model.finding import Finding, distinct, that_count
 from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.limit import Change, GivenLimits, Limit
-from pytest_gpufleet.model.metric import METRICS
+from pytest_gpufleet.model.metric import METRICS, SpreadRow
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
-from pytest_gpufleet.verdict.judgement import judge, network_of
+from pytest_gpufleet.verdict.judgement import counted, judge, network_of
 from pytest_gpufleet.verdict.profile import Profile, choose, for_gpu, holds
 
 OWN_LIMITS = (
@@ -27,14 +27,14 @@ def as_given(profile: Profile, models: Iterable[str]) -> GivenLimits:
         for fact, value in model.facts.items()
         if facts.get(fact) != value
     )
-    return GivenLimits(file, profile.limits, facts, tuple(changes), profile.calibrated_on, profile.tolerances)
+    return GivenLimits(file, profile.limits, facts, tuple(changes), profile.calibrated_on, profile.spreads)
 
 
 def instead(new: GivenLimits | None, before: GivenLimits | None) -> GivenLimits | None:
     """What is to be told where recorded figures are held against another profile: the facts that the run's own profile
     changed still stand behind its checks."""
     if new is None or before is None:
-        return new or (replace(before, limits=(), calibrated_on=(), tolerances=()) if before else None)
+        return new or (replace(before, limits=(), calibrated_on=(), spreads=()) if before else None)
     return replace(new, changes=tuple(dict.fromkeys((*new.changes, *before.changes))))
 
 
@@ -50,7 +50,7 @@ def unused(record: Record) -> list[tuple[int, Limit]]:
         (number, limit)
         for number, limit in enumerate(record.profile.limits if record.profile else (), 1)
         if _between_nodes(limit, record.suite) == record.of_cluster
-        and not any(holds(limit, measurement, record.topology.fabric) for measurement in measured)
+        and not any(holds(limit, measurement, record.topology.fabric, record.topology.part) for measurement in measured)
     ]
 
 
@@ -86,15 +86,22 @@ def spared(record: Record) -> list[Finding]:
     """What figures would be without the given profile that would miss their limits then, and do not by it."""
     without = choose(None, (gpu.name for gpu in record.topology.gpus))
     measured, network = [finding.measurement for finding in record.findings], network_of(record)
+    count = counted(record)
     judged = (
         judge(
             finding.measurement, without, record.topology, finding.check,
             rehearsal=False, required=finding.required, measured=measured, network=network,
+            comparisons=count,
         )
         for finding in that_count(distinct(record.findings))
         if finding.state != "missed"
     )  # fmt: skip
     return [finding for finding in judged if finding.state == "missed"]
+
+
+def _deviations(row: SpreadRow) -> list[tuple[float, str]]:
+    both = ((row.within, "within a machine"), (row.between, "between machines"))
+    return [(sd, where) for sd, where in both if sd is not None]
 
 
 def remarks_on(record: Record) -> list[str]:
@@ -103,8 +110,9 @@ def remarks_on(record: Record) -> list[str]:
         return []
     lines = list(map(str, record.profile.changes))
     lines += [
-        f"the customer's profile {record.profile.file} allows {_title(each.metric)} to be {each.text}"
-        for each in record.profile.tolerances
+        f"the customer's profile {record.profile.file} says how much {_title(each.metric)} of healthy GPUs differs: "
+        + " and ".join(f"{100 * sd:g} % {where}" for sd, where in _deviations(each))
+        for each in record.profile.spreads
     ]
     if by_others := spared(record):
         figures = "1 figure" if len(by_others) == 1 else f"{len(by_others)} figures"

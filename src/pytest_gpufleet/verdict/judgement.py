@@ -1,8 +1,10 @@
 """Measurements held against limits and peers, and which of them are measured a second time."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from statistics import fmean, median
 
 from pytest_gpufleet.machine.network_ports import gigabits_for_each_gpu
@@ -12,14 +14,15 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import METRICS, Tolerance, over_network, row_of
+from pytest_gpufleet.model.metric import METRICS, Noise, Peers, Tolerance, fits, over_network, row_of
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.model.suite import Suite
+from pytest_gpufleet.model.suite import Suite, shipped
+from pytest_gpufleet.verdict.noise import Spread, gpu_line, machine_line
 from pytest_gpufleet.verdict.peaks import NoPeak
 from pytest_gpufleet.verdict.peers import slower_than_peers
 from pytest_gpufleet.verdict.physical_limits import UNKNOWN_NETWORK, is_required, physical_limit
-from pytest_gpufleet.verdict.profile import Profile
+from pytest_gpufleet.verdict.profile import KnownSpread, Profile, of_every_gpu
 
 STEADINESS = (
     "a figure that changes from one sample to the next is no figure: something else uses the GPU, or it throttles"
@@ -65,8 +68,10 @@ def judge(
     required: bool = True,
     measured: Sequence[Measurement] = (),
     network: float | None = 0.0,
+    comparisons: int = 0,
 ) -> Finding:
-    """Hold a measurement against the limit of the profile that fits it, and each GPU against its peers.
+    """Hold a measurement against the limit of the profile that fits it, and each GPU against its peers. `comparisons`:
+    how many the run makes (`counted`); 0: those of the shipped suite on these GPUs.
 
     `required`: where the profile has no limit, what the hardware can do makes one, by its facts and by all figures that
     were `measured` in the run; where that says nothing either, the finding is "not judged", which makes a verdict
@@ -79,11 +84,13 @@ def judge(
     if between and network:
         measurement = replace(measurement, conditions={"network": network, **measurement.conditions})
     # First, so that a metric that contradicts the profile fails in a rehearsal too.
-    limit = profile.limit_for(measurement, topology.fabric) if profile else None
+    limit = profile.limit_for(measurement, topology.fabric, topology.part) if profile else None
     if rehearsal:
         why = "rehearsal: figures of CPU ranks are not judged"
         return held(Finding(check, measurement, required=required), topology, why, rehearsal)
-    tolerances = tolerances_of(measurement, profile.tolerances_for(measurement) if profile else ())
+    limits, count = profile or of_every_gpu(), comparisons or _usual_comparisons(len(topology.gpus))
+    limit = _line(limit, measurement, limits, topology, count) if limit else None
+    tolerances = tolerances_of(measurement, limits, topology, count)
     if between:
         required = network is not None and (required or is_required(measurement, measured))
         tolerances = tolerances if network is not None else ()
@@ -108,19 +115,72 @@ def deciding(finding: Finding, topology: GpuTopology, measured: Sequence[Measure
         return limit, str(why)
 
 
-def tolerances_of(measurement: Measurement, of_profile: tuple[Tolerance, ...]) -> tuple[Tolerance, ...]:
-    """By how much the places of a measurement may differ: by what its profile says, else by what its metric does. None
-    where its places are no peers."""
-    worse = measurement.definition.peer_tolerance
-    if worse is None:
+def counted(record: Record) -> int:
+    """How many comparisons a run makes; where nobody counted, as before 0.4, those of today's suite."""
+    of_run = record.judging.comparisons
+    return of_run or comparisons(shipped(), record.run.level, len(record.topology.gpus), len(record.hosts))
+
+
+@cache
+def _usual_comparisons(gpus: int) -> int:
+    return comparisons(shipped(), "standard", gpus, 1)
+
+
+def _line(limit: Limit, measurement: Measurement, limits: Profile, topology: GpuTopology, count: int) -> Limit:
+    """A limit as it is on this machine: of a reference the line below it that the mean of the places must not be
+    worse than, by how much healthy machines differ."""
+    part = topology.part if "part" in limit.conditions else ""
+    known = limits.spread_for(measurement, topology.fabric, part)
+    if limit.reference is None or known is None or not measurement.values:
+        return limit
+    spread, gpus = known.spread, len(measurement.values)
+    worse = machine_line(spread, limit.reference.machines, gpus, count, known.matters)
+    sd = math.hypot(spread.between, spread.within / math.sqrt(gpus))
+    noise = Noise(sd, known.between.gpus, known.between.machines, count)
+    scale = 1.0 if limit.unit == "ratio" else limit.reference.value
+    value = limit.reference.value - measurement.definition.sign * worse * scale
+    return replace(limit, value=value, reference=replace(limit.reference, noise=noise))
+
+
+def tolerances_of(
+    measurement: Measurement, limits: Profile, topology: GpuTopology, count: int
+) -> tuple[Tolerance, ...]:
+    """By how much the places of a measurement may be worse than their peers: by how healthy ones differ, or where
+    nobody knows that, by a fixed part. None where its places are no peers.
+
+    One whose board nobody else has is held against all others, by how machines differ too: it may be of a kind that
+    is slower."""
+    metric, row = measurement.definition, row_of(measurement.definition)
+    if metric.peer_tolerance is None or not measurement.values:
         return ()
-    rows = row_of(measurement.definition).tolerances
-    without = tuple(each for each in rows if each.holds(measurement.metric, measurement.conditions))
-    return of_profile or without or (Tolerance(measurement.metric, worse),)
+    if fixed := tuple(each for each in row.tolerances if fits(each, measurement.conditions, metric.name)):
+        return fixed
+    known = limits.spread_for(measurement, topology.fabric)
+    if known is None:
+        return (Tolerance(metric.name, metric.peer_tolerance),)
+    boards = Counter((topology.kind(place), topology.boards(place)) for place in measurement.values)
+    several = [size for size in boards.values() if size > 1]
+    found = [(gpu_line(known.spread, min(several), count, known.matters), known.spread.within)] if several else []
+    tolerances = [_tolerance("part number", known, *each, measurement, count) for each in found]
+    if len(measurement.values) > len(several) and len(boards) > 1 and min(boards.values()) == 1:
+        apart = Spread(known.spread.within, math.sqrt(2) * known.spread.between, between_df=known.spread.between_df)
+        worse = machine_line(apart, math.inf, 1, count, known.matters)
+        sd = math.hypot(apart.within, apart.between)
+        tolerances.append(_tolerance("others of the model", known, worse, sd, measurement, count))
+    return tuple(tolerances)
+
+
+def _tolerance(
+    peers: Peers, known: KnownSpread, worse: float, sd: float, measurement: Measurement, count: int
+) -> Tolerance:
+    seen = known.within
+    noise = Noise(sd, seen.gpus, seen.machines, count)
+    slope = row_of(measurement.definition).per_kelvin
+    return Tolerance(measurement.metric, worse, peers, slope, noise, seen.source, seen.conditions)
 
 
 # Of `held`: findings of another version may follow otherwise.
-FORMULA = 1
+FORMULA = 2
 
 
 def held(finding: Finding, topology: GpuTopology, no_limit: str, rehearsal: bool = False) -> Finding:
@@ -132,12 +192,12 @@ def held(finding: Finding, topology: GpuTopology, no_limit: str, rehearsal: bool
         return replace(finding, reason=no_limit)
     if not measurement.values:  # which would meet every limit
         return replace(finding, limit=None, tolerances=(), reason="nothing was measured")
+    slower = slower_than_peers(measurement, finding.tolerances, topology)
     missed = tuple(
         place
-        for place, value in measurement.values.items()
-        if not _possible(value, measurement) or (limit and not limit.met_by(value))
+        for place, value in _held_to_limit(measurement, limit, slower or {}).items()
+        if not _possible(measurement.values[place], measurement) or (limit and not limit.met_by(value))
     )
-    slower = slower_than_peers(measurement, finding.tolerances, topology)
     finding = replace(finding, missed=missed, slower_than_peers=slower)
     if finding.again:
         return measured_again(finding, finding.again)
@@ -148,6 +208,18 @@ def held(finding: Finding, topology: GpuTopology, no_limit: str, rehearsal: bool
     if finding.required:
         return replace(finding, reason=WEAK if limit else no_limit)
     return replace(finding, state="for information")
+
+
+def _held_to_limit(measurement: Measurement, limit: Limit | None, slower: Mapping[Where, float]) -> dict[Where, float]:
+    """What of each place is held against the limit: its own value against a floor; against what follows from a
+    reference the mean of all that are possible and no slower than their peers, whose fault is none of the machine."""
+    values = measurement.values
+    alike = {at: value for at, value in values.items() if at not in slower and _possible(value, measurement)}
+    if limit is None or limit.reference is None or not alike:
+        return dict(values)
+    return {at: value for at, value in values.items() if at not in alike and at not in slower} | dict.fromkeys(
+        alike, fmean(alike.values())
+    )
 
 
 def comparisons(suite: Suite, level: str, gpus: int, nodes: int) -> int:

@@ -36,7 +36,7 @@ def pooled(default: float, seen: float, df: float) -> tuple[float, float]:
     return math.sqrt((DEFAULT_IS_WORTH * default**2 + df * seen**2) / together), together
 
 
-def machine_line(spread: Spread, machines: int, gpus: int, comparisons: int, matters: float) -> float:
+def machine_line(spread: Spread, machines: float, gpus: int, comparisons: int, matters: float) -> float:
     """By what fraction the mean of the `gpus` of a machine may be worse than a reference that is the mean of so many
     machines. Of a single GPU, how GPUs differ counts in full."""
     s = math.hypot(spread.between, spread.within / math.sqrt(gpus))

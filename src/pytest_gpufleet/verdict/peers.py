@@ -1,16 +1,16 @@
 """Places held against their peers: GPUs of one model and board in the same run, or pairs of such GPUs linked alike."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import replace
-from statistics import fmean, median
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from statistics import fmean
 
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.grouping import grouped
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import Reference, Tolerance
+from pytest_gpufleet.model.measurement import Measurement, goodness
+from pytest_gpufleet.model.metric import Tolerance
 from pytest_gpufleet.model.place import Where
-from pytest_gpufleet.verdict.outliers import Outlier, figure_of, outliers
+from pytest_gpufleet.verdict.outliers import Figure, Outlier, figure_of, outliers
 
 # The GPUs of three healthy boards of 4x NVIDIA H200 were up to 10 K apart under full load (53 to 63 C, 2026-11-21).
 # What is warmer than that has a fault of its cooling, which must not excuse it.
@@ -20,8 +20,8 @@ MOST_KELVIN = 10.0
 def slower_than_peers(
     measurement: Measurement, tolerances: Iterable[Tolerance], topology: GpuTopology
 ) -> dict[Where, float] | None:
-    """Places worse than their peers by more than any of these tolerances, and by what fraction of the reference; None
-    where no place has peers enough.
+    """Places worse than their peers by more than any of these tolerances, and by what fraction of the mean of the
+    others; None where no place has peers enough.
 
     A place that gave no number at all is as slow as can be. Nothing is slower than peers that reach nothing.
     """
@@ -34,39 +34,55 @@ def outliers_among_peers(
 ) -> dict[Where, Outlier] | None:
     """Of each place the worst."""
     slower: dict[Where, Outlier] = {}
-    figure, sign = figure_of(measurement), measurement.definition.sign
-    groups = [(each, peers) for given in tolerances for each, peers in _groups(measurement, given, topology)]
-    if not groups:
-        return None
-    for tolerance, peers in groups:
-        values = at_one_temperature(measurement, peers, sign * tolerance.per_kelvin)
-        usual = _reference(tolerance.reference, values.values(), sign)
-        of_group = {("", place): value for place, value in values.items()}
-        for each in outliers(figure, of_group, usual, tolerance.worse, relative=True):
-            if each.place not in slower or each.worse > slower[each.place].worse:
-                slower[each.place] = each
-    return {place: slower[place] for place in measurement.values if place in slower}
+    figure, sign, compared = figure_of(measurement), measurement.definition.sign, False
+    for tolerance in tolerances:
+        for peers, judged in _groups(measurement, tolerance, topology):
+            compared = True
+            for each in _slower(figure, at_one_temperature(measurement, peers, sign * tolerance.per_kelvin), tolerance):
+                if each.place in judged and (each.place not in slower or each.worse > slower[each.place].worse):
+                    slower[each.place] = each
+    return {place: slower[place] for place in measurement.values if place in slower} if compared else None
+
+
+def _slower(figure: Figure, values: Mapping[Where, float], tolerance: Tolerance) -> list[Outlier]:
+    """Those worse than the mean of the others by more than they may be. Several that are slow are no measure for each
+    other: as many as half of them are left out of the mean, most first, if the best of these is worse than the rest by
+    more than it may be (after B. Rosner, Percentage Points for a Generalized ESD Many-Outlier Procedure, Technometrics
+    25 (1983)). Then the rest is looked at again."""
+    ranked = sorted(values, key=lambda place: goodness(values[place], figure.metric))
+    broken = sum(math.isnan(value) for value in values.values())
+    for count in range(max(len(ranked) // 2, broken), 0, -1):
+        slow, rest = ranked[:count], ranked[count:]
+        numbers = [values[place] for place in rest if not math.isnan(values[place])]
+        usual = fmean(numbers) if numbers else math.nan
+        found = outliers(figure, {("", at): values[at] for at in slow}, usual, tolerance.worse, relative=True)
+        if len(found) == count:
+            return found + _slower(figure, {place: values[place] for place in rest}, tolerance)
+    return []
 
 
 def _groups(
     measurement: Measurement, tolerance: Tolerance, topology: GpuTopology
-) -> list[tuple[Tolerance, list[Where]]]:
-    """Places that are peers of each other, with what may differ among them: all of a model by `across`, and those whose
-    boards have one part number by `worse`. At a NUMA node only those are that share a PCIe switch with as many others.
-    Where all GPUs show the same NUMA node, nobody knows who is near whom: virtual machines hide it."""
-    places, near = list(measurement.values), tolerance.within == "numa node"
+) -> Iterator[tuple[list[Where], set[Where]]]:
+    """Places that are peers of each other, and those among them that are held against the others. At a NUMA node only
+    those are peers that share a PCIe switch with as many others. Where all GPUs show the same NUMA node, nobody knows
+    who is near whom: virtual machines hide it."""
+    places, near = list(measurement.values), tolerance.peers == "numa node"
     if near and len({topology.processors_near(place) for place in places}) < 2:
-        return []
-    alike = {
-        place: (topology.kind(place), near and (topology.processors_near(place), topology.switch_neighbours(place)))
-        for place in places
-    }
-    of_model = grouped((alike[place], place) for place in places).values()
-    of_board = grouped(((alike[place], topology.boards(place)), place) for place in places).values()
-    usual = max(tolerance.worse, measurement.definition.peer_tolerance or 0.0)
-    wider = replace(tolerance, worse=usual if tolerance.across is None else tolerance.across)
-    found = [*((tolerance, peers) for peers in of_board), *((wider, peers) for peers in of_model)]
-    return [(each, peers) for each, peers in found if len(peers) >= tolerance.least]
+        return
+    board = {place: (topology.kind(place), topology.boards(place)) for place in places}
+    alike: dict[Where, object] = {place: topology.kind(place) for place in places}
+    if tolerance.peers == "part number":
+        alike = dict(board)
+    elif near:
+        alike = {at: (kind, topology.processors_near(at), topology.switch_neighbours(at)) for at, kind in alike.items()}
+    of_board = Counter(board.values())
+    for peers in grouped((alike[place], place) for place in places).values():
+        judged = {
+            at for at in peers if tolerance.peers != "others of the model" or of_board[board[at]] < tolerance.least
+        }
+        if judged and len(peers) >= tolerance.least:
+            yield peers, judged
 
 
 def at_one_temperature(measurement: Measurement, peers: list[Where], per_kelvin: float) -> dict[Where, float]:
@@ -80,13 +96,3 @@ def at_one_temperature(measurement: Measurement, peers: list[Where], per_kelvin:
     warmer = (max(-MOST_KELVIN, min(MOST_KELVIN, each - mean)) for each in temperatures)
     corrected = (1 + per_kelvin * kelvin for kelvin in warmer)
     return {place: value * factor for (place, value), factor in zip(values.items(), corrected, strict=True)}
-
-
-def _reference(which: Reference, values: Iterable[float], sign: int) -> float:
-    """What these values are held against; NaN if none is a number. The better half of three is the best one: it never
-    has more than half of them."""
-    numbers = sorted((value for value in values if not math.isnan(value)), reverse=sign > 0)
-    if not numbers:
-        return math.nan
-    better_half = fmean(numbers[: max(1, len(numbers) // 2)])
-    return {"best": numbers[0], "better half": better_half, "median": median(numbers)}[which]

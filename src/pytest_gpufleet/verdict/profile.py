@@ -15,16 +15,18 @@ from msgspec import Meta
 
 from pytest_gpufleet.model.codec import Finite
 from pytest_gpufleet.model.conditions import CONDITIONS, Condition
-from pytest_gpufleet.model.limit import Calibration, KnownGood, Limit
+from pytest_gpufleet.model.limit import Calibration, KnownGood, Limit, Reference
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import EXTRAORDINARY, MEASURED_UNDER, METRICS, Metric, Reference, Tolerance, Within
+from pytest_gpufleet.model.metric import EXTRAORDINARY, MEASURED_UNDER, METRICS, Metric, SpreadRow, fits
 from pytest_gpufleet.verdict import toml_table
+from pytest_gpufleet.verdict.noise import DEFAULT_IS_WORTH, Spread, pooled
 from pytest_gpufleet.verdict.toml_table import FileError, Table, Text, table_type
 
 Sense = Literal["min", "max"]
 # The sense that fits a metric, and the one that does not.
 SENSES: dict[str, tuple[Sense, Sense]] = {"higher": ("min", "max"), "lower": ("max", "min")}
 
+EVERY_GPU = "every-gpu.toml"
 _BYTE_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _MOST = sys.float_info.max
 
@@ -36,7 +38,14 @@ Names = Annotated[list[Text], Meta(min_length=1, description=_EXACT)]
 Source = Annotated[Text, Meta(description="a text that is not empty and says where the value can be looked up")]
 Positive = Annotated[float, Meta(gt=0, le=_MOST, description="a positive number")]
 NotNegative = Annotated[float, Meta(ge=0, le=_MOST, description="a number that is not negative")]
+Fraction = Annotated[float, Meta(ge=0, le=1, description="a fraction from 0 to 1, where 0.005 is 0.5 %")]
 Ratio = Annotated[float, Meta(gt=0, le=1, description="a ratio from 0 to 1, where 0.95 is 95 %")]
+Date = Annotated[
+    str,
+    Meta(
+        pattern=r"^\d{4}(-\d\d(-\d\d)?)?$", description='the date of the measurement or publication, like "2026-11-21"'
+    ),
+]
 Whole = Annotated[int, Meta(ge=1, description="a positive whole number")]
 Switch = Annotated[bool, Meta(description="true or false")]
 Bytes = Annotated[
@@ -74,14 +83,13 @@ CalibrationTable = table_type(
 )
 MetricTable = table_type("OwnMetric", {"unit": Text, "better": Literal["higher", "lower"], "title": Text})
 _MADE_FROM = {"measured": Positive, "weak": Switch, "calibration": CalibrationTable}
+# What healthy machines reach, in place of a minimum or maximum; and when, by which versions.
+_REFERENCE = {"reference": Positive, "machines": Whole, "date": Date, "nccl": Text, "driver": Text}
 _STATED = {"min": Positive, "max": Positive, "unit": Text, "grade": Written, "source": Source}
 # Of any metric: which one it is decides what else must stand in it, see limit_of.
-LimitTable = table_type("Limit", {"metric": Text}, {**_STATED, **_MADE_FROM, "when": When})
-ToleranceTable = table_type(
-    "Tolerance",
-    {"metric": Text, "worse": Ratio, "source": Source},
-    {"reference": Reference, "within": Within, "per_kelvin": Ratio, "across": Ratio, "when": When},
-)
+LimitTable = table_type("Limit", {"metric": Text}, {**_STATED, **_REFERENCE, **_MADE_FROM, "when": When})
+_SEEN = {"within": Fraction, "between": Fraction, "machines": Whole, "gpus": Whole, "matters": Ratio, "date": Date}
+SpreadTable = table_type("Spread", {"metric": Text, "source": Source}, {**_SEEN, "when": When})
 ProfileTable = table_type(
     "Profile",
     {"name": Annotated[Text, Meta(description="a text that is not empty; the report shows it")]},
@@ -91,7 +99,7 @@ ProfileTable = table_type(
         "facts": table_type("Facts", {}, _FACTS),
         "metric": dict[Text, MetricTable],  # type: ignore[valid-type]
         "limit": list[LimitTable],  # type: ignore[valid-type]
-        "tolerance": list[ToleranceTable],  # type: ignore[valid-type]
+        "spread": list[SpreadTable],  # type: ignore[valid-type]
         "calibrated_on": list[RunTable],  # type: ignore[valid-type]
     },
 )
@@ -101,8 +109,9 @@ ProfileTable = table_type(
 def limit_of(metric: Metric) -> type[msgspec.Struct]:
     """The type of a limit for this metric. Authors know themselves what a metric of theirs is measured under."""
     value = Ratio if metric.unit == "ratio" else Positive
-    required = {SENSES[metric.better][0]: value, "unit": Literal[metric.unit], "grade": Written, "source": Source}
-    return table_type(metric.name, {"metric": Literal[metric.name], **required}, {**_MADE_FROM, "when": _when(metric)})
+    stated = {SENSES[metric.better][0]: value, **_REFERENCE, **_MADE_FROM, "when": _when(metric)}
+    required = {"unit": Literal[metric.unit], "grade": Written, "source": Source}
+    return table_type(metric.name, {"metric": Literal[metric.name], **required}, stated)
 
 
 @cache
@@ -118,7 +127,7 @@ def _condition(key: str) -> Any:
         return Literal[expected]
     if expected is bool:
         return Switch
-    return Bytes if key == "bytes" else Whole
+    return Text if expected is str else Bytes if key == "bytes" else Whole
 
 
 def metrics_named(top: Table) -> dict[str, Metric]:
@@ -154,10 +163,11 @@ def _limit(table: Table, metrics: Mapping[str, Metric], given: bool) -> Limit:
         )
     _check_conditions(metric, when)
     table.check(limit_of(metric))
+    value = _one_of(table, sense)
     return Limit(
         metric=metric.name,
         sense=sense,
-        value=float(values[sense]),
+        value=value,
         unit=metric.unit,
         grade=values["grade"],
         source=values["source"],
@@ -167,16 +177,45 @@ def _limit(table: Table, metrics: Mapping[str, Metric], given: bool) -> Limit:
         weak=values.get("weak", False),
         given=given,
         calibration=Calibration(**values["calibration"]) if "calibration" in values else None,
+        reference=_reference(values) if "reference" in values else None,
+        date="" if "reference" in values else values.get("date", ""),
     )
 
 
-def _tolerance(table: Table, metrics: Mapping[str, Metric]) -> Tolerance:
+def _one_of(table: Table, sense: Sense) -> float:
+    """The value of the only one of floor and reference that a limit has."""
+    given = [key for key in (sense, "reference") if key in table.values]
+    if not given:
+        raise table.error(f'"{sense}" is missing; add it, or a "reference".')
+    if len(given) > 1:
+        raise table.error(f'"{sense}" and "reference" cannot both be; leave out one of them.', "reference")
+    if given == [sense] and (extra := [key for key in ("machines", "nccl", "driver") if key in table.values]):
+        raise table.error(
+            f'"{extra[0]}" says of what a "reference" is the mean; a limit with "{sense}" has none.', extra[0]
+        )
+    return float(table.values[given[0]])
+
+
+def _reference(values: Mapping[str, Any]) -> Reference:
+    known = {key: values[key] for key in ("machines", "date", "nccl", "driver") if key in values}
+    return Reference(float(values["reference"]), **known)
+
+
+def _spread(table: Table, metrics: Mapping[str, Metric]) -> SpreadRow:
     metric, when = metrics[table.choice("metric", metrics)], table.table("when")
     _check_conditions(metric, when)
     if metric.name in MEASURED_UNDER:
         when.check(_when(metric))
-    given = {key: value for key, value in table.values.items() if key != "when"}
-    return Tolerance(**given, conditions=_conditions(when))
+    row = SpreadRow(
+        **{key: value for key, value in table.values.items() if key != "when"}, conditions=_conditions(when)
+    )
+    if table.path.name == EVERY_GPU:  # the defaults, which count as much as so many machines
+        return row
+    if row.within is not None and row.gpus <= row.machines:
+        raise table.error('"within" needs "machines" and "gpus", more of these: say on how many it was seen.')
+    if row.between is not None and row.machines < 2:
+        raise table.error('"between" needs "machines", two or more: say on how many it was seen.')
+    return row
 
 
 def _check_conditions(metric: Metric, when: Table) -> None:
@@ -208,13 +247,23 @@ def _collide(one: Limit, other: Limit) -> bool:
 
 
 _HERE = Path(__file__).parent / "profiles"
-EVERY_GPU = "every-gpu.toml"
+
+
+@dataclass(frozen=True)
+class KnownSpread:
+    """How much healthy ones differ, the smallest fault that matters, and where the two deviations were seen: in rows of
+    a profile of the model, or in the default."""
+
+    spread: Spread
+    matters: float
+    within: SpreadRow
+    between: SpreadRow
 
 
 @dataclass(frozen=True)
 class Profile:
     """One GPU model: the exact names NVML gives it (`match`), its data-sheet `facts`, its `limits`, and by how much
-    such GPUs differ (`tolerances`).
+    healthy ones of it differ (`spreads`).
 
     The unit of a fact is in its name. Where nobody published a limit there is none: unknown stays unknown. `base`: the
     profile whose limits hold where these say nothing. `metrics`: all that its limits may be for.
@@ -229,11 +278,11 @@ class Profile:
     base: "Profile | None" = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     calibrated_on: tuple[KnownGood, ...] = ()
-    tolerances: tuple[Tolerance, ...] = ()
+    spreads: tuple[SpreadRow, ...] = ()
 
-    def limit_for(self, measurement: Measurement, fabric: str = "") -> Limit | None:
+    def limit_for(self, measurement: Measurement, fabric: str = "", part: str = "") -> Limit | None:
         """The limit that decides, of those whose every condition was measured so, on a machine whose GPUs `fabric`
-        connects.
+        connects and whose boards all have the number `part`.
 
         FileError if the figure is in another unit than the profile says, or better in the other direction, whether a
         limit holds for it or not: under the conditions of a rehearsal none may.
@@ -247,36 +296,71 @@ class Profile:
             )
         # One that is not weak before one that is, and the one of the best grade; of several one of the profile's own,
         # however specific; of these the most specific.
-        own = (limit for limit in self.limits if holds(limit, measurement, fabric))
+        own = (limit for limit in self.limits if holds(limit, measurement, fabric, part))
         first = min(own, key=lambda limit: (*limit.precedence, -len(limit.conditions)), default=None)
-        of_base = self.base.limit_for(measurement, fabric) if self.base else None
+        of_base = self.base.limit_for(measurement, fabric, part) if self.base else None
         found = min(filter(None, (first, of_base)), key=lambda limit: limit.precedence, default=None)
-        return found or self._of_both(measurement, fabric)
+        return found or self._of_both(measurement, fabric, part)
 
-    def _of_both(self, measurement: Measurement, fabric: str) -> Limit | None:
+    def _of_both(self, measurement: Measurement, fabric: str, part: str) -> Limit | None:
         """Of the geometric mean of copy and triad: the mean of their limits, as good as the worse of these."""
         operation, under = str(measurement.conditions.get("operation")), measurement.conditions
         each = [{**under, "operation": name} for name in operation.split(" and ") if name != operation]
-        limits = [self.limit_for(replace(measurement, conditions=one), fabric) for one in each]
+        limits = [self.limit_for(replace(measurement, conditions=one), fabric, part) for one in each]
         of_each = [limit for limit in limits if limit]
-        if not each or len(of_each) < len(each):
+        references = [limit.reference for limit in of_each if limit.reference]
+        if not each or len(of_each) < len(each) or len(references) not in (0, len(each)):
             return None
         worse = max(of_each, key=lambda limit: limit.precedence)
         source = "; ".join(f"{limit.conditions['operation']} {limit}, {limit.full_source}" for limit in of_each)
         conditions = {**worse.conditions, "operation": operation}
         value = geometric_mean(limit.value for limit in of_each)
-        return replace(worse, value=value, source=source, conditions=conditions, measured=None, calibration=None)
+        of = replace(min(references, key=lambda one: one.machines), value=value) if references else None
+        return replace(
+            worse, value=value, source=source, conditions=conditions, measured=None, calibration=None, reference=of
+        )
 
-    def tolerances_for(self, measurement: Measurement) -> tuple[Tolerance, ...]:
-        """By how much places may differ from their peers: all that hold for this metric, of this profile, else of its
-        base. Methods do not matter: what differs among GPUs is the GPUs."""
-        own = tuple(each for each in self.tolerances if each.holds(measurement.metric, measurement.conditions))
-        return own or (self.base.tolerances_for(measurement) if self.base else ())
+    def spread_for(self, measurement: Measurement, fabric: str = "", part: str = "") -> KnownSpread | None:
+        """How much healthy ones differ: what was seen of this model, pooled with the default of the metric; None where
+        the metric has no default. `part`: where the reference is of boards with this number."""
+        under = {"fabric": fabric, **measurement.conditions}
+        default = _default_of(measurement.metric, {**under, **({"part": SAME} if part else {})})
+        if default is None:
+            return None
+        under = {**under, **({"part": part} if part else {})}
+        within, between = (self._seen(name, measurement.metric, under) for name in ("within", "between"))
+        within_sd, between_sd = default.within or 0.0, default.between or 0.0
+        within_df = between_df = float(DEFAULT_IS_WORTH)
+        if within:
+            within_sd, within_df = pooled(within_sd, within.within or 0.0, within.gpus - within.machines)
+        if between:
+            between_sd, between_df = pooled(between_sd, between.between or 0.0, between.machines - 1)
+        spread = Spread(within_sd, between_sd, within_df, between_df)
+        return KnownSpread(spread, default.matters or 0.0, within or default, between or default)
+
+    def _seen(
+        self, which: Literal["within", "between"], metric: str, under: Mapping[str, Condition]
+    ) -> SpreadRow | None:
+        """The most specific row of this profile, else of its base, that says so much."""
+        seen = (row for row in self.spreads if row.machines)  # a default was seen on none
+        rows = [row for row in seen if fits(row, under, metric) and getattr(row, which) is not None]
+        of_base = self.base._seen(which, metric, under) if self.base else None
+        return max(rows, key=lambda row: len(row.conditions), default=of_base)
 
 
-def holds(limit: Limit, measurement: Measurement, fabric: str) -> bool:
+# In a default spread: where the reference is of boards of the same part number as these.
+SAME = "same"
+
+
+def _default_of(metric: str, under: Mapping[str, Condition]) -> SpreadRow | None:
+    """The most specific of the defaults."""
+    rows = [row for row in of_every_gpu().spreads if fits(row, under, metric)]
+    return max(rows, key=lambda row: len(row.conditions), default=None)
+
+
+def holds(limit: Limit, measurement: Measurement, fabric: str, part: str = "") -> bool:
     """Whether a limit is for this metric, and every one of its conditions was measured so."""
-    measured = {"fabric": fabric, **measurement.conditions}
+    measured = {"fabric": fabric, "part": part, **measurement.conditions}
     return (
         limit.metric == measurement.metric
         and all(measured.get(key) == value for key, value in limit.conditions.items())
@@ -340,6 +424,12 @@ def choose(path: Path | None, gpu_names: Iterable[str]) -> Profile | None:
 
 def _load(path: Path, *, given: bool = False) -> Profile:
     top = toml_table.read(path)
+    if "tolerance" in top.values:
+        raise top.error(
+            "[[tolerance]] is of before 0.4; write how much healthy ones differ as [[spread]] (docs/profiles.md), or "
+            "leave it out: the suite has a default for every metric.",
+            "tolerance",
+        )  # fmt: skip
     top.check(ProfileTable)
     values, by_name = top.values, {profile.name: profile for profile in (shipped() if given else ())}
     base = by_name[top.choice("extends", by_name)] if "extends" in values else None
@@ -352,7 +442,7 @@ def _load(path: Path, *, given: bool = False) -> Profile:
         path=path,
         base=base,
         metrics=metrics,
-        tolerances=tuple(_tolerance(table, metrics) for table in top.tables("tolerance")),
+        spreads=tuple(_spread(table, metrics) for table in top.tables("spread")),
         calibrated_on=tuple(msgspec.convert(run, KnownGood) for run in values.get("calibrated_on", ())),
     )
 
@@ -374,7 +464,9 @@ def profile_schema() -> dict[str, Any]:
     # can.
     parts["Limit"]["properties"]["metric"] |= free
     parts["Limit"]["required"] = ["metric", "unit", "grade", "source"]
-    parts["Limit"]["oneOf"] = [{"required": ["min"]}, {"required": ["max"]}]
+    parts["Limit"]["oneOf"] = [{"required": [value]} for value in ("min", "max", "reference")]
+    for name, sense in ((each, SENSES[METRICS[each].better][0]) for each in MEASURED_UNDER):
+        parts[name]["oneOf"] = [{"required": [sense]}, {"required": ["reference"]}]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Profile of pytest-gpufleet: facts and limits of a GPU model",

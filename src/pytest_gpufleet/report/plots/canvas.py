@@ -116,7 +116,7 @@ def limit_value(limit: Limit | None) -> float | None:
 
 def healthy_value(limit: Limit | None) -> float | None:
     """What a healthy machine was measured at, where the limit was made from that."""
-    return drawable(limit.measured) if limit else None
+    return drawable(limit.healthy) if limit else None
 
 
 def ticks(values: Iterable[float], most: int) -> list[float]:

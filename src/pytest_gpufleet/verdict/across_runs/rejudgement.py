@@ -18,7 +18,7 @@ from pytest_gpufleet.verdict.accusations import searched
 from pytest_gpufleet.verdict.fleet.fleet_verdict import ALONE, settled
 from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns, between
 from pytest_gpufleet.verdict.given_limits import as_given, instead
-from pytest_gpufleet.verdict.judgement import LimitMissed, judge, network_of, unsteady
+from pytest_gpufleet.verdict.judgement import LimitMissed, counted, judge, network_of, unsteady
 from pytest_gpufleet.verdict.profile import Profile, of_every_gpu, shipped
 from pytest_gpufleet.verdict.verdict import DIED
 
@@ -38,7 +38,7 @@ def judge_again(record: Record, profile: Profile | None, basis: Grade | None = N
     """
     anew = partial(
         judge, profile=profile, topology=record.topology, rehearsal=record.run.rehearsal, network=network_of(record),
-        measured=[each.measurement for each in record.findings],
+        measured=[each.measurement for each in record.findings], comparisons=counted(record),
     )  # fmt: skip
     findings = [new for finding in record.findings for new in _findings(finding, anew, record.topology)]
     now = by_check(each for each in findings if each.state == "missed")
