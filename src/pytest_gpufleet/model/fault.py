@@ -175,6 +175,18 @@ _CODES = (
     Code(174, "subnet_mismatch", "network", "CONFIG", "a rail is in another subnet than the same rail of other nodes",
          "Look at its address (`ip -4 addr`, of InfiniBand the subnet manager) and in which switch its cable is",
          ("performance",)),
+    Code(175, "p2p_not_used", "setting", "CONFIG", "NCCL does not send directly between GPUs that reach each other",
+         "Read why in its log (NCCL_DEBUG=INFO): often a container without --ipc=host, or another /dev/shm for each "
+         "process", ("performance",)),
+    Code(176, "sockets_used", "setting", "CONFIG", "NCCL sends over sockets and not by the network adapters",
+         "Read why in its log (NCCL_DEBUG=INFO, lines with NET/): /dev/infiniband in the container, unlimited memlock, "
+         "libibverbs, NCCL_IB_HCA", ("performance",)),
+    Code(177, "nvls_not_used", "setting", "CONFIG", "NCCL does not use NVLS, which GPUs and NVSwitches can",
+         "Restart nvidia-fabricmanager of exactly the driver's version, then the machine; read NCCL's log "
+         "(NCCL_DEBUG=INFO, lines with NVLS)", ("performance",)),
+    Code(178, "p2p_hangs", "setting", "CONFIG", "peer to peer does not work between two GPUs",
+         "Turn IOMMU and ACS off (`iommu=pt`, `setpci`), and look at the fabric manager and at XIDs of both; if it "
+         "stays, a GPU or what connects them is bad", ("performance", "process")),
     # ---------------------------------------------------------------- 2xx health: what GPUs, host and nodes tell
     Code(201, "ecc_uncorrected", "error", "ISOLATE", "uncorrectable memory errors", "Replace the GPU"),
     Code(202, "row_remapping_pending", "error", "RESET", "row remapping is pending", "Reset the GPU"),

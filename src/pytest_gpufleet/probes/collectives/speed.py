@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 
+from pytest_gpufleet.machine.nccl_log import asked_for
 from pytest_gpufleet.machine.software import steering
 from pytest_gpufleet.machine.telemetry import state_of
-from pytest_gpufleet.model.conditions import Condition, c_number
+from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import MiB, Size
 from pytest_gpufleet.model.place import WORLD
@@ -81,10 +82,8 @@ def fitting(world: World, name: str, sizes: Iterable[Size[int]]) -> list[int]:
 
 def nvls(device: torch.device) -> bool:
     """Whether NCCL may use NVLink SHARP (in-switch reduction): the device supports multicast, and no variable rules it
-    out: neither NCCL_NVLS_ENABLE=0 nor NCCL_ALGO, like Ring or ^NVLS,NVLSTree."""
-    asked, algorithms = steering().get("NCCL_NVLS_ENABLE") or "2", steering().get("NCCL_ALGO", "").lower()
-    ruled_out = algorithms and ("nvls" in algorithms) == algorithms.startswith("^")
-    if device.type != "cuda" or c_number(asked) == 0 or ruled_out:
+    out. What it did stands in its log alone."""
+    if device.type != "cuda" or asked_for("nvls_not_used", steering()):
         return False
     multicast_supported = 132  # cuda.h: CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
     value = ctypes.c_int(0)

@@ -1,0 +1,213 @@
+"""What NCCL did, by its own log: the way from each rank to each other, NVLS, channels, algorithms; and what of it is a
+fallback to something slower.
+
+Its lines are those of its source from 2.18 to 2.30 (src/transport/p2p.cc, shm.cc, net.cc and nvls.cc, src/init.cc,
+src/enqueue.cc): no manual has them. A line that is not known here is left alone; one with a way in another form leaves
+open what happened, and nobody is blamed for it.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from pytest_gpufleet.model.conditions import c_number
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.grouping import grouped
+from pytest_gpufleet.model.place import THIS_NODE, Pair, Place
+
+# NCCL's manual, "Environment Variables".
+LOGGING = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,P2P,SHM,NVLS,TUNING"}
+
+# Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read
+# Channel 02 : 4[9e000] -> 3[57000] via SHM/direct/direct
+# Channel 04/0 : 8[0] -> 1[1] [receive] via NET/IB/0(1)/GDRDMA/Shared
+WAY = re.compile(r"Channel \d+(?:/\d+)? : (\d+)\[[0-9a-f]+\] -> (\d+)\[[0-9a-f]+\](?: \[(?:send|receive)\])? via (.+)")
+KIND = re.compile(r"(P2P/(?:CUMEM|IPC|MNNVL|direct pointer|indirect)|SHM|NET/[^/]+)(?:/|$)")
+# NCCL version 2.28.9+cuda13.0
+VERSION = re.compile(r"NCCL version (\d[\d.]*)")
+# 24 coll channels, 24 collnet channels, 16 nvls channels, 32 p2p channels, 32 p2p channels per peer
+CHANNELS = re.compile(r"(\d+) coll channels, (?:\d+ collnet channels, )?(\d+) nvls channels, (\d+) p2p channels")
+# NVLS multicast support is not available on dev 0
+MULTICAST = re.compile(r"NVLS multicast support is (not )?available")
+# Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 401 '...'. Proceeding ...
+NVLS_FAILED = re.compile(r"Failed to bind NVLink SHARP")
+# By rank 0 alone: "1048576 Bytes -> Algo 4 proto 2 time 12.5" (2.20), the same behind "AllReduce: " (2.23), and
+# "AllReduce: 1048576 Bytes -> Algo NVLS proto SIMPLE channel{Lo..Hi}={0..15}" (from 2.24 on).
+CHOICE = re.compile(r"(?:(\w+): )?(\d+) Bytes -> Algo (\w+) proto (\w+)")
+ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")  # by number, as PROTOCOLS
+PROTOCOLS = ("LL", "LL128", "SIMPLE")
+
+
+class Way(msgspec.Struct, frozen=True, order=True):
+    """From one rank to another. `kind`: "P2P/CUMEM", "SHM", "NET/IB". `gpudirect`: the network reads and writes the
+    memory of GPUs itself (GPUDirect RDMA)."""
+
+    sender: int
+    receiver: int
+    kind: str
+    gpudirect: bool = False
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """How NCCL did a collective of so many bytes, as it counts them; `collective` is "" before 2.23."""
+
+    collective: str
+    nbytes: int
+    algorithm: str
+    protocol: str
+
+
+class NcclLog(msgspec.Struct, frozen=True):
+    """What the logs of all ranks say. `channels`: of collectives, of NVLS, and of pairs; `multicast`: whether the
+    driver offers what NVLS needs; None where they do not say. `unknown`: ways in a form that is not known here."""
+
+    version: str = ""
+    ways: tuple[Way, ...] = ()
+    channels: tuple[int, int, int] | None = None
+    multicast: bool | None = None
+    nvls_failed: bool = False
+    choices: tuple[Choice, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def nvls(self) -> bool | None:
+        """Whether NVSwitches did reductions (NVLS); None where the log does not say. NCCL may have all that it takes,
+        and choose another algorithm."""
+        if self.nvls_failed or self.channels is None:
+            return False if self.nvls_failed else None
+        chosen = [each.algorithm for each in self.choices if each.collective in ("", "AllReduce")]
+        return self.channels[1] > 0 and (not chosen or any(each.startswith("NVLS") for each in chosen))
+
+    def __str__(self) -> str:
+        ways = Counter(way.kind + " with GPUDirect RDMA" * way.gpudirect for way in self.ways)
+        words = {True: "in use", False: "not in use", None: "not in NCCL's log"}
+        lines = [f"NCCL {self.version or 'of unknown version'}, NVLS is {words[self.nvls]}"]
+        lines += [f"{kind}: {count} ways from one rank to another" for kind, count in ways.items()]
+        if self.channels:
+            lines.append("channels: {} of collectives, {} of NVLS, {} of pairs".format(*self.channels))
+        lines += [f"{each.collective} {each.nbytes:,} bytes: {each.algorithm} {each.protocol}" for each in self.choices]
+        return "\n".join(lines)
+
+
+def parse(texts: Iterable[str]) -> NcclLog:
+    """The log of each rank."""
+    lines = [line for text in texts for line in text.splitlines()]
+
+    def every(pattern: re.Pattern[str]) -> list[re.Match[str]]:
+        return list(filter(None, map(pattern.search, lines)))
+
+    ways = [(found, KIND.match(found[3])) for found in every(WAY)]
+    multicast = [not found[1] for found in every(MULTICAST)]
+    choices = [
+        Choice(found[1] or "", int(found[2]), _named(found[3], ALGORITHMS), _named(found[4], PROTOCOLS))
+        for found in every(CHOICE)
+    ]
+    known = {Way(int(way[1]), int(way[2]), kind[1], "/GDRDMA" in way[3]) for way, kind in ways if kind}
+    return NcclLog(
+        next((found[1] for found in every(VERSION)), ""),
+        tuple(sorted(known)),
+        min(((int(found[1]), int(found[2]), int(found[3])) for found in every(CHANNELS)), default=None),
+        all(multicast) if multicast else None,
+        bool(every(NVLS_FAILED)),
+        tuple(dict.fromkeys(choices)),
+        tuple(dict.fromkeys(way[0].strip() for way, kind in ways if not kind)),
+    )
+
+
+def _named(text: str, names: Sequence[str]) -> str:
+    return names[int(text)] if text.isdigit() and int(text) < len(names) else text
+
+
+class Beside(msgspec.Struct, frozen=True):
+    """What a rank saw beside its log: NCCL's `variables`; by how many KiB the counters of its GPU's NVLinks grew, None
+    where nobody counts; and by how many bytes those of each active InfiniBand and RoCE port of its node."""
+
+    variables: Mapping[str, str] = {}
+    nvlink: int | None = None
+    ports: Mapping[str, int] = {}
+
+
+# ---------------------------------------------------------------- what is wrong
+
+
+def _is_off(text: str) -> bool:
+    return bool(text) and c_number(text) == 0
+
+
+def _is_on(text: str) -> bool:
+    return c_number(text) != 0
+
+
+# By fault the variables by which somebody asks for the fallback. NCCL_ALGO does, like Ring or ^NVLS,NVLSTree.
+ASKED: dict[str, dict[str, Callable[[str], bool]]] = {
+    "nvls_not_used": {
+        "NCCL_NVLS_ENABLE": _is_off,
+        "NCCL_ALGO": lambda text: bool(text) and ("nvls" in text.lower()) == text.startswith("^"),
+    },
+    "p2p_not_used": {"NCCL_P2P_DISABLE": _is_on, "NCCL_P2P_LEVEL": bool},
+    "sockets_used": {"NCCL_IB_DISABLE": _is_on, "NCCL_NET": lambda text: text.lower() == "socket"},
+}
+
+
+def asked_for(fallback: str, variables: Mapping[str, str]) -> str:
+    """The variable that asks for a fallback: "NCCL_NVLS_ENABLE=0"; "" if none does."""
+    asking = (name for name, asks in ASKED[fallback].items() if asks(variables.get(name, "")))
+    return next((f"{name}={variables[name]}" for name in asking), "")
+
+
+# Farther apart, behind different host bridges or sockets, NCCL does not try it by itself (ncclTopoCheckP2p: PATH_PXB).
+NEAR = ("PIX", "PXB")
+
+
+def direct_link(topology: GpuTopology, one: Place, other: Place) -> str:
+    """The link over which NCCL, left alone, reaches the memory of one GPU from another; "" if it does not, or if the
+    driver does not let it (`nvidia-smi topo -p2p r`)."""
+    at = {gpu.place: index for index, gpu in enumerate(topology.gpus)}
+    if not {one, other} <= at.keys():
+        return ""
+    link, status = topology.links[at[one]][at[other]], topology.gpus[at[one]].get("p2p") or {}
+    lets = [statuses[at[other]] == 0 for way, statuses in status.items() if way in ("read", "write")]
+    return link if all(lets) and (link.startswith("NV") or (lets and link in NEAR)) else ""
+
+
+def fallbacks(
+    log: NcclLog, places: Sequence[Place], beside: Sequence[Beside], topology: GpuTopology
+) -> tuple[list[Fault], list[Fault]]:
+    """The slower ways that NCCL took where a faster one is there, and those that a variable asks for. Rank i is at
+    places[i]."""
+    slow = [
+        (_fallback(way, places, beside, topology), Pair(places[way.sender], places[way.receiver])) for way in log.ways
+    ]
+    found = [Fault(name, tuple(pairs), what) for (name, what), pairs in grouped(slow).items() if name]
+    # Behind one NVSwitch. Across nodes, and between two GPUs before 2.27, NCCL may leave it out by itself.
+    judged = topology.fabric == "nvswitch" and len(places) > 2 and len({place.node for place in places}) == 1
+    if judged and (log.nvls_failed or (log.multicast and log.channels and not log.channels[1])):
+        what = "NCCL could not set it up and goes on without" if log.nvls_failed else "NCCL has no channels for it"
+        found.append(Fault("nvls_not_used", (THIS_NODE,), what))
+    variables = {name: value for each in beside for name, value in each.variables.items()}
+    asked = [each.changed(what=f"{each.what}: {by}") for each in found if (by := asked_for(each.name, variables))]
+    return [each for each in found if not asked_for(each.name, variables)], asked
+
+
+def _fallback(way: Way, places: Sequence[Place], beside: Sequence[Beside], topology: GpuTopology) -> tuple[str, str]:
+    """Its name, and what it is; "" for none."""
+    if way.kind == "NET/Socket" and (ports := beside[way.sender].ports) and beside[way.receiver].ports:
+        return "sockets_used", f"NCCL sends by NET/Socket, and {', '.join(ports)} are active"
+    link = "" if way.kind.startswith("P2P") else direct_link(topology, places[way.sender], places[way.receiver])
+    return ("p2p_not_used", f"NCCL sends by {way.kind}, and they are linked by {link}") if link else ("", "")
+
+
+def contradictions(log: NcclLog, places: Sequence[Place], beside: Sequence[Beside], topology: GpuTopology) -> list[str]:
+    """Where counters of bytes stood still on the way that the log names."""
+    lines = []
+    for way in log.ways:
+        one, seen = places[way.sender], beside[way.sender]
+        nvlink = way.kind.startswith("P2P") and direct_link(topology, one, places[way.receiver]).startswith("NV")
+        if nvlink and seen.nvlink == 0:
+            lines.append(f"NCCL's log says {way.kind}, and the NVLinks of {one} counted no bytes")
+        if way.kind.startswith("NET/IB") and seen.ports and not any(seen.ports.values()):
+            lines.append(f"NCCL's log of {one} says {way.kind}, and {', '.join(seen.ports)} counted no bytes")
+    return list(dict.fromkeys(lines))
