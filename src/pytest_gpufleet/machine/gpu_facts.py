@@ -48,6 +48,7 @@ NVLINK_5_COUNTERS = {
     "link_integrity": 211, "failed_recovery": 214, "recovery": 215, "effective": 219, "symbol": 221,
 }  # fmt: skip
 FIELDS_NVLINK_FEC = range(235, 251)
+FIELDS_NVLINK_DATA = ((138, 0xFFFFFFFF), (139, 0xFFFFFFFF))  # KiB sent, received; UINT_MAX in scopeId: by all links
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 
@@ -357,11 +358,13 @@ COUNTERS: dict[str, Read] = {
 # Counters that are not read around every test: those of NVLinks cost too much (on an H200 each of the 72 numbers takes
 # 4 ms of CPU), the others change rarely. `nvlink_errors`: by kind the count of each link, None where there is none.
 # `nvlink_fec`: of each link how many blocks of data had 0, 1, ... 15 errors that were corrected on the way.
+# `nvlink_kib`: the data that all links have sent and received.
 # `spare_rows`: how many banks of memory have all their spare rows (max), many (high), some (partial), few (low) and
 # none. `ecc_corrected`: how many in "dram" and "sram" since the driver was loaded.
 SLOW_COUNTERS: dict[str, Read] = {
     "nvlink_errors": nvlink_errors,
     "nvlink_fec": lambda n, h: link_fields(n, h, FIELDS_NVLINK_FEC),
+    "nvlink_kib": lambda n, h: sum(filter(None, field_values(n, h, FIELDS_NVLINK_DATA))),
     "spare_rows": _spare_rows,
     "ecc_corrected": _ecc_corrected,
 }

@@ -123,39 +123,34 @@ def _named(text: str, names: Sequence[str]) -> str:
 
 class Beside(msgspec.Struct, frozen=True):
     """What a rank saw beside its log: NCCL's `variables`; by how many KiB the counters of its GPU's NVLinks grew, None
-    where nobody counts; and by how many bytes those of each active InfiniBand and RoCE port of its node."""
+    where nobody counts; and by how many bytes those of each active InfiniBand and RoCE port of its node, likewise."""
 
     variables: Mapping[str, str] = {}
     nvlink: int | None = None
-    ports: Mapping[str, int] = {}
+    ports: Mapping[str, int | None] = {}
 
 
 # ---------------------------------------------------------------- what is wrong
 
 
-def _is_off(text: str) -> bool:
-    return bool(text) and c_number(text) == 0
-
-
-def _is_on(text: str) -> bool:
-    return c_number(text) != 0
-
-
 # By fault the variables by which somebody asks for the fallback. NCCL_ALGO does, like Ring or ^NVLS,NVLSTree.
 ASKED: dict[str, dict[str, Callable[[str], bool]]] = {
     "nvls_not_used": {
-        "NCCL_NVLS_ENABLE": _is_off,
-        "NCCL_ALGO": lambda text: bool(text) and ("nvls" in text.lower()) == text.startswith("^"),
+        "NCCL_NVLS_ENABLE": lambda text: c_number(text) == 0,
+        "NCCL_ALGO": lambda text: ("nvls" in text.lower()) == text.startswith("^"),
     },
-    "p2p_not_used": {"NCCL_P2P_DISABLE": _is_on, "NCCL_P2P_LEVEL": bool},
-    "sockets_used": {"NCCL_IB_DISABLE": _is_on, "NCCL_NET": lambda text: text.lower() == "socket"},
+    "p2p_not_used": {"NCCL_P2P_DISABLE": lambda text: c_number(text) != 0, "NCCL_P2P_LEVEL": bool},
+    "sockets_used": {
+        "NCCL_IB_DISABLE": lambda text: c_number(text) != 0,
+        "NCCL_NET": lambda text: text.lower() == "socket",
+    },
 }
 
 
 def asked_for(fallback: str, variables: Mapping[str, str]) -> str:
     """The variable that asks for a fallback: "NCCL_NVLS_ENABLE=0"; "" if none does."""
-    asking = (name for name, asks in ASKED[fallback].items() if asks(variables.get(name, "")))
-    return next((f"{name}={variables[name]}" for name in asking), "")
+    given = {name: value for name in ASKED[fallback] if (value := variables.get(name))}
+    return next((f"{name}={value}" for name, value in given.items() if ASKED[fallback][name](value)), "")
 
 
 # Farther apart, behind different host bridges or sockets, NCCL does not try it by itself (ncclTopoCheckP2p: PATH_PXB).
@@ -208,6 +203,6 @@ def contradictions(log: NcclLog, places: Sequence[Place], beside: Sequence[Besid
         nvlink = way.kind.startswith("P2P") and direct_link(topology, one, places[way.receiver]).startswith("NV")
         if nvlink and seen.nvlink == 0:
             lines.append(f"NCCL's log says {way.kind}, and the NVLinks of {one} counted no bytes")
-        if way.kind.startswith("NET/IB") and seen.ports and not any(seen.ports.values()):
+        if way.kind.startswith("NET/IB") and set(seen.ports.values()) == {0}:
             lines.append(f"NCCL's log of {one} says {way.kind}, and {', '.join(seen.ports)} counted no bytes")
     return list(dict.fromkeys(lines))

@@ -7,7 +7,7 @@ is not looked at.
 import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -24,7 +24,7 @@ from pytest_gpufleet.model.gpu import GpuTopology, Missing, typed_facts
 from pytest_gpufleet.model.language import Language
 from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.limit import GivenLimits, Grade
-from pytest_gpufleet.model.measurement import Sample
+from pytest_gpufleet.model.measurement import Measurement, Sample
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.redaction import aliased
@@ -434,6 +434,23 @@ class FingerprintsTaken(Event, frozen=True, tag="fingerprint"):
 
     check: str
     fingerprints: tuple[Fingerprint, ...]
+
+
+class TransportRead(Event, frozen=True, tag="transport"):
+    """What NCCL did between so many ranks by its own log (machine.nccl_log.NcclLog, in JSON). `nvls`: None where the
+    log does not say."""
+
+    check: str
+    ranks: Count
+    nvls: bool | None
+    log: Any
+
+    def corrected(self, measurement: Measurement) -> Measurement:
+        """With the condition nvls as it was, where it is of all these ranks: what measured it knows what could be."""
+        under = measurement.conditions
+        if self.nvls is None or "nvls" not in under or under.get("ranks") != self.ranks:
+            return measurement
+        return replace(measurement, conditions={**under, "nvls": self.nvls})
 
 
 class Losses(Event, frozen=True, tag="losses"):

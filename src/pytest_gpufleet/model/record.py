@@ -38,6 +38,7 @@ class Record:
     judging: events.Judging = NO_JUDGING
     findings: list[Finding] = field(default_factory=list)
     fingerprints: dict[str, tuple[events.Fingerprint, ...]] = field(default_factory=dict)  # by check
+    transport: events.TransportRead | None = None  # the last that was read
     losses: list[events.Losses] = field(default_factory=list)
     checks: dict[str, events.Check] = field(default_factory=dict)
     started: list[str] = field(default_factory=list)
@@ -150,6 +151,8 @@ class Record:
                 self.findings.append(finding)
             case events.FingerprintsTaken():
                 self.fingerprints[event.check] = event.fingerprints
+            case events.TransportRead():
+                self.transport = event
             case events.Losses():
                 self.losses.append(event)
             case events.FaultFound() | events.Noticed():

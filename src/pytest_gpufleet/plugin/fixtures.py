@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_gpufleet.machine.dcgm import Diagnosis
+    from pytest_gpufleet.machine.nccl_log import NcclLog
     from pytest_gpufleet.model.events import Fingerprint, Order
     from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.gpu import GpuTopology
@@ -166,6 +167,16 @@ def record_fingerprints(request: pytest.FixtureRequest) -> Callable[[Sequence[Fi
 
     run, check = request.config.stash[RUN], request.node.nodeid
     return lambda found: run.record(FingerprintsTaken(check=check, fingerprints=tuple(found)))
+
+
+@pytest.fixture
+def record_transport(request: pytest.FixtureRequest) -> Callable[[NcclLog, int], None]:
+    """record_transport(log, ranks): what NCCL did between all these ranks. Measurements from here on have the condition
+    nvls as the log says."""
+    from pytest_gpufleet.model.events import TransportRead
+
+    run, check = request.config.stash[RUN], request.node.nodeid
+    return lambda log, ranks: run.record(TransportRead(check=check, ranks=ranks, nvls=log.nvls, log=log))
 
 
 @pytest.fixture

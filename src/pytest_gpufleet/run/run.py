@@ -165,8 +165,8 @@ class Run:
         from pytest_gpufleet.verdict.judgement import counted, judge, network_of, unsteady
 
         profile, topology, rehearsal = self.profile, self.target.topology, bool(self.target.rehearsal_ranks)
-        now = tuple(measurements)
         record = self.evidence.record if self.evidence else Record()
+        now = tuple(record.transport.corrected(each) if record.transport else each for each in measurements)
         measured, network = [*(finding.measurement for finding in record.findings), *now], network_of(record)
         judged_by = partial(
             judge, profile=profile, topology=topology, check=check, measured=measured, comparisons=counted(record)

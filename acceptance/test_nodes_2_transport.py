@@ -1,0 +1,41 @@
+"""NCCL sends between nodes by their network adapters, before anybody asks how fast the network is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from pytest_gpufleet import Fault, GpuTopology, MiB, Size, World, not_applicable
+from pytest_gpufleet.machine.nccl_log import NcclLog
+from pytest_gpufleet.probes.collectives import transport
+
+pytestmark = [
+    pytest.mark.chapter("Between nodes: transport", "Does NCCL send by the network adapters of the nodes?"),
+    pytest.mark.level("standard"),
+    pytest.mark.needs(nodes=2),
+]
+
+NBYTES = Size(256 * MiB, rehearsal=64)
+
+
+def test_nccl_uses_the_network_adapters(
+    world: World,
+    nccl_group: World,
+    notice: Callable[[Iterable[Fault]], None],
+    record_transport: Callable[[NcclLog, int], None],
+) -> None:
+    """NCCL uses the network adapters of all nodes
+
+    Where nodes have active InfiniBand or RoCE ports and NCCL cannot use them, it goes on over sockets, at a tenth of
+    the speed. Its own log of a short run (NCCL_DEBUG=INFO) says what it did; byte counters of ports are read beside it.
+    Look at /dev/infiniband and memlock of the container, at libibverbs and NCCL_IB_HCA, and at NCCL's log. What a
+    variable asks for, like NCCL_IB_DISABLE=1, is a note. CPU ranks have no such log.
+    """
+    nbytes = NBYTES.on(nccl_group)
+    seen = transport.transport(world, nccl_group, {name: [nbytes] for name in ("all_reduce", "all_to_all")})
+    if not nccl_group.gpus:
+        not_applicable("CPU ranks talk by Gloo, which has no transports to choose from")
+    print(seen.log)
+    record_transport(seen.log, nccl_group.size)
+    notice(transport.expect_fastest(seen, nccl_group, GpuTopology()))

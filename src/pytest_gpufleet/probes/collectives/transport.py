@@ -1,0 +1,156 @@
+"""What NCCL does between these ranks, by its own log, in a short run of ranks that are started for it: NCCL reads once
+a process what it is to log, and connects ranks when they first need it. No measurement has a log beside it."""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from secrets import token_hex
+from tempfile import TemporaryDirectory, gettempdir
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from pytest_gpufleet.machine import network_ports, nvml
+from pytest_gpufleet.machine.nccl_log import ASKED, LOGGING, Beside, NcclLog, contradictions, fallbacks, parse
+from pytest_gpufleet.machine.software import steering
+from pytest_gpufleet.machine.tools import Unreadable
+from pytest_gpufleet.model.endings import not_judged
+from pytest_gpufleet.model.fault import Fault, Faults, expect_none
+from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.place import THIS_NODE, Pair
+from pytest_gpufleet.probes.collectives.table import COLLECTIVES
+from pytest_gpufleet.probes.links.pairs import IndexPair, rounds
+from pytest_gpufleet.probes.timing import synchronize
+from pytest_gpufleet.world import process_group
+from pytest_gpufleet.world.failure import RankFailure
+from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.world import World
+
+SECONDS = 120.0
+PAIR_SECONDS = 30.0  # with the start of NCCL, which took 3 s on eight H200
+Sizes = Mapping[str, Sequence[int]]  # S in bytes, by collective
+# Without what a first collective is tried again, by how it failed: broken P2P mostly hangs; where multicast is broken
+# most versions raise "Failed to bind NVLink SHARP" (pytorch/pytorch#177472).
+WITHOUT = {"hang": ("NCCL_P2P_DISABLE", "1"), "exception": ("NCCL_NVLS_ENABLE", "0")}
+
+
+class Transport(NamedTuple):
+    """What NCCL's log says, and what each rank saw beside it."""
+
+    log: NcclLog
+    beside: Sequence[Beside]
+
+
+def transport(world: World, group: World, sizes: Sizes) -> Transport:
+    """Do each of these collectives once on all ranks of `group`, which is `world` with a process group. Where the first
+    one hangs or raises, and works without P2P or NVLS, raises Faults that say so; else RankFailure. Ranks are started
+    for it, and anew for what comes next."""
+    try:
+        return _logged(group, sizes)
+    except RankFailure as failure:
+        name, value = WITHOUT.get(failure.kind, ("", ""))
+        with suppress(RankFailure):
+            if name and group.gpus and len(group.nodes) == 1:
+                _logged(group, {"all_reduce": [4]}, {name: value})
+                what = f"{failure.headline.splitlines()[0]}; with {name}={value} all_reduce works"
+                raise Faults([_cause(world, failure, what)]) from failure
+        raise
+
+
+def _logged(group: World, sizes: Sizes, variables: Mapping[str, str] = {}) -> Transport:
+    file = Path(gettempdir(), f"gpufleet-nccl-{token_hex(8)}")
+    try:
+        with group.restarted([{**LOGGING, "NCCL_DEBUG_FILE": f"{file}.%h.%p", **variables}] * group.size):
+            answers: list[tuple[str, Beside]] = group.run(_exchanged, file, sizes, timeout=SECONDS)
+    finally:
+        for left in file.parent.glob(f"{file.name}.*"):
+            left.unlink(missing_ok=True)
+    return Transport(parse(text for text, _ in answers), [beside for _, beside in answers])
+
+
+def _cause(world: World, failure: RankFailure, what: str) -> Fault:
+    if failure.kind != "hang":
+        return Fault("nvls_not_used", (THIS_NODE,), what, str(failure))
+    pairs = tuple(Pair(world.places[a], world.places[b]) for a, b in hanging_pairs(world))
+    return Fault("p2p_hangs", pairs or (THIS_NODE,), what, str(failure))
+
+
+def hanging_pairs(world: World) -> list[IndexPair]:
+    """The pairs of ranks that do not meet by themselves; where none of a round does, no further ones are tried."""
+    found: list[IndexPair] = []
+    with world.restarted([{}] * world.size):
+        for pairs in rounds(world.size):
+            try:
+                with TemporaryDirectory() as folder:
+                    world.each(pairs, _meet, folder, pairs, timeout=PAIR_SECONDS)
+            except RankFailure as failure:
+                stuck = {report.rank for report in failure.reports if report.state != "returned"}
+                found += (hanging := [pair for pair in pairs if stuck & {*pair}])
+                if len(hanging) == len(pairs) > 1:
+                    break
+    return found
+
+
+def expect_fastest(seen: Transport, world: World, topology: GpuTopology) -> list[Fault]:
+    """Fail the check for a fallback that nobody asks for; give the others. Ends it as not judged where NCCL's log and
+    counters contradict each other, or the log does not say how ranks reach each other."""
+    faults, asked = fallbacks(seen.log, world.places, seen.beside, topology)
+    expect_none(faults)
+    unclear = contradictions(seen.log, world.places, seen.beside, topology)
+    unclear += [f"not known of NCCL {seen.log.version}: {way}" for way in seen.log.unknown]
+    if unclear or not seen.log.ways:
+        not_judged("\n".join(unclear) or "NCCL's log does not say how ranks reach each other")
+    return asked
+
+
+# ---------------------------------------------------------------- on ranks
+
+
+def _meet(rank: Rank, folder: str, pairs: Sequence[IndexPair]) -> None:
+    """An all_reduce of this pair, whose ranks know no others."""
+    number = next(number for number, pair in enumerate(pairs) if int(os.environ["RANK"]) in pair)
+    process_group.alone(rank, f"file://{folder}/pair{number}")
+    dist.destroy_process_group()
+
+
+def _exchanged(rank: Rank, file: Path, sizes: Sizes) -> tuple[str, Beside]:
+    nvlink, ports = _nvlink(rank), _ports()
+    for name, nbytes in ((name, nbytes) for name, each in sizes.items() for nbytes in each):
+        collective, zeros = COLLECTIVES[name], partial(torch.zeros, device=rank.device)
+        total = collective.total(max(1, nbytes // 4), rank.size)
+        with rank.phase(f"{name} {nbytes:,} bytes"):
+            input, output = collective.buffers(total, rank.size, rank.index, collective.timed_in_place, zeros)
+            collective.run(rank.group, output, input)
+            synchronize(rank)
+    text = ""
+    for own in file.parent.glob(f"{file.name}.*.{os.getpid()}"):
+        text += own.read_text(errors="replace")
+        own.unlink()
+    asked = {name: value for each in ASKED.values() for name in each if (value := steering().get(name))}
+    grown = {port: _grown(ports.get(port), now) for port, now in _ports().items()}
+    return text, Beside(asked, _grown(nvlink, _nvlink(rank)), grown)
+
+
+def _grown(before: int | None, now: int | None) -> int | None:
+    """None of a counter that has never counted."""
+    return now - before if now and before is not None else None
+
+
+def _nvlink(rank: Rank) -> int | None:
+    if rank.gpu is None:
+        return None
+    with suppress(nvml.NoGpus), nvml.session() as driver, suppress(driver.NVMLError):
+        gpu = nvml.Nvml(driver, [driver.nvmlDeviceGetHandleByIndex(rank.gpu.index)])
+        return value if isinstance(value := gpu.ask(0, "nvlink_kib"), int) else None
+    return None
+
+
+def _ports() -> dict[str, int]:
+    """Bytes of each active InfiniBand and RoCE port at the highest rate of this node."""
+    with suppress(Unreadable):
+        there = network_ports.fastest_ports(network_ports.read())
+        return {port.port: sum(network_ports.carried(port.port) or ()) for port in there}
+    return {}
