@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SOURCES, TESTS, DOCS = ROOT / "src" / "pytest_gpufleet", ROOT / "tests", ROOT / "docs"
-GENERATED = {DOCS / "checks.md", DOCS / "planted-faults.md"}
+GENERATED = {DOCS / "checks.md", DOCS / "planted-faults.md", DOCS / "power.md"}
 
 # What there may be at most, blank lines included. Who adds, removes.
 BOUNDS = {

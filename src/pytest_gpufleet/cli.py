@@ -14,6 +14,7 @@ from pytest_gpufleet.commands.export import EXPORT
 from pytest_gpufleet.commands.fleet import FLEET
 from pytest_gpufleet.commands.judge import JUDGE, REPORT_AGAIN
 from pytest_gpufleet.commands.monitor import MONITOR, SNAPSHOT
+from pytest_gpufleet.commands.power import POWER
 from pytest_gpufleet.commands.verify import SIGN, VERIFY
 from pytest_gpufleet.machine.nvml import NoGpus
 from pytest_gpufleet.model.endings import Refused
@@ -30,6 +31,7 @@ COMMANDS = {
     "compare": COMPARE,
     "fleet": FLEET,
     "export": EXPORT,
+    "power": POWER,
     "calibrate": CALIBRATE,
     "order": ORDER,
 }

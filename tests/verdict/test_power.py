@@ -1,12 +1,24 @@
-"""What the model says is found and rejected, held against machines made by chance."""
+"""What the model says is found and rejected, held against machines made by chance; docs/power.md."""
 
 import random
+import runpy
+from dataclasses import astuple
+from pathlib import Path
 from statistics import fmean
 
 import pytest
 
-from pytest_gpufleet.verdict.noise import Spread
+from pytest_gpufleet.cli import main
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.suite import shipped
+from pytest_gpufleet.verdict import power
+from pytest_gpufleet.verdict.judgement import comparisons
+from pytest_gpufleet.verdict.noise import REJECTED, Spread
 from pytest_gpufleet.verdict.power import Line, found, of_gpu, of_machine, rejected, size_found
+from pytest_gpufleet.verdict.profile import load
+from tests.recorded.test_recorded import HERE, RUNS
+
+MAKE_PAGE = Path(__file__).parents[2] / "docs" / "make_power.py"
 
 KNOWN = Spread(0.008, 0.01, within_df=10_000, between_df=10_000)  # as good as certain
 MACHINES, GPUS, DRAWN = 3, 8, 4000
@@ -32,7 +44,7 @@ def test_as_many_are_found_as_the_model_says(size):
     for seen, expected in ((one, of_one), (every_one, of_all)):
         at_this_line = Line(line, expected.seen, expected.most)
         assert seen / DRAWN == pytest.approx(found(size, at_this_line), abs=0.03)
-    assert rejected(of_one) == pytest.approx(0.001, rel=0.1)
+    assert rejected(of_one)[1] == pytest.approx(0.001, rel=0.1)
 
 
 def test_a_spread_of_few_machines_may_be_larger_and_no_probability_is_above_what_either_says():
@@ -45,4 +57,59 @@ def test_a_spread_of_few_machines_may_be_larger_and_no_probability_is_above_what
 
 def test_without_noise_everything_beyond_the_line_is_found():
     assert [found(size, Line(0.01, 0, 0)) for size in (0.005, 0.02)] == [0, 1]
-    assert rejected(Line(0.01, 0, 0)) == 0
+    assert rejected(Line(0.01, 0, 0)) == (0, 0)
+
+
+def test_the_page_is_current():
+    made = runpy.run_path(str(MAKE_PAGE))
+    assert made["PAGE"].read_text(encoding="utf-8") == made["page"](), f"run `{made['COMMAND']}`"
+
+
+def test_as_many_recorded_machines_as_it_says_are_rejected():
+    healthy = RUNS.keys() - {"h200x4-neighbour"}
+    today = [(HERE / name / "expected" / "today.txt").read_text(encoding="utf-8") for name in healthy]
+    assert len(today) == power.RECORDED_HEALTHY
+    assert sum(text.startswith("REJECTED") for text in today) == power.RECORDED_REJECTED
+
+
+REFERENCE = """
+name = "mine"
+extends = "H200"
+[[limit]]
+metric = "busbw"
+reference = 367
+machines = 3
+unit = "GB/s"
+grade = "calibrated"
+source = "mine"
+date = "2026-11-23"
+when = { collective = "all_reduce", bytes = "8 GiB", dtype = "float32", ranks = 8, nvls = false, fabric = "nvswitch" }
+"""
+
+
+def test_a_profile_has_the_comparisons_of_its_references_and_of_the_peers_on_its_machine(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(REFERENCE, encoding="utf-8")
+    made = power.of_profile(load(path), 8, 1, "standard")
+    assert power.rejected_by_chance(made)[0] < REJECTED
+    mine = [each for each in made if dict(each.conditions).get("ranks") == 8 and each.held == "reference"]
+    known = load(path).spread_for(Measurement("busbw", {"world": 367.0}, dict(mine[0].conditions)), "nvswitch")
+    count = comparisons(shipped(), "standard", 8, 1)
+    line = of_machine(known.spread, 3, 1, count, known.matters)
+    assert astuple(mine[0].line) == pytest.approx(astuple(line))
+    (memory, *_) = power.showing("one memory", made)
+    assert (memory.held, memory.often) == ("peers", 8)
+    alone = power.of_profile(load(path), 1, 1, "standard")
+    assert not [each for each in alone if each.held == "peers" or dict(each.conditions).get("ranks") == 8]
+
+
+def test_the_command_prints_and_plots_a_profile_or_a_run_and_refuses_what_is_neither(tmp_path, capsys):
+    drawn = tmp_path / "power.svg"
+    assert main(["power", "h200", "--plot", str(drawn)]) == 0
+    assert main(["power", str(RUNS["h200x2-g"]), "--nodes", "64"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("one memory") == 2
+    assert "0 of 8 machines, so at most 38%" in out
+    assert drawn.read_text(encoding="utf-8").startswith("<svg ")
+    assert main(["power", "h201"]) == 1
+    assert "no profile that is shipped" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""How small a fault a comparison finds, and how often it rejects what is healthy.
+"""How small a fault a comparison finds, and how often it rejects what is healthy; and so does a run.
 
 All by the model of verdict/noise.py: a healthy value is the mean of its kind times 1 + between + within, both normal.
 A second measurement changes nothing here: how much healthy ones differ is for the most part of the chips, which are
@@ -6,12 +6,29 @@ the same when they are measured again. So what is found is found twice, and a he
 """
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Literal, get_args
 
-from pytest_gpufleet.verdict.noise import Spread, factor, gpu_line, machine_line
+from pytest_gpufleet.model.conditions import Condition
+from pytest_gpufleet.model.finding import Finding, distinct, that_count
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import METRICS, SpreadRow, metric_under
+from pytest_gpufleet.model.place import WORLD, Pair, Where, gpu
+from pytest_gpufleet.model.suite import shipped
+from pytest_gpufleet.verdict.judgement import comparisons, judge
+from pytest_gpufleet.verdict.noise import DEFAULT_IS_WORTH, Spread, factor, gpu_line, machine_line
+from pytest_gpufleet.verdict.profile import Profile
 
 NORMAL = NormalDist()
+SIZES = (0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.07, 0.10)  # of a fault, as fractions
+
+# Of the machines in tests/recorded, all of which are healthy, those that the limits of today reject. Some of the limits
+# were made from them. A test counts them again.
+RECORDED_HEALTHY, RECORDED_REJECTED = 8, 0
 
 
 @dataclass(frozen=True)
@@ -55,10 +72,151 @@ def size_found(probability: float, line: Line) -> float:
     return line.at + NORMAL.inv_cdf(probability) * line.most
 
 
-def rejected(line: Line) -> float:
-    """The probability that the comparison rejects what is healthy, at most."""
-    return _cdf(-line.at, line.most)
+def rejected(line: Line) -> tuple[float, float]:
+    """The probability that the comparison rejects what is healthy, by the one standard deviation and by the other."""
+    return _cdf(-line.at, line.seen), _cdf(-line.at, line.most)
 
 
 def _cdf(above: float, sd: float) -> float:
-    return NORMAL.cdf(above / sd) if sd else float(above >= 0)
+    return NORMAL.cdf(above / sd) if sd else float(above > 0)
+
+
+# ---------------------------------------------------------------- a run
+
+With = Literal["peers", "reference"]
+HELD: tuple[With, ...] = get_args(With)
+PROBABILITIES = (0.95, 0.99)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Of a run: a metric under conditions, with the peers or with the reference, and so `often` with one line. `fixed`:
+    a tolerance that follows from no spread, so that nobody knows how often it is wrong. Floors are none of them: how
+    far above them healthy machines are is not known."""
+
+    metric: str
+    conditions: tuple[tuple[str, Condition], ...]
+    held: With
+    line: Line
+    often: int
+    fixed: bool = False
+
+
+_COMPUTE = ("gemm_relative", "gemm", "solo_train_throughput", "solo_token_throughput")
+_TRAINED = ("train_throughput", "token_throughput")
+# What shows a fault, each by itself. A collective is as slow as the slowest link that it uses.
+FAULTS: tuple[tuple[str, tuple[tuple[With, tuple[str, ...]], ...]], ...] = (
+    ("one GPU", (("peers", _COMPUTE),)),
+    ("all GPUs", (("reference", (*_COMPUTE, *_TRAINED)),)),
+    ("one memory", (("peers", ("memory_bandwidth",)),)),
+    ("all memories", (("reference", ("memory_bandwidth",)),)),
+    ("links of one GPU", (("peers", ("pair_bandwidth",)), ("reference", ("busbw",)))),
+    ("links of all GPUs", (("reference", ("pair_bandwidth", "busbw")),)),
+    ("host link of one GPU", (("peers", ("host_bandwidth",)),)),
+    ("one adapter", (("peers", ("rail_bandwidth", "nic_bandwidth")),)),
+    ("one node", (("reference", (*_COMPUTE, *_TRAINED, "memory_bandwidth", "pair_bandwidth", "busbw")),)),
+)
+
+
+def showing(fault: str, made: Iterable[Comparison]) -> list[Comparison]:
+    """Those of these comparisons that show a fault, the best first."""
+    by = dict(FAULTS)[fault]
+    some = [each for each in made if any(each.held == held and each.metric in metrics for held, metrics in by)]
+    return sorted(some, key=lambda each: size_found(0.95, each.line))
+
+
+def rejected_by_chance(made: Iterable[Comparison]) -> tuple[float, float]:
+    """The probability that a healthy machine misses any line that follows from a spread, as `rejected`: at most, since
+    what is measured of one chip misses together."""
+    known = [(each.often, *rejected(each.line)) for each in made if not each.fixed]
+    return min(1.0, sum(n * seen for n, seen, _ in known)), min(1.0, sum(n * most for n, _, most in known))
+
+
+def of_findings(findings: Iterable[Finding]) -> list[Comparison]:
+    """The comparisons that these findings came from, by the lines and spreads on record."""
+    return [each for finding in distinct(that_count(findings)) for each in _of_finding(finding)]
+
+
+def _of_finding(finding: Finding) -> Iterator[Comparison]:
+    measurement, limit = finding.measurement, finding.limit
+    conditions, places = tuple(measurement.conditions.items()), len(measurement.values)
+    if limit and limit.reference and (noise := limit.reference.noise):
+        at = abs(limit.reference.value - limit.value) / (1.0 if limit.unit == "ratio" else limit.reference.value)
+        seen = noise.sd * math.sqrt(1 + 1 / limit.reference.machines)
+        line = Line(at, seen, seen * _upper_of(noise.machines, 1))
+        yield Comparison(measurement.metric, conditions, "reference", line, 1)
+    for each in finding.tolerances if places > 1 else ():
+        if each.peers == "others of the model":  # a board that no other has
+            continue
+        line = Line(each.worse, 0.0, 0.0)
+        if each.noise:
+            seen = each.noise.sd * math.sqrt(places / (places - 1))
+            line = Line(each.worse, seen, seen * _upper_of(each.noise.gpus, each.noise.machines))
+        yield Comparison(measurement.metric, conditions, "peers", line, places, fixed=not each.noise)
+
+
+def _upper_of(seen: int, means: int) -> float:
+    """Of a default that was pooled with what was seen of so many values around so many means."""
+    return _upper(DEFAULT_IS_WORTH + max(0, seen - means))
+
+
+def of_profile(profile: Profile, gpus: int, nodes: int, level: str) -> list[Comparison]:
+    """The comparisons that a profile makes of what a level measures on so many healthy nodes: those of one node in its
+    own run, and those between nodes. Where its references are of boards with a part number, on such boards."""
+    limits = [limit for each in _with_bases(profile) for limit in each.limits]
+    parts = sorted(str(limit.conditions["part"]) for limit in limits if "part" in limit.conditions)
+    topology = _described(profile, gpus, parts[0] if parts else "")
+    suite, findings = shipped(), []
+    for among in sorted({1, nodes}):
+        checks = [suite.checks[name] for name in suite.required(level, among)]
+        metrics = {each for check in checks if (check.nodes > 0) == (among > 1) for each in check.metrics(gpus > 1)}
+        count = comparisons(suite, level, gpus, among)
+        for metric in sorted(metrics & METRICS.keys()):
+            for under in _conditions(metric, profile, topology, among):
+                values = dict.fromkeys(_places(metric, gpus, among), 1.0)
+                of_metric = metric_under(metric, under)
+                each = Measurement(metric, values, under, definition=of_metric)
+                judged = judge(each, profile, topology, "", rehearsal=False, required=False, comparisons=count)
+                findings.append(judged)
+    return of_findings(findings)
+
+
+def _with_bases(profile: Profile) -> Iterator[Profile]:
+    yield profile
+    if profile.base:
+        yield from _with_bases(profile.base)
+
+
+def _described(profile: Profile, gpus: int, part: str) -> GpuTopology:
+    facts = {"name": profile.match[0] if profile.match else profile.name, "board_part_number": part}
+    links = int(profile.facts.get("nvlinks", 0))
+    rows = tuple(tuple("X" if i == j else f"NV{links}" if links else "PHB" for j in range(gpus)) for i in range(gpus))
+    every = tuple(Gpu(index, facts) for index in range(gpus))
+    return GpuTopology(every, rows, "none" if gpus == 1 else "nvswitch" if links else "pcie")
+
+
+# What a profile that has no limit for it does not say of what the suite measures.
+_USUAL: dict[str, dict[str, Condition]] = {"host_bandwidth": {"direction": "host to device", "at_once": "one"}}
+_OF_MACHINE = ("fabric", "part")
+
+
+def _conditions(metric: str, profile: Profile, topology: GpuTopology, nodes: int) -> list[dict[str, Condition]]:
+    """Those of the limits and spreads that hold on this machine or between these nodes, the most specific ones."""
+    here = {"fabric": topology.fabric, "part": topology.part, "nodes": nodes}
+    found: list[dict[str, Condition]] = []
+    for each in _with_bases(profile):
+        rows: tuple[Limit | SpreadRow, ...] = (*each.limits, *each.spreads)
+        for row in rows:
+            under = row.conditions
+            fits = all(under.get(key, value) == value for key, value in here.items())
+            if row.metric == metric and fits and under.get("ranks", 1) in (1, len(topology.gpus) * nodes):
+                found.append({key: value for key, value in under.items() if key not in _OF_MACHINE})
+    found = found or [_USUAL.get(metric, {})]
+    return [each for each in found if not any(each.items() < other.items() for other in found)]
+
+
+def _places(metric: str, gpus: int, nodes: int) -> list[Where]:
+    if metric == "pair_bandwidth":
+        return [Pair(gpu(i), gpu(j)) for i in range(gpus) for j in range(gpus) if i != j]
+    of_each = METRICS[metric].peer_tolerance is not None  # or of an adapter of each
+    return [gpu(index, node) for node in range(nodes) for index in range(gpus)] if of_each else [WORLD]

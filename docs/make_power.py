@@ -1,0 +1,106 @@
+"""Writes docs/power.md: `python docs/make_power.py`, after every change of a limit or a spread."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pytest_gpufleet.commands.power import by_fault, by_measurement, rejects
+from pytest_gpufleet.report.tables import Table
+from pytest_gpufleet.verdict import power
+from pytest_gpufleet.verdict.noise import REJECTED
+from pytest_gpufleet.verdict.profile import Profile, shipped
+
+PAGE = Path(__file__).parent / "power.md"
+COMMAND = "python docs/make_power.py"
+LEVEL, SHOWN = "standard", "h200"
+# Machines with another number of GPUs than 8.
+GPUS = {"gb200": 4, "gb300": 4, "gh200": 1, "gb10": 1, "vr200": 4}
+GIB = 1 << 30
+STEADY = ("all_reduce", "reduce", "all_to_all", "sendrecv")
+
+INTRODUCTION = f"""\
+# Power and false rejects
+
+<!-- Written by `{COMMAND}`: change that, or the program. -->
+
+How small a fault is found, with which probability, and how often a healthy machine is rejected, by the limits that are
+shipped. `gpufleet power PROFILE|RUN --gpus N --nodes M` ([commands](commands.md#power)) prints the same for your
+machines.
+
+- A healthy value is the mean of its kind times 1 + *between* + *within*, both normal. The line of a comparison follows
+  from these spreads, from the number of comparisons and from the smallest fault that matters ([profiles](profiles.md)).
+- Spreads stand at the upper end of their 95 % confidence interval, and below the line, where a smaller one finds less,
+  at what is known. A reference is itself off by chance, as the mean of so many machines is.
+- A fault is found if the best single measurement of those that show it is beyond its line. More are not counted: all
+  that computes on one GPU goes up and down with the chip (correlation 0.78).
+- A second measurement changes nothing here: it takes out what was a disturbance, and a chip is the same the second
+  time.
+- *peers*: against the mean of the other GPUs, pairs or adapters of the machine. *reference*: the mean of a whole
+  machine against that of healthy machines. *fixed*: a tolerance that no spread was measured for. A fault without a row
+  has no measurement with a reference or peers; floors are not counted, since nobody knows how far above them healthy
+  machines are.
+- With `--nodes` each node counts by its own run, and what is measured between nodes by its references. What nodes show
+  beside each other, and accuse by two measurements, comes on top.
+- Numbers are per cent. *95 % from*: the smallest fault that is found with that probability.
+
+What no data can reach: at the power limit the chips themselves differ, by 0.5 to 1.4 % (17 H200). However many machines
+are measured, a matmul that draws all power does not show one GPU that is 2 % slow beside its peers. A matmul below the
+power limit does, and so does the GPU's own earlier run (`gpufleet compare --same-machine`)."""
+
+
+def made_of(profile: Profile) -> list[power.Comparison]:
+    return power.of_profile(profile, GPUS.get(profile.path.stem, 8), 1, LEVEL)
+
+
+def markdown(table: Table) -> Iterator[str]:
+    yield f"| {' | '.join((table.corner, *table.columns))} |"
+    yield f"| --- |{' ---: |' * len(table.columns)}"
+    for row in table.rows:
+        yield f"| {' | '.join((row.name, *(cell.text for cell in row.cells)))} |"
+
+
+def aims(made: list[power.Comparison]) -> Iterator[str]:
+    """What was to be reached on 8 GPUs, and what is."""
+
+    def size(probability: float, *shown: list[power.Comparison]) -> float:
+        """The worst of the best of each."""
+        return max(min((power.size_found(probability, each.line) for each in some), default=1.0) for some in shown)
+
+    links = [each for each in power.showing("links of one GPU", made) if each.held == "peers"]
+    below = [
+        each for each in made if each.metric == "gemm" and "work" in dict(each.conditions) and each.held == "peers"
+    ]
+    large = [each for each in made if each.metric == "busbw" and dict(each.conditions).get("bytes", 0) >= GIB]
+    steady = [[each] for each in large if dict(each.conditions)["collective"] in STEADY]
+    rows = [
+        ("one memory 1 % slow, with 99 %", size(0.99, power.showing("one memory", made)), 0.01),
+        ("NVLinks of one GPU 1 % slow, with 99 %", size(0.99, links), 0.01),
+        ("one GPU 2 % slow in a matmul below the power limit, with 99 %", size(0.99, below), 0.02),
+        (f"{', '.join(STEADY)} from 1 GiB 4 % slow, with 95 %", size(0.95, *steady) if steady else 1.0, 0.04),
+    ]
+    yield "| aim | reached |"
+    yield "| --- | --- |"
+    for aim, reached, wanted in rows:
+        text = "no measurement of it" if reached == 1.0 else f"from {100 * reached:.2g} % on"
+        yield f"| {aim} | {'yes' if reached <= wanted else '**no**'}: {text} |"
+    for by, chance in zip(
+        ("spreads that are known", "upper ends of the spreads"), power.rejected_by_chance(made), strict=True
+    ):
+        yes = "yes" if chance < REJECTED else "**no**"
+        yield f"| a healthy machine rejected less than once in 1,000, by the {by} | {yes}: {1000 * chance:.1g} |"
+
+
+def page() -> str:
+    profiles = {each.path.stem: each for each in shipped()}
+    made = made_of(profiles[SHOWN])
+    text = [INTRODUCTION, "", "## Aims", "", f"On 8 GPUs, profile {profiles[SHOWN].name}.", "", *aims(made), ""]
+    text += ["What is found in recorded machines: [planted faults](planted-faults.md).", ""]
+    text += [f"## Each measurement: {profiles[SHOWN].name}, 8 GPUs", "", *markdown(by_measurement(made, "")), ""]
+    for name, profile in profiles.items():
+        made = made_of(profile)
+        text += [f"## {profile.name}, {(gpus := GPUS.get(name, 8))} GPU{'s' * (gpus > 1)}", ""]
+        text += [*markdown(by_fault(made, "")), "", f"{rejects(made)[0].capitalize()}.", ""]
+    return "\n".join([*text, f"## Observed\n\n{rejects(made)[-1].capitalize()}.\n"])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
