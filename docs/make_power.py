@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from pytest_gpufleet.commands.power import by_fault, by_measurement, rejects
+from pytest_gpufleet.commands.power import by_fault, by_measurement, of_1000, rejects
 from pytest_gpufleet.report.tables import Table
 from pytest_gpufleet.verdict import power
 from pytest_gpufleet.verdict.noise import REJECTED
@@ -66,9 +66,7 @@ def aims(made: list[power.Comparison]) -> Iterator[str]:
         return max(min((power.size_found(probability, each.line) for each in some), default=1.0) for some in shown)
 
     links = [each for each in power.showing("links of one GPU", made) if each.held == "peers"]
-    below = [
-        each for each in made if each.metric == "gemm" and "work" in dict(each.conditions) and each.held == "peers"
-    ]
+    below = [each for each in made if each.metric == "gemm_full_clock" and each.held == "peers"]
     large = [each for each in made if each.metric == "busbw" and dict(each.conditions).get("bytes", 0) >= GIB]
     steady = [[each] for each in large if dict(each.conditions)["collective"] in STEADY]
     rows = [
@@ -86,7 +84,7 @@ def aims(made: list[power.Comparison]) -> Iterator[str]:
         ("spreads that are known", "upper ends of the spreads"), power.rejected_by_chance(made), strict=True
     ):
         yes = "yes" if chance < REJECTED else "**no**"
-        yield f"| a healthy machine rejected less than once in 1,000, by the {by} | {yes}: {1000 * chance:.1g} |"
+        yield f"| a healthy machine rejected less than once in 1,000, by the {by} | {yes}: {of_1000(chance)} |"
 
 
 def page() -> str:

@@ -72,9 +72,9 @@ def size_found(probability: float, line: Line) -> float:
     return line.at + NORMAL.inv_cdf(probability) * line.most
 
 
-def rejected(line: Line) -> tuple[float, float]:
-    """The probability that the comparison rejects what is healthy, by the one standard deviation and by the other."""
-    return _cdf(-line.at, line.seen), _cdf(-line.at, line.most)
+def rejected(line: Line) -> float:
+    """The probability that the comparison rejects what is healthy, at most."""
+    return _cdf(-line.at, line.most)
 
 
 def _cdf(above: float, sd: float) -> float:
@@ -102,7 +102,7 @@ class Comparison:
     fixed: bool = False
 
 
-_COMPUTE = ("gemm_relative", "gemm", "solo_train_throughput", "solo_token_throughput")
+_COMPUTE = ("gemm_full_clock", "gemm_relative", "gemm", "solo_train_throughput", "solo_token_throughput")
 _TRAINED = ("train_throughput", "token_throughput")
 # What shows a fault, each by itself. A collective is as slow as the slowest link that it uses.
 FAULTS: tuple[tuple[str, tuple[tuple[With, tuple[str, ...]], ...]], ...] = (
@@ -126,10 +126,11 @@ def showing(fault: str, made: Iterable[Comparison]) -> list[Comparison]:
 
 
 def rejected_by_chance(made: Iterable[Comparison]) -> tuple[float, float]:
-    """The probability that a healthy machine misses any line that follows from a spread, as `rejected`: at most, since
-    what is measured of one chip misses together."""
-    known = [(each.often, *rejected(each.line)) for each in made if not each.fixed]
-    return min(1.0, sum(n * seen for n, seen, _ in known)), min(1.0, sum(n * most for n, _, most in known))
+    """The probability that a healthy machine misses any line that follows from a spread: by the spreads that are known,
+    and by their upper ends. At most so much, since what is measured of one chip misses together."""
+    known = [(each.often, each.line) for each in made if not each.fixed]
+    seen = sum(often * _cdf(-line.at, line.seen) for often, line in known)
+    return min(1.0, seen), min(1.0, sum(often * rejected(line) for often, line in known))
 
 
 def of_findings(findings: Iterable[Finding]) -> list[Comparison]:
