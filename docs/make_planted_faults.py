@@ -43,7 +43,7 @@ from tests.fleets import host_run
 from tests.machine import test_network_ports as network_tests
 from tests.machine.test_gpudirect import BY_TWO, ON_TWO_SOCKETS, machine as described
 from tests.machine.test_kernel_log import SEGFAULT
-from tests.machines import Change, Draft, recorded, set_gpu, set_gpus, set_host, set_machine, set_port, then
+from tests.machines import Change, recorded, set_gpu, set_gpus, set_host, set_machine, set_port, then
 from tests.planted import (
     FOUR,
     H100,
@@ -78,6 +78,7 @@ from tests.planted import (
     two_of_eight,
     warmer,
     who_has_slow_pairs,
+    without_switch,
 )  # fmt: skip
 from tests.recorded.test_recorded import RUNS as RECORDED, by_todays_limits
 from tests.run.test_resume import CHASSIS, DMI
@@ -130,6 +131,13 @@ FIGURES = [
         "those of the H100's host link, by 26 %", lambda: of_run(run_of("h100x1-h")), (3, 6, 10)),
     Row("host link stalls in one sample of four, twice (H100)", samples("host_bandwidth", direction="host to device"),
         MISSED, sizes=(26, 50, 80)),
+    *(Row(f"without an NVSwitch ({', '.join(names)}): {what}", without_switch(way, *names), SLOW, "the same, whole",
+          lambda way=way, names=names: set.union(*(case.named(0) for case in without_switch(way, *names))), sizes)
+      for what, way, names, sizes in (
+          ("one way between two GPUs over PCIe slow", frozenset({0, 1}), ("8x RTX 4090", "4x L40S", "4x T4"),
+           (20, 30, 50)),
+          ("NVLinks between two GPUs slow", frozenset({0, 1}), ("8x A100 PCIe, bridges", "DGX-1 V100"), (2, 5, 50)),
+          ("a slot of 4 lanes of 16", frozenset({2}), ("8x RTX PRO 6000", "4x L40S", "HGX A100 x4"), (50, 75)))),
     Row("memory of one NUMA node slow: a channel of twelve is missing", of_values("host_memory_bandwidth", [230] * 2,
         "numa1", operation="triad"), SLOW, "3 % less",
         lambda: of_values("host_memory_bandwidth", [230] * 2, "numa1", operation="triad")[0].named(3), (3, 8.3)),
@@ -358,10 +366,6 @@ def later(symbol_errors: int) -> Named:
     return of_facts(faulty.blackwell, now=now)
 
 
-def no_read_of_1(machine: Draft) -> None:
-    machine.gpus[2]["p2p"]["read"][1] = 4
-
-
 LINKS = [
     fact("one NVLink of 18 is down", set_gpu(2, nvlink_states=faulty.ONE_DOWN), "nvlink_down", "gpu2",
          "A100 PCIe, of which two have a bridge and two have none", faulty.half_bridged),
@@ -376,7 +380,9 @@ LINKS = [
          "gpu2", "a healthy one of clique 3", set_gpus(**faulty.fabric(clique=3))),
     fact("fabric state 0 on every GPU: no fabric manager", set_gpus(**faulty.NO_FABRIC),
          "fabric_not_ready", ALL, later="not judged, so the verdict is INCOMPLETE"),
-    fact("a pair without peer access", no_read_of_1, "no_peer_access"),
+    fact("a pair without peer access", faulty.no_read_of_1, "no_peer_access"),
+    fact("one pair of four GPUs over PCIe without peer access", then(faulty.over_pcie, faulty.no_read_of_1),
+         "no_peer_access", "gpu2", "a processor that lets no GPU reach another", faulty.unbridged),
     fact("a PCIe slot of 8 lanes", set_gpu(2, **faulty.narrow(16, 8)), "pcie_slot_narrow", "gpu2",
          "boards that have 8 lanes, all of them", set_gpus(**faulty.narrow(8, 16))),
     fact("a link with 8 of 16 lanes", set_gpu(2, pcie_width=8), "pcie_width_reduced"),

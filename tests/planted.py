@@ -26,6 +26,7 @@ from tests.boards import BOARDS
 from tests.conftest import EVIDENCE
 from tests.machines import Change, recorded
 from tests.verdict import test_between_nodes as between
+from tests.without_switch import MACHINES, Fault as SlowWay, named as named_there
 
 H200, H100 = "NVIDIA H200", "NVIDIA H100 80GB HBM3"
 FOUR = ("h200x4-a", "h200x4-b", "h200x4-c")
@@ -280,6 +281,20 @@ def samples(metric: str, **under: object) -> list[Case]:
         return said(run_of("h100x1-h").topology, [replace(figure, samples={at: four})], H100)
 
     return [Case(frozenset({"gpu0"}), plant)]
+
+
+def without_switch(way: frozenset[int], *names: str) -> list[Case]:
+    """Slow ways of these GPUs, in machines of some kinds, by what was measured of their links."""
+
+    def plant(name: str, percent: float) -> Named:
+        return named_there(name, SlowWay(way, 1 - percent / 100), ("host_bandwidth", "pair_bandwidth"))
+
+    found = []
+    for name in names:
+        pairs = {f"gpu{i}-gpu{j}" for i, row in enumerate(MACHINES[name].links) for j, link in enumerate(row)
+                 if i != j and way <= {i, j} and (len(way) == 2 or not link.startswith("NV"))}  # fmt: skip
+        found.append(Case(frozenset(pairs | {f"gpu{i}" for i in way if len(way) == 1}), partial(plant, name)))
+    return found
 
 
 def model_row(model: str, metric: str, under: Mapping[str, object], value: float, source: str, size: float = 30) -> Row:

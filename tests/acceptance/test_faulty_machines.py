@@ -148,13 +148,26 @@ def bridged(machine: Draft) -> None:
         gpu["p2p"] = {name: [0 if link in ("X", "NV12") else 1 for link in of_gpu] for name in gpu["p2p"]}
 
 
+def reach(status: int) -> Change:
+    """By nvmlGpuP2PStatus_t to read and to write, of all with each other."""
+    rows = [[status if row != column else 0 for column in range(4)] for row in range(4)]
+    return then(*(set_gpu(index, p2p={"read": row, "write": row}) for index, row in enumerate(rows)))
+
+
+def no_read_of_1(machine: Draft) -> None:
+    machine.gpus[2]["p2p"]["read"][1] = 4
+
+
 UNLINKED = {"nvlink_states": [0] * 12, "nvlink_speeds": [0.0] * 12}
 half_bridged = then(bridged, set_gpu(2, **UNLINKED), set_gpu(3, **UNLINKED))
 unbridged = then(
     bridged,
+    reach(1),
     set_gpus(**UNLINKED),
     set_machine(fabric="pcie", links=[["X" if row == column else "SYS" for column in range(4)] for row in range(4)]),
 )
+# Peer access over PCIe between all, as A100 PCIe without bridges have it.
+over_pcie = then(unbridged, reach(0))
 
 
 def blackwell(machine: Draft) -> None:
@@ -214,6 +227,7 @@ FAULTY: list[tuple[Any, ...]] = [
     ("test_nvlinks_are_up", then(bridged, set_gpu(2, nvlink_states=ONE_DOWN[:12])), "nvlink_down", GPU_2,
      "12 active links, as others have"),
     ("test_nvlinks_are_up", set_gpus(nvlink_states=ABSENT), "fact_unreadable", ALL, "nvlink_states"),
+    ("test_every_pair_reaches_each_other", then(over_pcie, no_read_of_1), "no_peer_access", GPU_2),
     ("test_memory_is_complete", set_gpu(2, memory_bytes=120 << 30), "memory_incomplete", GPU_2),
     ("test_fabric_is_ready", set_gpu(2, fabric={"state": 2, "status": 0}), "fabric_not_ready", GPU_2),
     ("test_fabric_is_ready", set_gpu(2, **fabric(mask=1 << 4)), "fabric_degraded", GPU_2, "route is unhealthy"),
@@ -265,7 +279,7 @@ HEALTHY: dict[str, list[Change]] = {
         then(affinity_by_socket, set_gpu(1, cpu_affinity=[2**24 - 1] + [0] * 15)),
     ],
     "test_default_power_limit_is_of_the_model": [then(), set_gpus(power_limit_default_watts=699.5)],
-    "test_every_pair_reaches_each_other": [bridged],
+    "test_every_pair_reaches_each_other": [bridged, unbridged],
     ECC: [blackwell, set_gpu(2, ecc_corrected={"dram": 3_666_595, "sram": 0}, ecc_corrected_volatile=3_666_595)],
     XIDS: [blackwell],
     FULL_PCIE: [

@@ -3,12 +3,14 @@
 Rules after DCGM's health checks (PCIe replay rates, NVLink errors, the fabric's health).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from pytest_gpufleet.machine.pcie import REPLAYS
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
+from pytest_gpufleet.model.place import Pair
 
 
 def gpu_fault(code: str, gpu: Gpu, what: str) -> Fault:
@@ -56,6 +58,31 @@ FABRIC_HEALTH = {
 }
 FABRIC_SINCE, HGX_GPUS = (9, 0), 8
 FABRIC_COMPLETED = 3  # nvml.h: NVML_GPU_FABRIC_STATE_COMPLETED
+
+
+def peer_access(topology: GpuTopology) -> Callable[[Gpu], dict[str, list[int]]]:
+    """The nvmlGpuP2PStatus_t that each GPU should have with every other one: 0, which is OK, over NVLinks; over PCIe to
+    read and to write where any two GPUs of their models with that kind of way have it; otherwise what it is."""
+
+    def kind(one: Gpu, other: Gpu) -> tuple[str, ...]:
+        return topology.kind(Pair(one.place, other.place))
+
+    able = {
+        (name, kind(gpu, other))
+        for gpu in topology.gpus
+        for name, statuses in (gpu.get("p2p") or {}).items()
+        for other, status in zip(topology.gpus, statuses, strict=True)
+        if gpu is not other and status == 0 and name in ("read", "write")
+    }
+
+    def wanted(gpu: Gpu) -> dict[str, list[int]]:
+        def status(name: str, other: Gpu, now: int) -> int:
+            can = other.place == gpu.place or kind(gpu, other)[-1] == "NV" or (name, kind(gpu, other)) in able
+            return 0 if can else now
+
+        return {name: list(map(partial(status, name), topology.gpus, now)) for name, now in gpu["p2p"].items()}
+
+    return wanted
 
 
 def link_errors(before: Gpu, now: Gpu, seconds: float) -> list[Fault]:

@@ -59,7 +59,7 @@ _CODES = (
          "Reset the GPU; replace it if the link stays slow"),
     Code(112, "fabric_not_ready", "setting", "CONFIG", "the NVSwitch fabric has not taken in this GPU",
          "Start nvidia-fabricmanager of exactly the driver's version and read its log"),
-    Code(113, "no_peer_access", "setting", "CONFIG", "GPUs that NVLinks connect cannot reach each other",
+    Code(113, "no_peer_access", "setting", "CONFIG", "GPUs that should reach each other cannot",
          "Look at `nvidia-smi topo -p2p r`, at IOMMU and ACS settings, and whether the fabric is ready"),
     Code(114, "ecc_off", "setting", "CONFIG", "error correction is off", "Turn it on: `nvidia-smi -e 1`, then reboot"),
     Code(115, "mig_on", "setting", "CONFIG", "this GPU is split into instances", "Turn it off: `nvidia-smi -mig 0`",

@@ -1,10 +1,10 @@
-"""Limits that a machine's own facts make, for figures that nobody has a limit for: so any NVIDIA machine can be judged.
+"""Theoretical limits, for figures that nobody has a limit for: so any NVIDIA machine can be judged.
 
-A limit is a part of what the hardware can do at best (peaks.py); training is held against what this machine's memory
-and matrix products were measured at. Each part lies below the lowest that a healthy machine was seen at, and above what
-is left of the highest of the recorded ones after a fault of 30 %. So these limits find what is broken, and not what is
-a tenth slow. Where no part would be fair to every healthy machine there is no limit: collectives of few bytes, and
-those of one machine that do not go over NVLink.
+A limit is a part of what the hardware can do at best (peaks.py). Training is held against what this machine's memory
+and matrix products were measured at, and collectives without an NVSwitch against its own hops. Each part lies below the
+lowest that a healthy machine was seen at; but for memcpy and PCIe it lies above what is left of the highest of the
+recorded ones after a fault of 30 %. So these limits find what is broken, and not what is a tenth slow. Where no part
+would be fair to every healthy machine there is no limit: collectives of few bytes.
 """
 
 import math
@@ -36,6 +36,11 @@ OPERATIONS = {"copy": MEMCPY, "triad": MEMORY, "copy and triad": math.sqrt(MEMCP
 HOST, HOST_PCIE_3 = 0.64, 0.55
 # Of the NVLinks between two GPUs. Recorded 0.83 to 0.88 (0.62); published from 0.68 (a gate for GB200).
 PAIR = 0.65
+# Of PCIe, between two GPUs without NVLinks, directly or through host memory. Published from 0.36 (2x RTX 2080 Ti behind
+# a switch, without peer access: Anthony-Hoo/Anthony-Hoo.github.io) over 0.62 (RTX PRO 6000, between sockets:
+# voipmonitor/rtx6kpro) and 0.64 (RTX 4090 without peer access: NVIDIA/nccl issue 814) to 0.90 (RTX PRO 6000). A driver
+# under which RTX 4090 reached each other and should not gave 0.31 (the same issue).
+PAIR_PCIE = 0.33
 # 16 bits. Recorded 0.61 to 0.67 (0.47); published from 0.51 (H100 NVL).
 PRODUCTS = 0.50
 # Of what the power limit allows, by the slowest healthy board: recorded 1.0 to 1.11 (0.77).
@@ -48,6 +53,16 @@ COLLECTIVES = {
     "all_reduce": 0.60, "all_gather": 0.57, "reduce_scatter": 0.57, "broadcast": 0.65, "reduce": 0.65,
     "all_to_all": 0.60, "gather": 0.62, "scatter": 0.62, "sendrecv": 0.62,
 }  # fmt: skip
+# Where not all of a ring is NVLinks: of its slowest hop or host link, all at once. NCCL moves data round the ring by
+# peer access or, hop by hop, through host memory, where each GPU writes and reads at once as when all copy both ways.
+# Which of the two depends on the model of the processor too, so the slower one decides. Published, of pairs both ways
+# or of host links one at a time, which are faster than all at once: all_reduce of 8x RTX PRO 6000 0.80 behind switches,
+# on two sockets 0.73 and, with the bandwidths that NCCL assumes of that processor, 0.43 (voipmonitor/rtx6kpro); of RTX
+# 5090 through host memory 0.55 (8) and 0.69 (4; NVIDIA/nccl issue 1639, tinygrad/open-gpu-kernel-modules issue 29).
+RING = 0.40
+# The same where GPUs send to others than the next one: of 8 GPUs on two sockets 16 flows cross where a ring has one.
+# Published of all to all 0.11 (8x RTX PRO 6000 on two sockets) to 0.44 (behind switches; the same source).
+EACH_TO_EACH, EACH = ("all_to_all", "gather", "scatter"), 0.10
 # ResNet-50, an image forward and backward at 224 pixels: operations; by recipe the precision of its products and the
 # bytes where all is fused that can be. Of the rate at which both would be done one after the other: recorded 0.47
 # (0.33) in TF32 and 0.73 (0.51) in fp16; published in TF32 from 0.44 (B200), in fp16, channels_last, from 0.73 (A100).
@@ -121,7 +136,7 @@ def _products(measurement: Measurement, topology: GpuTopology, measured: Sequenc
 
 def _pair(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
     if measurement.conditions.get("link") != "NVLink":
-        raise NoPeak("the way between GPUs is known over NVLink only")
+        return PAIR_PCIE, _lowest(map(peaks.host_link, peaks.gpus_of(measurement.values, topology)))
     position = {gpu.place: index for index, gpu in enumerate(topology.gpus)}
     ends = [[position[part] for part in where.parts if part in position] for where in measurement.values]
     if not all(len(pair) == 2 for pair in ends):
@@ -133,15 +148,62 @@ def _collective(measurement: Measurement, topology: GpuTopology, measured: Seque
     under, nbytes = measurement.conditions, measurement.conditions.get("bytes", 0)
     if "nodes" in under:
         return _of_all_nodes(measurement, topology, measured)
-    # Two GPUs with a bridge have one way, like those of a switch: a gate for H100 NVL is 0.69 (Azure).
-    if topology.fabric != "nvswitch" and (topology.fabric, len(topology.gpus)) != ("nvlink", 2):
-        raise NoPeak("collectives have no way that is known but an NVSwitch, or the NVLinks of two GPUs")
     if not isinstance(nbytes, int) or nbytes < GiB:
         raise NoPeak("below 1 GiB a collective is not at the speed of its links")
-    if (fraction := COLLECTIVES.get(str(under.get("collective")))) is None:
+    collective = str(under.get("collective"))
+    if (fraction := COLLECTIVES.get(collective)) is None:
         raise NoPeak("nobody knows this collective")
-    counts = [max(map(_links, row), default=0) for row in topology.links]
-    return fraction, _lowest(map(peaks.nvlinks, topology.gpus, counts))
+    # Two GPUs with a bridge have one way, like those of a switch: a gate for H100 NVL is 0.69 (Azure).
+    if topology.fabric == "nvswitch" or (topology.fabric, len(topology.gpus)) == ("nvlink", 2):
+        counts = [max(map(_links, row), default=0) for row in topology.links]
+        return fraction, _lowest(map(peaks.nvlinks, topology.gpus, counts))
+    if peak := _mesh(collective, topology, measured):
+        return fraction, peak
+    hops = [each for each in map(_hop, measured) if each and each.value > 0]
+    if not hops:
+        raise NoPeak(f"this run has not measured what it follows from ({METRICS['ring_bandwidth'].title})")
+    return (EACH if collective in EACH_TO_EACH else RING), _lowest(hops)
+
+
+def _hop(measurement: Measurement) -> Peak | None:
+    """The slowest hop, of figures in which all GPUs copy at once as in a ring: over PCIe, or through host memory."""
+    under = measurement.conditions
+    if measurement.metric == "ring_bandwidth" and under.get("link") not in ("NVLink", "host"):
+        way = f"over {under['link']}, with all hops of the ring at once"
+    elif measurement.metric == "host_bandwidth" and under.get("at_once") == "all" and "both" in str(under["direction"]):
+        way = f"{under['direction']}, with all GPUs at once"
+    else:
+        return None
+    at, value = measurement.worst
+    return Peak(value, "GB/s", f"the slowest hop, {at} {way}, as measured")
+
+
+def _mesh(collective: str, topology: GpuTopology, measured: Sequence[Measurement]) -> Peak | None:
+    """What NVLinks without a switch carry together, by what each pair of them reached in this run: rings of NCCL use
+    all links of a GPU; all_to_all and the like those to each other GPU alike; sendrecv those to one. None where some of
+    the data go over PCIe."""
+    n, rings = len(topology.gpus), ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
+    linked = [[link.startswith("NV") for link in row] for row in topology.links]
+    whole = all(linked[i][j] for i in range(n) for j in range(n) if i != j)
+    if not (_is_ring(linked, [0]) if collective in rings else whole):
+        return None
+    read = [each for each in measured if each.metric == "pair_bandwidth" and each.conditions.get("direction") == "read"]
+    rates = {at: rate for each in read if each.conditions.get("link") == "NVLink" for at, rate in each.values.items()}
+    if len(rates) < sum(map(sum, linked)) or not min(rates.values()) > 0:
+        raise NoPeak(f"this run has not measured what it follows from ({METRICS['pair_bandwidth'].title})")
+    if collective in rings:
+        of_gpu = [(sum(rates[at] for at in rates if at.parts[0] == gpu.place), gpu.place) for gpu in topology.gpus]
+        return Peak(min(of_gpu)[0], "GB/s", f"what all NVLinks of {min(of_gpu)[1]} read, as measured pair by pair")
+    at = min(rates, key=lambda pair: rates[pair])
+    others = n - 1 if collective in EACH_TO_EACH else 1
+    return Peak(others * rates[at], "GB/s", f"{others} x what {at} read, the slowest pair, as measured")
+
+
+def _is_ring(linked: Sequence[Sequence[bool]], path: list[int]) -> bool:
+    """Whether a way over all GPUs begins with this one and ends where it began, on NVLinks alone."""
+    if len(path) == len(linked):
+        return linked[path[-1]][path[0]]
+    return any(linked[path[-1]][to] and to not in path and _is_ring(linked, [*path, to]) for to in range(len(linked)))
 
 
 def _training(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
