@@ -239,6 +239,7 @@ def _limits(name: str) -> Iterator[str]:
         rows[", ".join(wording.words(told)) or "all"].append((model, limit))
     if rows:
         sense = {"min": "at least", "max": "at most"}[limits[0][1].sense]
+        sense += ", or (~) about what healthy machines reach" * any(limit.reference for _, limit in limits)
         lines = [f"| {under} | {_range(row)} |" for under, row in rows.items()]
         yield "\n".join([f"| measured under | {sense} |", "| --- | --- |", *lines])
 
@@ -246,7 +247,7 @@ def _limits(name: str) -> Iterator[str]:
 def _range(row: list[tuple[str, Limit]]) -> str:
     """The limits of some models: the lowest and the highest, and of how many models."""
     row = sorted(row, key=lambda item: item[1].value)
-    values = [wording.number(limit.value, 5) for _, limit in row]
+    values = ["~" * bool(limit.reference) + wording.number(limit.value, 5) for _, limit in row]
     models = [model for model, _ in row]
     low, high = f"{values[0]} ({models[0]})", f"{values[-1]} ({models[-1]})"
     if len(row) == 1:

@@ -57,7 +57,7 @@ def measured(board: Board, gigabytes: float, station: Station, level: str) -> tu
 def applies(profile: Profile, limit: Limit) -> bool:
     gigabytes = profile.facts.get("memory_gigabytes", 141)
     return any(
-        holds(limit, each, station[1])
+        holds(limit, each, station[1], str(limit.conditions.get("part", "")))
         for station in stations(profile, limit)
         for level in LEVELS
         for each in measured(board_of(profile), gigabytes, station, level)
