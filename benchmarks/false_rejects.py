@@ -114,8 +114,8 @@ def figures(board: str) -> list[Figure]:
             mean *= GPUS / 2
         places = tuple(eight_of(next(iter(measured.values))))
         whole = replace(measured, conditions=under, values=dict.fromkeys(places, mean), samples={}, gpu_states={})
-        limit = PROFILE.limit_for(whole, "nvswitch")
-        reference = getattr(limit, "reference", None)
+        limit = PROFILE.limit_for(whole, "nvswitch", board)
+        reference = limit.reference if limit else None
         of_board = str(limit.conditions.get("part", "")) if limit else ""
         machines = reference.machines if reference else 1
         mean = reference.value if reference else mean

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_gpufleet.commands.power import by_fault, by_measurement, of_1000, rejects
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.report.tables import Table
 from pytest_gpufleet.verdict import power
 from pytest_gpufleet.verdict.noise import REJECTED
@@ -13,7 +14,7 @@ PAGE = Path(__file__).parent / "power.md"
 COMMAND = "python docs/make_power.py"
 LEVEL, SHOWN = "standard", "h200"
 # Machines with another number of GPUs than 8.
-GPUS = {"gb200": 4, "gb300": 4, "gh200": 1, "gb10": 1, "vr200": 4}
+GPUS = {"gb200": 4, "gb300": 4, "gh200": 1, "gh200-144gb": 1, "gb10": 1, "vr200": 4}
 GIB = 1 << 30
 STEADY = ("all_reduce", "reduce", "all_to_all", "sendrecv")
 
@@ -93,11 +94,16 @@ def page() -> str:
     text = [INTRODUCTION, "", "## Aims", "", f"On 8 GPUs, profile {profiles[SHOWN].name}.", "", *aims(made), ""]
     text += ["What is found in recorded machines: [planted faults](planted-faults.md).", ""]
     text += [f"## Each measurement: {profiles[SHOWN].name}, 8 GPUs", "", *markdown(by_measurement(made, "")), ""]
-    for name, profile in profiles.items():
-        made = made_of(profile)
-        text += [f"## {profile.name}, {(gpus := GPUS.get(name, 8))} GPU{'s' * (gpus > 1)}", ""]
-        text += [*markdown(by_fault(made, "")), "", f"{rejects(made)[0].capitalize()}.", ""]
+    alike = grouped((tuple(of_profile(profile)), profile.name) for profile in profiles.values())
+    for lines, names in alike.items():
+        text += [f"## {', '.join(names)}", "", *lines, ""]
     return "\n".join([*text, f"## Observed\n\n{rejects(made)[-1].capitalize()}.\n"])
+
+
+def of_profile(profile: Profile) -> Iterator[str]:
+    made = made_of(profile)
+    yield f"On {GPUS.get(profile.path.stem, 8)} GPUs. {rejects(made)[0].capitalize()}."
+    yield from ("", *markdown(by_fault(made, "")))
 
 
 if __name__ == "__main__":
