@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from pytest_gpufleet import Fault, GpuTopology, MiB, Size, World, not_applicable
+from pytest_gpufleet import Fault, GiB, GpuTopology, MiB, Size, World, not_applicable
 from pytest_gpufleet.machine.nccl_log import NcclLog
 from pytest_gpufleet.probes.collectives import transport
 
@@ -16,7 +16,8 @@ pytestmark = [
     pytest.mark.needs(nodes=2),
 ]
 
-NBYTES = Size(256 * MiB, rehearsal=64)
+# As much of all_reduce as decides for NVLS; all_to_all takes every way there is.
+SIZES = {"all_reduce": Size(1 * GiB, rehearsal=64), "all_to_all": Size(64 * MiB, rehearsal=64)}
 
 
 def test_nccl_uses_the_network_adapters(
@@ -32,8 +33,7 @@ def test_nccl_uses_the_network_adapters(
     Look at /dev/infiniband and memlock of the container, at libibverbs and NCCL_IB_HCA, and at NCCL's log. What a
     variable asks for, like NCCL_IB_DISABLE=1, is a note. CPU ranks have no such log.
     """
-    nbytes = NBYTES.on(nccl_group)
-    seen = transport.transport(world, nccl_group, {name: [nbytes] for name in ("all_reduce", "all_to_all")})
+    seen = transport.transport(world, nccl_group, {name: [size.on(nccl_group)] for name, size in SIZES.items()})
     if not nccl_group.gpus:
         not_applicable("CPU ranks talk by Gloo, which has no transports to choose from")
     print(seen.log)

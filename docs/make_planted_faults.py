@@ -21,9 +21,11 @@ sys.path.append(str(ROOT))  # the tests have what was recorded, and what describ
 
 from pytest_gpufleet.machine.gpudirect import misplaced_adapters
 from pytest_gpufleet.machine.health import ClocksUnderLoad, held_clocks
+from pytest_gpufleet.machine.nccl_log import Beside, fallbacks
 from pytest_gpufleet.machine.network_ports import Port, mtu_between_nodes, subnets_between_nodes
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound
+from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.place import Where, gpu
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.run import resume
@@ -43,6 +45,7 @@ from tests.fleets import host_run
 from tests.machine import test_network_ports as network_tests
 from tests.machine.test_gpudirect import BY_TWO, ON_TWO_SOCKETS, machine as described
 from tests.machine.test_kernel_log import SEGFAULT
+from tests.machine.test_nccl_log import PORTS, TWO_NODES, cards, log
 from tests.machines import Change, recorded, set_gpu, set_gpus, set_host, set_machine, set_port, then
 from tests.planted import (
     FOUR,
@@ -89,6 +92,7 @@ from tests.world.fake_engine import FakeEngine, Hangs, world_of
 PAGE = ROOT / "docs" / "planted-faults.md"
 COMMAND = "python docs/make_planted_faults.py"
 
+FOUR_H200 = BOARDS[H200].machine(4)
 # What it takes to find what is not found yet.
 NOISE = "limits that know their noise"
 ALL = "gpu0 gpu1 gpu2 gpu3"
@@ -459,6 +463,11 @@ def acs_of(control: int) -> Named:
         return set.union(*(of(each.faults) for each in test_pcie.checked(here).values()))
 
 
+def nccl(name: str, topology: GpuTopology, at: Sequence[Where] = (), **beside: object) -> Named:
+    places = at or [each.place for each in topology.gpus]
+    return of(fallbacks(log(name), places, [Beside(**beside)] * len(places), topology)[0])
+
+
 HOST = [
     fact("3 of 4 GPUs are there", set_machine(count=3), "gpu_missing", "node"),
     fact("CPU governor powersave", set_host(cpu_governor="powersave"), "cpu_governor", "node",
@@ -496,6 +505,16 @@ HOST = [
         "adapters where their GPUs are", lambda: adapters(BY_TWO, BY_TWO)),
     Row("ACS between GPUs without NVLink", always("gpu0 gpu1", lambda: acs_of(0x1D)), "acs_between_gpus",
         "with address translation by the devices (DirectTrans+)", lambda: acs_of(0x5D)),
+    Row("NCCL sends by shared memory between two GPUs of an NVSwitch",
+        always("gpu1-gpu2 gpu2-gpu1", lambda: nccl("2.30.7-shm-of-one-pair", FOUR_H200)), "p2p_not_used",
+        "between cards at different sockets", lambda: nccl("2.21.5-shm", cards("NODE"))),
+    Row("NVLS fails, and NCCL goes on without it", always("node", lambda: nccl("2.28.9-nvls-failed", FOUR_H200)),
+        "nvls_not_used", "NCCL_NVLS_ENABLE=0",
+        lambda: nccl("2.28.9-nvls-failed", FOUR_H200, variables={"NCCL_NVLS_ENABLE": "0"})),
+    Row("NCCL sends by sockets between nodes with InfiniBand",
+        always("gpu0-node1/gpu0 node1/gpu0-gpu0", lambda: nccl("2.26.2-sockets", GpuTopology(), TWO_NODES,
+        ports=PORTS.ports)), "sockets_used",
+        "nodes without network adapters", lambda: nccl("2.26.2-sockets", GpuTopology(), TWO_NODES)),
     Row("a slow disk, where nobody says which folder is to be tested", [], "", later="it takes `--fleet-disk-folder`"),
 ]  # fmt: skip
 SUBJECTS = {

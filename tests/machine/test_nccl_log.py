@@ -12,7 +12,7 @@ from tests.boards import BOARDS, H200
 
 LOGS = Path(__file__).parent / "nccl_logs"
 PORTS = Beside(ports={"mlx5_0/1": 10_000})
-FOUR, NODES = [gpu(index) for index in range(4)], [gpu(0), gpu(0, 1)]
+FOUR, TWO_NODES = [gpu(index) for index in range(4)], [gpu(0), gpu(0, 1)]
 
 
 def log(name):
@@ -86,11 +86,11 @@ def cards(link, p2p=0):
         ("2.21.5-shm", cards("PIX"), Beside(), FOUR, {"p2p_not_used": 12}, {}),
         ("2.21.5-shm", cards("PIX", p2p=1), Beside(), FOUR, {}, {}),  # the driver does not let them, as GeForce's
         ("2.21.5-shm", cards("NODE"), Beside(), FOUR, {}, {}),  # too far apart for NCCL
-        ("2.26.2-sockets", H200.machine(1), PORTS, NODES, {"sockets_used": 2}, {}),
-        ("2.26.2-sockets", H200.machine(1), Beside(), NODES, {}, {}),
-        ("2.26.2-sockets", H200.machine(1), Beside({"NCCL_IB_DISABLE": "1"}, ports=PORTS.ports), NODES, {},
+        ("2.26.2-sockets", H200.machine(1), PORTS, TWO_NODES, {"sockets_used": 2}, {}),
+        ("2.26.2-sockets", H200.machine(1), Beside(), TWO_NODES, {}, {}),
+        ("2.26.2-sockets", H200.machine(1), Beside({"NCCL_IB_DISABLE": "1"}, ports=PORTS.ports), TWO_NODES, {},
          {"sockets_used": 2}),
-        ("2.26.2-plugins", H200.machine(1), PORTS, NODES, {}, {}),
+        ("2.26.2-plugins", H200.machine(1), PORTS, TWO_NODES, {}, {}),
         ("2.20.5-ib-gpudirect", H200.machine(2), PORTS, [gpu(0), gpu(1), gpu(0, 1), gpu(1, 1)], {}, {}),
     ],
 )  # fmt: skip

@@ -183,7 +183,7 @@ _CODES = (
          "libibverbs, NCCL_IB_HCA", ("performance",)),
     Code(177, "nvls_not_used", "setting", "CONFIG", "NCCL does not use NVLS, which GPUs and NVSwitches can",
          "Restart nvidia-fabricmanager of exactly the driver's version, then the machine; read NCCL's log "
-         "(NCCL_DEBUG=INFO, lines with NVLS)", ("performance",)),
+         "(NCCL_DEBUG=INFO, lines with NVLS)", ("performance", "process")),
     Code(178, "p2p_hangs", "setting", "CONFIG", "peer to peer does not work between two GPUs",
          "Turn IOMMU and ACS off (`iommu=pt`, `setpci`), and look at the fabric manager and at XIDs of both; if it "
          "stays, a GPU or what connects them is bad", ("performance", "process")),
