@@ -15,9 +15,10 @@ from pytest_gpufleet.verdict import power
 from pytest_gpufleet.verdict.judgement import comparisons
 from pytest_gpufleet.verdict.noise import REJECTED, Spread
 from pytest_gpufleet.verdict.power import Line, found, of_gpu, of_machine, rejected, size_found
-from pytest_gpufleet.verdict.profile import load
+from pytest_gpufleet.verdict.profile import for_gpu
 from tests.recorded.test_recorded import HERE, RUNS
 
+H200 = for_gpu("NVIDIA H200")
 MAKE_PAGE = Path(__file__).parents[2] / "docs" / "make_power.py"
 
 KNOWN = Spread(0.008, 0.01, within_df=10_000, between_df=10_000)  # as good as certain
@@ -53,11 +54,7 @@ def test_a_spread_of_few_machines_may_be_larger_and_no_probability_is_above_what
     assert found(unsure.at - unsure.seen, unsure) == pytest.approx(0.159, abs=0.001)
     assert found(unsure.at + unsure.most, unsure) == pytest.approx(0.841, abs=0.001)
     assert found(size_found(0.95, unsure), unsure) == pytest.approx(0.95)
-
-
-def test_without_noise_everything_beyond_the_line_is_found():
     assert [found(size, Line(0.01, 0, 0)) for size in (0.005, 0.02)] == [0, 1]
-    assert rejected(Line(0.01, 0, 0)) == 0
 
 
 def test_the_page_is_current():
@@ -72,35 +69,15 @@ def test_as_many_recorded_machines_as_it_says_are_rejected():
     assert sum(text.startswith("REJECTED") for text in today) == power.RECORDED_REJECTED
 
 
-REFERENCE = """
-name = "mine"
-extends = "H200"
-[[limit]]
-metric = "busbw"
-reference = 367
-machines = 3
-unit = "GB/s"
-grade = "calibrated"
-source = "mine"
-date = "2026-11-23"
-when = { collective = "all_reduce", bytes = "8 GiB", dtype = "float32", ranks = 8, nvls = false, fabric = "nvswitch" }
-"""
-
-
-def test_a_profile_has_the_comparisons_of_its_references_and_of_the_peers_on_its_machine(tmp_path):
-    path = tmp_path / "mine.toml"
-    path.write_text(REFERENCE, encoding="utf-8")
-    made = power.of_profile(load(path), 8, 1, "standard")
+def test_a_profile_makes_the_comparisons_of_its_references_and_of_peers():
+    made, count = power.of_profile(H200, 8, 1, "standard"), comparisons(shipped(), "standard", 8, 1)
     assert power.rejected_by_chance(made)[0] < REJECTED
-    mine = [each for each in made if dict(each.conditions).get("ranks") == 8 and each.held == "reference"]
-    known = load(path).spread_for(Measurement("busbw", {"world": 367.0}, dict(mine[0].conditions)), "nvswitch")
-    count = comparisons(shipped(), "standard", 8, 1)
-    line = of_machine(known.spread, 3, 1, count, known.matters)
-    assert astuple(mine[0].line) == pytest.approx(astuple(line))
-    (memory, *_) = power.showing("one memory", made)
-    assert (memory.held, memory.often) == ("peers", 8)
-    alone = power.of_profile(load(path), 1, 1, "standard")
-    assert not [each for each in alone if each.held == "peers" or dict(each.conditions).get("ranks") == 8]
+    all_reduce = next(each for each in made if {("collective", "all_reduce"), ("nvls", False)} <= set(each.conditions))
+    under = Measurement("busbw", {"world": 1.0}, dict(all_reduce.conditions))
+    known, limit = H200.spread_for(under, "nvswitch"), H200.limit_for(under, "nvswitch")
+    line = of_machine(known.spread, limit.reference.machines, 1, count, known.matters)
+    assert astuple(all_reduce.line) == pytest.approx(astuple(line))
+    assert {each.held for each in power.of_profile(H200, 1, 1, "standard")} == {"reference"}
 
 
 def test_the_command_prints_and_plots_a_profile_or_a_run_and_refuses_what_is_neither(tmp_path, capsys):
