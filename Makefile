@@ -5,7 +5,7 @@
 # make oldest   quick rehearsals with the oldest releases that pyproject.toml allows (not of torch and matplotlib: large)
 # make test     the project's own tests
 # make release  what a release needs beside: translations, generated pages, and packages that hold what they should
-# make hosts    faults of nodes, on hosts made of namespaces with Ray on them: as root, and with nothing else at work
+# make hosts    faults of nodes, on hosts made of namespaces, by srun's variables and by Ray: as root, and with nothing else at work
 # What is missing is installed first. TORCH=cpu at the first make takes torch without CUDA: a fifth of the disk.
 PYTHON ?= python3
 VENV   := .venv
@@ -45,7 +45,7 @@ release: $(READY)
 	$(BIN)/pytest tests/release.py $(ARGS)
 
 hosts: $(READY)
-	GPUFLEET_ALONE=1 $(BIN)/pytest tests/nodes/test_faults_of_nodes.py tests/nodes/test_slow_nodes.py $(ARGS)
+	GPUFLEET_ALONE=1 $(BIN)/pytest tests/nodes/test_faults_of_nodes.py tests/nodes/test_slow_nodes.py tests/nodes/test_ray_launcher.py $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

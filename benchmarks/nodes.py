@@ -17,7 +17,6 @@ import os
 import re
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -35,8 +34,8 @@ import pytest
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.suite import shipped
-from pytest_gpufleet.nodes import cluster, transport
-from pytest_gpufleet.nodes.agent_process import AgentProcess, AgentSettings, Frames
+from pytest_gpufleet.nodes import agent_process, cluster, transport
+from pytest_gpufleet.nodes.agent_process import AgentSettings, OwnAgents
 from pytest_gpufleet.plugin import report_files
 from pytest_gpufleet.plugin.keys import RUN
 from pytest_gpufleet.run import cluster_run, node_runs
@@ -124,24 +123,17 @@ def idle() -> None:
 # ---------------------------------------------------------------- the nodes that are not here
 
 
-def begin(settings: AgentSettings) -> AgentProcess:
-    """As agent_process.start does it, with a recorded machine."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, str(HERE / "recorded_agent.py"), str(theirs.fileno()), msgspec.json.encode(settings)],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-        )
-    return AgentProcess(process, Frames(ours))
+def command(settings: AgentSettings) -> list[str]:
+    """As agent_process.command, with a recorded machine."""
+    return [sys.executable, str(HERE / "recorded_agent.py"), msgspec.json.encode(settings).decode()]
 
 
-def transport_for(options: Options) -> transport.LocalTransport:
+def transport_for(options: Options) -> transport.Transport:
     settings = cluster_run.settings_for(options)
     assert isinstance(options.nodes, int)
-    names = [f"gf{number:04}" for number in range(options.nodes)]
-    return transport.LocalTransport([msgspec.structs.replace(settings, name=name) for name in names], begin)
+    agent_process.command = command
+    nodes = [msgspec.structs.replace(settings, name=f"gf{number:04}", index=number) for number in range(options.nodes)]
+    return transport.Transport(OwnAgents("local", "loopback", os.urandom(32), nodes), seconds=options.join)
 
 
 def sent_by_a_node() -> tuple[list[str], list[str]]:

@@ -63,7 +63,7 @@ class RecordedNode:
         return ExitStack()
 
 
-def main(descriptor: str, settings: str) -> None:
+def main(settings: str) -> None:
     name = msgspec.json.decode(settings, type=AgentSettings).name
 
     @contextmanager
@@ -73,7 +73,7 @@ def main(descriptor: str, settings: str) -> None:
     local_node.opened = opened  # type: ignore[assignment]
     host.serial = lambda: f"SN-{name}"
     os.environ[NAME] = name
-    agent.main(int(descriptor), settings)
+    agent.main(settings)
 
 
 if __name__ == "__main__":

@@ -44,8 +44,9 @@ LONGEST = (  # in seconds of the clock, which are not those of the cores: some w
     "run/test_hard_end.py",
     "acceptance/test_burn_in.py",
 )
-# Clusters of Ray, which takes a busy machine's silence for death: they have the machine to themselves (`make hosts`).
-ALONE = tuple(f"nodes/{name}" for name in ("test_faults_of_nodes.py", "test_slow_nodes.py"))
+# Hosts of namespaces, where a busy machine's silence is taken for death: they have the machine to themselves (`make
+# hosts`).
+ALONE = tuple(f"nodes/{name}" for name in ("test_faults_of_nodes.py", "test_slow_nodes.py", "test_ray_launcher.py"))
 REPORTS = "runs"  # not pytest-gpufleet's own default, so that a report in a wrong place shows
 SECONDS = 600  # far more than any run takes: a run that hangs must not hang the tests
 # Hundreds of processes that import the same modules: where no bytecode is kept, they compile most of the time.

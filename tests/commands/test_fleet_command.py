@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import cli
-from pytest_gpufleet.commands.fleet import read_hosts
 from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.model.hosts_file import read_hosts
 from pytest_gpufleet.safe_files import sha256
 from tests import runs
 
@@ -135,6 +135,7 @@ def test_the_terminal_names_verdict_and_hosts(reports: Path, capsys: pytest.Capt
         ("node-[001,003-005]", ["node-001", "node-003", "node-004", "node-005"]),
         ("r[1-2]n[09-10].example", ["r1n09.example", "r1n10.example", "r2n09.example", "r2n10.example"]),
         ("node-[9-11]", ["node-9", "node-10", "node-11"]),
+        ("a rack1\nn[1-2],b\track2\nc", ["a", "n1", "n2", "b", "c"]),
     ],
 )
 def test_hosts_are_read(tmp_path: Path, text: str, names: list[str]) -> None:
@@ -142,8 +143,26 @@ def test_hosts_are_read(tmp_path: Path, text: str, names: list[str]) -> None:
     assert list(read_hosts(tmp_path / "hosts")) == names
 
 
+def test_a_rack_may_stand_behind_hosts(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("a rack1\nn[1-2],b\track2\nc\n")
+    assert read_hosts(tmp_path / "hosts") == {"a": "rack1", "n1": "rack2", "n2": "rack2", "b": "rack2", "c": ""}
+
+
 @pytest.mark.parametrize(
-    "text", ["", "# none", "a b", "node-[", "node-[]", "node-[a-b]", "node-[5-3]", "n[1-999999999]", "node[1]]", "<b>"]
+    "text",
+    [
+        "",
+        "# none",
+        "a b c",
+        "a <b>",
+        "node-[",
+        "node-[]",
+        "node-[a-b]",
+        "node-[5-3]",
+        "n[1-999999999]",
+        "node[1]]",
+        "<b>",
+    ],
 )
 def test_what_names_no_host_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(Refused):

@@ -13,8 +13,10 @@ import pytest
 from pytest_gpufleet import KiB, expect_none
 
 TURN_SECONDS = 0.02
-# Folders that all hosts share: who is where, and where nobody may go on yet.
-AT, HELD = Path("at"), Path("held")
+# A folder that all hosts share has others in it: who is where, and where nobody may go on yet. Of Ray's variables an
+# agent has what its raylet has: there it is the parent of the folder in which the run was started.
+SHARED = Path(os.environ.get("STATIONS", ".."))
+AT, HELD = SHARED / "at", SHARED / "held"
 NBYTES, SEED = 512 * KiB, 16
 BETWEEN = pytest.mark.needs(nodes=2)
 
@@ -69,7 +71,7 @@ def test_later(nccl_group):
 
 @BETWEEN
 def test_last(nccl_group):
-    Path("who").write_text(" ".join(nccl_group.run(talk_at, "last")))
+    (SHARED / "who").write_text(" ".join(nccl_group.run(talk_at, "last")))
     assert nccl_group.run(lambda rank: added_up(1.0)) == [nccl_group.size] * nccl_group.size
 
 

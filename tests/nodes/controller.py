@@ -2,13 +2,14 @@
 
 import itertools
 import os
-import select
 import time
 from collections import deque
 from contextlib import contextmanager, suppress
 
+import msgspec
+
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.nodes import agent_process, messages
+from pytest_gpufleet.nodes import agent_process, messages, wire
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.world.engines import processes
 from tests.forked import is_nursery
@@ -17,19 +18,32 @@ PATIENCE = 300.0  # seconds: far more than anything here takes
 
 
 class Controller:
-    """`heard`: what has come and nobody has asked for yet."""
+    """`heard`: what has come and nobody has asked for yet. `process`: the agent. `lifeline`: the agent ends with it."""
 
-    def __init__(self, settings: AgentSettings, environment=None):
-        self.agent = agent_process.start(settings, environment)
+    def __init__(self, settings: AgentSettings, environment=None, lifeline: bool = True):
+        secret = os.urandom(wire.KEY_BYTES)
+        self.listener = wire.Listener(secret, "", "127.0.0.1", 0)
+        reached = msgspec.structs.replace(settings, head=f"127.0.0.1:{self.listener.port}", lifeline=lifeline)
+        self.process = agent_process.start(reached, secret, environment)
         self.heard: deque = deque()
+        self._lines: dict[bytes, wire.Line] = {}
         self._numbers = itertools.count()
+        self.dialled = self.hear(messages.DialIn)
 
     @property
     def pid(self) -> int:
-        return self.agent.process.pid
+        return self.process.pid
 
     def tell(self, message: messages.Message) -> None:
-        self.agent.connection.send(codec.packed(message))
+        self.send(codec.packed(message))
+
+    def send(self, message: bytes) -> None:
+        for line in self._lines.values():
+            line.send(message)
+
+    def let_go(self) -> None:
+        """As if this process had died."""
+        self.process.stdin.close()
 
     def hear(self, kind: type):
         """The next message of this kind; a Beat is sent while it is waited for. EOFError if the agent is gone."""
@@ -44,17 +58,19 @@ class Controller:
         raise AssertionError(f"no {kind.__name__}, but {list(self.heard)}")
 
     def take_in(self, timeout: float) -> None:
-        connection = self.agent.connection
-        select.select([connection], [connection] if connection.has_unsent else [], [], timeout)
-        connection.flush()
-        self.heard.extend(codec.unpacked(message, messages.FromAgent) for message in connection.receive())
+        if self.process.poll() is not None:
+            raise EOFError
+        self.listener.wait(timeout)
+        for name, frame, _ in self.listener.receive():
+            line = self._lines.setdefault(name, wire.Line(lambda frame, to=name: self.listener.send(to, frame)))
+            if (message := line.take(frame)) is not None:
+                self.heard.append(codec.unpacked(message, messages.FromAgent | messages.DialIn))
 
     def listen_until_its_end(self) -> None:
         """Without a word."""
         with suppress(EOFError):
             while True:
                 self.take_in(1.0)
-        self.agent.process.wait(PATIENCE)
 
     def ask(self, question: messages.Asked):
         """Its answer, as its type, or a Reply with trouble."""
@@ -66,14 +82,15 @@ class Controller:
 
 
 @contextmanager
-def controlled(settings: AgentSettings, environment=None):
+def controlled(settings: AgentSettings, environment=None, lifeline: bool = True):
     """An agent that has said Hello. Nothing that it has started is left when the block ends."""
-    controller = Controller(settings, environment)
+    controller = Controller(settings, environment, lifeline)
     try:
         yield controller
     finally:
-        controller.agent.connection.close()
-        controller.agent.process.wait(PATIENCE)
+        controller.let_go()
+        controller.process.wait(PATIENCE)
+        controller.listener.close()
 
 
 def started_by(controller: Controller) -> set[int]:

@@ -20,7 +20,6 @@ def hello(node: int = 0, **other: object) -> Hello:
         "package": "p",
         "suite": "s",
         "python": "3.12.3",
-        "transport": "fake",
         "interface": "eth0",
         "topology": GpuTopology(()),
         "present": (),
@@ -36,9 +35,10 @@ class FakeTransport:
 
     name = "fake"
     secured = "loopback"
+    own = missing = strangers = ()
 
     def __init__(self, nodes: int = 3, greeting: range | tuple[int, ...] | None = None, deaf: tuple[int, ...] = ()):
-        self.names = {node: f"gf{node}" for node in range(nodes)}
+        self.own = self.names = {node: f"gf{node}" for node in range(nodes)}
         self.sent: list[tuple[int, ToAgent]] = []
         self.now = 0.0
         self._deaf = deaf
@@ -57,7 +57,7 @@ class FakeTransport:
             self._happened += 1
         return self.names
 
-    def send(self, node: int, message: bytes, later: bool = False) -> None:
+    def send(self, node: int, message: bytes) -> None:
         self.sent.append((node, codec.unpacked(message, ToAgent)))
         if isinstance(self.sent[-1][1], End):
             self._ending = True

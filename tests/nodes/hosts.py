@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 TURN_SECONDS = 0.1  # a look at all processes takes 0.01 s
-# Of a host: its name, its own folders for Ray and for shared memory, its loopback.
+# Of a host: its name, its own folders for Ray and for shared memory, the names of all, its loopback.
 BEGIN = """
 mount --make-rprivate / && hostname {name} && mkdir -p /tmp/ray {own} && mount --bind {own} /tmp/ray \
-&& mount -t tmpfs tmpfs /dev/shm && ip link set lo up && echo ready && exec sleep infinity
+&& mount --bind {names} /etc/hosts && mount -t tmpfs tmpfs /dev/shm && ip link set lo up \
+&& echo ready && exec sleep infinity
 """
 SWITCH = "ip link set lo up && echo ready && exec sleep infinity"
 
@@ -138,6 +139,14 @@ class Host:
     def put_cable_back(self, rail: int = 0) -> None:
         _do(*self._at_switch("ip", "link", "set", self._port(rail), "up"))
 
+    def do_not_send_to(self, other: Host, ports: str = "") -> None:
+        """What this host sends to another one goes nowhere, or what it sends to these TCP ports. It hears all."""
+        where = ("to", other.addresses[0], *(("ipproto", "tcp", "dport", ports) if ports else ()))
+        self.do("ip", "rule", "add", *where, "priority", 100, "blackhole")
+
+    def send_again(self) -> None:
+        self.do("sh", "-c", "while ip rule del priority 100 2>/dev/null; do :; done")
+
     def put_over(self, folder: Path, other: Path) -> None:
         """Let this host alone find `other` where `folder` is."""
         self.do("mount", "--bind", other, folder)
@@ -172,9 +181,13 @@ def hosts(count: int, folder: Path, rails: int = 1) -> Iterator[list[Host]]:
             _do("nsenter", "-t", switch.pid, "-n", "ip", "link", "add", f"bridge{rail}", "type", "bridge")
             _do("nsenter", "-t", switch.pid, "-n", "ip", "link", "set", f"bridge{rail}", "up")
         made = []
+        names = folder / "hosts"
+        names.write_text("127.0.0.1 localhost\n" + "".join(f"10.99.0.{10 + each} gf{each}\n" for each in range(count)))
         for index in range(count):
             own = folder / f"gf{index}"
-            space = Namespace.begin(BEGIN.format(name=own.name, own=own), "-n", "-u", "-p", "-m", "--mount-proc")
+            space = Namespace.begin(
+                BEGIN.format(name=own.name, own=own, names=names), "-n", "-u", "-p", "-m", "--mount-proc"
+            )
             stack.callback(space.end)
             addresses = tuple(f"10.99.{rail}.{10 + index}" for rail in range(rails))
             made.append(Host(index, own.name, addresses, space, switch, own))

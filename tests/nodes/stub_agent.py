@@ -1,49 +1,55 @@
-"""An agent without GPUs, ranks or runs: it answers ranks' parcels by themselves, and has a child, as agents do."""
+"""Agents without GPUs, ranks or runs: they answer ranks' parcels by themselves."""
 
 import os
-import select
-import socket
 import subprocess
 import sys
 import time
 
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.nodes.agent_process import AgentProcess, AgentSettings, Frames
-from pytest_gpufleet.nodes.messages import Ask, Beat, End, Ending, Pulse, RankAnswered, Reply, Submit, ToAgent
+from pytest_gpufleet.nodes import wire
+from pytest_gpufleet.nodes.messages import Ask, Beat, DialIn, End, Ending, Pulse, RankAnswered, Reply, Submit, ToAgent
 from tests.nodes.fake_transport import hello
 
 
-def begin(settings: AgentSettings) -> AgentProcess:
-    """Instead of agent_process.start."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        boot = "import sys; sys.path[:] = sys.argv[2:]; from tests.nodes import stub_agent; stub_agent.main()"
-        process = subprocess.Popen(
-            [sys.executable, "-c", boot, str(theirs.fileno()), *sys.path], pass_fds=[theirs.fileno()]
-        )
-    return AgentProcess(process, Frames(ours))
+class Stubs:
+    """A transport.Starter."""
+
+    name, secured, secret = "stubs", "loopback", bytes(range(wire.KEY_BYTES))
+
+    def __init__(self, count: int) -> None:
+        self.own = range(count)
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, port: int) -> dict[int, str]:
+        boot = "import sys; sys.path[:] = sys.argv[3:]; from tests.nodes import stub_agent; stub_agent.main()"
+        for index in self.own:
+            command = [sys.executable, "-c", boot, str(index), str(port), *sys.path]
+            self.processes.append(subprocess.Popen(command))
+        return {index: f"gf{index}" for index in self.own}
+
+    def ended(self) -> dict[int, str]:
+        return {index: "it died" for index, process in enumerate(self.processes) if process.poll() is not None}
+
+    def close(self, timeout: float) -> dict[int, str]:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        return {}
 
 
 def main() -> None:
-    frames = Frames(socket.socket(fileno=int(sys.argv[1])))
+    index, port = map(int, sys.argv[1:3])
+    connection = wire.Dialled(Stubs.secret, "", f"127.0.0.1:{port}")
 
     def say(message: object) -> None:
-        frames.send(codec.packed(message))
-        while frames.has_unsent:
-            select.select([], [frames], [])
-            frames.flush()
+        connection.line.send(codec.packed(message))
 
-    child = subprocess.Popen(["sleep", "600"])
-    say(hello(pid=os.getpid(), host=str(child.pid)))
+    say(DialIn(f"gf{index}", index))
+    say(hello(pid=os.getpid(), host=f"gf{index}"))
     while True:
-        select.select([frames], [], [])
-        try:
-            parcels = frames.receive()
-        except EOFError:
-            child.kill()
-            sys.exit("its controller is gone")
-        for parcel in parcels:
-            match codec.unpacked(parcel, ToAgent):
+        connection.wait(1.0)
+        for message in connection.receive():
+            match codec.unpacked(message, ToAgent):
                 case Submit(ranks, parcel):
                     for rank in ranks:
                         say(RankAnswered(rank, parcel))
@@ -52,7 +58,6 @@ def main() -> None:
                 case Beat():
                     say(Pulse(clock=time.time()))
                 case End(why):
-                    child.kill()
-                    child.wait()
                     say(Ending(why))
+                    connection.close(5.0)
                     sys.exit()

@@ -63,10 +63,8 @@ def test_it_says_hello_first_and_then_that_it_is_there(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", Started)  # by a fresh Python
     (tmp_path / "test_own.py").write_text("")
     with controlled(settings(tmp_path, suite=("test_own.py",), name="gf7")) as agent:
-        while not agent.heard:
-            agent.take_in(1.0)
-        hello = agent.heard[0]
-        assert isinstance(hello, messages.Hello)
+        assert agent.dialled == messages.DialIn("gf7")
+        hello = agent.hear(messages.Hello)
         assert (hello.host, hello.pid, hello.interface) == ("gf7", agent.pid, "lo")
         assert hello.topology.absent == "--rehearse was given"
         assert agent.hear(messages.Pulse).clock <= agent.hear(messages.Pulse).clock
@@ -176,7 +174,7 @@ def test_its_own_run_is_told_while_it_goes_on_and_its_files_are_read_in_parts(ag
     (folder,) = tmp_path.glob("gpufleet-node-*")
     agent.tell(messages.End("the run is over"))
     assert agent.hear(messages.Ending).why
-    agent.agent.process.wait()
+    agent.process.wait()
     assert folder.exists()  # not all was read
 
 
@@ -231,14 +229,14 @@ def _is_sleep(pid):
     ("ends", "why"),
     [
         (lambda agent: agent.tell(messages.End("the run is over")), "the run is over"),
-        (lambda agent: agent.agent.connection.close(), "its controller is gone"),
+        (lambda agent: agent.let_go(), "its controller is gone"),
     ],
     ids=["it is told to end", "its controller is gone"],
 )
 def test_nothing_is_left_of_it_when(agent, tmp_path, ends, why):
     found, _ = everything(agent, tmp_path)
     ends(agent)
-    agent.agent.process.wait()
+    agent.process.wait()
     assert not [pid for pid in found if processes.look(pid)]
     (log,) = tmp_path.glob("gpufleet-node-*/agent.log")
     assert why in log.read_text()
@@ -277,9 +275,9 @@ def test_what_came_while_it_was_stopped_counts(tmp_path):
 def test_garbage_ends_it_with_what_it_was(tmp_path):
     with controlled(settings(tmp_path)) as agent:
         agent.hear(messages.Hello)
-        agent.agent.connection.send(b"no message at all")
+        agent.send(b"no message at all")
         assert "ValidationError" in agent.hear(messages.Ending).why or "DecodeError" in agent.hear(messages.Ending).why
-        assert agent.agent.process.wait() == 1
+        assert agent.process.wait() == 0
 
 
 def test_ranks_have_an_interface_each_and_as_many_open_files_as_there_can_be(tmp_path):

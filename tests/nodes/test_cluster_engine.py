@@ -10,10 +10,10 @@ import pytest
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.nodes import messages as say
-from pytest_gpufleet.nodes.agent_process import AgentSettings
+from pytest_gpufleet.nodes.agent_process import AgentSettings, OwnAgents
 from pytest_gpufleet.nodes.cluster import Cluster
 from pytest_gpufleet.nodes.cluster_engine import ClusterEngine
-from pytest_gpufleet.nodes.transport import Arrived, Gone, LocalTransport
+from pytest_gpufleet.nodes.transport import Arrived, Gone, Transport
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
 from pytest_gpufleet.world.failure import RankFailure
 from pytest_gpufleet.world.pool import Pool
@@ -31,8 +31,8 @@ class AnsweringTransport(FakeTransport):
         super().__init__(nodes)
         self.answers = answers
 
-    def send(self, node, message, later=False):
-        super().send(node, message, later)
+    def send(self, node, message):
+        super().send(node, message)
         told = self.sent[-1][1]
         if isinstance(told, say.Ask) and (kind := type(told.question).__name__) in self.answers:
             answer = self.answers[kind](node, told.question)
@@ -160,11 +160,11 @@ def agents(tmp_path_factory):
     """A cluster of two agents, whose ranks are started anew by each test that uses `world`."""
     settings = [
         AgentSettings(
-            str(tmp_path_factory.mktemp("run")), 2, keep_in=str(tmp_path_factory.getbasetemp()), name=f"gf{i}"
+            str(tmp_path_factory.mktemp("run")), 2, keep_in=str(tmp_path_factory.getbasetemp()), name=f"gf{i}", index=i
         )
         for i in range(2)
     ]
-    cluster = Cluster(LocalTransport(settings))
+    cluster = Cluster(Transport(OwnAgents("local", "loopback", bytes(32), settings)))
     cluster.start(LONG * 10)
     yield cluster
     assert cluster.close(LONG) == {}

@@ -7,7 +7,7 @@ import pytest
 
 from pytest_gpufleet.nodes import interfaces
 from pytest_gpufleet.nodes.interfaces import Interface
-from pytest_gpufleet.nodes.ranks_here import of_network, without_ray
+from pytest_gpufleet.nodes.ranks_here import of_network
 
 
 def has(address):
@@ -61,16 +61,3 @@ def test_ranks_talk_on_the_interface_of_their_node_unless_somebody_chose_others(
 
 def test_without_a_known_interface_nothing_is_chosen():
     assert of_network("", 0, {"GLOO_SOCKET_IFNAME": "eth1"}) == {}
-
-
-def test_what_ray_gave_is_removed_and_what_somebody_had_set_stays():
-    rays = {
-        "OMP_NUM_THREADS": "1",
-        "RAY_JOB_ID": "01",
-        "CUDA_VISIBLE_DEVICES": "0,1",
-        "PATH": "/bin",
-        "NCCL_DEBUG": "INFO",
-    }
-    kept = {"PATH": "/bin", "NCCL_DEBUG": "INFO"}
-    assert without_ray(rays, {"PATH": "/bin"}) == kept
-    assert without_ray(rays, {"OMP_NUM_THREADS": "1", "RAY_JOB_ID": "01"}) == {**kept, "OMP_NUM_THREADS": "1"}

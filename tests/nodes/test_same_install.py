@@ -11,7 +11,7 @@ from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.messages import Greeting
 from tests.nodes.fake_transport import hello
 
-OWN = Greeting(host="head", version="1", package="p", suite="s", python="3.12.3", transport="fake")
+OWN = Greeting(host="head", version="1", package="p", suite="s", python="3.12.3")
 
 
 def test_nodes_with_the_same_installation_are_welcome_whatever_else_differs():
@@ -23,7 +23,6 @@ def test_nodes_with_the_same_installation_are_welcome_whatever_else_differs():
     ("other", "told"),
     [
         ({"python": "3.12.4"}, "gf1: Python 3.12.4."),
-        ({"transport": "ray 2.59.0"}, "gf1: ray 2.59.0."),
         ({"package": "q"}, "gf1: other files of pytest-gpufleet."),
         ({"package": "q", "version": "2"}, "gf1: pytest-gpufleet 2."),
         ({"suite": "t", "python": "3.13.0"}, "gf1: Python 3.13.0, other checks, conftest"),
@@ -45,11 +44,11 @@ def test_nodes_that_differ_in_the_same_way_are_named_together():
 
 def test_a_node_whose_hello_cannot_be_read_is_named_by_its_greeting():
     with pytest.raises(Refused, match=r"gf1: pytest-gpufleet 0\.9"):
-        same_install.refuse_others(OWN, {"gf1": Greeting("gf1", "0.9", "q", "s", "3.12.3", "fake")})
+        same_install.refuse_others(OWN, {"gf1": Greeting("gf1", "0.9", "q", "s", "3.12.3")})
 
 
 def test_what_this_process_has_is_of_its_package_and_of_the_suite(folder):
-    own = same_install.own(AgentSettings(str(folder), suite=("checks",)), "local")
+    own = same_install.own(AgentSettings(str(folder), suite=("checks",)))
     assert (own.package, own.suite) == (code(), same_install.suite(folder, ["checks"]))
     assert len(own.package) == 64
 
@@ -94,8 +93,3 @@ def test_files_that_pytest_looks_at_make_the_suite(folder, suite, change, anothe
 def test_where_the_folder_of_the_run_is_not_there_is_no_suite(folder):
     assert same_install.suite(folder / "none", []) == ""
     assert same_install.suite(folder, []) != ""
-
-
-def test_each_node_says_which_version_carries_its_messages(monkeypatch):
-    monkeypatch.setattr(same_install, "version", {"ray": "2.59.0"}.__getitem__)
-    assert [same_install.transport(name) for name in ("local", "ray")] == ["local", "ray 2.59.0"]

@@ -6,9 +6,7 @@ import pytest
 
 from pytest_gpufleet.model.place import Place
 from tests.nodes.hosts import hosts, possible
-from tests.nodes.ray_on_hosts import RayCluster
-
-pytest.importorskip("ray", reason="Ray is not installed")
+from tests.nodes.rehearsals import Srun
 
 # Slower than what processes of one machine reach, however busy it is: else its processors would be measured.
 MEGABITS, SLOW_MEGABITS = 100, 20
@@ -16,25 +14,24 @@ RAILS = (0, 1)
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+def srun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Srun]:
     """Four hosts with a network for each of the two ranks that each has."""
     if why := possible():
         pytest.skip(why)
     folder = tmp_path_factory.mktemp("hosts")
     with hosts(4, folder, rails=len(RAILS)) as made:
-        cluster = RayCluster(made, folder)
-        cluster.start(made, {host.name: {"GLOO_SOCKET_IFNAME": "rail0,rail1"} for host in made})
         for host in made:
             for rail in RAILS:
                 host.slow(MEGABITS, rail)
-        yield cluster
+        yield Srun(made, folder)
 
 
-def test_a_slow_rail_and_a_slow_node_are_named(cluster: RayCluster) -> None:
-    _, second, third, _ = cluster.hosts
+def test_a_slow_rail_and_a_slow_node_are_named(srun: Srun) -> None:
+    _, second, third, _ = srun.hosts
     third.slow(SLOW_MEGABITS, rail=1)
-    run = cluster.rehearse("then", "rails", "pairs", held=["pairs"])
-    run.at("pairs", *cluster.hosts, ranks=2)
+    of_host = {host.name: {"GLOO_SOCKET_IFNAME": "rail0,rail1"} for host in srun.hosts}
+    run = srun.rehearse("then", "rails", "pairs", held=["pairs"], of_host=of_host)
+    run.at("pairs", *srun.hosts, ranks=2)
     third.slow(MEGABITS, rail=1)
     for rail in RAILS:
         second.slow(SLOW_MEGABITS, rail)

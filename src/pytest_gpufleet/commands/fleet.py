@@ -2,12 +2,11 @@
 
 import argparse
 import json
-import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_gpufleet.commands import command, verify
 from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.model.hosts_file import read_hosts
 from pytest_gpufleet.model.language import LANGUAGES, in_language
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
@@ -16,55 +15,12 @@ from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun, Unusable, between, kept
 from pytest_gpufleet.verdict.reading import read
 
-NAME = re.compile(r"[A-Za-z0-9._-]+")
-RANGES = re.compile(r"\[([^\[\]]*)\]")
-RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
-MOST_HOSTS = 100_000
-
-
-def read_hosts(path: Path) -> tuple[str, ...]:
-    """The names of the hosts, each once, in their order. Refused if it cannot be read or a line is no name.
-
-    A line is a name, with ranges in brackets as Slurm writes them: `node-[001,003-007]`. What stands behind # is not
-    read.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refused(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    hosts: dict[str, None] = {}
-    for number, line in enumerate(lines, 1):
-        for name in _names(line.partition("#")[0].strip(), f"{path}, line {number}"):
-            hosts[name] = None
-            if len(hosts) > MOST_HOSTS:
-                raise Refused(f"{path}, line {number}: these are more than {MOST_HOSTS:,} hosts")
-    if not hosts:
-        raise Refused(f"{path} names no host")
-    return tuple(hosts)
-
-
-def _names(text: str, where: str) -> Iterator[str]:
-    ranges = RANGES.search(text)
-    if ranges is None:
-        if text and not NAME.fullmatch(text):
-            raise Refused(f"{where}: {text!r} is no name of a host")
-        if text:
-            yield text
-        return
-    for each in ranges[1].split(","):
-        found = RANGE.fullmatch(each.strip())
-        if found is None or int(found[2] or found[1]) < int(found[1]):
-            raise Refused(f"{where}: {each.strip()!r} is no range of numbers like 003-007")
-        for number in range(int(found[1]), int(found[2] or found[1]) + 1):
-            digits = f"{number:0{len(found[1])}}"  # as many as the first number has
-            yield from _names(text[: ranges.start()] + digits + text[ranges.end() :], where)
-
 
 def _run(given: argparse.Namespace) -> int:
     from pytest_gpufleet.report.terminal.summary_lines import fleet_lines
 
     command.check_output(given.output, [given.expect], new=True)
-    expected = read_hosts(given.expect) if given.expect else None
+    expected = tuple(read_hosts(given.expect)) if given.expect else None
     found = _Found()
     once = {folder.path.resolve(): folder for folder in given.folders if not folder.path.is_file()}
     for folder in once.values():

@@ -128,7 +128,7 @@ Count = Annotated[int, Meta(ge=0, le=10**15)]
 T = TypeVar("T")
 OfNodes = Annotated[list[T], Meta(min_length=1)]
 VerdictWord = Literal["ACCEPTED", "REJECTED", "INCOMPLETE", "REHEARSAL"]
-Secured = Literal["token", "loopback", "insecure"]
+Secured = Literal["secret", "token", "loopback", "insecure"]
 NO_NETWORK = "none"  # what --fleet-network says where nothing is asked of it
 Network = Annotated[str, Meta(pattern=rf"^({NO_NETWORK}|[0-9]+([.][0-9]+)?)?$")]
 Sum = Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]  # SHA-256; "" of what is not there
@@ -279,8 +279,8 @@ class RunHeader(Event, frozen=True, tag="run"):
     `used`: --fleet-used said that the hardware is not new.
     `code`: SHA-256 over the files of pytest-gpufleet.
 
-    Of a run on many nodes: `nodes_wanted` is what --nodes asked for (0: whatever is there), `transport` what carries
-    messages ("local", or "ray" with its version), `secured` how the cluster keeps strangers out, and `interfaces` those
+    Of a run on many nodes: `nodes_wanted` is what --nodes asked for (0: whatever is there), `transport` what has
+    started them ("local", "srun", "ray" ...), `secured` what keeps strangers out, and `interfaces` those
     that the ranks of each node use, in the order of `nodes`. A run on its own machine has no transport."""
 
     schema: int = SCHEMA

@@ -6,11 +6,9 @@ that its controller is not.
 
 import os
 import queue
-import select
 import selectors
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -24,14 +22,14 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from pytest_gpufleet.machine.host import own_name
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.nodes import interfaces, messages as say, own_node, ranks_here, suite_process
-from pytest_gpufleet.nodes.agent_process import AgentSettings, Frames
+from pytest_gpufleet.nodes import interfaces, messages as say, own_node, ranks_here, suite_process, wire
+from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.own_node import OwnNode
 from pytest_gpufleet.nodes.ranks_here import RanksHere
 from pytest_gpufleet.nodes.suite_process import SuiteProcess
 from pytest_gpufleet.world.engines import processes, rank_files
-from pytest_gpufleet.world.engines.channel import Garbled
 from pytest_gpufleet.world.engines.local import LocalEngine
 
 
@@ -74,37 +72,44 @@ class Aside:
 
 
 PULSE_SECONDS = 1.0
+LONGEST_TURN_SECONDS = 2 * PULSE_SECONDS
 SUITE_SECONDS = 0.2  # between two looks at what its own run has written
 KILL_SECONDS = 5.0  # for all that was started here to be gone
-TURN_SECONDS = 0.02  # between two looks at whether its last message was taken
 FAREWELL_SECONDS = 1.0  # for its last message to be taken
+REFUSED_SECONDS = 45.0  # of connections that are closed at once: the head may be at its begin, or at its end
 PREFIX, LOG = "gpufleet-node-", "agent.log"
 KEPT_SECONDS = 24 * 3600.0  # the folder of an agent that was killed: it says why, and what its node had done by then
 # One thread each: the driver may keep for ever who asks for the state of a GPU, and ranks must be killed all the same.
 NODE, RANKS = "node", "ranks"
 
 
-def main(descriptor: int, settings: str) -> NoReturn:
-    """The whole life of the process."""
+def main(settings: str) -> NoReturn:
+    """The whole life of the process. It ends with 0 however it ends: of a run on many nodes the head alone has a
+    verdict, and launchers take the highest status for that of all."""
     del sys.argv[1:]
-    connection = Frames(socket.socket(fileno=descriptor))
-    status = 1
+    given = msgspec.json.decode(settings, type=AgentSettings)
+    terminal = os.dup(2)
+    connection, why = None, ""
     try:
-        given = msgspec.json.decode(settings, type=AgentSettings)
+        connection = wire.Dialled(os.read(0, wire.KEY_BYTES), given.run, given.head)
         base = given.keep_in or tempfile.gettempdir()
         rank_files.sweep(PREFIX, [base], KEPT_SECONDS)
         folder, _ = rank_files.make(PREFIX, base)  # held until this process ends
         _write_to(folder / LOG)
         _settle_in(given)
-        Agent(given, connection, folder).live()
-        status = 0
+        why = Agent(given, connection, folder).live()
     except BaseException as error:
         traceback.print_exc()
-        connection.send(codec.packed(say.Ending(f"{type(error).__name__}: {error}")))
+        why = f"{type(error).__name__}: {error}"
+        if connection is not None:
+            connection.line.send(codec.packed(say.Ending(why)))
     finally:
         processes.end(lambda: processes.descendants(os.getpid()), KILL_SECONDS)
-        _farewell(connection)
-        os._exit(status)  # a thread may be stuck in the driver
+        if why and not given.lifeline:
+            os.write(terminal, f"gpufleet: {given.name or own_name()}: this node's agent has ended: {why}\n".encode())
+        if connection is not None:
+            connection.close(FAREWELL_SECONDS)
+        os._exit(0)  # a thread may be stuck in the driver
 
 
 def _write_to(log: Path) -> None:
@@ -117,28 +122,16 @@ def _write_to(log: Path) -> None:
 def _settle_in(settings: AgentSettings) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes.adopt()
-    before = ranks_here.before_ray()
-    if before is not None:
-        kept = ranks_here.without_ray(os.environ, before)
-        os.environ.clear()
-        os.environ.update(kept)
     with suppress(OSError):  # its Hello says that there is no such folder
         os.chdir(settings.run_folder)
     sys.path.insert(0, settings.run_folder)
-
-
-def _farewell(connection: Frames) -> None:
-    until = time.monotonic() + FAREWELL_SECONDS
-    while connection.has_unsent and time.monotonic() < until:
-        select.select([], [connection], [], TURN_SECONDS)
-        connection.flush()
 
 
 class Agent:
     """`folder`: where its log and the reports of its own run are. It is removed when the controller ends the agent and
     has read all files."""
 
-    def __init__(self, settings: AgentSettings, connection: Frames, folder: Path) -> None:
+    def __init__(self, settings: AgentSettings, connection: wire.Dialled, folder: Path) -> None:
         self._settings = settings
         self._connection = connection
         self._folder = folder
@@ -150,9 +143,13 @@ class Agent:
         self._for_ranks: deque[Callable[[], None]] = deque()  # in their order
         self._suite: SuiteProcess | None = None
         self._read: set[str] = set()  # files of its own run, to their ends
-        self._heard = time.monotonic()
+        self._began = self._looked = time.monotonic()
+        self._silent = 0.0  # seconds that it has listened for the head in vain
+        self._joined = False
+        self._connected: float | None = None  # since when, without a word of the head
         self._pulse_due = float("inf")
         self._why = ""  # it ends
+        self._as_planned = False  # it ends with the run
         self._told: dict[type[say.Message], Callable[[Any], None]] = {
             say.Beat: lambda message: None,
             say.StartRanks: lambda message: self._for_ranks.append(lambda: self._start(message.specs)),
@@ -172,8 +169,9 @@ class Agent:
             say.KillRanks: lambda question: self._ranks.kill(question.timeout),
         }
 
-    def live(self) -> None:
-        """Until it is told to end, or there is nobody who could tell it."""
+    def live(self) -> str:
+        """Until it is told to end, or there is nobody who could tell it: why it ends before the run does, if so."""
+        self._send(say.DialIn(self._settings.name or own_name(), self._settings.index))
         self._aside.do(NODE, self._open, self._greet)
         while not self._why:
             self._turn()
@@ -181,18 +179,20 @@ class Agent:
         if self._aside.idle(RANKS):
             self._ranks.kill(KILL_SECONDS)
         self._send(say.Ending(self._why))
+        return "" if self._as_planned else self._why
 
     # ------------------------------------------------------------ the loop
 
     def _turn(self) -> None:
         with selectors.PollSelector() as selector:
-            writing = selectors.EVENT_WRITE if self._connection.has_unsent else 0
-            selector.register(self._connection, selectors.EVENT_READ | writing)
+            for descriptor in (*self._connection.filenos(), *([0] if self._settings.lifeline else [])):
+                selector.register(descriptor, selectors.EVENT_READ)
             selector.register(self._aside, selectors.EVENT_READ)
             if self._aside.idle(RANKS):
                 self._ranks.watch(selector)
-            selector.select(self._seconds_to_wait())
-        self._connection.flush()
+            ready = selector.select(0.0 if self._connection.has_news else self._seconds_to_wait())
+        if any(key.fd == 0 for key, _ in ready):
+            self._why = "its controller is gone"
         self._hear()
         self._aside.take_in()
         while self._for_ranks and self._aside.idle(RANKS):
@@ -209,31 +209,41 @@ class Agent:
 
     def _seconds_to_wait(self) -> float:
         now = time.monotonic()
-        until_alone = self._heard + self._settings.alone_seconds - now
         running = self._suite is not None and not self._suite.over
-        return max(0.0, min(self._pulse_due - now, until_alone, SUITE_SECONDS if running else PULSE_SECONDS))
+        return max(0.0, min(self._pulse_due - now, SUITE_SECONDS if running else PULSE_SECONDS))
 
     def _hear(self) -> None:
-        """Whatever has come counts before its absence does: this process may have been stopped."""
+        """Of the time between two looks no more counts as silence than it waits: this process may have been stopped,
+        and its connection has to be made again then."""
         now = time.monotonic()
-        try:
-            messages = self._connection.receive()
-        except EOFError:
-            self._why = "its controller is gone"
-            return
-        except Garbled as garbled:
-            self._why = str(garbled)
-            return
+        self._silent += min(now - self._looked, LONGEST_TURN_SECONDS)
+        self._looked = now
+        messages = self._connection.receive()
         if messages:
-            self._heard = now
+            self._silent, self._joined = 0.0, True
         for packed in messages:
             message = codec.unpacked(packed, say.ToAgent)
             self._told[type(message)](message)
-        if now - self._heard > self._settings.alone_seconds:
+        if not self._joined:
+            self._why = self._why or self._not_joined(now)
+        elif self._silent > self._settings.alone_seconds:
             self._why = f"nothing was heard of its controller for {self._settings.alone_seconds:g} s"
 
+    def _not_joined(self, now: float) -> str:
+        """Why it gives up to dial in; "" if it goes on. A head that is not there yet may come up."""
+        head = self._settings.head
+        if self._connection.was_connected and self._connected is None:
+            self._connected = now
+        if self._connected is not None and now - self._connected > REFUSED_SECONDS:
+            if self._connection.was_refused:
+                return f"the head at {head} has another secret than this node, or makes another run"
+            return f"what listens at {head} does not answer as the head of a run"
+        if self._connected is None and now - self._began > self._settings.join_seconds:
+            return f"nothing listens at {head}, the head of the run, or it cannot be reached from here"
+        return ""
+
     def _send(self, message: say.Message) -> None:
-        self._connection.send(codec.packed(message))
+        self._connection.line.send(codec.packed(message))
 
     def _pulse(self) -> None:
         self._pulse_due = time.monotonic() + PULSE_SECONDS
@@ -261,7 +271,7 @@ class Agent:
         self._of_node(lambda node: node.watch())
 
     def _end(self, message: say.End) -> None:
-        self._why = f"it was told to: {message.why}"
+        self._why, self._as_planned = f"it was told to: {message.why}", message.why == say.OVER
         folder = self._suite.folder if self._suite else None
         if folder is None or suite_process.sizes(folder).keys() <= self._read:
             shutil.rmtree(self._folder, ignore_errors=True)

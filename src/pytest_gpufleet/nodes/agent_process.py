@@ -1,84 +1,125 @@
-"""How the agent of a node is started: a process of its own, with one end of a socket pair."""
+"""How the agent of a node is started: as a process of its own, or in the place of this one."""
 
-import socket
-import struct
+import os
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
 
 import msgspec
 
-from pytest_gpufleet.world.engines.channel import UnblockedEnd
-
-# Whole messages over a stream socket, of which neither side ever waits for the other.
-#
-# A frame is a mark, the length of the message in 8 bytes, and the message.
-
-MARK = b"gpfl"
-HEADER = struct.Struct("!4sQ")
-MOST_BYTES = 4 << 30  # of a message
-
-
-class Frames(UnblockedEnd):
-    """One end of a connection."""
-
-    def __init__(self, end: socket.socket) -> None:
-        super().__init__(end, HEADER, (MARK,), MOST_BYTES)
-
-    def send(self, message: bytes) -> None:
-        self._unsent += HEADER.pack(MARK, len(message))  # by itself: a message may be large, and is copied once
-        super().send(message)
-
+from pytest_gpufleet.model.events import Secured
+from pytest_gpufleet.world.engines import processes
 
 # The sys.path of whoever starts it first: the package may be importable by that alone.
-BOOT = (
-    "import sys; sys.path[:] = sys.argv[3:]; "
-    "from pytest_gpufleet.nodes import agent; agent.main(int(sys.argv[1]), sys.argv[2])"
-)
+BOOT = "import sys; sys.path[:] = sys.argv[2:]; from pytest_gpufleet.nodes import agent; agent.main(sys.argv[1])"
+KILL_SECONDS = 2.0  # of the time to close
+TURN_SECONDS = 0.005  # between two looks at what is still alive
 
 
 class AgentSettings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an agent is told before anything else.
+    """What an agent knows before anything else; the secret comes by its standard input.
 
     `rehearse`: so many CPU ranks; else `gpus` of the node's GPUs, None for all. `run_folder`: where the run was
     started; the agent and its ranks work there. `keep_in`: where it makes the folder of its node, "" for that of
-    temporary files. `towards`: the controller's address, by which the node's own address and interface are found;
-    loopback if all nodes are on one machine. `transport`: "local" or "ray". `suite`: files and folders that decide what
-    is checked, for their hash. `likely`: modules that ranks will need, imported while the node waits for others.
-    `name`: instead of the host's own. `alone_seconds`: without a Beat for so long, it ends.
+    temporary files. `head`: where it dials in, "HOST:PORT", and `run` what its launcher calls this run. `towards`: an
+    address by which the node's own address and interface are found; loopback if all nodes are on one machine. `index`:
+    its number as the launcher counts, None if nobody has given it one. `suite`: files and folders that decide what is
+    checked, for their hash. `likely`: modules that ranks will need, imported while the node waits for others. `name`:
+    instead of the host's own. `join_seconds`: so long it tries to reach the head. `alone_seconds`: without a Beat for
+    so long, it ends. `lifeline`: it ends when its standard input does.
     """
 
     run_folder: str
     rehearse: int | None = None
     gpus: int | None = None
     keep_in: str = ""
+    head: str = ""
+    run: str = ""
     towards: str = "127.0.0.1"
-    transport: str = "local"
+    index: int | None = None
     suite: tuple[str, ...] = ()
     likely: tuple[str, ...] = ()
     name: str = ""
+    join_seconds: float = 120.0
     alone_seconds: float = 30.0
+    lifeline: bool = False
 
 
-@dataclass(frozen=True)
-class AgentProcess:
-    """`connection` carries messages.ToAgent there and messages.FromAgent back, packed."""
-
-    process: subprocess.Popen[bytes]
-    connection: Frames
-
-
-def start(settings: AgentSettings, environment: Mapping[str, str] | None = None) -> AgentProcess:
-    """Does not wait for it to say Hello. `environment`: this process's own if None. OSError if it does not start."""
-    ours, theirs = socket.socketpair()
+def command(settings: AgentSettings) -> list[str]:
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, *flags, "-c", BOOT, str(theirs.fileno()), msgspec.json.encode(settings), *sys.path],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            env=environment,
-            start_new_session=True,  # signals of the terminal are for the controller
-        )
-    return AgentProcess(process, Frames(ours))
+    return [sys.executable, *flags, "-c", BOOT, msgspec.json.encode(settings).decode(), *sys.path]
+
+
+def start(
+    settings: AgentSettings, secret: bytes, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Does not wait for it to dial in. `environment`: this process's own if None. OSError if it does not start."""
+    return with_secret(command(settings), secret, env=environment)
+
+
+def with_secret(command: Sequence[str], secret: bytes, **how: Any) -> subprocess.Popen[bytes]:
+    """A process that gets the secret by its standard input, which ends when this process does. `how`: as Popen has
+    it."""
+    # Signals of the terminal are for the controller.
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, **how)
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # it has ended already
+        process.stdin.write(secret)
+        process.stdin.flush()
+    return process
+
+
+def become(settings: AgentSettings, secret: bytes) -> NoReturn:
+    """This process is the agent from here on, with its number, its standard error and its launcher."""
+    reading, writing = os.pipe()
+    os.write(writing, secret)
+    os.close(writing)
+    os.dup2(reading, 0)
+    sys.stdout.flush()
+    arguments = command(settings)
+    os.execv(arguments[0], arguments)
+
+
+class OwnAgents:
+    """Agents that are processes of this machine, each of which ends with this process. By the numbers in `settings`."""
+
+    def __init__(self, name: str, secured: Secured, secret: bytes, settings: Sequence[AgentSettings]) -> None:
+        self.name, self.secured, self.secret = name, secured, secret
+        self._settings = {each.index or 0: each for each in settings}
+        self.own = tuple(self._settings)
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, port: int) -> Mapping[int, str]:
+        """The names of those that were started. They dial in at this port of this machine."""
+        for index, settings in self._settings.items():
+            reached = msgspec.structs.replace(settings, head=f"127.0.0.1:{port}", lifeline=True)
+            self._processes[index] = start(reached, self.secret)
+        return {index: settings.name for index, settings in self._settings.items()}
+
+    def ended(self) -> dict[int, str]:
+        """How each ended of which nothing is left, as it goes on where "node 3 is lost" ends."""
+        found = {index: process.poll() for index, process in self._processes.items()}
+        return {
+            index: f"its agent died {processes.exit_summary(end)}" for index, end in found.items() if end is not None
+        }
+
+    def close(self, timeout: float) -> dict[int, str]:
+        """End all of them, by force at the end of that time. Those that cannot be ended, and why."""
+        until = time.monotonic() + timeout
+        for process in self._processes.values():
+            assert process.stdin is not None
+            process.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic() - KILL_SECONDS))
+        started: set[int] = set()
+        for process in self._processes.values():
+            if process.poll() is None:
+                started |= {*processes.descendants(process.pid), process.pid}
+        processes.kill(started)
+        while any(map(processes.look, started)) and time.monotonic() < until:
+            time.sleep(TURN_SECONDS)
+        left = {index: process.pid for index, process in self._processes.items() if process.poll() is None}
+        return {index: f"process {pid} {processes.trouble(pid)}".rstrip() for index, pid in left.items()}

@@ -61,12 +61,12 @@ class Lost:
 
 
 BEAT_SECONDS = 1.0
-# A cable that is put back after 5 s costs nothing. Ray 2.60 itself, as it is set, needs 64 s to see that one is out.
+# A cable that is put back after 5 s costs nothing.
 LOST_AFTER_SECONDS = 10.0
 JOIN_SECONDS = 1.0  # for what the thread does beside waiting
 FENCE_SECONDS = 5.0  # for the ranks of a node that is back or left out to be killed
 BEAT = codec.packed(say.Beat())
-OF_THE_FENCED = (say.Reply, say.CheckEnded, say.SuiteEnded)  # all that is heard of what they tell
+OF_THE_FENCED = (say.Reply, say.CheckEnded, say.SuiteEnded, say.Ending)  # all that is heard of what they tell
 
 T = TypeVar("T")
 
@@ -124,7 +124,7 @@ class Cluster:
             say.CheckEnded: lambda node, news: self._suite_news.append((node, news)),
             say.SuiteEnded: lambda node, news: self._suite_news.append((node, news)),
             say.Reply: self._reply,
-            say.Ending: lambda node, ending: self._lose(node, f"its agent ended: {ending.why}"),
+            say.Ending: self._ended,
         }
 
     def start(self, timeout: float) -> None:
@@ -229,13 +229,15 @@ class Cluster:
         with self._changed:
             self._closing = True
             for node in self.names.keys() - self._gone:
-                self.transport.send(node, codec.packed(say.End("the run is over")))
+                self.transport.send(node, codec.packed(say.End(say.OVER)))
             if self._thread.is_alive():
                 self._changed.wait_for(lambda: not self._listening, timeout / 2)
             self._over = True
         if self._thread.is_alive():
             self._thread.join(self._beat_seconds + JOIN_SECONDS)
-        return self.transport.close(max(0.0, until - time.monotonic()))
+        unknown = self.names.keys() - self._gone - {*self.transport.own}
+        left = self.transport.close(max(0.0, until - time.monotonic()))
+        return {**dict.fromkeys(unknown, "nothing is heard of it"), **left}
 
     # ------------------------------------------------------------ the thread
 
@@ -266,7 +268,7 @@ class Cluster:
                 self._lose(node, f"nothing was heard of it for {self._presence.silence(node):.0f} s")
             expected = self._listening
         for node in expected:
-            self.transport.send(node, BEAT, later=True)
+            self.transport.send(node, BEAT)
         self._next_beat = self._clock() + self._beat_seconds
 
     def _take_in(self, event: Arrived | Gone) -> None:
@@ -300,6 +302,10 @@ class Cluster:
         self.pulses = {**self.pulses, node: pulse}
         ahead = max(self.clocks_ahead.get(node, float("-inf")), pulse.clock - time.time())
         self.clocks_ahead = {**self.clocks_ahead, node: ahead}
+
+    def _ended(self, node: int, ending: say.Ending) -> None:
+        self._gone.add(node)
+        self._lose(node, f"its agent ended: {ending.why}")
 
     def _fence(self, node: int) -> None:
         self._fenced.add(node)

@@ -39,8 +39,11 @@ class Submit(Message, frozen=True, tag="submit"):
     parcel: bytes
 
 
+OVER = "the run is over"
+
+
 class End(Message, frozen=True, tag="end"):
-    """Kill the ranks, free the GPUs, and end. `why`: for the agent's log."""
+    """Kill the ranks, free the GPUs, and end. `why`: for the agent's log, and if it is not OVER for its user."""
 
     why: str = ""
 
@@ -125,8 +128,15 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
 # ---------------------------------------------------------------- from the agent
 
 
+class DialIn(Message, frozen=True, tag="dial in"):
+    """The first message of an agent, of whatever version: who it is. See AgentSettings."""
+
+    name: str
+    index: int | None = None
+
+
 class Hello(Message, frozen=True, tag="hello"):
-    """The first message of an agent. `package` and `suite`: SHA-256 over what is installed there.
+    """What an agent has found on its node. `package` and `suite`: SHA-256 over what is installed there.
     `interface`: by which this node reaches the controller, "" if none has its address. `topology`: of the GPUs that the
     run is to use. `machine`: the facts of the host (Node.host)."""
 
@@ -137,7 +147,6 @@ class Hello(Message, frozen=True, tag="hello"):
     package: str
     suite: str
     python: str
-    transport: str  # "local", or "ray" with its version
     interface: str
     topology: GpuTopology
     present: tuple[str, ...]
@@ -156,7 +165,6 @@ class Greeting(msgspec.Struct, frozen=True, tag_field="is", tag="hello"):
     package: str = ""
     suite: str = ""
     python: str = ""
-    transport: str = ""
 
 
 class Pulse(Message, frozen=True, tag="pulse"):

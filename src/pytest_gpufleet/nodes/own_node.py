@@ -51,7 +51,7 @@ class OwnNode:
         }
 
     def hello(self, settings: AgentSettings, reached: Interface, pid: int) -> say.Hello:
-        own = same_install.own(settings, same_install.transport(settings.transport))
+        own = same_install.own(settings)
         return say.Hello(
             **msgspec.structs.asdict(own),
             serial=host.serial(),

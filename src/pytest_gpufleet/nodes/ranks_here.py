@@ -1,47 +1,16 @@
 """The ranks of a run that are on this node. All others know them by their numbers among the ranks of all nodes, the
 engine by their places among those here."""
 
-import os
 import pickle
 import resource
 import selectors
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 from pytest_gpufleet.nodes.messages import RankAnswered, RankDied
 from pytest_gpufleet.world.call import RankSpec, nothing
 from pytest_gpufleet.world.engines.local import LocalEngine
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
-
-RAYLET = "raylet"  # the process of Ray on each node, from which all of its workers come
-# What Ray gives its workers (seen in 2.60): OMP_NUM_THREADS=1 slows all that a rank computes on its CPU, and the rest
-# is of the worker alone.
-GIVEN_BY_RAY = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PYTHONBREAKPOINT", "PYTHONUNBUFFERED", "SPT_NOENV")
-
-
-def without_ray(environment: Mapping[str, str], before_ray: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process that Ray has started, without what is Ray's. `before_ray`: what somebody had set on
-    this node before Ray came to it, which stays."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if not name.startswith("RAY_") and (name not in GIVEN_BY_RAY or name in before_ray)
-    }
-
-
-def before_ray() -> dict[str, str] | None:
-    """The environment of the raylet that this process comes from; None if it comes from none, or may not see it."""
-    pid = os.getppid()
-    try:
-        while pid > 1:
-            if Path(f"/proc/{pid}/comm").read_text().strip() == RAYLET:
-                entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                return dict(os.fsdecode(entry).split("=", 1) for entry in entries if b"=" in entry)
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, ValueError):
-        pass
-    return None
 
 
 def of_network(interface: str, local_index: int, environment: Mapping[str, str]) -> dict[str, str]:

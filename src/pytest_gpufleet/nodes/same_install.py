@@ -4,7 +4,6 @@ something else under the same name. What is measured (torch, CUDA, NCCL, driver)
 import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import version
 from pathlib import Path
 
 from pytest_gpufleet import __version__
@@ -34,11 +33,6 @@ def _conftest_files(folder: Path, place: Path) -> Iterator[Path]:
             yield from parent.glob("conftest.py")
 
 
-def transport(name: str) -> str:
-    """What carries messages, with the version of it that is here where it is a package: "local", "ray 2.60.0"."""
-    return name if name == "local" else f"{name} {version(name)}"
-
-
 def _python_files(folder: Path) -> Iterator[Path]:
     """Not those of hidden folders, into which pytest does not look either: an environment may be in one."""
     for parent, folders, names in os.walk(folder):
@@ -49,7 +43,6 @@ def _python_files(folder: Path) -> Iterator[Path]:
 # What has to be the same, and how it is told where it is not.
 PARTS = {
     "python": "Python {}",
-    "transport": "{}",
     "version": "pytest-gpufleet {}",
     "package": "other files of pytest-gpufleet",
     "suite": "other checks, conftest, ini file or limits",
@@ -57,7 +50,7 @@ PARTS = {
 NO_FOLDER = "the folder in which this run was started is not there, or closed"
 
 
-def own(settings: AgentSettings, transport: str) -> Greeting:
+def own(settings: AgentSettings) -> Greeting:
     """Of this process: a node, or the controller, which the nodes are held against."""
     return Greeting(
         host=settings.name or own_name(),
@@ -65,7 +58,6 @@ def own(settings: AgentSettings, transport: str) -> Greeting:
         package=code(),
         suite=suite(Path(settings.run_folder), settings.suite),
         python=platform.python_version(),
-        transport=transport,
     )
 
 

@@ -1,20 +1,22 @@
-"""What carries messages between the controller and the agents of all nodes."""
+"""The head's end of all nodes: where agents dial in, and what carries messages to and from them."""
 
 import os
-import selectors
-import subprocess
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import Secured
-from pytest_gpufleet.nodes import agent_process
-from pytest_gpufleet.nodes.agent_process import AgentProcess, AgentSettings
-from pytest_gpufleet.world.engines import processes
-from pytest_gpufleet.world.engines.channel import Garbled
+from pytest_gpufleet.nodes import messages as say
+from pytest_gpufleet.nodes.wire import Line, Listener
+from pytest_gpufleet.verdict.fleet.host_runs import expected_as, natural
+
+BEAT = codec.packed(say.Beat())
+BEAT_SECONDS = 1.0
+TOO_LATE = codec.packed(say.End("the run has begun without it"))
 
 
 @dataclass(frozen=True)
@@ -27,135 +29,202 @@ class Arrived:
 
 @dataclass(frozen=True)
 class Gone:
-    """Nothing comes from this node any more, and nothing goes there: its agent has ended, or what carries messages says
-    so. `why` goes on where "node 3 is lost" ends: ": its agent died by SIGKILL"."""
+    """Nothing comes from this node any more, and nothing goes there: its agent has ended. `why` goes on where "node 3
+    is lost" ends: ": its agent died by SIGKILL"."""
 
     node: int
     why: str
 
 
-class Transport(Protocol):
-    """Starts an agent on each node and carries messages, each once and in their order. It judges no silence: presence
-    and deadlines are the controller's. Any thread may send; one receives."""
+class Starter(Protocol):
+    """Who starts agents: all of them, or that of this host, where a launcher starts the others. By their index."""
 
-    name: str  # "local", or "ray" with its version
-    secured: Secured  # how it keeps strangers out, once it has started
+    name: str  # "local", "srun", "ray 2.60.0" ...
+    secured: Secured
+    secret: bytes
+
+    @property
+    def own(self) -> Collection[int]:
+        """Those whose end is seen here."""
+
+    def start(self, port: int) -> Mapping[int, str]:
+        """The names of those that were started. Refused if there is nothing to start agents on."""
+
+    def ended(self) -> dict[int, str]:
+        """How each ended of which that is seen here."""
+
+    def close(self, timeout: float) -> dict[int, str]:
+        """End those that can be ended from here, by force after `timeout` seconds. Who is left, and why."""
+
+
+@dataclass(frozen=True)
+class _Agent:
+    """One that has dialled in: by which name ZeroMQ knows it, "" if it has not yet, and from where."""
+
+    wire_name: bytes
+    index: int | None
+    name: str
+    address: str
+
+
+class Transport:
+    """Carries messages, each once and in their order. It judges no silence: presence and deadlines are the
+    controller's. Any thread may send; one receives.
+
+    `wanted`: so many nodes are waited for, for `seconds`; None: for as many as `starter` starts. `expected`: names of
+    hosts, in the order in which nodes without an index are numbered. `port`, `run`: see wire.Listener.
+    """
+
+    def __init__(
+        self,
+        starter: Starter,
+        wanted: int | None = None,
+        seconds: float = 120.0,
+        expected: Sequence[str] = (),
+        address: str = "127.0.0.1",
+        port: int = 0,
+        run: str = "",
+    ) -> None:
+        self.name = starter.name
+        self.secured: Secured = starter.secured
+        self.missing: tuple[str, ...] = ()  # who was waited for in vain, as far as anybody knows their names
+        self.strangers: tuple[str, ...] = ()  # addresses of those with another secret
+        self.own: Mapping[int, int | None] = {}  # nodes whose agents `starter` sees, with their index
+        self._starter, self._wanted, self._seconds, self._expected = starter, wanted, seconds, expected
+        self._where = (run, address, port)
+        self._listener: Listener | None = None
+        self._agents: dict[bytes, _Agent] = {}
+        self._lines: dict[bytes, Line] = {}
+        self._nodes: dict[bytes, int] = {}
+        self._wire_names: dict[int, bytes] = {}
+        self._early: list[Arrived] = []  # what came before all were there
+        self._gone: set[int] = set()
+        self._unsent: deque[tuple[int, bytes]] = deque()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    # ------------------------------------------------------------ the beginning
 
     def start(self) -> Mapping[int, str]:
-        """Start an agent on every node, without waiting for it to say Hello. The nodes by number, with their names.
-        Refused if there is nothing to start agents on."""
+        """Have agents started and wait until they have dialled in. The nodes by number, with their names."""
+        listener = self._listener = Listener(self._starter.secret, *self._where)
+        listener.wake_by(self._bell)
+        started = self._starter.start(listener.port)
+        self.name, self.secured = self._starter.name, self._starter.secured  # known by now
+        wanted = self._wanted or len(started)
+        until, early = time.monotonic() + self._seconds, []
+        while len(self._agents.keys()) < wanted and time.monotonic() < until:
+            if set(self._starter.ended()) & started.keys() and len(started) == wanted:
+                break
+            listener.wait(BEAT_SECONDS)
+            early += self._take_in()
+            for line in self._lines.values():
+                line.send(BEAT)
+        names = self._number(started)
+        self._early = [Arrived(self._nodes[wire_name], message) for wire_name, message in early]
+        if len(self._agents) < wanted:
+            self._note_who_is_missing(wanted)
+        return names
 
-    def send(self, node: int, message: bytes, later: bool = False) -> None:
-        """Never blocks for long and never raises: that a node is gone shows in `receive`. `later`: it may wait for a
-        second, if it is cheaper to carry it with something else; messages that follow may not overtake it."""
+    def _number(self, started: Mapping[int, str]) -> dict[int, str]:
+        """By index; those without one as they are expected, and by name."""
+        there = {agent.index for agent in self._agents.values()}
+        agents = [*self._agents.values()]
+        agents += [_Agent(b"", index, name, "") for index, name in started.items() if index not in there]
+        place = {name: number for number, name in enumerate(self._expected)}
+
+        def key(agent: _Agent) -> tuple[object, ...]:
+            known = place.get(expected_as(agent.name, self._expected) or "", len(place))
+            return (agent.index is None, agent.index or 0, known, natural(agent.name))
+
+        agents.sort(key=key)
+        self._nodes = {agent.wire_name: node for node, agent in enumerate(agents) if agent.wire_name}
+        self._wire_names = {node: wire_name for wire_name, node in self._nodes.items()}
+        self.own = {node: agent.index for node, agent in enumerate(agents) if agent.index in self._starter.own}
+        return dict(enumerate(_names(agents)))
+
+    def _note_who_is_missing(self, wanted: int) -> None:
+        assert self._listener is not None
+        agents = self._agents.values()
+        known = {expected_as(agent.name, self._expected) for agent in agents}
+        indexes = {agent.index for agent in agents}
+        self.missing = tuple(name for name in self._expected if name not in known)
+        if not self._expected and None not in indexes:
+            self.missing = tuple(f"task {index}" for index in range(wanted) if index not in indexes)
+        self.strangers = tuple(sorted(self._listener.strangers({agent.address for agent in agents})))
+
+    def _take_in(self) -> list[tuple[bytes, bytes]]:
+        """The messages that have come, with who sent them; those that dial in are noted."""
+        assert self._listener is not None
+        found = []
+        for wire_name, frame, address in self._listener.receive():
+            line = self._lines.get(wire_name)
+            if line is None:
+                line = Line(lambda frame, to=wire_name: self._listener.send(to, frame))  # type: ignore[misc]
+            message = line.take(frame)
+            if message is None:
+                continue
+            if wire_name in self._lines:
+                found.append((wire_name, message))
+            else:
+                self._dialled(wire_name, line, message, address)
+        return found
+
+    def _dialled(self, wire_name: bytes, line: Line, message: bytes, address: str) -> None:
+        with suppress(ValueError):  # else it is no agent
+            who = codec.unpacked(message, say.DialIn)
+            doubled = who.index is not None and any(agent.index == who.index for agent in self._agents.values())
+            if self._nodes or doubled:
+                line.send(TOO_LATE)
+                return
+            self._lines[wire_name] = line
+            self._agents[wire_name] = _Agent(wire_name, who.index, who.name, address)
+            line.send(BEAT)
+
+    # ------------------------------------------------------------ messages
+
+    def send(self, node: int, message: bytes) -> None:
+        """Never blocks and never raises: that a node is gone shows in `receive`, or in its silence."""
+        self._unsent.append((node, message))
+        with suppress(BlockingIOError):  # it is awake by then
+            os.eventfd_write(self._bell, 1)
 
     def receive(self, timeout: float) -> list[Arrived | Gone]:
         """What has come from any node, as soon as anything has; [] after `timeout` seconds. Gone is told once."""
-
-    def close(self, timeout: float) -> dict[int, str]:
-        """End all agents, by force after `timeout` seconds. Those of which nobody knows whether they ended, and why."""
-
-
-EXIT_SECONDS = 0.2  # the connection of a dying process closes a moment before its exit status is there
-KILL_SECONDS = 2.0  # of the time to close
-TURN_SECONDS = 0.005  # between two looks at what is still alive
-
-
-class LocalTransport:
-    """An agent for each of these settings, with one end of a socket pair, which is its lifeline too: an agent whose
-    controller is gone reads the end of it. `begin` starts one."""
-
-    name = "local"
-    secured: Secured = "loopback"  # nothing listens anywhere
-
-    def __init__(
-        self, agents: Sequence[AgentSettings], begin: Callable[[AgentSettings], AgentProcess] = agent_process.start
-    ) -> None:
-        self._settings = agents
-        self._begin = begin
-        self._agents: dict[int, AgentProcess] = {}
-        self._closed: set[int] = set()
-        self._sending = threading.Lock()  # of all connections' sending halves, and of the selector
-        self._selector = selectors.DefaultSelector()
-        self._woken, self._wake = os.pipe()
-        os.set_blocking(self._wake, False)
-        self._selector.register(self._woken, selectors.EVENT_READ)
-
-    def start(self) -> Mapping[int, str]:
-        for node, settings in enumerate(self._settings):
-            agent = self._agents[node] = self._begin(settings)
-            self._selector.register(agent.connection, selectors.EVENT_READ, node)
-        return {node: settings.name or f"node {node}" for node, settings in enumerate(self._settings)}
-
-    def send(self, node: int, message: bytes, later: bool = False) -> None:
-        with self._sending:
-            if node in self._closed or node not in self._agents:
-                return
-            connection = self._agents[node].connection
-            waiting = connection.has_unsent
-            connection.send(message)
-            if connection.has_unsent and not waiting:
-                self._selector.modify(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, node)
-                with suppress(BlockingIOError):  # it is awake by then
-                    os.write(self._wake, b".")
-
-    def receive(self, timeout: float) -> list[Arrived | Gone]:
-        events: list[Arrived | Gone] = []
-        for key, ready in self._selector.select(max(0.0, timeout)):
-            if key.fd == self._woken:
-                os.read(self._woken, 4096)
-                continue
-            if ready & selectors.EVENT_WRITE:
-                self._flush(key.data)
-            if ready & selectors.EVENT_READ:
-                events += self._read(key.data)
+        assert self._listener is not None
+        if not self._early and not self._unsent:
+            self._listener.wait(timeout)
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+        while self._unsent:
+            node, message = self._unsent.popleft()
+            if node in self._wire_names:
+                self._lines[self._wire_names[node]].send(message)
+        ended = self._starter.ended()
+        events: list[Arrived | Gone] = [*self._early]
+        self._early = []
+        events += [Arrived(self._nodes[wire_name], message) for wire_name, message in self._take_in()]
+        for node in self.own.keys() - self._gone:
+            if (index := self.own[node]) in ended:
+                self._gone.add(node)
+                events.append(Gone(node, ended[index]))
         return events
 
-    def _flush(self, node: int) -> None:
-        with self._sending:
-            connection = self._agents[node].connection
-            connection.flush()
-            if not connection.has_unsent:
-                self._selector.modify(connection, selectors.EVENT_READ, node)
-
-    def _read(self, node: int) -> list[Arrived | Gone]:
-        agent = self._agents[node]
-        try:
-            return [Arrived(node, message) for message in agent.connection.receive()]
-        except EOFError:
-            why = _how_it_ended(agent.process)
-        except Garbled as garbled:
-            why = str(garbled)
-        with self._sending:
-            if node in self._closed:  # by another thread
-                return []
-            self._closed.add(node)
-            self._selector.unregister(agent.connection)
-            agent.connection.close()
-        return [Gone(node, why)]
-
     def close(self, timeout: float) -> dict[int, str]:
-        until = time.monotonic() + timeout
-        for agent in self._agents.values():
-            with suppress(subprocess.TimeoutExpired):
-                agent.process.wait(max(0.0, until - time.monotonic() - KILL_SECONDS))
-        started: set[int] = set()
-        for agent in self._agents.values():
-            if agent.process.poll() is None:
-                started |= {*processes.descendants(agent.process.pid), agent.process.pid}
-        processes.kill(started)
-        while any(map(processes.look, started)) and time.monotonic() < until:
-            time.sleep(TURN_SECONDS)
-        with self._sending:
-            for node in self._agents.keys() - self._closed:
-                self._closed.add(node)
-                self._agents[node].connection.close()
-        left = {node: agent.process.pid for node, agent in self._agents.items() if agent.process.poll() is None}
-        return {node: f"process {pid} {processes.trouble(pid)}".rstrip() for node, pid in left.items()}
+        """Those of its own agents that could not be ended, and why."""
+        left = self._starter.close(timeout)
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+            os.close(self._bell)
+        return {node: left[index] for node, index in self.own.items() if index is not None and index in left}
 
 
-def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
-    try:
-        return f"its agent died {processes.exit_summary(process.wait(EXIT_SECONDS))}"
-    except subprocess.TimeoutExpired:
-        return "its agent closed its connection and lives on"
+def _names(agents: Sequence[_Agent]) -> list[str]:
+    """Where several hosts have one name, with what tells them apart."""
+    hosts = Counter(agent.name for agent in agents)
+    places = Counter((agent.name, agent.address) for agent in agents)
+    return [
+        agent.name if hosts[agent.name] == 1
+        else f"{agent.name} ({agent.address if places[agent.name, agent.address] == 1 else number})"
+        for number, agent in enumerate(agents, 1)
+    ]  # fmt: skip

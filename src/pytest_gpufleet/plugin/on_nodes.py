@@ -20,7 +20,8 @@ from pytest_gpufleet.run.settings import Options
 # With which arguments pytest runs on each node: those of this run, but for what is about all of them, and where files
 # of this machine go.
 WITH_A_VALUE = (
-    "--nodes", "--gpus", "--fleet-address", "--fleet-dir", "--fleet-keep", "--fleet-deadline", "--fleet-resume",
+    "--nodes", "--gpus", "--fleet-address", "--fleet-head", "--fleet-index", "--fleet-secret-file", "--fleet-join",
+    "--fleet-dir", "--fleet-keep", "--fleet-deadline", "--fleet-resume",
     "--fleet-prometheus", "--html", "--junitxml", "--junit-xml", "--basetemp", "--pastebin", "--log-file",
     "--report-log",
 )  # fmt: skip

@@ -3,10 +3,10 @@ there are is in run/settings."""
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -19,40 +19,6 @@ from pytest_gpufleet.model.levels import BURN_IN_SECONDS
 from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.run import settings
 from pytest_gpufleet.run.settings import OPTIONS, Option, Options
-
-# The launcher, the variable with the number of processes it has started on this node, and that of all.
-# Open MPI: docs.open-mpi.org, "Environment variables that Open MPI sets". MPICH and Intel MPI: Hydra.
-COUNTING = (
-    ("mpirun", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"),
-    ("mpirun", "MPI_LOCALNRANKS", "PMI_SIZE"),
-)
-# docs.pytorch.org/docs/stable/elastic/run.html. All of them: schedulers of training jobs set the first two for
-# a process a node.
-OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-
-
-def started_by(environment: Mapping[str, str], nodes: bool) -> str:
-    """The launcher that has started this process as one of several of which each would make the same run; "" if there
-    is none. `nodes`: the run is one of many nodes, of which a whole cluster has one.
-
-    One task a node is as it should be: each makes a run of its node alone, or, by `ray symmetric-run`, the head's is
-    the only one.
-    """
-    if all(name in environment for name in OF_TORCHRUN):
-        return "torchrun"
-    for launcher, here, everywhere in COUNTING:
-        if _count(environment.get(everywhere if nodes else here)) > 1 or _count(environment.get(here)) > 1:
-            return launcher
-    # Not SLURM_NTASKS_PER_NODE: a batch script has it too, whatever it starts. "8(x16)" or "8(x2),4": man srun.
-    tasks = re.sub(r"\(x\d+\)", "", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    if any(_count(each) > 1 for each in tasks.split(",")) or _count(environment.get("SLURM_LOCALID")) > 0:
-        return "srun"
-    return ""
-
-
-def _count(text: str | None) -> int:
-    return int(text) if text and text.isascii() and text.isdigit() else 0
-
 
 # Of the ResNet checks of the acceptance suite, as addoption takes them.
 _NUMBER = {"type": settings.whole_number, "metavar": "N"}
@@ -172,11 +138,11 @@ def _contradictions(given: Mapping[str, Any]) -> Iterator[str]:
     """What does not go together on the command line."""
     if given["gpus"] not in (None, "auto") and given["rehearse"]:
         yield "--gpus N and --gpus all run on GPUs, --rehearse on CPUs: give one of them"
-    for name, flag in (("address", "--fleet-address"), ("insecure", "--fleet-insecure")):
+    for name in ("address", "insecure", "head", "index"):
         if given[name] is not None and given["nodes"] is None:
-            yield f"{flag} is about many nodes: say how many, --nodes N or --nodes all"
-    if given["rehearse"] and given["nodes"] == "all" and given["address"] is None:
-        yield "--nodes all is for a Ray cluster; a rehearsal of this machine has --nodes N"
+            yield f"{OPTIONS[name].flag} is about many nodes: say how many, --nodes N or --nodes all"
+    if given["head"] is not None and given["address"] is not None:
+        yield "--fleet-head is where nodes dial in, --fleet-address a Ray cluster that starts them: give one of them"
     if given["burn_in"] and given["level"] not in (None, "burnin"):
         yield f"--fleet-burn-in is part of level burnin, but --fleet-level {given['level']} was given"
 
@@ -186,7 +152,11 @@ def _obstacles(options: Options) -> Iterator[str]:
     if sys.flags.optimize:
         yield "python -O and PYTHONOPTIMIZE leave out assertions, so no check could fail: unset it"
     yield settings.lacking()
-    if launcher := started_by(os.environ, options.nodes is not None):
+    if options.nodes is not None and find_spec("zmq") is None:
+        yield f"--nodes needs pyzmq: {sys.executable} -m pip install 'pytest-gpufleet[nodes]'"
+    from pytest_gpufleet.nodes.launchers import starts_several
+
+    if launcher := starts_several(os.environ):
         yield (
             f"{launcher} starts pytest several times, and each would take the same GPUs: start it once a node with "
             "--gpus, or once with --nodes; it starts a process for each GPU itself"

@@ -74,6 +74,11 @@ STUCK = "the machine did not tell what GPUs it has before the deadline: look at 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     asked = options.from_config(config)
+    if asked.nodes is not None and asked.makes_a_run and SUPERVISED not in config.stash:
+        from pytest_gpufleet.run.cluster_run import take_part
+
+        with options.refusals():
+            take_part(asked)
     if asked.deadline is None or not asked.makes_a_run or SUPERVISED in config.stash:
         return None
 

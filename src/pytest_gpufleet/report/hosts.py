@@ -204,6 +204,7 @@ def _fault(fault: Fault, hosts: Sequence[HostRun]) -> dict[str, Any]:
 MOST_SAID = 6  # of a node, by checks between them
 FIGURES = ("limit_missed", "slower_than_peers")
 SECURED = {
+    "secret": "which nobody reads or sends without the secret of the run",
     "token": "which nobody reads or sends without the cluster's token",
     "loopback": "which never leave this machine",
     "insecure": "INSECURE: whoever reaches the cluster can run programs on its nodes",

@@ -4,6 +4,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,13 +15,15 @@ from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound, NodeLeftOut, NodeLost, RunHeader
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology, joined, typed_facts
+from pytest_gpufleet.model.hosts_file import read_hosts
 from pytest_gpufleet.model.place import Place, on_node
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.nodes import same_install
+from pytest_gpufleet.nodes import launchers, same_install
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.cluster import Cluster, Trouble
+from pytest_gpufleet.nodes.launchers import Task
 from pytest_gpufleet.nodes.messages import Asked, CheckHealth, Greeting, Hello, Lock, ReadHost
-from pytest_gpufleet.nodes.transport import LocalTransport, Transport
+from pytest_gpufleet.nodes.transport import Starter, Transport
 from pytest_gpufleet.run import resume
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.node_runs import NodeRun, NodeRuns
@@ -34,19 +38,73 @@ from pytest_gpufleet.world.engines.protocol import Engine
 def settings_for(options: Options) -> AgentSettings:
     """What the agent of every node is told."""
     gpus = options.gpus if isinstance(options.gpus, int) else None
-    return AgentSettings(os.getcwd(), rehearse=options.rehearse, gpus=gpus, suite=options.paths, likely=likely(options))
+    return AgentSettings(
+        os.getcwd(), rehearse=options.rehearse, gpus=gpus, suite=options.paths, likely=likely(options),
+        join_seconds=options.join,
+    )  # fmt: skip
+
+
+def take_part(options: Options) -> None:
+    """Where a launcher has started this process on another node than the head's: be the agent of this node, and do not
+    come back."""
+    task = _task(options)
+    if task is not None and not task.is_head:
+        from pytest_gpufleet.nodes import agent_process, wire
+
+        secret = wire.secret(options.secret_file)
+        if not secret:
+            raise Refused(wire.HOW_TO)
+        place = f"[{task.head}]" if ":" in task.head else task.head
+        settings = msgspec.structs.replace(
+            settings_for(options), head=f"{place}:{task.port}", towards=task.head, index=task.index,
+            name=task.own_name, run=task.run,
+        )  # fmt: skip
+        agent_process.become(settings, secret)
+
+
+def _task(options: Options) -> Task | None:
+    return None if options.address else launchers.find(os.environ, options.head, options.index)
 
 
 def transport_for(options: Options) -> Transport:
-    """The agents of a rehearsal of this machine are its processes; all others are those of a Ray cluster."""
-    settings = settings_for(options)
-    wanted = options.nodes if isinstance(options.nodes, int) else None
-    if options.rehearse and options.address is None:
-        names = [f"node{number}" for number in range(wanted or 1)]  # options.from_config sees to it that it is a number
-        return LocalTransport([msgspec.structs.replace(settings, name=name) for name in names])
-    from pytest_gpufleet.nodes.ray_transport import RayTransport
+    """The agents of a rehearsal without a launcher are processes of this machine; where a launcher starts this command
+    on every node, that of this one is. Else Ray starts them."""
+    from pytest_gpufleet.nodes import wire
+    from pytest_gpufleet.nodes.agent_process import OwnAgents
 
-    return RayTransport(settings, wanted, options.address, options.insecure)
+    settings, task = settings_for(options), _task(options)
+    hosts = tuple(read_hosts(options.nodes)) if isinstance(options.nodes, Path) else ()
+    wanted = len(hosts) or (options.nodes if isinstance(options.nodes, int) else None)
+    secret, random = wire.secret(options.secret_file), os.urandom(wire.KEY_BYTES)
+    if task is not None:
+        wanted = wanted or task.count
+        if wanted is None:
+            raise Refused(f"{task.launcher} does not say how many nodes there are: --nodes N")
+        if not secret:
+            raise Refused(wire.HOW_TO)
+        hosts = hosts or (task.hosts if len(task.hosts) == wanted else ())
+        towards = launchers.own_address(task.head, [host for host in hosts if host != task.own_name])
+        own = msgspec.structs.replace(settings, index=0, name=task.own_name, towards=towards, run=task.run)
+        starter: Starter = OwnAgents(task.launcher, "secret", secret, [own])
+        return Transport(starter, wanted, options.join, hosts, "*", task.port, task.run)
+    if options.rehearse and options.address is None:
+        if wanted is None:
+            raise Refused(
+                "--nodes all is for nodes that a launcher or Ray starts; a rehearsal of this machine has --nodes N"
+            )
+        names = hosts or tuple(f"node{number}" for number in range(wanted))
+        rehearsed = [msgspec.structs.replace(settings, name=name, index=number) for number, name in enumerate(names)]
+        return Transport(OwnAgents("local", "loopback", random, rehearsed), seconds=options.join, expected=hosts)
+    if find_spec("ray") is None:
+        raise Refused(
+            "no launcher has started this on several nodes: start the same command on each of them (srun, mpirun, or "
+            "any way with --fleet-head HOST:PORT), or install Ray: pip install 'pytest-gpufleet[ray]'"
+        )
+    from pytest_gpufleet.nodes.ray_launcher import Asked as AskedOfRay, RayAgents
+
+    address = options.address or os.environ.get("RAY_ADDRESS") or "auto"
+    starter = RayAgents(random, AskedOfRay(settings, address, wanted, hosts, options.insecure))
+    return Transport(starter, seconds=options.join, expected=hosts, address="*")
 
 
 class ClusterTarget(Target):
@@ -80,7 +138,7 @@ class ClusterTarget(Target):
 
     @property
     def hosts(self) -> dict[int, str]:
-        return {node: self._hellos[node].host if node in self._hellos else name for node, name in self._names.items()}
+        return dict(self._names)
 
     @property
     def gpus_present(self) -> int:
@@ -148,7 +206,7 @@ class ClusterRun(Run):
         if not cluster.hellos and not cluster.strangers:
             text = "; ".join(f"{lost.name}: {lost.why}" for lost in cluster.lost.values())
             raise Refused(f"--nodes {self.options.nodes}: no node can be used: {text}")
-        own = same_install.own(settings_for(self.options), cluster.transport.name)
+        own = same_install.own(settings_for(self.options))
         said: dict[int, Hello | Greeting] = {**cluster.strangers, **cluster.hellos}
         same_install.refuse_others(own, {cluster.names[node]: hello for node, hello in said.items()})
         return cluster
@@ -168,11 +226,14 @@ class ClusterRun(Run):
         return None
 
     def cluster_header(self, header: RunHeader) -> RunHeader:
-        wanted = self.options.nodes if isinstance(self.options.nodes, int) else 0
         hellos, transport = self.cluster.hellos, self.cluster.transport
         interfaces = tuple(hellos[node].interface if node in hellos else "" for node in self.cluster.names)
         return msgspec.structs.replace(
-            header, nodes_wanted=wanted, transport=transport.name, secured=transport.secured, interfaces=interfaces
+            header,
+            nodes_wanted=self.nodes_wanted,
+            transport=transport.name,
+            secured=transport.secured,
+            interfaces=interfaces,
         )
 
     def machines(self) -> tuple[Machine, ...]:
@@ -207,11 +268,22 @@ class ClusterRun(Run):
             self.accuse(fault)
 
     def _miscounted(self) -> list[Fault]:
-        wanted, there = self.options.nodes, len(self.cluster.names)
-        if not isinstance(wanted, int) or wanted == there:
+        transport, there = self.cluster.transport, len(self.cluster.names)
+        wanted = self.nodes_wanted
+        if not wanted or wanted == there:
             return []
-        code = "node_missing" if there < wanted else "node_too_many"
-        return [Fault(code, (), f"{there} nodes are there, {wanted} were asked for")]
+        text = f"{there} nodes are there, {wanted} were asked for"
+        if transport.missing:
+            text += f": {', '.join(transport.missing)} did not come"
+        if transport.strangers:
+            text += f"; with another secret than this run's somebody has knocked from {', '.join(transport.strangers)}"
+        return [Fault("node_missing" if there < wanted else "node_too_many", (), text)]
+
+    @property
+    def nodes_wanted(self) -> int:
+        """0 if all are to be used."""
+        nodes = self.options.nodes
+        return len(read_hosts(nodes)) if isinstance(nodes, Path) else nodes if isinstance(nodes, int) else 0
 
     def lost_nodes(self, check: str) -> list[Fault]:
         """The loss of each node of which that was not known yet; it is on record then, and its fault is not."""

@@ -36,7 +36,7 @@ def lacking() -> str:
 
 
 Gpus = int | Literal["all", "auto"]
-Nodes = int | Literal["all"]
+Nodes = int | Literal["all"] | Path
 
 
 def path(text: str) -> Path:
@@ -55,13 +55,21 @@ whole_number = partial(_at_least_one, wanted="a whole number, 1 or more")
 rank_count = partial(_at_least_one, wanted="a number of CPU ranks (1 or more), as in --rehearse=4")
 
 
+def index(text: str) -> int:
+    return 0 if text == "0" else _at_least_one(text, "the number of a node, 0 or more")
+
+
 def gpu_count(text: str) -> Gpus:
     words: dict[str, Gpus] = {"all": "all", "auto": "auto"}
     return words.get(text) or _at_least_one(text, "a number of GPUs (1 or more), all or auto")
 
 
-def node_count(text: str) -> Nodes:
-    return "all" if text == "all" else _at_least_one(text, "a number of nodes (1 or more) or all")
+def nodes(text: str) -> Nodes:
+    if text == "all":
+        return "all"
+    return (
+        path(text) if os.path.isfile(path(text)) else _at_least_one(text, "a number of nodes, all or a file of hosts")
+    )
 
 
 def dcgm_level(text: str) -> int:
@@ -180,9 +188,30 @@ class Options:
         f"use N CPU ranks with Gloo (default: {REHEARSAL_RANKS}) instead of GPUs; never accepts a machine",
     )})
     nodes: Nodes | None = field(default=None, metadata={"option": Option(
-        "--nodes", node_count, "N|all",
-        "run on N nodes of a Ray cluster, or on all that it has, with --gpus of each; with --rehearse on N that are "
-        "made of this machine. Another number of nodes than N: the run goes on with those present and is rejected.",
+        "--nodes", nodes, "N|all|FILE",
+        "run on N nodes, with --gpus of each, if the same command is started on each of them (srun, mpirun, Indexed "
+        "Job, --fleet-head), or on those of a Ray cluster; on all that a launcher or Ray has; or on the hosts of a "
+        "file, a name a line, with its rack or leaf switch behind it where that is known. With --rehearse and no "
+        "launcher on N that are made of this machine. Another number than N: the run goes on and is rejected.",
+    )})
+    head: str | None = field(default=None, metadata={"option": Option(
+        "--fleet-head", str, "HOST:PORT",
+        "where nodes dial in, the same on every node, where a launcher does not say which is the first: the node that "
+        "has this address is the head, and has the verdict",
+    )})
+    index: int | None = field(default=None, metadata={"option": Option(
+        "--fleet-index", index, "N",
+        "the number of this node, 0 at the head, where neither launcher nor address says it",
+    )})
+    secret_file: Path | None = field(default=None, metadata={"option": Option(
+        "--fleet-secret-file", path, "FILE",
+        "the secret of the run, at least 32 bytes, the same on every node (or in the variable GPUFLEET_SECRET)",
+        site=True,
+    )})
+    join: float = field(default=120.0, metadata={"option": Option(
+        "--fleet-join", duration, "DURATION",
+        "how long nodes are waited for that have not come (default: 2m)",
+        site=True,
     )})
     address: str | None = field(default=None, metadata={"option": Option(
         "--fleet-address", str, "ADDRESS",

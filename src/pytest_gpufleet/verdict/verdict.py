@@ -201,6 +201,9 @@ def not_as_many(record: Record) -> str:
     wanted, there = record.run.nodes_wanted, len(record.hosts)
     if not wanted or wanted == there:
         return ""
+    for fault in record.faults:
+        if fault.name in ("node_missing", "node_too_many"):
+            return fault.what
     return f"{there} {'node is' if there == 1 else 'nodes are'} there, {wanted} were asked for"
 
 

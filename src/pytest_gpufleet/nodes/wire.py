@@ -1,0 +1,254 @@
+"""Messages between the head of a run and the agents of its nodes, over ZeroMQ: each once and in its order, readable by
+nobody without the secret of the run.
+
+The head listens on one TCP port (ROUTER), agents dial in (DEALER). CURVE encrypts and authenticates both sides, with
+keys that are made of the secret. ZeroMQ connects again by itself and may lose what was on its way then; so messages are
+numbered from 0 in either direction, and what was not confirmed is sent once more when a connection is new.
+"""
+
+import hashlib
+import ipaddress
+import os
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import zmq
+import zmq.utils.monitor
+from zmq.utils import z85
+
+from pytest_gpufleet.model.endings import Refused
+
+# What was on its way when a cable was pulled is sent again within seconds of its return: a connection that is silent
+# for 4 s is given up and made anew (libzmq: ZMQ_HEARTBEAT_IVL, ZMQ_CONNECT_TIMEOUT; all in ms).
+OPTIONS = {
+    zmq.IPV6: 1,
+    zmq.LINGER: 0,
+    zmq.SNDHWM: 0,  # nothing is dropped: what is not confirmed is kept here anyway
+    zmq.RCVHWM: 0,
+    zmq.HEARTBEAT_IVL: 1000,
+    zmq.HEARTBEAT_TIMEOUT: 4000,
+    zmq.CONNECT_TIMEOUT: 2000,
+    zmq.RECONNECT_IVL: 200,
+    zmq.RECONNECT_IVL_MAX: 1000,
+}
+HEADER = struct.Struct("!QQ")  # the number of this message, and how many of the other side's have come
+AGAIN = (1 << 64) - 1  # instead of a number: the connection is new, send what was not confirmed
+
+SECRET = "GPUFLEET_SECRET"
+LEAST_BYTES = KEY_BYTES = 32
+HOW_TO = (
+    f"nodes on several hosts need a secret that all of them have: `openssl rand -hex 32 > FILE`, then "
+    f"--fleet-secret-file FILE on every node, or its content in the variable {SECRET}"
+)
+
+
+def secret(file: Path | None) -> bytes:
+    """What keys are made of: 32 bytes of what this file has, or the variable, which no process that is started from
+    here on has. b"" without either. Refused if it cannot be read, or is short enough to be guessed."""
+    found, where = os.environ.pop(SECRET, "").encode(), SECRET
+    if file is not None:
+        where = f"--fleet-secret-file {file}"
+        try:
+            found = file.read_bytes()
+        except OSError as error:
+            raise Refused(f"{where} cannot be read: {error.strerror}") from None
+    found = found.strip()
+    if not found and file is None:
+        return b""
+    if len(found) < LEAST_BYTES:
+        raise Refused(f"{where} has {len(found)} bytes, and a secret needs at least {LEAST_BYTES}; {HOW_TO}")
+    return hashlib.blake2b(found, digest_size=KEY_BYTES).digest()
+
+
+def keys(secret: bytes, role: str, run: str = "") -> tuple[bytes, bytes]:
+    """The public and the secret key of "head" or "node", as ZeroMQ takes them. `run`: what a launcher calls this run;
+    nodes of another one with the same secret are turned away."""
+    own = hashlib.blake2b(f"{role} {run}".encode(), key=secret, digest_size=KEY_BYTES).digest()
+    key = z85.encode(own)
+    return zmq.curve_public(key), key
+
+
+class Line:
+    """Both directions between the head and one agent. `put` sends a frame, now or when there is a connection."""
+
+    def __init__(self, put: Callable[[bytes], None]) -> None:
+        self._put = put
+        self._unconfirmed: deque[bytes] = deque()
+        self._first = 0  # the number of the first of these
+        self._heard = 0  # so many of the other side's have come
+
+    @property
+    def has_unconfirmed(self) -> bool:
+        return bool(self._unconfirmed)
+
+    def send(self, message: bytes) -> None:
+        self._unconfirmed.append(message)
+        self._frame(self._first + len(self._unconfirmed) - 1, message)
+
+    def connected_again(self) -> None:
+        """Send what may have been lost, and have the other side do the same."""
+        self._frame(AGAIN)
+        self._send_again()
+
+    def take(self, frame: bytes) -> bytes | None:
+        """The message of a frame that has come; None if it came before, or comes too early and will come again."""
+        if len(frame) < HEADER.size:
+            return None
+        number, confirmed = HEADER.unpack_from(frame)
+        while self._first < confirmed and self._unconfirmed:
+            self._unconfirmed.popleft()
+            self._first += 1
+        if number == AGAIN:
+            self._send_again()
+        if number != self._heard:
+            return None
+        self._heard += 1
+        return frame[HEADER.size :]
+
+    def _send_again(self) -> None:
+        for number, message in enumerate(self._unconfirmed, self._first):
+            self._frame(number, message)
+
+    def _frame(self, number: int, message: bytes = b"") -> None:
+        self._put(HEADER.pack(number, self._heard) + message)
+
+
+class Listener:
+    """The head's end. `send` and `receive` are for one thread; frames are with the names that agents have chosen."""
+
+    def __init__(self, secret: bytes, run: str, address: str, port: int) -> None:
+        """`address`: "*" for all of this host; `port`: 0 for any. Refused if somebody else has it."""
+        self._context = zmq.Context()
+        self._nodes_key = z85.decode(keys(secret, "node", run)[0])
+        self._gate = self._context.socket(zmq.REP)
+        self._gate.bind("inproc://zeromq.zap.01")  # where libzmq asks who may come in (RFC 27)
+        self._socket = self._context.socket(zmq.ROUTER)
+        for option, value in OPTIONS.items():
+            self._socket.set(option, value)
+        self._socket.router_handover = 1  # an agent that connects again is the same one
+        self._socket.curve_server = 1
+        self._socket.curve_publickey, self._socket.curve_secretkey = keys(secret, "head", run)
+        try:
+            self._socket.bind(f"tcp://{address}:{port or '*'}")
+        except zmq.ZMQError as error:
+            self.close()
+            raise Refused(
+                f"port {port} of this host is not free ({error.strerror}): --fleet-head HOST:PORT names another"
+            ) from None
+        self.port = int(self._socket.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        self.turned_away: set[str] = set()  # addresses of those with the same secret and another run
+        self._poller = zmq.Poller()
+        for each in (self._gate, self._socket):
+            self._poller.register(each, zmq.POLLIN)
+
+    def wake_by(self, descriptor: int) -> None:
+        """End `wait` when this can be read, too."""
+        self._poller.register(descriptor, zmq.POLLIN)
+
+    def wait(self, seconds: float) -> None:
+        self._poller.poll(int(max(0.0, seconds) * 1000))
+
+    def send(self, agent: bytes, frame: bytes) -> None:
+        self._socket.send_multipart((agent, frame))  # of one that is not connected it is dropped, and comes again
+
+    def receive(self) -> Iterator[tuple[bytes, bytes, str]]:
+        """What has come by now: from whom, the frame, the address that it came from."""
+        while self._gate.poll(0):
+            self._answer_gate()
+        while self._socket.poll(0):
+            name, frame = self._socket.recv_multipart(copy=False)
+            yield name.bytes, frame.bytes, str(frame.get("Peer-Address"))
+
+    def _answer_gate(self) -> None:
+        version, request, _, address, _, mechanism, *credentials = self._gate.recv_multipart()
+        may = mechanism == b"CURVE" and credentials == [self._nodes_key]
+        if not may:
+            self.turned_away.add(_plain(address.decode()))
+        answer = (b"200", b"OK") if may else (b"400", b"another run")
+        self._gate.send_multipart((version, request, *answer, b"", b""))
+
+    def strangers(self, known: set[str]) -> set[str]:
+        """The addresses that have connected and could not say who they are, beside those that are `known`.
+
+        libzmq tells of a handshake that failed, and not whose: the kernel still has the connections, which this side
+        has closed, for a minute (TIME_WAIT).
+        """
+        return (self.turned_away | set(_peers(self.port))) - {_plain(address) for address in known}
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+def _plain(address: str) -> str:
+    """Without what makes an IPv4 address one of IPv6."""
+    mapped = getattr(ipaddress.ip_address(address), "ipv4_mapped", None)
+    return str(mapped or address)
+
+
+def _peers(port: int) -> Iterator[str]:
+    """The other ends of this host's TCP connections at this port (proc(5): /proc/net/tcp)."""
+    for name in ("tcp", "tcp6"):
+        for line in Path("/proc/net", name).read_text().splitlines()[1:]:
+            _, own, other, state, *_ = line.split()
+            if int(own.rpartition(":")[2], 16) == port and state == "06":  # TCP_TIME_WAIT
+                words = bytes.fromhex(other.partition(":")[0])
+                packed = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
+                yield _plain(str(ipaddress.ip_address(packed)))
+
+
+class Dialled:
+    """An agent's end: a connection to the head, which is made again whenever it breaks."""
+
+    def __init__(self, secret: bytes, run: str, head: str) -> None:
+        """`head`: "HOST:PORT"."""
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        for option, value in OPTIONS.items():
+            self._socket.set(option, value)
+        self._socket.routing_id = os.urandom(16)
+        self._socket.curve_serverkey = keys(secret, "head", run)[0]
+        self._socket.curve_publickey, self._socket.curve_secretkey = keys(secret, "node", run)
+        self._monitor = self._socket.get_monitor_socket()
+        self.line = Line(self._socket.send)
+        self.was_connected = self.was_refused = False
+        self._socket.connect(f"tcp://{head}")
+
+    def filenos(self) -> tuple[int, int]:
+        """Readable when something may have happened since the last look (libzmq: ZMQ_FD)."""
+        return self._socket.fileno(), self._monitor.fileno()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to take in at once: filenos() tell only of what is new."""
+        return bool(self._socket.poll(0) or self._monitor.poll(0))
+
+    def receive(self) -> list[bytes]:
+        """The messages that have come by now."""
+        while self._monitor.poll(0):
+            self._note(zmq.utils.monitor.recv_monitor_message(self._monitor)["event"])
+        messages = []
+        while self._socket.poll(0):
+            if (message := self.line.take(self._socket.recv())) is not None:
+                messages.append(message)
+        return messages
+
+    def _note(self, event: int) -> None:
+        if event == zmq.EVENT_CONNECTED:
+            self.was_connected = True
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.line.connected_again()
+        elif event in (
+            zmq.EVENT_HANDSHAKE_FAILED_AUTH,
+            zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
+            zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
+        ):
+            self.was_refused = True
+
+    def wait(self, seconds: float) -> None:
+        """Until something may have come."""
+        self._socket.poll(int(max(0.0, seconds) * 1000))
+
+    def close(self, linger: float = 0.0) -> None:
+        self._context.destroy(linger=int(linger * 1000))

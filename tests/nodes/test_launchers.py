@@ -1,0 +1,108 @@
+"""Which of the processes of all nodes this one is, by the variables that launchers set."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.nodes import launchers
+from pytest_gpufleet.nodes.launchers import PORT, Task, find, starts_several
+from tests.conftest import KEPT
+
+TORCHRUN = {"GROUP_RANK": "3", "GROUP_WORLD_SIZE": "16", "RANK": "3", "WORLD_SIZE": "16", "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "gf0", "MASTER_PORT": "29500"}  # fmt: skip
+OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+HYDRA = {"PMI_SIZE": "16", "PMI_RANK": "3", "MPI_LOCALNRANKS": "1"}
+SRUN = {"SLURM_STEP_NODELIST": "gf[0-1],x7", "SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3", "SLURM_JOB_ID": "9",
+        "SLURM_STEP_ID": "0", "SLURMD_NODENAME": "x7", "SLURM_STEP_TASKS_PER_NODE": "1(x3)", "SLURM_LOCALID": "0",
+        "SLURM_NTASKS": "99", "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.99", "PMIX_RANK": "2"}  # fmt: skip
+BATCH_SCRIPT = {"SLURM_NTASKS_PER_NODE": "8", "SLURM_TASKS_PER_NODE": "8(x2)", "SLURM_LOCALID": "0",
+                "SLURM_NTASKS": "16", "SLURM_NODELIST": "gf[0-1]", "SLURM_PROCID": "0"}  # fmt: skip
+POD = {"JOB_COMPLETION_INDEX": "3", "NODE_NAME": "worker-7"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "head", "task"),
+    [
+        (SRUN, None, Task("srun", 2, 3, "gf0", PORT, "x7", ("gf0", "gf1", "x7"), "9.0")),
+        (SRUN, "x7:5", Task("srun", 2, 3, "x7", 5, "x7", ("gf0", "gf1", "x7"), "9.0")),
+        (TORCHRUN, None, Task("torchrun", 3, 16, "gf0", PORT)),
+        (SRUN | TORCHRUN, None, Task("torchrun", 3, 16, "gf0", PORT)),  # one within the other
+        ({"MASTER_ADDR": "gf0", "RANK": "3", "WORLD_SIZE": "16"}, None, Task("torchrun", 3, 16, "gf0", PORT)),
+        (OPEN_MPI, "gf0", Task("mpirun", 3, 16, "gf0", PORT)),
+        (SRUN | OPEN_MPI, "gf0", Task("mpirun", 3, 16, "gf0", PORT)),
+        (HYDRA, "[fd00::1]:77", Task("mpirun", 3, 16, "fd00::1", 77)),
+        ({"PMIX_RANK": "3", "PMIX_NAMESPACE": "a"}, "fd00::1", Task("PMIx", 3, None, "fd00::1", PORT, run="a")),
+        (POD, "job-0.fleet", Task("Kubernetes", 3, None, "job-0.fleet", PORT, "worker-7")),
+        ({"PSSH_NODENUM": "3", "PSSH_NUMNODES": "4"}, "192.0.2.1", Task("pssh", 3, 4, "192.0.2.1", PORT)),
+        ({}, "192.0.2.1:1", Task("--fleet-head", None, None, "192.0.2.1", 1)),
+        ({}, "127.0.0.1:1", Task("--fleet-head", 0, None, "127.0.0.1", 1)),  # which is this host
+        ({}, None, None),
+        (BATCH_SCRIPT, None, None),  # in which srun starts nothing
+        (SRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, None, None),  # a shell, by srun --pty
+        ({"MASTER_ADDR": "localhost", "RANK": "0", "WORLD_SIZE": "1"}, None, None),
+    ],
+)
+def test_the_task_of_each_launcher(environment, head, task):
+    assert find(environment, head) == task
+
+
+def test_an_index_that_is_given_counts_more():
+    assert find(OPEN_MPI, "gf0", 0).is_head
+    assert find({}, "192.0.2.1", 5).index == 5
+
+
+def test_the_first_pod_of_a_job_is_found_by_the_name_of_this_one():
+    names = {"job-3.fleet.ns.svc": "job-0.fleet.ns.svc", "a-b-3.c": "a-b-0.c", "job-3": "", "worker-7.cluster": ""}
+    assert {name: launchers._first_pod(POD, lambda name=name: name) for name in names} == names
+
+
+@pytest.mark.parametrize("environment", [OPEN_MPI, HYDRA, {"PMIX_RANK": "0"}])
+def test_where_nobody_says_where_the_head_is_one_is_told_to(environment):
+    with pytest.raises(Refused, match="--fleet-head HOST:PORT"):
+        find(environment)
+
+
+@pytest.mark.parametrize(
+    ("environment", "launcher"),
+    [
+        ({}, ""),
+        (TORCHRUN, ""),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "8"}, "torchrun"),
+        ({"WORLD_SIZE": "8", "RANK": "0"}, ""),  # of a training job's scheduler, which starts one process
+        (OPEN_MPI, ""),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, "mpirun"),
+        ({**HYDRA, "MPI_LOCALNRANKS": "8"}, "mpirun"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "8(x2)", "SLURM_LOCALID": "0"}, "srun"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1(x2),2", "SLURM_LOCALID": "0"}, "srun"),
+        ({"SLURM_LOCALID": "1"}, "srun"),
+        (SRUN, ""),
+        (BATCH_SCRIPT, ""),
+    ],
+)
+def test_who_starts_a_process_for_each_gpu(environment, launcher):
+    assert starts_several(environment) == launcher
+
+
+def test_the_head_finds_an_address_that_is_not_loopback(monkeypatch):
+    names = {"gf0": "127.0.1.1", "gf1": "10.99.0.11"}
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *_, **__: [(socket.AF_INET, socket.SOCK_DGRAM, 0, "", (names[host], 0))]
+    )
+    assert launchers.own_address("gf1", []) == "10.99.0.11"
+    assert launchers.own_address("gf0", ["gf1"]) == "10.99.0.11"
+    assert launchers.own_address("gf0", []) == "192.0.2.1"
+
+
+@pytest.mark.parametrize("index", ["0", "1"])
+def test_several_hosts_without_a_secret_are_refused_on_each_with_how_to_make_one(tmp_path, index):
+    (tmp_path / "test_a.py").write_text("def test_a(): pass")
+    command = [sys.executable, "-m", "pytest", "--rehearse=1", "--nodes=2", f"--fleet-index={index}"]
+    ended = subprocess.run(
+        [*command, "--fleet-head=127.0.0.1:1"], cwd=tmp_path, env={**KEPT, "PATH": os.environ["PATH"]},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, "openssl rand -hex 32" in ended.stderr) == (4, True), ended.stderr

@@ -1,0 +1,244 @@
+"""Agents that dial in, over ZeroMQ on loopback: real processes, which stop, come late, and know another secret."""
+
+import os
+import signal
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.nodes import agent_process, wire
+from pytest_gpufleet.nodes.agent_process import AgentSettings, OwnAgents
+from pytest_gpufleet.nodes.cluster import Cluster
+from pytest_gpufleet.nodes.messages import DialIn, Rendezvous, Submit
+from pytest_gpufleet.nodes.transport import Transport
+from pytest_gpufleet.world.engines import processes
+from tests.nodes.stub_agent import Stubs
+
+LONG = 30.0
+SECRET = bytes(wire.KEY_BYTES)
+
+
+@contextmanager
+def cluster(nodes: int, lost_after: float = LONG):
+    made = Cluster(Transport(Stubs(nodes)), beat_seconds=0.1, lost_after=lost_after)
+    try:
+        made.start(LONG)
+        assert made.alive == tuple(range(nodes))
+        yield made
+    finally:
+        made.close(4.0)
+
+
+def test_a_frozen_agent_is_lost_fenced_when_it_wakes_and_answers_then():
+    with cluster(2, lost_after=1.0) as made:
+        os.kill(made.hellos[0].pid, signal.SIGSTOP)
+        made.send(0, Submit((0,), bytes(5_000_000)))  # more than a socket holds: nobody waits for it
+        ((node, lost),) = made.rank_news(LONG)
+        assert (node, made.alive) == (0, (1,))
+        assert "nothing was heard" in lost.why
+        os.kill(made.hellos[0].pid, signal.SIGCONT)
+        assert all(made.ask_one(node, Rendezvous(), LONG) for node in (0, 1))
+        assert made.alive == (1,)
+        assert made.rank_news(0) == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGCONT, signal.SIGSTOP])
+def test_nothing_is_left_of_agents(how, tmp_path):
+    settings = [AgentSettings(str(tmp_path), rehearse=1, keep_in=str(tmp_path), index=index) for index in range(2)]
+    made = Cluster(Transport(OwnAgents("local", "loopback", SECRET, settings)))
+    made.start(LONG)
+    agents = [hello.pid for hello in made.hellos.values()]
+    os.kill(agents[0], how)
+    assert made.close(5.0) == {}
+    assert not any(map(processes.look, agents))
+    assert made.lost == {}
+
+
+# ---------------------------------------------------------------- who has dialled in
+
+
+@dataclass
+class Launched:
+    """A Starter of nobody but the node `own`, on whose host the head is. `dial`: what happens then."""
+
+    dial: object
+    own: tuple[int, ...] = ()
+    name, secured, secret = "srun", "secret", SECRET
+
+    def start(self, port):
+        self.dial(port)
+        return {}
+
+    def ended(self):
+        return {}
+
+    def close(self, timeout):
+        return {}
+
+
+def dialling(*who: tuple[str, int | None], secret=SECRET, run="7.0"):
+    """Connections of these, by name and index, which stay open."""
+    made = []
+
+    def dial(port):
+        for name, index in who:
+            made.append(wire.Dialled(secret, run, f"127.0.0.1:{port}"))
+            made[-1].line.send(codec.packed(DialIn(name, index)))
+
+    return made, Launched(dial)
+
+
+def close(transport, *agents):
+    for agent in agents:
+        agent.close()
+    transport.close(0.0)
+
+
+@pytest.mark.parametrize(
+    ("who", "names"),
+    [
+        ([("gf1", 1), ("gf0", 0), ("gf2", 2)], ["gf0", "gf1", "gf2"]),
+        ([("gf10", None), ("gf9", None), ("gf2", 0)], ["gf2", "gf9", "gf10"]),
+        ([("b", None), ("a", None), ("x", None)], ["x", "b", "a"]),  # the order of the file
+        ([("vm", 0), ("vm", 1), ("gf2", 2)], ["vm (1)", "vm (2)", "gf2"]),
+    ],
+)
+def test_nodes_have_the_numbers_of_their_launcher_or_the_order_of_their_names(who, names):
+    agents, launched = dialling(*who)
+    transport = Transport(launched, 3, LONG, ("x", "b", "a"), run="7.0")
+    assert transport.start() == dict(enumerate(names))
+    assert transport.missing == () if "x" in names else True
+    close(transport, *agents)
+
+
+@pytest.mark.parametrize(
+    ("expected", "missing"), [(("gf0", "gf1", "gf2"), ("gf1",)), ((), ("task 1",))], ids=["hosts", "indexes"]
+)
+def test_who_does_not_come_has_a_name(expected, missing):
+    agents, launched = dialling(("gf0.example", 0), ("gf2", 2))
+    transport = Transport(launched, 3, 1.0, expected, run="7.0")
+    assert transport.start() == {0: "gf0.example", 1: "gf2"}
+    assert transport.missing == missing
+    close(transport, *agents)
+
+
+@pytest.mark.parametrize("other", [{"secret": b"x" * wire.KEY_BYTES}, {"run": "8.0"}], ids=["secret", "run"])
+def test_one_with_another_secret_or_of_another_run_is_told_by_address_and_knows_it(other):
+    agents, launched = dialling(("gf0", 0), **other)
+    transport = Transport(launched, 1, 2.0, run="7.0")
+    assert transport.start() == {}
+    assert (transport.strangers, transport.missing) == (("127.0.0.1",), ("task 0",))
+    agents[0].receive()
+    assert agents[0].was_connected
+    assert agents[0].was_refused
+    close(transport, *agents)
+
+
+def test_an_agent_with_another_secret_says_so_and_ends_well(tmp_path, monkeypatch, capfd):
+    listener = wire.Listener(SECRET, "", "127.0.0.1", 0)
+    settings = AgentSettings(str(tmp_path), rehearse=1, keep_in=str(tmp_path), head=f"127.0.0.1:{listener.port}")
+    monkeypatch.setenv("GPUFLEET_TEST", "")
+    agent = agent_process.start(settings, b"x" * wire.KEY_BYTES)
+    assert agent.wait(2 * 60) == 0
+    assert "another secret" in capfd.readouterr().err
+    listener.close()
+
+
+def test_a_second_one_of_an_index_and_one_that_comes_too_late_are_told_to_end():
+    agents, launched = dialling(("gf0", 0), ("gf1", 0), ("gf2", 2))
+    transport = Transport(launched, 2, LONG, run="7.0")
+    transport.start()
+    late = wire.Dialled(SECRET, "7.0", f"127.0.0.1:{transport._listener.port}")
+    late.line.send(codec.packed(DialIn("gf3", 3)))
+    told = []
+    while not any(b"without it" in message for message in told):
+        transport.receive(0.1)
+        told += late.receive()
+    close(transport, *agents, late)
+
+
+def test_a_port_that_somebody_else_has_is_refused():
+    listener = wire.Listener(SECRET, "", "127.0.0.1", 0)
+    with pytest.raises(Refused, match="--fleet-head HOST:PORT"):
+        wire.Listener(SECRET, "", "127.0.0.1", listener.port)
+    listener.close()
+
+
+# ---------------------------------------------------------------- messages are there once, and in their order
+
+
+class Cable:
+    """Two lines, between which frames are lost while it is out."""
+
+    def __init__(self):
+        self.out, self.arrived = False, ([], [])
+        self.ends = tuple(wire.Line(lambda frame, to=1 - end: self.carry(to, frame)) for end in (0, 1))
+
+    def carry(self, to, frame):
+        if not self.out and (message := self.ends[to].take(frame)) is not None:
+            self.arrived[to].append(message)
+
+
+def test_what_was_on_its_way_when_a_connection_broke_comes_once_and_in_its_order():
+    cable = Cable()
+    near, far = cable.ends
+    near.send(b"0")
+    cable.out = True
+    near.send(b"1")
+    far.send(b"a")
+    cable.out = False
+    near.send(b"2")  # before anybody knows that something was lost
+    assert cable.arrived == ([], [b"0"])
+    near.connected_again()
+    far.send(b"b")
+    assert cable.arrived == ([b"a", b"b"], [b"0", b"1", b"2"])
+    near.connected_again()
+    assert cable.arrived == ([b"a", b"b"], [b"0", b"1", b"2"])
+
+
+@pytest.mark.parametrize("frame", [b"", b"short", wire.HEADER.pack(9, 99), wire.HEADER.pack(0, 1 << 40)])
+def test_a_frame_of_nobody_breaks_nothing(frame):
+    line = wire.Line(lambda frame: None)
+    line.send(b"x")
+    line.take(frame)
+    assert line.take(wire.HEADER.pack(int(len(frame) > 8 and frame[:8] == bytes(8)), 0) + b"y") == b"y"
+
+
+def test_a_large_message_and_many_small_ones_come_whole_from_any_thread():
+    with cluster(1) as made:
+        threads = [threading.Thread(target=made.send, args=(0, Submit((n,), bytes(n)))) for n in (20 << 20, 0, 1)]
+        for thread in threads:
+            thread.start()
+        found = {}
+        while len(found) < 3:
+            found |= {news.rank: len(news.parcel) for _, news in made.rank_news(LONG)}
+        assert found == {20 << 20: 20 << 20, 0: 0, 1: 1}
+
+
+# ---------------------------------------------------------------- the secret
+
+
+def test_a_secret_comes_from_a_file_or_the_variable_which_nobody_else_sees(tmp_path, monkeypatch):
+    (tmp_path / "secret").write_text("s" * 32 + "\n")
+    monkeypatch.setenv(wire.SECRET, "s" * 32)
+    assert wire.secret(None) == wire.secret(tmp_path / "secret") != b""
+    assert wire.SECRET not in os.environ
+    assert wire.secret(None) == b""
+
+
+def test_a_short_secret_and_one_that_is_not_there_are_refused(tmp_path, monkeypatch):
+    (tmp_path / "secret").write_text("s" * 31)
+    monkeypatch.setenv(wire.SECRET, "short")
+    for given in (None, tmp_path / "secret", tmp_path / "none"):
+        with pytest.raises(Refused):
+            wire.secret(given)
+
+
+def test_keys_are_of_a_secret_a_role_and_a_run():
+    made = [wire.keys(secret, role, run) for secret in (SECRET, b"x" * 32) for role in ("head", "node") for run in "ab"]
+    assert len({*made}) == 8
+    assert wire.keys(SECRET, "head", "a") == made[0]
