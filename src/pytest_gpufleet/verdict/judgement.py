@@ -19,6 +19,7 @@ from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite, shipped
 from pytest_gpufleet.verdict.noise import Spread, gpu_line, machine_line
+from pytest_gpufleet.verdict.outliers import AS_SPREAD, FEWEST, figure_of, usual_and_allowed
 from pytest_gpufleet.verdict.peaks import NoPeak
 from pytest_gpufleet.verdict.peers import slower_than_peers
 from pytest_gpufleet.verdict.physical_limits import UNKNOWN_NETWORK, is_required, physical_limit
@@ -89,7 +90,7 @@ def judge(
         why = "rehearsal: figures of CPU ranks are not judged"
         return held(Finding(check, measurement, required=required), topology, why, rehearsal)
     limits, count = profile or of_every_gpu(), comparisons or _usual_comparisons(len(topology.gpus))
-    limit = _line(limit, measurement, limits, topology, count) if limit else None
+    limit = line_of(limit, measurement, limits, topology, count) if limit else None
     tolerances = tolerances_of(measurement, limits, topology, count)
     if between:
         required = network is not None and (required or is_required(measurement, measured))
@@ -126,7 +127,7 @@ def _usual_comparisons(gpus: int) -> int:
     return comparisons(shipped(), "standard", gpus, 1)
 
 
-def _line(limit: Limit, measurement: Measurement, limits: Profile, topology: GpuTopology, count: int) -> Limit:
+def line_of(limit: Limit, measurement: Measurement, limits: Profile, topology: GpuTopology, count: int) -> Limit:
     """A limit as it is on this machine: of a reference the line below it that the mean of the places must not be
     worse than, by how much healthy machines differ."""
     part = topology.part if "part" in limit.conditions else ""
@@ -157,7 +158,15 @@ def tolerances_of(
         return fixed
     known = limits.spread_for(measurement, topology.fabric)
     if known is None:
-        return (Tolerance(metric.name, metric.peer_tolerance),)
+        worse = metric.peer_tolerance
+        values = measurement.values.values()
+        if (
+            over_network(metric.name, measurement.conditions) and len(values) >= FEWEST
+        ):  # they show how much they differ
+            _, worse = usual_and_allowed(
+                figure_of(measurement), values, AS_SPREAD * worse, max(count, len(values)), worse
+            )
+        return (Tolerance(metric.name, worse),)
     boards = Counter((topology.kind(place), topology.boards(place)) for place in measurement.values)
     several = [size for size in boards.values() if size > 1]
     found = [(gpu_line(known.spread, min(several), count, known.matters), known.spread.within)] if several else []

@@ -10,6 +10,7 @@ from pytest_gpufleet.model.measurement import Measurement, goodness
 from pytest_gpufleet.model.metric import Metric
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.verdict.noise import Spread, gpu_line, pooled
+from pytest_gpufleet.verdict.profile import SAME, Profile, choose, of_every_gpu
 
 FIXED = {"ratio": 1.0, "K": 100.0}  # by unit: a ratio is a fraction already; one kelvin counts as a per cent
 
@@ -67,17 +68,15 @@ class Outlier:
 def outliers(
     figure: Figure,
     values: Mapping[tuple[str, Where], float],
-    reference: float | Mapping[tuple[str, Where], float],
+    usual: float,
     allowed: float,
     *,
     relative: bool = False,
 ) -> list[Outlier]:
-    """Which of these values, by run and place, are worse than their reference by more than `allowed`. Nothing is worse
-    than what is no number, or than 0. `relative`: a ratio too is worse by a
-    fraction of its reference."""
+    """Which of these values, by run and place, are worse than the `usual` one by more than `allowed`. Nothing is worse
+    than what is no number, or than 0. `relative`: a ratio too is worse by a fraction."""
     found = []
     for (run, place), value in values.items():
-        usual = reference[run, place] if isinstance(reference, Mapping) else reference
         difference = figure.metric.sign * (usual - value)
         worse = _fraction(difference, usual) if relative else figure.share(difference, usual)
         worse = 1.0 if math.isnan(value) else worse
@@ -89,7 +88,6 @@ def outliers(
 # Boards of two part numbers of the H200 differ by up to 3.7 % in one figure. Who is alone with its part number is held
 # against the other boards of its model, and may be so much worse.
 BETWEEN_BOARDS = 0.05
-
 
 # What is not known by its spread may differ by the tolerance of its metric, or so much, at least.
 TOLERANCE = 0.03
@@ -112,8 +110,15 @@ class Healthy:
         return math.hypot(self.between, self.within / math.sqrt(places))
 
 
-def healthy_spread(figure: Figure, topology: GpuTopology) -> Healthy:
-    """Of machines like this one."""
+def healthy_spread(figure: Figure, topology: GpuTopology, defaults: Profile | None = None) -> Healthy:
+    """Of machines like this one, with their part number, by the shipped profile; or by `defaults` alone, of those for
+    which a limit under these conditions is."""
+    measured = Measurement(figure.name, {}, dict(figure.conditions), definition=figure.metric)
+    profile = defaults or choose(None, [gpu.name for gpu in topology.gpus]) or of_every_gpu()
+    part = str(measured.conditions.get("part", "")) if defaults else topology.part or SAME
+    known = profile.spread_for(measured, topology.fabric, part)
+    if known:
+        return Healthy(known.spread.within, known.spread.between, known.matters)
     tolerance = TOLERANCE if figure.metric.peer_tolerance is None else figure.metric.peer_tolerance
     return Healthy(AS_SPREAD * tolerance, 0.0, tolerance, fixed=True)
 
@@ -122,6 +127,7 @@ def healthy_spread(figure: Figure, topology: GpuTopology) -> Healthy:
 # normal distribution is 1.2816 standard deviations above its median. Its variance is 1.9 s^2 / n, that of the usual
 # estimate 0.5: one value is worth so much of a degree of freedom.
 BEST, AS_SIGMAS, WORTH = 0.1, 1.2816, 0.27
+FEWEST = 10  # values, of which one is the best tenth: two slow ones of three would show a spread that is none
 
 
 def beside_most(
@@ -143,18 +149,31 @@ def beside_most(
     """
     found: list[Outlier] = []
     left = dict(values)
-    while numbers := sorted((v for v in left.values() if math.isfinite(v)), key=lambda v: -goodness(v, figure.metric)):
-        n = max(2, len(left))
-        usual = numbers[(len(numbers) - 1) // 2] if reference is None else reference
-        best = figure.share(abs(_quantile(numbers, BEST) - numbers[(len(numbers) - 1) // 2]), usual)
-        seen = best / AS_SIGMAS if math.isfinite(best) else 0.0
-        sd, df = pooled(default, seen, WORTH * (min(n, independent or n) - 1))
-        allowed = gpu_line(Spread(sd, 0.0, within_df=df), n, comparisons, matters)
-        if not (slow := outliers(figure, left, usual, allowed)):
-            break
+    while True:
+        usual, allowed = usual_and_allowed(figure, left.values(), default, comparisons, matters, independent)
+        slow = outliers(figure, left, usual if reference is None else reference, allowed)
+        if not slow:
+            return [replace(each, among=len(values)) for each in found]
         found += slow
         left = {at: value for at, value in left.items() if at not in {(each.run, each.place) for each in slow}}
-    return [replace(each, among=len(values)) for each in found]
+
+
+def usual_and_allowed(
+    figure: Figure,
+    values: Iterable[float],
+    default: float,
+    comparisons: int,
+    matters: float,
+    independent: int = 0,
+) -> tuple[float, float]:
+    """What the better half of these values reaches at least, NaN if none is a number; and by what fraction one of them
+    may be worse: as `beside_most` has it."""
+    numbers = sorted(filter(math.isfinite, values), key=lambda value: -goodness(value, figure.metric)) or [math.nan]
+    n, usual = max(2, len(numbers)), numbers[(len(numbers) - 1) // 2]
+    best = figure.share(abs(_quantile(numbers, BEST) - usual), usual)
+    df = WORTH * (min(n, independent or n) - 1)
+    sd, df = pooled(default, best / AS_SIGMAS, df) if n >= FEWEST and math.isfinite(best) else pooled(default, 0.0, 0.0)
+    return usual, gpu_line(Spread(sd, 0.0, within_df=df), n, comparisons, matters)
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
