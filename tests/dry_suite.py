@@ -24,7 +24,7 @@ from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.levels import includes
 from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.plugin.assertions import taken
-from pytest_gpufleet.probes import between_nodes, burn_in, memory, power_steps
+from pytest_gpufleet.probes import between_nodes, burn_in, measure, memory, power_steps
 from pytest_gpufleet.probes.collectives import speed, under_load
 from pytest_gpufleet.probes.compute import corruption, rate
 from pytest_gpufleet.probes.links import host_copies, pairs
@@ -70,17 +70,18 @@ nothing = giving(None)
 # What stands in for work on GPUs, by the module that calls it.
 WORK: list[tuple[ModuleType, dict[str, Any]]] = [
     (torch.distributed, {"all_reduce": nothing}),
-    (speed, {"timing": timed, "replayed": timed, "state_of": nothing, "_each": giving(1.0)}),
+    (speed, {"timing": timed, "replayed": timed, "_each": giving(1.0)}),
     (under_load, {"_Work": nothing, "_stream": nothing, "_count": giving(1), "_sample": giving(((1.0, 1.0),) * 2)}),
     (under_load, {"operands": giving((torch.empty(0),) * 2), "_reduction": nothing, "LEAD_IN_SECONDS": {"cuda": 0.0}}),
     (under_load, {"Watch": giving(nullcontext(SimpleNamespace(state=STATE))), "nvls": giving(False)}),
     (collective, {"timing": timed}),
-    (memory, {"samples": giving(SAMPLES), "warm_up": nothing, "state_of": nothing}),
+    (memory, {"samples": giving(SAMPLES), "warm_up": nothing}),
     (rate, {"operands": giving((torch.empty(0),) * 2), "seconds_each": nothing, "warm_up": nothing}),
     (rate, {"parts": giving(SAMPLES), "calls_in": nothing}),
+    (measure, {"Watch": giving(nullcontext(SimpleNamespace(state=STATE)))}),
     (rate, {"Watch": giving(nullcontext(SimpleNamespace(state=STATE)))}),
     (corruption, {"repeat_matmul": nothing, "dissenters": giving({})}),
-    (corruption, {"Watch": giving(nullcontext(SimpleNamespace(state=STATE)))}),
+    (corruption, {"Watch": giving(nullcontext(SimpleNamespace(medians=STATE)))}),
     (host_copies, {"_prepare": giving(""), "_copied": crossed, "_free": nothing}),
     (pairs, {"_prepare": nothing, "_reach": lambda rank, offers: [True] * rank.size, "_copy": giving(SAMPLES)}),
     (pairs, {"_difference": giving(""), "_leave": nothing, "_free": nothing}),

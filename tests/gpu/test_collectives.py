@@ -271,5 +271,6 @@ def test_bus_and_memory_bandwidth_have_the_state_of_their_gpu(run_pytest):
         for state in finding.measurement.gpu_states.values():
             assert 20 < state.temperature_c < 95
             assert state.power_watts > 20
+            assert state.energy_joules > 0
     told = [len(finding.measurement.gpu_states) for finding in run.record.findings]
     assert {1, COUNT} <= set(told)

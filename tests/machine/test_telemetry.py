@@ -1,5 +1,6 @@
 """Samples of all GPUs, the thread that takes them, what they amount to. The GPUs are stand-ins, the threads real."""
 
+import itertools
 import json
 import re
 import subprocess
@@ -257,10 +258,10 @@ def test_clock_event_reasons_in_words(mask: int, words: list[str]) -> None:
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., GpuState | None]:
-    """watched(power=...): the state of GPU 1 of two after each of its powers in W was read once."""
+def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Watch]:
+    """watched(power=...): what was seen of GPU 1 of two, of which each of its powers in W was read once."""
 
-    def run(*power: float, unsupported: tuple[str, ...] = (), lost: tuple[int, ...] = ()) -> GpuState | None:
+    def run(*power: float, unsupported: tuple[str, ...] = (), lost: tuple[int, ...] = ()) -> Watch:
         milliwatts, all_read = iter(power), threading.Event()
 
         def next_power(nvml: Any, card: Any) -> float:
@@ -271,7 +272,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., GpuState | None]:
                 all_read.set()
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN) from None
 
+        millijoules = itertools.count(7_000_000, 1000)
         answers = {
+            "nvmlDeviceGetTotalEnergyConsumption": lambda nvml, card: next(millijoules),
             "nvmlDeviceGetTemperature": lambda nvml, card, sensor: 61,
             "nvmlDeviceGetClockInfo": lambda nvml, card, clock: 1410,
             "nvmlDeviceGetPowerUsage": next_power,
@@ -283,16 +286,21 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., GpuState | None]:
         with Watch(Gpu(1)) as watching:
             if not (lost or "nvmlDeviceGetPowerUsage" in unsupported):
                 assert all_read.wait(30)
-        return watching.state
+        return watching
 
     return run
 
 
-def test_its_state_is_the_median_of_what_can_be_read(watched: Callable[..., GpuState | None]) -> None:
-    """So that no spike counts. A lost GPU has none, and ends nothing."""
-    assert watched(300, 301, 525, 299, 300) == GpuState(temperature_c=61, sm_clock_mhz=1410, power_watts=300)
-    assert watched(unsupported=("nvmlDeviceGetPowerUsage",)) == GpuState(temperature_c=61, sm_clock_mhz=1410)
-    assert watched(lost=(1,)) is None
+def test_its_state_is_the_mean_of_what_can_be_read_and_the_energy_of_the_block(watched: Callable[..., Watch]) -> None:
+    """In the medians no spike counts. A lost GPU has none, and ends nothing."""
+    watch = watched(300, 301, 525, 299, 300)
+    assert watch.state
+    assert watch.medians
+    assert (watch.state.power_watts, watch.medians.power_watts) == (345, 300)
+    assert (watch.state.energy_joules or 0) >= 5  # six readings and what follows, one joule apart
+    alone = watched(unsupported=("nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption")).state
+    assert alone == GpuState(temperature_c=61, sm_clock_mhz=1410)
+    assert watched(lost=(1,)).state is None
 
 
 def test_neither_has_a_cpu_rank_nor_a_gpu_without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:

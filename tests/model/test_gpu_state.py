@@ -8,6 +8,9 @@ import pytest
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import GpuState, Measurement
+from pytest_gpufleet.model.metric import METRICS
+from tests import dry_suite
+from tests.boards import H200
 
 WARM = GpuState(temperature_c=61.5, sm_clock_mhz=1410.0)
 
@@ -36,3 +39,14 @@ def test_evidence_with_a_state_that_is_no_number_is_not_read() -> None:
         written["measurement"]["gpu_states"]["gpu0"]["temperature_c"] = value
         with pytest.raises(ValueError, match="temperature_c"):
             codec.typed(written, Finding)
+
+
+# Made of other figures, or of the state itself.
+DERIVED = {"scaling_efficiency", "soak_temperature", "soak_excess", "soak_clock", "soak_power"}
+
+
+def test_it_stands_beside_every_figure_that_gpus_give_at_level_standard() -> None:
+    machine = H200.machine(4, "pcie", memory_bytes=141 << 30)
+    measured = dry_suite.measured(H200, machine, 1, False, "standard", METRICS)
+    assert {each.metric for each in measured if len(each.gpu_states) < len(each.values)} == DERIVED
+    assert {"pair_bandwidth", "ring_bandwidth", "host_bandwidth", "busbw"} <= {each.metric for each in measured}

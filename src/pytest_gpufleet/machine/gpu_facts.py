@@ -387,7 +387,10 @@ READINGS: dict[str, Read] = {
     **SLOW_READINGS,
 }
 
-CALLS = {**CONSTANTS, **COUNTERS, **SLOW_COUNTERS, **READINGS}
+# Since the driver was loaded: read around a measurement, and in no sample.
+ENERGY: dict[str, Read] = {"energy_joules": lambda n, h: n.nvmlDeviceGetTotalEnergyConsumption(h) / 1000}
+
+CALLS = {**CONSTANTS, **COUNTERS, **SLOW_COUNTERS, **READINGS, **ENERGY}
 NAMES = (*CALLS, PAIRED)
 FACTS.update(NAMES)
 

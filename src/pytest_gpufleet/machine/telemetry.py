@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from pytest_gpufleet.machine import nvml
@@ -15,15 +15,8 @@ from pytest_gpufleet.machine.nvml import NoGpus, Nvml
 from pytest_gpufleet.model.gpu import Gpu, Missing, clock_events
 from pytest_gpufleet.model.measurement import SLOW_BEAT, GpuState, Sample
 
-READ = ("temperature_c", "sm_clock_mhz", "power_watts")  # the fields of GpuState
+READ, ENERGY = ("temperature_c", "sm_clock_mhz", "power_watts"), "energy_joules"  # the fields of GpuState
 INTERVAL_SECONDS = 0.1  # as often as a GPU measures its power anew
-
-
-def state_of(gpu: Gpu | None) -> GpuState | None:
-    """What a GPU is like at this moment; None for a CPU rank, and where NVML has nothing."""
-    for read in () if gpu is None else _readings(gpu.index):
-        return GpuState(**read)
-    return None
 
 
 def _readings(index: int) -> Iterator[dict[str, float]]:
@@ -31,12 +24,12 @@ def _readings(index: int) -> Iterator[dict[str, float]]:
     with suppress(NoGpus), nvml.session() as driver, suppress(driver.NVMLError):
         gpu = Nvml(driver, [driver.nvmlDeviceGetHandleByIndex(index)])
         while True:
-            read = nvml.read(gpu, 0, READ)
+            read = nvml.read(gpu, 0, (*READ, ENERGY))
             yield {name: float(value) for name, value in read.items() if not isinstance(value, Missing)}
 
 
 class Watch:
-    """Reads temperature, SM clock and power of a GPU while the block runs, in a thread of its own.
+    """Reads temperature, SM clock, power and energy of a GPU while the block runs, in a thread of its own.
 
     with Watch(rank.gpu) as watch:
         work()
@@ -64,15 +57,29 @@ class Watch:
 
     @property
     def state(self) -> GpuState | None:
-        """The medians of what was read; None if nothing was."""
-        return GpuState(**{name: median(values) for name, values in self._read.items()}) if self._read else None
+        """The means of what was read, and the energy from the first reading to the last; None if nothing was read."""
+        return self._over_all(fmean)
+
+    @property
+    def medians(self) -> GpuState | None:
+        """The same without the spikes, of which a mean has its part: for what is a figure itself."""
+        return self._over_all(median)
+
+    def _over_all(self, of: Callable[[list[float]], float]) -> GpuState | None:
+        states = {name: of(values) for name, values in self._read.items() if name != ENERGY}
+        energy = self._read.get(ENERGY, [])
+        spent = {ENERGY: energy[-1] - energy[0]} if len(energy) > 1 else {}
+        return GpuState(**states, **spent) if states else None
 
     def _run(self, index: int) -> None:
+        over = False
         for read in _readings(index):
             for name, value in read.items():
-                self._read.setdefault(name, []).append(value)
-            if self._over.wait(INTERVAL_SECONDS):
+                if name == ENERGY or not over:  # what follows the block is not in its means
+                    self._read.setdefault(name, []).append(value)
+            if over:
                 return
+            over = self._over.wait(INTERVAL_SECONDS)
 
 
 LONGEST_GAP = 10  # intervals, of a second at least: without samples for longer, what happened went unseen

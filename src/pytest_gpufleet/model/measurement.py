@@ -30,11 +30,13 @@ KNOWN = Metric("known", "of METRICS", "higher", "the one of METRICS that has the
 
 @dataclass(frozen=True)
 class GpuState:
-    """What a GPU was like while a figure was measured on it: medians over that time, None where NVML did not tell."""
+    """What a GPU was like while a figure was measured on it: means over that time, and the energy that it took from
+    beginning to end; None where NVML has none."""
 
     temperature_c: Finite | None = None
     sm_clock_mhz: Finite | None = None
     power_watts: Finite | None = None
+    energy_joules: Finite | None = None
 
 
 @dataclass(frozen=True)

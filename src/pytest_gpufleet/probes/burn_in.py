@@ -136,7 +136,7 @@ def _prepare(rank: Rank) -> corruption.Repetition:
 def _turn(rank: Rank, name: str, seconds: float) -> Turn:
     with rank.phase(f"burn-in: {name}"), Watch(rank.gpu) as watch:
         rate, trouble = LOADS[name][1](rank, seconds)
-    return Turn(rate, trouble, resident_bytes(), watch.state)
+    return Turn(rate, trouble, resident_bytes(), watch.medians)
 
 
 def put_away(rank: Rank, work: str) -> None:

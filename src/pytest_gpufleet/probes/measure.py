@@ -3,13 +3,19 @@
 import itertools
 import reprlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from functools import wraps
+from typing import Any, TypeVar
 
+from pytest_gpufleet.machine.telemetry import Watch
 from pytest_gpufleet.model.conditions import EACH_ALONE
-from pytest_gpufleet.model.measurement import KNOWN, Measurement, Reading, goodness
+from pytest_gpufleet.model.measurement import KNOWN, GpuState, Measurement, Reading, goodness
 from pytest_gpufleet.model.metric import METRICS, Metric
 from pytest_gpufleet.model.place import WORLD, Place, Where
+from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
+
+T = TypeVar("T")
 
 
 def measure(world: World, probe: Callable[..., Any], *args: Any, **kwargs: Any) -> Measurement:
@@ -28,11 +34,29 @@ def measure(world: World, probe: Callable[..., Any], *args: Any, **kwargs: Any) 
 
 def measure_all(world: World, probe: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Measurement]:
     """As `measure`, for a probe that gives a list of readings: one Measurement for each metric and its conditions."""
-    by_rank = [each if isinstance(each, list) else [each] for each in world.run(probe, *args, **kwargs)]
-    for each in itertools.chain.from_iterable(by_rank):
+    answers = world.run(watched(probe), *args, **kwargs)
+    by_rank = [(each if isinstance(each, list) else [each], state) for each, state in answers]
+    for each in itertools.chain.from_iterable(readings for readings, _ in by_rank):
         if not isinstance(each, Reading):
             raise TypeError(f"{_name(probe)} must return a Reading or a list of them, not {reprlib.repr(each)}")
-    return together(world, by_rank)
+    return together(world, [[with_state(each, state) for each in readings] for readings, state in by_rank])
+
+
+def watched(work: Callable[..., T]) -> Callable[..., tuple[T, GpuState | None]]:
+    """For ranks: what `work` gives there, and what the GPU of the rank was like meanwhile."""
+
+    @wraps(work)
+    def on_rank(rank: Rank, *args: Any, **kwargs: Any) -> tuple[T, GpuState | None]:
+        with Watch(rank.gpu) as watch:
+            found = work(rank, *args, **kwargs)
+        return found, watch.state
+
+    return on_rank
+
+
+def with_state(reading: Reading, state: GpuState | None) -> Reading:
+    """Its own where a probe has looked itself, in the window that it timed."""
+    return reading if reading.gpu_state else replace(reading, gpu_state=state)
 
 
 def _name(probe: Callable[..., Any]) -> str:

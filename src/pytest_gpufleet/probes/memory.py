@@ -20,7 +20,6 @@ from torch import Tensor
 from pytest_gpufleet.machine import container, nvml
 from pytest_gpufleet.machine.health import ClocksUnderLoad
 from pytest_gpufleet.machine.processors import by_numa_node
-from pytest_gpufleet.machine.telemetry import state_of
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.measurement import Measurement, Reading
@@ -41,9 +40,8 @@ BOTH = "copy and triad"
 
 def memory_bandwidth(rank: Rank) -> list[Reading]:
     """GB/s of copy (c = a) and triad (a = b + scalar * c) on arrays of float64, counted as BabelStream does: copy moves
-    2, triad 3 arrays. Median of three samples. And the geometric mean of both, one figure of a GPU's memory. With what
-    the GPU was like before: heavy load may have left it hot."""
-    kind, before = rank.device.type, state_of(rank.gpu)
+    2, triad 3 arrays. Median of three samples. And the geometric mean of both, one figure of a GPU's memory."""
+    kind = rank.device.type
     a, b, c = (torch.rand(ARRAY_BYTES[kind] // 8, dtype=torch.float64, device=rank.device) for _ in range(3))
     operations: dict[str, tuple[int, Callable[[], object]]] = {
         "copy": (2, lambda: c.copy_(a)),
@@ -57,7 +55,7 @@ def memory_bandwidth(rank: Rank) -> list[Reading]:
     rates[BOTH] = tuple(map(geometric_mean, zip(*rates.values(), strict=True)))
     at_once, details = "all" if rank.size > 1 else "one", {"dtype": "float64"}
     return [
-        Reading("memory_bandwidth", median(each), {"operation": name, "at_once": at_once}, each, None, details, before)
+        Reading("memory_bandwidth", median(each), {"operation": name, "at_once": at_once}, each, None, details)
         for name, each in rates.items()
     ]
 

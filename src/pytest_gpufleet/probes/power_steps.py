@@ -213,7 +213,7 @@ def _load(work: corruption.Repeated, unlike: torch.Tensor, until: float) -> int:
 
 
 def _watts(watch: Watch) -> list[float]:
-    state = watch.state
+    state = watch.medians
     return [] if state is None or state.power_watts is None else [state.power_watts]
 
 

@@ -21,7 +21,6 @@ import torch
 
 from pytest_gpufleet.machine.nccl_log import asked_for
 from pytest_gpufleet.machine.software import steering
-from pytest_gpufleet.machine.telemetry import state_of
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import MiB, Size
@@ -47,10 +46,9 @@ def bus_bandwidth(
     `in_place`: where the table has it in place and out of place; left out, gather and scatter are measured in place,
     the others out of place. nccl-tests has a column for each.
     """
-    before = state_of(rank.gpu)
     seconds, details, moved, conditions = _timed(rank, name, nbytes, dtype, in_place, SAMPLES)
     rates = tuple(moved / each * COLLECTIVES[name].factor(rank.size) / 1e9 for each in seconds)
-    return Reading("busbw", median(rates), conditions, rates, WORLD, details, before)
+    return Reading("busbw", median(rates), conditions, rates, WORLD, details)
 
 
 def collective_latency(rank: Rank, name: str, nbytes: int, dtype: torch.dtype = torch.float32) -> Reading:

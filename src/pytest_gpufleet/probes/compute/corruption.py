@@ -211,7 +211,7 @@ def soak(rank: Rank, precision: str, seconds: float) -> Soaked:
     with Watch(rank.gpu) as watch:
         repetition = repeat_matmul(rank, precision, seconds - settling - rate.WINDOW_SECONDS[rank.device.type])
         measured = rate.matmul_rate(rank, precision, lead_in=settling)
-    return Soaked(repetition, measured, watch.state)
+    return Soaked(repetition, measured, watch.medians)
 
 
 def rate_of(world: World, soaked: Sequence[Soaked]) -> Measurement:

@@ -17,7 +17,7 @@ from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import MiB, metric_under
 from pytest_gpufleet.probes.links import copying
 from pytest_gpufleet.probes.links.copying import Copied, Copier, Copy, StartingLine
-from pytest_gpufleet.probes.measure import together
+from pytest_gpufleet.probes.measure import together, watched
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
@@ -73,11 +73,12 @@ def host_bandwidth(
     """
     groups = [world] if at_once == "all" else [world.subset([index]) for index in range(world.size)]
     lines = world.run(_prepare, nbytes)
-    by_rank = [each for group in groups for each in group.run(_copied, directions, at_once == "all", lines, again)]
+    work = watched(_copied)
+    by_rank = [each for group in groups for each in group.run(work, directions, at_once == "all", lines, again)]
     world.run(_free)
     copied = {}
     for direction in directions:
-        crossed = [each[direction] for each in by_rank]
+        crossed = [each[direction] for each, _ in by_rank]
         measurements = []
         for way in WAYS[direction]:
             conditions: dict[str, Condition] = {
@@ -86,7 +87,10 @@ def host_bandwidth(
                 **({"method": LINED_UP} if at_once == "all" else {}),
             }
             metric, samples = metric_under("host_bandwidth", conditions), [each.samples[way] for each in crossed]
-            of_rank = [[Reading(metric, median(each), conditions, each, details={"bytes": nbytes})] for each in samples]
+            of_rank = [
+                [Reading(metric, median(each), conditions, each, None, {"bytes": nbytes}, state)]
+                for each, (_, state) in zip(samples, by_rank, strict=True)
+            ]
             measurements += together(world, of_rank)
         copied[direction] = Copied(measurements, world.faults("link_data_error", [each.wrong for each in crossed]))
     return copied

@@ -24,12 +24,12 @@ from torch import Tensor
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.measurement import Reading
+from pytest_gpufleet.model.measurement import GpuState, Reading
 from pytest_gpufleet.model.metric import METRICS, Metric
 from pytest_gpufleet.model.place import Pair, Where
 from pytest_gpufleet.probes.links import copying
 from pytest_gpufleet.probes.links.copying import Copied, Copier, Copy, Meet, Offer, StartingLine
-from pytest_gpufleet.probes.measure import together
+from pytest_gpufleet.probes.measure import together, watched
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
@@ -135,7 +135,9 @@ def _copied(
     faults: list[Fault] = []
     direct = world.run(_reach, world.run(_prepare, nbytes))
     for at_once in groups:
-        found: list[Samples] = world.run(_copy, dict(at_once), sampled, writes, lined_up)
+        found: list[tuple[Samples, GpuState | None]] = world.run(
+            watched(_copy), dict(at_once), sampled, writes, lined_up
+        )
         # Whose memory has been copied to, and from whose.
         filled = dict((j, i) if writes else (i, j) for i, j in at_once)
         differences = world.run(_difference, filled)
@@ -143,9 +145,10 @@ def _copied(
             where = Pair(world.places[i], world.places[j])
             if text := differences[j if writes else i]:
                 faults.append(Fault("link_data_error", (where,), text))
-            if found[i]:
+            samples, state = found[i]
+            if samples:
                 under = {**conditions, **_link(topology, where, direct[i][j])}
-                by_rank[i].append(Reading(metric, median(found[i]), under, found[i], where, {"bytes": nbytes}))
+                by_rank[i].append(Reading(metric, median(samples), under, samples, where, {"bytes": nbytes}, state))
     world.run(_leave)
     world.run(_free)  # not before nobody reaches it any more
     return Copied(together(world, by_rank), faults)
