@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet.machine.nccl_log import Beside, Choice, Way, contradictions, fallbacks, parse
-from pytest_gpufleet.model.place import Pair, gpu
+from pytest_gpufleet.model.place import gpu
 from tests.boards import BOARDS, H200
 
 LOGS = Path(__file__).parent / "nccl_logs"
@@ -41,29 +41,15 @@ def test_each_version_is_read(name, version, kinds, channels, multicast, nvls):
     assert not found.unknown
 
 
-def test_both_ends_and_all_channels_are_one_way():
-    assert log("2.20.5-ib-gpudirect").ways[1:3] == (Way(1, 0, "P2P/CUMEM"), Way(1, 2, "NET/IB", True))
-
-
-def test_algorithms_have_names_also_where_they_are_numbers():
-    assert log("2.20.5-ib-gpudirect").choices[0] == Choice("", 262144, "TREE", "LL128")
+def test_ways_algorithms_and_nvls():
+    """Both ends and all channels are one way; algorithms have names also where the log has numbers; NVLS that is there
+    and not chosen is not in use; and lines that nobody knows are left alone."""
+    old, new = log("2.20.5-ib-gpudirect"), (LOGS / "2.28.9-p2p-nvls.log").read_text()
+    assert old.ways[1:3] == (Way(1, 0, "P2P/CUMEM"), Way(1, 2, "NET/IB", True))
+    assert old.choices[0] == Choice("", 262144, "TREE", "LL128")
     assert log("2.23.4-p2p-nvls").choices[1] == Choice("AllGather", 1 << 30, "PAT", "SIMPLE")
-    assert log("2.28.9-p2p-nvls").choices[1] == Choice("AllReduce", 1 << 30, "NVLS", "SIMPLE")
-
-
-def test_nvls_that_is_there_and_not_chosen_is_not_in_use():
-    assert replace_choices("RING").nvls is False
-    assert replace_choices("NVLS_TREE").nvls is True
-
-
-def replace_choices(algorithm):
-    text = (LOGS / "2.28.9-p2p-nvls.log").read_text()
-    return parse([text.replace("Algo NVLS", f"Algo {algorithm}")])
-
-
-def test_lines_that_nobody_knows_are_left_alone_and_ways_in_another_form_are_kept():
-    text = "node-a:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via TELEPORT/0\nnode-a:1:1 [0] NCCL INFO Hello\n"
-    found = parse([text])
+    assert [parse([new.replace("Algo NVLS", f"Algo {name}")]).nvls for name in ("RING", "NVLS_TREE")] == [False, True]
+    found = parse(["h:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via TELEPORT/0\nh:1:1 [0] NCCL INFO Hello\n"])
     assert (found.ways, found.nvls, len(found.unknown)) == ((), None, 1)
 
 
@@ -97,11 +83,6 @@ def cards(link, p2p=0):
 def test_a_fallback_is_a_fault_unless_somebody_asks_for_it(name, topology, beside, places, faults, asked):
     found = fallbacks(log(name), places, [beside] * len(places), topology)
     assert [{fault.name: len(fault.subjects) for fault in each} for each in found] == [faults, asked]
-
-
-def test_the_pairs_are_named():
-    ((fault,), _) = fallbacks(log("2.30.7-shm-of-one-pair"), FOUR, [Beside()] * 4, H200.machine(4))
-    assert fault.subjects == (Pair(gpu(1), gpu(2)), Pair(gpu(2), gpu(1)))
 
 
 @pytest.mark.parametrize(

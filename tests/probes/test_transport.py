@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_gpufleet.machine.nccl_log import Way
+from pytest_gpufleet.machine.nccl_log import Beside, NcclLog, Way
+from pytest_gpufleet.model.endings import NotJudged
 from pytest_gpufleet.model.events import TransportRead
 from pytest_gpufleet.model.fault import Faults
 from pytest_gpufleet.model.measurement import Measurement
@@ -17,6 +18,7 @@ from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.probes.collectives import transport
 from pytest_gpufleet.world.failure import RankFailure, RankReport
 from pytest_gpufleet.world.world import World
+from tests.boards import H200
 
 exchanged = transport._exchanged
 
@@ -80,12 +82,24 @@ def test_a_first_collective_that_works_without_p2p_or_nvls_names_it(kind, bad, f
 
 @pytest.mark.parametrize("kind", ["hang", "exception", "crash"])
 def test_one_that_fails_all_the_same_is_the_failure_of_its_ranks(kind, monkeypatch):
-    def logged(group, sizes, variables=None):
-        raise failure(kind, 0)
-
-    monkeypatch.setattr(transport, "_logged", logged)
+    monkeypatch.setattr(transport, "_logged", lambda *args: (_ for _ in ()).throw(failure(kind, 0)))
     with pytest.raises(RankFailure):
         transport.transport(four(set()), four(set()), {})
+
+
+@pytest.mark.parametrize(
+    ("log", "beside", "ends"),
+    [
+        (NcclLog(ways=(Way(0, 1, "P2P/CUMEM"),)), Beside(nvlink=4096), nullcontext()),
+        (NcclLog(ways=(Way(0, 1, "P2P/CUMEM"),)), Beside(nvlink=0), pytest.raises(NotJudged, match="counted no bytes")),
+        (NcclLog(unknown=("via TELEPORT",)), Beside(), pytest.raises(NotJudged, match="TELEPORT")),
+        (NcclLog(), Beside(), pytest.raises(NotJudged, match="does not say")),
+        (NcclLog(ways=(Way(0, 1, "SHM"),)), Beside(), pytest.raises(Faults, match="SHM")),
+    ],
+)
+def test_what_the_log_leaves_open_is_not_judged(log, beside, ends):
+    with ends:
+        assert transport.expect_fastest(transport.Transport(log, [beside] * 4), four(set()), H200.machine(4)) == []
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,8 @@ STAY: dict[str, str] = {
     **dict.fromkeys(("request", "pytestconfig", "cache", "pytester"), _BY_FIXTURE),
     **dict.fromkeys(
         (
-            "judge", "burn_in", "power_steps", "record_fingerprints", "record_property", "record_xml_attribute",
-            "record_testsuite_property", "subtests", "world",
+            "judge", "burn_in", "power_steps", "record_fingerprints", "record_transport", "record_property",
+            "record_xml_attribute", "record_testsuite_property", "subtests", "world",
         ),
         _BY_WORLD,
     ),

@@ -85,7 +85,7 @@ MOST_LINES = 12
 # Events that a new run takes over as they are. All others it has itself, or they belong to a check that runs again.
 TAKEN_OVER = (
     events.HostFactRead, events.FingerprintsTaken, events.Session, events.Spoiled, events.SuiteSeen, events.FaultFound,
-    events.Noticed, events.Losses,
+    events.Noticed, events.Losses, events.TransportRead,
 )  # fmt: skip
 
 
