@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.cli import main
-from pytest_gpufleet.model.limit import GRADES, Grade
+from pytest_gpufleet.model.limit import GRADES, Grade, Reference
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import prometheus
 from pytest_gpufleet.report.banner import headline, reasons
@@ -69,6 +69,22 @@ def test_the_machines_that_ran_the_suite_are_those_of_the_results() -> None:
     rows = re.findall(r"^\| (NVIDIA [^|]+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", text, re.M)
     counts = {(name, gpus): int(n) for name, *each in rows for gpus, n in zip((1, 2, 4, 8), each, strict=True)}
     assert {machine: count for machine, count in counts.items() if count} == basis.RAN
+
+
+@pytest.mark.parametrize(
+    ("nccl", "driver", "told"),
+    [("2.18.5", "550.54", ["NCCL", "driver"]), ("2.26.2", "", ["NCCL"]), ("2.27.7", "570.1", [])],
+)
+def test_limits_of_much_older_software_are_named_on_the_page(
+    record: Record, nccl: str, driver: str, told: list[str]
+) -> None:
+    record.topology = replace(record.topology, nccl="2.28.9", driver="580.159.04")
+    of = Reference(100.0, nccl=nccl, driver=driver)
+    judged = [(each, each.limit) for each in record.findings if each.limit]
+    record.findings = [replace(each, limit=replace(limit, reference=of)) for each, limit in judged]
+    lines = basis.outdated(record)
+    assert [line.split(" come from ")[1].split()[0] for line in lines] == told
+    assert [line for line in lines if f"<li>{line}</li>" not in page(record, "0" * 64)] == []
 
 
 def test_figures_for_information_and_spread_are_no_basis(record: Record) -> None:

@@ -21,7 +21,7 @@ from pytest_gpufleet.verdict.profile import for_gpu, of_every_gpu, shipped
 from pytest_gpufleet.verdict.reading import read
 from tests.boards import H200 as H200_BOARD
 
-H200, H100, B200 = "NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA B200"
+H200, H100, B200, B300 = "NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA B200", "NVIDIA B300 SXM6 AC"
 RECORDED = Path(__file__).parents[1] / "recorded"
 HEALTHY = sorted({each.parent for each in RECORDED.glob("h200*/evidence.jsonl")} - {RECORDED / "h200x4-neighbour"})
 
@@ -201,7 +201,7 @@ def test_no_healthy_machine_is_rejected_by_what_the_others_reach():
 
 
 def test_who_misses_a_weak_limit_is_broken_and_who_meets_it_is_not_yet_healthy():
-    limit = next(each for each in for_gpu(B200).limits if each.weak)
+    limit = next(each for each in for_gpu(B300).limits if each.weak)
     for factor, required, state in ((0.9, True, "missed"), (1.1, True, "not judged"), (1.1, False, "for information")):
         measurement = Measurement(limit.metric, {"world": factor * limit.value}, limit.conditions)
         finding = Finding("check", measurement, "not judged", limit, required=required)
@@ -209,7 +209,7 @@ def test_who_misses_a_weak_limit_is_broken_and_who_meets_it_is_not_yet_healthy()
 
 
 def test_a_weak_limit_decides_only_where_there_is_no_other():
-    profile = for_gpu(B200)
+    profile = for_gpu(B300)
     weak = next(each for each in profile.limits if each.weak and each.metric == "memory_bandwidth")
     measurement = Measurement("memory_bandwidth", {"gpu0": 6000.0}, {"operation": "copy", "at_once": "all"})
     assert profile.limit_for(measurement) is weak

@@ -93,7 +93,6 @@ def published() -> list[tuple[Board, Measurement, float]]:
     """What the sources of the shipped profiles tell of healthy machines, with the figure; gates of operators too."""
     found = []
     for profile in shipped():
-        board = BOARDS[profile.match[0]]
         for limit in profile.limits:
             if limit.grade == "published" and limit.metric in ("gemm", "memory_bandwidth", "host_bandwidth", "busbw"):
                 measurement = figure(limit.metric, **{"at_once": "one", **limit.conditions})
@@ -101,7 +100,7 @@ def published() -> list[tuple[Board, Measurement, float]]:
                 measurement = figure(limit.metric, places=("gpu0-gpu1",), **limit.conditions)
             else:
                 continue
-            found.append((board, measurement, limit.measured or limit.value))
+            found.append((BOARDS[profile.match[0]], measurement, limit.measured or limit.value))
     return found
 
 

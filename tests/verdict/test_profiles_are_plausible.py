@@ -20,6 +20,7 @@ PCIE = {3: 15.75, 4: 31.5, 5: 63.0}
 FLOP, BYTES = 24.3e9, 331e6
 PEAKS = {"fp32": "peak_tflops_fp32", "tf32": "peak_tflops_tf32"}  # all other recipes compute with 16 bits
 LOWEST, LONGEST = 0.1, 200.0  # of the peak; microseconds
+DATES_FOLLOW = ("h200", "h100-sxm", "every-gpu")
 LEAST, MOST = 0.75, 0.99  # of a healthy figure
 
 # Without these a limit would hold for something that it was not made for: an 8-byte message, a link of another kind.
@@ -51,6 +52,8 @@ def complaints(profile, limit, noted):
     if missing := (NEEDED.get(limit.metric, set()) | between) - limit.conditions.keys():
         yield f"it does not say for which {', '.join(sorted(missing))}"
         return
+    if not (limit.reference or limit).date and profile.path.stem not in DATES_FOLLOW:
+        yield "has no date"
     if limit.measured and not LEAST <= better(limit) <= MOST:
         yield f"is {better(limit):.0%} of the healthy figure {limit.measured:g}"
     if limit.sense == "max":
@@ -102,6 +105,11 @@ def test_the_shipped_limits_are_plausible(profile):
     assert lint(profile) == []
 
 
+def test_no_gpu_has_two_profiles():
+    names = [name for profile in shipped() for name in profile.match]
+    assert len(set(names)) == len(names)
+
+
 @pytest.mark.parametrize("profile", shipped(), ids=lambda profile: profile.path.stem)
 def test_gpus_together_are_not_asked_for_more_than_each_alone(profile):
     together = [
@@ -134,6 +142,9 @@ LATENCY = f"{BUSBW}, method = 'replayed'"
         ("gemm", 31, "precision = 'fp16'", "# Held back by its 70 W.", None),
         ("gemm", 32, "precision = 'fp8'", "", "no peak to hold it against"),
         ("gemm", 32, "", "", "does not say for which precision"),
+        ("gemm", 313, "precision = 'fp16'", "reference", "above the peak of 312"),
+        ("gemm", 300, "precision = 'fp16'", "reference", None),
+        ("gemm", 300, "precision = 'fp16'", "undated", "has no date"),
         ("memory_bandwidth", 2001, "", "", "above the peak of 2000"),
         ("memory_bandwidth", 1800, "", "measured = 2000", None),
         ("memory_bandwidth", 1400, "", "measured = 2000", "70% of the healthy figure 2000"),
@@ -155,12 +166,12 @@ LATENCY = f"{BUSBW}, method = 'replayed'"
 )
 def test_the_linter_finds_what_is_not_plausible(tmp_path, metric, value, when, note, problem):
     definition = METRICS[metric]
-    sense = "min" if definition.better == "higher" else "max"
+    sense = note if note == "reference" else "min" if definition.better == "higher" else "max"
     made = note if note.startswith("measured") else ""  # the healthy figure that it was made from
-    limit = (
-        f'{note if not made else ""}\n[[limit]]\nmetric = "{metric}"\n{sense} = {value}\nunit = "{definition.unit}"\n'
-    )
-    rest = f'grade = "project"\nsource = "somebody"\n{made}\nwhen = {{ {when} }}\n'
+    comment = note if note.startswith("#") else ""
+    limit = f'{comment}\n[[limit]]\nmetric = "{metric}"\n{sense} = {value}\nunit = "{definition.unit}"\n'
+    dated = "" if note == "undated" else 'date = "2026"'
+    rest = f'grade = "project"\nsource = "somebody"\n{dated}\n{made}\nwhen = {{ {when} }}\n'
     path = tmp_path / "card.toml"
     path.write_text(CARD + limit + rest, encoding="utf-8")
     found = lint(load(path))

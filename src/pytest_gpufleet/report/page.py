@@ -230,6 +230,7 @@ def _counts(record: Record) -> list[str]:
         _tally("check", outcomes, ("passed", "failed", "skipped", "not applicable")),
         _tally("measurement", states, STATES),
         _basis(record),
+        *basis.outdated(record),
     ]
     return [text for text in parts if text]
 

@@ -1,6 +1,7 @@
 """What a verdict stands on: how many figures were held against limits of which grade, and whether that is as much as
 was asked for."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -17,6 +18,10 @@ TOO_LOW = "held against a {grade} limit, and --fleet-basis asks for a {wanted} o
 # Machines that the suite has run on at level standard or above, by model and number of GPUs: docs/results/README.md.
 RAN = {("NVIDIA H200", 1): 5, ("NVIDIA H200", 2): 4, ("NVIDIA H200", 4): 3, ("NVIDIA H100 80GB HBM3", 1): 5}
 HAS_RUN = "machines with {gpus} x {name} that ran this suite: {count}"
+# How many numbers of a version say which release it is, and by how much one is so much older that figures may differ:
+# NCCL 2.26 for 2.28, driver 560 for 580.
+RELEASES = {"NCCL": (2, 2), "driver": (1, 20)}
+OUTDATED = "{count} of the limits come from {software} {old}, and this run has {new}: they may be out of date"
 
 
 def judged_by(finding: Finding) -> Grade | None:
@@ -55,6 +60,25 @@ def has_run(record: Record) -> str:
     if len(set(names)) != 1:
         return ""
     return say(HAS_RUN, gpus=len(names), name=names[0], count=RAN.get((names[0], len(names)), 0))
+
+
+def outdated(record: Record) -> list[str]:
+    """Of which limits the source ran a much older NCCL or driver than this run, in words."""
+    here = {"NCCL": record.topology.nccl or "", "driver": record.topology.driver or ""}
+    references = [each.limit.reference for each in distinct(record.findings) if each.limit and each.limit.reference]
+    sources = Counter(pair for each in references for pair in (("NCCL", each.nccl), ("driver", each.driver)))
+    return [
+        say(OUTDATED, count=count, software=say(software), old=old, new=here[software])
+        for (software, old), count in sorted(sources.items())
+        if _releases_behind(software, old, here[software]) >= RELEASES[software][1]
+    ]
+
+
+def _releases_behind(software: str, old: str, new: str) -> int:
+    """0 where one of the versions is not known."""
+    first = [re.findall(r"\d+", version)[: RELEASES[software][0]] for version in (old, new)]
+    was, now = (int("".join(f"{part:0>3}" for part in parts) or 0) for parts in first)
+    return now - was if was else 0
 
 
 def in_words(counts: Mapping[Grade, int], missed: int = 0) -> str:
