@@ -136,8 +136,11 @@ def page() -> str:
 
 
 def of_profile(profile: Profile) -> Iterator[str]:
-    made = made_of(profile)
-    yield f"On {GPUS.get(profile.path.stem, 8)} GPUs. {rejects(made)[0].capitalize()}."
+    made, gpus = made_of(profile), GPUS.get(profile.path.stem, 8)
+    if not made:
+        yield f"On {gpus} GPU{'s' * (gpus > 1)} nothing has a reference or peers: limits are floors or physical."
+        return
+    yield f"On {gpus} GPUs. {rejects(made)[0].capitalize()}."
     yield from ("", *markdown(by_fault(made, "")))
 
 

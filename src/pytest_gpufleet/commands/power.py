@@ -127,7 +127,7 @@ def rejects(made: Sequence[Comparison], nodes: int = 1) -> list[str]:
     """How often a healthy machine is rejected, by the model and by what is on record."""
     seen, most = power.rejected_by_chance(made)
     count = sum(each.often for each in made if not each.fixed)
-    model = f"{of_1000(seen)} by the spreads that are known, at most {of_1000(most)} at their upper ends"
+    model = f"{of_1000(seen)} by the spreads that are known, {of_1000(most)} at their upper ends"
     lines = [f"healthy and rejected, by the model: {model} ({count} comparisons)"]
     if nodes > 1:
         any_node = 1 - (1 - most) ** nodes
