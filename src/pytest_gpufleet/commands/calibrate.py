@@ -28,6 +28,8 @@ def _calibrate(given: argparse.Namespace) -> int:
     command.print_line(
         f"{given.output}: {len(written.limits)} limits for {', '.join(written.match)}; use it with --fleet-profile"
     )
+    for reach in limits.reaches:
+        command.print_line(str(reach))
     if limits.kept:
         command.print_line(f"{given.output}: for {limits.kept} figures the shipped limits hold on (--replace-shipped)")
     if problem := too_few(runs):
@@ -47,8 +49,8 @@ CALIBRATE = command.Command(
             help="also write limits where weaker shipped ones hold (default: only where none holds)",
         ),
     ),
-    "A limit is what 99.9 % of the GPUs of such machines reach, with a confidence of 95 %. It refuses runs that were "
-    "not clean, and runs that differ in GPU model, in software, or by more than 10 % in a figure.",
+    "A limit is the mean of these machines, with how much they and their GPUs differ. It refuses runs that were not "
+    "clean, and runs that differ in GPU model, in software, or by more than 10 % in a figure.",
 )
 
 

@@ -1,84 +1,38 @@
-"""Limits from machines that are known to be good, for what nobody published or a contract asks for more."""
+"""What machines that are known to be good reach, and how much they differ: references where nobody published any, or
+where a contract asks for more."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from itertools import chain
-from statistics import NormalDist, fmean, median
-from typing import Any, NamedTuple
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
 
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.conditions import Condition
-from pytest_gpufleet.model.gpu import SOFTWARE
-from pytest_gpufleet.model.limit import Calibration, KnownGood, Limit
+from pytest_gpufleet.model.gpu import SOFTWARE, GpuTopology
+from pytest_gpufleet.model.limit import KnownGood, Limit, Reference
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import MEASURED_UNDER, METRICS, GiB, KiB, MiB
+from pytest_gpufleet.model.metric import MEASURED_UNDER, METRICS, GiB, KiB, MiB, SpreadRow
+from pytest_gpufleet.model.place import Place, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.verdict.across_runs.run_comparison import figures, held_to_limits, whose
 from pytest_gpufleet.verdict.fleet import equality
 from pytest_gpufleet.verdict.fleet.equality import models
-from pytest_gpufleet.verdict.noise import factor
-from pytest_gpufleet.verdict.outliers import Figure, GpuIds
+from pytest_gpufleet.verdict.judgement import counted, line_of
+from pytest_gpufleet.verdict.noise import Spread, gpu_line, machine_line, pooled
+from pytest_gpufleet.verdict.outliers import Figure, GpuIds, healthy_spread
+from pytest_gpufleet.verdict.power import Line, of_gpu, of_machine, rejected as rejects, size_found
 from pytest_gpufleet.verdict.profile import Profile, for_gpu, of_every_gpu
 
-# How far from the mean of known-good machines a healthy one may be: one-sided tolerance intervals.
-#
-# For several GPUs of few machines after R. W. Mee and D. B. Owen, Improved Factors for One-Sided Tolerance Limits for
-# Balanced One-Way ANOVA Random Models, Journal of the American Statistical Association 78 (1983).
-
-PORTION = 0.999
-Z = NormalDist().inv_cdf(PORTION)
-
-
-class Interval(NamedTuple):
-    """Of one GPU of any other machine: `mean` less (or more) `k` times `s` is what 99.9 % of them reach, with a
-    confidence of 95 %. `k` is None where one machine says nothing of how machines differ."""
-
-    mean: float
-    s: float
-    k: float | None
-
-
-def interval(machines: Sequence[Sequence[Sequence[float]]], floor: float) -> Interval:
-    """The interval of a figure: for each machine and each of its places the values of all runs.
-
-    Machines, GPUs of one machine and runs of one GPU vary each by themselves, with degrees of freedom of their own:
-    eight GPUs of one board are not eight machines. The three variances add up, with degrees of freedom after
-    Satterthwaite. Machines differ by a standard deviation of `floor` at least.
-    """
-    places = [[fmean(values) for values in machine] for machine in machines]
-    means = [fmean(machine) for machine in places]
-    between, between_df = _pooled([means])
-    within, within_df = _pooled(places)
-    runs, runs_df = _pooled([values for machine in machines for values in machine])
-    mean, rest = fmean(means), within + runs
-    if not between_df:
-        return Interval(mean, math.sqrt(rest), None)
-    between = max(between, floor**2)
-    variance = between + rest
-    parts = ((between, between_df), (within, within_df), (runs, runs_df))
-    df = variance**2 / sum(part**2 / part_df for part, part_df in parts if part_df)
-    # As many independent values would know the mean as well as these machines do.
-    n = len(machines) * variance / between
-    return Interval(mean, math.sqrt(variance), factor(Z, n, df))
-
-
-def _pooled(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """The variance of values about the mean of their group, and its degrees of freedom."""
-    df = sum(len(group) - 1 for group in groups)
-    squares = sum((value - fmean(group)) ** 2 for group in groups for value in group)
-    return (squares / df, df) if df else (0.0, 0)
-
-
-# Machines of one model differ by this much at least: less is luck, and another driver changes as much.
-FLOOR = 0.003
-# However little a few machines show, a GPU that does worse than all of them by more is not what was calibrated on.
-CAP = 0.05
 DISAGREEMENT = 0.10
-FEWEST_MACHINES = 2
+FEWEST_MACHINES = 3
 DIGITS = 4
+FOUND = 0.99
+MOST_MACHINES = 1000
 
 
 class CannotCalibrate(ValueError):
@@ -87,11 +41,12 @@ class CannotCalibrate(ValueError):
 
 @dataclass(frozen=True)
 class CalibratedLimits:
-    """`limits` extend those of `base`, the shipped profile of the GPU model, if there is one; `kept` counts the figures
-    for which its limits hold on. `figures`: what each limit is for."""
+    """`limits` and `spreads` extend those of `base`, the shipped profile of the GPU model, if there is one; `kept`
+    counts the figures for which its limits hold on. `reaches`: what each limit finds."""
 
     limits: tuple[Limit, ...]
-    figures: tuple[Figure, ...]
+    spreads: tuple[SpreadRow, ...]
+    reaches: tuple["Reach", ...]
     base: Profile | None
     kept: int
 
@@ -108,20 +63,53 @@ class _Known:
     def worst(self) -> float:
         return self.figure.worst(self.by_run.values())
 
+    @property
+    def places(self) -> list[list[float]]:
+        """Of each machine what each of its places reached, as the mean of all runs."""
+        return [[fmean(values) for values in of_gpus.values()] for of_gpus in self.by_machine.values()]
+
+    @property
+    def mean(self) -> float:
+        return fmean(map(fmean, self.places))
+
     def __str__(self) -> str:
         conditions = ", ".join(f"{key}={value}" for key, value in self.figure.conditions)
         return f"{self.figure.metric.title} ({conditions})" if conditions else self.figure.metric.title
 
 
-def calibrate(runs: Mapping[str, Record], *, replace_shipped: bool = False) -> CalibratedLimits:
-    """A limit for each figure that the suite judges and no shipped limit holds for, by one-sided tolerance intervals:
-    what 99.9 % of the GPUs of such machines reach, with a confidence of 95 %.
+@dataclass(frozen=True)
+class Reach:
+    """What a limit of so many `machines` with so many `places` each finds: by the mean of a machine like these, and by
+    each of its places among the others. None: it is one place. `half`: of how many machines it would have to be, so
+    that it finds half of that; None where no number is enough."""
 
-    `replace_shipped`: also where a shipped limit holds and is weaker; no shipped limit is ever weakened. The mean of
-    the machines less k s is at most 5 % below it (a ratio: 0.05), but no limit is above what any of these GPUs did; of
-    one machine, which says nothing of how machines differ, it is these 5 %. CannotCalibrate if a run was not clean, if
-    the runs are not of one GPU model and software or differ by more than 10 % in a figure, or if a GPU lies outside of
-    the interval that all of them give.
+    known: _Known
+    machines: int
+    places: int
+    machine: Line
+    place: Line | None
+    half: int | None
+
+    def __str__(self) -> str:
+        """ "bus bandwidth (...): 366.9 GB/s of 3 machines; line 3.1 % below, finds 3.8 % with 99 %, ..." """
+        way = "below" if self.known.figure.metric.better == "higher" else "above"
+        of = f"{self.machines} machine{'s' * (self.machines > 1)}"
+        each = f"; one of {self.places} places from {size_found(FOUND, self.place):.1%}" if self.place else ""
+        more = f"{self.half} machines would halve that" if self.half else "more machines would not halve that"
+        return (
+            f"{self.known}: {self.known.mean:,.4g} {self.known.figure.metric.unit} of {of}; the line is "
+            f"{self.machine.at:.1%} {way}, finds a machine with {FOUND:.0%} from {size_found(FOUND, self.machine):.1%}"
+            f"{each}; {100 * (1 - rejects(self.machine)):.6g} % of healthy machines meet it; {more}"
+        )
+
+
+def calibrate(runs: Mapping[str, Record], *, replace_shipped: bool = False) -> CalibratedLimits:
+    """A reference for each figure that the suite judges and no shipped limit holds for: the mean of the machines, and
+    how much they and their places differ. Where no default says how much those of a figure usually differ, a floor.
+
+    `replace_shipped`: also where a shipped limit holds and is weaker; no shipped limit is ever weakened.
+    CannotCalibrate if a run was not clean, if the runs are not of one GPU model and software or differ by more than
+    10 % in a figure, or if a machine or a place is further from the others than healthy ones are.
     """
     problems = [f"{name} {problem}" for name, record in runs.items() for problem in _unclean(record)]
     if problems or (problems := _unlike(runs)):
@@ -129,21 +117,30 @@ def calibrate(runs: Mapping[str, Record], *, replace_shipped: bool = False) -> C
     known = [one for one in _known(runs) if not one.worst <= 0]  # which no limit can be; NaN is refused below
     if not known:
         raise CannotCalibrate("the runs have no figure that a limit could rest on")
-    if problems := [problem for one in known if (problem := _disagreement(one))]:
-        raise CannotCalibrate("; ".join(problems))
     first = next(iter(runs.values()))
-    base, origin, fabric = for_gpu(models(first)), _origin(runs.values()), first.topology.fabric
-    shipped_limits = base or of_every_gpu()
-    made = {one.figure: limit for one in known if (limit := _limit(one, origin))}
+    count = counted(first)
+    if problems := [problem for one in known if (problem := _disagreement(one, first.topology, count))]:
+        raise CannotCalibrate("; ".join(problems))
+    base, sources = for_gpu(models(first)), _sources(runs.values())
+    made = {one.figure: (one, limit) for one in known if (limit := _limit(one, first.topology, count, sources))}
+    spreads = {one.figure: _seen(one, sources) for one, limit in made.values() if limit.reference}
+    before = base or of_every_gpu()
+    here = replace(before, path=Path(), base=before, limits=(), spreads=tuple(spreads.values()))
     limits = {
-        figure: limit
-        for figure, limit in made.items()
-        if not _stands(shipped_limits, figure, limit, fabric, replace_shipped)
+        figure: one
+        for figure, (one, limit) in made.items()
+        if not _stands(before, here, limit, one, first.topology, count, replace_shipped)
     }
     if not limits:
         sharper = "none of them is weaker" if replace_shipped else "--replace-shipped replaces those that are weaker"
         raise CannotCalibrate(f"a shipped limit holds for every figure: {sharper}")
-    return CalibratedLimits(tuple(limits.values()), tuple(limits), base, len(made) - len(limits))
+    return CalibratedLimits(
+        tuple(made[figure][1] for figure in limits),
+        tuple(row for row in spreads.values() if row.between is not None or row.within is not None),
+        tuple(_reach(one, first.topology, count) for one in limits.values()),
+        base,
+        len(made) - len(limits),
+    )
 
 
 def _unclean(record: Record) -> list[str]:
@@ -198,14 +195,15 @@ def _machines(runs: Mapping[str, Record]) -> dict[str, str]:
 def _known(runs: Mapping[str, Record]) -> list[_Known]:
     """What limits can be made for: figures that require one or had one, under conditions that a profile knows."""
     found: dict[Figure, _Known] = {}
-    machines = _machines(runs)
+    machines, parts = _machines(runs), {record.topology.part for record in runs.values()}
+    part = parts.pop() if len(parts) == 1 else ""
     for name, record in runs.items():
         for figure, values in figures(held_to_limits(record.findings)).items():
             under = MEASURED_UNDER.get(figure.name)
             conditions = tuple((key, value) for key, value in figure.conditions if under is None or key in under)
-            if under and "fabric" in under and record.topology.fabric != "none":
-                conditions = tuple(sorted((*conditions, ("fabric", record.topology.fabric))))
-            known = Figure(figure.name, conditions, figure.metric)
+            here = {"fabric": record.topology.fabric.replace("none", ""), "part": part}
+            conditions += tuple(item for item in here.items() if item[0] in (under or ()) and item[1])
+            known = Figure(figure.name, tuple(sorted(conditions)), figure.metric)
             one = found.setdefault(known, _Known(known, {}, {}))
             one.by_run[name] = figure.worst((*values.values(), one.by_run.get(name, next(iter(values.values())))))
             of_gpus = one.by_machine.setdefault(machines[name], {})
@@ -221,89 +219,136 @@ def _known(runs: Mapping[str, Record]) -> list[_Known]:
     return sorted(found.values(), key=lambda one: by_metric(one.figure))
 
 
-def _disagreement(one: _Known) -> str:
-    """Why no limit can be made of this figure; empty if they are."""
+def _disagreement(one: _Known, topology: GpuTopology, count: int) -> str:
+    """Why no limit can be made of this figure; empty if one can."""
     unit = one.figure.metric.unit
-    values = ", ".join(f"{value:,.4g} {unit} in {name}" for name, value in one.by_run.items())
+    said = ", ".join(f"{value:,.4g} {unit} in {name}" for name, value in one.by_run.items())
     numbers = one.by_run.values()
     if not all(math.isfinite(value) for values in one.by_machine.values() for value in chain(*values.values())):
-        return f"{one} is no number: {values}"
+        return f"{one} is no number: {said}"
     apart = one.figure.share(max(numbers) - min(numbers), median(numbers))
     if apart > DISAGREEMENT:
-        return f"{one} differs by {apart:.0%}: {values}"
-    mean, s, k = _interval(one)
-    if k is not None and abs(one.worst - mean) > k * s:
-        return f"{one} has a GPU too far from the mean of {mean:,.4g} {unit} to be one of them: {values}"
+        return f"{one} differs by {apart:.0%}: {said}"
+    for name, of_gpus in one.by_machine.items():  # beside the others, which it must not draw along
+        machine = [fmean(values) for values in of_gpus.values()]
+        others = {other: values for other, values in one.by_machine.items() if other != name}
+        rest = replace(one, by_machine=others or one.by_machine)
+        spread, matters, fixed = _spread(rest, topology)
+        off = abs(one.figure.share(fmean(machine) - rest.mean, rest.mean))
+        if not fixed and off > machine_line(spread, len(rest.places), len(machine), count, matters):
+            return f"{one} has a machine too far from the mean of {rest.mean:,.4g} {unit} to be one of them: {said}"
+        allowed = gpu_line(spread, len(machine), count, matters) if len(machine) > 1 else math.inf
+        if any(abs(one.figure.share(value - median(machine), median(machine))) > allowed for value in machine):
+            return f"{one} has a GPU too far from the others of its machine to be one of them: {said}"
     return ""
 
 
-def _interval(one: _Known) -> Interval:
-    values = [list(of_gpus.values()) for of_gpus in one.by_machine.values()]
-    mean = fmean(value for machine in values for of_gpu in machine for value in of_gpu)
-    return interval(values, FLOOR * one.figure.scale(mean))
+def _seen(one: _Known, sources: Mapping[str, str]) -> SpreadRow:
+    """How much its places differ within a machine, and the means of machines, where these are several."""
+    means, places, scale = [*map(fmean, one.places)], sum(map(len, one.places)), one.figure.scale(one.mean)
+    squares = sum((value - mean) ** 2 for mean, machine in zip(means, one.places, strict=True) for value in machine)
+    df = places - len(means)
+    within = _digits(math.sqrt(squares / df) / scale) if df else None
+    between = _digits(stdev(means) / scale) if len(means) > 1 else None
+    under = {key: value for key, value in one.figure.conditions if key != "part"}  # they are all of one, if of any
+    return SpreadRow(
+        one.figure.name, within, between, len(means), places,
+        source=sources["source"], date=sources["date"], conditions=under,
+    )  # fmt: skip
 
 
-def _origin(records: Iterable[Record]) -> str:
-    """Where the figures come from: hosts, days, software."""
+def _spread(one: _Known, topology: GpuTopology, machines: int = 0) -> tuple[Spread, float, bool]:
+    """How much such machines differ, by what was seen of these and the default of the metric, and the smallest fault
+    that matters; and whether there is no such default, but a tolerance. `machines`: as if that many had been seen."""
+    healthy, seen = healthy_spread(one.figure, topology, of_every_gpu()), _seen(one, {"source": "", "date": ""})
+    n = machines or seen.machines
+    df = n * (seen.gpus / seen.machines - 1)
+    within, within_df = pooled(healthy.within, healthy.within if seen.within is None else seen.within, df)
+    between, between_df = pooled(healthy.between, healthy.between if seen.between is None else seen.between, n - 1)
+    return Spread(within, between, within_df, between_df), healthy.matters, healthy.fixed
+
+
+def _reach(one: _Known, topology: GpuTopology, count: int) -> Reach:
+    machines, places = len(one.places), min(map(len, one.places))
+
+    def line(of: int) -> Line:
+        spread, matters, _ = _spread(one, topology, of)
+        return of_machine(spread, of, places, count, matters)
+
+    half, of = size_found(FOUND, line(machines)) / 2, machines
+    while of <= MOST_MACHINES and size_found(FOUND, line(of)) > half:
+        of = math.ceil(1.25 * of)
+    spread, matters, _ = _spread(one, topology)
+    place = of_gpu(spread, places, count, matters) if places > 1 else None
+    return Reach(one, machines, places, line(machines), place, of if of <= MOST_MACHINES else None)
+
+
+def _sources(records: Iterable[Record]) -> dict[str, str]:
+    """Where the figures come from: hosts, days, software; the last day; the versions that references are known by."""
     records = list(records)
     hosts = sorted({record.run.host for record in records})
     days = sorted({record.run.utc[:10] for record in records})
     topology = records[0].topology
     counts = sorted({len(record.topology.gpus) for record in records})
-    return (
+    source = (
         f"{'/'.join(map(str, counts))}x {topology.gpus[0].name}, {', '.join(hosts)}, "
         f"{days[0] if len(days) == 1 else f'{days[0]} to {days[-1]}'}, driver {topology.driver}, "
         f"NCCL {topology.nccl}, torch {topology.torch}"
     )
+    return {"source": source, "date": days[-1], "nccl": topology.nccl or "", "driver": topology.driver or ""}
 
 
-def _limit(one: _Known, origin: str) -> Limit | None:
+def _limit(one: _Known, topology: GpuTopology, count: int, sources: Mapping[str, str]) -> Limit | None:
     """None where it would be nothing, which no limit can be."""
     metric = one.figure.metric
     higher = metric.better == "higher"
-    mean, s, k = _interval(one)
-    most = max(CAP * one.figure.scale(mean), abs(mean - one.worst))
-    margin = most if k is None else min(k * s, most)
-    # Towards the side on which the runs that it comes from still meet it. A ratio is at most 1.
-    value = _digits(mean - margin, ROUND_FLOOR) if higher else _digits(mean + margin, ROUND_CEILING)
-    value = min(value, 1.0) if metric.unit == "ratio" else value
-    if value <= 0:
-        return None
-    gpus = len(set(chain.from_iterable(chain.from_iterable(one.by_machine.values()))))
-    calibration = Calibration(len(one.by_run), len(one.by_machine), gpus, _digits(s), k and _digits(k))
-    return Limit(
-        one.figure.name, "min" if higher else "max", value, metric.unit, "calibrated", origin,
-        dict(one.figure.conditions), "", _digits(mean) or None, given=True, calibration=calibration,
+    spread, matters, fixed = _spread(one, topology)
+    known = Limit(
+        one.figure.name, "min" if higher else "max", _digits(one.mean), metric.unit, "calibrated", sources["source"],
+        dict(one.figure.conditions), "", given=True,
     )  # fmt: skip
+    if not fixed:
+        of = Reference(known.value, len(one.places), sources["date"], sources["nccl"], sources["driver"])
+        return replace(known, reference=of) if known.value else None
+    # Of each place, and towards the side on which all of these meet it. A ratio is at most 1.
+    margin = machine_line(spread, len(one.places), 1, count, matters) * one.figure.scale(one.mean)
+    margin = max(margin, abs(one.mean - one.worst))
+    floor = _digits(one.mean - margin, ROUND_FLOOR) if higher else _digits(one.mean + margin, ROUND_CEILING)
+    floor = min(floor, 1.0) if metric.unit == "ratio" else floor
+    return replace(known, value=floor, measured=known.value or None, date=sources["date"]) if floor > 0 else None
 
 
 def _digits(value: float, rounding: str | None = None) -> float:
     return float(Context(prec=DIGITS, rounding=rounding).create_decimal(repr(value)))
 
 
-def _stands(profile: Profile, figure: Figure, limit: Limit, fabric: str, replace_shipped: bool) -> bool:
+def _stands(
+    before: Profile, here: Profile, limit: Limit, one: _Known, topology: GpuTopology, count: int, replace_shipped: bool
+) -> bool:
     """Whether a shipped limit stays what holds for this figure: such runs met it."""
-    conditions = dict(figure.conditions)
-    before = profile.limit_for(Measurement(figure.name, {}, conditions, definition=figure.metric), fabric)
-    return before is not None and not before.weak and (not replace_shipped or limit.met_by(before.value))
+    values: dict[Where, float] = {Place(0, "gpu", index): value for index, value in enumerate(one.places[0])}
+    measured = Measurement(one.figure.name, values, dict(one.figure.conditions), definition=one.figure.metric)
+    stated = before.limit_for(measured, topology.fabric, topology.part)
+    if stated is None or stated.weak or not replace_shipped:
+        return stated is not None and not stated.weak
+    line, shipped_line = (
+        line_of(each, measured, by, topology, count) for each, by in ((limit, here), (stated, before))
+    )
+    return line.met_by(shipped_line.value)
 
 
 def too_few(runs: Mapping[str, Record]) -> str:
-    """Why limits of these runs may say more of the machines at hand than of good ones; "" if there are enough."""
+    """Why these limits say little of how much machines differ; "" if there are enough."""
     machines = len(set(_machines(runs).values()))
     if machines >= FEWEST_MACHINES:
         return ""
-    return (
-        f"these limits come from {machines} machine, which does not show how machines differ: they are {CAP:.0%} below "
-        f"what it did, or what its worst GPU did; take {FEWEST_MACHINES} machines at least, better 4 or more"
-    )
+    of = f"{machines} machine{'s' * (machines > 1)}"
+    return f"of {of}: mostly default spread. Take {FEWEST_MACHINES} machines at least, better ten"
 
 
 HEAD = """\
 # Calibrated on known-good runs of pytest-gpufleet {plugins}.
-# Each limit is what 99.9 % of the GPUs of such machines reach, with a confidence of 95 %: k standard
-# deviations s from the mean (measured). Machines differ by {floor:.1%} at least. k s is at most {cap:.0%},
-# or as far as the worst of these GPUs was.
+# A reference is the mean of the machines; [[spread]] says how much they and their GPUs differ (standard deviations).
 """
 
 
@@ -316,7 +361,7 @@ def profile_text(calibrated: CalibratedLimits, runs: Mapping[str, Record], sums:
 
     base, model = calibrated.base, models(next(iter(runs.values())))
     plugins = sorted({record.run.plugin for record in runs.values()})
-    head = HEAD.format(plugins=", ".join(plugins), floor=FLOOR, cap=CAP)
+    head = HEAD.format(plugins=", ".join(plugins))
     if base:
         head += "# Where a shipped limit holds that is not repeated here, it holds on.\n"
     content = {
@@ -325,10 +370,11 @@ def profile_text(calibrated: CalibratedLimits, runs: Mapping[str, Record], sums:
         # Those of an author's own checks, which a profile has to declare.
         "metric": {
             metric.name: {"unit": metric.unit, "better": metric.better, "title": metric.title}
-            for metric in (figure.metric for figure in calibrated.figures)
+            for metric in (reach.known.figure.metric for reach in calibrated.reaches)
             if metric.name not in MEASURED_UNDER
         },
         "limit": [_limit_text(limit) for limit in calibrated.limits],
+        "spread": [_spread_text(row) for row in calibrated.spreads],
         "calibrated_on": [asdict(_known_good(name, record, sums[name])) for name, record in runs.items()],
     }
     return f"{head}\n{tomli_w.dumps({key: value for key, value in content.items() if value})}"
@@ -342,18 +388,27 @@ def _known_good(name: str, record: Record, digest: str) -> KnownGood:
 
 
 def _limit_text(limit: Limit) -> dict[str, Any]:
-    rests_on = asdict(limit.calibration) if limit.calibration else {}
+    of = limit.reference
     table = {
         "metric": limit.metric,
-        limit.sense: limit.value,
+        **({} if of else {limit.sense: limit.value, "measured": limit.measured, "date": limit.date}),
+        **({"reference": of.value, "machines": of.machines, "date": of.date} if of else {}),
+        **({"nccl": of.nccl, "driver": of.driver} if of else {}),
         "unit": limit.unit,
         "grade": limit.grade,
-        "measured": limit.measured,
         "source": limit.source,
-        "calibration": {name: value for name, value in rests_on.items() if value is not None},
-        "when": {key: _value(key, given) for key, given in limit.conditions.items()},
+        "when": _when(limit.conditions),
     }
     return {key: value for key, value in table.items() if value}
+
+
+def _spread_text(row: SpreadRow) -> dict[str, Any]:
+    table = {**asdict(row), "when": _when(row.conditions)}
+    return {key: value for key, value in table.items() if key != "conditions" and value not in (None, "", {})}
+
+
+def _when(conditions: Mapping[str, Condition]) -> dict[str, Condition]:
+    return {key: _value(key, given) for key, given in conditions.items()}
 
 
 def _value(key: str, value: Condition) -> Condition:
