@@ -34,6 +34,8 @@ TOLD_BY = ("precision", "operation", "recipe", "direction", "collective", "bytes
 
 def _run(given: argparse.Namespace) -> int:
     command.check_output(given.plot)
+    if min(given.gpus, given.nodes) < 1:
+        raise Refused("--gpus and --nodes are 1 at least")
     made, title = _comparisons(given)
     console = command.new_console(highlight=False)
     console.width = max(console.width, COLUMNS_WIDE)
