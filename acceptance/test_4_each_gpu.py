@@ -23,7 +23,14 @@ from pytest_gpufleet import (
     measure_all,
 )
 from pytest_gpufleet.probes.compute import corruption
-from pytest_gpufleet.probes.compute.rate import PRECISIONS, precisions_of, relative_rate, usual_precision
+from pytest_gpufleet.probes.compute.rate import (
+    PRECISIONS,
+    full_clock_rates,
+    precisions_of,
+    relative_rate,
+    usual_precision,
+    why_below_full_clock,
+)
 from pytest_gpufleet.probes.memory import PatternTest, hold_patterns, memory_bandwidth
 from pytest_gpufleet.probes.search import collective
 
@@ -55,6 +62,25 @@ def test_matrix_product_is_exact(world: World, precision: str) -> None:
     computes wrongly: replace it. If all GPUs are wrong, the driver or the CUDA libraries are at fault.
     """
     world.faultless(corruption.exact_matmul, precision, code="matmul_wrong")
+
+
+@pytest.mark.level("standard")
+@pytest.mark.figures("gemm_full_clock")
+def test_matmuls_at_full_clock(world: World, judge: Judge) -> None:
+    """Matmul throughput at full clock, below the power limit
+
+    Multiplies zeros in fp32, which takes so little power that the clock stays at its highest, where GPUs of one model
+    hardly differ. So it finds a GPU that is 1 % slow, and the first line says why. Its clock is lower: something holds
+    it down, `nvidia-smi -q -d CLOCK,PERFORMANCE,POWER`. It does less at the same clock: a multiprocessor is off or
+    slow, or its L2 cache; replace the GPU. Whether results are right under full load, other checks say.
+    """
+    rates: list[Measurement] = []
+
+    def measured() -> Measurement:
+        rates.append(full_clock_rates(world))
+        return rates[-1]
+
+    judge(measured, required=False, on_miss=lambda: why_below_full_clock(rates[-1]))
 
 
 @pytest.fixture(scope="module")

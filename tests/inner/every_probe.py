@@ -45,6 +45,7 @@ def test_everything(nccl_group, world, judge, gpu_topology, tmp_path):
         measure(nccl_group, launch_time),
         product := measure(world, rate.matmul_rate, "fp32"),
         rate.relative_rate([product]),
+        rate.full_clock_rates(world),
         *measure_all(world, memory_bandwidth),
         *host_memory_bandwidth(world, MiB, 0.01),
         *(measurement for each in copied for measurement in each.measurements),

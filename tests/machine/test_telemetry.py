@@ -17,6 +17,7 @@ import pytest
 
 from pytest_gpufleet.machine import telemetry
 from pytest_gpufleet.machine.gpu_facts import READINGS, SLOW_READINGS
+from pytest_gpufleet.machine.health import POWER_CAP
 from pytest_gpufleet.machine.local_node import LocalNode
 from pytest_gpufleet.machine.telemetry import Activity, Sampler, Watch
 from pytest_gpufleet.model import codec
@@ -259,10 +260,11 @@ def test_clock_event_reasons_in_words(mask: int, words: list[str]) -> None:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Watch]:
-    """watched(power=...): what was seen of GPU 1 of two, of which each of its powers in W was read once."""
+    """watched(power=...): what was seen of GPU 1 of two, of which each of its powers in W was read once; above 500 W
+    the driver's power cap holds it."""
 
     def run(*power: float, unsupported: tuple[str, ...] = (), lost: tuple[int, ...] = ()) -> Watch:
-        milliwatts, all_read = iter(power), threading.Event()
+        milliwatts, reasons, all_read = iter(power), iter(power), threading.Event()
 
         def next_power(nvml: Any, card: Any) -> float:
             assert card.index == 1
@@ -278,6 +280,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Watch]:
             "nvmlDeviceGetTemperature": lambda nvml, card, sensor: 61,
             "nvmlDeviceGetClockInfo": lambda nvml, card, clock: 1410,
             "nvmlDeviceGetPowerUsage": next_power,
+            "nvmlDeviceGetCurrentClocksEventReasons": lambda nvml, card: POWER_CAP if next(reasons, 0) > 500 else 1,
         }
         monkeypatch.setattr(telemetry, "INTERVAL_SECONDS", 0.001)
         for name, answer in answers.items():
@@ -301,6 +304,11 @@ def test_its_state_is_the_mean_of_what_can_be_read_and_the_energy_of_the_block(w
     alone = watched(unsupported=("nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption")).state
     assert alone == GpuState(temperature_c=61, sm_clock_mhz=1410)
     assert watched(lost=(1,)).state is None
+
+
+@pytest.mark.parametrize(("watts", "held"), [((700, 700, 300), True), ((700, 300, 300), False)])
+def test_the_power_cap_holds_it_that_is_there_half_of_the_time(watched: Callable[..., Watch], watts, held) -> None:
+    assert watched(*watts).held_by(POWER_CAP) == held
 
 
 def test_neither_has_a_cpu_rank_nor_a_gpu_without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,15 @@
 """Matmuls that go wrong on one rank are found, and the rank and the element named."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from pytest_gpufleet.model.measurement import GpuState, Reading
+from pytest_gpufleet.model.place import gpu
+from pytest_gpufleet.probes.compute.rate import full_clock_rates, why_below_full_clock
+from pytest_gpufleet.verdict.judgement import judge
+from tests.boards import BOARDS
 
 EACH_GPU = Path(__file__).parents[2] / "acceptance" / "test_4_each_gpu.py"
 REPEAT = "test_products_repeat_bit_for_bit"
@@ -64,3 +71,46 @@ def test_of_two_ranks_that_disagree_neither_is_believed(planted):
     message = run.check(f"{REPEAT}[fp32]").message
     assert "its matmul is another one than that of 1 of 2 ranks (CPU)" in message
     assert "nobody can say which is right" in message
+
+
+USUAL, PINNED = (51.04, 1980.0), (50.2, 1947.0)  # TFLOP/s of an H200 and MHz; at a clock that is held 1.7 % lower
+FEWER = (50.27, 1980.0)  # without two of its 132 multiprocessors
+
+
+def at_full_clock(*each, capped=()):
+    """What GPUs give, of which the power cap holds some."""
+    readings = [
+        (
+            Reading("gemm_full_clock", rate, {"precision": "fp32"}, gpu_state=GpuState(50.0, clock, 440.0)),
+            index in capped,
+        )
+        for index, (rate, clock) in enumerate(each)
+    ]
+    places = [gpu(index) for index in range(len(each))]
+    return full_clock_rates(SimpleNamespace(run=lambda probe: readings, size=len(each), places=places))
+
+
+@pytest.mark.parametrize(
+    ("each", "slow", "why"),
+    [
+        ([USUAL] * 3 + [PINNED], {gpu(3)}, "its SM clock was 1,947 MHz, that of the fastest 1,980"),
+        ([USUAL, FEWER, USUAL, USUAL], {gpu(1)}, "at 1,980 MHz it does 1.5% less than the fastest"),
+        ([USUAL] * 3 + [(50.95, 1980.0)], set(), "all alike, at 1,980 MHz"),
+        ([PINNED] * 4, set(), "all alike, at 1,947 MHz"),
+    ],
+)  # fmt: skip
+def test_a_gpu_that_is_a_hundredth_slow_at_full_clock_is_found_and_why(each, slow, why):
+    measured = at_full_clock(*each)
+    board = BOARDS["NVIDIA H200"]
+    finding = judge(measured, None, board.machine(4), "check", rehearsal=False, required=False)
+    assert finding.slower_than_peers.keys() == slow
+    cause = why_below_full_clock(measured)
+    assert why in (cause if isinstance(cause, str) else cause[0].what)
+
+
+def test_cards_that_are_at_their_power_limit_even_so_are_measured_under_another_condition():
+    """Of three one that the cap holds alone is slow for it."""
+    limits = [
+        at_full_clock(USUAL, USUAL, PINNED, capped=capped).conditions["at_power_limit"] for capped in ({2}, {1, 2})
+    ]
+    assert limits == [False, True]

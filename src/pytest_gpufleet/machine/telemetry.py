@@ -16,6 +16,7 @@ from pytest_gpufleet.model.gpu import Gpu, Missing, clock_events
 from pytest_gpufleet.model.measurement import SLOW_BEAT, GpuState, Sample
 
 READ, ENERGY = ("temperature_c", "sm_clock_mhz", "power_watts"), "energy_joules"  # the fields of GpuState
+REASONS = "clock_event_reasons"
 INTERVAL_SECONDS = 0.1  # as often as a GPU measures its power anew
 
 
@@ -24,7 +25,7 @@ def _readings(index: int) -> Iterator[dict[str, float]]:
     with suppress(NoGpus), nvml.session() as driver, suppress(driver.NVMLError):
         gpu = Nvml(driver, [driver.nvmlDeviceGetHandleByIndex(index)])
         while True:
-            read = nvml.read(gpu, 0, (*READ, ENERGY))
+            read = nvml.read(gpu, 0, (*READ, ENERGY, REASONS))
             yield {name: float(value) for name, value in read.items() if not isinstance(value, Missing)}
 
 
@@ -65,8 +66,13 @@ class Watch:
         """The same without the spikes, of which a mean has its part: for what is a figure itself."""
         return self._over_all(median)
 
+    def held_by(self, reason: int) -> bool:
+        """Whether a clock event reason was there half of the time or more, as far as NVML showed any."""
+        seen = [int(reasons) & reason > 0 for reasons in self._read.get(REASONS, [])]
+        return 2 * sum(seen) >= len(seen) > 0
+
     def _over_all(self, of: Callable[[list[float]], float]) -> GpuState | None:
-        states = {name: of(values) for name, values in self._read.items() if name != ENERGY}
+        states = {name: of(values) for name, values in self._read.items() if name in READ}
         energy = self._read.get(ENERGY, [])
         spent = {ENERGY: energy[-1] - energy[0]} if len(energy) > 1 else {}
         return GpuState(**states, **spent) if states else None
@@ -134,9 +140,6 @@ class Sampler:
                 self.trouble = f"{type(error).__name__}: {error}"
             # The next beat of a fixed rhythm; beats that were missed are left out, not made up for.
             due += self._interval * max(1, math.ceil((time.monotonic() - due) / self._interval))
-
-
-REASONS = "clock_event_reasons"
 
 
 class Activity:

@@ -276,6 +276,9 @@ ROWS = (
               ("precision", "at_once", "work", "part", "method"), "products", per_kelvin=0.0015),
     MetricRow(Metric("gemm_relative", "ratio", "higher", "matrix products of all precisions, against the fastest GPU",
                      0.08), ("at_once", "part", "method"), per_kelvin=0.0015),
+    # Below the power limit the clock is fixed, and chips do not differ. At the limit they do, as in other matmuls.
+    MetricRow(Metric("gemm_full_clock", "TFLOP/s", "higher", "matmuls at full clock", 0.08),
+              ("precision", "at_once", "at_power_limit", "part", "method")),
     MetricRow(Metric("memory_bandwidth", "GB/s", "higher", "memory bandwidth", 0.03),
               ("operation", "at_once", "part", "method"), "memory"),
     MetricRow(Metric("host_bandwidth", "GB/s", "higher", "bandwidth between host and GPU", 0.10),

@@ -5,21 +5,27 @@ and run faster; the second operand is stored by columns, as a linear layer holds
 Unlike there it is one shape on all GPUs, so that peers and runs are compared by the same work.
 """
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, fields
-from statistics import fmean
+from dataclasses import dataclass, fields, replace
+from statistics import fmean, median
 
 import torch
 from torch import Tensor
 
+from pytest_gpufleet.machine.health import POWER_CAP
 from pytest_gpufleet.machine.telemetry import Watch
 from pytest_gpufleet.model.conditions import ONE_WINDOW
 from pytest_gpufleet.model.endings import not_applicable
+from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import ARCHITECTURES, BF16_SINCE, FP8_SINCE, TF32_SINCE, Capability, Gpu
 from pytest_gpufleet.model.measurement import GpuState, Measurement, Reading
+from pytest_gpufleet.probes.measure import together
 from pytest_gpufleet.probes.timing import calls_in, parts, seconds_each, warm_up
 from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.world import World
 
 
 @contextmanager
@@ -173,3 +179,74 @@ def _mean_state(states: Sequence[GpuState]) -> GpuState:
     every = {field.name: [getattr(state, field.name) for state in states] for field in fields(GpuState)}
     known = {name: [value for value in values if value is not None] for name, values in every.items()}
     return GpuState(**{name: fmean(values) if values else None for name, values in known.items()})
+
+
+# Below the power limit. fp32 without tensor cores on zeros drew 433 to 443 of 700 W: the clock stayed at its highest,
+# and an H100 and an H200, both with 132 multiprocessors at 1,980 MHz, gave 51.04 and 51.03 TFLOP/s, each time within
+# 0.06 %. Tensor cores were held by the power cap at 435 W, and on random numbers in bursts the two differed by 2.2 %
+# (2026-11-23).
+FULL_CLOCK_SECONDS = {"cuda": 0.35, "cpu": 0.0}
+SETTLED_SECONDS = {"cuda": 0.3, "cpu": 0.0}
+WINDOWS = 3
+SMALL_WATTS = 150  # T4 70, L4 72: such cards may be at their limit even so, and rest half of the time
+ALIKE = 0.003  # by so much rates and clocks of healthy ones differ at most
+
+
+def rate_at_full_clock(rank: Rank) -> tuple[Reading, bool]:
+    """TFLOP/s of matmuls of zeros in fp32, without tensor cores, on every rank at the same time: each window's median
+    of single calls, of which one that was disturbed does not count, and the median of these. And whether the driver's
+    power cap held the clock even so. Zeros are chosen for the little power that they take: whether results are right,
+    and what full load does, is not asked here."""
+    kind, (m, n, k) = rank.device.type, shape_on(rank.device, "fp32")
+    small = rank.gpu is not None and (rank.gpu.power_limit_watts or math.inf) < SMALL_WATTS
+    with strictly("fp32"), rank.phase(f"fp32 matmul of zeros, {m} x {n} x {k}"):
+        a, b = (torch.zeros(side, k, device=rank.device) for side in (m, n))
+        work = multiplication("fp32", a, b.t())
+        seconds_each(rank.device, work, 1)  # the first call may load or choose a kernel
+        warm_up(rank.device, work, SETTLED_SECONDS[kind])
+        calls = calls_in(rank.device, work, FULL_CLOCK_SECONDS[kind])
+        with Watch(rank.gpu) as watch:
+            windows = [(_rested if small else parts)(rank.device, work, 1, calls) for _ in range(WINDOWS)]
+    rates = tuple(2 * m * n * k / median(each) / 1e12 for each in windows)
+    conditions = {"precision": "fp32", "at_once": "all" if rank.size > 1 else "one"}
+    details = {"shape": f"{m} x {n} x {k}", "operands": "zeros"}
+    reading = Reading("gemm_full_clock", median(rates), conditions, rates, None, details, watch.state)
+    return reading, watch.held_by(POWER_CAP)
+
+
+def _rested(device: torch.device, work: Callable[[], object], repeats: int, count: int) -> list[float]:
+    """As `parts`, with a rest behind each that is as long."""
+    taken = []
+    for _ in range(count):
+        taken.append(seconds_each(device, work, repeats))
+        time.sleep(taken[-1])
+    return taken
+
+
+def full_clock_rates(world: World) -> Measurement:
+    """The same of all ranks. Where the power cap holds half of the GPUs or more, it is not what was asked for, and says
+    so; one that it holds alone is slower than its peers."""
+    every = world.run(rate_at_full_clock)
+    at_limit = 2 * sum(held for _, held in every) >= len(every)
+    readings = [replace(each, conditions={**each.conditions, "at_power_limit": at_limit}) for each, _ in every]
+    (measured,) = together(world, [[each] for each in readings])
+    return measured
+
+
+def why_below_full_clock(measured: Measurement) -> str | list[Fault]:
+    """Whether those that are slow were held at a lower clock than the fastest, or do less in a clock."""
+    clocks = {at: state.sm_clock_mhz for at, state in measured.gpu_states.items() if state.sm_clock_mhz}
+    fastest = max(measured.values, key=lambda at: measured.values[at])
+    lag = {at: 1 - value / measured.values[fastest] for at, value in measured.values.items()}
+    if max(lag.values()) < ALIKE or fastest not in clocks:
+        return (
+            f"all alike, at {', '.join(sorted({f'{clock:,.0f}' for clock in clocks.values()}))} MHz" if clocks else ""
+        )
+    faults = []
+    for at, behind in lag.items():
+        clock, usual = clocks.get(at, clocks[fastest]), clocks[fastest]
+        if behind >= ALIKE:
+            at_clock = f"its SM clock was {clock:,.0f} MHz, that of the fastest {usual:,.0f}: something holds it down"
+            less = f"at {clock:,.0f} MHz it does {behind:.1%} less than the fastest: multiprocessors or the L2 are slow"
+            faults.append(Fault("slower_than_peers", (at,), at_clock if 1 - clock / usual > behind / 2 else less))
+    return faults
