@@ -80,7 +80,7 @@ def peak_of(facts, limit):
     both = 2 if when.get("direction") == "both" else 1
     link = facts.get("nvlink_gigabytes_per_second")
     match limit.metric:
-        case "gemm":
+        case "gemm" | "gemm_full_clock":
             return facts.get(f"peak_tflops_{when['precision']}")
         case "memory_bandwidth":
             return hbm and 1000 * hbm

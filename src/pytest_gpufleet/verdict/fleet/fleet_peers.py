@@ -36,6 +36,7 @@ FAMILIES = {
         "token_throughput", "model_flops_utilization", "train_utilization", "product_retention", "soak_clock",
         "burn_retention", "step_retention",
     ),
+    "clock": ("gemm_full_clock",),
     "power": ("soak_power", "burn_power", "burn_peak_power", "step_power", "power_swing"),
     "temperature": ("soak_temperature", "soak_excess"),
     "memory": ("memory_bandwidth", "train_memory"),
