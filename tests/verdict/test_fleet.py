@@ -74,7 +74,7 @@ def of_another_host() -> HostRun:
     return replace(copy, record=replace(copy.record, run=host_run("node-003").record.run))
 
 
-# The third host as it is told, or all that there is, and the gaps that this leaves.
+# The third host as it is given, or all that there is, and the gaps that this leaves.
 GAPS: dict[str, tuple[Callable[[], HostRun | Fleet], list[tuple[str, tuple[str, ...]]]]] = {
     "missing": (lambda: judge_fleet(fleet_of(7), (), NAMES), [("missing", ("node-008",))]),
     "not expected": (lambda: fleet(expected=NAMES[1:]), [("unexpected", ("node-001",))]),
@@ -305,8 +305,8 @@ def test_a_host_beside_somebody_elses_process_is_not_tested_and_one_that_is_slow
     slow = {name: host_run(name.replace("_", "-"), change=change) for name, change in beside.items()}
     found = fleet(node_003=shared, **slow)
     assert found.verdict == verdict
-    told = [each for each in found.reasons if "worse than the fleet's peers" in each]
-    assert ["node-003" in each for each in told] == [False, True][-len(told) :]
+    said = [each for each in found.reasons if "worse than the fleet's peers" in each]
+    assert ["node-003" in each for each in said] == [False, True][-len(said) :]
 
 
 def test_gpus_of_another_model_are_no_peers():
