@@ -20,7 +20,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite, SuiteCheck, shipped, titled
 from pytest_gpufleet.verdict.gaps import Gap, missing_places, newer, reasons
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge
-from pytest_gpufleet.verdict.profile import Profile
+from pytest_gpufleet.verdict.profile import Profile, for_gpu
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS, conclude, remarks
 
 CONDITIONS = {"collective": "all_reduce", "ranks": 8}
@@ -134,6 +134,8 @@ def test_limit_missed_names_identity_value_limit_and_source():
         "limit from profile card.toml, published: somebody, 8x Card",
         f"{CARDS.gpus[3].identity}: 900 images/s, 10.0% worse than its peers "
         "(at most 8 % worse than the others with its part number)",
+        "GPU 3 is 10.0 % below the others; healthy ones differ by 0.93 % (a default); this run makes",
+        "such comparisons, so the line is at 8.0 %",
     ):
         assert words in text
     assert CARDS.gpus[1].identity not in text
@@ -485,3 +487,13 @@ def test_what_several_checks_could_not_read_is_one_reason():
         "2 checks were not judged: this container hides the host: run on the host",
         "t.py::test_memory: skipped: not judged: no EDAC driver",
     ]
+
+
+def test_what_a_line_follows_from_is_said_of_a_machine():
+    copies, h200 = Measurement("memory_bandwidth", each(4000, 4001), {"operation": "copy"}), "NVIDIA H200"
+    found = judge(copies, for_gpu(h200), machine(h200, h200), "x", rehearsal=False, comparisons=228)
+    assert {str(place): text for place, text in found.why().items()} == dict.fromkeys(
+        ("gpu0", "gpu1"),
+        "the mean of this machine is 6.4 % below what 7 machines reach; healthy ones differ by 0.36 % (14 GPUs, "
+        "4 machines); this run makes 228 such comparisons, so the line is at 2.4 %",
+    )

@@ -1,16 +1,19 @@
 """Limits, and measurements held against them."""
 
+import math
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from statistics import fmean
+from typing import Literal, cast
 
 from pytest_gpufleet.model.codec import Finite
 from pytest_gpufleet.model.grouping import grouped
+from pytest_gpufleet.model.language import Said
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import Tolerance
-from pytest_gpufleet.model.place import Where, where
+from pytest_gpufleet.model.metric import Noise, Tolerance
+from pytest_gpufleet.model.place import CALLED, Where, where
 
 State = Literal["met", "missed", "not judged", "for information"]
 
@@ -47,6 +50,27 @@ class Finding:
         of = self.measurement
         return of.metric, self.state, frozenset(of.conditions.items()), frozenset(of.values.items())
 
+    def why(self) -> dict[Where, Said]:
+        """Of each place that missed, how far it is off, and from what the line follows that it is held against."""
+        measurement, limit = self.measurement, self.limit
+        found: dict[Where, Said] = {}
+        reference = limit.reference if limit else None
+        if limit and reference and reference.noise and limit.value:
+            slow = self.slower_than_peers or {}
+            alike = [value for at, value in measurement.values.items() if at not in slow and math.isfinite(value)]
+            mean = fmean(alike) if alike else 0.0
+            off, line = (_off(each, reference.value, limit.unit) for each in (mean, limit.value))
+            machines = Said(MEAN_OF_ONE if reference.machines == 1 else MEAN_OF, machines=reference.machines)
+            text = _words(Said("the mean of this machine"), off, machines, reference.noise, line, limit.sense == "max")
+            found = dict.fromkeys(self.missed, text)
+        for place, share in (self.slower_than_peers or {}).items():
+            passed = [each for each in self.tolerances if each.noise and each.worse < share]
+            for each in passed[:1]:
+                higher = measurement.definition.better == "lower"
+                others, name = Said("the others"), _called(place)
+                found[place] = _words(name, share, others, cast(Noise, each.noise), each.worse, higher)
+        return found
+
     def properties(self) -> list[tuple[str, str]]:
         """The figures as names and values, for junit.xml."""
         metric, unit = self.measurement.metric, self.measurement.unit
@@ -59,6 +83,34 @@ class Finding:
             (f"{metric} limit", limit),
             (f"{metric} state", f"{self.state}: {self.reason}" if self.reason else self.state),
         ]
+
+
+MEAN_OF, MEAN_OF_ONE = "what {machines} machines reach", "what one machine reached"
+BELOW = (
+    "{place} is {share} % below {others}; healthy ones differ by {sd} % ({seen}); this run makes {count} such "
+    "comparisons, so the line is at {line} %"
+)
+ABOVE = (
+    "{place} is {share} % above {others}; healthy ones differ by {sd} % ({seen}); this run makes {count} such "
+    "comparisons, so the line is at {line} %"
+)
+
+
+def _words(place: str, share: float, others: Said, noise: Noise, line: float, higher: bool) -> Said:
+    seen = Said("{gpus} GPUs, {machines} machines", gpus=noise.gpus, machines=noise.machines)
+    seen = seen if noise.gpus else Said("{machines} machines", machines=noise.machines)
+    return Said(
+        ABOVE if higher else BELOW, place=place, share=f"{100 * share:.1f}", others=others, line=f"{100 * line:.1f}",
+        sd=f"{100 * noise.sd:.2g}", seen=seen if noise.machines else Said("a default"), count=noise.comparisons,
+    )  # fmt: skip
+
+
+def _called(where: Where) -> str:
+    return " to ".join(f"{CALLED.get(part.kind, part.kind)} {part.index}" for part in where.parts)
+
+
+def _off(value: float, reference: float, unit: str) -> float:
+    return abs(value - reference) / (1.0 if unit == "ratio" else abs(reference))
 
 
 def distinct(findings: Iterable[Finding]) -> list[Finding]:

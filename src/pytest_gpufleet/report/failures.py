@@ -162,6 +162,7 @@ def _miss(finding: Finding, record: Record) -> Miss:
     elif slower:
         text = say("at most {worse}", worse=say(" and ").join(say(each.text) for each in finding.tolerances))
         kind, source = "peers", "; ".join(each.source or say(OF_THE_RUN) for each in finding.tolerances)
+    source = "; ".join(dict.fromkeys((*map(say, finding.why().values()), source)))
     by_place = {gpu.place: gpu for gpu in record.topology.gpus}
     return Miss(
         finding.check,

@@ -30,12 +30,12 @@ def of_finding(finding: Finding) -> list[Fault]:
     """A missed finding as faults, one a place; of all together if it names none."""
     slower = finding.slower_than_peers or {}
     at = dict.fromkeys((*finding.missed, *slower)) or {WORLD: None}
-    title = finding.measurement.definition.title
+    title, why = finding.measurement.definition.title, finding.why()
     return [
         Fault(
             "limit_missed" if where in finding.missed or where not in slower else "slower_than_peers",
             (where,),
-            f"{title}: {finding.reason}",
+            f"{title}: {why.get(where, finding.reason)}",
             check=finding.check,
         )
         for where in at

@@ -327,6 +327,7 @@ def _lines(finding: Finding, topology: GpuTopology) -> list[str]:
             f"  {topology.identity(place)}: {value:,.4g} {measurement.unit}, {fraction:.1%} worse than its peers "
             f"(at most {' and '.join(each.text for each in finding.tolerances)})"
         )
+    lines += [f"  {each}" for each in dict.fromkeys(finding.why().values())]
     if limit is not None:
         whose = "the customer's profile" if limit.given else "profile"
         origin = f"{whose} {limit.profile}, " if limit.profile else ""
