@@ -53,6 +53,9 @@ PUBLISHED = [
     (H200, "busbw", busbw(8 * GiB, 8, True), 473.0, "Azure/AI-benchmarking-guide and stas00/ml-engineering"),
     (H100, "host_bandwidth", host("host to device"), 51.0, "Azure/AI-benchmarking-guide"),
     (H100, "busbw", busbw(8 * GiB, 8, True), 479.0, "Azure/AI-benchmarking-guide"),
+    (H100, "busbw", busbw(GiB, 8, True), 441.8, "awslabs/awsome-distributed-ai, one p5.48xlarge"),
+    (H100, "busbw", {**busbw(8 * GiB, 16, True), **TWO_NODES, "network": 200}, 337.4, "two a3-megagpu-8g"),
+    ("NVIDIA A100-SXM4-40GB", "busbw", busbw(GiB, 8, False), 230.8, "NVIDIA/nccl issue 527, p4d"),
     ("NVIDIA H100 NVL", "host_bandwidth", host("host to device"), 48.0, "azurehpc-health-checks, since 9897fbd"),
 ]
 # Under load that lasts, healthy H200 keep at least this much of what runs of a tenth of a second give (bf16: 676 of

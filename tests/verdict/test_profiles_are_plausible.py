@@ -20,7 +20,6 @@ PCIE = {3: 15.75, 4: 31.5, 5: 63.0}
 FLOP, BYTES = 24.3e9, 331e6
 PEAKS = {"fp32": "peak_tflops_fp32", "tf32": "peak_tflops_tf32"}  # all other recipes compute with 16 bits
 LOWEST, LONGEST = 0.1, 200.0  # of the peak; microseconds
-DATES_FOLLOW = ("h200", "h100-sxm", "every-gpu")
 LEAST, MOST = 0.75, 0.99  # of a healthy figure
 
 # Without these a limit would hold for something that it was not made for: an 8-byte message, a link of another kind.
@@ -52,7 +51,7 @@ def complaints(profile, limit, noted):
     if missing := (NEEDED.get(limit.metric, set()) | between) - limit.conditions.keys():
         yield f"it does not say for which {', '.join(sorted(missing))}"
         return
-    if not (limit.reference or limit).date and profile.path.stem not in DATES_FOLLOW:
+    if not (limit.reference or limit).date:
         yield "has no date"
     if limit.measured and not LEAST <= better(limit) <= MOST:
         yield f"is {better(limit):.0%} of the healthy figure {limit.measured:g}"
