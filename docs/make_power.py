@@ -51,7 +51,9 @@ power limit does, and so does the GPU's own earlier run (`gpufleet compare --sam
 # place and at the last, when tolerances were fixed and limits were parts of one measurement.
 BEFORE = {
     "one GPU": "2.9 to 4.5 %",
+    "one GPU, at its power limit alone": "2.9 to 4.5 %",
     "all GPUs": "4.1 to 11.5 %",
+    "all GPUs, at their power limit alone": "4.1 to 11.5 %",
     "one memory": "0.5 to 0.6 %",
     "all memories": "3.1 to 3.8 %",
     "links of one GPU": "0.5 %",

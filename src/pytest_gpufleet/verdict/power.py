@@ -102,19 +102,23 @@ class Comparison:
     fixed: bool = False
 
 
-_COMPUTE = ("gemm_full_clock", "gemm_relative", "gemm", "solo_train_throughput", "solo_token_throughput")
+_CLOCK = ("gemm_full_clock",)
+_COMPUTE = ("gemm_relative", "gemm", "solo_train_throughput", "solo_token_throughput")
 _TRAINED = ("train_throughput", "token_throughput")
-# What shows a fault, each by itself. A collective is as slow as the slowest link that it uses.
+# What shows a fault, each by itself. A collective is as slow as the slowest link that it uses. Bad cooling, and a chip
+# that takes more power, show at the power limit alone.
 FAULTS: tuple[tuple[str, tuple[tuple[With, tuple[str, ...]], ...]], ...] = (
-    ("one GPU", (("peers", _COMPUTE),)),
-    ("all GPUs", (("reference", (*_COMPUTE, *_TRAINED)),)),
+    ("one GPU", (("peers", (*_CLOCK, *_COMPUTE)),)),
+    ("one GPU, at its power limit alone", (("peers", _COMPUTE),)),
+    ("all GPUs", (("reference", (*_CLOCK, *_COMPUTE, *_TRAINED)),)),
+    ("all GPUs, at their power limit alone", (("reference", (*_COMPUTE, *_TRAINED)),)),
     ("one memory", (("peers", ("memory_bandwidth",)),)),
     ("all memories", (("reference", ("memory_bandwidth",)),)),
     ("links of one GPU", (("peers", ("pair_bandwidth",)), ("reference", ("busbw",)))),
     ("links of all GPUs", (("reference", ("pair_bandwidth", "busbw")),)),
     ("host link of one GPU", (("peers", ("host_bandwidth",)),)),
     ("one adapter", (("peers", ("rail_bandwidth", "nic_bandwidth")),)),
-    ("one node", (("reference", (*_COMPUTE, *_TRAINED, "memory_bandwidth", "pair_bandwidth", "busbw")),)),
+    ("one node", (("reference", (*_CLOCK, *_COMPUTE, *_TRAINED, "memory_bandwidth", "pair_bandwidth", "busbw")),)),
 )
 
 
