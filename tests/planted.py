@@ -10,7 +10,7 @@ from pytest_gpufleet.model.conditions import ONE_WINDOW
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.measurement import GpuState, Measurement
-from pytest_gpufleet.model.metric import METRICS, GiB, row_of
+from pytest_gpufleet.model.metric import METRICS, UNSTEADY_IN_NCCL, GiB, row_of
 from pytest_gpufleet.model.place import WORLD, Where, gpu, where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.probes.compute.corruption import excess
@@ -210,13 +210,15 @@ def collectives(*machines: str) -> list[Case]:
     return [case for each, size in sizes for case in every("busbw", machines, collective=each, bytes=size)]
 
 
-def of_eight() -> list[Case]:
+def of_eight(unsteady_in_nccl: bool = False) -> list[Case]:
     """The figures that the limits of 8x H200 were made from."""
     eight, found = BOARDS[H200].machine(8), []
     for limit in for_gpu(H200).limits:
-        if limit.metric == "busbw" and limit.measured and limit.conditions.get("ranks") == 8:
+        noisy = limit.conditions.get("collective") in UNSTEADY_IN_NCCL
+        of_all = limit.metric == "busbw" and limit.conditions.get("ranks") == 8
+        if of_all and limit.reference and noisy == unsteady_in_nccl:
             under = {key: value for key, value in limit.conditions.items() if key != "fabric"}
-            figure = Measurement("busbw", {"world": limit.measured}, under)
+            figure = Measurement("busbw", {"world": limit.reference.value}, under)
             found.append(Case(frozenset({"world"}), lambda by, figure=figure: said(eight, [slowed(figure, by)])))
     return found
 
