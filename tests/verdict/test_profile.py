@@ -393,7 +393,8 @@ def test_on_hopper_an_all_reduce_limit_knows_about_nvls():
     [
         ({"nodes": 2, "ranks": 16, "network": 400}, 440),
         ({"nodes": 2, "ranks": 16, "network": 400, "nvls": False, "nccl": 22809}, 360),
-        ({"nodes": 2, "ranks": 16, "network": 200}, None),  # half as many adapters
+        ({"nodes": 2, "ranks": 16, "network": 200}, 300),  # half as many adapters: A3 Mega
+        ({"nodes": 2, "ranks": 16, "network": 100}, None),
         ({"nodes": 2, "ranks": 16}, None),  # sockets
         ({"nodes": 2, "ranks": 8, "network": 400}, None),  # four GPUs a node, and as many as one node with a limit
         ({"nodes": 3, "ranks": 24, "network": 400}, None),
