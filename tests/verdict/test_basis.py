@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.cli import main
-from pytest_gpufleet.model.limit import GRADES, Grade, Reference
+from pytest_gpufleet.model.limit import GRADES, IN_WORDS, Grade, Reference
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import prometheus
 from pytest_gpufleet.report.banner import headline, reasons
@@ -60,8 +60,8 @@ def test_the_verdict_names_what_it_stands_on_by_exact_counts(record: Record) -> 
 def test_only_physical_limits_come_with_a_warning(record: Record, grade: Grade) -> None:
     judged = [(each, replace(each.limit, grade=grade)) for each in record.findings if each.limit]
     record.findings = [replace(finding, limit=limit) for finding, limit in judged]
-    warning = " (physical limits catch defects, not a 10 % slowdown)" if grade == "physical" else ""
-    assert basis.described(record) == f"3 of 3 measurements within limits: 3 {grade}{warning}{RAN}"
+    warning = " (theoretical limits catch defects, not a 10 % slowdown)" if grade == "physical" else ""
+    assert basis.described(record) == f"3 of 3 measurements within limits: 3 {IN_WORDS[grade]}{warning}{RAN}"
 
 
 def test_the_machines_that_ran_the_suite_are_those_of_the_results() -> None:

@@ -285,7 +285,7 @@ def test_two_gpus_with_a_bridge_have_limits_of_collectives_too() -> None:
 
 def test_the_documentation_has_every_part() -> None:
     text = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text(encoding="utf-8")
-    _, _, section = text.partition("### Physical limits")
+    _, _, section = text.partition("### Theoretical limits")
     section, _, _ = section.partition("### Conditions")
     of, training = parts_of, (fraction for fraction, *_ in parts_of.TRAINING.values())
     every = [

@@ -14,6 +14,8 @@ from pytest_gpufleet.model.metric import Noise, SpreadRow
 # physics allows, which finds what is broken and not what is a tenth slow.
 Grade = Literal["contract", "calibrated", "published", "project", "physical"]
 GRADES: tuple[Grade, ...] = get_args(Grade)  # the best first
+# As people read them; files and options have the grade itself.
+IN_WORDS: dict[Grade, str] = {**dict(zip(GRADES, GRADES, strict=True)), "physical": "theoretical"}
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,8 @@ class Limit:
     @property
     def origin(self) -> str:
         """How far it can be trusted, and whose it is if it is the customer's."""
-        return f"{self.grade}, customer's limit from {self.profile}" if self.given else self.grade
+        grade = IN_WORDS[self.grade]
+        return f"{grade}, customer's limit from {self.profile}" if self.given else grade
 
     @property
     def full_source(self) -> str:

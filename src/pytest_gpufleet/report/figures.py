@@ -15,7 +15,7 @@ from pytest_gpufleet.model.conditions import COMPARED_WORK, EACH_ALONE, Conditio
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import say
-from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.limit import IN_WORDS, Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.place import WORLD, Pair, Place, Where
@@ -198,7 +198,8 @@ def _grade(limit: Limit | None) -> str:
     """What a limit is worth, and whose it is if it is the customer's."""
     if limit is None:
         return ""
-    return say("{grade}, customer's", grade=say(limit.grade)) if limit.given else say(limit.grade)
+    grade = say(IN_WORDS[limit.grade])
+    return say("{grade}, customer's", grade=grade) if limit.given else grade
 
 
 def _spread(findings: Sequence[Finding], hosts: wording.Hosts) -> Cell:

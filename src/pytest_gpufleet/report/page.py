@@ -11,7 +11,7 @@ from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Language, in_language, say
 from pytest_gpufleet.model.levels import includes
-from pytest_gpufleet.model.limit import GRADES
+from pytest_gpufleet.model.limit import GRADES, IN_WORDS
 from pytest_gpufleet.model.metric import AS_NCCL_IS, STEADY
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import titled
@@ -236,11 +236,11 @@ def _counts(record: Record) -> list[str]:
 
 
 def _basis(record: Record) -> str:
-    """ "Limits: 19 calibrated, 23 physical, at least published asked for"; "" where there is nothing to tell"""
+    """ "Limits: 19 calibrated, 23 theoretical, at least published asked for"; "" where there is nothing to tell"""
     by_grade = {} if verdict_basis(record) else basis.by_grade(record)  # the banner of what is ACCEPTED has them
-    parts = [f"{count} {say(grade)}" for grade, count in by_grade.items()]
+    parts = [f"{count} {say(IN_WORDS[grade])}" for grade, count in by_grade.items()]
     if record.run.basis != GRADES[-1]:
-        parts.append(say("at least {grade} asked for", grade=say(record.run.basis)))
+        parts.append(say("at least {grade} asked for", grade=say(IN_WORDS[record.run.basis])))
     return say("Limits: {grades}", grades=say(", ").join(parts)) if parts else ""
 
 

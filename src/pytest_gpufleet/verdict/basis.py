@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 
 from pytest_gpufleet.model.finding import Finding, distinct
 from pytest_gpufleet.model.language import say
-from pytest_gpufleet.model.limit import GRADES, Grade
+from pytest_gpufleet.model.limit import GRADES, IN_WORDS, Grade
 from pytest_gpufleet.model.record import Record
 
 # What a limit of the lowest grade is worth, said wherever one was used.
-PHYSICAL = " (physical limits catch defects, not a 10 % slowdown)"
+THEORETICAL = " (theoretical limits catch defects, not a 10 % slowdown)"
 WITHIN = "{met} of {count} measurements within limits: {grades}"
 WITHIN_ONE = "{met} of 1 measurement within limits: {grades}"
 TOO_LOW = "held against a {grade} limit, and --fleet-basis asks for a {wanted} one"
@@ -49,8 +49,8 @@ def described(record: Record) -> str:
     words, worst = in_words(by_grade(record), missed), lowest(record)
     if not record.finished or worst is None:
         return say("; ").join(filter(None, [words, words and has_run(record)]))
-    on_nodes = say("no limit of any node below a {grade} one", grade=say(worst))
-    on_nodes += say(PHYSICAL) if worst == "physical" else ""
+    on_nodes = say("no limit of any node below a {grade} one", grade=say(IN_WORDS[worst]))
+    on_nodes += say(THEORETICAL) if worst == "physical" else ""
     return say("; ").join([say("between nodes {words}", words=words), on_nodes]) if words else on_nodes
 
 
@@ -82,12 +82,13 @@ def _releases_behind(software: str, old: str, new: str) -> int:
 
 
 def in_words(counts: Mapping[Grade, int], missed: int = 0) -> str:
-    """ "42 of 42 measurements within limits: 19 calibrated, 23 physical (...)"; "" if none was held against a limit."""
+    """ "42 of 42 measurements within limits: 19 calibrated, 23 theoretical (...)"; "" without any limit."""
     if not (count := sum(counts.values())):
         return ""
-    grades = say(", ").join(say("{count} {grade}", count=number, grade=say(grade)) for grade, number in counts.items())
+    each = (say("{count} {grade}", count=number, grade=say(IN_WORDS[grade])) for grade, number in counts.items())
+    grades = say(", ").join(each)
     text = say(WITHIN if count != 1 else WITHIN_ONE, met=count - missed, count=count, grades=grades)
-    return text + (say(PHYSICAL) if "physical" in counts else "")
+    return text + (say(THEORETICAL) if "physical" in counts else "")
 
 
 def too_low(findings: Iterable[Finding], wanted: Grade) -> list[tuple[Finding, str]]:
@@ -95,7 +96,7 @@ def too_low(findings: Iterable[Finding], wanted: Grade) -> list[tuple[Finding, s
     in words."""
     grades = ((finding, judged_by(finding)) for finding in findings if finding.required)
     return [
-        (finding, say(TOO_LOW, grade=say(grade), wanted=say(wanted)))
+        (finding, say(TOO_LOW, grade=say(IN_WORDS[grade]), wanted=say(IN_WORDS[wanted])))
         for finding, grade in grades
         if grade and GRADES.index(grade) > GRADES.index(wanted)
     ]

@@ -12,7 +12,7 @@ from pytest_gpufleet.model.events import NO_NETWORK
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.limit import IN_WORDS, Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import METRICS, Noise, Peers, Tolerance, fits, over_network, row_of
 from pytest_gpufleet.model.place import Where
@@ -331,7 +331,7 @@ def _lines(finding: Finding, topology: GpuTopology) -> list[str]:
     if limit is not None:
         whose = "the customer's profile" if limit.given else "profile"
         origin = f"{whose} {limit.profile}, " if limit.profile else ""
-        lines.append(f"  limit from {origin}{limit.grade}: {limit.full_source}")
+        lines.append(f"  limit from {origin}{IN_WORDS[limit.grade]}: {limit.full_source}")
     return lines
 
 
