@@ -6,14 +6,11 @@ import pytest
 
 from pytest_gpufleet.world.engines.channel import (
     FILE,
-    HEADER,
     INLINE_BYTES,
     PARCEL,
     ControllerEnd,
     Garbled,
     RankEnd,
-    message,
-    message_of_file,
     message_or_file,
 )
 
@@ -22,23 +19,19 @@ LARGE = b"x" * (INLINE_BYTES + 1)
 
 @pytest.fixture
 def ends(tmp_path):
-    ours, theirs = socket.socketpair()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         yield ControllerEnd(ours, tmp_path), theirs
 
 
-def test_parcels_arrive_whole_however_they_are_cut(ends):
+def test_what_a_rank_sent_comes_before_its_end_whatever_it_has_not_read(ends, tmp_path):
     controller, rank = ends
-    sent = message(b"one") + message(b"x" * INLINE_BYTES)
-    received = []
-    for start in range(0, len(sent), 797):
-        rank.sendall(sent[start : start + 797])
-        received += controller.receive()
-    assert received == [b"one", b"x" * INLINE_BYTES]
-    assert controller.receive() == []
-    rank.sendall(message(b"last") + PARCEL)  # half of another: its rank ends here
+    end = RankEnd(rank, tmp_path)
+    controller.send(PARCEL + b"unread")
+    for parcel in (b"one", LARGE[1:]):
+        end.send(parcel)
     rank.close()
-    assert controller.receive() == [b"last"]
+    assert controller.receive() == [b"one", LARGE[1:]]
     with pytest.raises(EOFError):
         controller.receive()
 
@@ -57,9 +50,8 @@ def test_a_large_parcel_lies_in_a_file_until_it_is_read(ends, tmp_path):
 
 @pytest.mark.parametrize(
     "sent",
-    [b"\xff" * 64, HEADER.pack(PARCEL, 2**31 - 1), HEADER.pack(PARCEL, INLINE_BYTES + 1),
-     message_of_file("/etc/hostname"), message_of_file("no such file"), HEADER.pack(FILE, 3) + b"a\0b"],
-    ids=["garbage", "2 GB", "too long", "a file of somebody else", "no file", "no name of a file"],
+    [b"\xff" * 64, PARCEL + LARGE, PARCEL + LARGE * 4, FILE + b"/etc/hostname", FILE + b"no such file", FILE + b"a\0b"],
+    ids=["garbage", "too long", "far too long", "a file of somebody else", "no file", "no name of a file"],
 )  # fmt: skip
 def test_garbage_is_recognised(ends, sent):
     controller, rank = ends
@@ -69,24 +61,20 @@ def test_garbage_is_recognised(ends, sent):
 
 
 def test_a_file_that_is_gone_is_no_parcel(ends, tmp_path):
-    test_garbage_is_recognised(ends, message_of_file(tmp_path / "gone.parcel"))
+    test_garbage_is_recognised(ends, FILE + bytes(tmp_path / "gone.parcel"))
 
 
-def test_sending_waits_for_nobody(ends):
+def test_sending_waits_for_nobody(ends, tmp_path):
     controller, rank = ends
-    sent = message(b"x" * (8 << 20)) + message(b"small")  # more than any socket holds
-    controller.send(sent)
-    assert controller.has_unsent
-    rank.setblocking(False)
-    received = bytearray()
-    while controller.has_unsent:
-        received += rank.recv(1 << 20)
+    end, count = RankEnd(rank, tmp_path), 0
+    while not controller.has_unsent:  # more than the socket holds
+        count += 1
+        controller.send(PARCEL + b"%d" % count * 4000)
+    controller.send(PARCEL + b"last")
+    for number in range(1, count + 1):
+        assert end.receive() == b"%d" % number * 4000
         controller.flush()
-    rank.setblocking(True)
-    rank.settimeout(60)
-    while len(received) < len(sent):
-        received += rank.recv(1 << 20)
-    assert received == sent
+    assert (end.receive(), controller.has_unsent) == (b"last", False)
     rank.close()
-    controller.send(message(b"too late"))
+    controller.send(PARCEL + b"too late")
     assert not controller.has_unsent

@@ -13,7 +13,7 @@ import pytest
 
 from pytest_gpufleet.world import shipping
 from pytest_gpufleet.world.engines import processes, rank_files
-from pytest_gpufleet.world.engines.channel import RankEnd, message
+from pytest_gpufleet.world.engines.channel import PARCEL, RankEnd
 from pytest_gpufleet.world.engines.forkserver import Forkserver
 from pytest_gpufleet.world.engines.local import DEFAULTS, ON_LOOPBACK, RECORDED, LocalEngine, recorder
 from tests.waiting import comes_true
@@ -196,7 +196,7 @@ def test_a_fork_server_that_never_starts_a_rank_ends_with_the_deadline(fleet):
 @contextmanager
 def asked_for_a_rank(server, folder, main, before=lambda: None, after=lambda: None):
     """What a rank sends first whose whole life is `main`; `before` and `after` the fork server is asked for it."""
-    ours, theirs = socket.socketpair()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(60)  # a rank that could not begin answers nothing
     held, lifeline = os.pipe()
     with ours, theirs:
@@ -204,7 +204,7 @@ def asked_for_a_rank(server, folder, main, before=lambda: None, after=lambda: No
         server.fork(0, theirs.fileno(), held)
         after()
         for parcel in ((sys.path, {}, sys.argv, os.getcwd(), folder), (main,)):
-            ours.sendall(message(pickle.dumps(parcel)))
+            ours.sendall(PARCEL + pickle.dumps(parcel))
         yield pickle.loads(RankEnd(ours, folder).receive())
     os.close(held)
     os.close(lifeline)

@@ -94,7 +94,7 @@ class LocalEngine:
         self._scratch = made = rank_files.make_scratch()
         self._ranks, packages = [], forkserver.beside_the_path()
         for spec in specs:
-            ours, theirs = socket.socketpair()
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             held, lifeline = os.pipe()
             connection, request = ControllerEnd(ours, made.path), next(self._requests)
             files = rank_files.files_in(made, spec.index)
@@ -104,8 +104,10 @@ class LocalEngine:
             finally:
                 theirs.close()
                 os.close(held)
-            connection.send(_pickled(sys.path, {**packages, **spec.packages}, sys.argv, current_folder(), made.path))
-            connection.send(_pickled(main.main, spec, files, self.environment(spec)))
+            found = sys.path, {**packages, **spec.packages}, sys.argv, current_folder(), made.path
+            for parcel in (found, (main.main, spec, files, self.environment(spec))):
+                pickled = pickle.dumps(parcel, protocol=pickle.HIGHEST_PROTOCOL)
+                connection.send(channel.message_or_file(pickled, made.path)[0])
 
     def environment(self, spec: RankSpec) -> dict[str, str]:
         """What a rank finds when it starts: all that the controller has, DEFAULTS where it has nothing, how ranks of
@@ -277,7 +279,3 @@ class LocalEngine:
         if self._server is not None:
             self._server.kill()
             self._server = None
-
-
-def _pickled(*values: object) -> bytes:
-    return channel.message(pickle.dumps(values, protocol=pickle.HIGHEST_PROTOCOL))
