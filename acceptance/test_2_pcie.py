@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpufleet import GpuTopology, LiveMachine, expect_none, not_applicable, not_judged
-from pytest_gpufleet.machine import acs, gpudirect, host, pcie
+from pytest_gpufleet.machine import gpudirect, host, pcie
 from pytest_gpufleet.machine.network_ports import Port
 from pytest_gpufleet.plugin import assertions
 
@@ -102,8 +102,8 @@ def test_switches_let_adapters_reach_gpus(machine: LiveMachine) -> None:
     """
     ports, devices = assertions.ports_in_use(machine), assertions.of_host(machine.host.get, pcie.PCI_DEVICES)
     pairs(machine, devices, ports)
-    control = assertions.of_host(machine.now, acs.PCIE_ACS)
-    expect_none(acs.between_gpus_and_adapters(machine.gpus, devices, ports, control))
+    control = assertions.of_host(machine.now, gpudirect.PCIE_ACS)
+    expect_none(gpudirect.acs_between_gpus_and_adapters(machine.gpus, devices, ports, control))
 
 
 @pytest.mark.level("standard")
@@ -114,9 +114,9 @@ def test_switches_let_gpus_reach_each_other(machine: LiveMachine, gpu_topology: 
     and back, so that pairs are slow or hang. Turn ACS off as for `test_switches_let_adapters_reach_gpus`.
     """
     devices = assertions.of_host(machine.host.get, pcie.PCI_DEVICES)
-    if not acs.pairs_over_pcie(gpu_topology, devices):
+    if not gpudirect.pairs_over_pcie(gpu_topology, devices):
         not_applicable("no two GPUs without NVLink between them share a PCIe switch")
-    expect_none(acs.between_gpus(gpu_topology, devices, assertions.of_host(machine.now, acs.PCIE_ACS)))
+    expect_none(gpudirect.acs_between_gpus(gpu_topology, devices, assertions.of_host(machine.now, gpudirect.PCIE_ACS)))
 
 
 def pairs(machine: LiveMachine, devices: pcie.Devices, ports: list[Port]) -> None:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from pytest_gpufleet.machine import acs, gpudirect, pcie
+from pytest_gpufleet.machine import gpudirect, pcie
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.gpu import Missing
 from tests.acceptance.checks import outcomes
@@ -43,7 +43,7 @@ def machine(tmp_path, *changes, name=BOARD, change=str, control=0):
         *(set_gpu(index, pci_bus_id=f"00000000:{bus}:00.0") for index, bus in enumerate(buses)),
         set_host(
             pci_devices=codec.plain(pcie.read(root)),
-            pcie_acs=acs.read(root),
+            pcie_acs=gpudirect.read_acs(root),
             gpudirect=codec.plain(gpudirect.read(root)),
             kernel="6.8.0-54-generic",
             network_ports=[port(number) for number in range(len(buses))],

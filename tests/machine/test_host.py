@@ -7,8 +7,7 @@ import subprocess
 import pytest
 
 from pytest_gpufleet.machine import host, tools
-from pytest_gpufleet.machine.host_fact import HostFact
-from pytest_gpufleet.machine.tools import Unreadable, output
+from pytest_gpufleet.machine.tools import HostFact, Unreadable, output
 from pytest_gpufleet.model.gpu import Missing
 
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from pytest_gpufleet.machine import acs, gpudirect, pcie
+from pytest_gpufleet.machine import gpudirect, pcie
 from pytest_gpufleet.machine.gpudirect import GpuDirect
 from pytest_gpufleet.machine.pcie import Device
 from pytest_gpufleet.machine.tools import Unreadable
@@ -40,7 +40,7 @@ def test_a_virtual_machine_shows_root_ports_alone_and_another_machine_nothing(tm
     assert {devices[each.above].above for each in devices.values() if each.kind != "port"} == {None}
     assert [each.errors for each in devices.values() if each.errors] == []
     assert devices["0000:05:00.0"].iommu is None
-    assert pcie.read(tmp_path / "other") == acs.read(tmp_path / "other") == {}
+    assert pcie.read(tmp_path / "other") == gpudirect.read_acs(tmp_path / "other") == {}
 
 
 @pytest.mark.parametrize("name", ["BadTLP", "Bad TLP"])  # today, and in Linux 4.19
@@ -103,7 +103,7 @@ LEADS_BACK = config_space(None)[:0x100] + (0x0001 | 2 << 16 | 0x100 << 20).to_by
 )
 def test_the_control_register_of_access_control_services(tmp_path, config, control):
     root = with_config(tmp_path, config)
-    assert acs.read(root) == {
+    assert gpudirect.read_acs(root) == {
         address: control for address, each in sorted(pcie.read(root).items()) if each.kind == "port"
     }
 
@@ -114,7 +114,7 @@ def test_only_root_may_read_it_and_not_that_of_a_container(tmp_path, contained, 
     (root / "proc/1").mkdir(parents=True, exist_ok=True)
     (root / "proc/1/comm").write_text("python3" if contained else "systemd")
     with pytest.raises(Unreadable) as why:
-        acs.read(root)
+        gpudirect.read_acs(root)
     assert remedy in why.value.remedy
 
 

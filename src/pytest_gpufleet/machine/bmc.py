@@ -18,8 +18,7 @@ import msgspec
 
 from pytest_gpufleet.machine import tools
 from pytest_gpufleet.machine.container import unreadable_here, why_missing
-from pytest_gpufleet.machine.host_fact import HostFact
-from pytest_gpufleet.machine.tools import Absent, RunTool, Unreadable, output
+from pytest_gpufleet.machine.tools import Absent, HostFact, RunTool, Unreadable, output
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.place import THIS_NODE

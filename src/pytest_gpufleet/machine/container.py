@@ -7,8 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pytest_gpufleet.machine import tools
-from pytest_gpufleet.machine.host_fact import HostFact
-from pytest_gpufleet.machine.tools import Absent, Unreadable
+from pytest_gpufleet.machine.tools import Absent, HostFact, Unreadable
 
 # Of product and makers in DMI those of virtual machines (systemd, src/basic/virt.c, dmi_vendor_table), which matter
 # where /proc/cpuinfo has no flags, as on Arm. A product "p5.metal" of Amazon EC2 is a machine.

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from pytest_gpufleet.machine.host_fact import HostFact
-from pytest_gpufleet.machine.tools import Ended, Unreadable, ended
+from pytest_gpufleet.machine.tools import Ended, HostFact, Unreadable, ended
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.place import THIS_NODE, Where

@@ -10,8 +10,7 @@ from typing import Any
 
 from pytest_gpufleet.machine import tools
 from pytest_gpufleet.machine.container import hides_host, in_container
-from pytest_gpufleet.machine.host_fact import HostFact
-from pytest_gpufleet.machine.tools import AS_ROOT, Absent, NoAnswer, RunTool, Unreadable, output
+from pytest_gpufleet.machine.tools import AS_ROOT, Absent, HostFact, NoAnswer, RunTool, Unreadable, output
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import THIS_NODE
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.machine import (
-    acs,
     bmc,
     container,
     dcgm,
@@ -24,8 +23,7 @@ from pytest_gpufleet.machine import (
     software,
     tools,
 )
-from pytest_gpufleet.machine.host_fact import HostFact
-from pytest_gpufleet.machine.tools import AS_ROOT, Absent, Unreadable, output
+from pytest_gpufleet.machine.tools import AS_ROOT, Absent, HostFact, Unreadable, output
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.gpu import Missing
 from pytest_gpufleet.redaction import one_line, throughout
@@ -128,7 +126,7 @@ ALL: tuple[HostFact[Any], ...] = (
     software.ENVIRONMENT,
     disks.DISK_HEALTH,
     optics.OPTICS,
-    acs.PCIE_ACS,
+    gpudirect.PCIE_ACS,
     bmc.BMC,
     rdma.RDMA_WRITES,
 )

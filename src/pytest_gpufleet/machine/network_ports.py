@@ -13,9 +13,8 @@ from typing import Any
 import msgspec
 
 from pytest_gpufleet.machine import tools
-from pytest_gpufleet.machine.host_fact import HostFact
 from pytest_gpufleet.machine.pcie import PCI_DEVICES
-from pytest_gpufleet.machine.tools import Unreadable
+from pytest_gpufleet.machine.tools import HostFact, Unreadable
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu, Missing
 from pytest_gpufleet.model.grouping import grouped

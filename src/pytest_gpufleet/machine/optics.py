@@ -11,9 +11,8 @@ import msgspec
 
 from pytest_gpufleet.machine import tools
 from pytest_gpufleet.machine.container import unreadable_here
-from pytest_gpufleet.machine.host_fact import HostFact
 from pytest_gpufleet.machine.network_ports import NVIDIA, VIRTUAL_FUNCTIONS, port_fault
-from pytest_gpufleet.machine.tools import Absent, NoAnswer, Unreadable
+from pytest_gpufleet.machine.tools import Absent, HostFact, NoAnswer, Unreadable
 from pytest_gpufleet.model.fault import Fault
 
 PROGRAMS = ("mlxlink", "mstlink")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from pytest_gpufleet.machine import tools
-from pytest_gpufleet.machine.host_fact import HostFact
+from pytest_gpufleet.machine.tools import HostFact
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.grouping import grouped

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_gpufleet.machine import container, tools
-from pytest_gpufleet.machine.host_fact import HostFact
-from pytest_gpufleet.machine.tools import Absent
+from pytest_gpufleet.machine.tools import Absent, HostFact
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import THIS_NODE
 

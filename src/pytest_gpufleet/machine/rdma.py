@@ -16,9 +16,8 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from pytest_gpufleet.machine import network_ports, tools
-from pytest_gpufleet.machine.host_fact import HostFact
 from pytest_gpufleet.machine.network_ports import port_fault
-from pytest_gpufleet.machine.tools import Absent, Unreadable
+from pytest_gpufleet.machine.tools import Absent, HostFact, Unreadable
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.measurement import Measurement
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from pytest_gpufleet.machine.host_fact import HostFact
+from pytest_gpufleet.machine.tools import HostFact
 from pytest_gpufleet.model.conditions import c_number
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import NVLS_SINCE, GpuTopology

@@ -1,11 +1,17 @@
-"""Programs of the system (ipmitool, smartctl, fio and the like), and the small files of /sys."""
+"""How facts of the host are read: from programs of the system (ipmitool, smartctl, fio and the like), and from the
+small files of /sys."""
 
 import os
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.gpu import Missing
 
 # Words of other languages, decimal commas and colours are not for programs.
 ENVIRONMENT = {"LC_ALL": "C", "TERM": "dumb"}
@@ -37,6 +43,35 @@ class Unreadable(Exception):
 
 class NoAnswer(Unreadable):
     """A program did not come to its end in time: what it asked hangs, or nobody knows whether it does."""
+
+
+T = TypeVar("T", covariant=True)
+
+
+@dataclass(frozen=True)
+class HostFact(Generic[T]):
+    """`kind`: the type that evidence is decoded to, which `read` returns; it raises Absent or Unreadable where there is
+    nothing to return. `subject`: the part of the host that it is about ("bmc"); "" if no check depends on it alone.
+    `on_request`: it takes a program of the system or long, so it is read when a check asks for it."""
+
+    name: str
+    kind: Any
+    read: Callable[[], T]
+    subject: str = ""
+    on_request: bool = False
+
+    def of(self, host: Mapping[str, Any]) -> T | Missing:
+        """This fact among those of a host, as evidence holds them."""
+        value = host.get(self.name)
+        if value is None:
+            return Missing(f"this system has no {self.name.replace('_', ' ')} on record", absent=True)
+        if isinstance(value, Missing):
+            return value
+        try:
+            found: T = codec.typed(value, self.kind)
+        except ValueError as error:
+            return Missing(f"the {self.name.replace('_', ' ')} on record cannot be read ({error})")
+        return found
 
 
 def output(*command: str, seconds: float = 20, statuses: tuple[int, ...] = (0,)) -> str:

@@ -25,8 +25,8 @@ from pytest_gpufleet.verdict.judgement import LimitMissed, figure, set_aside, to
 from pytest_gpufleet.verdict.orders import asks, held_against
 
 if TYPE_CHECKING:
-    from pytest_gpufleet.machine.host_fact import HostFact
     from pytest_gpufleet.machine.network_ports import Port
+    from pytest_gpufleet.machine.tools import HostFact
 
 T = TypeVar("T")
 

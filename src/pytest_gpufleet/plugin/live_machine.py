@@ -11,8 +11,8 @@ import pytest
 
 from pytest_gpufleet.machine import host
 from pytest_gpufleet.machine.gpu_facts import NAMES
-from pytest_gpufleet.machine.host_fact import HostFact
 from pytest_gpufleet.machine.machine import Machine
+from pytest_gpufleet.machine.tools import HostFact
 from pytest_gpufleet.model.gpu import Missing
 
 if TYPE_CHECKING:

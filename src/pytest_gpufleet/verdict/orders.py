@@ -13,11 +13,11 @@ from msgspec import Meta
 from pytest_gpufleet.machine import host
 from pytest_gpufleet.machine.bmc import BMC_FIRMWARE
 from pytest_gpufleet.machine.disks import NVME, Drive
-from pytest_gpufleet.machine.host_fact import HostFact
 from pytest_gpufleet.machine.machine import Machine
 from pytest_gpufleet.machine.memory import MEMORY_MODULES, Module
 from pytest_gpufleet.machine.network_ports import NETWORK_PORTS, Port, active, ports_of
 from pytest_gpufleet.machine.processors import PROCESSOR, PROCESSOR_SETUP
+from pytest_gpufleet.machine.tools import HostFact
 from pytest_gpufleet.model.events import Order
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology, Missing
