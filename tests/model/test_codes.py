@@ -37,7 +37,7 @@ ROWS = """
 401 limit_missed slower_than_peers straggler links_slow link_slow slows_collectives cause_unclear node_slow
 409 rail_slow node_link_slow network_between_nodes_slow network_adapter_slow network_adapter_fails
 415 implausible_value
-501 rank_died rank_hung rank_raised
+501 rank_died rank_hung rank_raised node_hung
 901 check_failed
 """
 FROZEN = {

@@ -185,6 +185,34 @@ def test_the_own_run_of_a_node_is_killed(srun: Srun) -> None:
     nothing_runs(srun)
 
 
+def test_the_own_run_of_a_node_hangs_and_the_others_go_on(srun: Srun) -> None:
+    _, second, _ = srun.hosts
+    run = srun.rehearse("alone", "then", "last", held=["alone"], options=["--fleet-hung=10s"])
+    run.at("alone", *srun.hosts)
+    assert second.signal(signal.SIGSTOP, "-m pytest", "addopts=")
+    run.go("alone")
+    ended = run.end()
+    (fault,) = ended.record.faults
+    assert (fault.name, fault.subjects[0].node, "test_alone" in fault.what) == ("node_hung", 1, True), ended.text
+    assert (failed(ended), run.who) == (set(), ["gf0", "gf0", "gf2", "gf2"])
+    nothing_runs(srun)
+
+
+def test_the_disk_of_a_node_is_full(srun: Srun, tmp_path: Path) -> None:
+    """Its own run, which needs little, has come to its end; its ranks have no place."""
+    _, second, _ = srun.hosts
+    second.do("mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", tmp_path)
+    run = srun.rehearse("alone", "then", "last", held=["alone"], of_host={"gf1": {"TMPDIR": str(tmp_path)}})
+    run.at("alone", *srun.hosts)
+    second.do("sh", "-c", f"cat /dev/zero >{tmp_path}/much 2>/dev/null || true")
+    run.go("alone")
+    ended = run.end()
+    found = {(fault.name, fault.subjects[0].node, "the disk is full" in fault.what) for fault in ended.record.faults}
+    assert found == {("rank_died", 1, True)}, ended.text
+    nothing_runs(srun)
+    second.do("umount", tmp_path)
+
+
 def test_who_has_another_secret_is_told_by_address_and_says_so_itself(srun: Srun) -> None:
     _, _, third = srun.hosts
     run = srun.rehearse("then", "last", of_host={"gf2": {"GPUFLEET_SECRET": SECRET[::-1]}}, options=[SOON])

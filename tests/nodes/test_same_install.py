@@ -27,6 +27,7 @@ def test_nodes_with_the_same_installation_are_welcome_whatever_else_differs():
         ({"package": "q", "version": "2"}, "gf1: pytest-gpufleet 2."),
         ({"suite": "t", "python": "3.13.0"}, "gf1: Python 3.13.0, other checks, conftest"),
         ({"suite": ""}, f"gf1: {same_install.NO_FOLDER}."),
+        ({"suite": same_install.EMPTY}, f"gf1: {same_install.NO_CHECKS}."),
     ],
 )
 def test_a_node_with_another_one_is_named_with_what_differs(other, told):
@@ -88,6 +89,10 @@ def test_files_that_pytest_looks_at_make_the_suite(folder, suite, change, anothe
     change(folder)
     assert (same_install.suite(folder, [suite]) != before) is another
     assert same_install.suite(folder, [f"{suite}::test_it"]) == same_install.suite(folder, [suite])
+
+
+def test_an_empty_folder_of_checks_is_another_thing(folder):
+    assert same_install.suite(folder, ["nothing", "checks/test_b.py"]) == same_install.EMPTY
 
 
 def test_where_the_folder_of_the_run_is_not_there_is_no_suite(folder):

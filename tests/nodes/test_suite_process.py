@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,9 @@ open("end").read()
 print("the end", sys.argv[1:])
 sys.exit(3)
 """
+
+
+DISK_FULL = b"OSError: [Errno 28] No space left on device"
 
 
 @pytest.fixture
@@ -158,3 +162,11 @@ def test_parts(folder):
 def test_no_way_out(folder, name):
     with pytest.raises((OSError, ValueError)):
         suite_process.part(folder, name, 0, 100)
+
+
+@pytest.mark.parametrize(("said", "free", "full"), [(b"", 2 << 20, False), (b"", 0, True), (DISK_FULL, 2 << 20, True)])
+def test_a_full_disk_is_described_as_that(suite, tmp_path, monkeypatch, said, free, full):
+    monkeypatch.setattr(suite_process.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    assert ("the disk is full" in suite_process.full_disk(tmp_path, said)) is full
+    (ended,) = end(suite, tmp_path)
+    assert bool(ended.trouble) is (free == 0)

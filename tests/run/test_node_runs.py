@@ -130,3 +130,49 @@ def test_evidence_that_is_none_is_not_here(cluster, runs):
     runs.settle(GOES_ON)
     assert runs.read() == []
     assert runs.all[0].finished(None).sha256 == ""
+
+
+# ---------------------------------------------------------------- one that does not get on
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "now", "usual"),
+    [
+        ([], [[10.0], [12.0], [11.0]], 700.0, 11.0),
+        ([], [[10.0], [12.0], [11.0]], 600.0, None),  # not yet
+        ([10.0], [[10.0, 20.0], [10.0, 40.0], [10.0]], 640.0, 20.0),
+        ([10.0], [[10.0, 20.0], [10.0], [10.0]], 9999.0, None),  # with most others
+        ([0.0], [[0.0, 1000.0]] * 3, 5000.0, None),  # five times a long check is longer
+        ([0.0], [[0.0, 1000.0]] * 3, 6500.0, 1000.0),
+        ([0.0, 20.0], [[1.0, 2.0, 3.0]] * 3, 650.0, 1.0),  # at its end
+        ([], [], 9999.0, None),
+    ],
+)
+def test_who_is_behind_most_others(own, others, now, usual):
+    late = node_runs.behind(own, others, now, 600.0)
+    assert (late and late.usual) == usual
+
+
+def test_a_node_that_hangs_is_named_once_and_not_waited_for(cluster, runs, monkeypatch):
+    cluster.pulses = {2: SimpleNamespace(check="test_gemm")}
+    clock = iter(range(0, 10**6, 2))
+    monkeypatch.setattr(node_runs.time, "monotonic", lambda: float(next(clock)))
+    cluster.news = [(node, CheckEnded("a", "passed", 1.0)) for node in (0, 1)]
+    runs.listen(0)
+    found = []
+    while not found:
+        cluster.news = [(node, CheckEnded("b", "passed", 1.0)) for node in (0, 1)]
+        runs.listen(0)
+        found = runs.hung(60.0)
+    assert [(run.node, "at test_gemm for 6" in run.hung, run.at_work) for run in found] == [(2, True, False)]
+    assert runs.hung(60.0) == []
+    assert "gf2: its own run has been at" in found[0].text
+
+
+def test_a_head_that_was_stopped_itself_calls_nobody_hung(cluster, runs, monkeypatch):
+    runs.listen(0)
+    now = node_runs.time.monotonic() + 10_000
+    monkeypatch.setattr(node_runs.time, "monotonic", lambda: now)
+    cluster.news = [(node, CheckEnded("a", "passed", 1.0)) for node in (0, 1)]
+    runs.listen(0)
+    assert runs.hung(60.0) == []

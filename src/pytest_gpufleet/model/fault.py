@@ -394,6 +394,9 @@ _CODES = (
          "share: switches, driver, host"),
     Code(503, "rank_raised", "process", "TRIAGE", "the rank of this GPU raised an error",
          "Read its error; look at the kernel log for XIDs of this GPU"),
+    Code(504, "node_hung", "process", "TRIAGE", "this node's own run does not get on while the others' do",
+         "Look at its kernel log for XIDs, and for what its process waits (`cat /proc/PID/stack`): a driver, a drive "
+         "or a file server that does not answer"),
     # ---------------------------------------------------------------- 9xx an author's own assertions
     Code(901, "check_failed", "check", "TRIAGE", "a check failed", "Do what the check's text says"),
 )

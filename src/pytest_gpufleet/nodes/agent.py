@@ -199,6 +199,9 @@ class Agent:
             self._for_ranks.popleft()()
         if self._aside.idle(RANKS):
             for event in self._ranks.news():
+                if isinstance(event, say.RankDied):
+                    why = event.reason + suite_process.full_disk(self._folder)
+                    event = say.RankDied(event.rank, why)
                 self._send(event)
         for news in self._suite.news() if self._suite else ():
             self._send(news)

@@ -204,6 +204,7 @@ class SuiteEnded(Message, frozen=True, tag="suite ended"):
     files: Mapping[str, int]
     verdict: VerdictWord | None = None
     reasons: tuple[str, ...] = ()
+    trouble: str = ""  # what it died of, where that is seen from outside
 
 
 class Reply(Message, frozen=True, tag="reply"):

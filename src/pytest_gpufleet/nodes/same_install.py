@@ -18,10 +18,12 @@ from pytest_gpufleet.nodes.messages import Greeting, Hello
 def suite(folder: Path, sources: Iterable[str]) -> str:
     """Of the files, and of all Python files below the folders, that `sources` name as pytest is told them, seen from
     `folder`, and of the conftest files that pytest reads on the way to them. What is not there on a node makes it
-    another one. "" where that folder is not."""
+    another one. "" where that folder is not, EMPTY where there is nothing of them."""
     if not os.access(folder, os.X_OK):
         return ""
     found = {folder / source.partition("::")[0] for source in sources}
+    if found and not any(place.is_file() or any(_python_files(place)) for place in found):
+        return EMPTY
     files = [path for place in found for path in ([*_python_files(place)] or [place])]
     return sum_of(folder, [*files, *(path for place in found for path in _conftest_files(folder, place))])
 
@@ -47,6 +49,8 @@ PARTS = {
     "package": "other files of pytest-gpufleet",
     "suite": "other checks, conftest, ini file or limits",
 }
+EMPTY = "empty"
+NO_CHECKS = "no checks where this run has them: the folder is empty there, or not mounted"
 NO_FOLDER = "the folder in which this run was started is not there, or closed"
 
 
@@ -78,6 +82,6 @@ def _differences(own: Greeting, other: Hello | Greeting) -> str:
     if "version" in differing and "package" in differing:  # which goes without saying
         differing.remove("package")
     parts = {part: PARTS[part].format(getattr(other, part)) for part in differing}
-    if "suite" in parts and not other.suite:
-        parts["suite"] = NO_FOLDER
+    if "suite" in parts and other.suite in ("", EMPTY):
+        parts["suite"] = NO_CHECKS if other.suite else NO_FOLDER
     return ", ".join(parts.values())

@@ -1,6 +1,8 @@
 """The run of a node alone: `python -m pytest` as a child, and how far it is by its evidence."""
 
+import errno
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -40,9 +42,16 @@ def part(folder: Path, name: str, offset: int, most: int) -> bytes:
         return os.pread(file.fileno(), most, offset)
 
 
+def full_disk(folder: Path, said: bytes = b"") -> str:
+    """That the disk of this folder is full, as it is, or as a program has said when it ended; "" if it is not."""
+    full = os.strerror(errno.ENOSPC).encode() in said or shutil.disk_usage(folder).free < FULL_BYTES
+    return f"; the disk is full that {folder} is on" if full else ""
+
+
 EVIDENCE = "evidence.jsonl"  # as run/folder.py calls it
 NOT_PASSED_ON = ("PYTEST_ADDOPTS", STARTED_BY)  # of the run of all nodes: what is meant for each is told
 ONE_OF_MANY = "GPUFLEET_ONE_OF_MANY"  # set for it: what a site names may not be on each of its nodes
+FULL_BYTES = 1 << 20  # or less is free
 OUTPUT_BYTES = 16 * 1024  # the end of a traceback, or of pytest's own summary
 
 
@@ -163,5 +172,5 @@ class SuiteProcess:
         files = sizes(folder) if folder else {}
         return SuiteEnded(
             status, output.decode(errors="replace"), folder.name if folder else "", files, self._verdict.verdict,
-            self._verdict.reasons,
+            self._verdict.reasons, full_disk(self._reports, output),
         )  # fmt: skip

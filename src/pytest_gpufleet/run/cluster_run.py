@@ -352,6 +352,10 @@ class ClusterRun(Run):
                 if run.lost is None and run.died:
                     assert run.ended is not None
                     self._give_up(run.node, run.died, run.ended.output)
+            for run in self.node_runs.hung(self.options.hung):
+                show(run)
+                self.accuse(Fault("node_hung", (Place(run.node, "node"),), run.hung))
+                self._leave_out(run.node, run.hung)
             self._note_finished()
             self._accuse_lost("")
         self.node_runs.settle(self.interruption)

@@ -4,11 +4,12 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import get_args
+from statistics import median
+from typing import NamedTuple, get_args
 
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import NodeFinished, NodeFound, Outcome, VerdictWord
@@ -32,6 +33,8 @@ PART_SECONDS = 10.0
 HASTE_SECONDS = 8.0  # for all, of a run that was told to end
 UNFETCHED = ".part"
 TURN_SECONDS = 0.5  # between two looks at whether the run was told to end
+LONGEST_TURN_SECONDS = 2.0
+TIMES_THE_MEDIAN = 5
 
 
 @dataclass
@@ -48,15 +51,29 @@ class NodeRun:
     lost: Lost | None = None
     digest: str = ""
     taken_over: bool = False
+    hung: str = ""  # why nobody waits for it any more
+    times: list[float] = field(default_factory=list)  # at which its checks ended, and it, in seconds of listening
 
     @property
     def at_work(self) -> bool:
-        return self.ended is None and self.lost is None
+        return self.ended is None and self.lost is None and not self.hung
+
+    @property
+    def goes_with_others(self) -> bool:
+        """Whether how fast it is says anything of the others."""
+        return not (self.taken_over or self.hung or self.lost or self.died)
+
+    @property
+    def last(self) -> float:
+        """When anything ended there."""
+        return self.times[-1] if self.times else 0.0
 
     @property
     def died(self) -> str:
         """How it ended without a verdict; "" if it has not."""
-        return f"its own run ended {exit_summary(self.ended.exit_status)}" if self.ended and not self.verdict else ""
+        if self.ended is None or self.verdict is not None:
+            return ""
+        return f"its own run ended {exit_summary(self.ended.exit_status)}{self.ended.trouble}"
 
     @property
     def verdict(self) -> VerdictWord | None:
@@ -71,7 +88,7 @@ class NodeRun:
     def text(self) -> str:
         """ "gf1: 214 passed, 1 failed, REJECTED" """
         counts = [f"{self.outcomes[each]} {each}" for each in get_args(Outcome) if self.outcomes[each]]
-        end = self.verdict or self.died or (f"lost: {self.lost.why}" if self.lost else "has not ended")
+        end = self.verdict or self.died or (f"lost: {self.lost.why}" if self.lost else self.hung or "has not ended")
         return f"{self.host}: {', '.join([*counts, end])}"
 
     def finished(self, own: HostRun | None) -> NodeFinished:
@@ -85,6 +102,24 @@ class NodeRun:
         )  # fmt: skip
 
 
+class Late(NamedTuple):
+    """Seconds for one check, of a node and of most others."""
+
+    own: float
+    usual: float
+
+
+def behind(own: Sequence[float], others: Sequence[Sequence[float]], now: float, seconds: float) -> Late | None:
+    """How late a node is that has not ended its next check when most others have, by the times at which each has ended
+    those before: if that is more than `seconds`, and than five times the median of the others."""
+    step = len(own)
+    took = sorted(times[step] - (times[step - 1] if step else 0.0) for times in others if len(times) > step)
+    if len(took) * 2 <= len(others):
+        return None
+    usual, mine = median(took), now - (own[-1] if own else 0.0)
+    return Late(mine, usual) if mine - usual > max(seconds, TIMES_THE_MEDIAN * usual) else None
+
+
 class NodeRuns:
     """Of all nodes, by their numbers; of none before `start`. `folder`: of the run of all."""
 
@@ -95,6 +130,8 @@ class NodeRuns:
         self.own: dict[int, HostRun] = {}  # those whose evidence is here, and was read
         self._suites: list[Suite] = []  # that their records share
         self._until = float("inf")  # nothing is waited for after this
+        self._looked = time.monotonic()
+        self._listened = 0.0  # seconds: a process that was stopped itself has heard nobody
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="gpufleet folders")
         self._coming: dict[int, Future[None]] = {}
 
@@ -137,12 +174,16 @@ class NodeRuns:
         """Take in what has come, as soon as anything has. The runs that are over since the last time; the files of each
         that has ended are brought here while the others go on."""
         over = []
-        for node, news in self._cluster.suite_news(timeout):
+        heard = self._cluster.suite_news(timeout)
+        now = time.monotonic()
+        self._listened, self._looked = self._listened + min(now - self._looked, LONGEST_TURN_SECONDS), now
+        for node, news in heard:
             run = self.all.get(node)
             if run is None:
                 continue
             if run.at_work and not isinstance(news, CheckEnded):
                 over.append(run)
+            run.times.append(self._listened)
             match news:
                 case CheckEnded(outcome=outcome):
                     run.outcomes[outcome] += 1
@@ -152,6 +193,19 @@ class NodeRuns:
                 case Lost():
                     run.lost = news
         return over
+
+    def hung(self, seconds: float) -> list[NodeRun]:
+        """Those that have newly fallen behind the others by so much: nobody waits for them any more."""
+        quiet = [run for run in self.all.values() if run.at_work and self._listened - run.last > seconds]
+        for run in quiet:
+            others = [other.times for other in self.all.values() if other is not run and other.goes_with_others]
+            if late := behind(run.times, others, self._listened, seconds):
+                pulse = self._cluster.pulses.get(run.node)
+                at = pulse.check if pulse and pulse.check else "its end"
+                run.hung = (
+                    f"its own run has been at {at} for {late.own:.0f} s, which took most others {late.usual:.0f} s"
+                )
+        return [run for run in quiet if run.hung]
 
     def read(self) -> list[NodeRun]:
         """Read the evidence that has come since the last time: the runs of which that was."""

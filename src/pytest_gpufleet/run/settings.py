@@ -213,6 +213,12 @@ class Options:
         "how long nodes are waited for that have not come (default: 2m)",
         site=True,
     )})
+    hung: float = field(default=600.0, metadata={"option": Option(
+        "--fleet-hung", duration, "DURATION",
+        "by how much a node's own run may fall behind most others before the run goes on without it (default: 10m); "
+        "five times what they need, if that is more",
+        site=True,
+    )})
     address: str | None = field(default=None, metadata={"option": Option(
         "--fleet-address", str, "ADDRESS",
         "the Ray cluster (default: the one that Ray finds by itself); with --rehearse its nodes are rehearsed on",
