@@ -345,58 +345,11 @@ def _matrices(
 # Training by the number of GPUs: throughput, efficiency and where it is lost, memory and time of an epoch.
 
 
-@dataclass(frozen=True)
-class Losses:
-    """Parts of what the GPUs do alone, added up; together 1, or more where the figures do not fit together.
-
-    `delivered`: what they do together, the scaling efficiency. `gradients`: lost to communication, as its share of a
-    step says. `imbalance`: what faster GPUs could do beyond the pace of the slowest. `rest`: told apart by nothing that
-    is measured: the host, or clocks that are lower when all communicate.
-    """
-
-    conditions: Mapping[str, Condition]
-    delivered: float
-    gradients: float
-    imbalance: float
-    rest: float
-    slowest: Where  # whose pace it is
-
-
-def efficiency_losses(findings: Sequence[Finding]) -> list[Losses]:
-    """Of each way of training whose share of communication was measured, beside each GPU alone."""
-    measured = [finding.measurement for finding in findings if finding.measurement.values]
-    together = {_key(one, "ranks"): one for one in measured if one.metric == "train_throughput"}
-    alone = {_key(one): one for one in measured if one.metric == "solo_train_throughput"}
-    found = []
-    for share in (one for one in measured if one.metric == "communication_share" and WORLD in one.values):
-        many, each = together.get(_key(share, "ranks")), alone.get(_key(share))
-        if many is not None and each is not None and len(each.values) == share.conditions.get("ranks"):
-            found += _losses(many, each, share)
-    return found
-
-
-def _losses(many: Measurement, each: Measurement, share: Measurement) -> list[Losses]:
-    total, waits = sum(each.values.values()), share.values[WORLD]
-    if not (total > 0 and 0 <= waits < 1 and many.values.get(WORLD, 0) >= 0):  # NaN is neither
-        return []
-    slowest, pace = min(each.values.items(), key=lambda item: item[1])
-    delivered = many.values[WORLD] / total
-    gradients = delivered * waits / (1 - waits)
-    imbalance = 1 - len(each.values) * pace / total
-    rest = max(0.0, 1 - delivered - gradients - imbalance)
-    conditions = {key: value for key, value in many.conditions.items() if key not in ("image", "model")}
-    return [Losses(conditions, delivered, gradients, imbalance, rest, slowest)]
-
-
-def _key(measurement: Measurement, *also: str) -> tuple[object, ...]:
-    names = ("model", "recipe", "batch", "image", "optimizer", "workload", *also)
-    return tuple(measurement.conditions.get(name) for name in names)
-
-
 # Images of ImageNet's training set (ILSVRC 2012): https://image-net.org/download.php
 EPOCH_IMAGES = 1_281_167
-ALONE, TOGETHER, EFFICIENCY, FED, MEMORY = (
+ALONE, TOGETHER, EFFICIENCY, FED, MEMORY, SHARE = (
     "solo_train_throughput", "train_throughput", "scaling_efficiency", "loader_throughput", "train_memory",
+    "communication_share",
 )  # fmt: skip
 SWEEP = "sweep"
 # A table for each kind of workload.
@@ -422,14 +375,16 @@ BY_LOADER, FROM_MEMORY = "fed by a data loader", "images that stay on the GPU"
 
 @dataclass(frozen=True)
 class Way:
-    """What is trained in one `way`, the conditions of its figures: images/s, efficiency and GiB of each GPU, all by the
-    number of GPUs; 1: each alone, on average. `fed`: by a data loader."""
+    """What is trained in one `way`, the conditions of its figures: images/s, efficiency, share of communication and GiB
+    of each GPU, all by the number of GPUs; 1: each `alone`, on average. `fed`: by a data loader."""
 
     way: dict[str, Condition]
     fed: bool = False
     rates: dict[int, float] = field(default_factory=dict)
     efficiencies: dict[int, float] = field(default_factory=dict)
+    shares: dict[int, float] = field(default_factory=dict)
     memory: dict[int, list[float]] = field(default_factory=dict)
+    alone: dict[Where, float] = field(default_factory=dict)
 
     def words(self) -> list[str]:
         words = wording.words({key: value for key, value in self.way.items() if key != "workload"})
@@ -438,13 +393,15 @@ class Way:
 
 def training_tables(findings: Sequence[Finding]) -> list[Table]:
     """The tables of a group of checks; but for the sweep none where no efficiency was measured."""
-    tables = []
-    for kind, title in TITLES.items():
-        rows = ways_of(findings, kind)
-        if any(row.efficiencies or kind == SWEEP for row in rows):
-            tables.append(_by_gpus(title, rows))
-    losses = efficiency_losses(findings)
-    return [*tables, *([_lost(losses)] if losses else [])]
+    rows = {kind: ways_of(findings, kind) for kind in TITLES}
+    tables = [
+        _by_gpus(TITLES[kind], ways)
+        for kind, ways in rows.items()
+        if any(way.efficiencies or kind == SWEEP for way in ways)
+    ]
+    lost = tuple(lost for ways in rows.values() for way in ways for lost in _lost(way))
+    title = wording.capitalised(say(TITLE_LOST))
+    return [*tables, Table(title, "Conditions", HEADS_LOST, lost, (say(LOST),))] if lost else tables
 
 
 def is_swept(conditions: Mapping[str, Condition]) -> bool:
@@ -461,9 +418,10 @@ def ways_of(findings: Sequence[Finding], kind: Condition) -> list[Way]:
         count, way = one.conditions.get("ranks"), _way(one)
         if (SWEEP if is_swept(way) else way.get("workload", "")) != kind or not isinstance(count, int):
             continue
-        if one.metric in (TOGETHER, FED, EFFICIENCY) and WORLD in one.values:
+        if one.metric in (TOGETHER, FED, EFFICIENCY, SHARE) and WORLD in one.values:
             row = rows.setdefault((one.metric == FED, *sorted(way.items())), Way(way, one.metric == FED))
-            (row.efficiencies if one.metric == EFFICIENCY else row.rates)[count] = one.values[WORLD]
+            of_all = {EFFICIENCY: row.efficiencies, SHARE: row.shares}.get(one.metric, row.rates)
+            of_all[count] = one.values[WORLD]
         elif one.metric in (ALONE, MEMORY):
             each_alone.append((one, count, way))
     for one, count, way in each_alone:
@@ -473,6 +431,7 @@ def ways_of(findings: Sequence[Finding], kind: Condition) -> list[Way]:
         for row in ours:
             if one.metric == ALONE:
                 row.rates[1] = fmean(one.values.values())
+                row.alone.update(one.values)
             else:
                 row.memory[count] = [*one.values.values()]
     shown = [row for row in rows.values() if kind == SWEEP or max(row.rates, default=1) > 1]
@@ -518,11 +477,21 @@ def _rate(rate: float | None, efficiency: float | None) -> Cell:
     return Cell(wording.number(rate), below=below, figure=True)
 
 
-def _lost(losses: Sequence[Losses]) -> Table:
-    rows = []
-    for each in losses:
-        slowest = say("of {place}", place=wording.place(each.slowest))
-        parts = ((each.delivered, ""), (each.gradients, ""), (each.imbalance, slowest), (each.rest, ""))
-        cells = tuple(Cell(wording.percent(part), below=below, figure=True) for part, below in parts)
-        rows.append(Row(say(", ").join(wording.words(each.conditions)), cells))
-    return Table(wording.capitalised(say(TITLE_LOST)), "Conditions", HEADS_LOST, tuple(rows), (say(LOST),))
+def _lost(way: Way) -> Iterator[Row]:
+    """Parts of what the GPUs do alone, added up, for each number of GPUs whose share of communication was measured;
+    together 1, or more where the figures do not fit together. Delivered: what they do together. Gradients: lost to
+    communication, as its share of a step says. Imbalance: what faster GPUs could do beyond the pace of the slowest. The
+    rest is told apart by nothing that is measured: the host, or clocks that are lower when all communicate."""
+    total = sum(way.alone.values())
+    for count, share in way.shares.items():
+        together = way.rates.get(count, math.nan)
+        if len(way.alone) != count or not (total > 0 and 0 <= share < 1 and together >= 0):  # NaN is neither
+            continue
+        slowest, pace = min(way.alone.items(), key=lambda item: item[1])
+        delivered = together / total
+        gradients, imbalance = delivered * share / (1 - share), 1 - count * pace / total
+        parts = (delivered, gradients, imbalance, max(0.0, 1 - delivered - gradients - imbalance))
+        below = ("", "", say("of {place}", place=wording.place(slowest)), "")
+        cells = (Cell(wording.percent(part), below=text, figure=True) for part, text in zip(parts, below, strict=True))
+        conditions = {key: value for key, value in way.way.items() if key not in ("image", "model")}
+        yield Row(say(", ").join(wording.words({**conditions, "ranks": count})), tuple(cells))
