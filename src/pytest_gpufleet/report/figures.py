@@ -6,7 +6,7 @@ training a table by the number of GPUs.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, TypeVar
@@ -41,7 +41,7 @@ def figure_tables(findings: Sequence[Finding], sources: Sources, hosts: wording.
     of_names = grouped((finding.measurement.metric, finding) for finding in findings if finding.measurement.values)
     result = []
     for name in sorted(of_names, key=lambda name: known.index(name) if name in known else len(known)):
-        sizes = {_nbytes(finding) for finding in of_names[name] if _is_curve(finding)}
+        sizes = {size_of(finding) for finding in of_names[name] if _is_curve(finding)}
         curved = len(sizes) >= FEWEST_SIZES
         forms = grouped((_form(finding, curved), finding) for finding in of_names[name])
         result += [table for form in FORMS if form in forms for table in form(forms[form], sources, hosts)]
@@ -96,13 +96,9 @@ def _by_gpu(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts)
 def _by_size(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts) -> list[Table]:
     """A column for each message size; every figure has a limit of its own, or none."""
     shared, names = wording.shared_and_own(findings, wording.ALONG["bytes"])
-    lines: dict[str, dict[float, Finding]] = {}
-    for finding, name in zip(findings, names, strict=True):
-        line, size = lines.setdefault(name, {}), _nbytes(finding)
-        if size not in line or not for_information(finding):  # measured twice: what was judged counts
-            line[size] = finding
+    lines = by_size(findings, names)
     result = []
-    for sizes in _pages(sorted({_nbytes(finding) for finding in findings})):
+    for sizes in _pages(sorted({size_of(finding) for finding in findings})):
         rows = []
         for name, line in lines.items():
             if here := [line[size] for size in sizes if size in line]:
@@ -112,6 +108,18 @@ def _by_size(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts
                 rows.append(Row(name, (*cells, _spread(here, hosts)), details, all(map(for_information, here))))
         result.append(_table(findings, shared, (*map(wording.size, sizes), "Spread"), rows))
     return result
+
+
+def by_size(
+    findings: Iterable[Finding], lines: Iterable[Column], key: str = "bytes"
+) -> dict[Column, dict[float, Finding]]:
+    """The findings of each line by size, from the smallest up. Of a figure measured twice what was judged counts."""
+    found: dict[Column, dict[float, Finding]] = {}
+    for finding, line in zip(findings, lines, strict=True):
+        of_line, size = found.setdefault(line, {}), size_of(finding, key)
+        if size not in of_line or not for_information(finding):
+            of_line[size] = finding
+    return {line: dict(sorted(of_line.items())) for line, of_line in found.items()}
 
 
 def _pages(columns: Sequence[Column]) -> Iterator[Sequence[Column]]:
@@ -210,7 +218,7 @@ def _spread(findings: Sequence[Finding], hosts: wording.Hosts) -> Cell:
         return Cell()
     counts = [len(samples) for each in findings for samples in each.measurement.samples.values()]
     widest, at, of = max(spreads, key=lambda spread: spread[0])
-    size = wording.size(_nbytes(of)) if len(findings) > 1 else ""
+    size = wording.size(size_of(of)) if len(findings) > 1 else ""
     where = wording.place(at, hosts) if len(of.measurement.spread) > 1 else ""
     notes = (say("at {place}", place=where or size) if where or size else "", _why_wide(of))
     text = f"{wording.number(round(100 * widest, 2), 3)} % (n={min(counts)})"
@@ -238,12 +246,12 @@ def _bare(text: str, unit: str) -> str:
 
 
 def _is_curve(finding: Finding) -> bool:
-    return finding.measurement.values.keys() == {WORLD} and _nbytes(finding) > 0
+    return finding.measurement.values.keys() == {WORLD} and size_of(finding) > 0
 
 
-def _nbytes(finding: Finding) -> float:
-    nbytes = finding.measurement.conditions.get("bytes", 0)
-    return float(nbytes) if isinstance(nbytes, int | float) else 0
+def size_of(finding: Finding, key: str = "bytes") -> float:
+    size = finding.measurement.conditions.get(key, 0)
+    return float(size) if isinstance(size, int | float) else 0
 
 
 MOST_PLACES = 24  # that are shown pair by pair, even if most pairs were not measured

@@ -4,6 +4,7 @@ GPU, and who gives data to whom in each collective. Importing this loads matplot
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 from unicodedata import east_asian_width
@@ -14,11 +15,12 @@ from matplotlib.patches import Patch
 
 from pytest_gpufleet.model.conditions import METHODS, Condition
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import in_language, say
 from pytest_gpufleet.model.metric import Metric
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.figures import TITLES, Way, for_information, is_swept, per_gpu, ways_of
+from pytest_gpufleet.report.figures import TITLES, Way, by_size, for_information, is_swept, per_gpu, size_of, ways_of
 from pytest_gpufleet.report.plots import canvas
 
 MOST_PANELS = 24
@@ -65,10 +67,9 @@ def _bar_plot(findings: Sequence[Finding], hosts: wording.Hosts) -> tuple[str, s
     caption = called if "GPU" in metric.title else say("{metric}, by GPU", metric=called)
     scale, unit = (100, "%") if metric.unit == "ratio" else (1, metric.unit)
     places = sorted({place for finding in findings for place in finding.measurement.values})
-    with in_language("en"):  # what matplotlib lays out
-        _, names = wording.shared_and_own(findings)
-        labels = {place: wording.place(place, hosts) for place in places}
-    shared, translated = wording.shared_and_own(findings)
+    labels = {place: wording.place(place, hosts) for place in places}
+    names, translated = _in_both_languages(lambda: wording.shared_and_own(findings)[1])
+    shared, _ = wording.shared_and_own(findings)
     with canvas.style(f"{metric.name} by GPU"):
         height = 0.1 + BAR * len(places)
         most = LONGEST_LINE if len(findings) >= COLUMNS else LONGEST_LINE * COLUMNS // 2
@@ -143,51 +144,38 @@ PANEL = ("collective", "operation", "recipe")  # the first of these that a figur
 CURVE_HEIGHT = 1.35
 CURVE_LEGEND = ("measured", "published for a healthy machine")
 
-Point = tuple[float, float, Finding]
+Line = Mapping[float, Finding]  # by size
+Panels = Mapping[str, Sequence[tuple[str, Line]]]  # the lines of each, with their names
 
 
 def curves(findings: Sequence[Finding]) -> list[tuple[str, str]]:
     """(caption, SVG) for each metric that was measured for all ranks together at several sizes.
 
     One panel for each collective or recipe, limits as short marks, and what was published for a healthy machine as
-    open circles.
+    open circles. Lines with too few points are no curves.
     """
     drawn = []
     for key, (fewest, label, _) in SIZES.items():
-        for metric in dict.fromkeys(finding.measurement.metric for finding in findings):
-            some = [f for f in findings if f.measurement.metric == metric and _size(f, key) > 0 and _value(f)]
-            panels = _curve_panels(some, key, fewest)
+        shown = (each for each in findings if _value(each) and 0 < size_of(each, key) <= canvas.LARGEST)
+        for some in grouped((each.measurement.metric, each) for each in shown).values():
+            names, said = _in_both_languages(partial(_line_names, some, key))
+            lines = by_size(some, zip(map(_panel_name, some), names, strict=True), key)
+            panels = grouped((panel, (name, line)) for (panel, name), line in lines.items() if len(line) >= fewest)
             if panels:
-                definition = wording.metric(some[0])
-                title = wording.capitalised(say(definition.title))
+                metric = wording.metric(some[0])
+                title = wording.capitalised(say(metric.title))
                 caption = say("{metric} against {what}", metric=title, what=say(label))
-                said = canvas.translated(label, *CURVE_LEGEND) | _lines_said(some, key)
-                drawn.append((caption, _curve_svg(panels, key, caption, definition, said)))
+                texts = canvas.translated(label, *CURVE_LEGEND) | dict(zip(names, said, strict=True))
+                first = dict([*panels.items()][:MOST_PANELS])
+                drawn.append((caption, _curve_svg(first, key, caption, metric, texts)))
     return drawn
 
 
-def _curve_panels(findings: Sequence[Finding], key: str, fewest: int) -> dict[str, dict[str, list[Point]]]:
-    """Panel -> line -> points by size; lines with fewer points are no curves."""
-    if not findings:
-        return {}
-    panels: dict[str, dict[str, dict[float, Point]]] = {}
-    with in_language("en"):  # what matplotlib lays out
-        names = _line_names(findings, key)
-    for finding, line in zip(findings, names, strict=True):
-        panel = _panel_name(finding)
-        value = _value(finding)
-        assert value is not None  # filtered before
-        points = panels.setdefault(panel, {}).setdefault(line, {})
-        size = _size(finding, key)
-        if size not in points or not for_information(finding):  # measured twice: what was judged counts
-            points[size] = (size, value, finding)
-    curves = {
-        panel: {
-            line: [points[size] for size in sorted(points)] for line, points in lines.items() if len(points) >= fewest
-        }
-        for panel, lines in panels.items()
-    }
-    return dict([(panel, lines) for panel, lines in curves.items() if lines][:MOST_PANELS])
+def _in_both_languages(made: Callable[[], list[str]]) -> tuple[list[str], list[str]]:
+    """In English, which matplotlib lays out, and in the language of the report."""
+    with in_language("en"):
+        english = made()
+    return english, made()
 
 
 def _panel_name(finding: Finding) -> str:
@@ -198,17 +186,11 @@ def _panel_name(finding: Finding) -> str:
 def _line_names(findings: Sequence[Finding], key: str) -> list[str]:
     """What tells the line of each finding from others of its panel."""
     _, names = wording.shared_and_own(findings, without=wording.ALONG[key])
-    told_already = [{_panel_name(finding), *_of_nodes(finding)} for finding in findings]
+    known = [{_panel_name(finding), *_of_nodes(finding)} for finding in findings]
     return [
-        say(", ").join(part for part in name.split(say(", ")) if part not in known)
-        for name, known in zip(names, told_already, strict=True)
+        say(", ").join(part for part in name.split(say(", ")) if part not in parts)
+        for name, parts in zip(names, known, strict=True)
     ]
-
-
-def _lines_said(findings: Sequence[Finding], key: str) -> dict[str, str]:
-    with in_language("en"):
-        names = _line_names(findings, key)
-    return {drawn: shown for drawn, shown in zip(names, _line_names(findings, key), strict=True) if drawn}
 
 
 def _of_nodes(finding: Finding) -> list[str]:
@@ -217,21 +199,19 @@ def _of_nodes(finding: Finding) -> list[str]:
     return wording.words({key: conditions[key] for key in ("ranks", "in_place") if {key, "nodes"} <= {*conditions}})
 
 
-def _curve_svg(
-    panels: dict[str, dict[str, list[Point]]], key: str, caption: str, metric: Metric, said: Mapping[str, str]
-) -> str:
+def _curve_svg(panels: Panels, key: str, caption: str, metric: Metric, said: Mapping[str, str]) -> str:
     _, label, show = SIZES[key]
-    names = list(dict.fromkeys(line for lines in panels.values() for line in lines))
-    points = [point for lines in panels.values() for line in lines.values() for point in line]
-    healthy = [value for _, _, finding in points if (value := canvas.healthy_value(finding.limit))]
-    bounds = [bound for _, _, finding in points if (bound := canvas.limit_value(finding.limit)) is not None]
-    top = max(*(value for _, value, _ in points), *healthy, *bounds, 1e-9)
-    sizes = sorted({size for size, _, _ in points})
+    names = list(dict.fromkeys(name for lines in panels.values() for name, _ in lines))
+    points = [finding for lines in panels.values() for _, line in lines for finding in line.values()]
+    healthy = [value for finding in points if (value := canvas.healthy_value(finding.limit))]
+    bounds = [bound for finding in points if (bound := canvas.limit_value(finding.limit)) is not None]
+    top = max(*(finding.measurement.values[WORLD] for finding in points), *healthy, *bounds, 1e-9)
+    sizes = sorted({size_of(finding, key) for finding in points})
     handles = _curve_legend(names, bool(bounds), bool(healthy))
     with canvas.style(f"{metric.name} against {key}"):
         figure, axes = canvas.panels(len(panels), COLUMNS, CURVE_HEIGHT, legend=bool(handles))
         for number, (each, (panel, lines)) in enumerate(zip(axes, panels.items(), strict=True)):
-            for name, line in lines.items():
+            for name, line in lines:
                 _draw_curve(each, line, names.index(name))
             canvas.title(each, panel)
             marks = canvas.ticks(sizes, 5)
@@ -250,11 +230,11 @@ def _curve_svg(
         return canvas.svg(figure, f"{caption}: {'; '.join(filter(None, panels))}", said)
 
 
-def _draw_curve(axes: Any, line: Sequence[Point], index: int) -> None:
+def _draw_curve(axes: Any, line: Line, index: int) -> None:
     # Logarithms on a plain axis: matplotlib's own logarithmic axis takes twice as long.
-    xs, ys = [math.log2(size) for size, _, _ in line], [value for _, value, _ in line]
-    axes.plot(xs, ys, **canvas.look(index, 3.5))
-    for x, (_, value, finding) in zip(xs, line, strict=True):
+    points = [(math.log2(size), finding.measurement.values[WORLD], finding) for size, finding in line.items()]
+    axes.plot([x for x, _, _ in points], [value for _, value, _ in points], **canvas.look(index, 3.5))
+    for x, value, finding in points:
         if healthy := canvas.healthy_value(finding.limit):
             axes.plot([x], [healthy], "o", markersize=6, markerfacecolor="none", markeredgecolor=canvas.INK,
                       markeredgewidth=0.9)  # fmt: skip
@@ -277,11 +257,6 @@ def _curve_legend(names: Sequence[str], limits: bool, healthy: bool) -> list[Any
 def _value(finding: Finding) -> float | None:
     """The figure of all ranks together."""
     return canvas.drawable(finding.measurement.values.get(WORLD))
-
-
-def _size(finding: Finding, key: str) -> float:
-    size = finding.measurement.conditions.get(key, 0)
-    return canvas.drawable(size) or 0 if isinstance(size, int | float) else 0
 
 
 TRAINING_HEIGHT, TRAINING_COLUMNS = 1.5, 2
