@@ -23,7 +23,7 @@ from pytest_gpufleet import (
     not_applicable,
     not_judged,
 )
-from pytest_gpufleet.machine import container, health, links, network_ports, processors, software
+from pytest_gpufleet.machine import container, health, network_ports, processors, software
 from pytest_gpufleet.machine.gpu_facts import for_servers
 from pytest_gpufleet.model.events import NO_NETWORK, Order
 from pytest_gpufleet.plugin import assertions
@@ -156,7 +156,7 @@ def test_pcie_width_is_full(machine: LiveMachine, gpu_profile: Profile | None) -
     expect(
         machine.gpus, "pcie_width", lambda gpu: at_least(ordered or gpu["pcie_width_max"]), code="pcie_width_reduced"
     )
-    expect(machine.gpus, "pcie_width", lambda gpu: at_least(ordered or links.pcie_lanes(gpu)), code="pcie_slot_narrow")
+    expect(machine.gpus, "pcie_width", lambda gpu: at_least(ordered or health.pcie_lanes(gpu)), code="pcie_slot_narrow")
 
 
 @needs_gpus
@@ -237,11 +237,11 @@ def test_fabric_is_ready(machine: LiveMachine, gpu_profile: Profile | None, gpu_
     """
     if all(gpu["fabric"] == {"state": 0, "status": 0} for gpu in machine.gpus):
         count = int(gpu_profile.facts.get("nvlinks", 0)) if gpu_profile else 0
-        if links.has_nvswitch(machine.gpus, gpu_topology, count):
+        if health.has_nvswitch(machine.gpus, gpu_topology, count):
             not_judged("the driver has not started the fabric (state 0): `systemctl status nvidia-fabricmanager`")
         not_applicable("these GPUs are in no NVSwitch fabric")
     expect(machine.gpus, "fabric", {"state": 3, "status": 0}, code="fabric_not_ready")
-    expect_none(links.fabric_faults(machine.gpus))
+    expect_none(health.fabric_faults(machine.gpus))
 
 
 @needs_gpus
@@ -254,7 +254,7 @@ def test_every_pair_reaches_each_other(machine: LiveMachine, gpu_topology: GpuTo
     """
     if len(machine.gpus) < 2:
         not_applicable("one GPU has no other to reach")
-    expect(machine.gpus, "p2p", links.peer_access(gpu_topology), code="no_peer_access")
+    expect(machine.gpus, "p2p", health.peer_access(gpu_topology), code="no_peer_access")
 
 
 @needs_gpus
@@ -375,7 +375,7 @@ def test_inforom_is_valid(machine: LiveMachine) -> None:
 
     A corrupted InfoROM loses serial numbers and error history, or gives texts that nobody can read: replace the GPU.
     """
-    expect_none(fault for gpu in machine.gpus for fault in links.unreadable(gpu, ("serial", "uuid", "pci_bus_id")))
+    expect_none(fault for gpu in machine.gpus for fault in health.unreadable(gpu, ("serial", "uuid", "pci_bus_id")))
     expect(machine.gpus, "inforom_valid", True, code="inforom_invalid")
 
 
@@ -449,7 +449,7 @@ def test_cpu_affinity_fits_the_pci_bus(machine: LiveMachine) -> None:
     `cat /sys/class/pci_bus/*/cpulistaffinity`; update the BIOS, and look at its NUMA settings.
     """
     assertions.require_any(machine.gpus, "pci_bus_cpus")
-    expect_none(fault for gpu in machine.gpus for fault in links.numa_mismatch(gpu))
+    expect_none(fault for gpu in machine.gpus for fault in health.numa_mismatch(gpu))
 
 
 @needs_gpus

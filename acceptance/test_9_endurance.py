@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_gpufleet import Fault, Gpu, Judge, LiveMachine, Measurement, World, expect_none, not_applicable
-from pytest_gpufleet.machine import health, links, memory, network_ports
+from pytest_gpufleet.machine import health, memory, network_ports
 from pytest_gpufleet.plugin import assertions
 
 Rule = Callable[[Gpu, Gpu, float], Iterable[Fault]]
@@ -56,7 +56,7 @@ def test_nvlinks_stayed_clean(machine: LiveMachine) -> None:
     errors in data themselves. A link that retrains loses speed now and fails later. `nvidia-smi nvlink -e` shows the
     counters. Reset the named GPU; if errors come back, the GPU or the switch board is bad.
     """
-    expect_clean(machine, "nvlink_errors", links.link_errors)
+    expect_clean(machine, "nvlink_errors", health.link_errors)
 
 
 @pytest.mark.at_the_end
@@ -68,7 +68,7 @@ def test_pcie_links_stayed_clean(machine: LiveMachine) -> None:
     few in each of many short checks show only in the sum of the run. `nvidia-smi -q` shows the counter ("Replays Since
     Reset"). Reseat the named GPU, its riser or cable, then try another slot: replays stay with what is bad.
     """
-    expect_clean(machine, "pcie_replays", links.pcie_errors)
+    expect_clean(machine, "pcie_replays", health.pcie_errors)
 
 
 @pytest.mark.at_the_end

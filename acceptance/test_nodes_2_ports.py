@@ -9,7 +9,7 @@ import pytest
 
 from pytest_gpufleet import Judge, LiveMachine, Measurement, Place, expect_none, not_applicable, not_judged
 from pytest_gpufleet.machine import network_ports
-from pytest_gpufleet.machine.machine import Machine
+from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.machine.network_ports import NETWORK_PORTS, Port
 from pytest_gpufleet.model.gpu import Missing
 from pytest_gpufleet.model.place import Where

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.machine.kernel_log import Logged, behind, of_the_host, parse
-from pytest_gpufleet.machine.machine import Machine
+from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
 

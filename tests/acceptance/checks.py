@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.machine.gpu_facts import NAMES
-from pytest_gpufleet.machine.machine import Machine
+from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.model.fault import Fault, Faults

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.machine import links
+from pytest_gpufleet.machine import health
 from pytest_gpufleet.machine.dcgm import Diagnosis
 from pytest_gpufleet.machine.gpu_facts import COUNTERS
 from pytest_gpufleet.machine.health import ClocksUnderLoad
@@ -422,11 +422,11 @@ def test_a_fabric_that_was_not_started_is_not_judged_where_there_are_nvswitches(
 
 def test_eight_gpus_whose_nvlinks_need_no_bridge_are_behind_nvswitches():
     hopper = [Gpu(index, {"compute_capability": [9, 0]}) for index in range(8)]
-    assert links.has_nvswitch(hopper, GpuTopology(fabric="pcie"), 18)
-    assert not links.has_nvswitch(hopper, GpuTopology(fabric="pcie"), 0)
-    assert not links.has_nvswitch(hopper[:4], GpuTopology(fabric="nvlink"), 18)
+    assert health.has_nvswitch(hopper, GpuTopology(fabric="pcie"), 18)
+    assert not health.has_nvswitch(hopper, GpuTopology(fabric="pcie"), 0)
+    assert not health.has_nvswitch(hopper[:4], GpuTopology(fabric="nvlink"), 18)
     ampere = [Gpu(index, {"compute_capability": [8, 0]}) for index in range(8)]
-    assert not links.has_nvswitch(ampere, GpuTopology(fabric="nvswitch"), 12)
+    assert not health.has_nvswitch(ampere, GpuTopology(fabric="nvswitch"), 12)
 
 
 def test_xid_of_a_gpu_that_is_only_hidden_is_nothing_against_this_run():

@@ -17,8 +17,7 @@ from pytest_gpufleet.machine.kernel_log import (
     recognised,
     remarks,
 )
-from pytest_gpufleet.machine.local_node import LocalNode
-from pytest_gpufleet.machine.machine import Machine
+from pytest_gpufleet.machine.local_node import LocalNode, Machine
 from pytest_gpufleet.machine.xids import ACTIONS, UNUSED, Xid, meanings, table, xids_of
 from pytest_gpufleet.model.endings import NotJudged
 from pytest_gpufleet.model.fault import CODES, Fault

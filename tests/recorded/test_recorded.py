@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import __version__
-from pytest_gpufleet.machine.machine import Machine
+from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding

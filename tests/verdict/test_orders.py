@@ -6,7 +6,7 @@ import pytest
 
 from pytest_gpufleet.machine import disks, memory
 from pytest_gpufleet.machine.host import read_dmi
-from pytest_gpufleet.machine.machine import Machine
+from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.machine.network_ports import ports_of
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import Order

@@ -4,13 +4,13 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
 from pytest_gpufleet.machine import host, locks, nvml
 from pytest_gpufleet.machine.gpu_facts import COUNTERS, READINGS, SLOW_COUNTERS, SLOW_READINGS
 from pytest_gpufleet.machine.kernel_log import KernelLog, Logged, behind
-from pytest_gpufleet.machine.machine import Machine
 from pytest_gpufleet.machine.nvml import Nvml
 from pytest_gpufleet.machine.software import software
 from pytest_gpufleet.machine.xids import NVLINK_5, Xid
@@ -86,6 +86,26 @@ class LocalNode:
         """Make the GPUs this run's own without waiting, until what is returned is closed or its process is gone.
         Raises GpuTaken."""
         return locks.lock(self.topology.gpus)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine at one moment, to be checked now: its GPUs, in the order of the run, and its host. `logged`: the errors
+    that the kernel's log held. `present`: the PCI bus ids of all its GPUs, also of those hidden from the run; "" for
+    one that does not answer. `node`: its number in the run."""
+
+    gpus: tuple[Gpu, ...]
+    host: Mapping[str, Any] = field(default_factory=dict)
+    taken: str = ""
+    logged: Logged = field(default_factory=Logged)
+    present: tuple[str, ...] = ()
+    node: int = 0
+    _read_at: float = field(default_factory=time.monotonic, compare=False)
+
+    @property
+    def seconds_ago(self) -> float:
+        """How long ago it was read, whatever was done to the clock since."""
+        return time.monotonic() - self._read_at
 
 
 def take(node: LocalNode) -> Machine:

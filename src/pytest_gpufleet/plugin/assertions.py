@@ -11,7 +11,7 @@ import pytest
 
 from pytest_gpufleet.machine import kernel_log, xids
 from pytest_gpufleet.machine.gpu_facts import COUNTERS, unreadable_by_model
-from pytest_gpufleet.machine.machine import Machine
+from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.endings import NO_ORDER, not_applicable, not_judged
 from pytest_gpufleet.model.events import Judged, Order

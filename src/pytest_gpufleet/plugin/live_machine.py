@@ -11,7 +11,7 @@ import pytest
 
 from pytest_gpufleet.machine import host
 from pytest_gpufleet.machine.gpu_facts import NAMES
-from pytest_gpufleet.machine.machine import Machine
+from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.machine.tools import HostFact
 from pytest_gpufleet.model.gpu import Missing
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from pytest_gpufleet.machine.machine import Machine
+from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound, NodeLeftOut, NodeLost, RunHeader
 from pytest_gpufleet.model.fault import Fault

@@ -20,7 +20,7 @@ from pytest_gpufleet.run.interruption import Interruption
 from pytest_gpufleet.run.settings import Options
 
 if TYPE_CHECKING:
-    from pytest_gpufleet.machine.machine import Machine
+    from pytest_gpufleet.machine.local_node import Machine
     from pytest_gpufleet.model.events import Event, Losses, Order, RunHeader, WorldStarted
     from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.finding import Finding

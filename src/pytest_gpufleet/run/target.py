@@ -6,8 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from pytest_gpufleet.machine import host, local_node
-from pytest_gpufleet.machine.local_node import LocalNode, take
-from pytest_gpufleet.machine.machine import Machine
+from pytest_gpufleet.machine.local_node import LocalNode, Machine, take
 from pytest_gpufleet.machine.nvml import NoGpus
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused

@@ -13,7 +13,7 @@ from msgspec import Meta
 from pytest_gpufleet.machine import host
 from pytest_gpufleet.machine.bmc import BMC_FIRMWARE
 from pytest_gpufleet.machine.disks import NVME, Drive
-from pytest_gpufleet.machine.machine import Machine
+from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.machine.memory import MEMORY_MODULES, Module
 from pytest_gpufleet.machine.network_ports import NETWORK_PORTS, Port, active, ports_of
 from pytest_gpufleet.machine.processors import PROCESSOR, PROCESSOR_SETUP
