@@ -71,6 +71,12 @@ def host_run(
     return HostRun(f"reports/{host}-20261122T000000Z", f"{dice.randrange(16**64):064x}", kept(made, []))
 
 
+def measured_twice(run: HostRun) -> HostRun:
+    """It missed at home, and was measured again: both are on record."""
+    first = [replace(each, again="1 place misses the limit") for each in run.record.findings]
+    return replace(run, record=replace(run.record, findings=[*first, *run.record.findings]))
+
+
 def rejected(host: str, check: str = "test_2_health.py::test_no_ecc_errors") -> HostRun:
     """A host on which a check failed."""
     base = healthy()

@@ -21,7 +21,7 @@ from pytest_gpufleet.verdict.fleet.fleet_peers import (
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun, Unusable, expected_as, natural
 from pytest_gpufleet.verdict.outliers import Figure, beside_most
-from tests.fleets import fleet_of, host_run, rejected, slower
+from tests.fleets import fleet_of, host_run, measured_twice, rejected, slower
 from tests.machines import first_gpus
 
 PAIRS = Figure("node_group_busbw", (), METRICS["node_group_busbw"])
@@ -329,16 +329,10 @@ def slow_copies(metric: str, place: Where, value: float) -> float:
     return value * 0.95 if metric == "memory_bandwidth" else value
 
 
-def measured_first(run: HostRun) -> HostRun:
-    """It missed at home, and was measured again: both are on record."""
-    first = [replace(each, again="1 place misses the limit") for each in run.record.findings]
-    return replace(run, record=replace(run.record, findings=[*first, *run.record.findings]))
-
-
 @pytest.mark.parametrize("again", [False, True])
 def test_a_second_measurement_confirms_it(again):
     once = host_run("node-003", change=slow_copies)
-    found = fleet(node_003=measured_first(once) if again else once)
+    found = fleet(node_003=measured_twice(once) if again else once)
     assert [bool(found.slow), bool(found.odd), found.verdict] == [again, not again, ["ACCEPTED", "REJECTED"][again]]
     before = replace(host_run("node-003", change=slow_copies, utc="2020-01-01T09:00:00+00:00"), folder="reports/before")
     found = judge_fleet([before, *fleet_of(8, node_003=once)], (), NAMES)
