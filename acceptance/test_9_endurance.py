@@ -118,4 +118,8 @@ def expect_clean(machine: LiveMachine, counter: str, rule: Rule) -> None:
     assertions.require_any(machine.gpus, counter)
     readings = zip(machine.gpus, machine.now(counter), strict=True)
     then_and_now = [(gpu, replace(gpu, facts={**gpu.facts, counter: value})) for gpu, value in readings]
-    expect_none(fault for before, now in then_and_now for fault in rule(before, now, machine.seconds_ago))
+    expect_none(
+        fault
+        for before, now in then_and_now
+        for fault in health.unreadable_now(before, now, counter) or rule(before, now, machine.seconds_ago)
+    )

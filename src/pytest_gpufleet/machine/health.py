@@ -202,8 +202,6 @@ def low_default_power(gpu: Gpu, rated: float) -> list[Fault]:
 def corrected_errors(before: Gpu, now: Gpu, seconds: float) -> list[Fault]:
     """Memory errors that were corrected, where there are more than rarely: between two readings of ecc_corrected so
     many seconds apart. A few are normal; the limits are shown beside them."""
-    if faults := unreadable_now(before, now, "ecc_corrected"):
-        return faults
     days, then = max(1.0, seconds / 86_400), before["ecc_corrected"]
     grown = {part: count - then[part] for part, count in now["ecc_corrected"].items() if part in then}
     text = "{:,} corrected errors in {} in {:.0f} s, {:,} a day"
@@ -216,8 +214,6 @@ def corrected_errors(before: Gpu, now: Gpu, seconds: float) -> list[Fault]:
 
 def corrected_rows(before: Gpu, now: Gpu, seconds: float) -> list[Fault]:
     """Rows of memory that were remapped for errors that were still corrected: one in a run is normal."""
-    if faults := unreadable_now(before, now, "remapped_rows"):
-        return faults
     more = RemappedRows(*now["remapped_rows"]).corrected - RemappedRows(*before["remapped_rows"]).corrected
     what = f"{more} rows were remapped for corrected errors in {seconds:.0f} s, at most {CORRECTED_ROWS} are normal"
     return [gpu_fault("many_corrected_errors", before, what)] if more > CORRECTED_ROWS else []
@@ -283,8 +279,6 @@ def link_errors(before: Gpu, now: Gpu, seconds: float) -> list[Fault]:
     healthy ones of an H200 do so about once in ten seconds even when idle: only their rate counts (DCGM: 100 a second),
     and that of the errors which the forward error correction of NVLink 5 could not mend.
     """
-    if faults := unreadable_now(before, now, "nvlink_errors"):
-        return faults
     then, after, what = before["nvlink_errors"], now["nvlink_errors"], list[str]()
     for kind in {**then, **after}:
         earlier, counts = then.get(kind, []), after.get(kind, [])
@@ -302,8 +296,6 @@ def link_errors(before: Gpu, now: Gpu, seconds: float) -> list[Fault]:
 
 def pcie_errors(before: Gpu, now: Gpu, seconds: float) -> list[Fault]:
     """PCIe replays, if there were more than on a healthy link, between two readings so many seconds apart."""
-    if faults := unreadable_now(before, now, "pcie_replays"):
-        return faults
     grown, allowed = now["pcie_replays"] - before["pcie_replays"], replays_allowed(before, seconds / 60)
     what = f"{grown} PCIe replays in {seconds:.0f} s, a healthy link has at most {allowed:.0f}"
     return [gpu_fault("pcie_replays", before, what)] if grown > allowed else []

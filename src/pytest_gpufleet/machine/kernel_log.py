@@ -226,24 +226,21 @@ def of_group(message: HostMessage, own: str) -> HostMessage:
     return message if message.code != "host_out_of_memory" or not group or ours else replace(message, during=False)
 
 
-class Gathered:
+def summed_up(messages: Iterable[HostMessage]) -> tuple[HostMessage, ...]:
     """Messages by their kind and device: however many there are, each costs what one costs."""
-
-    def __init__(self) -> None:
-        self.found: dict[tuple[str, bool, bool, str], HostMessage] = {}
-        self._devices = Counter[str]()
-
-    def take(self, messages: Iterable[HostMessage]) -> None:
-        for message in messages:
-            key = (message.code, message.before, message.during, message.device)
-            if key not in self.found:
-                self._devices[message.code] += 1
-                if self._devices[message.code] > MOST_DEVICES:
-                    message = replace(message, device="")
-                    key = (*key[:3], "")
-            if known := self.found.get(key):
-                message = replace(known, times=known.times + message.times, last=message.last)
-            self.found[key] = message
+    found: dict[tuple[str, bool, bool, str], HostMessage] = {}
+    devices = Counter[str]()
+    for message in messages:
+        key = (message.code, message.before, message.during, message.device)
+        if key not in found:
+            devices[message.code] += 1
+            if devices[message.code] > MOST_DEVICES:
+                message = replace(message, device="")
+                key = (*key[:3], "")
+        if known := found.get(key):
+            message = replace(known, times=known.times + message.times, last=message.last)
+        found[key] = message
+    return tuple(found.values())
 
 
 @dataclass(frozen=True)
@@ -321,9 +318,7 @@ class KernelLog:
             self._trouble = f"the kernel log {path} cannot be read: {error.strerror}; {REMEDY}"
 
     def new(self) -> Logged:
-        found: list[Xid] = []
-        host = Gathered()
-        unread, rest = "", ""
+        records, unread = list[bytes](), ""
         while self._file is not None:
             try:
                 record = os.read(self._file, 8192)
@@ -337,13 +332,9 @@ class KernelLog:
                 break
             if not record:
                 break
-            # A file, unlike /dev/kmsg, may be read up to the middle of a line.
-            text, newline, rest = (rest + record.decode(errors="replace")).rpartition("\n")
-            found += parse(text)
-            host.take(of_the_host(text + newline, self._group))
-        found += parse(rest)
-        host.take(of_the_host(rest, self._group))
-        return Logged(tuple(found), self._trouble, unread, tuple(host.found.values()))
+            records.append(record)
+        text = b"".join(records).decode(errors="replace")
+        return Logged(tuple(parse(text)), self._trouble, unread, summed_up(of_the_host(text, self._group)))
 
 
 def _own_group(groups: Path) -> str:
