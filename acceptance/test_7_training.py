@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from pytest_gpufleet import Rank, World
-from pytest_gpufleet.probes.training import correctness, methods
+from pytest_gpufleet.probes.training import correctness, loop
 from pytest_gpufleet.probes.training.correctness import checkpoint, losses_of_all, sgd, train_step
 
 pytestmark = [
@@ -194,7 +194,7 @@ def test_fsdp_is_exact(rank: Rank, nccl_group: dist.ProcessGroup) -> None:
     (suspect the memory of its GPU) or received wrong ones (suspect its links).
     """
     weight = correctness.known_layer(rank).weight.detach()
-    model, x = methods.fully_sharded(rank, correctness.known_layer(rank)), correctness.known_input(rank)
+    model, x = loop.fully_sharded(rank, correctness.known_layer(rank)), correctness.known_input(rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     for step in range(5):
         y = model(x)
@@ -203,8 +203,8 @@ def test_fsdp_is_exact(rank: Rank, nccl_group: dist.ProcessGroup) -> None:
         y.sum().backward()
         optimizer.step()
         weight -= 2**rank.size - 1
-        shard = methods.held(model.get_parameter("weight"))
-        assert torch.equal(shard, methods.own_shard(rank, weight)), f"own shard after step {step}"
+        shard = loop.held(model.get_parameter("weight"))
+        assert torch.equal(shard, loop.own_shard(rank, weight)), f"own shard after step {step}"
 
 
 @pytest.mark.spmd
@@ -219,7 +219,7 @@ def test_ddp_and_fsdp_train_as_one_gpu(rank: Rank, nccl_group: dist.ProcessGroup
     """
     one = correctness.network(rank)
     ddp = DDP(correctness.network(rank), process_group=nccl_group)
-    fsdp = methods.fully_sharded(rank, correctness.network(rank), dtype)
+    fsdp = loop.fully_sharded(rank, correctness.network(rank), dtype)
     sgd_one, sgd_ddp, sgd_fsdp = sgd(one), sgd(ddp), sgd(fsdp)
     for step in range(STEPS):
         everyones = correctness.batch(step, range(rank.size), rank.device)
@@ -235,8 +235,8 @@ def test_ddp_and_fsdp_train_as_one_gpu(rank: Rank, nccl_group: dist.ProcessGroup
         assert_close(torch.stack(others), loss.expand(2), dtype, f"losses of DDP and FSDP in step {step}")
         for name, weight in one.named_parameters():
             assert_close(ddp.module.get_parameter(name), weight, dtype, f"DDP: {name} after step {step}")
-            shard = methods.held(fsdp.get_parameter(name))
-            assert_close(shard, methods.own_shard(rank, weight), dtype, f"FSDP: own shard of {name} after step {step}")
+            shard = loop.held(fsdp.get_parameter(name))
+            assert_close(shard, loop.own_shard(rank, weight), dtype, f"FSDP: own shard of {name} after step {step}")
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -248,7 +248,7 @@ def train_and_save(rank: Rank, folder: str) -> tuple[dict[str, Tensor], list[flo
     """Train with FSDP and save a checkpoint; the weights in it, and the losses of the steps that follow."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    model = methods.fully_sharded(rank, correctness.network(rank))
+    model = loop.fully_sharded(rank, correctness.network(rank))
     optimizer = sgd(model)
     for step in range(5):
         train_step(model, optimizer, *correctness.batch(step, [rank.index], rank.device))
@@ -262,14 +262,14 @@ def load_and_go_on(rank: Rank, folder: str, weights: dict[str, Tensor], losses: 
     from torch.distributed.checkpoint.state_dict import set_state_dict
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    model = methods.fully_sharded(rank, correctness.network(rank))
+    model = loop.fully_sharded(rank, correctness.network(rank))
     optimizer = sgd(model)
     state = checkpoint(model, optimizer)
     load(state, checkpoint_id=folder, process_group=rank.group)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     for name, parameter in model.named_parameters():
-        shard = methods.own_shard(rank, weights[name])
-        assert torch.equal(methods.held(parameter).cpu(), shard), f"loaded shard of {name}"
+        shard = loop.own_shard(rank, weights[name])
+        assert torch.equal(loop.held(parameter).cpu(), shard), f"loaded shard of {name}"
     assert losses_of_all(rank, model, optimizer, STEPS) == pytest.approx(losses, rel=TOLERANCES[torch.float32])
 
 
@@ -298,10 +298,10 @@ def test_overflow_on_one_rank_skips_the_step_on_all(rank: Rank, nccl_group: dist
     a GPU.
     """
     layer, x = correctness.known_layer(rank), correctness.known_input(rank)
-    model = DDP(layer, process_group=nccl_group) if kind == "DDP" else methods.fully_sharded(rank, layer)
+    model = DDP(layer, process_group=nccl_group) if kind == "DDP" else loop.fully_sharded(rank, layer)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     scaler = torch.amp.GradScaler(rank.device.type, init_scale=2.0**16)
-    weight = methods.held(layer.weight).clone()
+    weight = loop.held(layer.weight).clone()
     for culprit in range(rank.size):
         factors = torch.ones(1000, device=rank.device)
         if rank.index == culprit:
@@ -311,7 +311,7 @@ def test_overflow_on_one_rank_skips_the_step_on_all(rank: Rank, nccl_group: dist
         scaler.update()
         optimizer.zero_grad()
         assert scaler.get_scale() == 2.0 ** (15 - culprit), f"rank {culprit} overflowed"
-        assert torch.equal(methods.held(layer.weight), weight), f"rank {culprit} overflowed"
+        assert torch.equal(loop.held(layer.weight), weight), f"rank {culprit} overflowed"
     scaler.scale(model(x).sum()).backward()
     scaler.step(optimizer)
-    assert torch.equal(methods.held(layer.weight), weight - (2**rank.size - 1))
+    assert torch.equal(loop.held(layer.weight), weight - (2**rank.size - 1))

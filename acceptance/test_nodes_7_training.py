@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from pytest_gpufleet import Rank, World
-from pytest_gpufleet.probes.training import correctness, methods
+from pytest_gpufleet.probes.training import correctness, loop
 from pytest_gpufleet.probes.training.correctness import checkpoint, losses_of_all, sgd, train_step
 
 pytestmark = [
@@ -42,11 +42,11 @@ def test_gradients_of_all_nodes_are_exact(rank: Rank, nccl_group: dist.ProcessGr
     ddp(x).sum().backward()
     assert (ddp.module.weight.grad == average).all(), "DDP"
     weight = correctness.known_layer(rank).weight.detach() - average
-    fsdp = methods.fully_sharded(rank, correctness.known_layer(rank))
+    fsdp = loop.fully_sharded(rank, correctness.known_layer(rank))
     optimizer = torch.optim.SGD(fsdp.parameters(), lr=1.0)
     fsdp(x).sum().backward()
     optimizer.step()
-    assert torch.equal(methods.held(fsdp.get_parameter("weight")), methods.own_shard(rank, weight)), "FSDP: own shard"
+    assert torch.equal(loop.held(fsdp.get_parameter("weight")), loop.own_shard(rank, weight)), "FSDP: own shard"
 
 
 @pytest.mark.spmd
@@ -84,7 +84,7 @@ def train_and_save(rank: Rank) -> tuple[Files, dict[str, Tensor], list[float]]:
     the first rank also the weights in it."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    model = methods.fully_sharded(rank, correctness.network(rank))
+    model = loop.fully_sharded(rank, correctness.network(rank))
     optimizer = sgd(model)
     for step in range(STEPS):
         train_step(model, optimizer, *correctness.batch(step, [rank.index], rank.device))
@@ -100,7 +100,7 @@ def load_and_go_on(rank: Rank, files: Files, weights: dict[str, Tensor], losses:
     from torch.distributed.checkpoint.state_dict import set_state_dict
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    model = methods.fully_sharded(rank, correctness.network(rank))
+    model = loop.fully_sharded(rank, correctness.network(rank))
     optimizer = sgd(model)
     state = checkpoint(model, optimizer)
     with ExitStack() as stack:
@@ -110,8 +110,8 @@ def load_and_go_on(rank: Rank, files: Files, weights: dict[str, Tensor], losses:
         load(state, checkpoint_id=str(folder), process_group=rank.group)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     for name, parameter in model.named_parameters():
-        shard = methods.own_shard(rank, weights[name])
-        assert torch.equal(methods.held(parameter).cpu(), shard), f"loaded shard of {name}"
+        shard = loop.own_shard(rank, weights[name])
+        assert torch.equal(loop.held(parameter).cpu(), shard), f"loaded shard of {name}"
     assert losses_of_all(rank, model, optimizer, STEPS) == pytest.approx(losses, rel=TOLERANCE)
 
 

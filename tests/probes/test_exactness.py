@@ -117,7 +117,7 @@ def test_one_of_two_at_once_is_named(two_ranks, name):
 
 def test_one_element_of_a_large_one_is_found(two_ranks):
     two_ranks.run(plant, "all_reduce", 1)
-    wrong = "1 of 10,007 elements are wrong; the first is number 7: 18, expected 17"
+    wrong = "part 0: 1 of 4,096 elements are wrong: [7] is 18.0, expected 17.0"
     assert two_ranks.run(large_all_reduce, 4 * 10_007) == ["", wrong]
 
 

@@ -54,8 +54,7 @@ Turn = dict[int, str]  # which pair of ranks takes which port
 
 def adapters_in_loopback(world: World, ports: Sequence[Port]) -> Loopback:
     """Send through each of these ports. Ranks are started afresh for it, a few times, since NCCL reads which adapter it
-    may use once; afterwards they are what they were. `world` has an even number of ranks, or its last one does
-    nothing."""
+    may use once. The last of an odd number does nothing."""
     found, nbytes = Loopback(), LOOPBACK_BYTES.on(world)
     for turn in turns(world, ports):
         with world.restarted(environments(world.size, turn)):

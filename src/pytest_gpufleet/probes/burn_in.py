@@ -58,11 +58,8 @@ class Turn:
 
 
 def burn_in(world: World, seconds: float, after_turn: AfterTurn) -> list[Measurement]:
-    """Load all ranks of `world` for `seconds`, and give the rates of matmuls and how well rates were kept.
-
-    `after_turn` is called after each turn and ends the burn-in if it raises. Raises AssertionError, which names the
-    ranks, as soon as a result differs from the first in one bit.
-    """
+    """Load all ranks of `world` for `seconds`, and give the rates of matmuls and how well rates were kept. It ends if
+    `after_turn` raises; AssertionError, which names the ranks, as soon as a result is wrong in one bit."""
     no_trouble(world, "burn-in, preparing", corruption.dissenters(world.run(_prepare)))
     round_seconds = min(ROUND_SECONDS, seconds / ROUNDS)
     turns: dict[str, list[list[Turn]]] = {name: [] for name in LOADS}
@@ -127,7 +124,6 @@ def _power(world: World, turns: Sequence[Sequence[Turn]]) -> list[Measurement]:
 
 
 def _prepare(rank: Rank) -> corruption.Repetition:
-    """What the first matmul was, for comparison with that of the other ranks."""
     with rank.phase("burn-in: preparing"):
         work = rank.kept[MATMUL] = corruption.Repeated(rank.device, heaviest(rank.device))
         return work.seen

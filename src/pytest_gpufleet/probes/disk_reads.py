@@ -59,13 +59,9 @@ class DriveRead:
 
 def read_drive(folder: Path | None, nbytes: int = GiB, run: RunTool = output) -> DriveRead:
     """Write `nbytes` to a file in this folder, read them in order and at random past the page cache, and compare; then
-    read them again for drive_bandwidth (GB/s, in blocks of 1 MiB) and drive_iops (of 4 KiB at random), both by one
-    thread that has QUEUE_DEPTH reads under way.
-
-    The file has no name, so that nothing of it is left, whatever becomes of this process. Not applicable without a
-    folder or fio, where the folder has no room for twice as much, or lies on no drive; not judged where the folder can
-    only be read.
-    """
+    read them again for drive_bandwidth (GB/s) and drive_iops. The file has no name, so that nothing of it is left,
+    whatever becomes of this process. Not applicable without a folder, where it has no room for twice as much, or lies
+    on no drive; not judged without fio, or where the folder can only be read."""
     if folder is None:
         not_applicable(NO_DISK_FOLDER)
     if shutil.which("fio") is None:

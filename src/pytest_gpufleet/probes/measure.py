@@ -19,11 +19,10 @@ T = TypeVar("T")
 
 
 def measure(world: World, probe: Callable[..., Any], *args: Any, **kwargs: Any) -> Measurement:
-    """Run a probe that measures one thing on every rank of a world and put the ranks' readings together.
+    """Run a probe, a function probe(rank, ...) -> Reading, on every rank of a world, and put the readings together.
 
-    A probe is a function probe(rank, ...) -> Reading. Readings for the place "world" are one figure that all ranks made
-    together: the worst one counts, since a collective is as slow as its slowest rank; those of ranks of several nodes
-    have the condition `nodes`. ValueError if the metric is unknown or ranks measured different things.
+    Of the place "world" the worst one counts, since a collective is as slow as its slowest rank; with ranks of several
+    nodes there is the condition `nodes`. ValueError if the metric is unknown or ranks measured different things.
     """
     measurements = measure_all(world, probe, *args, **kwargs)
     if len(measurements) != 1:
@@ -39,7 +38,9 @@ def measure_all(world: World, probe: Callable[..., Any], *args: Any, **kwargs: A
     for each in itertools.chain.from_iterable(readings for readings, _ in by_rank):
         if not isinstance(each, Reading):
             raise TypeError(f"{_name(probe)} must return a Reading or a list of them, not {reprlib.repr(each)}")
-    return together(world, [[with_state(each, state) for each in readings] for readings, state in by_rank])
+    # Its own state where a probe has looked itself, in the window that it timed.
+    with_state = [[each if each.gpu_state else replace(each, gpu_state=at) for each in own] for own, at in by_rank]
+    return together(world, with_state)
 
 
 def watched(work: Callable[..., T]) -> Callable[..., tuple[T, GpuState | None]]:
@@ -52,11 +53,6 @@ def watched(work: Callable[..., T]) -> Callable[..., tuple[T, GpuState | None]]:
         return found, watch.state
 
     return on_rank
-
-
-def with_state(reading: Reading, state: GpuState | None) -> Reading:
-    """Its own where a probe has looked itself, in the window that it timed."""
-    return reading if reading.gpu_state else replace(reading, gpu_state=state)
 
 
 def _name(probe: Callable[..., Any]) -> str:

@@ -67,11 +67,9 @@ SM, MEMORY = 1, 2  # nvml.h: nvmlClockType_t
 
 
 def clocks_under_load(rank: Rank) -> ClocksUnderLoad | None:
-    """The highest clocks of this GPU that NVML showed while its memory was copied; None where NVML does not know.
-
-    Copies leave the power that matmuls do not: a GPU whose clocks nobody holds runs them at their maximum. Once both
-    were seen there, nothing more can show; else it goes on for SECONDS.
-    """
+    """The highest clocks of this GPU that NVML showed while its memory was copied, for SECONDS or until both were at
+    their maximum; None where NVML does not know. Copies leave the power that matmuls do not: a GPU whose clocks nobody
+    holds runs them at their maximum."""
     assert rank.gpu is not None
     a = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=rank.device)
     b = torch.empty_like(a)
@@ -107,14 +105,12 @@ SAMPLES = 3
 
 
 def host_memory_bandwidth(world: World, nbytes: int, seconds: float) -> list[Measurement]:
-    """GB/s of the host's memory at each NUMA node: the triad of STREAM, a = b + 3 c.
+    """GB/s of the host's memory at each NUMA node: the triad of STREAM, a = b + 3 c, counted as there: what the
+    processor reads of `a` before it writes does not count.
 
-    A thread on each processor works on arrays of `nbytes` of its own. It is the first to write to them, so they lie in
+    A thread on each processor works on arrays of `nbytes` of its own, to which it is the first to write, so they lie in
     the memory of its NUMA node. The nodes of a machine are divided among its ranks. Each of three samples takes about
-    `seconds`. Counted as STREAM does: what the processor reads of `a` before it writes there does not count.
-
-    Not applicable where a container leaves too little of the processors or of the memory: a node of which a process has
-    a part only shows what that part reaches.
+    `seconds`. Not applicable where a container leaves too little of the processors or of the memory.
 
     A node is held against the other ones. One alone shows what it reaches and not what it should: how many channels its
     processor has, and how fast its modules are, only the firmware knows (DMI), which virtual machines do not show.
@@ -198,29 +194,22 @@ class Pattern:
 
 @dataclass(frozen=True)
 class PatternTest:
-    """What `hold_patterns` saw on one rank; sizes in bytes.
-
-    `free` of `total` was free before; `tested` of that was allocated and tested; `kept` was not free again afterwards.
-    `wrong` counts words of 8 bytes that did not hold what was written, over all `sweeps`; `trouble` describes the first
-    of them, "" if there were none.
-    """
+    """What `hold_patterns` saw on one rank; sizes in bytes."""
 
     total: int
-    free: int
+    free: int  # before
     tested: int
-    kept: int
+    kept: int  # not free again afterwards
     sweeps: int
-    wrong: int
-    trouble: str
+    trouble: str  # how many words were wrong, and the first of them
 
 
 def hold_patterns(rank: Rank, seconds: float) -> PatternTest:
-    """Fill nearly all free memory with one pattern after the other and look whether it is still there.
+    """Fill nearly all free memory with one pattern after the other and look whether it is still there: whole rounds of
+    all `patterns`, at least one, until `seconds` have passed.
 
     Sweeps go up and down through the memory in turn. Each compares a block with the pattern before and then writes the
-    next one, so that a pattern, its inverse and the pattern again are the moving inversions of memtest86. Whole rounds
-    of all `patterns`, at least one, until `seconds` have passed. torch.OutOfMemoryError if memory that is free cannot
-    be allocated.
+    next one, so that a pattern, its inverse and the pattern again are the moving inversions of memtest86.
     """
     # Kernels take memory when they are first used.
     _march(rank, torch.empty(1024, dtype=torch.int64, device=rank.device), LEAST_BLOCK_BYTES, 0)
@@ -231,7 +220,7 @@ def hold_patterns(rank: Rank, seconds: float) -> PatternTest:
     del words
     kept = free - _free_and_total(rank.device)[0]
     trouble = "; ".join([f"wrong words in memory: {wrong:,}", *descriptions]) if wrong else ""
-    return PatternTest(total, free, tested, kept, sweeps, wrong, trouble)
+    return PatternTest(total, free, tested, kept, sweeps, trouble)
 
 
 def patterns(device: torch.device, seed: int) -> list[Pattern]:

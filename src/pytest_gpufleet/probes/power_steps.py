@@ -59,11 +59,8 @@ class Turn:
 
 
 def power_steps(world: World, after_turn: AfterTurn) -> list[Measurement]:
-    """All ranks of `world`, which are of one machine, step together through all frequencies.
-
-    `after_turn` is called after each call and ends it if it raises. AssertionError, which names the ranks, as soon as a
-    matmul differs from the first in one bit. Ends early where a rank becomes much slower, which its figures show.
-    """
+    """All ranks of `world`, which are of one machine, step together through all frequencies. It ends as `burn_in` does,
+    and early where a rank becomes much slower, which its figures show."""
     _prepare_all(world)
     began = time.monotonic()
     turns: defaultdict[float, list[list[Turn]]] = defaultdict(list)
@@ -72,9 +69,8 @@ def power_steps(world: World, after_turn: AfterTurn) -> list[Measurement]:
         turns[hertz].append(results)
         no_trouble(world, "power steps", dict(enumerate(result.trouble for result in results)))
         after_turn(f"power steps at {hertz:g} Hz", time.monotonic() - began, [])
-        if any(
-            _rate(last.steps) < SLOW * _rate(first.steps) for first, last in zip(turns[hertz][0], results, strict=True)
-        ):
+        rates = zip(*([_rate(each.steps) for each in call] for call in (turns[hertz][0], results)), strict=True)
+        if any(last < SLOW * first for first, last in rates):
             break
     world.run(put_away, WORK)
     return figures(world, turns)
@@ -147,7 +143,7 @@ def _prepare_all(world: World) -> None:
 
 
 def _prepare(rank: Rank, halvings: int) -> tuple[corruption.Repetition, float]:
-    """What its first matmul was, for comparison, and seconds that one takes."""
+    """Its first matmul, and seconds that one takes."""
     with rank.phase("power steps: preparing"):
         precision = heaviest(rank.device)
         m, n, k = (side >> halvings for side in shape_on(rank.device, precision))

@@ -39,8 +39,7 @@ def current_stream(device: torch.device) -> torch.cuda.Stream | None:
 
 
 def parts(device: torch.device, work: Callable[[], object], repeats: int, count: int) -> list[float]:
-    """Seconds that one call takes in each of `count` rows of `repeats` calls, without a gap: by CUDA events on a GPU,
-    by the clock on a CPU."""
+    """Seconds that one call takes in each of `count` rows of `repeats` calls, without a gap."""
     stream = current_stream(device)
     marks = [mark(stream)]
     for _ in range(count):
@@ -112,11 +111,8 @@ def timing(
     before: Callable[[], object] = lambda: None,
     longest: float = RUN_SECONDS,
 ) -> Timing:
-    """Time an operation of all ranks. Every rank calls it.
-
-    `launch` starts the operation on the current stream (a CPU rank waits for it); `before` is called ahead of each run,
-    outside its time; `longest` is about how many seconds a run may take, unless two operations take longer.
-    """
+    """Time an operation of all ranks, which `launch` starts on the current stream (a CPU rank waits for it). `before`
+    is called ahead of each run, outside its time; a run takes `longest` seconds at most, or two operations."""
     device = rank.device.type
     ahead = 0
 
@@ -131,8 +127,7 @@ def timing(
 
 
 def plan(device: str, each: float, longest: float = RUN_SECONDS) -> tuple[int, int, int]:
-    """Operations of a run, runs of a sample, and operations ahead of each run, where one takes `each` seconds and a run
-    should take `longest` at most."""
+    """Operations of a run, runs of a sample, and operations ahead of each run, where one takes `each` seconds."""
     iterations = max(MIN_ITERATIONS, min(ITERATIONS[device], int(longest / each)))
     if each > LONG_SECONDS:
         return iterations, 1, 0

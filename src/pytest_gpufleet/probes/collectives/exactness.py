@@ -136,9 +136,9 @@ def exchange(
     dtypes: Sequence[torch.dtype] = tuple(DTYPES),
     strided: bool = False,
 ) -> Delivery:
-    """Run a collective on data of every type and size, from the first, middle and last root where it has one, in place
-    and out of place where torch has both. `strided`: with gaps in the buffers, which must stay as they are; the data
-    are packed for the way, since the backends take tensors without gaps only (and some do not look)."""
+    """Run a collective on data of every type and size, from the first, middle and last root, in place and out of place
+    where torch has both. `strided`: with gaps in the buffers, which must stay as they are; the data are packed for the
+    way, since the backends take tensors without gaps only (and some do not look)."""
     collective = COLLECTIVES[name]
     old_gloo = rank.device.type == "cpu" and TorchVersion(torch.__version__) < GLOO_ONLY_ADDS_BEFORE
     if old_gloo and name == "reduce_scatter" and operation != "sum":
@@ -271,25 +271,20 @@ AT_A_TIME = {"cuda": 1 << 26, "cpu": 1 << 12}  # elements that are made or compa
 
 
 def large_all_reduce(rank: Rank, nbytes: int) -> str:
-    """What is wrong with an all_reduce of `nbytes` of float32, which takes them in GPU memory once; "" if every element
-    is exactly right."""
+    """What is wrong with an all_reduce of `nbytes` of float32, which takes them in memory once; "" if nothing is."""
     data = torch.empty(nbytes // 4, device=rank.device)
     with rank.phase(f"all_reduce of {nbytes:,} bytes, exactly"):
         for part, positions in _parts(data):
             part.copy_(_numbers(positions, rank.index))
         wait(COLLECTIVES["all_reduce"].launch(rank.group, data, data))
-        wrong, first = 0, ""
-        for part, positions in _parts(data):
+        wrong = []
+        for number, (part, positions) in enumerate(_parts(data)):
             expected = torch.zeros_like(part)
             for index in range(rank.size):
                 expected += _numbers(positions, index)
-            bad = (part != expected).nonzero().flatten()
-            if bad.numel() and not wrong:
-                where = int(bad[0])
-                found = f"{part[where].item():g}, expected {expected[where].item():g}"
-                first = f"the first is number {int(positions[where]):,}: {found}"
-            wrong += bad.numel()
-    return f"{wrong:,} of {data.numel():,} elements are wrong; {first}" if wrong else ""
+            if words := wrong_elements(part, expected):
+                wrong.append(f"part {number}: {words}")
+    return "; ".join(wrong[:SHOWN])
 
 
 def _parts(data: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -40,12 +40,8 @@ def bus_bandwidth(
     rank: Rank, name: str, nbytes: int, dtype: torch.dtype = torch.float32, in_place: bool | None = None
 ) -> Reading:
     """Bus bandwidth in GB/s of one collective with S = `nbytes`, by the method of nccl-tests: operations in a row
-    without a gap, random data, sum, root 0; up to 1 MiB from a CUDA graph. The median of three samples; the slowest
-    rank counts.
-
-    `in_place`: where the table has it in place and out of place; left out, gather and scatter are measured in place,
-    the others out of place. nccl-tests has a column for each.
-    """
+    without a gap, random data, sum, root 0. The median of three samples; the slowest rank counts. `in_place`: where
+    torch has both ways; nccl-tests has a column for each."""
     seconds, details, moved, conditions = _timed(rank, name, nbytes, dtype, in_place, SAMPLES)
     rates = tuple(moved / each * COLLECTIVES[name].factor(rank.size) / 1e9 for each in seconds)
     return Reading("busbw", median(rates), conditions, rates, WORLD, details)
@@ -53,8 +49,7 @@ def bus_bandwidth(
 
 def collective_latency(rank: Rank, name: str, nbytes: int, dtype: torch.dtype = torch.float32) -> Reading:
     """Time in us of one collective of many in a row, as `bus_bandwidth` measures it, for small S = `nbytes` (at least
-    one element for each part): what the GPUs and their links need. The median of five samples; the slowest rank
-    counts."""
+    one element for each part). The median of five samples; the slowest rank counts."""
     seconds, details, _, conditions = _timed(rank, name, nbytes, dtype, None, LATENCY_SAMPLES)
     times = tuple(each * 1e6 for each in seconds)
     return Reading("collective_latency", median(times), conditions, times, WORLD, details)
@@ -137,17 +132,16 @@ def launch_time(rank: Rank) -> Reading:
     does not wait for any. The median of five samples. On CPU ranks the whole operation."""
     data = torch.zeros(NBYTES // 4, device=rank.device)
     launch = partial(COLLECTIVES[NAME].run, rank.group, data, data)
+
+    def each() -> float:
+        line_up(rank)
+        began = time.perf_counter()
+        for _ in range(LAUNCHES):
+            launch()
+        return (time.perf_counter() - began) / LAUNCHES
+
     with rank.phase(f"launches of {NAME}"):
         launch()
-        samples = tuple(median(_each(rank, launch) for _ in range(RUNS)) * 1e6 for _ in range(LAUNCH_SAMPLES))
+        samples = tuple(median(each() for _ in range(RUNS)) * 1e6 for _ in range(LAUNCH_SAMPLES))
     conditions: dict[str, Condition] = {"collective": NAME, "bytes": NBYTES, "ranks": rank.size}
     return Reading("launch_time", median(samples), conditions, samples)
-
-
-def _each(rank: Rank, launch: Callable[[], object]) -> float:
-    """Seconds of one launch."""
-    line_up(rank)
-    began = time.perf_counter()
-    for _ in range(LAUNCHES):
-        launch()
-    return (time.perf_counter() - began) / LAUNCHES

@@ -19,9 +19,7 @@ def type_name(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective over n ranks.
-
-    `call(group, output, input, root, op)` is torch's call of it, which takes `async_op`.
+    """`call(group, output, input, root, op)` is torch's call of it, which takes `async_op`.
     `expected(inputs, me, root, combine)` is rank `me`'s output from the stacked inputs of all ranks, None where it is
     undefined; `combine` is what the operation makes of stacked inputs.
     `one_part`: S has a part for each rank, and this buffer holds only one of them; None where S has no parts.

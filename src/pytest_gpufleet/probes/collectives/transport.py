@@ -20,7 +20,7 @@ from pytest_gpufleet.machine.tools import Unreadable
 from pytest_gpufleet.model.endings import not_judged
 from pytest_gpufleet.model.fault import Fault, Faults, expect_none
 from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.place import THIS_NODE, Pair
+from pytest_gpufleet.model.place import THIS_NODE, Pair, Where
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 from pytest_gpufleet.probes.links.pairs import IndexPair, rounds
 from pytest_gpufleet.probes.timing import synchronize
@@ -34,7 +34,10 @@ PAIR_SECONDS = 30.0  # with the start of NCCL, which took 3 s on eight H200
 Sizes = Mapping[str, Sequence[int]]  # S in bytes, by collective
 # Without what a first collective is tried again, by how it failed: broken P2P mostly hangs; where multicast is broken
 # most versions raise "Failed to bind NVLink SHARP" (pytorch/pytorch#177472).
-WITHOUT = {"hang": ("NCCL_P2P_DISABLE", "1"), "exception": ("NCCL_NVLS_ENABLE", "0")}
+WITHOUT = {
+    "hang": ("p2p_hangs", "NCCL_P2P_DISABLE", "1"),
+    "exception": ("nvls_not_used", "NCCL_NVLS_ENABLE", "0"),
+}
 
 
 class Transport(NamedTuple):
@@ -51,13 +54,16 @@ def transport(world: World, group: World, sizes: Sizes) -> Transport:
     try:
         return _logged(group, sizes)
     except RankFailure as failure:
-        name, value = WITHOUT.get(failure.kind, ("", ""))
-        with suppress(RankFailure):
-            if name and group.gpus and len(group.nodes) == 1:
-                _logged(group, {"all_reduce": [4]}, {name: value})
-                what = f"{failure.headline.splitlines()[0]}; with {name}={value} all_reduce works"
-                raise Faults([_cause(world, failure, what)]) from failure
-        raise
+        if failure.kind not in WITHOUT or not group.gpus or len(group.nodes) > 1:
+            raise
+        code, name, value = WITHOUT[failure.kind]
+        try:
+            _logged(group, {"all_reduce": [4]}, {name: value})
+        except RankFailure:
+            raise failure from None
+        what = f"{failure.headline.splitlines()[0]}; with {name}={value} all_reduce works"
+        places = _hanging(world) if failure.kind == "hang" else ()
+        raise Faults([Fault(code, places or (THIS_NODE,), what, str(failure))]) from failure
 
 
 def _logged(group: World, sizes: Sizes, variables: Mapping[str, str] = {}) -> Transport:
@@ -71,14 +77,7 @@ def _logged(group: World, sizes: Sizes, variables: Mapping[str, str] = {}) -> Tr
     return Transport(parse(text for text, _ in answers), [beside for _, beside in answers])
 
 
-def _cause(world: World, failure: RankFailure, what: str) -> Fault:
-    if failure.kind != "hang":
-        return Fault("nvls_not_used", (THIS_NODE,), what, str(failure))
-    pairs = tuple(Pair(world.places[a], world.places[b]) for a, b in hanging_pairs(world))
-    return Fault("p2p_hangs", pairs or (THIS_NODE,), what, str(failure))
-
-
-def hanging_pairs(world: World) -> list[IndexPair]:
+def _hanging(world: World) -> tuple[Where, ...]:
     """The pairs of ranks that do not meet by themselves; where none of a round does, no further ones are tried."""
     found: list[IndexPair] = []
     with world.restarted([{}] * world.size):
@@ -91,12 +90,12 @@ def hanging_pairs(world: World) -> list[IndexPair]:
                 found += (hanging := [pair for pair in pairs if stuck & {*pair}])
                 if len(hanging) == len(pairs) > 1:
                     break
-    return found
+    return tuple(Pair(world.places[a], world.places[b]) for a, b in found)
 
 
 def expect_fastest(seen: Transport, world: World, topology: GpuTopology) -> list[Fault]:
-    """Fail the check for a fallback that nobody asks for; give the others. Ends it as not judged where NCCL's log and
-    counters contradict each other, or the log does not say how ranks reach each other."""
+    """Fail the check for a fallback that nobody asks for; give the others. Not judged where NCCL's log and counters
+    contradict each other, or the log does not say how ranks reach each other."""
     faults, asked = fallbacks(seen.log, world.places, seen.beside, topology)
     expect_none(faults)
     unclear = contradictions(seen.log, world.places, seen.beside, topology)

@@ -59,11 +59,8 @@ class _Work:
 
 @returns_memory
 def retention_under_load(rank: Rank, precision: str, nbytes: int) -> list[Reading]:
-    """What matmuls in `precision` and an all_reduce of `nbytes` keep of their rates while both run, as parts of what
-    each reaches alone in the same turns: the median of three. The all_reduce is that of the slowest rank.
-
-    On CPU ranks the two take turns, and the figure says nothing.
-    """
+    """What matmuls in `precision` and an all_reduce of `nbytes` keep of their rates while both run: the median of three
+    samples, the all_reduce of the slowest rank. On CPU ranks the two take turns, and the figure says nothing."""
     kind, shape = rank.device.type, shape_on(rank.device, precision)
     matmul = _Work(multiplication(precision, *operands(precision, shape, rank.device)), _stream(rank))
     works = (matmul, _Work(_reduction(rank, nbytes), _stream(rank)))
@@ -155,8 +152,8 @@ def beside(own: Sequence[float], others: Sequence[float]) -> float:
 
 @returns_memory
 def wrong_under_load(rank: Rank, precision: str, nbytes: int) -> tuple[int, int]:
-    """Compute one matmul and reduce one tensor again and again at the same time, and compare each element: matmuls bit
-    for bit with the one that was computed alone, sums with what they must be. How many elements are wrong of each."""
+    """How many elements are wrong of matmuls and of sums that are computed at the same time: the former are compared
+    bit for bit with the one that was computed alone."""
     multiply = multiplication(precision, *operands(precision, shape_on(rank.device, precision), rank.device))
     count = bounded(nbytes // 4, rank.size)
     mine, right = addends(rank, count)

@@ -59,12 +59,10 @@ class Repetition:
 
 
 class Repeated:
-    """One matmul computed again and again, every result compared bit for bit with the first, on the device.
-
-    Operands and first result stay on the device between runs, so one object serves a whole burn-in, and goes on after a
-    wrong result. Neither NaN nor infinity passes: results are compared as bits, and the first must be finite. What the
-    first result should have been only other devices know: compare what is `seen`.
-    """
+    """One matmul computed again and again, every result compared bit for bit with the first, on the device, where
+    operands and first result stay. It goes on after a wrong result. Neither NaN nor infinity passes: results are
+    compared as bits, and the first must be finite. What that should have been only other devices know: compare what is
+    `seen`."""
 
     def __init__(self, device: torch.device, precision: str, shape: rate.Shape | None = None) -> None:
         self.shape = shape or rate.shape_on(device, precision)
@@ -129,7 +127,6 @@ class Repeated:
 
 
 def repeat_matmul(rank: Rank, precision: str, seconds: float) -> Repetition:
-    """Compute one matmul for `seconds` and compare every result bit for bit with the first."""
     with rank.phase(f"{precision} matmul, again and again"):
         work = Repeated(rank.device, precision)
         work.run(seconds)
@@ -146,10 +143,8 @@ def kind(device: torch.device) -> str:
 
 
 def dissenters(repetitions: Sequence[Repetition]) -> dict[int, str]:
-    """The ranks whose first matmul is not the one that most ranks of their kind have, and how it differs.
-
-    With two ranks of a kind nobody is the majority, and the higher one is named.
-    """
+    """The ranks whose first matmul is not the one that most ranks of their kind have, and how it differs. With two
+    ranks of a kind nobody is the majority, and the higher one is named."""
     found = {}
     for alike, ranks in grouped((each.kind, index) for index, each in enumerate(repetitions)).items():
         sums = {index: torch.cat([repetitions[index].row_sums, repetitions[index].column_sums]) for index in ranks}

@@ -58,7 +58,6 @@ REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "layer norm of rows": lambda matrix: functional.layer_norm(matrix, matrix.shape[1:]),
 }
 
-
 # A part of the fingerprint: its name, the hash of its data, and what does the work on the device.
 Job = tuple[str, str, Callable[[], Tensor]]
 
@@ -70,13 +69,13 @@ def fingerprints(world: World, work: str) -> list[Fingerprint]:
 
 
 def _fingerprint(rank: Rank, work: str) -> Fingerprint:
-    """Without its place, which a rank does not know."""
     parts = {}
     with repeatable():
         for name, inputs, compute in WORK[work](rank):
             with rank.phase(name):
                 first, again = (compute() for _ in range(2))
                 parts[name] = Part(inputs, _hash(first) if torch.equal(_bits(first), _bits(again)) else "")
+    # A rank does not know its place.
     return Fingerprint(THIS_NODE, _kind(rank.device), _software(rank.device), parts)
 
 
@@ -101,7 +100,7 @@ def repeatable() -> Iterator[None]:
 
 
 def fixed(*shape: int, seed: int) -> Tensor:
-    """Numbers from -1 to 1 of type fp32, on the CPU."""
+    """From -1 to 1."""
     return _whole(1 << DIGITS, *shape, seed=seed).float() / (1 << DIGITS)
 
 
@@ -168,18 +167,18 @@ def _trained(rank: Rank, dtype: torch.dtype, weights: Sequence[Tensor], images: 
 
 def all_reduces(rank: Rank) -> Iterator[Job]:
     """Sums of all ranks that are exact, so that no algorithm, protocol or order of NCCL changes a bit of them."""
+
+    def summed(own: Tensor) -> Tensor:
+        result = own.clone()
+        dist.all_reduce(result, group=rank.group)
+        return result
+
     for dtype, digits in SUMMED.items():
         most = max((1 << digits) // rank.size, 1)
         each = [_whole(most, ELEMENTS[rank.device.type], seed=8 + index) for index in range(rank.size)]
         own = each[rank.index].to(rank.device).to(dtype)
         name = f"all_reduce of {rank.size} ranks, {type_name(dtype)}"
-        yield (name, _hash(*each), partial(_sum, rank, own))
-
-
-def _sum(rank: Rank, own: Tensor) -> Tensor:
-    result = own.clone()
-    dist.all_reduce(result, group=rank.group)
-    return result
+        yield (name, _hash(*each), partial(summed, own))
 
 
 WORK: dict[str, Callable[[Rank], Iterator[Job]]] = {

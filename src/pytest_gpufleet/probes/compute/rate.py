@@ -134,11 +134,8 @@ def shape_on(device: torch.device, precision: str) -> Shape:
 
 def matmul_rate(rank: Rank, precision: str, lead_in: float | None = None) -> Reading:
     """TFLOP/s of matmuls on every rank at the same time, under load that lasts: the mean over one window of some
-    seconds, with its parts as samples and with temperature, clock and power of the GPU meanwhile.
-
-    `lead_in`: seconds of the same work before the window, LEAD_IN_SECONDS unless the GPU is warm from such work. Not
-    applicable where the GPU does not have the precision.
-    """
+    seconds, with its parts as samples. `lead_in`: seconds of the same work before it, LEAD_IN_SECONDS unless the GPU is
+    warm from such work. Not applicable where the GPU does not have the precision."""
     must_have(precision, rank.device)
     kind, (m, n, k) = rank.device.type, shape_on(rank.device, precision)
     with strictly(precision), rank.phase(f"{precision} matmul, {m} x {n} x {k}"):
@@ -158,11 +155,8 @@ def precisions_of(rank: Rank) -> list[str]:
 
 
 def relative_rate(rates: Sequence[Measurement]) -> Measurement:
-    """How fast each GPU is over all precisions: the mean of its rates, each as a part of the fastest GPU's.
-
-    What one GPU loses in all of them stands out here more than in any single one, whose noise it averages. With the
-    means of temperatures and clocks, since a GPU at its power limit computes less the hotter it is.
-    """
+    """How fast each GPU is over all precisions: the mean of its rates, each as a part of the fastest GPU's, and the
+    means of temperatures and clocks. What one GPU loses in all of them stands out here more than in any single one."""
     places = rates[0].values
     fastest = [max(rate.values.values()) for rate in rates]
     values = {
@@ -193,10 +187,9 @@ ALIKE = 0.003  # by so much rates and clocks of healthy ones differ at most
 
 
 def rate_at_full_clock(rank: Rank) -> tuple[Reading, bool]:
-    """TFLOP/s of matmuls of zeros in fp32, without tensor cores, on every rank at the same time: each window's median
-    of single calls, of which one that was disturbed does not count, and the median of these. And whether the driver's
-    power cap held the clock even so. Zeros are chosen for the little power that they take: whether results are right,
-    and what full load does, is not asked here."""
+    """TFLOP/s of matmuls of zeros, which take little power, on every rank at the same time: the median of windows, each
+    of the median of single calls, of which one that was disturbed does not count. And whether the driver's power cap
+    held the clock even so."""
     kind, (m, n, k) = rank.device.type, shape_on(rank.device, "fp32")
     small = rank.gpu is not None and (rank.gpu.power_limit_watts or math.inf) < SMALL_WATTS
     with strictly("fp32"), rank.phase(f"fp32 matmul of zeros, {m} x {n} x {k}"):
@@ -224,8 +217,8 @@ def _rested(device: torch.device, work: Callable[[], object], repeats: int, coun
 
 
 def full_clock_rates(world: World) -> Measurement:
-    """The same of all ranks. Where the power cap holds half of the GPUs or more, it is not what was asked for, and says
-    so; one that it holds alone is slower than its peers."""
+    """The same of all ranks. Where the power cap holds half of the GPUs or more, a condition says so; one that it holds
+    alone is slower than its peers."""
     every = world.run(rate_at_full_clock)
     at_limit = 2 * sum(held for _, held in every) >= len(every)
     readings = [replace(each, conditions={**each.conditions, "at_power_limit": at_limit}) for each, _ in every]
@@ -238,15 +231,15 @@ def why_below_full_clock(measured: Measurement) -> str | list[Fault]:
     clocks = {at: state.sm_clock_mhz for at, state in measured.gpu_states.items() if state.sm_clock_mhz}
     fastest = max(measured.values, key=lambda at: measured.values[at])
     lag = {at: 1 - value / measured.values[fastest] for at, value in measured.values.items()}
-    if max(lag.values()) < ALIKE or fastest not in clocks:
-        return (
-            f"all alike, at {', '.join(sorted({f'{clock:,.0f}' for clock in clocks.values()}))} MHz" if clocks else ""
-        )
-    faults = []
-    for at, behind in lag.items():
-        clock, usual = clocks.get(at, clocks[fastest]), clocks[fastest]
-        if behind >= ALIKE:
-            at_clock = f"its SM clock was {clock:,.0f} MHz, that of the fastest {usual:,.0f}: something holds it down"
-            less = f"at {clock:,.0f} MHz it does {behind:.1%} less than the fastest: multiprocessors or the L2 are slow"
-            faults.append(Fault("slower_than_peers", (at,), at_clock if 1 - clock / usual > behind / 2 else less))
+    slow = {at: behind for at, behind in lag.items() if behind >= ALIKE}
+    if not slow or fastest not in clocks:
+        shown = ", ".join(sorted({f"{clock:,.0f}" for clock in clocks.values()}))
+        return f"all alike, at {shown} MHz" if shown else ""
+    faults, usual = [], clocks[fastest]
+    for at, behind in slow.items():
+        clock = clocks.get(at, usual)
+        what = f"at {clock:,.0f} MHz it does {behind:.1%} less than the fastest: multiprocessors or the L2 are slow"
+        if 1 - clock / usual > behind / 2:
+            what = f"its SM clock was {clock:,.0f} MHz, that of the fastest {usual:,.0f}: something holds it down"
+        faults.append(Fault("slower_than_peers", (at,), what))
     return faults

@@ -29,7 +29,7 @@ WORD_BYTES = WORD.itemsize
 
 
 class StartingLine:
-    """What this rank has: for every rank of its world, how often it came to meet that one."""
+    """For every rank of its world, how often this one came to meet it."""
 
     def __init__(self, ranks: int) -> None:
         self._file = os.memfd_create("starting line")
@@ -84,9 +84,7 @@ Meet = Callable[[], None]
 
 class HostCopier:
     """Stands in for a GPU in rehearsals: its memory is shared memory, which other ranks map, and copies are memmove.
-
-    Memory is a tensor of int64, which belongs to the copier until it is free.
-    """
+    Memory is a tensor of int64, which belongs to the copier."""
 
     def __init__(self) -> None:
         self._kept: list[Tensor] = []
@@ -354,10 +352,7 @@ class _Lane:
 @contextlib.contextmanager
 def _held(lanes: Sequence[_Lane]) -> Iterator[None]:
     """Let streams do nothing until all is queued: what is timed then is copies, and not how fast they are launched.
-
-    A function of the host holds each of them. Not for copies through host memory: they can fill the queue of a stream,
-    and then the launch waits for the stream.
-    """
+    Not for copies through host memory: they can fill the queue of a stream, and then the launch waits for it."""
     queued = threading.Event()
     wait = HostFunction(lambda _: queued.wait(HOLD_SECONDS))
     try:
@@ -427,8 +422,7 @@ def copier(rank: Rank) -> Copier:
 def bandwidth(
     copier: Copier, copies: Sequence[Copy], meet: Meet | None = None, lasting: float = 0.0, samples: int = SAMPLES
 ) -> tuple[float, ...]:
-    """`samples` in GB/s of the first of these copies, while the others keep the way busy, each of at least `lasting`
-    seconds. Where other ranks copy at the same time, they `meet` before each sample."""
+    """`samples` in GB/s of the first of these copies, each of at least `lasting` seconds (see HostCopier.seconds)."""
     copier.seconds(copies, 0, 1)  # the first use of a way makes it
     one = copier.seconds(copies, 0, 1, meet)
     enough = max(COPIES, math.ceil(lasting / one))

@@ -61,15 +61,13 @@ def pcie_generation_under_load(rank: Rank) -> tuple[int, int] | None:
 def host_bandwidth(
     world: World, directions: Sequence[HostDirection], at_once: Literal["one", "all"], nbytes: int, again: bool = False
 ) -> dict[HostDirection, Copied]:
-    """Bandwidth in GB/s between pinned host memory and each GPU, in buffers of `nbytes`, by the method of nvbandwidth,
-    in each of these directions.
+    """Bandwidth in GB/s between pinned host memory and each GPU, in buffers of `nbytes`, by the method of nvbandwidth.
 
     "both" gives a figure for each direction while the other one is busy: it has twice as much to copy, so what is timed
-    is never alone. `at_once`: each GPU alone, while the others rest, or all at the same time; then all begin together,
-    and the samples of a direction last more than a second in all. GPUs are held against their peers where they copy
-    alone and in one direction, and where all copy against those at the same NUMA node: otherwise some share a path to
-    the host, and which ones differs from machine to machine. The directions of a GPU follow each other: between them it
-    rests only while what arrived is compared. Measured `again` there are more samples and longer ones.
+    is never alone. `at_once`: each GPU alone, while the others rest, or all at the same time. GPUs are held against
+    their peers where they copy alone and in one direction, and where all copy against those at the same NUMA node:
+    otherwise some share a path to the host. The directions of a GPU follow each other: between them it rests only while
+    what arrived is compared. Measured `again` there are more samples and longer ones.
     """
     groups = [world] if at_once == "all" else [world.subset([index]) for index in range(world.size)]
     lines = world.run(_prepare, nbytes)

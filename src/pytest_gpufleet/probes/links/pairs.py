@@ -43,11 +43,8 @@ SMALL_COPIES = 100
 
 
 def pair_bandwidth(world: World, topology: GpuTopology, direction: PairDirection, nbytes: int) -> Copied:
-    """Bandwidth in GB/s between the GPUs of every pair, with buffers of `nbytes`, by the method of nvbandwidth.
-
-    "gpu0-gpu5" is what GPU 0 reads from the memory of GPU 5, or writes to it. With "both" it is what GPU 0 writes while
-    GPU 5 writes to it: the two are lined up before each sample, and each direction has a figure of its own.
-    """
+    """Bandwidth in GB/s between the GPUs of every pair, with buffers of `nbytes`. "gpu0-gpu5" is what GPU 0 reads from
+    the memory of GPU 5, or writes to it; with "both", what it writes while GPU 5 writes to it, lined up."""
     writes, both_ways = direction != "read", direction == "both"
     conditions = {"direction": "write both ways" if both_ways else direction}
     at_once = _each_pair(world.size, topology, both_ways)
@@ -56,21 +53,16 @@ def pair_bandwidth(world: World, topology: GpuTopology, direction: PairDirection
 
 
 def ring_bandwidth(world: World, topology: GpuTopology, nbytes: int) -> Copied:
-    """Bandwidth in GB/s of every hop of a ring, all at once: each GPU writes to the next one, the last to the first.
-
-    So data move in the rings of NCCL (all_reduce, all_gather, reduce_scatter, broadcast, reduce), and in `sendrecv`.
+    """Bandwidth in GB/s of every hop of a ring, all at once: each GPU writes to the next one, as in the rings of NCCL.
     Where hops share a PCIe switch, the way between sockets or host memory, the slowest one with all at once decides how
-    fast these are, and no pair by itself.
-    """
+    fast collectives are, and no pair by itself."""
     ring = [(index, (index + 1) % world.size) for index in range(world.size)]
     return _copied(world, topology, METRICS["ring_bandwidth"], {}, nbytes, [ring], _lasting, True, True)
 
 
 def pair_latency(world: World, topology: GpuTopology) -> Copied:
-    """Microseconds from one copy of 16 bytes to the next, read from the memory of the other GPU of every pair.
-
-    100 copies one behind the other, as p2pBandwidthLatencyTest of NVIDIA's CUDA samples does.
-    """
+    """Microseconds from one copy of 16 bytes to the next, of 100 that read from the memory of the other GPU of every
+    pair, as p2pBandwidthLatencyTest of NVIDIA's CUDA samples does."""
     at_once = _each_pair(world.size, topology)
     return _copied(world, topology, METRICS["pair_latency"], {}, SMALL_BYTES, at_once, _microseconds)
 

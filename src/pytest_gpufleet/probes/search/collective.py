@@ -69,7 +69,7 @@ def swaps(
     rank: Rank, rounds: Sequence[Sequence[IndexPair]], nbytes: int, longest: float
 ) -> dict[IndexPair, tuple[float, ...]]:
     """The seconds in which this rank and its partner of each round send each other `nbytes`, both ways at the same
-    time: one figure a sample, of about `longest` seconds. All pairs of a round do so at once; every rank calls it."""
+    time, by sample. All pairs of a round do so at once."""
     sent, received = (torch.zeros(nbytes, dtype=torch.uint8, device=rank.device) for _ in range(2))
 
     def swap(partner: int) -> None:
@@ -172,12 +172,9 @@ Step = Fault | str  # who it is, or, if that is not known, what was seen
 
 
 def who_is_slow(world: World, topology: GpuTopology, collective: str, nbytes: int) -> list[Fault]:
-    """Who made a collective over `world` slow at S = `nbytes`: a straggler, a rank with slow links, one link, or no
-    single one.
-
-    Looks at launches, then at all pairs, then leaves out one rank after the other and tries both halves, and stops as
-    soon as it knows. Where it is no single one, NCCL's file of the topology is left out once.
-    """
+    """Who made a collective over `world` slow at S = `nbytes`: looks at launches, then at all pairs, leaves out one
+    rank after the other and tries both halves, and stops as soon as it knows. Where it is no single one, NCCL's file of
+    the topology is left out once."""
     slow, clues, ways = Slow(world, topology, collective, nbytes), list[str](), list[Fault]()
     try:
         for step in (_late_rank, _slow_links, _left_out):
@@ -381,8 +378,8 @@ SHOWN = 3
 
 
 def who_corrupts(world: World, deliveries: Sequence[Delivery], collective: str, operation: str, **how: Any) -> Fault:
-    """Who corrupted what `exchange` delivered; its story is what was wrong on which rank. Leaves out one rank after the
-    other, or one node of several: if the data are right without one only, it is that one."""
+    """Who corrupted what `exchange` delivered. Leaves out one rank after the other, or one node of several: if the data
+    are right without one only, it is that one."""
     subjects, what = _corrupting_part(world, deliveries, collective, operation, how)
     lines = []
     faults = grouped((delivery.wrong, index) for index, delivery in enumerate(deliveries) if delivery.wrong)

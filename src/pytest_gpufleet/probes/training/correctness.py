@@ -23,11 +23,9 @@ _QUARTERS = torch.kron(torch.eye(CLASSES).view(CLASSES, 1, 2, 2), torch.ones(8, 
 
 
 def network(rank: Rank) -> nn.Sequential:
-    """A convolution and two linear layers, with the same weights on every rank.
-
-    Made so that results can be compared. Without batch normalization, which depends on how the global batch is cut
-    into ranks; with GELU, since at ReLU's kink a difference in the last bit can become a large one.
-    """
+    """With the same weights on every rank, and made so that results can be compared: without batch normalization, which
+    depends on how the global batch is cut into ranks; with GELU, since at ReLU's kink a difference in the last bit can
+    become a large one."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(1, 8, 3), nn.GELU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 64), nn.GELU(), nn.Linear(64, CLASSES)
@@ -35,8 +33,7 @@ def network(rank: Rank) -> nn.Sequential:
 
 
 def batch(step: int, ranks: Iterable[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The images (n, 1, 16, 16) and labels (n) that these ranks train on in a step, IMAGES for each rank. One quarter
-    of an image is bright, and which one is its label."""
+    """The images (n, 1, 16, 16) and labels (n) that these ranks train on in a step: which quarter is bright."""
     images, labels = [], []
     for rank in ranks:
         generator = torch.Generator().manual_seed(step * 1000 + rank)
@@ -114,10 +111,8 @@ def full_precision() -> Iterator[None]:
 
 
 def differences(rank: Rank, tensors: Mapping[str, Tensor]) -> list[str]:
-    """Where this rank's copy of tensors differs, in any bit, from the copy that most ranks have.
-
-    All ranks call it with tensors of the same names and shapes. One line for each tensor that differs. Where no copy
-    is on more than half of the ranks, as with two ranks that differ, every rank has a line and names another one.
+    """Where this rank's copy of tensors differs, in any bit, from the copy that most ranks have, tensor by tensor.
+    Where no copy is on more than half of the ranks every rank has a line and names another one.
 
     Ranks send each other digests of their copies, and the copies themselves only where these differ, so that it takes
     no more memory on thousands of ranks than on two.
@@ -180,11 +175,9 @@ def sampler_shards(rank: Rank, samples: int, *, drop_last: bool) -> list[list[in
 
 
 def sampler_errors(by_rank: Sequence[Sequence[Shard]], samples: int, *, drop_last: bool) -> list[str]:
-    """What is wrong with the shards of all ranks, `by_rank[rank][number of EPOCHS]`; empty if nothing is.
-
-    As torch documents the sampler: all ranks get equally many; of a number that does not divide, some samples come
-    twice, or with `drop_last` the tail is left out; every epoch has an order of its own, and one epoch always the same.
-    """
+    """What is wrong with the shards, `by_rank[rank][number of EPOCHS]`. As torch documents the sampler: all
+    ranks get equally many; of a number that does not divide, some samples come twice, or with `drop_last` the tail is
+    left out; every epoch has an order of its own, and one epoch always the same."""
     errors = []
     for number, epoch in enumerate(EPOCHS[:2]):
         shards = [each[number] for each in by_rank]
@@ -203,14 +196,7 @@ def _of_epoch(shards: Sequence[Shard], samples: int, drop_last: bool) -> Iterabl
     for rank, shard in enumerate(shards):
         if len(shard) != size:
             yield f"rank {rank} has {len(shard)} samples and not {size}"
-    given = Counter(sample for shard in shards for sample in shard)
-    missing = samples - len(given)
+    missing = samples - len({sample for shard in shards for sample in shard})
     left_out = samples - size * ranks if drop_last else 0
-    if missing > left_out:
+    if missing > left_out:  # also where ranks have more in common than fills the shards up
         yield f"{missing} of {samples} samples are given to no rank, and {left_out} may be"
-    padding = max(0, size * ranks - samples)
-    for rank, shard in enumerate(shards):
-        for other in range(rank):
-            common = len({*shard} & {*shards[other]})
-            if common > padding:
-                yield f"ranks {other} and {rank} have {common} samples in common, and {padding} may be"

@@ -40,8 +40,8 @@ ALIKE = 0.05
 def steps(
     rank: Rank, network: nn.Module, plan: Plan, images: Tensor, labels: Tensor, *, together: bool
 ) -> tuple[Step, Step]:
-    """A training step that returns its loss, and the same without all_reduce. On GPUs both are CUDA graphs. `network`,
-    one of torchvision's ResNets in float32, is changed. `together`: all ranks train it."""
+    """A training step, and the same without all_reduce. On GPUs both are CUDA graphs. `network`, one of torchvision's
+    ResNets in float32, is changed."""
     on_gpu = images.device.type == "cuda"
     if on_gpu:
         _use_kernels(rank, network, plan)

@@ -35,10 +35,8 @@ MEAN, DEVIATION = (123.7, 116.3, 103.5), (58.4, 57.1, 57.4)
 
 
 def write_photos(folder: Path, count: int) -> None:
-    """Write `count` JPEG files of ImageNet's usual size into sub-folders, one a class.
-
-    Smooth colours with some noise, so that they compress, and take as long to decode, as photographs do.
-    """
+    """Write `count` JPEG files into sub-folders, one a class: smooth colours with some noise, so that they compress,
+    and take as long to decode, as photographs do."""
     generator = np.random.default_rng(0)
     for index in range(count):
         target = folder / f"class{index % CLASSES}"
@@ -91,8 +89,7 @@ def fed_throughput(
 
     Its details say what bounds it: the GPUs are given the same batch over and over for comparison. The files are few
     and stay in the page cache, so it is the processors that are tested, and not the disks. A sample is as many batches
-    as the workers can have ready, so that none is served from what was ready before. `workers`: of each rank; another
-    number than the usual one is other work.
+    as the workers can have ready, so that none is served from what was ready before.
     """
     training = plan(recipe, workload, rank.device, kind="custom" if workers else "", most=BATCH)
     batch = training.recipe.batch

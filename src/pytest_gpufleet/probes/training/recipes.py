@@ -130,8 +130,8 @@ class Plan:
 
 
 def most_images(pixels: int) -> int:
-    """The largest batch of images of `pixels` in each direction: kernels, several of torch's too, count elements in 32
-    bits, of which a ResNet's first convolution makes most, 64 channels of half the pixels in each direction."""
+    """The largest batch: kernels, several of torch's too, count elements in 32 bits, of which a ResNet's first
+    convolution makes most, 64 channels of half the pixels in each direction."""
     return (2**31 - 1) // (64 * (pixels // 2) ** 2)
 
 
@@ -141,11 +141,8 @@ def fitting(name: str, model: str, memory: float) -> int:
 
 
 def plan(name: str, workload: Workload, device: torch.device, kind: str = "", most: int | None = None) -> Plan:
-    """The training that a device is given for a recipe. KeyError if there is no such recipe.
-
-    `kind` of workload, if it is not the one that limits are made for; at `most` so many images a GPU, unless a batch
-    was asked for.
-    """
+    """The training that a device is given for a recipe. `kind` of workload, if it is not the one that limits are made
+    for; at `most` so many images a GPU, unless a batch was asked for."""
     recipe, model, pixels = RECIPES[name], workload.model, PIXELS
     if device.type == "cpu":
         recipe, model, pixels = replace(recipe, **REHEARSAL), REHEARSAL_MODEL, REHEARSAL_PIXELS

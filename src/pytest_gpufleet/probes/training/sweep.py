@@ -13,7 +13,7 @@ from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import GiB, metric_under
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.probes.timing import everyones
-from pytest_gpufleet.probes.training import loop, methods
+from pytest_gpufleet.probes.training import loop
 from pytest_gpufleet.probes.training.recipes import USUAL, Plan, Workload, most_images, plan
 from pytest_gpufleet.world.rank import Rank
 
@@ -33,12 +33,9 @@ class Way:
 def throughput_of(
     rank: Rank, way: Way, recipe: str, workload: Workload = USUAL, *, places: Sequence[Where] = ()
 ) -> list[Reading]:
-    """Images/s of training in one way on the GPUs at `places`, and the memory that it takes on each.
-
-    Without places each rank trains a network of its own, all at the same time. "dp" runs on one rank, which sees all
-    GPUs; the other methods on one rank a GPU. All take the weights in NCHW and the optimizer unfused, since FSDP takes
-    neither channels_last nor every fused optimizer.
-    """
+    """Images/s of training in one way on the GPUs at `places`, and the memory that it takes on each; without places
+    each rank trains a network of its own. "dp" runs on one rank, which sees all GPUs. All take the weights in NCHW and
+    the optimizer unfused, since FSDP takes neither channels_last nor every fused optimizer."""
     training = plan(recipe, replace(workload, batch=way.batch), rank.device, "sweep")
     together, gpus = bool(places), len(places) or 1
     conditions = {**training.conditions(gpus), "accumulated": way.accumulated}
@@ -56,7 +53,7 @@ def throughput_of(
     with rank.phase(f"{training}, {way.accumulated} batch(es) a step, {way.method} on {gpus} rank(s)"), settings:
         model = loop.network(training, rank.device)
         stages = [child for name, child in model.named_children() if name.startswith("layer")]
-        module = methods.under(way.method if gpus > 1 else "", rank, loop.WithLoss(model, training.recipe), stages)
+        module = loop.under(way.method if gpus > 1 else "", rank, loop.WithLoss(model, training.recipe), stages)
         if in_threads and gpus > 1:
             # One process, a thread for each GPU: PyTorch advises against it, and old code still has it.
             module = DataParallel(module, device_ids=list(range(gpus)), output_device=rank.device)
@@ -104,10 +101,7 @@ class Filled:
 @loop.returns_memory
 def fill_memory(rank: Rank, recipe: str, workload: Workload = USUAL, *, seconds: float) -> Filled:
     """Train for so many seconds with a batch that fills at least 95 % of every GPU's memory, as far as one is found.
-
-    All ranks train one network with the same batch. Out of memory is an answer while that batch is looked for; once
-    training has begun it is an error, as it would be for anybody.
-    """
+    Out of memory is an answer while that batch is looked for; once training has begun it is an error."""
     training = plan(recipe, workload, rank.device, "sweep")
     _train_full(rank, training, 0.0)  # libraries take memory at their first use, and keep it
     loop.release(rank.device)
@@ -118,17 +112,15 @@ def fill_memory(rank: Rank, recipe: str, workload: Workload = USUAL, *, seconds:
 
 
 def _train_full(rank: Rank, training: Plan, seconds: float) -> tuple[Plan, int, float, int]:
-    """The plan with the batch that was found, the steps done, images/s and the bytes then in use. 0 seconds: two small
-    steps."""
+    """The plan with the batch that was found, the steps done, images/s and the bytes then in use."""
     # Trying algorithms would fail at random with so little memory left.
     with loop.precision(training.recipe, benchmark=False):
         module = loop.module_of(rank, training)
         step = loop.eager(module, training, rank.device)
 
         def train(batch: int, steps: int, *, alone: bool = False) -> float:
-            """Seconds a step."""
             data = loop.synthetic_batch(rank, training.with_batch(batch))
-            with methods.without_sync(module) if alone else nullcontext():
+            with loop.without_sync(module) if alone else nullcontext():
                 return loop.lap(rank, lambda: step(*data), steps, together=not alone).mean
 
         train(SMALLEST, 2)

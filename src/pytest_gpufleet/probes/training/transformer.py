@@ -23,7 +23,7 @@ from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.compute.rate import must_have
 from pytest_gpufleet.probes.timing import agree
-from pytest_gpufleet.probes.training import loop, methods
+from pytest_gpufleet.probes.training import loop
 from pytest_gpufleet.probes.training.correctness import differences, full_precision
 from pytest_gpufleet.probes.training.recipes import Step, make_optimizer
 from pytest_gpufleet.world.rank import Rank
@@ -274,19 +274,19 @@ def step_of(module: nn.Module, optimizer: torch.optim.Optimizer, data: tuple[Ten
 
 @loop.returns_memory
 def token_throughput(rank: Rank, method: str = ALONE, model: str | None = None, *, seconds: float) -> list[Reading]:
-    """Tokens/s of training a transformer in bf16 for about `seconds` in all: forward, loss, backward, AdamW.
+    """Tokens/s of training a transformer in bf16 for about `seconds` in all: forward, loss, backward, AdamW; the median
+    of three samples.
 
     Each GPU trains a model of its own at the same time; with a `method` of TOGETHER all ranks train one, and the figure
-    is their sum at the pace of the slowest. The median of three samples. With "ddp" steps without communication take
-    turns with those: so there is also what each GPU does by itself, and the share of a step that waits for
-    communication. Raises FloatingPointError if the loss is not finite.
+    is their sum at the pace of the slowest. With "ddp" steps without communication take turns with those: so there is
+    also what each GPU does by itself, and the share of a step that waits for communication.
     """
     training, together = training_on(rank, model), method in TOGETHER
     if rank.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     with rank.phase(f"{training.model} in bf16, batch {training.batch}, {method or 'alone'}"):
         made = transformer(training.shape, RECIPE, rank.device)
-        module = methods.under(method, rank, made, made.blocks, made.dtype)
+        module = loop.under(method, rank, made, made.blocks, made.dtype)
         data = sequences(training.shape, training.batch, 1 + rank.index, rank.device)
         step = step_of(module, optimizer_of(module, method), data)
         first = loop.lap(rank, step, 1, together=together)
@@ -359,7 +359,7 @@ def _losses(rank: Rank, recipe: str, method: str, parts: Iterable[int]) -> tuple
     shape = SHAPES[_compared(rank)]
     with full_precision():
         model = transformer(shape, recipe, rank.device)
-        module = methods.under(method, rank, model, model.blocks, model.dtype)
+        module = loop.under(method, rank, model, model.blocks, model.dtype)
         optimizer = optimizer_of(module, method)
         parted = [sequences(shape, shape.batch, part, rank.device) for part in parts]
         tokens, following = map(torch.cat, zip(*parted, strict=True))
@@ -384,8 +384,8 @@ def _first_gradients(rank: Rank, recipe: str) -> dict[str, Tensor]:
 
 @loop.returns_memory
 def follows_fp32(rank: Rank) -> str:
-    """Train a small transformer in bf16 and in float32, each rank alone and all on the same data: which of the first
-    gradients differ, where the losses part, or that it did not learn; "" if all is well."""
+    """Which first gradients of a small transformer in bf16 differ from those in float32, where the losses part, or that
+    it did not learn: each rank alone, all on the same data."""
     must_have(RECIPE, rank.device)
     with rank.phase("transformer in bf16, against fp32"):
         gradients, right = (_first_gradients(rank, each) for each in (RECIPE, "fp32"))
@@ -414,16 +414,15 @@ def trains_as_one(rank: Rank, method: str) -> str:
 
 @loop.returns_memory
 def ends_alike(rank: Rank) -> str:
-    """Train a small transformer by DDP, each rank on data of its own: which weights, gradients or moments of Adam then
-    differ in any bit from those of most ranks; "" if none does."""
+    """Which weights, gradients or moments of Adam of a small transformer differ in any bit from those of most ranks,
+    after training by DDP, each rank on data of its own."""
     must_have(RECIPE, rank.device)
     with rank.phase("transformer in bf16 by ddp, compared between ranks"):
         return "; ".join(differences(rank, _losses(rank, RECIPE, "ddp", [rank.index])[1])[:3])
 
 
 def unlike(gradients: dict[str, Tensor], exact: dict[str, Tensor], tolerance: float) -> str:
-    """How many gradients differ from the exact ones by more than a part of their length, and the one that does most; ""
-    if none does. NaN does."""
+    """How many gradients differ from the exact ones by more than a part of their length, as NaN does, and the worst."""
     parts = {name: float((gradients[name] - right).norm() / right.norm()) for name, right in exact.items()}
     wrong = {name: part for name, part in parts.items() if not part <= tolerance}
     if not wrong:
