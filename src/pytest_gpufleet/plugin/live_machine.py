@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 from pytest_gpufleet.machine import host
 from pytest_gpufleet.machine.gpu_facts import NAMES
 from pytest_gpufleet.machine.local_node import Machine
-from pytest_gpufleet.machine.tools import HostFact
 from pytest_gpufleet.model.gpu import Missing
 
 if TYPE_CHECKING:
     from pytest_gpufleet.run.run import Run
     from pytest_gpufleet.verdict.fleet.host_runs import HostRun
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -59,30 +56,18 @@ class LiveMachine(Machine):
         """Ranks have the facts, and nobody to ask."""
         return Machine, (self.gpus, self.host, self.taken, self.logged, self.present, self.node)
 
-    @overload
-    def now(self, fact: HostFact[T]) -> T | Missing: ...
-    @overload
-    def now(self, fact: str) -> Any: ...
-    def now(self, fact: HostFact[Any] | str) -> Any:
-        """A fact as it is at this moment: one of the GPUs' as a list in the order of `gpus`, or one of the host: by its
-        name as evidence has it, or typed. Missing or None where it cannot be read."""
+    def now(self, fact: str) -> Any:
+        """A fact as it is at this moment: one of the GPUs' as a list in the order of `gpus`, or one of the host as
+        evidence has it. Missing or None where it cannot be read."""
         _ = self.gpus  # which only one machine has
-        if isinstance(fact, HostFact):
-            return fact.of({fact.name: self.now(fact.name)})
         if fact not in host.FACTS or fact in NAMES:
             return self._run.own_machine.read_now(fact)
         return self._left_out.get(fact) or self._run.host_now(fact)
 
-    @overload
-    def before(self, fact: HostFact[T]) -> T | Missing: ...
-    @overload
-    def before(self, fact: str) -> Any: ...
-    def before(self, fact: HostFact[Any] | str) -> Any:
+    def before(self, fact: str) -> Any:
         """The same when the run began. What is read on request: as `now` gave it first in this run, and in the one that
         it goes on with (--fleet-resume) if there is one."""
         gpus = self.gpus
-        if isinstance(fact, HostFact):
-            return fact.of({fact.name: self.before(fact.name)})
         if fact in NAMES:
             return [gpu[fact] for gpu in gpus]
         return ({**self._run.host_before, **self._left_out} if host.FACTS[fact].on_request else self.host).get(fact)

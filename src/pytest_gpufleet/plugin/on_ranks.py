@@ -11,10 +11,10 @@ from pytest_gpufleet.plugin import compat
 
 def teach_endings() -> None:
     """Have a world know, in this process, what of pytest ends a test and is no failure of a rank."""
-    from pytest_gpufleet.world.outcomes import ENDINGS, Ending
+    from pytest_gpufleet.world.outcomes import ENDINGS
 
-    ENDINGS["skipped"] = Ending(pytest.skip.Exception, compat.skip_of_the_test)
-    ENDINGS["xfailed"] = Ending(pytest.xfail.Exception, pytest.xfail.Exception)
+    ENDINGS["skipped"] = pytest.skip.Exception, compat.skip_of_the_test
+    ENDINGS["xfailed"] = pytest.xfail.Exception, pytest.xfail.Exception
 
 
 def prepare() -> None:

@@ -49,35 +49,27 @@ class Outcome:
     losses: tuple[LossCurve, ...] = ()
 
 
-@dataclass(frozen=True)
-class Ending:
-    """What ends a call and is no failure of it. `again(text)`: as it is raised in the controller."""
-
-    raised: type[BaseException]
-    again: Callable[[str], BaseException]
-
-
-# By the kind of their outcome, the most special first. Who runs tests on a world adds those of its own, in the
-# controller and on the ranks.
-ENDINGS = {
-    "not applicable": Ending(NotApplicable, NotApplicable),
-    "not judged": Ending(NotJudged, NotJudged),
+# What ends a call and is no failure of it, as it is raised on a rank and again in the controller. By the kind of their
+# outcome, the most special first. Who runs tests on a world adds those of its own, in the controller and on the ranks.
+ENDINGS: dict[str, tuple[type[BaseException], Callable[[str], BaseException]]] = {
+    "not applicable": (NotApplicable, NotApplicable),
+    "not judged": (NotJudged, NotJudged),
 }
 
 
 def kind_of(error: BaseException) -> str:
     """The kind of the outcome of a call that raised this."""
-    return next((kind for kind, ending in ENDINGS.items() if isinstance(error, ending.raised)), "raised")
+    return next((kind for kind, (raised, _) in ENDINGS.items() if isinstance(error, raised)), "raised")
 
 
 def raise_again(outcomes: Mapping[int, Outcome]) -> None:
     """End the test as its ranks have ended it, if any has by what is no failure."""
     __tracebackhide__ = True
-    for kind, ending in ENDINGS.items():
+    for kind, (_, again) in ENDINGS.items():
         if texts := {rank: outcome.error_text for rank, outcome in outcomes.items() if outcome.kind == kind}:
             text = next(iter(texts.values()))
             where = "" if len(texts) == len(outcomes) else f" (on {ranks_text(texts)} of {len(outcomes)} only)"
-            raise ending.again(text + where)
+            raise again(text + where)
 
 
 def echo_output(outcomes: Mapping[int, Outcome]) -> None:
