@@ -1,8 +1,11 @@
 """What this plugin takes from pytest and its plugins beyond their public names; a test holds each in place."""
 
+import logging
+import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, TextIO
 
 import pytest
@@ -12,7 +15,6 @@ from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 
 OURS = (NotApplicable, NotJudged)  # which pytest takes for skips
 NO_FAILURE = (pytest.skip.Exception, pytest.xfail.Exception, *OURS)  # though they end a test
-LOG_FORMAT = str(DEFAULT_LOG_FORMAT)
 
 
 def fixture_definitions(item: pytest.Item) -> Mapping[str, Sequence[pytest.FixtureDef[Any]]]:
@@ -27,7 +29,6 @@ def argument_names(item: pytest.Item) -> Sequence[str]:
 
 
 def arguments(item: pytest.Function) -> dict[str, Any]:
-    """What a test's function is called with."""
     return {name: item.funcargs[name] for name in argument_names(item)}
 
 
@@ -103,19 +104,46 @@ def skip_of_the_test(reason: str) -> BaseException:
     return ending
 
 
-def explain_assertions_by(explain: Callable[[str, object, object], str | None]) -> None:
-    """Have rewritten assertions of this process ask `explain(operator, left, right)` what differs."""
+# What pytest is on a rank: assertions explain themselves there, and what ends a test there ends it here.
+
+
+def teach_endings() -> None:
+    """Have a world know, in this process, what of pytest ends a test and is no failure of a rank."""
+    from pytest_gpufleet.world.outcomes import ENDINGS
+
+    ENDINGS["skipped"] = pytest.skip.Exception, skip_of_the_test
+    ENDINGS["xfailed"] = pytest.xfail.Exception, pytest.xfail.Exception
+
+
+def prepare() -> None:
+    """Called on each rank when it starts."""
     import _pytest.assertion.util
 
-    _pytest.assertion.util._reprcompare = explain
+    teach_endings()
+    # What no handler of a test takes is among what a rank prints, in pytest's words.
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(logging.Formatter(str(DEFAULT_LOG_FORMAT)))
+        logging.lastResort.setLevel(logging.NOTSET)
+    _pytest.assertion.util._reprcompare = _explain
 
 
-def configuration(arguments: list[str]) -> pytest.Config:
-    """A configuration of pytest beside any that there is."""
+def _explain(operator: str, left: object, right: object) -> str | None:
+    """Why `left == right` does not hold, as pytest shows it in an ordinary test."""
+    config = _config()
+    for lines in config.hook.pytest_assertrepr_compare(config=config, op=operator, left=left, right=right):
+        if lines:
+            return "\n~".join(line.replace("\n", "\\n") for line in lines).replace("%", "%%")
+    return None
+
+
+@cache
+def _config() -> pytest.Config:
+    """Made when the first assertion fails; the variables keep the plugins of others out of it."""
     from _pytest.config import get_config
     from _pytest.terminal import TerminalReporter
 
-    config = get_config(arguments)
+    os.environ.update(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", PYTEST_ADDOPTS="", PYTEST_PLUGINS="")
+    config = get_config(arguments := ["-c", os.devnull, "--noconftest", "-vv"])
     config.parse(arguments)
     # Before pytest 9 the highlighter of diffs is asked of the terminal reporter.
     if not config.pluginmanager.hasplugin("terminalreporter"):

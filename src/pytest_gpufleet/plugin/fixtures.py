@@ -39,10 +39,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     run = item.config.stash[RUN]
     if run.options.listing or not uses_ranks(item):
         return
-    from pytest_gpufleet.plugin import on_ranks, spmd
+    from pytest_gpufleet.plugin import compat, spmd
     from pytest_gpufleet.world import shipping
 
-    on_ranks.teach_endings()
+    compat.teach_endings()
     if is_spmd(item):
         spmd.refuse(item)
     if isinstance(item, pytest.Function):

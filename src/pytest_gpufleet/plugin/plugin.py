@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.plugin import compat, fixtures, listeners, markers, on_ranks, options, supervision, terminal
+from pytest_gpufleet.plugin import compat, fixtures, listeners, markers, options, supervision, terminal
 from pytest_gpufleet.plugin.keys import MISSED, ON_RANKS, ONLY_LIMITS, PHASES, RUN, SUPERVISED
 from pytest_gpufleet.plugin.markers import MARKERS
 from pytest_gpufleet.plugin.terminal import SCREEN, Screen
@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
         kind = ClusterRun
     until = config.stash[SUPERVISED].until if SUPERVISED in config.stash else math.inf
-    run = config.stash[RUN] = kind(asked, screen.tell, on_ranks.prepare, until)
+    run = config.stash[RUN] = kind(asked, screen.tell, compat.prepare, until)
     run.hear_fault = partial(listeners.announce_fault, config)
     # Not pytest_unconfigure, which ends at the first plugin that fails, as they do when the terminal is gone.
     config.add_cleanup(run.interruption.pass_on)

@@ -20,9 +20,8 @@ from pytest_gpufleet.model.measurement import Measurement, Reading
 from pytest_gpufleet.model.metric import MiB, Size
 from pytest_gpufleet.model.place import Place, Where
 from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
-from pytest_gpufleet.world import process_group
 from pytest_gpufleet.world.failure import RankFailure
-from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.rank import Rank, alone
 from pytest_gpufleet.world.world import World
 
 LOOPBACK_BYTES = Size(256 * MiB, rehearsal=1 * MiB)  # at 25 GB/s 256 MiB take 10 ms
@@ -141,4 +140,4 @@ def exchange(rank: Rank, folder: str, nbytes: int) -> Reading:
     """The bus bandwidth of an all_reduce between the two ranks of this group, which know no others: the adapters of
     others may have no way to theirs."""
     pair = int(os.environ["RANK"]) // 2
-    return bus_bandwidth(process_group.alone(rank, f"file://{folder}/pair{pair}"), "all_reduce", nbytes)
+    return bus_bandwidth(alone(rank, f"file://{folder}/pair{pair}"), "all_reduce", nbytes)

@@ -17,6 +17,7 @@ from pytest_gpufleet.world.call import START, Call, Members, RankSpec, local_siz
 from pytest_gpufleet.world.engines.protocol import Engine
 from pytest_gpufleet.world.failure import Attempts, RankFailure, RankReport, collect, diagnose
 from pytest_gpufleet.world.outcomes import Outcome, echo_output, raise_again, reporting, show_notices
+from pytest_gpufleet.world.rank import join
 
 KILL_SECONDS = 10.0
 # Starting is no part of a test's deadline, and a short --fleet-timeout is not meant for it.
@@ -177,10 +178,8 @@ class Pool:
         __tracebackhide__ = True
         if not groups:
             return
-        from pytest_gpufleet.world import process_group
-
         what = f"process group of {' and '.join(str(len(members)) for members in groups)} ranks"
-        work = shipping.pack_work(process_group.join, (groups, self._engine.rendezvous()), {})
+        work = shipping.pack_work(join, (groups, self._engine.rendezvous()), {})
         with self._joins.counted():
             self._run(self._of_everyone(what, work), self._start_seconds)
         self._joined.update(groups)

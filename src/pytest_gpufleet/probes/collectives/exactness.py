@@ -18,8 +18,7 @@ from torch.torch_version import TorchVersion
 from pytest_gpufleet.model.gpu import FP8_REDUCTIONS_SINCE
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES, type_name
 from pytest_gpufleet.probes.timing import agree, seconds, synchronize, wait
-from pytest_gpufleet.world import process_group
-from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.rank import TIMEOUT, Rank
 
 # Every type that NCCL or Gloo knows, and up to which number it holds every whole number. (Complex tensors travel as
 # pairs of floats.)
@@ -334,7 +333,7 @@ def stays_exact(rank: Rank, duration: float) -> tuple[int, str]:
 def two_at_once(rank: Rank, times: int = 10) -> str:
     """all_reduce in one group and all_gather in another of the same ranks, each on a stream of its own, at the same
     time: what is wrong on this rank, "" if nothing is. All ranks of the world call it."""
-    second = dist.new_group(dist.get_process_group_ranks(rank.group), timeout=process_group.TIMEOUT)
+    second = dist.new_group(dist.get_process_group_ranks(rank.group), timeout=TIMEOUT)
     assert isinstance(second, dist.ProcessGroup)  # else this rank is no member
     jobs = [_Job("all_reduce", rank.group, rank), _Job("all_gather", second, rank)]
     synchronize(rank)  # the data are there before other streams use them

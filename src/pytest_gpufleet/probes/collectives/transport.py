@@ -24,9 +24,8 @@ from pytest_gpufleet.model.place import THIS_NODE, Pair, Where
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 from pytest_gpufleet.probes.links.pairs import IndexPair, rounds
 from pytest_gpufleet.probes.timing import synchronize
-from pytest_gpufleet.world import process_group
 from pytest_gpufleet.world.failure import RankFailure
-from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.rank import Rank, alone
 from pytest_gpufleet.world.world import World
 
 SECONDS = 120.0
@@ -111,7 +110,7 @@ def expect_fastest(seen: Transport, world: World, topology: GpuTopology) -> list
 def _meet(rank: Rank, folder: str, pairs: Sequence[IndexPair]) -> None:
     """An all_reduce of this pair, whose ranks know no others."""
     number = next(number for number, pair in enumerate(pairs) if int(os.environ["RANK"]) in pair)
-    process_group.alone(rank, f"file://{folder}/pair{number}")
+    alone(rank, f"file://{folder}/pair{number}")
     dist.destroy_process_group()
 
 

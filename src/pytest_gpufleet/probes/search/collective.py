@@ -27,8 +27,7 @@ from pytest_gpufleet.probes.compute.rate import matmul_rate
 from pytest_gpufleet.probes.links.pairs import IndexPair, schedule
 from pytest_gpufleet.probes.measure import measure
 from pytest_gpufleet.probes.timing import agree, line_up, seconds, synchronize, timing, wait
-from pytest_gpufleet.world.process_group import TIMEOUT
-from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.rank import TIMEOUT, Rank
 from pytest_gpufleet.world.world import World
 
 SECONDS = 60.0
