@@ -197,6 +197,37 @@ def test_ranks_of_two_nodes_reduce_together(agents, world):
     assert world.run(lambda rank: value) == [value] * 4
 
 
+def sum_of_all(rank):
+    import torch
+    import torch.distributed as dist
+
+    tensor = torch.tensor([rank.index + 1])
+    dist.all_reduce(tensor)  # of the world that it is in
+    return tensor.item(), dist.get_rank(), len(rank._groups)
+
+
+def test_groups_of_ranks_of_several_nodes_are_worlds_of_their_own(world):
+    near, far = [[0, 1], [2, 3]], [[0, 2], [3]]
+    for groups in (near, far, near, far):
+        assert world.run(sum_of_all) == [(10, rank, 1) for rank in range(4)]
+        assert [len(each) for each in world.each(groups, sum_of_all)] == [len(group) for group in groups]
+    assert world.subset([1, 3]).run(sum_of_all) == [(3, 0, 1), (3, 1, 1)]  # 0 and 2 have had other groups than these
+    assert world.subset([2, 3]).run(sum_of_all) == [(3, 0, 1), (3, 1, 1)]
+
+
+def two_meet(rank):
+    from pytest_gpufleet.world.rank import join_alone
+
+    if rank.index < 2:
+        join_alone(rank, [(0, 1)], 99, "")
+    return sum_of_all(rank)[0] if rank.index < 2 else 0
+
+
+def test_nobody_but_its_members_makes_a_world(world):
+    world.run(sum_of_all)
+    assert world.run(two_meet) == [3, 3, 0, 0]
+
+
 def kills_itself(rank):
     if rank.node == 1 and rank.index == 2:
         os.kill(os.getpid(), signal.SIGSEGV)

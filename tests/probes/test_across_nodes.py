@@ -14,6 +14,7 @@ from pytest_gpufleet.probes.collectives.exactness import LARGE, MOST_NUMBERS, bo
 from pytest_gpufleet.probes.search.collective import who_corrupts
 from pytest_gpufleet.probes.training.correctness import known_average, known_input
 from tests.probes.conftest import OnRanks
+from tests.probes.test_between_nodes import ranks_of_all
 
 FLOATS = [torch.float32]
 
@@ -76,7 +77,7 @@ def flip(rank: Rank, spoiled: Callable[[list[int]], bool]) -> None:
         work = genuine(tensor, *args, group=group, **kwargs)
         if work is not None:
             work.wait()
-        if tensor.numel() > 1000 and spoiled(dist.get_process_group_ranks(group)):
+        if tensor.numel() > 1000 and spoiled(ranks_of_all(rank)):
             tensor[7] += 1
         return work
 

@@ -17,6 +17,12 @@ SMALL, SEED = MiB // 4, 5
 USUAL, LONG = 0.02, 0.15  # seconds; what a busy machine adds is small beside the one and beside their difference
 
 
+def ranks_of_all(rank: Rank) -> list[int]:
+    """Those of its world, as the world of all nodes counts them: it is the only one that a rank has."""
+    (members,) = rank._groups
+    return list(members)
+
+
 def slowed(rank: Rank, places: Sequence[Place], link: tuple[int, int] | None) -> None:
     """Have these ranks, or what they send to the other node of a link, take their time."""
     me = Place(rank.node, "cpu", rank.index % rank.local_size)
@@ -28,12 +34,12 @@ def slowed(rank: Rank, places: Sequence[Place], link: tuple[int, int] | None) ->
         return me in places or (link is not None and here >= {*link})
 
     def slow_swap(operations: list[Any]) -> Any:
-        time.sleep(LONG if held_up([operations[0].peer]) else USUAL)
+        time.sleep(LONG if held_up([ranks_of_all(rank)[operations[0].peer]]) else USUAL)
         return swap(operations)
 
     def slow_reduce(tensor: Any, *args: Any, group: Any = None, **kwargs: Any) -> Any:
         if tensor.numel() > 1:  # not those that only line ranks up
-            time.sleep(LONG if held_up(dist.get_process_group_ranks(group)) else USUAL)
+            time.sleep(LONG if held_up(ranks_of_all(rank)) else USUAL)
         return reduce(tensor, *args, group=group, **kwargs)
 
     dist.batch_isend_irecv, dist.all_reduce = slow_swap, slow_reduce

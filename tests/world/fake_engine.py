@@ -16,7 +16,7 @@ from pytest_gpufleet.world.call import START, Call, RankSpec
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
 from pytest_gpufleet.world.outcomes import Outcome
 from pytest_gpufleet.world.pool import Pool
-from pytest_gpufleet.world.rank import Rank, join
+from pytest_gpufleet.world.rank import Rank, join, join_alone
 from pytest_gpufleet.world.world import World
 
 
@@ -77,10 +77,10 @@ class FakeEngine:
     def submit(self, ranks: Iterable[int], parcel: bytes) -> None:
         call: Call = pickle.loads(parcel)
         function, args, kwargs = shipping.unpack(call.work)
-        if function is join:
+        if function in (join, join_alone):
             self.joined += args[0]
         for index in ranks:
-            if function is join:
+            if function in (join, join_alone):
                 self._perform(index, call.number, self.joining, index)
             else:
                 self._perform(index, call.number, function, self._rank(index, call), *args, **kwargs)

@@ -17,7 +17,7 @@ from pytest_gpufleet.world.call import START, Call, Members, RankSpec, local_siz
 from pytest_gpufleet.world.engines.protocol import Engine
 from pytest_gpufleet.world.failure import Attempts, RankFailure, RankReport, collect, diagnose
 from pytest_gpufleet.world.outcomes import Outcome, echo_output, raise_again, reporting, show_notices
-from pytest_gpufleet.world.rank import join
+from pytest_gpufleet.world.rank import join, join_alone
 
 KILL_SECONDS = 10.0
 # Starting is no part of a test's deadline, and a short --fleet-timeout is not meant for it.
@@ -179,9 +179,14 @@ class Pool:
         if not groups:
             return
         what = f"process group of {' and '.join(str(len(members)) for members in groups)} ranks"
-        work = shipping.pack_work(join, (groups, self._engine.rendezvous()), {})
+        several = len({spec.node for spec in self.specs}) > 1
+        make, more = (join_alone, (next(self._numbers),)) if several else (join, ())
+        work = shipping.pack_work(make, (groups, *more, self._engine.rendezvous()), {})
         with self._joins.counted():
             self._run(self._of_everyone(what, work), self._start_seconds)
+        if several:  # their members have left what they had
+            gone = {rank for members in groups for rank in members}
+            self._joined = {members for members in self._joined if gone.isdisjoint(members)}
         self._joined.update(groups)
 
     @property

@@ -87,6 +87,7 @@ class Rank:
 # The deadline of a call is the controller's; the process group's own must never fire before it.
 TIMEOUT = timedelta(days=7)
 BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
+_stores: list[Any] = []  # where the ranks of all nodes meet, once they have
 
 
 def alone(rank: Rank, init_method: str) -> Rank:
@@ -99,7 +100,6 @@ def alone(rank: Rank, init_method: str) -> Rank:
 
 def join(rank: Rank, groups: Sequence[Members], init_method: str) -> None:
     """Make the process group of each of `groups`. Every rank of the world calls it, in the same order of groups."""
-    import torch
     import torch.distributed as dist
 
     if not dist.is_initialized():
@@ -118,8 +118,49 @@ def join(rank: Rank, groups: Sequence[Members], init_method: str) -> None:
             group = dist.group.WORLD if members == everyone else dist.new_group(list(members), timeout=TIMEOUT)
             if rank.index in members:
                 assert isinstance(group, dist.ProcessGroup)
-                rank._groups[members] = group
-                # The first collective connects the ranks: here, so that no measurement pays for it.
-                dist.all_reduce(torch.zeros(1, device=rank.device), group=group)
-                if rank.device.type == "cuda":
-                    torch.cuda.synchronize()
+                _connect(rank, members, group)
+
+
+def join_alone(rank: Rank, groups: Sequence[Members], number: int, init_method: str) -> None:
+    """Make a world of its own of each of `groups`, which have no rank in common, in the place of what its members had.
+    Every rank of the whole world calls it, with another `number` each time. For ranks of several nodes.
+
+    Only its members make a world, all of them at the same time, and one that hangs keeps nobody else.
+    torch.distributed.new_group lets all ranks make each group, one after the other: NCCL splits it from the group of
+    the whole world then. (With use_local_synchronization members find each other by how many groups each has made
+    before, which differs here.)
+    """
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    if not _stores:
+        with rank.phase("meeting of all ranks"):
+            _stores.append(next(rendezvous(init_method, rank.index, rank.size, timeout=TIMEOUT))[0])
+    for index, members in enumerate(groups):
+        if rank.index in members:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+                rank._groups.clear()
+            with rank.phase(f"process group of ranks {list(members)}"):
+                dist.init_process_group(
+                    BACKENDS[rank.device.type],
+                    store=PrefixStore(f"{number}/{index}", _stores[0]),
+                    rank=members.index(rank.index),
+                    world_size=len(members),
+                    timeout=TIMEOUT,
+                    device_id=rank.device if rank.device.type == "cuda" else None,
+                )
+                assert isinstance(dist.group.WORLD, dist.ProcessGroup)
+                _connect(rank, members, dist.group.WORLD)
+
+
+def _connect(rank: Rank, members: Members, group: ProcessGroup) -> None:
+    """By a first collective: here, so that no measurement pays for it."""
+    import torch
+    import torch.distributed as dist
+
+    rank._groups[members] = group
+    dist.all_reduce(torch.zeros(1, device=rank.device), group=group)
+    if rank.device.type == "cuda":
+        torch.cuda.synchronize()
