@@ -1,6 +1,6 @@
 """This machine as a node. The driver is a stand-in, the kernel log a file."""
 
-from pytest_gpufleet.machine.gpu_facts import CALLS, COUNTERS, NAMES, SLOW_COUNTERS
+from pytest_gpufleet.machine.gpu_facts import COUNTERS, SLOW_COUNTERS
 from pytest_gpufleet.machine.kernel_log import Logged
 from pytest_gpufleet.machine.local_node import LocalNode, take
 from pytest_gpufleet.machine.xids import Xid
@@ -32,10 +32,6 @@ class Driver:
 
     def present(self):
         return ("00000000:0B:00.0", "00000000:1B:00.0", "")
-
-
-def test_every_fact_has_its_call():
-    assert sorted([*CALLS, "p2p"]) == sorted(NAMES)
 
 
 def test_facts_of_now_stand_beside_those_that_do_not_change():

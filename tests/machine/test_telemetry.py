@@ -33,18 +33,26 @@ def node(driver: object) -> LocalNode:
 
 
 class StandIn:
-    """GPUs that give their own index for every reading, but for the errors that they are to give."""
+    """GPUs that give their own index for every reading, but for the errors that they are to give. `meanwhile`: what
+    they do first where they are asked for their power."""
 
-    def __init__(self, count: int = 2, errors: dict[tuple[int, str], Missing] | None = None) -> None:
+    def __init__(
+        self,
+        count: int = 2,
+        errors: dict[tuple[int, str], Missing] | None = None,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> None:
         self.errors = errors or {}
         self.asked: Counter[tuple[int, str]] = Counter()
-        self._count = count
+        self._count, self._meanwhile = count, meanwhile
 
     def count(self) -> int:
         return self._count
 
     def ask(self, index: int, fact: str) -> int:
         self.asked[index, fact] += 1
+        if fact == "power_watts":
+            self._meanwhile()
         return self.errors.get((index, fact), index)
 
 
@@ -78,15 +86,9 @@ def test_sample_has_every_reading_of_every_gpu_in_their_order() -> None:
 
 
 def test_gpus_are_read_at_the_same_time() -> None:
-    meeting = threading.Barrier(3)
-
-    class Slow(StandIn):
-        def ask(self, index: int, fact: str) -> int:
-            if fact == "power_watts":
-                meeting.wait(MANY_SECONDS)  # breaks unless all three GPUs are being asked
-            return index
-
-    assert node(Slow(3)).sample().gpus[2]["power_watts"] == 2
+    meeting = threading.Barrier(3)  # which breaks unless all three are being asked
+    asked = node(StandIn(3, meanwhile=lambda: meeting.wait(MANY_SECONDS)))
+    assert asked.sample().gpus[2]["power_watts"] == 2
 
 
 def test_what_a_gpu_does_not_have_is_asked_once_and_what_failed_is_asked_again() -> None:
@@ -134,14 +136,8 @@ def test_sampler_goes_on_after_failures_and_keeps_the_last() -> None:
 def test_sampler_keeps_its_rhythm_though_each_sample_takes_time() -> None:
     interval, count = 0.05, 21
     never = threading.Event()
-
-    class Slow(StandIn):
-        def ask(self, index: int, fact: str) -> int:
-            if fact == "power_watts":
-                never.wait(0.4 * interval)  # as NVML blocks
-            return index
-
-    times = [one.time for one in sampled(Slow(), count, interval)[0]]
+    slow = StandIn(meanwhile=lambda: never.wait(0.4 * interval))  # as NVML blocks
+    times = [one.time for one in sampled(slow, count, interval)[0]]
     # With drift, the beats would be spread evenly over the interval. A busy machine makes some of them late.
     late = [(taken - times[0]) / interval % 1 for taken in times[1:]]
     assert median(min(part, 1 - part) for part in late) < 0.1
@@ -149,15 +145,9 @@ def test_sampler_keeps_its_rhythm_though_each_sample_takes_time() -> None:
 
 def test_stop_does_not_wait_for_a_gpu_that_hangs_and_reports_it() -> None:
     hanging, release = threading.Event(), threading.Event()
-
-    class Hanging(StandIn):
-        def ask(self, index: int, fact: str) -> int:
-            hanging.set()
-            release.wait(MANY_SECONDS)
-            return index
-
     taken: list[Sample] = []
-    sampler = Sampler(node(Hanging()), 0.2, taken.append)
+    hangs = StandIn(meanwhile=lambda: (hanging.set(), release.wait(MANY_SECONDS)))
+    sampler = Sampler(node(hangs), 0.2, taken.append)
     sampler.start()
     assert hanging.wait(MANY_SECONDS)
     before = time.monotonic()
@@ -183,14 +173,8 @@ def test_stop_comes_before_the_next_sample_and_twice_and_without_start() -> None
 def test_a_gap_in_the_samples_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "LONGEST_GAP", 0.1)
     taken: list[Sample] = []
-
-    class Late(StandIn):
-        def ask(self, index: int, fact: str) -> int:
-            if len(taken) == 1 and fact == "power_watts":
-                time.sleep(0.2)  # a driver that is slow for once
-            return index
-
-    _, sampler = sampled(Late(), 2, on_sample=taken.append)
+    late = StandIn(meanwhile=lambda: len(taken) == 1 and time.sleep(0.2))  # a driver that is slow for once
+    _, sampler = sampled(late, 2, on_sample=taken.append)
     assert re.fullmatch(r"no answer from the driver for \d\.\d s", sampler.trouble)
 
 
