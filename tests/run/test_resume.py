@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import (
     CheckFinished,
     Earlier,
+    Event,
     HostFound,
     Losses,
     Noticed,
@@ -94,25 +96,10 @@ def test_only_what_did_not_pass_runs_again(resumed, died):
     page = (run.folders[0] / "report.html").read_text()
     assert f'<th scope="row">{died.folders[0].name}</th><td>test_inner.py::test_before[1]</td>' in page
     assert f"Carried over from {died.folders[0].name}: 3 checks" in run.text
-
-
-def test_a_resumed_run_can_be_resumed(resumed, died):
-    first = resumed(died.folders[0])
-    second = resumed(first.folders[0])
-    assert second.status == 0, second.text
-    assert second.check("test_before[1]").run == died.folders[0].name
-    assert second.check("test_fails").run == first.folders[0].name
-
-
-@pytest.fixture
-def ended(tmp_path, limits):
-    """ended(limited=False, failed=False): the folder of a run on GPUs that came to its end."""
-
-    def record(limited=False, failed=False):
-        found = {runs.ALONE: "other"} if failed else {}
-        return runs.record(tmp_path / "run", limits=limits if limited else None, failed=found)
-
-    return record
+    again = resumed(run.folders[0])
+    assert again.status == 0, again.text
+    assert again.check("test_before[1]").run == died.folders[0].name
+    assert again.check("test_fails").run == run.folders[0].name
 
 
 @pytest.fixture
@@ -121,17 +108,17 @@ def limits(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("how", "changed", "words"),
+    ("failed", "changed", "words"),
     [
-        ({"limited": True}, "", "came to its end .ACCEPTED.: there is nothing to resume; start a new run"),
-        ({"failed": True}, "", "came to its end .REJECTED.: there is nothing to resume; start a new run"),
+        ({}, "31.4159", "came to its end .ACCEPTED.: there is nothing to resume; start a new run"),
+        ({runs.ALONE: "other"}, "31.4159", "came to its end .REJECTED.: there is nothing to resume; start a new run"),
         ({}, "3.14159", "was not made of this evidence.jsonl"),
     ],
     ids=["accepted", "rejected", "changed by hand"],
 )
-def test_a_run_that_came_to_its_end_or_was_changed_is_refused(ended, how, changed, words):
-    evidence = (folder := ended(**how)) / "evidence.jsonl"
-    evidence.write_text(evidence.read_text().replace("31.4159", changed or "31.4159"))
+def test_a_run_that_came_to_its_end_or_was_changed_is_refused(tmp_path, limits, failed, changed, words):
+    evidence = (folder := runs.record(tmp_path / "run", limits=limits, failed=failed)) / "evidence.jsonl"
+    evidence.write_text(evidence.read_text().replace("31.4159", changed))
     with pytest.raises(Refused, match=words):
         resume.load(RunFolder(folder))
 
@@ -191,8 +178,8 @@ def interrupted(folder):
     return folder
 
 
-def test_what_was_carried_over_stands_beside_the_acceptance(ended):
-    record = read(ended(limited=True) / "evidence.jsonl")
+def test_what_was_carried_over_stands_beside_the_acceptance(tmp_path, limits):
+    record = read(runs.record(tmp_path / "run", limits=limits) / "evidence.jsonl")
     assert conclude(record)[0] == "ACCEPTED"
     (check, *_), (other, *_) = record.checks, list(record.checks)[7:]
     record.checks[check] = replace(record.checks[check], run="node7-a")
@@ -208,36 +195,37 @@ def test_what_was_carried_over_stands_beside_the_acceptance(ended):
     assert f"{carried}." in why(record)
 
 
-def cut_short(folder, *events, limits):
-    """A run on GPUs that died, after these events."""
-    runs.record(folder, limits=limits, ends=False)
-    with (folder / "evidence.jsonl").open("a") as file:
-        file.writelines(json.dumps({"t": "2026-11-21T02:00:00.000+00:00", **event}) + "\n" for event in events)
-    return folder
+@pytest.fixture
+def cut_short(tmp_path, limits):
+    """cut_short(name, *events): a run on GPUs with limits that died after these events."""
+
+    def record(name, *events):
+        folder = runs.record(tmp_path / name, limits=limits, ends=False)
+        with (folder / "evidence.jsonl").open("a") as file:
+            file.writelines(json.dumps({"t": "2026-11-21T02:00:00.000+00:00", **event}) + "\n" for event in events)
+        return folder
+
+    return record
 
 
 @pytest.fixture
-def first(tmp_path, limits):
-    """first(*events): a run with limits that died after these events."""
-    return lambda *events: cut_short(tmp_path / "first", *events, limits=limits)
+def first(cut_short):
+    return partial(cut_short, "first")
 
 
-def events(folder):
-    return resume.carried(RunFolder(folder), resume.load(RunFolder(folder)))
-
-
-def taken(folder, kind):
+def taken(folder, kind=Event):
     """What a run that goes on with the one in `folder` takes over in events of this kind."""
-    return [event for event in events(folder) if isinstance(event, kind)]
+    events = resume.carried(RunFolder(folder), resume.load(RunFolder(folder)))
+    return [event for event in events if isinstance(event, kind)]
 
 
 @pytest.fixture
-def gone_on_with(limits):
+def gone_on_with(cut_short):
     """What a run amounts to that goes on with the one in `folder` and in which every check passes: its folder, and
     verdict and reasons."""
 
     def goes_on(folder, name):
-        again = cut_short(folder.with_name(name), *(json.loads(line(event)) for event in events(folder)), limits=limits)
+        again = cut_short(name, *(json.loads(line(event)) for event in taken(folder)))
         first, *rest = (again / "evidence.jsonl").read_text().splitlines(keepends=True)
         history = resume.history(RunFolder(folder), resume.load(RunFolder(folder)))
         begins = {**json.loads(first), "resumed": codec.plain(history)}
