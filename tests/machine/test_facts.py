@@ -14,6 +14,7 @@ from pytest_gpufleet.plugin.live_machine import LiveMachine
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import Options
 from tests.machine.fake_nvml import switched
+from tests.machine.trees import written
 
 LIMITS = {0: 95, 1: 89, 2: 95, 3: 87}  # nvml.h: shutdown, slowdown, memory_max, gpu_max
 
@@ -164,11 +165,8 @@ def slot(tmp_path, monkeypatch, gpu, port):
     """A GPU behind a port, with what the system says of their links; None for a file that is not there."""
     device = tmp_path / "0000:15:01.0" / "0000:1b:00.0"
     device.mkdir(parents=True)
-    (tmp_path / "devices").mkdir()
-    (tmp_path / "devices" / "0000:1b:00.0").symlink_to(device)
-    for place, lanes in ((device, gpu), (device.parent, port)):
-        if lanes is not None:
-            (place / "max_link_width").write_text(f"{lanes}\n")
+    widths = {f"{each}/max_link_width": f"{lanes}\n" for each, lanes in ((device, gpu), (device.parent, port)) if lanes}
+    written(tmp_path, {"devices/0000:1b:00.0": device, **widths})
     monkeypatch.setattr(gpu_facts, "PCI_DEVICES", tmp_path / "devices")
     return source(
         NVML_ERROR_NOT_SUPPORTED=pynvml.NVML_ERROR_NOT_SUPPORTED,
@@ -186,9 +184,7 @@ def test_lanes_of_gpu_and_port(tmp_path, monkeypatch, gpu, port, lanes):
 
 def test_the_network_adapter_next_to_a_gpu(tmp_path, monkeypatch):
     node = slot(tmp_path, monkeypatch, 16, 16)
-    (tmp_path / "0000:15:01.0" / "0000:1c:00.0").mkdir()
-    (tmp_path / "infiniband" / "mlx5_3").mkdir(parents=True)
-    (tmp_path / "infiniband" / "mlx5_3" / "device").symlink_to(tmp_path / "0000:15:01.0" / "0000:1c:00.0")
+    written(tmp_path, {"infiniband/mlx5_3/device": tmp_path / "0000:15:01.0" / "0000:1c:00.0"})
     monkeypatch.setattr(network_ports, "ADAPTERS", tmp_path / "infiniband")
     assert node.ask(0, "network_adapters") == ["mlx5_3"]
 
@@ -203,9 +199,7 @@ def seated(tmp_path, monkeypatch, virtual=0, module=0):
 
     node._nvml.nvmlDeviceGetModuleId = module_id
     node._nvml.nvmlDeviceGetVirtualizationMode = lambda handle: virtual
-    for name, address in (("20", "0000:1a:00"), ("21", "0000:1b:00")):
-        (tmp_path / "slots" / name).mkdir(parents=True)
-        (tmp_path / "slots" / name / "address").write_text(f"{address}\n")
+    written(tmp_path, {"slots/20/address": "0000:1a:00\n", "slots/21/address": "0000:1b:00\n"})
     monkeypatch.setattr(gpu_facts, "PCI_SLOTS", tmp_path / "slots")
     return node
 

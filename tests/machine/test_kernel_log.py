@@ -25,6 +25,7 @@ from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.place import THIS_NODE, gpu as gpu_place
 from pytest_gpufleet.plugin.assertions import grave_host_messages
 from pytest_gpufleet.verdict.accusations import explaining
+from tests.machine.trees import written
 
 # Line, kind, device, whether it condemns: if it was there before the run, if it comes in it.
 LINES = [
@@ -266,11 +267,7 @@ def devices(tmp_path):
         "0000:1c:00.0": "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:01.0/0000:1c:00.0",
         "0000:9b:00.0": "pci0000:97/0000:97:01.0/0000:9b:00.0",
     }
-    (tmp_path / "pci").mkdir()
-    for device, way in ways.items():
-        (tmp_path / way).mkdir(parents=True)
-        (tmp_path / "pci" / device).symlink_to(tmp_path / way)
-    return tmp_path / "pci"
+    return written(tmp_path / "pci", {device: tmp_path / way for device, way in ways.items()})
 
 
 @pytest.mark.parametrize(

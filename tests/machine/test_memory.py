@@ -3,8 +3,8 @@
 import pytest
 
 from pytest_gpufleet.machine import host, memory
-from tests.machine.test_three_states import SERVER, lay_out
-from tests.machine.trees import laid_out
+from tests.machine.test_three_states import SERVER
+from tests.machine.trees import laid_out, written
 
 GiB = 1 << 30
 
@@ -38,5 +38,5 @@ def test_sizes_of_old_firmware(tmp_path, size, bytes_):
 
 def test_an_entry_that_ends_early_has_what_it_has(tmp_path):
     """SMBIOS 2.1 had no speed and no texts of the maker."""
-    (module,) = memory.modules(lay_out(tmp_path, SERVER))
+    (module,) = memory.modules(written(tmp_path, SERVER))
     assert module == memory.Module(locator="DIMM_A1", bytes=8 * GiB, type="DDR4")

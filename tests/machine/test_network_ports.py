@@ -21,6 +21,7 @@ from pytest_gpufleet.machine.network_ports import (
 from pytest_gpufleet.machine.tools import Unreadable
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.gpu import Gpu
+from tests.machine.trees import written
 
 COUNTERS = {
     "link_downed": "1\n", "link_error_recovery": "0\n", "symbol_error": "17\n", "port_rcv_errors": "14\n",
@@ -32,28 +33,23 @@ SPEEDS = "current_link_speed", "max_link_speed"
 @pytest.fixture
 def adapter(tmp_path, monkeypatch):
     """A ConnectX-7 in a slot of eight lanes, with one port."""
-    slot = tmp_path / "0000:15:01.0"
-    device, port = slot / "0000:1b:00.0", tmp_path / "infiniband" / "mlx5_0" / "ports" / "1"
-    for folder in (device, port):
-        folder.mkdir(parents=True)
-    (tmp_path / "infiniband" / "mlx5_0" / "device").symlink_to(device)
-    files = {
+    slot, mlx5_0 = "0000:15:01.0", "infiniband/mlx5_0"
+    device, port = f"{slot}/0000:1b:00.0", f"{mlx5_0}/ports/1"
+    contents = {
         port: {"state": "4: ACTIVE", "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand"},
-        port / "counters": COUNTERS,
-        port / "hw_counters": {"out_of_sequence": "3", "lifespan": "10"},
-        port / "gids": {"0": "fe80:0000:0000:0000:0c42:a103:0065:a1b2"},
-        port.parents[1]: {"hca_type": "MT4129", "fw_ver": "28.39.1002", "board_id": "MT_0000000838"},
-        device / "net" / "ib0": {"carrier_changes": "2", "mtu": "2044"},
+        f"{port}/counters": COUNTERS,
+        f"{port}/hw_counters": {"out_of_sequence": "3", "lifespan": "10"},
+        f"{port}/gids": {"0": "fe80:0000:0000:0000:0c42:a103:0065:a1b2"},
+        mlx5_0: {"hca_type": "MT4129", "fw_ver": "28.39.1002", "board_id": "MT_0000000838"},
+        f"{device}/net/ib0": {"carrier_changes": "2", "mtu": "2044"},
         device: {"current_link_width": "8", "max_link_width": "16", **dict.fromkeys(SPEEDS, "32.0 GT/s PCIe")},
         slot: {"max_link_width": "8", "max_link_speed": "32.0 GT/s PCIe"},
     }
-    for folder, contents in files.items():
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in contents.items():
-            (folder / name).write_text(text)
+    files = {f"{folder}/{name}": text for folder, each in contents.items() for name, text in each.items()}
+    written(tmp_path, {**files, f"{mlx5_0}/device": tmp_path / device})
     for name, path in (("ADAPTERS", "infiniband"), ("PCI_DEVICES_OF_THE_SYSTEM", "bus"), ("ROUTES", "route")):
         monkeypatch.setattr(network_ports, name, tmp_path / path)
-    return port
+    return tmp_path / port
 
 
 def test_what_is_read_of_a_port(adapter):
@@ -107,10 +103,8 @@ def test_what_cannot_be_read_is_no_zero_and_a_port_that_does_not_answer_is_not_a
 
 def test_an_adapter_without_a_driver_is_unreadable_and_another_card_is_none(adapter, tmp_path):
     shutil.rmtree(network_ports.ADAPTERS)
-    for name, vendor, kind in (("0000:1b:00.0", "0x15b3", "0x020700"), ("0000:1c:00.0", "0x15b3", "0x010802")):
-        (device := network_ports.PCI_DEVICES_OF_THE_SYSTEM / name).mkdir(parents=True)
-        (device / "vendor").write_text(vendor)
-        (device / "class").write_text(kind)
+    for name, kind in (("0000:1b:00.0", "0x020700"), ("0000:1c:00.0", "0x010802")):
+        written(network_ports.PCI_DEVICES_OF_THE_SYSTEM / name, {"vendor": "0x15b3", "class": kind})
     with pytest.raises(Unreadable, match=r"0000:1b:00\.0") as why:
         network_ports.read()
     assert why.value.remedy == "modprobe mlx5_ib"
@@ -137,8 +131,7 @@ SWITCH = "pci0000:15/0000:15:01.0/0000:16:00.0"  # a root port, and the switch b
 def test_the_adapter_next_to_a_device_shares_most_of_its_way(tmp_path, monkeypatch, places, near):
     for name, place in places.items():
         (tmp_path / place).mkdir(parents=True, exist_ok=True)
-        (tmp_path / "infiniband" / name).mkdir(parents=True)
-        (tmp_path / "infiniband" / name / "device").symlink_to(tmp_path / place)
+        written(tmp_path, {f"infiniband/{name}/device": tmp_path / place})
     monkeypatch.setattr(network_ports, "ADAPTERS", tmp_path / "infiniband")
     assert network_ports.nearest(tmp_path / SWITCH / "0000:19:00.0") == near
 

@@ -7,7 +7,7 @@ from pytest_gpufleet.machine import gpudirect, pcie
 from pytest_gpufleet.machine.gpudirect import GpuDirect
 from pytest_gpufleet.machine.pcie import Device
 from pytest_gpufleet.machine.tools import Unreadable
-from tests.machine.trees import laid_out
+from tests.machine.trees import laid_out, written
 
 BOARD, VIRTUAL = "hgx-h200-switches", "hgx-h200-virtual"
 PORT = "== sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0"
@@ -111,8 +111,7 @@ def test_the_control_register_of_access_control_services(tmp_path, config, contr
 @pytest.mark.parametrize(("contained", "remedy"), [(False, "as root"), (True, "--privileged")])
 def test_only_root_may_read_it_and_not_that_of_a_container(tmp_path, contained, remedy):
     root = with_config(tmp_path, config_space(0x1D, 64))
-    (root / "proc/1").mkdir(parents=True, exist_ok=True)
-    (root / "proc/1/comm").write_text("python3" if contained else "systemd")
+    written(root, {"proc/1/comm": "python3" if contained else "systemd"})
     with pytest.raises(Unreadable) as why:
         gpudirect.read_acs(root)
     assert remedy in why.value.remedy
@@ -122,6 +121,6 @@ def test_the_ways_to_the_memory_of_gpus(tmp_path):
     """Of a closed driver without the module, and of no driver at all."""
     assert gpudirect.read(laid_out(BOARD, tmp_path).root) == GpuDirect("nvidia_peermem", True)
     assert gpudirect.read(tmp_path / "none") == GpuDirect()
-    (tmp_path / "closed/proc/driver/nvidia").mkdir(parents=True)
-    (tmp_path / "closed/proc/driver/nvidia/version").write_text(CLOSED)
-    assert gpudirect.read(tmp_path / "closed") == GpuDirect(None, False)
+    assert gpudirect.read(written(tmp_path / "closed", {"proc/driver/nvidia/version": CLOSED})) == GpuDirect(
+        None, False
+    )

@@ -12,7 +12,7 @@ from pytest_gpufleet.machine.processors import (
     offline_processors,
     slow_clock,
 )
-from tests.machine.trees import laid_out, replaced
+from tests.machine.trees import laid_out, replaced, written
 
 RULES = (slow_clock, offline_processors, nodes_with_less_memory)
 
@@ -107,11 +107,8 @@ CPUINFO = "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC 7R1
 def lay_out(root, sockets, cores, cpuinfo=CPUINFO):
     for number in range(2 * sockets * cores):  # as Linux numbers them: the second threads come last
         core = number % (sockets * cores)
-        topology = root / f"sys/devices/system/cpu/cpu{number}/topology"
-        topology.mkdir(parents=True)
-        (topology / "thread_siblings").write_text(f"{1 << core | 1 << core + sockets * cores:x}\n")
-    (root / "proc").mkdir()
-    (root / "proc/cpuinfo").write_text(cpuinfo)
+        siblings = f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings"
+        written(root, {siblings: f"{1 << core | 1 << core + sockets * cores:x}\n", "proc/cpuinfo": cpuinfo})
 
 
 def test_threads_are_no_cores(tmp_path):
@@ -125,7 +122,5 @@ def test_threads_are_no_cores(tmp_path):
 
 def test_the_firmware_of_a_bmc(tmp_path):
     """The path and the form of ipmi_msghandler.c: "%u.%x"."""
-    file = tmp_path / "sys/devices/platform/ipmi_bmc.0/firmware_revision"
-    file.parent.mkdir(parents=True)
-    file.write_text("24.9\n")
-    assert bmc.read_firmware(tmp_path) == "24.9"
+    root = written(tmp_path, {"sys/devices/platform/ipmi_bmc.0/firmware_revision": "24.9\n"})
+    assert bmc.read_firmware(root) == "24.9"

@@ -11,6 +11,7 @@ from pytest_gpufleet.machine.nvml import signs_of_nvidia
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import Options
 from tests.machine.fake_nvml import FakeNvml, switched
+from tests.machine.trees import written
 
 
 def pci(address: str, vendor: str, kind: str) -> dict[str, str]:
@@ -41,10 +42,7 @@ MACHINES = {
 @pytest.mark.parametrize("name", MACHINES)
 def test_what_speaks_for_nvidia_hardware(tmp_path: Path, name: str) -> None:
     files, expected = MACHINES[name]
-    for path, text in files.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
-    assert signs_of_nvidia(tmp_path) == expected
+    assert signs_of_nvidia(written(tmp_path, files)) == expected
 
 
 NO_LIBRARY = FakeNvml(broken=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)

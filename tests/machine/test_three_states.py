@@ -17,6 +17,7 @@ from pytest_gpufleet.plugin.live_machine import LiveMachine
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import Options
 from tests.acceptance.checks import outcomes
+from tests.machine.trees import written
 from tests.machines import recorded
 
 CPUINFO = "processor\t: 0\nvendor_id\t: {maker}\nflags\t\t: fpu sse2{flag}\n"
@@ -61,14 +62,6 @@ READERS = {
 }
 ROOT, OUTSIDE = "run as root (sudo)", "run on the host, or start"
 BMC_DRIVERS, EDAC = "modprobe -a dmi-sysfs ipmi_si ipmi_ssif ipmi_devintf", "modprobe -a i10nm_edac skx_edac"
-
-
-def lay_out(root, files):
-    for name, content in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return root
 
 
 def denied(monkeypatch):
@@ -124,7 +117,7 @@ STATES = {
 
 @pytest.mark.parametrize(("system", "user"), STATES, ids=[" ".join(each) for each in STATES])
 def test_each_subject_is_absent_unreadable_or_read(tmp_path, monkeypatch, system, user):
-    root = lay_out(tmp_path, SYSTEMS[system])
+    root = written(tmp_path, SYSTEMS[system])
     if user == "plain":
         denied(monkeypatch)
     found = {name: state(name, root, user) for name in READERS}
@@ -146,13 +139,13 @@ def test_each_subject_is_absent_unreadable_or_read(tmp_path, monkeypatch, system
     ids=["a server", "metal of a cloud", "Azure", "Podman", "an old pod", "cgroup v2", "a container without /sys"],
 )  # fmt: skip
 def test_virtual_machines_and_containers(tmp_path, files, virtual, contained):
-    root = lay_out(tmp_path, files)
+    root = written(tmp_path, files)
     assert (container.is_virtual(root), container.in_container(root)) == (virtual, contained)
 
 
 def test_amd_processors_have_another_driver(tmp_path):
     with pytest.raises(Unreadable, match="modprobe amd64_edac"):
-        memory.errors(lay_out(tmp_path, {**SERVER, "proc/cpuinfo": CPUINFO.format(maker="AuthenticAMD", flag="")}))
+        memory.errors(written(tmp_path, {**SERVER, "proc/cpuinfo": CPUINFO.format(maker="AuthenticAMD", flag="")}))
 
 
 HOST_CHECKS = (
@@ -171,7 +164,7 @@ HOST_CHECKS = (
     ],
 )
 def test_the_checks_of_the_host_for_a_plain_user(tmp_path, monkeypatch, system, what, remedies):
-    root = lay_out(tmp_path, SYSTEMS[system])
+    root = written(tmp_path, SYSTEMS[system])
     with monkeypatch.context() as patched:
         denied(patched)
         facts = {name: host.plain(host.HostFact(name, Any, partial(read, name, root, "plain"))) for name in READERS}

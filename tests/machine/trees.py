@@ -7,7 +7,7 @@ printed, and "== $ ipmitool sel list ! ipmitool failed: no device" is one that f
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +37,18 @@ def replaced(*pairs: tuple[str, str]) -> Callable[[str], str]:
     return change
 
 
+def written(root: Path, files: Mapping[str, str | bytes | Path]) -> Path:
+    """Files under `root` by their names, each with its text or its bytes; a Path is what a link leads to."""
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, Path):
+            path.symlink_to(content)
+        else:
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return root
+
+
 def laid_out(name: str, root: Path, change: Callable[[str], str] = str) -> Tree:
     """The recorded tree of this name as files under `root`; `change` is what its text is changed by before."""
     printed: dict[str, str] = {}
@@ -49,13 +61,7 @@ def laid_out(name: str, root: Path, change: Callable[[str], str] = str) -> Tree:
             continue
         path, _, target = head.partition(" -> ")
         path, in_hex, _ = path.partition(" : hex")
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        if target:
-            (root / path).symlink_to(target)
-        elif in_hex:
-            (root / path).write_bytes(bytes.fromhex(content))
-        else:
-            (root / path).write_text(content)
+        written(root, {path: Path(target) if target else bytes.fromhex(content) if in_hex else content})
 
     def run(*command: str, seconds: float = 20, statuses: tuple[int, ...] = (0,)) -> str:
         line = " ".join(command)
