@@ -59,19 +59,12 @@ def test_functions_arguments_and_results_travel(fleet):
     def test_helpers_of_this_module_and_its_sibling(world):
         assert world.run(use_helpers) == [3, 5]
 
-    def test_functions_of_conftest(world, triple):
-        assert world.run(lambda rank: triple(rank.index)) == [0, 3]
-
     @pytest.mark.parametrize("kind", [Pair, Point])
     def test_dataclasses_stay_themselves_both_ways(world, kind):
         sent = kind(1, 2)
         received = world.run(lambda rank, value: (value.total(), value, kind(rank.index, 0)), sent)
         assert received == [(3, sent, kind(rank, 0)) for rank in range(2)]
         assert all(type(value) is kind for _, value, _ in received)
-
-    def test_bound_methods_and_callables(world):
-        assert world.run(helper.Adder(5)) == [5, 6]
-        assert world.run(helper.Adder(7).__call__) == [7, 8]
 
     def test_results_without_end_keep_their_order(world):
         assert [world.run(lambda rank, i: (rank.index, i), i) for i in range(100)] == [
@@ -127,13 +120,6 @@ def test_functions_arguments_and_results_travel(fleet):
         def double(x):
             return 2 * x
 
-        class Adder:
-            def __init__(self, start):
-                self.start = start
-
-            def __call__(self, rank):
-                return self.start + rank.index
-
         @dataclass
         class Point:
             x: int
@@ -142,19 +128,7 @@ def test_functions_arguments_and_results_travel(fleet):
             def total(self):
                 return self.x + self.y
     """
-    conftest = """
-        import pytest
-
-        FACTOR = 3
-
-        @pytest.fixture
-        def triple():
-            def multiply(x):
-                return FACTOR * x
-
-            return multiply
-    """
-    run = fleet(module, files={"helper.py": helper, "conftest.py": conftest})
+    run = fleet(module, files={"helper.py": helper})
     assert run.status == 0, run.text
     assert len(run.record.worlds) == 1
 

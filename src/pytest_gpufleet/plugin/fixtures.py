@@ -17,11 +17,9 @@ from pytest_gpufleet.plugin.markers import is_spmd, uses_ranks
 from pytest_gpufleet.plugin.terminal import SCREEN
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pytest_gpufleet.machine.dcgm import Diagnosis
     from pytest_gpufleet.machine.nccl_log import NcclLog
-    from pytest_gpufleet.model.events import Fingerprint, Order
+    from pytest_gpufleet.model.events import Fingerprint
     from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.gpu import GpuTopology
     from pytest_gpufleet.model.measurement import Measurement
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
     from pytest_gpufleet.plugin.live_machine import LiveMachine
     from pytest_gpufleet.probes.burn_in import AfterTurn
     from pytest_gpufleet.run.run import Run
-    from pytest_gpufleet.verdict.profile import Profile
     from pytest_gpufleet.world.rank import Rank
     from pytest_gpufleet.world.world import World
 
@@ -85,55 +82,39 @@ def machine(pytestconfig: pytest.Config) -> LiveMachine:
     return LiveMachine(pytestconfig.stash[RUN])
 
 
-@pytest.fixture(scope="session")
-def gpu_profile(pytestconfig: pytest.Config) -> Profile | None:
-    """The profile with facts and limits for the run's GPU model; None if there is none."""
-    return pytestconfig.stash[RUN].profile
+def _of_run(read: Callable[[Run], object], text: str) -> Any:
+    """The fixture of what a run has, with its text for `pytest --fixtures`."""
+
+    def fixture(pytestconfig: pytest.Config) -> object:
+        return read(pytestconfig.stash[RUN])
+
+    fixture.__doc__ = text
+    return pytest.fixture(scope="session")(fixture)
 
 
-@pytest.fixture(scope="session")
-def fleet_order(pytestconfig: pytest.Config) -> Order | None:
-    """What was bought, as --fleet-order says (an Order); None if nobody said."""
-    return pytestconfig.stash[RUN].order
-
-
-@pytest.fixture(scope="session")
-def fleet_level(pytestconfig: pytest.Config) -> str:
-    """The level of this run: quick, standard or burnin."""
-    return pytestconfig.stash[RUN].options.level
-
-
-@pytest.fixture(scope="session")
-def fleet_network(pytestconfig: pytest.Config) -> str:
-    """What --fleet-network says of the network between nodes: Gbit/s of each GPU, or none; "" if nothing."""
-    return pytestconfig.stash[RUN].options.network
-
-
-@pytest.fixture(scope="session")
-def fleet_used(pytestconfig: pytest.Config) -> bool:
-    """Whether --fleet-used says that the hardware is not new."""
-    return pytestconfig.stash[RUN].options.used
-
-
-@pytest.fixture(scope="session")
-def disk_folder(pytestconfig: pytest.Config) -> Path | None:
-    """The folder of --fleet-disk-folder, in which a drive may be tested; None if there is none."""
-    return pytestconfig.stash[RUN].options.disk_folder
-
-
-@pytest.fixture(scope="session")
-def world(pytestconfig: pytest.Config) -> World:
-    """One warm process a GPU: `world.run(function)` runs function(rank) on each and gives the results by rank."""
-    return pytestconfig.stash[RUN].ranks.world(with_group=False)
-
-
-@pytest.fixture(scope="session")
-def nccl_group(pytestconfig: pytest.Config) -> World:
-    """As `world`, with a process group ready on every rank: NCCL on GPUs, Gloo in a rehearsal.
-
-    In a test marked spmd it is the torch.distributed.ProcessGroup itself.
-    """
-    return pytestconfig.stash[RUN].ranks.world(with_group=True)
+gpu_profile = _of_run(
+    lambda run: run.profile, "The profile with facts and limits for the run's GPU model; None if there is none."
+)
+fleet_order = _of_run(lambda run: run.order, "What was bought, as --fleet-order says (an Order); None if nobody said.")
+fleet_level = _of_run(lambda run: run.options.level, "The level of this run: quick, standard or burnin.")
+fleet_network = _of_run(
+    lambda run: run.options.network,
+    'What --fleet-network says of the network between nodes: Gbit/s of each GPU, or none; "" if nothing.',
+)
+fleet_used = _of_run(lambda run: run.options.used, "Whether --fleet-used says that the hardware is not new.")
+disk_folder = _of_run(
+    lambda run: run.options.disk_folder,
+    "The folder of --fleet-disk-folder, in which a drive may be tested; None if there is none.",
+)
+world = _of_run(
+    lambda run: run.ranks.world(with_group=False),
+    "One warm process a GPU: `world.run(function)` runs function(rank) on each and gives the results by rank.",
+)
+nccl_group = _of_run(
+    lambda run: run.ranks.world(with_group=True),
+    "As `world`, with a process group ready on every rank: NCCL on GPUs, Gloo in a rehearsal.\n\n"
+    "In a test marked spmd it is the torch.distributed.ProcessGroup itself.",
+)
 
 
 @pytest.fixture
