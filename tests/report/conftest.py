@@ -98,26 +98,19 @@ def written(
 ) -> Record:
     (folder / "evidence.jsonl").unlink(missing_ok=True)
     evidence = Evidence(folder / "evidence.jsonl")
-    evidence.add(RunHeader(**run))
-    evidence.add(SuiteSeen(manifest=SUITE))
-    if topology:
-        evidence.add(TopologyFound(nodes=[topology]))
-    for check in checks:
-        evidence.add(CheckStarted(check=check.id))
-    for finding in findings:
-        evidence.add(Judged(finding=finding))
-    for fault in faults:
-        evidence.add(FaultFound(fault=fault))
-    for check in checks:
-        evidence.add(CheckFinished(check=asdict(check)))
-    for check_id in unfinished:
-        evidence.add(CheckStarted(check=check_id))
-    for sample in telemetry:
-        evidence.add(Telemetry(sample=sample))
-    if deselected:
-        evidence.add(Deselected(checks=list(deselected)))
-    if verdict:
-        evidence.add(Verdict(verdict=verdict, reasons=list(reasons)))
+    for event in (
+        RunHeader(**run),
+        SuiteSeen(manifest=SUITE),
+        *([TopologyFound(nodes=[topology])] if topology else []),
+        *(CheckStarted(check=each) for each in (*(check.id for check in checks), *unfinished)),
+        *(Judged(finding=finding) for finding in findings),
+        *(FaultFound(fault=fault) for fault in faults),
+        *(CheckFinished(check=asdict(check)) for check in checks),
+        *(Telemetry(sample=sample) for sample in telemetry),
+        *([Deselected(checks=list(deselected))] if deselected else []),
+        *([Verdict(verdict=verdict, reasons=list(reasons))] if verdict else []),
+    ):
+        evidence.add(event)
     evidence.close()
     return evidence.record
 

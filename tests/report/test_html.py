@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.events import Check, CommandLine, HostFound, NodeFound, RunHeader
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
@@ -21,7 +20,6 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Metric, MiB
 from pytest_gpufleet.model.place import THIS_NODE
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.report import machine_section
 from pytest_gpufleet.report.banner import next_steps, why
 from pytest_gpufleet.report.failures import accused, failures
@@ -29,13 +27,12 @@ from pytest_gpufleet.report.page import summary
 from pytest_gpufleet.report.rendering import STYLESHEET
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 from pytest_gpufleet.verdict.reading import read
-from pytest_gpufleet.verdict.verdict import conclude, remarks
 from tests.report import standard_run
 from tests.report.conftest import written
 from tests.report.page import Page
 
 HOSTILE = "<script>alert('x')</script> & \x1b[31mred\x1b[0m \x00 \ud800 \"quoted\""
-FAILED, FIGURES, OPEN = "What failed, what it means", "What was checked and measured", "What this report leaves open"
+FAILED, FIGURES = "What failed, what it means", "What was checked and measured"
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 
@@ -104,46 +101,6 @@ def test_rehearsal_never_looks_accepted(rehearsal: Record) -> None:
     for words in ("2 checks passed, none failed, 1 not applicable.", "can never say ACCEPTED", "No GPU took part"):
         assert words in page.text
     assert not [value for value in page.values("class") if "fleet-accepted" in value]
-
-
-def test_incomplete_lists_what_is_open_and_why(page_of: PageOf) -> None:
-    text = page_of("INCOMPLETE").text
-    left_open = text[text.index(OPEN) :]
-    for words in ("never finished", "test_nvlinks_stayed_clean", "deselected", "test_each_gpu_alone"):
-        assert words in left_open
-    assert titled("test_9_endurance.py::test_nvlinks_stayed_clean") in left_open  # what never finished has a title too
-    assert left_open.count("profile H200 has no limit for these conditions") == 1
-    assert "this is no acceptance. Open: 1 check never finished, 2 figures not judged, " in text
-    assert ", 1 check deselected" in text
-
-
-def test_every_check_that_did_not_run_is_listed(record_of: Callable[..., Record]) -> None:
-    """As after `pytest acceptance/test_9_endurance.py`: the other files were never collected."""
-    ran = "acceptance/test_9_endurance.py::test_nvlinks_stayed_clean"
-    gone = "acceptance/test_5_links.py::test_pair_latency"
-    record = record_of(checks=[Check(ran, "passed", 1.0)], deselected=[gone])
-    record.verdict, record.reasons = conclude(record)
-    page = Page(summary(record))
-    (remark,) = remarks(record)
-    assert page.text.count(remark) == record.reasons.count(remark) == 1  # in the paragraph
-    assert f"... and {len(record.reasons) - 11} more, all of which are listed below" in page.text
-    left_open = page.text[page.text.index(OPEN) :]
-    required = shipped().required("standard")
-    for name in required:
-        assert (titled(name) in left_open) == (name != levels.check_name(ran))
-    rows = page.table("Not run").rows[1:]
-    assert len(rows) == len({(row[0], row[2]) for row in rows}) < len(required) / 2  # one row a group of checks
-    assert [row[3] for row in rows if "deselected" in row[0]] == [titled(levels.check_name(gone))]
-    assert "Not part of level standard: " in page.text
-
-
-def test_nothing_is_open_only_if_all_ran_and_was_judged(standard: Record) -> None:
-    standard.deselected = [name for name, check in shipped().checks.items() if check.level == "burnin"]
-    assert "Nothing: every check that level standard asks for ran to its end" in Page(summary(standard)).text
-    standard.broken = "telemetry lost samples"
-    page = Page(summary(standard))
-    assert "Nothing: every check" not in page.text
-    assert page.table("Not run").row("○ incomplete")["Why"] == "telemetry lost samples"
 
 
 # Of one link, as NVLink 5 counts; the second one does not tell of symbols.

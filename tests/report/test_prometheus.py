@@ -15,7 +15,6 @@ from pytest_gpufleet.run import opening
 from pytest_gpufleet.verdict.reading import read
 from tests import runs
 from tests.conftest import EVIDENCE
-from tests.fleets import healthy
 from tests.report.test_terminal import faulty
 
 __all__ = ["faulty"]
@@ -36,6 +35,7 @@ def test_figures_and_limits_of_gpus(tmp_path: Path) -> None:
     folder = runs.record(tmp_path / "run", host=host, limits=limits, values={"busbw world": math.nan})
     record = read(folder / "evidence.jsonl")
     found = exported(record, tmp_path)
+    assert not [name for name, series in found.items() if "node" in name or any("node" in each for each, _ in series)]
     verdicts = {labels["verdict"]: (value, labels["host"]) for labels, value in found["gpufleet_verdict"]}
     names = ("ACCEPTED", "REJECTED", "INCOMPLETE", "REHEARSAL")
     assert verdicts == {name: (name == "REJECTED", host) for name in names}
@@ -77,12 +77,6 @@ def test_the_node_of_each_verdict_figure_and_fault(faulty: Record, tmp_path: Pat
     assert ("node-005", "node4/rail1") in rails
     faults = {(labels["name"], labels["node"]) for labels, _ in told["gpufleet_fault"]}
     assert {("node_slow", "node-003"), ("rail_slow", "node-005")} <= faults
-
-
-def test_one_machine_has_no_label_of_a_node(tmp_path: Path) -> None:
-    told = exported(healthy(), tmp_path)
-    assert not [name for name in told if "node" in name]
-    assert not [labels for samples in told.values() for labels, _ in samples if "node" in labels]
 
 
 @pytest.mark.parametrize(
