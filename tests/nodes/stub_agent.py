@@ -47,7 +47,7 @@ def main() -> None:
     say(DialIn(f"gf{index}", index))
     say(hello(pid=os.getpid(), host=f"gf{index}"))
     while True:
-        connection.wait(1.0)
+        connection._socket.poll(1000)
         for message in connection.receive():
             match codec.unpacked(message, ToAgent):
                 case Submit(ranks, parcel):

@@ -104,7 +104,7 @@ _CODES = (
     Code(134, "host_unlike_others", "identity", "CONFIG", "this host is not like the others of the fleet",
          "Bring its driver, firmware, software and settings to those of the others, and run again there"),
     Code(135, "node_missing", "presence", "TRIAGE", "a node is missing",
-         "Look whether it is powered on and has joined the cluster (`ray status`), then run again"),
+         "Look whether it is powered on, and at what its launcher or its own terminal says, then run again"),
     Code(136, "node_too_many", "presence", "CONFIG", "there are more nodes than were asked for",
          "Compare the nodes with the order: take out what is not part of it, or give --nodes its number"),
     Code(137, "node_unfit", "presence", "TRIAGE", "this node cannot take part in the run",

@@ -79,10 +79,6 @@ class Line:
         self._first = 0  # the number of the first of these
         self._heard = 0  # so many of the other side's have come
 
-    @property
-    def has_unconfirmed(self) -> bool:
-        return bool(self._unconfirmed)
-
     def send(self, message: bytes) -> None:
         self._unconfirmed.append(message)
         self._frame(self._first + len(self._unconfirmed) - 1, message)
@@ -245,10 +241,6 @@ class Dialled:
             zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
         ):
             self.was_refused = True
-
-    def wait(self, seconds: float) -> None:
-        """Until something may have come."""
-        self._socket.poll(int(max(0.0, seconds) * 1000))
 
     def close(self, linger: float = 0.0) -> None:
         self._context.destroy(linger=int(linger * 1000))
