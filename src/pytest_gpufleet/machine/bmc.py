@@ -241,7 +241,6 @@ def _passed(sensor: Sensor, statuses: Sequence[str] = CRITICAL) -> list[str]:
 
 
 def _states(sensor: Sensor, kinds: tuple[str, ...]) -> list[str]:
-    """Those of its states that are of these kinds."""
     return [state for state in sensor.reading.split(", ") if state.startswith(kinds)]
 
 

@@ -100,7 +100,6 @@ def nvlink_errors(nvml: Any, handle: Any) -> dict[str, list[int | None]]:
 
 
 def link_fields(nvml: Any, handle: Any, wanted: Iterable[int]) -> list[list[int | None]]:
-    """These fields of each NVLink."""
     wanted = tuple(wanted)
     return each_link(lambda link: field_values(nvml, handle, [(field, link) for field in wanted]), nvml)
 
@@ -132,7 +131,6 @@ def pcie_width_able(nvml: Any, handle: Any) -> dict[str, int]:
 
 
 def network_adapters(nvml: Any, handle: Any) -> list[str]:
-    """Those next to the GPU, by the system."""
     return network_ports.nearest(pci_device(nvml, handle))
 
 
@@ -158,7 +156,6 @@ ON_THE_MACHINE = 0  # nvml.h, nvmlGpuVirtualizationMode_t: NVML_GPU_VIRTUALIZATI
 
 
 def module_id(nvml: Any, handle: Any) -> int:
-    """Which module of its baseboard it is."""
     number = ctypes.c_uint()  # pynvml's own is one for all threads
     if status := nvml.nvmlDeviceGetModuleId(handle, ctypes.byref(number)):
         raise nvml.NVMLError(status)

@@ -295,7 +295,6 @@ def link_errors(before: Gpu, now: Gpu, seconds: float) -> list[Fault]:
 
 
 def pcie_errors(before: Gpu, now: Gpu, seconds: float) -> list[Fault]:
-    """PCIe replays, if there were more than on a healthy link, between two readings so many seconds apart."""
     grown, allowed = now["pcie_replays"] - before["pcie_replays"], replays_allowed(before, seconds / 60)
     what = f"{grown} PCIe replays in {seconds:.0f} s, a healthy link has at most {allowed:.0f}"
     return [gpu_fault("pcie_replays", before, what)] if grown > allowed else []

@@ -30,7 +30,6 @@ from pytest_gpufleet.redaction import one_line, throughout
 
 
 def own_name() -> str:
-    """Of this host, as it calls itself."""
     return one_line(socket.gethostname())
 
 

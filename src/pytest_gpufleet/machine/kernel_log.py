@@ -207,7 +207,6 @@ class HostMessage:
 
 
 def recognised(line: str, at: float | None = None) -> HostMessage | None:
-    """What a line of the kernel log says of the host, if it is one of TABLE."""
     if not any(word in line for word in WORDS):
         return None
     for row in TABLE:
@@ -264,12 +263,10 @@ DEVICES = Path("/sys/bus/pci/devices")
 
 
 def parse(text: str) -> list[Xid]:
-    """The XIDs and SXids in lines of a kernel log."""
     return xids.of_lines(line for _, line in _of_the_kernel(text))
 
 
 def of_the_host(text: str, own_group: str = "/") -> Iterable[HostMessage]:
-    """What lines of a kernel log say of the host."""
     for seconds, line in _of_the_kernel(text):
         if message := recognised(line, seconds):
             yield of_group(message, own_group)

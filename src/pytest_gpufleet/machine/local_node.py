@@ -38,7 +38,6 @@ class LocalNode:
         return tuple(Gpu(gpu.index, {**gpu.facts, **facts}) for gpu, facts in zip(self.topology.gpus, now, strict=True))
 
     def host(self, names: Sequence[str] | None = None) -> dict[str, Any]:
-        """These facts of the host, by default all that cost little (host.read)."""
         return host.read(names)
 
     def sample(self, slow: bool = True) -> Sample:
@@ -78,8 +77,6 @@ class LocalNode:
         return Logged((*logged.xids, *xids), logged.trouble, logged.unread or unread, host)
 
     def present(self) -> tuple[str, ...]:
-        """The PCI bus id of every GPU that the driver lists, also of those hidden from this run; "" for one that does
-        not answer."""
         return self._driver.present() if self._driver is not None else ()
 
     def lock(self) -> ExitStack:
@@ -109,7 +106,6 @@ class Machine:
 
 
 def take(node: LocalNode) -> Machine:
-    """Everything about a node at the begin of a run."""
     gpus = node.facts((*COUNTERS, *SLOW_COUNTERS))
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return Machine(gpus, node.host(), now, node.kernel_log(), node.present())

@@ -8,7 +8,7 @@ open what happened, and nobody is blamed for it.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -76,8 +76,10 @@ class NcclLog(msgspec.Struct, frozen=True):
     def nvls(self) -> bool | None:
         """Whether NVSwitches did reductions (NVLS); None where the log does not say. NCCL may have all that it takes,
         and choose another algorithm."""
-        if self.nvls_failed or self.channels is None:
-            return False if self.nvls_failed else None
+        if self.nvls_failed:
+            return False
+        if self.channels is None:
+            return None
         chosen = [each.algorithm for each in self.choices if each.collective in ("", "AllReduce")]
         return self.channels[1] > 0 and (not chosen or any(each.startswith("NVLS") for each in chosen))
 
@@ -173,10 +175,8 @@ def fallbacks(
 ) -> tuple[list[Fault], list[Fault]]:
     """The slower ways that NCCL took where a faster one is there, and those that a variable asks for. Rank i is at
     places[i]."""
-    slow = [
-        (_fallback(way, places, beside, topology), Pair(places[way.sender], places[way.receiver])) for way in log.ways
-    ]
-    found = [Fault(name, tuple(pairs), what) for (name, what), pairs in grouped(slow).items() if name]
+    slow = grouped(_slow(log.ways, places, beside, topology))
+    found = [Fault(name, tuple(pairs), what) for (name, what), pairs in slow.items()]
     # Behind one NVSwitch. Across nodes, and between two GPUs before 2.27, NCCL may leave it out by itself.
     judged = topology.fabric == "nvswitch" and len(places) > 2 and len({place.node for place in places}) == 1
     if judged and (log.nvls_failed or (log.multicast and log.channels and not log.channels[1])):
@@ -187,12 +187,16 @@ def fallbacks(
     return [each for each in found if not asked_for(each.name, variables)], asked
 
 
-def _fallback(way: Way, places: Sequence[Place], beside: Sequence[Beside], topology: GpuTopology) -> tuple[str, str]:
-    """Its name, and what it is; "" for none."""
-    if way.kind == "NET/Socket" and (ports := beside[way.sender].ports) and beside[way.receiver].ports:
-        return "sockets_used", f"NCCL sends by NET/Socket, and {', '.join(ports)} are active"
-    link = "" if way.kind.startswith("P2P") else direct_link(topology, places[way.sender], places[way.receiver])
-    return ("p2p_not_used", f"NCCL sends by {way.kind}, and they are linked by {link}") if link else ("", "")
+def _slow(
+    ways: Iterable[Way], places: Sequence[Place], beside: Sequence[Beside], topology: GpuTopology
+) -> Iterator[tuple[tuple[str, str], Pair]]:
+    """The name of the fault and what is wrong, of each way that is slower than it need be."""
+    for way in ways:
+        pair, ports = Pair(places[way.sender], places[way.receiver]), beside[way.sender].ports
+        if way.kind == "NET/Socket" and ports and beside[way.receiver].ports:
+            yield ("sockets_used", f"NCCL sends by NET/Socket, and {', '.join(ports)} are active"), pair
+        elif not way.kind.startswith("P2P") and (link := direct_link(topology, pair.first, pair.second)):
+            yield ("p2p_not_used", f"NCCL sends by {way.kind}, and they are linked by {link}"), pair
 
 
 def contradictions(log: NcclLog, places: Sequence[Place], beside: Sequence[Beside], topology: GpuTopology) -> list[str]:

@@ -201,7 +201,6 @@ def ports_of(host: Mapping[str, Any]) -> list[Port]:
 
 
 def any_active() -> bool:
-    """Whether a port of this host is up."""
     with suppress(Unreadable):
         return bool(active(read()))
     return False

@@ -160,7 +160,6 @@ def _slot(address: str) -> str:
 
 
 def of_lines(lines: Iterable[str]) -> list[Xid]:
-    """The XIDs and SXids in lines that the kernel wrote."""
     found: list[Xid] = []
     for line in lines:
         if xid := _LINE.match(line):

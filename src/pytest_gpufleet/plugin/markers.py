@@ -141,5 +141,5 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
             assert run.evidence is not None
             run.evidence.spoil(f"checks that need this host to themselves had no turn, which was kept by {kept_by}")
         if run.sampling is not None:
-            run.sampling.end_of_check()  # nor are the GPUs' readings meanwhile those of the test
+            run.sampling.activity.end()  # nor are the GPUs' readings meanwhile those of the test
         return (yield)

@@ -5,6 +5,7 @@ import io
 import os
 import shutil
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -114,7 +115,9 @@ class Evidence:
         """What somebody else did to the file, or "": by its size and place alone, or by all that is in it. A file that
         is not where it was is written there again."""
         try:
-            done, ours, there = "", os.fstat(self._file.fileno()), _state(self._place)
+            done, ours, there = "", os.fstat(self._file.fileno()), None
+            with suppress(FileNotFoundError):
+                there = self._place.lstat()
             if there is None or not os.path.samestat(ours, there):
                 done = "replaced" if there else "moved away" if ours.st_nlink else "removed"
                 self._write_again()
@@ -158,10 +161,3 @@ def _new(path: Path) -> io.FileIO:
     """A file that was not there, and that grows at its end only."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     return io.FileIO(os.open(path, flags, 0o666), "r+")
-
-
-def _state(path: Path) -> os.stat_result | None:
-    try:
-        return path.lstat()
-    except FileNotFoundError:
-        return None

@@ -170,8 +170,6 @@ class _Node(msgspec.Struct, frozen=True):
 
 
 class _Summary(msgspec.Struct, frozen=True):
-    """What is looked at in a summary."""
-
     verdict: str
     run: _Run
     nodes: tuple[_Node, ...]

@@ -110,7 +110,6 @@ class Interruption:
 
 
 def end_interpreter() -> None:
-    """All that the interpreter does at its end."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         with suppress(AttributeError, OSError, ValueError):  # there is none, or it is closed
@@ -147,7 +146,6 @@ class Supervised:
     pipe: int
 
     def tell_folder(self, folder: Path) -> None:
-        """Where the evidence of this run is."""
         os.write(self.pipe, os.fsencode(folder.absolute()))
 
 

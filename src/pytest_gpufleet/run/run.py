@@ -434,7 +434,7 @@ class Ranks:
 
 class Sampling:
     """Telemetry of a run: sampled from its begin to its end, on record. `hear(sample)` is called with each sample, by a
-    thread of its own."""
+    thread of its own. `activity`: what the GPUs did since somebody last asked for it."""
 
     def __init__(self, run: Run, health: Guard, hear: Callable[[Sample], None]) -> None:
         from pytest_gpufleet.machine.telemetry import Activity, Sampler
@@ -442,7 +442,7 @@ class Sampling:
         self._run = run
         self._health = health
         self._hear = hear
-        self._activity = Activity()
+        self.activity = Activity()
         self._lost = False  # told once: the words of the trouble change
         self.latest: Sample | None = None
         self.sampler = Sampler(run.own_machine.node, run.options.interval, self._take_in)
@@ -452,7 +452,7 @@ class Sampling:
 
         self.note_lost()
         self._run.record(Telemetry(sample=sample))
-        self._activity.add(sample)
+        self.activity.add(sample)
         self.latest = sample
         self._health.note(sample)
         self._hear(sample)
@@ -462,7 +462,3 @@ class Sampling:
         if self.sampler.trouble and self._run.evidence is not None and not self._lost:
             self._lost = True
             self._run.evidence.spoil(f"telemetry lost samples: {self.sampler.trouble}")
-
-    def end_of_check(self) -> list[dict[str, list[Any]]]:
-        """What the GPUs did during a check that ends now: minimum, mean and maximum of every reading."""
-        return self._activity.end()

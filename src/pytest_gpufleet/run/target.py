@@ -108,12 +108,10 @@ class OwnMachine(Target):
         return [NodeFacts(0, host.own_name(), host.serial(), topology, HostFound(machine.taken, machine.host))]
 
     def read_now(self, fact: str) -> list[Any]:
-        """A fact of every GPU at this moment."""
         check_name(fact)
         return [gpu[fact] for gpu in self.node.facts((fact,))]
 
     def host_now(self, fact: str) -> Any:
-        """A fact of the host at this moment; None where the system does not tell, Missing where it is known why."""
         return self.node.host((fact,))[fact]
 
     @classmethod
