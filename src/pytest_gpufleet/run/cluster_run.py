@@ -272,9 +272,11 @@ class ClusterRun(Run):
         wanted = self.nodes_wanted
         if not wanted or wanted == there:
             return []
-        text = f"{there} nodes are there, {wanted} were asked for"
+        text = f"{there} {'node is' if there == 1 else 'nodes are'} there, {wanted} were asked for"
         if transport.missing:
-            text += f": {', '.join(transport.missing)} did not come"
+            racks = read_hosts(self.options.nodes) if isinstance(self.options.nodes, Path) else {}
+            missing = (f"{name} ({racks[name]})" if racks.get(name) else name for name in transport.missing)
+            text += f": {', '.join(missing)} did not come"
         if transport.strangers:
             text += f"; with another secret than this run's somebody has knocked from {', '.join(transport.strangers)}"
         return [Fault("node_missing" if there < wanted else "node_too_many", (), text)]
