@@ -33,7 +33,7 @@ from faults import CULPRIT, FAULTS, HANG_SECONDS, RANKS, all_reduce, cause
 
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import Options
-from pytest_gpufleet.world import shipping
+from pytest_gpufleet.world.call import ship_by_value
 from pytest_gpufleet.world.failure import RankFailure
 
 
@@ -138,7 +138,7 @@ def main():
 
 def table(asked):
     run = Run(Options(gpus=asked.gpus) if asked.gpus else Options(rehearse=RANKS))
-    shipping.ship_by_value(sys.modules["faults"])
+    ship_by_value(sys.modules["faults"])
     group = run.ranks.world(with_group=True)
     names = [name for name, fault in FAULTS.items() if asked.gpus or not fault.needs_gpu]
     for number in range(asked.repeat):

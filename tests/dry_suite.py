@@ -31,8 +31,7 @@ from pytest_gpufleet.probes.links import host_copies, pairs
 from pytest_gpufleet.probes.search import collective
 from pytest_gpufleet.probes.timing import Timing
 from pytest_gpufleet.probes.training import loop, recipes
-from pytest_gpufleet.world import shipping
-from pytest_gpufleet.world.call import Call, Members, RankSpec
+from pytest_gpufleet.world.call import Call, Members, RankSpec, unpack
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 from tests.boards import Board
@@ -123,7 +122,7 @@ class DryPool:
 
     def call(self, call: Call, timeout: float | None) -> dict[int, Any]:
         """Each group has its answer by its first rank."""
-        function, args, kwargs = shipping.unpack(call.work)
+        function, args, kwargs = unpack(call.work)
         answers = {members: function(self._rank(members, call), *args, **kwargs) for members in call.groups}
         return {number: answers[members] for members in call.groups for number in members}
 

@@ -13,7 +13,7 @@ from pytest_gpufleet.probes.training.correctness import differences
 from pytest_gpufleet.probes.training.recipes import RECIPES, Workload, plan
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import Options
-from pytest_gpufleet.world import shipping
+from pytest_gpufleet.world.call import ship_by_value
 from tests.gpu.present import COUNT, needs_gpus
 
 STEPS = 150
@@ -25,7 +25,7 @@ pytestmark = needs_gpus(1)
 
 @pytest.fixture(scope="module")
 def group():
-    shipping.ship_by_value(sys.modules[__name__])
+    ship_by_value(sys.modules[__name__])
     run = Run(Options(gpus="all", timeout=SEARCHING_SECONDS))
     yield run.ranks.world(with_group=True)
     run.close()

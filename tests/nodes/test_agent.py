@@ -20,8 +20,7 @@ from pytest_gpufleet.model.suite import code
 from pytest_gpufleet.nodes import messages
 from pytest_gpufleet.nodes.agent import Aside
 from pytest_gpufleet.nodes.agent_process import AgentSettings
-from pytest_gpufleet.world import shipping
-from pytest_gpufleet.world.call import Call
+from pytest_gpufleet.world.call import Call, pack, pack_work, unpack
 from pytest_gpufleet.world.engines import processes, rank_files
 from pytest_gpufleet.world.engines.protocol import Trace
 from tests.conftest import KEPT, ROOT
@@ -49,14 +48,14 @@ def start_ranks(agent):
 
 
 def submit(agent, function, *args):
-    call = Call("it", (HERE,), {1: 2}, False, shipping.pack_work(function, args, {}), number=7)
-    agent.tell(messages.Submit(HERE, shipping.pack(call)))
+    call = Call("it", (HERE,), {1: 2}, False, pack_work(function, args, {}), number=7)
+    agent.tell(messages.Submit(HERE, pack(call)))
 
 
 def results(agent):
     """What each rank returns."""
     answers = [agent.hear(messages.RankAnswered) for _ in HERE]
-    return {answer.rank: shipping.unpack(pickle.loads(answer.parcel).result) for answer in answers}
+    return {answer.rank: unpack(pickle.loads(answer.parcel).result) for answer in answers}
 
 
 def test_it_says_hello_first_and_then_that_it_is_there(tmp_path, monkeypatch):

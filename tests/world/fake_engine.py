@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_gpufleet.world import shipping
-from pytest_gpufleet.world.call import START, Call, RankSpec
+from pytest_gpufleet.world.call import START, Call, RankSpec, pack, unpack
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
 from pytest_gpufleet.world.outcomes import Outcome
 from pytest_gpufleet.world.pool import Pool
@@ -76,7 +75,7 @@ class FakeEngine:
 
     def submit(self, ranks: Iterable[int], parcel: bytes) -> None:
         call: Call = pickle.loads(parcel)
-        function, args, kwargs = shipping.unpack(call.work)
+        function, args, kwargs = unpack(call.work)
         if function in (join, join_alone):
             self.joined += args[0]
         for index in ranks:
@@ -111,7 +110,7 @@ class FakeEngine:
             event = _answer(rank, Outcome("raised", number, error_type=kind, error_text=str(error), seconds=seconds))
         else:
             sent = isinstance(ending, Sends)
-            packed = b"" if sent else shipping.pack(ending)
+            packed = b"" if sent else pack(ending)
             event = Answer(rank, ending.parcel) if sent else _answer(rank, Outcome("returned", number, packed))
         heapq.heappush(self._coming, (self.now + seconds, next(self._order), event))
 

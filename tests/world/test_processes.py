@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from pytest_gpufleet.world import shipping
+from pytest_gpufleet.world.call import pack, unpack
 from pytest_gpufleet.world.engines import processes, rank_files
 from pytest_gpufleet.world.engines.channel import PARCEL, RankEnd
 from pytest_gpufleet.world.engines.forkserver import Forkserver
@@ -164,7 +164,7 @@ def test_a_module_by_its_name_is_itself_again():
     import torch
 
     for module in (torch.backends.cudnn, torch.backends, torch.ops, torch.ops.aten):
-        assert shipping.unpack(shipping.pack(module)) is module
+        assert unpack(pack(module)) is module
 
 
 STOPPED_AT_ITS_START = """

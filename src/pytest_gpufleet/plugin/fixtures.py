@@ -37,13 +37,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if run.options.listing or not uses_ranks(item):
         return
     from pytest_gpufleet.plugin import compat, spmd
-    from pytest_gpufleet.world import shipping
+    from pytest_gpufleet.world.call import ship_by_value
 
     compat.teach_endings()
     if is_spmd(item):
         spmd.refuse(item)
     if isinstance(item, pytest.Function):
-        shipping.ship_by_value(item.module)
+        ship_by_value(item.module)
     try:
         pool = run.ranks.pool
     except Refused as error:

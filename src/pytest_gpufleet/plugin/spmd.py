@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 import pytest
 
 from pytest_gpufleet.plugin import compat
+from pytest_gpufleet.world.call import CannotTravel
 from pytest_gpufleet.world.failure import RankFailure
 from pytest_gpufleet.world.rank import Rank
-from pytest_gpufleet.world.shipping import CannotTravel
 from pytest_gpufleet.world.world import NoProcessGroup, World
 
 

@@ -15,8 +15,7 @@ from typing import Any, TextIO, TypeVar
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.model.events import LossCurve
 from pytest_gpufleet.model.grouping import grouped
-from pytest_gpufleet.world import shipping
-from pytest_gpufleet.world.call import Reporting, ranks_text
+from pytest_gpufleet.world.call import Reporting, pack, ranks_text
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ def reporting() -> Reporting:
 
 @lru_cache(maxsize=8)
 def _packed(filters: tuple[Any, ...]) -> bytes:
-    return shipping.pack(list(filters))
+    return pack(list(filters))
 
 
 def set_filters(filters: list[Any]) -> None:

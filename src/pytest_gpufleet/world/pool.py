@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from pytest_gpufleet.model.events import Losses, WorldStarted
-from pytest_gpufleet.world import shipping
-from pytest_gpufleet.world.call import START, Call, Members, RankSpec, local_sizes
+from pytest_gpufleet.world.call import START, Call, Members, RankSpec, local_sizes, pack, pack_work, unpack
 from pytest_gpufleet.world.engines.protocol import Engine
 from pytest_gpufleet.world.failure import Attempts, RankFailure, RankReport, collect, diagnose
 from pytest_gpufleet.world.outcomes import Outcome, echo_output, raise_again, reporting, show_notices
@@ -181,7 +180,7 @@ class Pool:
         what = f"process group of {' and '.join(str(len(members)) for members in groups)} ranks"
         several = len({spec.node for spec in self.specs}) > 1
         make, more = (join_alone, (next(self._numbers),)) if several else (join, ())
-        work = shipping.pack_work(make, (groups, *more, self._engine.rendezvous()), {})
+        work = pack_work(make, (groups, *more, self._engine.rendezvous()), {})
         with self._joins.counted():
             self._run(self._of_everyone(what, work), self._start_seconds)
         if several:  # their members have left what they had
@@ -201,7 +200,7 @@ class Pool:
         self.used_by = self._foreign_test() or self.used_by
         numbered = replace(call, number=next(self._numbers), test=self._test)
         with self._killing_on_error():
-            self._engine.submit(call.ranks, shipping.pack(numbered))
+            self._engine.submit(call.ranks, pack(numbered))
             return self._collect(numbered, timeout)
 
     def _collect(self, call: Call, timeout: float) -> dict[int, Outcome]:
@@ -220,7 +219,7 @@ class Pool:
     def _result(self, rank: int, outcome: Outcome, what: str) -> Any:
         __tracebackhide__ = True
         try:
-            return shipping.unpack(outcome.result)
+            return unpack(outcome.result)
         except (Exception, SystemExit) as error:  # unpickling runs the object's own code, which may raise anything
             why = f"what cannot be unpickled here: {type(error).__name__}: {error}"
             report = RankReport(rank, self.specs[rank].name, "returned", why, output=outcome.output, to_blame=True)

@@ -10,8 +10,7 @@ from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.metric import Size
 from pytest_gpufleet.model.place import Place
-from pytest_gpufleet.world import shipping
-from pytest_gpufleet.world.call import Call, Members, RankSpec, local_sizes
+from pytest_gpufleet.world.call import Call, Members, RankSpec, describe, local_sizes, pack_work
 from pytest_gpufleet.world.pool import Pool
 
 
@@ -104,10 +103,10 @@ class World:
         if len(set(ranks)) < len(ranks):
             raise ValueError(f"groups that run at the same time share no rank, as {_shown(groups)} do")
         sizes = local_sizes(self._pool.specs[rank] for rank in ranks)
-        work = shipping.pack_work(
+        work = pack_work(
             function, tuple(map(self._sized, args)), {name: self._sized(value) for name, value in kwargs.items()}
         )
-        call = Call(shipping.describe(function), members, sizes, self._with_group, work)
+        call = Call(describe(function), members, sizes, self._with_group, work)
         results = self._pool.call(call, timeout)
         return [[results[rank] for rank in group] for group in members]
 
