@@ -72,7 +72,3 @@ def test_missed_after_the_body(measured_after):
 
 def test_raised_by_hand():
     raise LimitMissed([], None, "a limit is missed")
-
-
-def test_dashboard_is_down(judge):
-    judge(rate(7.0), required=False)

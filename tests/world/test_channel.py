@@ -4,15 +4,8 @@ import socket
 
 import pytest
 
-from pytest_gpufleet.world.engines.channel import (
-    FILE,
-    INLINE_BYTES,
-    PARCEL,
-    ControllerEnd,
-    Garbled,
-    RankEnd,
-    message_or_file,
-)
+from pytest_gpufleet.world.engines import channel
+from pytest_gpufleet.world.engines.channel import FILE, INLINE_BYTES, PARCEL, ControllerEnd, Garbled, RankEnd
 
 LARGE = b"x" * (INLINE_BYTES + 1)
 
@@ -43,7 +36,7 @@ def test_a_large_parcel_lies_in_a_file_until_it_is_read(ends, tmp_path):
     assert [path.stat().st_size for path in tmp_path.iterdir()] == [len(LARGE)]
     assert controller.receive() == [LARGE]
     assert list(tmp_path.iterdir()) == []
-    controller.send(message_or_file(LARGE, tmp_path)[0])  # of several ranks, none of which may remove it
+    controller.send(channel.message_or_file(LARGE, tmp_path)[0])  # of several ranks, none of which may remove it
     assert end.receive() == LARGE
     assert len(list(tmp_path.iterdir())) == 1
 

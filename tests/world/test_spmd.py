@@ -169,10 +169,6 @@ def failures(fleet):
 
             check("found")
 
-        class TestClass:
-            def test_method(self, rank):
-                assert rank.index == 7
-
         def test_fixture_that_stays(rank, guard):
             pass
 
@@ -247,7 +243,6 @@ def failures(fleet):
         ("texts", ["100 % of one", "- and three", "+ and two"]),
         ("operands", ["rank 1 of 2, CPU: raised", "assert 1 < (2 - 1)", "where 1 = ", ".index"]),
         ("helper", ["AssertionError", "assert 'found' == 'expected'", "in check"]),
-        ("method", [" == 7", "in test_method"]),
         ("fixture_that_stays", ["cannot be sent to the ranks: ", "guard (lock)"]),
         ("fixture_world", ["cannot use world", "call world.run(function)"]),
         ("fixture_capsys", ["cannot use capsys", "redirect_stdout"]),

@@ -68,7 +68,8 @@ def main(connection: RankEnd, lifeline: int, spec: RankSpec, files: RankFiles, e
     def answer(number: int, name: str, body: Callable[[], Any]) -> None:
         outcome = _perform(number, name, progress, body, output)
         if state is not None:
-            outcome = replace(outcome, losses=state.take_losses())
+            outcome = replace(outcome, losses=tuple(state.losses))
+            state.losses.clear()
         connection.send(pickle.dumps(replace(outcome, notices=notices.take())))
 
     answer(START, "start", prepare)

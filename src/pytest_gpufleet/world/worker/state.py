@@ -147,12 +147,6 @@ class RankState:
         self._test = test
         self._notices.heed(wanted)
 
-    def take_losses(self) -> tuple[LossCurve, ...]:
-        """Those since the last time."""
-        taken = tuple(self.losses)
-        self.losses.clear()
-        return taken
-
     def _put_back(self) -> None:
         self._notices.forget()
         self.kept.clear()
