@@ -24,7 +24,7 @@ from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.levels import includes
 from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.plugin.assertions import taken
-from pytest_gpufleet.probes import between_nodes, burn_in, measure, memory, power_steps
+from pytest_gpufleet.probes import between_nodes, endurance, measure, memory
 from pytest_gpufleet.probes.collectives import speed, under_load
 from pytest_gpufleet.probes.compute import corruption, rate
 from pytest_gpufleet.probes.links import host_copies, pairs
@@ -55,8 +55,8 @@ def crossed(rank: Rank, directions: Iterable[Any], *how: object) -> dict[Any, An
     return {each: host_copies._Crossed(dict.fromkeys(host_copies.WAYS[each], SAMPLES), "") for each in directions}
 
 
-def stepped(rank: Rank, moment: float, hertz: float, count: int) -> power_steps.Turn:
-    return power_steps.Turn((power_steps.Step(0.0, 0.0, 1.0, 1),) * count, "", 1.0, 0.0)
+def stepped(rank: Rank, moment: float, hertz: float, count: int) -> endurance.StepTurn:
+    return endurance.StepTurn((endurance.Step(0.0, 0.0, 1.0, 1),) * count, "", 1.0, 0.0)
 
 
 def giving(value: Any) -> Callable[..., Any]:
@@ -86,8 +86,8 @@ WORK: list[tuple[ModuleType, dict[str, Any]]] = [
     (pairs, {"_difference": giving(""), "_leave": nothing, "_free": nothing}),
     (loop, {"_laps": giving(loop.Laps([LAP] * 3, [LAP] * 3, SAMPLES, [])), "record_losses": nothing}),
     (loop, {"release": nothing, "_details": giving({}), "everyones": lambda rank, values: [list(values)] * rank.size}),
-    (burn_in, {"_prepare": nothing, "_turn": giving(burn_in.Turn(1.0, "", 0, STATE)), "put_away": nothing}),
-    (power_steps, {"_prepare": giving((None, 0.0)), "_turn": stepped, "put_away": nothing}),
+    (endurance, {"_prepare": nothing, "_turn": giving(endurance.Turn(1.0, "", 0, STATE)), "put_away": nothing}),
+    (endurance, {"_prepare_steps": giving((None, 0.0)), "_step_turn": stepped}),
     (between_nodes, {"everyones": lambda rank, values: [list(values)] * rank.size, "nccl_version": giving(22809)}),
     (between_nodes.network_ports, {"any_active": giving(True)}),
 ]  # fmt: skip
@@ -187,8 +187,8 @@ def measured(
         "gpu_profile": None,
         "fleet_level": level,
         "resnet": recipes.Workload(),
-        "burn_in": lambda world: burn_in.burn_in(world, 0.0, nothing),
-        "power_steps": lambda world: power_steps.power_steps(world, nothing),
+        "burn_in": lambda world: endurance.burn_in(world, 0.0, nothing),
+        "power_steps": lambda world: endurance.power_steps(world, nothing),
     }
     with _pretending(board, topology, nvls):
         for module, check, case, marks in checks():

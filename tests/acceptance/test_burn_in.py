@@ -14,8 +14,8 @@ from pytest_gpufleet.model.events import Check, RunHeader
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import GpuState
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.probes import burn_in
-from pytest_gpufleet.probes.burn_in import Turn
+from pytest_gpufleet.probes import endurance
+from pytest_gpufleet.probes.endurance import Turn
 from pytest_gpufleet.report.terminal import progress
 from pytest_gpufleet.run.settings import duration
 from pytest_gpufleet.verdict.judgement import judge
@@ -117,7 +117,7 @@ def drew(*watts):
     """A GPU with a limit of 700 W in turns of products; each with the median of its samples."""
     gpu = Gpu(0, {"power_limit_watts": 700.0})
     turns = [[Turn(1.0, "", 0, GpuState(power_watts=each))] for each in watts]
-    (power,) = burn_in._power(SimpleNamespace(gpus=[gpu]), turns)
+    (power,) = endurance._power(SimpleNamespace(gpus=[gpu]), turns)
     return judge(power, for_gpu("NVIDIA H200"), GpuTopology((gpu,), (("X",),)), "a check", rehearsal=False)
 
 
@@ -128,9 +128,9 @@ def test_a_spike_of_power_does_not_make_up_for_a_light_load():
 
 @pytest.mark.parametrize("state", [None, GpuState(power_watts=300.0)], ids=["no power", "no limit of it"])
 def test_no_power_is_no_figure(state):
-    (power,) = burn_in._power(SimpleNamespace(gpus=[Gpu(0)]), [[Turn(1.0, "", 0, state)]])
+    (power,) = endurance._power(SimpleNamespace(gpus=[Gpu(0)]), [[Turn(1.0, "", 0, state)]])
     assert not power.values
-    assert burn_in._power(SimpleNamespace(gpus=[]), [[Turn(1.0, "", 0, None)]]) == []  # CPU ranks
+    assert endurance._power(SimpleNamespace(gpus=[]), [[Turn(1.0, "", 0, None)]]) == []  # CPU ranks
 
 
 # Of 30 turns in 15 minutes, the first ten are over before the GPU is warm.
@@ -147,7 +147,7 @@ WARMING = [1.0 - 0.004 * min(turn, 10) for turn in range(30)]
 )
 def test_what_is_kept_is_of_the_rate_of_a_warm_gpu(rates, state):
     gpu = Gpu(0, {})
-    kept = burn_in._retention("matrix products", {gpu.place: rates}, cold=10)
+    kept = endurance._retention("matrix products", {gpu.place: rates}, cold=10)
     assert judge(kept, for_gpu("NVIDIA H200"), GpuTopology((gpu,), (("X",),)), "", rehearsal=False).state == state
 
 

@@ -10,8 +10,8 @@ from pytest_gpufleet.model import place
 from pytest_gpufleet.model.fault import Fault, Faults
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.place import Where
-from pytest_gpufleet.probes import power_steps
-from pytest_gpufleet.probes.power_steps import Step, Turn
+from pytest_gpufleet.probes import endurance
+from pytest_gpufleet.probes.endurance import Step, StepTurn
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.profile import for_gpu
 from tests.conftest import ACCEPTANCE
@@ -22,38 +22,38 @@ GPUS = TOPOLOGY.gpus
 STEPS = f"{ACCEPTANCE / 'test_9_endurance.py'}::test_power_steps"
 
 
-def turn(off: float = 0.0005, matmuls: int = 16, trouble: str = "", top: float | None = 695.0) -> Turn:
+def turn(off: float = 0.0005, matmuls: int = 16, trouble: str = "", top: float | None = 695.0) -> StepTurn:
     """A turn of ten steps at 10 Hz on a healthy GPU, but for what is given."""
-    return Turn((Step(off, off, 0.05, matmuls),) * 10, trouble, top, None if top is None else 118.0)
+    return StepTurn((Step(off, off, 0.05, matmuls),) * 10, trouble, top, None if top is None else 118.0)
 
 
 def a_world(gpus: tuple[Gpu, ...] = GPUS, results: Any = None) -> Any:
     """Ranks that give these results to each turn, and nothing to other calls."""
 
     def run(function: Callable[..., Any], *args: Any) -> Any:
-        return next(results) if function.__name__ == "_turn" else None
+        return next(results) if function.__name__ == "_step_turn" else None
 
     places = [gpu.place for gpu in gpus]
     return SimpleNamespace(gpus=gpus, places=places, size=len(gpus), run=run, name_of=lambda index: f"rank {index}")
 
 
-def worse(calls: list[list[Turn]]) -> dict[str, set[Where]]:
+def worse(calls: list[list[StepTurn]]) -> dict[str, set[Where]]:
     """By figure, the GPUs that miss its limit."""
     findings = [
         judge(figure, for_gpu("NVIDIA H200"), TOPOLOGY, "a check", rehearsal=False)
-        for figure in power_steps.figures(a_world(), {10.0: calls})
+        for figure in endurance.step_figures(a_world(), {10.0: calls})
         if figure.metric != "power_swing"
     ]
     assert {finding.state for finding in findings} <= {"met", "missed"}
     return {finding.measurement.metric: set(finding.missed) for finding in findings if finding.missed}
 
 
-def with_gpu_2(planted: Turn) -> list[Turn]:
+def with_gpu_2(planted: StepTurn) -> list[StepTurn]:
     return [turn(), turn(), planted, turn()]
 
 
 def test_a_healthy_machine_meets_all() -> None:
-    held_up_once = Turn((Step(0.04, 0.0, 0.01, 3), *turn().steps[1:]), "", 690.0, 120.0)
+    held_up_once = StepTurn((Step(0.04, 0.0, 0.01, 3), *turn().steps[1:]), "", 690.0, 120.0)
     warming = turn(matmuls=15)
     assert worse([with_gpu_2(held_up_once), with_gpu_2(warming)]) == {}
 
@@ -66,26 +66,28 @@ def test_a_healthy_machine_meets_all() -> None:
         (turn(top=400.0), turn(top=400.0), "step_power"),  # a load that proves nothing
     ],
 )
-def test_a_gpu_that_does_not_step_with_the_others_is_named(first: Turn, last: Turn, metric: str) -> None:
+def test_a_gpu_that_does_not_step_with_the_others_is_named(first: StepTurn, last: StepTurn, metric: str) -> None:
     assert worse([with_gpu_2(first), with_gpu_2(last)]) == {metric: {place.gpu(2)}}
 
 
 def test_the_swing_is_in_watts() -> None:
-    (swing,) = [each for each in power_steps.figures(a_world(), {0.1: [[turn()] * 4]}) if each.metric == "power_swing"]
+    (swing,) = [
+        each for each in endurance.step_figures(a_world(), {0.1: [[turn()] * 4]}) if each.metric == "power_swing"
+    ]
     assert set(swing.values.values()) == {577.0}
 
 
 def test_no_power_is_no_figure() -> None:
-    figures = {each.metric: each.values for each in power_steps.figures(a_world(), {0.1: [[turn(top=None)] * 4]})}
+    figures = {each.metric: each.values for each in endurance.step_figures(a_world(), {0.1: [[turn(top=None)] * 4]})}
     assert not figures["step_power"]
     assert not figures["power_swing"]
-    without = power_steps.figures(SimpleNamespace(gpus=[], places=[place.gpu(0)]), {5.0: [[turn()]]})  # type: ignore[arg-type]
+    without = endurance.step_figures(SimpleNamespace(gpus=[], places=[place.gpu(0)]), {5.0: [[turn()]]})  # type: ignore[arg-type]
     assert [each.metric for each in without] == ["step_skew", "step_retention"]
 
 
 @pytest.fixture
 def prepared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(power_steps, "_prepare_all", lambda world: None)
+    monkeypatch.setattr(endurance, "_prepare_all_steps", lambda world: None)
 
 
 @pytest.mark.usefixtures("prepared")
@@ -97,7 +99,7 @@ def test_a_fault_ends_the_steps_at_once() -> None:
         raise Faults([Fault("gpu_lost", (place.gpu(1),), "fell off the bus")])
 
     with pytest.raises(Faults):
-        power_steps.power_steps(a_world(results=iter([[turn()] * 4] * 99)), after_turn)
+        endurance.power_steps(a_world(results=iter([[turn()] * 4] * 99)), after_turn)
     assert calls == ["power steps at 0.1 Hz"]
 
 
@@ -105,13 +107,13 @@ def test_a_fault_ends_the_steps_at_once() -> None:
 def test_a_wrong_bit_ends_the_steps_and_names_the_rank() -> None:
     results = iter([[turn()] * 4, with_gpu_2(turn(trouble="1 of 160 matmuls at 0.1 Hz differ from the first"))])
     with pytest.raises(AssertionError, match="rank 2: 1 of 160 matmuls"):
-        power_steps.power_steps(a_world(results=results), lambda *of_turn: None)
+        endurance.power_steps(a_world(results=results), lambda *of_turn: None)
 
 
 @pytest.mark.usefixtures("prepared")
 def test_a_gpu_that_becomes_slow_ends_the_steps_with_figures() -> None:
     results = iter([[turn()] * 4, with_gpu_2(turn(matmuls=8))])
-    figures = {each.metric: each for each in power_steps.power_steps(a_world(results=results), lambda *of_turn: None)}
+    figures = {each.metric: each for each in endurance.power_steps(a_world(results=results), lambda *of_turn: None)}
     kept = figures["step_retention"].values
     assert {where for where, value in kept.items() if value < 0.9} == {place.gpu(2)}
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.model.measurement import Measurement
     from pytest_gpufleet.plugin.assertions import Judge
     from pytest_gpufleet.plugin.live_machine import LiveMachine
-    from pytest_gpufleet.probes.burn_in import AfterTurn
+    from pytest_gpufleet.probes.endurance import AfterTurn
     from pytest_gpufleet.run.run import Run
     from pytest_gpufleet.world.rank import Rank
     from pytest_gpufleet.world.world import World
@@ -173,7 +173,7 @@ def burn_in(request: pytest.FixtureRequest) -> Callable[[World], list[Measuremen
 
     It ends with an error as soon as a result is wrong in one bit or the health of a GPU gets worse.
     """
-    from pytest_gpufleet.probes.burn_in import burn_in
+    from pytest_gpufleet.probes.endurance import burn_in
 
     seconds = request.config.stash[RUN].burn_in_seconds
     return lambda world: burn_in(world, seconds, _after_turn(request.node, seconds))
@@ -183,9 +183,9 @@ def burn_in(request: pytest.FixtureRequest) -> Callable[[World], list[Measuremen
 def power_steps(request: pytest.FixtureRequest) -> Callable[[World], list[Measurement]]:
     """power_steps(world) takes all ranks from idle to full load and back together, at 0.1 to 10 Hz, and gives its
     measurements. It ends with an error as soon as a result is wrong in one bit or the health of a GPU gets worse."""
-    from pytest_gpufleet.probes.power_steps import duration, power_steps
+    from pytest_gpufleet.probes.endurance import power_steps, steps_seconds
 
-    return lambda world: power_steps(world, _after_turn(request.node, duration(world)))
+    return lambda world: power_steps(world, _after_turn(request.node, steps_seconds(world)))
 
 
 def _after_turn(item: pytest.Item, seconds: float) -> AfterTurn:

@@ -200,7 +200,6 @@ class PatternTest:
     free: int  # before
     tested: int
     kept: int  # not free again afterwards
-    sweeps: int
     trouble: str  # how many words were wrong, and the first of them
 
 
@@ -216,11 +215,11 @@ def hold_patterns(rank: Rank, seconds: float) -> PatternTest:
     free, total = _free_and_total(rank.device)
     words = torch.empty(int(SHARE * free) // (8 * ROW) * ROW, dtype=torch.int64, device=rank.device)
     tested = words.nbytes
-    sweeps, wrong, descriptions = _march(rank, words, _block_bytes(free), seconds)
+    wrong, descriptions = _march(rank, words, _block_bytes(free), seconds)
     del words
     kept = free - _free_and_total(rank.device)[0]
     trouble = "; ".join([f"wrong words in memory: {wrong:,}", *descriptions]) if wrong else ""
-    return PatternTest(total, free, tested, kept, sweeps, trouble)
+    return PatternTest(total, free, tested, kept, trouble)
 
 
 def patterns(device: torch.device, seed: int) -> list[Pattern]:
@@ -285,17 +284,18 @@ def _block_bytes(free: int) -> int:
     return max(LEAST_BLOCK_BYTES, min(MOST_BLOCK_BYTES, int(BLOCK_SHARE * free) // (8 * ROW) * (8 * ROW)))
 
 
-def _march(rank: Rank, words: Tensor, block_bytes: int, seconds: float) -> tuple[int, int, list[str]]:
-    """How many sweeps there were, how many words were wrong, and a description of the first few."""
+def _march(rank: Rank, words: Tensor, block_bytes: int, seconds: float) -> tuple[int, list[str]]:
+    """How many words were wrong, and a description of the first few."""
     blocks = torch.split(words, block_bytes // 8)
     expected = torch.empty_like(blocks[0])
     unequal = torch.empty_like(blocks[0], dtype=torch.bool)
     held: Pattern | None = None
-    sweeps, wrong = 0, 0
+    wrong = 0
     descriptions: list[str] = []
-    for following in itertools.chain(_rounds(rank.device, seconds), (None,)):  # the last sweep only compares
+    every = itertools.chain(_rounds(rank.device, seconds), (None,))  # the last sweep only compares
+    for sweep, following in enumerate(every):
         with rank.phase(f"memory pattern: {following.name if following else 'the last'}"):
-            for block in reversed(blocks) if sweeps % 2 else blocks:
+            for block in reversed(blocks) if sweep % 2 else blocks:
                 if held:
                     count, first = _compare(block, held, expected[: len(block)], unequal[: len(block)])
                     wrong += count
@@ -303,8 +303,7 @@ def _march(rank: Rank, words: Tensor, block_bytes: int, seconds: float) -> tuple
                 if following:
                     following.fill(block, block.data_ptr())
         held = following
-        sweeps += 1
-    return sweeps, wrong, descriptions
+    return wrong, descriptions
 
 
 def _rounds(device: torch.device, seconds: float) -> Iterator[Pattern]:

@@ -132,16 +132,17 @@ def launch_time(rank: Rank) -> Reading:
     does not wait for any. The median of five samples. On CPU ranks the whole operation."""
     data = torch.zeros(NBYTES // 4, device=rank.device)
     launch = partial(COLLECTIVES[NAME].run, rank.group, data, data)
-
-    def each() -> float:
-        line_up(rank)
-        began = time.perf_counter()
-        for _ in range(LAUNCHES):
-            launch()
-        return (time.perf_counter() - began) / LAUNCHES
-
     with rank.phase(f"launches of {NAME}"):
         launch()
-        samples = tuple(median(each() for _ in range(RUNS)) * 1e6 for _ in range(LAUNCH_SAMPLES))
+        samples = tuple(median(_each(rank, launch) for _ in range(RUNS)) * 1e6 for _ in range(LAUNCH_SAMPLES))
     conditions: dict[str, Condition] = {"collective": NAME, "bytes": NBYTES, "ranks": rank.size}
     return Reading("launch_time", median(samples), conditions, samples)
+
+
+def _each(rank: Rank, launch: Callable[[], object]) -> float:
+    """Seconds of one launch."""
+    line_up(rank)
+    began = time.perf_counter()
+    for _ in range(LAUNCHES):
+        launch()
+    return (time.perf_counter() - began) / LAUNCHES

@@ -1,0 +1,386 @@
+"""Sustained load: matmuls, reductions, memory patterns and training take turns for as long as wanted. Every result is
+compared, bit for bit, with what it must be or with the first one; the first trouble ends it."""
+
+import itertools
+import math
+import os
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median, quantiles
+
+import torch
+
+from pytest_gpufleet.machine.telemetry import Watch
+from pytest_gpufleet.model.conditions import WARMED_THROUGH, Condition
+from pytest_gpufleet.model.measurement import GpuState, Measurement
+from pytest_gpufleet.model.place import WORLD, Where
+from pytest_gpufleet.probes import memory
+from pytest_gpufleet.probes.collectives.exactness import stays_exact
+from pytest_gpufleet.probes.compute import corruption
+from pytest_gpufleet.probes.compute.rate import heaviest, shape_on, strictly
+from pytest_gpufleet.probes.timing import agree, seconds_each
+from pytest_gpufleet.probes.training.correctness import differences
+from pytest_gpufleet.probes.training.loop import (
+    eager,
+    lap,
+    module_of,
+    precision,
+    release,
+    returns_memory,
+    synthetic_batch,
+)
+from pytest_gpufleet.probes.training.recipes import Workload, plan
+from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.world import World
+
+ROUND_SECONDS = 30.0
+ROUNDS = 10  # at least: the last tenth is compared with the first
+# Until a GPU, its heat sink and the air around it are warm. From then on a healthy one keeps its rate; before, it loses
+# 0.24 to 0.39 % for each of the 8 to 12 K by which H200 became warmer.
+WARM_THROUGH_SECONDS = 300.0
+MATMUL = "the matmul of the burn-in"  # that is repeated: a rank keeps its operands and its first result between turns
+RECIPE = "amp"
+SHOWN = 3
+
+# What was done, seconds since the beginning, bytes of host memory of each process: the controller, then the ranks; none
+# where nobody has looked.
+AfterTurn = Callable[[str, float, list[int]], None]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one rank did in one turn. `trouble`: what was wrong, "" if nothing was. `state`: of the GPU."""
+
+    rate: float  # of matmuls and training
+    trouble: str
+    resident_bytes: int  # host memory of the process
+    state: GpuState | None = None
+
+
+def burn_in(world: World, seconds: float, after_turn: AfterTurn) -> list[Measurement]:
+    """Load all ranks of `world` for `seconds`, and give the rates of matmuls and how well rates were kept. It ends if
+    `after_turn` raises; AssertionError, which names the ranks, as soon as a result is wrong in one bit."""
+    no_trouble(world, "burn-in, preparing", corruption.dissenters(world.run(_prepare)))
+    round_seconds = min(ROUND_SECONDS, seconds / ROUNDS)
+    turns: dict[str, list[list[Turn]]] = {name: [] for name in LOADS}
+    warm_through = min(WARM_THROUGH_SECONDS, seconds / 3)
+    cold = dict.fromkeys(LOADS, 0)  # turns that began before
+    began = time.monotonic()
+    for name, (share, _) in itertools.cycle(LOADS.items()):
+        if time.monotonic() - began >= seconds and len(turns["training"]) >= 2:
+            break
+        cold[name] += time.monotonic() - began < warm_through
+        results: list[Turn] = world.run(_turn, name, share * round_seconds)
+        turns[name].append(results)
+        no_trouble(world, f"burn-in, {name}", dict(enumerate(result.trouble for result in results)))
+        resident = [resident_bytes(), *(result.resident_bytes for result in results)]
+        after_turn(name, time.monotonic() - began, resident)
+    world.run(put_away, MATMUL)
+    computed = turns["matrix products"]
+    rates: dict[Where, list[float]] = {
+        place: [results[index].rate for results in computed] for index, place in enumerate(world.places)
+    }
+    medians, samples = {place: median(each) for place, each in rates.items()}, {at: tuple(rates[at]) for at in rates}
+    conditions: dict[str, Condition] = {"work": "burn-in", "seconds": round(seconds), "ranks": world.size}
+    slowest = [min(result.rate for result in results) for results in turns["training"]]
+    return [
+        Measurement("gemm", medians, conditions, samples),
+        _retention("matrix products", rates, cold["matrix products"]),
+        _retention("training", {WORLD: slowest}, cold["training"]),
+        *_power(world, computed),
+    ]
+
+
+def no_trouble(world: World, what: str, troubles: Mapping[int, str]) -> None:
+    """AssertionError, which names the ranks that are in trouble, if any is."""
+    if lines := [f"{world.name_of(index)}: {trouble}" for index, trouble in troubles.items() if trouble]:
+        raise AssertionError("\n".join([f"{what}:", *lines]))
+
+
+def _retention(work: str, rates: Mapping[Where, list[float]], cold: int) -> Measurement:
+    """The rate in the last tenth of the turns over that in the first tenth of those that began on warm GPUs: all but
+    the first `cold`."""
+    values = {}
+    for place, each in rates.items():
+        warm = each[min(cold, len(each) - 1) :]
+        tenth = max(1, math.ceil(len(warm) / 10))
+        values[place] = median(warm[-tenth:]) / median(warm[:tenth])
+    return Measurement("burn_retention", values, {"work": work, "method": WARMED_THROUGH})
+
+
+def _power(world: World, turns: Sequence[Sequence[Turn]]) -> list[Measurement]:
+    """The power of each GPU while it computed matmuls, of its limit; none of CPU ranks. The median of each turn, and
+    then of all turns: a single spike does not make up for a load that was too light."""
+    values: dict[Where, float] = {}
+    for index, gpu in enumerate(world.gpus):
+        states = [results[index].state for results in turns]
+        watts = [state.power_watts for state in states if state is not None and state.power_watts is not None]
+        if watts and gpu.power_limit_watts:  # else nothing was measured, and nothing is judged
+            values[gpu.place] = median(watts) / gpu.power_limit_watts
+    return [Measurement("burn_power", values, {})] if world.gpus else []
+
+
+# ---------------------------------------------------------------- on ranks
+
+
+def _prepare(rank: Rank) -> corruption.Repetition:
+    with rank.phase("burn-in: preparing"):
+        work = rank.kept[MATMUL] = corruption.Repeated(rank.device, heaviest(rank.device))
+        return work.seen
+
+
+def _turn(rank: Rank, name: str, seconds: float) -> Turn:
+    with rank.phase(f"burn-in: {name}"), Watch(rank.gpu) as watch:
+        rate, trouble = LOADS[name][1](rank, seconds)
+    return Turn(rate, trouble, resident_bytes(), watch.medians)
+
+
+def put_away(rank: Rank, work: str) -> None:
+    """Give back the memory of what this rank keeps by this name."""
+    del rank.kept[work]
+    release(rank.device)
+
+
+def _matmuls(rank: Rank, seconds: float) -> tuple[float, str]:
+    """TFLOP/s."""
+    work: corruption.Repeated = rank.kept[MATMUL]
+    return work.run(seconds), work.trouble
+
+
+def _reductions(rank: Rank, seconds: float) -> tuple[float, str]:
+    return 0.0, stays_exact(rank, seconds)[1] if rank.size > 1 else ""
+
+
+def _memory(rank: Rank, seconds: float) -> tuple[float, str]:
+    return 0.0, memory.hold_patterns(rank, seconds).trouble
+
+
+@returns_memory
+def _training(rank: Rank, seconds: float) -> tuple[float, str]:
+    """Images a second, all ranks together: ResNet-50, begun anew; in the end all ranks must have the same bits."""
+    training = plan(RECIPE, Workload(), rank.device)
+    module = module_of(rank, training)
+    step = partial(eager(module, training, rank.device), *synthetic_batch(rank, training))
+    with precision(training.recipe):
+        count = max(2, int(seconds / lap(rank, step, training.recipe.warm_up).mean))
+        count = agree(rank, count) if rank.size > 1 else count
+        measured = lap(rank, step, count)
+    unlike = differences(rank, dict(module.named_parameters())) if rank.size > 1 else []
+    rate = count * training.recipe.batch * rank.size / measured.seconds
+    return rate, f"parameters differ from the other ranks': {'; '.join(unlike[:SHOWN])}" if unlike else ""
+
+
+# By name its share of the time, and what loads a rank for so many seconds: the rate, and what was wrong. Matmuls on the
+# tensor cores draw the most power.
+LOADS: dict[str, tuple[float, Callable[[Rank, float], tuple[float, str]]]] = {
+    "matrix products": (0.6, _matmuls),
+    "all_reduce": (0.1, _reductions),
+    "memory patterns": (0.1, _memory),
+    "training": (0.2, _training),
+}
+
+
+def resident_bytes() -> int:
+    """Host memory of this process."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+# Power steps: all GPUs go from idle to full load and back together, which trips supplies that carry a steady load.
+#
+# DCGM's pulse test is for the same; frequencies and shape of the steps are our own. The moments of the steps are given
+# beforehand, on the clock that all processes of one machine share, so that ranks neither wait for each other nor drift
+# apart. Few matmuls wait in a GPU's queue at a time: when a step is over, its load is.
+
+# Steps a second, each half load and half rest, and how many: 58 s in all. The slowest lets NVML's power, a mean of one
+# second (nvml.h, nvmlDeviceGetPowerUsage), come to its top and its bottom.
+STEPS = {"cuda": ((0.1, 2), (0.5, 6), (1.0, 10), (5.0, 40), (10.0, 80)), "cpu": ((5.0, 4), (10.0, 8))}
+CALL_SECONDS = 4.0  # after which health is looked at; a step of 0.1 Hz takes longer
+LEAD_SECONDS = 0.1  # from a call to its first step: ranks get it in well below a millisecond
+# A tenth of the load of a step at 10 Hz. Larger matmuls draw the most power, and end the load less on time.
+MATMUL_SECONDS = 0.005
+HALVINGS = 3  # of each side of the matmul: to a 512th of the work
+AHEAD = 2  # matmuls in a GPU's queue
+WATCHED_SECONDS = 1.5  # of the end of a load or a rest of at least twice as long
+SLOW = 0.7  # of a GPU's rate at the first steps of a frequency: as with a power brake, which takes half or more
+STEP_MATMUL = "the matmul of the power steps"
+
+
+@dataclass(frozen=True)
+class Step:
+    """By how many seconds the load of a step began and ended off the moments given, how long it lasted, its matmuls."""
+
+    began_off: float
+    ended_off: float
+    seconds: float
+    matmuls: int
+
+
+@dataclass(frozen=True)
+class StepTurn:
+    """What one rank did in one call. `top` and `bottom`: watts at the end of loads and of rests, where those last long
+    enough for NVML."""
+
+    steps: tuple[Step, ...]
+    trouble: str
+    top: float | None = None
+    bottom: float | None = None
+
+
+def power_steps(world: World, after_turn: AfterTurn) -> list[Measurement]:
+    """All ranks of `world`, which are of one machine, step together through all frequencies. It ends as `burn_in` does,
+    and early where a rank becomes much slower, which its figures show."""
+    _prepare_all_steps(world)
+    began = time.monotonic()
+    turns: defaultdict[float, list[list[StepTurn]]] = defaultdict(list)
+    for hertz, count in _calls(world):
+        results: list[StepTurn] = world.run(_step_turn, time.monotonic() + LEAD_SECONDS, hertz, count)
+        turns[hertz].append(results)
+        no_trouble(world, "power steps", dict(enumerate(result.trouble for result in results)))
+        after_turn(f"power steps at {hertz:g} Hz", time.monotonic() - began, [])
+        rates = zip(*([_rate(each.steps) for each in call] for call in (turns[hertz][0], results)), strict=True)
+        if any(last < SLOW * first for first, last in rates):
+            break
+    world.run(put_away, STEP_MATMUL)
+    return step_figures(world, turns)
+
+
+def _calls(world: World) -> Iterator[tuple[float, int]]:
+    """The frequency of each call, and how many steps it has."""
+    for hertz, count in STEPS["cuda" if world.gpus else "cpu"]:
+        each = max(1, round(CALL_SECONDS * hertz))
+        yield from ((hertz, min(each, count - first)) for first in range(0, count, each))
+
+
+def steps_seconds(world: World) -> float:
+    """Seconds that all steps take."""
+    return sum(count / hertz for hertz, count in STEPS["cuda" if world.gpus else "cpu"])
+
+
+def step_figures(world: World, turns: Mapping[float, Sequence[Sequence[StepTurn]]]) -> list[Measurement]:
+    """How late loads began or ended (ms), what of its rate each rank retained, and on GPUs the power at the top of the
+    steps, of the limit, and how far it swung (W). `turns`: by frequency, of each call what each rank did."""
+    late, kept, power, swing = (dict[Where, float]() for _ in range(4))
+    limits = {gpu.place: gpu.power_limit_watts for gpu in world.gpus}
+    for index, place in enumerate(world.places):
+        by_frequency = [[call[index] for call in calls] for calls in turns.values()]
+        every = [turn for own in by_frequency for turn in own]
+        off = [abs(by) for turn in every for step in turn.steps for by in (step.began_off, step.ended_off)]
+        late[place] = 1e3 * quantiles(off, n=10, method="inclusive")[-1]  # a host is held up now and then
+        kept[place] = min(map(_retained, by_frequency))
+        tops = [turn.top for turn in every if turn.top is not None]
+        bottoms = [turn.bottom for turn in every if turn.bottom is not None]
+        if tops and (limit := limits.get(place)):  # else nothing was measured, and nothing is judged
+            power[place] = median(tops) / limit
+        if tops and bottoms:
+            swing[place] = median(tops) - median(bottoms)
+    details = {"hertz": ", ".join(f"{hertz:g}" for hertz in turns)}
+    timing = [
+        Measurement("step_skew", late, {}, details=details),
+        Measurement("step_retention", kept, {}, details=details),
+    ]
+    return [*timing, *([Measurement("step_power", power, {}), Measurement("power_swing", swing, {})] if limits else [])]
+
+
+def _rate(steps: Sequence[Step]) -> float:
+    """Matmuls a second of load; 0 if there was none."""
+    seconds = sum(step.seconds for step in steps)
+    return sum(step.matmuls for step in steps) / seconds if seconds > 0 else 0.0
+
+
+def _retained(calls: Sequence[StepTurn]) -> float:
+    """The rate in the second half of the steps of a frequency over that in the first half. Each frequency has a rate of
+    its own, since a GPU that has rested is faster for a moment."""
+    steps = [step for call in calls for step in call.steps]
+    if not (half := len(steps) // 2):
+        return 1.0
+    first = _rate(steps[:half])
+    return min(1.0, _rate(steps[-half:]) / first) if first else 0.0
+
+
+def _prepare_all_steps(world: World) -> None:
+    """The largest matmul that ends a step on time on the slowest GPU: the same on all, so that results can be
+    compared."""
+    for halvings in range(HALVINGS + 1):
+        ready: list[tuple[corruption.Repetition, float]] = world.run(_prepare_steps, halvings)
+        if max(seconds for _, seconds in ready) <= MATMUL_SECONDS:
+            break
+    no_trouble(world, "power steps", corruption.dissenters([repetition for repetition, _ in ready]))
+
+
+def _prepare_steps(rank: Rank, halvings: int) -> tuple[corruption.Repetition, float]:
+    """Its first matmul, and seconds that one takes."""
+    with rank.phase("power steps: preparing"):
+        precision = heaviest(rank.device)
+        m, n, k = (side >> halvings for side in shape_on(rank.device, precision))
+        work = rank.kept[STEP_MATMUL] = corruption.Repeated(rank.device, precision, (m, n, k))
+        with strictly(precision):
+            seconds_each(rank.device, work.launch, AHEAD)  # the first may load or choose a kernel
+            seconds = seconds_each(rank.device, work.launch, 10)
+        return work.seen, seconds
+
+
+def _step_turn(rank: Rank, moment: float, hertz: float, count: int) -> StepTurn:
+    """`count` steps, the first of which begins at `moment`, on time.monotonic()."""
+    work: corruption.Repeated = rank.kept[STEP_MATMUL]
+    half = 0.5 / hertz
+    watched = WATCHED_SECONDS if half >= 2 * WATCHED_SECONDS else 0.0
+    unlike = torch.zeros((), dtype=torch.int64, device=rank.device)
+    steps: list[Step] = []
+    tops: list[float] = []
+    bottoms: list[float] = []
+    with rank.phase(f"power steps at {hertz:g} Hz"), strictly(work.precision):
+        for number in range(count):
+            up, down = moment + number / hertz, moment + number / hertz + half
+            _sleep_until(up)
+            began = time.monotonic()
+            matmuls = _load(work, unlike, down - watched)
+            if watched:
+                with Watch(rank.gpu) as watch:
+                    matmuls += _load(work, unlike, down)
+                tops += _watts(watch)
+            ended = time.monotonic()
+            steps.append(Step(began - up, ended - down, ended - began, matmuls))
+            if watched:
+                _sleep_until(down + half - watched)
+                with Watch(rank.gpu) as watch:
+                    _sleep_until(down + half)
+                bottoms += _watts(watch)
+    wrong, computed = int(unlike), sum(step.matmuls for step in steps)
+    trouble = f"{wrong:,} of {computed:,} matmuls at {hertz:g} Hz differ from the first" if wrong else ""
+    return StepTurn(tuple(steps), trouble, median(tops) if tops else None, median(bottoms) if bottoms else None)
+
+
+def _load(work: corruption.Repeated, unlike: torch.Tensor, until: float) -> int:
+    """Matmuls until that moment, and none that is still computed then but the last; how many. Counts in `unlike`, on
+    the device, those that differ from the first."""
+    waiting: deque[torch.cuda.Event] = deque()
+    matmuls, began = 0, time.monotonic()
+    while True:
+        now = time.monotonic()
+        each = (now - began) / max(1, matmuls - len(waiting))
+        if now + len(waiting) * each >= until:
+            break
+        unlike += work.launch()
+        matmuls += 1
+        if unlike.is_cuda:
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record()
+            waiting.append(done)
+            if len(waiting) >= AHEAD:
+                waiting.popleft().synchronize()
+    while waiting:
+        waiting.popleft().synchronize()
+    return matmuls
+
+
+def _watts(watch: Watch) -> list[float]:
+    state = watch.medians
+    return [] if state is None or state.power_watts is None else [state.power_watts]
+
+
+def _sleep_until(moment: float) -> None:
+    time.sleep(max(0.0, moment - time.monotonic()))
