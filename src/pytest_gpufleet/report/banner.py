@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from pytest_gpufleet.model.events import Check
-from pytest_gpufleet.model.language import say
+from pytest_gpufleet.model.language import say, some
 from pytest_gpufleet.model.levels import BURN_IN_SECONDS
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
@@ -25,41 +25,34 @@ MOST_REASONS = 10
 
 @dataclass(frozen=True)
 class Stamp:
-    """A verdict as the reader meets it. `markup` is pytest's for the terminal."""
+    """A verdict as the reader meets it."""
 
     word: str
     symbol: str
+    colour: str
     meaning: str
-    markup: dict[str, bool]
 
     @property
     def slug(self) -> str:
         return self.word.lower()
 
+    @property
+    def markup(self) -> dict[str, bool]:
+        """pytest's for the terminal."""
+        return {self.colour: True, "bold": True}
 
+
+NO_ACCEPTANCE = "No fault of the machine was found, but not all that is required was judged: this is no acceptance."
+ON_CPU = (
+    "The suite ran without GPUs, on CPU ranks. Nothing measured was judged, and a rehearsal can never say ACCEPTED."
+)
 STAMPS = {
     stamp.word: stamp
     for stamp in (
-        Stamp(
-            "ACCEPTED",
-            "✓",
-            "Every required check ran, was judged and met its limit.",
-            {"green": True, "bold": True},
-        ),
-        Stamp("REJECTED", "✗", "At least one check failed.", {"red": True, "bold": True}),
-        Stamp(
-            "INCOMPLETE",
-            "○",
-            "No fault of the machine was found, but not all that is required was judged: this is no acceptance.",
-            {"yellow": True, "bold": True},
-        ),
-        Stamp(
-            "REHEARSAL",
-            "◇",
-            "The suite ran without GPUs, on CPU ranks. Nothing measured was judged, "
-            "and a rehearsal can never say ACCEPTED.",
-            {"cyan": True, "bold": True},
-        ),
+        Stamp("ACCEPTED", "✓", "green", "Every required check ran, was judged and met its limit."),
+        Stamp("REJECTED", "✗", "red", "At least one check failed."),
+        Stamp("INCOMPLETE", "○", "yellow", NO_ACCEPTANCE),
+        Stamp("REHEARSAL", "◇", "cyan", ON_CPU),
     )
 }
 
@@ -171,32 +164,33 @@ def _why(record: Record) -> str:
             return wording.sentences(failed, first)
         named = _named(record, unexplained)
         return wording.sentences(failed, first, named, _first_cause(record, unexplained))
-    texts = [f"{wording.capitalised(remark)}{say('.')}" for remark in remarks(record)]
+    texts = map(_sentence, remarks(record))
     if word == "ACCEPTED":
         return wording.sentences(_judged(record), *texts, _tightest(record))
-    own = f"{wording.capitalised(text)}{say('.')}" if (text := own_limits(record)) else ""
-    return wording.sentences(say(STAMPS[word].meaning), _first(record, said, {}), own, _open(record), *texts)
+    own = map(_sentence, filter(None, [own_limits(record)]))
+    return wording.sentences(say(STAMPS[word].meaning), _first(record, said, {}), *own, _open(record), *texts)
+
+
+def _sentence(text: str) -> str:
+    return f"{wording.capitalised(text)}{say('.')}"
 
 
 def _of_nodes(record: Record, word: str) -> str:
     """Which nodes to look at first. What is wrong with each is texts beside it."""
-    texts = [f"{wording.capitalised(remark)}{say('.')}" for remark in remarks(record)]
+    texts = map(_sentence, remarks(record))
     if word == "INCOMPLETE":
         return wording.sentences(say(STAMPS[word].meaning), _open(record), *texts)
     level, nodes = record.run.level, len(record.hosts)
     if word == "ACCEPTED":
         text = "Every check that level {level} requires ran on {nodes} nodes and between them, and met its limits."
-        all_of_them = say(text, level=level, nodes=nodes)
-        return wording.sentences(all_of_them, *texts)
+        return wording.sentences(say(text, level=level, nodes=nodes), *texts)
     found = to_look_at(record)
     if not found:
         return say("No node is named: look at what all nodes share (switches, network, software, settings).")
-    first = say(", ").join(
-        say("{node} ({why})", node=record.hosts[node], why=say(why)) for node, why in list(found.items())[:MOST_GPUS]
-    )
-    more = say(" and {count} more", count=len(found) - MOST_GPUS) if len(found) > MOST_GPUS else ""
+    named = [say("{node} ({why})", node=record.hosts[node], why=say(why)) for node, why in found.items()]
+    first = say(some(named, MOST_GPUS, say(", ")))
     one, several = "1 of {nodes} nodes needs a look: {first}.", "{count} of {nodes} nodes need a look: {first}."
-    return say(one if len(found) == 1 else several, count=len(found), nodes=nodes, first=first + more)
+    return say(one if len(found) == 1 else several, count=len(found), nodes=nodes, first=first)
 
 
 NAMED_BY_CHECKS = "named by checks"

@@ -143,11 +143,6 @@ class Miss:
     source: str
 
 
-def misses(record: Record) -> list[Miss]:
-    """Every figure of the run that missed, in the order in which they were found."""
-    return [_miss(finding, record) for finding in record.findings if finding.state == "missed"]
-
-
 def _miss(finding: Finding, record: Record) -> Miss:
     metric, values, limit = wording.metric(finding), finding.measurement.values, finding.limit
     slower, worst = finding.slower_than_peers or {}, wording.worst(finding)
@@ -236,7 +231,7 @@ def failures(record: Record, accused: Mapping[str, Accused]) -> list[Failure]:
     """Every check that failed, or of which a figure missed its limit, the cases of one check together, and checks that
     all said the same."""
     cases = grouped((check_id.partition("[")[0], check_id) for check_id in accused)
-    missed = grouped((miss.check, miss) for miss in misses(record))
+    missed = grouped((each.check, _miss(each, record)) for each in record.findings if each.state == "missed")
     found = (
         _failure(name, ids, record, accused, [miss for check_id in ids for miss in missed.get(check_id, ())])
         for name, ids in cases.items()

@@ -81,12 +81,6 @@ def host_rows(fleet: Fleet) -> list[HostRow]:
     return sorted(rows, key=lambda row: natural(row.host))
 
 
-def columns(rows: Iterable[HostRow]) -> list[str]:
-    """The groups of checks of all hosts, in the order of the suite; then what the fleet adds."""
-    titles = dict.fromkeys(title for row in rows for title in row.cells if title not in (OWN, ALIKE, PEERS))
-    return [*titles, OWN, ALIKE, PEERS]
-
-
 def _own(run: HostRun, gaps: Collection[Gap]) -> str:
     """How a host's own run ended, and whether it counts as it is."""
     record = run.record
@@ -304,7 +298,9 @@ class HostsPart:
         return f"{self.noun}s"
 
     def columns(self) -> list[str]:
-        return columns(self.rows)
+        """The groups of checks of all hosts, in the order of the suite; then what the fleet adds."""
+        titles = dict.fromkeys(title for row in self.rows for title in row.cells if title not in (OWN, ALIKE, PEERS))
+        return [*titles, OWN, ALIKE, PEERS]
 
     def anchors(self) -> dict[str, str]:
         """Where each host that somebody has to look at is told of."""

@@ -11,7 +11,7 @@ from pytest_gpufleet.machine.host import DMI, Dmi
 from pytest_gpufleet.machine.processors import PROCESSOR_SETUP, ProcessorSetup
 from pytest_gpufleet.model.events import HostFound, Session
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
-from pytest_gpufleet.model.language import say
+from pytest_gpufleet.model.language import say, some
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.tables import Cell, Row, Table, row
@@ -80,9 +80,9 @@ def signed(record: Record) -> list[tuple[str, str]]:
     if record.of_cluster:
         nodes = [(node.host, node.serial) for node in run.nodes]
         names = [f"{host} ({say('serial {serial}', serial=serial)})" if serial else host for host, serial in nodes]
-        who = [("Nodes", _first(names))]
+        who = [("Nodes", say(some(names, MOST_NAMED)))]
     else:
-        gpus = _first([_gpu(gpu) for gpu in record.topology.gpus])
+        gpus = say(some([_gpu(gpu) for gpu in record.topology.gpus], MOST_NAMED))
         who = [("Host", run.host), ("Machine", machine(record)), ("GPUs", gpus)]
     rows = [
         *noted[:MOST_NOTES],
@@ -98,11 +98,6 @@ def signed(record: Record) -> list[tuple[str, str]]:
 def _gpu(gpu: Gpu) -> str:
     where = f" ({gpu.position})" if gpu.position else ""
     return f"{gpu.index}{where}: {say('serial {serial}', serial=gpu.serial) if gpu.serial else gpu.uuid}"
-
-
-def _first(names: list[str]) -> str:
-    more = say(" and {count} more", count=len(names) - MOST_NAMED) if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
 
 
 def page_foot(record: Record, sha256: str) -> Markup:
@@ -243,6 +238,9 @@ def facts(record: Record) -> list[Table]:
     """The run, the software and the host, each a small table."""
     run, topology = record.run, record.topology
     changes, known_good = (record.profile.changes, record.profile.calibrated_on) if record.profile else ((), ())
+    nodes: list[tuple[str, Any]] = []
+    if record.of_cluster:
+        nodes = [("Nodes asked for", run.nodes_wanted or say("all")), ("Nodes", len(run.nodes))]
     tables: dict[str, list[tuple[str, Any]]] = {
         "The run": [
             *notes(record),
@@ -252,11 +250,7 @@ def facts(record: Record) -> list[Table]:
             ("Duration", wording.duration(record.lasted) if record.lasted else None),
             ("Command", run.command),
             ("Level", run.level),
-            *(
-                [("Nodes asked for", run.nodes_wanted or say("all")), ("Nodes", len(run.nodes))]
-                if record.of_cluster
-                else []
-            ),
+            *nodes,
             ("GPUs asked for", say("{gpus} of each node", gpus=run.gpus) if record.of_cluster else run.gpus),
             ("Limits asked for", say("at least {grade}", grade=say(run.basis))),
             *([("Network between nodes, by --fleet-network", run.network)] if run.network else []),

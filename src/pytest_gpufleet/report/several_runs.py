@@ -131,8 +131,8 @@ def _run(name: str, record: Record) -> dict[str, str]:
     return {"run": name, "host": record.run.host, "utc": record.run.utc}
 
 
-def _reference(found: Outlier | None) -> dict[str, float]:
-    return {"reference": found.reference, "worse": found.worse} if found else {}
+def _reference(found: Outlier | None) -> dict[str, float | None]:
+    return {"reference": number(found.reference), "worse": found.worse} if found else {}
 
 
 # More columns than this no terminal has room for.
@@ -204,8 +204,7 @@ def _outliers(comparison: RunComparison) -> Table:
                 "run": each.run,
                 **_of_place(each.place, each.identity, each.figure),
                 "value": number(each.value),
-                "reference": number(each.reference),
-                "worse": each.worse,
+                **_reference(each),
             },
         )
         for each in comparison.outliers
@@ -308,8 +307,7 @@ def _worse(drift: Drift) -> Table:
                 **_of_place(each.place, each.identity, each.figure),
                 "gpus": list(each.gpus),
                 "history": {name: number(value) for name, value in each.history.items()},
-                "reference": number(each.reference),
-                "worse": each.worse,
+                **_reference(each),
                 "noise": each.allowed,
             },
         )

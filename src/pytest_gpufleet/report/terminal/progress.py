@@ -71,9 +71,13 @@ def _progress(began: float, whole: float, doing: str) -> str:
     done = min(time.time() - began, whole)
     full = round(BAR * done / whole)
     bar = "#" * full + "." * (BAR - full)
-    return (
-        f"{bar} {wording.duration(done)} of {wording.duration(whole)}, {wording.duration(whole - done)} left: {doing}"
-    )
+    return f"{bar} {_time(done, whole)}: {doing}"
+
+
+def _time(done: float, whole: float) -> str:
+    """What has passed, and what is left."""
+    done_of, left = f"{wording.duration(done)} of {wording.duration(whole)}", wording.duration(max(0.0, whole - done))
+    return f"{done_of}, {left} left"
 
 
 EVERY_SECONDS = 60.0
@@ -96,9 +100,7 @@ def teller(stream: TextIO, whole: float, shown_elsewhere: Callable[[], bool]) ->
             for name, unit in (("temperature_c", "°C"), ("power_watts", "W"))
             if sample is not None and _range(sample, name)
         ]
-        left = wording.duration(max(0.0, whole - done))
-        parts = [f"{wording.duration(done)} of {wording.duration(whole)}", f"{left} left", *state]
-        stream.write(f"{lead}  {', '.join(parts)}\n")
+        stream.write(f"{lead}  {', '.join([_time(done, whole), *state])}\n")
         stream.flush()
 
     return tell
