@@ -93,9 +93,8 @@ DRIVES = {
 }
 
 
-@pytest.mark.parametrize("name", DRIVES)
-def test_failing_drives(tmp_path, name):
-    changes, codes = DRIVES[name]
+@pytest.mark.parametrize(("changes", "codes"), DRIVES.values(), ids=DRIVES)
+def test_failing_drives(tmp_path, changes, codes):
     found = failing_drives(asked(tmp_path, replaced(*changes)))
     assert [fault.name for fault in found] == codes
     assert all(fault.what.startswith(("nvme1 (Samsung", "sdb (Hitachi")) for fault in found)

@@ -50,9 +50,8 @@ SETUPS = {
 }
 
 
-@pytest.mark.parametrize("name", SETUPS)
-def test_setup(tmp_path, name):
-    changes, codes = SETUPS[name]
+@pytest.mark.parametrize(("changes", "codes"), SETUPS.values(), ids=SETUPS)
+def test_setup(tmp_path, changes, codes):
     setup = processors.read(laid_out("two-sockets", tmp_path, replaced(*changes)).root)
     found = [fault for rule in RULES for fault in rule(setup)]
     assert [fault.name for fault in found] == codes
@@ -80,9 +79,8 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("name", ERRORS)
-def test_errors_of_host_memory(tmp_path, name):
-    changes, expected = ERRORS[name]
+@pytest.mark.parametrize(("changes", "expected"), ERRORS.values(), ids=ERRORS)
+def test_errors_of_host_memory(tmp_path, changes, expected):
     controllers = memory.errors(laid_out("two-sockets", tmp_path, replaced(*changes)).root)
     found = recorded_errors(controllers)
     assert [fault.name for fault in found] == [code for code, _ in expected]

@@ -39,9 +39,8 @@ MACHINES = {
 }
 
 
-@pytest.mark.parametrize("name", MACHINES)
-def test_what_speaks_for_nvidia_hardware(tmp_path: Path, name: str) -> None:
-    files, expected = MACHINES[name]
+@pytest.mark.parametrize(("files", "expected"), MACHINES.values(), ids=MACHINES)
+def test_what_speaks_for_nvidia_hardware(tmp_path: Path, files: dict[str, str], expected: list[str]) -> None:
     assert signs_of_nvidia(written(tmp_path, files)) == expected
 
 

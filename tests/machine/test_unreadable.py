@@ -32,9 +32,8 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_what_a_model_must_have(name: str) -> None:
-    model, facts, expected = MODELS[name]
+@pytest.mark.parametrize(("model", "facts", "expected"), MODELS.values(), ids=MODELS)
+def test_what_a_model_must_have(model: str, facts: dict[str, object], expected: set[str]) -> None:
     gpu = Gpu(5, {**dict.fromkeys(MUST_HAVE, ABSENT), "name": model, **facts})
     lines = unreadable_by_model([gpu], MUST_HAVE)
     missing = [fact for fact in MUST_HAVE if any(f": {fact} cannot be read (NVML: Not" in line for line in lines)]

@@ -247,9 +247,8 @@ SPOILED_BY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", SPOILED_BY)
-def test_what_spoiled_a_run_spoils_those_that_go_on_with_it(first, gone_on_with, what):
-    event, told = SPOILED_BY[what]
+@pytest.mark.parametrize(("event", "told"), SPOILED_BY.values(), ids=SPOILED_BY)
+def test_what_spoiled_a_run_spoils_those_that_go_on_with_it(first, gone_on_with, event, told):
     folder = first(event)
     for name in ("second", "third"):
         folder, verdict, reasons = gone_on_with(folder, name)
