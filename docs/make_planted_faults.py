@@ -43,9 +43,9 @@ from tests.acceptance import test_faulty_machines as faulty, test_pcie
 from tests.boards import BOARDS
 from tests.fleets import host_run, measured_twice
 from tests.machine import test_network_ports as network_tests
-from tests.machine.test_gpudirect import BY_TWO, ON_TWO_SOCKETS, machine as described
 from tests.machine.test_kernel_log import SEGFAULT
 from tests.machine.test_nccl_log import PORTS, TWO_NODES, cards, log
+from tests.machine.test_pcie import BY_TWO, ON_TWO_SOCKETS, machine as described
 from tests.machines import Change, recorded, set_gpu, set_gpus, set_host, set_machine, set_port, then
 from tests.planted import (
     FOUR,

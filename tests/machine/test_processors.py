@@ -1,8 +1,9 @@
-"""What processors are, how they and host memory are set up, as the kernel shows it, and what of it is wrong."""
+"""The firmware, processors and memory of the host: what they are and how they are set up, as the kernel shows it, and
+what of it is wrong."""
 
 import pytest
 
-from pytest_gpufleet.machine import bmc, memory, processors
+from pytest_gpufleet.machine import bmc, host, memory, processors
 from pytest_gpufleet.machine.memory import errors_grown, recorded_errors
 from pytest_gpufleet.machine.processors import (
     IdleState,
@@ -12,8 +13,10 @@ from pytest_gpufleet.machine.processors import (
     offline_processors,
     slow_clock,
 )
+from tests.machine.test_three_states import SERVER
 from tests.machine.trees import laid_out, replaced, written
 
+GiB = 1 << 30
 RULES = (slow_clock, offline_processors, nodes_with_less_memory)
 
 
@@ -122,3 +125,36 @@ def test_the_firmware_of_a_bmc(tmp_path):
     """The path and the form of ipmi_msghandler.c: "%u.%x"."""
     root = written(tmp_path, {"sys/devices/platform/ipmi_bmc.0/firmware_revision": "24.9\n"})
     assert bmc.read_firmware(root) == "24.9"
+
+
+def test_the_machine_and_its_bios(tmp_path):
+    dmi = host.read_dmi(laid_out("two-drives", tmp_path).root)
+    assert (dmi.vendor, dmi.product, dmi.board) == ("QEMU", "Standard PC (Q35 + ICH9, 2009)", None)
+    assert dmi.bios_version == "rel-1.16.1-0-g3208b098f51a-prebuilt.qemu.org"
+
+
+def test_a_memory_module_beside_an_empty_slot(tmp_path):
+    module, empty = memory.modules(laid_out("two-drives", tmp_path).root)
+
+    assert module == memory.Module(
+        locator="CPU1_DIMM_Q1", bank="P1 CHANNEL Q", manufacturer="Micron Technology", serial="F3A21FA0",
+        part="36ASF4G72PZ-3G2E7", bytes=32 * GiB, type="DDR4", speed=3200, configured_speed=2933,
+    )  # fmt: skip
+    assert (empty.locator, empty.bytes, empty.speed, empty.type) == ("CPU1_DIMM_Q2", 0, None, None)
+
+
+@pytest.mark.parametrize(
+    ("size", "bytes_"), [("00 40", 16 * GiB), ("00 88", 2 << 20), ("ff ff", None), ("00 00", 0)],
+    ids=["MiB", "KiB", "the firmware does not know", "empty"],
+)  # fmt: skip
+def test_sizes_of_old_firmware(tmp_path, size, bytes_):
+    """16 GiB in MiB as DSP0134 7.18 counts it; with the highest bit set in KiB."""
+    tree = laid_out("two-drives", tmp_path, lambda text: text.replace("48 00 40 00 ff 7f", f"48 00 40 00 {size}"))
+
+    assert memory.modules(tree.root)[0].bytes == bytes_
+
+
+def test_an_entry_that_ends_early_has_what_it_has(tmp_path):
+    """SMBIOS 2.1 had no speed and no texts of the maker."""
+    (module,) = memory.modules(written(tmp_path, SERVER))
+    assert module == memory.Module(locator="DIMM_A1", bytes=8 * GiB, type="DDR4")

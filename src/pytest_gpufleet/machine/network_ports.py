@@ -5,7 +5,7 @@ import errno
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -412,15 +412,17 @@ def mtu_between_nodes(nodes: Nodes) -> list[Fault]:
     """Ports at the highest rate whose MTU is not that which the same port has at most other nodes; where none is that
     of most, all nodes with one: a port of 9000 sends what one of 1500 drops."""
     faults = []
-    for each in _by_name(port for port in _fastest(nodes) if port[1].mtu):
+    for each in _fastest_by_name(nodes, lambda port: port.mtu):
         usual = _usual([port.mtu for _, port in each])
         if usual is None:
             of = ", ".join(f"{port.mtu} at node {node}" for node, port in each)
             faults.append(_at([node for node, _ in each], "mtu_mismatch", each[0][1], f"its MTU is {of}"))
-        for node, port in each if usual is not None else ():
-            if port.mtu != usual:
-                what = f"its MTU is {port.mtu}, at most other nodes {usual}"
-                faults.append(_at([node], "mtu_mismatch", port, what))
+            continue
+        faults += [
+            _at([node], "mtu_mismatch", port, f"its MTU is {port.mtu}, at most other nodes {usual}")
+            for node, port in each
+            if port.mtu != usual
+        ]
     return faults
 
 
@@ -428,7 +430,7 @@ def subnets_between_nodes(nodes: Nodes) -> list[Fault]:
     """Ports at the highest rate that are in another subnet than the same port of most other nodes, while most ports of
     their node are not: a node of which all differ is behind other switches. Where none is that of most, as between two
     nodes: ports in a subnet in which another node has another port, and which has another one there."""
-    named = _by_name(port for port in _fastest(nodes) if port[1].subnet)
+    named = _fastest_by_name(nodes, lambda port: port.subnet)
     has = {(node, port.subnet): port.port for each in named for node, port in each}
     odd: dict[int, list[Fault]] = {}
     faults = []
@@ -447,11 +449,9 @@ def subnets_between_nodes(nodes: Nodes) -> list[Fault]:
     return faults
 
 
-def _fastest(nodes: Nodes) -> Named:
-    return [(node, port) for node, ports in nodes.items() for port in fastest_ports(ports)]
-
-
-def _by_name(ports: Iterable[tuple[int, Port]]) -> list[Named]:
+def _fastest_by_name(nodes: Nodes, known: Callable[[Port], object]) -> list[Named]:
+    """Those of which something is known."""
+    ports = ((node, port) for node, each in nodes.items() for port in fastest_ports(each) if known(port))
     return list(grouped((port.port, (node, port)) for node, port in ports).values())
 
 
