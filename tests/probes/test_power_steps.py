@@ -11,7 +11,7 @@ from pytest_gpufleet.model.fault import Fault, Faults
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.probes import endurance
-from pytest_gpufleet.probes.endurance import Step, StepTurn
+from pytest_gpufleet.probes.endurance import Step, StepTurn as Turn
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.profile import for_gpu
 from tests.conftest import ACCEPTANCE
@@ -22,9 +22,9 @@ GPUS = TOPOLOGY.gpus
 STEPS = f"{ACCEPTANCE / 'test_9_endurance.py'}::test_power_steps"
 
 
-def turn(off: float = 0.0005, matmuls: int = 16, trouble: str = "", top: float | None = 695.0) -> StepTurn:
+def turn(off: float = 0.0005, matmuls: int = 16, trouble: str = "", top: float | None = 695.0) -> Turn:
     """A turn of ten steps at 10 Hz on a healthy GPU, but for what is given."""
-    return StepTurn((Step(off, off, 0.05, matmuls),) * 10, trouble, top, None if top is None else 118.0)
+    return Turn((Step(off, off, 0.05, matmuls),) * 10, trouble, top, None if top is None else 118.0)
 
 
 def a_world(gpus: tuple[Gpu, ...] = GPUS, results: Any = None) -> Any:
@@ -37,7 +37,7 @@ def a_world(gpus: tuple[Gpu, ...] = GPUS, results: Any = None) -> Any:
     return SimpleNamespace(gpus=gpus, places=places, size=len(gpus), run=run, name_of=lambda index: f"rank {index}")
 
 
-def worse(calls: list[list[StepTurn]]) -> dict[str, set[Where]]:
+def worse(calls: list[list[Turn]]) -> dict[str, set[Where]]:
     """By figure, the GPUs that miss its limit."""
     findings = [
         judge(figure, for_gpu("NVIDIA H200"), TOPOLOGY, "a check", rehearsal=False)
@@ -48,12 +48,12 @@ def worse(calls: list[list[StepTurn]]) -> dict[str, set[Where]]:
     return {finding.measurement.metric: set(finding.missed) for finding in findings if finding.missed}
 
 
-def with_gpu_2(planted: StepTurn) -> list[StepTurn]:
+def with_gpu_2(planted: Turn) -> list[Turn]:
     return [turn(), turn(), planted, turn()]
 
 
 def test_a_healthy_machine_meets_all() -> None:
-    held_up_once = StepTurn((Step(0.04, 0.0, 0.01, 3), *turn().steps[1:]), "", 690.0, 120.0)
+    held_up_once = Turn((Step(0.04, 0.0, 0.01, 3), *turn().steps[1:]), "", 690.0, 120.0)
     warming = turn(matmuls=15)
     assert worse([with_gpu_2(held_up_once), with_gpu_2(warming)]) == {}
 
@@ -66,14 +66,13 @@ def test_a_healthy_machine_meets_all() -> None:
         (turn(top=400.0), turn(top=400.0), "step_power"),  # a load that proves nothing
     ],
 )
-def test_a_gpu_that_does_not_step_with_the_others_is_named(first: StepTurn, last: StepTurn, metric: str) -> None:
+def test_a_gpu_that_does_not_step_with_the_others_is_named(first: Turn, last: Turn, metric: str) -> None:
     assert worse([with_gpu_2(first), with_gpu_2(last)]) == {metric: {place.gpu(2)}}
 
 
 def test_the_swing_is_in_watts() -> None:
-    (swing,) = [
-        each for each in endurance.step_figures(a_world(), {0.1: [[turn()] * 4]}) if each.metric == "power_swing"
-    ]
+    figures = {each.metric: each for each in endurance.step_figures(a_world(), {0.1: [[turn()] * 4]})}
+    swing = figures["power_swing"]
     assert set(swing.values.values()) == {577.0}
 
 

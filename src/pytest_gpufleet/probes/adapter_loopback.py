@@ -137,7 +137,6 @@ def grew(before: tuple[int, int] | None, now: tuple[int, int] | None, nbytes: in
 
 
 def exchange(rank: Rank, folder: str, nbytes: int) -> Reading:
-    """The bus bandwidth of an all_reduce between the two ranks of this group, which know no others: the adapters of
-    others may have no way to theirs."""
+    """Between two ranks which know no others: the adapters of others may have no way to theirs."""
     pair = int(os.environ["RANK"]) // 2
     return bus_bandwidth(alone(rank, f"file://{folder}/pair{pair}"), "all_reduce", nbytes)

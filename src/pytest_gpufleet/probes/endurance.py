@@ -101,8 +101,7 @@ def no_trouble(world: World, what: str, troubles: Mapping[int, str]) -> None:
 
 
 def _retention(work: str, rates: Mapping[Where, list[float]], cold: int) -> Measurement:
-    """The rate in the last tenth of the turns over that in the first tenth of those that began on warm GPUs: all but
-    the first `cold`."""
+    """The rate in the last tenth of the turns over that in the first tenth of all but the first `cold`."""
     values = {}
     for place, each in rates.items():
         warm = each[min(cold, len(each) - 1) :]
@@ -221,13 +220,12 @@ class Step:
 
 @dataclass(frozen=True)
 class StepTurn:
-    """What one rank did in one call. `top` and `bottom`: watts at the end of loads and of rests, where those last long
-    enough for NVML."""
+    """What one rank did in one call."""
 
     steps: tuple[Step, ...]
     trouble: str
-    top: float | None = None
-    bottom: float | None = None
+    top: float | None = None  # watts at the end of loads, where those last long enough for NVML
+    bottom: float | None = None  # of rests
 
 
 def power_steps(world: World, after_turn: AfterTurn) -> list[Measurement]:
@@ -302,8 +300,7 @@ def _retained(calls: Sequence[StepTurn]) -> float:
 
 
 def _prepare_all_steps(world: World) -> None:
-    """The largest matmul that ends a step on time on the slowest GPU: the same on all, so that results can be
-    compared."""
+    """The largest matmul that ends a step on time on the slowest GPU: the same on all, to be compared."""
     for halvings in range(HALVINGS + 1):
         ready: list[tuple[corruption.Repetition, float]] = world.run(_prepare_steps, halvings)
         if max(seconds for _, seconds in ready) <= MATMUL_SECONDS:

@@ -101,8 +101,7 @@ def scaling_efficiency(alone: Measurement, many: Measurement) -> Measurement:
     """What `many`, the throughput of n GPUs together, is of the sum of what the same GPUs do `alone`, measured in one
     run with one recipe, so that a GPU which is slow by itself does not look like slow communication.
 
-    `alone` may have more GPUs: the first n count. A comparison of ways to train keeps its `method`: it is for
-    information.
+    `alone` may have more GPUs: the first n count. A comparison of ways to train keeps its `method`.
     """
     ranks = many.conditions["ranks"]
     assert isinstance(ranks, int)

@@ -248,8 +248,7 @@ def _float8(dtype: torch.dtype) -> bool:
 
 
 def wrong_elements(result: Tensor, expected: Tensor, ulps: int = 0) -> str:
-    """ "" if all elements are equal (NaN is not) or at most `ulps` units in the last place off, else the count of wrong
-    ones and the first three."""
+    """How many elements are not equal (NaN never is), or more than `ulps` units in the last place off; the first."""
     if _float8(expected.dtype):
         result, expected = result.float(), expected.float()  # float8 cannot be compared
     wrong = result != expected

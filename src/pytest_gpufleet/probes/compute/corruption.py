@@ -89,8 +89,7 @@ class Repeated:
         return 2 * m * n * k * (self._matmuls - before) / elapsed / 1e12
 
     def launch(self) -> Tensor:
-        """Begin one matmul and its comparison, within `strictly(precision)`: whether it differs from the first, on the
-        device."""
+        """Begin one matmul, within `strictly(precision)`: whether it differs from the first, on the device."""
         return self._differs(self._multiply())
 
     @property

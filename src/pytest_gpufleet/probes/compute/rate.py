@@ -217,8 +217,7 @@ def _rested(device: torch.device, work: Callable[[], object], repeats: int, coun
 
 
 def full_clock_rates(world: World) -> Measurement:
-    """The same of all ranks. Where the power cap holds half of the GPUs or more, a condition says so; one that it holds
-    alone is slower than its peers."""
+    """The same of all ranks; a condition says whether the power cap holds half of the GPUs or more."""
     every = world.run(rate_at_full_clock)
     at_limit = 2 * sum(held for _, held in every) >= len(every)
     readings = [replace(each, conditions={**each.conditions, "at_power_limit": at_limit}) for each, _ in every]

@@ -163,8 +163,7 @@ def _link(topology: GpuTopology, where: Where, direct: bool) -> dict[str, Condit
 
 @dataclass
 class _Ends:
-    """What a rank copies between: memory of its own, and the addresses of the others' (source, sink); and where it
-    meets them."""
+    """What a rank copies between, the addresses of the others' source and sink among them; and where it meets them."""
 
     copier: Copier
     source: Tensor

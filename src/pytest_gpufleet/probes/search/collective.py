@@ -45,8 +45,7 @@ class Deadline:
     def each(
         self, world: World, groups: Sequence[Sequence[int] | World], probe: Callable[..., Any], *args: Any, **how: Any
     ) -> list[list[Any]]:
-        """`world.each` within the time that is left. TimeoutError before it is over: a call that is cut short ends all
-        ranks."""
+        """TimeoutError before the time is over: a call that is cut short ends all ranks."""
         left = self.moment - time.monotonic()
         if left < SECONDS / 10:
             raise TimeoutError(f"it was not done within {SECONDS:g} s")
@@ -349,8 +348,7 @@ DIFFER = 0.005
 
 
 def who_slows_pairs(figures: Sequence[Mapping[Where, float]]) -> Fault:
-    """Which GPU the slow pairs have in common: those nearer to the slowest than to the fastest. `figures`: GB/s by
-    place, for each kind of link."""
+    """Which GPU the slow pairs have in common: those nearer to the slowest than to the fastest of their kind."""
     slow: dict[Where, float] = {}
     others: dict[Where, float] = {}
     for values in figures:

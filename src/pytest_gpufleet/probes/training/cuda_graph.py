@@ -40,8 +40,7 @@ ALIKE = 0.05
 def steps(
     rank: Rank, network: nn.Module, plan: Plan, images: Tensor, labels: Tensor, *, together: bool
 ) -> tuple[Step, Step]:
-    """A training step, and the same without all_reduce. On GPUs both are CUDA graphs. `network`, one of torchvision's
-    ResNets in float32, is changed."""
+    """A training step, and the same without all_reduce: CUDA graphs on GPUs. The network, in float32, is changed."""
     on_gpu = images.device.type == "cuda"
     if on_gpu:
         _use_kernels(rank, network, plan)

@@ -226,8 +226,7 @@ def eager(module: nn.Module, training: Plan, device: torch.device, *, fused: boo
 
 
 def steps_of(rank: Rank, training: Plan, *, together: bool) -> tuple[Step, Step]:
-    """A training step on a synthetic batch, and the same without communication, after which ranks differ: the same
-    where ranks do not train `together`."""
+    """A training step on a synthetic batch, and the same without communication, after which ranks differ."""
     images, labels = synthetic_batch(rank, training)
     if training.recipe.graph:
         return cuda_graph.steps(rank, network(training, rank.device), training, images, labels, together=together)

@@ -46,8 +46,7 @@ class Shape:
 
     @property
     def multiplied(self) -> int:
-        """The weights that take part in matmuls: all but those of the norms and of the embedding, in which a token is
-        looked up."""
+        """The weights that take part in matmuls: all but those of the norms and of the embedding."""
         return self.layers * (4 * self.width**2 + 3 * self.width * self.hidden) + self.width * self.vocabulary
 
     @property
@@ -65,8 +64,7 @@ class Shape:
 
     @property
     def bytes_of_weights(self) -> int:
-        """GPU memory of what training keeps for the weights: in float32 themselves, their gradients and two moments of
-        Adam, and a copy in 16 bits."""
+        """Of training: weights, gradients and two moments of Adam in float32, and a copy of the weights in 16 bits."""
         every = self.multiplied + self.width * self.vocabulary + (2 * self.layers + 1) * self.width
         return (4 + 4 + 8 + 2) * every
 
@@ -246,8 +244,7 @@ def fitting_batch(shape: Shape, room: float) -> int:
 
 
 def sequences(shape: Shape, batch: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tokens and the ones that follow them, (batch, sequence) each: each sequence counts up from a random token, which
-    a model learns within some steps."""
+    """Tokens and the ones that follow them, (batch, sequence) each, which count up from a random token: soon learnt."""
     generator = torch.Generator().manual_seed(seed)
     first = torch.randint(shape.vocabulary, (batch, 1), generator=generator)
     tokens = ((first + torch.arange(shape.sequence + 1)) % shape.vocabulary).to(device)
@@ -354,8 +351,7 @@ def _record(rank: Rank, recipe: str, losses: Sequence[float], together: dict[str
 
 
 def _losses(rank: Rank, recipe: str, method: str, parts: Iterable[int]) -> tuple[list[float], dict[str, Tensor]]:
-    """The losses of STEPS steps on the sequences of these ranks, a batch each; what is left of the weights, their
-    gradients and both moments of Adam."""
+    """The losses of STEPS steps on the sequences of these ranks; then weights, gradients and both moments of Adam."""
     shape = SHAPES[_compared(rank)]
     with full_precision():
         model = transformer(shape, recipe, rank.device)
