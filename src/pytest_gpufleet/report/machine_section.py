@@ -12,6 +12,7 @@ from pytest_gpufleet.machine.processors import PROCESSOR_SETUP, ProcessorSetup
 from pytest_gpufleet.model.events import HostFound, Session
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
 from pytest_gpufleet.model.language import say, some
+from pytest_gpufleet.model.limit import IN_WORDS
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.tables import Cell, Row, Table, row
@@ -252,7 +253,7 @@ def facts(record: Record) -> list[Table]:
             ("Level", run.level),
             *nodes,
             ("GPUs asked for", say("{gpus} of each node", gpus=run.gpus) if record.of_cluster else run.gpus),
-            ("Limits asked for", say("at least {grade}", grade=say(run.basis))),
+            ("Limits asked for", say("at least {grade}", grade=say(IN_WORDS[run.basis]))),
             *([("Network between nodes, by --fleet-network", run.network)] if run.network else []),
             *([("Not judged, by --fleet-without", ", ".join(run.without))] if run.without else []),
             *([("Hardware", say("used (--fleet-used)"))] if run.used else []),

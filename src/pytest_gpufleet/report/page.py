@@ -131,7 +131,7 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None) ->
             telemetry=_telemetry(record),
             **_open(record, nodes),
             **MAY_DIFFER,
-            grades=GRADES,
+            grades=IN_WORDS.values(),
             symbols=wording.SYMBOLS,
             sha256=sha256,
         )
