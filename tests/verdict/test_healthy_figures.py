@@ -14,12 +14,13 @@ from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.limit import Limit, Reference
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, SpreadRow
+from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.verdict.judgement import held, judge, tolerances_of
 from pytest_gpufleet.verdict.noise import gpu_line, machine_line
 from pytest_gpufleet.verdict.peers import slower_than_peers
 from pytest_gpufleet.verdict.profile import for_gpu, of_every_gpu, shipped
 from pytest_gpufleet.verdict.reading import read
-from tests.boards import H200 as H200_BOARD
+from tests.boards import BOARDS, H200 as H200_BOARD
 
 H200, H100, B200, B300 = "NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA B200", "NVIDIA B300 SXM6 AC"
 RECORDED = Path(__file__).parents[1] / "recorded"
@@ -110,6 +111,14 @@ def test_host_links_of_a_machine_whose_first_one_was_disturbed_are_healthy(direc
     measurement = Measurement("host_bandwidth", {f"gpu{i}": value for i, value in enumerate(values)}, host(direction))
     for profile in (for_gpu(H200), for_gpu(H100)):
         assert judge(measurement, profile, replace(machine, gpus=gpus), "x", rehearsal=False).state == "met"
+
+
+def test_host_links_without_an_nvswitch_differ_by_more():
+    """Each of 8x RTX 4090, one after the other: NVIDIA/nvbandwidth issue 15."""
+    machine, profile = BOARDS["NVIDIA GeForce RTX 4090"].machine(8), for_gpu("NVIDIA GeForce RTX 4090")
+    values = (25.50, 24.26, 23.90, 26.30, 26.28, 26.38, 26.09, 26.31)
+    measured = Measurement("host_bandwidth", {gpu(i): each for i, each in enumerate(values)}, host("host to device"))
+    assert judge(measured, profile, machine, "x", rehearsal=False).slower_than_peers == {}
 
 
 # Per cent, on 8 GPUs with 275 comparisons: machines and GPUs that were seen, how much they differ within a machine and

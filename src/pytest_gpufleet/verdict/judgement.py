@@ -154,7 +154,8 @@ def tolerances_of(
     metric, row = measurement.definition, row_of(measurement.definition)
     if metric.peer_tolerance is None or not measurement.values:
         return ()
-    if fixed := tuple(each for each in row.tolerances if fits(each, measurement.conditions, metric.name)):
+    under = {"fabric": topology.fabric, **measurement.conditions}
+    if fixed := tuple(each for each in row.tolerances if fits(each, under, metric.name)):
         return fixed
     known = limits.spread_for(measurement, topology.fabric)
     if known is None:
