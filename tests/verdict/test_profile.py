@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html import unescape
 from itertools import product
 from pathlib import Path
@@ -157,6 +158,7 @@ REFUSED_BY_THE_LOADER = [
         12,
         ["limit 2", "more specific"],
     ),
+    (HEAD + '[[spread]]\nmetric = "launch_time"\nsource = "x"', 3, ["spread 1", "launch_time", "fixed tolerance"]),
 ]
 
 
@@ -335,6 +337,10 @@ def test_a_limit_for_a_figure_of_an_authors_own_check(tmp_path):
     slow = Measurement("decode_rate", {"gpu0": 999.0}, conditions, definition=metric)
     assert profile.limit_for(slow) is profile.limits[0]
     assert judge(slow, profile, GpuTopology(), "test_a.py::test_it", rehearsal=False).missed == (gpu(0),)
+    profile = load(write(tmp_path, HEAD + OWN.replace("min = 1000", "reference = 1000")))  # less 3 %
+    states = [judge(replace(slow, values={"gpu0": value}), profile, GpuTopology(), "x", rehearsal=False).state
+              for value in (999.0, 960.0)]  # fmt: skip
+    assert states == ["met", "missed"]
 
 
 @pytest.mark.parametrize(

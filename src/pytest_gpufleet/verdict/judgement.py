@@ -19,7 +19,7 @@ from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite, shipped
 from pytest_gpufleet.verdict.noise import Spread, gpu_line, machine_line
-from pytest_gpufleet.verdict.outliers import AS_SPREAD, FEWEST, figure_of, usual_and_allowed
+from pytest_gpufleet.verdict.outliers import AS_SPREAD, FEWEST, figure_of, healthy_spread, usual_and_allowed
 from pytest_gpufleet.verdict.peaks import NoPeak
 from pytest_gpufleet.verdict.peers import slower_than_peers
 from pytest_gpufleet.verdict.physical_limits import UNKNOWN_NETWORK, is_required, physical_limit
@@ -129,15 +129,17 @@ def _usual_comparisons(gpus: int) -> int:
 
 def line_of(limit: Limit, measurement: Measurement, limits: Profile, topology: GpuTopology, count: int) -> Limit:
     """A limit as it is on this machine: of a reference the line below it that the mean of the places must not be
-    worse than, by how much healthy machines differ."""
+    worse than, by how much healthy machines differ, or by a fixed tolerance where nobody knows that."""
     part = topology.part if "part" in limit.conditions else ""
     known = limits.spread_for(measurement, topology.fabric, part)
-    if limit.reference is None or known is None or not measurement.values:
+    if limit.reference is None or not measurement.values:
         return limit
-    spread, gpus = known.spread, len(measurement.values)
-    worse = machine_line(spread, limit.reference.machines, gpus, count, known.matters)
-    sd = math.hypot(spread.between, spread.within / math.sqrt(gpus))
-    noise = Noise(sd, known.between.gpus, known.between.machines, count)
+    noise, worse = None, healthy_spread(figure_of(measurement), topology, limits).matters
+    if known:
+        spread, gpus = known.spread, len(measurement.values)
+        worse = machine_line(spread, limit.reference.machines, gpus, count, known.matters)
+        sd = math.hypot(spread.between, spread.within / math.sqrt(gpus))
+        noise = Noise(sd, known.between.gpus, known.between.machines, count)
     scale = 1.0 if limit.unit == "ratio" else limit.reference.value
     value = limit.reference.value - measurement.definition.sign * worse * scale
     return replace(limit, value=value, reference=replace(limit.reference, noise=noise))

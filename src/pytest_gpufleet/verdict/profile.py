@@ -211,6 +211,8 @@ def _spread(table: Table, metrics: Mapping[str, Metric]) -> SpreadRow:
     )
     if table.path.name == EVERY_GPU:  # the defaults, which count as much as so many machines
         return row
+    if not any(default.metric == metric.name for default in of_every_gpu().spreads):
+        raise table.error(f"{metric.name} has a fixed tolerance, which no spread can change; take it out.")
     if row.within is not None and row.gpus <= row.machines:
         raise table.error('"within" needs "machines" and "gpus", more of these: say on how many it was seen.')
     if row.between is not None and row.machines < 2:
