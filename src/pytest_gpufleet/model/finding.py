@@ -58,11 +58,11 @@ class Finding:
         if limit and reference and reference.noise and limit.value:
             slow = self.slower_than_peers or {}
             alike = [value for at, value in measurement.values.items() if at not in slow and math.isfinite(value)]
-            mean = fmean(alike) if alike else 0.0
+            mean = fmean(alike) if alike else math.nan
             off, line = (_off(each, reference.value, limit.unit) for each in (mean, limit.value))
             machines = Said(MEAN_OF_ONE if reference.machines == 1 else MEAN_OF, machines=reference.machines)
             text = _words(Said("the mean of this machine"), off, machines, reference.noise, line, limit.sense == "max")
-            found = dict.fromkeys(self.missed, text)
+            found = dict.fromkeys(self.missed, text) if alike and not limit.met_by(mean) else {}
         for place, share in (self.slower_than_peers or {}).items():
             passed = [each for each in self.tolerances if each.noise and each.worse < share]
             for each in passed[:1]:
