@@ -70,8 +70,8 @@ def written(change):
     """How the check of writes ends on this machine, and what it gave to judge."""
     judged = []
 
-    def judge(measurement, on_miss):
-        judged.append((measurement, on_miss))
+    def judge(measured, on_miss):
+        judged.append((measured(), on_miss))
 
     return outcomes(recorded(change), judge=judge)["test_adapters_write_to_themselves"], judged
 
