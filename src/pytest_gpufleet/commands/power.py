@@ -69,8 +69,8 @@ def _comparisons(given: argparse.Namespace) -> tuple[list[Comparison], str]:
 
 def _profile(path: Path) -> Profile:
     shipped = {each.path.stem: each for each in (*profile.shipped(), profile.of_every_gpu())}
-    if str(path) in shipped:
-        return shipped[str(path)]
+    if (name := str(path).lower()) in shipped:
+        return shipped[name]
     if not path.exists():
         raise Refused(f"{path} is no folder of a run, no file, and no profile that is shipped ({', '.join(shipped)})")
     try:

@@ -135,11 +135,13 @@ class Beside(msgspec.Struct, frozen=True):
 # ---------------------------------------------------------------- what is wrong
 
 
-# By fault the variables by which somebody asks for the fallback. NCCL_ALGO does, like Ring or ^NVLS,NVLSTree.
+# By fault the variables by which somebody asks for the fallback. NCCL_ALGO does, like Ring, ^NVLS,NVLSTree or
+# allreduce:^nvls; NVLS needs memory of cuMem.
 ASKED: dict[str, dict[str, Callable[[str], bool]]] = {
     "nvls_not_used": {
         "NCCL_NVLS_ENABLE": lambda text: c_number(text) == 0,
-        "NCCL_ALGO": lambda text: ("nvls" in text.lower()) == text.startswith("^"),
+        "NCCL_CUMEM_ENABLE": lambda text: c_number(text) == 0,
+        "NCCL_ALGO": lambda text: ("nvls" in text.lower()) == ("^" in text),
     },
     "p2p_not_used": {"NCCL_P2P_DISABLE": lambda text: c_number(text) != 0, "NCCL_P2P_LEVEL": bool},
     "sockets_used": {
