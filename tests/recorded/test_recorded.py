@@ -114,7 +114,7 @@ def told_finding(finding: Finding) -> str:
 
     values = ", ".join(value(at, number) for at, number in measurement.values.items())
     conditions = "".join(f" {name}={value}" for name, value in measurement.conditions.items())
-    parts = [f"{limit} {limit.grade}{' weak' * limit.weak}" if limit else "no limit"]
+    parts = [f"{limit} {limit.grade}" if limit else "no limit"]
     parts += [str(each.text) for each in finding.tolerances]
     parts += ["no peers"] * (slower is None)
     reason = f" ({finding.reason})" if finding.state != "met" and finding.reason else ""

@@ -9,13 +9,13 @@ from statistics import fmean, stdev
 import pytest
 
 from pytest_gpufleet.model.conditions import ONE_WINDOW
-from pytest_gpufleet.model.finding import Finding, that_count
+from pytest_gpufleet.model.finding import that_count
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.limit import Limit, Reference
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, SpreadRow
 from pytest_gpufleet.model.place import gpu
-from pytest_gpufleet.verdict.judgement import held, judge, tolerances_of
+from pytest_gpufleet.verdict.judgement import judge, tolerances_of
 from pytest_gpufleet.verdict.noise import gpu_line, machine_line
 from pytest_gpufleet.verdict.peers import slower_than_peers
 from pytest_gpufleet.verdict.profile import for_gpu, of_every_gpu, shipped
@@ -210,20 +210,3 @@ def test_no_healthy_machine_is_rejected_by_what_the_others_reach():
         cases += 1
         rejected += [(folder.name, key)] * (found.state != "met")
     assert (cases > 100, rejected) == (True, [])
-
-
-def test_who_misses_a_weak_limit_is_broken_and_who_meets_it_is_not_yet_healthy():
-    limit = next(each for each in for_gpu(B300).limits if each.weak)
-    for factor, required, state in ((0.9, True, "missed"), (1.1, True, "not judged"), (1.1, False, "for information")):
-        measurement = Measurement(limit.metric, {"world": factor * limit.value}, limit.conditions)
-        finding = Finding("check", measurement, "not judged", limit, required=required)
-        assert held(finding, GpuTopology(), "").state == state
-
-
-def test_a_weak_limit_decides_only_where_there_is_no_other():
-    profile = for_gpu(B300)
-    weak = next(each for each in profile.limits if each.weak and each.metric == "memory_bandwidth")
-    measurement = Measurement("memory_bandwidth", {"gpu0": 6000.0}, {"operation": "copy", "at_once": "all"})
-    assert profile.limit_for(measurement) is weak
-    strong = replace(weak, weak=False, grade="project", value=6500.0)
-    assert replace(profile, limits=(*profile.limits, strong)).limit_for(measurement) is strong

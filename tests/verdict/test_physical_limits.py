@@ -16,7 +16,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import physical_limits as parts_of
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.peaks import NoPeak
-from pytest_gpufleet.verdict.physical_limits import COLLECTIVES, physical_limit
+from pytest_gpufleet.verdict.physical_limits import COLLECTIVES, MEMORY, physical_limit
 from pytest_gpufleet.verdict.profile import Profile, for_gpu, shipped
 from pytest_gpufleet.verdict.reading import read
 from tests.boards import BOARDS, H200, Board
@@ -307,16 +307,16 @@ def test_the_documentation_has_every_part() -> None:
     assert [name for name in COLLECTIVES if f"`{name}`" not in section] == []
 
 
-def test_who_misses_a_weak_limit_is_broken_also_where_the_hardware_is_asked_for_less() -> None:
+def test_a_published_gate_decides_where_the_hardware_is_asked_for_less() -> None:
     """Of the L4 a gate for another program's memory bandwidth stands above what its facts make."""
     board = BOARDS["NVIDIA L4"]
     profile, topology = for_gpu(board.name), board.machine(1)
     assert profile
-    (weak,) = [limit for limit in profile.limits if limit.weak]
+    (gate,) = [limit for limit in profile.limits if limit.metric == "memory_bandwidth"]
+    facts = profile.facts["hbm_terabytes_per_second"] * 1000
+    assert gate.value > MEMORY * facts
     below, above = (
-        judge(figure(weak.metric, value, operation="copy", at_once="all"), profile, topology, "x", rehearsal=False)
-        for value in (weak.value - 1, weak.value)
+        judge(figure(gate.metric, value, operation="copy", at_once="all"), profile, topology, "x", rehearsal=False)
+        for value in (gate.value - 1, gate.value)
     )
-    assert (below.state, below.limit) == ("missed", weak)
-    assert above.limit
-    assert (above.state, above.limit.grade, above.limit.value < weak.value) == ("met", "physical", True)
+    assert [(each.state, each.limit) for each in (below, above)] == [("missed", gate), ("met", gate)]

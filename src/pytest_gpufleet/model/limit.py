@@ -19,24 +19,6 @@ IN_WORDS: dict[Grade, str] = {**dict(zip(GRADES, GRADES, strict=True)), "physica
 
 
 @dataclass(frozen=True)
-class Calibration:
-    """What a calibrated limit rests on: how many runs of how many machines with how many GPUs, the standard deviation
-    `s` of a GPU of any such machine, in the unit of the limit, and the factor `k` of its tolerance interval; None where
-    one machine said nothing of how machines differ."""
-
-    runs: int
-    machines: int
-    gpus: int
-    s: Finite
-    k: Finite | None = None
-
-    def __str__(self) -> str:
-        machines = f"{self.machines} machine{'s' * (self.machines > 1)}"
-        runs = f"{self.runs} run{'s' * (self.runs > 1)}"
-        return f"{runs} of {machines} with {self.gpus} GPUs, s {self.s:,g}" + (f", k {self.k:g}" if self.k else "")
-
-
-@dataclass(frozen=True)
 class Reference:
     """What healthy machines reach: the mean of so many, measured or published on `date`. `noise`: what the line below
     it follows from, once it is held against a machine."""
@@ -57,8 +39,6 @@ class Limit:
     reference itself; else a floor, which each place is held against.
     `measured`: the healthy figure that a floor was made from, in the same unit, if it was made from one. `given`: it
     comes from a profile that the customer gave, and not from one of the shipped ones.
-    `weak`: healthy machines are far beyond it, since it was measured with another program; who misses it is broken, and
-    who meets it is not yet healthy.
     """
 
     metric: str
@@ -70,9 +50,7 @@ class Limit:
     conditions: Mapping[str, Condition]
     profile: str  # the file it stands in, by its name
     measured: Finite | None = None
-    weak: bool = False
     given: bool = False
-    calibration: Calibration | None = None
     reference: Reference | None = None
     date: str = ""  # of a floor
 
@@ -82,9 +60,9 @@ class Limit:
         return self.reference.value if self.reference else self.measured
 
     @property
-    def precedence(self) -> tuple[bool, int]:
+    def precedence(self) -> int:
         """Among limits for the same figure: the least one decides."""
-        return self.weak, GRADES.index(self.grade)
+        return GRADES.index(self.grade)
 
     @property
     def origin(self) -> str:
@@ -94,12 +72,10 @@ class Limit:
 
     @property
     def full_source(self) -> str:
-        """The source, what part of which figure there the limit is, and what a calibration rests on."""
+        """The source, and what part of which figure there the limit is."""
         if of := self.reference:
             machines = f"{of.machines} machine{'s' * (of.machines > 1)}"
             return f"{self.source}: {of.value:,g} {self.unit} is the mean of {machines}"
-        if self.calibration:
-            return f"{self.source}: mean {self.measured or 0:,g} {self.unit} of {self.calibration}"
         if not self.measured:
             return self.source
         return f"{self.source}: {self.value / self.measured:.0%} of {self.measured:,g} {self.unit}"

@@ -198,8 +198,7 @@ def _limit(finding: Finding, sources: Sources) -> Cell:
 
 
 def _source(limit: Limit, sources: Sources) -> int:
-    source = limit.full_source if limit.calibration else limit.source
-    return sources.setdefault((limit.origin, source), len(sources) + 1)
+    return sources.setdefault((limit.origin, limit.source), len(sources) + 1)
 
 
 def _grade(limit: Limit | None) -> str:

@@ -18,7 +18,7 @@ from pytest_gpufleet.model.events import NodeFinished, NodeFound, Outcome, Secur
 from pytest_gpufleet.model.fault import Action, Fault
 from pytest_gpufleet.model.finding import Finding, State, distinct
 from pytest_gpufleet.model.levels import Level
-from pytest_gpufleet.model.limit import Calibration, Grade, Limit
+from pytest_gpufleet.model.limit import Grade, Limit
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import basis
@@ -153,9 +153,6 @@ class OfLimit(Part, frozen=True):
     profile: Annotated[str | None, Meta(description="The file in which the limit stands.")]
     measured: Annotated[float | None, Meta(description="The healthy figure that it was made from, in the same unit.")]
     given: Annotated[bool, Meta(description="Whether it is the customer's and not a shipped one.")]
-    calibration: Annotated[
-        Calibration | None, Meta(description="Of a calibrated limit: what it rests on, and how far GPUs differ.")
-    ]
 
 
 class OfUnusedLimit(Part, frozen=True):

@@ -14,25 +14,22 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.limit import IN_WORDS, Limit
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import METRICS, Noise, Peers, Tolerance, fits, over_network, row_of
+from pytest_gpufleet.model.metric import METRICS, Noise, Peers, SpreadRow, Tolerance, fits, over_network, row_of
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite, shipped
 from pytest_gpufleet.verdict.noise import Spread, gpu_line, machine_line
-from pytest_gpufleet.verdict.outliers import AS_SPREAD, FEWEST, figure_of, healthy_spread, usual_and_allowed
+from pytest_gpufleet.verdict.outliers import figure_of, usual_and_allowed
 from pytest_gpufleet.verdict.peaks import NoPeak
 from pytest_gpufleet.verdict.peers import slower_than_peers
 from pytest_gpufleet.verdict.physical_limits import UNKNOWN_NETWORK, is_required, physical_limit
-from pytest_gpufleet.verdict.profile import KnownSpread, Profile, of_every_gpu
+from pytest_gpufleet.verdict.profile import Profile, of_every_gpu
 
 STEADINESS = (
     "a figure that changes from one sample to the next is no figure: something else uses the GPU, or it throttles"
 )
 MOST_LOST = 0.25
 STALLS = "of the time is lost by samples slower than the usual one: this way stalls, beyond what others take of it"
-WEAK = (
-    "its only limit is a weak one, which machines that are far from healthy meet too: calibrate on a known-good machine"
-)
 
 
 class LimitMissed(AssertionError):
@@ -95,25 +92,15 @@ def judge(
     if between:
         required = network is not None and (required or is_required(measurement, measured))
         tolerances = tolerances if network is not None else ()
+    no_limit = _no_limit(profile, topology)
+    if limit is None and required and measurement.values:
+        try:
+            limit = physical_limit(measurement, topology, measured)
+        except NoPeak as why:
+            unknown = str(why) == UNKNOWN_NETWORK
+            no_limit = str(why) if unknown else f"{no_limit}; nor do the facts of the hardware make one: {why}"
     finding = Finding(check, measurement, limit=limit, required=required, tolerances=tolerances)
-    limit, why = deciding(finding, topology, measured)
-    no_limit = f"{_no_limit(profile, topology)}{why and f'; nor do the facts of the hardware make one: {why}'}"
-    no_limit = why if why == UNKNOWN_NETWORK else no_limit
-    return held(replace(finding, limit=limit), topology, no_limit)
-
-
-def deciding(finding: Finding, topology: GpuTopology, measured: Sequence[Measurement]) -> tuple[Limit | None, str]:
-    """The limit that decides where a finding has that of its profile: what the hardware can do goes before a weak one
-    that is met; whoever misses a weak one is broken, also where the hardware's facts ask for less. And why the hardware
-    makes none, where it does not."""
-    limit, measurement = finding.limit, finding.measurement
-    decided = limit and not (limit.weak and all(map(limit.met_by, measurement.values.values())))
-    if decided or not finding.required or not measurement.values:
-        return limit, ""
-    try:
-        return physical_limit(measurement, topology, measured), ""
-    except NoPeak as why:
-        return limit, str(why)
+    return held(finding, topology, no_limit)
 
 
 def counted(record: Record) -> int:
@@ -131,15 +118,12 @@ def line_of(limit: Limit, measurement: Measurement, limits: Profile, topology: G
     """A limit as it is on this machine: of a reference the line below it that the mean of the places must not be
     worse than, by how much healthy machines differ, or by a fixed tolerance where nobody knows that."""
     part = topology.part if "part" in limit.conditions else ""
-    known = limits.spread_for(measurement, topology.fabric, part)
     if limit.reference is None or not measurement.values:
         return limit
-    noise, worse = None, healthy_spread(figure_of(measurement), topology, limits).matters
-    if known:
-        spread, gpus = known.spread, len(measurement.values)
-        worse = machine_line(spread, limit.reference.machines, gpus, count, known.matters)
-        sd = math.hypot(spread.between, spread.within / math.sqrt(gpus))
-        noise = Noise(sd, known.between.gpus, known.between.machines, count)
+    known, gpus = limits.spread_for(measurement, topology.fabric, part), len(measurement.values)
+    worse = machine_line(known.spread, limit.reference.machines, gpus, count, known.matters)
+    between = known.seen and known.seen[1]
+    noise = Noise(known.spread.sd(gpus), between.gpus, between.machines, count) if between else None
     scale = 1.0 if limit.unit == "ratio" else limit.reference.value
     value = limit.reference.value - measurement.definition.sign * worse * scale
     return replace(limit, value=value, reference=replace(limit.reference, noise=noise))
@@ -149,7 +133,8 @@ def tolerances_of(
     measurement: Measurement, limits: Profile, topology: GpuTopology, count: int
 ) -> tuple[Tolerance, ...]:
     """By how much the places of a measurement may be worse than their peers: by how healthy ones differ, or where
-    nobody knows that, by a fixed part. None where its places are no peers.
+    nobody knows that, by a fixed part. Between nodes many of them show how much they differ. None where its places are
+    no peers.
 
     One whose board nobody else has is held against all others, by how machines differ too: it may be of a kind that
     is slower."""
@@ -160,32 +145,26 @@ def tolerances_of(
     if fixed := tuple(each for each in row.tolerances if fits(each, under, metric.name)):
         return fixed
     known = limits.spread_for(measurement, topology.fabric)
-    if known is None:
-        worse = metric.peer_tolerance
-        values = measurement.values.values()
-        if (
-            over_network(metric.name, measurement.conditions) and len(values) >= FEWEST
-        ):  # they show how much they differ
-            _, worse = usual_and_allowed(
-                figure_of(measurement), values, AS_SPREAD * worse, max(count, len(values)), worse
-            )
-        return (Tolerance(metric.name, worse),)
+    if known.seen is None:
+        return (Tolerance(metric.name, known.matters),)
+    if over_network(metric.name, measurement.conditions):
+        values, sd = measurement.values.values(), known.spread.within
+        _, worse = usual_and_allowed(figure_of(measurement), values, sd, max(count, len(values)), known.matters)
+        return (_tolerance("model", known.seen[0], worse, sd, measurement, count),)
     boards = Counter((topology.kind(place), topology.boards(place)) for place in measurement.values)
     several = [size for size in boards.values() if size > 1]
     found = [(gpu_line(known.spread, min(several), count, known.matters), known.spread.within)] if several else []
-    tolerances = [_tolerance("part number", known, *each, measurement, count) for each in found]
+    tolerances = [_tolerance("part number", known.seen[0], *each, measurement, count) for each in found]
     if len(measurement.values) > len(several) and len(boards) > 1 and min(boards.values()) == 1:
         apart = Spread(known.spread.within, math.sqrt(2) * known.spread.between, between_df=known.spread.between_df)
         worse = machine_line(apart, math.inf, 1, count, known.matters)
-        sd = math.hypot(apart.within, apart.between)
-        tolerances.append(_tolerance("others of the model", known, worse, sd, measurement, count))
+        tolerances.append(_tolerance("others of the model", known.seen[0], worse, apart.sd(), measurement, count))
     return tuple(tolerances)
 
 
 def _tolerance(
-    peers: Peers, known: KnownSpread, worse: float, sd: float, measurement: Measurement, count: int
+    peers: Peers, seen: SpreadRow, worse: float, sd: float, measurement: Measurement, count: int
 ) -> Tolerance:
-    seen = known.within
     noise = Noise(sd, seen.gpus, seen.machines, count)
     slope = row_of(measurement.definition).per_kelvin
     return Tolerance(measurement.metric, worse, peers, slope, noise, seen.source, seen.conditions)
@@ -215,10 +194,10 @@ def held(finding: Finding, topology: GpuTopology, no_limit: str, rehearsal: bool
         return measured_again(finding, finding.again)
     if missed or slower:
         return replace(finding, state="missed", reason=_missed_reason(len(missed), len(slower or ())))
-    if limit and not limit.weak:
+    if limit:
         return replace(finding, state="met")
     if finding.required:
-        return replace(finding, reason=WEAK if limit else no_limit)
+        return replace(finding, reason=no_limit)
     return replace(finding, state="for information")
 
 
@@ -236,7 +215,7 @@ def _held_to_limit(measurement: Measurement, limit: Limit | None, slower: Mappin
 
 def comparisons(suite: Suite, level: str, gpus: int, nodes: int) -> int:
     """With how many comparisons a level counts, each of which a healthy machine may fail by chance: of each case of its
-    checks and each metric that it is there for, one with the limit for each place, and one with the peers for each
+    checks and each metric that it is there for, one of the machine with its reference, and one with the peers for each
     place that has some. Places are the GPUs, or their pairs; one of what all ranks measure together; the nodes in a
     check between nodes."""
     count = 0
@@ -246,7 +225,7 @@ def comparisons(suite: Suite, level: str, gpus: int, nodes: int) -> int:
         for metric in check.metrics(gpus > 1):
             peers = metric in METRICS and METRICS[metric].peer_tolerance is not None
             places = (among * (among - 1) // 2 if metric.startswith("pair_") else among) if peers else 1
-            count += len(suite.cases(name)) * (2 * places if peers and places > 1 else places)
+            count += len(suite.cases(name)) * (1 + places * (places > 1))
     return count
 
 

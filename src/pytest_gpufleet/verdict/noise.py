@@ -29,6 +29,10 @@ class Spread:
     within_df: float = DEFAULT_IS_WORTH
     between_df: float = DEFAULT_IS_WORTH
 
+    def sd(self, places: int = 1) -> float:
+        """Of the mean of so many places of any machine."""
+        return math.hypot(self.between, self.within / math.sqrt(places))
+
 
 def pooled(default: float, seen: float, df: float) -> tuple[float, float]:
     """A default standard deviation and one that was seen with `df` degrees of freedom: as one, and its degrees."""
@@ -39,8 +43,7 @@ def pooled(default: float, seen: float, df: float) -> tuple[float, float]:
 def machine_line(spread: Spread, machines: float, gpus: int, comparisons: int, matters: float) -> float:
     """By what fraction the mean of the `gpus` of a machine may be worse than a reference that is the mean of so many
     machines. Of a single GPU, how GPUs differ counts in full."""
-    s = math.hypot(spread.between, spread.within / math.sqrt(gpus))
-    return max(matters, factor(_z(comparisons), machines, spread.between_df) * s)
+    return max(matters, factor(_z(comparisons), machines, spread.between_df) * spread.sd(gpus))
 
 
 def gpu_line(spread: Spread, gpus: int, comparisons: int, matters: float) -> float:

@@ -10,7 +10,7 @@ from pytest_gpufleet.model.measurement import Measurement, goodness
 from pytest_gpufleet.model.metric import Metric
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.verdict.noise import Spread, gpu_line, pooled
-from pytest_gpufleet.verdict.profile import SAME, Profile, choose, of_every_gpu
+from pytest_gpufleet.verdict.profile import SAME, KnownSpread, Profile, choose, of_every_gpu
 
 FIXED = {"ratio": 1.0, "K": 100.0}  # by unit: a ratio is a fraction already; one kelvin counts as a per cent
 
@@ -89,42 +89,14 @@ def outliers(
 # against the other boards of its model, and may be so much worse.
 BETWEEN_BOARDS = 0.05
 
-# What is not known by its spread may differ by the tolerance of its metric, or so much, at least.
-TOLERANCE = 0.03
-# Here hosts have a share: data loaders of three healthy hosts of 4x NVIDIA H200 were 10.6 % apart, latencies
-# without a CUDA graph by half; of those from a graph nobody has seen two machines.
-OF_THE_HOST = {"collective_latency": 0.2, "loader_throughput": 0.2}
-# The line is at about seven standard deviations: z of a few hundred comparisons, with a spread of ten machines.
-AS_SPREAD = 1 / 7
 
-
-@dataclass(frozen=True)
-class Healthy:
-    """How much healthy places of a machine (`within`) and machines (`between`) of one part number differ, as standard
-    deviations, and the smallest fault that matters; `fixed`: nobody has measured that, and it is a tolerance."""
-
-    within: float
-    between: float
-    matters: float
-    fixed: bool = False
-
-    def sd(self, places: int = 1) -> float:
-        """Of the mean of so many places of any machine."""
-        return math.hypot(self.between, self.within / math.sqrt(places))
-
-
-def healthy_spread(figure: Figure, topology: GpuTopology, defaults: Profile | None = None) -> Healthy:
+def healthy_spread(figure: Figure, topology: GpuTopology, defaults: Profile | None = None) -> KnownSpread:
     """Of machines like this one, with their part number, by the shipped profile; or by `defaults` alone, of those for
     which a limit under these conditions is."""
     measured = Measurement(figure.name, {}, dict(figure.conditions), definition=figure.metric)
     profile = defaults or choose(None, [gpu.name for gpu in topology.gpus]) or of_every_gpu()
     part = str(measured.conditions.get("part", "")) if defaults else topology.part or SAME
-    known = profile.spread_for(measured, topology.fabric, part)
-    if known:
-        return Healthy(known.spread.within, known.spread.between, known.matters)
-    usual = OF_THE_HOST.get(figure.name, TOLERANCE)
-    tolerance = usual if figure.metric.peer_tolerance is None else figure.metric.peer_tolerance
-    return Healthy(AS_SPREAD * tolerance, 0.0, tolerance, fixed=True)
+    return profile.spread_for(measured, topology.fabric, part)
 
 
 # How much healthy ones differ as the better half of them shows it, which slow ones do not widen: the best tenth of a

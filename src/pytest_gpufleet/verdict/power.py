@@ -44,7 +44,7 @@ class Line:
 
 def of_machine(spread: Spread, machines: int, gpus: int, comparisons: int, matters: float) -> Line:
     """The mean of a machine's GPUs against a reference of so many machines, which is itself off by their spread."""
-    seen = math.hypot(spread.between, spread.within / math.sqrt(gpus)) * math.sqrt(1 + 1 / machines)
+    seen = spread.sd(gpus) * math.sqrt(1 + 1 / machines)
     at = machine_line(spread, machines, gpus, comparisons, matters)
     return Line(at, seen, seen * _upper(spread.between_df))
 

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from pytest_gpufleet.model.codec import Finite
 from pytest_gpufleet.model.conditions import CONDITIONS, Condition
-from pytest_gpufleet.model.limit import Calibration, KnownGood, Limit, Reference
+from pytest_gpufleet.model.limit import KnownGood, Limit, Reference
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import EXTRAORDINARY, MEASURED_UNDER, METRICS, Metric, SpreadRow, fits
 from pytest_gpufleet.verdict import toml_table
@@ -78,11 +78,9 @@ FACTS = {
 _FACTS = {key: Annotated[float, Meta(ge=0, le=_MOST, description=f"a number ({what})")] for key, what in FACTS.items()}
 _RUN = {each.name: Texts if each.name in ("uuids", "serials") else Text for each in fields(KnownGood)}
 RunTable = table_type("KnownGood", _RUN)
-CalibrationTable = table_type(
-    "Calibration", {"runs": Whole, "machines": Whole, "gpus": Whole, "s": NotNegative}, {"k": Positive}
-)
 MetricTable = table_type("OwnMetric", {"unit": Text, "better": Literal["higher", "lower"], "title": Text})
-_MADE_FROM = {"measured": Positive, "weak": Switch, "calibration": CalibrationTable}
+# `calibration` said in files of 0.3.0 what a floor was made from, and says nothing today.
+_MADE_FROM = {"measured": Positive, "calibration": dict[str, float]}
 # What healthy machines reach, in place of a minimum or maximum; and when, by which versions.
 _REFERENCE = {"reference": Positive, "machines": Whole, "date": Date, "nccl": Text, "driver": Text}
 _STATED = {"min": Positive, "max": Positive, "unit": Text, "grade": Written, "source": Source}
@@ -174,9 +172,7 @@ def _limit(table: Table, metrics: Mapping[str, Metric], given: bool) -> Limit:
         conditions=_conditions(when),
         profile=table.path.name,
         measured=values.get("measured"),
-        weak=values.get("weak", False),
         given=given,
-        calibration=Calibration(**values["calibration"]) if "calibration" in values else None,
         reference=_reference(values) if "reference" in values else None,
         date="" if "reference" in values else values.get("date", ""),
     )
@@ -254,12 +250,12 @@ _HERE = Path(__file__).parent / "profiles"
 @dataclass(frozen=True)
 class KnownSpread:
     """How much healthy ones differ, the smallest fault that matters, and where the two deviations were seen: in rows of
-    a profile of the model, or in the default."""
+    a profile of the model, or in the default. None: the metric has no default, and a fixed tolerance is what matters.
+    """
 
     spread: Spread
     matters: float
-    within: SpreadRow
-    between: SpreadRow
+    seen: tuple[SpreadRow, SpreadRow] | None = None  # within, between
 
 
 @dataclass(frozen=True)
@@ -296,39 +292,41 @@ class Profile:
                 f"{metric.name} was measured in {metric.unit}, where {metric.better} is better, but by "
                 f"{self.path.name} it is in {known.unit}, and {known.better} is better; make the two the same."
             )
-        # One that is not weak before one that is, and the one of the best grade; of several one of the profile's own,
-        # however specific; of these the most specific.
+        # The one of the best grade; of several one of the profile's own, however specific; of these the most specific.
         own = (limit for limit in self.limits if holds(limit, measurement, fabric, part))
-        first = min(own, key=lambda limit: (*limit.precedence, -len(limit.conditions)), default=None)
+        first = min(own, key=lambda limit: (limit.precedence, -len(limit.conditions)), default=None)
         of_base = self.base.limit_for(measurement, fabric, part) if self.base else None
         found = min(filter(None, (first, of_base)), key=lambda limit: limit.precedence, default=None)
         return found or self._of_both(measurement, fabric, part)
 
     def _of_both(self, measurement: Measurement, fabric: str, part: str) -> Limit | None:
-        """Of the geometric mean of copy and triad: the mean of their limits, as good as the worse of these."""
+        """Of the geometric mean of copy and triad: the mean of their limits, as good as the worse of these. Where one
+        is a floor and the other a reference, as with a contract about copy alone, what the base says of both."""
         operation, under = str(measurement.conditions.get("operation")), measurement.conditions
         each = [{**under, "operation": name} for name in operation.split(" and ") if name != operation]
         limits = [self.limit_for(replace(measurement, conditions=one), fabric, part) for one in each]
         of_each = [limit for limit in limits if limit]
         references = [limit.reference for limit in of_each if limit.reference]
-        if not each or len(of_each) < len(each) or len(references) not in (0, len(each)):
+        if len(references) not in (0, len(each)):
+            return self.base._of_both(measurement, fabric, part) if self.base else None
+        if not each or len(of_each) < len(each):
             return None
         worse = max(of_each, key=lambda limit: limit.precedence)
         source = "; ".join(f"{limit.conditions['operation']} {limit}, {limit.full_source}" for limit in of_each)
         conditions = {**worse.conditions, "operation": operation}
         value = geometric_mean(limit.value for limit in of_each)
         of = replace(min(references, key=lambda one: one.machines), value=value) if references else None
-        return replace(
-            worse, value=value, source=source, conditions=conditions, measured=None, calibration=None, reference=of
-        )
+        return replace(worse, value=value, source=source, conditions=conditions, measured=None, reference=of)
 
-    def spread_for(self, measurement: Measurement, fabric: str = "", part: str = "") -> KnownSpread | None:
-        """How much healthy ones differ: what was seen of this model, pooled with the default of the metric; None where
-        the metric has no default. `part`: where the reference is of boards with this number."""
+    def spread_for(self, measurement: Measurement, fabric: str = "", part: str = "") -> KnownSpread:
+        """How much healthy ones differ: what was seen of this model, pooled with the default of the metric. `part`:
+        where the reference is of boards with this number."""
         under = {"fabric": fabric, **measurement.conditions}
         default = _default_of(measurement.metric, {**under, **({"part": SAME} if part else {})})
         if default is None:
-            return None
+            tolerance = measurement.definition.peer_tolerance
+            usual = OF_THE_HOST.get(measurement.metric, TOLERANCE)
+            return KnownSpread(Spread(0.0, 0.0), usual if tolerance is None else tolerance)
         under = {**under, **({"part": part} if part else {})}
         within, between = (self._seen(name, measurement.metric, under) for name in ("within", "between"))
         within_sd, between_sd = default.within or 0.0, default.between or 0.0
@@ -338,7 +336,7 @@ class Profile:
         if between:
             between_sd, between_df = pooled(between_sd, between.between or 0.0, between.machines - 1)
         spread = Spread(within_sd, between_sd, within_df, between_df)
-        return KnownSpread(spread, default.matters or 0.0, within or default, between or default)
+        return KnownSpread(spread, default.matters or 0.0, (within or default, between or default))
 
     def _seen(
         self, which: Literal["within", "between"], metric: str, under: Mapping[str, Condition]
@@ -350,6 +348,11 @@ class Profile:
         return max(rows, key=lambda row: len(row.conditions), default=of_base)
 
 
+# Where a metric has neither a default spread nor a tolerance of its own.
+TOLERANCE = 0.03
+# Here hosts have a share: data loaders of three healthy hosts of 4x NVIDIA H200 were 10.6 % apart, latencies
+# without a CUDA graph by half; of those from a graph nobody has seen two machines.
+OF_THE_HOST = {"collective_latency": 0.2, "loader_throughput": 0.2}
 # In a default spread: where the reference is of boards of the same part number as these.
 SAME = "same"
 

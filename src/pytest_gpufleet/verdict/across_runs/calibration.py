@@ -260,12 +260,13 @@ def _seen(one: _Known, sources: Mapping[str, str]) -> SpreadRow:
 def _spread(one: _Known, topology: GpuTopology, machines: int = 0) -> tuple[Spread, float, bool]:
     """How much such machines differ, by what was seen of these and the default of the metric, and the smallest fault
     that matters; and whether there is no such default, but a tolerance. `machines`: as if that many had been seen."""
-    healthy, seen = healthy_spread(one.figure, topology, of_every_gpu()), _seen(one, {"source": "", "date": ""})
+    known, seen = healthy_spread(one.figure, topology, of_every_gpu()), _seen(one, {"source": "", "date": ""})
+    healthy = known.spread
     n = machines or seen.machines
     df = n * (seen.gpus / seen.machines - 1)
     within, within_df = pooled(healthy.within, healthy.within if seen.within is None else seen.within, df)
     between, between_df = pooled(healthy.between, healthy.between if seen.between is None else seen.between, n - 1)
-    return Spread(within, between, within_df, between_df), healthy.matters, healthy.fixed
+    return Spread(within, between, within_df, between_df), known.matters, known.seen is None
 
 
 def _reach(one: _Known, topology: GpuTopology, count: int) -> Reach:
@@ -325,12 +326,15 @@ def _digits(value: float, rounding: str | None = None) -> float:
 def _stands(
     before: Profile, here: Profile, limit: Limit, one: _Known, topology: GpuTopology, count: int, replace_shipped: bool
 ) -> bool:
-    """Whether a shipped limit stays what holds for this figure: such runs met it."""
+    """Whether a shipped limit stays what holds for this figure: such runs met it. A reference is worth more than a
+    floor that is the judgement of this project."""
     values: dict[Where, float] = {Place(0, "gpu", index): value for index, value in enumerate(one.places[0])}
     measured = Measurement(one.figure.name, values, dict(one.figure.conditions), definition=one.figure.metric)
     stated = before.limit_for(measured, topology.fabric, topology.part)
-    if stated is None or stated.weak or not replace_shipped:
-        return stated is not None and not stated.weak
+    if stated is None or (limit.reference and stated.grade == "project"):
+        return False
+    if not replace_shipped:
+        return True
     line, shipped_line = (
         line_of(each, measured, by, topology, count) for each, by in ((limit, here), (stated, before))
     )

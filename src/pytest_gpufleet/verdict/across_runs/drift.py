@@ -93,11 +93,8 @@ def drift(runs: Mapping[str, Record]) -> Drift:
     worse: list[Outlier] = []
     for figure, of_gpus in before.items():
         now, healthy = measured[last][figure], healthy_spread(figure, runs[last].topology)
-        default, least = (
-            (healthy.sd(), healthy.matters)
-            if healthy.fixed
-            else (REPEAT * (healthy.within or healthy.between), MATTERS)
-        )
+        default = REPEAT * (healthy.spread.within or healthy.spread.between)
+        least = MATTERS if healthy.seen else healthy.matters
         seen, df = noise(of_gpus.values(), figure)
         sd, df = pooled(default, seen, df)
         for gpus, values in of_gpus.items():

@@ -130,7 +130,7 @@ def _outliers(
             groups, least = [at_place], BETWEEN_BOARDS
         usual = values[first].get(place) if len(values) == 2 else None
         for group in groups:
-            found += beside_most(figure, group, healthy.sd(), comparisons, least, reference=usual)
+            found += beside_most(figure, group, healthy.spread.sd(), comparisons, least, reference=usual)
     return [replace(each, identity=runs[each.run].topology.identity(each.place)) for each in found]
 
 
