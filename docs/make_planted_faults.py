@@ -557,7 +557,7 @@ ELSEWHERE = {
     "a rank that raises and then dies":
         "tests/world/test_pool.py::test_a_rank_that_raises_and_dies_of_it_is_reported_by_what_it_raised",
     "an agent that was fenced":
-        "tests/nodes/test_local_transport.py::test_a_frozen_agent_is_lost_fenced_when_it_wakes_and_answers_then",
+        "tests/nodes/test_transport.py::test_a_frozen_agent_is_lost_fenced_when_it_wakes_and_answers_then",
     "one changed byte of a report": "tests/commands/test_integrity.py::test_a_difference_is_refused_in_one_sentence",
 }  # fmt: skip
 
