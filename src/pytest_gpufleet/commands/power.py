@@ -28,7 +28,7 @@ COLUMNS = (
     *(f"{100 * size:g} %" for size in power.SIZES),
     *(f"{each:.0%} from" for each in power.PROBABILITIES),
 )
-# By which measurements of one metric are told apart.
+# What distinguishes measurements of one metric.
 TOLD_BY = ("precision", "operation", "recipe", "direction", "collective", "bytes", "nvls")
 
 

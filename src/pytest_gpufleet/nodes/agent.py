@@ -170,7 +170,7 @@ class Agent:
         }
 
     def live(self) -> str:
-        """Until it is told to end, or there is nobody who could tell it: why it ends before the run does, if so."""
+        """Until the head ends it, or is gone: why it ends before the run does, if so."""
         self._send(say.DialIn(self._settings.name or own_name(), self._settings.index))
         self._aside.do(NODE, self._open, self._greet)
         while not self._why:
@@ -274,7 +274,7 @@ class Agent:
         self._of_node(lambda node: node.watch())
 
     def _end(self, message: say.End) -> None:
-        self._why, self._as_planned = f"it was told to: {message.why}", message.why == say.OVER
+        self._why, self._as_planned = f"the head ended it: {message.why}", message.why == say.OVER
         folder = self._suite.folder if self._suite else None
         if folder is None or suite_process.sizes(folder).keys() <= self._read:
             shutil.rmtree(self._folder, ignore_errors=True)

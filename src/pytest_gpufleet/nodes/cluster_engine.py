@@ -81,7 +81,7 @@ class ClusterEngine:
         left: dict[int, str] = {}
         for node, answer in self._answers(questions, timeout + ANSWER_SECONDS).items():
             if isinstance(answer, Trouble):
-                self._cluster.leave_out(node, f"it was told to end its ranks, and did not say that it has: {answer}")
+                self._cluster.leave_out(node, f"it did not confirm that it ended its ranks: {answer}")
             elif answer:
                 self._cluster.leave_out(node, f"{len(answer)} of its ranks could not be killed")
                 left |= answer

@@ -1,5 +1,5 @@
-"""Agents on the nodes of a Ray cluster, which survive it. A process of its own talks to Ray, which may end whoever
-does, and holds the GPUs of all nodes for this run."""
+"""Agents on the nodes of a Ray cluster, which survive it. A process of its own talks to Ray, which may end it,
+and holds the GPUs of all nodes for this run."""
 
 import os
 import select
@@ -24,7 +24,7 @@ ANSWER_SECONDS = 150.0  # for Ray to answer, and for what is waited for on purpo
 JOIN_SECONDS = 30.0  # for nodes to join Ray, and for GPUs that it gets back from a job that has just ended
 TURN_SECONDS = 0.5
 TOKEN = "it asks for a token that this process does not have: RAY_AUTH_TOKEN or ~/.ray/auth_token, that of the head"
-OPEN = "it lets in whoever reaches its ports: start it with RAY_AUTH_MODE=token, or accept that by --fleet-insecure"
+OPEN = "it lets in anyone who reaches its ports: start it with RAY_AUTH_MODE=token, or accept that by --fleet-insecure"
 Answer = tuple[dict[int, str], str]  # the nodes with an agent, by their number, or why there are none
 
 

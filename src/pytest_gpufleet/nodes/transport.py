@@ -189,7 +189,7 @@ class Transport:
             os.eventfd_write(self._bell, 1)
 
     def receive(self, timeout: float) -> list[Arrived | Gone]:
-        """What has come from any node, as soon as anything has; [] after `timeout` seconds. Gone is told once."""
+        """What has come from any node, as soon as anything has; [] after `timeout` seconds. Gone comes once."""
         assert self._listener is not None
         if not self._early and not self._unsent:
             self._listener.wait(timeout)

@@ -185,8 +185,8 @@ def _plain(address: str) -> str:
 
 def _peers(port: int) -> Iterator[str]:
     """The other ends of this host's TCP connections at this port (proc(5): /proc/net/tcp)."""
-    for name in ("tcp", "tcp6"):
-        for line in Path("/proc/net", name).read_text().splitlines()[1:]:
+    for table in filter(Path.exists, (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))):  # IPv6 may be off
+        for line in table.read_text().splitlines()[1:]:
             _, own, other, state, *_ = line.split()
             if int(own.rpartition(":")[2], 16) == port and state == "06":  # TCP_TIME_WAIT
                 words = bytes.fromhex(other.partition(":")[0])

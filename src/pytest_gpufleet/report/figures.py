@@ -488,7 +488,7 @@ def _lost(way: Way) -> Iterator[Row]:
     """Parts of what the GPUs do alone, added up, for each number of GPUs whose share of communication was measured;
     together 1, or more where the figures do not fit together. Delivered: what they do together. Gradients: lost to
     communication, as its share of a step says. Imbalance: what faster GPUs could do beyond the pace of the slowest. The
-    rest is told apart by nothing that is measured: the host, or clocks that are lower when all communicate."""
+    rest cannot be separated by what is measured: the host, or clocks that are lower when all communicate."""
     total = sum(way.alone.values())
     for count, share in way.shares.items():
         together = way.rates.get(count, math.nan)

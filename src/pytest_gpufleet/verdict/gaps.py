@@ -34,7 +34,7 @@ NOUNS: dict[Kind, str] = {
     "not applied": "limit",
     "calibrated here": "profile",
 }
-UNFINISHED = ("incomplete", "never finished")  # told beside any verdict
+UNFINISHED = ("incomplete", "never finished")  # reported beside any verdict
 DEADLINE = "the run came to its --fleet-deadline"
 ALTERED = "not as it was shipped with this version, so it may check something else"
 DESELECTED, NOT_SELECTED = "left out by the command line", "not selected, or the run ended before it"

@@ -37,7 +37,6 @@ _EXACT = "a list of the names that NVML gives such GPUs, exactly, or left out if
 Names = Annotated[list[Text], Meta(min_length=1, description=_EXACT)]
 Source = Annotated[Text, Meta(description="a text that is not empty and says where the value can be looked up")]
 Positive = Annotated[float, Meta(gt=0, le=_MOST, description="a positive number")]
-NotNegative = Annotated[float, Meta(ge=0, le=_MOST, description="a number that is not negative")]
 Fraction = Annotated[float, Meta(ge=0, le=1, description="a fraction from 0 to 1, where 0.005 is 0.5 %")]
 Ratio = Annotated[float, Meta(gt=0, le=1, description="a ratio from 0 to 1, where 0.95 is 95 %")]
 Date = Annotated[

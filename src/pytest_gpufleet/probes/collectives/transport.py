@@ -141,14 +141,14 @@ def _nvlink(rank: Rank) -> int | None:
     if rank.gpu is None:
         return None
     with suppress(nvml.NoGpus), nvml.session() as driver, suppress(driver.NVMLError):
-        gpu = nvml.Nvml(driver, [driver.nvmlDeviceGetHandleByIndex(rank.gpu.index)])
+        gpu = nvml.Nvml(driver, [driver.nvmlDeviceGetHandleByUUID(rank.gpu.uuid)])
         return value if isinstance(value := gpu.ask(0, "nvlink_kib"), int) else None
     return None
 
 
 def _ports() -> dict[str, int]:
-    """Bytes of each active InfiniBand and RoCE port at the highest rate of this node."""
+    """Bytes of each active InfiniBand and RoCE port of this node that may be its GPUs'."""
     with suppress(Unreadable):
-        there = network_ports.fastest_ports(network_ports.read())
+        there = network_ports.of_gpus(network_ports.read(), ())
         return {port.port: sum(network_ports.carried(port.port) or ()) for port in there}
     return {}

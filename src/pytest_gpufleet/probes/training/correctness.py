@@ -73,7 +73,7 @@ def losses_of_all(rank: Rank, model: nn.Module, optimizer: torch.optim.Optimizer
 
 def checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The state of both, as torch.distributed.checkpoint saves and loads it."""
-    # Imported here: whoever only collects the checks shall not wait for it.
+    # Imported here: a collection of the checks does not wait for it.
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
     return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))

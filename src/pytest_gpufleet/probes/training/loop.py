@@ -391,7 +391,7 @@ def fully_sharded(
     if rank.device.type == "cpu" and torch.__version__ < "2.11":
         # https://github.com/pytorch/pytorch/issues/162338; before torch 2.7 it does not run there at all.
         not_applicable("FSDP on CPU ranks needs torch 2.11: older ones sum gradients where they should average")
-    try:  # here, since it takes a second, and whoever only collects the checks shall not wait for it
+    try:  # here, since it takes a second, and a collection of the checks does not wait for it
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     except ImportError:  # before torch 2.6
         from torch.distributed._composable.fsdp import MixedPrecisionPolicy, fully_shard  # type: ignore[attr-defined]

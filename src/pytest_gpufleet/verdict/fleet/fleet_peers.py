@@ -185,7 +185,7 @@ def _alike(figure: Figure, by_node: Mapping[int, Finding], runs: NodeRuns) -> It
 
 def _kind(topology: GpuTopology, place: Where, figure: Figure) -> tuple[Hashable, Hashable]:
     """Model and link of a place; and its part number. What goes to the host's memory at once shares the way there with
-    whoever is near the same processors, behind the same PCIe switch."""
+    all GPUs near the same processors, behind the same PCIe switch."""
     gpus = [gpu for gpu in topology.gpus if gpu.place in place.parts] or topology.gpus
     ways = (topology.processors_near(place), topology.switch_neighbours(place))
     boards = tuple(sorted(str(gpu.get("board_part_number") or "") for gpu in gpus))
