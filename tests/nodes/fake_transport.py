@@ -3,7 +3,10 @@
 import queue
 import threading
 
+import msgspec
+
 from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.events import HostFound
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.nodes.messages import End, Hello, Message, ToAgent
 from pytest_gpufleet.nodes.transport import Arrived, Gone
@@ -12,21 +15,8 @@ LONG = 30.0  # seconds; nothing here lasts for so long, unless it is broken
 
 
 def hello(node: int = 0, **other: object) -> Hello:
-    said = {
-        "host": f"gf{node}",
-        "serial": None,
-        "pid": 1000 + node,
-        "version": "1",
-        "package": "p",
-        "suite": "s",
-        "python": "3.12.3",
-        "interface": "eth0",
-        "topology": GpuTopology(()),
-        "present": (),
-        "machine": {},
-        "clock": 0.0,
-    }
-    return Hello(**{**said, **other})
+    usual = Hello(None, 1000 + node, "eth0", GpuTopology(()), (), HostFound())
+    return msgspec.structs.replace(usual, **other)
 
 
 class FakeTransport:

@@ -45,7 +45,7 @@ def main() -> None:
         connection.line.send(codec.packed(message))
 
     say(DialIn(f"gf{index}", index))
-    say(hello(pid=os.getpid(), host=f"gf{index}"))
+    say(hello(pid=os.getpid()))
     while True:
         connection._socket.poll(1000)
         for message in connection.receive():

@@ -62,16 +62,13 @@ def test_it_says_hello_first_and_then_that_it_is_there(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", Started)  # by a fresh Python
     (tmp_path / "test_own.py").write_text("")
     with controlled(settings(tmp_path, suite=("test_own.py",), name="gf7")) as agent:
-        assert agent.dialled == messages.DialIn("gf7")
-        hello = agent.hear(messages.Hello)
-        assert (hello.host, hello.pid, hello.interface) == ("gf7", agent.pid, "lo")
+        hello, first = agent.hear(messages.Hello), agent.dialled.suite
+        assert (agent.dialled.name, hello.pid, hello.interface) == ("gf7", agent.pid, "lo")
         assert hello.topology.absent == "--rehearse was given"
         assert agent.hear(messages.Pulse).clock <= agent.hear(messages.Pulse).clock
-        first = hello.suite
     (tmp_path / "test_own.py").write_text("changed")
     with controlled(settings(tmp_path, suite=("test_own.py",))) as agent:
-        hello = agent.hear(messages.Hello)
-        assert (hello.suite != first, hello.package) == (True, code())
+        assert (agent.dialled.suite != first, agent.dialled.package) == (True, code())
 
 
 def where(rank, value):

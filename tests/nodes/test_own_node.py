@@ -15,7 +15,6 @@ from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.nodes import messages, own_node
 from pytest_gpufleet.nodes.agent_process import AgentSettings
-from pytest_gpufleet.nodes.interfaces import Interface
 from pytest_gpufleet.nodes.own_node import OwnNode
 from tests import machines
 
@@ -75,9 +74,8 @@ def asked(own, question):
 
 
 def test_a_machine_with_gpus_arrives_as_it_is(node, own):
-    said = own.hello(AgentSettings("."), Interface("10.0.0.7", "eth0"), 4711)
-    hello = codec.unpacked(codec.packed(said), messages.FromAgent)
-    assert (hello.topology, hello.machine, hello.present) == (node.topology, node.host(), node.present())
+    hello = codec.unpacked(codec.packed(own.hello("eth0")), messages.FromAgent)
+    assert (hello.topology, hello.machine.host, hello.present) == (node.topology, node.host(), node.present())
     assert asked(own, messages.ReadHost(("kernel",))) == {"kernel": node.host()["kernel"]}
 
 
@@ -126,6 +124,6 @@ def test_without_gpus_it_is_a_node_that_says_why(monkeypatch):
 
     monkeypatch.setattr(own_node.local_node, "opened", none)
     with own_node.opened(AgentSettings(".", gpus=8)) as own:
-        hello = own.hello(AgentSettings("."), Interface("10.0.0.7", "eth0"), 4711)
+        hello = own.hello("eth0")
     topology = hello.topology
     assert (topology.gpus, topology.absent, topology.problems) == ((), GONE, (GONE,))

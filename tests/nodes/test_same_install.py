@@ -2,25 +2,29 @@
 
 import shutil
 
+import msgspec
 import pytest
 
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.suite import code
 from pytest_gpufleet.nodes import same_install
 from pytest_gpufleet.nodes.agent_process import AgentSettings
-from pytest_gpufleet.nodes.messages import Greeting
-from tests.nodes.fake_transport import hello
+from pytest_gpufleet.nodes.messages import DialIn
 
-OWN = Greeting(host="head", version="1", package="p", suite="s", python="3.12.3")
+OWN = DialIn("head", version="1", package="p", suite="s", python="3.12.3")
 
 
-def test_nodes_with_the_same_installation_are_welcome_whatever_else_differs():
-    nodes = {"gf0": hello(0), "gf1": hello(1, serial="X", machine={"torch": "2.0"}, clock=9.0)}
-    same_install.refuse_others(OWN, nodes)
+def other(name, **differs):
+    return msgspec.structs.replace(OWN, name=name, **differs)
+
+
+def test_nodes_with_the_same_installation_are_welcome():
+    same_install.refuse_others(OWN, {"gf0": other("gf0"), "gf1": other("gf1", index=1)})
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("differs", "described"),
     [
         ({"python": "3.12.4"}, "gf1: Python 3.12.4."),
         ({"package": "q"}, "gf1: other files of pytest-gpufleet."),
@@ -30,22 +34,23 @@ def test_nodes_with_the_same_installation_are_welcome_whatever_else_differs():
         ({"suite": same_install.EMPTY}, f"gf1: {same_install.NO_CHECKS}."),
     ],
 )
-def test_a_node_with_another_one_is_named_with_what_differs(other, told):
+def test_a_node_with_another_one_is_named_with_what_differs(differs, described):
     with pytest.raises(Refused) as refused:
-        same_install.refuse_others(OWN, {"gf0": hello(0), "gf1": hello(1, **other)})
-    assert told in str(refused.value)
+        same_install.refuse_others(OWN, {"gf0": other("gf0"), "gf1": other("gf1", **differs)})
+    assert described in str(refused.value)
     assert "gf0" not in str(refused.value)
 
 
 def test_nodes_that_differ_in_the_same_way_are_named_together():
-    nodes = {"gf0": hello(0), **{f"gf{node}": hello(node, package="q") for node in (1, 2, 3)}}
+    nodes = {"gf0": other("gf0"), **{name: other(name, package="q") for name in ("gf1", "gf2", "gf3")}}
     with pytest.raises(Refused, match=r"gf1, gf2, gf3: other files"):
         same_install.refuse_others(OWN, nodes)
 
 
-def test_a_node_whose_hello_cannot_be_read_is_named_by_its_greeting():
+def test_what_a_node_of_any_version_dials_in_with_can_be_read():
+    sent = codec.packed({"is": "dial in", "name": "gf1", "version": "0.9", "python": "3.12.3", "new": 1})
     with pytest.raises(Refused, match=r"gf1: pytest-gpufleet 0\.9"):
-        same_install.refuse_others(OWN, {"gf1": Greeting("gf1", "0.9", "q", "s", "3.12.3")})
+        same_install.refuse_others(OWN, {"gf1": codec.unpacked(sent, DialIn)})
 
 
 def test_what_this_process_has_is_of_its_package_and_of_the_suite(folder):

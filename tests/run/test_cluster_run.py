@@ -69,8 +69,8 @@ def test_why_a_node_does_not_tell_a_fact_is_known_here(cluster, run):
     cluster.answers[ReadHost] = {node: codec.unpacked(codec.packed(host), dict) for node, host in hosts.items()}
     assert run.hosts_now("bmc") == {0: untold, 1: None, 2: {"power": []}}
 
-    said = hello(machine={"bmc": untold, "kernel": "6.8.0"})
-    assert codec.unpacked(codec.packed(said), Hello).machine == {"bmc": untold, "kernel": "6.8.0"}
+    said = hello(machine=HostFound("", {"bmc": untold, "kernel": "6.8.0"}))
+    assert codec.unpacked(codec.packed(said), Hello).machine.host == {"bmc": untold, "kernel": "6.8.0"}
 
 
 def test_why_a_host_does_not_tell_a_fact_is_on_record():
@@ -163,14 +163,14 @@ BUSES = ("00000000:0A:00.0", "")  # the second does not answer
 @pytest.mark.parametrize(("kernels", "there"), [(("a", "a"), 2), (("a", "b"), 4), ((None, None), 4)])
 def test_the_gpus_of_a_host_that_is_two_nodes_are_there_once(kernels, there):
     hellos = {
-        node: hello(node, present=BUSES, machine={"boot_id": kernel} if kernel else {})
+        node: hello(node, present=BUSES, machine=HostFound("", {"boot_id": kernel} if kernel else {}))
         for node, kernel in enumerate(kernels)
     }
     assert ClusterTarget({0: "gf0", 1: "gf1"}, hellos, rehearsed=0).gpus_present == there
 
 
 def test_a_machine_of_a_node_knows_how_long_ago_it_was_read_by_whatever_clock_its_node_has(monkeypatch):
-    target = ClusterTarget({0: "gf0"}, {0: hello(clock=4e9)}, rehearsed=0)
+    target = ClusterTarget({0: "gf0"}, {0: hello(machine=HostFound("2096-10-02T07:06:40+00:00"))}, rehearsed=0)
     began = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: began + 600)
     assert target.machines[0].seconds_ago >= 600

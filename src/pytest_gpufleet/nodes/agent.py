@@ -24,7 +24,7 @@ import msgspec
 
 from pytest_gpufleet.machine.host import own_name
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.nodes import interfaces, messages as say, own_node, ranks_here, suite_process, wire
+from pytest_gpufleet.nodes import interfaces, messages as say, own_node, ranks_here, same_install, suite_process, wire
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.own_node import OwnNode
 from pytest_gpufleet.nodes.ranks_here import RanksHere
@@ -171,7 +171,7 @@ class Agent:
 
     def live(self) -> str:
         """Until the head ends it, or is gone: why it ends before the run does, if so."""
-        self._send(say.DialIn(self._settings.name or own_name(), self._settings.index))
+        self._aside.do(NODE, lambda: same_install.own(self._settings), self._send)
         self._aside.do(NODE, self._open, self._greet)
         while not self._why:
             self._turn()
@@ -263,7 +263,7 @@ class Agent:
 
     def _open(self) -> say.Hello:
         self._node = self._open_things.enter_context(own_node.opened(self._settings))
-        return self._node.hello(self._settings, self._reached, os.getpid())
+        return self._node.hello(self._reached.name)
 
     def _greet(self, hello: say.Hello) -> None:
         self._send(hello)

@@ -4,13 +4,12 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.nodes import messages as say
-from pytest_gpufleet.nodes.messages import Greeting, Hello, Pulse
+from pytest_gpufleet.nodes.messages import Hello, Pulse
 from pytest_gpufleet.nodes.transport import Arrived, Gone, Transport
 
 
@@ -102,7 +101,6 @@ class Cluster:
         # All by the number of the node. Each of these is replaced and never changed, so that any thread may read it.
         self.names: Mapping[int, str] = {}  # every node on which an agent was started
         self.hellos: Mapping[int, Hello] = {}
-        self.strangers: Mapping[int, Greeting] = {}  # lost ones whose first message this version cannot read
         self.pulses: Mapping[int, Pulse] = {}  # the last of each
         self.clocks_ahead: Mapping[int, float] = {}  # seconds that its clock is ahead of this one's
         self.lost: Mapping[int, Lost] = {}
@@ -280,8 +278,6 @@ class Cluster:
         try:
             message = codec.unpacked(event.message, say.FromAgent)
         except ValueError as error:
-            with suppress(ValueError):  # if that was its Hello, it says something in every version
-                self.strangers = {**self.strangers, node: codec.unpacked(event.message, Greeting)}
             self._lose(node, f"its agent sent what this version cannot read: {error}")
             return
         if not self.takes_part(node):

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from pytest_gpufleet.model.events import Outcome, VerdictWord
+from pytest_gpufleet.model.events import HostFound, Outcome, VerdictWord
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import GpuTopology, typed_facts
+from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.world.engines.protocol import Trace
 
 
@@ -129,42 +129,27 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DialIn(Message, frozen=True, tag="dial in"):
-    """The first message of an agent, of whatever version: who it is. See AgentSettings."""
+    """The first message of an agent, which every version can read: who it is (see AgentSettings) and what is installed
+    there. `package` and `suite`: SHA-256 over the files."""
 
     name: str
     index: int | None = None
-
-
-class Hello(Message, frozen=True, tag="hello"):
-    """What an agent has found on its node. `package` and `suite`: SHA-256 over what is installed there.
-    `interface`: by which this node reaches the controller, "" if none has its address. `topology`: of the GPUs that the
-    run is to use. `machine`: the facts of the host (Node.host)."""
-
-    host: str
-    serial: str | None
-    pid: int
-    version: str
-    package: str
-    suite: str
-    python: str
-    interface: str
-    topology: GpuTopology
-    present: tuple[str, ...]
-    machine: Mapping[str, Any]
-    clock: float  # seconds since the epoch when this was written
-
-    def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "machine", typed_facts(self.machine))
-
-
-class Greeting(msgspec.Struct, frozen=True, tag_field="is", tag="hello"):
-    """As much of the Hello of any version as is needed to say that it is another one."""
-
-    host: str = ""
     version: str = ""
     package: str = ""
     suite: str = ""
     python: str = ""
+
+
+class Hello(Message, frozen=True, tag="hello"):
+    """What an agent has found on its node. `interface`: by which this node reaches the controller, "" if none has its
+    address. `topology`: of the GPUs that the run is to use. `present`: the PCI bus ids of all."""
+
+    serial: str | None
+    pid: int
+    interface: str
+    topology: GpuTopology
+    present: tuple[str, ...]
+    machine: HostFound
 
 
 class Pulse(Message, frozen=True, tag="pulse"):

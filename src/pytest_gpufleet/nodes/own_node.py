@@ -1,23 +1,22 @@
 """The node of an agent: what the agent is asked about it, and what it sees of its GPUs while ranks work on them."""
 
-import time
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
-
-import msgspec
 
 from pytest_gpufleet.machine import host, local_node
 from pytest_gpufleet.machine.local_node import LocalNode
 from pytest_gpufleet.machine.locks import GpuTaken
 from pytest_gpufleet.machine.nvml import NoGpus
 from pytest_gpufleet.machine.telemetry import Sampler
+from pytest_gpufleet.model.events import HostFound
 from pytest_gpufleet.model.measurement import Sample
-from pytest_gpufleet.nodes import messages as say, same_install
+from pytest_gpufleet.nodes import messages as say
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.health_watch import Guard
-from pytest_gpufleet.nodes.interfaces import Interface
 
 SAMPLE_SECONDS = 1.0  # as a run of one machine does, unless it is told otherwise
 REHEARSAL = "--rehearse was given"
@@ -50,18 +49,10 @@ class OwnNode:
             say.CheckHealth: lambda question: self._check_health(question.failed),
         }
 
-    def hello(self, settings: AgentSettings, reached: Interface, pid: int) -> say.Hello:
-        own = same_install.own(settings)
-        return say.Hello(
-            **msgspec.structs.asdict(own),
-            serial=host.serial(),
-            pid=pid,
-            interface=reached.name,
-            topology=self._node.topology,
-            present=self._node.present(),
-            machine=self._node.host(),
-            clock=time.time(),
-        )
+    def hello(self, interface: str) -> say.Hello:
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        machine = HostFound(now, self._node.host())
+        return say.Hello(host.serial(), os.getpid(), interface, self._node.topology, self._node.present(), machine)
 
     def answer(self, question: say.Question) -> Any:
         """KeyError for a question that is about something else."""

@@ -12,7 +12,7 @@ from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.suite import code, sum_of
 from pytest_gpufleet.nodes.agent_process import AgentSettings
-from pytest_gpufleet.nodes.messages import Greeting, Hello
+from pytest_gpufleet.nodes.messages import DialIn
 
 
 def suite(folder: Path, sources: Iterable[str]) -> str:
@@ -54,10 +54,11 @@ NO_CHECKS = "no checks where this run has them: the folder is empty there, or no
 NO_FOLDER = "the folder in which this run was started is not there, or closed"
 
 
-def own(settings: AgentSettings) -> Greeting:
+def own(settings: AgentSettings) -> DialIn:
     """Of this process: a node, or the controller, which the nodes are held against."""
-    return Greeting(
-        host=settings.name or own_name(),
+    return DialIn(
+        name=settings.name or own_name(),
+        index=settings.index,
         version=__version__,
         package=code(),
         suite=suite(Path(settings.run_folder), settings.suite),
@@ -65,7 +66,7 @@ def own(settings: AgentSettings) -> Greeting:
     )
 
 
-def refuse_others(own: Greeting, nodes: Mapping[str, Hello | Greeting]) -> None:
+def refuse_others(own: DialIn, nodes: Mapping[str, DialIn]) -> None:
     """Refused if any of these nodes, by their names, has another installation than this process."""
     alike = grouped((differing, name) for name, node in nodes.items() if (differing := _differences(own, node)))
     if not alike:
@@ -77,7 +78,7 @@ def refuse_others(own: Greeting, nodes: Mapping[str, Hello | Greeting]) -> None:
     )
 
 
-def _differences(own: Greeting, other: Hello | Greeting) -> str:
+def _differences(own: DialIn, other: DialIn) -> str:
     differing = [part for part in PARTS if getattr(own, part) != getattr(other, part)]
     if "version" in differing and "package" in differing:  # which goes without saying
         differing.remove("package")

@@ -59,12 +59,11 @@ class Starter(Protocol):
 
 @dataclass(frozen=True)
 class _Agent:
-    """One that has dialled in: by which name ZeroMQ knows it, "" if it has not yet, and from where."""
+    """One that was started: who it is, by which name ZeroMQ knows it, "" if it has not dialled in, and from where."""
 
-    wire_name: bytes
-    index: int | None
-    name: str
-    address: str
+    who: say.DialIn
+    wire_name: bytes = b""
+    address: str = ""
 
 
 class Transport:
@@ -89,6 +88,7 @@ class Transport:
         self.secured: Secured = starter.secured
         self.missing: tuple[str, ...] = ()  # who was waited for in vain, as far as anybody knows their names
         self.strangers: tuple[str, ...] = ()  # addresses of those with another secret
+        self.dialled: dict[int, say.DialIn] = {}  # the first message of each node
         self.own: Mapping[int, int | None] = {}  # nodes whose agents `starter` sees, with their index
         self._starter, self._wanted, self._seconds, self._expected = starter, wanted, seconds, expected
         self._where = (run, address, port)
@@ -127,26 +127,28 @@ class Transport:
 
     def _number(self, started: Mapping[int, str]) -> dict[int, str]:
         """By index; those without one as they are expected, and by name."""
-        there = {agent.index for agent in self._agents.values()}
+        there = {agent.who.index for agent in self._agents.values()}
         agents = [*self._agents.values()]
-        agents += [_Agent(b"", index, name, "") for index, name in started.items() if index not in there]
+        agents += [_Agent(say.DialIn(name, index)) for index, name in started.items() if index not in there]
         place = {name: number for number, name in enumerate(self._expected)}
 
         def key(agent: _Agent) -> tuple[object, ...]:
-            known = place.get(expected_as(agent.name, self._expected) or "", len(place))
-            return (agent.index is None, agent.index or 0, known, natural(agent.name))
+            who = agent.who
+            known = place.get(expected_as(who.name, self._expected) or "", len(place))
+            return (who.index is None, who.index or 0, known, natural(who.name))
 
         agents.sort(key=key)
         self._nodes = {agent.wire_name: node for node, agent in enumerate(agents) if agent.wire_name}
         self._wire_names = {node: wire_name for wire_name, node in self._nodes.items()}
-        self.own = {node: agent.index for node, agent in enumerate(agents) if agent.index in self._starter.own}
+        self.dialled = {node: agent.who for node, agent in enumerate(agents) if agent.wire_name}
+        self.own = {node: agent.who.index for node, agent in enumerate(agents) if agent.who.index in self._starter.own}
         return dict(enumerate(_names(agents)))
 
     def _note_who_is_missing(self, wanted: int) -> None:
         assert self._listener is not None
         agents = self._agents.values()
-        known = {expected_as(agent.name, self._expected) for agent in agents}
-        indexes = {agent.index for agent in agents}
+        known = {expected_as(agent.who.name, self._expected) for agent in agents}
+        indexes = {agent.who.index for agent in agents}
         self.missing = tuple(name for name in self._expected if name not in known)
         if not self._expected and None not in indexes:
             self.missing = tuple(f"task {index}" for index in range(wanted) if index not in indexes)
@@ -172,12 +174,12 @@ class Transport:
     def _dialled(self, wire_name: bytes, line: Line, message: bytes, address: str) -> None:
         with suppress(ValueError):  # else it is no agent
             who = codec.unpacked(message, say.DialIn)
-            doubled = who.index is not None and any(agent.index == who.index for agent in self._agents.values())
+            doubled = who.index is not None and any(agent.who.index == who.index for agent in self._agents.values())
             if self._nodes or doubled:
                 line.send(TOO_LATE)
                 return
             self._lines[wire_name] = line
-            self._agents[wire_name] = _Agent(wire_name, who.index, who.name, address)
+            self._agents[wire_name] = _Agent(who, wire_name, address)
             line.send(BEAT)
 
     # ------------------------------------------------------------ messages
@@ -221,10 +223,10 @@ class Transport:
 
 def _names(agents: Sequence[_Agent]) -> list[str]:
     """Where several hosts have one name, with what tells them apart."""
-    hosts = Counter(agent.name for agent in agents)
-    places = Counter((agent.name, agent.address) for agent in agents)
+    hosts = Counter(agent.who.name for agent in agents)
+    places = Counter((agent.who.name, agent.address) for agent in agents)
     return [
-        agent.name if hosts[agent.name] == 1
-        else f"{agent.name} ({agent.address if places[agent.name, agent.address] == 1 else number})"
+        name if hosts[name := agent.who.name] == 1
+        else f"{name} ({agent.address if places[name, agent.address] == 1 else number})"
         for number, agent in enumerate(agents, 1)
     ]  # fmt: skip

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timezone
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +21,7 @@ from pytest_gpufleet.nodes import launchers, same_install
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.cluster import Cluster, Trouble
 from pytest_gpufleet.nodes.launchers import Task
-from pytest_gpufleet.nodes.messages import Asked, CheckHealth, Greeting, Hello, Lock, ReadHost
+from pytest_gpufleet.nodes.messages import Asked, CheckHealth, Hello, Lock, ReadHost
 from pytest_gpufleet.nodes.transport import Starter, Transport
 from pytest_gpufleet.run import resume
 from pytest_gpufleet.run.folder import RunFolder
@@ -118,7 +117,9 @@ class ClusterTarget(Target):
         self.nodes = len(hellos)
         self.rehearsal_ranks = rehearsed * len(hellos)
         self.machines = {  # at once: they know how long ago that was
-            node: Machine(self.topology_of(node).gpus, hello.machine, _taken(hello), present=hello.present, node=node)
+            node: Machine(
+                self.topology_of(node).gpus, hello.machine.host, hello.machine.taken, present=hello.present, node=node
+            )
             for node, hello in hellos.items()
         }
 
@@ -166,13 +167,8 @@ class ClusterTarget(Target):
 
     def _facts(self, node: int) -> NodeFacts:
         hello = self._hellos.get(node)
-        machine = HostFound(_taken(hello), hello.machine) if hello else HostFound()
-        return NodeFacts(node, self.hosts[node], hello.serial if hello else None, self.topologies[node], machine)
-
-
-def _taken(hello: Hello) -> str:
-    """When a node was read, by its own clock."""
-    return datetime.fromtimestamp(hello.clock, timezone.utc).isoformat(timespec="seconds")
+        serial, machine = (hello.serial, hello.machine) if hello else (None, HostFound())
+        return NodeFacts(node, self.hosts[node], serial, self.topologies[node], machine)
 
 
 HELLO_SECONDS = 120.0  # for a process to start on each node, import from a shared file system and ask its driver
@@ -203,12 +199,11 @@ class ClusterRun(Run):
         cluster = Cluster(transport_for(self.options))
         self.open_things.callback(self._end_agents, cluster)
         cluster.start(HELLO_SECONDS)
-        if not cluster.hellos and not cluster.strangers:
+        own, dialled = same_install.own(settings_for(self.options)), cluster.transport.dialled
+        same_install.refuse_others(own, {cluster.names[node]: who for node, who in dialled.items()})
+        if not cluster.hellos:
             text = "; ".join(f"{lost.name}: {lost.why}" for lost in cluster.lost.values())
             raise Refused(f"--nodes {self.options.nodes}: no node can be used: {text}")
-        own = same_install.own(settings_for(self.options))
-        said: dict[int, Hello | Greeting] = {**cluster.strangers, **cluster.hellos}
-        same_install.refuse_others(own, {cluster.names[node]: hello for node, hello in said.items()})
         return cluster
 
     @cached_property
