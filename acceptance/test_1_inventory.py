@@ -23,9 +23,10 @@ from pytest_gpufleet import (
     not_applicable,
     not_judged,
 )
-from pytest_gpufleet.machine import container, health, network_ports, processors, software
+from pytest_gpufleet.machine import container, health, network_ports, nvlink_domain, processors, software
 from pytest_gpufleet.machine.gpu_facts import for_servers
 from pytest_gpufleet.model.events import NO_NETWORK, Order
+from pytest_gpufleet.model.gpu import Missing
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.probes.links.host_copies import pcie_generation_under_load
 from pytest_gpufleet.probes.memory import clocks_under_load
@@ -242,6 +243,26 @@ def test_fabric_is_ready(machine: LiveMachine, gpu_profile: Profile | None, gpu_
         not_applicable("these GPUs are in no NVSwitch fabric")
     expect(machine.gpus, "fabric", {"state": 3, "status": 0}, code="fabric_not_ready")
     expect_none(health.fabric_faults(machine.gpus))
+
+
+@needs_gpus
+def test_imex_is_ready(machine: LiveMachine) -> None:
+    """IMEX is set up and ready where NVLinks leave the machine
+
+    The trays of a rack (GB200 and GB300 NVL72) share memory over NVLink only if the daemon of each is ready, has a list
+    of all nodes, and gives programs a channel; else NCCL fails, or takes the network. `systemctl status nvidia-imex`,
+    `nvidia-imex-ctl -N`, /etc/nvidia-imex/nodes_config.cfg, /dev/nvidia-caps-imex-channels. A daemon that waits for
+    those of other trays is not judged here: look at theirs.
+    """
+    if not any(gpu.of_rack for gpu in machine.gpus):
+        not_applicable("no GPU of this machine has NVLinks to other machines")
+    imex = nvlink_domain.IMEX.of(machine.host)
+    if isinstance(imex, Missing):
+        remedy = "set IMEX up (its guide), or run in a job that has a channel (a ComputeDomain)" if imex.absent else ""
+        not_judged(f"{imex}{remedy and f': {remedy}'}")
+    expect_none(nvlink_domain.imex_faults(imex))
+    if imex.waits:
+        not_judged(f"its daemon waits for those of other machines ({imex.daemon}): `nvidia-imex-ctl -N` names them")
 
 
 @needs_gpus

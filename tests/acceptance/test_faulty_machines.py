@@ -134,6 +134,14 @@ NO_FABRIC = {"fabric": {"state": 0, "status": 0}}
 ONE_DOWN = [*[1] * 4, 0, *[1] * 13]  # NVLinks
 
 
+def tray(**imex: Any) -> Change:
+    """Of an NVL72: four GPUs whose NVLinks leave it."""
+    ready = {"nodes": [f"10.0.0.{number}" for number in range(18)], "channels": 1, "daemon": "READY"}
+    of_model = {"memory_bytes": 186 * 10**9, "power_limit_watts": 1200.0, "power_limit_default_watts": 1200.0}
+    gpus = set_gpus(name="NVIDIA GB200", compute_capability=[10, 0], nvlink_speeds=[50.0] * 18, **of_model)
+    return then(gpus, set_host(imex={**ready, **imex}))
+
+
 def bridged(machine: Draft) -> None:
     """Without NVSwitch and profile facts that count NVLinks: A100 PCIe, of which bridges connect GPU 0 with 1 and 2
     with 3."""
@@ -233,6 +241,8 @@ FAULTY: list[tuple[Any, ...]] = [
     ("test_fabric_is_ready", set_gpu(2, **fabric(mask=1 << 4)), "fabric_degraded", GPU_2, "route is unhealthy"),
     ("test_fabric_is_ready", set_gpus(**fabric(mask=5 << 8)), "fabric_degraded", ALL, "too few NVLinks"),
     ("test_fabric_is_ready", set_gpu(2, **fabric(clique=1)), "fabric_split", GPU_2),
+    ("test_imex_is_ready", tray(daemon="connection refused"), "imex_down", NODE, "refused"),
+    ("test_imex_is_ready", tray(channels=0), "imex_channel_missing", NODE),
     (ECC, set_gpu(2, memory_unrepairable=True), "memory_unrepairable", GPU_2),
     (ECC, set_gpu(2, ecc_corrected={"dram": ABOVE[1], "sram": 0}), "many_corrected_errors", GPU_2, "in DRAM"),
     (ECC, set_gpu(2, ecc_corrected={"dram": 0, "sram": ABOVE[0]}), "many_corrected_errors", GPU_2, "in SRAM"),
@@ -270,6 +280,7 @@ HEALTHY: dict[str, list[Change]] = {
     "test_nvlinks_are_equally_fast": [half_bridged],
     # a fabric that says of itself that it is well
     "test_fabric_is_ready": [set_gpus(**fabric(clique=3)), set_gpus(fabric_health=ABSENT)],
+    "test_imex_is_ready": [tray()],
     "test_gpus_are_alike[gsp_firmware]": [SAME_GSP],
     "test_bar1_is_as_large_as_of_others": [SAME_BAR1],
     # a virtual machine that shows all processors everywhere, and a socket of several NUMA nodes
@@ -312,6 +323,7 @@ NOT_APPLICABLE: dict[str, list[Change]] = {
     # GeForce, and boards of workstations
     "test_persistence_mode_is_on": [set_gpus(persistence_mode=0, brand=brand) for brand in (5, 12)],
     "test_nvlinks_are_up": [unbridged],
+    "test_imex_is_ready": [then(), set_host(imex={"nodes": ["10.0.0.1"], "channels": 0, "daemon": "down"})],
     # sold with error correction off
     "test_ecc_is_on": [set_gpus(ecc_mode=[0, 0], ecc_mode_default=0)],
     FULL_PCIE: [set_port(pcie=dict.fromkeys(pcie(), 0))],  # virtual adapters
@@ -395,6 +407,19 @@ def test_what_ranks_read_under_load(row):
     outcome = outcomes(recorded(change), world=ranks_answer(answers, probe))[check]
     assert (outcome.what, outcome.gpus) == (what, gpus)
     assert [each for each in words if each not in outcome.message] == []
+
+
+@pytest.mark.parametrize(
+    ("imex", "words"),
+    [
+        (Missing("nothing of it is here", absent=True), "a ComputeDomain"),
+        (Missing("nvidia-imex-ctl is not installed", remedy="install it"), "install it"),
+        ({"nodes": ["10.0.0.1"], "channels": 1, "daemon": "WAITING_FOR_PEERS"}, "nvidia-imex-ctl -N"),
+    ],
+)
+def test_imex_that_says_nothing_of_this_machine_is_not_judged(imex, words):
+    check = outcomes(recorded(tray(), set_host(imex=imex)))["test_imex_is_ready"]
+    assert (check.what, words in check.message) == ("skipped", True)
 
 
 WORN = set_gpu(2, remapped_rows=[2, 30, 0, 0], ecc_uncorrected_aggregate=120)

@@ -86,6 +86,7 @@ def machine(tmp_path) -> Machine:
         "processor_setup": {"sockets": 2},
         "bmc_firmware": "24.9",
         "network_ports": [port(index) for index in range(4)],
+        "imex": {"nodes": [f"10.0.0.{tray}" for tray in range(18)], "channels": 1, "daemon": "READY"},
     }
     return replace(here, host=host)
 
@@ -103,6 +104,7 @@ RIGHT = {
     "the machine": '[machine]\nvendor = "QEMU"\nproduct = "Standard PC (Q35  +  ICH9, 2009)"',
     "GPUs": '[gpus]\ncount = 4\nmodel = "NVIDIA H200"\nnvlinks = 18',
     "GPUs, at least": "[gpus]\ncount = { at_least = 3 }\nvbios = { at_least = '96.00.99' }",
+    "an NVLink domain": "[domain]\nnodes = 18",
     "processors": '[processors]\nmodel = "Intel(R) Xeon(R) Platinum 8480C"\nsockets = 2\ncores = { at_least = 96 }',
     "memory, of which the kernel has not all": "[memory]\ngibibytes = 32\nmodules = 1\nmodule_gibibytes = 32",
     "drives by their labels": "[[drives]]\ngigabytes = 1920\ncount = 1\n[[drives]]\ngigabytes = 7680\ncount = 1",
@@ -152,6 +154,7 @@ WRONG = {
     "an older BMC": ("[firmware]\nbmc = { at_least = '24.10' }", VERSION, NODE),
     "another system": ("[software]\nsystem = 'Ubuntu 22.04.4 LTS'", VERSION, NODE),
     "another kernel": ("[software]\nkernel = '5.15.0-1063-nvidia'", VERSION, NODE),
+    "a smaller NVLink domain": ("[domain]\nnodes = 36", "nvlink_domain_incomplete", NODE),
     "an older driver": ("[software]\ndriver = { at_least = '580.160' }", VERSION, NODE),
     "an older CUDA": ("[software]\ncuda = { at_least = '13.1' }", VERSION, NODE),
 }

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pytest_gpufleet.machine.gpu_facts import COUNTERS
 from pytest_gpufleet.machine.pcie import REPLAYS
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import CLOCK_EVENTS, COUNTED_SLOWDOWNS, Gpu, GpuTopology, Missing
+from pytest_gpufleet.model.gpu import CLOCK_EVENTS, COMPLETED, COUNTED_SLOWDOWNS, Gpu, GpuTopology, Missing
 from pytest_gpufleet.model.place import Pair
 
 REMAPPED_ROWS_LIMIT = 512
@@ -244,7 +244,6 @@ FABRIC_HEALTH = {
     (8, 4, 8): "wrong configuration: state of the GPU",
 }
 FABRIC_SINCE, HGX_GPUS = (9, 0), 8
-FABRIC_COMPLETED = 3  # nvml.h: NVML_GPU_FABRIC_STATE_COMPLETED
 
 
 def peer_access(topology: GpuTopology) -> Callable[[Gpu], dict[str, list[int]]]:
@@ -311,7 +310,7 @@ class FabricHealth(NamedTuple):
 def fabric_faults(gpus: Sequence[Gpu]) -> list[Fault]:
     """What is wrong with a fabric that has taken in all its GPUs: what its health mask says, and GPUs that are in
     another clique or cluster than most, which no NVLink then connects with them."""
-    members = [gpu for gpu in gpus if (gpu.get("fabric") or {}).get("state") == FABRIC_COMPLETED]
+    members = [gpu for gpu in gpus if (gpu.get("fabric") or {}).get("state") == COMPLETED]
     known = [(gpu, FabricHealth(**health)) for gpu in members if (health := gpu.get("fabric_health")) is not None]
     faults = [fault for gpu in members for fault in unreadable(gpu, ["fabric_health"])]
     faults += [

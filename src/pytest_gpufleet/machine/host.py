@@ -16,6 +16,7 @@ from pytest_gpufleet.machine import (
     gpudirect,
     memory,
     network_ports,
+    nvlink_domain,
     optics,
     pcie,
     processors,
@@ -128,6 +129,7 @@ ALL: tuple[HostFact[Any], ...] = (
     gpudirect.PCIE_ACS,
     bmc.BMC,
     rdma.RDMA_WRITES,
+    nvlink_domain.IMEX,
 )
 FACTS = {fact.name: fact for fact in ALL}
 # What --fleet-without can name. DCGM's diagnostic is a fact of its level.

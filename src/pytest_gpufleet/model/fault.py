@@ -187,6 +187,20 @@ _CODES = (
     Code(178, "p2p_hangs", "setting", "CONFIG", "peer to peer does not work between two GPUs",
          "Turn IOMMU and ACS off (`iommu=pt`, `setpci`), and look at the fabric manager and at XIDs of both; if it "
          "stays, a GPU or what connects them is bad", ("performance", "process")),
+    Code(190, "imex_channel_missing", "setting", "CONFIG", "programs have no channel of IMEX",
+         "Create channel 0: `NVreg_CreateImexChannel0=1` of the nvidia module, and give it to containers",
+         ("performance", "process")),
+    Code(191, "imex_down", "setting", "CONFIG", "the IMEX daemon of this node is not ready",
+         "Look at `journalctl -u nvidia-imex`, start it (`systemctl start nvidia-imex`), and ask `nvidia-imex-ctl -N`",
+         ("performance", "process")),
+    Code(192, "imex_nodes_differ", "setting", "CONFIG", "this node has another list of nodes for IMEX than its domain",
+         "Copy /etc/nvidia-imex/nodes_config.cfg of another node of the domain as it is, and restart nvidia-imex",
+         ("performance", "process")),
+    Code(193, "nvlink_domain_split", "link", "TRIAGE", "this node is outside the NVLink domain of its rack",
+         "Compare ClusterUUID and CliqueId of `nvidia-smi -q` with the others': look at the partitions of the NVLink "
+         "switches (NMX, NVOS), then at the seating of the tray", ("performance", "process")),
+    Code(194, "nvlink_domain_incomplete", "presence", "TRIAGE", "an NVLink domain is not as large as ordered",
+         "Compare its nodes with the order: one may be off, in another partition, or not among --nodes"),
     # ---------------------------------------------------------------- 2xx health: what GPUs, host and nodes tell
     Code(201, "ecc_uncorrected", "error", "ISOLATE", "uncorrectable memory errors", "Replace the GPU"),
     Code(202, "row_remapping_pending", "error", "RESET", "row remapping is pending", "Reset the GPU"),

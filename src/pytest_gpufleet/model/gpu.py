@@ -1,13 +1,15 @@
 """What GPUs a machine has and how they are linked."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from pytest_gpufleet.model import place
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.place import CALLED, Place, Where
 
 # The names of all facts. machine/gpu_facts.py adds them, which has their rows: how each is read is not known here.
@@ -147,6 +149,24 @@ def clock_events(mask: int) -> list[str]:
     return words + ([f"unknown reason {unknown:#x}"] if unknown else [])
 
 
+class Domain(NamedTuple):
+    """The NVLink domain of a GPU. A clique is a number within its cluster: racks share it, and 32766 stands in many
+    (meta-pytorch/torchcomms pull request 3612; NVIDIA/nccl issue 1301)."""
+
+    cluster: str
+    clique: int
+
+    def __str__(self) -> str:
+        return f"cluster {self.cluster[:8]}, clique {self.clique}"
+
+
+NO_CLUSTER = "0" * 32  # a machine of its own: all recorded H200, and H100 (torchcomms pull request 1385)
+# Whose NVLinks leave the machine. Not the UUID alone says it: H100 of several machines may show the same one
+# (torchcomms pull request 1315).
+RACK_SCALE = re.compile(r"\b(GB200|GB300|VR200)\b")
+COMPLETED, SUCCESS = 3, 0  # nvml.h: NVML_GPU_FABRIC_STATE_COMPLETED, NVML_SUCCESS
+
+
 @dataclass(frozen=True)
 class Gpu:
     """One GPU: its facts by name (machine/gpu_facts.py), plain JSON values; those that cannot be had are Missing.
@@ -223,6 +243,19 @@ class Gpu:
     @property
     def nvlinks_active(self) -> int:
         return (self.get("nvlink_states") or []).count(1)
+
+    @property
+    def of_rack(self) -> bool:
+        """Whether its model is made for an NVLink domain of several machines, and the fabric knows it."""
+        return bool(RACK_SCALE.search(self.name)) and bool((self.get("fabric") or {}).get("state"))
+
+    @property
+    def domain(self) -> Domain | None:
+        """That of several machines which it is in, if it is in one."""
+        fabric, health = self.get("fabric") or {}, self.get("fabric_health") or {}
+        registered = (fabric.get("state"), fabric.get("status")) == (COMPLETED, SUCCESS)
+        known = self.of_rack and registered and health.get("cluster", NO_CLUSTER) != NO_CLUSTER
+        return Domain(health["cluster"], health["clique"]) if known else None
 
     @property
     def processes(self) -> tuple[str, ...]:
@@ -318,6 +351,12 @@ class GpuTopology:
         return tuple(sorted(str(gpu.get("board_part_number") or "") for gpu in self._of(where)))
 
     @property
+    def domain(self) -> Domain | None:
+        """The NVLink domain that all its GPUs are in."""
+        found = {gpu.domain for gpu in self.gpus}
+        return found.pop() if len(found) == 1 else None
+
+    @property
     def part(self) -> str:
         """The part number that the boards of all GPUs have; "" if they differ or nobody knows."""
         numbers = {str(gpu.get("board_part_number") or "") for gpu in self.gpus}
@@ -343,7 +382,7 @@ class GpuTopology:
         return "\n".join("\t".join(row) for row in rows)
 
 
-NETWORK = "network"  # what links places of two nodes, in the words of GpuTopology.links
+NETWORK, DOMAIN = "network", "domain"  # what links places of two nodes, in the words of GpuTopology.links
 MIXED = "mixed"
 
 
@@ -361,14 +400,20 @@ class ClusterTopology(GpuTopology):
     def identity(self, where: Where) -> str:
         return " and ".join(map(self._named, where.parts))
 
+    @property
+    def domains(self) -> dict[Domain, list[int]]:
+        """The nodes of each NVLink domain, which has its place by its number here."""
+        return grouped((found, node) for node, topology in self.nodes.items() if (found := topology.domain))
+
     def kind(self, where: Where) -> tuple[str, ...]:
         """Of GPUs, and of pairs of one node, what their node says of them. Nodes and rails are compared with those of
-        the same GPUs, and pairs of two nodes with such pairs."""
+        the same GPUs, and pairs of two nodes with such pairs, inside an NVLink domain or not."""
         on = self._on(where)
         if len(on) == 1 and where.parts[0].is_device and where.parts[0].kind != "rail":
             return on[0].kind(where)
         models = (", ".join(sorted(gpu.name for gpu in node.gpus)) for node in on)
-        return (*sorted(models), NETWORK if len(on) > 1 else where.parts[0].kind)
+        inside = {node.domain for node in on} != {None} and len({node.domain for node in on}) == 1
+        return (*sorted(models), (DOMAIN if inside else NETWORK) if len(on) > 1 else where.parts[0].kind)
 
     def processors_near(self, where: Where) -> tuple[Any, ...]:
         return tuple(each for node in self._on(where) for each in node.processors_near(where))
@@ -385,6 +430,9 @@ class ClusterTopology(GpuTopology):
         return [self.nodes.get(number, GpuTopology()) for number in numbers]
 
     def _named(self, part: Place) -> str:
+        if part.kind == "domain":
+            known = [*self.domains.items()][part.index : part.index + 1]
+            return ", ".join(f"NVLink domain {part.index} ({domain}, {len(on)} nodes)" for domain, on in known)
         if not part.is_on_node:
             return str(part)
         host = self.hosts.get(part.node, f"node {part.node}")

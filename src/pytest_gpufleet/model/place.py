@@ -11,6 +11,7 @@ CALLED = {
     "nic": "NIC",
     "rail": "rail",
     "group": "group",
+    "domain": "NVLink domain",
 }  # by people
 NODE = re.compile(r"node(\d+)/")
 DEVICE = re.compile(r"([a-z]+)(\d+)")
@@ -47,7 +48,7 @@ class Place(Where):
     """A device of a node (`kind` "gpu", "cpu" for a rank of a rehearsal, "numa" for a NUMA node, "nic" for a network
     adapter's port number `index` of its node, "rail" for the way of
     its GPU or rank number `index` to other nodes; `index` counts on its node), a node (`kind` "node"), some nodes
-    (`kind` "group"), or everything (WORLD)."""
+    (`kind` "group"), an NVLink domain (`kind` "domain", see ClusterTopology.domains), or everything (WORLD)."""
 
     __slots__ = ("index", "kind", "node")
 
@@ -68,7 +69,7 @@ class Place(Where):
     @property
     def is_on_node(self) -> bool:
         """Whether it is a node, or something of one."""
-        return self.kind not in ("group", "world")
+        return self.kind not in ("group", "domain", "world")
 
 
 class Pair(Where):

@@ -16,6 +16,7 @@ from pytest_gpufleet.machine.disks import NVME, Drive
 from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.machine.memory import MEMORY_MODULES, Module
 from pytest_gpufleet.machine.network_ports import NETWORK_PORTS, Port, active, ports_of
+from pytest_gpufleet.machine.nvlink_domain import IMEX
 from pytest_gpufleet.machine.processors import PROCESSOR, PROCESSOR_SETUP
 from pytest_gpufleet.machine.tools import HostFact
 from pytest_gpufleet.model.events import Order
@@ -198,6 +199,11 @@ def rates_of_ports(order: Order | None) -> list[float]:
     return [_least(kind["gigabits_per_second"]) for kind in kinds if "gigabits_per_second" in kind]
 
 
+def nodes_of_domain(order: Order | None) -> int:
+    """How many nodes an NVLink domain has by the order; 0 if it does not say."""
+    return int(_least(order.content.get("domain", {}).get("nodes", 0))) if order else 0
+
+
 def _asked(order: Order, key: str) -> Iterator[tuple[Asked, Any]]:
     """Each table of the order that has this key, with its value there."""
     name, _, field = key.partition(".")
@@ -254,6 +260,10 @@ ORDER_LINES = {
     "gpus.model": Line(GPUS, "name", of_gpus("name"), _text),
     "gpus.nvlinks": Line(GPUS, "the number of NVLinks that are up", nvlinks, _number),
     "gpus.vbios": Line(VERSION, "VBIOS", of_gpus("vbios"), _version),
+    "domain.nodes": Line(
+        "nvlink_domain_incomplete", "the number of nodes in the list of IMEX",
+        lambda here, *_: found if isinstance(found := IMEX.of(here.host), Missing) else len(found.nodes), _number,
+    ),
     "processors.model": Line(HOST, "model of the processors", of_host(PROCESSOR, "model"), _text),
     "processors.sockets": Line(HOST, "the number of sockets", of_host(PROCESSOR_SETUP, "sockets"), _number),
     "processors.cores": Line(HOST, "the number of cores", of_host(PROCESSOR, "cores"), _number),

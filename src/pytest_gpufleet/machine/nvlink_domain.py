@@ -1,0 +1,124 @@
+"""NVLink domains: the GPUs of several machines behind the same NVSwitches, as the 72 of an NVL72; and IMEX, the service
+by which these machines share memory over them.
+
+Sources: NVIDIA's IMEX guide (docs.nvidia.com/multi-node-nvlink-systems/imex-guide: gettingstarted, cmdservice); the
+states of a daemon, as `nvidia-imex-ctl -q` has them: NVIDIA/DCGM, dcgmlib/src/DcgmImexManager.cpp. The state of the
+domain (-N -j) is not asked: one daemon that is down makes it DEGRADED on all of its machines.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from pytest_gpufleet.machine import tools
+from pytest_gpufleet.machine.tools import Absent, Ended, HostFact, Unreadable
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.gpu import Domain
+from pytest_gpufleet.model.grouping import grouped
+from pytest_gpufleet.model.place import THIS_NODE, Place
+
+NODES_CONFIG, CHANNELS = "etc/nvidia-imex/nodes_config.cfg", "dev/nvidia-caps-imex-channels"
+READY, WAITING = "READY", "WAITING_FOR_"  # of the daemon: by the guide it may wait for its peers, or for one that left
+ON_HOST = "run on the host and not in a container"
+SECONDS = 10.0
+SHOWN = 4
+
+
+class Imex(msgspec.Struct, frozen=True):
+    """`nodes`: the addresses of the machines that are to share memory, as this one's list has them. `channels`: how
+    many there are for programs. `daemon`: what it says of itself ("READY"), or why it does not answer."""
+
+    nodes: tuple[str, ...] = ()
+    channels: int = 0
+    daemon: str = ""
+
+    @property
+    def waits(self) -> bool:
+        """For daemons of other machines."""
+        return self.daemon.upper().startswith(WAITING)
+
+
+def read(root: Path = Path("/"), ended: Ended = tools.ended) -> Imex:
+    lines = map(str.strip, (tools.text(root / NODES_CONFIG) or "").splitlines())
+    nodes = tuple(line for line in lines if line and not line.startswith("#"))
+    channels = sum(1 for _ in (root / CHANNELS).glob("channel*"))
+    if not nodes and not channels:
+        raise Absent(f"this system has neither /{NODES_CONFIG} nor a channel in /{CHANNELS}")
+    if not nodes:  # as in a pod of a ComputeDomain, whose daemon runs in another one
+        raise Unreadable(f"there are channels and no /{NODES_CONFIG}: the daemon of IMEX is somewhere else", ON_HOST)
+    try:
+        status, answer, error = ended("nvidia-imex-ctl", "-q", seconds=SECONDS)
+    except Unreadable as why:
+        raise Unreadable(why.why, f"install nvidia-imex of the driver's version, or {ON_HOST}") from None
+    said = (error if status and error else answer).strip().splitlines() or [f"nothing, with status {status}"]
+    return Imex(nodes, channels, said[-1].strip())
+
+
+IMEX = HostFact("imex", Imex, read)
+
+
+def imex_faults(imex: Imex) -> list[Fault]:
+    """What is wrong with IMEX on this machine itself. One that waits for others is no fault of it."""
+    faults = []
+    if not imex.channels:
+        faults.append(Fault("imex_channel_missing", (THIS_NODE,), f"there is none in /{CHANNELS}"))
+    if imex.daemon.upper() != READY and not imex.waits:
+        faults.append(Fault("imex_down", (THIS_NODE,), f"its daemon answers: {imex.daemon}"))
+    return faults
+
+
+# ---------------------------------------------------------------- among nodes
+
+
+class Tray(msgspec.Struct, frozen=True):
+    """A node of a run whose GPUs can be in a domain: the one that they are in, and the nodes of its IMEX, if known."""
+
+    domain: Domain | None
+    imex_nodes: tuple[str, ...] = ()
+
+
+def domain_faults(trays: Mapping[int, Tray], ordered: int = 0) -> list[Fault]:
+    """Nodes outside the domain of their like, or with another list of nodes than most of their domain; and domains that
+    have not as many nodes as were `ordered`. What the former explain is not said again of the latter."""
+    domains = grouped((tray.domain, node) for node, tray in sorted(trays.items()) if tray.domain)
+    outside = dict(_outside(trays, {domain: len(nodes) for domain, nodes in domains.items()}, ordered))
+    faults = [Fault("nvlink_domain_split", (Place(node, "node"),), what) for node, what in outside.items()]
+    for nodes in domains.values():
+        lists = Counter(trays[node].imex_nodes for node in nodes if trays[node].imex_nodes)
+        usual, count = lists.most_common(1)[0] if lists else ((), 0)
+        for node in nodes if 2 * count > lists.total() > count else ():
+            if (own := trays[node].imex_nodes) and own != usual:
+                what = f"its list has {len(own)} addresses, that of most others {len(usual)}; not in both: "
+                differ = sorted({*own} ^ {*usual})
+                what += ", ".join(differ[:SHOWN]) if differ else "none, their order differs"
+                faults.append(Fault("imex_nodes_differ", (Place(node, "node"),), what))
+    sizes = {number: len({*nodes} - {*outside}) for number, nodes in enumerate(domains.values())}
+    wrong = {number: size for number, size in sizes.items() if size and ordered and size != ordered}
+    if sum(abs(ordered - size) for size in wrong.values()) > len(outside):
+        faults += [
+            Fault("nvlink_domain_incomplete", (Place(0, "domain", number),), f"{size} nodes, {ordered} were ordered")
+            for number, size in wrong.items()
+        ]
+    return faults
+
+
+def _outside(trays: Mapping[int, Tray], sizes: Mapping[Domain, int], ordered: int) -> Iterator[tuple[int, str]]:
+    """Nodes in another domain than most of those that they share memory with by their lists, or in none. Without a
+    list, by the order: those of small domains, where larger ones lack as many. A domain of half the size or more is one
+    of its own, whatever lists say."""
+    lists = grouped((tray.imex_nodes, node) for node, tray in trays.items() if len(tray.imex_nodes) > 1)
+    for nodes in lists.values():
+        usual, count = Counter(trays[node].domain for node in nodes).most_common(1)[0]
+        if usual is None or 2 * count <= len(nodes):
+            continue
+        for node in nodes:
+            own = trays[node].domain
+            if own is None or (own != usual and 2 * sizes[own] < sizes[usual]):
+                yield node, f"it is in {own or 'none'}, {count} others of its IMEX are in {usual}"
+    lacking = sum(ordered - size for size in sizes.values() if ordered / 2 <= size < ordered)
+    for node, tray in trays.items():
+        size = sizes.get(tray.domain, 0) if tray.domain else 0
+        if lacking and 2 * size < ordered and len(tray.imex_nodes) < 2:
+            yield node, f"it is in {tray.domain or 'none'} with {size} nodes, {ordered} were ordered"
