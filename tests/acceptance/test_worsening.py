@@ -117,7 +117,7 @@ def test_a_t4_may_slow_down_for_heat_until_its_hardware_does(reasons, bits):
 
 def test_lost_telemetry_is_reported_and_leaves_the_verdict_incomplete(on_recorded):
     inner = """
-    from pytest_gpufleet.nodes import health_watch
+    from pytest_gpufleet.machine import health_watch
     from pytest_gpufleet.plugin.keys import RUN
 
     def broken(self, sample):

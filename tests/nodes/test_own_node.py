@@ -6,6 +6,7 @@ from contextlib import ExitStack
 import pytest
 
 from pytest_gpufleet.machine.gpu_facts import READINGS
+from pytest_gpufleet.machine.health_watch import Health
 from pytest_gpufleet.machine.kernel_log import Logged
 from pytest_gpufleet.machine.locks import GpuTaken
 from pytest_gpufleet.machine.nvml import NoGpus
@@ -80,15 +81,15 @@ def test_a_machine_with_gpus_arrives_as_it_is(node, own):
 
 
 def test_what_got_worse_is_told_once_and_what_was_before_is_not(node, own):
-    assert asked(own, messages.CheckHealth()) == messages.Health()
+    assert asked(own, messages.CheckHealth()) == Health()
     node.now = {"ecc_uncorrected_volatile": 1}
     faults = asked(own, messages.CheckHealth()).faults
     assert sorted({str(place) for fault in faults for place in fault.subjects}) == ["gpu0", "gpu1", "gpu2", "gpu3"]
-    assert asked(own, messages.CheckHealth()) == messages.Health()
+    assert asked(own, messages.CheckHealth()) == Health()
 
 
 def test_what_happens_between_two_questions_is_seen_while_ranks_work(node, own):
-    assert asked(own, messages.CheckHealth()) == messages.Health()
+    assert asked(own, messages.CheckHealth()) == Health()
     node.reasons = THERMAL_SLOWDOWN
     own.watch()
     while not own.readings:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from pytest_gpufleet.machine.health_watch import Health
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound, NodeFound, NodeLeftOut, NodeLost
@@ -13,7 +14,7 @@ from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology, Missing
 from pytest_gpufleet.model.place import gpu, where
 from pytest_gpufleet.nodes.cluster import Lost, Trouble
-from pytest_gpufleet.nodes.messages import CheckHealth, Health, Hello, Lock, ReadHost, RunSuite
+from pytest_gpufleet.nodes.messages import CheckHealth, Hello, Lock, ReadHost, RunSuite
 from pytest_gpufleet.run.cluster_run import ClusterRun, ClusterTarget
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.settings import Options

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from pytest_gpufleet.machine.health_watch import Health
 from pytest_gpufleet.model.events import HostFound, Outcome, VerdictWord
-from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.world.engines.protocol import Trace
 
@@ -114,15 +114,6 @@ class Ask(Message, frozen=True, tag="ask"):
 
     number: int
     question: Asked
-
-
-class Health(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`faults`, and what was only `noticed`: with the places of a node alone (node 0). `unseen`: what may have got
-    worse and nobody could see."""
-
-    faults: tuple[Fault, ...] = ()
-    noticed: tuple[Fault, ...] = ()
-    unseen: str = ""
 
 
 # ---------------------------------------------------------------- from the agent

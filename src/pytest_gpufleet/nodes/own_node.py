@@ -7,7 +7,10 @@ from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
 
+import msgspec
+
 from pytest_gpufleet.machine import host, local_node
+from pytest_gpufleet.machine.health_watch import Guard, Health
 from pytest_gpufleet.machine.local_node import LocalNode
 from pytest_gpufleet.machine.locks import GpuTaken
 from pytest_gpufleet.machine.nvml import NoGpus
@@ -16,7 +19,6 @@ from pytest_gpufleet.model.events import HostFound
 from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.nodes import messages as say
 from pytest_gpufleet.nodes.agent_process import AgentSettings
-from pytest_gpufleet.nodes.health_watch import Guard
 
 SAMPLE_SECONDS = 1.0  # as a run of one machine does, unless it is told otherwise
 REHEARSAL = "--rehearse was given"
@@ -88,16 +90,9 @@ class OwnNode:
             return str(taken)
         return ""
 
-    def _check_health(self, failed: bool) -> say.Health:
+    def _check_health(self, failed: bool) -> Health:
         if not self._node.topology.gpus:
-            return say.Health()
-        faults = tuple(self._guard.check(failed))
-        blind = {
-            "an XID": self._guard.unread,
-            "a GPU that slowed down": self._sampler.trouble if self._sampler else "",
-        }
-        return say.Health(
-            faults,
-            tuple(self._guard.noticed),
-            "; ".join(f"{what} may have gone unseen: {why}" for what, why in blind.items() if why),
-        )
+            return Health()
+        found, trouble = self._guard.check(failed), self._sampler.trouble if self._sampler else ""
+        unsampled = f"a GPU that slowed down may have gone unseen: {trouble}" if trouble else ""
+        return msgspec.structs.replace(found, unseen="; ".join(filter(None, (found.unseen, unsampled))))

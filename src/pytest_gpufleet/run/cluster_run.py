@@ -1,7 +1,7 @@
 """A run on many nodes: each checks itself in a run of its own, and between them run the checks that need several."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from pytest_gpufleet.machine.health_watch import Health
 from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound, NodeLeftOut, NodeLost, RunHeader
@@ -180,13 +181,13 @@ TURN_SECONDS = 0.5  # between two looks at who is there
 
 
 class ClusterRun(Run):
-    """`recorded_lost`: the nodes whose loss is on record. `alone`: their own runs go on."""
+    """`alone`: the nodes' own runs go on."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.ranks = ClusterRanks(self)
         self.alone = True
-        self.recorded_lost: set[int] = set()
+        self._recorded_lost: set[int] = set()
         self.earlier: dict[int, tuple[str, RunFolder]] = {}  # nodes' own runs that need not be made again
         self._locked: set[int] = set()
         self._recorded_left_out: set[int] = set()
@@ -259,8 +260,9 @@ class ClusterRun(Run):
 
     def watch(self, hear: Any) -> None:
         super().watch(hear)
-        for fault in (*self._miscounted(), *self.lost_nodes("")):
+        for fault in self._miscounted():
             self.accuse(fault)
+        self.accuse_lost("")
 
     def _miscounted(self) -> list[Fault]:
         transport, there = self.cluster.transport, len(self.cluster.names)
@@ -282,30 +284,27 @@ class ClusterRun(Run):
         nodes = self.options.nodes
         return len(read_hosts(nodes)) if isinstance(nodes, Path) else nodes if isinstance(nodes, int) else 0
 
-    def lost_nodes(self, check: str) -> list[Fault]:
-        """The loss of each node of which that was not known yet; it is on record then, and its fault is not."""
+    def accuse_lost(self, check: str) -> list[Fault]:
+        """Put on record the loss of each node of which that was not known yet."""
         faults, lost = [], self.cluster.lost
-        for node in lost:
-            if node not in self.recorded_lost:
-                self.recorded_lost.add(node)
-                self.record(NodeLost(node=node, why=lost[node].why))
-                faults.append(Fault("node_lost", (Place(node, "node"),), lost[node].why, "", check, bool(check)))
+        for node in lost.keys() - self._recorded_lost:
+            self._recorded_lost.add(node)
+            self.record(NodeLost(node=node, why=lost[node].why))
+            faults.append(Fault("node_lost", (Place(node, "node"),), lost[node].why, "", check, bool(check)))
+            self.accuse(faults[-1])
         return faults
 
     def check_health(self, check: str, failed: bool = False) -> list[Fault]:
         """As of one machine, on all nodes at the same time, once ranks of theirs may have worked together."""
-        if self.evidence is None:
-            return []
-        faults = self.lost_nodes(check)
+        lost = self.accuse_lost(check)
         self._note_left_out()
+        return [*lost, *super().check_health(check, failed)]
+
+    def health_now(self, failed: bool) -> Iterator[Health]:
         watched = self._locked & {*self.cluster.alive} if self.target.topology.gpus else set()
         for node, health in self._answers(CheckHealth(failed), watched, "what got worse").items():
-            faults += [_of_node(fault, node, check) for fault in health.faults]
-            self.notice(_of_node(shown, node, check) for shown in health.noticed)
-            self.evidence.spoil(health.unseen and f"{self.target.hosts[node]}: {health.unseen}")
-        for fault in faults:
-            self.accuse(fault)
-        return faults
+            unseen = health.unseen and f"{self.target.hosts[node]}: {health.unseen}"
+            yield Health(_of_node(health.faults, node), _of_node(health.noticed, node), unseen)
 
     def lock(self) -> None:
         """Make the GPUs of all nodes this run's own, when the nodes' own runs have let them go. Without nodes on which
@@ -354,7 +353,7 @@ class ClusterRun(Run):
                 self.accuse(Fault("node_hung", (Place(run.node, "node"),), run.hung))
                 self._leave_out(run.node, run.hung)
             self._note_finished()
-            self._accuse_lost("")
+            self.accuse_lost("")
         self.node_runs.settle(self.interruption)
         self._note_finished()
         self.alone = False
@@ -366,10 +365,6 @@ class ClusterRun(Run):
     def _note_finished(self) -> None:
         for run in self.node_runs.read():
             self.record(run.finished(self.node_runs.own[run.node]))
-
-    def _accuse_lost(self, check: str) -> None:
-        for fault in self.lost_nodes(check):
-            self.accuse(fault)
 
     def _give_up(self, node: int, why: str, story: str = "") -> None:
         """Go on without a node that is there and cannot do its part, and hold that against it."""
@@ -396,7 +391,7 @@ class ClusterRun(Run):
         for node, run in self.node_runs.all.items():
             if node not in self.node_runs.own:
                 self.record(run.finished(None))
-        self._accuse_lost(AT_THE_END)  # while their reports were brought here
+        self.accuse_lost(AT_THE_END)  # while their reports were brought here
 
     def _end_agents(self, cluster: Cluster) -> None:
         for node, why in cluster.close(CLOSE_SECONDS).items():
@@ -446,6 +441,5 @@ class ClusterRanks(Ranks):
         return max(1, int(processors) // here)
 
 
-def _of_node(fault: Fault, node: int, check: str) -> Fault:
-    subjects = tuple(on_node(subject, node) for subject in fault.subjects)
-    return fault.changed(subjects=subjects, check=check, watched=True)
+def _of_node(faults: Iterable[Fault], node: int) -> tuple[Fault, ...]:
+    return tuple(fault.changed(subjects=tuple(on_node(each, node) for each in fault.subjects)) for fault in faults)

@@ -20,6 +20,7 @@ from pytest_gpufleet.run.interruption import Interruption
 from pytest_gpufleet.run.settings import Options
 
 if TYPE_CHECKING:
+    from pytest_gpufleet.machine.health_watch import Guard, Health
     from pytest_gpufleet.machine.local_node import Machine
     from pytest_gpufleet.model.events import Event, Losses, Order, RunHeader, WorldStarted
     from pytest_gpufleet.model.fault import Fault
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from pytest_gpufleet.model.gpu import Gpu
     from pytest_gpufleet.model.measurement import Measurement, Sample
     from pytest_gpufleet.model.record import Record
-    from pytest_gpufleet.nodes.health_watch import Guard
     from pytest_gpufleet.run.evidence import Evidence
     from pytest_gpufleet.run.folder import RunFolder
     from pytest_gpufleet.run.target import OwnMachine, Target
@@ -103,7 +103,7 @@ class Run:
     @cached_property
     def health(self) -> Guard | None:
         """Watches the health of the GPUs from its first use on; None without GPUs."""
-        from pytest_gpufleet.nodes.health_watch import Guard
+        from pytest_gpufleet.machine.health_watch import Guard
 
         return Guard(self.own_machine.node) if self.own_machine.machine.gpus else None
 
@@ -149,15 +149,21 @@ class Run:
     def check_health(self, check: str, failed: bool = False) -> list[Fault]:
         """What got worse on any GPU since the last time; it is on record as having happened in this check, which
         has `failed` whatever this says."""
-        if self.evidence is None or self.health is None:
-            return []
-        faults = [fault.changed(check=check, watched=True) for fault in self.health.check(failed)]
-        for fault in faults:
-            self.accuse(fault)
-        self.notice(shown.changed(check=check, watched=True) for shown in self.health.noticed)
-        if self.health.unread:
-            self.evidence.spoil(f"an XID may have gone unseen: {self.health.unread}")
+        faults: list[Fault] = []
+        if self.evidence is None:
+            return faults
+        for health in self.health_now(failed):
+            found = [fault.changed(check=check, watched=True) for fault in health.faults]
+            for fault in found:
+                self.accuse(fault)
+            self.notice(shown.changed(check=check, watched=True) for shown in health.noticed)
+            self.evidence.spoil(health.unseen)
+            faults += found
         return faults
+
+    def health_now(self, failed: bool) -> Iterable[Health]:
+        """What got worse since the last time, of each node that takes part."""
+        return [self.health.check(failed)] if self.health else []
 
     def judged(self, check: str, measurements: Iterable[Measurement], required: bool) -> list[Finding]:
         """Measurements of a check, held against this run's limits, and what is unsteady among them."""

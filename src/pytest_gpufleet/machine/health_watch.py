@@ -4,6 +4,8 @@ test."""
 import threading
 import time
 
+import msgspec
+
 from pytest_gpufleet.machine import health, kernel_log, xids
 from pytest_gpufleet.machine.gpu_facts import COUNTERS
 from pytest_gpufleet.machine.local_node import LocalNode
@@ -15,14 +17,21 @@ from pytest_gpufleet.model.measurement import Sample
 TEMPERATURES = ("temperature_c", "memory_temperature_c")
 
 
+class Health(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`faults`, and what was only `noticed` and condemns nothing: with the places of a node alone (node 0). `unseen`:
+    what may have got worse and nobody could see."""
+
+    faults: tuple[Fault, ...] = ()
+    noticed: tuple[Fault, ...] = ()
+    unseen: str = ""
+
+
 class Guard:
     """Reads counters, clock events and the kernel log of a node before and after each test. What its log held at first
     (node.take) is for the health checks to judge."""
 
     def __init__(self, node: LocalNode) -> None:
         self._node = node
-        self.unread = ""  # why lines of the kernel log since the last time were not seen
-        self.noticed: list[Fault] = []  # what the kernel reported of the host since the last time, and condemns nothing
         self._failed = False  # the check before
         self._lock = threading.Lock()
         self._forget()
@@ -41,7 +50,7 @@ class Guard:
         self._reasons: list[set[int]] = [set() for _ in self._node.topology.gpus]
         self._hottest: list[dict[str, float]] = [dict.fromkeys(TEMPERATURES, 0) for _ in self._node.topology.gpus]
 
-    def check(self, failed: bool = False) -> list[Fault]:
+    def check(self, failed: bool = False) -> Health:
         """What got worse since the last call. `failed`: the check that ends now has failed, and with it its processes
         were ended."""
         after, now = self._read(), time.monotonic()
@@ -52,10 +61,9 @@ class Guard:
             for problem in health.worsened(old, new, minutes)
         ]
         logged = self._node.kernel_log()
-        self.unread = logged.unread
         counted = [xid for xid in logged.xids if self._counts(xid, failed)]
         problems += xids.xids_of(after, counted) + xids.sxids(counted)
-        found, self.noticed = kernel_log.judged(logged.host, after, "during")
+        found, noticed = kernel_log.judged(logged.host, after, "during")
         problems += found
         self._failed = failed
         with self._lock:
@@ -67,7 +75,8 @@ class Guard:
             problems += health.slowdowns(before, gpu, seen)
             problems += health.too_hot(gpu, hottest)
         self._before, self._since = after, now
-        return problems
+        unseen = f"an XID may have gone unseen: {logged.unread}" if logged.unread else ""
+        return Health(tuple(problems), tuple(noticed), unseen)
 
     def _counts(self, xid: Xid, failed: bool) -> bool:
         """What processes leave behind belongs to the check that failed, and some of it comes only in the next one.
