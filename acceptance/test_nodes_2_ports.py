@@ -8,11 +8,13 @@ from typing import NamedTuple
 import pytest
 
 from pytest_gpufleet import Judge, LiveMachine, Measurement, Place, expect_none, not_applicable, not_judged
-from pytest_gpufleet.machine import network_ports
+from pytest_gpufleet.machine import network_ports, rails
 from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.machine.network_ports import NETWORK_PORTS, Port
+from pytest_gpufleet.machine.rails import SWITCH_PORTS, TCP
 from pytest_gpufleet.model.gpu import Missing
 from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.verdict.fleet import equality
 
 pytestmark = [
     pytest.mark.chapter("Ports", "Did the network between the nodes stay free of errors?"),
@@ -65,16 +67,18 @@ def test_ports_stayed_clean(ports: list[Ports]) -> None:
 
 
 def test_ports_have_the_mtu_of_their_peers(ports: list[Ports]) -> None:
-    """Network ports have the same MTU on all nodes
+    """Network ports have the same MTU, names and settings on all nodes
 
-    A port drops packets that are larger than its MTU, and one with a smaller MTU makes its rail slow for all nodes. Of
-    the ports at the highest rate each is held against the port of that name of the other nodes: `ip link`. Set the MTU
-    in the configuration of that node's network.
+    A port with a smaller MTU drops what others send, or makes its rail slow for all. Jobs name adapters, interfaces,
+    the index of the address for RoCE (GID) and of the partition (PKey) alike on all nodes: where they differ, one node
+    uses another network, or none. Of the ports at the highest rate each is held against that of its name on the other
+    nodes, and so is the adapter next to each GPU. Names may differ between machines of different models. `ip link`,
+    `rdma link`, `show_gids`, `nvidia-smi topo -m`.
     """
-    nodes = {each.machine.node: each.before for each in ports}
-    if sum(any(port.mtu for port in network_ports.fastest_ports(each)) for each in nodes.values()) < 2:
-        not_applicable("fewer than two nodes have an active RoCE port with a network interface, which has the MTU")
-    expect_none(network_ports.mtu_between_nodes(nodes))
+    nodes = {each.machine.node: (each.machine.gpus, each.machine.host) for each in ports}
+    if sum(bool(network_ports.fastest_ports(each.before)) for each in ports) < 2:
+        not_applicable("fewer than two nodes have an active InfiniBand or RoCE port")
+    expect_none(equality.ports_unlike(nodes))
 
 
 def test_rails_are_in_the_subnets_of_their_peers(ports: list[Ports]) -> None:
@@ -85,10 +89,61 @@ def test_rails_are_in_the_subnets_of_their_peers(ports: list[Ports]) -> None:
     is in the switch of another rail. `ip -4 addr`, `ibv_devinfo -v` (GID). A node of which all rails differ is behind
     other switches, and is left as it is.
     """
-    nodes = {each.machine.node: each.before for each in ports}
-    if sum(any(port.subnet for port in network_ports.fastest_ports(each)) for each in nodes.values()) < 2:
+    nodes = {
+        each.machine.node: {port.port: port.subnet for port in network_ports.fastest_ports(each.before) if port.subnet}
+        for each in ports
+    }
+    if sum(map(bool, nodes.values())) < 2:
         not_applicable("fewer than two nodes have an active port of which the subnet is known")
-    expect_none(network_ports.subnets_between_nodes(nodes))
+    expect_none(rails.wired_otherwise("subnet_mismatch", nodes))
+
+
+def test_cables_are_in_the_switches_of_their_peers(machine: LiveMachine) -> None:
+    """Each rail's cable is in the same switch on all nodes
+
+    Two cables that are swapped between rails work at both ends, and send the traffic of two rails over other switches.
+    The switches themselves say which port is where: over LLDP (`lldpctl`), of InfiniBand over the cable (`smpquery`, as
+    root). Swap the cables of the two ports that are named. A node of which most cables differ was built so, and is left
+    as it is.
+    """
+    name = SWITCH_PORTS.name
+    found = {node.number: SWITCH_PORTS.of({name: node.now(name)}) for node in machine.nodes if node.machine}
+    known = {
+        node: {each.port: each.switch for each in ports}
+        for node, ports in found.items()
+        if not isinstance(ports, Missing)
+    }
+    expect_none(rails.wired_otherwise("cable_swapped", known))
+    if why := [f"node {node}: {ports}" for node, ports in found.items() if isinstance(ports, Missing)]:
+        absent = all(isinstance(ports, Missing) and ports.absent for ports in found.values())
+        (not_applicable if absent else not_judged)("\n".join(why))
+
+
+def test_few_packets_are_lost(machine: LiveMachine, ports: list[Ports]) -> None:
+    """The network loses few packets while all nodes work together
+
+    A network that loses 1 % of its packets works, and is many times slower: each has to be sent again. Counted are TCP
+    (`nstat`) and RDMA (`rdma statistic`), what a node sends again and what reaches it out of order, since the run
+    began; 0.2 % are allowed. Look at cable, transceiver and switch port of the node that is named, and at PFC and ECN.
+    """
+    tcp = {
+        (node.number, "TCP"): rails.between(TCP.of(node.machine.host), TCP.of({TCP.name: node.now(TCP.name)}))
+        for node in machine.nodes
+        if node.machine
+    }
+    rdma = {
+        (each.machine.node, port.port): rails.between(port.packets, now.packets)
+        for each in ports
+        if not isinstance(each.now, Missing)
+        for port in each.before
+        for now in each.now
+        if now.port == port.port
+    }
+    counted = [{at: each for at, each in medium.items() if each} for medium in (tcp, rdma)]
+    if not any(counted):
+        not_applicable("no node sent enough packets to see how many are lost")
+    expect_none(fault for each in counted for fault in rails.lost_packets(each))
+    require_answers(ports)
 
 
 @pytest.mark.figures("port_events")

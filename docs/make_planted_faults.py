@@ -22,7 +22,7 @@ sys.path.append(str(ROOT))  # the tests have what was recorded, and what describ
 from pytest_gpufleet.machine.gpudirect import misplaced_adapters
 from pytest_gpufleet.machine.health import ClocksUnderLoad, held_clocks
 from pytest_gpufleet.machine.nccl_log import Beside, fallbacks
-from pytest_gpufleet.machine.network_ports import Port, mtu_between_nodes, subnets_between_nodes
+from pytest_gpufleet.machine.rails import lost_packets, wired_otherwise
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound
 from pytest_gpufleet.model.gpu import GpuTopology
@@ -31,6 +31,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.run import resume
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
+from pytest_gpufleet.verdict.fleet.equality import ports_unlike
 from pytest_gpufleet.verdict.fleet.fleet_peers import clocks_apart, nodes_unlike_others, slower_than_other_nodes
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun
 from pytest_gpufleet.verdict.profile import for_gpu
@@ -42,7 +43,7 @@ from pytest_gpufleet.world.failure import RankFailure
 from tests.acceptance import test_faulty_machines as faulty, test_pcie
 from tests.boards import BOARDS
 from tests.fleets import host_run, measured_twice
-from tests.machine import test_network_ports as network_tests
+from tests.machine import test_rails as network_tests
 from tests.machine.test_kernel_log import SEGFAULT
 from tests.machine.test_nccl_log import PORTS, TWO_NODES, cards, log
 from tests.machine.test_pcie import BY_TWO, ON_TWO_SOCKETS, machine as described
@@ -225,12 +226,19 @@ def of_one_node(percent: float) -> Named:
     return slow_nodes(*(slow if n == 2 else host_run(f"node-{n}") for n in range(4)))
 
 
-def subnets(last: list[Port]) -> Named:
-    return of(subnets_between_nodes(dict(enumerate([*[network_tests.ports()] * 3, last]))))
+def wired(code: str, last: str) -> Named:
+    """The networks, a letter each, of four ports of four nodes; of the last these."""
+    nodes = [dict(zip(("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"), each, strict=True)) for each in ("ABCD",) * 3 + (last,)]
+    return of(wired_otherwise(code, dict(enumerate(nodes))))
 
 
-def mtus(last: int) -> Named:
-    return of(mtu_between_nodes(dict(enumerate([*[network_tests.ports()] * 3, network_tests.ports(mtu=last)]))))
+def set_up(**last: object) -> Named:
+    return of(ports_unlike(dict(enumerate(network_tests.alike(network_tests.node(network_tests.named(**last)))))))
+
+
+def losing(percent: float) -> Named:
+    """Of what is sent to one of four nodes."""
+    return of(lost_packets(network_tests.sent(4, lambda one, other: percent / 100 if other == 1 else 0.0)))
 
 
 NODES = [
@@ -256,10 +264,16 @@ NODES = [
     Row("another driver on one node", always("node2", among_nodes(machine=lambda found: replace(found,
         driver="570.86.15"))),
         "host_unlike_others", "nodes alike", among_nodes()),
-    Row("cables of two rails of one node swapped", always("node3", lambda: subnets(network_tests.swapped(2, 5))),
-        "subnet_mismatch", "a node behind other switches", lambda: subnets(network_tests.ELSEWHERE)),
-    Row("MTU of one node other than its peers'", always("node3", lambda: mtus(1500)), "mtu_mismatch",
-        "the same one", lambda: mtus(4200)),
+    Row("addresses of two rails of one node swapped", always("node3", lambda: wired("subnet_mismatch", "ACBD")),
+        "subnet_mismatch", "a node behind other switches", lambda: wired("subnet_mismatch", "EFGH")),
+    Row("cables of two rails of one node swapped", always("node3", lambda: wired("cable_swapped", "ACBD")),
+        "cable_swapped", "one switch for two rails", lambda: wired("cable_swapped", "ABCD")),
+    Row("MTU of one port of a node other than its peers'", always("node3", lambda: set_up(mtu=1500)), "mtu_mismatch",
+        "the same one", set_up),
+    Row("interface of one port of a node named otherwise", always("node3", lambda: set_up(interface="eth3")),
+        "port_set_up_otherwise", "a node that does not show it", lambda: set_up(interface=None)),
+    Row("the network loses packets to one node", [Case(frozenset({"node1"}), losing)], "packets_lost",
+        "0.01 %", lambda: losing(0.01), (0.1, 0.5, 1)),
 ]  # fmt: skip
 
 

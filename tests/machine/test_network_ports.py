@@ -7,16 +7,15 @@ import pytest
 
 from pytest_gpufleet.machine import network_ports
 from pytest_gpufleet.machine.network_ports import (
+    Packets,
     PcieLink,
     Port,
     active,
     below_their_board,
-    mtu_between_nodes,
     of_gpus,
     other_mtu,
     port_errors,
     port_traffic,
-    subnets_between_nodes,
 )
 from pytest_gpufleet.machine.tools import Unreadable
 from pytest_gpufleet.model import codec
@@ -38,8 +37,13 @@ def adapter(tmp_path, monkeypatch):
     contents = {
         port: {"state": "4: ACTIVE", "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand"},
         f"{port}/counters": COUNTERS,
-        f"{port}/hw_counters": {"out_of_sequence": "3", "lifespan": "10"},
-        f"{port}/gids": {"0": "fe80:0000:0000:0000:0c42:a103:0065:a1b2"},
+        f"{port}/hw_counters": {"out_of_sequence": "3", "packet_seq_err": "2", "lifespan": "10"},
+        f"{port}/gids": {
+            "0": "fe80:0000:0000:0000:0c42:a103:0065:a1b2",
+            "3": f"{':'.join(['0000'] * 5)}:ffff:0a00:0305",
+        },
+        f"{port}/gid_attrs/types": {"2": "IB/RoCE v1", "3": "RoCE v2"},
+        f"{port}/pkeys": {"0": "0xffff", "1": "0x8001", "2": "0x0000"},
         mlx5_0: {"hca_type": "MT4129", "fw_ver": "28.39.1002", "board_id": "MT_0000000838"},
         f"{device}/net/ib0": {"carrier_changes": "2", "mtu": "2044"},
         device: {"current_link_width": "8", "max_link_width": "16", **dict.fromkeys(SPEEDS, "32.0 GT/s PCIe")},
@@ -57,7 +61,8 @@ def test_what_is_read_of_a_port(adapter):
     assert (port.port, port.adapter, port.function, port.device) == ("mlx5_0/1", "MT4129", "0", "mlx5_0")
     assert port.pcie == PcieLink(16 / 2, 16, 8, 32, 32, 32)
     assert port.errors == {name: int(text) for name, text in COUNTERS.items() if name != "port_xmit_discards"}
-    assert port.traffic == {"port_xmit_discards": 99, "out_of_sequence": 3}
+    assert port.traffic == {"port_xmit_discards": 99, "out_of_sequence": 3, "packet_seq_err": 2}
+    assert (port.interface, port.pkeys, port.packets) == ("ib0", ("0xffff", "0x8001"), None)
     assert (port.firmware, port.carrier_changes, port.board, port.mtu) == ("28.39.1002", 2, "MT_0000000838", None)
     assert port.subnet == "fe80:0000:0000:0000"
     assert network_ports.ports_of({"network_ports": codec.plain([port])}) == [port]
@@ -75,8 +80,25 @@ def test_the_subnet_of_roce_is_that_of_its_interface(adapter):
     (adapter / "link_layer").write_text("Ethernet")
     assert network_ports.read()[0].subnet is None
     network_ports.ROUTES.write_text(ROUTE)
+    for name, text in (("port_xmit_packets", "7000"), ("port_rcv_packets", "9000")):
+        (adapter / "counters" / name).write_text(text)
     (port,) = network_ports.read()
-    assert (port.subnet, port.mtu) == ("10.0.3.0/24", 2044)
+    assert (port.subnet, port.mtu, port.gid_index, port.pkeys) == ("10.0.3.0/24", 2044, 3, ())
+    assert port.packets == Packets(sent=7000, resent=2, received=9000, out_of_order=3)
+
+
+PAUSES = """NIC statistics:
+     rx_prio0_pause: 4
+     rx_prio3_pause: 50
+     rx_prio3_pause_duration: 9
+     tx_pfc_ena_frames_pri3: 6
+     rx_packets_phy: 8
+"""
+
+
+def test_pauses_are_those_of_all_priorities(monkeypatch):
+    monkeypatch.setattr(network_ports.tools, "output", lambda *command: PAUSES)
+    assert network_ports._pauses("ens1np0") == {"rx_pfc": 54, "tx_pfc": 6}
 
 
 def test_a_virtual_adapter_shows_neither_link_nor_errors(adapter):
@@ -226,51 +248,3 @@ def test_adapters_at_half_the_rate_of_their_board(there, able, count):
 )
 def test_a_port_with_another_mtu(there, gpus, odd):
     assert [fault.what.partition(":")[0] for fault in other_mtu(there, gpus)] == odd
-
-
-def swapped(one, other):
-    """The same ports with the subnets of two of them exchanged."""
-    found = ports()
-    subnets = [port.subnet for port in found]
-    subnets[one], subnets[other] = subnets[other], subnets[one]
-    return [ports(1, first=number, subnet=subnet)[0] for number, subnet in enumerate(subnets)]
-
-
-ELSEWHERE = [ports(1, first=number, subnet=f"10.9.{number}.0/24")[0] for number in range(8)]
-ROUTED = [[ports(1, first=rail, subnet=f"10.{node}.{rail}.0/31")[0] for rail in range(8)] for node in range(4)]
-
-
-@pytest.mark.parametrize(
-    ("nodes", "odd"),
-    [
-        ([ports()] * 4, []),
-        ([*[ports()] * 3, swapped(2, 5)], [(3, "mlx5_2/1"), (3, "mlx5_5/1")]),
-        ([ports(), swapped(2, 5)], [(0, "mlx5_2/1"), (0, "mlx5_5/1"), (1, "mlx5_2/1"), (1, "mlx5_5/1")]),
-        ([*[ports(7) + ports(1, first=7, subnet="10.0.99.0/24")], *[ports()] * 2], [(0, "mlx5_7/1")]),
-        ([*[ports()] * 3, ELSEWHERE], []),  # a node of another part of the cluster
-        ([ports()] * 2 + [ELSEWHERE] * 2, []),
-        (ROUTED, []),  # a link of its own to the switch for each port
-        ([ports(subnet="10.0.0.0/16")] * 3, []),  # all rails in one
-        ([ports(subnet="fe80:0000:0000:0000", link_layer="InfiniBand")] * 2, []),
-        ([ports(), ports(subnet=None)], []),
-    ],
-)
-def test_rails_in_another_subnet_than_those_of_other_nodes(nodes, odd):
-    faults = subnets_between_nodes(dict(enumerate(nodes)))
-    found = [(fault.subjects[0].node, fault.what.partition(":")[0]) for fault in faults]
-    assert sorted(found) == odd
-
-
-@pytest.mark.parametrize(
-    ("nodes", "odd"),
-    [
-        ([ports()] * 3, []),
-        ([*[ports()] * 2, ports(mtu=1500)], [[2]] * 8),
-        ([ports(1), ports(1, mtu=1500)], [[0, 1]]),  # which of the two is wrong, nobody can say
-        ([ports(), ports(mtu=None)], []),
-        ([ports() + ports(1, 100, first=8), ports() + ports(1, 100, first=8, mtu=1500)], []),  # for management
-    ],
-)
-def test_an_mtu_that_is_not_that_of_other_nodes(nodes, odd):
-    faults = mtu_between_nodes(dict(enumerate(nodes)))
-    assert [[subject.node for subject in fault.subjects] for fault in faults] == odd

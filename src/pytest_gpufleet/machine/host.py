@@ -20,6 +20,7 @@ from pytest_gpufleet.machine import (
     optics,
     pcie,
     processors,
+    rails,
     rdma,
     software,
     tools,
@@ -113,6 +114,7 @@ ALL: tuple[HostFact[Any], ...] = (
     container.MOST_OPEN_FILES,
     HostFact("fabric_manager", bool, _fabric_manager),
     network_ports.NETWORK_PORTS,
+    rails.TCP,
     DMI,
     memory.MEMORY_MODULES,
     disks.NVME,
@@ -130,6 +132,7 @@ ALL: tuple[HostFact[Any], ...] = (
     bmc.BMC,
     rdma.RDMA_WRITES,
     nvlink_domain.IMEX,
+    rails.SWITCH_PORTS,
 )
 FACTS = {fact.name: fact for fact in ALL}
 # What --fleet-without can name. DCGM's diagnostic is a fact of its level.

@@ -5,8 +5,9 @@ import errno
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from pytest_gpufleet.machine.tools import HostFact, Unreadable
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu, Missing
 from pytest_gpufleet.model.grouping import grouped
-from pytest_gpufleet.model.place import THIS_NODE, Place
+from pytest_gpufleet.model.place import THIS_NODE
 
 ADAPTERS = Path("/sys/class/infiniband")
 INTERFACES = Path("/sys/class/net")
@@ -32,13 +33,27 @@ ERRORS_A_DAY = {
     "link_downed": 0, "link_error_recovery": 10, "symbol_error": 10, "port_rcv_errors": 10,
     "local_link_integrity_errors": 10, "excessive_buffer_overrun_errors": 10,
 }  # fmt: skip
-# What also grows where nothing is broken, by traffic that meets: shown, and not judged. The second are RoCE's (the
-# kernel's mlx5 and bnxt_re drivers): what a lossless network never needs much of.
+# What also grows where nothing is broken, by traffic that meets: shown, and not judged. The second are what a
+# lossless network never needs much of: RoCE's of the kernel's mlx5 and bnxt_re drivers, the last two EFA's.
 TRAFFIC = ("port_xmit_wait", "port_xmit_discards")
 ROCE = (
     "out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rnr_nak_retry_err", "roce_adp_retrans",
-    "np_cnp_sent", "rp_cnp_handled", "rx_icrc_encapsulated",
+    "np_cnp_sent", "rp_cnp_handled", "np_ecn_marked_roce_packets", "rx_icrc_encapsulated",
+    "tx_cnp_pkts", "rx_cnp_pkts", "rx_ecn_marked_pkts", "retrans_pkts", "retrans_timeout_events",
 )  # fmt: skip
+# Frames of priority flow control in `ethtool -S`: of mlx5 (en_stats.c: pport_per_prio_pfc_stats_desc) and of bnxt_en
+# (bnxt_ethtool.c: bnxt_port_stats_arr).
+PAUSES = re.compile(r"^ *([rt]x)_(?:prio\d_pause|pfc_ena_frames_pri\d): (\d+)$", re.MULTILINE)
+# The counters of Packets, of mlx5 (of the port, and of its queues) and of bnxt_re (its hw_counters.c). One lost packet
+# makes several of them grow.
+PACKETS = (
+    ("counters/port_xmit_packets", "hw_counters/tx_pkts"),
+    ("hw_counters/packet_seq_err", "hw_counters/local_ack_timeout_err", "hw_counters/seq_err_naks_rcvd",
+     "hw_counters/to_retransmits"),
+    ("counters/port_rcv_packets", "hw_counters/rx_pkts"),
+    ("hw_counters/out_of_sequence", "hw_counters/oos_drop_count"),
+)  # fmt: skip
+GIDS = 32  # of a port are looked at; the kernel adds two for each address
 NOT_COUNTED = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)
 # Of the bits on a PCIe link those that are payload, from generation 3 on; and of these what messages leave beside the
 # headers of packets of 256 bytes.
@@ -76,13 +91,23 @@ class PcieLink(msgspec.Struct, frozen=True):
         return self.lanes * self.speed * PAYLOAD
 
 
+class Packets(msgspec.Struct, frozen=True):
+    """`resent`: that had to be sent again; `out_of_order`: received ones, before which some were missing."""
+
+    sent: int
+    resent: int
+    received: int
+    out_of_order: int
+
+
 class Port(msgspec.Struct, frozen=True):
     """`port`: "mlx5_0/1". `state`: "unknown" where the adapter does not answer. Of what kind it is: `link_layer`,
     `adapter`, and by which `function` of the PCI device the ports of one adapter differ. `errors`: counts by name, None
     for one that cannot be read; `traffic`: likewise, of what is no error by itself. `firmware`, `guid` and `board` (see
     BOARDS) of the adapter; `carrier_changes` and `mtu` of its network interface (of InfiniBand no `mtu`: that is one of
     IP alone, and changes when the interface comes up); `subnet`: "10.0.3.0/24" of that, of InfiniBand the prefix of its
-    addresses."""
+    addresses. `interface`: its name; `gid_index`: of the first address for RoCE v2 over IPv4; `pkeys`: the partitions
+    of InfiniBand, in the port's order."""
 
     port: str
     state: str = "unknown"
@@ -99,6 +124,10 @@ class Port(msgspec.Struct, frozen=True):
     carrier_changes: int | None = None
     mtu: int | None = None
     subnet: str | None = None
+    interface: str | None = None
+    gid_index: int | None = None
+    pkeys: tuple[str, ...] = ()
+    packets: Packets | None = None
 
     @property
     def device(self) -> str:
@@ -133,8 +162,10 @@ def _is_adapter(device: Path) -> bool:
 def _port(port: Path) -> Port:
     adapter, device = port.parents[1], (port.parents[1] / "device").resolve()
     changes = [tools.whole(path) for path in device.glob("net/*/carrier_changes")]
-    mtus = [tools.whole(path) for path in device.glob("net/*/mtu")]
+    interfaces = sorted(device.glob("net/*"))
+    interface = interfaces[0] if len(interfaces) == 1 else None
     layer = tools.text(port / "link_layer")
+    roce = interface if layer == "Ethernet" else None
     return Port(
         port=f"{adapter.name}/{port.name}",
         state=tools.text(port / "state") or "unknown",
@@ -147,11 +178,56 @@ def _port(port: Path) -> Port:
         function=device.name.rpartition(".")[2],
         pcie=_pcie(device),
         errors=_counts(port / "counters", ERRORS_A_DAY),
-        traffic={**_counts(port / "counters", TRAFFIC), **_counts(port / "hw_counters", ROCE)},
+        traffic={
+            **_counts(port / "counters", TRAFFIC),
+            **_counts(port / "hw_counters", ROCE),
+            **(_pauses(roce.name) if roce else {}),
+        },
         carrier_changes=sum(filter(None, changes)) if changes else None,
-        mtu=mtus[0] if len(mtus) == 1 and layer != "InfiniBand" else None,
-        subnet=_prefix(port) if layer == "InfiniBand" else _ip_subnet({path.name for path in device.glob("net/*")}),
+        mtu=tools.whole(interface / "mtu") if interface and layer != "InfiniBand" else None,
+        subnet=_prefix(port) if layer == "InfiniBand" else _ip_subnet({path.name for path in interfaces}),
+        interface=interface.name if interface else None,
+        gid_index=_gid_index(port),
+        pkeys=_pkeys(port) if layer == "InfiniBand" else (),
+        packets=_packets(port),
     )
+
+
+def _gid_index(port: Path) -> int | None:
+    """Documentation/ABI/stable/sysfs-class-infiniband; the address of an IPv4 one begins with ::ffff."""
+    return next(
+        (
+            index
+            for index in range(GIDS)
+            if tools.text(port / f"gid_attrs/types/{index}") == "RoCE v2"
+            and (tools.text(port / f"gids/{index}") or "").startswith("0000:0000:0000:0000:0000:ffff:")
+        ),
+        None,
+    )
+
+
+def _pkeys(port: Path) -> tuple[str, ...]:
+    """Up to the first that is empty."""
+    keys = (tools.text(port / f"pkeys/{index}") for index in range(len(list(port.glob("pkeys/*")))))
+    return tuple(takewhile(lambda key: key != "0x0000", filter(None, keys)))
+
+
+def _packets(port: Path) -> Packets | None:
+    counts = [
+        max((count for path in paths if (count := tools.whole(port / path)) is not None), default=None)
+        for paths in PACKETS
+    ]
+    known = [count for count in counts if count is not None]
+    return Packets(*known) if len(known) == len(counts) else None
+
+
+def _pauses(interface: str) -> dict[str, int | None]:
+    """Frames of priority flow control received and sent, over all priorities, where ethtool is there to say."""
+    counts: dict[str, int | None] = {}
+    with suppress(Unreadable):
+        for way, count in PAUSES.findall(tools.output("ethtool", "-S", interface)):
+            counts[f"{way}_pfc"] = (counts.get(f"{way}_pfc") or 0) + int(count)
+    return counts
 
 
 def _pcie(device: Path) -> PcieLink:
@@ -402,67 +478,6 @@ def other_mtu(ports: Sequence[Port], gpus: Sequence[Gpu]) -> list[Fault]:
             what = f"its MTU is {alone[0].mtu}, that of {len(role) - 1} others like it {usual}"
             faults.append(port_fault("mtu_mismatch", alone[0].port, what))
     return faults
-
-
-Nodes = Mapping[int, Sequence[Port]]  # by the number of the node
-Named = list[tuple[int, Port]]  # ports of one name, with their nodes
-
-
-def mtu_between_nodes(nodes: Nodes) -> list[Fault]:
-    """Ports at the highest rate whose MTU is not that which the same port has at most other nodes; where none is that
-    of most, all nodes with one: a port of 9000 sends what one of 1500 drops."""
-    faults = []
-    for each in _fastest_by_name(nodes, lambda port: port.mtu):
-        usual = _usual([port.mtu for _, port in each])
-        if usual is None:
-            of = ", ".join(f"{port.mtu} at node {node}" for node, port in each)
-            faults.append(_at([node for node, _ in each], "mtu_mismatch", each[0][1], f"its MTU is {of}"))
-            continue
-        faults += [
-            _at([node], "mtu_mismatch", port, f"its MTU is {port.mtu}, at most other nodes {usual}")
-            for node, port in each
-            if port.mtu != usual
-        ]
-    return faults
-
-
-def subnets_between_nodes(nodes: Nodes) -> list[Fault]:
-    """Ports at the highest rate that are in another subnet than the same port of most other nodes, while most ports of
-    their node are not: a node of which all differ is behind other switches. Where none is that of most, as between two
-    nodes: ports in a subnet in which another node has another port, and which has another one there."""
-    named = _fastest_by_name(nodes, lambda port: port.subnet)
-    has = {(node, port.subnet): port.port for each in named for node, port in each}
-    odd: dict[int, list[Fault]] = {}
-    faults = []
-    for each in named:
-        usual = _usual([port.subnet for _, port in each])
-        for node, port in each:
-            there = [other for other, _ in each if has.get((other, port.subnet), port.port) != port.port]
-            if usual is None and there and (other := there[0]) != node:
-                what = f"it is in {port.subnet}, in which {has[other, port.subnet]} is at node {other}"
-                faults.append(_at([node], "subnet_mismatch", port, what))
-            elif usual is not None and port.subnet != usual:
-                what = f"it is in {port.subnet}, at most other nodes in {usual}"
-                odd.setdefault(node, []).append(_at([node], "subnet_mismatch", port, what))
-    for node, found in odd.items():
-        faults += found if 2 * len(found) <= len(fastest_ports(nodes[node])) else []
-    return faults
-
-
-def _fastest_by_name(nodes: Nodes, known: Callable[[Port], object]) -> list[Named]:
-    """Those of which something is known."""
-    ports = ((node, port) for node, each in nodes.items() for port in fastest_ports(each) if known(port))
-    return list(grouped((port.port, (node, port)) for node, port in ports).values())
-
-
-def _usual(values: Sequence[Any]) -> Any:
-    """What more than half of them are; None if that is nothing."""
-    usual = max(values, key=values.count)
-    return usual if 2 * values.count(usual) > len(values) else None
-
-
-def _at(nodes: Iterable[int], code: str, port: Port, what: str) -> Fault:
-    return port_fault(code, port.port, what).changed(subjects=tuple(Place(node, "node") for node in nodes))
 
 
 def port_errors(before: Iterable[Port], now: Iterable[Port], seconds: float) -> list[Fault]:

@@ -19,6 +19,7 @@ ENVIRONMENT = {"LC_ALL": "C", "TERM": "dumb"}
 PACKAGES = {
     "ipmitool": "ipmitool", "smartctl": "smartmontools", "nvme": "nvme-cli", "fio": "fio", "ib_write_bw": "perftest",
     "mlxlink": "mstflint", "mstlink": "mstflint", "dcgmi": "datacenter-gpu-manager-4-cuda-all",
+    "lldpctl": "lldpd", "smpquery": "infiniband-diags",
 }  # fmt: skip
 # For a program that is to end: dcgmi waits 25 s until its host engine has ended a diagnostic (dcgmi/Diag.cpp).
 LAST_SECONDS = 30

@@ -187,6 +187,13 @@ _CODES = (
     Code(178, "p2p_hangs", "setting", "CONFIG", "peer to peer does not work between two GPUs",
          "Turn IOMMU and ACS off (`iommu=pt`, `setpci`), and look at the fabric manager and at XIDs of both; if it "
          "stays, a GPU or what connects them is bad", ("performance", "process")),
+    Code(180, "packets_lost", "network", "TRIAGE", "the network loses packets of a node",
+         "Look at cable, transceiver and switch port (`ethtool -S`, `mlxlink -e`), then at PFC and ECN of the switches",
+         ("performance",)),
+    Code(181, "cable_swapped", "network", "CONFIG", "a cable is in the switch of another rail",
+         "Put the cable into the switch that has the same port of the other nodes", ("performance",)),
+    Code(182, "port_set_up_otherwise", "setting", "CONFIG", "a network port is set up otherwise than on other nodes",
+         "Bring names (udev), addresses and partitions of its ports to those of the other nodes", ("performance",)),
     Code(190, "imex_channel_missing", "setting", "CONFIG", "programs have no channel of IMEX",
          "Create channel 0: `NVreg_CreateImexChannel0=1` of the nvidia module, and give it to containers",
          ("performance", "process")),

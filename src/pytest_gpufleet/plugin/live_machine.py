@@ -42,11 +42,11 @@ class LiveMachine(Machine):
         self._run: Run
         self._left_out: dict[str, Missing]
         vars(self)["_run"] = run
+        vars(self)["_left_out"] = {
+            fact.name: host.left_out(fact.subject) for fact in host.ALL if fact.subject in run.options.without
+        }
         if run.options.nodes is None or not run.options.makes_a_run:
             vars(self).update(vars(run.own_machine.machine))
-            vars(self)["_left_out"] = {
-                fact.name: host.left_out(fact.subject) for fact in host.ALL if fact.subject in run.options.without
-            }
             vars(self)["host"] = {**self.host, **self._left_out}
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -77,6 +77,8 @@ class LiveMachine(Machine):
         """Those that take part, were lost, or were left out. The first that is asked for a fact `now` asks all."""
         run = self._run
         machines = {machine.node: machine for machine in run.machines()}
-        runs, clocks, ask = run.runs_of_nodes(), run.clocks_ahead, cache(run.hosts_now)
+        runs, clocks = run.runs_of_nodes(), run.clocks_ahead
         numbers = sorted({*machines, *runs, *clocks})
+        left_out = {fact: dict.fromkeys(numbers, why) for fact, why in self._left_out.items()}
+        ask = cache(lambda fact: left_out.get(fact) or run.hosts_now(fact))
         return tuple(Node(each, machines.get(each), runs.get(each), clocks.get(each), ask) for each in numbers)

@@ -1,5 +1,6 @@
 """Whether hosts, or runs, are alike and were run alike: who differs from most of them."""
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,11 +8,12 @@ from hashlib import sha256
 from typing import Any
 
 from pytest_gpufleet.machine.gpudirect import GPUDIRECT
-from pytest_gpufleet.machine.network_ports import NETWORK_PORTS, Port
+from pytest_gpufleet.machine.host import DMI
+from pytest_gpufleet.machine.network_ports import NETWORK_PORTS, Port, fastest_ports, ports_of
 from pytest_gpufleet.machine.pcie import PCI_DEVICES, Devices
 from pytest_gpufleet.machine.processors import PROCESSOR_SETUP
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import SOFTWARE, Missing
+from pytest_gpufleet.model.gpu import SOFTWARE, Gpu, Missing
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Listed, Said, some
 from pytest_gpufleet.model.place import Place, Where
@@ -51,6 +53,14 @@ OF_PROCESSORS = {
     "second threads (SMT)": "smt",
     "NUMA balancing": "numa_balancing",
     "transparent hugepages": "transparent_hugepages",
+}
+# Of network ports at the highest rate: what jobs name alike on all nodes (NCCL_IB_HCA, NCCL_SOCKET_IFNAME,
+# NCCL_IB_GID_INDEX, NCCL_IB_PKEY). One of an MTU of 9000 sends what another one of 1500 drops.
+OF_PORTS = {
+    "MTU": ("mtu", "mtu_mismatch"),
+    "network interface": ("interface", "port_set_up_otherwise"),
+    "GID index": ("gid_index", "port_set_up_otherwise"),
+    "partitions (PKeys)": ("pkeys", "port_set_up_otherwise"),
 }
 # Variables whose values name what is on one host.
 OF_ONE_HOST = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NCCL_HOSTID", "NCCL_COMM_ID")
@@ -114,6 +124,36 @@ def faults(differences: Iterable[Difference], runs: NodeRuns) -> list[Fault]:
             what = f"{each.fact} is {value}, of most hosts {each.usual}"
             found += [Fault(each.code, (node[name],), what) for name in names]
     return found
+
+
+def ports_unlike(nodes: Mapping[int, tuple[Sequence[Gpu], Mapping[str, Any]]]) -> list[Fault]:
+    """Network ports that are set up, or stand next to GPUs, otherwise than on most nodes; where none is that of most,
+    all nodes in one fault. `nodes`: GPUs and host of each. Names may differ between models of machines, and what a node
+    does not show is left out."""
+    values: dict[tuple[object, str, str], dict[str, str]] = defaultdict(dict)
+    for node, (gpus, host) in nodes.items():
+        ports, dmi = fastest_ports(ports_of(host)), DMI.of(host)
+        product = None if isinstance(dmi, Missing) else (dmi.vendor, dmi.product)
+        model = (product, *(gpu.name for gpu in gpus), *sorted({str(port.adapter) for port in ports}))
+        for gpu in gpus:
+            near = " ".join(gpu.get("network_adapters") or ())
+            values[model, f"the adapter next to GPU {gpu.index}", "nic_misplaced"][str(node)] = near
+        for port, (what, (fact, code)) in itertools.product(ports, OF_PORTS.items()):
+            value = " ".join(port.pkeys) if fact == "pkeys" else getattr(port, fact)
+            values[fact == "mtu" or model, f"{port.port}: its {what}", code][str(node)] = str(value or "")
+    shown = {key: {node: value for node, value in each.items() if value} for key, each in values.items()}
+    found = [difference(what, each, code) for (_, what, code), each in shown.items()]
+    return [fault for each in found if each for fault in _at_nodes(each)]
+
+
+def _at_nodes(found: Difference) -> list[Fault]:
+    if found.usual is None:
+        return [Fault(found.code, tuple(Place(int(node), "node") for node in found.hosts), str(found.text))]
+    return [
+        Fault(found.code, (Place(int(node), "node"),), f"{found.fact} is {value}, at most other nodes {found.usual}")
+        for value, nodes in found.others.items()
+        for node in nodes
+    ]
 
 
 def _within_models(records: Records, facts_of: Callable[[Record], dict[str, str]]) -> list[Difference]:
