@@ -32,10 +32,11 @@ def seal(folder: Path) -> Path:
     """Write the summary and the page that go with the evidence in a folder, the page as far as commands read it."""
     evidence = folder / "evidence.jsonl"
     record, digest = read(evidence), sha256(evidence)
-    record = ended(record, RunFolder(folder).own_runs(record))
+    runs = RunFolder(folder).own_runs(record)
+    record = ended(record, runs)
     page = f'<section class="fleet-banner fleet-{record.verdict.lower()}"><code id="fleet-sha256">{digest}</code>'
     (folder / "report.html").write_text(page)
-    (folder / "summary.json").write_text(summary.text(record, digest, sha256(folder / "report.html")))
+    (folder / "summary.json").write_text(summary.text(record, digest, sha256(folder / "report.html"), runs))
     return folder
 
 

@@ -2,17 +2,23 @@
 
 import argparse
 import json
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from pytest_gpufleet.commands import command, verify
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.model.hosts_file import read_hosts
+from pytest_gpufleet.model.hosts_file import NAME, read_hosts
 from pytest_gpufleet.model.language import LANGUAGES, in_language
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.run.folder import RunFolder
-from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
-from pytest_gpufleet.verdict.fleet.host_runs import HostRun, Unusable, between, kept
+from pytest_gpufleet.verdict.fleet.failed_nodes import Reason
+from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet
+from pytest_gpufleet.verdict.fleet.host_runs import HostRun, Unusable, between, expected_as, kept
 from pytest_gpufleet.verdict.reading import read
 
 
@@ -20,6 +26,8 @@ def _run(given: argparse.Namespace) -> int:
     from pytest_gpufleet.report.terminal.summary_lines import fleet_lines
 
     command.check_output(given.output, [given.expect], new=True)
+    if given.json and given.form:
+        raise Refused("--json and --as each say what is printed: give one of them")
     expected = tuple(read_hosts(given.expect)) if given.expect else None
     found = _Found()
     once = {folder.path.resolve(): folder for folder in given.folders if not folder.path.is_file()}
@@ -32,8 +40,11 @@ def _run(given: argparse.Namespace) -> int:
         reports = RunFolder(Path()).reports(fleet.hosts, given.output.parent)
         with in_language(given.language):
             command.write(given.output, page(fleet, reports))
+    handed_on = [*FORMS[given.form](_states(fleet, given.drain_at_most))] if given.form else []
     with command.printing():
-        if given.json:
+        if given.form:
+            print(*handed_on, sep="\n", end="\n" * bool(handed_on))
+        elif given.json:
             from pytest_gpufleet.report import hosts
 
             print(json.dumps(hosts.document(fleet)))
@@ -42,6 +53,110 @@ def _run(given: argparse.Namespace) -> int:
             if given.output:
                 command.print_line(f"report: {given.output}")
     return fleet.exit_status
+
+
+# ---------------------------------------------------------------- what schedulers take
+
+State = tuple[str, tuple[Reason, ...]]  # a node by the name that the site has for it, and why it failed, if it did
+MOST_CODES = 5
+MOST_CHARACTERS = 1024  # of a message in the status of a node
+
+
+def _states(fleet: Fleet, most: str) -> list[State]:
+    """The nodes that failed, then those that are ACCEPTED and nothing is open about. Refused if more than `most`
+    failed: then the cause may be one that they share, and a scheduler that drains them all has no nodes left."""
+    if fleet.verdict == "REHEARSAL":
+        raise Refused("a rehearsal says nothing about any GPU: there is nothing to hand on")
+    failed = {each.host: each.reasons for each in fleet.failed}
+    everybody = {*failed, *(run.host for run in fleet.hosts)}
+    allowed = int(most) if most.isdigit() else max(1, len(everybody) * int(most[:-1]) // 100)
+    if len(failed) > allowed:
+        raise Refused(
+            f"{len(failed)} of {len(everybody)} nodes failed, and --drain-at-most {most} lets one run drain {allowed}: "
+            "nothing is printed. Look for a cause that they share (the report names it), such as a limit or a switch; "
+            f"if all are to be drained, say --drain-at-most {len(failed)}"
+        )
+    open_points = {host for gap in fleet.gaps for host in gap.hosts}
+    good = {run.host: () for run in fleet.hosts if run.record.verdict == "ACCEPTED" and run.host not in open_points}
+    return [(_site_name(host, fleet), reasons) for host, reasons in ({**good, **failed}).items()]
+
+
+def _site_name(host: str, fleet: Fleet) -> str:
+    """As --expect has it. Refused if no host can have it: whoever reads this runs it in a shell."""
+    name = expected_as(host, fleet.expected or ()) or host
+    if not NAME.fullmatch(name):
+        raise Refused(f"{name!r} is no name of a host: nothing is printed")
+    return name
+
+
+def _codes(reasons: tuple[Reason, ...]) -> str:
+    """ "404 links_slow, 201 ecc_uncorrected" """
+    codes = list(dict.fromkeys(f"{each.code} {each.name}" for each in reasons))
+    return ", ".join(codes[:MOST_CODES]) + f" and {len(codes) - MOST_CODES} more" * (len(codes) > MOST_CODES)
+
+
+def _messages(reasons: tuple[Reason, ...]) -> str:
+    return "; ".join(f"{each.code} {each.name}: {each.message}" for each in reasons)[:MOST_CHARACTERS]
+
+
+def _slurm(states: list[State]) -> Iterator[str]:
+    """Commands of scontrol. Nodes that are good are not resumed: who drained them knows what else it was for."""
+    for name, reasons in states:
+        if reasons:
+            reason = shlex.quote(f"Reason=gpufleet REJECTED: {_codes(reasons)}")
+            yield f"scontrol update NodeName={name} State=DRAIN {reason}"
+
+
+def _node_conditions(states: list[State]) -> Iterator[str]:
+    """Commands of kubectl. A strategic merge patch replaces the condition of this type and leaves the others
+    (patchMergeKey of NodeStatus.conditions in the API of Kubernetes)."""
+    for name, reasons in states:
+        camel = "".join(word.capitalize() for word in reasons[0].name.split("_")) if reasons else "Accepted"
+        condition = {
+            "type": "GpufleetRejected", "status": str(bool(reasons)), "reason": camel,
+            "message": _messages(reasons) or "gpufleet: ACCEPTED",
+            "lastHeartbeatTime": _now(), "lastTransitionTime": _now(),
+        }  # fmt: skip
+        patch = shlex.quote(json.dumps({"status": {"conditions": [condition]}}))
+        yield f"kubectl patch node {name} --subresource=status --type=strategic --patch={patch}"
+
+
+def _health_events(states: list[State]) -> Iterator[str]:
+    """One message HealthEvents of NVSentinel as JSON, an event a node: data-models/protobufs/health_event.proto at
+    github.com/NVIDIA/NVSentinel, filled as its nvcre-certification-monitor does."""
+    yield json.dumps({"version": 1, "events": [_health_event(name, reasons) for name, reasons in states]}, indent=1)
+
+
+def _health_event(name: str, reasons: tuple[Reason, ...]) -> dict[str, Any]:
+    gpus = dict.fromkeys(gpu for each in reasons for gpu in each.gpus)
+    return {
+        "version": 1, "agent": "gpufleet", "componentClass": "Node", "checkName": "GpufleetRejected", "nodeName": name,
+        "isFatal": bool(reasons), "isHealthy": not reasons, "message": _messages(reasons) or "gpufleet: ACCEPTED",
+        # No action of its own accord: a person reads the report first.
+        "recommendedAction": "CONTACT_SUPPORT" if reasons else "NONE",
+        # Codes of XIDs are numbers of three digits too.
+        "errorCode": list(dict.fromkeys(f"gpufleet/{each.code}" for each in reasons)),
+        "entitiesImpacted": [
+            {"entityType": "v1/Node", "entityValue": name},
+            *({"entityType": "GPU_UUID", "entityValue": gpu} for gpu in gpus),
+        ],
+        "generatedTimestamp": _now(), "processingStrategy": "EXECUTE_REMEDIATION",
+    }  # fmt: skip
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+FORMS: dict[str, Callable[[list[State]], Iterator[str]]] = {
+    "slurm": _slurm, "node-condition": _node_conditions, "healthevent": _health_events,
+}  # fmt: skip
+
+
+def _share(text: str) -> str:
+    if not re.fullmatch("[0-9]{1,6}|[0-9]{1,2}%|100%", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of nodes, such as 5, nor a share of them, such as 10%")
+    return text
 
 
 class _Found:
@@ -98,6 +213,20 @@ FLEET = command.Command(
             "node-[001,003-007], remarks behind #",
         ),
         command.as_json(),
+        command.argument(
+            "--as",
+            choices=FORMS,
+            dest="form",
+            help="print what drains the nodes that failed: commands of scontrol, patches of a node's condition for "
+            "kubectl, or a message HealthEvents of NVSentinel",
+        ),
+        command.argument(
+            "--drain-at-most",
+            type=_share,
+            metavar="N|P%%",
+            default="10%",
+            help="how many nodes --as lets one run drain, or which share of them, 1 at least (default: 10%%)",
+        ),
         command.output("write the report of the fleet as HTML"),
         command.argument("--language", choices=LANGUAGES, default="en", help="of that report (default: en)"),
     ),

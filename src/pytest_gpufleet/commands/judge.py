@@ -40,7 +40,7 @@ def _judge(given: argparse.Namespace, folder: RunFolder) -> command.Done:
             runs = folder.own_runs(record)
             reports = folder.reports(runs.values(), given.output.parent)
             command.write(given.output, page(record, folder.digest(), runs, reports))
-        document = {"summary": codec.plain(summary.summary(record, folder.digest()))}
+        document = {"summary": codec.plain(summary.summary(record, folder.digest(), runs=folder.own_runs(record)))}
         lines = summary_lines.summary_lines(record)
 
     def show() -> None:
@@ -108,7 +108,7 @@ def _again(output: Path | None, language: Language | None, folder: RunFolder) ->
         html = page(record, digest, runs, reports, language)
     if output is None and (signed := verify.signed_by(folder)):
         raise Refused(f"{folder} is signed by {', '.join(map(ascii, signed))}: write this report to -o FILE")
-    document = summary.text(record, digest, hashlib.sha256(html.encode()).hexdigest())
+    document = summary.text(record, digest, hashlib.sha256(html.encode()).hexdigest(), runs)
     files = {output: html} if output else {folder.report: html, folder.summary: document}
     for path, text in files.items():
         command.write(path, text)

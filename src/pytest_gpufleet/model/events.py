@@ -281,7 +281,8 @@ class RunHeader(Event, frozen=True, tag="run"):
 
     Of a run on many nodes: `nodes_wanted` is what --nodes asked for (0: whatever is there), `transport` what has
     started them ("local", "srun", "ray" ...), `secured` what keeps strangers out, and `interfaces` those
-    that the ranks of each node use, in the order of `nodes`. A run on its own machine has no transport."""
+    that the ranks of each node use, in the order of `nodes`; `nodes_missing` those that did not come, as far as their
+    names are known. A run on its own machine has no transport."""
 
     schema: int = SCHEMA
     host: str = ""
@@ -315,6 +316,7 @@ class RunHeader(Event, frozen=True, tag="run"):
     language: Language = "en"  # of its report
     resumed: tuple[Earlier, ...] = ()
     nodes_wanted: Count = 0
+    nodes_missing: tuple[str, ...] = ()
     transport: str = ""
     secured: Secured | None = None
     interfaces: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound, NodeLeftOut, NodeLost, RunHeader
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology, joined, typed_facts
-from pytest_gpufleet.model.hosts_file import read_hosts
+from pytest_gpufleet.model.hosts_file import NAME, read_hosts
 from pytest_gpufleet.model.place import Place, on_node
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.nodes import launchers, same_install
@@ -227,6 +227,7 @@ class ClusterRun(Run):
         return msgspec.structs.replace(
             header,
             nodes_wanted=self.nodes_wanted,
+            nodes_missing=tuple(filter(NAME.fullmatch, transport.missing)),  # not "task 3"
             transport=transport.name,
             secured=transport.secured,
             interfaces=interfaces,

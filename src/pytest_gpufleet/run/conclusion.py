@@ -41,7 +41,8 @@ def summarize(run: Run) -> None:
 
     def write(path: Path) -> None:
         report_digest = safe_files.sha256(page) if page.exists() else ""
-        safe_files.write_text(path, summary.text(record, digest, report_digest))
+        runs = run.runs_of_nodes() or run.folder.own_runs(record)
+        safe_files.write_text(path, summary.text(record, digest, report_digest, runs))
 
     run.write(run.folder.summary, write)
     if run.options.keep and not run.never_began:

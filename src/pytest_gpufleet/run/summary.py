@@ -23,7 +23,9 @@ from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import all_faults, causes, explaining
-from pytest_gpufleet.verdict.fleet.host_runs import of_one_host
+from pytest_gpufleet.verdict.fleet.failed_nodes import FailedNode, failed_nodes
+from pytest_gpufleet.verdict.fleet.fleet_verdict import ALONE, over_nodes
+from pytest_gpufleet.verdict.fleet.host_runs import HostRun, NodeRuns, of_one_host
 from pytest_gpufleet.verdict.given_limits import unused
 
 SCHEMA: Literal[2] = 2
@@ -65,6 +67,7 @@ class OfRun(Part, frozen=True):
     rehearsal_because: Annotated[str, Meta(description="Why there were no GPUs; only in a rehearsal.")] = ""
     deadline_seconds: Annotated[float, Meta(description="What --fleet-deadline gave it, if anything.")] = 0
     nodes_wanted: Annotated[Natural, Meta(description="What --nodes asked for, if it was a number.")] = 0
+    nodes_missing: Annotated[tuple[str, ...], Meta(description="That did not come, as far as anybody knows.")] = ()
     transport: Annotated[str, Meta(description="Of a run on many nodes: what carries its messages.")] = ""
     secured: Annotated[Secured | None, Meta(description="How strangers are kept out of that.")] = None
     interfaces: Annotated[tuple[str, ...], Meta(description="That the ranks of each node use, in their order.")] = ()
@@ -207,6 +210,9 @@ class Summary(Part, frozen=True):
     basis: Annotated[OfBasis, Meta(description="What the verdict stands on.")]
     checks: tuple[OfCheck, ...]
     faults: Annotated[tuple[OfFault, ...], Meta(description="What is wrong, as codes: match these, and no text.")]
+    failed_nodes: Annotated[
+        tuple[FailedNode, ...], Meta(description="Machines that are REJECTED, lost or missing, and why: drain these.")
+    ]
     findings: tuple[OfFinding, ...]
     limits_not_applied: Annotated[
         tuple[OfUnusedLimit, ...], Meta(description="Limits of a given profile that held for no figure.")
@@ -226,8 +232,11 @@ class Stated(msgspec.Struct, frozen=True):
 P = TypeVar("P", bound=Part)
 
 
-def summary(record: Record, sha256: str, report_sha256: str = "") -> Summary:
-    """The summary of a run that has a verdict. `sha256`: of its whole evidence file. `report_sha256`: of its page."""
+def summary(record: Record, sha256: str, report_sha256: str = "", runs: NodeRuns = ALONE) -> Summary:
+    """The summary of a run that has a verdict. `sha256`: of its whole evidence file. `report_sha256`: of its page.
+    `runs`: the nodes' own, of a run on many."""
+    own = HostRun(record.run.host, sha256, record)
+    failed = over_nodes(record, runs).failed if record.of_cluster else failed_nodes([own], (), ())
     return Summary(
         SCHEMA,
         cast(VerdictWord, record.verdict),
@@ -245,15 +254,16 @@ def summary(record: Record, sha256: str, report_sha256: str = "") -> Summary:
         OfBasis(record.run.basis, basis.lowest(record), basis.by_grade(record), basis.described(record)),
         tuple(_part(OfCheck, check, run=check.run or None) for check in record.checks.values()),
         tuple(_fault(fault, record) for fault in all_faults(record)),
+        failed,
         tuple(map(_finding, record.findings)),
         tuple(_part(OfUnusedLimit, limit, number=number, limit=_limit(limit)) for number, limit in unused(record)),
         report_sha256,
     )
 
 
-def text(record: Record, sha256: str, report_sha256: str = "") -> str:
+def text(record: Record, sha256: str, report_sha256: str = "", runs: NodeRuns = ALONE) -> str:
     """The summary as the file has it."""
-    return json.dumps(codec.plain(summary(record, sha256, report_sha256)), indent=1, allow_nan=False) + "\n"
+    return json.dumps(codec.plain(summary(record, sha256, report_sha256, runs)), indent=1, allow_nan=False) + "\n"
 
 
 def schema() -> str:

@@ -13,6 +13,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import basis, verdict as own_verdict
 from pytest_gpufleet.verdict.fleet import equality
 from pytest_gpufleet.verdict.fleet.equality import Difference, not_compared, other_bits
+from pytest_gpufleet.verdict.fleet.failed_nodes import FailedNode, failed_nodes
 from pytest_gpufleet.verdict.fleet.fleet_peers import SlowPlaces, slow_places
 from pytest_gpufleet.verdict.fleet.host_runs import (
     Gap,
@@ -64,7 +65,7 @@ class Fleet:
 
     `slow`: places that are worse than their peers on all hosts, by two measurements; `odd`: by one alone.
     `gaps`: why the fleet is not complete. `notes` change nothing. `grades`: by how many figures the verdict stands on
-    limits of which grade.
+    limits of which grade. `failed`: whom any of this rejects.
     """
 
     hosts: tuple[HostRun, ...]
@@ -80,6 +81,7 @@ class Fleet:
     verdict: VerdictWord
     reasons: tuple[str, ...]
     exit_status: int
+    failed: tuple[FailedNode, ...] = ()
 
     @property
     def lowest(self) -> Grade | None:
@@ -122,12 +124,14 @@ def judge_fleet(
     notes += [] if known else [NOBODY_SAID]
     grades = basis.by_grade(*(run.record for run in hosts), *over)
     untested = [each for each in slow if hosts[each.node].shared(one.place for one in each.places)]
-    against = _against(hosts, over, gaps, [each for each in slow if each not in untested], differences)
+    tested = [each for each in slow if each not in untested]
+    against = _against(hosts, over, gaps, tested, differences)
+    failed = failed_nodes(hosts, [*(each.fault for each in tested), *equality.faults(differences, runs_of)], over)
     verdict, reasons, status = _verdict(hosts, over, against, gaps, _slower(hosts, untested, UNTESTED), notes)
     return Fleet(
         hosts, None if expected is None else tuple(expected), tuple(unusable), tuple(gaps), tuple(notes),
         tuple(differences), slow, peers.alone, tuple(faults), grades,
-        verdict, tuple(reasons), status,
+        verdict, tuple(reasons), status, failed,
     )  # fmt: skip
 
 

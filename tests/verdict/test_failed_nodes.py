@@ -1,0 +1,194 @@
+"""Which nodes failed, and why, as summary.json lists them, and what schedulers take: scontrol, a node condition, and
+HealthEvents of NVSentinel."""
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from pytest_gpufleet import cli
+from pytest_gpufleet.model.events import FaultFound
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.place import Pair, Place, gpu
+from pytest_gpufleet.run import summary
+from tests import clusters, runs
+from tests.clusters import Ends, cluster
+from tests.conftest import ROOT
+from tests.edited_evidence import seal
+
+SCHEMA = ROOT / "docs" / "summary.schema.json"
+HOSTS = tuple(f"gf{number}" for number in range(10))
+N1, N2, N3 = (Place(number, "node") for number in (1, 2, 3))
+Names = Callable[..., dict[str, list[str]]]
+
+
+def test_the_schema_in_the_repository_is_that_of_the_types() -> None:
+    assert SCHEMA.read_text() == summary.schema() + "\n", (
+        "python -m pytest_gpufleet.run.summary > docs/summary.schema.json"
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Callable[..., Path]:
+    """folder(*faults, ...): of a run on ten healthy nodes, between which these were found."""
+    limits = clusters.limits(tmp_path / "contract.toml")
+
+    def make(*faults: Fault, **how: Any) -> Path:
+        more = [FaultFound(fault=fault) for fault in faults]
+        return cluster(tmp_path / "run", limits, hosts=HOSTS, wanted=len(HOSTS), more=more, **how)
+
+    return make
+
+
+@pytest.fixture
+def names(folder: Callable[..., Path]) -> Names:
+    """names(...): the failed nodes of such a run, by its summary, with what failed."""
+
+    def named(*faults: Fault, **how: Any) -> dict[str, list[str]]:
+        document = json.loads((folder(*faults, **how) / "summary.json").read_text())
+        jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+        return {each["host"]: [why["name"] for why in each["reasons"]] for each in document["failed_nodes"]}
+
+    return named
+
+
+SLOW = {"solo_train_throughput gpu1": 100.0}
+
+
+@pytest.mark.parametrize(
+    ("faults", "how", "expected"),
+    [
+        ((), {}, {}),
+        ((), {"other": {2: SLOW}}, {"gf2": ["limit_missed"]}),
+        ((), {"other": {2: SLOW}, "ends": Ends(not_here=(2,))}, {"gf2": ["check_failed"]}),
+        ((), {"ends": Ends(lost={3: "silent for 10 s"})}, {"gf3": ["node_lost"]}),
+        ((), {"ends": Ends(died=(3,))}, {}),  # INCOMPLETE
+        ((Fault("node_slow", (N1,), "slow"), Fault("node_slow", (N1,), "slow")), {}, {"gf1": ["node_slow"]}),
+        ((Fault("rank_died", (gpu(2, node=3),), "SIGKILL"),), {}, {"gf3": ["rank_died"]}),
+        ((Fault("node_link_slow", (Pair(N1, N2),), "slow"),), {}, {}),  # neither end
+        ((Fault("rank_hung", tuple(Place(number, "node") for number in range(10)), "all"),), {}, {}),
+        ((Fault("limit_missed", (N1,), "a rail of it, measured with one partner"),), {}, {}),
+        (  # what explains it is to be mended first, and alone counts
+            (Fault("harmful_variable", (N2,), "NCCL_IB_DISABLE=1"), Fault("node_slow", (N2,), "slow")),
+            {}, {"gf2": ["harmful_variable"]},
+        ),
+    ],
+)  # fmt: skip
+def test_a_node_failed_that_is_rejected_lost_or_named_alone(
+    names: Names, faults: tuple[Fault, ...], how: dict[str, Any], expected: dict[str, list[str]]
+) -> None:
+    assert names(*faults, **how) == expected
+
+
+def test_one_machine_is_its_own_failed_node_with_the_gpus_to_blame(tmp_path: Path) -> None:
+    folder = seal(runs.record(tmp_path / "run", values=SLOW, limits=runs.written(tmp_path / "limits.toml")))
+    (failed,) = json.loads((folder / "summary.json").read_text())["failed_nodes"]
+    (why,) = failed["reasons"]
+    assert (failed["host"], why["code"], why["action"], why["gpus"]) == ("node7", 401, "TRIAGE", ["GPU-node7-1"])
+
+
+# ---------------------------------------------------------------- what schedulers take
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def fleet(*arguments: object) -> tuple[int, str, str]:
+        status = cli.main(["fleet", *map(str, arguments)])
+        return (status, *capsys.readouterr())
+
+    return fleet
+
+
+def test_slurm_drains_who_failed_with_codes(folder: Any, printed: Any) -> None:
+    status, out, _ = printed(folder(other={2: SLOW}, ends=Ends(died=(3,))), "--as", "slurm")
+    assert status == 1
+    reason = "Reason=gpufleet REJECTED: 401 limit_missed"
+    assert shlex.split(out) == ["scontrol", "update", "NodeName=gf2", "State=DRAIN", reason]
+
+
+@pytest.mark.parametrize("form", ["slurm", "node-condition", "healthevent"])
+def test_no_run_drains_more_than_its_share(folder: Any, printed: Any, form: str) -> None:
+    run = folder(other={2: SLOW, 5: SLOW})
+    status, out, err = printed(run, "--as", form)
+    assert (status, out, "2 of 10 nodes failed" in err, "--drain-at-most 2" in err) == (1, "", True, True)
+    for share in ("2", "20%"):
+        _, out, err = printed(run, "--as", form, "--drain-at-most", share)
+        assert ("gf2" in out, "gf5" in out, err) == (True, True, "")
+
+
+def test_a_name_that_would_be_a_command_is_not_printed(tmp_path: Path, printed: Any) -> None:
+    limits = runs.written(tmp_path / "limits.toml")
+    _, out, err = printed(runs.record(tmp_path / "run", "n;reboot", SLOW, limits), "--as", "slurm")
+    assert (out, "'n;reboot' is no name of a host" in err) == ("", True)
+
+
+def test_conditions_of_good_nodes_are_taken_back(folder: Any, printed: Any, tmp_path: Path) -> None:
+    """A node is called as the site calls it."""
+    (hosts := tmp_path / "hosts.txt").write_text("gf[0-9].cluster.example\n")
+    _, out, _ = printed(folder(other={2: SLOW}, ends=Ends(died=(3,))), "--as", "node-condition", "--expect", hosts)
+    words = [shlex.split(line) for line in out.splitlines()]
+    assert {tuple(each[:3]) + tuple(each[4:6]) for each in words} == {
+        ("kubectl", "patch", "node", "--subresource=status", "--type=strategic")
+    }
+    patches = {each[3]: json.loads(each[6].removeprefix("--patch=")) for each in words}
+    states = {name: patch["status"]["conditions"][0] for name, patch in patches.items()}
+    assert len(states) == 9  # nothing is known of gf3
+    bad = states["gf2.cluster.example"]
+    assert (bad["type"], bad["status"], bad["reason"]) == ("GpufleetRejected", "True", "LimitMissed")
+    assert {each["status"] for name, each in states.items() if "gf2" not in name} == {"False"}
+
+
+# Fields, their numbers and types, of data-models/protobufs/health_event.proto of github.com/NVIDIA/NVSentinel at commit
+# 264bfab85e3c490468f9239858fa52bb6b977e3f; 1 is an integer.
+PROTO: dict[str, list[tuple[int, str, object]]] = {
+    "Entity": [(1, "entityType", ""), (2, "entityValue", "")],
+    "HealthEvent": [
+        (1, "version", 1), (2, "agent", ""), (3, "componentClass", ""), (4, "checkName", ""), (5, "isFatal", True),
+        (6, "isHealthy", True), (7, "message", ""), (8, "recommendedAction", {"NONE": 0, "CONTACT_SUPPORT": 5}),
+        (9, "errorCode", [""]), (10, "entitiesImpacted", ["Entity"]), (12, "generatedTimestamp", "Timestamp"),
+        (13, "nodeName", ""), (16, "processingStrategy", {"UNSPECIFIED": 0, "EXECUTE_REMEDIATION": 1}),
+    ],
+    "HealthEvents": [(1, "version", 1), (2, "events", ["HealthEvent"])],
+}  # fmt: skip
+
+
+def test_nvsentinel_can_read_its_events(folder: Any, printed: Any) -> None:
+    json_format = pytest.importorskip("google.protobuf.json_format", reason="comes with TensorBoard")
+    _, out, _ = printed(folder(other={2: SLOW}), "--as", "healthevent")
+    events = json_format.Parse(out, _health_events()).events
+    assert len(events) == 10
+    (bad,) = (each for each in events if each.isFatal)
+    assert (bad.nodeName, bad.isHealthy, [*bad.errorCode]) == ("gf2", False, ["gpufleet/401"])
+    impacted = [(each.entityType, each.entityValue) for each in bad.entitiesImpacted]
+    assert impacted == [("v1/Node", "gf2"), ("GPU_UUID", "GPU-gf2-1")]
+    assert all(each.isHealthy and each.recommendedAction == 0 for each in events if each is not bad)
+
+
+def _health_events() -> Any:
+    """An empty message, of the types above."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
+
+    file = descriptor_pb2.FileDescriptorProto(name="health_event.proto", package="datamodels", syntax="proto3")
+    file.dependency.append(timestamp_pb2.DESCRIPTOR.name)
+    kinds = {int: 13, str: 9, bool: 8, dict: 14}  # uint32, string, bool, enum
+    for message, fields in PROTO.items():
+        kept = file.message_type.add(name=message)
+        for number, name, kind in fields:
+            label, kind = (3, kind[0]) if isinstance(kind, list) else (1, kind)
+            field = kept.field.add(name=name, number=number, label=label, type=kinds[type(kind)])
+            if isinstance(kind, dict):
+                field.type_name = f".datamodels.{name}_"
+                file.enum_type.add(name=f"{name}_").value.extend(
+                    descriptor_pb2.EnumValueDescriptorProto(name=word, number=at) for word, at in kind.items()
+                )
+            elif isinstance(kind, str) and kind:
+                field.type = 11  # message
+                field.type_name = ".google.protobuf.Timestamp" if kind == "Timestamp" else f".datamodels.{kind}"
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(timestamp_pb2.DESCRIPTOR.serialized_pb)
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("datamodels.HealthEvents"))()
