@@ -1,17 +1,22 @@
 """The checks of network adapters, called with a recorded machine that has some."""
 
+import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.model.events import Order
 from pytest_gpufleet.model.gpu import Missing
+from pytest_gpufleet.plugin.live_machine import Node
 from pytest_gpufleet.probes import adapter_loopback
 from pytest_gpufleet.verdict.judgement import judge
-from tests.acceptance.checks import outcomes, ranks_answer
+from tests.acceptance.checks import _outcome, outcomes, ranks_answer
 from tests.acceptance.test_faulty_machines import port
 from tests.machines import Change, recorded, set_host, set_port, then
 
+test_nodes_2_ports = __import__("test_nodes_2_ports")  # of the folder that tests.acceptance.checks found
 PORTS = set_host(network_ports=[port(number) for number in range(4)])
 
 
@@ -127,3 +132,56 @@ def test_adapters_that_carry_what_gpus_send(monkeypatch):
     assert through_adapters(monkeypatch, alone={"mlx5_0/1": (46.0,), "mlx5_1/1": (46.5,)}).what == "passed"
     outcome = through_adapters(monkeypatch, alone={"mlx5_0/1": (46.0,)}, failed={"mlx5_1/1": "rank 3 died"})
     assert [fault.name for fault in outcome.faults] == ["network_adapter_fails"]
+
+
+def between(check, *now, before=None):
+    """How a check between nodes ends whose hosts have these facts now, and began with others."""
+    facts = [{"network_ports": [], **each} for each in now]
+    nodes = [
+        Node(number, Machine((), {**each, **(before or {})}, node=number), None, None, lambda fact: dict(enumerate(
+            [each.get(fact) for each in facts])))
+        for number, each in enumerate(facts)
+    ]  # fmt: skip
+    machine = SimpleNamespace(nodes=nodes)
+    fixtures = {"machine": machine, "ports": inspect.unwrap(test_nodes_2_ports.ports)(machine)}
+    wanted = getattr(test_nodes_2_ports, check)
+    named = {name: fixtures[name] for name in inspect.signature(wanted).parameters}
+    outcome = _outcome(wanted, named, recorded().topology)
+    return outcome.what, [(fault.name, fault.subjects[0].node) for fault in outcome.faults]
+
+
+def tcp(sent, resent, received, out_of_order):
+    return {"tcp": {"sent": sent, "resent": resent, "received": received, "out_of_order": out_of_order}}
+
+
+def test_lost_packets_are_those_since_the_run_began():
+    """Two hosts between which a relay lost 1 % and 0.01 % of the packets to the second, and none."""
+    lost, few, none = (
+        (tcp(43_453, 447, 9_784, 0), tcp(9_784, 0, 43_453, 36_725)),
+        tcp(43_453, 7, 5_797, 0),
+        tcp(5, 0, 5, 0),
+    )
+    began = tcp(0, 0, 0, 0)
+    both = [("packets_lost", 0), ("packets_lost", 1)]
+    assert between("test_few_packets_are_lost", *lost, before=began) == ("failed", both)
+    assert between("test_few_packets_are_lost", few, tcp(5_797, 0, 43_454, 2_174), before=began) == ("passed", [])
+    assert between("test_few_packets_are_lost", *lost, before=lost[0])[0] == "not applicable"  # before the run
+    assert between("test_few_packets_are_lost", none, none, before=began)[0] == "not applicable"
+
+
+def test_cables_in_the_switch_of_another_rail():
+    def wired(order):
+        each = zip(range(8), order, strict=True)
+        return {"switch_ports": [{"port": f"mlx5_{number}/1", "switch": f"leaf-{leaf}"} for number, leaf in each]}
+
+    check, usual, swapped = (
+        "test_cables_are_in_the_switches_of_their_peers",
+        wired(range(8)),
+        wired((0, 1, 5, 3, 4, 2, 6, 7)),
+    )
+    silent, absent = ({"switch_ports": Missing("why", absent=absent)} for absent in (False, True))
+    assert between(check, usual, usual, usual) == ("passed", [])
+    assert between(check, usual, swapped, usual) == ("failed", [("cable_swapped", 1)] * 2)
+    assert between(check, usual, silent, usual)[0] == "skipped"
+    assert between(check, usual, swapped, silent)[0] == "failed"
+    assert between(check, absent, absent)[0] == "not applicable"

@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,7 @@ PACKETS = (
     ("counters/port_rcv_packets", "hw_counters/rx_pkts"),
     ("hw_counters/out_of_sequence", "hw_counters/oos_drop_count"),
 )  # fmt: skip
-GIDS = 32  # of a port are looked at; the kernel adds two for each address
+GIDS, IPV4 = 32, "0000:0000:0000:0000:0000:ffff:"  # how many are looked at; the kernel has two for each address
 NOT_COUNTED = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)
 # Of the bits on a PCIe link those that are payload, from generation 3 on; and of these what messages leave beside the
 # headers of packets of 256 bytes.
@@ -194,31 +193,26 @@ def _port(port: Path) -> Port:
 
 
 def _gid_index(port: Path) -> int | None:
-    """Documentation/ABI/stable/sysfs-class-infiniband; the address of an IPv4 one begins with ::ffff."""
-    return next(
-        (
-            index
-            for index in range(GIDS)
-            if tools.text(port / f"gid_attrs/types/{index}") == "RoCE v2"
-            and (tools.text(port / f"gids/{index}") or "").startswith("0000:0000:0000:0000:0000:ffff:")
-        ),
-        None,
-    )
+    """Documentation/ABI/stable/sysfs-class-infiniband; an IPv4 address begins with ::ffff."""
+    for index in range(GIDS):
+        address = tools.text(port / f"gids/{index}") or ""
+        if address.startswith(IPV4) and tools.text(port / f"gid_attrs/types/{index}") == "RoCE v2":
+            return index
+    return None
 
 
 def _pkeys(port: Path) -> tuple[str, ...]:
-    """Up to the first that is empty."""
-    keys = (tools.text(port / f"pkeys/{index}") for index in range(len(list(port.glob("pkeys/*")))))
-    return tuple(takewhile(lambda key: key != "0x0000", filter(None, keys)))
+    keys = [tools.text(port / f"pkeys/{index}") for index in range(len(list(port.glob("pkeys/*"))))]
+    return tuple(key for key in keys if key and key != "0x0000")
 
 
 def _packets(port: Path) -> Packets | None:
-    counts = [
-        max((count for path in paths if (count := tools.whole(port / path)) is not None), default=None)
-        for paths in PACKETS
-    ]
-    known = [count for count in counts if count is not None]
-    return Packets(*known) if len(known) == len(counts) else None
+    counts = []
+    for paths in PACKETS:
+        if not (found := [count for path in paths if (count := tools.whole(port / path)) is not None]):
+            return None
+        counts.append(max(found))
+    return Packets(*counts)
 
 
 def _pauses(interface: str) -> dict[str, int | None]:

@@ -115,15 +115,18 @@ def run_otherwise(records: Records) -> list[Difference]:
 def faults(differences: Iterable[Difference], runs: NodeRuns) -> list[Fault]:
     """Each host that differs, and each fact of which nobody can say who differs."""
     node = {run.host: Place(number, "node") for number, run in runs.items()}
-    found = []
-    for each in differences:
-        if each.usual is None:
-            found.append(Fault(each.code, (), str(each.text)))
-            continue
-        for value, names in each.others.items():
-            what = f"{each.fact} is {value}, of most hosts {each.usual}"
-            found += [Fault(each.code, (node[name],), what) for name in names]
-    return found
+    return [fault for each in differences for fault in _of_nodes(each, node.__getitem__, False)]
+
+
+def _of_nodes(each: Difference, node: Callable[[str], Place], all_if_none: bool) -> list[Fault]:
+    """`all_if_none`: all nodes are named where none has what is usual; else nobody is."""
+    if each.usual is None:
+        return [Fault(each.code, tuple(map(node, each.hosts)) if all_if_none else (), str(each.text))]
+    return [
+        Fault(each.code, (node(name),), f"{each.fact} is {value}, of most hosts {each.usual}")
+        for value, names in each.others.items()
+        for name in names
+    ]
 
 
 def ports_unlike(nodes: Mapping[int, tuple[Sequence[Gpu], Mapping[str, Any]]]) -> list[Fault]:
@@ -136,24 +139,14 @@ def ports_unlike(nodes: Mapping[int, tuple[Sequence[Gpu], Mapping[str, Any]]]) -
         product = None if isinstance(dmi, Missing) else (dmi.vendor, dmi.product)
         model = (product, *(gpu.name for gpu in gpus), *sorted({str(port.adapter) for port in ports}))
         for gpu in gpus:
-            near = " ".join(gpu.get("network_adapters") or ())
-            values[model, f"the adapter next to GPU {gpu.index}", "nic_misplaced"][str(node)] = near
+            if near := gpu.get("network_adapters"):
+                values[model, f"the adapter next to GPU {gpu.index}", "nic_misplaced"][str(node)] = " ".join(near)
         for port, (what, (fact, code)) in itertools.product(ports, OF_PORTS.items()):
-            value = " ".join(port.pkeys) if fact == "pkeys" else getattr(port, fact)
-            values[fact == "mtu" or model, f"{port.port}: its {what}", code][str(node)] = str(value or "")
-    shown = {key: {node: value for node, value in each.items() if value} for key, each in values.items()}
-    found = [difference(what, each, code) for (_, what, code), each in shown.items()]
-    return [fault for each in found if each for fault in _at_nodes(each)]
-
-
-def _at_nodes(found: Difference) -> list[Fault]:
-    if found.usual is None:
-        return [Fault(found.code, tuple(Place(int(node), "node") for node in found.hosts), str(found.text))]
-    return [
-        Fault(found.code, (Place(int(node), "node"),), f"{found.fact} is {value}, at most other nodes {found.usual}")
-        for value, nodes in found.others.items()
-        for node in nodes
-    ]
+            if (value := getattr(port, fact)) not in (None, ()):
+                shown = " ".join(value) if fact == "pkeys" else str(value)
+                values[fact == "mtu" or model, f"{port.port}: its {what}", code][str(node)] = shown
+    found = [difference(what, each, code) for (_, what, code), each in values.items()]
+    return [fault for each in found if each for fault in _of_nodes(each, lambda name: Place(int(name), "node"), True)]
 
 
 def _within_models(records: Records, facts_of: Callable[[Record], dict[str, str]]) -> list[Difference]:
