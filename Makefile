@@ -45,7 +45,7 @@ release: $(READY)
 	$(BIN)/pytest tests/release.py $(ARGS)
 
 hosts: $(READY)
-	GPUFLEET_ALONE=1 $(BIN)/pytest tests/nodes/test_faults_of_nodes.py tests/nodes/test_slow_nodes.py tests/nodes/test_ray_launcher.py $(ARGS)
+	GPUFLEET_ALONE=1 $(BIN)/pytest tests/nodes/test_faults_of_nodes.py tests/nodes/test_slow_nodes.py $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -18,7 +18,7 @@ from pathlib import Path
 TURN_SECONDS = 0.1  # a look at all processes takes 0.01 s
 # Of a host: its name, its own folders for Ray and for shared memory, the names of all, its loopback.
 BEGIN = """
-mount --make-rprivate / && hostname {name} && mkdir -p /tmp/ray {own} && mount --bind {own} /tmp/ray \
+mount --make-rprivate / && hostname {name} && mkdir -p /tmp/ray {own} {own}/tmp && mount --bind {own} /tmp/ray \
 && mount --bind {names} /etc/hosts && mount -t tmpfs tmpfs /dev/shm && ip link set lo up \
 && echo ready && exec sleep infinity
 """
@@ -80,6 +80,11 @@ class Host:
     switch: Namespace
     folder: Path
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)  # the other ends, outside
+
+    @property
+    def temporary(self) -> Path:
+        """Its folder for temporary files."""
+        return self.folder / "tmp"
 
     def inside(self, *command: object, folder: Path = Path("/")) -> list[str]:
         """A command, as it is started on this host from outside."""

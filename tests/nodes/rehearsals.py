@@ -93,6 +93,7 @@ class Srun:
 
     hosts: Sequence[Host]
     folder: Path
+    name = "srun"
 
     def rehearse(
         self, *checks: str, held: Iterable[str] = (), of_host: Mapping[str, Mapping[str, str]] | None = None,
@@ -115,7 +116,7 @@ class Srun:
             command = [sys.executable, "-m", "pytest", *_arguments(checks, len(self.hosts)), *options]
             task = host.start(
                 "sh", "-c", '"$@"; exit $?', "sh", *command,
-                environment={**KEPT, **variables, **(of_host or {}).get(host.name, {})},
+                environment={**KEPT, "TMPDIR": str(host.temporary), **variables, **(of_host or {}).get(host.name, {})},
                 output=shared / f"out-{host.name}", folder=folder,
             )  # fmt: skip
             tasks.append(task)
@@ -161,17 +162,19 @@ class RayCluster:
     hosts: Sequence[Host]
     folder: Path
     started: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)  # by the names of the hosts
+    name = "ray"
 
     @property
     def address(self) -> str:
         return f"{self.hosts[0].addresses[0]}:{RAY_PORT}"
 
     def start(self) -> None:
-        """Start Ray on all hosts."""
-        for host in self.hosts:
-            self._begin(host)
-            if host is self.hosts[0]:
-                until("the head is there", lambda: self._has_joined(self.hosts[0]), PATIENCE_SECONDS)
+        """Have Ray run on all hosts: it may have ended on any, and with its head it ends on all."""
+        if not has_raylet(self.hosts[0]):
+            for host in self.hosts:
+                self.stop(host)
+            self._begin(self.hosts[0])
+            until("the head is there", lambda: self._has_joined(self.hosts[0]), PATIENCE_SECONDS)
         self._count()
 
     def _begin(self, host: Host) -> None:
@@ -181,7 +184,8 @@ class RayCluster:
         own = ["--node-ip-address", host.addresses[0], "--num-cpus", "4", "--object-store-memory", MEMORY]
         self.started[host.name] = host.start(
             sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *where, *own,
-            environment={**KEPT, **RAY}, output=self.folder / f"ray-{host.name}.txt", folder=self.folder,
+            environment={**KEPT, **RAY, "TMPDIR": str(host.temporary)}, folder=self.folder,
+            output=self.folder / f"ray-{host.name}.txt",
         )  # fmt: skip
 
     def stop(self, host: Host) -> None:
@@ -196,7 +200,7 @@ class RayCluster:
 
     def _has_joined(self, host: Host) -> bool:
         """If not, it is begun again where Ray has given up: it waits 30 s for its raylet, however busy the machine."""
-        if self.started[host.name].poll() is not None:
+        if host.name not in self.started or self.started[host.name].poll() is not None:
             self.stop(host)
             self._begin(host)
         return any(host.folder.glob("session_2*/sockets/raylet"))
@@ -222,13 +226,14 @@ class RayCluster:
             )  # fmt: skip
 
     def rehearse(
-        self, *checks: str, held: Iterable[str] = (), environment: Mapping[str, str] | None = None
-    ) -> Rehearsal:
+        self, *checks: str, held: Iterable[str] = (), environment: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
+    ) -> Rehearsal:  # fmt: skip
         """Start a run of these checks of tests/inner/stations.py with two ranks a node, in a folder that all share."""
         shared, folder = _lay_out(self.folder, held)
         process = self.hosts[0].start(
             sys.executable, "-m", "pytest", *_arguments(checks, len(self.hosts)), f"--fleet-address={self.address}",
-            environment={**KEPT, **RAY, "STATIONS": str(shared), **(environment or {})},
+            *options, environment={**KEPT, **RAY, "STATIONS": str(shared), **(environment or {})},
             output=shared / f"out-{self.hosts[0].name}", folder=folder,
         )  # fmt: skip
         return Rehearsal(self.hosts, shared, folder, [process])

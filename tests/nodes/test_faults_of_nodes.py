@@ -1,5 +1,5 @@
 """What can happen to a node while a run goes on, done to hosts that are separate for all that a run can see, started by
-srun: each is named, costs one check at most, and leaves nothing running anywhere."""
+srun and by Ray: each is named, costs one check at most, and leaves nothing running anywhere."""
 
 import shutil
 import signal
@@ -11,7 +11,17 @@ import pytest
 
 from tests.conftest import ACCEPTANCE, ROOT, FleetRun
 from tests.nodes.hosts import hosts, possible, until
-from tests.nodes.rehearsals import AGENT, PATIENCE_SECONDS, PORT, SECRET, Rehearsal, Srun
+from tests.nodes.rehearsals import (
+    AGENT,
+    PATIENCE_SECONDS,
+    PORT,
+    RAYLET,
+    SECRET,
+    RayCluster,
+    Rehearsal,
+    Srun,
+    has_raylet,
+)
 
 OUT_SECONDS = 5.0  # that a cable may be out
 FROZEN_SECONDS = 15.0
@@ -27,7 +37,7 @@ time.time = lambda: genuine() + 2.0
 
 
 @pytest.fixture(scope="module")
-def srun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Srun]:
+def srun_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Srun]:
     """Three hosts. Tests leave them as they found them, but for the last one."""
     if why := possible():
         pytest.skip(why)
@@ -36,15 +46,38 @@ def srun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Srun]:
         yield Srun(made, folder)
 
 
-@pytest.fixture(autouse=True)
-def left(srun: Srun) -> Iterator[None]:
-    yield
-    srun.end_run()
+@pytest.fixture(scope="module")
+def ray_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    """Three more, with Ray on them."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    if why := possible():
+        pytest.skip(why)
+    folder = tmp_path_factory.mktemp("ray")
+    with hosts(3, folder) as made:
+        yield RayCluster(made, folder)
 
 
-def nothing_runs(srun: Srun, seconds: float = PATIENCE_SECONDS) -> None:
-    for host in srun.hosts:
-        until(f"nothing of a run is on {host.name}", lambda host=host: not srun.left(host), seconds)
+@pytest.fixture
+def srun(srun_hosts: Srun) -> Iterator[Srun]:
+    yield srun_hosts
+    srun_hosts.end_run()
+
+
+@pytest.fixture
+def ray(ray_hosts: RayCluster) -> Iterator[RayCluster]:
+    ray_hosts.start()
+    yield ray_hosts
+    ray_hosts.end_run()
+
+
+@pytest.fixture(params=["srun", "ray"])
+def launcher(request: pytest.FixtureRequest) -> Srun | RayCluster:
+    return request.getfixturevalue(request.param)
+
+
+def nothing_runs(launcher: Srun | RayCluster, seconds: float = PATIENCE_SECONDS) -> None:
+    for host in launcher.hosts:
+        until(f"nothing of a run is on {host.name}", lambda host=host: not launcher.left(host), seconds)
 
 
 def lost(ended: FleetRun) -> dict[str, str]:
@@ -72,22 +105,23 @@ def assert_all_well(run: Rehearsal) -> None:
     ended = run.end()
     assert (ended.status, set(ended.outcomes.values()), lost(ended)) == (0, {"passed"}, {}), ended.text
     assert run.who == ["gf0", "gf0", "gf1", "gf1", "gf2", "gf2"]
-    assert [task.wait(PATIENCE_SECONDS) for task in run.tasks] == [0, 0, 0]
-    assert [run.says(host) for host in run.hosts[1:]] == ["", ""]
+    assert {task.wait(PATIENCE_SECONDS) for task in run.tasks} == {0}
+    assert {run.says(host) for host in run.hosts[1 : len(run.tasks)]} <= {""}
 
 
-def test_healthy_nodes_lose_nothing_and_the_others_say_nothing(srun: Srun) -> None:
-    run = srun.rehearse("alone", "alone_on_ranks", "then", "together", "last")
+def test_healthy_nodes_lose_nothing_and_the_others_say_nothing(launcher: Srun | RayCluster) -> None:
+    run = launcher.rehearse("alone", "alone_on_ranks", "then", "together", "last")
     assert_all_well(run)
     record = run.end().record
-    assert (record.run.transport, record.run.secured, record.run.nodes_wanted) == ("srun", "secret", 3)
-    nothing_runs(srun)
+    secured = "secret" if isinstance(launcher, Srun) else "token"
+    assert (record.run.transport, record.run.secured, record.run.nodes_wanted) == (launcher.name, secured, 3)
+    nothing_runs(launcher)
 
 
-def test_a_cable_that_is_out_for_five_seconds_twice_costs_nothing(srun: Srun) -> None:
-    _, second, _ = srun.hosts
-    run = srun.rehearse("then", "together", "last", held=["together"])
-    run.at("together", *srun.hosts, ranks=2)
+def test_a_cable_that_is_out_for_five_seconds_twice_costs_nothing(launcher: Srun | RayCluster) -> None:
+    _, second, _ = launcher.hosts
+    run = launcher.rehearse("then", "together", "last", held=["together"])
+    run.at("together", *launcher.hosts, ranks=2)
     for _ in range(2):
         second.pull_cable()
         time.sleep(OUT_SECONDS)
@@ -95,14 +129,14 @@ def test_a_cable_that_is_out_for_five_seconds_twice_costs_nothing(srun: Srun) ->
         time.sleep(OUT_SECONDS)
     run.go("together")
     assert_all_well(run)
-    nothing_runs(srun)
+    nothing_runs(launcher)
 
 
 @pytest.mark.parametrize("way", ["cable", "one direction"])
-def test_a_node_that_cannot_be_heard_or_hear_is_lost_and_ends_by_itself(srun: Srun, way: str) -> None:
-    first, _, third = srun.hosts
-    run = srun.rehearse("then", "together", "last", held=["together"])
-    run.at("together", *srun.hosts, ranks=2)
+def test_a_node_that_cannot_be_heard_or_hear_is_lost_and_ends_by_itself(launcher: Srun | RayCluster, way: str) -> None:
+    first, _, third = launcher.hosts
+    run = launcher.rehearse("then", "together", "last", held=["together"])
+    run.at("together", *launcher.hosts, ranks=2)
     began = time.time()
     if way == "cable":
         third.pull_cable()
@@ -112,43 +146,58 @@ def test_a_node_that_cannot_be_heard_or_hear_is_lost_and_ends_by_itself(srun: Sr
     assert_lost(ended, {"gf2": "together"})
     assert run.who == ["gf0", "gf0", "gf1", "gf1"]
     assert ended.record.lost[2].seconds - began > OUT_SECONDS
-    nothing_runs(srun, ALONE_SECONDS)  # nobody could tell gf2 to end
-    assert "nothing was heard" in run.says(third)
+    nothing_runs(launcher, ALONE_SECONDS)  # nobody could tell gf2 to end
+    assert len(run.tasks) == 1 or "nothing was heard" in run.says(third)
     third.put_cable_back()
     first.send_again()
 
 
-def test_a_frozen_node_is_lost_and_does_not_come_back(srun: Srun) -> None:
-    _, second, _ = srun.hosts
-    run = srun.rehearse("then", "together", "later", "last", held=["together", "later"])
-    run.at("together", *srun.hosts, ranks=2)
+def test_two_nodes_that_are_cut_off_from_each_other_are_named(launcher: Srun | RayCluster) -> None:
+    """Each of them reaches the head, and the head reaches both."""
+    _, second, third = launcher.hosts
+    run = launcher.rehearse("then", "together", "last", held=["together"], options=["--fleet-timeout=20s"])
+    run.at("together", *launcher.hosts, ranks=2)
+    second.do_not_send_to(third)
+    third.do_not_send_to(second)
+    ended = run.end()
+    named = {place.node for fault in ended.record.faults for place in fault.subjects}
+    assert (ended.status, lost(ended), named) == (1, {}, {1, 2}), ended.text
+    nothing_runs(launcher)
+    second.send_again()
+    third.send_again()
+
+
+def test_a_frozen_node_is_lost_and_does_not_come_back(launcher: Srun | RayCluster) -> None:
+    _, second, _ = launcher.hosts
+    run = launcher.rehearse("then", "together", "later", "last", held=["together", "later"])
+    run.at("together", *launcher.hosts, ranks=2)
     second.signal(signal.SIGSTOP)
     time.sleep(FROZEN_SECONDS)
-    run.at("later", srun.hosts[0], srun.hosts[2], ranks=2)
+    run.at("later", launcher.hosts[0], launcher.hosts[2], ranks=2)
     second.signal(signal.SIGCONT)
-    until("its ranks have ended", lambda: len(srun.left(second)) <= 5, PATIENCE_SECONDS)
+    until("its ranks have ended", lambda: len(launcher.left(second)) <= 5, PATIENCE_SECONDS)
     run.go("later")
     ended = run.end()
     assert_lost(ended, {"gf1": "together"})
     assert run.who == ["gf0", "gf0", "gf2", "gf2"]
     assert ended.record.finished[1].sha256
-    nothing_runs(srun)
+    nothing_runs(launcher)
 
 
 @pytest.mark.parametrize("who", [0, 2], ids=["head", "other"])
-def test_an_agent_is_killed_and_costs_its_node_and_one_check(srun: Srun, who: int) -> None:
-    run = srun.rehearse("then", "together", "last", held=["together"])
-    run.at("together", *srun.hosts, ranks=2)
-    assert srun.hosts[who].signal(signal.SIGKILL, AGENT)
+def test_an_agent_is_killed_and_costs_its_node_and_one_check(launcher: Srun | RayCluster, who: int) -> None:
+    run = launcher.rehearse("then", "together", "last", held=["together"])
+    run.at("together", *launcher.hosts, ranks=2)
+    assert launcher.hosts[who].signal(signal.SIGKILL, AGENT)
     assert_lost(run.end(), {f"gf{who}": "together"})
     assert set(run.who) == {"gf0", "gf1", "gf2"} - {f"gf{who}"}
-    nothing_runs(srun)
+    nothing_runs(launcher)
 
 
-def test_ranks_are_killed_and_cost_one_check(srun: Srun) -> None:
-    _, _, third = srun.hosts
-    run = srun.rehearse("then", "together", "last", held=["together"])
-    run.at("together", *srun.hosts, ranks=2)
+def test_ranks_are_killed_and_cost_one_check(launcher: Srun | RayCluster) -> None:
+    _, _, third = launcher.hosts
+    run = launcher.rehearse("then", "together", "last", held=["together"])
+    run.at("together", *launcher.hosts, ranks=2)
     ranks = [int(path.name.split()[-1]) for path in (run.shared / "at").glob("together gf2 *")]
     for rank in ranks:
         third.do("kill", "-KILL", rank)
@@ -156,7 +205,7 @@ def test_ranks_are_killed_and_cost_one_check(srun: Srun) -> None:
     assert (ended.status, lost(ended), failed(ended)) == (1, {}, {"together"}), ended.text
     assert {place.node for fault in ended.record.faults for place in fault.subjects} == {2}
     assert run.who == ["gf0", "gf0", "gf1", "gf1", "gf2", "gf2"]
-    nothing_runs(srun)
+    nothing_runs(launcher)
 
 
 def test_the_launchers_daemon_is_killed_and_the_run_goes_on(srun: Srun) -> None:
@@ -172,45 +221,57 @@ def test_the_launchers_daemon_is_killed_and_the_run_goes_on(srun: Srun) -> None:
     nothing_runs(srun)
 
 
-def test_the_own_run_of_a_node_is_killed(srun: Srun) -> None:
-    _, second, _ = srun.hosts
-    run = srun.rehearse("alone", "then", "last", held=["alone"])
-    run.at("alone", *srun.hosts)
+def test_a_run_survives_all_of_ray(ray: RayCluster) -> None:
+    run = ray.rehearse("then", "together", "last", held=["together"])
+    run.at("together", *ray.hosts, ranks=2)
+    for host in ray.hosts:
+        assert host.signal(signal.SIGKILL, RAYLET)
+    until("Ray is gone", lambda: not any(map(has_raylet, ray.hosts)), PATIENCE_SECONDS)
+    run.go("together")
+    assert_all_well(run)
+    assert "INFO worker.py" not in run.text  # which Ray prints, where it may
+    nothing_runs(ray)
+
+
+def test_the_own_run_of_a_node_is_killed(launcher: Srun | RayCluster) -> None:
+    _, second, _ = launcher.hosts
+    run = launcher.rehearse("alone", "then", "last", held=["alone"])
+    run.at("alone", *launcher.hosts)
     assert second.signal(signal.SIGKILL, "-m pytest", "addopts=")
     run.go("alone")
     ended = run.end()
     found = [(fault.name, fault.subjects[0].node) for fault in ended.record.faults]
     assert (ended.status, found, failed(ended)) == (10, [("node_unfit", 1)], set()), ended.text
     assert run.who == ["gf0", "gf0", "gf2", "gf2"]
-    nothing_runs(srun)
+    nothing_runs(launcher)
 
 
-def test_the_own_run_of_a_node_hangs_and_the_others_go_on(srun: Srun) -> None:
-    _, second, _ = srun.hosts
-    run = srun.rehearse("alone", "then", "last", held=["alone"], options=["--fleet-hung=10s"])
-    run.at("alone", *srun.hosts)
+def test_the_own_run_of_a_node_hangs_and_the_others_go_on(launcher: Srun | RayCluster) -> None:
+    _, second, _ = launcher.hosts
+    run = launcher.rehearse("alone", "then", "last", held=["alone"], options=["--fleet-hung=10s"])
+    run.at("alone", *launcher.hosts)
     assert second.signal(signal.SIGSTOP, "-m pytest", "addopts=")
     run.go("alone")
     ended = run.end()
     (fault,) = ended.record.faults
     assert (fault.name, fault.subjects[0].node, "test_alone" in fault.what) == ("node_hung", 1, True), ended.text
     assert (failed(ended), run.who) == (set(), ["gf0", "gf0", "gf2", "gf2"])
-    nothing_runs(srun)
+    nothing_runs(launcher)
 
 
-def test_the_disk_of_a_node_is_full(srun: Srun, tmp_path: Path) -> None:
+def test_the_disk_of_a_node_is_full(launcher: Srun | RayCluster) -> None:
     """Its own run, which needs little, has come to its end; its ranks have no place."""
-    _, second, _ = srun.hosts
-    second.do("mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", tmp_path)
-    run = srun.rehearse("alone", "then", "last", held=["alone"], of_host={"gf1": {"TMPDIR": str(tmp_path)}})
-    run.at("alone", *srun.hosts)
-    second.do("sh", "-c", f"cat /dev/zero >{tmp_path}/much 2>/dev/null || true")
+    _, second, _ = launcher.hosts
+    second.do("mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", second.temporary)
+    run = launcher.rehearse("alone", "then", "last", held=["alone"])
+    run.at("alone", *launcher.hosts)
+    second.do("sh", "-c", f"cat /dev/zero >{second.temporary}/much 2>/dev/null || true")
     run.go("alone")
     ended = run.end()
     found = {(fault.name, fault.subjects[0].node, "the disk is full" in fault.what) for fault in ended.record.faults}
     assert found == {("rank_died", 1, True)}, ended.text
-    nothing_runs(srun)
-    second.do("umount", tmp_path)
+    nothing_runs(launcher)
+    second.do("umount", "--lazy", second.temporary)
 
 
 def test_who_has_another_secret_is_told_by_address_and_says_so_itself(srun: Srun) -> None:
@@ -223,6 +284,13 @@ def test_who_has_another_secret_is_told_by_address_and_says_so_itself(srun: Srun
     assert run.tasks[2].wait(60.0) == 0
     assert "has another secret" in run.says(third)
     nothing_runs(srun)
+
+
+def test_another_token_of_ray_is_described_in_one_sentence(ray: RayCluster) -> None:
+    ended = ray.rehearse("then", environment={"RAY_AUTH_TOKEN": "0" * 48}).end()
+    assert (ended.status, ended.folders) == (4, []), ended.text
+    (line,) = filter(None, ended.text.splitlines())
+    assert "asks for a token" in line
 
 
 def test_a_node_that_does_not_come_and_one_that_cannot_reach_the_head_have_names(srun: Srun) -> None:
