@@ -78,7 +78,7 @@ class Controller:
         self.tell(messages.Ask(number, question))
         while (reply := self.hear(messages.Reply)).number != number:
             pass
-        return reply if reply.trouble else codec.unpacked(reply.answer, messages.ANSWERS[type(question)])
+        return reply if reply.trouble else codec.unpacked(reply.answer, question.answer)
 
 
 @contextmanager

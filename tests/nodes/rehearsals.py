@@ -180,7 +180,8 @@ class RayCluster:
     def _begin(self, host: Host) -> None:
         where = ["--address", self.address]
         if host is self.hosts[0]:
-            where = ["--head", "--port", str(RAY_PORT), "--include-dashboard", "false", "--disable-usage-stats"]
+            where = ["--head", "--port", str(RAY_PORT), "--temp-dir=/tmp/ray"]
+            where += ["--include-dashboard", "false", "--disable-usage-stats"]
         own = ["--node-ip-address", host.addresses[0], "--num-cpus", "4", "--object-store-memory", MEMORY]
         self.started[host.name] = host.start(
             sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *where, *own,

@@ -11,14 +11,16 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import typed
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import code
 from pytest_gpufleet.nodes import messages
-from pytest_gpufleet.nodes.agent import Aside
+from pytest_gpufleet.nodes.agent import Agent, Background
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.world.call import Call, pack, pack_work, unpack
 from pytest_gpufleet.world.engines import processes, rank_files
@@ -296,28 +298,66 @@ def of_the_system(rank):
     return *(os.environ[name] for name in names), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def take_in(aside, until):
+def take_in(background, until):
     while not until():
-        assert select.select([aside], [], [], 60)[0]
-        aside.take_in()
+        assert select.select([background], [], [], 60)[0]
+        background.take_in()
 
 
 def test_what_never_comes_back_holds_up_its_own_thread_alone():
-    aside, stuck, done = Aside(), threading.Event(), []
+    background, stuck, done = Background(), threading.Event(), []
     try:
-        aside.do("node", stuck.wait)
-        aside.do("node", lambda: "after it", done.append)
-        aside.do("ranks", lambda: "beside it", done.append)
-        take_in(aside, lambda: aside.idle("ranks"))
-        assert (done, aside.idle("node")) == (["beside it"], False)
+        background.do("node", stuck.wait)
+        background.do("node", lambda: "after it", done.append)
+        background.do("ranks", lambda: "beside it", done.append)
+        take_in(background, lambda: background.idle("ranks"))
+        assert (done, background.idle("node")) == (["beside it"], False)
     finally:
         stuck.set()
-    take_in(aside, lambda: aside.idle("node"))
+    take_in(background, lambda: background.idle("node"))
     assert done == ["beside it", "after it"]
 
 
 def test_what_work_raises_is_raised_where_its_result_is_taken_in():
-    aside = Aside()
-    aside.do("node", lambda: 1 / 0)
+    background = Background()
+    background.do("node", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        take_in(aside, lambda: False)
+        take_in(background, lambda: False)
+
+
+class Broken:
+    """In the place of the engine of ranks: its disk is full."""
+
+    def start(self, specs):
+        raise OSError(28, "No space left on device")
+
+    get_ready = start
+
+    def submit(self, ranks, parcel):
+        raise OSError(28, "No space left on device")
+
+
+@pytest.fixture
+def broken(tmp_path):
+    """An agent with such an engine, and what it has sent."""
+    sent = []
+    line = SimpleNamespace(send=lambda packed: sent.append(codec.unpacked(packed, messages.FromAgent)))
+    agent = Agent(settings(tmp_path), SimpleNamespace(line=line), tmp_path)
+    agent._engine, agent._node = Broken(), SimpleNamespace(watch=lambda: None)
+    return agent, sent
+
+
+def test_ranks_that_cannot_be_started_have_died(broken):
+    agent, sent = broken
+    agent._get_ready()
+    agent._start(pickle.dumps(specs(1, 2)[1:]))
+    assert [died.rank for died in sent] == [1, 2]
+    agent._submit((1, 2), b"large")
+    assert len(sent) == 2
+
+
+def test_ranks_that_nothing_can_be_sent_to_have_died(broken):
+    agent, sent = broken
+    agent._ranks = frozenset((2, 3, 4))
+    agent._submit((0, 2, 4), b"large")
+    assert [(died.rank, "No space left" in died.reason) for died in sent] == [(2, True), (4, True)]

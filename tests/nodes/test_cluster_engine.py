@@ -1,4 +1,4 @@
-"""Ranks on several nodes: what each node is told of them, and what becomes of them with it."""
+"""Ranks on several nodes: what each node gets of them, and what becomes of them with it."""
 
 import os
 import pickle
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.nodes import messages as say
+from pytest_gpufleet.nodes import messages
 from pytest_gpufleet.nodes.agent_process import AgentSettings, OwnAgents
 from pytest_gpufleet.nodes.cluster import Cluster
 from pytest_gpufleet.nodes.cluster_engine import ClusterEngine
@@ -34,10 +34,10 @@ class AnsweringTransport(FakeTransport):
     def send(self, node, message):
         super().send(node, message)
         told = self.sent[-1][1]
-        if isinstance(told, say.Ask) and (kind := type(told.question).__name__) in self.answers:
+        if isinstance(told, messages.Ask) and (kind := type(told.question).__name__) in self.answers:
             answer = self.answers[kind](node, told.question)
             trouble = isinstance(answer, str) and answer.startswith("trouble")
-            reply = say.Reply(told.number, b"" if trouble else codec.packed(answer), answer if trouble else "")
+            reply = messages.Reply(told.number, b"" if trouble else codec.packed(answer), answer if trouble else "")
             self._happened += 1
             self._steps.put((0.0, [Arrived(node, codec.packed(reply))]))
 
@@ -62,22 +62,22 @@ def test_each_node_gets_its_own_ranks_and_a_parcel_once():
     with engine_on(transport, 2, 1, 2) as (engine, _):
         engine.submit((4, 0, 1), b"parcel")
     started = [
-        [spec.index for spec in pickle.loads(transport.told(node, say.StartRanks)[0].specs)] for node in range(3)
+        [spec.index for spec in pickle.loads(transport.told(node, messages.StartRanks)[0].specs)] for node in range(3)
     ]
     assert started == [[0, 1], [2], [3, 4]]
-    assert [transport.told(node, say.Submit) for node in range(3)] == [
-        [say.Submit((0, 1), b"parcel")],
+    assert [transport.told(node, messages.Submit) for node in range(3)] == [
+        [messages.Submit((0, 1), b"parcel")],
         [],
-        [say.Submit((4,), b"parcel")],
+        [messages.Submit((4,), b"parcel")],
     ]
 
 
 def test_answers_and_deaths_come_as_they_are_and_a_death_once():
     transport = AnsweringTransport(2)
     with engine_on(transport, 1, 2) as (engine, _):
-        transport.happens((1, say.RankAnswered(2, b"hello")), (0, say.RankDied(0, "by SIGSEGV")))
+        transport.happens((1, messages.RankAnswered(2, b"hello")), (0, messages.RankDied(0, "by SIGSEGV")))
         assert engine.wait(LONG) == [Answer(2, b"hello"), Death(0, "by SIGSEGV")]
-        transport.happens((0, say.RankDied(0, "by SIGSEGV")), (1, say.RankAnswered(1, b"last")))
+        transport.happens((0, messages.RankDied(0, "by SIGSEGV")), (1, messages.RankAnswered(1, b"last")))
         assert engine.wait(LONG) == [Answer(1, b"last")]
         assert engine.wait(0.0) == []
 
@@ -85,7 +85,7 @@ def test_answers_and_deaths_come_as_they_are_and_a_death_once():
 def test_with_a_node_all_of_its_ranks_die():
     transport = AnsweringTransport(2)
     with engine_on(transport, 1, 2) as (engine, _):
-        transport.happens((1, say.RankDied(2, "by SIGBUS")), Gone(1, "its agent died by SIGKILL"))
+        transport.happens((1, messages.RankDied(2, "by SIGBUS")), Gone(1, "its agent died by SIGKILL"))
         assert engine.wait(LONG) == [Death(2, "by SIGBUS"), Death(1, "with its node, gf1: its agent died by SIGKILL")]
 
 
@@ -96,13 +96,13 @@ def test_ranks_of_a_node_that_is_lost_already_are_dead_when_they_start():
         assert engine.kill(1.0) == {}
         engine.start(specs(1, 1))
         assert engine.wait(0.0) == [Death(1, "with its node, gf1: its agent died by SIGKILL")]
-        assert len(transport.told(1, say.StartRanks)) == 1
+        assert len(transport.told(1, messages.StartRanks)) == 1
 
 
 def test_what_ranks_before_have_sent_is_not_taken_for_answers():
     transport = AnsweringTransport(1, **NONE_LEFT)
     with engine_on(transport, 1) as (engine, _):
-        transport.happens((0, say.RankAnswered(0, b"too late")))
+        transport.happens((0, messages.RankAnswered(0, b"too late")))
         engine.kill(1.0)
         engine.start(specs(1))
         assert engine.wait(0.0) == []
@@ -132,12 +132,12 @@ def test_nobody_waits_for_a_node_that_has_fallen_silent():
     transport = AnsweringTransport(2, **NONE_LEFT, Examine=lambda node, question: {0: Trace(phase="here")})
     with engine_on(transport, 1, 1) as (engine, cluster):
         for _ in range(11):
-            transport.happens((0, say.Pulse()), after=1.0)
+            transport.happens((0, messages.Pulse()), after=1.0)
         assert list(cluster.lost) == [1]
-        asked = len(transport.told(1, say.Ask))
+        asked = len(transport.told(1, messages.Ask))
         assert engine.examine((0, 1))[0].phase == "here"
         assert engine.kill(1.0) == {}
-        assert (len(transport.told(1, say.Ask)), cluster.left_out) == (asked, {})
+        assert (len(transport.told(1, messages.Ask)), cluster.left_out) == (asked, {})
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_a_node_that_cannot_be_heard_or_hear_is_lost_and_ends_by_itself(launcher
 def test_two_nodes_that_are_cut_off_from_each_other_are_named(launcher: Srun | RayCluster) -> None:
     """Each of them reaches the head, and the head reaches both."""
     _, second, third = launcher.hosts
-    run = launcher.rehearse("then", "together", "last", held=["together"], options=["--fleet-timeout=20s"])
+    run = launcher.rehearse("then", "together", "last", held=["together"], options=["--fleet-timeout=20"])
     run.at("together", *launcher.hosts, ranks=2)
     second.do_not_send_to(third)
     third.do_not_send_to(second)

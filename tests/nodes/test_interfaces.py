@@ -1,4 +1,4 @@
-"""Address and interface of a node, and what its ranks are told of them."""
+"""Address and interface of a node, and those that its ranks use."""
 
 import socket
 import urllib.parse
@@ -6,8 +6,7 @@ import urllib.parse
 import pytest
 
 from pytest_gpufleet.nodes import interfaces
-from pytest_gpufleet.nodes.interfaces import Interface
-from pytest_gpufleet.nodes.ranks_here import of_network
+from pytest_gpufleet.nodes.interfaces import Interface, for_ranks
 
 
 def has(address):
@@ -55,9 +54,9 @@ def test_ranks_meet_at_a_port_that_can_be_had(address):
     ],
 )
 def test_ranks_talk_on_the_interface_of_their_node_unless_somebody_chose_others(environment, nccl, gloo):
-    told = [of_network("eth0", index, environment) for index in range(3)]
-    assert told == [{"NCCL_SOCKET_IFNAME": nccl, "GLOO_SOCKET_IFNAME": name} for name in gloo]
+    found = [for_ranks("eth0", index, environment) for index in range(3)]
+    assert found == [{"NCCL_SOCKET_IFNAME": nccl, "GLOO_SOCKET_IFNAME": name} for name in gloo]
 
 
 def test_without_a_known_interface_nothing_is_chosen():
-    assert of_network("", 0, {"GLOO_SOCKET_IFNAME": "eth1"}) == {}
+    assert for_ranks("", 0, {"GLOO_SOCKET_IFNAME": "eth1"}) == {}

@@ -1,7 +1,7 @@
 """What an agent is asked about its node, on a machine with GPUs that is not here."""
 
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 import pytest
 
@@ -63,33 +63,35 @@ def node():
 
 
 @pytest.fixture
-def own(node):
-    own = OwnNode(node)
+def own(node, monkeypatch):
+    monkeypatch.setattr(own_node.local_node, "opened", lambda wanted: nullcontext(node))
+    own = OwnNode(AgentSettings("."))
+    own.open("eth0")
     yield own
     own.stop_watching()
 
 
-def asked(own, question):
-    """The answer after its way to the controller."""
-    return codec.unpacked(codec.packed(own.answer(question)), messages.ANSWERS[type(question)])
+def health(own):
+    """After its way to the controller."""
+    return codec.unpacked(codec.packed(own.check_health(failed=False)), messages.CheckHealth.answer)
 
 
 def test_a_machine_with_gpus_arrives_as_it_is(node, own):
-    hello = codec.unpacked(codec.packed(own.hello("eth0")), messages.FromAgent)
+    hello = codec.unpacked(codec.packed(own.open("eth0")), messages.FromAgent)
     assert (hello.topology, hello.machine.host, hello.present) == (node.topology, node.host(), node.present())
-    assert asked(own, messages.ReadHost(("kernel",))) == {"kernel": node.host()["kernel"]}
+    assert own.host(("kernel",)) == {"kernel": node.host()["kernel"]}
 
 
 def test_what_got_worse_is_told_once_and_what_was_before_is_not(node, own):
-    assert asked(own, messages.CheckHealth()) == Health()
+    assert health(own) == Health()
     node.now = {"ecc_uncorrected_volatile": 1}
-    faults = asked(own, messages.CheckHealth()).faults
+    faults = health(own).faults
     assert sorted({str(place) for fault in faults for place in fault.subjects}) == ["gpu0", "gpu1", "gpu2", "gpu3"]
-    assert asked(own, messages.CheckHealth()) == Health()
+    assert health(own) == Health()
 
 
 def test_what_happens_between_two_questions_is_seen_while_ranks_work(node, own):
-    assert asked(own, messages.CheckHealth()) == Health()
+    assert health(own) == Health()
     node.reasons = THERMAL_SLOWDOWN
     own.watch()
     while not own.readings:
@@ -98,25 +100,25 @@ def test_what_happens_between_two_questions_is_seen_while_ranks_work(node, own):
     own.stop_watching()
     assert own.readings == ()
     node.reasons = 0
-    assert len(asked(own, messages.CheckHealth()).faults) == 4
+    assert len(health(own).faults) == 4
 
 
 def test_what_nobody_could_see_is_told(node, own):
     node.sample = lambda slow: 1 / 0
     own.watch()
-    while "ZeroDivisionError" not in (health := asked(own, messages.CheckHealth())).unseen:
-        assert health.faults == ()
+    while "ZeroDivisionError" not in (found := health(own)).unseen:
+        assert found.faults == ()
     node.logged = [Logged(unread="the kernel log was overwritten")]
-    assert "the kernel log was overwritten" in asked(own, messages.CheckHealth()).unseen
+    assert "the kernel log was overwritten" in health(own).unseen
 
 
 def test_a_gpu_that_somebody_has_is_told(node, own):
     node.taken = "GPU 0 is in use by another run"
-    assert asked(own, messages.Lock()) == node.taken
+    assert own.lock() == node.taken
     node.taken = ""
-    assert asked(own, messages.Lock()) == ""
+    assert own.lock() == ""
     node.taken = "this one has it"
-    assert asked(own, messages.Lock()) == ""
+    assert own.lock() == ""
 
 
 def test_without_gpus_it_is_a_node_that_says_why(monkeypatch):
@@ -124,7 +126,5 @@ def test_without_gpus_it_is_a_node_that_says_why(monkeypatch):
         raise NoGpus(GONE)
 
     monkeypatch.setattr(own_node.local_node, "opened", none)
-    with own_node.opened(AgentSettings(".", gpus=8)) as own:
-        hello = own.hello("eth0")
-    topology = hello.topology
+    topology = OwnNode(AgentSettings(".", gpus=8)).open("eth0").topology
     assert (topology.gpus, topology.absent, topology.problems) == ((), GONE, (GONE,))

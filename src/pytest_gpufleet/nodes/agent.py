@@ -1,11 +1,12 @@
-"""The agent of a node: a process that owns its ranks, its GPUs and its own run, and does what the controller tells it.
+"""The agent of a node: a process that owns its ranks, its GPUs and its own run, and does what the controller asks for.
 
-It never waits: what may take its time is done aside, so that it goes on to say that the node is there, and notices
-that its controller is not.
+It never waits: what may take its time has a thread of its own, so that the agent goes on to report that the node is
+there, and notices that its controller is not.
 """
 
 import os
-import queue
+import pickle
+import resource
 import selectors
 import shutil
 import signal
@@ -13,10 +14,11 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,63 +26,27 @@ import msgspec
 
 from pytest_gpufleet.machine.host import own_name
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.nodes import interfaces, messages as say, own_node, ranks_here, same_install, suite_process, wire
+from pytest_gpufleet.nodes import interfaces, messages, same_install, suite_process, wire
 from pytest_gpufleet.nodes.agent_process import AgentSettings
+from pytest_gpufleet.nodes.listening import Listening
 from pytest_gpufleet.nodes.own_node import OwnNode
-from pytest_gpufleet.nodes.ranks_here import RanksHere
 from pytest_gpufleet.nodes.suite_process import SuiteProcess
+from pytest_gpufleet.world.call import RankSpec, nothing
 from pytest_gpufleet.world.engines import processes, rank_files
 from pytest_gpufleet.world.engines.local import LocalEngine
-
-
-class Aside:
-    """Work by the name of its thread: in its order there, beside all other threads. What is to follow it is done by
-    whoever calls `take_in`, for which a selector wakes when there is something."""
-
-    def __init__(self) -> None:
-        self._threads: dict[str, ThreadPoolExecutor] = {}
-        self._unfinished: Counter[str] = Counter()
-        self._finished: queue.SimpleQueue[tuple[str, Future[Any], Callable[[Any], None]]] = queue.SimpleQueue()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-
-    def fileno(self) -> int:
-        return self._bell
-
-    def idle(self, thread: str) -> bool:
-        return not self._unfinished[thread]
-
-    def do(self, thread: str, work: Callable[[], Any], then: Callable[[Any], None] = lambda result: None) -> None:
-        self._threads.setdefault(thread, ThreadPoolExecutor(1, thread_name_prefix=f"gpufleet {thread}"))
-        self._unfinished[thread] += 1
-
-        def tell(future: Future[Any]) -> None:
-            self._finished.put((thread, future, then))
-            os.eventfd_write(self._bell, 1)
-
-        self._threads[thread].submit(work).add_done_callback(tell)
-
-    def take_in(self) -> None:
-        """Raises what work has raised."""
-        try:
-            os.eventfd_read(self._bell)
-        except BlockingIOError:
-            return
-        while not self._finished.empty():
-            thread, future, then = self._finished.get()
-            self._unfinished[thread] -= 1
-            then(future.result())
-
+from pytest_gpufleet.world.engines.protocol import Answer
 
 PULSE_SECONDS = 1.0
-LONGEST_TURN_SECONDS = 2 * PULSE_SECONDS
+LONGEST_WAIT_SECONDS = 2 * PULSE_SECONDS
 SUITE_SECONDS = 0.2  # between two looks at what its own run has written
 KILL_SECONDS = 5.0  # for all that was started here to be gone
 FAREWELL_SECONDS = 1.0  # for its last message to be taken
 REFUSED_SECONDS = 45.0  # of connections that are closed at once: the head may be at its begin, or at its end
 PREFIX, LOG = "gpufleet-node-", "agent.log"
 KEPT_SECONDS = 24 * 3600.0  # the folder of an agent that was killed: it says why, and what its node had done by then
-# One thread each: the driver may keep for ever who asks for the state of a GPU, and ranks must be killed all the same.
-NODE, RANKS = "node", "ranks"
+# Who answers a question: the agent's own thread, or one of these. The driver may keep for ever who asks for the state
+# of a GPU, and ranks must be killed all the same.
+HERE, NODE, RANKS = "here", "node", "ranks"
 
 
 def main(settings: str) -> NoReturn:
@@ -102,7 +68,7 @@ def main(settings: str) -> NoReturn:
         traceback.print_exc()
         why = f"{type(error).__name__}: {error}"
         if connection is not None:
-            connection.line.send(codec.packed(say.Ending(why)))
+            connection.line.send(codec.packed(messages.Ending(why)))
     finally:
         processes.end(lambda: processes.descendants(os.getpid()), KILL_SECONDS)
         if why and not given.lifeline:
@@ -122,9 +88,40 @@ def _write_to(log: Path) -> None:
 def _settle_in(settings: AgentSettings) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes.adopt()
-    with suppress(OSError):  # its Hello says that there is no such folder
+    with suppress(OSError):  # its first message says that there is no such folder
         os.chdir(settings.run_folder)
     sys.path.insert(0, settings.run_folder)
+
+
+class Background:
+    """Threads, each of which does its work in order. What follows a piece of work is done by whoever calls `take_in`,
+    for which a selector wakes."""
+
+    def __init__(self) -> None:
+        self._threads: dict[str, ThreadPoolExecutor] = {}
+        self._work: list[tuple[str, Future[Any], Callable[[Any], None]]] = []
+        self._finished = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._finished
+
+    def idle(self, thread: str) -> bool:
+        return all(busy != thread for busy, _, _ in self._work)
+
+    def do(self, thread: str, work: Callable[[], Any], then: Callable[[Any], None] = lambda result: None) -> None:
+        self._threads.setdefault(thread, ThreadPoolExecutor(1, thread_name_prefix=f"gpufleet {thread}"))
+        future = self._threads[thread].submit(work)
+        self._work.append((thread, future, then))
+        future.add_done_callback(lambda future: os.eventfd_write(self._finished, 1))
+
+    def take_in(self) -> None:
+        """Raises what work has raised."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._finished)
+        done = [each for each in self._work if each[1].done()]
+        self._work = [each for each in self._work if each not in done]
+        for _, future, then in done:
+            then(future.result())
 
 
 class Agent:
@@ -136,100 +133,83 @@ class Agent:
         self._connection = connection
         self._folder = folder
         self._reached = interfaces.towards(settings.towards)
-        self._aside = Aside()
-        self._node: OwnNode | None = None  # until it was read
-        self._open_things = ExitStack()
-        self._ranks = RanksHere(LocalEngine(self._network, settings.likely))
+        self._background = Background()
+        self._node = OwnNode(settings)
+        self._engine = LocalEngine(
+            lambda spec: interfaces.for_ranks(self._reached.name, spec.local_index, os.environ), settings.likely
+        )
+        self._ranks: frozenset[int] = frozenset()  # that are here, by their numbers among those of all nodes
         self._for_ranks: deque[Callable[[], None]] = deque()  # in their order
         self._suite: SuiteProcess | None = None
         self._read: set[str] = set()  # files of its own run, to their ends
-        self._began = self._looked = time.monotonic()
-        self._silent = 0.0  # seconds that it has listened for the head in vain
-        self._joined = False
+        self._began = time.monotonic()
+        self._listening = Listening(LONGEST_WAIT_SECONDS)
+        self._heard: float | None = None  # its controller, after so many seconds of listening
         self._connected: float | None = None  # since when, without a word of the head
         self._pulse_due = float("inf")
         self._why = ""  # it ends
         self._as_planned = False  # it ends with the run
-        self._told: dict[type[say.Message], Callable[[Any], None]] = {
-            say.Beat: lambda message: None,
-            say.StartRanks: lambda message: self._for_ranks.append(lambda: self._start(message.specs)),
-            say.Submit: lambda message: self._for_ranks.append(
-                lambda: self._ranks.submit(message.ranks, message.parcel)
-            ),
-            say.Ask: self._asked,
-            say.End: self._end,
-        }
-        self._asked_here: dict[type[say.Question], Callable[[Any], Any]] = {
-            say.Rendezvous: lambda question: interfaces.free_rendezvous(self._reached.address),
-            say.RunSuite: self._run_suite,
-            say.ReadFile: self._read_file,
-        }
-        self._asked_of_ranks: dict[type[say.Question], Callable[[Any], Any]] = {
-            say.Examine: lambda question: self._ranks.examine(question.ranks),
-            say.KillRanks: lambda question: self._ranks.kill(question.timeout),
+        self._answers: dict[type[messages.Question], tuple[str, Callable[[Any], Any]]] = {
+            messages.Rendezvous: (HERE, lambda question: interfaces.free_rendezvous(self._reached.address)),
+            messages.RunSuite: (HERE, self._run_suite),
+            messages.ReadFile: (HERE, self._read_file),
+            messages.Examine: (RANKS, lambda question: self._engine.examine(question.ranks)),
+            messages.KillRanks: (RANKS, lambda question: self._engine.kill(question.timeout)),
+            messages.ReadHost: (NODE, lambda question: self._node.host(question.names)),
+            messages.Lock: (NODE, lambda question: self._node.lock()),
+            messages.CheckHealth: (NODE, lambda question: self._node.check_health(question.failed)),
         }
 
     def live(self) -> str:
         """Until the head ends it, or is gone: why it ends before the run does, if so."""
-        self._aside.do(NODE, lambda: same_install.own(self._settings), self._send)
-        self._aside.do(NODE, self._open, self._greet)
+        self._background.do(NODE, lambda: same_install.own(self._settings), self._send)
+        self._background.do(NODE, lambda: self._node.open(self._reached.name), self._send_hello)
         while not self._why:
-            self._turn()
+            self._wait()
+            self._receive()
+            self._background.take_in()
+            self._look_after_ranks()
+            self._look_after_suite()
+            if time.monotonic() >= self._pulse_due:
+                self._send_pulse()
         print(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} this agent ends: {self._why}", flush=True)
-        if self._aside.idle(RANKS):
-            self._ranks.kill(KILL_SECONDS)
-        self._send(say.Ending(self._why))
+        if self._background.idle(RANKS):
+            self._engine.kill(KILL_SECONDS)
+        self._send(messages.Ending(self._why))
         return "" if self._as_planned else self._why
 
     # ------------------------------------------------------------ the loop
 
-    def _turn(self) -> None:
+    def _wait(self) -> None:
+        """Until anything happens, and no longer than it may."""
+        running = self._suite is not None and not self._suite.over
+        seconds = min(self._pulse_due - time.monotonic(), SUITE_SECONDS if running else PULSE_SECONDS)
         with selectors.PollSelector() as selector:
             for descriptor in (*self._connection.filenos(), *([0] if self._settings.lifeline else [])):
                 selector.register(descriptor, selectors.EVENT_READ)
-            selector.register(self._aside, selectors.EVENT_READ)
-            if self._aside.idle(RANKS):
-                self._ranks.watch(selector)
-            ready = selector.select(0.0 if self._connection.has_news else self._seconds_to_wait())
+            selector.register(self._background, selectors.EVENT_READ)
+            if self._background.idle(RANKS):
+                self._engine.watch(selector)
+            ready = selector.select(0.0 if self._connection.has_news else max(0.0, seconds))
         if any(key.fd == 0 for key, _ in ready):
             self._why = "its controller is gone"
-        self._hear()
-        self._aside.take_in()
-        while self._for_ranks and self._aside.idle(RANKS):
-            self._for_ranks.popleft()()
-        if self._aside.idle(RANKS):
-            for event in self._ranks.news():
-                if isinstance(event, say.RankDied):
-                    why = event.reason + suite_process.full_disk(self._folder)
-                    event = say.RankDied(event.rank, why)
-                self._send(event)
-        for news in self._suite.news() if self._suite else ():
-            self._send(news)
-            if isinstance(news, say.SuiteEnded):  # other nodes may still be at theirs
-                self._for_ranks.append(self._ranks.get_ready)
-        if time.monotonic() >= self._pulse_due:
-            self._pulse()
 
-    def _seconds_to_wait(self) -> float:
-        now = time.monotonic()
-        running = self._suite is not None and not self._suite.over
-        return max(0.0, min(self._pulse_due - now, SUITE_SECONDS if running else PULSE_SECONDS))
-
-    def _hear(self) -> None:
-        """Of the time between two looks no more counts as silence than it waits: this process may have been stopped,
-        and its connection has to be made again then."""
-        now = time.monotonic()
-        self._silent += min(now - self._looked, LONGEST_TURN_SECONDS)
-        self._looked = now
-        messages = self._connection.receive()
-        if messages:
-            self._silent, self._joined = 0.0, True
-        for packed in messages:
-            message = codec.unpacked(packed, say.ToAgent)
-            self._told[type(message)](message)
-        if not self._joined:
-            self._why = self._why or self._not_joined(now)
-        elif self._silent > self._settings.alone_seconds:
+    def _receive(self) -> None:
+        self._listening.look(time.monotonic())
+        for packed in self._connection.receive():
+            self._heard = self._listening.seconds
+            match message := codec.unpacked(packed, messages.ToAgent):
+                case messages.StartRanks(specs):
+                    self._for_ranks.append(partial(self._start, specs))
+                case messages.Submit(ranks, parcel):
+                    self._for_ranks.append(partial(self._submit, ranks, parcel))
+                case messages.Ask():
+                    self._answer(message)
+                case messages.End(why):
+                    self._end(why)
+        if self._heard is None:
+            self._why = self._why or self._not_joined(time.monotonic())
+        elif self._listening.seconds - self._heard > self._settings.alone_seconds:
             self._why = f"nothing was heard of its controller for {self._settings.alone_seconds:g} s"
 
     def _not_joined(self, now: float) -> str:
@@ -245,71 +225,96 @@ class Agent:
             return f"nothing listens at {head}, the head of the run, or it cannot be reached from here"
         return ""
 
-    def _send(self, message: say.Message) -> None:
+    def _look_after_ranks(self) -> None:
+        while self._for_ranks and self._background.idle(RANKS):
+            self._for_ranks.popleft()()
+        for event in self._engine.wait(0.0) if self._background.idle(RANKS) else ():
+            if isinstance(event, Answer):
+                self._send(messages.RankAnswered(event.rank, event.parcel))
+            else:
+                self._send_death(event.rank, event.reason)
+
+    def _look_after_suite(self) -> None:
+        for news in self._suite.news() if self._suite else ():
+            self._send(news)
+            if isinstance(news, messages.SuiteEnded):  # other nodes may still be at theirs
+                self._for_ranks.append(self._get_ready)
+
+    def _send(self, message: messages.Message) -> None:
         self._connection.line.send(codec.packed(message))
 
-    def _pulse(self) -> None:
-        self._pulse_due = time.monotonic() + PULSE_SECONDS
-        suite, node = self._suite, self._node
-        readings = suite.readings if suite and not suite.over else node.readings if node else ()
-        hottest, watts = (
-            [value for gpu in readings if isinstance(value := gpu.get(name), float | int)]
-            for name in ("temperature_c", "power_watts")
-        )
-        check = suite.check if suite and not suite.over else ""
-        self._send(say.Pulse(time.time(), max(hottest, default=None), sum(watts) if watts else None, check))
+    def _send_death(self, rank: int, why: str) -> None:
+        self._send(messages.RankDied(rank, why + suite_process.full_disk(self._folder)))
 
-    # ------------------------------------------------------------ what it is told
-
-    def _open(self) -> say.Hello:
-        self._node = self._open_things.enter_context(own_node.opened(self._settings))
-        return self._node.hello(self._reached.name)
-
-    def _greet(self, hello: say.Hello) -> None:
+    def _send_hello(self, hello: messages.Hello) -> None:
         self._send(hello)
         self._pulse_due = time.monotonic()
 
+    def _send_pulse(self) -> None:
+        self._pulse_due = time.monotonic() + PULSE_SECONDS
+        suite = self._suite if self._suite and not self._suite.over else None
+        hottest, watts = (
+            [value for gpu in (suite or self._node).readings if isinstance(value := gpu.get(name), float | int)]
+            for name in ("temperature_c", "power_watts")
+        )
+        check = suite.check if suite else ""
+        self._send(messages.Pulse(time.time(), max(hottest, default=None), sum(watts) if watts else None, check))
+
+    # ------------------------------------------------------------ ranks
+
+    def _get_ready(self) -> None:
+        """Have ranks start sooner. If that cannot be, their start says why."""
+        with suppress(OSError), _most_open_files():
+            self._engine.get_ready(nothing)
+
     def _start(self, specs: bytes) -> None:
-        self._ranks.start(specs)
-        self._of_node(lambda node: node.watch())
+        """`specs`: pickled, as the controller has them. They come from whoever has started this process."""
+        started: Sequence[RankSpec] = pickle.loads(specs)
+        self._ranks = frozenset(spec.index for spec in started)
+        with self._deadly(self._ranks, "before it had started"), _most_open_files():
+            self._engine.start(started)
+        self._background.do(NODE, self._node.watch)
 
-    def _end(self, message: say.End) -> None:
-        self._why, self._as_planned = f"the head ended it: {message.why}", message.why == say.OVER
-        folder = self._suite.folder if self._suite else None
-        if folder is None or suite_process.sizes(folder).keys() <= self._read:
-            shutil.rmtree(self._folder, ignore_errors=True)
+    def _submit(self, ranks: Iterable[int], parcel: bytes) -> None:
+        here = self._ranks & {*ranks}
+        with self._deadly(here, "for its controller: nothing can be sent to it"):
+            self._engine.submit(here, parcel)
 
-    def _of_node(self, work: Callable[[OwnNode], Any], then: Callable[[Any], None] = lambda result: None) -> None:
-        """In the thread in which it is opened first."""
+    @contextmanager
+    def _deadly(self, ranks: Iterable[int], how: str) -> Iterator[None]:
+        """What goes wrong is the death of these ranks, and raises nothing."""
+        try:
+            yield
+        except Exception as error:
+            self._ranks -= {*ranks}
+            for rank in ranks:
+                self._send_death(rank, f"{how}: {type(error).__name__}: {error}")
 
-        def with_node() -> Any:
-            assert self._node is not None
-            return work(self._node)
+    # ------------------------------------------------------------ questions
 
-        self._aside.do(NODE, with_node, then)
-
-    # ------------------------------------------------------------ what it is asked
-
-    def _asked(self, ask: say.Ask) -> None:
-        question = ask.question
-        if here := self._asked_here.get(type(question)):
-            self._send(_reply(ask.number, here, question))
-        elif of_ranks := self._asked_of_ranks.get(type(question)):
-            self._for_ranks.append(
-                lambda: self._aside.do(RANKS, lambda: _reply(ask.number, of_ranks, question), self._send)
-            )
-            if isinstance(question, say.KillRanks):
-                self._for_ranks.append(lambda: self._of_node(lambda node: node.stop_watching()))
+    def _answer(self, ask: messages.Ask) -> None:
+        thread, answer = self._answers[type(ask.question)]
+        reply = partial(_reply, ask.number, answer, ask.question)
+        if thread == HERE:
+            self._send(reply())
+        elif thread == NODE:
+            self._background.do(NODE, reply, self._send)
         else:
-            self._of_node(lambda node: _reply(ask.number, node.answer, question), self._send)
+            self._for_ranks.append(partial(self._background.do, RANKS, reply, self._send))
+            if isinstance(ask.question, messages.KillRanks):
+                self._for_ranks.append(self._forget_ranks)
 
-    def _run_suite(self, question: say.RunSuite) -> int:
+    def _forget_ranks(self) -> None:
+        self._ranks = frozenset()
+        self._background.do(NODE, self._node.stop_watching)
+
+    def _run_suite(self, question: messages.RunSuite) -> int:
         if self._suite is not None and not self._suite.over:
             raise RuntimeError(f"its run goes on, as process {self._suite.pid}")
         self._suite, self._read = SuiteProcess(question, self._folder, os.environ), set()
         return self._suite.pid
 
-    def _read_file(self, question: say.ReadFile) -> bytes:
+    def _read_file(self, question: messages.ReadFile) -> bytes:
         folder = self._suite.folder if self._suite else None
         if folder is None:
             raise FileNotFoundError("there is no run of this node alone")
@@ -318,13 +323,29 @@ class Agent:
             self._read.add(question.name)
         return content
 
-    def _network(self, spec: Any) -> dict[str, str]:
-        return ranks_here.of_network(self._reached.name, spec.local_index, os.environ)
+    def _end(self, why: str) -> None:
+        self._why, self._as_planned = f"the head ended it: {why}", why == messages.OVER
+        folder = self._suite.folder if self._suite else None
+        if folder is None or suite_process.sizes(folder).keys() <= self._read:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _reply(number: int, answer: Callable[[Any], Any], question: say.Question) -> say.Reply:
+@contextmanager
+def _most_open_files() -> Iterator[None]:
+    """What is started here may open as many as the system allows: from about 4 nodes on NCCL needs more than the usual
+    1,024 ("Too many open files" in its bootstrap). Not this process, whose own limit is the one that is judged."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # the system's own limit was lowered since
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
-        return say.Reply(number, codec.packed(answer(question)))
-    except Exception as error:  # whatever it is, the controller is told, and the agent lives on
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def _reply(number: int, answer: Callable[[Any], Any], question: messages.Question) -> messages.Reply:
+    try:
+        return messages.Reply(number, codec.packed(answer(question)))
+    except Exception as error:  # whatever it is, the controller hears of it, and the agent lives on
         traceback.print_exc()
-        return say.Reply(number, trouble=f"{type(error).__name__}: {error}")
+        return messages.Reply(number, trouble=f"{type(error).__name__}: {error}")

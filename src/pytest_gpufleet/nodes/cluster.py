@@ -3,52 +3,15 @@
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.nodes import messages as say
+from pytest_gpufleet.nodes import messages
+from pytest_gpufleet.nodes.listening import Listening
 from pytest_gpufleet.nodes.messages import Hello, Pulse
 from pytest_gpufleet.nodes.transport import Arrived, Gone, Transport
-
-
-class Presence:
-    """Times are told to it, it reads no clock.
-
-    A controller that is frozen itself (SIGSTOP, a debugger, a host that swaps) hears nobody, and what the nodes have
-    said meanwhile still lies in its buffers. So silence counts only as long as it listened: of the time between two
-    looks no more than `turn`, the longest that it waits between them.
-    """
-
-    def __init__(self, lost_after: float, turn: float) -> None:
-        self._lost_after = lost_after
-        self._turn = turn
-        self._looked: float | None = None
-        self._listened = 0.0
-        self._heard: dict[int, float] = {}
-
-    def look(self, now: float) -> None:
-        """The controller has read, at `now`, all that it could."""
-        if self._looked is not None:
-            self._listened += min(max(0.0, now - self._looked), self._turn)
-        self._looked = now
-
-    def heard(self, nodes: Iterable[int]) -> None:
-        """From now on silence of these nodes counts, from here."""
-        self._heard.update(dict.fromkeys(nodes, self._listened))
-
-    def forget(self, node: int) -> None:
-        """This node's silence means nothing (any more)."""
-        self._heard.pop(node, None)
-
-    def silence(self, node: int) -> float:
-        """Seconds that the controller has listened to this node in vain."""
-        return self._listened - self._heard[node]
-
-    def lost(self) -> list[int]:
-        """The nodes that have been silent for too long."""
-        return sorted(node for node in self._heard if self.silence(node) >= self._lost_after)
 
 
 @dataclass(frozen=True)
@@ -64,8 +27,13 @@ BEAT_SECONDS = 1.0
 LOST_AFTER_SECONDS = 10.0
 JOIN_SECONDS = 1.0  # for what the thread does beside waiting
 FENCE_SECONDS = 5.0  # for the ranks of a node that is back or left out to be killed
-BEAT = codec.packed(say.Beat())
-OF_THE_FENCED = (say.Reply, say.CheckEnded, say.SuiteEnded, say.Ending)  # all that is heard of what they tell
+BEAT = codec.packed(messages.Beat())
+OF_THE_FENCED = (
+    messages.Reply,
+    messages.CheckEnded,
+    messages.SuiteEnded,
+    messages.Ending,
+)  # all that is heard of what they tell
 
 T = TypeVar("T")
 
@@ -74,8 +42,8 @@ class Trouble(Exception):
     """Why a node has not answered a question: it is lost, it could not, or it took too long."""
 
 
-RankNews = say.RankAnswered | say.RankDied | Lost
-SuiteNews = say.CheckEnded | say.SuiteEnded | Lost
+RankNews = messages.RankAnswered | messages.RankDied | Lost
+SuiteNews = messages.CheckEnded | messages.SuiteEnded | Lost
 
 
 class Cluster:
@@ -96,7 +64,9 @@ class Cluster:
         self.transport = transport
         self._beat_seconds = beat_seconds
         self._clock = clock
-        self._presence = Presence(lost_after, beat_seconds)
+        self._lost_after = lost_after
+        self._listening_time = Listening(beat_seconds)
+        self._heard: dict[int, float] = {}  # the last of each node whose silence counts, in seconds of listening
         self._changed = threading.Condition()  # guards what follows
         # All by the number of the node. Each of these is replaced and never changed, so that any thread may read it.
         self.names: Mapping[int, str] = {}  # every node on which an agent was started
@@ -110,20 +80,10 @@ class Cluster:
         self._rank_news: list[tuple[int, RankNews]] = []
         self._suite_news: list[tuple[int, SuiteNews]] = []
         self._numbers = itertools.count()
-        self._asked: dict[int, say.Reply | None] = {}
+        self._asked: dict[int, messages.Reply | None] = {}
         self._next_beat = 0.0
         self._closing = self._over = False
         self._thread = threading.Thread(target=self._listen, name="gpufleet nodes", daemon=True)
-        self._routes: dict[type[say.Message], Callable[[int, Any], None]] = {
-            say.Hello: self._hello,
-            say.Pulse: self._pulse,
-            say.RankAnswered: lambda node, news: self._rank_news.append((node, news)),
-            say.RankDied: lambda node, news: self._rank_news.append((node, news)),
-            say.CheckEnded: lambda node, news: self._suite_news.append((node, news)),
-            say.SuiteEnded: lambda node, news: self._suite_news.append((node, news)),
-            say.Reply: self._reply,
-            say.Ending: self._ended,
-        }
 
     def start(self, timeout: float) -> None:
         """Start an agent on every node that the transport has, and wait until each has said Hello or is lost: at the
@@ -157,12 +117,12 @@ class Cluster:
 
     # ------------------------------------------------------------ telling and asking
 
-    def send(self, node: int, message: say.ToAgent) -> None:
+    def send(self, node: int, message: messages.ToAgent) -> None:
         """To a node that takes part; else nothing is sent."""
         if self.takes_part(node):
             self.transport.send(node, codec.packed(message))
 
-    def ask_each(self, questions: Mapping[int, say.Asked], timeout: float = 10.0) -> dict[int, Any]:
+    def ask_each(self, questions: Mapping[int, messages.Asked], timeout: float = 10.0) -> dict[int, Any]:
         """What each node answers to its own question, as the type that belongs to it, or the Trouble why it did not.
         Nodes that do not take part can be asked too, if they are still there."""
         with self._changed:
@@ -171,7 +131,7 @@ class Cluster:
             numbers = {node: next(self._numbers) for node in there}
             self._asked.update(dict.fromkeys(numbers.values()))
         for node, number in numbers.items():
-            self.transport.send(node, codec.packed(say.Ask(number, questions[node])))
+            self.transport.send(node, codec.packed(messages.Ask(number, questions[node])))
         with self._changed:
 
             def settled() -> bool:
@@ -187,7 +147,7 @@ class Cluster:
             replies = {node: self._asked.pop(number) for node, number in numbers.items()}
             return {node: self._answer(node, each, replies.get(node), timeout) for node, each in questions.items()}
 
-    def ask_one(self, node: int, question: say.Asked, timeout: float = 10.0) -> Any:
+    def ask_one(self, node: int, question: messages.Asked, timeout: float = 10.0) -> Any:
         """What a node answers. Trouble if it does not."""
         answer = self.ask_each({node: question}, timeout)[node]
         if isinstance(answer, Trouble):
@@ -217,7 +177,7 @@ class Cluster:
         with self._changed:
             if self.takes_part(node):
                 self.left_out = {**self.left_out, node: why}
-                self._presence.forget(node)
+                self._heard.pop(node, None)
                 self._fence(node)
 
     def close(self, timeout: float) -> dict[int, str]:
@@ -227,7 +187,7 @@ class Cluster:
         with self._changed:
             self._closing = True
             for node in self.names.keys() - self._gone:
-                self.transport.send(node, codec.packed(say.End(say.OVER)))
+                self.transport.send(node, codec.packed(messages.End(messages.OVER)))
             if self._thread.is_alive():
                 self._changed.wait_for(lambda: not self._listening, timeout / 2)
             self._over = True
@@ -254,7 +214,7 @@ class Cluster:
             self._beat()
         events = self.transport.receive(max(0.0, self._next_beat - self._clock()))
         with self._changed:
-            self._presence.look(self._clock())
+            self._listening_time.look(self._clock())
             for event in events:
                 self._take_in(event)
             if events:
@@ -262,8 +222,9 @@ class Cluster:
 
     def _beat(self) -> None:
         with self._changed:
-            for node in self._presence.lost():
-                self._lose(node, f"nothing was heard of it for {self._presence.silence(node):.0f} s")
+            for node, heard in sorted(self._heard.items()):
+                if (silent := self._listening_time.seconds - heard) >= self._lost_after:
+                    self._lose(node, f"nothing was heard of it for {silent:.0f} s")
             expected = self._listening
         for node in expected:
             self.transport.send(node, BEAT)
@@ -276,40 +237,42 @@ class Cluster:
             self._lose(node, event.why)
             return
         try:
-            message = codec.unpacked(event.message, say.FromAgent)
+            message = codec.unpacked(event.message, messages.FromAgent)
         except ValueError as error:
             self._lose(node, f"its agent sent what this version cannot read: {error}")
             return
         if not self.takes_part(node):
             if node not in self._fenced and not self._closing:
                 self._fence(node)
-            if isinstance(message, OF_THE_FENCED):
-                self._routes[type(message)](node, message)
-            return
-        self._routes[type(message)](node, message)
-        if node in self.hellos and node not in self.lost:
-            self._presence.heard([node])
-
-    def _hello(self, node: int, hello: Hello) -> None:
-        self.hellos = {**self.hellos, node: hello}
-
-    def _pulse(self, node: int, pulse: Pulse) -> None:
-        """The longer a pulse is on its way, the more its clock seems to be behind: the fastest one counts."""
-        self.pulses = {**self.pulses, node: pulse}
-        ahead = max(self.clocks_ahead.get(node, float("-inf")), pulse.clock - time.time())
-        self.clocks_ahead = {**self.clocks_ahead, node: ahead}
-
-    def _ended(self, node: int, ending: say.Ending) -> None:
-        self._gone.add(node)
-        self._lose(node, f"its agent ended: {ending.why}")
+            if not isinstance(message, OF_THE_FENCED):
+                return
+        match message:
+            case messages.Hello():
+                self.hellos = {**self.hellos, node: message}
+            case messages.Pulse(clock):
+                # The longer it is on its way, the more its clock seems to be behind: the fastest one counts.
+                ahead = max(self.clocks_ahead.get(node, float("-inf")), clock - time.time())
+                self.pulses, self.clocks_ahead = {**self.pulses, node: message}, {**self.clocks_ahead, node: ahead}
+            case messages.RankAnswered() | messages.RankDied():
+                self._rank_news.append((node, message))
+            case messages.CheckEnded() | messages.SuiteEnded():
+                self._suite_news.append((node, message))
+            case messages.Reply(number):
+                if number in self._asked:  # else whoever asked has stopped waiting
+                    self._asked[number] = message
+            case messages.Ending(why):
+                self._gone.add(node)
+                self._lose(node, f"its agent ended: {why}")
+        if node in self.hellos and self.takes_part(node):
+            self._heard[node] = self._listening_time.seconds
 
     def _fence(self, node: int) -> None:
         self._fenced.add(node)
-        question = say.KillRanks(FENCE_SECONDS)
-        self.transport.send(node, codec.packed(say.Ask(next(self._numbers), question)))
+        question = messages.KillRanks(FENCE_SECONDS)
+        self.transport.send(node, codec.packed(messages.Ask(next(self._numbers), question)))
 
     def _lose(self, node: int, why: str) -> None:
-        self._presence.forget(node)
+        self._heard.pop(node, None)
         if not self._closing and self.takes_part(node):
             lost = Lost(self.names[node], why)
             self.lost = {**self.lost, node: lost}
@@ -317,7 +280,7 @@ class Cluster:
             self._suite_news.append((node, lost))
             self._changed.notify_all()
 
-    def _answer(self, node: int, question: say.Asked, reply: say.Reply | None, timeout: float) -> Any:
+    def _answer(self, node: int, question: messages.Asked, reply: messages.Reply | None, timeout: float) -> Any:
         if reply is None and node in self.lost:
             return Trouble(f"it is lost: {self.lost[node].why}")
         if reply is None:
@@ -325,10 +288,6 @@ class Cluster:
         if reply.trouble:
             return Trouble(reply.trouble)
         try:
-            return codec.unpacked(reply.answer, say.ANSWERS[type(question)])
+            return codec.unpacked(reply.answer, question.answer)
         except ValueError as error:
             return Trouble(f"it answered what is no answer: {error}")
-
-    def _reply(self, node: int, reply: say.Reply) -> None:
-        if reply.number in self._asked:  # else whoever asked has stopped waiting
-            self._asked[reply.number] = reply

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_gpufleet.model.grouping import grouped
-from pytest_gpufleet.nodes import messages as say
+from pytest_gpufleet.nodes import messages
 from pytest_gpufleet.nodes.cluster import Cluster, Lost, RankNews, Trouble
 from pytest_gpufleet.world.call import RankSpec
 from pytest_gpufleet.world.engines import forkserver
@@ -37,21 +37,21 @@ class ClusterEngine:
         for node, ranks in self._by_node(self._nodes).items():
             if node in there:
                 here = [replace(by_rank[rank], packages=packages) for rank in ranks]
-                self._cluster.send(node, say.StartRanks(pickle.dumps(here, protocol=pickle.HIGHEST_PROTOCOL)))
+                self._cluster.send(node, messages.StartRanks(pickle.dumps(here, protocol=pickle.HIGHEST_PROTOCOL)))
             else:
                 self._deaths += self._of_node(node, self._why_not(node))
 
     def rendezvous(self) -> str:
         first = self._nodes[0]
         try:
-            return str(self._cluster.ask_one(first, say.Rendezvous()))
+            return str(self._cluster.ask_one(first, messages.Rendezvous()))
         except Trouble as trouble:
             self._give_up(first, f"it has no address for the ranks to meet: {trouble}")
             return NOWHERE
 
     def submit(self, ranks: Iterable[int], parcel: bytes) -> None:
         for node, here in self._by_node(ranks).items():
-            self._cluster.send(node, say.Submit(here, parcel))
+            self._cluster.send(node, messages.Submit(here, parcel))
 
     def wait(self, timeout: float) -> list[Answer | Death]:
         pending, self._deaths = self._deaths, []
@@ -66,7 +66,7 @@ class ClusterEngine:
 
     def examine(self, ranks: Iterable[int]) -> dict[int, Trace]:
         asked = self._by_node(ranks)
-        answers = self._answers({node: say.Examine(here) for node, here in asked.items()}, EXAMINE_SECONDS)
+        answers = self._answers({node: messages.Examine(here) for node, here in asked.items()}, EXAMINE_SECONDS)
         traces: dict[int, Trace] = {}
         for node, here in asked.items():
             answer = answers[node]
@@ -77,7 +77,7 @@ class ClusterEngine:
 
     def kill(self, timeout: float) -> dict[int, str]:
         """A node that does not end its ranks is left out: nothing more can be started on their GPUs."""
-        questions = dict.fromkeys(set(self._nodes.values()), say.KillRanks(timeout))
+        questions = dict.fromkeys(set(self._nodes.values()), messages.KillRanks(timeout))
         left: dict[int, str] = {}
         for node, answer in self._answers(questions, timeout + ANSWER_SECONDS).items():
             if isinstance(answer, Trouble):
@@ -89,7 +89,7 @@ class ClusterEngine:
         self._nodes, self._deaths = {}, []
         return left
 
-    def _answers(self, questions: Mapping[int, say.Asked], timeout: float) -> dict[int, Any]:
+    def _answers(self, questions: Mapping[int, messages.Asked], timeout: float) -> dict[int, Any]:
         """Nobody waits for a node that is lost already: its ranks end with its agent, or by the fence."""
         lost = self._cluster.lost
         asked = {node: question for node, question in questions.items() if node not in lost}
@@ -101,7 +101,9 @@ class ClusterEngine:
             return [*self._of_node(node, _lost(news))]
         if self._nodes.get(news.rank) != node:
             return []
-        return [Answer(news.rank, news.parcel) if isinstance(news, say.RankAnswered) else Death(news.rank, news.reason)]
+        return [
+            Answer(news.rank, news.parcel) if isinstance(news, messages.RankAnswered) else Death(news.rank, news.reason)
+        ]
 
     def _of_node(self, node: int, how: str) -> list[Death]:
         return [Death(rank, how) for rank in self._by_node(self._nodes).get(node, ())]

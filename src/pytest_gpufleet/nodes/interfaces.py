@@ -1,14 +1,18 @@
 """By which address and network interface a node is reached by the others."""
 
-import ctypes
-import os
+import array
+import fcntl
+import ipaddress
 import socket
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 ANY_PORT = 9  # nothing is sent there: only the route to it is asked for
-# Where the bytes of an address stand in sockaddr_in and sockaddr_in6 (linux/in.h, linux/in6.h), and how many there are.
-BYTES_OF_ADDRESS = {socket.AF_INET: (4, 4), socket.AF_INET6: (8, 16)}
+SIOCGIFCONF, MOST_INTERFACES = 0x8912, 1024  # netdevice(7)
+IFCONF, IFREQ = struct.Struct("iP"), struct.Struct("16s4x4s16x")  # of an interface its name, and a sockaddr_in
+IF_INET6 = Path("/proc/net/if_inet6")  # not there where IPv6 is off
 
 
 @dataclass(frozen=True)
@@ -17,18 +21,6 @@ class Interface:
 
     address: str
     name: str
-
-
-class _IfAddrs(ctypes.Structure):
-    """The begin of a struct ifaddrs (getifaddrs(3)); what follows is not needed."""
-
-
-_IfAddrs._fields_ = [
-    ("next", ctypes.POINTER(_IfAddrs)),
-    ("name", ctypes.c_char_p),
-    ("flags", ctypes.c_uint),
-    ("address", ctypes.c_void_p),
-]
 
 
 def towards(host: str) -> Interface:
@@ -49,22 +41,28 @@ def free_rendezvous(address: str) -> str:
     return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
 
 
+def for_ranks(interface: str, local_index: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """On which interface a rank talks to those of other nodes: the one of its node, unless somebody has chosen others.
+
+    NCCL takes a name for the begin of names, but for "=". Gloo knows one interface: where there are several to choose
+    from, the ranks of a node have them one after the other, as the GPUs of a node have a rail each.
+    """
+    if not interface:
+        return {}
+    names = (environment.get("GLOO_SOCKET_IFNAME") or interface).split(",")
+    return {
+        "NCCL_SOCKET_IFNAME": environment.get("NCCL_SOCKET_IFNAME") or f"={interface}",
+        "GLOO_SOCKET_IFNAME": names[local_index % len(names)],
+    }
+
+
 def _addresses() -> Iterator[tuple[str, str]]:
     """Every interface with every one of its addresses."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    first = ctypes.POINTER(_IfAddrs)()
-    if libc.getifaddrs(ctypes.byref(first)) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    try:
-        entry = first
-        while entry:
-            interface = entry.contents
-            if interface.address:
-                family = ctypes.cast(interface.address, ctypes.POINTER(ctypes.c_ushort)).contents.value
-                if family in BYTES_OF_ADDRESS:
-                    offset, length = BYTES_OF_ADDRESS[socket.AddressFamily(family)]
-                    packed = ctypes.string_at(interface.address + offset, length)
-                    yield os.fsdecode(interface.name), socket.inet_ntop(family, packed)
-            entry = interface.next
-    finally:
-        libc.freeifaddrs(first)
+    found = array.array("B", bytes(MOST_INTERFACES * IFREQ.size))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        answer = fcntl.ioctl(asked, SIOCGIFCONF, IFCONF.pack(len(found), found.buffer_info()[0]))
+    for name, address in IFREQ.iter_unpack(found[: IFCONF.unpack(answer)[0]]):
+        yield name.partition(b"\0")[0].decode(), socket.inet_ntoa(address)
+    for line in IF_INET6.read_text().splitlines() if IF_INET6.exists() else ():
+        address, *_, name = line.split()
+        yield name, str(ipaddress.ip_address(bytes.fromhex(address)))

@@ -1,11 +1,11 @@
-"""What the controller of a run and the agent of a node tell each other, whatever carries it.
+"""What the controller of a run and the agent of a node send each other, whatever carries it.
 
-The controller asks and commands, the agent answers and tells what happens on its node. What ranks are sent and send
+The controller asks and commands, the agent answers and reports what happens on its node. What ranks are sent and send
 back are bytes here, which neither side opens on the way.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -27,7 +27,7 @@ class Beat(Message, frozen=True, tag="beat"):
 
 
 class StartRanks(Message, frozen=True, tag="start ranks"):
-    """`specs`: the RankSpecs of this node, pickled: they hold a function. `init_method` is told by a later call."""
+    """`specs`: the RankSpecs of this node, pickled: they hold a function. `init_method` comes with a later call."""
 
     specs: bytes
 
@@ -52,38 +52,48 @@ class End(Message, frozen=True, tag="end"):
 
 
 class Question(msgspec.Struct, frozen=True, tag_field="asks", omit_defaults=True):
-    """What an agent is asked, or told to do and to say when it is done."""
+    """What an agent is asked, or is to do and to report when it is done. `answer`: the type of what it answers."""
+
+    answer: ClassVar[Any]
 
 
 class Examine(Question, frozen=True, tag="examine"):
     """What these ranks are doing: see Engine.examine."""
 
+    answer = dict[int, Trace]
     ranks: tuple[int, ...]
 
 
 class KillRanks(Question, frozen=True, tag="kill ranks"):
     """See Engine.kill."""
 
+    answer = dict[int, str]
     timeout: float
 
 
 class Rendezvous(Question, frozen=True, tag="rendezvous"):
     """An address of this node, with a port that is free, at which the ranks of all nodes can meet: "tcp://..."."""
 
+    answer = str
+
 
 class ReadHost(Question, frozen=True, tag="host"):
     """These facts of the host at this moment: see Node.host."""
 
+    answer = dict[str, Any]
     names: tuple[str, ...]
 
 
 class Lock(Question, frozen=True, tag="lock"):
     """Make the GPUs of this node the run's own; "" or who holds one."""
 
+    answer = str
+
 
 class CheckHealth(Question, frozen=True, tag="health"):
     """What got worse since the last time: see health_watch."""
 
+    answer = Health
     failed: bool = False
 
 
@@ -92,6 +102,7 @@ class RunSuite(Question, frozen=True, tag="run suite"):
     them count. Its reports go where the agent keeps them: --fleet-dir is added. Answered when its process is there;
     each check that ends comes as CheckEnded, its end as SuiteEnded. `variables`: that are to be set for it."""
 
+    answer = int  # the number of its process
     arguments: tuple[str, ...]
     folder: str
     variables: Mapping[str, str] = {}
@@ -99,8 +110,9 @@ class RunSuite(Question, frozen=True, tag="run suite"):
 
 class ReadFile(Question, frozen=True, tag="read file"):
     """A part of a file below the folder of the node's own run; fewer bytes at its end, none behind it. An agent that is
-    told to end removes that folder if all its files were read to their ends."""
+    ended removes that folder if all its files were read to their ends."""
 
+    answer = bytes
     name: str
     offset: int
     most: int
@@ -196,17 +208,6 @@ class Ending(Message, frozen=True, tag="ending"):
 
     why: str
 
-
-ANSWERS: dict[type[Question], Any] = {
-    Examine: dict[int, Trace],
-    KillRanks: dict[int, str],
-    Rendezvous: str,
-    ReadHost: dict[str, Any],
-    Lock: str,
-    CheckHealth: Health,
-    RunSuite: int,  # the number of its process
-    ReadFile: bytes,
-}
 
 ToAgent = Beat | StartRanks | Submit | Ask | End
 FromAgent = Hello | Pulse | RankAnswered | RankDied | CheckEnded | SuiteEnded | Reply | Ending

@@ -1,8 +1,8 @@
-"""The node of an agent: what the agent is asked about it, and what it sees of its GPUs while ranks work on them."""
+"""The node of an agent: what it has, and what is seen of its GPUs while ranks work on them."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
@@ -17,48 +17,48 @@ from pytest_gpufleet.machine.nvml import NoGpus
 from pytest_gpufleet.machine.telemetry import Sampler
 from pytest_gpufleet.model.events import HostFound
 from pytest_gpufleet.model.measurement import Sample
-from pytest_gpufleet.nodes import messages as say
 from pytest_gpufleet.nodes.agent_process import AgentSettings
+from pytest_gpufleet.nodes.messages import Hello
 
-SAMPLE_SECONDS = 1.0  # as a run of one machine does, unless it is told otherwise
+SAMPLE_SECONDS = 1.0  # as a run of one machine does, unless it was asked for something else
 REHEARSAL = "--rehearse was given"
 
 
-@contextmanager
-def opened(settings: AgentSettings) -> "Iterator[OwnNode]":
-    """Reads the machine, which takes seconds. Without GPUs it is a node all the same, and says why."""
-    with ExitStack() as stack:
-        if settings.rehearse:
-            yield OwnNode(local_node.without_gpus(REHEARSAL))
-            return
-        try:
-            yield OwnNode(stack.enter_context(local_node.opened(settings.gpus)))
-        except NoGpus as reason:
-            yield OwnNode(local_node.without_gpus(str(reason), str(reason)))
-
-
 class OwnNode:
-    """Not for two threads at a time, but for `readings`."""
+    """Not for two threads at a time, but for `readings`: of each GPU, the latest, while ranks work on them."""
 
-    def __init__(self, node: LocalNode) -> None:
-        self._node = node
-        self._locks: ExitStack | None = None  # freed with this process
+    def __init__(self, settings: AgentSettings) -> None:
+        self._settings = settings
+        self._node: LocalNode
+        self._open_things = ExitStack()  # freed with this process, as are locks
+        self._locks: ExitStack | None = None
         self._sampler: Sampler | None = None
-        self.readings: Sequence[Mapping[str, Any]] = ()  # of each GPU, the latest, while ranks work on them
-        self._answers: dict[type[say.Question], Callable[[Any], Any]] = {
-            say.ReadHost: lambda question: node.host(question.names),
-            say.Lock: lambda question: self._lock(),
-            say.CheckHealth: lambda question: self._check_health(question.failed),
-        }
+        self.readings: Sequence[Mapping[str, Any]] = ()
 
-    def hello(self, interface: str) -> say.Hello:
+    def open(self, interface: str) -> Hello:
+        """Reads the machine, which takes seconds and comes before all else. Without GPUs it is a node all the same, and
+        says why."""
+        if self._settings.rehearse:
+            self._node = local_node.without_gpus(REHEARSAL)
+        else:
+            try:
+                self._node = self._open_things.enter_context(local_node.opened(self._settings.gpus))
+            except NoGpus as reason:
+                self._node = local_node.without_gpus(str(reason), str(reason))
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         machine = HostFound(now, self._node.host())
-        return say.Hello(host.serial(), os.getpid(), interface, self._node.topology, self._node.present(), machine)
+        return Hello(host.serial(), os.getpid(), interface, self._node.topology, self._node.present(), machine)
 
-    def answer(self, question: say.Question) -> Any:
-        """KeyError for a question that is about something else."""
-        return self._answers[type(question)](question)
+    def host(self, names: Sequence[str]) -> dict[str, Any]:
+        return self._node.host(names)
+
+    def lock(self) -> str:
+        """Make the GPUs this run's own; "" or who has one."""
+        try:
+            self._locks = self._locks or self._node.lock()
+        except GpuTaken as taken:
+            return str(taken)
+        return ""
 
     def watch(self) -> None:
         """From here on the GPUs are at work: what they do is sampled, and what gets worse counts."""
@@ -73,26 +73,19 @@ class OwnNode:
             sampler.stop()
             self.readings = ()
 
+    def check_health(self, failed: bool) -> Health:
+        if not self._node.topology.gpus:
+            return Health()
+        found, trouble = self._guard.check(failed), self._sampler.trouble if self._sampler else ""
+        unsampled = f"a GPU that slowed down may have gone unseen: {trouble}" if trouble else ""
+        return msgspec.structs.replace(found, unseen="; ".join(filter(None, (found.unseen, unsampled))))
+
     @cached_property
     def _guard(self) -> Guard:
-        """What the kernel log held before is not told again: the node's own run has judged it."""
+        """What the kernel log held before is not reported again: the node's own run has judged it."""
         self._node.kernel_log()
         return Guard(self._node)
 
     def _take_in(self, sample: Sample) -> None:
         self.readings = sample.gpus
         self._guard.note(sample)
-
-    def _lock(self) -> str:
-        try:
-            self._locks = self._locks or self._node.lock()
-        except GpuTaken as taken:
-            return str(taken)
-        return ""
-
-    def _check_health(self, failed: bool) -> Health:
-        if not self._node.topology.gpus:
-            return Health()
-        found, trouble = self._guard.check(failed), self._sampler.trouble if self._sampler else ""
-        unsampled = f"a GPU that slowed down may have gone unseen: {trouble}" if trouble else ""
-        return msgspec.structs.replace(found, unseen="; ".join(filter(None, (found.unseen, unsampled))))

@@ -10,13 +10,13 @@ from typing import Protocol
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import Secured
-from pytest_gpufleet.nodes import messages as say
+from pytest_gpufleet.nodes import messages
 from pytest_gpufleet.nodes.wire import Line, Listener
 from pytest_gpufleet.verdict.fleet.host_runs import expected_as, natural
 
-BEAT = codec.packed(say.Beat())
+BEAT = codec.packed(messages.Beat())
 BEAT_SECONDS = 1.0
-TOO_LATE = codec.packed(say.End("the run has begun without it"))
+TOO_LATE = codec.packed(messages.End("the run has begun without it"))
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Starter(Protocol):
 class _Agent:
     """One that was started: who it is, by which name ZeroMQ knows it, "" if it has not dialled in, and from where."""
 
-    who: say.DialIn
+    who: messages.DialIn
     wire_name: bytes = b""
     address: str = ""
 
@@ -88,7 +88,7 @@ class Transport:
         self.secured: Secured = starter.secured
         self.missing: tuple[str, ...] = ()  # who was waited for in vain, as far as anybody knows their names
         self.strangers: tuple[str, ...] = ()  # addresses of those with another secret
-        self.dialled: dict[int, say.DialIn] = {}  # the first message of each node
+        self.dialled: dict[int, messages.DialIn] = {}  # the first message of each node
         self.own: Mapping[int, int | None] = {}  # nodes whose agents `starter` sees, with their index
         self._starter, self._wanted, self._seconds, self._expected = starter, wanted, seconds, expected
         self._where = (run, address, port)
@@ -129,7 +129,7 @@ class Transport:
         """By index; those without one as they are expected, and by name."""
         there = {agent.who.index for agent in self._agents.values()}
         agents = [*self._agents.values()]
-        agents += [_Agent(say.DialIn(name, index)) for index, name in started.items() if index not in there]
+        agents += [_Agent(messages.DialIn(name, index)) for index, name in started.items() if index not in there]
         place = {name: number for number, name in enumerate(self._expected)}
 
         def key(agent: _Agent) -> tuple[object, ...]:
@@ -173,7 +173,7 @@ class Transport:
 
     def _dialled(self, wire_name: bytes, line: Line, message: bytes, address: str) -> None:
         with suppress(ValueError):  # else it is no agent
-            who = codec.unpacked(message, say.DialIn)
+            who = codec.unpacked(message, messages.DialIn)
             doubled = who.index is not None and any(agent.who.index == who.index for agent in self._agents.values())
             if self._nodes or doubled:
                 line.send(TOO_LATE)

@@ -72,7 +72,7 @@ class LocalEngine:
     ) -> None:
         self._network = network
         self._likely = likely
-        self._ranks: list[_Rank] = []
+        self._ranks: dict[int, _Rank] = {}  # by their indexes, as their specs have them
         self._requests = itertools.count()
         self._server: Forkserver | None = None
         self._scratch: rank_files.Scratch | None = None
@@ -92,13 +92,13 @@ class LocalEngine:
         assert self._server is not None
         rank_files.sweep_scratch()
         self._scratch = made = rank_files.make_scratch()
-        self._ranks, packages = [], forkserver.beside_the_path()
+        self._ranks, packages = {}, forkserver.beside_the_path()
         for spec in specs:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             held, lifeline = os.pipe()
             connection, request = ControllerEnd(ours, made.path), next(self._requests)
             files = rank_files.files_in(made, spec.index)
-            self._ranks.append(_Rank(request, connection, lifeline, files))
+            self._ranks[spec.index] = _Rank(request, connection, lifeline, files)
             try:
                 self._server.fork(request, theirs.fileno(), held)
             finally:
@@ -139,28 +139,27 @@ class LocalEngine:
 
     def watch(self, selector: selectors.BaseSelector) -> None:
         """Register all by which something may happen that `wait` reports: its `data` is an index of a rank, or None."""
-        if self._server is None:
+        if self._server is None or not self._ranks:
             return
         selector.register(self._server, selectors.EVENT_READ)
-        for index, rank in enumerate(self._ranks):
+        for index, rank in self._ranks.items():
             if not rank.lost:
                 wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if rank.connection.has_unsent else 0)
                 selector.register(rank.connection, wanted, index)
 
     def wait(self, timeout: float) -> list[Answer | Death]:
-        assert self._server is not None
         with selectors.PollSelector() as selector:
             self.watch(selector)
             ready = {key.data for key, _ in selector.select(max(0.0, timeout))}
         if None in ready and (death := self._hear()):
-            return [self._lose(index, death) for index, rank in enumerate(self._ranks) if not rank.lost]
-        ended = {index for index, rank in enumerate(self._ranks) if rank.exitcode is not None and not rank.lost}
+            return [self._lose(index, death) for index, rank in self._ranks.items() if not rank.lost]
+        ended = {index for index, rank in self._ranks.items() if rank.exitcode is not None and not rank.lost}
         return [event for index in sorted((ready - {None}) | ended) for event in self._collect(index)]
 
     def _hear(self) -> str:
         """Take in the news of the fork server. How ranks are lost if it is gone itself, else ""."""
         assert self._server is not None
-        ranks = {rank.request: rank for rank in self._ranks}
+        ranks = {rank.request: rank for rank in self._ranks.values()}
         try:
             for request, pid, exitcode in self._server.news():
                 if rank := ranks.get(request):  # else of an earlier world
@@ -211,7 +210,7 @@ class LocalEngine:
         return Death(index, how)
 
     def examine(self, ranks: Iterable[int]) -> dict[int, Trace]:
-        known = {rank: self._ranks[rank] for rank in ranks}
+        known = {rank: self._ranks[rank] for rank in ranks if rank in self._ranks}
         asked = [each for each in known.values() if each.pid and each.exitcode is None]
         before = stack_sizes(each.files for each in asked)
         for each in asked:
@@ -235,7 +234,7 @@ class LocalEngine:
             while any(map(processes.look, alive)) and time.monotonic() < until:
                 time.sleep(TURN_SECONDS)
         self._unkillable |= alive
-        left = {index: self._state(rank) for index, rank in enumerate(self._ranks) if rank.pid in alive}
+        left = {index: self._state(rank) for index, rank in self._ranks.items() if rank.pid in alive}
         self._give_up_a_stuck_server()
         self._close(rank_files.Scratch.remove)
         return left
@@ -244,7 +243,7 @@ class LocalEngine:
         """The ranks and all that they have started, without what could not be killed before."""
         if self._server is None:
             return set()
-        ranks = {rank.pid for rank in self._ranks if rank.pid}
+        ranks = {rank.pid for rank in self._ranks.values() if rank.pid}
         return processes.started_by(self._server.pid, ranks) - self._unkillable
 
     def _give_up_a_stuck_server(self) -> None:
@@ -252,14 +251,14 @@ class LocalEngine:
         if self._server is None:
             return
         gone = self._hear()
-        if gone or processes.trouble(self._server.pid) or not all(rank.pid for rank in self._ranks):
+        if gone or processes.trouble(self._server.pid) or not all(rank.pid for rank in self._ranks.values()):
             self._server.kill()
             self._server = None
 
     def _close(self, leave: Callable[[rank_files.Scratch], None]) -> None:
         self._sent.clear()
         while self._ranks:  # each once, wherever Ctrl-C comes
-            rank = self._ranks.pop()
+            _, rank = self._ranks.popitem()
             rank.connection.close()
             os.close(rank.lifeline)
         made, self._scratch = self._scratch, None
