@@ -67,7 +67,7 @@ def test_ports_stayed_clean(ports: list[Ports]) -> None:
 
 
 def test_ports_have_the_mtu_of_their_peers(ports: list[Ports]) -> None:
-    """Network ports have the same MTU, names and settings on all nodes
+    """Network ports have the same rate, MTU, names and settings on all nodes
 
     A port with a smaller MTU drops what others send, or makes its rail slow for all. Jobs name adapters, interfaces,
     the index of the address for RoCE (GID) and of the partition (PKey) alike on all nodes: where they differ, one node

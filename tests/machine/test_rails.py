@@ -82,6 +82,7 @@ ODD_GPU = [*NEAR[:2], Gpu(2, {"network_adapters": ["mlx5_5"]}), *NEAR[3:]]
     [
         (alike(node(named())), []),
         (alike(node(named(interface="eth3"))), [("port_set_up_otherwise", [3])]),
+        (alike(node(named(rate="200 Gb/sec (2X NDR)"))), [("network_port_unlike_others", [3])]),
         (alike(node(named(gid_index=5))), [("port_set_up_otherwise", [3])]),
         (alike(node(named(pkeys=("0x7fff",)))), [("port_set_up_otherwise", [3])]),
         (alike(node(named(mtu=1500))), [("mtu_mismatch", [3])]),

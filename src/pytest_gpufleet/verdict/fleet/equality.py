@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_gpufleet.machine.gpudirect import GPUDIRECT
 from pytest_gpufleet.machine.host import DMI
-from pytest_gpufleet.machine.network_ports import NETWORK_PORTS, Port, fastest_ports, ports_of
+from pytest_gpufleet.machine.network_ports import NETWORK_PORTS, Port, active, fastest_ports, ports_of
 from pytest_gpufleet.machine.pcie import PCI_DEVICES, Devices
 from pytest_gpufleet.machine.processors import PROCESSOR_SETUP
 from pytest_gpufleet.model.fault import Fault
@@ -54,9 +54,10 @@ OF_PROCESSORS = {
     "NUMA balancing": "numa_balancing",
     "transparent hugepages": "transparent_hugepages",
 }
-# Of network ports at the highest rate: what jobs name alike on all nodes (NCCL_IB_HCA, NCCL_SOCKET_IFNAME,
-# NCCL_IB_GID_INDEX, NCCL_IB_PKEY). One of an MTU of 9000 sends what another one of 1500 drops.
+# Of network ports at the highest rate: one of an MTU of 9000 sends what another one of 1500 drops, and jobs name the
+# rest alike on all nodes (NCCL_IB_HCA, NCCL_SOCKET_IFNAME, NCCL_IB_GID_INDEX, NCCL_IB_PKEY).
 OF_PORTS = {
+    "rate": ("rate", "network_port_unlike_others"),
     "MTU": ("mtu", "mtu_mismatch"),
     "network interface": ("interface", "port_set_up_otherwise"),
     "GID index": ("gid_index", "port_set_up_otherwise"),
@@ -134,8 +135,9 @@ def ports_unlike(nodes: Mapping[int, tuple[Sequence[Gpu], Mapping[str, Any]]]) -
     all nodes in one fault. `nodes`: GPUs and host of each. Names may differ between models of machines, and what a node
     does not show is left out."""
     values: dict[tuple[object, str, str], dict[str, str]] = defaultdict(dict)
+    fastest = {port.port for _, host in nodes.values() for port in fastest_ports(ports_of(host))}
     for node, (gpus, host) in nodes.items():
-        ports, dmi = fastest_ports(ports_of(host)), DMI.of(host)
+        ports, dmi = [port for port in active(ports_of(host)) if port.port in fastest], DMI.of(host)
         product = None if isinstance(dmi, Missing) else (dmi.vendor, dmi.product)
         model = (product, *(gpu.name for gpu in gpus), *sorted({str(port.adapter) for port in ports}))
         for gpu in gpus:
@@ -144,7 +146,7 @@ def ports_unlike(nodes: Mapping[int, tuple[Sequence[Gpu], Mapping[str, Any]]]) -
         for port, (what, (fact, code)) in itertools.product(ports, OF_PORTS.items()):
             if (value := getattr(port, fact)) not in (None, ()):
                 shown = " ".join(value) if fact == "pkeys" else str(value)
-                values[fact == "mtu" or model, f"{port.port}: its {what}", code][str(node)] = shown
+                values[port.rate if fact == "mtu" else model, f"{port.port}: its {what}", code][str(node)] = shown
     found = [difference(what, each, code) for (_, what, code), each in values.items()]
     return [fault for each in found if each for fault in _of_nodes(each, lambda name: Place(int(name), "node"), True)]
 
