@@ -57,17 +57,26 @@ def ray_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
         yield RayCluster(made, folder)
 
 
+def clean_up(launcher: Srun | RayCluster) -> None:
+    """Whatever a test that failed has left."""
+    launcher.end_run()
+    for host in launcher.hosts:
+        if host.space.holder.poll() is None:
+            host.put_cable_back()
+            host.send_again()
+
+
 @pytest.fixture
 def srun(srun_hosts: Srun) -> Iterator[Srun]:
     yield srun_hosts
-    srun_hosts.end_run()
+    clean_up(srun_hosts)
 
 
 @pytest.fixture
 def ray(ray_hosts: RayCluster) -> Iterator[RayCluster]:
     ray_hosts.start()
     yield ray_hosts
-    ray_hosts.end_run()
+    clean_up(ray_hosts)
 
 
 @pytest.fixture(params=["srun", "ray"])

@@ -64,7 +64,10 @@ def finished(check, outcome="passed"):
 
 
 def test_each_check_that_ends_is_said_once_and_the_end_with_the_verdict(suite, evidence, tmp_path):
-    started, telemetry = line("check_started", check="a"), line("telemetry", sample={"gpus": [{"temperature_c": 61}]})
+    started, telemetry = (
+        line("check_started", check="a"),
+        line("telemetry", sample={"time": 0.0, "gpus": [{"temperature_c": 61}]}),
+    )
     write(evidence, started, b"\n", telemetry, b"\n", finished("a")[:10])
     assert suite.news() == []
     assert (suite.check, suite.readings) == ("a", ({"temperature_c": 61},))
@@ -96,8 +99,9 @@ def test_evidence_that_was_removed_and_written_again_goes_on(suite, evidence, tm
 @pytest.mark.parametrize(
     "damage",
     [
-        b"no JSON", b"[]", b"{}", b"\xff", b"", line("telemetry", sample=7), line("telemetry", sample={"gpus": [7]}),
-        line("check_finished", check={"id": "a"}), finished("a", "divine"), line("verdict", verdict="FINE"),
+        b"no JSON", b"[]", b"{}", b"\xff", b"", line("telemetry", sample=7),
+        line("telemetry", sample={"time": 0.0, "gpus": [7]}), line("check_finished", check={"id": "a"}),
+        finished("a", "divine"), line("verdict", verdict="FINE"),
     ],
 )  # fmt: skip
 def test_what_somebody_else_wrote_is_no_news(suite, evidence, tmp_path, damage):

@@ -16,7 +16,7 @@ from pytest_gpufleet.world.engines import processes
 # The sys.path of whoever starts it first: the package may be importable by that alone.
 BOOT = "import sys; sys.path[:] = sys.argv[2:]; from pytest_gpufleet.nodes import agent; agent.main(sys.argv[1])"
 KILL_SECONDS = 2.0  # of the time to close
-TURN_SECONDS = 0.005  # between two looks at what is still alive
+LEAST_SECONDS = 0.1  # for it, where no time is left
 
 
 class AgentSettings(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -114,12 +114,8 @@ class OwnAgents:
             process.stdin.close()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, until - time.monotonic() - KILL_SECONDS))
-        started: set[int] = set()
-        for process in self._processes.values():
-            if process.poll() is None:
-                started |= {*processes.descendants(process.pid), process.pid}
-        processes.kill(started)
-        while any(map(processes.look, started)) and time.monotonic() < until:
-            time.sleep(TURN_SECONDS)
+        alive = [process.pid for process in self._processes.values() if process.poll() is None]
+        started = {*alive, *(pid for agent in alive for pid in processes.descendants(agent))}
+        processes.end(lambda: [*filter(processes.look, started)], max(LEAST_SECONDS, until - time.monotonic()))
         left = {index: process.pid for index, process in self._processes.items() if process.poll() is None}
         return {index: f"process {pid} {processes.trouble(pid)}".rstrip() for index, pid in left.items()}

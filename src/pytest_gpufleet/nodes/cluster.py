@@ -1,4 +1,4 @@
-"""The nodes of a run as its controller has them: who is there, who is lost, what each is told and what it says."""
+"""The nodes of a run as its controller has them: who is there, who is lost, what is sent to and comes from each."""
 
 import itertools
 import threading
@@ -28,12 +28,8 @@ LOST_AFTER_SECONDS = 10.0
 JOIN_SECONDS = 1.0  # for what the thread does beside waiting
 FENCE_SECONDS = 5.0  # for the ranks of a node that is back or left out to be killed
 BEAT = codec.packed(messages.Beat())
-OF_THE_FENCED = (
-    messages.Reply,
-    messages.CheckEnded,
-    messages.SuiteEnded,
-    messages.Ending,
-)  # all that is heard of what they tell
+# All that counts of what the fenced send.
+OF_THE_FENCED = (messages.Reply, messages.CheckEnded, messages.SuiteEnded, messages.Ending)
 
 T = TypeVar("T")
 
@@ -47,11 +43,11 @@ SuiteNews = messages.CheckEnded | messages.SuiteEnded | Lost
 
 
 class Cluster:
-    """A thread of its own sends a Beat to all nodes, takes in what they say and notices who has gone silent. All else
-    may be called by any thread, and waits no longer than it is told.
+    """A thread of its own sends a Beat to all nodes, takes in what they send and notices who has gone silent. All else
+    may be called by any thread, and waits no longer than its timeout.
 
-    A node that is lost stays so. If it comes back it is fenced: its ranks are killed, and until it is told to end it
-    only tells what its own run comes to, and answers questions (for its files). So is a node that is left out.
+    A node that is lost stays so. If it comes back it is fenced: its ranks are killed, and until it is ended it
+    only reports what its own run comes to, and answers questions (for its files). So is a node that is left out.
     """
 
     def __init__(
@@ -112,10 +108,10 @@ class Cluster:
 
     @property
     def _listening(self) -> set[int]:
-        """Those whose agent hears what it is told, as far as one knows."""
+        """Those whose agent hears what is sent to it, as far as one knows."""
         return self.names.keys() - self._gone - (self.lost.keys() - self._fenced)
 
-    # ------------------------------------------------------------ telling and asking
+    # ------------------------------------------------------------ sending and asking
 
     def send(self, node: int, message: messages.ToAgent) -> None:
         """To a node that takes part; else nothing is sent."""

@@ -14,7 +14,7 @@ from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
 
 EXAMINE_SECONDS = 5.0  # a node itself needs 0.3 s
 ANSWER_SECONDS = 5.0  # beyond what a node is given to kill its ranks
-# Where ranks meet whose first one is dead, which `wait` tells at once: they try to connect until they are killed.
+# Where ranks meet whose first one is dead, which `wait` returns at once: they try to connect until they are killed.
 NOWHERE = "tcp://127.0.0.1:9"
 
 
@@ -24,8 +24,8 @@ class ClusterEngine:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._nodes: dict[int, int] = {}  # of each rank
-        self._deaths: list[Death] = []  # that are to be told
-        self._dead: set[int] = set()  # whose death was told
+        self._deaths: list[Death] = []  # that `wait` returns next
+        self._dead: set[int] = set()  # whose death it has returned
 
     def start(self, specs: Sequence[RankSpec]) -> None:
         self._cluster.rank_news(0.0)  # of ranks before these

@@ -91,10 +91,10 @@ def find(environment: Environment, head: str | None = None, index: int | None = 
     """The task that this process is; None if no launcher has started it as one of several. `head` and `index`: what
     --fleet-head and --fleet-index say, which count more. Refused if nobody says where the head is."""
     found = next((each for each in LAUNCHERS if each.mark in environment), None)
-    said = environment if found else {}
+    variables = environment if found else {}
     launcher = found or Launcher("--fleet-head", "", "")
-    own_index = index if index is not None else _number(said.get(launcher.index))
-    count = _number(said.get(launcher.count))
+    own_index = index if index is not None else _number(variables.get(launcher.index))
+    count = _number(variables.get(launcher.count))
     if head is None and (own_index is None or count == 1):
         return None
     host, port = _place(head or (found.head(environment) if found else ""))
@@ -104,9 +104,9 @@ def find(environment: Environment, head: str | None = None, index: int | None = 
         )
     if own_index is None and _is_here(host):
         own_index = 0
-    hosts = tuple(expanded(said.get(launcher.hosts, ""), launcher.hosts))
-    run = ".".join(said[name] for name in launcher.run if name in said)
-    return Task(launcher.name, own_index, count, host, port, said.get(launcher.own_name, ""), hosts, run)
+    hosts = tuple(expanded(variables.get(launcher.hosts, ""), launcher.hosts))
+    run = ".".join(variables[name] for name in launcher.run if name in variables)
+    return Task(launcher.name, own_index, count, host, port, variables.get(launcher.own_name, ""), hosts, run)
 
 
 def starts_several(environment: Environment) -> str:

@@ -16,7 +16,7 @@ from pytest_gpufleet.nodes.messages import DialIn
 
 
 def suite(folder: Path, sources: Iterable[str]) -> str:
-    """Of the files, and of all Python files below the folders, that `sources` name as pytest is told them, seen from
+    """Of the files, and of all Python files below the folders, that `sources` name as pytest takes them, seen from
     `folder`, and of the conftest files that pytest reads on the way to them. What is not there on a node makes it
     another one. "" where that folder is not, EMPTY where there is nothing of them."""
     if not os.access(folder, os.X_OK):
@@ -42,7 +42,7 @@ def _python_files(folder: Path) -> Iterator[Path]:
         yield from (Path(parent, name) for name in names if name.endswith(".py"))
 
 
-# What has to be the same, and how it is told where it is not.
+# What has to be the same, and how it is described where it is not.
 PARTS = {
     "python": "Python {}",
     "version": "pytest-gpufleet {}",

@@ -15,7 +15,15 @@ from typing import Any
 import msgspec
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.model.events import LONGEST_LINE, STARTED_BY, Outcome, VerdictWord
+from pytest_gpufleet.model.events import (
+    LONGEST_LINE,
+    STARTED_BY,
+    CheckFinished,
+    CheckStarted,
+    Telemetry,
+    Verdict,
+    typed,
+)
 from pytest_gpufleet.nodes.messages import CheckEnded, RunSuite, SuiteEnded
 from pytest_gpufleet.world.engines import processes
 
@@ -42,40 +50,21 @@ def part(folder: Path, name: str, offset: int, most: int) -> bytes:
         return os.pread(file.fileno(), most, offset)
 
 
-def full_disk(folder: Path, said: bytes = b"") -> str:
-    """That the disk of this folder is full, as it is, or as a program has said when it ended; "" if it is not."""
-    full = os.strerror(errno.ENOSPC).encode() in said or shutil.disk_usage(folder).free < FULL_BYTES
+def full_disk(folder: Path, output: bytes = b"") -> str:
+    """That the disk of this folder is full, as it is, or as a program wrote when it ended; "" if it is not."""
+    full = os.strerror(errno.ENOSPC).encode() in output or shutil.disk_usage(folder).free < FULL_BYTES
     return f"; the disk is full that {folder} is on" if full else ""
 
 
 EVIDENCE = "evidence.jsonl"  # as run/folder.py calls it
-NOT_PASSED_ON = ("PYTEST_ADDOPTS", STARTED_BY)  # of the run of all nodes: what is meant for each is told
+NOT_PASSED_ON = ("PYTEST_ADDOPTS", STARTED_BY)  # of the run of all nodes: each gets what is meant for it
 ONE_OF_MANY = "GPUFLEET_ONE_OF_MANY"  # set for it: what a site names may not be on each of its nodes
 FULL_BYTES = 1 << 20  # or less is free
 OUTPUT_BYTES = 16 * 1024  # the end of a traceback, or of pytest's own summary
 
 
-class _Sample(msgspec.Struct):
-    gpus: tuple[dict[str, Any], ...] = ()
-
-
-class _Check(msgspec.Struct):
-    id: str
-    outcome: Outcome
-    seconds: float
-
-
-class _Line(msgspec.Struct):
-    """What is looked at in a line of the evidence."""
-
-    event: str
-    check: str | _Check = ""  # its name, of one that begins
-    sample: _Sample = msgspec.field(default_factory=_Sample)
-    verdict: VerdictWord | None = None
-    reasons: tuple[str, ...] = ()
-
-
-LOOKED_AT = (b'"check_started"', b'"check_finished"', b'"telemetry"', b'"verdict"')  # kinds of events
+# Kinds of events that are looked at.
+LOOKED_AT = (b'"check_started"', b'"check_finished"', b'"telemetry"', b'"verdict"')
 
 
 class SuiteProcess:
@@ -89,11 +78,11 @@ class SuiteProcess:
     def __init__(self, asked: RunSuite, keep_in: Path, environment: Mapping[str, str]) -> None:
         self.check = ""
         self.readings: Sequence[Mapping[str, Any]] = ()
-        self._verdict = _Line("")
+        self._verdict: Verdict | None = None
         self._reports = Path(tempfile.mkdtemp(prefix="run-", dir=keep_in))
         self._output = keep_in / f"{self._reports.name}.output"
         self._read = 0  # bytes of its evidence
-        self.over = False  # its end was told
+        self.over = False  # its end was reported
         held, self._lifeline = os.pipe()
         try:
             with self._output.open("wb") as output:
@@ -151,18 +140,18 @@ class SuiteProcess:
         if not any(kind in line for kind in LOOKED_AT):
             return None
         try:
-            known = msgspec.json.decode(line, type=_Line)
-        except ValueError:  # somebody else wrote into the file, which the run itself says in the end
+            event = typed(msgspec.json.decode(line))
+        except ValueError:  # somebody else wrote into the file, which the run itself reports in the end
             return None
-        match known:
-            case _Line("check_started", str(check)):
-                self.check = check
-            case _Line("check_finished", _Check(check, outcome, seconds)):
-                return CheckEnded(check, outcome, seconds)
-            case _Line("telemetry"):
-                self.readings = known.sample.gpus
-            case _Line("verdict"):
-                self._verdict = known
+        match event:
+            case CheckStarted():
+                self.check = event.check
+            case CheckFinished():
+                return CheckEnded(event.check.id, event.check.outcome, event.check.seconds)
+            case Telemetry():
+                self.readings = event.sample.gpus
+            case Verdict():
+                self._verdict = event
         return None
 
     def _ended(self, status: int) -> SuiteEnded:
@@ -170,7 +159,6 @@ class SuiteProcess:
         output = part(self._output.parent, self._output.name, max(0, size - OUTPUT_BYTES), OUTPUT_BYTES)
         folder = self.folder
         files = sizes(folder) if folder else {}
-        return SuiteEnded(
-            status, output.decode(errors="replace"), folder.name if folder else "", files, self._verdict.verdict,
-            self._verdict.reasons, full_disk(self._reports, output),
-        )  # fmt: skip
+        verdict, reasons = (self._verdict.verdict, self._verdict.reasons) if self._verdict else (None, ())
+        text, name = output.decode(errors="replace"), folder.name if folder else ""
+        return SuiteEnded(status, text, name, files, verdict, reasons, full_disk(self._reports, output))

@@ -168,7 +168,7 @@ class Listener:
     def strangers(self, known: set[str]) -> set[str]:
         """The addresses that have connected and could not say who they are, beside those that are `known`.
 
-        libzmq tells of a handshake that failed, and not whose: the kernel still has the connections, which this side
+        libzmq reports a handshake that failed, and not whose: the kernel still has the connections, which this side
         has closed, for a minute (TIME_WAIT).
         """
         return (self.turned_away | set(_peers(self.port))) - {_plain(address) for address in known}
@@ -217,7 +217,7 @@ class Dialled:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something to take in at once: filenos() tell only of what is new."""
+        """Whether there is something to take in at once: filenos() show only what is new."""
         return bool(self._socket.poll(0) or self._monitor.poll(0))
 
     def receive(self) -> list[bytes]:

@@ -36,7 +36,7 @@ from pytest_gpufleet.world.engines.protocol import Engine
 
 
 def settings_for(options: Options) -> AgentSettings:
-    """What the agent of every node is told."""
+    """What the agent of every node knows."""
     gpus = options.gpus if isinstance(options.gpus, int) else None
     return AgentSettings(
         os.getcwd(), rehearse=options.rehearse, gpus=gpus, suite=options.paths, likely=likely(options),
@@ -155,7 +155,7 @@ class ClusterTarget(Target):
 
     @property
     def why(self) -> str:
-        """As those nodes say that were heard."""
+        """As the nodes have it that were heard."""
         return joined({node: hello.topology for node, hello in self._hellos.items()}, self.hosts).absent
 
     @property
@@ -175,7 +175,7 @@ class ClusterTarget(Target):
 HELLO_SECONDS = 120.0  # for a process to start on each node, import from a shared file system and ask its driver
 LOCK_SECONDS = 30.0
 HEALTH_SECONDS = 30.0  # for what takes a healthy node 0.2 s
-HASTE_SECONDS = 3.0  # for the same, of a run that was told to end
+HASTE_SECONDS = 3.0  # for the same, of a run that is to end
 CLOSE_SECONDS = 15.0
 TURN_SECONDS = 0.5  # between two looks at who is there
 
