@@ -18,7 +18,7 @@ WORKERS := $(if $(GPUS),0,$(shell expr $$(nproc) + 1))
 SIDE_BY_SIDE := -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder --timeout 900
 QUICK  = tests/test_structure.py $(addprefix tests/,recorded verdict model machine) $(shell $(BIN)/python -m tests.affected)
 READY  := $(VENV)/.ready
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check
 # pip does not know which builds of torch there are; uv does.
 INSTALL := $(if $(TORCH),$(PIP) uv && $(BIN)/uv pip install --python $(BIN)/python --torch-backend $(TORCH),$(PIP))
 

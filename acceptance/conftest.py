@@ -19,4 +19,5 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _says_nothing(config: pytest.Config) -> bool:
-    return (config.option.gpus, config.option.rehearse, config.option.nodes) == (None, None, None)
+    given = config.option
+    return not any((given.gpus, given.rehearse, given.nodes, config.getini("gpus"), config.getini("nodes")))

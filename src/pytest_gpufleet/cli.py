@@ -1,8 +1,10 @@
 """The command `gpufleet`. Nothing that it loads needs pytest, torch or a GPU."""
 
 import argparse
+import difflib
 import signal
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from pytest_gpufleet import __version__
@@ -20,41 +22,58 @@ from pytest_gpufleet.machine.nvml import NoGpus
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.report.wording import capitalised
 
-COMMANDS = {
-    "accept": ACCEPT,
-    "snapshot": SNAPSHOT,
-    "monitor": MONITOR,
-    "report": REPORT_AGAIN,
-    "sign": SIGN,
-    "verify": VERIFY,
-    "judge": JUDGE,
-    "compare": COMPARE,
-    "fleet": FLEET,
-    "export": EXPORT,
-    "power": POWER,
-    "calibrate": CALIBRATE,
-    "order": ORDER,
-}
+BY_PURPOSE = {
+    "Run": {"accept": ACCEPT},
+    "Read a run": {
+        "report": REPORT_AGAIN, "verify": VERIFY, "sign": SIGN, "judge": JUDGE, "compare": COMPARE, "fleet": FLEET,
+        "export": EXPORT,
+    },
+    "Limits": {"calibrate": CALIBRATE, "order": ORDER, "power": POWER},
+    "Look at this machine": {"snapshot": SNAPSHOT, "monitor": MONITOR},
+}  # fmt: skip
+COMMANDS = {name: command for commands in BY_PURPOSE.values() for name, command in commands.items()}
 
 STATUSES = "Exit status: 0 if all is well, 1 if it could not be done, 2 for arguments that make no sense."
+
+
+def _listed(purpose: str) -> str:
+    lines = (
+        textwrap.wrap(f"{name:<11}{command.help}", 78, initial_indent="  ", subsequent_indent=" " * 13)
+        for name, command in BY_PURPOSE[purpose].items()
+    )
+    return "\n".join([f"{purpose}:", *(line for each in lines for line in each)])
+
+
+def _refuse_unknown(word: str, parser: argparse.ArgumentParser) -> None:
+    if not word.startswith("-") and word not in COMMANDS:
+        near = difflib.get_close_matches(word, COMMANDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else "`gpufleet` lists the commands"
+        parser.error(f"{word!r} is no command: {hint}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status: the command's own; 1 if it could not be done; 2 for bad arguments; 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="gpufleet",
-        description="Looks after machines full of GPUs.",
-        epilog="Each COMMAND has a --help of its own.",
+        usage="gpufleet [-h] [--version] COMMAND ...",
+        description="Acceptance testing for GPU servers.",
+        epilog="\n\n".join((*map(_listed, BY_PURPOSE), "Each COMMAND has a --help of its own.")),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"pytest-gpufleet {__version__}")
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(prog="gpufleet", metavar="COMMAND", help=argparse.SUPPRESS, required=True)
     for name, command in COMMANDS.items():
         epilog = " ".join(filter(None, (STATUSES, command.statuses)))
         description = f"{capitalised(command.help)}. {command.details}"
-        subparser = subparsers.add_parser(name, help=command.help, description=description, epilog=epilog)
+        subparser = subparsers.add_parser(name, description=description, epilog=epilog)
         for names, how in command.arguments:
             subparser.add_argument(*names, **how)
         subparser.set_defaults(run=command.run, passes_on=command.passes_on)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return 2
+    _refuse_unknown(arguments[0], parser)
     given, unknown = parser.parse_known_args(arguments)
     if unknown and not given.passes_on:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")

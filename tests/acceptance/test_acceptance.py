@@ -170,7 +170,13 @@ def test_checks_measure_what_the_manifest_says(rehearsal):
 def test_report_is_one_file_with_figures_and_a_place_to_sign(rehearsal):
     (folder,) = rehearsal.folders
     html = (folder / "report.html").read_text()
-    assert {path.name for path in folder.iterdir()} == {"evidence.jsonl", "junit.xml", "report.html", "summary.json"}
+    assert {path.name for path in folder.iterdir()} == {
+        "evidence.jsonl",
+        "junit.xml",
+        "report.html",
+        "report.txt",
+        "summary.json",
+    }
     assert not re.search(r"""<link|\bsrc=["'](?!data:|["'])""", html)
     for words in ("<svg", "bus bandwidth", "training throughput", "Vendor", "Customer", "not judged"):
         assert words.lower() in html.lower()

@@ -196,7 +196,8 @@ def test_json_goes_on_line_by_line_until_the_reader_leaves() -> None:
     [
         ("monitor --csv /no/x.csv", 1, "gpufleet: /no/x.csv cannot be written: No such file or directory\n"),
         ("monitor --interval 0", 2, "'0' is not a number of seconds above 0\n"),
-        ("", 2, "the following arguments are required: COMMAND\n"),
+        ("", 2, "Each COMMAND has a --help of its own.\n"),
+        ("montior", 2, "'montior' is no command: did you mean monitor?\n"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_sentence(arguments: str, status: int, words: str) -> None:

@@ -306,7 +306,7 @@ def test_a_healthy_machine_over_time(tmp_path: Path, gpufleet: Command) -> None:
 # ---------------------------------------------------------------- what they write, and where
 
 
-LEFT = ("evidence.jsonl", "summary.json", "report.html", "junit.xml", "link.html")
+LEFT = ("evidence.jsonl", "summary.json", "report.html", "junit.xml", "report.txt", "link.html")
 WRITING = (
     "judge {} -o",
     "report {} -o",

@@ -13,7 +13,7 @@ from tests.forked import is_nursery
 from tests.waiting import comes_true
 
 ON_THREE = ("--nodes=3", f"--fleet-dir={REPORTS}")
-WHOLE = {"evidence.jsonl", "junit.xml", "report.html", "summary.json"}
+WHOLE = {"evidence.jsonl", "junit.xml", "report.html", "report.txt", "summary.json"}
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,7 @@ def test_nothing_is_left_when_the_controller_ends(in_a_session, tmp_path, number
     assert comes_true(lambda: not any(map(alive, started)))
     (folder,) = (tmp_path / REPORTS).iterdir()
     left = {path.name for path in folder.iterdir()}
-    assert left == {"evidence.jsonl", "nodes"} if number == signal.SIGKILL else {*WHOLE, "nodes"}
+    assert left == {"evidence.jsonl", "nodes", "report.txt"} if number == signal.SIGKILL else {*WHOLE, "nodes"}
 
 
 STUCK_ON_ONE = """

@@ -7,12 +7,18 @@ import pytest
 
 from pytest_gpufleet.model.events import Check, HostFound
 from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.finding import distinct
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.banner import reasons, why
+from pytest_gpufleet.report.gpu_grid import group_title
+from pytest_gpufleet.report.margins import margins, required_tables, texts
 from pytest_gpufleet.report.terminal.live import NodeNow, lines
 from pytest_gpufleet.report.terminal.summary_lines import SCREEN, summary_lines
+from pytest_gpufleet.report.terminal.text_report import text_report
 from pytest_gpufleet.run.summary import summary
+from pytest_gpufleet.verdict.basis import judged_by
 from pytest_gpufleet.verdict.verdict import settled
 from tests.fleets import fleet_of, rejected
 from tests.node_records import Between, of_nodes
@@ -67,6 +73,27 @@ def test_a_level_that_judges_no_figure_does_not_say_that_all_met(standard: Recor
     told = " ".join(text_of(standard).split())
     assert "none failed. No measurement was judged." in told
     assert " 0 " not in told
+
+
+def test_each_group_has_a_line_with_its_smallest_margin(standard: Record) -> None:
+    found = {each.group: each for each in margins(standard)}
+    judged = [each for each in distinct(standard.findings) if judged_by(each)]
+    assert sum(each.judged for each in found.values()) == len(judged) > len(found) > 2
+    for title, each in found.items():
+        of_group = [finding for finding in judged if group_title(finding.check) == title]
+        assert wording.margin(each.nearest) == min(map(wording.margin, of_group))
+        value, limit, margin, where = texts(each.nearest)
+        assert all(part in text_of(standard) for part in (title, value, wording.ascii_signs(limit), margin, where))
+        assert f"{each.within} of {each.judged}" in text_of(standard)
+
+
+def test_the_text_of_a_run_has_every_check_and_required_measurement_and_ends_as_the_terminal(every_record) -> None:
+    text = "".join(text_report(every_record, "FOLDER"))
+    assert all(f"  {check}\n" in text for check in every_record.checks)
+    rows = [row for table in required_tables(every_record) for row in table.rows]
+    assert sum(line.startswith("Conditions  ") for line in text.splitlines()) == len(required_tables(every_record))
+    assert all(row.cells[0].text in text for row in rows)
+    assert text.endswith(wording.ascii_signs("".join(f"{line}\n" for line, _ in summary_lines(every_record))))
 
 
 CHECK = "acceptance/test_5_links.py::test_pairs"

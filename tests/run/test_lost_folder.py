@@ -28,7 +28,7 @@ def test_disk_full(fleet):
     assert "Traceback" not in run.text
     assert "/dev/null" not in run.text
     assert "report: " not in run.text
-    assert [path.name for path in run.folders[0].iterdir()] == ["evidence.jsonl"]
+    assert {path.name for path in run.folders[0].iterdir()} == {"evidence.jsonl", "report.txt"}
     assert f"evidence: runs/{run.folders[0].name}/evidence.jsonl" in run.text
 
 
@@ -37,7 +37,7 @@ def test_what_there_is_room_for_is_written(fleet):
     run = fleet(FILLS.format(room=1 << 20))
     (folder,) = run.folders
     assert run.status == 10, run.text
-    assert {path.name for path in folder.iterdir()} == {"evidence.jsonl", "summary.json", "junit.xml"}
+    assert {path.name for path in folder.iterdir()} == {"evidence.jsonl", "summary.json", "junit.xml", "report.txt"}
     assert "the report cannot be written" in json.loads((folder / "summary.json").read_text())["reasons"][-1]
     assert (folder / "junit.xml").read_text().endswith("</testsuites>")
 

@@ -42,7 +42,7 @@ def test_second(world):
     world.run(lambda rank: None)
 """
 RANKS = 2
-LEFT = {"evidence.jsonl", "junit.xml", "report.html", "summary.json"}
+LEFT = {"evidence.jsonl", "junit.xml", "report.html", "report.txt", "summary.json"}
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_signal_to_the_controller(controller, tmp_path, signals):
     assert process.wait(60) == (2 if signals[0] == signal.SIGINT else -signals[0]), (tmp_path / "log").read_text()
     (folder,) = tmp_path.glob("out/*")
     died = signals[0] == signal.SIGKILL
-    assert {path.name for path in folder.iterdir()} == ({"evidence.jsonl"} if died else LEFT)
+    assert {path.name for path in folder.iterdir()} == ({"evidence.jsonl", "report.txt"} if died else LEFT)
 
 
 def test_a_terminal_that_is_closed_takes_no_report_away(tmp_path):

@@ -230,7 +230,8 @@ def report(rank, state):
 def test_of_thousands_of_ranks_those_to_blame_are_reported_and_the_others_counted():
     states = ["died"] * 8 + ["running"] * 3990 + ["returned"] * 2
     failure = RankFailure("crash", "test_x", tuple(report(rank, state) for rank, state in enumerate(states)))
-    assert [line.split(":")[0] for line in str(failure).splitlines()[3:-1]] == [f"rank {rank}" for rank in range(32)]
+    named = [line.split(":")[0] for line in str(failure).splitlines() if line.startswith("rank")]
+    assert named == [f"rank {rank}" for rank in range(32)]
     assert str(failure).endswith("and 3968 more ranks: 3966 running, 2 returned")
     assert len(failure.reports) == 4000
     assert call.ranks_text(range(4000)) == f"ranks {', '.join(map(str, range(16)))} and 3984 more"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.run.folder import EVIDENCE, JUNIT, REPORT, SUMMARY, RunFolder
+from pytest_gpufleet.run.folder import EVIDENCE, JUNIT, REPORT, SUMMARY, TEXT, RunFolder
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def check_output(
         raise Refused(f"-o {output} is one file, and {len(folders)} folders were given: name one")
     target = output.resolve()
     # A judgement in the place of a report that is missing would be taken for it.
-    left = target.name in (EVIDENCE, SUMMARY, REPORT, JUNIT) or target.name.startswith(SIGNED_BY)
+    left = target.name in (EVIDENCE, SUMMARY, REPORT, JUNIT, TEXT) or target.name.startswith(SIGNED_BY)
     if left and any((target.parent / name).exists() for name in (EVIDENCE, SUMMARY)):
         raise Refused(f"{output} belongs to the run in {target.parent} and is left as it is: name another file")
     if target.exists() and any(path is not None and path.exists() and path.samefile(target) for path in inputs):

@@ -94,17 +94,24 @@ JUDGE = command.Command(
 
 def _make_again(given: argparse.Namespace) -> int:
     command.check_output(given.output, folders=given.folders)
-    return command.for_each(given.folders, partial(_again, given.output, given.language), given.json)
+    return command.for_each(given.folders, partial(_again, given.output, given.language, given.text), given.json)
 
 
-def _again(output: Path | None, language: Language | None, folder: RunFolder) -> command.Done:
+def _again(output: Path | None, language: Language | None, as_text: bool, folder: RunFolder) -> command.Done:
     from pytest_gpufleet.report.page import page
+    from pytest_gpufleet.report.terminal.text_report import text_report
 
     with folder.of_anybody():
         found = verify.checked(folder)
         digest, runs = found.digest, folder.own_runs(found.record)
         record = ended(found.record, runs)
         reports = folder.reports(runs.values(), (output or folder.report).parent)
+        if as_text:
+            shown = "".join(text_report(record, str(folder)))
+            if output:
+                command.write(output, shown)
+            show = partial(print, f"{output}: {stamp(record).word}" if output else shown, end="\n" if output else "")
+            return command.Done(0, {"verdict": record.verdict, "text": shown}, show)
         html = page(record, digest, runs, reports, language)
     if output is None and (signed := verify.signed_by(folder)):
         raise Refused(f"{folder} is signed by {', '.join(map(ascii, signed))}: write this report to -o FILE")
@@ -122,6 +129,7 @@ REPORT_AGAIN = command.Command(
     (
         command.folders("the folders of runs"),
         command.as_json("no lines, but one JSON object"),
+        command.argument("--text", action="store_true", help="as text, as in report.txt: print it and write no file"),
         command.argument("--language", choices=LANGUAGES, help="of the report (default: that of the run)"),
         command.output("write the report there, and nothing else, of one folder"),
     ),

@@ -67,6 +67,9 @@ class Suite:
         of_level = ((name, check) for name, check in self.checks.items() if levels.includes(level, check.level))
         return [name for name, check in of_level if check.nodes <= nodes]
 
+    def contains(self, node_id: str) -> bool:
+        return levels.check_name(node_id) in self.checks
+
     def between_nodes(self, node_id: str) -> bool:
         """Whether a check is one of the suite's between nodes, and not one of each machine."""
         known = self.checks.get(levels.check_name(node_id))

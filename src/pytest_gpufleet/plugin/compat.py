@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, TextIO
@@ -37,6 +37,28 @@ def terminal(config: pytest.Config) -> TextIO | None:
     reporter = config.pluginmanager.getplugin("terminalreporter")
     stream: TextIO | None = reporter._tw._file if reporter else None
     return stream
+
+
+def show_failures_once(config: pytest.Config, shown_elsewhere: Callable[[str], bool]) -> None:
+    """No summary in a line each, unless -r asks for one; and without -v no story of those that are `shown_elsewhere`,
+    by their node ids."""
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    if reporter is None:
+        return
+    if config.option.reportchars == "fE":  # by default
+        reporter.reportchars = reporter.reportchars.removesuffix("fE")
+    if config.get_verbosity() > 0:
+        return
+    every = reporter.getreports
+    reporter.getreports = lambda kind: [
+        report for report in every(kind) if kind != "failed" or not shown_elsewhere(report.nodeid)
+    ]
+
+
+def failures_shown(config: pytest.Config) -> set[str]:
+    """The tests, without their cases, of which pytest has shown how they failed."""
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    return {report.nodeid.partition("[")[0] for report in reporter.getreports("failed")}
 
 
 class _Clean:

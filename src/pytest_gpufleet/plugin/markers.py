@@ -27,6 +27,9 @@ MARKERS = (
     "host_alone: nodes of a run that are one host, and runs beside each other on it, run this test one after the other",
     "needs(ranks=, capability=, gpus=, nodes=): where there are fewer ranks, a GPU of a lower compute capability, no "
     "GPUs but CPU ranks, or fewer nodes, this test does not apply",
+)
+# Of the suite alone: `pytest --markers` does not show them.
+OF_THE_SUITE = (
     "figures(metric, ..., of_several=(), required=(), of='', peers=''): what this test is there for; one of the suite "
     "that passed without them is not done. `of_several`: those that take several GPUs. How they are judged, in words "
     "for docs/checks.md: a limit for one of `required` must be there, `of` which of its figures; which are held "

@@ -35,7 +35,7 @@ def arguments(config: pytest.Config, options: Options) -> tuple[str, ...]:
     given = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *config.getini("addopts")]
     given += map(str, config.invocation_params.args)
     target = f"--rehearse={options.rehearse}" if options.rehearse else f"--gpus={options.gpus}"
-    return (*kept(given), target, "-o=addopts=")
+    return (*kept(given), target, "-o=addopts=", "-o=nodes=")
 
 
 def kept(given: Sequence[str]) -> Iterator[str]:

@@ -53,7 +53,11 @@ def run_suite_by_package(config: pytest.Config) -> None:
     There it is acceptance/conftest.py that says so, which pytest reads too late where it is given a package.
     """
     says_nothing = all(config.getoption(name) is None for name in MAKES_A_RUN)
-    if says_nothing and any(_is_suite(config, argument) for argument in config.args):
+    if (
+        says_nothing
+        and not (config.getini("gpus") or config.getini("nodes"))
+        and any(_is_suite(config, argument) for argument in config.args)
+    ):
         config.option.gpus = "auto"
 
 
@@ -75,15 +79,20 @@ def _is_suite(config: pytest.Config, argument: str) -> bool:
     return f"{argument.partition('::')[0]}.".startswith(f"{PACKAGED}.")
 
 
+EVERYDAY = (
+    "gpus", "rehearse", "nodes", "level", "burn_in", "order", "profile", "folder", "language", "notes", "resume",
+)  # fmt: skip
+
+
 def add(parser: pytest.Parser) -> None:
-    group = parser.getgroup("gpufleet", "acceptance of machines full of GPUs")
+    everyday = parser.getgroup("gpufleet", "acceptance of GPU machines")
+    rare = parser.getgroup("gpufleet-rare", "acceptance of GPU machines, rarely needed")
     for field, option in OPTIONS.items():
+        group = everyday if field in EVERYDAY else rare
         if option.metavar is None:
             group.addoption(option.flag, action="store_const", const=True, help=option.help)
         else:
             how: dict[str, Any] = {"action": "append"} if option.many else {}
-            if field == "rehearse":
-                how["nargs"] = "?"
             group.addoption(option.flag, type=option.read, metavar=option.metavar, help=option.help, **how)
         if option.site:
             help = f"{option.flag} where the command line says nothing: {option.help}"
@@ -107,18 +116,20 @@ def from_config(config: pytest.Config) -> Options:
 
 def _options(config: pytest.Config) -> Options:
     given = {field: config.getoption(option.name) for field, option in OPTIONS.items()}
-    _refuse([_no_path(config.invocation_params.args), *_contradictions(given)])
-    if given["nodes"] is not None and not given["rehearse"] and given["gpus"] in (None, "auto"):
-        given["gpus"] = "all"  # of many nodes: not chosen by each for itself
+    _refuse([_no_path(config.invocation_params.args), *_contradictions(given), _no_checks(config)])
     if given["burn_in"]:
         given["level"] = "burnin"
-    asked = any(given[name] is not None for name in MAKES_A_RUN)
     for field, option in OPTIONS.items():
+        if field in MAKES_A_RUN and given["rehearse"]:
+            continue  # a site's ini file says what its machines have
         if option.many:
             lines = [_read(config, option, line) for line in config.getini(option.name)]
             given[field] = tuple(lines + (given[field] or []))
         elif option.site and given[field] is None:
             given[field] = _from_ini(config, option)
+    asked = any(given[name] is not None for name in MAKES_A_RUN)
+    if given["nodes"] is not None and not given["rehearse"] and given["gpus"] in (None, "auto"):
+        given["gpus"] = "all"  # of many nodes: not chosen by each for itself
     known = {name: value for name, value in given.items() if value is not None}
     judged_by = [known[name] for name in ("profile", "order") if name in known]
     listing = any(config.getoption(name, False) for name in LISTINGS)
@@ -206,6 +217,12 @@ def _no_path(arguments: Sequence[str]) -> str:
         if before == "--rehearse" and not argument.startswith("-") and not Path(argument.partition("::")[0]).exists():
             return f"--rehearse {argument}: no path has this name, and a number of ranks is --rehearse=N"
     return ""
+
+
+def _no_checks(config: pytest.Config) -> str:
+    """That the package of the plugin was named instead of the suite's."""
+    named = config.option.pyargs and "pytest_gpufleet" in config.args
+    return "pytest_gpufleet has no checks, its suite has: pytest --pyargs pytest_gpufleet.acceptance" if named else ""
 
 
 def _from_ini(config: pytest.Config, option: Option) -> Any:

@@ -13,7 +13,7 @@ import pytest
 
 from pytest_gpufleet.plugin import compat, fixtures, listeners, markers, options, supervision, terminal
 from pytest_gpufleet.plugin.keys import MISSED, ON_RANKS, ONLY_LIMITS, PHASES, RUN, SUPERVISED
-from pytest_gpufleet.plugin.markers import MARKERS
+from pytest_gpufleet.plugin.markers import MARKERS, OF_THE_SUITE
 from pytest_gpufleet.plugin.terminal import SCREEN, Screen
 from pytest_gpufleet.run.run import Run
 
@@ -31,7 +31,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before junitxml and pytest-html read their paths
 def pytest_configure(config: pytest.Config) -> None:
-    for marker in MARKERS:
+    for marker in MARKERS if config.option.markers else (*MARKERS, *OF_THE_SUITE):
         config.addinivalue_line("markers", marker)
     screen = config.stash[SCREEN] = Screen()
     asked, kind = options.from_config(config), Run
@@ -132,6 +132,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config, run, screen = session.config, session.config.stash[RUN], session.config.stash[SCREEN]
     if run.evidence is not None:
         screen.open(config, run.open_things)
+        compat.show_failures_once(config, run.evidence.record.suite.contains)
         listeners.write_textfile(run)
         # A burn-in is long: whoever waits for it sees how far it is, and how hot.
         watched = run.options.monitor or run.options.level == "burnin"

@@ -1,4 +1,4 @@
-"""report.html and junit.xml in the folder of the run, and what was asked for elsewhere."""
+"""report.html, report.txt and junit.xml in the folder of the run, and what was asked for elsewhere."""
 
 from collections.abc import Generator
 from contextlib import suppress
@@ -11,8 +11,9 @@ import pytest
 from pytest_gpufleet import redaction, safe_files
 from pytest_gpufleet.plugin import compat, listeners
 from pytest_gpufleet.report.page import page
+from pytest_gpufleet.report.terminal import text_report
 from pytest_gpufleet.run import conclusion, opening
-from pytest_gpufleet.run.folder import JUNIT, REPORT
+from pytest_gpufleet.run.folder import JUNIT, REPORT, TEXT
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import path
 
@@ -21,12 +22,19 @@ WRITTEN = {"htmlpath": ("--html", REPORT), "xmlpath": ("--junitxml", JUNIT)}
 
 
 def write_report(run: Run) -> None:
-    """The page that `gpufleet report` makes of the evidence too."""
+    """The page that `gpufleet report` makes of the evidence too, and the end of report.txt."""
     assert run.evidence is not None
     record, digest, folder = run.evidence.record, run.evidence.sha256, run.folder
     runs = run.runs_of_nodes() or folder.own_runs(record)
     reports = folder.reports(runs.values(), folder.path)
     run.write(folder.report, lambda path: safe_files.write_text(path, page(record, digest, runs, reports)))
+    _add_text(folder / TEXT, text_report.ending(record, str(folder)))
+
+
+def _add_text(path: Path, text: str) -> None:
+    """For whoever follows it (`tail -f`). Where it cannot be written, the other files say so."""
+    with suppress(OSError), safe_files.append_to(path) as file:
+        file.write(text)
 
 
 class ReportFiles:
@@ -45,9 +53,19 @@ class ReportFiles:
 
     def put_into_the_folder(self) -> None:
         """Have junit.xml written into the folder of the run, and no page by pytest-html."""
+        assert self._run.evidence is not None
+        self._text = (self._run.folder / TEXT).absolute()  # a test may go into another folder
+        _add_text(self._text, text_report.beginning(self._run.evidence.record))
         for name, where in (("htmlpath", None), ("xmlpath", str(self._run.folder / JUNIT))):
             if hasattr(self._option, name):  # else pytest has no such plugin
                 setattr(self._option, name, where)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        assert self._run.evidence is not None
+        record = self._run.evidence.record
+        if nodeid in record.checks:
+            findings = (each for each in record.findings if each.check == nodeid)
+            _add_text(self._text, text_report.of_check(record, nodeid, findings))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection(self, session: pytest.Session) -> Generator[None, object, object]:

@@ -6,7 +6,7 @@ import io
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -15,6 +15,7 @@ import pytest
 from pytest_gpufleet.model.language import some
 from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.plugin.keys import RUN
+from pytest_gpufleet.plugin.markers import uses_ranks
 from pytest_gpufleet.redaction import clean
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.model.gpu import GpuTopology
     from pytest_gpufleet.model.measurement import Sample
     from pytest_gpufleet.report.terminal.live import Below, NodeNow
+    from pytest_gpufleet.run.run import Run
 
 
 class Screen:
@@ -122,7 +124,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     if not run.options.makes_a_run or run.evidence is None:
         return []
     resumed = f"; {len(run.carried)} checks carried over from {run.options.resume}" if run.options.resume else ""
-    lines = [f"gpufleet: {run.target.headline(run.options.level, run.options.basis)}{resumed}"]
+    lines = [f"gpufleet: {_headline(run)}{resumed}"]
     from pytest_gpufleet.verdict.fleet.host_runs import one_host
 
     header = run.evidence.record.run
@@ -131,8 +133,23 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         safe = INSECURE if header.secured == "insecure" else ""
         how = "processes of this machine" if header.transport == "local" else f"by {header.transport}"
         lines.append(f"nodes: {some(names, MOST_NAMES)}, {how}{safe}")
-        lines += one_host(run.evidence.record)
-    return lines
+        return [*lines, *one_host(run.evidence.record)]
+    from pytest_gpufleet.report.terminal.text_report import software
+
+    return [*lines, *software(run.evidence.record)]
+
+
+def _headline(run: Run) -> str:
+    return run.target.headline(run.options.level, run.options.basis)
+
+
+def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
+    """On what tests run that were given none of our options, before the first of them does."""
+    run = config.stash[RUN]
+    if run.evidence is not None or run.options.listing or not any(map(uses_ranks, items)):
+        return None
+    config.stash[SCREEN].open(config, run.open_things)
+    return f"gpufleet: {_headline(run)}"
 
 
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
@@ -146,7 +163,9 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
         if run.never_began:
             terminalreporter.write_line("nothing was tested, because of the error that pytest tells below", red=True)
             return
-        for text, markup in summary_lines.summary_lines(record, str(run.folder)):
+        detailed = config.get_verbosity() > 0
+        shown = () if config.option.tbstyle == "no" else compat.failures_shown(config)
+        for text, markup in summary_lines.summary_lines(record, str(run.folder), detailed, shown):
             terminalreporter.write_line(text, **markup)
         for trouble in filter(None, [run.evidence.trouble, *run.unwritten]):
             if trouble not in record.reasons:
@@ -162,5 +181,3 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
             terminalreporter.write_line(f"report: {run.folder.report}")
         elif run.evidence.path.exists():
             terminalreporter.write_line(f"evidence: {run.evidence.path}")
-    elif run.ranks.in_use is not None and run.target.rehearsal_ranks:
-        terminalreporter.write_line(f"gpufleet: {run.target.headline(run.options.level, run.options.basis)}")

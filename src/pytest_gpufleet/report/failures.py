@@ -260,7 +260,7 @@ def _failure(
     named = {where for each in its for where in (*each.named, *each.explained)}
     causes = dict.fromkeys(_described(fault, record) for check_id in ids for fault in searched(record, check_id))
     messages = [
-        _message(check, check.id.removeprefix(name))
+        message(check, check.id.removeprefix(name))
         for check in checks
         if check.message.strip() and not check.failed_by.startswith("limits")  # figures have a table of their own
     ]
@@ -315,15 +315,15 @@ def _described(fault: Fault, record: Record) -> str:
     return fault.described(record.topology.identity)
 
 
-def _message(check: Check, case: str) -> Message:
-    message = wording.clean(check.message).strip()
-    head = message.partition("\n\n")[0]
+def message(check: Check, case: str = "") -> Message:
+    whole = wording.clean(check.message).strip()
+    head = whole.partition("\n\n")[0]
     # What is left when the words that only a Python programmer reads are out.
     plain = "\n".join(line for line in head.splitlines() if not line.startswith(_INTROSPECTION))
     if _EXCEPTION.match(plain):
         plain = _EXCEPTION.sub("", plain).replace("\n  ", "\n")  # pytest has indented it
     head = plain.strip() or head
-    return Message(case.strip("[]"), _shortened(head), "" if head == message else _shortened(message))
+    return Message(case.strip("[]"), _shortened(head), "" if head == whole else _shortened(whole))
 
 
 def _shortened(text: str) -> str:

@@ -89,7 +89,8 @@ def on_screen(table: Table) -> ScreenTable:
     for name in (table.corner, *table.columns):
         drawn.add_column(Text(wording.clean(say(name))), overflow="fold")
     for each in table.rows:
-        drawn.add_row(*(Text(wording.clean(text)) for text in (each.name, *(cell.text for cell in each.cells))))
+        texts = (each.name, *(cell.text for cell in each.cells))
+        drawn.add_row(*(Text(wording.ascii_signs(wording.clean(text))) for text in texts))
     return drawn
 
 

@@ -1,12 +1,14 @@
 """How the report puts figures, conditions and places into words."""
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from unicodedata import east_asian_width
 
 from pytest_gpufleet.model.conditions import CONDITIONS, Condition, ConditionType
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.language import say, some
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.metric import METRICS, Metric
@@ -32,6 +34,11 @@ LEADING = {name for name, condition in CONDITIONS.items() if condition.leads}
 # What changes along a curve: small messages are launched in CUDA graphs, large ones one by one.
 ALONG = {"bytes": ("bytes", "method"), "nodes": ("nodes", "ranks")}
 SIGNS = {"min": "≥", "max": "≤"}
+
+
+def ascii_signs(text: str) -> str:
+    """For terminals: many a serial console knows ASCII only."""
+    return text.replace("≥", ">=").replace("≤", "<=")
 
 
 def capitalised(text: str) -> str:
@@ -62,6 +69,10 @@ def number(value: float, digits: int = 4) -> str:
     decimals = digits - 1 - math.floor(math.log10(abs(value)))
     text = f"{round(value, decimals):,.{max(0, decimals)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def models(gpus: Iterable[Gpu]) -> str:
+    return ", ".join(f"{number} x {name}" for name, number in Counter(gpu.name for gpu in gpus).items())
 
 
 def size(nbytes: float) -> str:

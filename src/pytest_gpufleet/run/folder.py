@@ -23,6 +23,7 @@ from pytest_gpufleet.verdict.fleet.host_runs import HostRun, kept
 from pytest_gpufleet.verdict.reading import read
 
 EVIDENCE, SUMMARY, REPORT, JUNIT = "evidence.jsonl", "summary.json", "report.html", "junit.xml"
+TEXT = "report.txt"
 NODES = "nodes"
 REPORT_BYTES = 4 << 20
 MOST_BYTES = 256 << 20  # of a report or a summary
@@ -155,7 +156,7 @@ class RunFolder:
 # signed, one that has not ended, that another user or another machine has made, or in which anything stands that no
 # run writes.
 
-WRITTEN = {EVIDENCE, SUMMARY, REPORT, JUNIT}
+WRITTEN = {EVIDENCE, SUMMARY, REPORT, JUNIT, TEXT}
 ENDED = {EVIDENCE, SUMMARY, REPORT}  # what is there when a run has ended
 
 

@@ -17,7 +17,7 @@ from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.nodes.cluster import Cluster, Lost, Trouble
 from pytest_gpufleet.nodes.messages import CheckEnded, ReadFile, RunSuite, SuiteEnded
 from pytest_gpufleet.redaction import ALIAS_KEY
-from pytest_gpufleet.run.folder import EVIDENCE, JUNIT, NODES, REPORT, SUMMARY, RunFolder
+from pytest_gpufleet.run.folder import EVIDENCE, JUNIT, NODES, REPORT, SUMMARY, TEXT, RunFolder
 from pytest_gpufleet.run.interruption import Interruption
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict import basis
@@ -26,7 +26,7 @@ from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.world.engines.processes import exit_summary
 
 START_SECONDS = 60.0  # for a process to be there, on a node that may be busy
-BROUGHT = (EVIDENCE, SUMMARY, JUNIT, REPORT)  # what proves most comes first
+BROUGHT = (EVIDENCE, SUMMARY, JUNIT, REPORT, TEXT)  # what proves most comes first
 PART_BYTES = 1 << 20  # of a file at most
 AT_ONCE = 4  # nodes: their parts fill the memory three times over
 PART_SECONDS = 10.0

@@ -349,6 +349,7 @@ class Ranks:
             test_deadline=lambda: self.test_deadline,
             foreign_test=lambda: self.foreign_test,
             on_event=self._record,
+            on_wait=run.tell,
         )
 
     def _record(self, event: WorldStarted | Losses) -> None:

@@ -182,10 +182,11 @@ class Options:
         "--gpus", gpu_count, "N|all|auto",
         "run on N GPUs, on all, or (auto) on all there are, and as a rehearsal on CPU ranks where nothing speaks for "
         "NVIDIA hardware. Fewer GPUs than N: the run goes on with those present and is rejected.",
+        site=True,
     )})
     rehearse: int | None = field(default=None, metadata={"option": Option(
         "--rehearse", rank_count, "N",
-        f"use N CPU ranks with Gloo (default: {REHEARSAL_RANKS}) instead of GPUs; never accepts a machine",
+        f"use N CPU ranks with Gloo ({REHEARSAL_RANKS} without =N) instead of GPUs; never accepts a machine",
     )})
     nodes: Nodes | None = field(default=None, metadata={"option": Option(
         "--nodes", nodes, "N|all|FILE",
@@ -193,6 +194,7 @@ class Options:
         "Job, --fleet-head), or on those of a Ray cluster; on all that a launcher or Ray has; or on the hosts of a "
         "file, a name a line, with its rack or leaf switch behind it where that is known. With --rehearse and no "
         "launcher on N that are made of this machine. Another number than N: the run goes on and is rejected.",
+        site=True,
     )})
     head: str | None = field(default=None, metadata={"option": Option(
         "--fleet-head", str, "HOST:PORT",
@@ -230,6 +232,7 @@ class Options:
     level: str = field(default="standard", metadata={"option": Option(
         "--fleet-level", _one_of("level", LEVELS), f"{{{','.join(LEVELS)}}}",
         "how thorough: quick, standard (the default: the handover) or burnin",
+        site=True,
     )})
     burn_in: float | None = field(default=None, metadata={"option": Option(
         "--fleet-burn-in", duration, "DURATION",

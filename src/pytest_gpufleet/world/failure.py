@@ -68,7 +68,8 @@ class RankFailure(Exception):
         self.what = what
         self.reports = reports
         self.notes = notes
-        Exception.__init__(self, "\n".join((self.headline, *notes, "", *_stories(reports))))
+        story = "\n".join(_stories(reports)).removeprefix(f"{self.headline.splitlines()[0]}\n")  # which stands above
+        Exception.__init__(self, "\n".join((self.headline, *notes, "", story)))
 
     @property
     def headline(self) -> str:
@@ -184,6 +185,7 @@ def _collectives(dump: str) -> list[dict[str, Any]]:
 
 # After the first failure the other ranks get this long to tell their own story before they are killed.
 GRACE_SECONDS = 0.4
+SILENT_SECONDS = 30.0  # that a call may take before somebody wonders
 TURN_SECONDS = 0.5  # between two looks at whether the world was stopped by another thread
 
 
@@ -224,13 +226,14 @@ def collect(
     timeout: float,
     stopped: Callable[[], bool],
     clock: Callable[[], float],
+    on_wait: Callable[[float, set[int]], None] = lambda seconds, missing: None,
 ) -> Answers:
     """Wait until every rank has answered the call of this number, one has failed, or `timeout` seconds have passed.
-    RuntimeError if `stopped`."""
+    RuntimeError if `stopped`. `on_wait` hears after 30 s, and whenever the time has doubled, who has not answered."""
     __tracebackhide__ = True
     answers, missing = Answers(), set(ranks)
     until = clock() + timeout
-    graceful = True
+    graceful, said_after = True, SILENT_SECONDS
     remaining = timeout
     # One look after the deadline: this process may have been stopped (Ctrl-Z), and not the ranks.
     while missing and remaining > 0:
@@ -244,6 +247,9 @@ def collect(
             elif end.call == number:  # else of a call that is over
                 answers.outcomes[event.rank] = end
         missing -= answers.ranks
+        if missing and timeout - remaining >= said_after:
+            on_wait(said_after, missing)
+            said_after *= 2
         if answers.failed and graceful:
             graceful = False
             until = min(until, clock() + GRACE_SECONDS)

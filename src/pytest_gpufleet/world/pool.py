@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from pytest_gpufleet.model.events import Losses, WorldStarted
-from pytest_gpufleet.world.call import START, Call, Members, RankSpec, local_sizes, pack, pack_work, unpack
+from pytest_gpufleet.world.call import START, Call, Members, RankSpec, local_sizes, pack, pack_work, ranks_text, unpack
 from pytest_gpufleet.world.engines.protocol import Engine
 from pytest_gpufleet.world.failure import Attempts, RankFailure, RankReport, collect, diagnose
 from pytest_gpufleet.world.outcomes import Outcome, echo_output, raise_again, reporting, show_notices
@@ -28,7 +28,7 @@ class Pool:
 
     `timeout` is the default deadline of a call in seconds, `test_deadline()` the time on `clock` by which the running
     test must be done, if it has one; `foreign_test()` the running test if it is none of the suite; `on_event` hears of
-    every start, and of losses that ranks give.
+    every start, and of losses that ranks give, `on_wait` of a call that takes long.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class Pool:
         test_deadline: Callable[[], float | None] = lambda: None,
         foreign_test: Callable[[], str] = lambda: "",
         on_event: Callable[[WorldStarted | Losses], None] = lambda event: None,
+        on_wait: Callable[[str], None] = lambda text: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.specs = tuple(specs)
@@ -51,6 +52,7 @@ class Pool:
         self._test_deadline = test_deadline
         self._foreign_test = foreign_test
         self._on_event = on_event
+        self._on_wait = on_wait
         self._clock = clock
         self._test = 0
         self._turn = threading.Lock()  # of the thread whose call is at work
@@ -206,7 +208,12 @@ class Pool:
     def _collect(self, call: Call, timeout: float) -> dict[int, Outcome]:
         """The outcome of each rank. RankFailure if one fails or does not answer in time."""
         __tracebackhide__ = True
-        answers = collect(self._engine, call.number, call.ranks, timeout, self._stopping.is_set, self._clock)
+
+        def waits(seconds: float, missing: set[int]) -> None:
+            who = ranks_text(missing) if len(missing) < len(call.ranks) else "all ranks"
+            self._on_wait(f"{call.name}: waiting for {who} for {seconds:g} s, the deadline is {timeout:g} s")
+
+        answers = collect(self._engine, call.number, call.ranks, timeout, self._stopping.is_set, self._clock, waits)
         show_notices(answers.outcomes)
         for rank in sorted(answers.outcomes):
             for curve in answers.outcomes[rank].losses:

@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -71,11 +71,9 @@ def table(sample: Sample, topology: GpuTopology, running: str = "") -> Renderabl
     for index, gpu in enumerate(topology.gpus):
         now = sample.gpus[index] if index < len(sample.gpus) else {}
         grid.add_row(*(_text(*cell(gpu, now)) for cell in COLUMNS.values()))
-    models = Counter(gpu.name for gpu in topology.gpus)
-    title = ", ".join(f"{count} x {name}" for name, count in models.items())
     clock = time.strftime("%H:%M:%S", time.localtime(sample.time))
     return Group(
-        _text(f"{clock}, {title}, driver {topology.driver or ABSENT}", "bold"),
+        _text(f"{clock}, {wording.models(topology.gpus)}, driver {topology.driver or ABSENT}", "bold"),
         grid,
         _text(f"running: {running}" if running else "no run is on", "" if running else "dim"),
     )

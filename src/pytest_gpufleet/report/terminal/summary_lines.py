@@ -1,16 +1,18 @@
 """The end of the run on the terminal: the verdict, why, and what to look at."""
 
+import io
 import textwrap
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.place import on_node
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.banner import STAMPS, headline, next_steps, reasons, stamp, to_look_at, why
 from pytest_gpufleet.report.failures import Failure, Miss, accused, failures
 from pytest_gpufleet.report.hosts import HostRow, counts, host_rows, nodes_in_words
+from pytest_gpufleet.report.margins import group_table, required_tables
+from pytest_gpufleet.report.tables import Table, on_screen
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import all_faults
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet
@@ -35,6 +37,24 @@ def wrapped(text: str, indent: str, markup: dict[str, bool] = PLAIN) -> list[Lin
         break_on_hyphens=False,
     )
     return [(line, markup) for line in texts]
+
+
+def table_lines(table: Table, width: int = WIDTH) -> list[Line]:
+    """A table as plain text; nothing without a row."""
+    if not table.rows:
+        return []
+    from rich.console import Console
+
+    drawn = on_screen(table)
+    drawn.title, drawn.box, drawn.pad_edge = None, None, False
+    console = Console(width=width, color_system=None, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(drawn)
+    return [(line.rstrip(), PLAIN) for line in captured.get().splitlines()]
+
+
+def _titled(table: Table) -> list[Line]:
+    return [(table.title, HEADING), *table_lines(table)]
 
 
 def and_more(count: int, indent: str, what: str = "", where: str = "which the report lists") -> list[Line]:
@@ -97,6 +117,7 @@ def node_lines(record: Record) -> list[Line]:
     for reason in against[:MOST_NODE_REASONS]:
         lines += wrapped(_short(reason), "  - ")
     lines += and_more(len(against) - MOST_NODE_REASONS, "  - ")
+    lines += table_lines(group_table(record))
     below = _between(record)
     below += _left_open(record, _short)
     return [*lines, *_nodes(record, SCREEN - len(lines) - len(below)), *below]
@@ -163,19 +184,24 @@ SHORT = 70  # characters of one
 SPOKEN = {"≥ ": "at least ", "≤ ": "at most "}
 
 
-def summary_lines(record: Record, folder: str = "FOLDER") -> list[Line]:
+def summary_lines(
+    record: Record, folder: str = "FOLDER", detailed: bool = False, shown: Collection[str] = ()
+) -> list[Line]:
     """The lines of the summary, each with pytest's markup; 80 columns wide where that cuts no identity. `folder`: the
-    one that the run is in."""
+    one that the run is in. `detailed`: with every required measurement. `shown`: failed checks of which the messages
+    stand above."""
+    tables = [line for table in (required_tables(record) if detailed else []) for line in _titled(table)]
     if record.of_cluster:
-        return node_lines(record)
+        return [*tables, *node_lines(record)]
     verdict = stamp(record)
-    result: list[Line] = [*wrapped(headline(record), "", verdict.markup), *wrapped(why(record), "  ")]
+    result = [*tables, *wrapped(headline(record), "", verdict.markup), *wrapped(why(record), "  ")]
     for reason in reasons(record):
         result += wrapped(reason, "  - ")
+    result += table_lines(group_table(record))
     blamed = accused(record)
     if failed := failures(record, blamed):
         result.append((f"Failed checks: {len(blamed)}", HEADING))
-        result += [line for failure in failed[:MOST_FAILURES] for line in _failure(failure)]
+        result += [line for failure in failed[:MOST_FAILURES] for line in _failure(failure, shown)]
         result += and_more(len(failed) - MOST_FAILURES, "  ", "failed check", "which are in evidence.jsonl")
     for step in next_steps(record, folder):
         result += [*wrapped(f"Next, {step.why}:", ""), (f"  {step.command}", {})]
@@ -188,7 +214,7 @@ def summary_lines(record: Record, folder: str = "FOLDER") -> list[Line]:
 def _left_open(record: Record, shortened: Callable[[str], str] = str) -> list[Line]:
     if stamp(record).word == "INCOMPLETE" and not record.of_cluster:  # the paragraph says it
         return []
-    suite = any(levels.check_name(check) in record.suite.checks for check in record.checks)
+    suite = any(map(record.suite.contains, record.checks))
     points = (
         counted(gaps(record)) if suite or not record.run.rehearsal else []
     )  # of own checks nobody asked for the suite
@@ -213,7 +239,7 @@ def _inapplicable(record: Record) -> list[Line]:
     return wrapped(text, "")
 
 
-def _failure(failure: Failure) -> list[Line]:
+def _failure(failure: Failure, shown: Collection[str]) -> list[Line]:
     """What failed, why if that was found out, which GPUs, how far off, what it means and what to do."""
     cases = f", {len(failure.cases)} cases" if len(failure.cases) > 1 else ""
     result = wrapped(failure.title, "  ", BAD)
@@ -221,7 +247,7 @@ def _failure(failure: Failure) -> list[Line]:
         result += wrapped(f"{failure.name}{cases}", "    ")
     for text in failure.causes:
         result += [line for each in text.splitlines() for line in wrapped(each, "    ", BAD)]
-    said = failure.messages[0].head if failure.messages else ""
+    said = failure.messages[0].head if failure.messages and failure.name not in shown else ""
     for gpu in failure.gpus:
         if gpu.identity not in "\n".join((said, *failure.causes)):
             result += wrapped(gpu.identity, "    ", BAD)

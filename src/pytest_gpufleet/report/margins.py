@@ -1,0 +1,98 @@
+"""How near a run came to its limits: for each group of checks the smallest margin, and every required measurement."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_gpufleet.model.finding import Finding, distinct, that_count
+from pytest_gpufleet.model.grouping import grouped
+from pytest_gpufleet.model.language import say
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.suite import shipped
+from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.gpu_grid import group_title
+from pytest_gpufleet.report.tables import Cell, Row, Table
+from pytest_gpufleet.verdict import basis
+
+
+@dataclass(frozen=True)
+class Margin:
+    """Of the measurements of a group that were held against a limit: how many are within it, and the one that came
+    nearest to it, or is furthest beyond it."""
+
+    group: str
+    within: int
+    judged: int
+    nearest: Finding
+
+
+def margins(record: Record) -> list[Margin]:
+    """Of each group of which something was judged, in the order of the suite."""
+    groups = _by_group([each for each in distinct(record.findings) if basis.judged_by(each)])
+    return [
+        Margin(group, sum(each.state == "met" for each in judged), len(judged), min(judged, key=wording.margin))
+        for group, judged in groups.items()
+    ]
+
+
+def _by_group(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
+    order = {title: number for number, title in enumerate(shipped().chapters)}
+    found = grouped((group_title(each.check), each) for each in findings)
+    return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order))))
+
+
+def group_table(record: Record) -> Table:
+    """A row for each group."""
+    rows = []
+    for each in margins(record):
+        value, limit, margin, where = texts(each.nearest, record.hosts)
+        within = say("{met} of {count}", met=each.within, count=each.judged)
+        what = f"{_in_short(each.nearest)}: {value} ({limit}), {where}"
+        rows.append(Row(say(each.group), (Cell(within), Cell(margin, each.nearest.state), Cell(what))))
+    return Table("", "Group", ("In limits", "Margin", "Nearest to its limit"), tuple(rows))
+
+
+def required_tables(record: Record) -> list[Table]:
+    """A table for each group and metric, with every measurement that the verdict requires."""
+    tables = []
+    for group, found in _by_group([each for each in that_count(distinct(record.findings)) if each.required]).items():
+        for findings in grouped((each.measurement.metric, each) for each in found).values():
+            shared, names = wording.shared_and_own(findings)
+            title = say(", ").join(filter(None, (wording.title(findings[0]), shared)))
+            rows = (_row(name, each, record.hosts) for name, each in zip(names, findings, strict=True))
+            columns = ("Value", "Limit", "Margin", "Where")
+            tables.append(Table(f"{say(group)}{say(': ')}{title}", "Conditions", columns, tuple(rows)))
+    return tables
+
+
+def _row(name: str, finding: Finding, hosts: wording.Hosts) -> Row:
+    value, limit, margin, where = texts(finding, hosts)
+    cells = Cell(value, finding.state, figure=True), Cell(limit or say(finding.state)), Cell(margin), Cell(where)
+    return Row(name, cells)
+
+
+def texts(finding: Finding, hosts: wording.Hosts = wording.ALONE) -> tuple[str, str, str, str]:
+    """The value that is nearest to the limit, the limit without its unit, the margin ("+2.1 %") and the place; "" for
+    what there is not."""
+    nearest, limit = wording.worst(finding), finding.limit
+    if nearest is None:
+        return "", "", "", ""
+    place = wording.place(nearest[0], hosts)
+    if limit is None:
+        return wording.quantity(nearest[1], finding.measurement.unit), "", "", place
+    share = wording.margin(finding)
+    margin = f"{'+' if share >= 0 else ''}{wording.percent(share, 2)}" if math.isfinite(share) else ""
+    value, line = wording.value_and_limit(nearest[1], limit)
+    return value, line.removesuffix(value.rpartition(" ")[2]).strip(), margin, place
+
+
+def _in_short(finding: Finding) -> str:
+    """Without the conditions by which nobody calls it."""
+    leading = {
+        key: value for key, value in finding.measurement.conditions.items() if key in (*wording.LEADING, "bytes")
+    }
+    return say(", ").join([wording.title(finding), *wording.words(leading)])
+
+
+def named(finding: Finding) -> str:
+    return say(", ").join([wording.title(finding), *wording.conditions(finding)])
