@@ -17,11 +17,10 @@ from pytest_gpufleet.model.place import Place
 
 
 class SwitchPort(msgspec.Struct, frozen=True):
-    """The `switch` that the cable of a `port` ("mlx5_0/1") ends in, by its name or GUID, and there `at` which port."""
+    """The `switch` that the cable of a `port` ("mlx5_0/1") ends in, by its name or GUID."""
 
     port: str
     switch: str
-    at: str = ""
 
 
 def read_switches(run: tools.RunTool = tools.output) -> list[SwitchPort]:
@@ -38,11 +37,11 @@ def read_switches(run: tools.RunTool = tools.output) -> list[SwitchPort]:
 
 
 def _over_lldp(port: Port, run: tools.RunTool) -> SwitchPort | None:
-    """Of lldpctl(8): "lldp.ens1np0.chassis.name=leaf-3", "lldp.ens1np0.port.ifname=swp5"."""
+    """Of lldpctl(8): "lldp.ens1np0.chassis.name=leaf-3"."""
     lines = run("lldpctl", "-f", "keyvalue", port.interface).splitlines() if port.interface else []
     about = dict(line.removeprefix(f"lldp.{port.interface}.").partition("=")[::2] for line in lines)
     switch = about.get("chassis.name") or about.get("chassis.mac")
-    return SwitchPort(port.port, switch, about.get("port.ifname", "")) if switch else None
+    return SwitchPort(port.port, switch) if switch else None
 
 
 def _over_infiniband(port: Port, run: tools.RunTool) -> SwitchPort | None:
@@ -50,7 +49,7 @@ def _over_infiniband(port: Port, run: tools.RunTool) -> SwitchPort | None:
     number = port.port.partition("/")[2]
     lines = run("smpquery", "-C", port.device, "-P", number, "-D", "nodeinfo", f"0,{number}").splitlines()
     about = {name: text.lstrip(".") for name, _, text in (line.partition(":") for line in lines)}
-    return SwitchPort(port.port, about["Guid"], about["LocalPort"]) if about.get("NodeType") == "Switch" else None
+    return SwitchPort(port.port, about["Guid"]) if about.get("NodeType") == "Switch" else None
 
 
 def read_tcp(root: Path = Path("/")) -> Packets:
