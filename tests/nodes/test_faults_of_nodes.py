@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gpufleet.model.place import Pair, Place
 from tests.conftest import ACCEPTANCE, ROOT, FleetRun
 from tests.nodes.hosts import hosts, possible, until
 from tests.nodes.rehearsals import (
@@ -169,8 +170,10 @@ def test_two_nodes_that_are_cut_off_from_each_other_are_named(launcher: Srun | R
     second.do_not_send_to(third)
     third.do_not_send_to(second)
     ended = run.end()
-    named = {place.node for fault in ended.record.faults for place in fault.subjects}
-    assert (ended.status, lost(ended), named) == (1, {}, {1, 2}), ended.text
+    found = [(fault.name, fault.subjects) for fault in ended.record.faults]
+    assert found == [("nodes_cut_off", (Pair(Place(1, "node"), Place(2, "node")),))], ended.text
+    assert (ended.status, lost(ended), failed(ended)) == (1, {}, {"together"}), ended.text
+    assert run.who == ["gf0", "gf0", "gf1", "gf1"]
     nothing_runs(launcher)
     second.send_again()
     third.send_again()
@@ -313,6 +316,25 @@ def test_a_node_that_does_not_come_and_one_that_cannot_reach_the_head_have_names
     assert run.tasks[1].wait(60.0) == 0
     assert f"nothing listens at gf0:{PORT}" in run.says(third)
     third.send_again()
+    nothing_runs(srun)
+
+
+# ---------------------------------------------------------------- who is cut off from whom
+
+REACH = f"{ACCEPTANCE}/test_nodes_2_reach.py"
+
+
+def test_two_nodes_that_cannot_reach_each_other_are_named_before_they_hang(srun: Srun) -> None:
+    _, second, third = srun.hosts
+    second.do_not_send_to(third)
+    run = srun.rehearse("then", REACH, "last")
+    ended = run.end()
+    (fault,) = ended.record.faults
+    assert (ended.status, fault.name) == (1, "nodes_cut_off"), ended.text
+    assert fault.subjects == (Pair(Place(1, "node"), Place(2, "node")),)
+    assert f"of {second.addresses[0]} (rail0)" in fault.what
+    assert (failed(ended), run.who) == ({"nodes_reach_each_other"}, ["gf0", "gf0", "gf1", "gf1"])
+    second.send_again()
     nothing_runs(srun)
 
 

@@ -418,6 +418,15 @@ _CODES = (
     Code(504, "node_hung", "process", "TRIAGE", "this node's own run does not get on while the others' do",
          "Look at its kernel log for XIDs, and for what its process waits (`cat /proc/PID/stack`): a driver, a drive "
          "or a file server that does not answer"),
+    Code(505, "node_cut_off", "network", "TRIAGE", "other nodes cannot work with this one",
+         "Look at its firewall (`nft list ruleset`: nodes need net.ipv4.ip_local_port_range), cable, VLAN, MTU and "
+         "route (`ip route get ADDRESS`), NCCL_SOCKET_IFNAME; if it hangs though it is reached, at NCCL's log "
+         "(NCCL_DEBUG=INFO), `ibstat` and GID index", ("process",)),
+    Code(506, "nodes_cut_off", "network", "TRIAGE", "two nodes cannot work with each other",
+         "Look at what lies between these two: routes and firewall rules of both (`ip route get ADDRESS`, "
+         "`nft list ruleset`), VLAN, PKey, subnet, switches", ("process",)),
+    Code(507, "network_cut", "network", "TRIAGE", "groups of nodes cannot work with each other",
+         "Look at the switches between them, at routes, VLANs and flow control", ("process",)),
     # ---------------------------------------------------------------- 9xx an author's own assertions
     Code(901, "check_failed", "check", "TRIAGE", "a check failed", "Do what the check's text says"),
 )

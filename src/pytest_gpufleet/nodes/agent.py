@@ -26,7 +26,7 @@ import msgspec
 
 from pytest_gpufleet.machine.host import own_name
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.nodes import interfaces, messages, same_install, suite_process, wire
+from pytest_gpufleet.nodes import interfaces, messages, reachability, same_install, suite_process, wire
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.listening import Listening
 from pytest_gpufleet.nodes.own_node import OwnNode
@@ -46,7 +46,7 @@ PREFIX, LOG = "gpufleet-node-", "agent.log"
 KEPT_SECONDS = 24 * 3600.0  # the folder of an agent that was killed: it says why, and what its node had done by then
 # Who answers a question: the agent's own thread, or one of these. The driver may keep for ever who asks for the state
 # of a GPU, and ranks must be killed all the same.
-HERE, NODE, RANKS = "here", "node", "ranks"
+HERE, NODE, RANKS, NETWORK = "here", "node", "ranks", "network"
 
 
 def main(settings: str) -> NoReturn:
@@ -151,6 +151,8 @@ class Agent:
         self._as_planned = False  # it ends with the run
         self._answers: dict[type[messages.Question], tuple[str, Callable[[Any], Any]]] = {
             messages.Rendezvous: (HERE, lambda question: interfaces.free_rendezvous(self._reached.address)),
+            messages.Listen: (HERE, self._listen),
+            messages.Connect: (NETWORK, lambda question: reachability.connect(question.nodes)),
             messages.RunSuite: (HERE, self._run_suite),
             messages.ReadFile: (HERE, self._read_file),
             messages.Examine: (RANKS, lambda question: self._engine.examine(question.ranks)),
@@ -297,8 +299,8 @@ class Agent:
         reply = partial(_reply, ask.number, answer, ask.question)
         if thread == HERE:
             self._send(reply())
-        elif thread == NODE:
-            self._background.do(NODE, reply, self._send)
+        elif thread != RANKS:
+            self._background.do(thread, reply, self._send)
         else:
             self._for_ranks.append(partial(self._background.do, RANKS, reply, self._send))
             if isinstance(ask.question, messages.KillRanks):
@@ -307,6 +309,9 @@ class Agent:
     def _forget_ranks(self) -> None:
         self._ranks = frozenset()
         self._background.do(NODE, self._node.stop_watching)
+
+    def _listen(self, question: messages.Listen) -> tuple[messages.Door, ...]:
+        return reachability.listen(interfaces.of_traffic(self._reached, os.environ), question.token)
 
     def _run_suite(self, question: messages.RunSuite) -> int:
         if self._suite is not None and not self._suite.over:

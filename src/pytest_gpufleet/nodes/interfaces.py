@@ -56,6 +56,31 @@ def for_ranks(interface: str, local_index: int, environment: Mapping[str, str]) 
     }
 
 
+def of_traffic(reached: Interface, environment: Mapping[str, str]) -> tuple[Interface, ...]:
+    """Those on which ranks of this node talk to others (`for_ranks`): the one by which it is reached, or
+    what NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME choose: those of Gloo, and the first of NCCL, on which its ranks
+    meet. OSError if there is none of a name that was chosen."""
+    gloo, nccl = environment.get("GLOO_SOCKET_IFNAME", ""), environment.get("NCCL_SOCKET_IFNAME", "")
+    usual = reached.address
+    by_family = sorted(_addresses(), key=lambda each: (each[1] != usual, (":" in each[1]) != (":" in usual)))
+    own = dict(reversed([each for each in by_family if not each[1].startswith("fe80:")]))  # the best address of each
+    names = [name for _, name in socket.if_nameindex() if name in own]
+    chosen = gloo.split(",") if gloo else [reached.name]
+    if nccl:
+        chosen.append(next((name for name in names if _is_chosen(name, nccl)), nccl))
+    if missing := [name for name in chosen if name not in own and name != reached.name]:
+        why = f"as NCCL_SOCKET_IFNAME={nccl} and GLOO_SOCKET_IFNAME={gloo} choose"
+        raise OSError(f"there is no interface {missing[0]} with an address, {why}")
+    return tuple(Interface(own.get(name, usual), name) for name in dict.fromkeys(chosen))
+
+
+def _is_chosen(name: str, pattern: str) -> bool:
+    """By NCCL: begins of names, with "=" whole names, with "^" all others."""
+    words = pattern.lstrip("^=").split(",")
+    found = name in words if "=" in pattern[:2] else any(map(name.startswith, words))
+    return found != pattern.startswith("^")
+
+
 def _addresses() -> Iterator[tuple[str, str]]:
     """Every interface with every one of its addresses."""
     found = array.array("B", bytes(MOST_INTERFACES * IFREQ.size))

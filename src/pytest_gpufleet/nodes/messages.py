@@ -77,6 +77,29 @@ class Rendezvous(Question, frozen=True, tag="rendezvous"):
     answer = str
 
 
+class Door(msgspec.Struct, frozen=True):
+    """Where a node answers who connects, by `token`, which no other node has."""
+
+    interface: str
+    address: str
+    port: int
+    token: bytes
+
+
+class Listen(Question, frozen=True, tag="listen"):
+    """Have a Door on each interface that NCCL or Gloo uses on this node, for a while."""
+
+    answer = tuple[Door, ...]
+    token: bytes
+
+
+class Connect(Question, frozen=True, tag="connect"):
+    """What keeps this node from reaching others, by their numbers: see reachability.connect."""
+
+    answer = dict[int, str]
+    nodes: Mapping[int, tuple[Door, ...]]
+
+
 class ReadHost(Question, frozen=True, tag="host"):
     """These facts of the host at this moment: see Node.host."""
 
@@ -118,7 +141,7 @@ class ReadFile(Question, frozen=True, tag="read file"):
     most: int
 
 
-Asked = Examine | KillRanks | Rendezvous | ReadHost | Lock | CheckHealth | RunSuite | ReadFile
+Asked = Examine | KillRanks | Rendezvous | Listen | Connect | ReadHost | Lock | CheckHealth | RunSuite | ReadFile
 
 
 class Ask(Message, frozen=True, tag="ask"):

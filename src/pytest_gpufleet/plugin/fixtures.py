@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.plugin.assertions import Judge
     from pytest_gpufleet.plugin.live_machine import LiveMachine
     from pytest_gpufleet.probes.endurance import AfterTurn
+    from pytest_gpufleet.run.cluster_run import ClusterRun
     from pytest_gpufleet.run.run import Run
     from pytest_gpufleet.world.rank import Rank
     from pytest_gpufleet.world.world import World
@@ -115,6 +116,14 @@ nccl_group = _of_run(
     "As `world`, with a process group ready on every rank: NCCL on GPUs, Gloo in a rehearsal.\n\n"
     "In a test marked spmd it is the torch.distributed.ProcessGroup itself.",
 )
+
+
+@pytest.fixture(scope="session")
+def cut_off(pytestconfig: pytest.Config) -> Callable[[], Sequence[Fault]]:
+    """cut_off(): which nodes of a run on several cannot reach each other by TCP. The run goes on without them."""
+    from pytest_gpufleet.plugin.on_nodes import who_is_cut_off
+
+    return partial(who_is_cut_off, cast("ClusterRun", pytestconfig.stash[RUN]))
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pytest_gpufleet.model.fault import Fault, Faults
 from pytest_gpufleet.nodes.messages import Pulse
 from pytest_gpufleet.plugin import markers, options
 from pytest_gpufleet.plugin.terminal import SCREEN
@@ -16,6 +17,7 @@ from pytest_gpufleet.report.terminal.live import NodeNow
 from pytest_gpufleet.run.cluster_run import ClusterRun
 from pytest_gpufleet.run.node_runs import NodeRun
 from pytest_gpufleet.run.settings import Options
+from pytest_gpufleet.world.failure import RankFailure
 
 # With which arguments pytest runs on each node: those of this run, but for what is about all of them, and where files
 # of this machine go.
@@ -79,6 +81,19 @@ def _doing(run: ClusterRun, own: NodeRun | None, pulse: Pulse, gone: dict[int, s
     return f"{own.outcomes.total()} of {len(run.of_nodes)} {pulse.check}"
 
 
+def who_is_cut_off(run: ClusterRun, after_a_hang: bool = False) -> tuple[Fault, ...]:
+    """Which nodes cannot reach each other; after a hang, if all do, those that hang again. The run goes on without."""
+    from pytest_gpufleet.nodes import reachability
+    from pytest_gpufleet.probes.search import nodes
+
+    found = nodes.who_is_cut_off(run.cluster.alive, run.target.hosts, partial(reachability.reached, run.cluster))
+    if after_a_hang and not found.faults:
+        found = nodes.who_hangs(run.ranks.world(with_group=True), run.tell)
+    for node, why in found.left_out.items():
+        run.leave_out(node, why)
+    return found.faults
+
+
 class OnNodes:
     def __init__(self, run: ClusterRun) -> None:
         self._run = run
@@ -96,6 +111,20 @@ class OnNodes:
         self._run.of_nodes = tuple(item.nodeid for item in items if not markers.is_between_nodes(item))
         items[:] = filter(markers.is_between_nodes, items)
         return result
+
+    @pytest.hookimpl(wrapper=True, trylast=True)  # beside the body itself
+    def pytest_runtest_call(self) -> Generator[None, object, object]:
+        """A hang of ranks of several nodes becomes the nodes that cause it."""
+        try:
+            return (yield)
+        except RankFailure as failure:
+            specs, reports = self._run.ranks.pool.specs, failure.reports
+            blamed = {specs[report.rank].node for report in reports if report.to_blame}
+            meeting = failure.kind == "exception" and failure.what.startswith("process group")
+            hang = failure.kind == "hang" and len(blamed) != 1
+            if not (meeting or hang) or not (found := who_is_cut_off(self._run, after_a_hang=True)):
+                raise
+            raise Faults([found[0].changed(story=str(failure)), *found[1:]]) from None
 
     def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> str:
         alone, nodes = len(self._run.of_nodes), len(self._run.cluster.alive)

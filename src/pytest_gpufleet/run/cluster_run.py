@@ -352,7 +352,7 @@ class ClusterRun(Run):
             for run in self.node_runs.hung(self.options.hung):
                 show(run)
                 self.accuse(Fault("node_hung", (Place(run.node, "node"),), run.hung))
-                self._leave_out(run.node, run.hung)
+                self.leave_out(run.node, run.hung)
             self._note_finished()
             self.accuse_lost("")
         self.node_runs.settle(self.interruption)
@@ -361,7 +361,7 @@ class ClusterRun(Run):
         unfit = {run.node: f"its own run came to {run.verdict}" for run in runs if not run.fit}
         for node, why in {**minority(self.runs_of_nodes()), **unfit}.items():
             if node in self.cluster.alive:
-                self._leave_out(node, why)
+                self.leave_out(node, why)
 
     def _note_finished(self) -> None:
         for run in self.node_runs.read():
@@ -370,9 +370,9 @@ class ClusterRun(Run):
     def _give_up(self, node: int, why: str, story: str = "") -> None:
         """Go on without a node that is there and cannot do its part, and hold that against it."""
         self.accuse(Fault("node_unfit", (Place(node, "node"),), why, story))
-        self._leave_out(node, why)
+        self.leave_out(node, why)
 
-    def _leave_out(self, node: int, why: str) -> None:
+    def leave_out(self, node: int, why: str) -> None:
         self.cluster.leave_out(node, why)
         self._note_left_out()
 

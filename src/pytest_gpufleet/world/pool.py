@@ -84,11 +84,13 @@ class Pool:
         it: `timeout` or the default, or that of the whole test if it comes first."""
         __tracebackhide__ = True
         with self._one_at_a_time():
+            joins = self._joins if timeout is None else Attempts()  # with a time of its own it tries something out
             if call.with_group:
-                self._joins.check()
+                joins.check()
             self._start()
             if call.with_group:
-                self._join(tuple(members for members in call.groups if members not in self._joined))
+                missing = tuple(members for members in call.groups if members not in self._joined)
+                self._join(missing, joins, self._start_seconds if timeout is None else max(timeout, MIN_START_SECONDS))
             # Tests of the suite judge machines, and not what libraries warn of.
             wanted = reporting() if self._foreign_test() else None
             seconds, until = self.timeout if timeout is None else timeout, self._test_deadline()
@@ -175,7 +177,7 @@ class Pool:
         self.started = True
         self._engine.start(self.specs)
 
-    def _join(self, groups: tuple[Members, ...]) -> None:
+    def _join(self, groups: tuple[Members, ...], attempts: Attempts, seconds: float) -> None:
         __tracebackhide__ = True
         if not groups:
             return
@@ -183,8 +185,8 @@ class Pool:
         several = len({spec.node for spec in self.specs}) > 1
         make, more = (join_alone, (next(self._numbers),)) if several else (join, ())
         work = pack_work(make, (groups, *more, self._engine.rendezvous()), {})
-        with self._joins.counted():
-            self._run(self._of_everyone(what, work), self._start_seconds)
+        with attempts.counted():
+            self._run(self._of_everyone(what, work), seconds)
         if several:  # their members have left what they had
             gone = {rank for members in groups for rank in members}
             self._joined = {members for members in self._joined if gone.isdisjoint(members)}

@@ -16,22 +16,30 @@ because a switch is. Both together can do it: of a few nodes behind a slow switc
 but slow ones looks like them.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
 from math import isnan
 from statistics import fmean, median
 
+import torch
+import torch.distributed as dist
+
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.language import some
 from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import MiB, Size
 from pytest_gpufleet.model.place import Pair, Place
 from pytest_gpufleet.probes import between_nodes
-from pytest_gpufleet.probes.between_nodes import Group
+from pytest_gpufleet.probes.between_nodes import Group, ranks_by_node
 from pytest_gpufleet.probes.links.pairs import IndexPair, some_rounds
 from pytest_gpufleet.probes.search.collective import Deadline, failed, gigabytes
+from pytest_gpufleet.probes.timing import synchronize
+from pytest_gpufleet.world.failure import RankFailure
+from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
 # Figures of disjoint groups that are measured at the same time; higher is better, and those of one size are comparable.
@@ -250,7 +258,7 @@ def who_slows_nodes(world: World, measurements: Iterable[Measurement], nbytes: i
 
 def _equally_large(world: World) -> tuple[int, ...]:
     """The nodes with as many GPUs as most of them have; of equally many nodes those with more GPUs."""
-    sizes = {node: len(ranks) for node, ranks in between_nodes.ranks_by_node(world).items()}
+    sizes = {node: len(ranks) for node, ranks in ranks_by_node(world).items()}
     nodes = Counter(sizes.values())
     usual = max(nodes, key=lambda size: (nodes[size], size))
     return tuple(node for node, size in sizes.items() if size == usual)
@@ -258,7 +266,7 @@ def _equally_large(world: World) -> tuple[int, ...]:
 
 def who_slows_rails(world: World, rails: between_nodes.Rails, nbytes: int) -> list[Fault]:
     """Whose rails are slow, or what lies between two nodes on a rail."""
-    deadline, found, nodes = Deadline(), dict[int, Culprits](), [*between_nodes.ranks_by_node(world)]
+    deadline, found, nodes = Deadline(), dict[int, Culprits](), [*ranks_by_node(world)]
     share = SLOW if world.gpus else SLOW_CPU
     try:
         ranks = between_nodes.rails_of(world)
@@ -341,3 +349,141 @@ def _pairs(figures: Iterable[float]) -> str:
 
 def _nodes(group: Group, hosts: Hosts) -> str:
     return some([hosts[node] for node in group], SHOWN)
+
+
+# ---------------------------------------------------------------- who cannot work with whom
+#
+# The same search, where a pair that works is worth 1 and one that does not 0: TCP that the agents try, then groups of
+# ranks after a hang. To find a hang of many nodes they are halved: two calls of each size at most for a bad node, and
+# about three for two nodes of different halves that are bad with each other.
+
+HANG_SECONDS = 60.0  # for ranks of some nodes to meet and to reduce once; healthy ones need a few
+HANG_BYTES = Size(64 * MiB, rehearsal=1 * MiB)
+OTHERS = 3  # nodes with which two that hang are tried
+MOST_PAIRS = math.comb(2 + OTHERS, 2)
+TEXTS = 2  # of all that one node cannot reach
+
+
+@dataclass(frozen=True)
+class CutOff:
+    """Who cannot work with whom, and the nodes, with why, without which all others can: of two that cannot work with
+    each other it is one, though nobody knows which is to blame."""
+
+    faults: tuple[Fault, ...] = ()
+    left_out: Mapping[int, str] = field(default_factory=dict)
+
+
+def who_is_cut_off(
+    nodes: Sequence[int], hosts: Hosts, reached: Callable[[Sequence[IndexPair]], Mapping[IndexPair, str]]
+) -> CutOff:
+    """Which of these nodes others cannot reach, or which two cannot reach each other. `reached`: what keeps the nodes
+    of each of these pairs apart, "" if nothing. Each node meets a few others, whatever the number of nodes, and the
+    first, where ranks meet."""
+    why: dict[IndexPair, str] = {}
+
+    def measure(pairs: Sequence[Group]) -> list[float]:
+        asked = [_pair(a, b) for a, b in pairs]
+        why.update(reached(asked))
+        return [float(not why[pair]) for pair in asked]
+
+    first, *others = sorted(nodes)
+    meeting = {pair for pairs in some_rounds(nodes, 0, FIRST_ROUNDS) for pair in pairs}
+    pairs = sorted(meeting | {(first, other) for other in others})
+    found = culprits(nodes, measure, dict(zip(pairs, measure(pairs), strict=True)))
+    return _cut_off(found, hosts, why)
+
+
+def who_hangs(world: World, announce: Callable[[str], None]) -> CutOff:
+    """Which node, or which two, a world of several nodes hangs with; nothing if it does not happen again. `announce`
+    is told how long it may take before anything is tried."""
+    nodes, halves = tuple(ranks_by_node(world)), 0
+    if len(nodes) > FEW:
+        halves = 1 + 3 * math.ceil(math.log2(len(nodes)))
+    most = halves + MOST_PAIRS
+    announce(
+        f"who hangs of {len(nodes)} nodes is looked for by halves and pairs: at most {most} tries of "
+        f"{HANG_SECONDS:g} s, {most * HANG_SECONDS / 60:.0f} min, and as many new starts of the ranks"
+    )
+    measure = partial(_work, world)
+    if halves:
+        bad = hanging(nodes, measure)
+        nodes = (*bad, *[node for node in nodes if node not in bad][:OTHERS]) if bad else ()
+    found = culprits(nodes, measure)
+    text = f"their ranks do not meet and reduce {HANG_BYTES.on(world) // MiB} MiB within {HANG_SECONDS:g} s"
+    return _cut_off(found, world.hosts, dict.fromkeys(found.seen, text))
+
+
+def hanging(group: Group, measure: Measure) -> Group:
+    """The node of a group with which it hangs by itself, or two that hang with each other; () if it does not hang."""
+    if measure([group])[0]:
+        return ()
+    while len(group) > 1:
+        a, b = group[: len(group) // 2], group[len(group) // 2 :]
+        bad = [part for part, works in zip((a, b), measure([a, b]), strict=True) if not works]
+        if not bad:
+            of_b = _beside(a, b, measure)
+            return _beside(of_b, a, measure) + of_b
+        group = bad[0]
+    return group
+
+
+def _beside(group: Group, others: Group, measure: Measure) -> Group:
+    """The one of `others` with which `group` hangs, each of which works without the other."""
+    while len(others) > 1:
+        half = others[: len(others) // 2]
+        others = others[len(half) :] if measure([group + half])[0] else half
+    return others
+
+
+def _work(world: World, groups: Sequence[Group]) -> list[float]:
+    """1 for each group of nodes of which the ranks meet and reduce, 0 for the others."""
+    ranks, left, works = between_nodes.ranks_of(world, groups), [*range(len(groups))], [1.0] * len(groups)
+    while left:
+        try:
+            world.each([ranks[index] for index in left], _meet, HANG_BYTES, timeout=HANG_SECONDS)
+            return works
+        except RankFailure as failure:
+            hang = failure.kind == "hang"
+            well = {"returned"} if hang else {"returned", "running"}
+            ill = {report.rank for report in failure.reports if report.state not in well}
+        bad = [index for index in left if ill & {*ranks[index]}] or left
+        for index in bad:
+            works[index] = 0.0
+        # A rank that raises ends the call: the others are tried again.
+        left = [] if hang else [index for index in left if index not in bad]
+    return works
+
+
+def _meet(rank: Rank, nbytes: int) -> None:
+    with rank.phase("one all_reduce of a group of nodes"):
+        dist.all_reduce(torch.zeros(nbytes // 4, device=rank.device), group=rank.group)
+        synchronize(rank)
+
+
+def _cut_off(found: Culprits, hosts: Hosts, why: Mapping[IndexPair, str]) -> CutOff:
+    """Pairs that do not work name a node, or two groups of nodes, or themselves."""
+    bad = [pair for pair in sorted(found.seen) if not found.seen[pair]]
+    across = {_pair(a, b) for one, other in found.between for a in one for b in other}
+    pairs = [pair for pair in bad if not {*pair} & {*found.nodes} and pair not in across]
+
+    def texts(some_pairs: Iterable[IndexPair]) -> str:
+        return "; ".join([why[pair] for pair in some_pairs][:TEXTS])
+
+    faults = []
+    for node in found.nodes:
+        faults.append(Fault("node_cut_off", (Place(node, "node"),), texts(pair for pair in bad if node in pair)))
+    left_out = dict.fromkeys(found.nodes, "the others cannot work with it")
+    for one, other in found.between:
+        who = f"{_nodes(one, hosts)} and {_nodes(other, hosts)} cannot work with each other"
+        faults.append(Fault("network_cut", (), f"{who}: {texts(pair for pair in bad if pair in across)}"))
+        left_out |= dict.fromkeys(other if len(other) <= len(one) else one, who)
+    if len(pairs) > SHOWN:
+        faults.append(Fault("network_cut", (), f"{len(pairs)} pairs of nodes cannot work together: {texts(pairs)}"))
+    else:
+        faults += [Fault("nodes_cut_off", (Pair(Place(a, "node"), Place(b, "node")),), why[a, b]) for a, b in pairs]
+    while pairs := [pair for pair in pairs if not {*pair} & left_out.keys()]:
+        often = Counter(node for pair in pairs for node in pair)
+        node = max(often, key=lambda each: (often[each], each))
+        others = [hosts[other] for pair in pairs if node in pair for other in pair if other != node]
+        left_out[node] = f"it cannot work with {some(others, SHOWN)}, and one of them has to go"
+    return CutOff(tuple(faults), left_out)

@@ -1,0 +1,172 @@
+"""Who reaches whom: connections on loopback, agents that are asked, and what nodes are named for."""
+
+import socket
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from pytest_gpufleet.nodes import reachability
+from pytest_gpufleet.nodes.agent_process import AgentSettings
+from pytest_gpufleet.nodes.cluster import Cluster
+from pytest_gpufleet.nodes.interfaces import Interface, of_traffic
+from pytest_gpufleet.nodes.messages import Connect, Door, Listen
+from pytest_gpufleet.nodes.reachability import MESSAGE_BYTES, connect, listen
+from tests.nodes.controller import controlled
+from tests.nodes.fake_transport import LONG
+from tests.nodes.test_cluster_engine import AnsweringTransport
+
+TOKEN = b"of node 1"
+LOOPBACK = Interface("127.0.0.1", "lo")
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(reachability, "WAIT_SECONDS", 1.0)
+    monkeypatch.setattr(reachability, "LISTEN_SECONDS", 10.0)
+
+
+@contextmanager
+def somebody(answer=None):
+    """A door behind which is not what listens there: it takes connections and does `answer`, or does not take any."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        if answer is not None:
+            threading.Thread(target=lambda: answer(listener.accept()[0]), daemon=True).start()
+        yield Door("lo", "127.0.0.1", listener.getsockname()[1], TOKEN)
+
+
+def in_small_parts(guest):
+    """As a node that is busy."""
+    with guest:
+        reachability._receive(guest)
+        for byte in TOKEN.ljust(MESSAGE_BYTES, b" ")[:64]:
+            guest.sendall(bytes([byte]))
+        guest.sendall(TOKEN.ljust(MESSAGE_BYTES)[64:])
+
+
+@pytest.mark.parametrize("addresses", [["127.0.0.1"], ["127.0.0.1", "127.0.0.2"], ["::1"]], ids=len)
+def test_a_node_is_reached_on_each_of_its_interfaces(addresses):
+    try:
+        doors = listen([Interface(address, f"if{index}") for index, address in enumerate(addresses)], TOKEN)
+    except OSError:
+        pytest.skip(f"this machine has no {addresses}")
+    assert [(door.address, door.interface) for door in doors] == [(a, f"if{i}") for i, a in enumerate(addresses)]
+    assert connect({1: doors, 2: doors}) == {}
+
+
+def test_a_slow_node_is_reached():
+    with somebody(in_small_parts) as door:
+        assert connect({1: [door]}) == {}
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (None, "timed out"),
+        (lambda guest: guest.close(), "no data"),
+        (lambda guest: guest.sendall(bytes(MESSAGE_BYTES)), "another node has this address"),
+    ],
+    ids=["does not accept", "closes", "is another"],
+)
+def test_who_is_not_reached_is_named_with_address_port_and_interface(answer, why):
+    (fine,) = listen([LOOPBACK], TOKEN)
+    with somebody(answer) as door:
+        found = connect({1: [fine], 2: [door]})
+    assert found.keys() == {2}
+    assert all(text in found[2] for text in (why, "from 127.0.0.1", str(door.port), "of 127.0.0.1 (lo)"))
+
+
+def test_a_port_that_nobody_has_is_refused():
+    with somebody() as door:
+        pass
+    assert "refused" in connect({2: [door]})[2]
+
+
+@pytest.mark.parametrize(
+    ("environment", "names"),
+    [
+        ({}, ["lo"]),
+        ({"NCCL_SOCKET_IFNAME": "=lo", "GLOO_SOCKET_IFNAME": ""}, ["lo"]),
+        ({"NCCL_SOCKET_IFNAME": "l", "GLOO_SOCKET_IFNAME": "lo"}, ["lo"]),
+        ({"NCCL_SOCKET_IFNAME": "ib0,lo"}, ["lo"]),
+    ],
+)
+def test_interfaces_are_those_that_nccl_and_gloo_are_told(environment, names):
+    assert [each.name for each in of_traffic(LOOPBACK, environment)] == names
+    assert {each.address for each in of_traffic(LOOPBACK, environment)} == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize("variable", ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"])
+def test_an_interface_that_is_not_there_is_named(variable):
+    with pytest.raises(OSError, match="no interface ib7"):
+        of_traffic(LOOPBACK, {variable: "ib7"})
+
+
+# ---------------------------------------------------------------- as the controller asks
+
+
+def doors_of(node, question):
+    return listen([LOOPBACK], question.token)
+
+
+def tries(node, question):
+    return connect(question.nodes)
+
+
+@contextmanager
+def three_nodes(**answers):
+    """Three agents, whose doors and connections are real."""
+    transport = AnsweringTransport(3, **{"Listen": doors_of, "Connect": tries, **answers})
+    cluster = Cluster(transport, clock=transport.clock)
+    try:
+        cluster.start(LONG)
+        yield cluster
+    finally:
+        cluster.close(1.0)
+
+
+PAIRS = [(0, 1), (0, 2), (1, 2)]
+
+
+def test_nodes_that_reach_each_other_say_nothing_nor_does_one_that_is_left_out():
+    with three_nodes() as cluster:
+        assert reachability.reached(cluster, PAIRS) == dict.fromkeys(PAIRS, "")
+    with three_nodes(Connect=lambda node, question: "trouble" if node else connect(question.nodes)) as cluster:
+        cluster.leave_out(1, "it is slow")
+        found = reachability.reached(cluster, PAIRS)
+    assert {pair for pair in PAIRS if found[pair]} == {(0, 2)}
+
+
+def test_a_node_that_answers_at_the_second_time_is_reached():
+    asked = []
+
+    def at_the_second_time(node, question):
+        asked.append(node)
+        return {} if asked.count(node) > 1 else dict.fromkeys(question.nodes, "timed out")
+
+    with three_nodes(Connect=at_the_second_time) as cluster:
+        assert reachability.reached(cluster, PAIRS) == dict.fromkeys(PAIRS, "")
+
+
+def test_one_direction_is_enough_and_is_named():
+    with somebody() as closed, three_nodes(
+        Listen=lambda node, question: (closed,) if node == 2 else doors_of(node, question)
+    ) as cluster:  # fmt: skip
+        found = reachability.reached(cluster, PAIRS)
+    assert {pair for pair in PAIRS if found[pair]} == {(0, 2), (1, 2)}
+    assert found[0, 2].startswith("gf0 to gf2: from 127.0.0.1 to port")
+    assert "gf2 to gf0" not in found[0, 2]
+
+
+def test_a_node_without_the_interface_that_was_chosen_says_so():
+    with three_nodes(
+        Listen=lambda node, question: "trouble: no ib0" if node == 1 else doors_of(node, question)
+    ) as them:
+        found = reachability.reached(them, PAIRS)
+    assert {pair for pair in PAIRS if "no ib0" in found[pair]} == {(0, 1), (1, 2)}
+
+
+def test_an_agent_listens_and_connects(tmp_path):
+    with controlled(AgentSettings(str(tmp_path), rehearse=1, keep_in=str(tmp_path))) as agent:
+        doors = agent.ask(Listen(TOKEN))
+        assert (connect({1: doors}), agent.ask(Connect({1: doors}))) == ({}, {})
