@@ -9,6 +9,7 @@ import pytest
 
 from pytest_gpufleet.model.metric import MiB
 from pytest_gpufleet.model.place import Pair, Place
+from pytest_gpufleet.probes.search import nodes as search
 from pytest_gpufleet.probes.search.nodes import MOST_PAIRS, hanging, who_hangs, who_is_cut_off
 from pytest_gpufleet.world.failure import RankFailure, RankReport
 
@@ -128,3 +129,25 @@ def test_a_hang_names_who_hangs_again_and_says_before_how_long_it_may_take(
     most = int(said.partition("at most ")[2].split()[0])
     assert most <= MOST_PAIRS + 1 + 3 * math.ceil(math.log2(n))
     assert network.calls <= most * (1 + raising)  # what was interrupted is tried again, which takes no time
+
+
+def stuck(rank, nbytes):
+    """Where both of two nodes work together, they wait for ever."""
+    import threading
+
+    import torch
+    import torch.distributed as dist
+
+    nodes = [torch.zeros(1) for _ in range(rank.size)]
+    dist.all_gather(nodes, torch.tensor([float(rank.node)]), group=rank.group)
+    if {1.0, 2.0} <= {each.item() for each in nodes}:
+        threading.Event().wait()
+
+
+def test_ranks_that_hang_with_each_other_are_found_and_all_others_work_on(three_nodes, monkeypatch):
+    monkeypatch.setattr(search, "_meet", stuck)
+    monkeypatch.setattr(search, "HANG_SECONDS", 5.0)
+    found = who_hangs(three_nodes, print)
+    assert [(fault.name, fault.subjects) for fault in found.faults] == [("nodes_cut_off", (Pair(node(1), node(2)),))]
+    assert {*found.left_out} == {2}
+    assert three_nodes.run(lambda rank: rank.node) == [0, 0, 1, 1, 2, 2]
