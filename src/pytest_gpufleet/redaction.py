@@ -50,7 +50,7 @@ HIDDEN = "(hidden)"
 # Names of variables that promise a secret. Rather one value too many is hidden than one too few, so most count anywhere
 # in a name: APIKEY, PASSPHRASE, AUTHORIZATION. PATH, SIGNAL and AUTHOR are no secrets.
 _VARIABLE = (
-    "KEY|TOKEN|SECRET|PASS(?!ED|ES|ING)|PWD|AUTH(?!ORS?(?![A-Z]))|CRED|COOKIE|BEARER|JWT|LOGIN"
+    "KEY|TOKEN|SECRET|WEBHOOK|PASS(?!ED|ES|ING)|PWD|AUTH(?!ORS?(?![A-Z]))|CRED|COOKIE|BEARER|JWT|LOGIN"
     r"|(?<![A-Z])(?:PAT|SIG)(?![A-Z])"
 )
 NAMES = re.compile(_VARIABLE, re.IGNORECASE)

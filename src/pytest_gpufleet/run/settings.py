@@ -10,6 +10,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pytest_gpufleet.model.language import LANGUAGES, Language
 from pytest_gpufleet.model.levels import LEVELS
@@ -70,6 +71,13 @@ def nodes(text: str) -> Nodes:
     return (
         path(text) if os.path.isfile(path(text)) else _at_least_one(text, "a number of nodes, all or a file of hosts")
     )
+
+
+def webhook(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise argparse.ArgumentTypeError("what --fleet-webhook has is no address of http or https")
+    return text
 
 
 def dcgm_level(text: str) -> int:
@@ -334,6 +342,11 @@ class Options:
         "--fleet-prometheus", path, "FILE",
         "write verdict and figures to FILE for the textfile collector of node_exporter, which reads *.prom",
         site=True,
+    )})
+    webhook: str = field(default="", metadata={"option": Option(
+        "--fleet-webhook", webhook, "URL",
+        "POST summary.json there when the run is over, four times if need be (key: the SHA-256 of the evidence); a "
+        "bearer token in the variable GPUFLEET_WEBHOOK_TOKEN. A failure is reported and changes no verdict.",
     )})
     # fmt: on
     paths: tuple[str, ...] = ()
