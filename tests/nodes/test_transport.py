@@ -13,7 +13,7 @@ from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.nodes import agent_process, wire
 from pytest_gpufleet.nodes.agent_process import AgentSettings, OwnAgents
 from pytest_gpufleet.nodes.cluster import Cluster
-from pytest_gpufleet.nodes.messages import DialIn, Rendezvous, Submit
+from pytest_gpufleet.nodes.messages import OVER, DialIn, Rendezvous, Submit
 from pytest_gpufleet.nodes.transport import Transport
 from pytest_gpufleet.world.engines import processes
 from tests.nodes.stub_agent import Stubs
@@ -159,6 +159,19 @@ def test_a_second_one_of_an_index_and_one_that_comes_too_late_are_told_to_end():
         transport.receive(0.1)
         told += late.receive()
     close(transport, *agents, late)
+
+
+def test_of_those_that_dial_in_only_expected_ones_are_taken_where_that_is_asked_for():
+    """The others end well, also where they come first."""
+    agents, launched = dialling(("gf0", 0), ("gf1", 1), ("gf2.example", 2), ("gf3", 3))
+    transport = Transport(launched, 2, LONG, ("gf0", "gf2"), run="7.0", only_expected=True)
+    assert transport.start() == {0: "gf0", 1: "gf2.example"}
+    for other in (agents[1], agents[3]):
+        told = []
+        while not any(OVER.encode() in message for message in told):
+            transport.receive(0.1)
+            told += other.receive()
+    close(transport, *agents)
 
 
 def test_a_port_that_somebody_else_has_is_refused():

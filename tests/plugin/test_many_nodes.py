@@ -1,5 +1,6 @@
 """Runs on three nodes that are processes of this machine, and what becomes of them when a node goes wrong."""
 
+import json
 import os
 import signal
 
@@ -8,6 +9,7 @@ import pytest
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.world.engines.processes import descendants, look as alive
+from tests.clusters import cluster, limits
 from tests.conftest import INNER, REPORTS, ROOT, SECONDS, FleetRun, lay_out
 from tests.forked import is_nursery
 from tests.waiting import comes_true
@@ -60,6 +62,22 @@ def test_what_went_wrong_is_at_its_node_and_no_other(on_each):
         parts(on_each)["fails"]: True, parts(on_each)["ends"]: True, parts(on_each)["is lost"]: False,
     }  # fmt: skip
     assert sum("its last words" in fault.story for fault in on_each.record.faults) == 1  # printed before it ended
+
+
+def test_all_three_failed_by_the_summary(on_each):
+    failed = json.loads((on_each.folders[0] / "summary.json").read_text())["failed_nodes"]
+    assert {each["host"]: [why["name"] for why in each["reasons"]] for each in failed} == {
+        f"node{number}": [{"fails": "check_failed", "ends": "node_unfit", "is lost": "node_lost"}[part]]
+        for part, number in parts(on_each).items()
+    }
+
+
+def test_only_those_that_failed_run_again_with_good_ones(run_pytest, tmp_path):
+    slow = {3: {"solo_train_throughput gpu1": 100.0}}
+    earlier = cluster(tmp_path / "run", limits(tmp_path / "limits.toml"), hosts=[*"abcde"], wanted=5, other=slow)
+    given = ("--nodes=all", f"--fleet-dir={REPORTS}", f"--fleet-only-failed={earlier}")
+    run = run_pytest("--rehearse=1", *given, files={"test_inner.py": "def test_of_one_machine(): pass"})
+    assert (run.status, [*run.record.hosts.values()], run.record.run.nodes_wanted) == (0, ["d", "a", "b"], 3), run.text
 
 
 def test_a_node_that_came_to_its_end_has_the_run_that_it_would_have_had_alone(on_each):

@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 
 from pytest_gpufleet import cli
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import FaultFound
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import Pair, Place, gpu
@@ -89,6 +90,31 @@ def test_one_machine_is_its_own_failed_node_with_the_gpus_to_blame(tmp_path: Pat
     (failed,) = json.loads((folder / "summary.json").read_text())["failed_nodes"]
     (why,) = failed["reasons"]
     assert (failed["host"], why["code"], why["action"], why["gpus"]) == ("node7", 401, "TRIAGE", ["GPU-node7-1"])
+
+
+# ---------------------------------------------------------------- run again
+
+
+@pytest.mark.parametrize(
+    ("own", "again"),
+    [("", ("gf2", "gf0", "gf1")), ("gf5.example", ("gf2", "gf5", "gf0")), ("gf2", ("gf2", "gf0", "gf1"))],
+)
+def test_what_failed_runs_again_with_two_good_nodes_one_of_them_the_head(
+    folder: Callable[..., Path], own: str, again: tuple[str, ...]
+) -> None:
+    run = folder(other={2: SLOW}, ends=Ends(died=(3,)))
+    assert summary.to_run_again(run, own) == again
+    for other in ("gf3", "elsewhere"):  # INCOMPLETE, and none of that run
+        with pytest.raises(Refused, match=f"{other}, the head, neither failed nor was good"):
+            summary.to_run_again(run, other)
+
+
+@pytest.mark.parametrize(
+    ("other", "why"), [({}, "no node failed"), (dict.fromkeys(range(10), SLOW), "no node was good")]
+)
+def test_nothing_to_run_again(folder: Callable[..., Path], other: dict[int, dict[str, float]], why: str) -> None:
+    with pytest.raises(Refused, match=why):
+        summary.to_run_again(folder(other=other))
 
 
 # ---------------------------------------------------------------- what schedulers take

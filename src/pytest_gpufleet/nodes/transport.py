@@ -16,6 +16,7 @@ from pytest_gpufleet.verdict.fleet.host_runs import expected_as, natural
 
 BEAT = codec.packed(messages.Beat())
 BEAT_SECONDS = 1.0
+NOT_NEEDED = codec.packed(messages.End(messages.OVER))
 TOO_LATE = codec.packed(messages.End("the run has begun without it"))
 
 
@@ -71,7 +72,8 @@ class Transport:
     controller's. Any thread may send; one receives.
 
     `wanted`: so many nodes are waited for, for `seconds`; None: for as many as `starter` starts. `expected`: names of
-    hosts, in the order in which nodes without an index are numbered. `port`, `run`: see wire.Listener.
+    hosts, in the order in which nodes without an index are numbered. `only_expected`: others end at once, and
+    well. `port`, `run`: see wire.Listener.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Transport:
         address: str = "127.0.0.1",
         port: int = 0,
         run: str = "",
+        only_expected: bool = False,
     ) -> None:
         self.name = starter.name
         self.secured: Secured = starter.secured
@@ -91,6 +94,7 @@ class Transport:
         self.dialled: dict[int, messages.DialIn] = {}  # the first message of each node
         self.own: Mapping[int, int | None] = {}  # nodes whose agents `starter` sees, with their index
         self._starter, self._wanted, self._seconds, self._expected = starter, wanted, seconds, expected
+        self._only_expected = only_expected
         self._where = (run, address, port)
         self._listener: Listener | None = None
         self._agents: dict[bytes, _Agent] = {}
@@ -174,6 +178,9 @@ class Transport:
     def _dialled(self, wire_name: bytes, line: Line, message: bytes, address: str) -> None:
         with suppress(ValueError):  # else it is no agent
             who = codec.unpacked(message, messages.DialIn)
+            if self._only_expected and expected_as(who.name, self._expected) is None:
+                line.send(NOT_NEEDED)
+                return
             doubled = who.index is not None and any(agent.who.index == who.index for agent in self._agents.values())
             if self._nodes or doubled:
                 line.send(TOO_LATE)

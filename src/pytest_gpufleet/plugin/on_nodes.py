@@ -24,7 +24,8 @@ from pytest_gpufleet.world.failure import RankFailure
 WITH_A_VALUE = (
     "--nodes", "--gpus", "--fleet-address", "--fleet-head", "--fleet-index", "--fleet-secret-file", "--fleet-join",
     "--fleet-hung", "--fleet-dir", "--fleet-keep", "--fleet-deadline", "--fleet-resume", "--fleet-prometheus",
-    "--fleet-webhook", "--html", "--junitxml", "--junit-xml", "--basetemp", "--pastebin", "--log-file", "--report-log",
+    "--fleet-webhook", "--html", "--fleet-only-failed",
+    "--junitxml", "--junit-xml", "--basetemp", "--pastebin", "--log-file", "--report-log",
 )  # fmt: skip
 WITHOUT = (
     "--fleet-insecure", "--fleet-monitor", "--lf", "--last-failed", "--ff", "--failed-first", "--nf", "--new-first",

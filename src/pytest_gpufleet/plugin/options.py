@@ -149,7 +149,7 @@ def _contradictions(given: Mapping[str, Any]) -> Iterator[str]:
     """What does not go together on the command line."""
     if given["gpus"] not in (None, "auto") and given["rehearse"]:
         yield "--gpus N and --gpus all run on GPUs, --rehearse on CPUs: give one of them"
-    for name in ("address", "insecure", "head", "index"):
+    for name in ("address", "insecure", "head", "index", "only_failed"):
         if given[name] is not None and given["nodes"] is None:
             yield f"{OPTIONS[name].flag} is about many nodes: say how many, --nodes N or --nodes all"
     if given["head"] is not None and given["address"] is not None:

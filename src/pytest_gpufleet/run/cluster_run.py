@@ -1,6 +1,7 @@
 """A run on many nodes: each checks itself in a run of its own, and between them run the checks that need several."""
 
 import os
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
@@ -29,6 +30,7 @@ from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.node_runs import NodeRun, NodeRuns
 from pytest_gpufleet.run.run import AT_THE_END, Ranks, Run, likely
 from pytest_gpufleet.run.settings import Options
+from pytest_gpufleet.run.summary import to_run_again
 from pytest_gpufleet.run.target import NodeFacts, Target
 from pytest_gpufleet.verdict.fleet.fleet_peers import minority
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun
@@ -66,6 +68,16 @@ def _task(options: Options) -> Task | None:
     return None if options.address else launchers.find(os.environ, options.head, options.index)
 
 
+def _wanted_hosts(options: Options) -> dict[str, str]:
+    """The names of the nodes that are waited for, with their racks; none where only their number is known."""
+    if options.only_failed is not None:
+        task = _task(options)
+        return dict.fromkeys(
+            to_run_again(options.only_failed, task.own_name or socket.gethostname() if task else ""), ""
+        )
+    return read_hosts(options.nodes) if isinstance(options.nodes, Path) else {}
+
+
 def transport_for(options: Options) -> Transport:
     """The agents of a rehearsal without a launcher are processes of this machine; where a launcher starts this command
     on every node, that of this one is. Else Ray starts them."""
@@ -73,7 +85,7 @@ def transport_for(options: Options) -> Transport:
     from pytest_gpufleet.nodes.agent_process import OwnAgents
 
     settings, task = settings_for(options), _task(options)
-    hosts = tuple(read_hosts(options.nodes)) if isinstance(options.nodes, Path) else ()
+    hosts = tuple(_wanted_hosts(options))
     wanted = len(hosts) or (options.nodes if isinstance(options.nodes, int) else None)
     secret, random = wire.secret(options.secret_file), os.urandom(wire.KEY_BYTES)
     if task is not None:
@@ -86,7 +98,9 @@ def transport_for(options: Options) -> Transport:
         towards = launchers.own_address(task.head, [host for host in hosts if host != task.own_name])
         own = msgspec.structs.replace(settings, index=0, name=task.own_name, towards=towards, run=task.run)
         starter: Starter = OwnAgents(task.launcher, "secret", secret, [own])
-        return Transport(starter, wanted, options.join, hosts, "*", task.port, task.run)
+        return Transport(
+            starter, wanted, options.join, hosts, "*", task.port, task.run, options.only_failed is not None
+        )
     if options.rehearse and options.address is None:
         if wanted is None:
             raise Refused(
@@ -272,7 +286,7 @@ class ClusterRun(Run):
             return []
         text = f"{there} {'node is' if there == 1 else 'nodes are'} there, {wanted} were asked for"
         if transport.missing:
-            racks = read_hosts(self.options.nodes) if isinstance(self.options.nodes, Path) else {}
+            racks = _wanted_hosts(self.options)
             missing = (f"{name} ({racks[name]})" if racks.get(name) else name for name in transport.missing)
             text += f": {', '.join(missing)} did not come"
         if transport.strangers:
@@ -283,7 +297,7 @@ class ClusterRun(Run):
     def nodes_wanted(self) -> int:
         """0 if all are to be used."""
         nodes = self.options.nodes
-        return len(read_hosts(nodes)) if isinstance(nodes, Path) else nodes if isinstance(nodes, int) else 0
+        return len(_wanted_hosts(self.options)) or (nodes if isinstance(nodes, int) else 0)
 
     def accuse_lost(self, check: str) -> list[Fault]:
         """Put on record the loss of each node of which that was not known yet."""

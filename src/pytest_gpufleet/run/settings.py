@@ -229,6 +229,11 @@ class Options:
         "five times what they need, if that is more",
         site=True,
     )})
+    only_failed: Path | None = field(default=None, metadata={"option": Option(
+        "--fleet-only-failed", path, "DIR",
+        "run again the nodes that failed in the run on many nodes in DIR, with two that were good: of all on which the "
+        "command is started the head, which reads DIR, takes these, and the others end",
+    )})
     address: str | None = field(default=None, metadata={"option": Option(
         "--fleet-address", str, "ADDRESS",
         "the Ray cluster (default: the one that Ray finds by itself); with --rehearse its nodes are rehearsed on",

@@ -7,6 +7,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 
 import msgspec
@@ -14,6 +15,7 @@ from msgspec import Meta
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.conditions import Condition
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import NodeFinished, NodeFound, Outcome, Secured, VerdictWord
 from pytest_gpufleet.model.fault import Action, Fault
 from pytest_gpufleet.model.finding import Finding, State, distinct
@@ -21,11 +23,12 @@ from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.limit import Grade, Limit
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.run.folder import SUMMARY
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import all_faults, causes, explaining
 from pytest_gpufleet.verdict.fleet.failed_nodes import FailedNode, failed_nodes
 from pytest_gpufleet.verdict.fleet.fleet_verdict import ALONE, over_nodes
-from pytest_gpufleet.verdict.fleet.host_runs import HostRun, NodeRuns, of_one_host
+from pytest_gpufleet.verdict.fleet.host_runs import HostRun, NodeRuns, expected_as, of_one_host
 from pytest_gpufleet.verdict.given_limits import unused
 
 SCHEMA: Literal[2] = 2
@@ -227,6 +230,35 @@ class Stated(msgspec.Struct, frozen=True):
     verdict: str
     evidence_sha256: str
     report_sha256: str = ""
+
+
+class NodesOfSummary(msgspec.Struct, frozen=True):
+    """What a summary says of the nodes."""
+
+    nodes: tuple[OfNode, ...]
+    failed_nodes: tuple[FailedNode, ...]
+
+
+PARTNERS = 2  # that are good: a node is named only if it fails with two of them
+
+
+def to_run_again(folder: Path, own: str = "") -> tuple[str, ...]:
+    """The hosts that failed in the run on many nodes in this folder, with two that were good. `own`: the host of the
+    head, which takes part. Refused if there are none, or the head is neither."""
+    try:
+        said = msgspec.json.decode((folder / SUMMARY).read_bytes(), type=NodesOfSummary)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise Refused(f"--fleet-only-failed {folder}: {SUMMARY} cannot be read: {error}") from None
+    failed = [node.host for node in said.failed_nodes]
+    fine = [node for node in said.nodes if node.verdict in ("ACCEPTED", "REHEARSAL") and not node.left_out]
+    good = [node.host for node in fine if node.host not in failed]
+    if not failed or not good:
+        raise Refused(f"--fleet-only-failed {folder}: no node {'failed' if good else 'was good'} in that run")
+    here = expected_as(own, [*failed, *good]) if own else good[0]
+    if here is None:
+        raise Refused(f"--fleet-only-failed {folder}: {own}, the head, neither failed nor was good in that run")
+    good.sort(key=lambda host: host != here)
+    return tuple(failed + good[:PARTNERS])
 
 
 P = TypeVar("P", bound=Part)
