@@ -1,9 +1,8 @@
-"""Agents that dial in, over ZeroMQ on loopback: real processes, which stop, come late, and know another secret."""
+"""Agents that dial in, over ZeroMQ on loopback: which stop, come late, and know another secret."""
 
 import os
 import signal
 import threading
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -16,46 +15,39 @@ from pytest_gpufleet.nodes.cluster import Cluster
 from pytest_gpufleet.nodes.messages import OVER, DialIn, Rendezvous, Submit
 from pytest_gpufleet.nodes.transport import Transport
 from pytest_gpufleet.world.engines import processes
-from tests.nodes.stub_agent import Stubs
 
 LONG = 30.0
 SECRET = bytes(wire.KEY_BYTES)
 
 
-@contextmanager
-def cluster(nodes: int, lost_after: float = LONG):
-    made = Cluster(Transport(Stubs(nodes)), beat_seconds=0.1, lost_after=lost_after)
-    try:
-        made.start(LONG)
-        assert made.alive == tuple(range(nodes))
-        yield made
-    finally:
-        made.close(4.0)
+@pytest.fixture
+def cluster(tmp_path):
+    """Of two agents of this machine, of which nothing is left in the end."""
+    settings = [AgentSettings(str(tmp_path), rehearse=1, keep_in=str(tmp_path), index=index) for index in range(2)]
+    made = Cluster(Transport(OwnAgents("local", "loopback", SECRET, settings)), lost_after=5.0)
+    made.start(LONG)
+    assert made.alive == (0, 1)
+    yield made
+    agents, lost = [hello.pid for hello in made.hellos.values()], made.lost
+    assert (made.close(5.0), made.lost) == ({}, lost)
+    assert not any(map(processes.look, agents))
 
 
-def test_a_frozen_agent_is_lost_fenced_when_it_wakes_and_answers_then():
-    with cluster(2, lost_after=1.0) as made:
-        os.kill(made.hellos[0].pid, signal.SIGSTOP)
-        made.send(0, Submit((0,), bytes(5_000_000)))  # more than a socket holds: nobody waits for it
-        ((node, lost),) = made.rank_news(LONG)
-        assert (node, made.alive) == (0, (1,))
-        assert "nothing was heard" in lost.why
-        os.kill(made.hellos[0].pid, signal.SIGCONT)
-        assert all(made.ask_one(node, Rendezvous(), LONG) for node in (0, 1))
-        assert made.alive == (1,)
-        assert made.rank_news(0) == []
+def test_a_frozen_agent_is_lost_fenced_when_it_wakes_and_answers_then(cluster):
+    os.kill(cluster.hellos[0].pid, signal.SIGSTOP)
+    cluster.send(0, Submit((), bytes(5_000_000)))  # more than a socket holds: nobody waits for it
+    ((node, lost),) = cluster.rank_news(LONG)
+    assert (node, cluster.alive) == (0, (1,))
+    assert "nothing was heard" in lost.why
+    os.kill(cluster.hellos[0].pid, signal.SIGCONT)
+    assert all(cluster.ask_one(node, Rendezvous(), LONG) for node in (0, 1))
+    assert cluster.alive == (1,)
+    assert cluster.rank_news(0) == []
 
 
 @pytest.mark.parametrize("how", [signal.SIGCONT, signal.SIGSTOP])
-def test_nothing_is_left_of_agents(how, tmp_path):
-    settings = [AgentSettings(str(tmp_path), rehearse=1, keep_in=str(tmp_path), index=index) for index in range(2)]
-    made = Cluster(Transport(OwnAgents("local", "loopback", SECRET, settings)))
-    made.start(LONG)
-    agents = [hello.pid for hello in made.hellos.values()]
-    os.kill(agents[0], how)
-    assert made.close(5.0) == {}
-    assert not any(map(processes.look, agents))
-    assert made.lost == {}
+def test_nothing_is_left_of_agents(how, cluster):
+    os.kill(cluster.hellos[0].pid, how)
 
 
 # ---------------------------------------------------------------- who has dialled in
@@ -221,15 +213,21 @@ def test_a_frame_of_nobody_breaks_nothing(frame):
     assert line.take(wire.HEADER.pack(int(len(frame) > 8 and frame[:8] == bytes(8)), 0) + b"y") == b"y"
 
 
-def test_a_large_message_and_many_small_ones_come_whole_from_any_thread():
-    with cluster(1) as made:
-        threads = [threading.Thread(target=made.send, args=(0, Submit((n,), bytes(n)))) for n in (20 << 20, 0, 1)]
-        for thread in threads:
-            thread.start()
-        found = {}
-        while len(found) < 3:
-            found |= {news.rank: len(news.parcel) for _, news in made.rank_news(LONG)}
-        assert found == {20 << 20: 20 << 20, 0: 0, 1: 1}
+def test_a_large_message_and_many_small_ones_come_whole_from_any_thread_and_go_back():
+    agents, launched = dialling(("gf0", 0))
+    transport = Transport(launched, 1, LONG, run="7.0")
+    transport.start()
+    sent = [bytes([size % 251]) * size for size in (20 << 20, 4, 5)]
+    for message in sent:
+        threading.Thread(target=transport.send, args=(0, message)).start()
+    found = []
+    while len(found) < len(sent):
+        for message in agents[0].receive():
+            if message in sent:  # else it is a Beat
+                agents[0].line.send(message)
+        found += [event.message for event in transport.receive(0.1)]
+    assert sorted(found) == sorted(sent)
+    close(transport, *agents)
 
 
 # ---------------------------------------------------------------- the secret

@@ -278,9 +278,9 @@ class Agent:
         self._background.do(NODE, self._node.watch)
 
     def _submit(self, ranks: Iterable[int], parcel: bytes) -> None:
-        here = self._ranks & {*ranks}
-        with self._deadly(here, "for its controller: nothing can be sent to it"):
-            self._engine.submit(here, parcel)
+        if here := self._ranks & {*ranks}:
+            with self._deadly(here, "for its controller: nothing can be sent to it"):
+                self._engine.submit(here, parcel)
 
     @contextmanager
     def _deadly(self, ranks: Iterable[int], how: str) -> Iterator[None]:
