@@ -127,8 +127,11 @@ class ClusterTarget(Target):
     runs have judged."""
 
     def __init__(self, names: Mapping[int, str], hellos: Mapping[int, Hello], rehearsed: int) -> None:
-        self._names = names
         self._hellos = hellos
+        self.hosts = dict(names)
+        missing = GpuTopology(absent="its agent was never heard")
+        # Each as its node describes itself.
+        self.topologies = {node: hellos[node].topology if node in hellos else missing for node in names}
         self.nodes = len(hellos)
         self.rehearsal_ranks = rehearsed * len(hellos)
         self.machines = {  # at once: they know how long ago that was
@@ -138,12 +141,6 @@ class ClusterTarget(Target):
             for node, hello in hellos.items()
         }
 
-    @cached_property
-    def topologies(self) -> dict[int, GpuTopology]:
-        """Each as its node describes itself."""
-        missing = GpuTopology(absent="its agent was never heard")
-        return {node: self._hellos[node].topology if node in self._hellos else missing for node in self._names}
-
     def topology_of(self, node: int) -> GpuTopology:
         """With the number of its node in the places of its GPUs."""
         return self.topologies[node].on_node(node)
@@ -151,10 +148,6 @@ class ClusterTarget(Target):
     @cached_property
     def topology(self) -> GpuTopology:
         return joined(self.topologies, self.hosts)
-
-    @property
-    def hosts(self) -> dict[int, str]:
-        return dict(self._names)
 
     @property
     def gpus_present(self) -> int:
@@ -178,12 +171,11 @@ class ClusterTarget(Target):
 
     @property
     def node_facts(self) -> list[NodeFacts]:
-        return [self._facts(node) for node in self._names]
-
-    def _facts(self, node: int) -> NodeFacts:
-        hello = self._hellos.get(node)
-        serial, machine = (hello.serial, hello.machine) if hello else (None, HostFound())
-        return NodeFacts(node, self.hosts[node], serial, self.topologies[node], machine)
+        known = {node: (hello.serial, hello.machine) for node, hello in self._hellos.items()}
+        return [
+            NodeFacts(node, host, *known.get(node, (None, HostFound())), self.topologies[node])
+            for node, host in self.hosts.items()
+        ]
 
 
 HELLO_SECONDS = 120.0  # for a process to start on each node, import from a shared file system and ask its driver

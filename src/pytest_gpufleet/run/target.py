@@ -23,8 +23,8 @@ class NodeFacts:
     index: int
     host: str
     serial: str | None
-    topology: GpuTopology
     machine: HostFound
+    topology: GpuTopology
 
     @property
     def found(self) -> NodeFound:
@@ -105,7 +105,7 @@ class OwnMachine(Target):
     def node_facts(self) -> list[NodeFacts]:
         machine = self.machine
         topology = replace(self.topology, gpus=machine.gpus)
-        return [NodeFacts(0, host.own_name(), host.serial(), topology, HostFound(machine.taken, machine.host))]
+        return [NodeFacts(0, host.own_name(), host.serial(), HostFound(machine.taken, machine.host), topology)]
 
     def read_now(self, fact: str) -> list[Any]:
         check_name(fact)
