@@ -5,7 +5,10 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,7 @@ def of_kind(*endings: str) -> list[Path]:
 
 def by(program: str, *arguments: object) -> str:
     """What a program of the system says against its arguments; a skip where it is not installed."""
-    found = shutil.which(program)
+    found = shutil.which(program, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if found is None:
         pytest.skip(f"{program} is not installed")
     ended = subprocess.run([found, *map(str, arguments)], capture_output=True, text=True, timeout=60)
@@ -57,11 +60,21 @@ def test_scripts_can_be_run() -> None:
 @pytest.mark.parametrize("path", of_kind(".yaml"), ids=lambda path: path.name)
 def test_manifests_are_yaml(path: Path) -> None:
     yaml = pytest.importorskip("yaml", reason="comes with Ray")
-    document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert (document["apiVersion"], document["kind"]) == ("batch/v1", "Job" if path.name == "job.yaml" else "CronJob")
+    *before, document = yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    kind = "CronJob" if path.name == "cronjob.yaml" else "Job"
+    assert (document["apiVersion"], document["kind"]) == ("batch/v1", kind)
     job = document["spec"].get("jobTemplate", document)["spec"]
-    (container,) = job["template"]["spec"]["containers"]
-    assert container["securityContext"] == {"privileged": True, "runAsUser": 0}  # no other has the kernel log
+    pod = job["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["securityContext"].items() >= {"privileged": True, "runAsUser": 0}.items()  # and the kernel log
+    if path.name == "nodes.yaml":
+        (service,) = before
+        head = f"{document['metadata']['name']}-0.{service['metadata']['name']}"
+        assert pod["subdomain"] == service["metadata"]["name"]
+        assert [each.partition(":")[0] for each in container["args"] if "head" in each] == [f"--fleet-head={head}"]
+        assert (pod["dnsPolicy"], job["backoffLimit"]) == ("ClusterFirstWithHostNet", 0)
+        assert f"--nodes={job['completions']}" in container["args"]
+        assert job["completions"] == job["parallelism"]
 
 
 @pytest.mark.parametrize("page", ["running.md", "recipes/README.md"])
@@ -84,34 +97,142 @@ def test_options_in_recipes_are_there(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "gpus", "ends", "drained"),
+    ("status", "gpus", "logged"),
     [
-        (0, 8, 0, ""),
-        (1, 8, 1, "REJECTED"),
-        (10, 8, 1, "INCOMPLETE"),
-        (143, 8, 1, "exit status 143"),
-        (4, 8, 0, ""),  # another run has the GPUs
-        (1, 4, 0, ""),  # the job has a part of them: nothing is run
+        (0, 8, ""),
+        (1, 8, ""),
+        (10, 8, "INCOMPLETE"),
+        (143, 8, "exit status 143"),
+        (4, 8, "exit status 4"),  # another run has the GPUs
+        (1, 4, ""),  # the job has a part of them: nothing is run
+        (1, 0, ""),  # no job: HealthCheckProgram
+        (1, 8, "not checked"),  # the folder cannot be made
     ],
 )
-def test_the_prolog_drains_what_is_not_accepted(
-    tmp_path: Path, status: int, gpus: int, ends: int, drained: str
+def test_the_prolog_drains_what_is_rejected_alone_and_logs_the_rest(
+    tmp_path: Path, status: int, gpus: int, logged: str
 ) -> None:
-    bin_, reports = tmp_path / "bin", tmp_path / "reports"
-    bin_.mkdir()
-    does = {"gpufleet": f'echo "$@"; exit {status}', "scontrol": f'echo "$@" >{tmp_path}/drained', "logger": "true"}
-    for name, line in does.items():
-        (bin_ / name).write_text(f"#!/bin/bash\n{line}\n")
-        (bin_ / name).chmod(0o755)
+    reports = tmp_path / "reports"
+    if logged == "not checked":
+        reports.write_text("in its place")
+    drains, runs = status == 1 and gpus != 4 and not logged, gpus != 4 and logged != "not checked"
+    log = tmp_path / "logged"
+    does = {
+        "gpufleet": f'echo "$@"; exit {status}',
+        "scontrol": f'echo "$@" >{tmp_path}/drained',
+        "logger": f'echo "$@" >{log}',
+    }
+    bin_ = programs(tmp_path / "bin", does)
     script = PROLOG.read_text(encoding="utf-8").replace(PROGRAM, str(bin_ / "gpufleet"))
     script = script.replace("/var/log/gpufleet", str(reports)).replace("export PATH=", f"export PATH={bin_}:")
     job_gpus = ",".join(map(str, range(gpus)))
-    slurm = {"SLURM_JOB_GPUS": job_gpus, "SLURM_SCRIPT_CONTEXT": "prolog_slurmd", "SLURMD_NODENAME": "node7"}
+    slurm = {"SLURM_JOB_GPUS": job_gpus, "SLURM_SCRIPT_CONTEXT": "prolog_slurmd"} if gpus else {}
+    slurm["SLURMD_NODENAME"] = "node7"
     ended = subprocess.run(["/bin/bash", "-c", script], env=slurm, capture_output=True, text=True, timeout=60)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (ends, "", "")
+    assert (ended.returncode, ended.stdout) == (int(drains), "")
     asked = [path.read_text() for path in tmp_path.glob("drained")]
-    assert asked == [f"update NodeName=node7 State=DRAIN Reason=gpufleet: {drained}, see {reports}\n"] * bool(drained)
-    assert (reports / "last-prolog_slurmd.log").exists() == (gpus == 8)
+    assert asked == [f"update NodeName=node7 State=DRAIN Reason=gpufleet: REJECTED, see {reports}\n"] * drains
+    assert logged in (said := log.read_text() if log.exists() else "")
+    assert bool(said) == bool(logged)
+    assert len([*reports.glob("last-*.log")]) == runs
+
+
+# What srun does with a command: as tests/nodes/rehearsals.py, on two addresses of this machine.
+SRUN = f"""#!{sys.executable}
+import json, os, subprocess, sys
+
+words = sys.argv[1:]
+at = next(at for at, word in enumerate(words) if not word.startswith("-"))
+with open(os.environ["ASKED"], "w") as file:
+    json.dump(words[:at], file)
+step = {{"SLURM_STEP_ID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NODELIST": "127.0.0.[1-2]",
+        "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}}
+tasks = [
+    subprocess.Popen(
+        words[at:],
+        env={{**os.environ, **step, "SLURM_PROCID": str(number), "SLURMD_NODENAME": f"127.0.0.{{number + 1}}"}},
+    )
+    for number in range(2)
+]
+sys.exit(max(task.wait() for task in tasks))
+"""
+OF_A_NODE = {"--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", "--mem=0"}
+
+
+def programs(folder: Path, does: Mapping[str, str]) -> Path:
+    """A folder with programs, each a text in bash unless it says otherwise."""
+    folder.mkdir()
+    for name, text in does.items():
+        (folder / name).write_text(text if text.startswith("#!") else f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def slurm_job(
+    tmp_path: Path, script: str, does: Mapping[str, str], **more: str
+) -> tuple[subprocess.CompletedProcess[str], set[str]]:
+    """How a batch script ends, and what it asked srun for, beside programs in the place of Slurm's."""
+    bin_ = programs(tmp_path / "bin", {"srun": SRUN, **does})
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_SUBMIT_DIR": str(tmp_path), "HOME": str(tmp_path)}
+    mine = {
+        "PATH": f"{bin_}:{os.environ['PATH']}",
+        "GPUFLEET": str(bin_ / "gpufleet"),
+        "ASKED": str(tmp_path / "asked"),
+    }
+    ended = subprocess.run(
+        [RECIPES / "slurm" / script],
+        env={**job, **mine, **more},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return ended, set(json.loads((tmp_path / "asked").read_text()))
+
+
+def test_the_handover_is_one_run_on_all_nodes_of_a_job(tmp_path: Path) -> None:
+    """A rehearsal of one check."""
+    (tmp_path / "test_one.py").write_text("def test_of_one_machine(): pass\n")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    rehearse = f"{sys.executable} -m pytest test_one.py --rehearse=1 --fleet-head 127.0.0.1:{port}"
+    ended, asked = slurm_job(tmp_path, "handover.sh", {"gpufleet": f'shift; exec {rehearse} "${{@/--gpus/--maxfail}}"'})
+    assert (ended.returncode, asked) == (0, OF_A_NODE), ended.stdout + ended.stderr
+    (summary,) = (tmp_path / "reports").glob("*/summary.json")
+    document = json.loads(summary.read_text())
+    assert (document["verdict"], [node["host"] for node in document["nodes"]]) == (
+        "REHEARSAL",
+        ["127.0.0.1", "127.0.0.2"],
+    )
+    assert document["run"]["transport"] == "srun"
+
+
+def test_with_an_image_each_task_is_in_it(tmp_path: Path) -> None:
+    """And an exit status of the head is that of the job."""
+    ended, asked = slurm_job(
+        tmp_path, "handover.sh", {"gpufleet": '[ "$SLURM_PROCID" = 1 ] || exit 10'}, CONTAINER="r#i:1"
+    )
+    reports = tmp_path / "reports"
+    assert ended.returncode == 10
+    assert asked > OF_A_NODE | {"--container-image=r#i:1", "--no-container-mount-home"}
+    assert f"--container-mounts={reports}:{reports},/dev:/dev,/sys:/sys" in asked
+
+
+def test_nodes_alone_need_no_folder_that_all_see(tmp_path: Path) -> None:
+    gpufleet = """
+if [ "$1" = fleet ]; then echo "$@" >"$ASKED.fleet"; exit 10; fi
+while [ "$1" != --fleet-dir ]; do shift; done
+mkdir -p "$2.$SLURMD_NODENAME/run"
+exit 1
+"""
+    gather = 'for node in 127.0.0.1 127.0.0.2; do cp -r "$2.$node" "$3.$node"; done'
+    local = str(tmp_path / "local")
+    ended, asked = slurm_job(tmp_path, "alone.sh", {"gpufleet": gpufleet, "sgather": gather}, LOCAL=local)
+    assert (ended.returncode, asked, ended.stderr) == (10, OF_A_NODE, "")
+    merged = (tmp_path / "asked.fleet").read_text().split()
+    reports = tmp_path / "reports" / "7"
+    assert merged[1:3] == [f"{reports}/of.127.0.0.{number}/run" for number in (1, 2)]
 
 
 MONITORING = ROOT / "docs" / "monitoring"

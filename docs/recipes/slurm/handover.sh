@@ -1,23 +1,33 @@
 #!/bin/bash
-# The handover of many nodes as one job: each runs the suite by itself, and one report is made of all.
+# The handover of many nodes as one job: each by itself, and between them.
 #
 #     sbatch --nodes=16 handover.sh
 #
-# REPORTS is a folder that all nodes see. hosts.txt has the nodes that were ordered, as Slurm writes them, one expression
-# a line: node-[001-016].
+# The first node writes REPORTS, with the folders of all: no other needs to see it. The others are to have the same Python
+# and package, or the same image (pyxis and enroot): CONTAINER=registry.example#gpufleet:0.4.0 sbatch ...
 #SBATCH --job-name=gpufleet
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
 #SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --time=03:00:00
+#SBATCH --no-requeue
 #SBATCH --output=gpufleet-%j.log
 
 set -u
 GPUFLEET=${GPUFLEET:-/opt/gpufleet/bin/gpufleet}
-REPORTS=${REPORTS:-$SLURM_SUBMIT_DIR/reports/$SLURM_JOB_ID}
-export REPORTS
+REPORTS=${REPORTS:-$SLURM_SUBMIT_DIR/reports}
+GPUFLEET_SECRET=${GPUFLEET_SECRET:-$(openssl rand -hex 32)} # of this job
+export GPUFLEET_SECRET
+mkdir -p "$REPORTS"
 
-# A node that is rejected must not end the others, and the slow ones may end.
-srun --kill-on-bad-exit=0 --wait=0 \
-    "$GPUFLEET" accept --gpus 8 --fleet-deadline 30m --fleet-dir "$REPORTS" -q -p no:cacheprovider || true
-
-"$GPUFLEET" fleet "$REPORTS"/* --expect "$SLURM_SUBMIT_DIR/hosts.txt" -o "$REPORTS/fleet.html"
+container=()
+if [ -n "${CONTAINER:-}" ]; then
+    container=(--container-image="$CONTAINER" --container-mounts="$REPORTS:$REPORTS,/dev:/dev,/sys:/sys"
+        --no-container-mount-home --container-remap-root --container-workdir="$REPORTS")
+fi
+# One task has all processors and all memory of its node. Agents end with 0, and the head with the verdict; no end of
+# one ends the others.
+exec srun --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --mem=0 "${container[@]}" \
+    "$GPUFLEET" accept --nodes "$SLURM_JOB_NUM_NODES" --gpus 8 --fleet-deadline 150m --fleet-dir "$REPORTS" -q \
+    -p no:cacheprovider
