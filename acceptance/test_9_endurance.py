@@ -17,7 +17,9 @@ pytestmark = pytest.mark.chapter("Endurance", "Did the machine stay sound and fa
 
 
 @pytest.mark.level("burnin")
-@pytest.mark.figures("burn_retention", "burn_power", "gemm", required=("burn_power", "burn_retention"))
+@pytest.mark.figures(
+    "burn_retention", "burn_power", "gemm", "corruption_bound", required=("burn_power", "burn_retention")
+)
 def test_burn_in(nccl_group: World, burn_in: Callable[[World], list[Measurement]], judge: Judge) -> None:
     """Burn-in: full load without errors or slowdown
 
@@ -26,8 +28,8 @@ def test_burn_in(nccl_group: World, burn_in: Callable[[World], list[Measurement]
     too hot: check cooling and power supply. Power far below the limit: the load proved nothing; check for a lowered
     power limit or a busy host.
     """
-    matmuls, *rest = burn_in(nccl_group)
-    judge(*rest, shown=[matmuls])
+    matmuls, bound, *rest = burn_in(nccl_group)
+    judge(*rest, shown=[matmuls, bound])
 
 
 @pytest.mark.level("burnin")

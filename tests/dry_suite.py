@@ -45,6 +45,7 @@ FOR_INFORMATION = (
 STATE = GpuState(60.0, 1500.0, 700.0)
 SAMPLES = (1.0, 1.0, 1.0)
 LAP = loop.Lap(1.0, (1.0,), 1.0, 1.0)
+COMPARED = corruption.Compared("", "bf16", (1, 1, 1), "", 0, torch.empty(0), 1.0, 1.0, 1)
 
 
 def timed(rank: Rank, launch: object, samples: int, **how: object) -> Timing:
@@ -79,14 +80,14 @@ WORK: list[tuple[ModuleType, dict[str, Any]]] = [
     (rate, {"parts": giving(SAMPLES), "_rested": giving(SAMPLES), "calls_in": nothing}),
     (measure, {"Watch": giving(nullcontext(SimpleNamespace(state=STATE)))}),
     (rate, {"Watch": giving(nullcontext(SimpleNamespace(state=STATE, held_by=giving(False))))}),
-    (corruption, {"repeat_matmul": nothing, "dissenters": giving({})}),
+    (corruption, {"compare": giving(COMPARED), "dissenters": giving({})}),
     (corruption, {"Watch": giving(nullcontext(SimpleNamespace(medians=STATE)))}),
     (host_copies, {"_prepare": giving(""), "_copied": crossed, "_free": nothing}),
     (pairs, {"_prepare": nothing, "_reach": lambda rank, offers: [True] * rank.size, "_copy": giving(SAMPLES)}),
     (pairs, {"_difference": giving(""), "_leave": nothing, "_free": nothing}),
     (loop, {"_laps": giving(loop.Laps([LAP] * 3, [LAP] * 3, SAMPLES, [])), "record_losses": nothing}),
     (loop, {"release": nothing, "_details": giving({}), "everyones": lambda rank, values: [list(values)] * rank.size}),
-    (endurance, {"_prepare": nothing, "_turn": giving(endurance.Turn(1.0, "", 0, STATE)), "put_away": nothing}),
+    (endurance, {"_turn": giving(endurance.Turn(1.0, "", 0, STATE, COMPARED)), "put_away": nothing}),
     (endurance, {"_prepare_steps": giving((None, 0.0)), "_step_turn": stepped}),
     (between_nodes, {"everyones": lambda rank, values: [list(values)] * rank.size, "nccl_version": giving(22809)}),
     (between_nodes.network_ports, {"any_active": giving(True)}),

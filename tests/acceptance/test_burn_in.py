@@ -52,7 +52,11 @@ def test_it_lasts_as_long_as_asked_and_every_load_has_its_turn(run_pytest):
     (name,) = run.record.progress
     done, whole = run.record.progress[name]
     assert whole == 3 <= done + 1
-    assert {finding.measurement.metric for finding in run.record.findings} == {"gemm", "burn_retention"}
+    assert {finding.measurement.metric for finding in run.record.findings} == {
+        "gemm",
+        "burn_retention",
+        "corruption_bound",
+    }
     evidence = (run.folders[0] / "evidence.jsonl").read_text()
     for load in ("matrix products", "all_reduce", "memory patterns", "training"):
         assert f'"doing": "{load}"' in evidence
@@ -63,7 +67,7 @@ def test_a_wrong_bit_ends_it_at_once_and_names_the_rank(planted):
     run = planted(WRONG_BIT, "one bit", BURN_IN, "--rehearse", "--fleet-burn-in=60s")
     assert run.status == 1
     message = run.check("test_burn_in").message
-    assert "burn-in, matrix products:\nrank 1 of 2, CPU: wrong elements: 1, in 1 of " in message
+    assert "burn-in, matrix products:\nrank 1 of 2, CPU: wrong elements: 1, in " in message
     assert "rank 0 of 2" not in message
     assert "row 0, column 5 is 0x" in message
 

@@ -67,11 +67,11 @@ def test_the_gpus_are_near_their_power_limit_in_the_soak_and_nearly_alike(health
 @pytest.mark.parametrize(
     ("fault", "precision", "words"),
     [
-        ("one bit", "bf16", "matmul 3, row 5, column 9 is 0x"),
-        ("one bit", "fp32", "wrong elements: 1, in 1 of "),
-        ("one NaN", "fp16", "matmul 3, row 5, column 9 is 0x7e00, expected 0x"),
-        ("always NaN", "bf16", "NaN or infinite elements in the first matmul: 1"),
-        ("always bit", "fp16", "1 row (the first is 5) and 1 column (the first is 9) differ"),
+        ("one bit", "bf16", "round 0, matmul 3, row 5, column 9 is 0x"),
+        ("one bit", "fp32", "wrong elements: 1, in "),
+        ("one NaN", "fp16", "round 0, matmul 3, row 5, column 9 is 0x7e00, expected 0x"),
+        ("always NaN", "bf16", "NaN or infinite elements: 1"),
+        ("always bit", "fp16", "so it is again, in 1 row and 1 column: row 5, column 9 is 0x"),
     ],
 )
 def test_a_wrong_element_is_found_and_the_gpu_named(planted, fault, precision, words):

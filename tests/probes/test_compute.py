@@ -41,15 +41,21 @@ def plant(rank, fault):
 """
 
 
-OTHER = "its matmul is another one than that of 2 of 3 ranks (CPU)"
-LINES = "1 row (the first is 5) and 1 column (the first is 9) differ"
+OTHER = "its matmul of round 0 is another one than that of 2 of 3 ranks (CPU)"
+LINES = "so it is again, in 1 row and 1 column: row 5, column 9 is 0x"
 WRONG = "1 of 262,144 elements are wrong: row 5, column 9 is"
 # By fault, what the checks say of the rank.
 SAID = {
-    "one bit": {f"{REPEAT}[fp32]": ("wrong elements: 1, in 1 of ", "matmul 3, row 5, column 9 is 0x")},
+    "one bit": {
+        f"{REPEAT}[fp32]": (
+            "wrong elements: 1, in ",
+            "round 0, matmul 3, row 5, column 9 is 0x",
+            "computed again it is right",
+        )
+    },
     "always bit": {f"{REPEAT}[fp16]": (OTHER, LINES), f"{EXACT}[fp32]": (WRONG,)},
     "always NaN": {
-        f"{REPEAT}[fp32]": ("NaN or infinite elements in the first matmul: 1",),
+        f"{REPEAT}[fp32]": ("NaN or infinite elements: 1", OTHER, LINES),
         f"{EXACT}[bf16]": (f"{WRONG} nan, expected",),
     },
 }
@@ -69,7 +75,7 @@ def test_a_wrong_element_is_found_and_the_rank_named(planted, fault):
 def test_of_two_ranks_that_disagree_neither_is_believed(planted):
     run = planted(FAULT, "always bit", f"{EACH_GPU}::{REPEAT}[fp32]", "--rehearse=2")
     message = run.check(f"{REPEAT}[fp32]").message
-    assert "its matmul is another one than that of 1 of 2 ranks (CPU)" in message
+    assert "its matmul of round 0 is another one than that of 1 of 2 ranks (CPU)" in message
     assert "nobody can say which is right" in message
 
 

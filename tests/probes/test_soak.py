@@ -10,7 +10,7 @@ from pytest_gpufleet.model import place
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import GpuState, Measurement, Reading
 from pytest_gpufleet.model.place import Where
-from pytest_gpufleet.probes.compute.corruption import Repetition, Soaked, soak_figures
+from pytest_gpufleet.probes.compute.corruption import Soaked, soak_figures
 from pytest_gpufleet.probes.compute.rate import relative_rate
 from pytest_gpufleet.probes.search.collective import why_slow
 from pytest_gpufleet.verdict.judgement import judge, unsteady
@@ -35,7 +35,7 @@ def slow_places(measurement: Measurement) -> set[Where]:
 
 def at_the_end(state: GpuState | None) -> Soaked:
     nothing: Any = None
-    return Soaked(Repetition("", "", nothing, nothing), Reading("gemm", 1.0, {}), state)
+    return Soaked(nothing, Reading("gemm", 1.0, {}), state)
 
 
 def soaked(*states: tuple[float, float, float] | None) -> dict[str, set[Where]]:

@@ -344,6 +344,8 @@ ROWS = (
                      "matrix products beside an all_reduce, of those alone", 0.16, steady=False), _UNDER_LOAD),
     MetricRow(Metric("reduction_retention", "ratio", "higher",
                      "an all_reduce beside matrix products, of that alone", steady=False), _UNDER_LOAD),
+    MetricRow(Metric("corruption_bound", "s", "higher", "GPU time in which silent data corruption occurs less than "
+                     "once, with 95 %", steady=False), ("precision",)),
     # Rooms, racks and positions differ: what is judged is how much warmer a GPU is than its like.
     MetricRow(Metric("soak_temperature", "C", "lower", "temperature at the end of the soak"), ("method",)),
     MetricRow(Metric("soak_excess", "K", "lower", "temperature above the peers' at equal power, in the soak"),

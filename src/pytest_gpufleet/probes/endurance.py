@@ -7,7 +7,7 @@ import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median, quantiles
 
@@ -41,7 +41,8 @@ ROUNDS = 10  # at least: the last tenth is compared with the first
 # Until a GPU, its heat sink and the air around it are warm. From then on a healthy one keeps its rate; before, it loses
 # 0.24 to 0.39 % for each of the 8 to 12 K by which H200 became warmer.
 WARM_THROUGH_SECONDS = 300.0
-MATMUL = "the matmul of the burn-in"  # that is repeated: a rank keeps its operands and its first result between turns
+MATMUL = "the matmul of the burn-in"  # that is compared: a rank keeps its operands between turns
+ROUNDS_APART = 1_000_003  # of two turns: more than a turn has
 RECIPE = "amp"
 SHOWN = 3
 
@@ -54,28 +55,34 @@ AfterTurn = Callable[[str, float, list[int]], None]
 class Turn:
     """What one rank did in one turn. `trouble`: what was wrong, "" if nothing was. `state`: of the GPU."""
 
-    rate: float  # of matmuls and training
-    trouble: str
-    resident_bytes: int  # host memory of the process
+    rate: float = 0.0  # of matmuls and training
+    trouble: str = ""
+    resident_bytes: int = 0  # host memory of the process
     state: GpuState | None = None
+    compared: corruption.Compared | None = None  # of matmuls
 
 
 def burn_in(world: World, seconds: float, after_turn: AfterTurn) -> list[Measurement]:
     """Load all ranks of `world` for `seconds`, and give the rates of matmuls and how well rates were kept. It ends if
     `after_turn` raises; AssertionError, which names the ranks, as soon as a result is wrong in one bit."""
-    no_trouble(world, "burn-in, preparing", corruption.dissenters(world.run(_prepare)))
     round_seconds = min(ROUND_SECONDS, seconds / ROUNDS)
     turns: dict[str, list[list[Turn]]] = {name: [] for name in LOADS}
     warm_through = min(WARM_THROUGH_SECONDS, seconds / 3)
     cold = dict.fromkeys(LOADS, 0)  # turns that began before
+    every: list[corruption.Compared] = []
+    states: list[GpuState | None] = []
     began = time.monotonic()
     for name, (share, _) in itertools.cycle(LOADS.items()):
         if time.monotonic() - began >= seconds and len(turns["training"]) >= 2:
             break
         cold[name] += time.monotonic() - began < warm_through
-        results: list[Turn] = world.run(_turn, name, share * round_seconds)
-        turns[name].append(results)
+        results: list[Turn] = world.run(_turn, name, share * round_seconds, len(turns[name]))
+        turns[name].append([replace(result, compared=None) for result in results])
         no_trouble(world, f"burn-in, {name}", dict(enumerate(result.trouble for result in results)))
+        if compared := [result.compared for result in results if result.compared]:
+            no_trouble(world, f"burn-in, {name}", corruption.dissenters(world, compared))
+            every += [replace(each, hashes=each.hashes[:0]) for each in compared]
+            states += [result.state for result in results]
         resident = [resident_bytes(), *(result.resident_bytes for result in results)]
         after_turn(name, time.monotonic() - began, resident)
     world.run(put_away, MATMUL)
@@ -88,6 +95,7 @@ def burn_in(world: World, seconds: float, after_turn: AfterTurn) -> list[Measure
     slowest = [min(result.rate for result in results) for results in turns["training"]]
     return [
         Measurement("gemm", medians, conditions, samples),
+        corruption.bound(world, every, states),
         _retention("matrix products", rates, cold["matrix products"]),
         _retention("training", {WORLD: slowest}, cold["training"]),
         *_power(world, computed),
@@ -125,16 +133,10 @@ def _power(world: World, turns: Sequence[Sequence[Turn]]) -> list[Measurement]:
 # ---------------------------------------------------------------- on ranks
 
 
-def _prepare(rank: Rank) -> corruption.Repetition:
-    with rank.phase("burn-in: preparing"):
-        work = rank.kept[MATMUL] = corruption.Repeated(rank.device, heaviest(rank.device))
-        return work.seen
-
-
-def _turn(rank: Rank, name: str, seconds: float) -> Turn:
+def _turn(rank: Rank, name: str, seconds: float, number: int) -> Turn:
     with rank.phase(f"burn-in: {name}"), Watch(rank.gpu) as watch:
-        rate, trouble = LOADS[name][1](rank, seconds)
-    return Turn(rate, trouble, resident_bytes(), watch.medians)
+        turn = LOADS[name][1](rank, seconds, number)
+    return replace(turn, resident_bytes=resident_bytes(), state=watch.medians)
 
 
 def put_away(rank: Rank, work: str) -> None:
@@ -143,22 +145,25 @@ def put_away(rank: Rank, work: str) -> None:
     release(rank.device)
 
 
-def _matmuls(rank: Rank, seconds: float) -> tuple[float, str]:
-    """TFLOP/s."""
-    work: corruption.Repeated = rank.kept[MATMUL]
-    return work.run(seconds), work.trouble
+def _matmuls(rank: Rank, seconds: float, number: int) -> Turn:
+    """TFLOP/s. All ranks begin a turn at the same round, to which no turn before came."""
+    work: corruption.Matmuls | None = rank.kept.get(MATMUL)
+    if work is None:
+        work = rank.kept[MATMUL] = corruption.Matmuls(rank.device, heaviest(rank.device))
+    compared = work.run(seconds, number * ROUNDS_APART)
+    return Turn(compared.flop / compared.seconds / 1e12, compared.trouble, compared=compared)
 
 
-def _reductions(rank: Rank, seconds: float) -> tuple[float, str]:
-    return 0.0, stays_exact(rank, seconds)[1] if rank.size > 1 else ""
+def _reductions(rank: Rank, seconds: float, number: int) -> Turn:
+    return Turn(trouble=stays_exact(rank, seconds)[1] if rank.size > 1 else "")
 
 
-def _memory(rank: Rank, seconds: float) -> tuple[float, str]:
-    return 0.0, memory.hold_patterns(rank, seconds).trouble
+def _memory(rank: Rank, seconds: float, number: int) -> Turn:
+    return Turn(trouble=memory.hold_patterns(rank, seconds).trouble)
 
 
 @returns_memory
-def _training(rank: Rank, seconds: float) -> tuple[float, str]:
+def _training(rank: Rank, seconds: float, number: int) -> Turn:
     """Images a second, all ranks together: ResNet-50, begun anew; in the end all ranks must have the same bits."""
     training = plan(RECIPE, Workload(), rank.device)
     module = module_of(rank, training)
@@ -169,12 +174,12 @@ def _training(rank: Rank, seconds: float) -> tuple[float, str]:
         measured = lap(rank, step, count)
     unlike = differences(rank, dict(module.named_parameters())) if rank.size > 1 else []
     rate = count * training.recipe.batch * rank.size / measured.seconds
-    return rate, f"parameters differ from the other ranks': {'; '.join(unlike[:SHOWN])}" if unlike else ""
+    return Turn(rate, f"parameters differ from the other ranks': {'; '.join(unlike[:SHOWN])}" if unlike else "")
 
 
-# By name its share of the time, and what loads a rank for so many seconds: the rate, and what was wrong. Matmuls on the
+# By name its share of the time, and what loads a rank for so many seconds in its turn of this number. Matmuls on the
 # tensor cores draw the most power.
-LOADS: dict[str, tuple[float, Callable[[Rank, float], tuple[float, str]]]] = {
+LOADS: dict[str, tuple[float, Callable[[Rank, float, int], Turn]]] = {
     "matrix products": (0.6, _matmuls),
     "all_reduce": (0.1, _reductions),
     "memory patterns": (0.1, _memory),
@@ -302,27 +307,27 @@ def _retained(calls: Sequence[StepTurn]) -> float:
 def _prepare_all_steps(world: World) -> None:
     """The largest matmul that ends a step on time on the slowest GPU: the same on all, to be compared."""
     for halvings in range(HALVINGS + 1):
-        ready: list[tuple[corruption.Repetition, float]] = world.run(_prepare_steps, halvings)
+        ready: list[tuple[corruption.Compared, float]] = world.run(_prepare_steps, halvings)
         if max(seconds for _, seconds in ready) <= MATMUL_SECONDS:
             break
-    no_trouble(world, "power steps", corruption.dissenters([repetition for repetition, _ in ready]))
+    no_trouble(world, "power steps", corruption.dissenters(world, [compared for compared, _ in ready]))
 
 
-def _prepare_steps(rank: Rank, halvings: int) -> tuple[corruption.Repetition, float]:
-    """Its first matmul, and seconds that one takes."""
+def _prepare_steps(rank: Rank, halvings: int) -> tuple[corruption.Compared, float]:
+    """Its first round, and seconds that one takes."""
     with rank.phase("power steps: preparing"):
         precision = heaviest(rank.device)
         m, n, k = (side >> halvings for side in shape_on(rank.device, precision))
-        work = rank.kept[STEP_MATMUL] = corruption.Repeated(rank.device, precision, (m, n, k))
+        work = rank.kept[STEP_MATMUL] = corruption.Matmuls(rank.device, precision, (m, n, k))
         with strictly(precision):
             seconds_each(rank.device, work.launch, AHEAD)  # the first may load or choose a kernel
             seconds = seconds_each(rank.device, work.launch, 10)
-        return work.seen, seconds
+        return work.run(0.0), seconds
 
 
 def _step_turn(rank: Rank, moment: float, hertz: float, count: int) -> StepTurn:
     """`count` steps, the first of which begins at `moment`, on time.monotonic()."""
-    work: corruption.Repeated = rank.kept[STEP_MATMUL]
+    work: corruption.Matmuls = rank.kept[STEP_MATMUL]
     half = 0.5 / hertz
     watched = WATCHED_SECONDS if half >= 2 * WATCHED_SECONDS else 0.0
     unlike = torch.zeros((), dtype=torch.int64, device=rank.device)
@@ -351,7 +356,7 @@ def _step_turn(rank: Rank, moment: float, hertz: float, count: int) -> StepTurn:
     return StepTurn(tuple(steps), trouble, median(tops) if tops else None, median(bottoms) if bottoms else None)
 
 
-def _load(work: corruption.Repeated, unlike: torch.Tensor, until: float) -> int:
+def _load(work: corruption.Matmuls, unlike: torch.Tensor, until: float) -> int:
     """Matmuls until that moment, and none that is still computed then but the last; how many. Counts in `unlike`, on
     the device, those that differ from the first."""
     waiting: deque[torch.cuda.Event] = deque()

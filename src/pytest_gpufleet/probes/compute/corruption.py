@@ -3,9 +3,10 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,15 +16,24 @@ from pytest_gpufleet.machine.telemetry import Watch
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.measurement import GpuState, Measurement, Reading
-from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.measure import together
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
-ROUND = 4  # matmuls between two looks at what the comparisons say
+ROUND = 4  # matmuls of the same operands, after which one answer is waited for
 SHOWN = 3  # wrong elements that are described
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# A round's operands are windows of two fixed arrays of random numbers, which costs nothing: to draw them anew takes a
+# tenth of the time. They begin at whole multiples of STEP numbers: matmuls of fp8 on others are a fifth slower.
+STEP = 4096
+STEPS = {"cuda": 4096, "cpu": 64}
+# A result is read once: its words of 64 bits are summed at this distance (a prime, so that no row or tile that lies
+# elsewhere keeps all sums), and the sums with odd random factors. One wrong bit always changes the hash. On an H100
+# that takes 1 to 3 % of the rate, of fp8 5 % (2026-11-23).
+DISTANCE = 4099
+NO_EVENT = -math.log(1 - 0.95)  # events are rarer than 3.0 in n, with 95 %, if none came in n (the rule of three)
 
 
 def hexadecimal(value: int, nbytes: int) -> str:
@@ -48,88 +58,115 @@ def exact_matmul(rank: Rank, precision: str) -> str:
 
 
 @dataclass(frozen=True)
-class Repetition:
-    """What one rank saw. `kind`: devices of one kind must compute the same bits. Sums are over the bits of each row and
-    of each column of the first result, on the CPU: where two devices' sums differ, their results do."""
+class Compared:
+    """What one rank computed and compared. `kind`: devices of one kind must compute the same bits. `trouble`: results
+    of a round that are not the same bits, "" if all are. `hashes`: one a round (int64), from round `first` on."""
 
     kind: str
+    precision: str
+    shape: rate.Shape
     trouble: str
-    row_sums: Tensor
-    column_sums: Tensor
+    first: int
+    hashes: Tensor
+    seconds: float
+    flop: float
+    nbytes: int
 
 
-class Repeated:
-    """One matmul computed again and again, every result compared bit for bit with the first, on the device, where
-    operands and first result stay. It goes on after a wrong result. Neither NaN nor infinity passes: results are
-    compared as bits, and the first must be finite. What that should have been only other devices know: compare what is
-    `seen`."""
+class Matmuls:
+    """Matmuls whose operands change every round, alike on all devices of one kind: a round can be computed again by its
+    number. Every result is compared bit for bit with the others of its round. It goes on after a wrong one. What they
+    should have been only other devices know: compare the hashes, `dissenters`."""
 
     def __init__(self, device: torch.device, precision: str, shape: rate.Shape | None = None) -> None:
-        self.shape = shape or rate.shape_on(device, precision)
+        self.shape = m, n, k = shape or rate.shape_on(device, precision)
         self.precision = precision
-        self._matmuls, self._wrong, self._unlike = 1, 0, 0  # computed; wrong elements, and matmuls that have some
+        self._steps = STEPS[device.type]
+        more = -(-self._steps * STEP // k)
+        a, b = rate.operands(precision, (m + more, n + more, k), device)
+        self._arrays = ((a.flatten(), m * k), (b.t().flatten(), n * k))
+        generator = torch.Generator().manual_seed(0)
+        self._factors = (torch.randint(-(1 << 62), 1 << 62, (DISTANCE,), generator=generator) | 1).to(device)
+        self._usual: Tensor | None = None
+        self._wrong = self._computed = 0
         self._descriptions: list[str] = []
-        self._multiply = rate.multiplication(precision, *rate.operands(precision, self.shape, device))
-        with rate.strictly(precision):
-            self._first = self._multiply()
-        self._not_finite = int((~self._first.isfinite()).sum())
 
-    def run(self, seconds: float) -> float:
-        """Multiply for `seconds`, at least one round; TFLOP/s including the comparisons, which cost a few per cent."""
-        began, before, elapsed = time.perf_counter(), self._matmuls, 0.0
+    def of(self, number: int) -> Callable[[], Tensor]:
+        """What computes the matmul of a round, within `strictly(precision)`."""
+        # The same two windows come together again after the square of the steps.
+        begins = (number % self._steps, (number + number // self._steps) % self._steps)
+        a, b = (
+            array[STEP * begin :][:count].view(-1, self.shape[2])
+            for begin, (array, count) in zip(begins, self._arrays, strict=True)
+        )
+        return rate.multiplication(self.precision, a, b.t())
+
+    def run(self, seconds: float, first: int = 0) -> Compared:
+        """Multiply for `seconds`, at least one round, from round `first` on."""
+        self._wrong = self._computed = 0
+        self._descriptions = []
+        hashes: list[int] = []
+        began, elapsed, nbytes = time.perf_counter(), 0.0, 0
         with rate.strictly(self.precision):
-            while self._matmuls == before or elapsed < seconds:
-                results = [self._multiply() for _ in range(ROUND)]
+            while not hashes or elapsed < seconds:
+                multiply = self.of(first + len(hashes))
+                results = [multiply() for _ in range(ROUND)]
                 # One answer for the round: no waiting between matmuls.
-                if torch.stack([self._differs(result) for result in results]).any():
-                    self._examine(results)
-                self._matmuls += ROUND
+                every = (torch.stack([self._sums(each) for each in results]) * self._factors).sum(1).tolist()
+                usual = Counter(every).most_common(1)[0][0]
+                self._computed += ROUND
+                if set(every) != {usual}:
+                    self._describe(first + len(hashes), results, every.index(usual))
+                if not hashes and not (finite := results[0].isfinite()).all():
+                    self._descriptions.append(f"NaN or infinite elements: {int((~finite).sum()):,}")
+                hashes.append(usual)
+                nbytes += ROUND * results[0].nbytes
                 elapsed = time.perf_counter() - began
-        m, n, k = self.shape
-        return 2 * m * n * k * (self._matmuls - before) / elapsed / 1e12
+        return Compared(
+            kind(self._factors.device), self.precision, self.shape, self._trouble, first, torch.tensor(hashes), elapsed,
+            2.0 * math.prod(self.shape) * self._computed, nbytes,
+        )  # fmt: skip
 
     def launch(self) -> Tensor:
-        """Begin one matmul, within `strictly(precision)`: whether it differs from the first, on the device."""
-        return self._differs(self._multiply())
+        """Begin the matmul of round 0, within `strictly(precision)`: whether it differs from the first such one, on the
+        device."""
+        sums = self._sums(self.of(0)())
+        self._usual = sums if self._usual is None else self._usual
+        return (sums != self._usual).any()
+
+    def _sums(self, result: Tensor) -> Tensor:
+        words = result.view(torch.int64).flatten()
+        whole = len(words) // DISTANCE * DISTANCE
+        sums = words[:whole].view(-1, DISTANCE).sum(0)
+        sums[: len(words) - whole] += words[whole:]
+        return sums
 
     @property
-    def trouble(self) -> str:
-        """What was wrong, in one line; "" if nothing was."""
-        parts = []
-        if self._not_finite:
-            parts.append(f"NaN or infinite elements in the first matmul: {self._not_finite:,}")
-        if self._wrong:
-            parts.append(f"wrong elements: {self._wrong:,}, in {self._unlike:,} of {self._matmuls:,} equal matmuls")
-            parts += self._descriptions
-        return "; ".join(parts)
+    def _trouble(self) -> str:
+        wrong = [f"wrong elements: {self._wrong:,}, in {self._computed:,} matmuls"] if self._wrong else []
+        return "; ".join([*wrong, *self._descriptions])
 
-    @property
-    def seen(self) -> Repetition:
-        bits = _bits(self._first)
-        rows, columns = (bits.sum(axis, dtype=torch.int64).cpu() for axis in (1, 0))
-        return Repetition(kind(bits.device), self.trouble, rows, columns)
-
-    def _differs(self, result: Tensor) -> Tensor:
-        # Eight bytes at a time: little traffic.
-        return (result.view(torch.int64) != self._first.view(torch.int64)).any()
-
-    def _examine(self, results: list[Tensor]) -> None:
-        expected = _bits(self._first)
-        for number, result in enumerate(map(_bits, results), self._matmuls + 1):
+    def _describe(self, number: int, results: Sequence[Tensor], right: int) -> None:
+        """The wrong elements of a round, of which result `right` is as most are, and whether they come again."""
+        expected, before = _bits(results[right]), self._wrong
+        for index, result in enumerate(map(_bits, results)):
             wrong = result != expected
-            if count := int(wrong.sum()):
-                self._wrong += count
-                self._unlike += 1
-                for at, i, j in _first(wrong)[: SHOWN - len(self._descriptions)]:
-                    found, right = (hexadecimal(int(each[i, j]), each.element_size()) for each in (result, expected))
-                    self._descriptions.append(f"matmul {number}, {at} is {found}, expected {right}")
+            self._wrong += int(wrong.sum())
+            for at, i, j in _first(wrong)[: SHOWN - len(self._descriptions)]:
+                bits = _difference(result[i, j], expected[i, j])
+                self._descriptions.append(f"round {number}, matmul {index + 1}, {at} is {bits}")
+        if not before:
+            again = int((_bits(self.of(number)()) != expected).sum())
+            self._descriptions.append(f"computed again {f'{again:,} are wrong' if again else 'it is right'}")
 
 
-def repeat_matmul(rank: Rank, precision: str, seconds: float) -> Repetition:
-    with rank.phase(f"{precision} matmul, again and again"):
-        work = Repeated(rank.device, precision)
-        work.run(seconds)
-        return work.seen
+def _difference(found: Tensor, right: Tensor) -> str:
+    return ", expected ".join(hexadecimal(int(each), each.element_size()) for each in (found, right))
+
+
+def compare(rank: Rank, precision: str, seconds: float) -> Compared:
+    with rank.phase(f"{precision} matmuls, compared"):
+        return Matmuls(rank.device, precision).run(seconds)
 
 
 def kind(device: torch.device) -> str:
@@ -141,31 +178,91 @@ def kind(device: torch.device) -> str:
     return f"{properties.name}, {properties.multi_processor_count} SMs"
 
 
-def dissenters(repetitions: Sequence[Repetition]) -> dict[int, str]:
-    """The ranks whose first matmul is not the one that most ranks of their kind have, and how it differs. With two
-    ranks of a kind nobody is the majority, and the higher one is named."""
-    found = {}
-    for alike, ranks in grouped((each.kind, index) for index, each in enumerate(repetitions)).items():
-        sums = {index: torch.cat([repetitions[index].row_sums, repetitions[index].column_sums]) for index in ranks}
-        keys = {index: each.numpy().tobytes() for index, each in sums.items()}
-        usual, count = Counter(keys.values()).most_common(1)[0]
-        reference = repetitions[next(index for index in ranks if keys[index] == usual)]
-        doubt = "" if 2 * count > len(ranks) else "; nobody can say which is right"
-        for index in ranks:
-            if keys[index] != usual:
-                rows = _lines("row", repetitions[index].row_sums != reference.row_sums)
-                columns = _lines("column", repetitions[index].column_sums != reference.column_sums)
-                found[index] = (
-                    f"its matmul is another one than that of {count} of {len(ranks)} ranks ({alike}) from the same "
-                    f"data{doubt}: {rows} and {columns} differ"
-                )
+@dataclass(frozen=True)
+class Dissent:
+    """A round of which a rank has another hash than `usual`, a rank of its kind, has: with `agreeing` of `ranks`."""
+
+    number: int
+    usual: int
+    agreeing: int
+    ranks: int
+
+
+def dissents(every: Sequence[Compared]) -> dict[int, Dissent]:
+    """The ranks of which a hash is not the one that most ranks of their kind have, and the first such round of each. Of
+    two ranks nobody is the majority, and the higher one is named."""
+    found: dict[int, Dissent] = {}
+    for ranks in grouped((each.kind, index) for index, each in enumerate(every)).values():
+        common = min(len(every[index].hashes) for index in ranks)
+        hashes = torch.stack([every[index].hashes[:common] for index in ranks])
+        for at in (hashes != hashes[0]).any(0).nonzero().flatten().tolist():
+            of_round = dict(zip(ranks, hashes[:, at].tolist(), strict=True))
+            usual, count = Counter(of_round.values()).most_common(1)[0]
+            one = next(index for index in ranks if of_round[index] == usual)
+            for index in ranks:
+                if of_round[index] != usual:
+                    found.setdefault(index, Dissent(every[one].first + at, one, count, len(ranks)))
     return found
 
 
-def _lines(noun: str, differ: Tensor) -> str:
-    which = differ.nonzero().flatten()
-    first = f" (the first is {int(which[0])})" if len(which) else ""
-    return f"{len(which):,} {noun}{'' if len(which) == 1 else 's'}{first}"
+def dissenters(world: World, every: Sequence[Compared]) -> dict[int, str]:
+    """Whose matmuls are other ones than those of most ranks, and where: their round is computed again by all ranks."""
+    found = {}
+    for index, each in dissents(every).items():
+        work = (each.number, every[index].precision, every[index].shape)
+        sums: list[tuple[Tensor, Tensor]] = world.run(_line_sums, *work)
+        lines = [(mine != usual).nonzero().flatten() for mine, usual in zip(sums[index], sums[each.usual], strict=True)]
+        again = "computed again it is right"
+        if len(lines[0]):
+            rows = lines[0][:SHOWN].tolist()
+            bits: list[Tensor] = world.run(_rows, rows, *work)
+            wrong = bits[index] != bits[each.usual]
+            elements = "; ".join(
+                f"row {rows[i]}, column {j} is {_difference(bits[index][i, j], bits[each.usual][i, j])}"
+                for _, i, j in _first(wrong)
+            )
+            again = f"so it is again, in {_count('row', lines[0])} and {_count('column', lines[1])}: {elements}"
+        doubt = "" if 2 * each.agreeing > each.ranks else "; nobody can say which is right"
+        found[index] = (
+            f"its matmul of round {each.number} is another one than that of {each.agreeing} of {each.ranks} ranks "
+            f"({every[index].kind}) from the same data{doubt}: {again}"
+        )
+    return found
+
+
+def _line_sums(rank: Rank, *work: Any) -> tuple[Tensor, Tensor]:
+    """Of the rows and of the columns of a round's result, over its bits."""
+    bits = _result(rank, *work)
+    rows, columns = (bits.sum(axis, dtype=torch.int64).cpu() for axis in (1, 0))
+    return rows, columns
+
+
+def _rows(rank: Rank, rows: list[int], *work: Any) -> Tensor:
+    return _result(rank, *work)[rows].cpu()
+
+
+def _result(rank: Rank, number: int, precision: str, shape: rate.Shape) -> Tensor:
+    with rate.strictly(precision), rank.phase(f"{precision} matmul of round {number}, again"):
+        return _bits(Matmuls(rank.device, precision, shape).of(number)())
+
+
+def _count(noun: str, which: Tensor) -> str:
+    return f"{len(which):,} {noun}{'' if len(which) == 1 else 's'}"
+
+
+def bound(world: World, every: Sequence[Compared], states: Sequence[GpuState | None]) -> Measurement:
+    """Of matmuls at one precision without a difference, first one turn of all ranks: silent corruption is rarer than
+    one event in so many seconds of a GPU at this load, with 95 %. Only what was compared counts."""
+    seconds, flop, nbytes = (sum(getattr(each, name) for each in every) for name in ("seconds", "flop", "nbytes"))
+    kinds = Counter(each.kind for each in every[: world.size])
+    alone = "; of a GPU that has no like here a fault that always comes is not seen" if 1 in kinds.values() else ""
+    details = {"compared": f"{seconds:,.1f} GPU-seconds, {flop / 1e15:,.2f} PFLOP, {nbytes / 1e12:,.3g} TB{alone}"}
+    clocks = [state.sm_clock_mhz for state in states if state is not None and state.sm_clock_mhz is not None]
+    if clocks:
+        details["SM clock"] = " to ".join(dict.fromkeys(f"{edge(clocks):,.0f}" for edge in (min, max))) + " MHz"
+    return Measurement(
+        "corruption_bound", {WORLD: seconds / NO_EVENT}, {"precision": every[0].precision}, details=details
+    )
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -181,9 +278,8 @@ def _first(wrong: Tensor) -> list[tuple[str, int, int]]:
 # The soak: a GPU under matmuls until it is warm, one precision after the other. Whether it computes the same bits again
 # and again, how fast, and what it is like at the end.
 
-# Of matmuls alone, between those that are compared and the window: after a pause of 0.3 s an H200 was up to 8 %
-# faster, and after 1.5 s of work within 3 % of what it settled at.
-SETTLING_SECONDS = {"cuda": 1.5, "cpu": 0.0}
+# Of matmuls alone, between those that are compared and the window.
+SETTLING_SECONDS = {"cuda": 0.5, "cpu": 0.0}
 SOAK_METRICS = {"soak_temperature": "temperature_c", "soak_clock": "sm_clock_mhz", "soak_power": "power_watts"}
 AT_POWER_LIMIT = 0.95  # of it: at 700 W, three machines of 4x H200 drew 682 to 702
 
@@ -192,20 +288,20 @@ AT_POWER_LIMIT = 0.95  # of it: at 700 W, three machines of 4x H200 drew 682 to 
 class Soaked:
     """What one rank did at one precision. `state`: of its GPU through all of it."""
 
-    repetition: Repetition
+    compared: Compared
     rate: Reading
     state: GpuState | None
 
 
 def soak(rank: Rank, precision: str, seconds: float) -> Soaked:
-    """Compute matmuls at one precision for `seconds` without a rest: first the same one again and again, compared bit
-    for bit, which warms the GPU up; then the window of `matmul_rate`."""
+    """Compute matmuls at one precision for `seconds` without a rest: first those that are compared, which warms the GPU
+    up; then the window of `matmul_rate`, whose results nobody reads: that would change the rate."""
     rate.must_have(precision, rank.device)
     settling = SETTLING_SECONDS[rank.device.type]
     with Watch(rank.gpu) as watch:
-        repetition = repeat_matmul(rank, precision, seconds - settling - rate.WINDOW_SECONDS[rank.device.type])
+        compared = compare(rank, precision, seconds - settling - rate.WINDOW_SECONDS[rank.device.type])
         measured = rate.matmul_rate(rank, precision, lead_in=settling)
-    return Soaked(repetition, measured, watch.medians)
+    return Soaked(compared, measured, watch.medians)
 
 
 def rate_of(world: World, soaked: Sequence[Soaked]) -> Measurement:

@@ -34,7 +34,7 @@ FAMILIES = {
     "compute": (
         "gemm", "gemm_relative", "solo_train_throughput", "train_throughput", "solo_token_throughput",
         "token_throughput", "model_flops_utilization", "train_utilization", "product_retention", "soak_clock",
-        "burn_retention", "step_retention",
+        "burn_retention", "step_retention", "corruption_bound",
     ),
     "clock": ("gemm_full_clock",),
     "power": ("soak_power", "burn_power", "burn_peak_power", "step_power", "power_swing"),
