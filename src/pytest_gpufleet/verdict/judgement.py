@@ -223,6 +223,8 @@ def comparisons(suite: Suite, level: str, gpus: int, nodes: int) -> int:
         check = suite.checks[name]
         among = nodes if check.nodes else gpus
         for metric in check.metrics(gpus > 1):
+            if metric == "corruption_bound":  # how much work was compared: nothing that chance decides
+                continue
             peers = metric in METRICS and METRICS[metric].peer_tolerance is not None
             places = (among * (among - 1) // 2 if metric.startswith("pair_") else among) if peers else 1
             count += len(suite.cases(name)) * (1 + places * (places > 1))
