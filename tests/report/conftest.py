@@ -30,7 +30,7 @@ from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.measurement import Measurement, Sample
 from pytest_gpufleet.model.metric import MiB
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report.page import summary
+from pytest_gpufleet.report.page import page as html_of
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.verdict.verdict import conclude
 from tests import runs
@@ -217,7 +217,7 @@ def every_record(request: pytest.FixtureRequest, recorded: Callable[[str], Recor
 @pytest.fixture(scope="session")
 def page_of(recorded: Callable[[str], Record]) -> Callable[[str], Page]:
     """The report of a run by its name in RECORDS, made once."""
-    return cache(lambda name: Page(summary(recorded(name), sha256="5e0" * 21 + "1")))
+    return cache(lambda name: Page(html_of(recorded(name), sha256="5e0" * 21 + "1")))
 
 
 @pytest.fixture(params=RECORDS)

@@ -22,7 +22,7 @@ from pytest_gpufleet.model.place import WORLD, Pair, Place, gpu, read as read_pl
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import several_runs, wording
 from pytest_gpufleet.report.figures import EPOCH_IMAGES, figure_tables, heat_tables, training_tables
-from pytest_gpufleet.report.page import MOST_FAILURES, MOST_FIGURES, MOST_ROWS, summary
+from pytest_gpufleet.report.page import MOST_FAILURES, MOST_FIGURES, MOST_ROWS, page as html_of
 from pytest_gpufleet.report.plots.figure_plots import curves
 from pytest_gpufleet.report.plots.telemetry_plots import svgs
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
@@ -306,15 +306,15 @@ def many(count: int) -> Record:
 def test_what_nobody_could_read_is_counted_and_takes_no_longer_than_its_length() -> None:
     def seconds(record: Record) -> float:
         began = time.process_time()
-        summary(record)
+        html_of(record)
         return time.process_time() - began
 
     few, lots = many(400), many(4000)
-    page = summary(lots)
+    page = html_of(lots)
     assert page.count("<tr") < MOST_FIGURES + 4 * MOST_ROWS + MOST_FAILURES * 2
     left_out = {int(told) for told in re.findall(r"<p>([\d,]+) more are in evidence.jsonl alone", page)}
     assert left_out > {len(lots.findings) - MOST_FIGURES, 4001 - MOST_FAILURES}
-    assert "more are in" not in summary(many(20))
+    assert "more are in" not in html_of(many(20))
     assert seconds(lots) < 30 * seconds(few)  # 100 times as long where it grows with the square
     lines = [text for text, _ in summary_lines(lots)]
     assert len(lines) < 1000
@@ -357,7 +357,7 @@ def test_figures_of_broken_machines_can_be_shown_everywhere(values: tuple[float,
         run=RunHeader(host="x"), findings=of_every_form(endless), verdict="REJECTED", telemetry=telemetry,
         checks={"a.py::b": Check("a.py::b", "failed", 1.0, message="it missed")},
     )  # fmt: skip
-    assert "fleet-verdict" in summary(record)
+    assert "fleet-verdict" in html_of(record)
     assert svgs(telemetry, [read_place(place) for place in PLACES], []) is not None
     assert summary_lines(record)
     runs = {"one": record, "other": record}

@@ -16,7 +16,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.banner import why
 from pytest_gpufleet.report.failures import Accused, accused
 from pytest_gpufleet.report.gpu_grid import grid_rows, groups
-from pytest_gpufleet.report.page import summary as html
+from pytest_gpufleet.report.page import page as html
 from pytest_gpufleet.run.summary import summary as document
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import causes, explaining

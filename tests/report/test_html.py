@@ -23,7 +23,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import machine_section
 from pytest_gpufleet.report.banner import next_steps, why
 from pytest_gpufleet.report.failures import accused, failures
-from pytest_gpufleet.report.page import summary
+from pytest_gpufleet.report.page import page as html_of
 from pytest_gpufleet.report.rendering import STYLESHEET
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 from pytest_gpufleet.verdict.reading import read
@@ -48,9 +48,13 @@ def test_every_page_stands_on_its_own_and_serves_a_screen_reader(every_page: Pag
     assert "prefers-color-scheme: dark" in css and "@media print" in css  # noqa: PT018
     assert len(every_page.html) < 2_000_000
     tags = [tag for tag, _ in every_page.seen]
-    assert tags.count("caption") == tags.count("table") == every_page.values("role").count("region")
+    assert tags.count("caption") == tags.count("table") == every_page.values("role").count("group")
+    # No landmark has the name of another, all stands in the one of the page, and the keyboard scrolls what is wide.
+    names = every_page.values("aria-labelledby")
+    assert (tags.count("main"), len(names)) == (1, len(set(names)))
+    assert all(attributes.get("tabindex") == "0" for tag, attributes in every_page.seen if tag in ("figure", "pre"))
     levels = [int(tag[1]) for tag in every_page.headings()]
-    assert levels[0] == 2
+    assert levels[0] == 1
     assert all(after - before <= 1 for before, after in pairwise(levels))
     for tag, attributes in every_page.seen:
         assert tag != "th" or attributes["scope"] in ("col", "row")
@@ -85,18 +89,18 @@ def test_cause_stands_before_the_figures_that_missed(page_of: PageOf, bad_gpu: R
 def test_programmers_words_are_folded_away_and_a_very_long_message_keeps_its_ends(tmp_path: Path) -> None:
     message = "AssertionError: GPU 5 lost `its` link\nassert not ['x']\n\ndef test_x():\n>   assert not wrong"
     check = Check("a.py::b", "failed", 1.0, "Links are up", "Look at `nvidia-smi`.", message)
-    page = Page(summary(written(tmp_path, checks=[check], verdict="REJECTED")))
-    assert page.of("pre") == ["GPU 5 lost `its` link", message]
+    page = Page(html_of(written(tmp_path, checks=[check], verdict="REJECTED")))
+    assert page.of("pre") == ["GPU 5 lost `its` link", message, message]  # among all checks too
     assert "nvidia-smi" in page.of("code")
     check = Check("a.py::b", "failed", 1.0, message=f"the first line\n{'x' * 500_000}\nthe last line")
-    html = summary(written(tmp_path, checks=[check], verdict="REJECTED"))
+    html = html_of(written(tmp_path, checks=[check], verdict="REJECTED")).rpartition("fleet-every")[0]
     assert len(html) < 100_000
     assert all(words in html for words in ("the first line", "the last line", "characters left out"))
 
 
 def test_rehearsal_never_looks_accepted(rehearsal: Record) -> None:
     rehearsal.verdict = "ACCEPTED"
-    page = Page(summary(rehearsal))
+    page = Page(html_of(rehearsal))
     assert page.of("h2") == [summary_lines(rehearsal)[0][0]] == ["REHEARSAL"]
     for words in ("2 checks passed, none failed, 1 not applicable.", "can never say ACCEPTED", "No GPU took part"):
         assert words in page.text
@@ -112,7 +116,7 @@ def health_of(run: str, index: int, facts: dict[str, Any]) -> dict[str, str]:
     record = read(RECORDED / run / "evidence.jsonl")
     gpus = [*record.topology.gpus]
     gpus[index] = replace(gpus[index], facts={**gpus[index].facts, **Gpu(index, facts).facts})
-    page = Page(summary(replace(record, topology=replace(record.topology, gpus=tuple(gpus)))))
+    page = Page(html_of(replace(record, topology=replace(record.topology, gpus=tuple(gpus)))))
     return page.table("Health of the GPUs").row(f"GPU {index}")
 
 
@@ -142,7 +146,7 @@ def test_health_of_a_gpu() -> None:
 
 def test_cases_that_do_not_apply_are_told_together(record_of: Callable[..., Record]) -> None:
     checks = [Check(f"a.py::b[{case}]", "not applicable", 0.0, "All links", message="one GPU") for case in range(21)]
-    row = Page(summary(record_of(checks=checks))).table("Not applicable").row("· not applicable")
+    row = Page(html_of(record_of(checks=checks))).table("Not applicable").row("· not applicable")
     assert row["What"] == "All links (a.py::b) in [0], [1], [2] and 18 more"
 
 
@@ -151,17 +155,17 @@ def test_gpus_beyond_the_first_three_are_counted(bad_gpu: Record) -> None:
     places = [gpu.place for gpu in bad_gpu.topology.gpus[:3]]
     bad_gpu.faults += [Fault("nvlink_down", (place,), "lost a link", check="a.py::b") for place in places]
     bad_gpu.checks["c.py::d"] = Check("c.py::d", "failed", 1.0, message="who knows why")
-    assert ", 1 more GPU in some of them; 1 points to no single GPU." in Page(summary(bad_gpu)).text
+    assert ", 1 more GPU in some of them; 1 points to no single GPU." in Page(html_of(bad_gpu)).text
 
 
 def test_customers_limits_are_marked(standard: Record) -> None:
-    assert "customer's" not in summary(standard)
+    assert "customer's" not in html_of(standard)
     standard.findings = [
         replace(each, limit=each.limit and replace(each.limit, given=True, grade="contract"))
         for each in standard.findings
         if each.measurement.metric == "gemm"
     ]
-    text = Page(summary(standard)).text
+    text = Page(html_of(standard)).text
     assert text.count("contract, customer's") - 1 == sum(each.limit is not None for each in standard.findings)
     assert "contract, customer's limit from h200.toml" in text
 
@@ -196,7 +200,7 @@ def test_hostile_text_is_shown_not_run(verdict: str) -> None:
         verdict=verdict,
         reasons=[HOSTILE],
     )
-    html = summary(record, HOSTILE)
+    html = html_of(record, HOSTILE)
     assert "script" not in {tag for tag, _ in Page(html).seen}
     assert "<script>alert" in Page(html).text  # as text
     assert not set(html) & {"\x1b", "\x00"}
@@ -208,7 +212,7 @@ def test_check_of_somebody_else_has_a_group_of_its_own(record_of: Callable[..., 
     measurement = Measurement("fan_speed", {"gpu0": 900.0, "gpu1": 950.0}, {"bytes": MiB}, definition=fans)
     finding = Finding("checks/test_my_fans.py::test_fans", measurement, "for information")
     check = Check("checks/test_my_fans.py::test_fans", "passed", 0.1, "All fans turn")
-    page = Page(summary(record_of(findings=[finding], checks=[check])))
+    page = Page(html_of(record_of(findings=[finding], checks=[check])))
     assert "My fans" in page.of("h4")
     assert page.table("One row a GPU").row("GPU 0")["My fans"] == "✓ ok"
     assert page.table("Fan speed, rpm").row("1 MiB")["GPU 1"] == "950"
@@ -225,7 +229,7 @@ def test_matplotlib_waits_for_a_report() -> None:
 def test_what_the_gpus_did_is_drawn_where_there_is_something_to_see(
     record_of: Callable[..., Record], seconds: int, drawn: bool
 ) -> None:
-    assert ('id="fleet-seen"' in summary(record_of(telemetry=list(standard_run.telemetry(seconds))))) is drawn
+    assert ('id="fleet-seen"' in html_of(record_of(telemetry=list(standard_run.telemetry(seconds))))) is drawn
 
 
 GIVEN = {"technician": "J. Roe", "cost_centre": "88", "order": "4711", "remarks": "</style><b>bold</b>"}
@@ -241,16 +245,15 @@ def noted(standard: Record) -> Record:
 
 
 def test_notes_stand_in_the_head_and_beside_the_signatures(noted: Record) -> None:
-    page = Page(summary(noted, "5e" * 32))
-    head = page.text[: page.text.index("Sign-off")]
-    for words in ("Order number: 4711", "Technician: J. Roe", "Cost centre: 88", "</style><b>bold</b>"):
-        assert words in head
+    page = Page(html_of(noted, "5e" * 32))
     signed = dict(row for row in page.table("What this is about").rows)
     assert list(signed)[:4] == ["Order number", "Technician", "Remarks", "Cost centre"]
     assert signed["Machine"] == "Dell Inc. PowerEdge XE9680, serial ABC123"
     assert signed["Suite"].endswith(", commit 0123abcd-dirty")
     assert signed["Time"] == "2026-11-20 09:14:03 UTC to 2026-11-20 09:45:15 UTC, 31 min 12 s"
-    assert "5e5e" in signed["Evidence"]
+    assert (signed["Order number"], signed["Technician"], signed["Cost centre"]) == ("4711", "J. Roe", "88")
+    assert "</style><b>bold</b>" in signed["Remarks"]
+    assert "5e5e" in page.text[page.text.index("Sign-off") :]
     assert "b" not in page.headings()
     assert "b" not in {tag for tag, _ in page.seen}
 
@@ -338,7 +341,7 @@ def test_every_part_is_in_the_index_and_what_is_settled_is_folded(page_of: Calla
 def test_what_is_not_judged_links_to_its_reason(incomplete: Record) -> None:
     finding = next(each for each in incomplete.findings if each.limit)
     incomplete.findings[:] = [replace(finding, state="not judged", limit=None, required=True, reason="no profile")]
-    page = Page(summary(incomplete))
+    page = Page(html_of(incomplete))
     rows = {part.partition('"')[0]: part.partition("</tr>")[0] for part in page.html.split('<tr id="')[1:]}
     (row,) = (anchor for anchor, text in rows.items() if "no profile" in text)
     assert page.values("href").count(f"#{row}") >= 2  # of the GPUs at a glance, and of the figures

@@ -135,10 +135,10 @@ def test_programs_read_the_lowest_grade_and_people_each(folder: Path, record: Re
     assert 'gpufleet_figures_judged{grade="project"} 2.0' in text
 
     html = page(record, "0" * 64)
-    assert f'<p class="fleet-basis">{TOLD}</p>' in html
+    assert '<p class="fleet-basis">3 of 3 measurements within limits</p>' in html
     for grade in ("calibrated", "project"):
         assert f'<span class="fleet-note">{grade}, customer&#39;s' in html
-    assert html.count(TOLD) == 1  # the banner
+    assert html.count("Limits: 1 calibrated, 2 project") == html.count(RAN.removeprefix("; ")) == 1
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, KiB, Metric, MiB
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report.page import summary
+from pytest_gpufleet.report.page import page as html_of
 from pytest_gpufleet.verdict import toml_table
 from pytest_gpufleet.verdict.across_runs.run_comparison import figures
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge
@@ -311,7 +311,7 @@ def test_who_reads_a_finding_sees_whose_the_limit_is(tmp_path):
     ):
         finding = judge(busbw(**ALL_REDUCE), profile, topology, "test_a.py::test_it", rehearsal=False)
         assert line in str(LimitMissed([finding], topology))
-        page = unescape(summary(Record(run=RunHeader(level="standard"), topology=topology, findings=[finding])))
+        page = unescape(html_of(Record(run=RunHeader(level="standard"), topology=topology, findings=[finding])))
         for shown in (dict(finding.properties())["busbw limit"], page):
             assert ("contract, customer's limit from contract.toml" in shown) == marked
             assert ("customer's" in shown) == marked

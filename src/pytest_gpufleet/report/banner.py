@@ -166,7 +166,7 @@ def _why(record: Record) -> str:
         return wording.sentences(failed, first, named, _first_cause(record, unexplained))
     texts = map(_sentence, remarks(record))
     if word == "ACCEPTED":
-        return wording.sentences(_judged(record), *texts, _tightest(record))
+        return wording.sentences(_judged(record), *texts)
     own = map(_sentence, filter(None, [own_limits(record)]))
     return wording.sentences(say(STAMPS[word].meaning), _first(record, said, {}), *own, _open(record), *texts)
 
@@ -267,20 +267,6 @@ def _judged(record: Record) -> str:
     gpus, judged = len(record.topology.gpus), any(basis.judged_by(finding) for finding in record.findings)
     ran = say(ALL_RAN if gpus != 1 else ALL_RAN_ON_ONE, level=record.run.level, gpus=gpus)
     return wording.sentences(ran, "" if judged else say(NOTHING_JUDGED))
-
-
-def _tightest(record: Record) -> str:
-    """The figure that came nearest to its limit."""
-    judged = [finding for finding in record.findings if finding.state == "met" and finding.limit]
-    nearest = min(judged, key=wording.margin, default=None)
-    worst = wording.worst(nearest) if nearest else None
-    if nearest is None or nearest.limit is None or worst is None:
-        return ""
-    value, limit = wording.value_and_limit(worst[1], nearest.limit)
-    what = say(", ").join([wording.title(nearest), *wording.conditions(nearest)])
-    margin = f"+{wording.percent(wording.margin(nearest), 2)}"
-    text = "Smallest margin: {what}: {value} (limit {limit}, {margin})."
-    return say(text, what=what, value=value, limit=limit, margin=margin)
 
 
 def _open(record: Record) -> str:

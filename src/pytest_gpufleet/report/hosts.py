@@ -299,7 +299,8 @@ class HostsPart:
 
     def columns(self) -> list[str]:
         """The groups of checks of all hosts, in the order of the suite; then what the fleet adds."""
-        titles = dict.fromkeys(title for row in self.rows for title in row.cells if title not in (OWN, ALIKE, PEERS))
+        said = (title for row in self.rows for title, state in row.cells.items() if state)
+        titles = dict.fromkeys(title for title in said if title not in (OWN, ALIKE, PEERS))
         return [*titles, OWN, ALIKE, PEERS]
 
     def anchors(self) -> dict[str, str]:

@@ -75,30 +75,30 @@ def _dmi(found: HostFound) -> Dmi:
 
 
 def signed(record: Record) -> list[tuple[str, str]]:
-    """What is signed, beside the verdict: a name and a value each."""
-    noted, run = notes(record), record.run
+    """What the verdict is of, and what is signed: a name and a value each."""
+    noted, run, models = notes(record), record.run, wording.models(record.topology.gpus) or say("no GPU")
     more = len(noted) - MOST_NOTES
     if record.of_cluster:
         nodes = [(node.host, node.serial) for node in run.nodes]
         names = [f"{host} ({say('serial {serial}', serial=serial)})" if serial else host for host, serial in nodes]
-        who = [("Nodes", say(some(names, MOST_NAMED)))]
+        who = [("Nodes", say(some(names, MOST_NAMED))), ("GPUs", models)]
     else:
         gpus = say(some([_gpu(gpu) for gpu in record.topology.gpus], MOST_NAMED))
-        who = [("Host", run.host), ("Machine", machine(record)), ("GPUs", gpus)]
+        who = [("Host", run.host), ("Machine", machine(record)), ("GPUs", models), ("Serial numbers", gpus)]
+    commit = f"commit {run.commit}" if run.commit else ""
+    suite = f"pytest-gpufleet {run.plugin}", say("level {level}", level=run.level), commit
     rows = [
         *noted[:MOST_NOTES],
         ("And", say("{count} more notes, which evidence.jsonl has", count=more) if more > 0 else ""),
         *who,
         ("Time", time_taken(record)),
-        ("Level", record.run.level),
-        ("Suite", f"pytest-gpufleet {run.plugin}" + (f", commit {run.commit}" if run.commit else "")),
+        ("Suite", say(", ").join(filter(None, suite))),
     ]
     return [(name, value) for name, value in rows if value]
 
 
 def _gpu(gpu: Gpu) -> str:
-    where = f" ({gpu.position})" if gpu.position else ""
-    return f"{gpu.index}{where}: {say('serial {serial}', serial=gpu.serial) if gpu.serial else gpu.uuid}"
+    return f"GPU {gpu.index}{f' ({gpu.position})' if gpu.position else ''}: {gpu.serial or gpu.uuid}"
 
 
 def page_foot(record: Record, sha256: str) -> Markup:

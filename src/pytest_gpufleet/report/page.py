@@ -15,8 +15,8 @@ from pytest_gpufleet.model.limit import GRADES, IN_WORDS
 from pytest_gpufleet.model.metric import AS_NCCL_IS, STEADY
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import titled
-from pytest_gpufleet.report import gpu_grid, machine_section, rendering, wording
-from pytest_gpufleet.report.banner import next_steps, reasons, stamp, verdict_basis, why
+from pytest_gpufleet.report import gpu_grid, machine_section, wording
+from pytest_gpufleet.report.banner import next_steps, reasons, stamp, why
 from pytest_gpufleet.report.failures import Accused, accused, failures
 from pytest_gpufleet.report.figures import (
     LIKE_PEERS,
@@ -30,8 +30,9 @@ from pytest_gpufleet.report.figures import (
 )
 from pytest_gpufleet.report.gpu_grid import grid_rows, legend
 from pytest_gpufleet.report.hosts import HostsPart, nodes_in_words, nodes_part
+from pytest_gpufleet.report.margins import margins, named, texts
 from pytest_gpufleet.report.rendering import render
-from pytest_gpufleet.report.tables import Table
+from pytest_gpufleet.report.tables import Cell, Row, Table
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns, between
 from pytest_gpufleet.verdict.gaps import Gap, Kind, gaps, in_cases, inapplicable, newer, not_applied
@@ -90,12 +91,9 @@ class Section:
         return say("; ").join(filter(None, parts))
 
 
-def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None) -> str:
-    """The report of a run as an HTML fragment: the page without its head and the list of every check.
-
-    `sha256`: of the whole evidence file, shown beside the signatures. `nodes`: of a run on many, what their own runs
-    came to.
-    """
+def _content(record: Record, nodes: HostsPart | None) -> dict[str, Any]:
+    """What the templates show. `nodes`: of a run on many, what their own runs came to."""
+    own = [row.run.record for row in nodes.rows if row.run] if nodes else []
     said, parts = accused(record), gpu_grid.groups(record)
     sources: Sources = {}
     if nodes:  # what is at nodes alone, their rows have
@@ -105,37 +103,71 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None) ->
     shown = enumerate(failed[:MOST_FAILURES], 1)
     anchors = {name: f"fleet-failure-{number}" for number, failure in shown for name in failure.names}
     rows = [] if nodes else grid_rows(record, parts, said)
-    return (
-        rendering.templates()
-        .get_template("summary.html.jinja")
-        .render(
-            record=record,
-            run=record.run,
-            machine=machine_section,
-            topology=GpuTopology() if nodes else record.topology,  # each node has a report of its own
-            basis=verdict_basis(record),
-            stamp=stamp(record),
-            why=why(record),
-            reasons=reasons(record, "all of which are listed below", of_fleet=nodes.fleet.reasons if nodes else ()),
-            counts=_counts(record),
-            groups=parts,
-            hosts=nodes,
-            rows=rows,
-            legend=legend(rows),
-            failures=failed[:MOST_FAILURES],
-            failures_left_out=len(failed[MOST_FAILURES:]),
-            most_rows=MOST_ROWS,
-            anchors=anchors,
-            sections=list(_sections(parts, said, sources, record.hosts)),
-            sources=sources,
-            telemetry=_telemetry(record),
-            **_open(record, nodes),
-            **MAY_DIFFER,
-            grades=IN_WORDS.values(),
-            symbols=wording.SYMBOLS,
-            sha256=sha256,
+    return {
+        "record": record,
+        "run": record.run,
+        "machine": machine_section,
+        "topology": GpuTopology() if nodes else record.topology,  # each node has a report of its own
+        "within": _within(record, *own),
+        "margins": _margins(record, *own),
+        "stamp": stamp(record),
+        "why": why(record),
+        "reasons": reasons(record, "all of which are listed below", of_fleet=nodes.fleet.reasons if nodes else ()),
+        "counts": _counts(record, own),
+        "groups": parts,
+        "links": {say(part.title): number for number, part in enumerate(parts, 1)},
+        "hosts": nodes,
+        "rows": rows,
+        # A group that says nothing of any GPU, nor of the host, needs no column.
+        "columns": [number for number in range(len(parts)) if any(row.cells[number].state for row in rows)],
+        "legend": legend(rows),
+        "failures": failed[:MOST_FAILURES],
+        "failures_left_out": len(failed[MOST_FAILURES:]),
+        "most_rows": MOST_ROWS,
+        "anchors": anchors,
+        "sections": list(_sections(parts, said, sources, record.hosts)),
+        "sources": sources,
+        "telemetry": _telemetry(record),
+        **_open(record, nodes),
+        **MAY_DIFFER,
+        "grades": IN_WORDS.values(),
+        "symbols": wording.SYMBOLS,
+    }
+
+
+def _within(*records: Record) -> str:
+    """The line below the verdict: "22 of 24 measurements within limits, 30 not judged"."""
+    open = (each.required and each.state == "not judged" for record in records for each in distinct(record.findings))
+    count, within = sum(open), basis.within(basis.by_grade(*records), basis.missed(*records))
+    more = say("{count} not judged", count=count) if count and within else ""
+    return say(", ").join(filter(None, (within, more)))
+
+
+FULL_BAR = 0.25  # of a limit: far from it is far from it
+
+
+def _margins(*records: Record) -> Table:
+    """A row for each group: of all of its measurements the one that came nearest to its limit, on many nodes of all."""
+    nearest = [(each, record) for record in records for each in margins(record)]
+    rows = []
+    for group, found in grouped((each.group, (each, record)) for each, record in nearest).items():
+        worst, record = min(found, key=lambda each: wording.margin(each[0].nearest))
+        value, limit, margin, where = texts(worst.nearest, record.hosts)
+        host = record.run.host if len(records) > 1 and not record.of_cluster else ""
+        within, judged = (sum(getattr(each, name) for each, _ in found) for name in ("within", "judged"))
+        share = max(-0.25, min(1.0, wording.margin(worst.nearest) / FULL_BAR))  # beyond it there is less room
+        cells = (
+            Cell(say("{met} of {count}", met=within, count=judged), "missed" if within < judged else ""),
+            Cell(margin, worst.nearest.state, bar=share),
+            Cell(value),
+            Cell(limit),
+            Cell(named(worst.nearest)),
+            Cell(" ".join(filter(None, (host, where)))),
         )
-    )
+        rows.append(Row(say(group), cells))
+    columns = ("Within limits", "Smallest margin", "Measured", "Limit", "What", "Where")
+    note = say("the bar begins at the limit and is full at {share} or more", share=wording.percent(FULL_BAR))
+    return Table("Margin to the limits, by group", "Group", columns, tuple(rows), (note,))
 
 
 def _open(record: Record, nodes: HostsPart | None) -> dict[str, Any]:
@@ -154,7 +186,15 @@ def _open(record: Record, nodes: HostsPart | None) -> dict[str, Any]:
         # How many checks that a run on so many nodes could do belong to a higher level.
         "above": sum(not includes(record.run.level, check.level) for check in possible),
         "next_steps": next_steps(record),
+        "unread": _unread(record),
     }
+
+
+def _unread(record: Record) -> list[str]:
+    """What could not be read, and is not among the reasons of the verdict."""
+    rows = gap_rows((gap for gap in gaps(record) if gap.kind == "skipped" and not gap.counts), record)
+    found = [say(", ").join([say(row.group), say(row.why)]) for row in rows]
+    return [*record.topology.problems, *found][:MOST_NAMED]
 
 
 @dataclass(frozen=True)
@@ -218,27 +258,24 @@ def _sections(
         )
 
 
-def _counts(record: Record) -> list[str]:
-    """The run in figures: GPUs, checks, what was measured, and what it was held against."""
-    models = Counter(gpu.name for gpu in record.topology.gpus)
+def _counts(record: Record, own: Sequence[Record]) -> list[str]:
+    """The run in figures: checks, what was measured, and what it was held against. `own`: runs of its nodes."""
     outcomes: Counter[str] = Counter(check.outcome for check in record.checks.values() if check.asked)
     states = Counter(map(state, distinct(record.findings)))
-    machines = [f"{count} x {name}" for name, count in models.items()] or [say("no GPU")]
     parts = [
         *nodes_in_words(record),
-        ", ".join(machines),
         _tally("check", outcomes, ("passed", "failed", "skipped", "not applicable")),
         _tally("measurement", states, STATES),
-        _basis(record),
+        _basis(record, own),
+        "" if own else basis.has_run(record),
         *basis.outdated(record),
     ]
     return [text for text in parts if text]
 
 
-def _basis(record: Record) -> str:
-    """ "Limits: 19 calibrated, 23 theoretical, at least published asked for"; "" where there is nothing to tell"""
-    by_grade = {} if verdict_basis(record) else basis.by_grade(record)  # the banner of what is ACCEPTED has them
-    parts = [f"{count} {say(IN_WORDS[grade])}" for grade, count in by_grade.items()]
+def _basis(record: Record, own: Sequence[Record]) -> str:
+    """ "Limits: 19 calibrated, 23 theoretical (...), at least published asked for"; "" where there is none"""
+    parts = [*filter(None, [basis.grades(basis.by_grade(record, *own))])]
     if record.run.basis != GRADES[-1]:
         parts.append(say("at least {grade} asked for", grade=say(IN_WORDS[record.run.basis])))
     return say("Limits: {grades}", grades=say(", ").join(parts)) if parts else ""
@@ -275,7 +312,7 @@ NOWHERE: Mapping[str, str] = {}
 
 def page(
     record: Record,
-    sha256: str,
+    sha256: str = "",
     runs: NodeRuns = ALONE,
     reports: Mapping[str, str] = NOWHERE,
     language: Language | None = None,
@@ -291,7 +328,7 @@ def page(
             "page.html.jinja",
             title=f"{say('GPU acceptance report')}{say(': ')}{record.run.host or say('unknown host')}",
             made="Made by {tool} from the evidence of the run.",
-            fragment=summary(record, sha256, nodes_part(record, runs, reports)),
-            record=record,
-            symbols=wording.SYMBOLS,
+            foot=machine_section.page_foot(record, sha256),
+            sha256=sha256,
+            **_content(record, nodes_part(record, runs, reports)),
         )

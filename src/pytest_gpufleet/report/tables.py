@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Cell:
     """`state` puts a mark in front of the text, `below` a line under it, and `source` the number of a footnote. `open`:
-    why it was not judged. `heat`: how full its colour is, in per cent. `figure`: it is one."""
+    why it was not judged. `heat`: how full its colour is, in per cent. `bar`: how far it is from its limit, of what
+    fills a bar; beyond it below 0. `figure`: it is one."""
 
     text: str = ""
     state: str = ""
@@ -31,6 +32,7 @@ class Cell:
     source: int | None = None
     open: str = ""
     heat: int | None = None
+    bar: float | None = None
     figure: bool = False
 
 

@@ -12,8 +12,8 @@ from pytest_gpufleet.model.record import Record
 
 # What a limit of the lowest grade is worth, said wherever one was used.
 THEORETICAL = " (theoretical limits catch defects, not a 10 % slowdown)"
-WITHIN = "{met} of {count} measurements within limits: {grades}"
-WITHIN_ONE = "{met} of 1 measurement within limits: {grades}"
+WITHIN = "{met} of {count} measurements within limits"
+WITHIN_ONE = "{met} of 1 measurement within limits"
 TOO_LOW = "held against a {grade} limit, and --fleet-basis asks for a {wanted} one"
 # Machines that the suite has run on at level standard or above, by model and number of GPUs: docs/results/README.md.
 RAN = {("NVIDIA H200", 1): 7, ("NVIDIA H200", 2): 4, ("NVIDIA H200", 4): 3, ("NVIDIA H100 80GB HBM3", 1): 7}
@@ -45,8 +45,7 @@ def lowest(record: Record) -> Grade | None:
 
 def described(record: Record) -> str:
     """What the verdict of a run stands on, in words; of one on many nodes, how low the limits of any of them go."""
-    missed = sum(finding.state == "missed" for finding in distinct(record.findings) if judged_by(finding))
-    words, worst = in_words(by_grade(record), missed), lowest(record)
+    words, worst = in_words(by_grade(record), missed(record)), lowest(record)
     if not record.finished or worst is None:
         return say("; ").join(filter(None, [words, words and has_run(record)]))
     on_nodes = say("no limit of any node below a {grade} one", grade=say(IN_WORDS[worst]))
@@ -81,14 +80,26 @@ def _releases_behind(software: str, old: str, new: str) -> int:
     return now - was if was else 0
 
 
+def missed(*records: Record) -> int:
+    judged = (each for record in records for each in distinct(record.findings) if judged_by(each))
+    return sum(each.state == "missed" for each in judged)
+
+
 def in_words(counts: Mapping[Grade, int], missed: int = 0) -> str:
     """ "42 of 42 measurements within limits: 19 calibrated, 23 theoretical (...)"; "" without any limit."""
-    if not (count := sum(counts.values())):
-        return ""
+    return say(": ").join(filter(None, [within(counts, missed), grades(counts)]))
+
+
+def within(counts: Mapping[Grade, int], missed: int = 0) -> str:
+    """ "42 of 42 measurements within limits"; "" without any limit."""
+    count = sum(counts.values())
+    return say(WITHIN if count != 1 else WITHIN_ONE, met=count - missed, count=count) if count else ""
+
+
+def grades(counts: Mapping[Grade, int]) -> str:
+    """ "19 calibrated, 23 theoretical (...)"; "" without any limit."""
     each = (say("{count} {grade}", count=number, grade=say(IN_WORDS[grade])) for grade, number in counts.items())
-    grades = say(", ").join(each)
-    text = say(WITHIN if count != 1 else WITHIN_ONE, met=count - missed, count=count, grades=grades)
-    return text + (say(THEORETICAL) if "physical" in counts else "")
+    return say(", ").join(each) + (say(THEORETICAL) if "physical" in counts else "")
 
 
 def too_low(findings: Iterable[Finding], wanted: Grade) -> list[tuple[Finding, str]]:

@@ -1,11 +1,10 @@
-"""The plots of what the GPUs did during the run: one a quantity, a line a GPU, the files of tests as stripes behind."""
+"""The plots of what the GPUs did during the run: one a quantity, a line a GPU, groups of checks as stripes behind."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import accumulate, groupby, pairwise
-from pathlib import PurePosixPath
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from pytest_gpufleet.model.language import Said, say
 from pytest_gpufleet.model.measurement import SLOW_BEAT, Sample
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.gpu_grid import group_title
 from pytest_gpufleet.report.plots import canvas
 
 LONGEST_LINE = 600  # points
@@ -39,18 +39,18 @@ Points = list[tuple[float, float]]
 @dataclass(frozen=True)
 class Quantity:
     """What one plot shows: the sum of `readings` times `scale`. `bottom`: where its axis starts, None for anywhere.
-    `seldom`: it is not read in every sample, and is true of a moment: what was read is drawn, and nothing between."""
+    `every`: of so many samples one has it."""
 
     title: str
     unit: str
     readings: tuple[str, ...]
     scale: float = 1.0
     bottom: float | None = 0.0
-    seldom: bool = False
+    every: int = 1
 
 
 class Stripe(NamedTuple):
-    """A file of tests on the time axis, in seconds since the first sample."""
+    """A group of checks on the time axis, in seconds since the first sample."""
 
     name: str
     start: float
@@ -66,10 +66,10 @@ QUANTITIES = (
     Quantity("SM clock", "MHz", ("sm_clock_mhz",)),
     Quantity(
         f"PCIe traffic, sent and received, as read in one sample of {SLOW_BEAT}",
-        "MB/s",
+        "GB/s",
         ("pcie_transmitted_kilobytes_per_second", "pcie_received_kilobytes_per_second"),
-        1e-3,
-        seldom=True,
+        1e-6,
+        every=SLOW_BEAT,
     ),
 )
 
@@ -94,12 +94,11 @@ def svgs(samples: Sequence[Sample], places: Sequence[Place], checks: Checks) -> 
 
 
 def _stripes(checks: Checks, start: float, length: float) -> list[Stripe]:
-    """The stretches of the time axis in which the checks of one file ran."""
+    """The stretches of the time axis in which the checks of one group ran."""
     in_order = sorted(checks, key=lambda check: check[1])
     stripes = []
-    for file, ran in groupby(in_order, lambda check: PurePosixPath(wording.clean(check[0]).partition("::")[0]).name):
-        label = file.removeprefix("test_").removesuffix(".py").replace("_", " ")
-        label = label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 3]}..."
+    for group, ran in groupby(in_order, lambda check: group_title(check[0])):
+        label = group if len(group) <= LONGEST_LABEL else f"{group[: LONGEST_LABEL - 3]}..."
         _, begins, ends = zip(*ran, strict=True)
         stripes.append(Stripe(label, *(min(max(at - start, 0.0), length) for at in (begins[0], max(ends)))))
     return stripes
@@ -109,14 +108,14 @@ def _line(samples: Sequence[Sample], index: int, quantity: Quantity) -> Points:
     """(seconds since the first sample, value) where there is a value; NaN, at which the line breaks, where a sample has
     none or is missing."""
     first, last = samples[0].time, -1
-    longest_step = MISSING * median(after.time - before.time for before, after in pairwise(samples))
+    longest_step = MISSING * quantity.every * median(after.time - before.time for before, after in pairwise(samples))
     points: Points = []
     for number, sample in enumerate(samples):
         gpu = sample.gpus[index] if index < len(sample.gpus) else {}
         values = [value for name in quantity.readings if (value := canvas.drawable(gpu.get(name))) is not None]
         if len(values) < len(quantity.readings):
             continue
-        if points and (number - last > 1 or sample.time - samples[last].time > longest_step):
+        if points and (number - last > quantity.every or sample.time - samples[last].time > longest_step):
             points.append((points[-1][0], math.nan))
         points.append((sample.time - first, sum(values) * quantity.scale))
         last = number
@@ -137,14 +136,14 @@ def _decimated(points: Points) -> Points:
     return result
 
 
-def _dashed(points: Points, length: float, every: bool) -> Points:
-    """A line, in which a value between two gaps, or `every` one, is a short line of its own, with a break behind it:
-    else it would not be seen. As one path it takes half of what marks do."""
+def _dashed(points: Points, length: float) -> Points:
+    """A line, in which a value between two gaps is a short line of its own, with a break behind it: else it would not
+    be seen. As one path it takes half of what marks do."""
     known = [False, *(not math.isnan(y) for _, y in points), False]
     half = length * DASH / 2
     drawn: Points = []
     for (x, y), before, here, after in zip(points, known, known[1:], known[2:], strict=False):
-        alone = here and (every or not (before or after))
+        alone = here and not (before or after)
         drawn += [(x - half, y), (x + half, y), (x + half, math.nan)] if alone else [(x, y)]
     return drawn
 
@@ -167,10 +166,10 @@ def _svg(
         for number, (place, line) in enumerate(lines.items()):
             colour = canvas.COLOURS[number % len(canvas.COLOURS)]
             style = LINE_STYLES[number // len(canvas.COLOURS) % len(LINE_STYLES)]
-            drawn = _dashed(line, length, quantity.seldom)
-            look = {"linestyle": "-", "linewidth": 2.2} if quantity.seldom else {"linestyle": style, "linewidth": 1.1}
+            drawn = _dashed(line, length)
             xs, ys = [x for x, _ in drawn], [y for _, y in drawn]
-            axes.plot(xs, ys, color=colour, solid_capstyle="round", label=wording.place(place), **look)
+            axes.plot(xs, ys, color=colour, solid_capstyle="round", label=wording.place(place),
+                      linestyle=style, linewidth=1.1)  # fmt: skip
         axes.set_xlim(0, length)
         if quantity.bottom is not None:
             axes.set_ylim(quantity.bottom, max(*known, 1e-3) * 1.08)
@@ -188,7 +187,7 @@ def _svg(
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.05), frameon=False, fontsize=8, ncols=columns,
                     columnspacing=0.8, handlelength=1.6)  # fmt: skip
         description = _description(quantity, len(lines), known, _elapsed(length, hours), hours)
-        return canvas.svg(figure, description, canvas.translated(since))
+        return canvas.svg(figure, description, canvas.translated(since, *(stripe.name for stripe in stripes)))
 
 
 def _description(quantity: Quantity, gpus: int, known: Sequence[float], over: str, hours: bool) -> str:
