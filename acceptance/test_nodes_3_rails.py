@@ -30,7 +30,7 @@ def test_rail_bandwidth(nccl_group: World, judge: Judge, at_once: between_nodes.
     with the best of its partners. Each must reach 85 % of the port rate, or of `--fleet-network`. One rail of a node
     low: check adapter, cable, transceiver and switch port (`ibstat`, `mlxlink`, `nvidia-smi topo -m`) and GPUDirect
     RDMA; all rails of a node: NCCL_* variables, IOMMU and ACS. Low only while all rails are busy: adapters share a PCIe
-    switch or an uplink.
+    switch or an uplink. Nodes of one NVLink domain do without it here (NCCL_MNNVL_ENABLE=0).
     """
     nbytes = MESSAGE.on(nccl_group)
     rails: list[between_nodes.Rails] = []
@@ -39,4 +39,5 @@ def test_rail_bandwidth(nccl_group: World, judge: Judge, at_once: between_nodes.
         rails.append(between_nodes.rail_bandwidth(nccl_group, at_once, nbytes, SEED))
         return rails[-1].measurement
 
-    judge(measured, on_miss=lambda: who_slows_rails(nccl_group, rails[-1], nbytes))
+    with between_nodes.without_nvlink(nccl_group):
+        judge(measured, on_miss=lambda: who_slows_rails(nccl_group, rails[-1], nbytes))

@@ -20,7 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from pytest_gpufleet.model.endings import NotApplicable
-from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.levels import includes
 from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.plugin.assertions import taken
@@ -67,6 +67,22 @@ def giving(value: Any) -> Callable[..., Any]:
 nothing = giving(None)
 
 
+TRAYS = 18  # of an NVL72
+
+
+def in_rack(gpu: Gpu, node: int) -> Gpu:
+    """A GPU of this node, whose domain it has if it is of a model that is made for one."""
+    health = {"mask": 0, "clique": 32766, "cluster": f"{1 + node // TRAYS:032x}"}
+    return Gpu(gpu.index, {**gpu.facts, "fabric": {"state": 3, "status": 0}, "fabric_health": health})
+
+
+def of_all(rank: Rank, values: list[float]) -> list[list[float]]:
+    """What all ranks of a group would say that this one says: of their domains each its own."""
+    *alike, domain = values
+    (members,) = rank._groups
+    return [[*alike, float(bool(domain)) * (1 + member // rank.local_size // TRAYS)] for member in members]
+
+
 # What stands in for work on GPUs, by the module that calls it.
 WORK: list[tuple[ModuleType, dict[str, Any]]] = [
     (torch.distributed, {"all_reduce": nothing}),
@@ -89,7 +105,7 @@ WORK: list[tuple[ModuleType, dict[str, Any]]] = [
     (loop, {"release": nothing, "_details": giving({}), "everyones": lambda rank, values: [list(values)] * rank.size}),
     (endurance, {"_turn": giving(endurance.Turn(1.0, "", 0, STATE, COMPARED)), "put_away": nothing}),
     (endurance, {"_prepare_steps": giving((None, 0.0)), "_step_turn": stepped}),
-    (between_nodes, {"everyones": lambda rank, values: [list(values)] * rank.size, "nccl_version": giving(22809)}),
+    (between_nodes, {"everyones": of_all, "nccl_version": giving(22809)}),
     (between_nodes.network_ports, {"any_active": giving(True)}),
 ]  # fmt: skip
 
@@ -115,7 +131,16 @@ class DryPool:
         each = len(topology.gpus)
         self.limit = None
         self.specs = [
-            RankSpec(node * each + index, nodes * each, node, index, each, f"cuda:{index}", gpu, host=f"node{node}")
+            RankSpec(
+                node * each + index,
+                nodes * each,
+                node,
+                index,
+                each,
+                f"cuda:{index}",
+                in_rack(gpu, node),
+                host=f"node{node}",
+            )
             for node in range(nodes)
             for index, gpu in enumerate(topology.gpus)
         ]
@@ -126,6 +151,9 @@ class DryPool:
         function, args, kwargs = unpack(call.work)
         answers = {members: function(self._rank(members, call), *args, **kwargs) for members in call.groups}
         return {number: answers[members] for members in call.groups for number in members}
+
+    def restarted(self, environments: object) -> Any:
+        return nullcontext()
 
     def _rank(self, members: Members, call: Call) -> Rank:
         spec, board = self.specs[members[0]], SimpleNamespace(phase=nothing)

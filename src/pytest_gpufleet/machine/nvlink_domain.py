@@ -94,12 +94,12 @@ def domain_faults(trays: Mapping[int, Tray], ordered: int = 0) -> list[Fault]:
                 differ = sorted({*own} ^ {*usual})
                 what += ", ".join(differ[:SHOWN]) if differ else "none, their order differs"
                 faults.append(Fault("imex_nodes_differ", (Place(node, "node"),), what))
-    sizes = {number: len({*nodes} - {*outside}) for number, nodes in enumerate(domains.values())}
-    wrong = {number: size for number, size in sizes.items() if size and ordered and size != ordered}
+    sizes = {nodes[0]: len({*nodes} - {*outside}) for nodes in domains.values()}
+    wrong = {first: size for first, size in sizes.items() if size and ordered and size != ordered}
     if sum(abs(ordered - size) for size in wrong.values()) > len(outside):
         faults += [
-            Fault("nvlink_domain_incomplete", (Place(0, "domain", number),), f"{size} nodes, {ordered} were ordered")
-            for number, size in wrong.items()
+            Fault("nvlink_domain_incomplete", (Place(first, "domain"),), f"{size} nodes, {ordered} were ordered")
+            for first, size in wrong.items()
         ]
     return faults
 

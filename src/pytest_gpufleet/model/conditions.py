@@ -94,6 +94,9 @@ TRANSFORMERS = ("transformer-0.1b", "transformer-0.6b", "transformer-1.3b")
 # Between two GPUs without NVLinks: the PCIe ancestor in common, or the memory of the host.
 PCIE_WAYS = ("PIX", "PXB", "PHB", "NODE", "SYS", "host")
 
+# An NVLink domain.
+INSIDE, ACROSS = "inside", "across"
+
 # In the order in which a reader wants to hear them.
 CONDITIONS: dict[str, ConditionType] = {
     "collective": ConditionType(COLLECTIVES, leads=True),
@@ -122,6 +125,8 @@ CONDITIONS: dict[str, ConditionType] = {
     "optimizer": ConditionType(("sgd", "adam", "adamw")),
     "nvls": ConditionType(bool, "NVLS {}", {True: "NVLS on", False: "NVLS off"}),
     "algorithm": ConditionType(ALGORITHMS, "algorithm {}"),  # that NCCL_ALGO asks for
+    # Of what several nodes do: all of them in one NVLink domain, or not although some are in one.
+    "domain": ConditionType((INSIDE, ACROSS), words={INSIDE: "over NVLink, inside a domain", ACROSS: "across domains"}),
     "network": ConditionType(int, "{} Gb/s of network a GPU"),
     "port_rate": ConditionType(int, "ports of {} Gb/s"),
     "queue_depth": ConditionType(int, "queue depth {}"),

@@ -407,6 +407,9 @@ _CODES = (
          "Look at the state of its port (`ibstat`), at /dev/infiniband and at the limit of locked memory"),
     Code(415, "implausible_value", "performance", "TRIAGE", "a figure is above what this GPU can do",
          "The GPU is not what it says it is, or its clock is wrong: compare model, clocks and SMs with the data sheet"),
+    Code(416, "nvlink_domain_slow", "performance", "TRIAGE", "an NVLink domain is slower than the others",
+         "Look at its NVLink switches: links that are down (`nvidia-smi nvlink -s` of all its nodes), errors and "
+         "temperatures in NVOS, seating of switch trays and cable cartridges"),
     # ---------------------------------------------------------------- 5xx processes
     Code(501, "rank_died", "process", "TRIAGE", "the process of a GPU died",
          "Look at the kernel log for XIDs and for the out-of-memory killer"),

@@ -4,12 +4,12 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import msgspec
 
 from pytest_gpufleet.model import place
-from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.place import CALLED, Place, Where
 
 # The names of all facts. machine/gpu_facts.py adds them, which has their rows: how each is read is not known here.
@@ -400,10 +400,10 @@ class ClusterTopology(GpuTopology):
     def identity(self, where: Where) -> str:
         return " and ".join(map(self._named, where.parts))
 
-    @property
-    def domains(self) -> dict[Domain, list[int]]:
-        """The nodes of each NVLink domain, which has its place by its number here."""
-        return grouped((found, node) for node, topology in self.nodes.items() if (found := topology.domain))
+    @cached_property
+    def _domains(self) -> dict[int, Domain]:
+        """The NVLink domains of nodes that are in one."""
+        return {node: found for node, topology in self.nodes.items() if (found := topology.domain)}
 
     def kind(self, where: Where) -> tuple[str, ...]:
         """Of GPUs, and of pairs of one node, what their node says of them. Nodes and rails are compared with those of
@@ -412,8 +412,9 @@ class ClusterTopology(GpuTopology):
         if len(on) == 1 and where.parts[0].is_device and where.parts[0].kind != "rail":
             return on[0].kind(where)
         models = (", ".join(sorted(gpu.name for gpu in node.gpus)) for node in on)
-        inside = {node.domain for node in on} != {None} and len({node.domain for node in on}) == 1
-        return (*sorted(models), (DOMAIN if inside else NETWORK) if len(on) > 1 else where.parts[0].kind)
+        domains = {self._domains.get(part.node, part) for part in where.parts}
+        between = NETWORK if len(domains) > 1 else DOMAIN
+        return (*sorted(models), between if len(on) > 1 else where.parts[0].kind)
 
     def processors_near(self, where: Where) -> tuple[Any, ...]:
         return tuple(each for node in self._on(where) for each in node.processors_near(where))
@@ -431,8 +432,8 @@ class ClusterTopology(GpuTopology):
 
     def _named(self, part: Place) -> str:
         if part.kind == "domain":
-            known = [*self.domains.items()][part.index : part.index + 1]
-            return ", ".join(f"NVLink domain {part.index} ({domain}, {len(on)} nodes)" for domain, on in known)
+            nodes = [*self._domains.values()].count(self._domains[part.node]) if part.node in self._domains else 1
+            return f"the NVLink domain of {self.hosts[part.node]} ({nodes} nodes)"
         if not part.is_on_node:
             return str(part)
         host = self.hosts.get(part.node, f"node {part.node}")

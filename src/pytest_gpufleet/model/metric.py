@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from pytest_gpufleet.model.codec import Finite
-from pytest_gpufleet.model.conditions import COMPARED_WORK, PCIE_WAYS, Condition
+from pytest_gpufleet.model.conditions import COMPARED_WORK, INSIDE, PCIE_WAYS, Condition
 from pytest_gpufleet.model.language import Said
 
 T = TypeVar("T")
@@ -217,14 +217,18 @@ class MetricRow:
     tolerances: tuple[Tolerance, ...] = ()
     per_kelvin: float = 0.0
 
+    def between_nodes(self, conditions: Mapping[str, Condition]) -> bool:
+        """Whether it is measured between nodes under these conditions. A rail is nothing else."""
+        return "network" in self.under and ("nodes" in conditions or self.metric.name == "rail_bandwidth")
+
 
 # What is out of the ordinary is measured under these as well, and only a limit that names them holds for it. A metric
 # that is measured another way than before gets a `method`, so that limits and comparisons never mix the two.
 # What several nodes do together is under `nodes`: limits of one node with as many ranks do not hold for it.
 EXTRAORDINARY = ("optimizer", "workload", "method", "nodes")
 
-# Of figures between nodes: Gb/s of the network that each GPU has, and what NCCL makes of it.
-BETWEEN_NODES = ("nodes", "network", "nccl", "algorithm")
+# Of figures between nodes: Gb/s of the network that each GPU has, what NCCL makes of it, and NVLink domains.
+BETWEEN_NODES = ("nodes", "network", "nccl", "algorithm", "domain")
 _TRANSFER = ("collective", "bytes", "dtype", "ranks", "in_place", "nvls", "fabric", "part", "method", *BETWEEN_NODES)
 _TRAINING = ("model", "recipe", "ranks", "batch", "part", *EXTRAORDINARY)
 _UNDER_LOAD = ("collective", "precision", "bytes", "ranks", "nvls", "method")
@@ -394,5 +398,5 @@ def metric_under(name: str, conditions: Mapping[str, Condition]) -> Metric:
 
 
 def over_network(metric: str, conditions: Mapping[str, Condition]) -> bool:
-    """Whether it is what the network between nodes carries. A rail is nothing else."""
-    return "network" in MEASURED_UNDER.get(metric, ()) and ("nodes" in conditions or metric == "rail_bandwidth")
+    """Whether it is what the network between nodes carries, and not NVLinks."""
+    return metric in _ROWS and _ROWS[metric].between_nodes(conditions) and conditions.get("domain") != INSIDE

@@ -48,7 +48,7 @@ class Place(Where):
     """A device of a node (`kind` "gpu", "cpu" for a rank of a rehearsal, "numa" for a NUMA node, "nic" for a network
     adapter's port number `index` of its node, "rail" for the way of
     its GPU or rank number `index` to other nodes; `index` counts on its node), a node (`kind` "node"), some nodes
-    (`kind` "group"), an NVLink domain (`kind` "domain", see ClusterTopology.domains), or everything (WORLD)."""
+    (`kind` "group"), the NVLink domain that a node is in (`kind` "domain"), or everything (WORLD)."""
 
     __slots__ = ("index", "kind", "node")
 

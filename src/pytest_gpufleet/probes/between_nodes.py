@@ -10,7 +10,9 @@ cannot pull down. With one partner only the figure is that of the two.
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
@@ -19,7 +21,7 @@ import torch
 
 from pytest_gpufleet.machine import network_ports
 from pytest_gpufleet.machine.software import steering
-from pytest_gpufleet.model.conditions import ALGORITHMS, Condition
+from pytest_gpufleet.model.conditions import ACROSS, ALGORITHMS, INSIDE, Condition, c_number
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.measurement import Measurement, Reading
 from pytest_gpufleet.model.metric import MiB
@@ -35,19 +37,48 @@ from pytest_gpufleet.world.world import World
 
 
 def conditions(rank: Rank) -> dict[str, Condition]:
-    """Version and algorithm of NCCL where all ranks of the group, which all call it, have the same. None of CPU ranks.
-    What the network can do is known to the run."""
+    """Version and algorithm of NCCL where all ranks of the group, which all call it, have the same; whether all are in
+    one NVLink domain, where any is in one. None of CPU ranks. What the network can do is known to the run."""
     if rank.device.type != "cuda":
         return {}
     asked = steering().get("NCCL_ALGO", "").lower()
-    mine = [nccl_version(), ALGORITHMS.index(asked) if asked in ALGORITHMS else -1]
-    versions, algorithms = zip(*everyones(rank, mine), strict=True)
+    mine = [nccl_version(), ALGORITHMS.index(asked) if asked in ALGORITHMS else -1, _domain(rank)]
+    versions, algorithms, domains = zip(*everyones(rank, mine), strict=True)
     found: dict[str, Condition] = {}
     if len({*versions}) == 1:
         found["nccl"] = int(versions[0])
     if len({*algorithms}) == 1 and algorithms[0] >= 0:
         found["algorithm"] = ALGORITHMS[int(algorithms[0])]
+    if any(domains):
+        found["domain"] = INSIDE if len({*domains}) == 1 else ACROSS
     return found
+
+
+MNNVL = "NCCL_MNNVL_ENABLE"  # NCCL's manual: 0 leaves NVLinks to other nodes out
+
+
+def _domain(rank: Rank) -> int:
+    """A number for the NVLink domain of this rank, 0 for none, or if NCCL is to leave it out."""
+    domain = rank.gpu.domain if rank.gpu else None
+    off = (text := steering().get(MNNVL)) and c_number(text) == 0
+    return zlib.crc32(repr(domain).encode()) if domain and not off else 0
+
+
+def nvlink_domains(world: World) -> list[list[int]]:
+    """The nodes of each NVLink domain, and each that is in none by itself; nothing where no two are in one."""
+    of_node = {place.node: gpu.domain for place, gpu in zip(world.places, world.gpus, strict=False)}
+    domains = [*grouped((domain or node, node) for node, domain in sorted(of_node.items())).values()]
+    return domains if any(len(nodes) > 1 for nodes in domains) else []
+
+
+@contextmanager
+def without_nvlink(world: World) -> Iterator[None]:
+    """In this block nodes of an NVLink domain reach each other over the network too: ranks are started afresh."""
+    if not nvlink_domains(world):
+        yield
+        return
+    with world.restarted([{MNNVL: "0"}] * world.size):
+        yield
 
 
 def nccl_version() -> int:
@@ -58,7 +89,8 @@ def nccl_version() -> int:
 
 # Pairs and groups of nodes: what all GPUs of some nodes reach together, while other groups measure theirs. Pairs meet
 # in rounds, mixed by a seed: every node is in one pair at a time, and all pairs of a round are measured at the same
-# time. Up to 16 nodes every pair comes to it; beyond, each node has four partners, whatever the number of nodes.
+# time. Up to 16 nodes every pair comes to it; beyond, each node has four partners, whatever the number of nodes. Where
+# there are NVLink domains it has four in its own, and about as many outside.
 
 Group = tuple[int, ...]  # of numbers of nodes
 COLLECTIVE = "all_reduce"  # by which pairs of nodes are published
@@ -80,14 +112,34 @@ def ranks_of(world: World, groups: Iterable[Group]) -> list[list[int]]:
 def pairs_of_nodes(world: World, nbytes: int, seed: int) -> list[Measurement]:
     """Bus bandwidth of every pair of nodes, or of four rounds of them: all GPUs of both in one all_reduce of `nbytes`.
     Nodes with other numbers of GPUs have a measurement of their own."""
-    nodes = [*ranks_by_node(world)]
-    rounds = some_rounds(nodes, seed, len(nodes) if len(nodes) <= EVERY_PAIR else ROUNDS)
+    rounds = meetings([*ranks_by_node(world)], nvlink_domains(world), seed)
     return _measured(world, rounds, nbytes, {"seed": seed, "rounds": len(rounds)})
 
 
+def meetings(nodes: Sequence[int], domains: Sequence[Sequence[int]], seed: int) -> list[list[IndexPair]]:
+    """The pairs of each round. All domains have theirs at the same time, then pairs across them."""
+    if len(nodes) <= EVERY_PAIR or not domains:
+        return some_rounds(nodes, seed, len(nodes) if len(nodes) <= EVERY_PAIR else ROUNDS)
+    home = {node: number for number, members in enumerate(domains) for node in members}
+    inside = itertools.zip_longest(*(meetings(members, (), seed) for members in domains), fillvalue=())
+    across = some_rounds(nodes, seed, 2 * ROUNDS if len(domains) > 1 else 0)  # of two racks half of the pairs are
+    return [
+        *([pair for pairs in each for pair in pairs] for each in inside),
+        *([(a, b) for a, b in pairs if home[a] != home[b]] for pairs in across),
+    ]
+
+
+def mixed(nodes: Sequence[int], domains: Iterable[Sequence[int]]) -> list[int]:
+    """One node of each NVLink domain after the other, so that all parts of this order have as many of each: what lies
+    between domains is slower by design."""
+    position = {node: index for members in domains for index, node in enumerate(members)}
+    return sorted(nodes, key=lambda node: (position.get(node, 0), node))
+
+
 def groups_of_nodes(world: World, nbytes: int) -> list[Measurement]:
-    """Bus bandwidth of groups of about sqrt(N) nodes in the order of their numbers; `details` say which."""
-    rounds = squares([*ranks_by_node(world)])
+    """Bus bandwidth of groups of about sqrt(N) nodes in the order of their numbers, or mixed of all NVLink domains;
+    `details` say which."""
+    rounds = squares(mixed([*ranks_by_node(world)], nvlink_domains(world)))
     hosts, groups = world.hosts, enumerate(itertools.chain(*rounds))
     names = {f"group{index}": ", ".join(hosts[node] for node in group) for index, group in groups}
     return _measured(world, rounds, nbytes, names)
@@ -195,10 +247,13 @@ TRIAL = 64 * MiB
 
 
 def doubling(world: World) -> list[World]:
-    """The first 1, 2, 4 ... nodes of a world, and all of them."""
-    nodes = tuple(ranks_by_node(world))
-    counts = [1 << power for power in range(len(nodes).bit_length()) if 1 << power < len(nodes)]
-    return list(map(world.subset, ranks_of(world, [nodes[:count] for count in (*counts, len(nodes))])))
+    """The first 1, 2, 4 ... nodes of a world, and all of them. Those of one NVLink domain come before those of others,
+    and the first of these is measured as a whole."""
+    nodes, domains = tuple(ranks_by_node(world)), nvlink_domains(world)
+    whole = {len(domains[0])} if domains else set[int]()
+    counts = {1 << power for power in range(len(nodes).bit_length()) if 1 << power < len(nodes)} | whole | {len(nodes)}
+    nodes = tuple(itertools.chain(*domains)) or nodes
+    return list(map(world.subset, ranks_of(world, [nodes[:count] for count in sorted(counts)])))
 
 
 def affordable(world: World, sizes: Sequence[int]) -> list[int]:

@@ -89,8 +89,9 @@ def judge(
     limits, count = profile or of_every_gpu(), comparisons or _usual_comparisons(len(topology.gpus))
     limit = line_of(limit, measurement, limits, topology, count) if limit else None
     tolerances = tolerances_of(measurement, limits, topology, count)
+    required = required or is_required(measurement, measured)
     if between:
-        required = network is not None and (required or is_required(measurement, measured))
+        required = required and network is not None
         tolerances = tolerances if network is not None else ()
     no_limit = _no_limit(profile, topology)
     if limit is None and required and measurement.values:
@@ -147,7 +148,7 @@ def tolerances_of(
     known = limits.spread_for(measurement, topology.fabric)
     if known.seen is None:
         return (Tolerance(metric.name, known.matters),)
-    if over_network(metric.name, measurement.conditions):
+    if row.between_nodes(measurement.conditions):
         values, sd = measurement.values.values(), known.spread.within
         _, worse = usual_and_allowed(figure_of(measurement), values, sd, max(count, len(values)), known.matters)
         return (_tolerance("model", known.seen[0], worse, sd, measurement, count),)

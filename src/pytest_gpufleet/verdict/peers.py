@@ -70,13 +70,14 @@ def _groups(
     places, near = list(measurement.values), tolerance.peers == "numa node"
     if near and len({topology.processors_near(place) for place in places}) < 2:
         return
-    board = {place: (topology.kind(place), topology.boards(place)) for place in places}
+    by_board = places if tolerance.peers in ("part number", "others of the model") else []
+    board = {place: (topology.kind(place), topology.boards(place)) for place in by_board}
+    of_board = Counter(board.values())
     alike: dict[Where, object] = {place: topology.kind(place) for place in places}
     if tolerance.peers == "part number":
         alike = dict(board)
     elif near:
         alike = {at: (kind, topology.processors_near(at), topology.switch_neighbours(at)) for at, kind in alike.items()}
-    of_board = Counter(board.values())
     for peers in grouped((alike[place], place) for place in places).values():
         judged = {
             at for at in peers if tolerance.peers != "others of the model" or of_board[board[at]] < tolerance.least

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import ROUND_FLOOR, Context
 
-from pytest_gpufleet.model.conditions import Condition
+from pytest_gpufleet.model.conditions import INSIDE, Condition
 from pytest_gpufleet.model.gpu import ClusterTopology, GpuTopology
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
@@ -97,16 +97,16 @@ ALONE = ("solo_train_throughput", "train_throughput")
 def physical_limit(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Limit:
     """The least that a machine with these GPUs must reach. `measured`: all figures of the run so far. NoPeak, with the
     reason, where nothing can be said."""
-    between = over_network(measurement.metric, measurement.conditions)
+    under = measurement.conditions
+    known = over_network(measurement.metric, under) or under.get("domain") == INSIDE
     if not (theory := row_of(measurement.definition).theory):
         raise NoPeak(f"nothing is known of what limits {measurement.definition.title}")
-    if not between and ("nodes" in measurement.conditions or isinstance(topology, ClusterTopology)):
+    if not known and ("nodes" in under or isinstance(topology, ClusterTopology)):
         raise NoPeak("what lies between nodes is not known")
     fraction, peak = _THEORIES[theory](measurement, topology, measured)
     value = Context(prec=DIGITS, rounding=ROUND_FLOOR).create_decimal(repr(fraction * peak.value))
     source = f"{100 * fraction:.0f} % of what the hardware can do at best, {peak}"
-    conditions, unit = measurement.conditions, measurement.unit
-    return Limit(measurement.metric, "min", float(value), unit, "physical", source, conditions, "")
+    return Limit(measurement.metric, "min", float(value), measurement.unit, "physical", source, under, "")
 
 
 Part = tuple[float, Peak]
@@ -146,6 +146,11 @@ def _pair(measurement: Measurement, topology: GpuTopology, measured: Sequence[Me
 
 def _collective(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
     under, nbytes = measurement.conditions, measurement.conditions.get("bytes", 0)
+    if under.get("domain") == INSIDE:  # from 1 GiB on 0.76 (18 nodes of GB200, coreweave/nccl-tests) and more
+        most = max((gpu.nvlinks_active for gpu in topology.gpus), default=0)
+        if under.get("collective") != "all_reduce" or not isinstance(nbytes, int) or nbytes < GiB:
+            raise NoPeak("inside an NVLink domain only all_reduce from 1 GiB on is looked up")
+        return COLLECTIVES["all_reduce"], _lowest(peaks.nvlinks(gpu, most) for gpu in topology.gpus)
     if "nodes" in under:
         return _of_all_nodes(measurement, topology, measured)
     if not isinstance(nbytes, int) or nbytes < GiB:

@@ -66,11 +66,15 @@ class Culprits:
 
 
 def culprits(
-    nodes: Sequence[int], measure: Measure, seen: Mapping[IndexPair, float] | None = None, share: float = SLOW
+    nodes: Sequence[int],
+    measure: Measure,
+    seen: Mapping[IndexPair, float] | None = None,
+    share: float = SLOW,
+    meet: Callable[[int, int], bool] = lambda a, b: True,
 ) -> Culprits:
     """Who makes pairs of these nodes slow: what reaches less than this share of what is usual. `seen`: what pairs have
-    reached already; without it, some are measured."""
-    search = _Search(sorted(nodes), measure, seen or {}, share)
+    reached already; without it, some are measured. `meet`: which two can be compared with others."""
+    search = _Search(sorted(nodes), measure, seen or {}, share, meet)
     if not search.seen:
         for pairs in some_rounds(search.nodes, 0, FIRST_ROUNDS):
             search.look(pairs)
@@ -119,16 +123,21 @@ def _figures(measure: Measure, groups: Sequence[Group]) -> list[float]:
 class _Search:
     """What is known of pairs, and how to learn more."""
 
-    def __init__(self, nodes: Sequence[int], measure: Measure, seen: Mapping[IndexPair, float], share: float) -> None:
-        self.nodes, self.share, self.calls = nodes, share, 0
+    def __init__(
+        self,
+        nodes: Sequence[int],
+        measure: Measure,
+        seen: Mapping[IndexPair, float],
+        share: float,
+        meet: Callable[[int, int], bool],
+    ) -> None:
+        self.nodes, self.share, self.meet, self.calls = nodes, share, meet, 0
         self.seen = {pair: 0.0 if isnan(figure) else figure for pair, figure in seen.items()}
         self._measure = measure
 
     @property
     def usual(self) -> float:
-        """The mean of the better half, as the verdict has it: a half that is slow cannot hide behind itself."""
-        figures = sorted(self.seen.values(), reverse=True)
-        return fmean(figures[: max(1, len(figures) // 2)]) if figures else 0.0
+        return _usual(self.seen.values())
 
     @property
     def slow(self) -> list[IndexPair]:
@@ -170,6 +179,12 @@ class _Search:
         return sorted(slow)
 
 
+def _usual(figures: Iterable[float]) -> float:
+    """The mean of the better half, as the verdict has it: a half that is slow cannot hide behind itself."""
+    ranked = sorted(figures, reverse=True)
+    return fmean(ranked[: max(1, len(ranked) // 2)]) if ranked else 0.0
+
+
 def _to_meet(search: _Search) -> list[IndexPair]:
     """Pairs to be measured next, that share nobody: each island, and each node that is on none, with members of every
     other island, until it has met enough of them; then the nodes that are on none with each other, since they may be
@@ -185,14 +200,14 @@ def _to_meet(search: _Search) -> list[IndexPair]:
             if unit is island or len(known) >= PARTNERS:
                 continue
             ours = sorted(unit - taken, key=lambda node: (len(met[node] & island), node))[:1]
-            theirs = sorted(island - taken - known)[:1]
+            theirs = [node for node in sorted(island - taken - known) if not ours or search.meet(ours[0], node)][:1]
             chosen += [_pair(a, b) for a in ours for b in theirs]
             taken |= {*ours, *theirs} if ours and theirs else set()
     if chosen:
         return chosen
     outside = [node for unit in units if len(unit) == 1 for node in unit]
     curious = [node for node in outside if len(met[node] & {*outside}) < FIRST_ROUNDS]
-    return _disjoint(pair for pair in combinations(curious, 2) if pair not in search.seen)
+    return _disjoint(pair for pair in combinations(curious, 2) if pair not in search.seen and search.meet(*pair))
 
 
 def _disjoint(pairs: Iterable[IndexPair]) -> list[IndexPair]:
@@ -246,14 +261,51 @@ def who_slows_nodes(world: World, measurements: Iterable[Measurement], nbytes: i
         by_group = deadline.each(world, between_nodes.ranks_of(world, groups), between_nodes.group_bandwidth, nbytes)
         return [min(reading.value for reading in readings) for readings in by_group]
 
+    domains = between_nodes.nvlink_domains(world)
     try:
-        found = culprits(nodes, measure, seen, share)
-        if named := _named(found, "node_slow", partial(Place, kind="node"), world.hosts):
+        found, named = among_nodes(nodes, domains, measure, seen, world.hosts, share)
+        if named:
             return named
+        nodes = tuple(between_nodes.mixed(nodes, domains))
         parts = narrowed(nodes, measure, share) if len(nodes) >= FEW else ()
         return [Fault("network_between_nodes_slow", (), _of_all(parts, found, world.hosts))]
     except Exception as error:  # whatever it is, the miss comes first
         return [Fault("network_between_nodes_slow", (), failed(error))]
+
+
+def among_nodes(
+    nodes: Sequence[int],
+    domains: Sequence[Sequence[int]],
+    measure: Measure,
+    seen: Mapping[IndexPair, float],
+    hosts: Hosts,
+    share: float = SLOW,
+) -> tuple[Culprits, list[Fault]]:
+    """Who is slow, as faults, and what was found last. What nodes of an NVLink domain reach with each other is held
+    against what those of all domains do, and pairs of two domains against such pairs."""
+    at, home = partial(Place, kind="node"), {node: number for number, each in enumerate(domains) for node in each}
+    if not domains:
+        found = culprits(nodes, measure, seen, share)
+        return found, _named(found, "node_slow", at, hosts)
+    figures = dict(seen)
+    for pairs in () if seen else between_nodes.meetings(nodes, domains, 0):
+        figures.update(zip(pairs, measure(pairs), strict=True))
+    inside = {pair: figure for pair, figure in figures.items() if home[pair[0]] == home[pair[1]]}
+    usual, faults = _usual(inside.values()), list[Fault]()
+    found = Culprits((), (), (), figures, usual)
+    for members in domains:
+        own = {pair: figure for pair, figure in inside.items() if pair[0] in members}
+        if own and median(own.values()) < share * usual:
+            what = f"pairs of its {len(members)} nodes reach {gigabytes(own.values())}; {gigabytes([usual])} is usual"
+            faults.append(Fault("nvlink_domain_slow", (Place(min(members), "domain"),), what))
+        elif own:
+            found = culprits([node for node in members if node in nodes], measure, own, share)
+            faults += _named(found, "node_slow", at, hosts)
+    if across := {pair: figure for pair, figure in figures.items() if pair not in inside}:
+        found = culprits(nodes, measure, across, share, lambda a, b: home[a] != home[b])
+        known = {subject for fault in faults for subject in fault.subjects}
+        faults += [fault for fault in _named(found, "node_slow", at, hosts) if not known & {*fault.subjects}]
+    return found, faults
 
 
 def _equally_large(world: World) -> tuple[int, ...]:
