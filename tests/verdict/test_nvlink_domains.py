@@ -1,6 +1,7 @@
 """NVLink domains: racks that are not here, of 18 trays with 4 GPUs each, and what is wrong with one of them."""
 
-from collections.abc import Mapping
+import random
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,17 @@ from pytest_gpufleet.machine import nvlink_domain
 from pytest_gpufleet.machine.nvlink_domain import Imex, Tray, domain_faults, imex_faults
 from pytest_gpufleet.machine.tools import Absent, Unreadable
 from pytest_gpufleet.model.events import Order
+from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import ClusterTopology, Domain, Gpu, GpuTopology, joined
-from pytest_gpufleet.model.place import Pair, Place
+from pytest_gpufleet.model.grouping import grouped
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import GiB
+from pytest_gpufleet.model.place import Pair, Place, Where
+from pytest_gpufleet.probes.between_nodes import ROUNDS, meetings, mixed, squares
+from pytest_gpufleet.probes.search.nodes import among_nodes
+from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.orders import nodes_of_domain
+from pytest_gpufleet.verdict.profile import for_gpu
 
 RACKS, TRAYS = 28, 18
 CLIQUE = 32766  # which racks have in common
@@ -32,7 +41,12 @@ def addresses(rack: int) -> tuple[str, ...]:
 
 def gpu(index: int, rack: int, **facts: Any) -> Gpu:
     health = {"mask": 0, "clique": CLIQUE, "cluster": cluster_uuid(rack)}
-    usual = {"name": "NVIDIA GB200", "fabric": {"state": 3, "status": 0}, "fabric_health": health}
+    usual = {
+        "name": "NVIDIA GB200",
+        "compute_capability": [10, 0],
+        "fabric": {"state": 3, "status": 0},
+        "fabric_health": health,
+    }
     return Gpu(index, {**usual, "nvlink_states": [1] * 18, **facts})
 
 
@@ -70,10 +84,9 @@ def test_a_domain_is_a_cluster_and_a_clique_of_a_gpu_made_for_racks(facts: Mappi
 
 def test_racks_that_share_a_clique_are_two_domains() -> None:
     two = cluster(2, trays_of=3)
-    assert [*two.domains.values()] == [[0, 1, 2], [3, 4, 5]]
     pair, across = (Pair(Place(0, "node"), Place(node, "node")) for node in (2, 3))
     assert (two.kind(pair)[-1], two.kind(across)[-1]) == ("domain", "network")
-    assert "3 nodes" in two.identity(Place(0, "domain", 1))
+    assert "of r1t0 (3 nodes)" in two.identity(Place(3, "domain"))
 
 
 # ---------------------------------------------------------------- facts
@@ -164,7 +177,7 @@ def test_a_domain_is_as_large_as_ordered() -> None:
     del there[TRAYS + 3]
     assert domain_faults(there) == []
     (fault,) = domain_faults(there, TRAYS)
-    assert (fault.name, fault.subjects) == ("nvlink_domain_incomplete", (Place(0, "domain", 1),))
+    assert (fault.name, fault.subjects) == ("nvlink_domain_incomplete", (Place(TRAYS, "domain"),))
     without_lists = {node: Tray(each.domain) for node, each in trays(3, n30=STRAY).items()}
     assert [fault.subjects for fault in domain_faults(without_lists, TRAYS)] == [(Place(30, "node"),)]
     assert domain_faults(without_lists) == []  # nobody says that it belongs to them
@@ -180,3 +193,140 @@ def test_part_of_a_rack_is_no_fault_where_nobody_ordered_more() -> None:
 def test_an_order_says_how_many_nodes_a_domain_has(nodes: Any, size: int) -> None:
     assert nodes_of_domain(Order("o.toml", "", {"domain": {"nodes": nodes}} if nodes else {"name": "x"})) == size
     assert nodes_of_domain(None) == 0
+
+
+# ---------------------------------------------------------------- figures between nodes
+
+GB200 = "NVIDIA GB200"
+INSIDE, ACROSS, RAIL = 811.0, 190.0, 48.0  # GB/s of healthy ones
+DOMAINS = [[*range(rack * TRAYS, (rack + 1) * TRAYS)] for rack in range(RACKS)]
+NODES = [*range(RACKS * TRAYS)]
+HOSTS = {node: f"r{rack_of(node)}t{node % TRAYS}" for node in NODES}
+Slow = Callable[[int, int], float]  # of what is healthy, which part two nodes reach
+
+
+def reached(slow: Slow = lambda a, b: 1.0, seed: int = 7) -> Callable[[Sequence[tuple[int, ...]]], list[float]]:
+    dice = random.Random(seed)
+
+    def measure(pairs: Sequence[tuple[int, ...]]) -> list[float]:
+        usual = (INSIDE if rack_of(a) == rack_of(b) else ACROSS for a, *_, b in pairs)
+        return [each * slow(p[0], p[-1]) * dice.gauss(1, 0.01) for p, each in zip(pairs, usual, strict=True)]
+
+    return measure
+
+
+def test_pairs_meet_inside_every_domain_and_across() -> None:
+    rounds = meetings(NODES, DOMAINS, seed=16)
+    assert all(len({node for pair in pairs for node in pair}) == 2 * len(pairs) for pairs in rounds)
+    partners = grouped((node, pair) for pairs in rounds for pair in pairs for node in pair)
+    counts = [sum(rack_of(a) == rack_of(b) for a, b in partners[node]) for node in NODES]
+    assert {*counts} == {ROUNDS}
+    assert min(len(partners[node]) for node in NODES) >= ROUNDS + 4
+    assert meetings(NODES[:TRAYS], DOMAINS[:1], 16) == meetings(NODES[:TRAYS], [], 16)  # nothing is across
+    groups = squares(mixed(NODES, DOMAINS))[0]
+    assert {len({*map(rack_of, group)}) for group in groups} == {len(groups[0])}
+
+
+def findings(slow: Slow, rails: Mapping[Where, float] = {}) -> list[Finding]:
+    """All pairs of a run on 28 racks, and their rails without NVLink, as they are judged."""
+    measure, topology, profile = reached(slow), cluster(RACKS), for_gpu(GB200)
+    pairs = [pair for each in meetings(NODES, DOMAINS, 16) for pair in each]
+    figures = dict(zip(pairs, measure(pairs), strict=True))
+    found = []
+    for name in ("inside", "across"):
+        values: dict[Where, float] = {
+            Pair(Place(a, "node"), Place(b, "node")): figure
+            for (a, b), figure in figures.items()
+            if (rack_of(a) == rack_of(b)) == (name == "inside")
+        }
+        under = {"collective": "all_reduce", "bytes": 8 * GiB, "ranks": 8, "nodes": 2, "domain": name}
+        found.append(Measurement("node_group_busbw", values, under))
+    dice = random.Random(3)
+    of_rails: dict[Where, float] = {
+        Place(node, "rail", rail): RAIL * dice.gauss(1, 0.01) for node in NODES for rail in range(4)
+    }
+    found.append(Measurement("rail_bandwidth", {**of_rails, **rails}, {"at_once": "all", "bytes": GiB}))
+    how: dict[str, Any] = {"rehearsal": False, "required": False, "network": 400}
+    return [judge(each, profile, topology, "a", **how) for each in found]
+
+
+def blamed(finding: Finding) -> set[str]:
+    return {str(place) for place in (*finding.missed, *(finding.slower_than_peers or ()))}
+
+
+def searched(slow: Slow) -> list[tuple[str, str]]:
+    _, faults = among_nodes(NODES, DOMAINS, reached(slow), {}, HOSTS)
+    return [(fault.name, " ".join(map(str, fault.subjects))) for fault in faults]
+
+
+def plane(a: int, b: int) -> float:
+    """NVLink switches of a rack have lost a quarter of their links."""
+    return 0.75 if rack_of(a) == rack_of(b) == 5 else 1.0
+
+
+def cables(a: int, b: int) -> float:
+    """A tray whose NVLinks are slow."""
+    return 0.7 if NODE in (a, b) and rack_of(a) == rack_of(b) else 1.0
+
+
+def uplink(a: int, b: int) -> float:
+    """A node whose network is slow."""
+    return 0.5 if NODE in (a, b) and rack_of(a) != rack_of(b) else 1.0
+
+
+def test_28_healthy_racks_meet_each_other_and_nobody_is_slow() -> None:
+    """All inside a domain are four times as fast as across."""
+    assert [(each.state, blamed(each)) for each in findings(lambda a, b: 1.0)] == [
+        ("for information", set()), ("for information", set()), ("met", set()),
+    ]  # fmt: skip
+    assert searched(lambda a, b: 1.0) == []
+
+
+@pytest.mark.parametrize(
+    ("slow", "where", "fault"),
+    [
+        (plane, (0, {f"node{node}" for node in DOMAINS[5]}), ("nvlink_domain_slow", f"node{DOMAINS[5][0]}/domain0")),
+        (cables, (0, {f"node{NODE}"}), ("node_slow", f"node{NODE}")),
+        (uplink, (1, {f"node{NODE}"}), ("node_slow", f"node{NODE}")),
+    ],
+)
+def test_of_28_racks_the_slow_domain_or_node_is_named(
+    slow: Slow, where: tuple[int, set[str]], fault: tuple[str, str]
+) -> None:
+    population, names = where
+    missed = [blamed(each) for each in findings(slow)]
+    assert all(names & {*pair.split("-")} for pair in missed[population])
+    assert [index for index, pairs in enumerate(missed) if pairs] == [population]
+    assert searched(slow) == [fault]
+
+
+def test_a_dead_adapter_shows_on_its_rail_although_nvlink_goes_round_it() -> None:
+    dead = Place(NODE, "rail", 2)
+    assert [blamed(each) for each in findings(lambda a, b: 1.0, {dead: 0.3})] == [set(), set(), {str(dead)}]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "domain", "value", "state", "grade"),
+    [
+        (18, "inside", 834.6, "met", "published"),
+        (18, "inside", 700.0, "missed", "published"),
+        (16, "inside", 600.0, "met", "physical"),
+        (16, "inside", 500.0, "missed", "physical"),
+        (36, "across", 792.0, "met", "published"),
+        (36, "across", 640.0, "missed", "published"),
+        (360, "across", 381.5, "met", "published"),
+        (360, "across", 300.0, "missed", "published"),
+        (72, "across", 500.0, "met", "physical"),
+    ],
+)
+def test_collectives_over_nvlink_are_not_held_against_the_network(
+    nodes: int, domain: str, value: float, state: str, grade: str
+) -> None:
+    """Nor against what one domain reaches, where it is more than one."""
+    under = {"collective": "all_reduce", "bytes": 8 * GiB, "dtype": "float32", "ranks": 4 * nodes, "nodes": nodes}
+    measured = Measurement("busbw", {"world": value}, {**under, "domain": domain})
+    how: dict[str, Any] = {"rehearsal": False, "required": False, "measured": [measured]}
+    finding = judge(measured, for_gpu(GB200), cluster(4), "a", network=400, **how)
+    assert (finding.state, finding.limit and finding.limit.grade) == (state, grade)
+    unknown = judge(measured, for_gpu(GB200), cluster(4), "a", network=0, **how)  # of no port is known what it can do
+    assert unknown.state == ("not judged" if (domain, grade) == ("across", "physical") else state)
