@@ -152,6 +152,17 @@ class Host:
     def send_again(self) -> None:
         self.do("sh", "-c", "while ip rule del priority 100 2>/dev/null; do :; done")
 
+    def fill_disk(self) -> None:
+        """That of its temporary files."""
+        self.do("sh", "-c", f"cat /dev/zero >{self.temporary}/much 2>/dev/null || true")
+
+    def mend(self) -> None:
+        """Take back whatever was done to its network and its disk."""
+        if self.space.holder.poll() is None:
+            self.put_cable_back()
+            self.send_again()
+            self.do("sh", "-c", f"umount --lazy {self.temporary} 2>/dev/null || true")
+
     def put_over(self, folder: Path, other: Path) -> None:
         """Let this host alone find `other` where `folder` is."""
         self.do("mount", "--bind", other, folder)
