@@ -147,8 +147,11 @@ def errors(by_chance: random.Random, noise: float) -> dict[str, float]:
     return found
 
 
-def machine(by_chance: random.Random, name: str, off: Mapping[str, float], noise: float) -> HostRun:
-    """A healthy machine, judged by the profile that is shipped."""
+def machine(
+    by_chance: random.Random, name: str, off: Mapping[str, float], noise: float, like: HostRun | None = None
+) -> HostRun:
+    """A healthy machine, judged by the profile that is shipped; or, for who compares it with others alone, with the
+    tolerances of one that was."""
     revision = by_chance.choice(REVISIONS)
     gpus = [
         Gpu(each.index, {**each.facts, "uuid": f"GPU-{name}-{each.index}", "serial": f"{name}-{each.index}",
@@ -184,10 +187,13 @@ def machine(by_chance: random.Random, name: str, off: Mapping[str, float], noise
     finding = next(each for each in recorded().findings if each.measurement.metric == "gemm_relative")
     measured.append((finding, relative_rate(rates)))
     every = [each for _, each in measured]
-    findings = [
-        judge(each, PROFILE, topology, finding.check, rehearsal=False, required=finding.required, measured=every)
-        for finding, each in measured
-    ]
+    if like is None:
+        findings = [
+            judge(each, PROFILE, topology, finding.check, rehearsal=False, required=finding.required, measured=every)
+            for finding, each in measured
+        ]
+    else:
+        findings = [replace(then, measurement=now) for then, now in zip(like.record.findings, every, strict=True)]
     node = NodeFound(0, name, f"SN-{name}", tuple(each.uuid for each in gpus))
     header = msgspec.structs.replace(recorded().run, host=name, nodes=(node,))
     record = replace(recorded(), run=header, topology=topology, findings=findings, telemetry=[], faults=[])
@@ -206,7 +212,7 @@ def rejecting(run: HostRun) -> set[str]:
 
 
 def show(what: str, count: int, rejected: int, by: Counter[str]) -> None:
-    print(f"{what}: {rejected} of {count}, {rejected / count:.2%}")
+    print(f"{what}: {rejected} of {count}, {rejected / max(1, count):.2%}")
     for label, times in by.most_common(8):
         print(f"    {times:>5} {label}")
 
@@ -223,27 +229,24 @@ def main() -> None:
         by.update(why)
         rejected += bool(why)
     show(f"machines of {GPUS} alone, rejected", given.machines, rejected, by)
+    like = machine(by_chance, "node-0", errors(by_chance, given.noise), given.noise)
     for nodes in sorted(set(given.fleets)):
-        fleets, alone, by = given.fleets.count(nodes), 0, {"two measurements": Counter[str](), "one": Counter[str]()}
-        accused, places = Counter[str](), Counter[str]()
-        for _ in range(fleets):
+        fleets, by, once = given.fleets.count(nodes), Counter[str](), Counter[str]()
+        accused = places = 0
+        for number in range(fleets):
             off = errors(by_chance, given.noise)
-            runs = {number: machine(by_chance, f"node-{number:03}", off, given.noise) for number in range(nodes)}
-            alone += any(rejecting(run) for run in runs.values())
-            found = slow_places(runs)
-            for what, slow in (("two measurements", found.slow), ("one", found.alone)):
-                accused[what] += bool(slow)
-                places[what] += len({(each.node, outlier.place) for each in slow for outlier in each.places})
-                by[what].update({labelled(each.figure.name, dict(each.figure.conditions)) for each in slow})
-        show(f"fleets of {nodes}, a node rejected by its own run", fleets, alone, Counter())
-        for what, labels in by.items():
-            show(
-                f"fleets of {nodes}, a place slower than its peers of the fleet by {what}",
-                fleets,
-                accused[what],
-                labels,
+            names = (f"node-{number:04}" for number in range(nodes))
+            found = slow_places(
+                {node: machine(by_chance, name, off, given.noise, like) for node, name in enumerate(names)}
             )
-            print(f"    {places[what] / fleets:.1f} places of {nodes * GPUS} GPUs a fleet")
+            accused += bool(found.slow)
+            places += len({(each.node, outlier.place) for each in found.slow for outlier in each.places})
+            for what, slow in ((by, found.slow), (once, found.alone)):
+                what.update({labelled(each.figure.name, dict(each.figure.conditions)) for each in slow})
+            print(f"fleet {number + 1} of {nodes}: {accused} with anybody accused", flush=True)
+        show(f"fleets of {nodes}, a place slower than its peers of the fleet by two measurements", fleets, accused, by)
+        show(f"fleets of {nodes}, by one alone, which is no fault", fleets, sum(once.values()), once)
+        print(f"    {places / fleets:.1f} places of {nodes * GPUS} GPUs a fleet are named")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""What a run on many nodes costs its controller: time and memory by the number of nodes, and a line through them.
+"""What a run on many nodes costs its controller: time, memory and the page.
 
-    python benchmarks/nodes.py                  4, 8, 16 and 32 nodes, and what follows for 500
+    python benchmarks/nodes.py                  64, 500 and 1,000 nodes
     python benchmarks/nodes.py 64
 
-Every node is an agent, a process of this machine. Behind it is a recorded machine of 4x NVIDIA H200 with a name and
-GPUs of its own, whose own run sends what that machine sent on 2026-11-21, as evidence of today, within 20 s. No rank is
-started. The controller is `pytest --nodes N --gpus 4`, from the start of the agents to the report. Its own CPU time
-counts, of all threads: the agents have the same processors.
+The nodes are made up (recorded_nodes.py): another process dials in for all of them over the real wire, and sends what
+runs of 20 s on machines of 8x NVIDIA H200 would. No rank is started. The controller is `pytest --nodes N --gpus 8`,
+from the first node to the report. Its own CPU time counts, of all threads: the nodes have the same processors.
 """
 
 from __future__ import annotations
@@ -15,27 +14,23 @@ import argparse
 import json
 import os
 import re
-import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from statistics import linear_regression
 from typing import Any
 
-import msgspec
 import pytest
 
-from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.suite import shipped
-from pytest_gpufleet.nodes import agent_process, cluster, transport
-from pytest_gpufleet.nodes.agent_process import AgentSettings, OwnAgents
+from pytest_gpufleet.nodes import cluster, same_install, transport
+from pytest_gpufleet.nodes.agent_process import with_secret
+from pytest_gpufleet.nodes.messages import Greeting
 from pytest_gpufleet.plugin import report_files
 from pytest_gpufleet.plugin.keys import RUN
 from pytest_gpufleet.run import cluster_run, node_runs
@@ -43,17 +38,13 @@ from pytest_gpufleet.run.settings import Options
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-RECORDED = ROOT / "tests" / "recorded" / "h200x4-a" / "evidence.jsonl"
-REPORT = ROOT / "docs" / "results" / "2026-11-23-2x-h200" / "report.html"
 IDLE_SECONDS = 10.0
-TO = 500
 OWN, HEALTH = "the nodes' own runs", "health around a check"
 # What is measured while the controller runs: the function that does it, by what it is called here.
 WATCHED: dict[str, tuple[Any, str]] = {
     "start": (cluster.Cluster, "start"),
     "start the nodes' own runs": (cluster_run.ClusterRun, "start_alone"),
     OWN: (cluster_run.ClusterRun, "wait_alone"),
-    "take in messages of nodes": (node_runs.NodeRuns, "listen"),
     "read their evidence": (node_runs.NodeRuns, "read"),
     HEALTH: (cluster_run.ClusterRun, "check_health"),
     "page of the report": (report_files, "write_report"),
@@ -94,7 +85,7 @@ class Figures:
         self.cpu[what] += time.process_time() - cpu
         self.wall[what] += time.perf_counter() - wall
         self.calls[what] += 1
-        self.memory[what] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        self.memory[what] = _resident("VmHWM")
 
     def watch(self, what: str, owner: Any, name: str) -> None:
         function: Callable[..., Any] = getattr(owner, name)
@@ -123,54 +114,41 @@ def idle() -> None:
 # ---------------------------------------------------------------- the nodes that are not here
 
 
-def command(settings: AgentSettings) -> list[str]:
-    """As agent_process.command, with a recorded machine."""
-    return [sys.executable, str(HERE / "recorded_agent.py"), msgspec.json.encode(settings).decode()]
+class MadeUpNodes:
+    """A Starter. One process that stands for all of them, and none of whose nodes ends by itself."""
+
+    name, secured, own = "made up", "loopback", ()
+
+    def __init__(self, count: int, likeness: Greeting) -> None:
+        self.secret, self._count, self._likeness = os.urandom(32), count, likeness
+
+    def start(self, port: int) -> dict[int, str]:
+        likeness = self._likeness
+        told = [likeness.version, likeness.package, likeness.suite, likeness.python]
+        command = [sys.executable, str(HERE / "recorded_nodes.py"), str(self._count), str(port), *told]
+        self._process = with_secret(command, self.secret)
+        return {number: f"gf{number:04}" for number in range(self._count)}
+
+    def ended(self) -> dict[int, str]:
+        return {}
+
+    def close(self, timeout: float) -> dict[int, str]:
+        self._process.wait(timeout)
+        return {}
 
 
 def transport_for(options: Options) -> transport.Transport:
-    settings = cluster_run.settings_for(options)
     assert isinstance(options.nodes, int)
-    agent_process.command = command
-    nodes = [msgspec.structs.replace(settings, name=f"gf{number:04}", index=number) for number in range(options.nodes)]
-    return transport.Transport(OwnAgents("local", "loopback", os.urandom(32), nodes), seconds=options.join)
-
-
-def sent_by_a_node() -> tuple[list[str], list[str]]:
-    """The evidence of a node's own run, as lines for any name, and the ids of its checks. Of the recorded machine, as
-    one of this version, with what failed there as passed."""
-    lines, checks = [], []
-    for text in RECORDED.read_text(encoding="utf-8").replace("node-a", "@node@").splitlines():
-        event = json.loads(re.sub(r"GPU-\d{4}", "GPU-@node@", text))
-        match event["event"]:
-            case "run":
-                event |= {"plugin": shipped().version}
-            case "suite":
-                event |= {"manifest": codec.plain(shipped())}
-            case "finding" if event["finding"]["state"] == "missed":
-                continue
-            case "check_finished":
-                check = event["check"]
-                checks.append(check["id"])
-                if check["outcome"] == "failed":
-                    event["check"] = {**check, "outcome": "passed", "message": "", "failed_by": ""}
-            case "verdict":
-                event |= {"verdict": "ACCEPTED", "reasons": [], "exit_status": 0}
-        lines.append(json.dumps(event) + "\n")
-    return lines, checks
+    likeness = same_install.own(cluster_run.settings_for(options))
+    return transport.Transport(MadeUpNodes(options.nodes, likeness), seconds=600.0)
 
 
 def build(folder: Path) -> None:
-    """Where the controller and all nodes run: checks by the names that the recorded machine knows, those between nodes,
-    and what stands for pytest on a node."""
-    lines, checks = sent_by_a_node()
-    (folder / "recorded.jsonl").write_text("".join(lines), encoding="utf-8")
-    shutil.copy(HERE / "recorded_suite.py", folder / "pytest.py")
-    left = folder / "left"
-    left.mkdir()
-    shutil.copy(REPORT, left / "report.html")
-    (left / "summary.json").write_text("{}")
-    (left / "junit.xml").write_text("<testsuites/>")
+    """Where the controller runs: checks by the names that the recorded machine knows, and those between nodes."""
+    import recorded_nodes  # here: it imports torch, which the controller does not have
+
+    checks = [each.id for each in recorded_nodes.template(0)[1]]
+    (folder / "checks").write_text(str(len(checks)))
     suite = folder / "acceptance"
     suite.mkdir()
     cases: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -202,8 +180,7 @@ def controller(nodes: int, folder: Path, result: Path) -> None:
     for what, (owner, name) in WATCHED.items():
         FIGURES.watch(what, owner, name)
     os.chdir(folder)
-    arguments = ["acceptance", f"--nodes={nodes}", "--gpus=4", "--fleet-dir=reports", "-q", "-p", "no:cacheprovider"]
-    before = _resident()
+    arguments = ["acceptance", f"--nodes={nodes}", "--gpus=8", "--fleet-dir=reports", "-q", "-p", "no:cacheprovider"]
     with FIGURES.of("all"):
         status = pytest.main(arguments)
     (report,) = Path("reports").glob("*/report.html")
@@ -213,15 +190,16 @@ def controller(nodes: int, folder: Path, result: Path) -> None:
         "wall": FIGURES.wall,
         "calls": FIGURES.calls,
         "memory": FIGURES.memory,
-        "before": before,
         "page": report.stat().st_size / 1e6,
+        "checks": int(Path("checks").read_text()),
     }
     result.write_text(json.dumps(measured))
 
 
-def _resident() -> float:
-    """MiB"""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / (1 << 20)
+def _resident(which: str) -> float:
+    """MiB, by the kernel: getrusage has what was before exec, too."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(rf"{which}:\s+(\d+) kB", status)[1]) / 1024  # type: ignore[index]
 
 
 def measured(nodes: int) -> dict[str, Any]:
@@ -237,42 +215,32 @@ def measured(nodes: int) -> dict[str, Any]:
         return json.loads(result.read_text())
 
 
-# What is printed of each number of nodes, and of TO by a line through them: a label, and how it is found.
+# What is printed of each number of nodes: a label, and how it is found.
 ROWS: dict[str, Callable[[dict[str, Any]], float]] = {
-    "start of the agents until all have said Hello, s": lambda measured: measured["wall"]["start"],
-    "CPU of it, ms": lambda measured: 1e3 * measured["cpu"]["start"],
+    "CPU until all have said Hello, s": lambda measured: measured["cpu"]["start"],
     "pulses and beats, CPU ms/s": lambda measured: 1e3 * measured["cpu"]["idle"] / IDLE_SECONDS,
-    "the nodes' own runs, CPU s": lambda measured: measured["cpu"][OWN],
-    "all messages of the nodes' own runs, CPU s": lambda measured: measured["cpu"]["take in messages of nodes"],
-    "their evidence, CPU s": lambda measured: measured["cpu"]["read their evidence"],
-    "health around a check, CPU ms": lambda measured: 1e3 * measured["cpu"][HEALTH] / measured["calls"][HEALTH],
+    "a check of one machine, CPU ms": lambda measured: 1e3 * measured["cpu"][OWN] / measured["checks"],
+    "of it their evidence, CPU ms": lambda measured: 1e3 * measured["cpu"]["read their evidence"] / measured["checks"],
+    "health between nodes, a check, CPU ms": lambda measured: 1e3 * measured["cpu"][HEALTH] / measured["calls"][HEALTH],
     "the same by the clock, ms": lambda measured: 1e3 * measured["wall"][HEALTH] / measured["calls"][HEALTH],
     "page of the report, CPU s": lambda measured: measured["cpu"]["page of the report"],
     "all of the run, CPU s": lambda measured: measured["cpu"]["all"],
-    "memory when all nodes have sent all, MiB": lambda measured: measured["memory"][HEALTH],
+    "memory when all nodes have sent all, MiB": lambda measured: measured["memory"][OWN],
     "memory at most, MiB": lambda measured: measured["memory"]["all"],
     "report, MB": lambda measured: measured["page"],
-}
+}  # fmt: skip
 
 
 def table(found: dict[int, dict[str, Any]]) -> Iterator[str]:
-    last = f"{TO} by the line" if len(found) > 1 else ""
-    yield f"| nodes | {' | '.join(map(str, found))} | {last} |"
-    yield f"| --- |{' ---: |' * (len(found) + 1)}"
+    yield f"| nodes | {' | '.join(map(str, found))} |"
+    yield f"| --- |{' ---: |' * len(found)}"
     for label, row in ROWS.items():
-        values = [row(measured) for measured in found.values()]
-        line = f"{_on_the_line(found, values):,.3g}" if last else ""
-        yield f"| {label} | {' | '.join(f'{value:,.3g}' for value in values)} | {line} |"
-
-
-def _on_the_line(nodes: Collection[int], values: Sequence[float]) -> float:
-    slope, at_0 = linear_regression([*nodes], values)
-    return slope * TO + at_0
+        yield f"| {label} | {' | '.join(f'{row(measured):,.3g}' for measured in found.values())} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("nodes", nargs="*", type=int, default=[4, 8, 16, 32])
+    parser.add_argument("nodes", nargs="*", type=int, default=[64, 500, 1000])
     parser.add_argument("--controller", nargs=2, type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.controller:

@@ -13,7 +13,7 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.verdict.fleet.host_runs import HostRun, kept
+from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, kept
 from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import settled
 
@@ -68,7 +68,7 @@ def host_run(
         findings=[_measured(finding, change, dice, noise) for finding in base.findings],
         **record,
     )
-    return HostRun(f"reports/{host}-20261122T000000Z", f"{dice.randrange(16**64):064x}", kept(made, []))
+    return HostRun(f"reports/{host}-20261122T000000Z", f"{dice.randrange(16**64):064x}", kept(made, Common()))
 
 
 def measured_twice(run: HostRun) -> HostRun:

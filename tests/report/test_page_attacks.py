@@ -16,7 +16,7 @@ from pytest_gpufleet.report.page import page
 from pytest_gpufleet.verdict.across_runs.drift import drift
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
-from pytest_gpufleet.verdict.fleet.host_runs import HostRun, Unusable, kept
+from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, Unusable, kept
 from tests.report.browser import seen
 
 RECORDED = Path(__file__).parents[1] / "recorded"
@@ -79,7 +79,8 @@ def test_no_string_of_evidence_can_change_the_verdict_of_a_page(
     twins = {f"a{PAYLOAD}": record, f"b{PAYLOAD}": record}
     pages["compared"] = several_runs.page(several_runs.compared(compare(twins), 2))
     pages["over time"] = several_runs.page(several_runs.drifted(drift(twins)))
-    hosts = [HostRun(f"a{PAYLOAD}", PAYLOAD, kept(record, [])), HostRun("b", "", kept(poisoned("h200x4-a"), []))]
+    payload = HostRun(f"a{PAYLOAD}", PAYLOAD, kept(record, Common()))
+    hosts = [payload, HostRun("b", "", kept(poisoned("h200x4-a"), Common()))]
     fleet = judge_fleet(hosts, [Unusable(PAYLOAD, PAYLOAD, PAYLOAD)], [PAYLOAD])
     pages["fleet"] = hosts_page.page(fleet, {hosts[0].folder: "a/report.html"})
     pages |= {f"{name}-without-policy": without_policy(page) for name, page in pages.items()}

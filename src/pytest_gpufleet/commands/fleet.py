@@ -14,11 +14,10 @@ from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.hosts_file import NAME, read_hosts
 from pytest_gpufleet.model.language import LANGUAGES, in_language
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.fleet.failed_nodes import Reason
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet
-from pytest_gpufleet.verdict.fleet.host_runs import HostRun, Unusable, between, expected_as, kept
+from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, Unusable, between, expected_as, kept
 from pytest_gpufleet.verdict.reading import read
 
 
@@ -167,7 +166,7 @@ class _Found:
         self.runs: list[HostRun] = []
         self.unusable: list[Unusable] = []
         self.over_nodes: list[Record] = []
-        self._suites: list[Suite] = []
+        self._common = Common()
 
     def take(self, folder: RunFolder, stated: str = "", host: str = "") -> None:
         """The run of a host, or those of all nodes of one on many, which says what SHA-256 the evidence of each must
@@ -181,7 +180,7 @@ class _Found:
                 if record.of_cluster:
                     self._take_nodes(folder, record)
                 else:
-                    self.runs.append(HostRun(str(folder), digest, kept(record, self._suites, host)))
+                    self.runs.append(HostRun(str(folder), digest, kept(record, self._common, host)))
         except Refused as refused:
             self.unusable.append(Unusable(str(folder), _host_of(folder), str(refused).removeprefix(f"{folder}: ")))
 

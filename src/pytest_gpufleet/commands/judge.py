@@ -17,7 +17,7 @@ from pytest_gpufleet.run.folder import NODES, RunFolder
 from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.fleet.fleet_verdict import ended
-from pytest_gpufleet.verdict.fleet.host_runs import HostRun, kept
+from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, kept
 from pytest_gpufleet.verdict.toml_table import FileError
 
 
@@ -60,7 +60,7 @@ def judged(folder: RunFolder, given: Path | None, basis: Grade | None) -> Record
     for number, end in record.finished.items():
         if end.sha256:
             of_node = folder.of_node(record.node(number))
-            again = kept(judged(of_node, given, basis), [], record.hosts[number])
+            again = kept(judged(of_node, given, basis), Common(), record.hosts[number])
             own[number] = HostRun(f"{NODES}/{of_node.name}", end.sha256, again)
             if of_node.digest() != end.sha256:
                 raise Refused(f"{of_node}: its evidence is not that that the run over all nodes names")

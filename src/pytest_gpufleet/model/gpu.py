@@ -261,7 +261,7 @@ class Gpu:
     def processes(self) -> tuple[str, ...]:
         return tuple(self.get("processes") or ())
 
-    @property
+    @cached_property
     def place(self) -> Place:
         """The place of this GPU's values in measurements."""
         return place.gpu(self.index, self.node)
@@ -311,10 +311,14 @@ class GpuTopology:
         """The same machine as that node of a run."""
         return replace(self, gpus=tuple(replace(gpu, node=number) for gpu in self.gpus))
 
-    def _of(self, where: Where) -> list[Gpu]:
+    @cached_property
+    def _position(self) -> dict[Place, int]:
+        """Of each GPU among `gpus`."""
+        return {gpu.place: position for position, gpu in enumerate(self.gpus)}
+
+    def of(self, where: Where) -> list[Gpu]:
         """The GPUs of a place, in its order."""
-        by_place = {gpu.place: gpu for gpu in self.gpus}
-        return [by_place[part] for part in where.parts if part in by_place]
+        return [self.gpus[self._position[part]] for part in where.parts if part in self._position]
 
     def identity(self, where: Where) -> str:
         """What stands behind a place: the identity of every GPU in it, and the network adapter of a rail."""
@@ -334,8 +338,7 @@ class GpuTopology:
 
         The number of NVLinks is not part of it: a pair that has lost links stands beside those that have not.
         """
-        positions = {gpu.place: position for position, gpu in enumerate(self.gpus)}
-        found = [positions[part] for part in where.parts if part in positions]
+        found = [self._position[part] for part in where.parts if part in self._position]
         models = sorted(self.gpus[position].name for position in found)
         link = self.links[found[0]][found[1]].rstrip("0123456789") if len(found) == 2 else ""
         return (*models, link)
@@ -348,7 +351,7 @@ class GpuTopology:
 
     def boards(self, where: Where) -> tuple[str, ...]:
         """The part number of the board of each GPU in a place, sorted; "" of one that tells none."""
-        return tuple(sorted(str(gpu.get("board_part_number") or "") for gpu in self._of(where)))
+        return tuple(sorted(str(gpu.get("board_part_number") or "") for gpu in self.of(where)))
 
     @property
     def domain(self) -> Domain | None:
@@ -365,13 +368,14 @@ class GpuTopology:
     def processors_near(self, where: Where) -> tuple[Any, ...]:
         """The processors at the NUMA node of each GPU in a place, as NVML's masks of them. (NVML's own number of a
         NUMA node is that of the GPU's memory, which machines with Grace have one of for each GPU.)"""
-        return tuple(tuple(gpu.get("cpu_affinity") or ()) for gpu in self._of(where))
+        return tuple(tuple(gpu.get("cpu_affinity") or ()) for gpu in self.of(where))
 
     def switch_neighbours(self, where: Where) -> tuple[int, ...]:
         """For each GPU in a place, how many others are behind the same PCIe switch and share its way to the host, as
         far as the links tell: NVLinks hide it."""
-        rows = {gpu.place: row for gpu, row in zip(self.gpus, self.links, strict=False)}
-        return tuple(sum(link in ("PIX", "PXB") for link in rows[part]) for part in where.parts if part in rows)
+        links = [*self.links] or [()] * len(self.gpus)
+        rows = [links[self._position[part]] for part in where.parts if part in self._position]
+        return tuple(sum(link in ("PIX", "PXB") for link in row) for row in rows)
 
     def __str__(self) -> str:
         """The link matrix as `nvidia-smi topo -m` prints it; without GPUs, why there are none."""

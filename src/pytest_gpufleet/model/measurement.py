@@ -5,7 +5,7 @@ import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, median
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.codec import Amount, Finite
@@ -145,7 +145,11 @@ def _settle(made: Reading | Measurement, name: str, **checked: Any) -> None:
 def _by_place(given: Mapping[Any, Any], checked: Callable[[Any, str], V], what: str) -> dict[Where, V]:
     if not isinstance(given, Mapping):
         raise TypeError(f'{what} must be given by place, like {{"gpu0": 1.5}}, not {reprlib.repr(given)}')
-    return {_where(at, f"the places of {what}"): checked(value, f"{what} at {at}") for at, value in given.items()}
+    where = f"the places of {what}"
+    return {
+        _where(at, where): cast(V, value) if type(value) is float else checked(value, f"{what} at {at}")
+        for at, value in given.items()
+    }
 
 
 def _state(given: Any, what: str) -> GpuState:

@@ -64,10 +64,11 @@ class Cluster:
         self._listening_time = Listening(beat_seconds)
         self._heard: dict[int, float] = {}  # the last of each node whose silence counts, in seconds of listening
         self._changed = threading.Condition()  # guards what follows
-        # All by the number of the node. Each of these is replaced and never changed, so that any thread may read it.
+        # All by the number of the node. Each of these is replaced and never changed, so that any thread may read it,
+        # but for the pulses, which come too often for that, and of which nobody asks for all.
         self.names: Mapping[int, str] = {}  # every node on which an agent was started
         self.hellos: Mapping[int, Hello] = {}
-        self.pulses: Mapping[int, Pulse] = {}  # the last of each
+        self.pulses: dict[int, Pulse] = {}  # the last of each
         self.clocks_ahead: Mapping[int, float] = {}  # seconds that its clock is ahead of this one's
         self.lost: Mapping[int, Lost] = {}
         self.left_out: Mapping[int, str] = {}  # and why
@@ -247,8 +248,10 @@ class Cluster:
                 self.hellos = {**self.hellos, node: message}
             case messages.Pulse(clock):
                 # The longer it is on its way, the more its clock seems to be behind: the fastest one counts.
-                ahead = max(self.clocks_ahead.get(node, float("-inf")), clock - time.time())
-                self.pulses, self.clocks_ahead = {**self.pulses, node: message}, {**self.clocks_ahead, node: ahead}
+                self.pulses[node] = message
+                ahead, before = clock - time.time(), self.clocks_ahead.get(node)
+                if before is None or ahead > before:
+                    self.clocks_ahead = {**self.clocks_ahead, node: ahead}
             case messages.RankAnswered() | messages.RankDied():
                 self._rank_news.append((node, message))
             case messages.CheckEnded() | messages.SuiteEnded():

@@ -162,7 +162,7 @@ class Transport:
         """The messages that have come, with who sent them; those that dial in are noted."""
         assert self._listener is not None
         found = []
-        for wire_name, frame, address in self._listener.receive():
+        for wire_name, frame, address in self._listener.receive(self._lines):
             line = self._lines.get(wire_name)
             if line is None:
                 line = Line(lambda frame, to=wire_name: self._listener.send(to, frame))  # type: ignore[misc]

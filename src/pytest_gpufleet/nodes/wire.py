@@ -11,7 +11,8 @@ import ipaddress
 import os
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import zmq
@@ -149,13 +150,18 @@ class Listener:
     def send(self, agent: bytes, frame: bytes) -> None:
         self._socket.send_multipart((agent, frame))  # of one that is not connected it is dropped, and comes again
 
-    def receive(self) -> Iterator[tuple[bytes, bytes, str]]:
-        """What has come by now: from whom, the frame, the address that it came from."""
+    def receive(self, known: Container[bytes] = ()) -> Iterator[tuple[bytes, bytes, str]]:
+        """What has come by now: from whom, the frame, the address that it came from, "" of who is `known`."""
         while self._gate.poll(0):
             self._answer_gate()
-        while self._socket.poll(0):
-            name, frame = self._socket.recv_multipart(copy=False)
-            yield name.bytes, frame.bytes, str(frame.get("Peer-Address"))
+        with suppress(zmq.Again):
+            while True:
+                name = self._socket.recv(zmq.NOBLOCK)
+                if name in known:
+                    yield name, self._socket.recv(), ""
+                else:
+                    frame = self._socket.recv(copy=False)
+                    yield name, frame.bytes, str(frame.get("Peer-Address"))
 
     def _answer_gate(self) -> None:
         version, request, _, address, _, mechanism, *credentials = self._gate.recv_multipart()

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
@@ -184,6 +185,7 @@ HEALTH_SECONDS = 30.0  # for what takes a healthy node 0.2 s
 HASTE_SECONDS = 3.0  # for the same, of a run that is to end
 CLOSE_SECONDS = 15.0
 TURN_SECONDS = 0.5  # between two looks at who is there
+GATHER_SECONDS = 0.1  # for what hundreds of nodes say, before all of them are looked at
 
 
 class ClusterRun(Run):
@@ -361,6 +363,7 @@ class ClusterRun(Run):
                 self.leave_out(run.node, run.hung)
             self._note_finished()
             self.accuse_lost("")
+            time.sleep(GATHER_SECONDS)
         self.node_runs.settle(self.interruption)
         self._note_finished()
         self.alone = False

@@ -17,9 +17,8 @@ from pytest_gpufleet import safe_files
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import NodeFound
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.safe_files import sha256
-from pytest_gpufleet.verdict.fleet.host_runs import HostRun, kept
+from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, read_own
 from pytest_gpufleet.verdict.reading import read
 
 EVIDENCE, SUMMARY, REPORT, JUNIT = "evidence.jsonl", "summary.json", "report.html", "junit.xml"
@@ -84,13 +83,13 @@ class RunFolder:
     def own_runs(self, record: Record) -> dict[int, HostRun]:
         """The nodes' own runs, by their numbers, as far as their evidence is in this folder, and this run has its
         SHA-256. `record`: of the run on all of them; a run on its own machine has none."""
-        suites: list[Suite] = []
+        common = Common()
         found = {}
         for number, end in record.finished.items():
             own = self.of_node(record.node(number))
             with suppress(OSError, ValueError, Refused):
                 if end.sha256:
-                    of_node = kept(read(own.evidence), suites, record.hosts[number])
+                    of_node = read_own(own.evidence, common, record.hosts[number])
                     found[number] = HostRun(f"{NODES}/{own.name}", end.sha256, of_node)
         return found
 

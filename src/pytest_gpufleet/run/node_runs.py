@@ -13,7 +13,6 @@ from typing import NamedTuple, get_args
 
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import NodeFinished, NodeFound, Outcome, VerdictWord
-from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.nodes.cluster import Cluster, Lost, Trouble
 from pytest_gpufleet.nodes.messages import CheckEnded, ReadFile, RunSuite, SuiteEnded
 from pytest_gpufleet.redaction import ALIAS_KEY
@@ -21,13 +20,12 @@ from pytest_gpufleet.run.folder import EVIDENCE, JUNIT, NODES, REPORT, SUMMARY, 
 from pytest_gpufleet.run.interruption import Interruption
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict import basis
-from pytest_gpufleet.verdict.fleet.host_runs import HostRun, kept
-from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, read_own
 from pytest_gpufleet.world.engines.processes import exit_summary
 
 START_SECONDS = 60.0  # for a process to be there, on a node that may be busy
 BROUGHT = (EVIDENCE, SUMMARY, JUNIT, REPORT, TEXT)  # what proves most comes first
-PART_BYTES = 1 << 20  # of a file at most
+PART_BYTES = 1 << 18  # of a file at most: larger pieces leave holes in the memory that stay
 AT_ONCE = 4  # nodes: their parts fill the memory three times over
 PART_SECONDS = 10.0
 HASTE_SECONDS = 8.0  # for all, of a run that was told to end
@@ -128,7 +126,7 @@ class NodeRuns:
         self._folder = folder
         self.all: dict[int, NodeRun] = {}
         self.own: dict[int, HostRun] = {}  # those whose evidence is here, and was read
-        self._suites: list[Suite] = []  # that their records share
+        self._common = Common()
         self._until = float("inf")  # nothing is waited for after this
         self._looked = time.monotonic()
         self._listened = 0.0  # seconds: a process that was stopped itself has heard nobody
@@ -213,7 +211,7 @@ class NodeRuns:
         for node, run in self.all.items():
             if run.digest and node not in self.own:
                 try:
-                    record = kept(read(run.folder.evidence), self._suites, run.host)
+                    record = read_own(run.folder.evidence, self._common, run.host)
                 except (OSError, ValueError, Refused):  # somebody changed it there
                     run.digest = ""
                     continue

@@ -186,11 +186,12 @@ def _alike(figure: Figure, by_node: Mapping[int, Finding], runs: NodeRuns) -> It
 def _kind(topology: GpuTopology, place: Where, figure: Figure) -> tuple[Hashable, Hashable]:
     """Model and link of a place; and its part number. What goes to the host's memory at once shares the way there with
     all GPUs near the same processors, behind the same PCIe switch."""
-    gpus = [gpu for gpu in topology.gpus if gpu.place in place.parts] or topology.gpus
-    ways = (topology.processors_near(place), topology.switch_neighbours(place))
+    gpus = topology.of(place) or topology.gpus
     boards = tuple(sorted(str(gpu.get("board_part_number") or "") for gpu in gpus))
     model = (tuple(sorted(gpu.name for gpu in gpus)), topology.kind(place)[-1])
-    return model, (boards, ways if figure.name == "host_bandwidth" else ())
+    if figure.name != "host_bandwidth":
+        return model, boards
+    return model, (boards, topology.processors_near(place), topology.switch_neighbours(place))
 
 
 def _slow(alike: _Alike, comparisons: int) -> list[SlowPlaces]:

@@ -3,18 +3,20 @@
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from pytest_gpufleet.model.events import NodeFinished
+from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Said, say, some
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.verdict.accusations import NEIGHBOUR, at, causes
 from pytest_gpufleet.verdict.outliers import Figure, figure_of
+from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import MOST_NAMES, ended
 
 GapKind = Literal[
@@ -100,24 +102,54 @@ class Gap:
     what: str
 
 
-def kept(record: Record, suites: list[Suite], host: str = "") -> Record:
-    """What a fleet needs of a run, which is half of its memory: no telemetry and no samples, and of runs with one suite
-    one manifest, of those in `suites`. A run that died has the verdict that it amounts to. `host`: what a run on many
-    nodes calls this one, if it is one of its."""
-    suite = record.suite
-    if suite not in suites:
-        suites.append(suite)
+T = TypeVar("T")
+
+
+class Common:
+    """What the runs of many hosts have in common, which is nearly all of them but numbers: it is in memory once."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, Any] = {}
+
+    def __call__(self, value: T, *key: object) -> T:
+        """The value that was known by this key first, if it is the same; by itself, without one."""
+        known: T = self._known.setdefault((type(value), *key) if key else value, value)
+        return known if known == value else value
+
+    def finding(self, found: Finding) -> Finding:
+        measured = found.measurement
+        under = self(measured.conditions, found.check, measured.metric, *measured.conditions.items())
+        key = found.check, measured.metric, id(under)
+        definition = self(measured.definition, *key)
+        measured = replace(measured, conditions=under, samples={}, details={}, definition=definition)
+        limit, tolerances = self(found.limit, *key), self(found.tolerances, *key)
+        return replace(found, measurement=measured, limit=limit, tolerances=tolerances)
+
+
+def read_own(path: Path, common: Common, host: str = "") -> Record:
+    """Of the evidence of a run what a fleet needs, as `kept` has it. Raises what `read` does."""
+    record = read(path, to_compare=True)
+    return kept(record if record.verdict else read(path), common, host)  # what one that died comes to needs all of it
+
+
+def kept(record: Record, common: Common, host: str = "") -> Record:
+    """What a fleet needs of a run, which is a fifth of its memory: no telemetry, samples and times of checks, and what
+    is `common` to many. A run that died has the verdict that it amounts to. `host`: what a run on many nodes calls this
+    one, if it is one of its."""
     record = ended(record)
+    checks = [common(replace(check, seconds=0.0)) for check in record.checks.values()]
     return replace(
         record,
         run=msgspec.structs.replace(record.run, host=host or record.run.host),
-        manifest=suites[suites.index(suite)],
+        manifest=common(record.suite, "suite"),
         telemetry=[],
+        losses=[],
         spans=[],
-        findings=[
-            replace(finding, measurement=replace(finding.measurement, samples={}, details={}))
-            for finding in record.findings
-        ],
+        _begun={},
+        started=[*map(common, record.started)],
+        checks={check.id: check for check in checks},
+        fingerprints={common(check): common(each, check) for check, each in record.fingerprints.items()},
+        findings=[*map(common.finding, record.findings)],
     )
 
 
