@@ -29,7 +29,8 @@ onload = () => setTimeout(() => document.querySelectorAll("iframe").forEach(fram
   row.append(JSON.stringify([page.title, verdict?.textContent ?? "",
     !verdict || verdict.contains(page.elementFromPoint(at.x + 3, at.y + at.height / 2)),
     page.documentElement.scrollWidth > page.documentElement.clientWidth,
-    Math.min(...[...page.querySelectorAll(".fleet-gaps td")].map(cell => cell.clientWidth), 9999)]))
+    Math.min(...[...page.querySelectorAll(".fleet-gaps td")].map(cell => cell.clientWidth), 9999),
+    [...page.querySelectorAll(".fleet-map tbody tr")].filter(line => line.clientHeight).length]))
   document.body.append(row)
 }), 5000)
 """
@@ -42,6 +43,7 @@ class Seen:
     uncovered: bool  # nothing lies above the verdict
     sticks_out: bool  # something is wider than the window, and cannot be scrolled by itself
     narrowest: int  # pixels of the narrowest cell of a table of open points
+    hosts: int  # of a fleet, that are in sight
 
 
 def seen(pages: Mapping[str, str], folder: Path, width: int = 1000) -> dict[str, Seen]:
