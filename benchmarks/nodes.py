@@ -30,7 +30,7 @@ import pytest
 
 from pytest_gpufleet.nodes import cluster, same_install, transport
 from pytest_gpufleet.nodes.agent_process import with_secret
-from pytest_gpufleet.nodes.messages import Greeting
+from pytest_gpufleet.nodes.messages import DialIn
 from pytest_gpufleet.plugin import report_files
 from pytest_gpufleet.plugin.keys import RUN
 from pytest_gpufleet.run import cluster_run, node_runs
@@ -119,7 +119,7 @@ class MadeUpNodes:
 
     name, secured, own = "made up", "loopback", ()
 
-    def __init__(self, count: int, likeness: Greeting) -> None:
+    def __init__(self, count: int, likeness: DialIn) -> None:
         self.secret, self._count, self._likeness = os.urandom(32), count, likeness
 
     def start(self, port: int) -> dict[int, str]:

@@ -20,9 +20,11 @@ from typing import Any
 import false_rejects
 import zmq
 
+from pytest_gpufleet.machine.health_watch import Health
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.events import Check, Judged, TopologyFound, line
+from pytest_gpufleet.model.events import Check, HostFound, Judged, TopologyFound, line
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.nodes import messages as say, wire
 from pytest_gpufleet.run.folder import EVIDENCE, JUNIT, REPORT, SUMMARY
@@ -90,17 +92,13 @@ class Node:
         self._began: float | None = None
         self._told = 0
         self.over = False
-        self._send(say.DialIn(self._name, number))
-        topology = codec.typed(
-            json.loads(_line_of(self._evidence, b'"topology"'))["nodes"][0], false_rejects.GpuTopology
+        self._send(say.DialIn(self._name, number, *DIALS))
+        topology, machine = (
+            codec.typed(json.loads(_line_of(self._evidence, kind))["nodes"][0], form)
+            for kind, form in ((b'"topology"', GpuTopology), (b'"machine"', HostFound))
         )
-        machine = json.loads(_line_of(self._evidence, b'"machine"'))["nodes"][0]["host"]
-        self._send(
-            say.Hello(
-                self._name, f"SN-{self._name}", number, *HELLO, "eth0", topology,
-                tuple(gpu.pci_bus_id for gpu in topology.gpus), machine, time.time(),
-            )
-        )  # fmt: skip
+        there = tuple(gpu.pci_bus_id for gpu in topology.gpus)
+        self._send(say.Hello(f"SN-{self._name}", number, "eth0", topology, there, machine))
 
     def _send(self, message: say.Message) -> None:
         self._line.send(codec.packed(message))
@@ -137,7 +135,7 @@ class Node:
                 content = self._evidence if name == EVIDENCE else LEFT[name]
                 return content[offset : offset + most]
             case say.CheckHealth():
-                return say.Health()
+                return Health()
             case say.KillRanks():
                 return {}
             case say.ReadHost(names):
@@ -150,7 +148,7 @@ def _line_of(evidence: bytes, kind: bytes) -> bytes:
 
 
 LEFT: Mapping[str, bytes] = {SUMMARY: b"{}", JUNIT: b"<testsuites/>", REPORT: PAGE.read_bytes()}
-HELLO: Sequence[str] = ()
+DIALS: Sequence[str] = ()  # what is installed there
 
 
 def nodes(count: int, port: int, secret: bytes) -> Iterator[Node]:
@@ -168,9 +166,9 @@ def nodes(count: int, port: int, secret: bytes) -> Iterator[Node]:
         yield Node(number, socket, *made[number % TEMPLATES])
 
 
-def main(count: str, port: str, *hello: str) -> None:
-    global HELLO
-    HELLO = hello
+def main(count: str, port: str, *dials: str) -> None:
+    global DIALS
+    DIALS = dials
     secret = os.read(0, wire.KEY_BYTES)
     poller, by_socket = zmq.Poller(), {}
     for node in nodes(int(count), int(port), secret):
