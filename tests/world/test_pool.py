@@ -64,7 +64,8 @@ def test_starting_is_no_part_of_a_deadline_and_has_one_of_its_own(engine):
     engine.starting = lambda rank: Takes(1e9)
     with pytest.raises(RankFailure, match="start of the ranks") as failure:
         world_of(engine, 2, timeout=1.0).run(lambda rank: None)
-    assert (failure.value.kind, engine.now) == ("hang", 40.0 + pool_module.MIN_START_SECONDS)
+    seconds = pool_module.MIN_START_SECONDS + 2 * pool_module.SECONDS_A_RANK
+    assert (failure.value.kind, engine.now) == ("hang", 40.0 + seconds)
 
 
 def test_an_answer_that_came_while_the_controller_was_stopped_is_no_hang(engine):

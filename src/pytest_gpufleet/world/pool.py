@@ -21,6 +21,7 @@ from pytest_gpufleet.world.rank import join, join_alone
 KILL_SECONDS = 10.0
 # Starting is no part of a test's deadline, and a short --fleet-timeout is not meant for it.
 MIN_START_SECONDS = 60.0
+SECONDS_A_RANK = 0.1  # for all to meet at one store
 
 
 class Pool:
@@ -194,7 +195,7 @@ class Pool:
 
     @property
     def _start_seconds(self) -> float:
-        return max(self.timeout, MIN_START_SECONDS)
+        return max(self.timeout, MIN_START_SECONDS) + SECONDS_A_RANK * len(self.specs)
 
     def _of_everyone(self, name: str, work: bytes) -> Call:
         return Call(name, (self.everyone,), local_sizes(self.specs), with_group=False, work=work)
