@@ -2,6 +2,7 @@
 
 import pytest
 
+from pytest_gpufleet.world.engines.protocol import Death
 from pytest_gpufleet.world.failure import collect
 from tests.conftest import RECORDED
 
@@ -45,16 +46,22 @@ def test_the_package_of_the_plugin_is_not_its_suite(run_pytest):
 
 
 class Silent:
-    """An engine whose ranks never answer, and its clock."""
+    """An engine of which rank 0 may die and nobody answers, and its clock."""
 
-    now = 0.0
+    def __init__(self, *deaths):
+        self.now, self._deaths = 0.0, [*deaths]
 
     def wait(self, seconds):
         self.now += seconds
-        return []
+        return [self._deaths.pop()] if self._deaths else []
 
 
 def test_a_call_that_hangs_says_whom_it_waits_for_after_half_a_minute():
-    heard, engine = [], Silent()
+    assert waited(Silent()) == [(seconds, {0, 3}) for seconds in (30, 60, 120, 240)]
+    assert waited(Silent(Death(0, "by SIGKILL"))) == []  # the others have but a moment left
+
+
+def waited(engine):
+    heard = []
     collect(engine, 1, (0, 3), 300.0, lambda: False, lambda: engine.now, lambda *text: heard.append(text))
-    assert heard == [(seconds, {0, 3}) for seconds in (30, 60, 120, 240)]
+    return heard

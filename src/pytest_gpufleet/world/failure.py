@@ -232,7 +232,7 @@ def collect(
     RuntimeError if `stopped`. `on_wait` hears after 30 s, and whenever the time has doubled, who has not answered."""
     __tracebackhide__ = True
     answers, missing = Answers(), set(ranks)
-    until = clock() + timeout
+    began, until = clock(), clock() + timeout
     graceful, said_after = True, SILENT_SECONDS
     remaining = timeout
     # One look after the deadline: this process may have been stopped (Ctrl-Z), and not the ranks.
@@ -247,7 +247,7 @@ def collect(
             elif end.call == number:  # else of a call that is over
                 answers.outcomes[event.rank] = end
         missing -= answers.ranks
-        if missing and timeout - remaining >= said_after:
+        if missing and clock() - began >= said_after:
             on_wait(said_after, missing)
             said_after *= 2
         if answers.failed and graceful:
