@@ -35,7 +35,8 @@ def test_verdict_stands_first_in_its_colour_and_lines_fit_eighty_columns(every_r
     assert word == every_record.verdict
     assert bool(stands_on) == (word == "ACCEPTED")
     assert markup == {colours[word]: True, "bold": True}
-    assert all(each in text_of(every_record) for each in (why(every_record), *reasons(every_record)))
+    paragraphs = map(wording.ascii_signs, (why(every_record), *reasons(every_record)))
+    assert all(each in text_of(every_record) for each in paragraphs)
     lines = [text for text, _ in summary_lines(every_record)]
     assert max(map(len, lines)) <= 80
     assert "\n" not in "".join(lines)

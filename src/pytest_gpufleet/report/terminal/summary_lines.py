@@ -29,7 +29,7 @@ HEADING = {"bold": True}
 
 def wrapped(text: str, indent: str, markup: dict[str, bool] = PLAIN) -> list[Line]:
     texts = textwrap.wrap(
-        wording.clean(text),
+        wording.ascii_signs(wording.clean(text)),
         WIDTH,
         initial_indent=indent,
         subsequent_indent=" " * len(indent),
@@ -180,8 +180,6 @@ MOST_MISSES = 3  # of one check
 MOST_LINES = 8  # of what it said: a line a GPU
 MOST_REASONS = 2  # for which checks do not apply
 SHORT = 70  # characters of one
-# Many a serial console knows ASCII only.
-SPOKEN = {"≥ ": "at least ", "≤ ": "at most "}
 
 
 def summary_lines(
@@ -264,12 +262,9 @@ def _failure(failure: Failure, shown: Collection[str]) -> list[Line]:
 
 
 def _miss(miss: Miss) -> list[Line]:
-    limit = miss.limit
-    for sign, spoken in SPOKEN.items():
-        limit = limit.replace(sign, spoken)
     what = ", ".join(filter(None, (miss.metric, miss.conditions)))
     result = wrapped(f"{miss.place}: {what}", "    ", BAD)
-    result += wrapped(", ".join(filter(None, (miss.value, miss.peers, f"limit: {limit}"))), "      ")
+    result += wrapped(", ".join(filter(None, (miss.value, miss.peers, f"limit: {miss.limit}"))), "      ")
     if miss.kind != "peers" and miss.source:
         result += wrapped(f"source of the limit: {miss.kind}, {miss.source}", "      ")
     return result
