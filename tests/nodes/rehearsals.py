@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -169,12 +168,9 @@ class RayCluster:
         return f"{self.hosts[0].addresses[0]}:{RAY_PORT}"
 
     def start(self) -> None:
-        """Have Ray run on all hosts: it may have ended on any, and with its head it ends on all."""
-        if not has_raylet(self.hosts[0]):
-            for host in self.hosts:
-                self.stop(host)
-            self._begin(self.hosts[0])
-            until("the head is there", lambda: self._has_joined(self.hosts[0]), PATIENCE_SECONDS)
+        """Start Ray on all hosts."""
+        self._begin(self.hosts[0])
+        until("the head is there", lambda: self._has_joined(self.hosts[0]), PATIENCE_SECONDS)
         self._count()
 
     def _begin(self, host: Host) -> None:
@@ -240,12 +236,10 @@ class RayCluster:
         return Rehearsal(self.hosts, shared, folder, [process])
 
     def end_run(self) -> None:
-        """Whatever a test that failed has left."""
+        """And Ray: it gives a host up that was cut off or frozen, and only some time later."""
         for host in self.hosts:
             host.signal(signal.SIGCONT)
-            for pid, line in host.processes().items():
-                if is_of_a_run(line):
-                    os.kill(pid, signal.SIGKILL)
+            self.stop(host)
 
     def left(self, host: Host) -> list[str]:
         return [*filter(is_of_a_run, host.processes().values())]
