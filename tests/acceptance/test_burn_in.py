@@ -23,27 +23,11 @@ from pytest_gpufleet.verdict.profile import for_gpu
 from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import conclude
 from tests.commands.test_monitor import PYTEST, Terminal
+from tests.probes.test_compute import FAULT
 
 ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
 BURN_IN = f"{ACCEPTANCE / 'test_9_endurance.py'}::test_burn_in"
 FOLDER = "--fleet-dir=runs"
-
-# On rank 1 one product in the middle of a turn has one wrong bit.
-WRONG_BIT = """
-def plant(rank, fault):
-    import torch
-
-    genuine, calls = torch.mm, []
-
-    def mm(*args):
-        result = genuine(*args)
-        calls.append(None)
-        if rank.index == 1 and len(calls) == 30:
-            result.view(-1)[5:6].view(torch.uint8)[0] ^= 1
-        return result
-
-    torch.mm = mm
-"""
 
 
 def test_it_lasts_as_long_as_asked_and_every_load_has_its_turn(run_pytest):
@@ -64,12 +48,12 @@ def test_it_lasts_as_long_as_asked_and_every_load_has_its_turn(run_pytest):
 
 
 def test_a_wrong_bit_ends_it_at_once_and_names_the_rank(planted):
-    run = planted(WRONG_BIT, "one bit", BURN_IN, "--rehearse", "--fleet-burn-in=60s")
+    run = planted(FAULT, "one bit", BURN_IN, "--rehearse", "--fleet-burn-in=60s")
     assert run.status == 1
     message = run.check("test_burn_in").message
     assert "burn-in, matrix products:\nrank 1 of 2, CPU: wrong elements: 1, in " in message
     assert "rank 0 of 2" not in message
-    assert "row 0, column 5 is 0x" in message
+    assert "row 5, column 9 is 0x" in message
 
 
 def on_a_terminal(folder, lasts, ctrl_c_at=None):

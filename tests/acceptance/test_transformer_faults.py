@@ -3,7 +3,9 @@
 import pytest
 
 from pytest_gpufleet.verdict.gaps import without_figures
+from tests.acceptance import test_acceptance
 from tests.conftest import ACCEPTANCE
+from tests.probes import test_compute
 
 TRANSFORMER, UNDER_LOAD = ACCEPTANCE / "test_8_transformer.py", ACCEPTANCE / "test_6_under_load.py"
 
@@ -11,7 +13,6 @@ FAULTY = """
 import time
 
 import torch
-import torch.distributed as dist
 
 
 def change(owner, name, make):
@@ -32,26 +33,6 @@ def adam(genuine):
     return step
 
 
-def product(genuine):
-    made = []
-    def wrong(a, b):
-        result = genuine(a, b)
-        made.append(1)
-        if len(made) == 5:
-            result.view(torch.int16)[3, 4] ^= 1
-        return result
-    return wrong
-
-
-def reduce(genuine):
-    def wrong(tensor, *args, **kwargs):
-        done = genuine(tensor, *args, **kwargs)
-        if tensor.numel() > 1000:
-            tensor[7] += 1
-        return done
-    return wrong
-
-
 def late(genuine):
     def step(self, *args, **kwargs):
         time.sleep(0.2)
@@ -62,8 +43,6 @@ def late(genuine):
 FAULTS = {
     "attention": lambda: change(torch.nn.functional, "scaled_dot_product_attention", attention),
     "weight": lambda: change(torch.optim.AdamW, "step", adam),
-    "product": lambda: change(torch, "mm", product),
-    "sum": lambda: change(dist, "all_reduce", reduce),
     "late": lambda: change(torch.optim.AdamW, "step", late),
 }
 
@@ -74,14 +53,14 @@ def plant(rank, fault):
 """
 
 
-@pytest.mark.parametrize(("check", "fault", "code"), [
-    (f"{TRANSFORMER}::test_loss_follows_fp32", "attention", "training_wrong"),
-    (f"{TRANSFORMER}::test_ranks_end_alike", "weight", "replicas_differ"),
-    (f"{UNDER_LOAD}::test_both_stay_exact", "product", "matmul_nondeterministic"),
-    (f"{UNDER_LOAD}::test_both_stay_exact", "sum", "collective_wrong"),
+@pytest.mark.parametrize(("check", "plant", "fault", "code"), [
+    (f"{TRANSFORMER}::test_loss_follows_fp32", FAULTY, "attention", "training_wrong"),
+    (f"{TRANSFORMER}::test_ranks_end_alike", FAULTY, "weight", "replicas_differ"),
+    (f"{UNDER_LOAD}::test_both_stay_exact", test_compute.FAULT, "one bit", "matmul_nondeterministic"),
+    (f"{UNDER_LOAD}::test_both_stay_exact", test_acceptance.FAULT, "flip", "collective_wrong"),
 ])  # fmt: skip
-def test_the_rank_that_is_wrong_is_named(planted, check, fault, code):
-    run = planted(FAULTY, fault, check, "--rehearse=3")
+def test_the_rank_that_is_wrong_is_named(planted, check, plant, fault, code):
+    run = planted(plant, fault, check, "--rehearse=3")
     assert [(each.name, [place.index for place in each.subjects]) for each in run.record.faults] == [(code, [1])]
 
 

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from pytest_gpufleet.machine import processors
 from pytest_gpufleet.machine.gpu_facts import consumer
 from pytest_gpufleet.machine.telemetry import Watch
 from pytest_gpufleet.model.gpu import Gpu
@@ -53,7 +53,9 @@ def exact_matmul(rank: Rank, precision: str) -> str:
     with rank.phase(f"{precision} matmul"), rate.strictly(precision):
         result = rate.multiplication(precision, on_device[0], on_device[1].t())().cpu().double()
     wrong = result != expected
-    first = [f"{at} is {result[i, j].item():g}, expected {expected[i, j].item():g}" for at, i, j in _first(wrong)]
+    first = [
+        f"row {i}, column {j} is {result[i, j].item():g}, expected {expected[i, j].item():g}" for i, j in _first(wrong)
+    ]
     return f"{int(wrong.sum()):,} of {wrong.numel():,} elements are wrong: {'; '.join(first)}" if first else ""
 
 
@@ -80,7 +82,7 @@ class Matmuls:
 
     def __init__(self, device: torch.device, precision: str, shape: rate.Shape | None = None) -> None:
         self.shape = m, n, k = shape or rate.shape_on(device, precision)
-        self.precision = precision
+        self.precision, self.kind = precision, kind(device)
         self._steps = STEPS[device.type]
         more = -(-self._steps * STEP // k)
         a, b = rate.operands(precision, (m + more, n + more, k), device)
@@ -88,8 +90,6 @@ class Matmuls:
         generator = torch.Generator().manual_seed(0)
         self._factors = (torch.randint(-(1 << 62), 1 << 62, (DISTANCE,), generator=generator) | 1).to(device)
         self._usual: Tensor | None = None
-        self._wrong = self._computed = 0
-        self._descriptions: list[str] = []
 
     def of(self, number: int) -> Callable[[], Tensor]:
         """What computes the matmul of a round, within `strictly(precision)`."""
@@ -103,29 +103,38 @@ class Matmuls:
 
     def run(self, seconds: float, first: int = 0) -> Compared:
         """Multiply for `seconds`, at least one round, from round `first` on."""
-        self._wrong = self._computed = 0
-        self._descriptions = []
         hashes: list[int] = []
+        wrong, texts = 0, list[str]()
         began, elapsed, nbytes = time.perf_counter(), 0.0, 0
         with rate.strictly(self.precision):
             while not hashes or elapsed < seconds:
-                multiply = self.of(first + len(hashes))
+                number = first + len(hashes)
+                multiply = self.of(number)
                 results = [multiply() for _ in range(ROUND)]
                 # One answer for the round: no waiting between matmuls.
                 every = (torch.stack([self._sums(each) for each in results]) * self._factors).sum(1).tolist()
                 usual = Counter(every).most_common(1)[0][0]
-                self._computed += ROUND
                 if set(every) != {usual}:
-                    self._describe(first + len(hashes), results, every.index(usual))
+                    right, before = results[every.index(usual)], wrong
+                    for index, result in enumerate(results):
+                        count, elements = _unlike(result, right)
+                        wrong += count
+                        shown = elements[: max(0, SHOWN - len(texts))]
+                        texts += [f"round {number}, matmul {index + 1}, {each}" for each in shown]
+                    if not before:
+                        again, _ = _unlike(multiply(), right)
+                        texts.append(f"computed again {f'{again:,} are wrong' if again else 'it is right'}")
                 if not hashes and not (finite := results[0].isfinite()).all():
-                    self._descriptions.append(f"NaN or infinite elements: {int((~finite).sum()):,}")
+                    texts.append(f"NaN or infinite elements: {int((~finite).sum()):,}")
                 hashes.append(usual)
                 nbytes += ROUND * results[0].nbytes
                 elapsed = time.perf_counter() - began
+        computed = ROUND * len(hashes)
+        trouble = "; ".join([*([f"wrong elements: {wrong:,}, in {computed:,} matmuls"] if wrong else []), *texts])
+        flop = 2.0 * math.prod(self.shape) * computed
         return Compared(
-            kind(self._factors.device), self.precision, self.shape, self._trouble, first, torch.tensor(hashes), elapsed,
-            2.0 * math.prod(self.shape) * self._computed, nbytes,
-        )  # fmt: skip
+            self.kind, self.precision, self.shape, trouble, first, torch.tensor(hashes), elapsed, flop, nbytes
+        )
 
     def launch(self) -> Tensor:
         """Begin the matmul of round 0, within `strictly(precision)`: whether it differs from the first such one, on the
@@ -141,28 +150,6 @@ class Matmuls:
         sums[: len(words) - whole] += words[whole:]
         return sums
 
-    @property
-    def _trouble(self) -> str:
-        wrong = [f"wrong elements: {self._wrong:,}, in {self._computed:,} matmuls"] if self._wrong else []
-        return "; ".join([*wrong, *self._descriptions])
-
-    def _describe(self, number: int, results: Sequence[Tensor], right: int) -> None:
-        """The wrong elements of a round, of which result `right` is as most are, and whether they come again."""
-        expected, before = _bits(results[right]), self._wrong
-        for index, result in enumerate(map(_bits, results)):
-            wrong = result != expected
-            self._wrong += int(wrong.sum())
-            for at, i, j in _first(wrong)[: SHOWN - len(self._descriptions)]:
-                bits = _difference(result[i, j], expected[i, j])
-                self._descriptions.append(f"round {number}, matmul {index + 1}, {at} is {bits}")
-        if not before:
-            again = int((_bits(self.of(number)()) != expected).sum())
-            self._descriptions.append(f"computed again {f'{again:,} are wrong' if again else 'it is right'}")
-
-
-def _difference(found: Tensor, right: Tensor) -> str:
-    return ", expected ".join(hexadecimal(int(each), each.element_size()) for each in (found, right))
-
 
 def compare(rank: Rank, precision: str, seconds: float) -> Compared:
     with rank.phase(f"{precision} matmuls, compared"):
@@ -172,10 +159,10 @@ def compare(rank: Rank, precision: str, seconds: float) -> Compared:
 def kind(device: torch.device) -> str:
     """What a device must share with another one for both to compute the same bits: cuBLAS promises that for GPUs of one
     architecture with the same number of SMs (cuBLAS documentation, "Results reproducibility")."""
-    if device.type == "cpu":
-        return "CPU"
-    properties = torch.cuda.get_device_properties(device)
-    return f"{properties.name}, {properties.multi_processor_count} SMs"
+    if device.type == "cpu":  # its model, and the instructions that torch uses of it
+        return f"{processors.read_model().model or 'CPU'}, {torch.backends.cpu.get_cpu_capability()}"
+    of = torch.cuda.get_device_properties(device)
+    return f"{of.name}, {of.multi_processor_count} SMs, compute capability {of.major}.{of.minor}"
 
 
 @dataclass(frozen=True)
@@ -210,18 +197,17 @@ def dissenters(world: World, every: Sequence[Compared]) -> dict[int, str]:
     found = {}
     for index, each in dissents(every).items():
         work = (each.number, every[index].precision, every[index].shape)
-        sums: list[tuple[Tensor, Tensor]] = world.run(_line_sums, *work)
-        lines = [(mine != usual).nonzero().flatten() for mine, usual in zip(sums[index], sums[each.usual], strict=True)]
+        sums: list[list[Tensor]] = world.run(_again, [], *work)
+        rows, columns = (
+            (mine != usual).nonzero().flatten() for mine, usual in zip(sums[index], sums[each.usual], strict=True)
+        )
         again = "computed again it is right"
-        if len(lines[0]):
-            rows = lines[0][:SHOWN].tolist()
-            bits: list[Tensor] = world.run(_rows, rows, *work)
-            wrong = bits[index] != bits[each.usual]
-            elements = "; ".join(
-                f"row {rows[i]}, column {j} is {_difference(bits[index][i, j], bits[each.usual][i, j])}"
-                for _, i, j in _first(wrong)
-            )
-            again = f"so it is again, in {_count('row', lines[0])} and {_count('column', lines[1])}: {elements}"
+        if len(rows):
+            first = rows[:SHOWN].tolist()
+            bits: list[list[Tensor]] = world.run(_again, first, *work)
+            _, elements = _unlike(bits[index][0], bits[each.usual][0], first)
+            lines = f"{_count('row', rows)} and {_count('column', columns)}"
+            again = f"so it is again, in {lines}: {'; '.join(elements)}"
         doubt = "" if 2 * each.agreeing > each.ranks else "; nobody can say which is right"
         found[index] = (
             f"its matmul of round {each.number} is another one than that of {each.agreeing} of {each.ranks} ranks "
@@ -230,20 +216,11 @@ def dissenters(world: World, every: Sequence[Compared]) -> dict[int, str]:
     return found
 
 
-def _line_sums(rank: Rank, *work: Any) -> tuple[Tensor, Tensor]:
-    """Of the rows and of the columns of a round's result, over its bits."""
-    bits = _result(rank, *work)
-    rows, columns = (bits.sum(axis, dtype=torch.int64).cpu() for axis in (1, 0))
-    return rows, columns
-
-
-def _rows(rank: Rank, rows: list[int], *work: Any) -> Tensor:
-    return _result(rank, *work)[rows].cpu()
-
-
-def _result(rank: Rank, number: int, precision: str, shape: rate.Shape) -> Tensor:
+def _again(rank: Rank, rows: list[int], number: int, precision: str, shape: rate.Shape) -> list[Tensor]:
+    """These rows of the bits of a round's result; of none the sums of all rows and of all columns."""
     with rate.strictly(precision), rank.phase(f"{precision} matmul of round {number}, again"):
-        return _bits(Matmuls(rank.device, precision, shape).of(number)())
+        bits = _bits(Matmuls(rank.device, precision, shape).of(number)())
+        return [bits[rows].cpu()] if rows else [bits.sum(axis, dtype=torch.int64).cpu() for axis in (1, 0)]
 
 
 def _count(noun: str, which: Tensor) -> str:
@@ -269,10 +246,19 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.view(BITS[tensor.element_size()])
 
 
-def _first(wrong: Tensor) -> list[tuple[str, int, int]]:
-    """Where the first few true elements of a matrix are, in words, by row and by column."""
-    places = [divmod(at, wrong.shape[1]) for at in wrong.flatten().nonzero().flatten()[:SHOWN].tolist()]
-    return [(f"row {row}, column {column}", row, column) for row, column in places]
+def _first(wrong: Tensor) -> list[tuple[int, int]]:
+    """Row and column of the first few true elements of a matrix."""
+    return [divmod(at, wrong.shape[1]) for at in wrong.flatten().nonzero().flatten()[:SHOWN].tolist()]
+
+
+def _unlike(found: Tensor, right: Tensor, rows: Sequence[int] | None = None) -> tuple[int, list[str]]:
+    """How many elements of a matrix, or of these `rows` of one, are other bits, and a description of the first few."""
+    found, right = _bits(found), _bits(right)
+    wrong, texts = found != right, []
+    for i, j in _first(wrong):
+        bits = [hexadecimal(int(each[i, j]), each.element_size()) for each in (found, right)]
+        texts.append(f"row {rows[i] if rows else i}, column {j} is {bits[0]}, expected {bits[1]}")
+    return int(wrong.sum()), texts
 
 
 # The soak: a GPU under matmuls until it is warm, one precision after the other. Whether it computes the same bits again

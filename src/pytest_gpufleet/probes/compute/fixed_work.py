@@ -22,7 +22,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pytest_gpufleet.machine import processors
 from pytest_gpufleet.machine.software import of_this_process, software
 from pytest_gpufleet.model.events import Fingerprint, Part
 from pytest_gpufleet.model.place import THIS_NODE
@@ -76,7 +75,7 @@ def _fingerprint(rank: Rank, work: str) -> Fingerprint:
                 first, again = (compute() for _ in range(2))
                 parts[name] = Part(inputs, _hash(first) if torch.equal(_bits(first), _bits(again)) else "")
     # A rank does not know its place.
-    return Fingerprint(THIS_NODE, _kind(rank.device), _software(rank.device), parts)
+    return Fingerprint(THIS_NODE, kind(rank.device), _software(rank.device), parts)
 
 
 @contextmanager
@@ -199,14 +198,6 @@ def _hash(*tensors: Tensor) -> str:
 
 def _bits(tensor: Tensor) -> Tensor:
     return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
-
-
-def _kind(device: torch.device) -> str:
-    """Of a CPU its model and the instructions that torch uses of it."""
-    if device.type == "cpu":
-        return f"{processors.read_model().model or 'CPU'}, {torch.backends.cpu.get_cpu_capability()}"
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"{kind(device)}, compute capability {major}.{minor}"
 
 
 def _software(device: torch.device) -> dict[str, str]:
