@@ -59,7 +59,8 @@ def test_a_healthy_board_passes_the_soak() -> None:
     assert not any(soaked(warmer[0], *HEALTHY[1:]).values())  # by 8 K more than its board ever showed
 
 
-# Degrees Celsius of GPUs, all at 690 W; where they are known to be halves, of the first and the second half.
+# Degrees Celsius of GPUs, all at 690 W; where they are known to be halves, of the first and the second half. The same
+# without a hot one, and chips that draw 5 % less, are planted for docs/planted-faults.md.
 WATER = (33, 33, 33, 33, 44, 44, 44, 44)  # in series
 REAR = (55, 56, 54, 57, 63, 64, 62, 65)  # air that the others have warmed
 
@@ -68,15 +69,11 @@ REAR = (55, 56, 54, 57, 63, 64, 62, 65)  # air that the others have warmed
     ("celsius", "halves", "hot"),
     [
         ((40, 41, 53), (), {2}),
-        ((55, 56, 68), (), {2}),
-        ((72, 73, 85), (), {2}),
         ((49, 59), (), set()),  # two H200 of 2026-11-23
         ((49, 61), (), {1}),
-        (WATER, (), set()),
         ((*WATER[:7], 56), (), {7}),
         ((45, *WATER[1:]), (), set()),  # as warm as the second half: nobody knows that it is of the first
         ((45, *WATER[1:]), (1, 1, 1, 1, 2, 2, 2, 2), {0}),
-        (REAR, (), set()),
         (REAR, (1, 2, 1, 2, 1, 2, 1, 2), set()),
         ((*REAR[:7], 77), (), {7}),
         ((55, 56, 54, 63), (), set()),  # one of four stands in the rear
@@ -102,11 +99,6 @@ def test_a_gpu_that_is_warm_although_it_draws_less_is_the_worse_for_it() -> None
     states = [GpuState(each, 1400.0, watts) for each, watts in ((55.0, 690.0), (56.0, 690.0), (65.0, 500.0))]
     (excess,) = (each for each in figures(*states) if each.metric == "soak_excess")
     assert excess.values[place.gpu(2)] == pytest.approx(9 / 500 * 690)
-
-
-def test_a_chip_at_its_power_limit_that_draws_5_percent_less_is_healthy() -> None:
-    assert not any(soaked(*HEALTHY[:3], (55.0, 1470.0, 656.0)).values())
-    assert soaked(*HEALTHY[:3], (52.0, 1300.0, 600.0))["soak_power"] == {PLACES[3]}
 
 
 def test_a_chip_that_needs_less_power_than_its_peers_is_healthy() -> None:
