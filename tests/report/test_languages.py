@@ -20,8 +20,6 @@ from pytest_gpufleet.model.place import read as place_of
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import hosts as hosts_page, page as report_page, several_runs, wording
 from pytest_gpufleet.report.banner import reasons, why
-from pytest_gpufleet.report.plots import canvas
-from pytest_gpufleet.report.plots.figure_plots import _lines
 from pytest_gpufleet.report.several_runs import compared, drifted
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.across_runs.drift import drift
@@ -161,16 +159,6 @@ def test_fleet_and_comparisons_in_both_languages_have_the_same_figures_and_names
     for made in (lambda: compared(compare(differing), len(differing)), lambda: drifted(drift(same))):
         english, chinese = (within(language, lambda: several_runs.page(made())) for language in ("en", "zh"))  # noqa: B023
         assert _structure(chinese) == _structure(english)
-
-
-def test_title_of_a_plot_is_told_whole_in_as_many_lines_as_were_drawn() -> None:
-    assert _lines("lined up, host to device, 所有 GPU 同时", 34) == [
-        "lined up, host to device, 所有 GPU",
-        "同时",
-    ]
-    group = "<g><text x='0'>one</text><text x='1'>two</text></g>"
-    assert canvas._replaced(group, "一") == "<g><text x='0'></text><text x='1'>一</text></g>"
-    assert canvas._replaced(group, "一\n<二>") == "<g><text x='0'>一</text><text x='1'>&lt;二&gt;</text></g>"
 
 
 def test_what_was_said_in_english_can_be_said_again() -> None:

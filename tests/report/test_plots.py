@@ -14,7 +14,7 @@ from pytest_gpufleet.model.measurement import SLOW_BEAT, Measurement, Sample
 from pytest_gpufleet.model.place import WORLD, gpu
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.plots.canvas import ticks
-from pytest_gpufleet.report.plots.figure_plots import PICTURES, bars, collective_pictures, curves, draw, training_plot
+from pytest_gpufleet.report.plots.figure_plots import PICTURES, collective_pictures, curves, draw, training_plot
 from pytest_gpufleet.report.plots.telemetry_plots import QUANTITIES, svgs
 from pytest_gpufleet.verdict.reading import read
 from tests.commands.test_monitor import READING
@@ -51,31 +51,6 @@ def test_a_curve_is_one_line_whether_graphs_or_launches_made_its_points() -> Non
     ((_, svg),) = curves([*from_graphs, *launched])
     assert not {"in a CUDA graph", "launched one by one", "measured"} & words_in(svg)  # a legend tells lines apart
     assert "16\u2009MiB" in words_in(svg)
-
-
-def test_bars_name_every_gpu_its_figure_and_what_missed(bad_gpu: Record) -> None:
-    drawn = by_caption(bars(bad_gpu.findings))
-    assert len(drawn) == 4
-    assert not any("memory that training takes" in caption for caption in drawn)  # for information only
-    gemm = drawn["Matrix product, by GPU"]
-    slow = next(finding for finding in bad_gpu.findings if finding.measurement.metric == "gemm")
-    assert {f"GPU {index}" for index in range(8)} <= words_in(gemm)
-    assert {f"{slow.measurement.values[gpu(5)]:.2f}", "missed", "limit", "median"} <= words_in(gemm)
-    assert "url(#" in gemm  # hatched, for paper without colour
-    assert "missed" not in words_in(drawn["Memory bandwidth, by GPU"])
-
-
-def test_a_long_title_goes_on_in_a_second_line() -> None:
-    both = {"gpu0": 50.0, "gpu1": 50.0}
-    judged = [
-        Finding("a", Measurement("host_bandwidth", both, {"direction": f"{way} both ways", **conditions}), "not judged")
-        for way in ("host to device", "device to host")
-        for conditions in ({"at_once": "one"}, {"at_once": "all", "method": "lined up"})
-    ]
-    ((_, svg),) = bars(judged)
-    words = words_in(svg)
-    assert {"host to device, both ways busy,", "device to host, both ways busy,", "one GPU at a time"} <= words
-    assert not any("..." in each for each in words)
 
 
 def test_training_has_its_share_of_each_gpu_alone_and_a_panel_for_each_thing_that_differs(standard: Record) -> None:
@@ -123,7 +98,7 @@ def test_ticks_of_sizes_that_lie_close_do_not_overlap() -> None:
     assert ticks([64], 5) == [64]
 
 
-@pytest.mark.parametrize("plot", [curves, bars, training_plot, draw])
+@pytest.mark.parametrize("plot", [curves, training_plot, draw])
 def test_nothing_to_draw_draws_nothing(plot: Plot) -> None:
     assert plot([]) == []
     nan = float("nan")
@@ -134,13 +109,6 @@ def test_nothing_to_draw_draws_nothing(plot: Plot) -> None:
         for step in range(1, 5)
     ]
     assert plot(broken) == []
-
-
-@pytest.mark.parametrize("values", [{"gpu0": 1.0, "gpu1": float("nan")}, {"cpu0": 0.0, "cpu1": 0.0}])
-def test_bars_of_broken_figures_and_of_cpu_ranks(values: dict[str, float]) -> None:
-    ((_, svg),) = bars([Finding("a", Measurement("gemm", values, {"<b>&$x^2$": "\x1b[31m"}), "not judged")])
-    assert "<b>" not in svg
-    assert any(word.endswith(" 1") or word == "cpu1" for word in words_in(svg))
 
 
 def busbw(collective: str, **conditions: int) -> Finding:

@@ -49,12 +49,12 @@ def figure_tables(findings: Sequence[Finding], sources: Sources, hosts: wording.
 
 
 def _form(finding: Finding, curved: bool) -> Form:
-    if per_gpu(finding):
+    if _per_gpu(finding):
         return _by_gpu
     return _by_size if curved and _is_curve(finding) else _singly
 
 
-def per_gpu(finding: Finding) -> bool:
+def _per_gpu(finding: Finding) -> bool:
     """Whether several GPUs (or CPU ranks) of one machine have a figure of their own."""
     places = finding.measurement.values
     devices = all(isinstance(place, Place) and place.is_device for place in places)

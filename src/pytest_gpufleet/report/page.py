@@ -251,7 +251,7 @@ def _sections(
         yield Section(
             group,
             gpu_grid.check_lines(group, accused),
-            _drawn(every, hosts) if number < MOST_DRAWN else [],
+            _drawn(every) if number < MOST_DRAWN else [],
             heat_tables(findings, hosts),
             [*training_tables(every), *figure_tables(findings, sources, hosts)],
             len(group.findings) - len(every),
@@ -287,13 +287,13 @@ def _tally(noun: str, counts: Counter[str], order: Sequence[str]) -> str:
     return f"{total} {say(noun if total == 1 else f'{noun}s')}" + (say(": ") + say(", ").join(parts) if parts else "")
 
 
-def _drawn(findings: Sequence[Finding], hosts: wording.Hosts) -> Plots:
+def _drawn(findings: Sequence[Finding]) -> Plots:
     """The plots of a group. matplotlib is loaded here, once there is something to draw."""
     if not findings:
         return []
     from pytest_gpufleet.report.plots.figure_plots import draw
 
-    return draw(findings, hosts)
+    return draw(findings)
 
 
 def _telemetry(record: Record) -> Plots:

@@ -39,7 +39,6 @@ WIDTH = 8.2  # of every plot, in inches
 # Room around panels, in inches. The reader's font may be wider than the one that was measured here.
 LEFT, RIGHT, TOP, BOTTOM, GAP = 0.72, 0.3, 0.28, 0.5, 0.42
 LEGEND = 0.34
-LINE = 0.16  # one more of a title
 LIMIT = "limit"  # in the legend
 LARGEST = 1e30  # that matplotlib's arithmetic of axes takes without an overflow
 
@@ -49,21 +48,19 @@ def style(salt: str) -> Any:
     return matplotlib.rc_context({**_STYLE, "svg.hashsalt": wording.clean(salt)})
 
 
-def panels(count: int, columns: int, height: float, legend: bool, lines: int = 1) -> tuple[Figure, list[Any]]:
-    """A figure with `count` panels side by side in as many rows as it takes, each `height` inches high and below
-    so many `lines` of its title."""
+def panels(count: int, columns: int, height: float, legend: bool) -> tuple[Figure, list[Any]]:
+    """A figure with `count` panels side by side in as many rows as it takes, each `height` inches high."""
     columns = max(2, min(columns, count))  # one alone is not drawn wider than two
     rows = math.ceil(count / columns)
-    top = TOP + (lines - 1) * LINE
-    head = top + (LEGEND if legend else 0.0)
-    total = head + rows * height + (rows - 1) * (top + BOTTOM) + BOTTOM
+    head = TOP + (LEGEND if legend else 0.0)
+    total = head + rows * height + (rows - 1) * (TOP + BOTTOM) + BOTTOM
     width = (WIDTH - LEFT - RIGHT - (columns - 1) * GAP) / columns
     figure = Figure(figsize=(WIDTH, total))
     figure.patch.set_visible(False)  # the page shows through, be it light or dark
     axes = []
     for number in range(count):
         row, column = divmod(number, columns)
-        bottom = total - head - (row + 1) * height - row * (top + BOTTOM)
+        bottom = total - head - (row + 1) * height - row * (TOP + BOTTOM)
         box = ((LEFT + column * (width + GAP)) / WIDTH, bottom / total, width / WIDTH, height / total)
         axes.append(plain(figure.add_axes(box)))
     return figure, axes
@@ -138,29 +135,22 @@ def translated(*texts: str) -> dict[str, str]:
 
 def svg(figure: Figure, description: str, said: Mapping[str, str]) -> str:
     """The drawing. `said`: texts in it, and what stands there in their places: matplotlib, which lays it out, has fonts
-    for English alone, and the reader's browser has others. Of several lines the last ones are filled."""
+    for English alone, and the reader's browser has others."""
     texts: list[str] = []
     for text in figure.findobj(Text):
         if (drawn := text.get_text()) and drawn in said:
             text.set_gid(f"said_{len(texts)}")
-            texts.append(said[drawn])
+            texts.append(escape(wording.clean(said[drawn]), quote=False))
     file = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # the date would make every file differ
     canvas: Any = FigureCanvasSVG(figure)  # some versions of matplotlib come without its types
     canvas.print_svg(file, metadata=nothing)
     _, tag, body = file.getvalue().partition("<svg ")
     body = re.sub(
-        r'<g id="said_(\d+)">.*?</g>', lambda text: _replaced(text[0], texts[int(text[1])]), body, flags=re.DOTALL
+        r'(<g id="said_(\d+)">.*?)[^<>]*(?=</text>)', lambda text: text[1] + texts[int(text[2])], body, flags=re.DOTALL
     )
     # Two drawings on one page must not share ids; none of matplotlib's names is referred to, its hashes are.
     body = re.sub(r' id="[\w.]+_\d+"', "", body).replace(INK, "currentColor")
     # A tenth of a point is finer than the eye; with six digits the file would be twice as large.
     body = re.sub(r' d="[^"]+"', lambda path: re.sub(r"(\.\d)\d+", r"\1", path[0]), body)
     return f'{tag}role="img" aria-label="{escape(wording.clean(description))}" {body}'
-
-
-def _replaced(drawn: str, text: str) -> str:
-    """A text of a drawing with other words in its lines."""
-    before, lines = drawn.count("</text>"), wording.clean(text).split("\n")
-    filled = iter([*[""] * (before - len(lines)), *lines])
-    return re.sub(r"(?<=>)[^<>]*(?=</text>)", lambda line: escape(next(filled), quote=False), drawn)

@@ -1,139 +1,36 @@
-"""The plots of the figures of a group of checks: a bar a GPU, curves against a size, what each way to train makes of a
-GPU, and who gives data to whom in each collective. Importing this loads matplotlib."""
+"""The plots of the figures of a group of checks: curves against a size, what each way to train makes of a GPU,
+and who gives data to whom in each collective. Importing this loads matplotlib."""
 
 import math
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from statistics import median
 from typing import Any
-from unicodedata import east_asian_width
 
-from matplotlib.colors import to_rgba
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from pytest_gpufleet.model.conditions import METHODS, Condition
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import in_language, say
 from pytest_gpufleet.model.metric import Metric
-from pytest_gpufleet.model.place import WORLD, Where
+from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.figures import TITLES, Way, by_size, for_information, is_swept, per_gpu, size_of, ways_of
+from pytest_gpufleet.report.figures import TITLES, Way, by_size, is_swept, size_of, ways_of
 from pytest_gpufleet.report.plots import canvas
 
 MOST_PANELS = 24
 MOST_METRICS = 12  # far more than any group has: evidence may come from anybody
 
 
-def draw(findings: Sequence[Finding], hosts: wording.Hosts = wording.ALONE) -> list[tuple[str, str]]:
+def draw(findings: Sequence[Finding]) -> list[tuple[str, str]]:
     """(caption, SVG) of everything that can be drawn of the figures of one group of checks."""
     metrics = [*dict.fromkeys(finding.measurement.metric for finding in findings)][:MOST_METRICS]
     some = [each for each in findings if each.measurement.metric in metrics]
     usual = [each for each in some if not is_swept(each.measurement.conditions)]
-    return [*training_plot(some), *bars(usual, hosts), *curves(usual), *collective_pictures(usual)]
+    return [*training_plot(some), *curves(usual), *collective_pictures(usual)]
 
 
 COLUMNS = 3
-BAR = 0.155  # inches
-MOST_BARS = 12
-LONGEST_LINE, MOST_LINES = 34, 2  # of a title
-MEASURED: Any = {"facecolor": to_rgba(canvas.COLOURS[0], 0.8), "linewidth": 0}
-# Hatched, for paper without colour.
-MISSED: Any = {"facecolor": "#e8938a", "edgecolor": canvas.BAD, "hatch": "//////", "linewidth": 0.8}
-BAR_LEGEND = ("measured", "missed", "median")
-
-
-def bars(findings: Sequence[Finding], hosts: wording.Hosts = wording.ALONE) -> list[tuple[str, str]]:
-    """(caption, SVG) for each metric of which every GPU has a figure of its own: a panel for each of its conditions.
-
-    Metrics of which nothing has to have a limit are left to the tables.
-    """
-    drawn = []
-    some = [finding for finding in findings if per_gpu(finding)]
-    for metric in dict.fromkeys(finding.measurement.metric for finding in some):
-        of_metric = [finding for finding in some if finding.measurement.metric == metric]
-        # What was judged comes first if there is more than anybody wants to look at.
-        of_metric.sort(key=for_information)
-        if not for_information(of_metric[0]):
-            drawn.append(_bar_plot(of_metric[:MOST_BARS], hosts))
-    return drawn
-
-
-def _bar_plot(findings: Sequence[Finding], hosts: wording.Hosts) -> tuple[str, str]:
-    metric = wording.metric(findings[0])
-    called = wording.capitalised(say(metric.title))
-    caption = called if "GPU" in metric.title else say("{metric}, by GPU", metric=called)
-    scale, unit = (100, "%") if metric.unit == "ratio" else (1, metric.unit)
-    places = sorted({place for finding in findings for place in finding.measurement.values})
-    labels = {place: wording.place(place, hosts) for place in places}
-    names, translated = _in_both_languages(lambda: wording.shared_and_own(findings)[1])
-    shared, _ = wording.shared_and_own(findings)
-    with canvas.style(f"{metric.name} by GPU"):
-        height = 0.1 + BAR * len(places)
-        most = LONGEST_LINE if len(findings) >= COLUMNS else LONGEST_LINE * COLUMNS // 2
-        titles, texts = ([_lines(name, most) for name in each] for each in (names, translated))
-        figure, axes = canvas.panels(len(findings), COLUMNS, height, legend=True, lines=max(map(len, titles)))
-        for number, (each, finding, title) in enumerate(zip(axes, findings, titles, strict=True)):
-            _draw_bars(each, finding, labels, scale)
-            canvas.title(each, "\n".join(title))
-            if number % COLUMNS:
-                each.tick_params(axis="y", labelleft=False)
-            if number + COLUMNS >= len(findings):
-                each.set_xlabel(wording.clean(unit), parse_math=False)
-        canvas.legend(figure, _bar_legend(findings))
-        said = canvas.translated(*BAR_LEGEND)
-        for drawn, lines in zip(titles, texts, strict=True):
-            last = len(drawn) - 1  # for which there is room
-            said["\n".join(drawn)] = "\n".join([*lines[:last], " ".join(lines[last:])])
-        return caption, canvas.svg(figure, f"{caption}: {'; '.join(filter(None, translated))}. {shared}", said)
-
-
-def _lines(title: str, most: int) -> list[str]:
-    """A title in lines of so many letters, of which those of Chinese take the room of two."""
-    wide = "".join(f"{letter}\0" if east_asian_width(letter) in ("F", "W") else letter for letter in title)
-    lines = textwrap.wrap(wide, most, max_lines=MOST_LINES, placeholder="...")
-    return [line.replace("\0", "") for line in lines]
-
-
-def _draw_bars(axes: Any, finding: Finding, labels: Mapping[Where, str], scale: float) -> None:
-    given = finding.measurement.values
-    values = {place: value * scale for place, value in given.items() if canvas.drawable(value) is not None}
-    bad = {*finding.missed, *(finding.slower_than_peers or ())}
-    bound = canvas.limit_value(finding.limit)
-    limit = bound * scale if bound is not None else None
-    top = max([*values.values(), limit or 0.0, 1e-9])
-    for row, place in enumerate(labels):
-        value = values.get(place)
-        if value is not None:
-            axes.barh(row, value, height=0.72, **(MISSED if place in bad else MEASURED))
-        text = wording.number(given[place] * scale) if place in given else "-"
-        weight = "bold" if place in bad else "normal"
-        axes.annotate(text, (top * 1.03, row), va="center", fontsize=7.5, fontweight=weight)
-    if len(values) > 1:
-        axes.axvline(median(values.values()), color=canvas.INK, linewidth=0.9, linestyle=":")
-    if limit is not None:
-        axes.axvline(limit, color=canvas.INK, linewidth=1.6)
-    axes.set_yticks(range(len(labels)), [*labels.values()], fontsize=7.5)
-    axes.set_ylim(len(labels) - 0.4, -0.6)  # from above
-    axes.set_xlim(0, top * 1.24)
-    axes.grid(visible=False, axis="y")
-    axes.tick_params(axis="y", length=0)
-    axes.tick_params(axis="x", labelsize=7.5)
-    axes.locator_params(axis="x", nbins=4)
-    canvas.numbered(axes.xaxis)
-
-
-def _bar_legend(findings: Sequence[Finding]) -> list[Any]:
-    handles: list[Any] = [Patch(**MEASURED, label="measured")]
-    if any(finding.state == "missed" for finding in findings):
-        handles.append(Patch(**MISSED, label="missed"))
-    handles.append(Line2D([], [], color=canvas.INK, linewidth=0.9, linestyle=":", label="median"))
-    if any(finding.limit for finding in findings):
-        handles.append(Line2D([], [], color=canvas.INK, linewidth=1.6, label=canvas.LIMIT))
-    return handles
-
 
 # What may stand on the horizontal axis, and how many points are worth a curve.
 SIZES: dict[str, tuple[int, str, Callable[[float], str]]] = {
