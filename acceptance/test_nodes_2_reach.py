@@ -18,9 +18,9 @@ pytestmark = [
 def test_nodes_reach_each_other(cut_off: Callable[[], Sequence[Fault]]) -> None:
     """Nodes reach each other over TCP
 
-    Each node connects to three others and to the first one, and they to it, on the interfaces and ports that NCCL and
-    Gloo use, and 64 KiB go each way. Who is cut off makes all others hang for minutes. A node is named if it fails with
-    two that reach others, else the two. Look at firewall, cable, VLAN, MTU and routes; the run goes on without one of
-    them. RDMA is not tried here: the next checks use it.
+    Of up to 16 nodes each connects to all others, of more to three and the first one, on the interfaces and ports that
+    NCCL and Gloo use, and 64 KiB go each way. Who is cut off makes all others hang for minutes. A node is named if it
+    fails with two that reach others, else the two. Look at firewall, cable, VLAN, MTU and routes; the run goes on
+    without one of them. RDMA is not tried here: the next checks use it.
     """
     expect_none(cut_off())

@@ -17,11 +17,12 @@ but slow ones looks like them.
 """
 
 import math
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import combinations
+from itertools import chain, combinations, islice
 from math import isnan
 from statistics import fmean, median
 
@@ -34,7 +35,7 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import MiB, Size
 from pytest_gpufleet.model.place import Pair, Place
 from pytest_gpufleet.probes import between_nodes
-from pytest_gpufleet.probes.between_nodes import Group, ranks_by_node
+from pytest_gpufleet.probes.between_nodes import EVERY_PAIR, Group, ranks_by_node
 from pytest_gpufleet.probes.links.pairs import IndexPair, some_rounds
 from pytest_gpufleet.probes.search.collective import Deadline, failed, gigabytes
 from pytest_gpufleet.probes.timing import synchronize
@@ -74,7 +75,8 @@ def culprits(
 ) -> Culprits:
     """Who makes pairs of these nodes slow: what reaches less than this share of what is usual. `seen`: what pairs have
     reached already; without it, some are measured. `meet`: which two can be compared with others."""
-    search = _Search(sorted(nodes), measure, seen or {}, share, meet)
+    known = {pair: 0.0 if isnan(figure) else figure for pair, figure in (seen or {}).items()}
+    search = _Search(sorted(nodes), measure, known, share, meet)
     if not search.seen:
         for pairs in some_rounds(search.nodes, 0, FIRST_ROUNDS):
             search.look(pairs)
@@ -120,20 +122,16 @@ def _figures(measure: Measure, groups: Sequence[Group]) -> list[float]:
     return [0.0 if isnan(figure) else figure for figure in measure(groups)]
 
 
+@dataclass
 class _Search:
     """What is known of pairs, and how to learn more."""
 
-    def __init__(
-        self,
-        nodes: Sequence[int],
-        measure: Measure,
-        seen: Mapping[IndexPair, float],
-        share: float,
-        meet: Callable[[int, int], bool],
-    ) -> None:
-        self.nodes, self.share, self.meet, self.calls = nodes, share, meet, 0
-        self.seen = {pair: 0.0 if isnan(figure) else figure for pair, figure in seen.items()}
-        self._measure = measure
+    nodes: Sequence[int]
+    measure: Measure
+    seen: dict[IndexPair, float]
+    share: float
+    meet: Callable[[int, int], bool]
+    calls: int = 0
 
     @property
     def usual(self) -> float:
@@ -154,7 +152,7 @@ class _Search:
 
     def look(self, pairs: Sequence[IndexPair]) -> dict[IndexPair, float]:
         """Measure these at the same time; of a pair that was measured before the worse figure stays."""
-        figures = dict(zip(pairs, _figures(self._measure, pairs), strict=True))
+        figures = dict(zip(pairs, _figures(self.measure, pairs), strict=True))
         self.calls += 1
         for pair, figure in figures.items():
             self.seen[pair] = min(figure, self.seen.get(pair, figure))
@@ -171,12 +169,8 @@ class _Search:
 
     def still_slow(self, pairs: Iterable[IndexPair], most_calls: int) -> list[IndexPair]:
         """Those that are slow once more; what is slow once can be anything."""
-        left, enough, slow = list(pairs), self.share * self.usual, []
-        while left and self.calls < most_calls:
-            now = _disjoint(left)
-            slow += [pair for pair, figure in self.look(now).items() if figure < enough]
-            left = [pair for pair in left if pair not in now]
-        return sorted(slow)
+        enough, rounds = self.share * self.usual, islice(_in_turn(pairs), most_calls - self.calls)
+        return sorted(pair for now in rounds for pair, figure in self.look(now).items() if figure < enough)
 
 
 def _usual(figures: Iterable[float]) -> float:
@@ -219,6 +213,14 @@ def _disjoint(pairs: Iterable[IndexPair]) -> list[IndexPair]:
             chosen.append(pair)
             taken.update(pair)
     return chosen
+
+
+def _in_turn(pairs: Iterable[IndexPair]) -> Iterator[list[IndexPair]]:
+    """All of these, those at a time that share nobody."""
+    left = [*pairs]
+    while left:
+        yield (now := _disjoint(left))
+        left = [pair for pair in left if pair not in now]
 
 
 def _is_slow(node: int, islands: Sequence[set[int]], met: Mapping[int, set[int]], slow: set[IndexPair]) -> bool:
@@ -318,13 +320,19 @@ def _equally_large(world: World) -> tuple[int, ...]:
 
 def who_slows_rails(world: World, rails: between_nodes.Rails, nbytes: int) -> list[Fault]:
     """Whose rails are slow, or what lies between two nodes on a rail."""
-    deadline, found, nodes = Deadline(), dict[int, Culprits](), [*ranks_by_node(world)]
-    share = SLOW if world.gpus else SLOW_CPU
+    deadline, found, share = Deadline(), dict[int, Culprits](), SLOW if world.gpus else SLOW_CPU
+    at = {node: index for index, node in enumerate(ranks_by_node(world))}
+
+    def measure(ranks: Sequence[int], pairs: Sequence[Group]) -> list[float]:
+        meeting = [(at[a], at[b]) for a, b in pairs]
+        (by_rank,) = deadline.each(world, [ranks], between_nodes.rail_pairs, [meeting], nbytes)
+        figures = between_nodes.slowest([taken for taken, _ in by_rank])
+        return [median(figures[pair]) for pair in meeting]
+
     try:
         ranks = between_nodes.rails_of(world)
         for rail, seen in rails.pairs.items():
-            measure = _on_rail(world, nodes, ranks[rail], deadline, nbytes)
-            found[rail] = culprits(nodes, measure, seen, share)
+            found[rail] = culprits([*at], partial(measure, ranks[rail]), seen, share)
     except Exception as error:
         return [Fault("network_between_nodes_slow", (), failed(error))]
     none = f"no single rail: {_pairs(figure for each in found.values() for figure in each.seen.values())}"
@@ -346,21 +354,6 @@ def of_rails(found: Mapping[int, Culprits], hosts: Hosts, share: float = SLOW) -
             ends = {part.node for where in fault.subjects for part in where.parts}
             faults += [] if ends and ends <= whole else [fault]
     return faults
-
-
-def _on_rail(
-    world: World, nodes: Sequence[int], ranks: Sequence[int], deadline: Deadline, nbytes: int
-) -> Callable[[Sequence[Group]], list[float]]:
-    """What measures pairs of nodes on one rail, which has these ranks, one of each node."""
-    at = {node: index for index, node in enumerate(nodes)}
-
-    def measure(pairs: Sequence[Group]) -> list[float]:
-        meeting = [(at[a], at[b]) for a, b in pairs]
-        (by_rank,) = deadline.each(world, [ranks], between_nodes.rail_pairs, [meeting], nbytes)
-        figures = between_nodes.slowest([taken for taken, _ in by_rank])
-        return [median(figures[pair]) for pair in meeting]
-
-    return measure
 
 
 def _named(found: Culprits, code: str, at: Callable[[int], Place], hosts: Hosts) -> list[Fault]:
@@ -406,8 +399,7 @@ def _nodes(group: Group, hosts: Hosts) -> str:
 # ---------------------------------------------------------------- who cannot work with whom
 #
 # The same search, where a pair that works is worth 1 and one that does not 0: TCP that the agents try, then groups of
-# ranks after a hang. To find a hang of many nodes they are halved: two calls of each size at most for a bad node, and
-# about three for two nodes of different halves that are bad with each other.
+# ranks after a hang. Of many nodes that hang, two that do so with each other are found first, by halves.
 
 HANG_SECONDS = 60.0  # for ranks of some nodes to meet and to reduce once; healthy ones need a few
 HANG_BYTES = Size(64 * MiB, rehearsal=1 * MiB)
@@ -429,67 +421,90 @@ def who_is_cut_off(
     nodes: Sequence[int], hosts: Hosts, reached: Callable[[Sequence[IndexPair]], Mapping[IndexPair, str]]
 ) -> CutOff:
     """Which of these nodes others cannot reach, or which two cannot reach each other. `reached`: what keeps the nodes
-    of each of these pairs apart, "" if nothing. Each node meets a few others, whatever the number of nodes, and the
-    first, where ranks meet."""
+    of each of these pairs apart, "" if nothing. Up to 16 nodes all pairs are tried; beyond, each node meets a few
+    others, whatever the number of nodes, and the first, where ranks meet."""
     why: dict[IndexPair, str] = {}
 
     def measure(pairs: Sequence[Group]) -> list[float]:
-        asked = [_pair(a, b) for a, b in pairs]
-        why.update(reached(asked))
-        return [float(not why[pair]) for pair in asked]
+        for pair, text in reached([(a, b) for a, b in pairs]).items():
+            why[pair] = why.get(pair) or text
+        return [float(not why[a, b]) for a, b in pairs]
 
+    meeting = some_rounds(nodes, 0, EVERY_PAIR if len(nodes) <= EVERY_PAIR else FIRST_ROUNDS)
     first, *others = sorted(nodes)
-    meeting = {pair for pairs in some_rounds(nodes, 0, FIRST_ROUNDS) for pair in pairs}
-    pairs = sorted(meeting | {(first, other) for other in others})
+    pairs = [*dict.fromkeys([*chain(*meeting), *((first, other) for other in others)])]
     found = culprits(nodes, measure, dict(zip(pairs, measure(pairs), strict=True)))
-    return _cut_off(found, hosts, why)
+    bad = [pair for pair in sorted(why) if why[pair]]
+
+    def texts(within: Iterable[int], beside: Iterable[int]) -> str:
+        return "; ".join([why[a, b] for a, b in bad if {a, b} & {*within} and {a, b} & {*beside}][:TEXTS])
+
+    faults = [Fault("node_cut_off", (Place(node, "node"),), texts([node], nodes)) for node in found.nodes]
+    left_out = dict.fromkeys(found.nodes, "the others cannot work with it")
+    bad = [pair for pair in bad if not {*pair} & {*found.nodes}]
+    for one, other in found.between:
+        who = f"{_nodes(one, hosts)} and {_nodes(other, hosts)} cannot work with each other"
+        faults.append(Fault("network_cut", (), f"{who}: {texts(one, other)}"))
+        left_out |= dict.fromkeys(other if len(other) <= len(one) else one, who)
+        bad = [(a, b) for a, b in bad if {a, b}.isdisjoint(one) or {a, b}.isdisjoint(other)]
+    if len(bad) > SHOWN:
+        about = f"{len(bad)} pairs of nodes cannot work together: {texts(nodes, nodes)}"
+        faults.append(Fault("network_cut", (), about))
+    else:
+        faults += [Fault("nodes_cut_off", (Pair(Place(a, "node"), Place(b, "node")),), why[a, b]) for a, b in bad]
+    while bad := [pair for pair in bad if not {*pair} & left_out.keys()]:
+        often = Counter(node for pair in bad for node in pair)
+        node = max(often, key=lambda each: (often[each], each))
+        apart = [hosts[other] for pair in bad if node in pair for other in pair if other != node]
+        left_out[node] = f"it cannot work with {some(apart, SHOWN)}, and one of them has to go"
+    return CutOff(tuple(faults), left_out)
 
 
 def who_hangs(world: World, announce: Callable[[str], None]) -> CutOff:
     """Which node, or which two, a world of several nodes hangs with; nothing if it does not happen again. `announce`
     is told how long it may take before anything is tried."""
-    nodes, halves = tuple(ranks_by_node(world)), 0
-    if len(nodes) > FEW:
-        halves = 1 + 3 * math.ceil(math.log2(len(nodes)))
-    most = halves + MOST_PAIRS
+    nodes = tuple(ranks_by_node(world))
+    many = len(nodes) > FEW
+    most = MOST_PAIRS + many * (1 + 2 * math.ceil(math.log2(len(nodes))))
     announce(
         f"who hangs of {len(nodes)} nodes is looked for by halves and pairs: at most {most} tries of "
         f"{HANG_SECONDS:g} s, {most * HANG_SECONDS / 60:.0f} min, and as many new starts of the ranks"
     )
-    measure = partial(_work, world)
-    if halves:
-        bad = hanging(nodes, measure)
-        nodes = (*bad, *[node for node in nodes if node not in bad][:OTHERS]) if bad else ()
-    found = culprits(nodes, measure)
+    if many:
+        if not (bad := hanging(nodes, lambda group: not all(_work(world, [group])))):
+            return CutOff()
+        nodes = (*bad, *[node for node in nodes if node not in bad][:OTHERS])
     text = f"their ranks do not meet and reduce {HANG_BYTES.on(world) // MiB} MiB within {HANG_SECONDS:g} s"
-    return _cut_off(found, world.hosts, dict.fromkeys(found.seen, text))
+
+    def reached(pairs: Sequence[IndexPair]) -> dict[IndexPair, str]:
+        return {
+            pair: "" if works else text
+            for at_once in _in_turn(pairs)
+            for pair, works in zip(at_once, _work(world, at_once), strict=True)
+        }
+
+    return who_is_cut_off(nodes, world.hosts, reached)
 
 
-def hanging(group: Group, measure: Measure) -> Group:
-    """The node of a group with which it hangs by itself, or two that hang with each other; () if it does not hang."""
-    if measure([group])[0]:
+def hanging(group: Group, hangs: Callable[[Group], bool]) -> Group:
+    """Two nodes of a group that hang with each other, or one that does by itself; () if it does not hang. Searched by
+    halves: the shortest beginning of the group that hangs, then what of it hangs with its last node."""
+
+    def last(nodes: Group, also: Group = ()) -> int:
+        """Of the shortest beginning of `nodes` that hangs."""
+        counts = range(1, len(nodes))
+        return nodes[bisect_left(counts, True, key=lambda count: hangs(nodes[:count] + also))]
+
+    if not hangs(group):
         return ()
-    while len(group) > 1:
-        a, b = group[: len(group) // 2], group[len(group) // 2 :]
-        bad = [part for part, works in zip((a, b), measure([a, b]), strict=True) if not works]
-        if not bad:
-            of_b = _beside(a, b, measure)
-            return _beside(of_b, a, measure) + of_b
-        group = bad[0]
-    return group
+    node = last(group)
+    before = group[: group.index(node)]
+    return (last(before, (node,)), node) if before else (node,)
 
 
-def _beside(group: Group, others: Group, measure: Measure) -> Group:
-    """The one of `others` with which `group` hangs, each of which works without the other."""
-    while len(others) > 1:
-        half = others[: len(others) // 2]
-        others = others[len(half) :] if measure([group + half])[0] else half
-    return others
-
-
-def _work(world: World, groups: Sequence[Group]) -> list[float]:
-    """1 for each group of nodes of which the ranks meet and reduce, 0 for the others."""
-    ranks, left, works = between_nodes.ranks_of(world, groups), [*range(len(groups))], [1.0] * len(groups)
+def _work(world: World, groups: Sequence[Group]) -> list[bool]:
+    """Whether the ranks of each of these groups of nodes meet and reduce."""
+    ranks, left, works = between_nodes.ranks_of(world, groups), [*range(len(groups))], [True] * len(groups)
     while left:
         try:
             world.each([ranks[index] for index in left], _meet, HANG_BYTES, timeout=HANG_SECONDS)
@@ -500,7 +515,7 @@ def _work(world: World, groups: Sequence[Group]) -> list[float]:
             ill = {report.rank for report in failure.reports if report.state not in well}
         bad = [index for index in left if ill & {*ranks[index]}] or left
         for index in bad:
-            works[index] = 0.0
+            works[index] = False
         # A rank that raises ends the call: the others are tried again.
         left = [] if hang else [index for index in left if index not in bad]
     return works
@@ -510,32 +525,3 @@ def _meet(rank: Rank, nbytes: int) -> None:
     with rank.phase("one all_reduce of a group of nodes"):
         dist.all_reduce(torch.zeros(nbytes // 4, device=rank.device), group=rank.group)
         synchronize(rank)
-
-
-def _cut_off(found: Culprits, hosts: Hosts, why: Mapping[IndexPair, str]) -> CutOff:
-    """Pairs that do not work name a node, or two groups of nodes, or themselves."""
-    bad = [pair for pair in sorted(found.seen) if not found.seen[pair]]
-    across = {_pair(a, b) for one, other in found.between for a in one for b in other}
-    pairs = [pair for pair in bad if not {*pair} & {*found.nodes} and pair not in across]
-
-    def texts(some_pairs: Iterable[IndexPair]) -> str:
-        return "; ".join([why[pair] for pair in some_pairs][:TEXTS])
-
-    faults = []
-    for node in found.nodes:
-        faults.append(Fault("node_cut_off", (Place(node, "node"),), texts(pair for pair in bad if node in pair)))
-    left_out = dict.fromkeys(found.nodes, "the others cannot work with it")
-    for one, other in found.between:
-        who = f"{_nodes(one, hosts)} and {_nodes(other, hosts)} cannot work with each other"
-        faults.append(Fault("network_cut", (), f"{who}: {texts(pair for pair in bad if pair in across)}"))
-        left_out |= dict.fromkeys(other if len(other) <= len(one) else one, who)
-    if len(pairs) > SHOWN:
-        faults.append(Fault("network_cut", (), f"{len(pairs)} pairs of nodes cannot work together: {texts(pairs)}"))
-    else:
-        faults += [Fault("nodes_cut_off", (Pair(Place(a, "node"), Place(b, "node")),), why[a, b]) for a, b in pairs]
-    while pairs := [pair for pair in pairs if not {*pair} & left_out.keys()]:
-        often = Counter(node for pair in pairs for node in pair)
-        node = max(often, key=lambda each: (often[each], each))
-        others = [hosts[other] for pair in pairs if node in pair for other in pair if other != node]
-        left_out[node] = f"it cannot work with {some(others, SHOWN)}, and one of them has to go"
-    return CutOff(tuple(faults), left_out)
