@@ -49,15 +49,15 @@ def _slower(figure: Figure, values: Mapping[Where, float], tolerance: Tolerance)
     other: as many as half of them are left out of the mean, most first, if the best of these is worse than the rest by
     more than it may be (after B. Rosner, Percentage Points for a Generalized ESD Many-Outlier Procedure, Technometrics
     25 (1983)). Then the rest is looked at again."""
-    ranked = sorted(values, key=lambda place: goodness(values[place], figure.metric))
-    broken = sum(math.isnan(value) for value in values.values())
+    ranked = sorted(values.items(), key=lambda item: goodness(item[1], figure.metric))  # NaN first
+    numbers, broken = [value for _, value in ranked], sum(map(math.isnan, values.values()))
     for count in range(max(len(ranked) // 2, broken), 0, -1):
-        slow, rest = ranked[:count], ranked[count:]
-        numbers = [values[place] for place in rest if not math.isnan(values[place])]
-        usual = fmean(numbers) if numbers else math.nan
-        found = outliers(figure, {("", at): values[at] for at in slow}, usual, tolerance.worse, relative=True)
-        if len(found) == count:
-            return found + _slower(figure, {place: values[place] for place in rest}, tolerance)
+        rest, slow = numbers[max(count, broken) :], {("", at): value for at, value in ranked[count - 1 : count]}
+        usual = fmean(rest) if rest else math.nan
+        if outliers(figure, slow, usual, tolerance.worse, relative=True):
+            slow = {("", at): value for at, value in ranked[:count]}
+            found = outliers(figure, slow, usual, tolerance.worse, relative=True)
+            return found + _slower(figure, dict(ranked[count:]), tolerance)
     return []
 
 
