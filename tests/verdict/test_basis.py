@@ -146,7 +146,7 @@ def test_programs_read_the_lowest_grade_and_people_each(folder: Path, record: Re
     [
         ("fleet_basis = best", "'best' is no grade of limits"),
         *((f"fleet_network = {wrong}", f"{wrong!r} is not the Gbit/s") for wrong in ("fast", "0", "nan")),
-        ("fleet_without = bmc,bios", "'bios' is no part of the host: there are acs, bmc, dcgm, disks, limits, memory,"),
+        ("fleet_without = bmc,bios", "'bios' is no part of the host: there are acs, bmc, cabling, dcgm, disks,"),
     ],
 )
 def test_what_cannot_be_asked_for_is_refused(fleet: Callable[..., Any], asked: str, words: str) -> None:

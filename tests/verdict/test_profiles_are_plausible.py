@@ -47,7 +47,8 @@ def lint(profile):
 
 
 def complaints(profile, limit, noted):
-    between = {"network"} if "nodes" in limit.conditions else set()
+    inside = limit.conditions.get("domain") == "inside"  # over NVLink
+    between = {"network"} if "nodes" in limit.conditions and not inside else set()
     if missing := (NEEDED.get(limit.metric, set()) | between) - limit.conditions.keys():
         yield f"it does not say for which {', '.join(sorted(missing))}"
         return
