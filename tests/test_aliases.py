@@ -90,7 +90,7 @@ def test_a_run_with_aliases_can_be_published_verified_and_resumed(run_pytest: Ca
     options, files = ("--gpus=4", f"--fleet-dir={REPORTS}", "--fleet-alias", *RECORDED), {"test_inner.py": CHECK}
     (folder,) = run_pytest(*options, files=files).folders
     texts = {path.name: path.read_text() for path in folder.iterdir()}
-    assert len(texts) == 4
+    assert len(texts) == 5
     secrets = {"(?<!0)0{12}[0-9]\\b", "GPU-0000", f'(host|hostname|name)": ?"{socket.gethostname()}"'}
     for name, text in texts.items():
         found = [text[max(0, at.start() - 40) : at.end()] for each in secrets for at in re.finditer(each, text)]

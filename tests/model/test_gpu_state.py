@@ -41,8 +41,8 @@ def test_evidence_with_a_state_that_is_no_number_is_not_read() -> None:
             codec.typed(written, Finding)
 
 
-# Made of other figures, or of the state itself.
-DERIVED = {"scaling_efficiency", "soak_temperature", "soak_excess", "soak_clock", "soak_power"}
+# Made of other figures, of the state itself, or of how much was compared.
+DERIVED = {"corruption_bound", "scaling_efficiency", "soak_temperature", "soak_excess", "soak_clock", "soak_power"}
 
 
 def test_it_stands_beside_every_figure_that_gpus_give_at_level_standard() -> None:

@@ -20,7 +20,7 @@ NOT_HERE = {
     "burn_power", "burn_retention", "train_memory", "soak_temperature", "soak_excess", "soak_clock", "soak_power",
     "step_power", "power_swing", "step_skew", "step_retention",
     "node_group_busbw", "rail_bandwidth", "port_events", "nic_bandwidth", "drive_bandwidth", "drive_iops",
-    "model_flops_utilization",
+    "model_flops_utilization", "corruption_bound",
 }  # fmt: skip
 BEFORE = {"burn_peak_power"}  # that this version measures no more
 NOT_TIMED = {"transformer-check", transformer.REHEARSAL}

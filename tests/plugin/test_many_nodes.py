@@ -217,11 +217,11 @@ def test_nodes_that_came_to_their_end_are_not_run_again(in_a_session, tmp_path):
     assert comes_true(lambda: len([*tmp_path.glob("ended.*")]) == 2), (tmp_path / "log").read_text()
     ended = [int(path.suffix[1:]) for path in tmp_path.glob("ended.*")]
     assert comes_true(lambda: not any(map(alive, ended)))
+    (first,) = (tmp_path / REPORTS).iterdir()
+    assert comes_true(lambda: (first / "evidence.jsonl").read_text().count('"sha256": "') == 2)
     run.send_signal(signal.SIGTERM)
     assert run.wait(SECONDS) == -signal.SIGTERM, (tmp_path / "log").read_text()
-    (first,) = (tmp_path / REPORTS).iterdir()
     whole = {node: end.sha256 for node, end in read(first / "evidence.jsonl").finished.items() if end.sha256}
-    assert len(whole) == 2
     ran = {*tmp_path.glob("ran.*")}
     assert in_a_session("--rehearse=1", *ON_THREE, f"--fleet-resume={first}").wait(SECONDS) == 0, (
         tmp_path / "log"

@@ -147,7 +147,9 @@ def _by_place(given: Mapping[Any, Any], checked: Callable[[Any, str], V], what: 
         raise TypeError(f'{what} must be given by place, like {{"gpu0": 1.5}}, not {reprlib.repr(given)}')
     where = f"the places of {what}"
     return {
-        _where(at, where): cast(V, value) if type(value) is float else checked(value, f"{what} at {at}")
+        _where(at, where): cast(V, value)
+        if checked is number and type(value) is float
+        else checked(value, f"{what} at {at}")
         for at, value in given.items()
     }
 
