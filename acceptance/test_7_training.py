@@ -241,7 +241,7 @@ def test_ddp_and_fsdp_train_as_one_gpu(rank: Rank, nccl_group: dist.ProcessGroup
 
 # ---------------------------------------------------------------- checkpoints
 
-# torch.distributed.checkpoint is imported where it is used: whoever only collects these checks shall not wait for it.
+# torch.distributed.checkpoint is imported where it is used: a collection of these checks shall not wait for it.
 
 
 def train_and_save(rank: Rank, folder: str) -> tuple[dict[str, Tensor], list[float]]:

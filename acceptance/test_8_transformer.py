@@ -12,6 +12,7 @@ from pytest_gpufleet import (
     GpuTopology,
     Judge,
     Measurement,
+    Profile,
     Size,
     World,
     expect_none,
@@ -29,6 +30,9 @@ pytestmark = [
     pytest.mark.needs(capability=(8, 0)),
 ]
 
+Measured = Callable[[], Sequence[Measurement]]
+WithUtilization = Callable[[Sequence[Measurement]], tuple[list[Measurement], list[Fault]]]
+
 SECONDS = Size(2.5, rehearsal=0.05)
 LONG_SECONDS = Size(15.0, rehearsal=0.05)
 
@@ -43,6 +47,22 @@ def alone_again(nccl_group: World) -> Callable[[str], Measurement]:
 def alone(alone_again: Callable[[str], Measurement]) -> Callable[[str], Measurement]:
     """alone(model): the same, measured once, whichever check asks first."""
     return cache(alone_again)
+
+
+@pytest.fixture
+def with_utilization(gpu_topology: GpuTopology, gpu_profile: Profile | None) -> WithUtilization:
+    """with_utilization(figures): with the MFU of throughputs; and those that are above what the GPUs can compute."""
+    data_sheet = gpu_profile.facts.get("peak_tflops_bf16", 0.0) if gpu_profile else 0.0
+
+    def of(figures: Sequence[Measurement]) -> tuple[list[Measurement], list[Fault]]:
+        found, impossible = [*figures], list[Fault]()
+        for tokens in (each for each in figures if each.unit == "tokens/s"):
+            shape = _shape(tokens)
+            found += peaks.model_flops_utilization(tokens, shape.flop_a_token, gpu_topology, data_sheet)
+            impossible += peaks.above_peak(tokens, shape.least_flop_a_token, gpu_topology)
+        return found, impossible
+
+    return of
 
 
 def test_loss_follows_fp32(nccl_group: World) -> None:
@@ -81,7 +101,7 @@ def test_ranks_end_alike(nccl_group: World) -> None:
 
 
 @pytest.mark.figures("solo_token_throughput", of_several=("token_throughput", "communication_share"))
-def test_speed(nccl_group: World, judge: Judge, gpu_topology: GpuTopology) -> None:
+def test_speed(nccl_group: World, judge: Judge, with_utilization: WithUtilization) -> None:
     """Transformer throughput in bf16
 
     All GPUs train one model by DDP, in turns with steps without communication, which show each GPU by itself. A GPU
@@ -91,7 +111,7 @@ def test_speed(nccl_group: World, judge: Judge, gpu_topology: GpuTopology) -> No
     """
     method = "ddp" if nccl_group.size > 1 else ""
     measured = partial(measure_all, nccl_group, transformer.token_throughput, method, seconds=SECONDS)
-    _judge(judge, gpu_topology, measured, measured)
+    _judge(judge, with_utilization, measured, measured)
 
 
 @pytest.mark.level("burnin")
@@ -99,7 +119,7 @@ def test_speed(nccl_group: World, judge: Judge, gpu_topology: GpuTopology) -> No
 @pytest.mark.parametrize("model", ["transformer-0.6b", "transformer-1.3b"])
 def test_speed_of_each_gpu_alone(
     judge: Judge,
-    gpu_topology: GpuTopology,
+    with_utilization: WithUtilization,
     alone: Callable[[str], Measurement],
     alone_again: Callable[[str], Measurement],
     model: str,
@@ -109,7 +129,7 @@ def test_speed_of_each_gpu_alone(
     Each GPU trains alone until it is warm. A GPU that is slower than its peers here, and not in the check before,
     becomes hot.
     """
-    _judge(judge, gpu_topology, lambda: [alone(model)], lambda: [alone_again(model)])
+    _judge(judge, with_utilization, lambda: [alone(model)], lambda: [alone_again(model)])
 
 
 @pytest.mark.level("burnin")
@@ -119,7 +139,7 @@ def test_speed_of_each_gpu_alone(
 def test_ddp_and_fsdp(
     nccl_group: World,
     judge: Judge,
-    gpu_topology: GpuTopology,
+    with_utilization: WithUtilization,
     alone: Callable[[str], Measurement],
     alone_again: Callable[[str], Measurement],
     method: str,
@@ -136,39 +156,20 @@ def test_ddp_and_fsdp(
         single = each_alone(model)
         return [together, single, scaling_efficiency(single, together), *others]
 
-    _judge(judge, gpu_topology, partial(scaling, alone), partial(scaling, alone_again))
+    _judge(judge, with_utilization, partial(scaling, alone), partial(scaling, alone_again))
 
 
-Measured = Callable[[], Sequence[Measurement]]
-
-
-def _judge(judge: Judge, topology: GpuTopology, first: Measured, second: Measured) -> None:
+def _judge(judge: Judge, with_utilization: WithUtilization, first: Measured, second: Measured) -> None:
     """Throughputs, of which the MFU is shown, and which may not be more than the GPUs can compute; and what is measured
     with them."""
-    tokens: list[Measurement] = []
+    impossible: list[Fault] = []
 
-    def with_utilization(measured: Measured) -> list[Measurement]:
-        figures = measured()
-        tokens[:] = [each for each in figures if each.unit == "tokens/s"]
-        return [*figures, *_utilization(tokens, topology)]
+    def measured(each: Measured) -> list[Measurement]:
+        figures, impossible[:] = with_utilization(each())
+        return figures
 
-    judge(*with_utilization(first), required=False, again=lambda: with_utilization(second))
-    expect_none(_impossible(tokens, topology))
-
-
-def _utilization(figures: Sequence[Measurement], topology: GpuTopology) -> list[Measurement]:
-    return [
-        mfu
-        for tokens in figures
-        for mfu in peaks.model_flops_utilization(tokens, _shape(tokens).flop_a_token, topology)
-    ]
-
-
-def _impossible(figures: Sequence[Measurement], topology: GpuTopology) -> list[Fault]:
-    """MFU has a limit that no GPU gets over."""
-    return [
-        fault for tokens in figures for fault in peaks.above_peak(tokens, _shape(tokens).least_flop_a_token, topology)
-    ]
+    judge(*measured(first), required=False, again=lambda: measured(second))
+    expect_none(impossible)
 
 
 def _shape(tokens: Measurement) -> transformer.Shape:

@@ -74,7 +74,7 @@ def test_nodes_train_as_one_gpu(rank: Rank, nccl_group: dist.ProcessGroup) -> No
 
 # ---------------------------------------------------------------- checkpoints
 
-# torch.distributed.checkpoint is imported where it is used: whoever only collects these checks shall not wait for it.
+# torch.distributed.checkpoint is imported where it is used: a collection of these checks shall not wait for it.
 
 Files = dict[str, bytes]
 

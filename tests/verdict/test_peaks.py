@@ -111,6 +111,9 @@ def test_it_is_the_share_of_the_peak_of_the_gpus_that_train():
     (together,) = peaks.model_flops_utilization(tokens({WORLD: 4 * at(0.4)}), FLOP, BOARD)
     assert together.values[WORLD] == pytest.approx(0.4)
     assert peaks.model_flops_utilization(tokens({"cpu0": 1000.0}), FLOP, BOARD) == []  # no peak is known
+    half = peaks.product_rate(BOARD.gpus[0]).value / 2
+    (published,) = peaks.model_flops_utilization(tokens({WORLD: 4 * at(0.4)}), FLOP, BOARD, half)
+    assert published.details["by the data sheet"].startswith("80.0%")
 
 
 def test_what_no_gpu_can_reach_is_a_fault_of_that_place():

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import ARCHITECTURES, Architecture, Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
@@ -114,12 +115,19 @@ def _fact(gpu: Gpu, name: str) -> Any:
 # or of all that train together.
 
 
-def model_flops_utilization(tokens: Measurement, flop_a_token: float, topology: GpuTopology) -> list[Measurement]:
-    """The MFU of each figure; none where a GPU's peak is not known, as in a rehearsal."""
+def model_flops_utilization(
+    tokens: Measurement, flop_a_token: float, topology: GpuTopology, data_sheet: float = 0.0
+) -> list[Measurement]:
+    """The MFU of each figure; none where a GPU's peak is not known, as in a rehearsal. Peaks are at a GPU's highest
+    clock. People publish MFU by the TFLOP/s of the `data_sheet`, at its boost clock: that of the slowest is shown too.
+    """
     if not (peak := _peaks(tokens, topology)):
         return []
     values = {place: value * flop_a_token / (peak[place] * 1e12) for place, value in tokens.values.items()}
-    details = {"peak": f"{next(iter(peak.values())):,.4g} TFLOP/s"}
+    details: dict[str, Condition] = {"peak": f"{next(iter(peak.values())):,.4g} TFLOP/s"}
+    if data_sheet:
+        shares = [values[at] * peak[at] / (len(gpus_of([at], topology)) * data_sheet) for at in values]
+        details["by the data sheet"] = f"{min(shares):.1%} of {data_sheet:,.4g} TFLOP/s a GPU"
     return [Measurement("model_flops_utilization", values, tokens.conditions, details=details)]
 
 

@@ -2,9 +2,9 @@
 
 A limit is a part of what the hardware can do at best (peaks.py). Training is held against what this machine's memory
 and matrix products were measured at, and collectives without an NVSwitch against its own hops. Each part lies below the
-lowest that a healthy machine was seen at; but for memcpy and PCIe it lies above what is left of the highest of the
-recorded ones after a fault of 30 %. So these limits find what is broken, and not what is a tenth slow. Where no part
-would be fair to every healthy machine there is no limit: collectives of few bytes.
+lowest that a healthy machine was seen at; but for memcpy, PCIe and decoding it lies above what is left of the highest
+of the recorded ones after a fault of 30 %. So these limits find what is broken, and not what is a tenth slow. Where no
+part would be fair to every healthy machine there is no limit: collectives of few bytes.
 """
 
 import math
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import ROUND_FLOOR, Context
 
 from pytest_gpufleet.model.conditions import INSIDE, Condition
+from pytest_gpufleet.model.finding import Limit
 from pytest_gpufleet.model.gpu import ClusterTopology, GpuTopology
-from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import EXTRAORDINARY, METRICS, GiB, over_network, row_of
 from pytest_gpufleet.verdict import peaks
@@ -71,6 +71,14 @@ TRAINING: Mapping[Condition | None, tuple[float, str, float]] = {
     "tf32": (0.38, "tf32", 662e6),
     "amp": (0.55, "fp16", 331e6),
 }
+# Decoding, of the rate at which memory would give what a step reads, at the rate of a triad. An H200 and an H100: 0.55
+# and 0.64 at batch 1, 0.77 and 0.81 at batch 64, since small kernels wait for each other; of twice the bandwidth of the
+# first that would leave 0.38 and 0.62.
+DECODING = {1: 0.3}
+DECODING_OF_MANY = 0.45
+# All GPUs together, of the slowest alone. By NVLink they are faster, since fewer bytes are left for each. Through host
+# memory 16 all_reduces may take as long as all else.
+DECODING_TOGETHER = {"nvswitch": 1.0, "nvlink": 1.0, "pcie": 0.5}
 # Of as many times the figure of one GPU. Recorded 0.98 (0.69); published from 0.84 (8 A100).
 TOGETHER = 0.75
 # Of the rate of a port that sends to itself. Published: gates of ib_write_bw 0.90 (A100 and H200, Azure) and 0.96
@@ -137,11 +145,10 @@ def _products(measurement: Measurement, topology: GpuTopology, measured: Sequenc
 def _pair(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
     if measurement.conditions.get("link") != "NVLink":
         return PAIR_PCIE, _lowest(map(peaks.host_link, peaks.gpus_of(measurement.values, topology)))
-    position = {gpu.place: index for index, gpu in enumerate(topology.gpus)}
-    ends = [[position[part] for part in where.parts if part in position] for where in measurement.values]
-    if not all(len(pair) == 2 for pair in ends):
+    links = {where: topology.link(where) for where in measurement.values}
+    if not all(links.values()):
         raise NoPeak("it is not of pairs of this machine's GPUs")
-    return PAIR, _lowest(peaks.nvlinks(topology.gpus[i], _links(topology.links[i][j])) for i, j in ends)
+    return PAIR, _lowest(peaks.nvlinks(topology.of(where)[0], _links(link)) for where, link in links.items())
 
 
 def _collective(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
@@ -230,6 +237,18 @@ def _training(measurement: Measurement, topology: GpuTopology, measured: Sequenc
     )
 
 
+def _decoding(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
+    under = measurement.conditions
+    nbytes, batch, ranks = (int(under.get(name, 0)) for name in ("bytes", "batch", "ranks"))
+    if ranks > 1:
+        alone = _lowest_of(measured, ("solo_decode_throughput",), {"batch": batch})
+        peak = Peak(alone, "tokens/s", "measured on the slowest GPU alone")
+        return DECODING_TOGETHER.get(topology.fabric, DECODING_TOGETHER["pcie"]), peak
+    bandwidth = _lowest_of(measured, ("memory_bandwidth",), {"operation": "triad"})
+    formula = f"{batch} x {bandwidth:,.4g} GB/s as measured / {nbytes / 1e9:.4g} GB a step"
+    return DECODING.get(batch, DECODING_OF_MANY), Peak(batch * bandwidth * 1e9 / nbytes, "tokens/s", formula)
+
+
 def _loopback(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
     rate = measurement.conditions.get("port_rate")
     if not isinstance(rate, int) or (fraction := LOOPBACK.get(measurement.conditions.get("method"))) is None:
@@ -261,7 +280,7 @@ def _of_all_nodes(measurement: Measurement, topology: GpuTopology, measured: Seq
 
 
 def is_required(measurement: Measurement, measured: Iterable[Measurement]) -> bool:
-    """Whether a verdict needs this figure between nodes, whoever measured it: of each rail, and what an all_reduce
+    """Whether a verdict needs this figure between nodes, in any check: of each rail, and what an all_reduce
     makes of them on the most nodes with the most bytes."""
     own = _scale(measurement)
     return measurement.metric == "rail_bandwidth" or bool(own and own >= max(map(_scale, measured), default=()))
@@ -282,6 +301,7 @@ _THEORIES: dict[str, Callable[[Measurement, GpuTopology, Sequence[Measurement]],
     "pair": _pair,
     "collective": _collective,
     "training": _training,
+    "decoding": _decoding,
     "rail": _rail,
 }
 

@@ -119,7 +119,7 @@ def differences(rank: Rank, tensors: Mapping[str, Tensor]) -> list[str]:
     """
     lines = []
     for name, tensor in tensors.items():
-        mine = tensor.detach().flatten().contiguous().view(torch.uint8)
+        mine = bits(tensor)
         digests = _digests(rank, mine)
         usual, count = Counter(digests).most_common(1)[0]
         if count == rank.size:
@@ -138,6 +138,10 @@ def differences(rank: Rank, tensors: Mapping[str, Tensor]) -> list[str]:
         doubt = "" if majority else f", against rank {other}: no majority says which of them is right"
         lines.append(f"{name}: {len(wrong)} of {mine.numel()} bytes, first in element {element}{doubt}")
     return lines
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
 
 
 def _digests(rank: Rank, mine: Tensor) -> list[bytes]:

@@ -31,11 +31,6 @@ from pytest_gpufleet.probes.training import cuda_graph, recipes
 from pytest_gpufleet.probes.training.recipes import Plan, Recipe, Step, Workload
 from pytest_gpufleet.world.rank import Rank
 
-# Of how many algorithms cuDNN looks for the fastest, where it does. One H200 (torch 2.11, cuDNN 9.19), amp, of 2 and of
-# 10: 6,543 and 6,551 images/s; the first search of a user takes 8 to 13 s with any of them, since torch has all plans
-# prepared first, which NVRTC compiles. More than 2 for models whose fastest is not among the first.
-TRIED_ALGORITHMS = 4
-
 SAMPLES = 3
 FedStep = Callable[[Tensor, Tensor], Tensor]  # one step of training, of images and labels; returns the loss
 Result = TypeVar("Result")
@@ -160,15 +155,17 @@ def release(device: torch.device) -> None:
 @contextmanager
 def precision(recipe: Recipe, *, benchmark: bool = True) -> Iterator[None]:
     """The arithmetic of a recipe, and whether cuDNN tries algorithms and takes the fastest."""
-    search = {"benchmark": benchmark and recipe.searched, "benchmark_limit": TRIED_ALGORITHMS}
-    convolutions = torch.backends.cudnn.flags(enabled=True, allow_tf32=recipe.tf32, **search)
+    search = benchmark and recipe.tried > 0
+    convolutions = torch.backends.cudnn.flags(
+        enabled=True, benchmark=search, benchmark_limit=recipe.tried, allow_tf32=recipe.tf32
+    )
     with matmul_in_tf32(recipe.tf32), convolutions:
         yield
 
 
 def network(training: Plan, device: torch.device) -> nn.Module:
     """The network of a plan, with the same weights wherever it is made."""
-    # Brings torch's compiler along: seconds that whoever only collects the checks shall not wait.
+    # Brings torch's compiler along: seconds for which a collection of the checks shall not wait.
     from torchvision.models import get_model
     from torchvision.models.resnet import BasicBlock, ResNet
 
@@ -331,8 +328,8 @@ def _details(rank: Rank, training: Plan, laps: Laps) -> dict[str, Condition]:
         details["slowest"] = f"{who} with {ms(max(owns))}{alone}, median {ms(median(owns))}"
     details["loss"] = f"{fmean(before):.3g} at first, {fmean(after):.3g} in the end"
     if memory:
-        tried = f"by the fastest of {TRIED_ALGORITHMS} algorithms"
-        details["convolutions"] = tried if training.recipe.searched else "as cuDNN's heuristics choose"
+        tried = training.recipe.tried
+        details["convolutions"] = f"by the fastest of {tried} algorithms" if tried else "as cuDNN's heuristics choose"
         details["memory"] = f"{max(memories) / GiB:.1f} GiB a GPU"
     return details
 

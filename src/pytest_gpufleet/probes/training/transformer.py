@@ -82,6 +82,9 @@ SHAPES = {
     "transformer-0.6b": Shape(1536, 16, 12, 4096, 32_000, 4096, batch=4),
     "transformer-0.1b": Shape(768, 12, 12, 2048, 32_000, 2048, batch=4),
     "transformer-1.3b": Shape(2048, 24, 16, 5504, 32_000, 4096, batch=4),
+    # To decode: layers as wide as those of Llama 2 7B (Touvron et al. 2023, arXiv:2307.09288), a fourth as many, since
+    # narrower ones wait for launches and not for memory.
+    "transformer-1.8b": Shape(4096, 8, 32, 11_008, 32_000, 1024, batch=64),
     # To be compared and not timed: heads as wide as those above, so that the same kernels compute them.
     "transformer-check": Shape(256, 2, 2, 512, 256, 256, batch=4),
     "transformer-tiny": Shape(64, 2, 2, 128, 64, 32, batch=2),  # of a rehearsal

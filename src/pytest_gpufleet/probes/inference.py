@@ -1,0 +1,269 @@
+"""Inference: a language model decodes one token of each sequence a step. It is bound by memory, since every step reads
+all weights and all keys and values of before, and on several GPUs by the latency of small all_reduces.
+
+The network is that of the transformer check.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from statistics import median
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pytest_gpufleet.machine.telemetry import Watch
+from pytest_gpufleet.model.conditions import Condition
+from pytest_gpufleet.model.endings import not_applicable
+from pytest_gpufleet.model.measurement import Reading
+from pytest_gpufleet.model.place import WORLD
+from pytest_gpufleet.probes.compute.corruption import BITS, kind
+from pytest_gpufleet.probes.timing import agree, captured, everyones, seconds
+from pytest_gpufleet.probes.training import loop
+from pytest_gpufleet.probes.training.correctness import differences
+from pytest_gpufleet.probes.training.transformer import NORM_EPSILON, SHAPES, Block, Shape, rotary, rotated, transformer
+from pytest_gpufleet.world.rank import Rank
+
+# `sequence`: tokens that the cache has room for.
+MODELS = {
+    "cuda": ("transformer-1.8b", SHAPES["transformer-1.8b"]),
+    "cpu": ("transformer-tiny", Shape(64, 2, 8, 128, 64, 32, batch=2)),
+}
+RECIPES = {"cuda": ("bf16", torch.bfloat16), "cpu": ("fp32", torch.float32)}
+BATCHES = {"cuda": (1, 64), "cpu": (1, 2)}
+TOKENS = {"cuda": 64, "cpu": 4}  # that are decoded in a run, behind a context that fills the rest of the cache
+SAMPLES = 3
+SAMPLE_SECONDS = {"cuda": 0.2, "cpu": 0.0}  # a sample is the median of as many runs as fill it
+WARM_UP = 3  # steps before a CUDA graph is captured
+MOST_RUNS = 5
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a rank has of a layer: norms; rows for queries (scaled), keys and values of its heads, columns of their
+    output; rows of SwiGLU's gate and the part beside it, columns of what follows. The ranks' outputs add up."""
+
+    norms: tuple[Tensor, Tensor]
+    attend: Tensor
+    output: Tensor
+    grow: Tensor
+    down: Tensor
+
+
+class Decoder:
+    """Greedy decoding of `batch` sequences behind a context of random keys and values. Attention reads the whole cache
+    in every step, of which what comes later is masked: each step costs the same, and one CUDA graph serves all.
+
+    `together`: tensor parallel (Shoeybi et al. 2019, Megatron-LM, arXiv:1909.08053): a rank has a share of the heads
+    and of the hidden width of each layer, and two all_reduces a layer add up the parts. Embedding and logits are on
+    every rank.
+    """
+
+    def __init__(self, rank: Rank, shape: Shape, dtype: torch.dtype, together: bool) -> None:
+        self.rank, self.shape, self.together = rank, shape, together and rank.size > 1
+        index, size = (rank.index, rank.size) if together else (0, 1)
+        heads = slice(index * shape.heads // size, (index + 1) * shape.heads // size)
+        self.heads = heads.stop - heads.start
+        self.numbers = shape.width // shape.heads
+
+        def own(weight: Tensor, rows: bool = True) -> Tensor:
+            each = weight.shape[0 if rows else 1] // shape.heads
+            part = slice(heads.start * each, heads.stop * each)
+            return (weight[part] if rows else weight[:, part]).to(dtype).contiguous()
+
+        with torch.no_grad():
+            made = transformer(shape, "fp32", rank.device)
+            self.layers = [
+                Layer(
+                    (block.before_attention.weight.to(dtype), block.before_hidden.weight.to(dtype)),
+                    torch.cat(
+                        [
+                            own(attention.queries.weight) / math.sqrt(self.numbers),  # of attention, once for all steps
+                            own(attention.keys.weight),
+                            own(attention.values.weight),
+                        ]
+                    ),
+                    own(attention.output.weight, rows=False),
+                    torch.cat([own(block.hidden.gate.weight), own(block.hidden.up.weight)]),
+                    own(block.hidden.down.weight, rows=False),
+                )
+                for block, attention in ((each, each.attention) for each in map(_block, made.blocks))
+            ]
+            self.embedding, self.logits, self.norm = (
+                part.weight.to(dtype) for part in (made.embedding, made.logits, made.norm)
+            )
+            self.rotation = rotary(shape).to(rank.device, dtype)
+        self.positions = torch.arange(shape.sequence, device=rank.device)
+
+    def begin(self, batch: int) -> None:
+        """A cache and what is decoded, of so many sequences: the same numbers on every device of one kind."""
+        device, tokens = self.rank.device, TOKENS[self.rank.device.type]
+        torch.manual_seed(1)
+        cache = (len(self.layers), 2, batch, self.heads, self.shape.sequence, self.numbers)
+        self.cache = torch.randn(cache, device=device, dtype=self.embedding.dtype)
+        self.at = torch.zeros(1, dtype=torch.int64, device=device)
+        self.token = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.tokens, self.sums = (torch.zeros((tokens, batch), dtype=torch.int64, device=device) for _ in range(2))
+        self.finite = torch.ones((), dtype=torch.bool, device=device)
+
+    def again(self) -> None:
+        self.at.zero_()
+        self.token.copy_(torch.arange(len(self.token)) % self.shape.vocabulary)
+
+    @property
+    def decoded(self) -> tuple[Tensor, Tensor]:
+        """Tokens, and the sums of the bits of their logits: (tokens, batch) each."""
+        return self.tokens, self.sums
+
+    @property
+    def nbytes(self) -> int:
+        """What a step reads on this rank: its weights but the embedding, and its keys and values."""
+        weights = [each for of in self.layers for each in (*of.norms, of.attend, of.output, of.grow, of.down)]
+        return sum(each.nbytes for each in (*weights, self.norm, self.logits, self.cache))
+
+    @torch.no_grad()
+    def step(self, communicate: bool = True) -> None:
+        """Decode the next token of each sequence. Without communication what comes out is wrong, at the same cost."""
+        here = self.at + (self.shape.sequence - len(self.tokens))
+        later, rotation = self.positions > here, self.rotation.index_select(1, here)
+        x = functional.embedding(self.token, self.embedding)
+        for layer, (keys, values) in zip(self.layers, self.cache, strict=True):
+            parts = functional.linear(_norm(x, layer.norms[0]), layer.attend)
+            parts = parts.view(len(x), 3, self.heads, 1, self.numbers)
+            query, key = rotated(parts[:, :2], rotation).unbind(1)
+            keys.index_copy_(2, here, key)
+            values.index_copy_(2, here, parts[:, 2])
+            scores = query @ keys.transpose(-1, -2)
+            mixed = scores.masked_fill(later, -math.inf).softmax(-1) @ values
+            x = x + self._sum(functional.linear(mixed.flatten(1), layer.output), communicate)
+            gate, up = functional.linear(_norm(x, layer.norms[1]), layer.grow).chunk(2, -1)
+            x = x + self._sum(functional.linear(functional.silu(gate) * up, layer.down), communicate)
+        logits = functional.linear(_norm(x, self.norm), self.logits)
+        self.token.copy_(logits.argmax(-1))
+        self.tokens.index_copy_(0, self.at, self.token[None])
+        bits = logits.view(BITS[logits.element_size()])
+        self.sums.index_copy_(0, self.at, bits.sum(-1, dtype=torch.int64)[None])
+        self.finite.logical_and_(logits.isfinite().all())
+        self.at += 1
+
+    def _sum(self, part: Tensor, communicate: bool) -> Tensor:
+        if self.together and communicate:
+            dist.all_reduce(part, group=self.rank.group)
+        return part
+
+
+def _block(module: nn.Module) -> Block:
+    assert isinstance(module, Block)
+    return module
+
+
+def _norm(x: Tensor, weight: Tensor) -> Tensor:
+    return functional.rms_norm(x, weight.shape, weight, NORM_EPSILON)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """`trouble`: what the rank decoded otherwise than before, or than the others; "" if nothing."""
+
+    readings: list[Reading]
+    trouble: str
+
+
+@loop.returns_memory
+def decode(rank: Rank, together: bool) -> Decoded:
+    """Tokens/s of decoding at batch 1 and a larger one, in bf16 from a CUDA graph on GPUs: the median of three samples.
+    Each GPU has a model of its own, or `together` all have a part of one; then also the share of a step that waits for
+    all_reduces."""
+    model, shape = MODELS[rank.device.type]
+    recipe, dtype = RECIPES[rank.device.type]
+    if together and rank.size > shape.heads:
+        not_applicable(f"the model has {shape.heads} heads, fewer than there are ranks")
+    readings, trouble = [], []
+    with rank.phase(f"decoding, {'tensor parallel' if together else 'each alone'}"):
+        decoder = Decoder(rank, shape, dtype, together)
+        for batch in BATCHES[rank.device.type]:
+            decoder.begin(batch)
+            # Shares of the heads may differ by one: the rank with most decides.
+            nbytes = int(max(each for (each,) in everyones(rank, [decoder.nbytes])))
+            with Watch(rank.gpu) as watch:
+                taken = _timed(rank, decoder)
+            way: dict[str, Condition] = {
+                "model": model, "recipe": recipe, "ranks": rank.size if together else 1, "batch": batch,
+                "sequence": shape.sequence, "workload": "inference",
+            }  # fmt: skip
+            rates = tuple(batch / each for each in taken.seconds)
+            details: dict[str, Condition] = {"time a token": loop.ms(median(taken.seconds))}
+            metric, place = ("decode_throughput", WORLD) if together else ("solo_decode_throughput", None)
+            readings.append(
+                Reading(metric, median(rates), {**way, "bytes": nbytes}, rates, place, details, watch.state)
+            )
+            trouble += [f"batch {batch}: {each}" for each in (*taken.trouble, *_unlike_others(rank, decoder))]
+            if together:
+                quiet = _timed(rank, decoder, communicate=False)
+                laps = ([loop.Lap(each, (each,), 0.0, 0.0) for each in of.seconds] for of in (taken, quiet))
+                readings.append(replace(loop.communication_share(rank, way, *laps), gpu_state=watch.state))
+    return Decoded(readings, "; ".join(trouble))
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Seconds of a step, by sample, and how what was decoded differed from one run to another."""
+
+    seconds: tuple[float, ...]
+    trouble: list[str]
+
+
+def _timed(rank: Rank, decoder: Decoder, communicate: bool = True) -> Timed:
+    count = len(decoder.tokens)
+    trouble: list[str] = []
+
+    def run(step: Callable[[], object], usual: tuple[Tensor, Tensor] | None = None) -> float:
+        decoder.again()
+        each = seconds(rank, step, count)
+        for what, found, right in zip(("token", "logits of token"), decoder.decoded, usual or (), strict=False):
+            if len(wrong := (found != right).nonzero()):
+                number, sequence = wrong[0].tolist()
+                trouble.append(f"{what} {number} of sequence {sequence} is another one when decoded again")
+                break
+        return each
+
+    with _launched(rank, lambda: decoder.step(communicate)) as step:
+        first = run(step)
+        usual = (decoder.tokens.clone(), decoder.sums.clone())
+        wanted = math.ceil(SAMPLE_SECONDS[rank.device.type] / (first * count))
+        runs = agree(rank, min(max(wanted, 1), MOST_RUNS))
+        taken = tuple(median(run(step, usual) for _ in range(runs)) for _ in range(SAMPLES))
+    return Timed(taken, trouble[:1])
+
+
+@contextmanager
+def _launched(rank: Rank, do: Callable[[], object]) -> Iterator[Callable[[], object]]:
+    """`do`, on GPUs as a CUDA graph on a stream of its own."""
+    if rank.device.type != "cuda":
+        yield do
+        return
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP):
+            do()
+        torch.cuda.synchronize()
+        graph = captured(do, stream)
+        try:
+            yield graph.replay
+        finally:
+            torch.cuda.synchronize()
+            graph.reset()  # one that holds a communicator keeps it from ending
+
+
+def _unlike_others(rank: Rank, decoder: Decoder) -> list[str]:
+    """What this rank decoded otherwise than most ranks. Only devices of one kind compute the same bits."""
+    found = [] if decoder.finite else ["logits are NaN or infinite"]
+    kinds = {number for (number,) in everyones(rank, [crc32(kind(rank.device).encode())])}
+    if len(kinds) == 1:
+        found += differences(rank, {"tokens": decoder.tokens, "sums of logits": decoder.sums})
+    return found
