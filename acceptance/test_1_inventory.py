@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ pytestmark = [
     pytest.mark.proves_sound,
 ]
 needs_gpus = pytest.mark.needs(gpus=True)
+Notice = Callable[[Iterable[Fault]], None]
 
 # Data sheets and NVML round the speed of an NVLink, each in its own way.
 ROUNDED = 0.99
@@ -82,17 +84,36 @@ def test_software_fits_driver(gpu_topology: GpuTopology) -> None:
 
 
 @needs_gpus
+def test_versions_have_no_known_defect(machine: LiveMachine, gpu_topology: GpuTopology, notice: Notice) -> None:
+    """Driver and firmware of network adapters have no known defect
+
+    Some versions compute wrongly or crash, and NVIDIA has said since which version mends it: the failure names version,
+    defect and source. Update to that version, or to a newer one of the same train. A security update that is missing is
+    named beside the verdict: it breaks no machine. Versions of which nothing is known here pass.
+    """
+    ports = network_ports.NETWORK_PORTS.of(machine.host)
+    wrong, shown = software.known_defects(gpu_topology.driver or "", () if isinstance(ports, Missing) else ports)
+    notice(shown)
+    expect_none(wrong)
+    if gpu_topology.driver is None:
+        not_judged("the driver does not say its version")
+    if isinstance(ports, Missing) and not ports.absent:
+        not_judged(str(ports))
+
+
+@needs_gpus
 @pytest.mark.parametrize(
-    "fact", ["name", "vbios", "gsp_firmware", "memory_bytes", "inforom_version", "pcie_generation_max"]
+    "fact",
+    ["name", "vbios", "gsp_firmware", "memory_bytes", "inforom_version", "pcie_generation_max", "power_smoothing"],
 )
 def test_gpus_are_alike(machine: LiveMachine, fact: str) -> None:
     """All GPUs are of one model, firmware, memory size and slot generation
 
-    One that differs was swapped, updated alone or has lost memory. It runs at its own pace, and every
-    collective at the pace of the slowest. Replace it or bring its firmware to the others' version.
+    One that differs was swapped, updated alone, has lost memory or smooths its power by another profile. It runs at its
+    own pace, and every collective at the pace of the slowest. Replace it or bring its firmware to the others' version.
     """
     values = [gpu[fact] for gpu in machine.gpus]
-    code = "gsp_firmware_differs" if fact == "gsp_firmware" else "gpu_unlike_others"
+    code = f"{fact}_differs" if fact in ("gsp_firmware", "power_smoothing") else "gpu_unlike_others"
     expect(machine.gpus, fact, max(values, key=values.count), code=code)
 
 
@@ -142,6 +163,18 @@ def test_no_harmful_variable(machine: LiveMachine, gpu_topology: GpuTopology) ->
     are named; the report lists all others that steer NCCL, CUDA and torch.
     """
     expect_none(software.harmful_variables(machine.host["environment"], gpu_topology))
+
+
+@needs_gpus
+def test_topology_file_fits(machine: LiveMachine) -> None:
+    """NCCL's topology file can be read, and has the GPUs of this machine
+
+    A virtual machine does not show its PCIe switches, so clouds give NCCL a file of them (NCCL_TOPO_FILE). Where the
+    file did not get into the container, or is that of another machine type, NCCL goes on without a word and sends the
+    wrong way: half the bandwidth, or less. Mount it, take that of this machine type, or unset the variable.
+    """
+    file = assertions.of_host(machine.host.get, software.TOPOLOGY_FILE)
+    expect_none(software.unfit_topology_file(file, machine.gpus))
 
 
 @needs_gpus
@@ -312,7 +345,7 @@ def test_compute_mode_is_default(machine: LiveMachine) -> None:
 def test_persistence_mode_is_on(machine: LiveMachine) -> None:
     """Persistence mode is on
 
-    Else the driver is unloaded between programs: every start takes seconds and settings are lost. Enable
+    Without it the driver is unloaded between programs: every start takes seconds and settings are lost. Enable
     nvidia-persistenced. It is asked of boards for data centres; on GeForce and workstation boards drivers leave it off.
     """
     boards = [gpu for gpu in machine.gpus if for_servers(gpu)]

@@ -7,8 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from pytest_gpufleet.run import conclusion
-from pytest_gpufleet.run.conclusion import TRIES, post
+from pytest_gpufleet.run import webhook
+from pytest_gpufleet.run.webhook import TRIES, post
 from pytest_gpufleet.safe_files import sha256
 
 
@@ -44,7 +44,7 @@ class Answer(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    monkeypatch.setattr(conclusion, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(webhook, "PAUSE_SECONDS", 0.0)
     with Receiver() as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

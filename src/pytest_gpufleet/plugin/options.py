@@ -81,6 +81,7 @@ def _is_suite(config: pytest.Config, argument: str) -> bool:
 
 EVERYDAY = (
     "gpus", "rehearse", "nodes", "level", "burn_in", "order", "profile", "folder", "language", "notes", "resume",
+    "returns", "replaced",
 )  # fmt: skip
 
 
@@ -131,7 +132,7 @@ def _options(config: pytest.Config) -> Options:
     if given["nodes"] is not None and not given["rehearse"] and given["gpus"] in (None, "auto"):
         given["gpus"] = "all"  # of many nodes: not chosen by each for itself
     known = {name: value for name, value in given.items() if value is not None}
-    judged_by = [known[name] for name in ("profile", "order") if name in known]
+    judged_by = [known[name] for name in ("profile", "order", "requirements") if name in known]
     listing = any(config.getoption(name, False) for name in LISTINGS)
     options = Options(**known, asked=asked, listing=listing, paths=_paths(config, judged_by))
     if options.makes_a_run:
@@ -154,6 +155,10 @@ def _contradictions(given: Mapping[str, Any]) -> Iterator[str]:
             yield f"{OPTIONS[name].flag} is about many nodes: say how many, --nodes N or --nodes all"
     if given["head"] is not None and given["address"] is not None:
         yield "--fleet-head is where nodes dial in, --fleet-address a Ray cluster that starts them: give one of them"
+    if given["returns"] is None and given["replaced"]:
+        yield "--fleet-replaced is about a machine that comes back: give the run before with --fleet-returns DIR"
+    if given["returns"] is not None and (given["level"] or given["burn_in"]):
+        yield "--fleet-returns has the level of the run before: leave out --fleet-level and --fleet-burn-in"
     if given["burn_in"] and given["level"] not in (None, "burnin"):
         yield f"--fleet-burn-in is part of level burnin, but --fleet-level {given['level']} was given"
 
@@ -163,6 +168,8 @@ def _obstacles(options: Options) -> Iterator[str]:
     if sys.flags.optimize:
         yield "python -O and PYTHONOPTIMIZE leave out assertions, so no check could fail: unset it"
     yield settings.lacking()
+    if options.returns is not None and options.nodes is not None:
+        yield "--fleet-returns is about one machine: start it there without --nodes"
     if options.nodes is not None and find_spec("zmq") is None:
         yield f"--nodes needs pyzmq: {sys.executable} -m pip install 'pytest-gpufleet[nodes]'"
     from pytest_gpufleet.nodes.launchers import starts_several
@@ -204,7 +211,7 @@ def _too_soon(options: Options, deadline: float) -> str:
 
 def _paths(config: pytest.Config, files: Sequence[Path]) -> tuple[str, ...]:
     """The files and folders of the checks (none where pytest was given none and looks into the whole folder), and the
-    files by which they are run and judged: pytest's ini file, the limits and the order."""
+    files by which they are run and judged: pytest's ini file, the limits, the order and the requirements."""
     given = (argument.partition("::")[0] for argument in config.args)
     here = config.invocation_params.dir
     beside = (str(path) for path in (config.inipath, *files) if path is not None)

@@ -11,7 +11,7 @@ from pytest_gpufleet.model.events import Deselected, Judging, Plugin, PythonFile
 from pytest_gpufleet.plugin import compat, markers
 from pytest_gpufleet.plugin.keys import RUN
 from pytest_gpufleet.plugin.options import path_of
-from pytest_gpufleet.run.settings import Options
+from pytest_gpufleet.run.run import Run
 
 
 @pytest.hookimpl(trylast=True)
@@ -19,17 +19,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     run = config.stash[RUN]
     if run.carried:
         items[:] = [item for item in items if suite.shipped().known_as(item.nodeid) not in run.carried]
+    if run.evidence is not None and (before := run.evidence.record.before):
+        from pytest_gpufleet.verdict.across_runs.back_in_service import turn
+
+        items.sort(key=lambda item: turn(item.nodeid, before, suite.shipped()))
     items.sort(key=lambda item: item.get_closest_marker("at_the_end") is not None)
-    asked_for = [item for item in items if _is_asked_for(item, run.options)]
-    # Of whoever names nothing but checks between nodes, each says what it needs.
+    asked_for = [item for item in items if _is_asked_for(item, run)]
+    # Where only checks between nodes are named, each says what it needs.
     others = [item for item in items if item not in asked_for] if asked_for else []
     if others:
         config.hook.pytest_deselected(items=others)
         items[:] = asked_for
 
 
-def _is_asked_for(item: pytest.Item, options: Options) -> bool:
-    """What belongs to this level, and on one machine is about one machine. The rest is not missing."""
+def _is_asked_for(item: pytest.Item, run: Run) -> bool:
+    """What belongs to this level, on one machine is about one machine, and of one that comes back from repair is
+    required. The rest is not missing."""
+    options, returns = run.options, run.evidence.record.returns if run.evidence else None
+    if returns and suite.shipped().contains(item.nodeid):
+        return levels.check_name(item.nodeid) in returns.required
     of_several = options.nodes is None and markers.is_between_nodes(item)
     return levels.includes(options.level, level_of(item)) and not of_several
 
@@ -98,7 +106,7 @@ def _registered(manager: pytest.PytestPluginManager) -> Session:
 def pytest_deselected(items: list[pytest.Item]) -> None:
     for config in {item.config for item in items}:
         run = config.stash[RUN]
-        if wanted := [item.nodeid for item in items if _is_asked_for(item, run.options)]:
+        if wanted := [item.nodeid for item in items if _is_asked_for(item, run)]:
             run.record(Deselected(checks=tuple(wanted)))
 
 

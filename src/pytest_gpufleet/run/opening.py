@@ -6,6 +6,7 @@ import platform
 import stat
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import cast
@@ -20,12 +21,12 @@ from pytest_gpufleet.machine.tools import RunTool, Unreadable, output
 from pytest_gpufleet.model import codec, events
 from pytest_gpufleet.model.codec import Moment
 from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.model.finding import Grade
 from pytest_gpufleet.model.levels import Level
-from pytest_gpufleet.model.limit import Grade
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import CONFTEST, PACKAGED, code, shipped
 from pytest_gpufleet.redaction import aliased, command
-from pytest_gpufleet.run import conclusion, resume
+from pytest_gpufleet.run import conclusion, integrity, resume, returns
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.run import Run
@@ -55,7 +56,7 @@ def of_checkout(package: Path = PACKAGE, run: RunTool = output) -> str:
 
 
 def _only_ours(path: Path, package: Path) -> bool:
-    """Whether nobody else may write there: others than this user, root and whoever may write this package itself."""
+    """Whether nobody else may write there: others than this user, root and those who may write this package itself."""
     own, found = package.stat(), path.lstat()
     groups = own.st_mode & stat.S_IWGRP if own.st_gid == found.st_gid else 0
     others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) & ~groups
@@ -186,18 +187,23 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
     """Give `run` a folder and evidence. Refused before anything expensive starts. `arguments`: pytest's."""
     check_temporary()
     check_textfile(run.options.prometheus)
-    order, profile, target = run.order, run.profile, run.target
+    before = integrity.check(RunFolder(back), nodes=False).record if (back := run.options.returns) else None
+    if before:
+        seconds = before.run.burn_in_seconds or None
+        run.options = replace(run.options, level=before.run.level, burn_in=seconds)
+    order, requirements, profile, target = run.order, run.requirements, run.profile, run.target
     burning = run.burn_in_seconds if run.options.level == "burnin" else 0.0
     check_evidence(run.options.folder, needed(len(target.topology.gpus), target.nodes, burning, run.options.interval))
     run.ranks.environment = of_this_process()
     if run.options.nodes is None:  # else each node's own run does it
         run.lock()
-    header, topology, machine = _first_events(run, arguments)
+    header, topology, machine = first = _first_events(run, arguments)
+    returned = returns.event(back, run.options.replaced, before, Record.of(*first)) if back and before else None
     carried: list[events.Event] = []
     if run.options.resume is not None:
         earlier = RunFolder(run.options.resume)
         then = resume.load(earlier)
-        resume.check_same(earlier, then, Record.of(header, topology, machine))
+        resume.check_same(earlier, then, Record.of(*first, *filter(None, [returned])))
         run.take_up(earlier, then)
         header = msgspec.structs.replace(header, resumed=resume.history(earlier, then))
         carried = resume.carried(earlier, then)
@@ -209,7 +215,11 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
         run.record(events.ProfileGiven(profile=as_given(profile, (gpu.name for gpu in target.topology.gpus))))
     if order:
         run.record(events.OrderGiven(order=order))
+    if requirements:
+        run.record(events.RequirementsGiven(requirements=requirements))
     run.record(machine)
+    if returned:
+        run.record(returned)
     if run.options.nodes is None:
         own = run.own_machine.machine  # what its kernel log has from before the run is shown
         run.notice(kernel_log.judged(own.logged.host, own.gpus, "before")[1])

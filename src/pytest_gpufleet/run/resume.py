@@ -24,6 +24,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite, shipped
 from pytest_gpufleet.run import integrity
 from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
+from pytest_gpufleet.verdict.across_runs.back_in_service import LINKS, parts
 from pytest_gpufleet.verdict.gaps import DEADLINE, without_telemetry
 from pytest_gpufleet.verdict.verdict import CUT_SHORT
 
@@ -51,15 +52,6 @@ RUN_FACTS = {
     "python": "Python",
     "pytest": "pytest",
 }
-GPU_FACTS = {
-    "serial": "serial number",
-    "uuid": "UUID",
-    "name": "model",
-    "board_part_number": "part number of the board",
-    "vbios": "VBIOS",
-    "memory_bytes": "memory in bytes",
-    "pci_bus_id": "PCI bus id",
-}
 # By the fact of the host where it stands. A reboot changes none of these.
 HOST_FACTS = {"name": "host name", "kernel": "kernel", "system": "system", "processors": "number of processors"}
 DMI = {
@@ -71,13 +63,6 @@ DMI = {
     "board": "mainboard",
     "bios_version": "version of the BIOS",
     "bios_date": "date of the BIOS",
-}
-# Of parts of which there are several: by the fact that lists them, what they are called, by what each is known, and
-# what of it stays.
-PARTS = {
-    "memory_modules": ("memory module", ("locator", "bank"), ("serial", "part", "bytes")),
-    "network_ports": ("network port", ("port",), ("guid", "adapter")),
-    "nvme": ("drive", ("address",), ("serial", "model")),
 }
 UNREADABLE = (RUN_FACTS["profile_sha256"], RUN_FACTS["order_sha256"], RUN_FACTS["code"])
 MOST_LINES = 12
@@ -125,7 +110,7 @@ def whole_nodes(folder: RunFolder, then: Record) -> dict[int, RunFolder]:
 def check_same(folder: RunFolder, then: Record, now: Record) -> None:
     """Refused that names what differs between the run to resume and this one, a line each. What only one of them could
     read is a difference."""
-    lines = list(_differences(_things(then), _things(now)))
+    lines = list(differences(_things(then), _things(now)))
     if lines:
         more = [f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
         text = "\n".join(f"  {line}" for line in lines[:MOST_LINES] + more)
@@ -141,13 +126,17 @@ def _things(record: Record) -> Things:
     things: Things = {"": {what: getattr(run, name) for name, what in RUN_FACTS.items()}}
     things[""] |= {what: getattr(topology, name) for name, what in SOFTWARE.items()}
     things[""] |= {f"variable {name}": value for name, value in run.environment.items()}
+    things[""]["what --fleet-returns names"] = record.returns.run if record.returns else ""
     if record.of_cluster:
         things[""]["nodes"] = ", ".join(record.hosts.values())
-    for gpu in topology.gpus:
-        whose = f"{record.hosts[gpu.node]} " if record.of_cluster else ""
-        things[f"{whose}GPU {gpu.index}"] = {what: gpu.get(name) for name, what in GPU_FACTS.items()}
-    for node, found in record.machines.items():
-        things |= _of_machine(found, f"{record.hosts[node]} " if record.of_cluster else "")
+    for node, host in record.hosts.items():
+        whose, found = f"{host} " if record.of_cluster else "", record.machines.get(node, HostFound())
+        gpus = record.topologies[node].gpus if node in record.topologies else ()
+        for part in parts(gpus, found):
+            if part.at:
+                known = part.facts.items()
+                things[f"{whose}{part.called}"] = {what: value for what, value in known if what not in LINKS}
+        things |= _of_machine(found, whose)
     return things
 
 
@@ -164,16 +153,12 @@ def _of_machine(found: HostFound, whose: str) -> Things:
             "memory in GiB": memory and round(memory / GiB),
         }
     }
-    for fact, (kind, known_by, stays) in PARTS.items():
-        for number, part in enumerate(found.get(fact) or ()):
-            name = " ".join(str(part[key]) for key in known_by if part.get(key)) or str(number)
-            things[f"{whose}{kind} {name}"] = {key: part.get(key) for key in stays}
     for address, device in (found.get("pci_devices") or {}).items():
         things[f"{whose}PCI device {address}"] = {"kind": device.get("kind")}
     return things
 
 
-def _differences(before: Things, now: Things) -> Iterator[str]:
+def differences(before: Things, now: Things) -> Iterator[str]:
     """A line for each difference of the run as a whole, and for the first one of each thing in it."""
     for thing in {**before, **now}:
         if thing not in before or thing not in now:
@@ -203,9 +188,7 @@ def _text(value: object) -> str:
 def history(folder: RunFolder, then: Record) -> tuple[events.Earlier, ...]:
     """The runs that a new one goes on with, the first one first: name, begin, and the checks that failed there, also
     those that missed a limit and did not come to their end."""
-    failed = [check.id for check in then.checks.values() if check.outcome == "failed"]
-    failed += [finding.check for finding in then.findings if finding.state == "missed"]
-    return *then.run.resumed, events.Earlier(folder.name, then.run.utc, tuple(dict.fromkeys(failed)))
+    return *then.run.resumed, events.Earlier(folder.name, then.run.utc, then.failed)
 
 
 def _passed(then: Record) -> set[str]:

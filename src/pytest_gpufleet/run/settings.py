@@ -62,7 +62,8 @@ def index(text: str) -> int:
 
 def gpu_count(text: str) -> Gpus:
     words: dict[str, Gpus] = {"all": "all", "auto": "auto"}
-    return words.get(text) or _at_least_one(text, "a number of GPUs (1 or more), all or auto")
+    wanted = "a number of GPUs (1 or more), all or auto; which ones CUDA_VISIBLE_DEVICES says"
+    return words.get(text) or _at_least_one(text, wanted)
 
 
 def nodes(text: str) -> Nodes:
@@ -107,11 +108,15 @@ def network(text: str) -> str:
     return f"{float(text):g}"
 
 
+def listed(text: str) -> tuple[str, ...]:
+    return tuple(sorted({each.strip() for each in text.split(",")}))
+
+
 def subjects(text: str) -> tuple[str, ...]:
     """Parts of the host by the names that facts have for them (HostFact.subject)."""
     from pytest_gpufleet.machine.host import SUBJECTS  # of which a plain pytest run loads nothing
 
-    named = tuple(sorted({each.strip() for each in text.split(",")}))
+    named = listed(text)
     if unknown := [each for each in named if each not in SUBJECTS]:
         raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no part of the host: there are {', '.join(SUBJECTS)}")
     return named
@@ -156,7 +161,7 @@ def _one_of(what: str, names: Sequence[str], more: str = "") -> Callable[[str], 
 
 
 def _grade(text: str) -> str:
-    from pytest_gpufleet.model.limit import GRADES  # with msgspec
+    from pytest_gpufleet.model.finding import GRADES  # with msgspec
 
     return _one_of("grade of limits", GRADES, ", the best first")(text)
 
@@ -179,6 +184,12 @@ class Option:
         return self.flag.lstrip("-").replace("-", "_")
 
 
+# ruff: noqa: RUF009 - it makes a field, as dataclasses.field does
+def _option(default: Any, *option: Any, **how: Any) -> Any:
+    """A field of Options, with its Option."""
+    return field(default=default, metadata={"option": Option(*option, **how)})
+
+
 @dataclass(frozen=True)
 class Options:
     """What was asked for, `gpus` and `rehearse` of each of the `nodes`; all times are seconds. `paths`: of the checks,
@@ -186,173 +197,104 @@ class Options:
     there is."""
 
     # fmt: off
-    gpus: Gpus = field(default="auto", metadata={"option": Option(
-        "--gpus", gpu_count, "N|all|auto",
+    gpus: Gpus = _option("auto", "--gpus", gpu_count, "N|all|auto",
         "run on N GPUs, on all, or (auto) on all there are, and as a rehearsal on CPU ranks where nothing speaks for "
-        "NVIDIA hardware. Fewer GPUs than N: the run goes on with those present and is rejected.",
-        site=True,
-    )})
-    rehearse: int | None = field(default=None, metadata={"option": Option(
-        "--rehearse", rank_count, "N",
-        f"use N CPU ranks with Gloo ({REHEARSAL_RANKS} without =N) instead of GPUs; never accepts a machine",
-    )})
-    nodes: Nodes | None = field(default=None, metadata={"option": Option(
-        "--nodes", nodes, "N|all|FILE",
+        "NVIDIA hardware. Fewer GPUs than N: the run goes on with those present and is rejected.", site=True)
+    rehearse: int | None = _option(None, "--rehearse", rank_count, "N",
+        f"use N CPU ranks with Gloo ({REHEARSAL_RANKS} without =N) instead of GPUs; never accepts a machine")
+    nodes: Nodes | None = _option(None, "--nodes", nodes, "N|all|FILE",
         "run on N nodes, with --gpus of each, if the same command is started on each of them (srun, mpirun, Indexed "
         "Job, --fleet-head), or on those of a Ray cluster; on all that a launcher or Ray has; or on the hosts of a "
         "file, a name a line, with its rack or leaf switch behind it where that is known. With --rehearse and no "
         "launcher on N that are made of this machine. Another number than N: the run goes on and is rejected.",
-        site=True,
-    )})
-    head: str | None = field(default=None, metadata={"option": Option(
-        "--fleet-head", str, "HOST:PORT",
+        site=True)
+    head: str | None = _option(None, "--fleet-head", str, "HOST:PORT",
         "where nodes dial in, the same on every node, where a launcher does not say which is the first: the node that "
-        "has this address is the head, and has the verdict",
-    )})
-    index: int | None = field(default=None, metadata={"option": Option(
-        "--fleet-index", index, "N",
-        "the number of this node, 0 at the head, where neither launcher nor address says it",
-    )})
-    secret_file: Path | None = field(default=None, metadata={"option": Option(
-        "--fleet-secret-file", path, "FILE",
+        "has this address is the head, and has the verdict")
+    index: int | None = _option(None, "--fleet-index", index, "N",
+        "the number of this node, 0 at the head, where neither launcher nor address says it")
+    secret_file: Path | None = _option(None, "--fleet-secret-file", path, "FILE",
         "the secret of the run, at least 32 bytes, the same on every node (or in the variable GPUFLEET_SECRET)",
-        site=True,
-    )})
-    join: float = field(default=120.0, metadata={"option": Option(
-        "--fleet-join", duration, "DURATION",
-        "how long nodes are waited for that have not come (default: 2m)",
-        site=True,
-    )})
-    hung: float = field(default=600.0, metadata={"option": Option(
-        "--fleet-hung", duration, "DURATION",
+        site=True)
+    join: float = _option(120.0, "--fleet-join", duration, "DURATION",
+        "how long nodes are waited for that have not come (default: 2m)", site=True)
+    hung: float = _option(600.0, "--fleet-hung", duration, "DURATION",
         "by how much a node's own run may fall behind most others before the run goes on without it (default: 10m); "
-        "five times what they need, if that is more",
-        site=True,
-    )})
-    only_failed: Path | None = field(default=None, metadata={"option": Option(
-        "--fleet-only-failed", path, "DIR",
+        "five times what they need, if that is more", site=True)
+    only_failed: Path | None = _option(None, "--fleet-only-failed", path, "DIR",
         "run again the nodes that failed in the run on many nodes in DIR, with two that were good: of all on which the "
-        "command is started the head, which reads DIR, takes these, and the others end",
-    )})
-    address: str | None = field(default=None, metadata={"option": Option(
-        "--fleet-address", str, "ADDRESS",
-        "the Ray cluster (default: the one that Ray finds by itself); with --rehearse its nodes are rehearsed on",
-    )})
-    insecure: bool = field(default=False, metadata={"option": Option(
-        "--fleet-insecure", bool, None,
-        "use a Ray cluster without token authentication, in which whoever reaches a port can run commands",
-    )})
-    level: str = field(default="standard", metadata={"option": Option(
-        "--fleet-level", _one_of("level", LEVELS), f"{{{','.join(LEVELS)}}}",
-        "how thorough: quick, standard (the default: the handover) or burnin",
-        site=True,
-    )})
-    burn_in: float | None = field(default=None, metadata={"option": Option(
-        "--fleet-burn-in", duration, "DURATION",
-        "how long the sustained load of level burnin lasts, like 15m (the default), 2h or 72h; implies that level",
-    )})
-    profile: Path | None = field(default=None, metadata={"option": Option(
-        "--fleet-profile", path, "PATH",
+        "command is started the head, which reads DIR, takes these, and the others end")
+    address: str | None = _option(None, "--fleet-address", str, "ADDRESS",
+        "the Ray cluster (default: the one that Ray finds by itself); with --rehearse its nodes are rehearsed on")
+    insecure: bool = _option(False, "--fleet-insecure", bool, None,
+        "use a Ray cluster without token authentication, in which anyone who reaches a port can run commands")
+    level: str = _option("standard", "--fleet-level", _one_of("level", LEVELS), f"{{{','.join(LEVELS)}}}",
+        "how thorough: quick, standard (the default: the handover) or burnin", site=True)
+    burn_in: float | None = _option(None, "--fleet-burn-in", duration, "DURATION",
+        "how long the sustained load of level burnin lasts, like 15m (the default), 2h or 72h; implies that level")
+    profile: Path | None = _option(None, "--fleet-profile", path, "PATH",
         "limits from this TOML file, which may extend a shipped profile (default: the shipped ones for this GPU model)",
-        site=True,
-    )})
-    order: Path | None = field(default=None, metadata={"option": Option(
-        "--fleet-order", path, "FILE",
+        site=True)
+    order: Path | None = _option(None, "--fleet-order", path, "FILE",
         "what was bought, a TOML file that `gpufleet order` can write: each line of it is a check of its own",
-        site=True,
-    )})
-    basis: str = field(default="physical", metadata={"option": Option(
-        "--fleet-basis", _grade, "GRADE",
+        site=True)
+    requirements: Path | None = _option(None, "--fleet-requirements", path, "FILE",
+        "what somebody requires, a TOML file with the checks that answer each line of it, or one that is shipped: "
+        "clustermax or nvidia-ai-cloud; a line that nothing answers makes the verdict INCOMPLETE", site=True)
+    basis: str = _option("physical", "--fleet-basis", _grade, "GRADE",
         "what limits have to be at least: contract, calibrated, published, project or physical (the default); where a "
-        "figure that needs a limit has a lower one, the verdict is INCOMPLETE",
-        site=True,
-    )})
-    network: str = field(default="", metadata={"option": Option(
-        "--fleet-network", network, "none|GBIT",
+        "measurement that needs a limit has a lower one, the verdict is INCOMPLETE", site=True)
+    network: str = _option("", "--fleet-network", network, "none|GBIT",
         "Gbit/s, one way, that each GPU has of the network between nodes (default: by the ports that are up); none: "
-        "nothing is asked of it, and no port has to be up",
-        site=True,
-    )})
-    without: tuple[str, ...] = field(default=(), metadata={"option": Option(
-        "--fleet-without", subjects, "SUBJECT,...",
+        "nothing is asked of it, and no port has to be up", site=True)
+    without: tuple[str, ...] = _option((), "--fleet-without", subjects, "SUBJECT,...",
         "parts of the host that are not judged, such as bmc,disks: their checks do not apply, and the verdict says so",
-        site=True,
-    )})
-    used: bool = field(default=False, metadata={"option": Option(
-        "--fleet-used", bool, None,
-        "the hardware is not new: rows that were remapped and memory errors of its life before the run are no fault",
-    )})
-    folder: Path = field(default=Path("reports"), metadata={"option": Option(
-        "--fleet-dir", path, "DIR",
-        "where the folder of each run is made (default: reports)",
-        site=True,
-    )})
-    keep: int | None = field(default=None, metadata={"option": Option(
-        "--fleet-keep", whole_number, "N",
+        site=True)
+    used: bool = _option(False, "--fleet-used", bool, None,
+        "the hardware is not new: rows that were remapped and memory errors of its life before the run are no fault")
+    folder: Path = _option(Path("reports"), "--fleet-dir", path, "DIR",
+        "where the folder of each run is made (default: reports)", site=True)
+    keep: int | None = _option(None, "--fleet-keep", whole_number, "N",
         "when the run is over, remove the folders of earlier runs of this machine in --fleet-dir but for the N latest; "
-        "what was signed stays, and the last that was ACCEPTED",
-        site=True,
-    )})
-    disk_folder: Path | None = field(default=None, metadata={"option": Option(
-        "--fleet-disk-folder", path, "DIR",
+        "what was signed stays, and the last that was ACCEPTED", site=True)
+    disk_folder: Path | None = _option(None, "--fleet-disk-folder", path, "DIR",
         "a folder on the drive that level burnin writes 1 GiB to and reads again, compared; nothing stays there",
-        site=True,
-    )})
-    dcgm: int = field(default=2, metadata={"option": Option(
-        "--fleet-dcgm", dcgm_level, "LEVEL",
-        "how thorough NVIDIA's own diagnostic is at level burnin (`dcgmi diag -r`): 2 (the default), 3 or 4",
-        site=True,
-    )})
-    timeout: float = field(default=300.0, metadata={"option": Option(
-        "--fleet-timeout", seconds, "SECONDS",
-        "deadline of one call on the ranks (default: 300)",
-        site=True,
-    )})
-    deadline: float | None = field(default=None, metadata={"option": Option(
-        "--fleet-deadline", duration, "DURATION",
+        site=True)
+    dcgm: int = _option(2, "--fleet-dcgm", dcgm_level, "LEVEL",
+        "how thorough NVIDIA's own diagnostic is at level burnin (`dcgmi diag -r`): 2 (the default), 3 or 4", site=True)
+    timeout: float = _option(300.0, "--fleet-timeout", seconds, "SECONDS",
+        "deadline of one call on the ranks (default: 300)", site=True)
+    deadline: float | None = _option(None, "--fleet-deadline", duration, "DURATION",
         "when the whole run must be over, like 10m, with its report: what has not run by then is left out, and the "
-        "verdict is INCOMPLETE",
-        site=True,
-    )})
-    notes: tuple[tuple[str, str], ...] = field(default=(), metadata={"option": Option(
-        "--fleet-note", note, "KEY=VALUE",
+        "verdict is INCOMPLETE", site=True)
+    notes: tuple[tuple[str, str], ...] = _option((), "--fleet-note", note, "KEY=VALUE",
         "what stands in the report's head and beside the signatures: order, asset, location, technician, remarks or "
-        "any other key; may be given several times",
-        site=True, many=True,
-    )})
-    alias: bool = field(default=False, metadata={"option": Option(
-        "--fleet-alias", bool, None,
+        "any other key; may be given several times", site=True, many=True)
+    alias: bool = _option(False, "--fleet-alias", bool, None,
         "put aliases for serial numbers, UUIDs, names of hosts and users and addresses into all files of the run, the "
-        "same for the same thing, so that they can be published and still be verified, resumed and compared",
-    )})
-    language: Language = field(default="en", metadata={"option": Option(
-        "--fleet-language", _one_of("language of the report", LANGUAGES), f"{{{','.join(LANGUAGES)}}}",
+        "same for the same thing, so that they can be published and still be verified, resumed and compared")
+    language: Language = _option(
+        "en", "--fleet-language", _one_of("language of the report", LANGUAGES), f"{{{','.join(LANGUAGES)}}}",
         "what the report is written in (default: en); the terminal, the evidence and summary.json stay English",
-        site=True,
-    )})
-    resume: Path | None = field(default=None, metadata={"option": Option(
-        "--fleet-resume", path, "DIR",
+        site=True)
+    resume: Path | None = _option(None, "--fleet-resume", path, "DIR",
         "go on where the run whose folder this is died or was interrupted: checks that met their limits there are not "
-        "run again, but for inventory and health",
-    )})
-    interval: float = field(default=1.0, metadata={"option": Option(
-        "--fleet-interval", interval, "SECONDS",
-        f"time between two samples of telemetry, {LONGEST_INTERVAL_SECONDS:g} at most (default: 1)",
-        site=True,
-    )})
-    monitor: bool = field(default=False, metadata={"option": Option(
-        "--fleet-monitor", bool, None, "show what the GPUs, or nodes, do below pytest's own output"
-    )})
-    prometheus: Path | None = field(default=None, metadata={"option": Option(
-        "--fleet-prometheus", path, "FILE",
-        "write verdict and figures to FILE for the textfile collector of node_exporter, which reads *.prom",
-        site=True,
-    )})
-    webhook: str = field(default="", metadata={"option": Option(
-        "--fleet-webhook", webhook, "URL",
+        "run again, but for inventory and health")
+    returns: Path | None = _option(None, "--fleet-returns", path, "DIR",
+        "the machine of the run in DIR comes back from repair: what failed there runs first, then level quick, then "
+        "what the replaced parts touch, at the level of that run, and all that was not replaced must be as it was")
+    replaced: tuple[str, ...] = _option((), "--fleet-replaced", listed, "PART,...",
+        "of --fleet-returns: the parts that were replaced, such as gpu3,nic1 (gpuN, nicN, diskN, dimmN, board), and "
+        "firmware where any was updated")
+    interval: float = _option(1.0, "--fleet-interval", interval, "SECONDS",
+        f"time between two samples of telemetry, {LONGEST_INTERVAL_SECONDS:g} at most (default: 1)", site=True)
+    monitor: bool = _option(False, "--fleet-monitor", bool, None,
+        "show what the GPUs, or nodes, do below pytest's own output")
+    prometheus: Path | None = _option(None, "--fleet-prometheus", path, "FILE",
+        "write verdict and values to FILE for the textfile collector of node_exporter, which reads *.prom", site=True)
+    webhook: str = _option("", "--fleet-webhook", webhook, "URL",
         "POST summary.json there when the run is over, four times if need be (key: the SHA-256 of the evidence); a "
-        "bearer token in the variable GPUFLEET_WEBHOOK_TOKEN. A failure is reported and changes no verdict.",
-    )})
+        "bearer token in the variable GPUFLEET_WEBHOOK_TOKEN. A failure is reported and changes no verdict.")
     # fmt: on
     paths: tuple[str, ...] = ()
     asked: bool = False

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,7 @@ from pytest_gpufleet.machine import host
 from pytest_gpufleet.machine.bmc import BMC_FIRMWARE
 from pytest_gpufleet.machine.disks import NVME, Drive
 from pytest_gpufleet.machine.local_node import Machine
-from pytest_gpufleet.machine.memory import MEMORY_MODULES, Module
+from pytest_gpufleet.machine.memory import MEMORY_MODULES
 from pytest_gpufleet.machine.network_ports import NETWORK_PORTS, Port, active, ports_of
 from pytest_gpufleet.machine.nvlink_domain import IMEX
 from pytest_gpufleet.machine.processors import PROCESSOR, PROCESSOR_SETUP
@@ -52,7 +53,6 @@ Asked = Mapping[str, Any]
 # One value of the machine, or those of its GPUs by their places, or of its parts by their names; Missing or None where
 # it is not known.
 Read = Callable[[Machine, GpuTopology, Asked], Any]
-Parts = Sequence[Any] | Missing
 
 # Makers count the gigabytes of a drive in one way (IDEMA LBA1-03): 3.84 TB are 3840.8 GB, 0.02 % more than the label
 # says.
@@ -63,14 +63,12 @@ GIB, GB = 1 << 30, 10**9
 UNKNOWN = Missing("this system does not say", absent=True)
 
 
-def of_host(fact: HostFact[Any], key: str = "") -> Read:
-    """A fact of the host, or one field of it."""
-
-    def read(machine: Machine, topology: GpuTopology, asked: Asked) -> Any:
+def of_host(fact: HostFact[Any], read: Callable[[Any], Any] = lambda found: found) -> Read:
+    def values(machine: Machine, topology: GpuTopology, asked: Asked) -> Any:
         found = fact.of(machine.host)
-        return found if isinstance(found, Missing) or not key else getattr(found, key)
+        return found if isinstance(found, Missing) else read(found)
 
-    return read
+    return values
 
 
 def of_gpus(fact: str) -> Read:
@@ -84,32 +82,10 @@ def nvlinks(machine: Machine, topology: GpuTopology, asked: Asked) -> Iterator[t
         yield gpu.place, known if isinstance(known, Missing | int) else known.count(1)
 
 
-def gibibytes(machine: Machine, topology: GpuTopology, asked: Asked) -> Any:
-    found = host.MEMORY_BYTES.of(machine.host)
-    return found if isinstance(found, Missing) else round(found / GIB, 1)
-
-
-def modules(machine: Machine, asked: Asked) -> Sequence[Module] | Missing:
-    """The memory modules that are there; empty slots are none."""
-    slots = MEMORY_MODULES.of(machine.host)
-    return slots if isinstance(slots, Missing) else [each for each in slots if each.bytes != 0]
-
-
-def drives(machine: Machine, kind: Asked) -> Sequence[Drive] | Missing:
-    there, size = NVME.of(machine.host), kind["gigabytes"]
-    if isinstance(there, Missing):
-        return there
-    return [
-        drive
-        for drive in there
-        if abs((drive.bytes or 0) / GB - size) <= SIZE_OF_DRIVES * size
-        and kind.get("model", drive.model) == drive.model
-    ]
-
-
-def ports(machine: Machine, kind: Asked) -> list[Port] | Missing:
-    there = NETWORK_PORTS.of(machine.host)
-    return there if isinstance(there, Missing) else [port for port in there if is_of(port, kind)]
+def is_drive(drive: Drive, kind: Asked) -> bool:
+    size = kind["gigabytes"]
+    of_size = abs((drive.bytes or 0) / GB - size) <= SIZE_OF_DRIVES * size
+    return bool(of_size and kind.get("model", drive.model) == drive.model)
 
 
 def is_of(port: Port, kind: Asked) -> bool:
@@ -123,12 +99,19 @@ def called(kind: Asked) -> str:
     return " ".join(filter(None, (kind.get("adapter"), kind.get("link_layer"))))
 
 
-def of_parts(parts: Callable[[Machine, Asked], Parts], read: Callable[[Sequence[Any]], Any]) -> Read:
-    def values(machine: Machine, topology: GpuTopology, kind: Asked) -> Any:
-        there = parts(machine, kind)
-        return there if isinstance(there, Missing) else read(there)
+# What lists the parts of a machine, and which of them a table of an order is about. An empty slot is no module.
+PARTS: dict[str, tuple[HostFact[Any], Callable[[Any, Asked], bool]]] = {
+    "memory": (MEMORY_MODULES, lambda module, asked: module.bytes != 0),
+    "drives": (NVME, is_drive),
+    "ports": (NETWORK_PORTS, is_of),
+}
 
-    return values
+
+def of_parts(parts: str, read: Callable[[Sequence[Any]], Any]) -> Read:
+    fact, are = PARTS[parts]
+    return lambda machine, topology, asked: of_host(
+        fact, lambda there: read([each for each in there if are(each, asked)])
+    )(machine, topology, asked)
 
 
 def rates(ports: Sequence[Port]) -> Any:
@@ -253,8 +236,8 @@ def _memory(value: float, asked: Any) -> bool:
 
 # In the order in which a person reads an order.
 ORDER_LINES = {
-    "machine.vendor": Line(HOST, "vendor", of_host(host.DMI, "vendor"), _text),
-    "machine.product": Line(HOST, "product", of_host(host.DMI, "product"), _text),
+    "machine.vendor": Line(HOST, "vendor", of_host(host.DMI, attrgetter("vendor")), _text),
+    "machine.product": Line(HOST, "product", of_host(host.DMI, attrgetter("product")), _text),
     # Also those that are hidden from this run.
     "gpus.count": Line(GPUS, "the number of GPUs", lambda here, *_: max(len(here.present), len(here.gpus)), _number),
     "gpus.model": Line(GPUS, "name", of_gpus("name"), _text),
@@ -262,27 +245,28 @@ ORDER_LINES = {
     "gpus.vbios": Line(VERSION, "VBIOS", of_gpus("vbios"), _version),
     "domain.nodes": Line(
         "nvlink_domain_incomplete", "the number of nodes in the list of IMEX",
-        lambda here, *_: found if isinstance(found := IMEX.of(here.host), Missing) else len(found.nodes), _number,
+        of_host(IMEX, lambda imex: len(imex.nodes)), _number,
     ),
-    "processors.model": Line(HOST, "model of the processors", of_host(PROCESSOR, "model"), _text),
-    "processors.sockets": Line(HOST, "the number of sockets", of_host(PROCESSOR_SETUP, "sockets"), _number),
-    "processors.cores": Line(HOST, "the number of cores", of_host(PROCESSOR, "cores"), _number),
-    "memory.gibibytes": Line(HOST, "the memory that the system has, in GiB,", gibibytes, _memory),
-    "memory.modules": Line(HOST, "the number of memory modules", of_parts(modules, len), _number),
+    "processors.model": Line(HOST, "model of the processors", of_host(PROCESSOR, attrgetter("model")), _text),
+    "processors.sockets": Line(HOST, "the number of sockets", of_host(PROCESSOR_SETUP, attrgetter("sockets")), _number),
+    "processors.cores": Line(HOST, "the number of cores", of_host(PROCESSOR, attrgetter("cores")), _number),
+    "memory.gibibytes": Line(HOST, "the memory that the system has, in GiB,",
+                             of_host(host.MEMORY_BYTES, lambda total: round(total / GIB, 1)), _memory),
+    "memory.modules": Line(HOST, "the number of memory modules", of_parts("memory", len), _number),
     "memory.module_gibibytes": Line(
         HOST, "the size in GiB",
-        of_parts(modules, lambda all: [(each.locator, each.bytes and each.bytes / GIB) for each in all]), _number,
+        of_parts("memory", lambda all: [(each.locator, each.bytes and each.bytes / GIB) for each in all]), _number,
     ),
-    "drives.count": Line("drives_not_as_ordered", "the number of NVMe drives", of_parts(drives, len), _number),
+    "drives.count": Line("drives_not_as_ordered", "the number of NVMe drives", of_parts("drives", len), _number),
     "drives.firmware": Line(
-        VERSION, "firmware", of_parts(drives, lambda all: [(each.name, each.firmware) for each in all]), _version
+        VERSION, "firmware", of_parts("drives", lambda all: [(each.name, each.firmware) for each in all]), _version
     ),
-    "ports.count": Line(PORTS, "the number of network ports", of_parts(ports, len), _number),
-    "ports.gigabits_per_second": Line(PORTS, "the speed in Gbit/s", of_parts(ports, rates), _number),
+    "ports.count": Line(PORTS, "the number of network ports", of_parts("ports", len), _number),
+    "ports.gigabits_per_second": Line(PORTS, "the speed in Gbit/s", of_parts("ports", rates), _number),
     "ports.firmware": Line(
-        VERSION, "firmware", of_parts(ports, lambda all: [(each.port, each.firmware) for each in all]), _version
+        VERSION, "firmware", of_parts("ports", lambda all: [(each.port, each.firmware) for each in all]), _version
     ),
-    "firmware.bios": Line(VERSION, "BIOS", of_host(host.DMI, "bios_version"), _version),
+    "firmware.bios": Line(VERSION, "BIOS", of_host(host.DMI, attrgetter("bios_version")), _version),
     "firmware.bmc": Line(VERSION, "BMC firmware", of_host(BMC_FIRMWARE), _version),
     "software.system": Line(VERSION, "system", of_host(host.SYSTEM), _text),
     "software.kernel": Line(VERSION, "kernel", of_host(host.KERNEL), _version),
@@ -387,8 +371,8 @@ def _value(key: str, machine: Machine, topology: GpuTopology) -> str | int:
     if why or not values:
         raise _LeftOut(f"not known{why and f', {why}'}")
     if key == "memory.gibibytes":  # what the modules have together where that is known, else what the kernel has of it
-        there = modules(machine, {})
-        sizes = [] if isinstance(there, Missing) else [each.bytes for each in there]
+        slots = MEMORY_MODULES.of(machine.host)
+        sizes = [] if isinstance(slots, Missing) else [each.bytes for each in slots if each.bytes != 0]
         values = [sum(filter(None, sizes)) // GIB if sizes and None not in sizes else math.ceil(values[0])]
     if any(value != values[0] for value in values):
         raise _LeftOut(f"not all alike, {', '.join(map(str, dict.fromkeys(values)))}")

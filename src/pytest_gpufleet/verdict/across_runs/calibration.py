@@ -12,8 +12,8 @@ from typing import Any
 
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.conditions import Condition
+from pytest_gpufleet.model.finding import KnownGood, Limit, Reference
 from pytest_gpufleet.model.gpu import SOFTWARE, GpuTopology
-from pytest_gpufleet.model.limit import KnownGood, Limit, Reference
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import MEASURED_UNDER, METRICS, GiB, KiB, MiB, SpreadRow
 from pytest_gpufleet.model.place import Place, Where
@@ -116,7 +116,7 @@ def calibrate(runs: Mapping[str, Record], *, replace_shipped: bool = False) -> C
         raise CannotCalibrate("; ".join(problems))
     known = [one for one in _known(runs) if not one.worst <= 0]  # which no limit can be; NaN is refused below
     if not known:
-        raise CannotCalibrate("the runs have no figure that a limit could rest on")
+        raise CannotCalibrate("the runs have no measurement that a limit could rest on")
     first = next(iter(runs.values()))
     count = counted(first)
     if problems := [problem for one in known if (problem := _disagreement(one, first.topology, count))]:
@@ -133,7 +133,7 @@ def calibrate(runs: Mapping[str, Record], *, replace_shipped: bool = False) -> C
     }
     if not limits:
         sharper = "none of them is weaker" if replace_shipped else "--replace-shipped replaces those that are weaker"
-        raise CannotCalibrate(f"a shipped limit holds for every figure: {sharper}")
+        raise CannotCalibrate(f"a shipped limit holds for every measurement: {sharper}")
     return CalibratedLimits(
         tuple(made[figure][1] for figure in limits),
         tuple(row for row in spreads.values() if row.between is not None or row.within is not None),

@@ -17,8 +17,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.across_runs import run_comparison
 from pytest_gpufleet.verdict.fleet.equality import unlike
 from pytest_gpufleet.verdict.noise import Spread, gpu_line, pooled
-from pytest_gpufleet.verdict.outliers import Figure, GpuIds, Outlier, figure_of, healthy_spread, outliers
-from pytest_gpufleet.verdict.peers import MOST_KELVIN
+from pytest_gpufleet.verdict.outliers import MOST_KELVIN, Figure, GpuIds, Outlier, figure_of, healthy_spread, outliers
 
 MATTERS = 0.01  # the smallest change that does
 # GPUs 0, 1 and 3 of a machine of 4x H200 that ran twice differed from run to run by a quarter of what its GPUs differ

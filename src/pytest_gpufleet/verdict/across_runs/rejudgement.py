@@ -2,23 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import msgspec
 
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.finding import Finding, by_check
+from pytest_gpufleet.model.finding import Finding, Grade, by_check
 from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.limit import Grade
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.accusations import searched
 from pytest_gpufleet.verdict.fleet.fleet_verdict import ALONE, settled
 from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns, between
 from pytest_gpufleet.verdict.given_limits import as_given, instead
-from pytest_gpufleet.verdict.judgement import LimitMissed, counted, judge, network_of, unsteady
+from pytest_gpufleet.verdict.judgement import LimitMissed, judged_by, unsteady
 from pytest_gpufleet.verdict.profile import Profile, of_every_gpu, shipped
 from pytest_gpufleet.verdict.verdict import DIED
 
@@ -36,10 +34,7 @@ def judge_again(record: Record, profile: Profile | None, basis: Grade | None = N
 
     `own`: of a run on many nodes their own runs, judged again before.
     """
-    anew = partial(
-        judge, profile=profile, topology=record.topology, rehearsal=record.run.rehearsal, network=network_of(record),
-        measured=[each.measurement for each in record.findings], comparisons=counted(record),
-    )  # fmt: skip
+    anew = judged_by(record, profile)
     findings = [new for finding in record.findings for new in _findings(finding, anew, record.topology)]
     now = by_check(each for each in findings if each.state == "missed")
     checks = {
@@ -47,7 +42,7 @@ def judge_again(record: Record, profile: Profile | None, basis: Grade | None = N
         for name, check in record.checks.items()
     }
     by = f"the limits of profile {profile.name}" if profile else "no limits"
-    note = f"the figures of {record.run.host}, {record.run.utc}, judged again with {by}"
+    note = f"the measurements of {record.run.host}, {record.run.utc}, judged again with {by}"
     header = msgspec.structs.replace(
         record.run,
         profile=profile.name if profile else None,

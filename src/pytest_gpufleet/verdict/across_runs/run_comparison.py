@@ -109,8 +109,8 @@ def compare(runs: Mapping[str, Record]) -> RunComparison:
         rows.append(_row(figure, values, runs, len(found)))
     notes = [*(each.text for each in unlike(runs)), *_exchanged(runs), *not_compared(runs)]
     if alone:
-        one = "1 figure is in one of the runs only: not compared"
-        more = "{count} figures are in one of the runs only: not compared"
+        one = "1 measurement is in one of the runs only: not compared"
+        more = "{count} measurements are in one of the runs only: not compared"
         notes.append(Said(one if alone == 1 else more, count=alone))
     outliers.sort(key=lambda outlier: -outlier.worse)
     return RunComparison(runs, tuple(notes), tuple(rows), tuple(outliers), tuple(other_bits(runs)))
