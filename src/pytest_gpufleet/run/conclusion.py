@@ -1,11 +1,8 @@
 """The end of a run: its verdict, on record, and the exit status that goes with it."""
 
-import os
 import time
 from dataclasses import replace
-from http.client import HTTPException
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.model.events import Verdict
@@ -20,8 +17,6 @@ from pytest_gpufleet.verdict.verdict import CUT_SHORT, ENDED_BY, EXIT_STATUS
 INCOMPLETE = EXIT_STATUS["INCOMPLETE"]
 UNSEEN_FAILURE = "pytest counts a failure of which there is no check"
 MOST_FILES = 3
-TRIES, TRY_SECONDS, PAUSE_SECONDS = 4, 10.0, 1.0  # each pause is four times the one before
-AGAIN = (408, 425, 429, *range(500, 600))  # HTTP statuses that may be another the next time
 TESTS_FAILED, INTERRUPTED, NOTHING_COLLECTED = 1, 2, 5  # as pytest.ExitCode has them
 
 
@@ -53,42 +48,13 @@ def summarize(run: Run) -> None:
 
     run.write(run.folder.summary, write)
     if run.options.webhook and made and not run.never_began:
-        why = post(run.options.webhook, made[0], digest, 1 if run.interruption.heard else TRIES)
+        from pytest_gpufleet.run import webhook  # urllib.request takes long to import
+
+        why = webhook.post(run.options.webhook, made[0], digest, 1 if run.interruption.heard else webhook.TRIES)
         said = f"was not posted ({why}); the verdict stays" if why else "was posted"
         run.tell(f"--fleet-webhook: the summary {said}")
     if run.options.keep and not run.never_began:
         run.pruned = folder.prune(run.folder, record.run.host, run.options.keep)
-
-
-def post(url: str, document: str, key: str, tries: int = TRIES) -> str:
-    """Why a document could not be posted; "" if it was. `key`: by which who gets it twice knows that it is the same
-    (draft-ietf-httpapi-idempotency-key-header). A bearer token may stand in GPUFLEET_WEBHOOK_TOKEN."""
-    from urllib.error import HTTPError
-    from urllib.request import HTTPRedirectHandler, Request, build_opener
-
-    class NotFollowed(HTTPRedirectHandler):
-        """Else a GET without the document would be made of it, and succeed."""
-
-        def redirect_request(self, *args: object) -> None:
-            return None
-
-    headers = {"Content-Type": "application/json", "Idempotency-Key": f'"{key}"'}
-    if token := os.environ.get("GPUFLEET_WEBHOOK_TOKEN"):
-        headers["Authorization"] = f"Bearer {token}"
-    request, opener, why = Request(url, document.encode(), headers), build_opener(NotFollowed), ""
-    for number in range(tries):
-        time.sleep(PAUSE_SECONDS * 4 ** (number - 1) if number else 0)
-        try:
-            opener.open(request, timeout=TRY_SECONDS).close()
-            return ""
-        except HTTPError as error:
-            error.close()
-            why = f"HTTP status {error.code}"
-            if error.code not in AGAIN:
-                break
-        except (OSError, HTTPException, ValueError) as error:
-            why = str(getattr(error, "reason", error))
-    return f"{urlsplit(url).hostname}: {why}"  # its path may be a secret
 
 
 def _end(run: Run, evidence: Evidence, status: int) -> int:

@@ -124,7 +124,7 @@ def die_by(number: int) -> None:
 # The hard end of a run: it gets a process of its own, and the one that was started sees to it that it is over in
 # time.
 #
-# A process that is stuck in a driver cannot be ended, not even by SIGKILL, and whoever waits for it waits for ever.
+# A process that is stuck in a driver cannot be ended, not even by SIGKILL, and a wait for it never ends.
 # So what a prolog waits for is the supervisor, which touches no GPU and leaves a stuck process behind.
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h

@@ -25,7 +25,7 @@ from pytest_gpufleet.world.engines.processes import exit_summary
 
 START_SECONDS = 60.0  # for a process to be there, on a node that may be busy
 BROUGHT = (EVIDENCE, SUMMARY, JUNIT, REPORT, TEXT)  # what proves most comes first
-PART_BYTES = 1 << 18  # of a file at most: larger pieces leave holes in the memory that stay
+PART_BYTES = 1 << 18  # of a file at most
 AT_ONCE = 4  # nodes: their parts fill the memory three times over
 PART_SECONDS = 10.0
 HASTE_SECONDS = 8.0  # for all, of a run that was told to end

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import datetime, timezone
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.model.gpu import Gpu
     from pytest_gpufleet.model.measurement import Measurement, Sample
     from pytest_gpufleet.model.record import Record
+    from pytest_gpufleet.model.requirement import Requirements
     from pytest_gpufleet.run.evidence import Evidence
     from pytest_gpufleet.run.folder import RunFolder
     from pytest_gpufleet.run.target import OwnMachine, Target
@@ -131,6 +132,19 @@ class Run:
         except FileError as error:
             raise Refused(f"--fleet-order: {error}") from None
 
+    @cached_property
+    def requirements(self) -> Requirements | None:
+        """What somebody requires, None if nobody said. Refused if the file is bad."""
+        if self.options.requirements is None:
+            return None
+        from pytest_gpufleet.verdict import requirements
+        from pytest_gpufleet.verdict.toml_table import FileError
+
+        try:
+            return requirements.load(self.options.requirements)
+        except FileError as error:
+            raise Refused(f"--fleet-requirements: {error}") from None
+
     @property
     def burn_in_seconds(self) -> float:
         if self.options.burn_in:
@@ -168,16 +182,13 @@ class Run:
     def judged(self, check: str, measurements: Iterable[Measurement], required: bool) -> list[Finding]:
         """Measurements of a check, held against this run's limits, and what is unsteady among them."""
         from pytest_gpufleet.model.record import Record
-        from pytest_gpufleet.verdict.judgement import counted, judge, network_of, unsteady
+        from pytest_gpufleet.verdict.judgement import judged_by, unsteady
 
-        profile, topology, rehearsal = self.profile, self.target.topology, bool(self.target.rehearsal_ranks)
+        topology, rehearsal = self.target.topology, bool(self.target.rehearsal_ranks)
         record = self.evidence.record if self.evidence else Record()
         now = tuple(record.transport.corrected(each) if record.transport else each for each in measurements)
-        measured, network = [*(finding.measurement for finding in record.findings), *now], network_of(record)
-        judged_by = partial(
-            judge, profile=profile, topology=topology, check=check, measured=measured, comparisons=counted(record)
-        )
-        findings = [judged_by(each, rehearsal=rehearsal, required=required, network=network) for each in now]
+        judge = judged_by(record, self.profile, now, topology=topology, rehearsal=rehearsal)
+        findings = [judge(each, check=check, required=required) for each in now]
         return findings + [finding for each in findings if (finding := unsteady(each, topology))]
 
     def lock(self) -> None:

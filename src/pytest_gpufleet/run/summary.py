@@ -18,17 +18,17 @@ from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import NodeFinished, NodeFound, Outcome, Secured, VerdictWord
 from pytest_gpufleet.model.fault import Action, Fault
-from pytest_gpufleet.model.finding import Finding, State, distinct
+from pytest_gpufleet.model.finding import Finding, Grade, Limit, State, distinct
 from pytest_gpufleet.model.levels import Level
-from pytest_gpufleet.model.limit import Grade, Limit
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.run.folder import SUMMARY
-from pytest_gpufleet.verdict import basis
+from pytest_gpufleet.verdict import basis, requirements
 from pytest_gpufleet.verdict.accusations import all_faults, causes, explaining
 from pytest_gpufleet.verdict.fleet.failed_nodes import FailedNode, failed_nodes
 from pytest_gpufleet.verdict.fleet.fleet_verdict import ALONE, over_nodes
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun, NodeRuns, expected_as, of_one_host
+from pytest_gpufleet.verdict.gaps import answered
 from pytest_gpufleet.verdict.given_limits import unused
 
 SCHEMA: Literal[2] = 2
@@ -161,6 +161,15 @@ class OfLimit(Part, frozen=True):
     given: Annotated[bool, Meta(description="Whether it is the customer's and not a shipped one.")]
 
 
+class OfRequirement(Part, frozen=True):
+    id: str
+    text: str
+    state: requirements.State
+    why: Annotated[str, Meta(description="Of one that is not met.")]
+    checks: Annotated[tuple[str, ...], Meta(description="That answer it.")]
+    metrics: Annotated[tuple[str, ...], Meta(description="That answer it.")]
+
+
 class OfUnusedLimit(Part, frozen=True):
     number: Annotated[Some, Meta(description="In the order of the profile.")]
     metric: str
@@ -221,6 +230,7 @@ class Summary(Part, frozen=True):
         tuple[OfUnusedLimit, ...], Meta(description="Limits of a given profile that held for no figure.")
     ]
     report_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$", description="Of report.html beside this one.")] = ""
+    requirements: Annotated[tuple[OfRequirement, ...], Meta(description="Of --fleet-requirements, as answered.")] = ()
 
 
 class Stated(msgspec.Struct, frozen=True):
@@ -290,6 +300,10 @@ def summary(record: Record, sha256: str, report_sha256: str = "", runs: NodeRuns
         tuple(map(_finding, record.findings)),
         tuple(_part(OfUnusedLimit, limit, number=number, limit=_limit(limit)) for number, limit in unused(record)),
         report_sha256,
+        tuple(
+            _part(OfRequirement, each.requirement, state=each.state, why=each.why)
+            for each in answered(record, [run.record for run in runs.values()])
+        ),
     )
 
 

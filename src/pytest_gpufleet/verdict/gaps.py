@@ -17,22 +17,24 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite, shipped, titled
 from pytest_gpufleet.verdict import accusations, basis
 from pytest_gpufleet.verdict.given_limits import own_limits, unused_limits
+from pytest_gpufleet.verdict.requirements import Answer, answers
 
 Kind = Literal[
     "disturbed", "incomplete", "never finished", "deselected", "not run", "without figures", "skipped",
     "not judged", "below the basis", "changed", "without telemetry", "not applied", "calibrated here", "too short",
-    "not applicable", "not there yet",
+    "not applicable", "not there yet", "not answered",
 ]  # fmt: skip
 # What there is a count of.
 NOUNS: dict[Kind, str] = {
     "changed": "file",
     "incomplete": "run",
     "too short": "burn-in",
-    "not judged": "figure",
-    "below the basis": "figure",
+    "not judged": "measurement",
+    "below the basis": "measurement",
     "without telemetry": "GPU",
     "not applied": "limit",
     "calibrated here": "profile",
+    "not answered": "requirement",
 }
 UNFINISHED = ("incomplete", "never finished")  # reported beside any verdict
 DEADLINE = "the run came to its --fleet-deadline"
@@ -40,14 +42,16 @@ ALTERED = "not as it was shipped with this version, so it may check something el
 DESELECTED, NOT_SELECTED = "left out by the command line", "not selected, or the run ended before it"
 OF_PLACES = ("link", "port_rate", "batch", "ranks")  # conditions that may differ from place to place
 MOST_CASES = 3  # of one check, named in a reason
+MOST_REQUIRED = 8  # ids of requirements, named in a reason
 # Of one gap of a check, and of several.
 OF_CHECKS: dict[Kind, tuple[str, str]] = {
     "never finished": ("did not finish: {why}", "did not finish: {why}"),
     "deselected": ("deselected{cases}: {why}", "deselected{cases}: {why}"),
     "not run": ("not run{cases}: {why}", "not run{cases}: {why}"),
     "skipped": ("skipped: {why}", "{count} cases skipped: {why}"),
-    "not judged": ("1 figure was not judged: {why}", "{count} figures were not judged: {why}"),
-    "below the basis": ("1 figure is {why}", "{count} figures are {why}"),
+    "not applicable": ("failed before the repair and is not applicable now: {why}",) * 2,
+    "not judged": ("1 measurement was not judged: {why}", "{count} measurements were not judged: {why}"),
+    "below the basis": ("1 measurement is {why}", "{count} measurements are {why}"),
     "without figures": ("{why}{cases}", "{why}{cases}"),
 }
 
@@ -70,12 +74,33 @@ class Gap:
 
 
 def gaps(record: Record) -> list[Gap]:
-    """What the level asks for and the run does not answer, the gravest first."""
+    """What the level asks for and the run does not answer, the gravest first; then what requirements ask for. Those of
+    a run on many nodes take its nodes' own runs (`answered`)."""
+    return [*_of_level(record), *([] if record.of_cluster else not_answered(record))]
+
+
+def answered(record: Record, own: Iterable[Record] = ()) -> list[Answer]:
+    """What the run answers of the requirements that were given. `own`: the runs of its nodes, if it is of many."""
+    if record.requirements is None:
+        return []
+    runs = [record, *own]
+    found = (gap for run in runs for gap in _of_level(run) if gap.check)
+    opened = {levels.case_name(gap.subject): gap.why for gap in found}
+    return answers(record.requirements, runs, opened)
+
+
+def not_answered(record: Record, own: Iterable[Record] = ()) -> list[Gap]:
+    found = (answer.requirement.id for answer in answered(record, own) if answer.state == "not judged")
+    return [Gap("not answered", each, "no check or measurement was judged that answers it") for each in found]
+
+
+def _of_level(record: Record) -> list[Gap]:
     disturbed = accusations.disturbed(record)
     return list(
         chain(
-            (Gap("disturbed", check, "somebody else's process used the GPU") for check in sorted(disturbed)),
+            (Gap("disturbed", check, "another process used the GPU") for check in sorted(disturbed)),
             _cut_short(record), _of_the_whole(record), _unjudged(record), _ended(record, "skipped"),
+            (gap for gap in _ended(record, "not applicable") if record.suite.known_as(gap.subject) in record.again),
             _left_out(record), without_figures(record), missing_places(record),
         )
     )  # fmt: skip
@@ -96,7 +121,7 @@ def newer(record: Record) -> list[Gap]:
 
 def not_applied(record: Record) -> list[Gap]:
     """Limits of a given profile that held for nothing, which leaves nothing open: they are in no contract."""
-    why = "no figure was measured under its conditions"
+    why = "nothing was measured under its conditions"
     return [Gap("not applied", limit, why) for limit in unused_limits(record)]
 
 
@@ -111,14 +136,14 @@ def _cut_short(record: Record) -> Iterator[Gap]:
 
 
 def _left_out(record: Record) -> Iterator[Gap]:
-    """The cases of which the level requires that they run, and that did not begin."""
-    begun = set(map(levels.case_name, {*record.started, *record.checks}))
-    deselected = set(map(levels.case_name, record.deselected))
+    """The cases of which the level requires that they run, and what failed before a repair, that did not begin."""
+    begun = set(map(record.suite.known_as, {*record.started, *record.checks}))
+    deselected = set(map(record.suite.known_as, record.deselected))
     absent = "the deadline came first" if record.broken == DEADLINE else NOT_SELECTED
-    for name in record.required:
-        for case in record.suite.cases(name):
-            if case not in begun:
-                yield Gap("deselected", case, DESELECTED) if case in deselected else Gap("not run", case, absent)
+    cases = (case for name in record.required for case in record.suite.cases(name))
+    for case in dict.fromkeys((*cases, *record.again)):
+        if case not in begun:
+            yield Gap("deselected", case, DESELECTED) if case in deselected else Gap("not run", case, absent)
     for check in record.deselected:
         if levels.check_name(check) not in record.suite.checks:
             yield Gap("deselected", check, DESELECTED, counts=False)
@@ -135,7 +160,7 @@ def without_figures(record: Record) -> Iterator[Gap]:
         if check.outcome == "passed" and name in suite.checks and not elsewhere:
             for metric in suite.checks[name].metrics(several):
                 if (case, metric) not in left:
-                    yield Gap("without figures", case, say("passed and left no figure of {metric}", metric=metric))
+                    yield Gap("without figures", case, say("passed and left no measurement of {metric}", metric=metric))
 
 
 def missing_places(record: Record) -> Iterator[Gap]:
@@ -155,7 +180,7 @@ def missing_places(record: Record) -> Iterator[Gap]:
     for (check, metric), groups in measured.items():
         if missing := set[Where]().union(*(_beside(places, gpus, nodes) for places in groups.values())):
             where = some(list(map(str, sorted(missing))), MOST_CASES)
-            why = say("no figure of {metric} at {places}", metric=metric, places=where)
+            why = say("no measurement of {metric} at {places}", metric=metric, places=where)
             yield Gap("without figures", levels.case_name(check), why)
 
 
@@ -177,7 +202,8 @@ def _ended(record: Record, outcome: Literal["skipped", "not applicable"]) -> Ite
     for check in record.checks.values():
         if check.outcome == outcome:
             why = check.message.removeprefix(f"{outcome}: ") or "no reason was given"
-            yield Gap(outcome, check.id, why, counts=levels.check_name(check.id) in required)
+            again = record.suite.known_as(check.id) in record.again
+            yield Gap(outcome, check.id, why, counts=again or levels.check_name(check.id) in required)
 
 
 def _unjudged(record: Record) -> Iterator[Gap]:
@@ -192,7 +218,7 @@ def _unjudged(record: Record) -> Iterator[Gap]:
 def _of_the_whole(record: Record) -> Iterator[Gap]:
     yield from (Gap("changed", name, ALTERED) for name in record.altered)
     yield from (Gap("without telemetry", gpu, missing) for gpu, missing in without_telemetry(record))
-    never = "a limit of the contract was never applied, since no figure was measured under its conditions"
+    never = "a limit of the contract was never applied, since nothing was measured under its conditions"
     yield from (Gap("not applied", limit, never) for limit in unused_limits(record, "contract"))
     if why := own_limits(record):
         yield Gap("calibrated here", "", why)
@@ -234,7 +260,7 @@ def reasons(found: Iterable[Gap], record: Record) -> list[str]:
 
     def alone(gap: Gap) -> bool:
         """Of many checks or nodes the same."""
-        return gap.kind == "disturbed" or (gap.kind == "skipped" and gap.why.startswith(NOT_JUDGED))
+        return gap.kind in ("disturbed", "not answered") or (gap.kind == "skipped" and gap.why.startswith(NOT_JUDGED))
 
     groups = grouped(((gap.kind, gap.why, "" if alone(gap) else gap.check or gap.subject), gap) for gap in found)
     return [_reason(group, record) for group in groups.values()]
@@ -247,14 +273,17 @@ def _reason(group: list[Gap], record: Record) -> str:
         case "disturbed":
             neighbours = [cause for cause in accusations.causes(record) if cause.name == accusations.NEIGHBOUR]
             who = "; ".join(cause.described(record.topology.identity) for cause in neighbours)
-            several = "{count} checks could not be tested, since somebody else's process used a GPU: {who}"
-            one = "1 check could not be tested, since somebody else's process used a GPU: {who}"
+            several = "{count} checks could not be tested, since another process used a GPU: {who}"
+            one = "1 check could not be tested, since another process used a GPU: {who}"
             return say(several if more else one, count=count, who=who)
         case "skipped" if (checks := len({gap.check for gap in group})) > 1:
             text = "{count} checks were not judged: {why}"
             return say(text, count=checks, why=say(first.why.removeprefix(NOT_JUDGED)))
         case "incomplete" | "calibrated here" | "too short":
             return why
+        case "not answered":
+            one, several = "1 requirement is not answered: {names}", "{count} requirements are not answered: {names}"
+            return say(several if more else one, count=count, names=some([gap.subject for gap in group], MOST_REQUIRED))
         case "not applied":
             return f"{why}{say(': ')}{first.subject}"
         case "changed" | "without telemetry":

@@ -20,8 +20,8 @@ from pytest_gpufleet.verdict.judgement import scattered, shares_its_way
 MOST_NAMES = 6  # of hosts in a reason
 DIED = "the run did not come to its end"
 REHEARSED = "CPU ranks stood in for GPUs: this says nothing about any GPU"
-SINCE = "{count} checks did not exist in {version} and are not held against it"
-SINCE_ONE = "{count} check did not exist in {version} and is not held against it"
+SINCE = "{count} checks did not exist in {version} and do not count"
+SINCE_ONE = "{count} check did not exist in {version} and does not count"
 # 0 and 1 as pytest means them; pytest does not use 10.
 EXIT_STATUS = {"ACCEPTED": 0, "REJECTED": 1, "INCOMPLETE": 10}
 INTERRUPTED = "the run was interrupted"
@@ -48,7 +48,8 @@ def conclude(record: Record) -> tuple[VerdictWord, list[str]]:
         case "INCOMPLETE":
             return word, texts + remarks(record)
     where = f" on {len(record.hosts)} nodes" if record.of_cluster else ""
-    whole = f"all {len(record.required)} checks of level {record.run.level} ran and met their limits{where}"
+    of = f"of level {record.run.level}{' that its repair requires' if record.before else ''}"
+    whole = f"all {len(record.required)} checks {of} ran and met their limits{where}"
     return word, [whole, *filter(None, [basis.described(record)]), *remarks(record)]
 
 
@@ -98,6 +99,13 @@ def remarks(record: Record) -> list[str]:
         lines.append(say("NCCL_NVLS_ENABLE=0: reductions in the NVSwitches (NVLS) were switched off and not tested"))
     if record.run.without:
         lines.append(say("not judged by request (--fleet-without): {parts}", parts=", ".join(record.run.without)))
+    if record.before and record.returns:
+        of = {"run": record.returns.run, "when": _when(record.before.run.utc), "count": len(record.before.to_run_again)}
+        text = (
+            "back in service after {run} of {when} (checks that failed there: {count}; replaced: {parts}): required "
+            "were these checks, level quick, and what the replaced parts touch"
+        )
+        lines.append(say(text, parts=", ".join(record.returns.replaced) or say("nothing"), **of))
     if record.run.used:
         lines.append(say("judged as used hardware, as --fleet-used says"))
     if record.run.network == NO_NETWORK:
@@ -114,14 +122,17 @@ def remarks(record: Record) -> list[str]:
     outcomes = {record.suite.known_as(check.id): check.outcome for check in record.checks.values()}
     for earlier in record.run.resumed:
         carried = sum(check.run == earlier.run for check in record.checks.values())
-        when = datetime.fromisoformat(earlier.utc).strftime("%Y-%m-%d %H:%M UTC")
-        of = {"carried": carried, "checks": len(record.checks), "run": earlier.run, "when": when}
+        of = {"carried": carried, "checks": len(record.checks), "run": earlier.run, "when": _when(earlier.utc)}
         lines.append(say("{carried} of {checks} checks carried over from {run} of {when}", **of))
         for check in earlier.failed:
             now = outcomes.get(record.suite.known_as(check), "not run")
             title = titled(check)
             lines.append(say("{check}: failed in {run}, {now} in this run", check=title, run=earlier.run, now=say(now)))
     return lines
+
+
+def _when(utc: str) -> str:
+    return datetime.fromisoformat(utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _bound_to_the_driver(record: Record) -> int:

@@ -1,0 +1,159 @@
+"""What somebody requires of a machine, line by line, each with the checks and metrics that answer it."""
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from pytest_gpufleet.model import levels
+from pytest_gpufleet.model.finding import distinct
+from pytest_gpufleet.model.language import say
+from pytest_gpufleet.model.metric import METRICS
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.requirement import Requirement, Requirements
+from pytest_gpufleet.model.suite import shipped, titled
+from pytest_gpufleet.verdict import accusations, toml_table
+from pytest_gpufleet.verdict.toml_table import FileError, Table, Text, table_type
+
+SHIPPED = Path(__file__).parent / "requirement_lists"
+LIKE_IT = 0.9  # from here on a check of somebody's own is taken for one of the suite that is misspelt
+_Names = Annotated[list[Text], Meta(min_length=1, description="a list of names in quotes")]
+LineTable = table_type(
+    "Line", {"id": Text, "text": Text}, {"checks": _Names, "metrics": _Names, "out_of_scope": Text}
+)  # fmt: skip
+ListTable = table_type("RequirementList", {"name": Text, "requirement": list[LineTable]})  # type: ignore[valid-type]
+
+State = Literal["met", "missed", "not judged", "out of scope"]
+NOT_RUN = "not run"
+OF_RANKS = "CPU ranks stood in for GPUs"
+
+
+def load(given: Path) -> Requirements:
+    """Read a file of requirements, or the shipped one of this name, and check all of it. FileError for a file that
+    cannot be read, a key that nothing reads, an id that is there twice, or a check or metric that nobody knows."""
+    ours = SHIPPED / f"{given}.toml"
+    path = ours if ours.is_file() and not given.exists() else given
+    top = toml_table.read(path)
+    top.check(ListTable)
+    seen: dict[str, int] = {}
+    for number, table in enumerate(lines := top.tables("requirement"), 1):
+        first = seen.setdefault(table.values["id"], number)
+        if first != number:
+            raise table.error(f'"id" is that of requirement {first} too; give each its own.', "id")
+        _check(table)
+    if not lines:
+        raise FileError(f"{path}: requires nothing; write a table [[requirement]] for each line, as in docs/orders.md.")
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    content = msgspec.convert([table.values for table in lines], tuple[Requirement, ...])
+    return Requirements(path.name, sha256, top.values["name"], content)
+
+
+def _check(table: Table) -> None:
+    values = table.values
+    if ("checks" in values or "metrics" in values) == ("out_of_scope" in values):
+        raise table.error('give either the "checks" or "metrics" that answer it, or why it is "out_of_scope".', "id")
+    for key, unknown in (("checks", _no_check), ("metrics", _no_metric)):
+        for name in values.get(key, ()):
+            if hint := unknown(name):
+                raise table.error(f'"{key}" cannot have "{name}"; {hint}', key)
+
+
+def _no_check(name: str) -> str:
+    """What was probably meant; "" for a check of the suite, a case of it, and a check in a file of somebody's own."""
+    suite = shipped()
+    check, case = levels.check_name(name), levels.case_name(name)
+    if check in suite.checks:
+        return "" if case in (check, *suite.cases(check)) else f'did you mean "{suite.cases(check)[0]}"?'
+    own = "::" in name and check.partition("::")[0] not in suite.files
+    near = get_close_matches(check, suite.checks, n=1, cutoff=LIKE_IT if own else 0.6)
+    return f'did you mean "{near[0]}"?' if near else "" if own else "docs/checks.md has those of the suite."
+
+
+def _no_metric(name: str) -> str:
+    near = get_close_matches(name, METRICS, n=1)
+    return "" if name in METRICS else f'did you mean "{near[0]}"?' if near else f"there are {', '.join(METRICS)}."
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`why`: of a requirement that is not met."""
+
+    requirement: Requirement
+    state: State
+    why: str
+
+
+def answers(given: Requirements, runs: Sequence[Record], opened: Mapping[str, str]) -> list[Answer]:
+    """What runs answer: one of a machine, or one on many nodes with those of each. `opened`: by the names of cases why
+    they are not judged.
+
+    All that a requirement names has to be judged, but for what does not apply, as long as anything else is."""
+    bad = set().union(*map(_bad, runs))
+    return [_answer(each, runs, opened, bad) for each in given.content]
+
+
+def _bad(run: Record) -> set[str]:
+    """The checks that failed or missed a limit, but for those that a process of somebody else disturbed."""
+    missed = {finding.check for finding in run.findings if finding.state == "missed"}
+    failed = {each.id for each in run.checks.values() if each.outcome == "failed"}
+    return (failed | missed) - accusations.disturbed(run)
+
+
+def names(requirement: Requirement) -> list[str]:
+    """What answers it, as people call it."""
+    metrics = (say(METRICS[name].title) if name in METRICS else name for name in requirement.metrics)
+    return [*map(titled, requirement.checks), *metrics]
+
+
+def _answer(
+    requirement: Requirement, runs: Sequence[Record], opened: Mapping[str, str], bad: Collection[str]
+) -> Answer:
+    if requirement.out_of_scope:
+        return Answer(requirement, "out of scope", requirement.out_of_scope)
+    each = [_of_check(name, runs, opened, bad) for name in requirement.checks]
+    each += [_of_metric(name, runs, opened) for name in requirement.metrics]
+    found = [(name, *answer) for name, answer in zip(names(requirement), each, strict=True)]
+    states = {state for _, state, _ in found}
+    state: State = "missed" if "missed" in states else "not judged" if states - {"met", "none"} else "met"
+    if state == "met" and (states == {"none"} or runs[0].run.rehearsal):
+        state = "not judged"
+        found = found if states == {"none"} else [("", state, OF_RANKS)]
+    shown = ("not judged", "none") if state == "not judged" else (state,)
+    whys = [say(": ").join(filter(None, (name, say(why)))) for name, was, why in found if was in shown and why]
+    return Answer(requirement, state, say("; ").join(whys))
+
+
+def _of_check(name: str, runs: Sequence[Record], opened: Mapping[str, str], bad: Collection[str]) -> tuple[str, str]:
+    """Its state and why; "none" where it does not apply to these machines."""
+    name, suite = levels.case_name(name), runs[0].suite
+    named = [each for run in runs for each in run.checks.values() if name in _names(each.id)]
+    if any(each.id in bad for each in named):
+        return "missed", "failed"
+    begun = {levels.case_name(each.id) for each in named}
+    wanted = suite.cases(name) if name in suite.checks else [name] if not begun or "[" in name else []
+    why = next((opened[case] for case in (*begun, *wanted) if case in opened), "")
+    if why or {*wanted} - begun:
+        return "not judged", why or NOT_RUN
+    if all(each.outcome == "not applicable" for each in named):
+        return "none", named[0].message
+    return "met", ""
+
+
+def _names(node_id: str) -> Iterable[str]:
+    return levels.case_name(node_id), levels.check_name(node_id)
+
+
+def _of_metric(metric: str, runs: Sequence[Record], opened: Mapping[str, str]) -> tuple[str, str]:
+    found = [each for run in runs for each in distinct(run.findings) if each.measurement.metric == metric]
+    why = next((opened[case] for each in found if (case := levels.case_name(each.check)) in opened), "")
+    if why:
+        return "not judged", why
+    if any(each.state == "missed" for each in found):
+        return "missed", "outside limits"
+    judged = any(each.state == "met" or each.slower_than_peers is not None for each in found)
+    return ("met", "") if judged else ("not judged", "no measurement was judged")

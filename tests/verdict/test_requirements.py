@@ -1,0 +1,123 @@
+"""Files of requirements, and what runs answer of them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.place import Place
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.requirement import Requirement, Requirements
+from pytest_gpufleet.verdict import requirements
+from pytest_gpufleet.verdict.fleet.fleet_verdict import settled
+from pytest_gpufleet.verdict.gaps import answered
+from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.toml_table import FileError
+from tests.conftest import EVIDENCE, REPORTS
+
+FANS, COUNT = "test_2_host.py::test_fans_are_sound", "test_1_inventory.py::test_gpu_count"
+BURN, RAILS = "test_9_endurance.py::test_burn_in", "test_nodes_3_rails.py::test_rail_bandwidth"
+
+
+def text(*lines: str) -> str:
+    return 'name = "Ours"\n' + "".join(
+        f"[[requirement]]\nid = 'R{n}'\ntext = 'x'\n{line}\n" for n, line in enumerate(lines)
+    )
+
+
+# By name: the file, and what is said of it.
+BAD = {
+    "a misspelt check": (text("checks = ['test_2_host.py::test_fans_sound']"), [":5: requirement 1:", f'"{FANS}"?']),
+    "a misspelt file": (text("checks = ['test_2_hosts.py::test_fans_are_sound']"), [":5:", f'"{FANS}"?']),
+    "a case that is none": (text("checks = ['test_3_exactness.py::test_collective_is_exact[x]']"), ["did you mean"]),
+    "a misspelt metric": (text("metrics = ['bus_bw']"), [":5:", '"busbw"?']),
+    "an id twice": (text("metrics = ['busbw']") + text("metrics = ['gemm']")[14:], [":7: requirement 2:"]),
+    "no answer": (text(""), ["requirement 1", '"out_of_scope"']),
+    "an answer out of scope": (text(f"checks = ['{FANS}']\nout_of_scope = 'y'"), ["requirement 1", '"out_of_scope"']),
+    "a check that is no list": (text(f"checks = '{FANS}'"), [":5:", "a list of names in quotes"]),
+    "nothing": ('name = "Ours"\nrequirement = []', ["requires nothing"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_file_is_described_by_file_line_and_key(tmp_path, name):
+    content, words = BAD[name]
+    file = tmp_path / "mine.toml"
+    file.write_text(content)
+    with pytest.raises(FileError) as error:
+        requirements.load(file)
+    assert str(error.value).startswith(str(file))
+    assert [word for word in words if word not in str(error.value)] == []
+
+
+def test_what_is_shipped_and_checks_of_ones_own_are_known(tmp_path):
+    for name in ("clustermax", "nvidia-ai-cloud"):
+        given = requirements.load(Path(name))
+        assert {bool(each.out_of_scope) for each in given.content} == {True, False}
+    file = tmp_path / "mine.toml"
+    file.write_text(text("checks = ['test_of_mine.py::test_x']"))
+    assert requirements.load(file).content[0].checks == ("test_of_mine.py::test_x",)
+
+
+def given(**lines: dict[str, tuple[str, ...]]) -> Requirements:
+    return Requirements(
+        "f.toml", "0" * 64, "Ours", tuple(Requirement(name, "x", **what) for name, what in lines.items())
+    )
+
+
+@pytest.fixture(scope="module")
+def record() -> Record:
+    """A machine that was accepted at level standard."""
+    return read(EVIDENCE / "h200x2-g" / "evidence.jsonl")
+
+
+@pytest.mark.parametrize(("what", "state"), [
+    ({"checks": (COUNT,)}, "met"),
+    ({"checks": (COUNT, FANS)}, "met"),  # a virtual machine has no fans
+    ({"checks": (FANS,)}, "not judged"),
+    ({"metrics": ("busbw",)}, "met"),
+    ({"metrics": ("rail_bandwidth",)}, "not judged"),
+    ({"checks": (COUNT, BURN)}, "not judged"),
+    ({"checks": ("test_of_mine.py::test_x",)}, "not judged"),
+    ({"out_of_scope": "it is the room's"}, "out of scope"),
+])  # fmt: skip
+def test_what_a_run_answers_of_a_requirement(record, what, state):
+    asked = replace(record, requirements=given(R1=what))
+    (answer,) = answered(asked)
+    assert (answer.state, bool(answer.why)) == (state, state != "met")
+    assert settled(asked, "", {}).word == ("INCOMPLETE" if state == "not judged" else "ACCEPTED")
+
+
+def test_a_requirement_is_missed_with_its_check_and_with_its_metric(record):
+    failed = {COUNT: replace(record.checks[COUNT], outcome="failed")}
+    busbw = [each for each in record.findings if each.measurement.metric == "busbw" and each.limit]
+    findings = [replace(each, state="missed") if each is busbw[0] else each for each in record.findings]
+    asked = given(R1={"checks": (COUNT,)}, R2={"metrics": ("busbw",)}, R3={"checks": (COUNT, BURN)})
+    wrong = replace(record, checks={**record.checks, **failed}, findings=findings, requirements=asked)
+    assert [each.state for each in answered(wrong)] == ["missed"] * 3
+
+
+def test_what_failed_on_one_machine_is_not_excused_by_a_process_on_another(record):
+    failed = replace(record, checks={**record.checks, COUNT: replace(record.checks[COUNT], outcome="failed")})
+    disturbed = replace(failed, faults=[Fault("foreign_process", (Place(0, "gpu", 0),), "python", check=COUNT)])
+    asked = given(R1={"checks": (COUNT,)})
+    assert [each.state for each in answered(replace(disturbed, requirements=asked))] == ["not judged"]
+    assert [each.state for each in answered(replace(disturbed, requirements=asked), [failed])] == ["missed"]
+
+
+def test_page_summary_and_junit_say_what_was_answered(run_pytest):
+    """Of CPU ranks nothing is."""
+    files = {"mine.toml": text("checks = ['test_one.py::test_one']", "out_of_scope = 'the room'")}
+    files["test_one.py"] = "def test_one(world):\n    pass\n"
+    options = ("--rehearse=1", "--fleet-requirements=mine.toml", f"--fleet-dir={REPORTS}")
+    run = run_pytest("test_one.py", *options, files=files)
+    (folder,) = run.folders
+    assert [each["state"] for each in json.loads((folder / "summary.json").read_text())["requirements"]] == [
+        "not judged", "out of scope",
+    ]  # fmt: skip
+    named = {each.get("name"): each.get("value") for each in ElementTree.parse(folder / "junit.xml").iter("property")}
+    assert (named["requirement R0"][:10], named["requirement R1"]) == ("not judged", "out of scope: the room")
+    assert 'id="fleet-requirements"' in (folder / "report.html").read_text()
