@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from pytest_gpufleet import LiveMachine, expect_none
+from pytest_gpufleet import LiveMachine, expect_none, not_applicable
 from pytest_gpufleet.machine import health
 from pytest_gpufleet.plugin import assertions
 
@@ -37,3 +39,15 @@ def test_no_grave_xid_in_the_kernel_log(machine: LiveMachine) -> None:
     are SXids. All GPUs share the NVSwitches, so every one that calls itself fatal fails this test.
     """
     expect_none(assertions.grave_xids(machine))
+
+
+def test_gpus_are_cool_at_idle(machine: LiveMachine) -> None:
+    """GPUs without work are at most 60 °C
+
+    A cold plate without contact, blocked air or a fan curve that somebody changed shows before any load: healthy GPUs
+    from Hopper on idle at 30 to 45 °C. One that has just worked gets two minutes to cool down. All are hot: look at the
+    air or water that comes in. One is: look at its heat sink, cold plate and thermal paste.
+    """
+    if not any(map(health.has_idle_ceiling, machine.gpus)):
+        not_applicable("no ceiling at idle is known for this model")
+    expect_none(health.hot_at_idle(machine.gpus, partial(machine.now, "temperature_c")))

@@ -131,6 +131,6 @@ def require_counters(machine: LiveMachine, devices: pcie.Devices) -> None:
         if pcie.in_virtual_machine(machine.gpus) or not devices:
             not_applicable("a virtual machine hides the errors of PCIe links")
         not_judged(
-            "nobody counts the errors of PCIe links: the firmware keeps them to itself; boot with `pcie_ports=native`, "
+            "errors of PCIe links are not counted: the firmware keeps them to itself; boot with `pcie_ports=native`, "
             "or hand AER to the system in the BIOS"
         )

@@ -10,7 +10,7 @@ from pytest_gpufleet import LiveMachine, expect_none, not_applicable
 from pytest_gpufleet.verdict.fleet import fleet_peers, host_runs
 
 pytestmark = [
-    pytest.mark.chapter("Nodes alike", "Is every node like the others, and as good as they are?"),
+    pytest.mark.chapter("Nodes alike", "Are all nodes alike, and equally fast?"),
     pytest.mark.level("quick"),
     pytest.mark.needs(nodes=2),
 ]

@@ -108,15 +108,17 @@ def test_cables_are_in_the_switches_of_their_peers(machine: LiveMachine) -> None
     """
     name = SWITCH_PORTS.name
     found = {node.number: SWITCH_PORTS.of({name: node.now(name)}) for node in machine.nodes if node.machine}
-    known = {
-        node: {each.port: each.switch for each in ports}
-        for node, ports in found.items()
-        if not isinstance(ports, Missing)
-    }
+    read = {node: ports for node, ports in found.items() if not isinstance(ports, Missing)}
+    known = {node: {each.port: each.switch for each in ports if each.switch} for node, ports in read.items()}
     expect_none(rails.wired_otherwise("cable_swapped", known))
-    if why := [f"node {node}: {ports}" for node, ports in found.items() if isinstance(ports, Missing)]:
-        absent = all(isinstance(ports, Missing) and ports.absent for ports in found.values())
-        (not_applicable if absent else not_judged)("\n".join(why))
+    missing = {node: ports for node, ports in found.items() if isinstance(ports, Missing)}
+    if not read and all(each.absent for each in missing.values()):
+        not_applicable("\n".join(f"node {node}: {why}" for node, why in missing.items()))
+    silent = {node: ", ".join(each.port for each in ports if not each.switch) for node, ports in read.items()}
+    why = [f"node {node}: {each}" for node, each in missing.items()]
+    why += [f"node {node}: no switch answers at {ports}" for node, ports in silent.items() if ports]
+    if why:
+        not_judged("\n".join(why))
 
 
 def test_few_packets_are_lost(machine: LiveMachine, ports: list[Ports]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet.machine.kernel_log import Logged, behind, of_the_host, parse
+from pytest_gpufleet.machine.kernel_log import Logged, behind, of_the_host, parse, summed_up
 from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
@@ -51,6 +51,7 @@ class Draft:
     fabric: str
     log: str = ""
     hidden: Sequence[str] = ()
+    driver: str | None = None
 
 
 Change = Callable[[Draft], object]
@@ -105,6 +106,7 @@ def recorded(*changes: Change, snapshot: str = "h200x4") -> Recorded:
         topology = GpuTopology(links=tuple(tuple("X" if row is gpu else "?" for gpu in gpus) for row in gpus))
     processes = {gpu.index: gpu.processes for gpu in topology.gpus}
     here = Draft(gpus, dict(taken.host), len(gpus), processes, topology.problems, topology.links, topology.fabric)
+    here.driver = topology.driver
     then(*changes)(here)
     gpus = here.gpus[: here.count]
     for index, values in enumerate(gpus):
@@ -117,9 +119,11 @@ def recorded(*changes: Change, snapshot: str = "h200x4") -> Recorded:
         problems=tuple(here.problems),
         links=tuple(map(tuple, here.links)),
         fabric=here.fabric,
+        driver=here.driver,
     )
     at = [str(gpu.get("pci_bus_id")) for gpu in whole.gpus]
-    logged = Logged(tuple(parse(here.log)), host=tuple(behind(each, at) for each in of_the_host(here.log)))
+    said = summed_up(of_the_host(here.log))
+    logged = Logged(tuple(parse(here.log)), host=tuple(behind(each, at) for each in said))
     present = (*(gpu.get("pci_bus_id") or "" for gpu in whole.gpus), *here.hidden)
     read = replace(taken, host=here.host, gpus=whole.gpus, logged=logged, present=present)
     return Recorded(read, first_gpus(whole, here.count), here.log)

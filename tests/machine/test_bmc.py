@@ -12,7 +12,7 @@ from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.fault import Fault
 from tests.acceptance.checks import outcomes
 from tests.machine.trees import laid_out, replaced
-from tests.machines import recorded
+from tests.machines import recorded, set_gpus
 
 SUPPLIES = """PS Redundancy    | 77h | ok  |  7.1 | Fully Redundant
 Status           | 85h | ok  | 10.1 | Presence detected
@@ -115,6 +115,7 @@ def test_fans_and_temperatures(
 MEMORY = "   8 | 06/17/2025 | 10:03:02 | Memory | Uncorrectable ECC (@DIMMG1(CPU1)) | Asserted\n"
 CORRECTED = "   7 | 06/17/2025 | 10:00:00 | Memory #0x01 | Correctable ECC | Asserted\n"
 MEMORY_FAULT = ("bmc_memory_error", "Memory")
+LEAK = "   8 | 06/17/2025 | 10:03:02 | Cooling Device Leak_Det_CPU0 | State Asserted | Asserted\n"
 
 
 @pytest.mark.parametrize(
@@ -134,6 +135,8 @@ MEMORY_FAULT = ("bmc_memory_error", "Memory")
         # Before the BMC knew the time, and so just before the next event that has one.
         ([("System ACPI Power State #0xd5 | S0/G0: working", "Processor #0x91 | IERR")],
          {("bmc_processor_error", "Processor #0x91")}),
+        ([(CORRECTED, CORRECTED + LEAK)], {("coolant_leak", "Cooling Device Leak_Det_CPU0")}),
+        ([(CORRECTED, CORRECTED + LEAK.replace("State Asserted", "State Deasserted"))], set()),
     ],
 )  # fmt: skip
 def test_the_log_speaks_against_a_machine(
@@ -167,6 +170,47 @@ def test_a_log_that_takes_too_long_leaves_the_rest(tmp_path: Path) -> None:
     late = read(tmp_path, ("== $ ipmitool sel elist last 200\n", "== $ ipmitool sel elist last 200 ! too late\n"))
     assert (late.log, late.log_unreadable) == (None, "too late")
     assert len(late.power) == 3
+
+
+# No published listing of ipmitool with a leak sensor is known: the form is that of SUPPLIES, states are those of IPMI.
+DRY = """Leak_Det_CPU0    | A1h | ok  | 30.1 | State Deasserted
+Leak_Det_Mfld    | A2h | ok  | 30.2 | Transition to OK
+LEAKAGE_3        | A3h | ns  | 30.3 | No Reading
+"""
+ELIST = "== $ ipmitool sdr elist\nInlet Temp       | 04h | ok  |  7.1 | 14 degrees C\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "leaks"),
+    [
+        ("", "", set()),
+        ("A1h | ok  | 30.1 | State Deasserted", "A1h | ok  | 30.1 | State Asserted", {"Leak_Det_CPU0 (30.1)"}),
+        ("Transition to OK", "Transition to Critical from less severe", {"Leak_Det_Mfld (30.2)"}),
+        ("A2h | ok  | 30.2 | Transition to OK", "A2h | ucr | 30.2 | 4.9 Volts", {"Leak_Det_Mfld (30.2)"}),
+    ],
+    ids=["dry", "asserted", "critical", "beyond its threshold"],
+)
+def test_leak_sensors(tmp_path: Path, old: str, new: str, leaks: set[str]) -> None:
+    tree = laid_out("bmc", tmp_path, lambda text: text + ELIST + DRY.replace(old, new))
+    sensors = bmc.read_leaks(tree.root, tree.run)
+    assert len(sensors) == 3
+    assert found(bmc.coolant_leaks(sensors)) == {("coolant_leak", sensor) for sensor in leaks}
+    check = outcomes(recorded(), now={"leaks": codec.plain(sensors)})["test_no_coolant_leaks"]
+    assert check.what == ("failed" if leaks else "passed")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "sensors", "what"),
+    [
+        ("NVIDIA H200", [], "not applicable"),  # cooled by air
+        ("NVIDIA GB200", [], "skipped"),  # whose trays have them in Redfish alone
+        ("NVIDIA H200", [bmc.Sensor("Leak_1", "30.1", "ns", "No Reading")], "skipped"),
+    ],
+    ids=["air", "rack", "without a reading"],
+)
+def test_leak_sensors_that_say_nothing(gpu: str, sensors: list[bmc.Sensor], what: str) -> None:
+    there = recorded(set_gpus(name=gpu))
+    assert outcomes(there, now={"leaks": codec.plain(sensors)})["test_no_coolant_leaks"].what == what
 
 
 CHECKS = (

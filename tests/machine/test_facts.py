@@ -90,6 +90,8 @@ FIELDS = {
     "CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN": gpu_facts.FIELDS_SLOWDOWN["sw_thermal"],
     "CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN": gpu_facts.FIELDS_SLOWDOWN["hw_thermal"],
     "CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN": gpu_facts.FIELDS_SLOWDOWN["power_brake"],
+    "PWR_SMOOTHING_ENABLED": gpu_facts.FIELDS_POWER_SMOOTHING[0],
+    "PWR_SMOOTHING_ACTIVE_PRESET_PROFILE": gpu_facts.FIELDS_POWER_SMOOTHING[1],
     "PERF_POLICY_THERMAL": gpu_facts.FIELD_THERMAL_POLICY,
     "NVLINK_GET_SPEED": gpu_facts.FIELD_NVLINK_SPEED,
 }
@@ -98,7 +100,8 @@ FIELDS = {
 @pytest.mark.parametrize("name", FIELDS)
 def test_fields_are_those_of_nvml(name):
     """As nvidia-ml-py has them from nvml.h; releases that do not know one are older than it."""
-    assert getattr(pynvml, f"NVML_FI_DEV_{name}", FIELDS[name]) == FIELDS[name]
+    of_nvml = [getattr(pynvml, f"NVML_FI_{prefix}{name}", FIELDS[name]) for prefix in ("DEV_", "")]
+    assert of_nvml == [FIELDS[name]] * 2
 
 
 def test_counters_of_nvlink_5_by_kind_and_link():
@@ -134,6 +137,10 @@ SLOWDOWNS = (269, 270, 271, 75)
         (source(nvmlDeviceGetCurrentClocksEventReasons=failing(LOST)), "clock_event_reasons", False),
         (fields({}), "nvlink_fec", True),
         (fields({(field, 0): -LOST for field in NVLINK_5_COUNTERS.values()}), "nvlink_errors", False),
+        # an H200, and a B200 whose BMC keeps it
+        (fields({}), "power_smoothing", True),
+        (fields(dict.fromkeys((251, 264), -pynvml.NVML_ERROR_NO_PERMISSION)), "power_smoothing", True),
+        (fields(dict.fromkeys((251, 264), -LOST)), "power_smoothing", False),
         # a driver that does not know these fields
         (fields(dict.fromkeys(SLOWDOWNS, -pynvml.NVML_ERROR_INVALID_ARGUMENT)), "slowdown_ns", True),
         (fields(dict.fromkeys(SLOWDOWNS, -NOT_SUPPORTED)), "slowdown_ns", True),

@@ -16,6 +16,7 @@ from pytest_gpufleet.machine.kernel_log import (
     parse,
     recognised,
     remarks,
+    summed_up,
 )
 from pytest_gpufleet.machine.local_node import LocalNode, Machine
 from pytest_gpufleet.machine.xids import ACTIONS, UNUSED, Xid, meanings, table, xids_of
@@ -102,6 +103,10 @@ LINES = [
      "mlx5_core 0000:41:00.0", True, True),
     ("mlx5_core 0000:41:00.0: print_health_info:500:(pid 0): Health issue observed, firmware internal error, "
      "severity(3) ERROR:", "nic_firmware_failed", "mlx5_core 0000:41:00.0", True, True),
+    ("mlx5_core 0000:01:00.0 enp1s0f0np0: Link down", "network_link_flaps", "mlx5_core 0000:01:00.0 enp1s0f0np0", True,
+     False),
+    ("bnxt_en 0000:19:00.0 enp25s0f0np0: NIC Link is Down", "network_link_flaps", "bnxt_en 0000:19:00.0 enp25s0f0np0",
+     True, False),
     ("mce: CPU1: Package temperature above threshold, cpu clock throttled (total events = 12705)",
      "processor_throttled", "", False, True),
     ("CPU7: Core temperature is above threshold, cpu clock is throttled (total events = 219)",
@@ -142,10 +147,10 @@ HEALTHY = [
 
 @pytest.mark.parametrize(("line", "code", "device", "before", "during"), LINES, ids=range(len(LINES)))
 def test_what_is_wrong_with_the_host_is_recognised(line, code, device, before, during):
-    (message,) = of_the_host(f"4,1234,5140900,-;{line}\n SUBSYSTEM=pci\n DEVICE=+pci:0000:5c:00.0\n")
+    (message,) = of_the_host(f"4,1234,5140900000,-;{line}\n SUBSYSTEM=pci\n DEVICE=+pci:0000:5c:00.0\n")
     found = (message.code, message.device, message.before, message.during)
     assert found == (code, device, before, during)
-    assert (message.line, message.first, message.last) == (line[:300], 5.1409, 5.1409)
+    assert (message.line, message.first, message.last) == (line[:300], 5140.9, 5140.9)
 
 
 def test_every_row_of_the_table_was_seen_to_match():
@@ -159,6 +164,34 @@ def test_every_row_of_the_table_was_seen_to_match():
 @pytest.mark.parametrize("line", HEALTHY)
 def test_what_a_healthy_host_writes_is_nothing(line):
     assert list(of_the_host(f"6,1,1000,-;{line}\n")) == []
+
+
+DAY = 86_400
+
+
+@pytest.mark.parametrize(
+    ("seconds", "times"),
+    [
+        ([2 * DAY + 1, 3 * DAY - 60], 2),
+        ([DAY, 2 * DAY - 1, 2 * DAY + 3600, 2 * DAY + 7200], 2),  # two of them more than a day ago
+        ([2 * DAY + 1], 0),  # a switch that was restarted
+        ([DAY - 90, DAY - 60], 0),
+        ([], 0),
+    ],
+    ids=["twice today", "and before", "once", "the day before", "never"],
+)
+def test_a_link_flaps_that_went_down_twice_within_a_day(seconds, times):
+    records = [f"4,1,{int(at * 1e6)},-;mlx5_core 0000:01:00.0 enp1s0f0np0: Link down\n" for at in seconds]
+    records += [f"4,2,{int(3 * DAY * 1e6)},-;mlx5_core 0000:02:00.0 enp2s0f0np0: Link down\n"]  # another port, once
+    found = summed_up(of_the_host("".join(records), now=3 * DAY))
+    assert [(message.device, message.times) for message in found] == (
+        [("mlx5_core 0000:01:00.0 enp1s0f0np0", times)] if times else []
+    )
+
+
+def test_links_that_go_down_while_the_machine_starts_do_not_flap():
+    down = "4,1,{}000000,-;mlx5_core 0000:01:00.0 enp1s0f0np0: Link down\n"
+    assert summed_up(of_the_host(down.format(5) + down.format(1700), now=3600)) == ()
 
 
 def test_what_a_program_wrote_into_the_log_is_nothing():

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.machine.software import harmful_variables, relevant
+from pytest_gpufleet.machine.network_ports import Port
+from pytest_gpufleet.machine.software import (
+    TopologyFile,
+    harmful_variables,
+    known_defects,
+    read_topology_file,
+    relevant,
+)
+from pytest_gpufleet.machine.tools import Absent
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from tests.conftest import SECONDS
 
@@ -109,3 +117,47 @@ SWITCHES = [
 def test_a_variable_harms_by_its_value(name: str, topology: GpuTopology, harm: list[str], do_not: list[str]) -> None:
     found = [value for value in (*harm, *do_not) if harmful_variables({name: value}, topology)]
     assert found == harm
+
+
+# As NCCL writes it, and clouds give it to virtual machines: Azure/azhpc-images, topology/ndv5-topo.xml.
+TOPOLOGY = """<system version="1">
+  <cpu numaid="0" affinity="ffff" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">
+    <pci busid="ffff:ff:01.0" class="0x060400" link_speed="32.0 GT/s PCIe" link_width="16">
+      <pci busid="000B:00:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16"/>
+    </pci>
+  </cpu>
+</system>
+"""
+
+
+def test_a_topology_file_is_absent_unreadable_or_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NCCL_TOPO_FILE", raising=False)
+    with pytest.raises(Absent):
+        read_topology_file(tmp_path)
+    default, given = tmp_path / "var/run/nvidia-topologyd/virtualTopology.xml", tmp_path / "ndv5-topo.xml"
+    default.parent.mkdir(parents=True)
+    default.write_text(TOPOLOGY)
+    assert read_topology_file(tmp_path) == TopologyFile(str(default), ("000b:00:00.0", "ffff:ff:01.0"))
+    monkeypatch.setenv("NCCL_TOPO_FILE", str(given))
+    assert read_topology_file(tmp_path) == TopologyFile(str(given), unreadable="No such file or directory")
+    given.write_text("")
+    assert read_topology_file(tmp_path) == TopologyFile(str(given))
+
+
+@pytest.mark.parametrize(
+    ("driver", "firmware", "wrong", "shown"),
+    [
+        ("580.159.03", "28.39.8002", 0, 0),
+        ("580.95.05", "28.39.8002", 0, 1),
+        ("535.86.10", "28.39.8002", 1, 1),
+        ("570.133.07", "28.39.2048", 1, 2),
+        ("550.54.14", "28.38.1002", 0, 0),  # trains of which nothing is known
+        ("", "0.0", 0, 0),
+    ],
+)
+def test_versions_with_defects_condemn_and_those_without_a_security_update_are_shown(
+    driver: str, firmware: str, wrong: int, shown: int
+) -> None:
+    ports = [Port(f"mlx5_{number}/1", adapter="MT4129", firmware=firmware) for number in range(8)]
+    others = [Port("bnxt_re0/1", adapter="BCM57608", firmware="1.39.1"), Port("mlx5_8/1", adapter="MT4129")]
+    assert tuple(map(len, known_defects(driver, [*ports, *others]))) == (wrong, shown)

@@ -80,16 +80,13 @@ POWER, FANS, TEMPERATURES = ("Power Supply", "Power Unit"), ("Fan",), ("Temperat
 NEWEST, LOG_SECONDS = 200, 60.0
 # 1.8.18 writes four digits of the year, 1.8.19 as the locale does, which is C here.
 DATES = ("%m/%d/%Y", "%m/%d/%y")
+LEAK = re.compile("leak", re.IGNORECASE)  # by name: IPMI has no type of sensor for it
 VIRTUAL = "a virtual machine has no BMC"
 DRIVERS = "modprobe -a dmi-sysfs ipmi_si ipmi_ssif ipmi_devintf"  # the first shows whether there is a BMC
 
 
 def read(root: Path = Path("/"), run: RunTool = output) -> Bmc:
-    devices = [root / device for device in DEVICES if (root / device).exists()]
-    if not devices:
-        raise _without(root, "there is no /dev/ipmi0")
-    if not os.access(devices[0], os.R_OK | os.W_OK):
-        raise unreadable_here(root, "only root may ask the BMC, by /dev/ipmi0")
+    _require(root)
     power, fans, temperatures = (
         tuple(sensor for kind in kinds for sensor in _sensors(run("ipmitool", "sdr", "type", kind)))
         for kinds in (POWER, FANS, TEMPERATURES)
@@ -98,6 +95,19 @@ def read(root: Path = Path("/"), run: RunTool = output) -> Bmc:
         return Bmc(power, fans, temperatures, _log(run))
     except Unreadable as why:
         return Bmc(power, fans, temperatures, None, str(why))
+
+
+def read_leaks(root: Path = Path("/"), run: RunTool = output) -> tuple[Sensor, ...]:
+    _require(root)
+    return tuple(sensor for sensor in _sensors(run("ipmitool", "sdr", "elist")) if LEAK.search(sensor.name))
+
+
+def _require(root: Path) -> None:
+    devices = [root / device for device in DEVICES if (root / device).exists()]
+    if not devices:
+        raise _without(root, "there is no /dev/ipmi0")
+    if not os.access(devices[0], os.R_OK | os.W_OK):
+        raise unreadable_here(root, "only root may ask the BMC, by /dev/ipmi0")
 
 
 def read_firmware(root: Path = Path("/")) -> str:
@@ -153,6 +163,7 @@ def _day(written: str) -> str | None:
 
 BMC_FIRMWARE = HostFact("bmc_firmware", str, read_firmware)
 BMC = HostFact("bmc", Bmc, read, subject="bmc", on_request=True)
+LEAKS = HostFact("leaks", tuple[Sensor, ...], read_leaks, subject="leaks", on_request=True)
 
 # How far back the log speaks against a machine, in days by the BMC's own clock: a machine is put together, burnt in and
 # delivered within some weeks. What is older was there in a life before, and belongs into the papers of a repair.
@@ -166,6 +177,8 @@ SUPPLY_STATES = (
 )  # fmt: skip
 NOT_REDUNDANT = ("Redundancy Lost", "Redundancy Degraded", "Non-Redundant")
 WORN = ("Transition to Critical", "Transition to Non-recoverable", "Predictive Failure Asserted", "Install Error")
+# Of the generic states of IPMI 2.0, table 42-2, those that say that something is so.
+WET = ("State Asserted", "Limit Exceeded", "Transition to Critical", "Transition to Non-recoverable")
 # The air that comes in: kinds of parts 37h and 40h (IPMI 2.0, table 43-13), or by what vendors call it. Power supplies
 # (0Ah) have inlets of their own.
 INLET, INLET_ENTITIES, SUPPLY_ENTITY = re.compile("inlet|ambient|intake", re.IGNORECASE), ("55", "64"), "10"
@@ -225,6 +238,10 @@ def high_temperatures(found: Bmc) -> list[Fault]:
         *_faults("inlet_temperature", inlets, lambda sensor: _passed(sensor, (*CRITICAL, "unc", "lnc", "nc"))),
         *_faults("component_temperature", others, lambda sensor: [*_passed(sensor), *_states(sensor, WORN)]),
     ]
+
+
+def coolant_leaks(leaks: Iterable[Sensor]) -> list[Fault]:
+    return _faults("coolant_leak", leaks, lambda sensor: [*_passed(sensor), *_states(sensor, WET)])
 
 
 def is_inlet(sensor: Sensor) -> bool:
@@ -288,6 +305,8 @@ def _new(before: EventLog, now: EventLog) -> Iterator[LoggedEvent]:
 
 def _code(event: LoggedEvent, lasting: bool = False) -> str:
     """The code of its fault; "" if it speaks against nothing."""
+    if LEAK.search(event.sensor) and event.what.startswith(WET):
+        return "coolant_leak"
     for (sensor, what), (code, lasts) in LOGGED.items():
         if event.sensor.startswith(sensor) and event.what.startswith(what) and (lasts or not lasting):
             return code

@@ -188,6 +188,7 @@ FIELD_MEMORY_TEMPERATURE = 82
 FIELD_RECOVERY_ACTION = 230
 FIELDS_SLOWDOWN = {"sw_thermal": 269, "hw_thermal": 270, "power_brake": 271}  # ns
 FIELD_THERMAL_POLICY = 75  # ns
+FIELDS_POWER_SMOOTHING = (251, 264)
 
 
 def _spare_rows(nvml: Any, handle: Any) -> dict[str, int]:
@@ -208,6 +209,17 @@ def _slowdown_ns(nvml: Any, handle: Any) -> dict[str, int]:
     if values["sw_thermal"] is not None:  # the newer counters hold what the older one does
         del values["thermal"]
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _power_smoothing(nvml: Any, handle: Any) -> list[int | None]:
+    """GPUs before Blackwell have none, and the host none of its own where the BMC keeps it (privilege level 0 in
+    DCGM's dcgm_fields.h), whatever error says so."""
+    try:
+        return field_values(nvml, handle, FIELDS_POWER_SMOOTHING)
+    except nvml.NVMLError as error:
+        if named(error, "GpuIsLost"):
+            raise
+        raise nvml.NVMLError(NOT_SUPPORTED) from None
 
 
 def _each_that_is_here(
@@ -283,6 +295,7 @@ Read = Callable[[Any, Any], Any]  # of pynvml and the handle of a GPU
 # less of both. `network_adapters`: InfiniBand and RoCE ones ("mlx5_0") that share most of the GPU's way over PCIe; none
 # where nobody can say which of several. `module_id`: which module of its baseboard it is, as on HGX. `physical_slot`:
 # what the firmware calls the slot of a card ("21"). `fabric_health`: the nvmlGpuFabricInfo's mask, clique and cluster.
+# `power_smoothing`: whether it is enabled, and the number of its preset profile.
 CONSTANTS: dict[str, Read] = {
     "name": lambda n, h: n.nvmlDeviceGetName(h),
     "uuid": lambda n, h: n.nvmlDeviceGetUUID(h),
@@ -322,6 +335,7 @@ CONSTANTS: dict[str, Read] = {
     "application_clock_mhz": lambda n, h: n.nvmlDeviceGetApplicationsClock(h, CLOCK_SM),
     "application_clock_default_mhz": lambda n, h: n.nvmlDeviceGetDefaultApplicationsClock(h, CLOCK_SM),
     "temperature_limits_c": _temperature_limits,
+    "power_smoothing": _power_smoothing,
     "recovery_action": lambda n, h: field_values(n, h, [FIELD_RECOVERY_ACTION])[0],
     "numa_node": lambda n, h: n.nvmlDeviceGetNumaNodeId(h),
     "cpu_affinity": lambda n, h: [int(word) for word in n.nvmlDeviceGetCpuAffinity(h, 16)],

@@ -4,10 +4,11 @@ and heat first, then their links: NVLinks, the NVSwitch fabric and PCIe.
 Rules after DCGM's health checks (row remapping, clock events, PCIe replay rates, NVLink errors, the fabric's health).
 """
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, reduce
 from operator import or_
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pytest_gpufleet.machine.gpu_facts import COUNTERS
 from pytest_gpufleet.machine.pcie import REPLAYS
@@ -36,6 +37,9 @@ HELD_BACK, POWER_CAP = 0x8 | 0x20 | 0x40 | 0x80, 0x4
 # locked (nvidia-smi -lgc), or there is a limit that nobody sees. The modules of Grace share one with their processor.
 AT_THE_LIMIT = 0.95
 SHARED_POWER = ("GH200", "GB200", "GB300")
+# In degrees Celsius, of GPUs of data centres from Hopper on: they idle at 30 to 45, and above 60 airflow, fan curve or
+# a neighbour is wrong (SemiAnalysisAI/ClusterMAX, cluster-audit-slurm.sh). Those that cool down from work get time.
+IDLE_CEILING, IDLE_SINCE, COOLING_SECONDS, LOOK_AGAIN_SECONDS = 60, (9, 0), 120, 5
 # By how much NVML may round the watts of a data sheet.
 ROUNDED_WATTS = 0.99
 
@@ -154,6 +158,26 @@ def too_hot(gpu: Gpu, hottest: Mapping[str, float]) -> list[Fault]:
         gpu_fault("too_hot", gpu, f"{name} reached {hottest[name]}, the device's own limit is {limit}")
         for name, limit in rules
         if limit and hottest[name] > limit
+    ]
+
+
+def has_idle_ceiling(gpu: Gpu) -> bool:
+    return gpu.of_data_centre and (gpu.compute_capability or (0, 0)) >= IDLE_SINCE
+
+
+def hot_at_idle(gpus: Sequence[Gpu], temperatures: Callable[[], Sequence[Any]]) -> list[Fault]:
+    """GPUs that stay above their ceiling, and that no other process uses. `temperatures`: of all, as they are now."""
+    watched = [has_idle_ceiling(gpu) and not gpu.get("processes") for gpu in gpus]
+    for _ in range(COOLING_SECONDS // LOOK_AGAIN_SECONDS):
+        now = [(gpu, each) for gpu, each, is_idle in zip(gpus, temperatures(), watched, strict=True) if is_idle]
+        hot = [(gpu, each) for gpu, each in now if isinstance(each, int) and each > IDLE_CEILING]
+        if not hot:
+            break
+        time.sleep(LOOK_AGAIN_SECONDS)
+    silent = [(gpu, why) for gpu, why in now if isinstance(why, Missing) and not why.absent]
+    return [fact_unreadable(gpu, "temperature_c", why) for gpu, why in silent] + [
+        gpu_fault("hot_at_idle", gpu, f"{each} °C without work, healthy ones have at most {IDLE_CEILING}")
+        for gpu, each in hot
     ]
 
 

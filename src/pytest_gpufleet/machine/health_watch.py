@@ -80,7 +80,7 @@ class Guard:
 
     def _counts(self, xid: Xid, failed: bool) -> bool:
         """What processes leave behind belongs to the check that failed, and some of it comes only in the next one.
-        Without such a check, a crash is reported, whoever has crashed; that somebody was ended is not."""
+        Without such a check, a crash of any process is reported; that one was ended is not."""
         return xid.number not in OF_PROCESSES or failed or (xid.number in OF_CRASHES and not self._failed)
 
     def _read(self) -> tuple[Gpu, ...]:

@@ -15,6 +15,7 @@ FILE"), and only the first 15 letters of a line can be such a name.
 
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -42,8 +43,13 @@ MOST_DEVICES = 64
 WORDS = (
     "Hardware Error", "EDAC MC", "Memory failure", "PCIe Bus Error", "DPC: ", "lockup", "LOCKUP", "rcu_",
     "INFO: task ", "nvme", "I/O error", "error, dev", "Disk failure", "EXT4-fs", "XFS (", "BTRFS", "oom-kill:",
-    "mlx5_core", "above threshold",
+    "mlx5_core", "above threshold", "NIC Link is Down",
 )  # fmt: skip
+
+# A network link that went down this often within so many seconds needs a look (NVIDIA, InfiniBand Cluster Bring-up
+# Procedure: at least twice within a day). Oracle's rdma_link_flapping.py excuses the first half hour after a start,
+# in which drivers and switches take links down and up.
+FLAPPING, FLAPS, FLAPS_WITHIN, FLAPS_EXCUSED = "network_link_flaps", 2, 86_400, 1_800
 
 
 class Row(NamedTuple):
@@ -182,6 +188,13 @@ TABLE = tuple(Row(code, before, during, re.compile(pattern)) for code, before, d
     # mlx5_core 0000:5c:00.0: print_health_info:500:(pid 0): Health issue observed, firmware internal error,
     # severity(3) ERROR: -- core/health.c, print_health_info; below 4 is an error or worse (include/linux/kern_levels.h)
     ("nic_firmware_failed", CONDEMNS, CONDEMNS, _MLX5 + r"Health issue observed, .*severity\([0-3]\)"),
+    # mlx5_core 0000:01:00.0 enp1s0f0np0: Link down
+    # drivers/net/ethernet/mellanox/mlx5/core/en_main.c, mlx5e_update_carrier; oracle-quickstart/oci-hpc,
+    # rdma_link_flapping.py. InfiniBand ports write no such line: optics.py has their counters.
+    # bnxt_en 0000:19:00.0 enp25s0f0np0: NIC Link is Down
+    # drivers/net/ethernet/broadcom/bnxt/bnxt.c, bnxt_report_link. Once is nothing: summed_up().
+    (FLAPPING, CONDEMNS, SHOWN,
+         rf"(?P<device>(?:mlx5_core|bnxt_en) {BDF} [\w.@-]+): (?:NIC Link is Down|Link down)$"),
     # mce: CPU1: Package temperature above threshold, cpu clock throttled (total events = 12705)
     # drivers/thermal/intel/therm_throt.c; github.com/erpalma/throttled issue 239
     ("processor_throttled", SHOWN, CONDEMNS,
@@ -239,7 +252,7 @@ def summed_up(messages: Iterable[HostMessage]) -> tuple[HostMessage, ...]:
         if known := found.get(key):
             message = replace(known, times=known.times + message.times, last=message.last)
         found[key] = message
-    return tuple(found.values())
+    return tuple(each for each in found.values() if each.code != FLAPPING or each.times >= FLAPS)
 
 
 @dataclass(frozen=True)
@@ -266,9 +279,12 @@ def parse(text: str) -> list[Xid]:
     return xids.of_lines(line for _, line in _of_the_kernel(text))
 
 
-def of_the_host(text: str, own_group: str = "/") -> Iterable[HostMessage]:
+def of_the_host(text: str, own_group: str = "/", now: float = 0.0) -> Iterable[HostMessage]:
+    """`now`: seconds since boot. Links that went down long before it, or while the machine started, are left out."""
     for seconds, line in _of_the_kernel(text):
-        if message := recognised(line, seconds):
+        message = recognised(line, seconds)
+        over = seconds is not None and seconds < max(FLAPS_EXCUSED, now - FLAPS_WITHIN)
+        if message and not (over and message.code == FLAPPING):
             yield of_group(message, own_group)
 
 
@@ -331,7 +347,8 @@ class KernelLog:
                 break
             records.append(record)
         text = b"".join(records).decode(errors="replace")
-        return Logged(tuple(parse(text)), self._trouble, unread, summed_up(of_the_host(text, self._group)))
+        host = summed_up(of_the_host(text, self._group, time.monotonic()))
+        return Logged(tuple(parse(text)), self._trouble, unread, host)
 
 
 def _own_group(groups: Path) -> str:

@@ -102,7 +102,7 @@ def _after_others(descriptor: int, wait: Callable[[str], None], most_seconds: fl
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         wait(holder(descriptor))
-        # Not by asking again and again: whoever has many turns would begin the next between two questions.
+        # Not by asking again and again: a run of many turns would begin the next between two questions.
         got = in_thread(_lock, os.dup(descriptor))
         try:
             got.result(most_seconds)

@@ -161,14 +161,14 @@ def asked_for(fallback: str, variables: Mapping[str, str]) -> str:
 NEAR = ("PIX", "PXB")
 
 
-def direct_link(topology: GpuTopology, one: Place, other: Place) -> str:
+def direct_link(topology: GpuTopology, pair: Pair) -> str:
     """The link over which NCCL, left alone, reaches the memory of one GPU from another; "" if it does not, or if the
     driver does not let it (`nvidia-smi topo -p2p r`)."""
-    at = {gpu.place: index for index, gpu in enumerate(topology.gpus)}
-    if not {one, other} <= at.keys():
+    if not (link := topology.link(pair)):
         return ""
-    link, status = topology.links[at[one]][at[other]], topology.gpus[at[one]].get("p2p") or {}
-    lets = [statuses[at[other]] == 0 for way, statuses in status.items() if way in ("read", "write")]
+    gpu, peer = topology.of(pair)
+    status, number = gpu.get("p2p") or {}, topology.gpus.index(peer)
+    lets = [statuses[number] == 0 for way, statuses in status.items() if way in ("read", "write")]
     return link if all(lets) and (link.startswith("NV") or (lets and link in NEAR)) else ""
 
 
@@ -197,7 +197,7 @@ def _slow(
         pair, ports = Pair(places[way.sender], places[way.receiver]), beside[way.sender].ports
         if way.kind == "NET/Socket" and ports and beside[way.receiver].ports:
             yield ("sockets_used", f"NCCL sends by NET/Socket, and {', '.join(ports)} are active"), pair
-        elif not way.kind.startswith("P2P") and (link := direct_link(topology, pair.first, pair.second)):
+        elif not way.kind.startswith("P2P") and (link := direct_link(topology, pair)):
             yield ("p2p_not_used", f"NCCL sends by {way.kind}, and they are linked by {link}"), pair
 
 
@@ -206,7 +206,7 @@ def contradictions(log: NcclLog, places: Sequence[Place], beside: Sequence[Besid
     lines = []
     for way in log.ways:
         one, seen = places[way.sender], beside[way.sender]
-        nvlink = way.kind.startswith("P2P") and direct_link(topology, one, places[way.receiver]).startswith("NV")
+        nvlink = way.kind.startswith("P2P") and direct_link(topology, Pair(one, places[way.receiver])).startswith("NV")
         if nvlink and seen.nvlink == 0:
             lines.append(f"NCCL's log says {way.kind}, and the NVLinks of {one} counted no bytes")
         if way.kind.startswith("NET/IB") and set(seen.ports.values()) == {0}:

@@ -133,6 +133,10 @@ class Port(msgspec.Struct, frozen=True):
         return self.port.partition("/")[0]
 
     @property
+    def of_nvidia(self) -> bool:
+        return (self.adapter or "").startswith("MT")
+
+    @property
     def is_active(self) -> bool:
         return "ACTIVE" in self.state
 

@@ -17,7 +17,7 @@ from pytest_gpufleet.model.place import Place
 
 
 class SwitchPort(msgspec.Struct, frozen=True):
-    """The `switch` that the cable of a `port` ("mlx5_0/1") ends in, by its name or GUID."""
+    """The `switch` that the cable of a `port` ("mlx5_0/1") ends in, by its name or GUID; "" where none answers."""
 
     port: str
     switch: str
@@ -31,21 +31,21 @@ def read_switches(run: tools.RunTool = tools.output) -> list[SwitchPort]:
         raise Absent("no network adapter with a cable of its own has an active port")
     ways = {"InfiniBand": _over_infiniband, "Ethernet": _over_lldp}
     found = [each for port in ports if (each := ways[port.link_layer or ""](port, run))]
-    if not found:
+    if not any(each.switch for each in found):
         raise Unreadable("no switch says which of its ports is connected", "turn LLDP on in the switches")
     return found
 
 
-def _over_lldp(port: Port, run: tools.RunTool) -> SwitchPort | None:
+def _over_lldp(port: Port, run: tools.RunTool) -> SwitchPort:
     """Of lldpctl(8): "lldp.ens1np0.chassis.name=leaf-3"."""
     lines = run("lldpctl", "-f", "keyvalue", port.interface).splitlines() if port.interface else []
     about = dict(line.removeprefix(f"lldp.{port.interface}.").partition("=")[::2] for line in lines)
-    switch = about.get("chassis.name") or about.get("chassis.mac")
-    return SwitchPort(port.port, switch) if switch else None
+    return SwitchPort(port.port, about.get("chassis.name") or about.get("chassis.mac") or "")
 
 
 def _over_infiniband(port: Port, run: tools.RunTool) -> SwitchPort | None:
-    """What is at the other end of the cable, by a direct route of one step (smpquery(8)): "NodeType:.......Switch"."""
+    """What is at the other end of the cable, by a direct route of one step (smpquery(8)): "NodeType:.......Switch".
+    None of a cable to another node."""
     number = port.port.partition("/")[2]
     lines = run("smpquery", "-C", port.device, "-P", number, "-D", "nodeinfo", f"0,{number}").splitlines()
     about = {name: text.lstrip(".") for name, _, text in (line.partition(":") for line in lines)}

@@ -3,13 +3,19 @@ that make NCCL or CUDA slower than the machine is, or other arithmetic than was 
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from pytest_gpufleet.machine.tools import HostFact
+import msgspec
+
+from pytest_gpufleet.machine.network_ports import Port
+from pytest_gpufleet.machine.pcie import gpus_by_address
+from pytest_gpufleet.machine.tools import Absent, HostFact
 from pytest_gpufleet.model.conditions import c_number
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import NVLS_SINCE, GpuTopology
+from pytest_gpufleet.model.gpu import NVLS_SINCE, Gpu, GpuTopology
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.place import THIS_NODE
 from pytest_gpufleet.redaction import variable
 
@@ -100,12 +106,37 @@ def relevant() -> dict[str, str]:
 
 ENVIRONMENT = HostFact("environment", dict[str, str], relevant)
 
+
+class TopologyFile(msgspec.Struct, frozen=True):
+    """What NCCL is given of a machine that does not show its PCIe switches. `devices`: the addresses of its PCI
+    devices; `unreadable`: why it cannot be read, which NCCL passes over in silence (graph/xml.cc)."""
+
+    path: str
+    devices: tuple[str, ...] = ()
+    unreadable: str = ""
+
+
+def read_topology_file(root: Path = Path("/")) -> TopologyFile:
+    """That of NCCL_TOPO_FILE, else the one at which NCCL looks without it (graph/topo.cc, ncclTopoGetSystem)."""
+    given = steering().get("NCCL_TOPO_FILE")
+    path = Path(given) if given else root / "var/run/nvidia-topologyd/virtualTopology.xml"
+    try:
+        devices = re.findall(r'<pci\b[^>]*\bbusid="([^"]+)"', path.read_text(errors="replace"))
+    except OSError as error:
+        if not given and isinstance(error, FileNotFoundError):
+            raise Absent("NCCL is given no topology file (NCCL_TOPO_FILE)") from None
+        return TopologyFile(str(path), unreadable=error.strerror or str(error))
+    return TopologyFile(str(path), tuple(sorted({device.lower() for device in devices})))
+
+
+TOPOLOGY_FILE = HostFact("topology_file", TopologyFile, read_topology_file)
+
 # ---------------------------------------------------------------- what is wrong
 
 # By name the values that do harm. NCCL_TOPO_FILE and NCCL_GRAPH_FILE do none: images of clouds set them (Azure's
-# nccl.conf), since a virtual machine does not show its own topology. Values by NCCL's source as of 2.30
-# (graph/paths.cc, connect.cc and tuning.cc, init.cc), where what its user guide calls 0 or "not set" is more: -2 is
-# "not set" for some, and 0 channels are 1.
+# nccl.conf), since a virtual machine does not show its own topology; what is in the first, unfit_topology_file judges.
+# Values by NCCL's source as of 2.30 (graph/paths.cc, connect.cc and tuning.cc, init.cc), where what its user guide
+# calls 0 or "not set" is more: -2 is "not set" for some, and 0 channels are 1.
 CHANNELS = 32  # as many as NCCL could have before 2.25; it takes no more by itself, but for a few on newer GPUs
 HARMFUL_NUMBERS: dict[str, Callable[[int], bool]] = {
     "NCCL_P2P_DISABLE": lambda number: number == 1,
@@ -164,3 +195,63 @@ def _lacks(text: str, needed: set[str]) -> bool:
         if needed & listed if names.startswith("^") else needed - listed:
             return True
     return False
+
+
+def unfit_topology_file(file: TopologyFile, gpus: Iterable[Gpu]) -> list[Fault]:
+    """A file that is not there, as in a container into which nobody mounted it, or that lacks GPUs of this machine, as
+    that of another one does: NCCL then goes by what the system shows, and says so in its log alone."""
+    if file.unreadable:
+        return [Fault("topology_file_unfit", (THIS_NODE,), f"{file.path} cannot be read: {file.unreadable}")]
+    return [
+        Fault("topology_file_unfit", (gpu.place,), f"{file.path} has no PCI device {address}")
+        for address, gpu in gpus_by_address(gpus).items()
+        if address not in file.devices
+    ]
+
+
+class Minimum(NamedTuple):
+    """The version of a train from which on it has a known defect no more. `condemns`: results or the machine suffer
+    from it; a security update that is missing breaks nothing, and is shown."""
+
+    version: str
+    why: str
+    condemns: bool = False
+
+
+# NVIDIA's release notes of data centre drivers ("Fixed Issues" of that version), and its security bulletins
+# (github.com/NVIDIA/product-security).
+DRIVERS = (
+    Minimum("535.104.05", "it compiles some comparisons of a 64-bit AND with 0 wrongly (fixed issue 4191930)", True),
+    Minimum("570.133.20", "its GPU accounting follows a stale pointer (fixed issues of 570.133.20)", True),
+    *(Minimum(each, "security bulletin 5821 of May 2026") for each in ("535.309.01", "580.159.03", "595.71.05")),
+    *(Minimum(each, "security bulletin 5747 of January 2026") for each in ("570.211.01", "590.48.01")),
+)
+# Of ConnectX and BlueField without the first number, which is the model. It matters to those who give virtual functions
+# to others, says the bulletin.
+FIRMWARE = tuple(
+    Minimum(each, "security bulletin 5699 of June 2026") for each in ("35.8002", "39.8002", "43.8002", "46.3008")
+)
+
+
+def known_defects(driver: str, ports: Iterable[Port]) -> tuple[list[Fault], list[Fault]]:
+    """What condemns the versions of driver and adapters, and what is only shown."""
+    adapters = grouped((port.firmware, port.device) for port in ports if port.firmware and port.of_nvidia)
+    old = [(each, f"driver {driver}") for each in _above(driver, DRIVERS)]
+    for version, devices in adapters.items():
+        found = _above(version.partition(".")[2], FIRMWARE)
+        old += [(each, f"firmware {version} of {', '.join(devices)}") for each in found]
+    wrong, shown = (
+        [
+            Fault(code, (THIS_NODE,), f"{what} is older than {minimum.version}: {minimum.why}")
+            for minimum, what in old
+            if minimum.condemns == condemns
+        ]
+        for code, condemns in (("version_defective", True), ("version_old", False))
+    )
+    return wrong, shown
+
+
+def _above(version: str, minimums: Sequence[Minimum]) -> list[Minimum]:
+    """Those of its train, which its first number names."""
+    numbers, *least = (tuple(map(int, re.findall(r"\d+", text))) for text in (version, *(m.version for m in minimums)))
+    return [each for each, known in zip(minimums, least, strict=True) if known[:1] == numbers[:1] and numbers < known]
