@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.cli import main
-from pytest_gpufleet.model.limit import GRADES, IN_WORDS, Grade, Reference
+from pytest_gpufleet.model.finding import GRADES, IN_WORDS, Grade, Reference
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import prometheus
 from pytest_gpufleet.report.banner import headline, reasons
@@ -102,7 +102,7 @@ def test_below_what_is_asked_for_nothing_is_accepted(record: Record, tmp_path: P
     assert again.verdict == ("ACCEPTED" if asked in ("project", "physical") else "INCOMPLETE")
     named = [finding.measurement.metric for finding, _ in basis.too_low(again.findings, asked)]
     assert named == [metric for metric, grade in OF_METRIC.items() if GRADES.index(grade) > GRADES.index(asked)]
-    assert counted(gaps(again)) == ([f"{len(named)} figures below the basis"] if named else [])
+    assert counted(gaps(again)) == ([f"{len(named)} measurements below the basis"] if named else [])
     assert len([each for each in again.reasons if f"--fleet-basis asks for a {asked} one" in each]) == len(named)
     assert again.run.basis == asked
 
@@ -111,7 +111,7 @@ def test_judge_asks_for_another_basis(folder: Path, tmp_path: Path, capsys: pyte
     given = ("judge", str(folder), "--fleet-profile", str(tmp_path / "limits.toml"))
     assert main([*given]) == 0
     assert main([*given, "--fleet-basis", "published"]) == 10
-    assert "2 figures below the basis" in capsys.readouterr().out
+    assert "2 measurements below the basis" in capsys.readouterr().out
 
 
 def test_a_failure_stays_a_rejection_on_whatever_basis(tmp_path: Path) -> None:

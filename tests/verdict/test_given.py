@@ -8,7 +8,7 @@ import pytest
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import RunHeader
-from pytest_gpufleet.model.limit import GivenLimits
+from pytest_gpufleet.model.finding import GivenLimits
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.banner import why
 from pytest_gpufleet.run.summary import summary
@@ -148,5 +148,6 @@ def test_what_only_a_given_profile_lets_pass_is_told_beside_the_verdict(tmp_path
         return [reason for reason in record.reasons if "would miss" in reason]
 
     (remark,) = told("slow", values)
-    assert remark.startswith(f"1 figure would miss the limits that hold without the customer's profile c.toml: {what}")
+    beginning = f"1 measurement would miss the limits that hold without the customer's profile c.toml: {what}"
+    assert remark.startswith(beginning)
     assert told("healthy", {}) == []

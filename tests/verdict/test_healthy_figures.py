@@ -9,15 +9,14 @@ from statistics import fmean, stdev
 import pytest
 
 from pytest_gpufleet.model.conditions import ONE_WINDOW
-from pytest_gpufleet.model.finding import that_count
+from pytest_gpufleet.model.finding import Limit, Reference, that_count
 from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.limit import Limit, Reference
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, SpreadRow
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.verdict.judgement import judge, tolerances_of
 from pytest_gpufleet.verdict.noise import gpu_line, machine_line
-from pytest_gpufleet.verdict.peers import slower_than_peers
+from pytest_gpufleet.verdict.outliers import slower_than_peers
 from pytest_gpufleet.verdict.profile import for_gpu, of_every_gpu, shipped
 from pytest_gpufleet.verdict.reading import read
 from tests.boards import BOARDS, H200 as H200_BOARD

@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 
 from pytest_gpufleet.model import suite
+from pytest_gpufleet.model.finding import Limit
 from pytest_gpufleet.model.levels import LEVELS
-from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import METRICS, over_network
 from pytest_gpufleet.verdict.judgement import comparisons, judge

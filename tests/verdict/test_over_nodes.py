@@ -7,7 +7,7 @@ import pytest
 
 from pytest_gpufleet.model.events import FaultFound, NodeFinished
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.limit import Grade
+from pytest_gpufleet.model.finding import Grade
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.run.folder import RunFolder
@@ -139,7 +139,7 @@ def test_a_node_that_is_gone_is_told_once(
     ends: Ends, wanted: int, told: FaultFound, reasons: int, tmp_path: Path, limits: Path
 ) -> None:
     record = ended(tmp_path, limits, ends, wanted=wanted, more=[told])
-    against = [reason for reason in record.reasons if "held against limits" not in reason]
+    against = [reason for reason in record.reasons if "judged by limits" not in reason]
     assert (record.verdict, len(against)) == ("REJECTED", reasons)
 
 

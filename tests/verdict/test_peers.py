@@ -10,7 +10,7 @@ from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.model.metric import Tolerance
 from pytest_gpufleet.model.place import gpu, where as at
 from pytest_gpufleet.verdict.judgement import tolerances_of
-from pytest_gpufleet.verdict.peers import MOST_KELVIN, slower_than_peers
+from pytest_gpufleet.verdict.outliers import MOST_KELVIN, slower_than_peers
 from pytest_gpufleet.verdict.profile import for_gpu
 
 NOISE = "three machines"  # whose noise was measured

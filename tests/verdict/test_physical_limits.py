@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from pytest_gpufleet.model.finding import Limit
 from pytest_gpufleet.model.gpu import ARCHITECTURES, Capability, Gpu
-from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.record import Record

@@ -13,9 +13,8 @@ import jsonschema
 import pytest
 
 from pytest_gpufleet.model.events import RunHeader
-from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.finding import Finding, Limit
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, KiB, Metric, MiB
 from pytest_gpufleet.model.place import gpu
@@ -127,7 +126,7 @@ REFUSED = [
     (HEAD + limit() + "when = 8\n", 10, ['"when"', "table"]),
     (HEAD + limit(when="rank = 8"), 10, ["limit 1", '"when"', 'did you mean "ranks"?']),
     (HEAD + limit() + "\n[limit.when]\nranks = 8\nnvls = 1", 13, ['"nvls"', "true or false"]),
-    (HEAD + limit(when="recipe = 'amp'"), 10, ['busbw is not measured under "recipe"', "collective and bytes"]),
+    (HEAD + limit(when="recipe = 'amp'"), 10, ['"when": unknown key "recipe"', "collective or bytes"]),
     (HEAD + limit(when="ranks = true"), 10, ['"ranks"', "positive whole number", "not True"]),
     (HEAD + limit(when="collective = 'allreduce'"), 10, ['"collective"', 'did you mean "all_reduce"?']),
     (HEAD + limit(when="model = 'resnet18'", of=TRAINING), 10, ['"model" cannot be "resnet18"']),

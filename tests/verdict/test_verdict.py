@@ -10,10 +10,9 @@ from pytest_gpufleet.machine.gpu_facts import TELEMETRY
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.events import Check, HostFound, NodeFound, NodeLeftOut, RunHeader
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.finding import Finding, Limit
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.levels import check_name
-from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement, Sample
 from pytest_gpufleet.model.place import WORLD, gpu, read as at
 from pytest_gpufleet.model.record import Record
@@ -285,7 +284,7 @@ def test_figures_that_nobody_judged_leave_a_gap(state, verdict):
     )
     found, reasons = conclude(record)
     assert found == verdict
-    assert ("test_a.py::test_it: 1 figure was not judged: nobody knows" in reasons) == (state == "not judged")
+    assert ("test_a.py::test_it: 1 measurement was not judged: nobody knows" in reasons) == (state == "not judged")
 
 
 @pytest.mark.parametrize("outcome", ["passed", "failed"])
@@ -321,7 +320,7 @@ def test_a_check_that_left_no_figures_shows_nothing(outcome):
     record = run((SEVERAL, outcome))
     lost = [f"acceptance/{SEVERAL}[{case}]" for case in ("fp16", "bf16")]
     record.findings = [finding for finding in record.findings if finding.check not in lost]
-    passed = [f"{titled(SEVERAL)}: passed and left no figure of gemm in [fp16], [bf16]"]
+    passed = [f"{titled(SEVERAL)}: passed and left no measurement of gemm in [fp16], [bf16]"]
     assert conclude(record)[1][:1] == (passed if outcome == "passed" else conclude(run())[1][:1])
 
 
@@ -355,7 +354,7 @@ def test_a_figure_that_is_missing_for_some_gpus_leaves_a_gap(check, metric, plac
     assert verdict == ("INCOMPLETE" if missing else "ACCEPTED")
     named, _, of_it = case.partition("[")
     where = f" in [{of_it}" if of_it else ""
-    assert (reasons[0] == f"{titled(named)}: no figure of {metric} at {missing}{where}") == bool(missing)
+    assert (reasons[0] == f"{titled(named)}: no measurement of {metric} at {missing}{where}") == bool(missing)
 
 
 @pytest.mark.parametrize(
@@ -375,7 +374,7 @@ def test_so_does_one_that_is_missing_for_a_node(places, conditions, left, missin
     record.left_out = {number: NodeLeftOut(node=number, why="it has another driver") for number in left}
     values = Measurement("rail_bandwidth", dict.fromkeys(places, 48.0), conditions)
     record.findings.append(Finding(RAILS, values, "met", FLOOR))
-    why = f"no figure of rail_bandwidth at {missing}"
+    why = f"no measurement of rail_bandwidth at {missing}"
     assert [*missing_places(record)] == ([Gap("without figures", RAILS, why)] if missing else [])
 
 
@@ -394,7 +393,7 @@ def test_so_does_one_that_is_missing_for_a_gpu_under_some_conditions(check, metr
         for conditions, places in found
     ]
     gaps = missing_places(Record(topology=machine(*["Card"] * 3), findings=findings))
-    assert [gap.why for gap in gaps] == [f"no figure of {metric} at {at}" for at in missing]
+    assert [gap.why for gap in gaps] == [f"no measurement of {metric} at {at}" for at in missing]
 
 
 def test_one_gpu_leaves_no_figures_of_several():
@@ -407,7 +406,7 @@ def test_one_gpu_leaves_no_figures_of_several():
     ]
     assert conclude(replace(record, topology=machine("Card")))[0] == "ACCEPTED"
     assert conclude(replace(record, topology=CARDS))[1] == [
-        f"{titled(scaling)}: passed and left no figure of scaling_efficiency"
+        f"{titled(scaling)}: passed and left no measurement of scaling_efficiency"
     ]
 
 
@@ -424,7 +423,7 @@ def test_evidence_is_judged_by_the_manifest_of_the_suite_that_made_it():
     verdict, (_, since) = conclude(record)
     assert verdict == "ACCEPTED"
     subjects = {gap.subject for gap in newer(record)}
-    assert since == f"{len(subjects)} checks did not exist in 0.0.1 and are not held against it"
+    assert since == f"{len(subjects)} checks did not exist in 0.0.1 and do not count"
     assert "test_1_inventory.py::test_gpu_count" in subjects
     assert ANY not in subjects
 

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_gpufleet.world.call import START, Call, RankSpec, pack, unpack
+from pytest_gpufleet.world.call import START, Call, Outcome, RankSpec, pack, unpack
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
-from pytest_gpufleet.world.outcomes import Outcome
 from pytest_gpufleet.world.pool import Pool
 from pytest_gpufleet.world.rank import Rank, join, join_alone
 from pytest_gpufleet.world.world import World

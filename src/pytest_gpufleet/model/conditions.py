@@ -89,7 +89,7 @@ ALGORITHMS = ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree
 
 RESNETS = ("resnet50", "resnet101", "resnet152")
 
-TRANSFORMERS = ("transformer-0.1b", "transformer-0.6b", "transformer-1.3b")
+TRANSFORMERS = ("transformer-0.1b", "transformer-0.6b", "transformer-1.3b", "transformer-1.8b")
 
 # Between two GPUs without NVLinks: the PCIe ancestor in common, or the memory of the host.
 PCIE_WAYS = ("PIX", "PXB", "PHB", "NODE", "SYS", "host")
@@ -97,10 +97,12 @@ PCIE_WAYS = ("PIX", "PXB", "PHB", "NODE", "SYS", "host")
 # An NVLink domain.
 INSIDE, ACROSS = "inside", "across"
 
+FAR = "triad of the farthest NUMA node"
+
 # In the order in which a reader wants to hear them.
 CONDITIONS: dict[str, ConditionType] = {
     "collective": ConditionType(COLLECTIVES, leads=True),
-    "operation": ConditionType(("copy", "triad", "copy and triad"), leads=True),
+    "operation": ConditionType(("copy", "triad", "copy and triad", FAR), leads=True),
     "model": ConditionType((*RESNETS, *TRANSFORMERS)),
     "method": ConditionType(tuple(WAYS), words=WAYS),
     "recipe": ConditionType(("fp32", "tf32", "amp", "bf16", "peak"), leads=True),
@@ -131,7 +133,7 @@ CONDITIONS: dict[str, ConditionType] = {
     "port_rate": ConditionType(int, "ports of {} Gb/s"),
     "queue_depth": ConditionType(int, "queue depth {}"),
     "nccl": ConditionType(int, "NCCL {}"),  # as NCCL writes its version: 22809 is 2.28.9
-    "workload": ConditionType(("custom", "sweep", "transformer"), "workload {}"),
+    "workload": ConditionType(("custom", "sweep", "transformer", "inference"), "workload {}"),
     "work": ConditionType(("burn-in", "matrix products", "training"), "work {}"),
     "counter": ConditionType(None, leads=True),  # of a network port, as the kernel names it
     "fabric": ConditionType(("nvswitch", "nvlink", "pcie"), "fabric {}"),

@@ -10,8 +10,9 @@ class NotApplicable(BaseException):
 
 # Of checks that nobody asked for: what they would need was not given.
 NO_ORDER = "no --fleet-order was given"
+NO_RETURN = "no --fleet-returns was given"
 NO_DISK_FOLDER = "no folder for it was named: --fleet-disk-folder DIR, on the drive that is to be tested"
-NOT_ASKED = tuple(f"not applicable: {reason}" for reason in (NO_ORDER, NO_DISK_FOLDER))
+NOT_ASKED = tuple(f"not applicable: {reason}" for reason in (NO_ORDER, NO_RETURN, NO_DISK_FOLDER))
 
 
 def not_applicable(reason: str) -> NoReturn:

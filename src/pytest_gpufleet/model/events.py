@@ -19,13 +19,13 @@ from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.codec import Amount, Finite, Moment
 from pytest_gpufleet.model.endings import NOT_ASKED, Refused
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.finding import Finding, GivenLimits, Grade
 from pytest_gpufleet.model.gpu import GpuTopology, Missing, typed_facts
 from pytest_gpufleet.model.language import Language
 from pytest_gpufleet.model.levels import Level
-from pytest_gpufleet.model.limit import GivenLimits, Grade
 from pytest_gpufleet.model.measurement import Measurement, Sample
 from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.model.requirement import Requirements
 from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.redaction import aliased
 from pytest_gpufleet.safe_files import open_regular
@@ -195,7 +195,7 @@ class HostFound(msgspec.Struct, frozen=True):
 
 
 class LossCurve(msgspec.Struct, frozen=True):
-    """The losses of a training, for whoever follows them elsewhere: nothing is judged by them. `training`: what was
+    """The losses of a training, for trackers elsewhere: nothing is judged by them. `training`: what was
     trained and how, as the conditions of a figure are told. `steps`: how many were done when the loss at the same
     position was that. `place`: the GPU, or WORLD of one model on all ranks; None of a rank that does not say, whose own
     it then is."""
@@ -355,6 +355,10 @@ class ProfileGiven(Event, frozen=True, tag="profile"):
 
 class OrderGiven(Event, frozen=True, tag="order"):
     order: Order
+
+
+class RequirementsGiven(Event, frozen=True, tag="requirements"):
+    requirements: Requirements
 
 
 class MachineRead(Event, frozen=True, tag="machine"):
@@ -526,6 +530,23 @@ class Verdict(Event, frozen=True, tag="verdict"):
     broken: str = ""
     exit_status: Count | None = None
     lasted: Amount = 0
+
+
+Kept = (
+    RunHeader | TopologyFound | MachineRead | CheckStarted | Judged | FingerprintsTaken | FaultFound | CheckFinished
+    | Verdict
+)  # fmt: skip
+
+
+class Returns(Event, frozen=True, tag="returns"):
+    """What --fleet-returns gave: the run of this machine before its repair, by the name of its folder, and of its
+    evidence the events that this run is held against. `replaced`: what --fleet-replaced names. `required`: the checks
+    of the suite that this run is to have."""
+
+    run: str
+    replaced: tuple[str, ...]
+    required: tuple[str, ...]
+    kept: tuple[Kept, ...]
 
 
 KINDS: dict[str, type[Event]] = {str(kind.__struct_config__.tag): kind for kind in Event.__subclasses__()}

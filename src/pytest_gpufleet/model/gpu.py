@@ -338,15 +338,16 @@ class GpuTopology:
 
         The number of NVLinks is not part of it: a pair that has lost links stands beside those that have not.
         """
-        found = [self._position[part] for part in where.parts if part in self._position]
-        models = sorted(self.gpus[position].name for position in found)
-        link = self.links[found[0]][found[1]].rstrip("0123456789") if len(found) == 2 else ""
-        return (*models, link)
+        return (*sorted(gpu.name for gpu in self.of(where)), self.link(where).rstrip("0123456789"))
+
+    def link(self, where: Where) -> str:
+        """What connects the two GPUs of a place; "" where these are no two of its GPUs."""
+        ends = [self._position[part] for part in where.parts if part in self._position]
+        return self.links[ends[0]][ends[1]] if len(ends) == 2 else ""
 
     def nvlinks(self, where: Where) -> int:
         """How many NVLinks connect the two GPUs of a place."""
-        ends = [position for position, gpu in enumerate(self.gpus) if gpu.place in where.parts]
-        link = self.links[ends[0]][ends[1]] if len(ends) == 2 else ""
+        link = self.link(where)
         return int(link[2:]) if link.startswith("NV") else 0
 
     def boards(self, where: Where) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from pytest_gpufleet.model.codec import Finite
-from pytest_gpufleet.model.conditions import COMPARED_WORK, INSIDE, PCIE_WAYS, Condition
+from pytest_gpufleet.model.conditions import COMPARED_WORK, FAR, INSIDE, PCIE_WAYS, Condition
 from pytest_gpufleet.model.language import Said
 
 T = TypeVar("T")
@@ -204,6 +204,7 @@ class MetricRow:
     `theory`: the rule of verdict/physical_limits.py that makes a limit from the facts of the hardware; "": none does.
     `spread`: by how much the samples of a judged figure may differ under these conditions.
     `shared`: whether others than the GPUs of this machine may use the way that is measured.
+    `by_chance`: whether a healthy machine may miss a limit by chance. How much work was done is no chance.
     `may_be_zero`: events, shares and skews may; of work, which takes time and memory, 0 would meet every limit.
     """
 
@@ -216,6 +217,7 @@ class MetricRow:
     not_peers: Callable[[Mapping[str, Condition]], bool] = lambda conditions: False
     tolerances: tuple[Tolerance, ...] = ()
     per_kelvin: float = 0.0
+    by_chance: bool = True
 
     def between_nodes(self, conditions: Mapping[str, Condition]) -> bool:
         """Whether it is measured between nodes under these conditions. A rail is nothing else."""
@@ -231,6 +233,7 @@ EXTRAORDINARY = ("optimizer", "workload", "method", "nodes")
 BETWEEN_NODES = ("nodes", "network", "nccl", "algorithm", "domain")
 _TRANSFER = ("collective", "bytes", "dtype", "ranks", "in_place", "nvls", "fabric", "part", "method", *BETWEEN_NODES)
 _TRAINING = ("model", "recipe", "ranks", "batch", "part", *EXTRAORDINARY)
+_DECODING = (*_TRAINING, "bytes")
 _UNDER_LOAD = ("collective", "precision", "bytes", "ranks", "nvls", "method")
 
 
@@ -250,7 +253,7 @@ def _as_nccl_is(conditions: Mapping[str, Condition]) -> float:
     return AS_NCCL_IS if large and conditions.get("collective") in UNSTEADY_IN_NCCL else STEADY
 
 
-# What goes through the host's memory and PCIe, or over a network, is shared with whoever else is there: other programs,
+# What goes through the host's memory and PCIe, or over a network, is shared with others: other programs,
 # other virtual machines of the host, other jobs. Of two healthy H100 in virtual machines it dipped by up to a third for
 # 0.1 to 0.5 s about once a second, also without this suite: samples of 80 ms differed by up to 39 %, and up to 14 % of
 # the time was lost. That is shown and is no fault; a way that stalls for half of the time loses half of it.
@@ -276,9 +279,9 @@ ROWS = (
               ("collective", "bytes", "ranks", "method"), may_be_zero=False),
     MetricRow(Metric("port_events", "events", "lower", "events of network ports", steady=False)),
     # Eight healthy H200 at their power limit were up to 4 % off their median.
-    MetricRow(Metric("gemm", "TFLOP/s", "higher", "matrix product", 0.08, simultaneous=True),
+    MetricRow(Metric("gemm", "TFLOP/s", "higher", "matmul", 0.08, simultaneous=True),
               ("precision", "at_once", "work", "part", "method"), "products", per_kelvin=0.0015),
-    MetricRow(Metric("gemm_relative", "ratio", "higher", "matrix products of all precisions, against the fastest GPU",
+    MetricRow(Metric("gemm_relative", "ratio", "higher", "matmuls of all precisions, against the fastest GPU",
                      0.08), ("at_once", "part", "method"), per_kelvin=0.0015),
     # Below the power limit the clock is fixed, and chips do not differ. At the limit they do, as in other matmuls.
     MetricRow(Metric("gemm_full_clock", "TFLOP/s", "higher", "matmuls at full clock", 0.08),
@@ -298,7 +301,8 @@ ROWS = (
                     conditions={"at_once": "one", "fabric": fabric}) for fabric in ("nvlink", "pcie")),
     )),
     MetricRow(Metric("host_memory_bandwidth", "GB/s", "higher", "bandwidth of host memory", 0.06),
-              ("operation", "method"), shared="always", tolerances=(
+              ("operation", "method"), shared="always",
+              not_peers=lambda conditions: conditions.get("operation") == FAR, tolerances=(
         # Two sockets are enough: nothing makes memory faster than its channels are.
         Tolerance("host_memory_bandwidth", 0.06, source="one memory channel of twelve is 8 %, one of eight 12 %"),
     )),
@@ -342,14 +346,19 @@ ROWS = (
                      "training of a transformer, each GPU alone", 0.08, simultaneous=True), _TRAINING),
     MetricRow(Metric("token_throughput", "tokens/s", "higher", "training of a transformer"), _TRAINING,
               shared="between GPUs"),
+    # Of batch 1 a GPU reads all weights for each token; what small kernels wait for adds to it.
+    MetricRow(Metric("solo_decode_throughput", "tokens/s", "higher",
+                     "decoding of a language model, each GPU alone", 0.03, simultaneous=True), _DECODING, "decoding"),
+    MetricRow(Metric("decode_throughput", "tokens/s", "higher", "decoding of a language model, tensor parallel"),
+              _DECODING, "decoding", shared="between GPUs"),
     MetricRow(Metric("model_flops_utilization", "ratio", "higher", "model FLOPs utilization (MFU)"), _TRAINING),
     # Of two rates, of which each may differ as those of products do.
     MetricRow(Metric("product_retention", "ratio", "higher",
-                     "matrix products beside an all_reduce, of those alone", 0.16, steady=False), _UNDER_LOAD),
+                     "matmuls beside an all_reduce, of those alone", 0.16, steady=False), _UNDER_LOAD),
     MetricRow(Metric("reduction_retention", "ratio", "higher",
-                     "an all_reduce beside matrix products, of that alone", steady=False), _UNDER_LOAD),
+                     "an all_reduce beside matmuls, of that alone", steady=False), _UNDER_LOAD),
     MetricRow(Metric("corruption_bound", "s", "higher", "GPU time in which silent data corruption occurs less than "
-                     "once, with 95 %", steady=False), ("precision",)),
+                     "once, with 95 %", steady=False), ("precision",), by_chance=False),
     # Rooms, racks and positions differ: what is judged is how much warmer a GPU is than its like.
     MetricRow(Metric("soak_temperature", "C", "lower", "temperature at the end of the soak"), ("method",)),
     MetricRow(Metric("soak_excess", "K", "lower", "temperature above the peers' at equal power, in the soak"),
@@ -363,7 +372,7 @@ ROWS = (
         Tolerance("soak_power", 0.08, source="at their limit of 700 W three machines of 4x NVIDIA H200 drew 682 to 702",
                   conditions={"at_power_limit": True}),
     )),
-    MetricRow(Metric("burn_power", "ratio", "higher", "power while matrix products run, of the power limit"),
+    MetricRow(Metric("burn_power", "ratio", "higher", "power while matmuls run, of the power limit"),
               ("method",)),
     MetricRow(Metric("burn_peak_power", "ratio", "higher", "highest power under load, of the power limit"),  # until 0.2
               ("method",)),
@@ -380,7 +389,7 @@ ROWS = (
 )
 # fmt: on
 # How far the samples behind a figure differ: the limit of which is the suite's own.
-SPREAD = Metric("spread", "ratio", "lower", "spread of the samples behind a figure")
+SPREAD = Metric("spread", "ratio", "lower", "spread of the samples behind a measurement")
 METRICS = {row.metric.name: row.metric for row in ROWS} | {SPREAD.name: SPREAD}
 MEASURED_UNDER = {row.metric.name: row.under for row in ROWS}
 _ROWS = {row.metric.name: row for row in ROWS}

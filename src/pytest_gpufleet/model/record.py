@@ -8,17 +8,20 @@ import msgspec
 from pytest_gpufleet.model import events
 from pytest_gpufleet.model.events import Order
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.finding import Finding, GivenLimits
 from pytest_gpufleet.model.gpu import GpuTopology, joined
-from pytest_gpufleet.model.limit import GivenLimits
 from pytest_gpufleet.model.measurement import Sample
+from pytest_gpufleet.model.requirement import Requirements
 from pytest_gpufleet.model.suite import Suite, shipped
 
 T = TypeVar("T")
 NO_RUN, NO_JUDGING = events.RunHeader(), events.Judging()
 MOST_SAMPLES = 4096
 # Events of which a run has one.
-ONCE = (events.RunHeader, events.ProfileGiven, events.OrderGiven, events.TopologyFound, events.MachineRead)
+ONCE = (
+    events.RunHeader, events.ProfileGiven, events.OrderGiven, events.RequirementsGiven, events.Returns,
+    events.TopologyFound, events.MachineRead,
+)  # fmt: skip
 
 
 @dataclass
@@ -34,6 +37,9 @@ class Record:
     finished: dict[int, events.NodeFinished] = field(default_factory=dict)
     profile: GivenLimits | None = None  # the one that was given, if any was
     order: Order | None = None  # likewise
+    requirements: Requirements | None = None  # likewise
+    returns: events.Returns | None = None  # of a machine that comes back from repair
+    before: "Record | None" = None  # the run that it is held against
     worlds: list[events.WorldStarted] = field(default_factory=list)
     judging: events.Judging = NO_JUDGING
     findings: list[Finding] = field(default_factory=list)
@@ -108,7 +114,28 @@ class Record:
 
     def required_by(self, suite: Suite) -> list[str]:
         names = suite.required(self.run.level, len(self.hosts))
+        if self.returns:
+            return [name for name in names if name in self.returns.required]
         return [name for name in names if suite.between_nodes(name)] if self.of_cluster else names
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """The checks that failed, also those that missed a limit and did not come to their end."""
+        failed = [check.id for check in self.checks.values() if check.outcome == "failed"]
+        missed = [finding.check for finding in self.findings if finding.state == "missed"]
+        return tuple(dict.fromkeys([*failed, *missed]))
+
+    @property
+    def to_run_again(self) -> dict[str, None]:
+        """What a repair has to mend, by the names by which checks are known: those that failed, and those that began
+        and did not come to their end."""
+        unfinished = (check for check in self.started if check not in self.checks)
+        return dict.fromkeys(map(self.suite.known_as, (*self.failed, *unfinished)))
+
+    @property
+    def again(self) -> dict[str, None]:
+        """What has to run again after a repair."""
+        return self.before.to_run_again if self.before else {}
 
     @property
     def began(self) -> bool:
@@ -125,14 +152,9 @@ class Record:
         match event:
             case events.RunHeader():
                 self.run = event
-            case events.TopologyFound():
-                self.topologies = self._by_node(event.nodes)
-                self.topology = joined(self.topologies, self.hosts)
-            case events.ProfileGiven():
-                self.profile = event.profile
-            case events.OrderGiven():
-                self.order = event.order
-            case events.MachineRead() | events.HostFactRead():
+            case events.ProfileGiven() | events.OrderGiven() | events.RequirementsGiven() | events.Returns():
+                self._take(event)
+            case events.TopologyFound() | events.MachineRead() | events.HostFactRead():
                 self._learn(event)
             case events.NodeLost() | events.NodeLeftOut() | events.NodeFinished():
                 self._note(event)
@@ -181,7 +203,22 @@ class Record:
             raise ValueError(f"it tells of {len(given)} nodes, and the run has {len(self.hosts)}")
         return dict(zip(self.hosts, given, strict=True))
 
-    def _learn(self, event: events.MachineRead | events.HostFactRead) -> None:
+    def _take(self, given: events.ProfileGiven | events.OrderGiven | events.RequirementsGiven | events.Returns) -> None:
+        match given:
+            case events.ProfileGiven():
+                self.profile = given.profile
+            case events.OrderGiven():
+                self.order = given.order
+            case events.RequirementsGiven():
+                self.requirements = given.requirements
+            case events.Returns():
+                self.returns, self.before = given, Record.of(*given.kept)
+
+    def _learn(self, event: events.TopologyFound | events.MachineRead | events.HostFactRead) -> None:
+        if isinstance(event, events.TopologyFound):
+            self.topologies = self._by_node(event.nodes)
+            self.topology = joined(self.topologies, self.hosts)
+            return
         if isinstance(event, events.MachineRead):
             self.machines = self._by_node(event.nodes)
             return

@@ -1,4 +1,4 @@
-"""What a run says against places, whoever found it, and what of it explains the rest."""
+"""What a run says against places, by any check, and what of it explains the rest."""
 
 import re
 from collections.abc import Iterable

@@ -5,16 +5,15 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from pytest_gpufleet.model.finding import Finding, distinct
+from pytest_gpufleet.model.finding import GRADES, IN_WORDS, Finding, Grade, distinct
 from pytest_gpufleet.model.language import say
-from pytest_gpufleet.model.limit import GRADES, IN_WORDS, Grade
 from pytest_gpufleet.model.record import Record
 
 # What a limit of the lowest grade is worth, said wherever one was used.
 THEORETICAL = " (theoretical limits catch defects, not a 10 % slowdown)"
 WITHIN = "{met} of {count} measurements within limits"
 WITHIN_ONE = "{met} of 1 measurement within limits"
-TOO_LOW = "held against a {grade} limit, and --fleet-basis asks for a {wanted} one"
+TOO_LOW = "judged by a {grade} limit, and --fleet-basis asks for a {wanted} one"
 # Machines that the suite has run on at level standard or above, by model and number of GPUs: docs/results/README.md.
 RAN = {("NVIDIA H200", 1): 7, ("NVIDIA H200", 2): 4, ("NVIDIA H200", 4): 3, ("NVIDIA H100 80GB HBM3", 1): 7}
 HAS_RUN = "machines with {gpus} x {name} that ran this suite: {count}"

@@ -3,13 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from pytest_gpufleet.model.finding import Finding, distinct, that_count
+from pytest_gpufleet.model.finding import Change, Finding, GivenLimits, Limit, distinct, that_count
 from pytest_gpufleet.model.language import say
-from pytest_gpufleet.model.limit import Change, GivenLimits, Limit
 from pytest_gpufleet.model.metric import METRICS, SpreadRow
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
-from pytest_gpufleet.verdict.judgement import counted, judge, network_of
+from pytest_gpufleet.verdict.judgement import judged_by
 from pytest_gpufleet.verdict.profile import Profile, choose, for_gpu, holds
 
 OWN_LIMITS = (
@@ -85,17 +84,9 @@ def own_limits(record: Record) -> str:
 def spared(record: Record) -> list[Finding]:
     """What figures would be without the given profile that would miss their limits then, and do not by it."""
     without = choose(None, (gpu.name for gpu in record.topology.gpus))
-    measured, network = [finding.measurement for finding in record.findings], network_of(record)
-    count = counted(record)
-    judged = (
-        judge(
-            finding.measurement, without, record.topology, finding.check,
-            rehearsal=False, required=finding.required, measured=measured, network=network,
-            comparisons=count,
-        )
-        for finding in that_count(distinct(record.findings))
-        if finding.state != "missed"
-    )  # fmt: skip
+    anew = judged_by(record, without)
+    met = (finding for finding in that_count(distinct(record.findings)) if finding.state != "missed")
+    judged = (anew(each.measurement, check=each.check, required=each.required) for each in met)
     return [finding for finding in judged if finding.state == "missed"]
 
 
@@ -115,7 +106,7 @@ def remarks_on(record: Record) -> list[str]:
         for each in record.profile.spreads
     ]
     if by_others := spared(record):
-        figures = "1 figure" if len(by_others) == 1 else f"{len(by_others)} figures"
+        figures = "1 measurement" if len(by_others) == 1 else f"{len(by_others)} measurements"
         what = dict.fromkeys(
             _title(each.measurement.metric) + (f" {each.limit}" if each.limit else "") for each in by_others
         )

@@ -2,32 +2,29 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from statistics import fmean, median
+from typing import Any
 
 from pytest_gpufleet.machine.network_ports import gigabits_for_each_gpu
 from pytest_gpufleet.model.events import NO_NETWORK
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.finding import IN_WORDS, Finding, Limit, State
 from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.limit import IN_WORDS, Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import METRICS, Noise, Peers, SpreadRow, Tolerance, fits, over_network, row_of
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite, shipped
 from pytest_gpufleet.verdict.noise import Spread, gpu_line, machine_line
-from pytest_gpufleet.verdict.outliers import figure_of, usual_and_allowed
+from pytest_gpufleet.verdict.outliers import figure_of, slower_than_peers, usual_and_allowed
 from pytest_gpufleet.verdict.peaks import NoPeak
-from pytest_gpufleet.verdict.peers import slower_than_peers
 from pytest_gpufleet.verdict.physical_limits import UNKNOWN_NETWORK, is_required, physical_limit
 from pytest_gpufleet.verdict.profile import Profile, of_every_gpu
 
-STEADINESS = (
-    "a figure that changes from one sample to the next is no figure: something else uses the GPU, or it throttles"
-)
+STEADINESS = "samples that differ so much make no measurement: something else uses the GPU, or it throttles"
 MOST_LOST = 0.25
 STALLS = "of the time is lost by samples slower than the usual one: this way stalls, beyond what others take of it"
 
@@ -102,6 +99,16 @@ def judge(
             no_limit = str(why) if unknown else f"{no_limit}; nor do the facts of the hardware make one: {why}"
     finding = Finding(check, measurement, limit=limit, required=required, tolerances=tolerances)
     return held(finding, topology, no_limit)
+
+
+def judged_by(
+    record: Record, profile: Profile | None, now: Iterable[Measurement] = (), **other: Any
+) -> Callable[..., Finding]:
+    """`judge` with all that the record of a run, and what is measured `now`, say of it."""
+    measured = [*(finding.measurement for finding in record.findings), *now]
+    of_run = {"topology": record.topology, "rehearsal": record.run.rehearsal, **other}
+    network, count = network_of(record), counted(record)
+    return partial(judge, profile=profile, measured=measured, network=network, comparisons=count, **of_run)
 
 
 def counted(record: Record) -> int:
@@ -179,27 +186,28 @@ def held(finding: Finding, topology: GpuTopology, no_limit: str, rehearsal: bool
     """The finding that follows from a measurement and what it is held against: the one way to it, when it is made and
     when it is read. `no_limit`: why it has no limit."""
     measurement, limit = finding.measurement, finding.limit
-    finding = replace(finding, state="not judged", missed=(), slower_than_peers=None, reason="")
     if rehearsal:
-        return replace(finding, reason=no_limit)
+        return replace(finding, state="not judged", missed=(), slower_than_peers=None, reason=no_limit)
     if not measurement.values:  # which would meet every limit
-        return replace(finding, limit=None, tolerances=(), reason="nothing was measured")
+        nothing = replace(finding, limit=None, tolerances=(), missed=(), slower_than_peers=None)
+        return replace(nothing, state="not judged", reason="nothing was measured")
     slower = slower_than_peers(measurement, finding.tolerances, topology)
     missed = tuple(
         place
         for place, value in _held_to_limit(measurement, limit, slower or {}).items()
         if not _possible(measurement.values[place], measurement) or (limit and not limit.met_by(value))
     )
-    finding = replace(finding, missed=missed, slower_than_peers=slower)
-    if finding.again:
-        return measured_again(finding, finding.again)
+    state: State
     if missed or slower:
-        return replace(finding, state="missed", reason=_missed_reason(len(missed), len(slower or ())))
-    if limit:
-        return replace(finding, state="met")
-    if finding.required:
-        return replace(finding, reason=no_limit)
-    return replace(finding, state="for information")
+        state, reason = "missed", _missed_reason(len(missed), len(slower or ()))
+    elif limit:
+        state, reason = "met", ""
+    elif finding.required:
+        state, reason = "not judged", no_limit
+    else:
+        state, reason = "for information", ""
+    finding = replace(finding, state=state, missed=missed, slower_than_peers=slower, reason=reason)
+    return measured_again(finding, finding.again) if finding.again else finding
 
 
 def _held_to_limit(measurement: Measurement, limit: Limit | None, slower: Mapping[Where, float]) -> dict[Where, float]:
@@ -224,9 +232,10 @@ def comparisons(suite: Suite, level: str, gpus: int, nodes: int) -> int:
         check = suite.checks[name]
         among = nodes if check.nodes else gpus
         for metric in check.metrics(gpus > 1):
-            if metric == "corruption_bound":  # how much work was compared: nothing that chance decides
+            known = METRICS.get(metric)
+            if known and not row_of(known).by_chance:
                 continue
-            peers = metric in METRICS and METRICS[metric].peer_tolerance is not None
+            peers = known is not None and known.peer_tolerance is not None
             places = (among * (among - 1) // 2 if metric.startswith("pair_") else among) if peers else 1
             count += len(suite.cases(name)) * (1 + places * (places > 1))
     return count
@@ -327,7 +336,7 @@ def _lines(finding: Finding, topology: GpuTopology) -> list[str]:
 # had met its limit at first and was measured along with another: so nobody can choose between two, and one that misses
 # then is a miss. Full load is put on once more too, so that a GPU is found that is slow once it is hot. Not measured
 # again is what an hour of burn-in and power steps came to, since it would take another hour.
-ALONG = "a figure that was measured with it had to be measured again"
+ALONG = "what was measured with it had to be measured again"
 
 
 def to_measure_again(findings: Sequence[Finding]) -> list[Finding]:

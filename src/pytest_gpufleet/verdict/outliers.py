@@ -1,13 +1,16 @@
 """Who is worse than its like: a place than its peers, a run or a host than most, a GPU than it was itself."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
 
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.measurement import Measurement, goodness
-from pytest_gpufleet.model.metric import Metric
+from pytest_gpufleet.model.metric import Metric, Tolerance
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.verdict.noise import Spread, gpu_line, pooled
 from pytest_gpufleet.verdict.profile import SAME, KnownSpread, Profile, choose, of_every_gpu
@@ -47,7 +50,6 @@ def figure_of(measurement: Measurement) -> Figure:
 @dataclass(frozen=True)
 class Outlier:
     """A place of a run that is worse than `reference` by the fraction `worse`, where `allowed` may be; of NaN by 1.
-    `among`: how many values were held against it.
 
     Of a machine over time also the GPUs that it is of, and the value in each run that has one, in their order.
     """
@@ -59,7 +61,6 @@ class Outlier:
     reference: float
     worse: float
     allowed: float
-    among: int
     identity: str = ""
     gpus: GpuIds = ()
     history: Mapping[str, float] = field(default_factory=dict)
@@ -81,7 +82,7 @@ def outliers(
         worse = _fraction(difference, usual) if relative else figure.share(difference, usual)
         worse = 1.0 if math.isnan(value) else worse
         if math.isfinite(usual) and worse > allowed:
-            found.append(Outlier(run, place, figure, value, usual, worse, allowed, len(values)))
+            found.append(Outlier(run, place, figure, value, usual, worse, allowed))
     return found
 
 
@@ -129,7 +130,7 @@ def beside_most(
         usual, allowed = usual_and_allowed(figure, left.values(), default, comparisons, matters, independent)
         slow = outliers(figure, left, usual if reference is None else reference, allowed)
         if not slow:
-            return [replace(each, among=len(values)) for each in found]
+            return found
         found += slow
         left = {at: value for at, value in left.items() if at not in {(each.run, each.place) for each in slow}}
 
@@ -160,3 +161,82 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 
 def _fraction(difference: float, reference: float) -> float:
     return difference / abs(reference) if reference else math.nan
+
+
+# The GPUs of three healthy boards of 4x NVIDIA H200 were up to 10 K apart under full load (53 to 63 C, 2026-11-21).
+# What is warmer than that has a fault of its cooling, which must not excuse it.
+MOST_KELVIN = 10.0
+
+
+def slower_than_peers(
+    measurement: Measurement, tolerances: Iterable[Tolerance], topology: GpuTopology
+) -> dict[Where, float] | None:
+    """Places worse than their peers by more than any of these tolerances, and by what fraction of the mean of the
+    others; None where no place has peers enough.
+
+    A place that gave no number at all is as slow as can be. Nothing is slower than peers that reach nothing.
+    """
+    slower: dict[Where, float] = {}
+    figure, sign, compared = figure_of(measurement), measurement.definition.sign, False
+    for tolerance in tolerances:
+        for peers, judged in _groups(measurement, tolerance, topology):
+            compared = True
+            for each in _slower(figure, at_one_temperature(measurement, peers, sign * tolerance.per_kelvin), tolerance):
+                if each.place in judged:
+                    slower[each.place] = max(each.worse, slower.get(each.place, each.worse))
+    return {place: slower[place] for place in measurement.values if place in slower} if compared else None
+
+
+def _slower(figure: Figure, values: Mapping[Where, float], tolerance: Tolerance) -> list[Outlier]:
+    """Those worse than the mean of the others by more than they may be. Several that are slow are no measure for each
+    other: as many as half of them are left out of the mean, most first, if the best of these is worse than the rest by
+    more than it may be (after B. Rosner, Percentage Points for a Generalized ESD Many-Outlier Procedure, Technometrics
+    25 (1983)). Then the rest is looked at again."""
+    ranked = sorted(values.items(), key=lambda item: goodness(item[1], figure.metric))  # NaN first
+    numbers, broken = [value for _, value in ranked], sum(map(math.isnan, values.values()))
+    for count in range(max(len(ranked) // 2, broken), 0, -1):
+        rest, slow = numbers[max(count, broken) :], {("", at): value for at, value in ranked[count - 1 : count]}
+        usual = fmean(rest) if rest else math.nan
+        if outliers(figure, slow, usual, tolerance.worse, relative=True):
+            slow = {("", at): value for at, value in ranked[:count]}
+            found = outliers(figure, slow, usual, tolerance.worse, relative=True)
+            return found + _slower(figure, dict(ranked[count:]), tolerance)
+    return []
+
+
+def _groups(
+    measurement: Measurement, tolerance: Tolerance, topology: GpuTopology
+) -> Iterator[tuple[list[Where], set[Where]]]:
+    """Places that are peers of each other, and those among them that are held against the others. At a NUMA node only
+    those are peers that share a PCIe switch with as many others. Where all GPUs show the same NUMA node, nobody knows
+    who is near whom: virtual machines hide it."""
+    places, near = list(measurement.values), tolerance.peers == "numa node"
+    if near and len({topology.processors_near(place) for place in places}) < 2:
+        return
+    by_board = places if tolerance.peers in ("part number", "others of the model") else []
+    board = {place: (topology.kind(place), topology.boards(place)) for place in by_board}
+    of_board = Counter(board.values())
+    alike: dict[Where, object] = {place: topology.kind(place) for place in places}
+    if tolerance.peers == "part number":
+        alike = dict(board)
+    elif near:
+        alike = {at: (kind, topology.processors_near(at), topology.switch_neighbours(at)) for at, kind in alike.items()}
+    for peers in grouped((alike[place], place) for place in places).values():
+        judged = {
+            at for at in peers if tolerance.peers != "others of the model" or of_board[board[at]] < tolerance.least
+        }
+        if judged and len(peers) >= tolerance.least:
+            yield peers, judged
+
+
+def at_one_temperature(measurement: Measurement, peers: list[Where], per_kelvin: float) -> dict[Where, float]:
+    """The values that these peers would reach at their mean temperature, if the temperature of each is known."""
+    states = [measurement.gpu_states.get(place) for place in peers]
+    temperatures = [state.temperature_c for state in states if state and state.temperature_c is not None]
+    values = {place: measurement.values[place] for place in peers}
+    if not per_kelvin or len(temperatures) < len(peers):
+        return values
+    mean = fmean(temperatures)
+    warmer = (max(-MOST_KELVIN, min(MOST_KELVIN, each - mean)) for each in temperatures)
+    corrected = (1 + per_kelvin * kelvin for kelvin in warmer)
+    return {place: value * factor for (place, value), factor in zip(values.items(), corrected, strict=True)}

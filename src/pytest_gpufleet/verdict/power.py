@@ -12,9 +12,8 @@ from statistics import NormalDist
 from typing import Literal, get_args
 
 from pytest_gpufleet.model.conditions import Condition
-from pytest_gpufleet.model.finding import Finding, distinct, that_count
+from pytest_gpufleet.model.finding import Finding, Limit, distinct, that_count
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import METRICS, SpreadRow, metric_under
 from pytest_gpufleet.model.place import WORLD, Pair, Where, gpu

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from pytest_gpufleet.model.codec import Finite
 from pytest_gpufleet.model.conditions import CONDITIONS, Condition
-from pytest_gpufleet.model.limit import KnownGood, Limit, Reference
+from pytest_gpufleet.model.finding import KnownGood, Limit, Reference
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import EXTRAORDINARY, MEASURED_UNDER, METRICS, Metric, SpreadRow, fits
 from pytest_gpufleet.verdict import toml_table
@@ -158,7 +158,6 @@ def _limit(table: Table, metrics: Mapping[str, Metric], given: bool) -> Limit:
         raise table.error(
             f'"{wrong}" does not fit {metric.name}, where {metric.better} is better; write only "{sense}".', wrong
         )
-    _check_conditions(metric, when)
     table.check(limit_of(metric))
     value = _one_of(table, sense)
     return Limit(
@@ -198,7 +197,6 @@ def _reference(values: Mapping[str, Any]) -> Reference:
 
 def _spread(table: Table, metrics: Mapping[str, Metric]) -> SpreadRow:
     metric, when = metrics[table.choice("metric", metrics)], table.table("when")
-    _check_conditions(metric, when)
     if metric.name in MEASURED_UNDER:
         when.check(_when(metric))
     row = SpreadRow(
@@ -213,14 +211,6 @@ def _spread(table: Table, metrics: Mapping[str, Metric]) -> SpreadRow:
     if row.between is not None and row.machines < 2:
         raise table.error('"between" needs "machines", two or more: say on how many it was seen.')
     return row
-
-
-def _check_conditions(metric: Metric, when: Table) -> None:
-    known = MEASURED_UNDER.get(metric.name, when.values)
-    for key in when.values:
-        if key in CONDITIONS and key not in known:
-            under = " and ".join(known) or "no condition"
-            raise when.error(f'{metric.name} is not measured under "{key}", only under {under}; take it out.', key)
 
 
 def _conditions(when: Table) -> dict[str, Condition]:

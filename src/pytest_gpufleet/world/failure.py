@@ -12,10 +12,9 @@ from typing import Any, Literal
 
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import Where
-from pytest_gpufleet.world.call import Call, Members, RankSpec, ranks_text
+from pytest_gpufleet.world.call import Call, Members, Outcome, RankSpec, loaded_type, ranks_text
 from pytest_gpufleet.world.engines.processes import CANNOT_ANSWER
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Engine, Trace
-from pytest_gpufleet.world.outcomes import Outcome, loaded_type
 
 FailureKind = Literal["exception", "crash", "hang"]
 State = Literal["returned", "raised", "died", "running"]

@@ -12,10 +12,24 @@ from typing import Any
 import msgspec
 
 from pytest_gpufleet.model.events import Losses, WorldStarted
-from pytest_gpufleet.world.call import START, Call, Members, RankSpec, local_sizes, pack, pack_work, ranks_text, unpack
+from pytest_gpufleet.world.call import (
+    START,
+    Call,
+    Members,
+    Outcome,
+    RankSpec,
+    echo_output,
+    local_sizes,
+    pack,
+    pack_work,
+    raise_again,
+    ranks_text,
+    reporting,
+    show_notices,
+    unpack,
+)
 from pytest_gpufleet.world.engines.protocol import Engine
 from pytest_gpufleet.world.failure import Attempts, RankFailure, RankReport, collect, diagnose
-from pytest_gpufleet.world.outcomes import Outcome, echo_output, raise_again, reporting, show_notices
 from pytest_gpufleet.world.rank import join, join_alone
 
 KILL_SECONDS = 10.0

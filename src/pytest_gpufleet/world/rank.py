@@ -15,7 +15,7 @@ from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.metric import conditions, number
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.world.call import Members
-from pytest_gpufleet.world.worker.board import Progress
+from pytest_gpufleet.world.engines.rank_files import Progress
 
 if TYPE_CHECKING:
     import torch
@@ -104,14 +104,7 @@ def join(rank: Rank, groups: Sequence[Members], init_method: str) -> None:
 
     if not dist.is_initialized():
         with rank.phase(f"process group: {BACKENDS[rank.device.type]}"):
-            dist.init_process_group(
-                BACKENDS[rank.device.type],
-                init_method=init_method,
-                rank=rank.index,
-                world_size=rank.size,
-                timeout=TIMEOUT,
-                device_id=rank.device if rank.device.type == "cuda" else None,
-            )
+            _begin(rank, init_method=init_method, rank=rank.index, world_size=rank.size)
     everyone = tuple(range(rank.size))
     for members in groups:
         with rank.phase(f"process group of ranks {list(members)}"):
@@ -143,16 +136,17 @@ def join_alone(rank: Rank, groups: Sequence[Members], number: int, init_method: 
                 dist.destroy_process_group()
                 rank._groups.clear()
             with rank.phase(f"process group of ranks {list(members)}"):
-                dist.init_process_group(
-                    BACKENDS[rank.device.type],
-                    store=PrefixStore(f"{number}/{index}", _stores[0]),
-                    rank=members.index(rank.index),
-                    world_size=len(members),
-                    timeout=TIMEOUT,
-                    device_id=rank.device if rank.device.type == "cuda" else None,
-                )
+                store = PrefixStore(f"{number}/{index}", _stores[0])
+                _begin(rank, store=store, rank=members.index(rank.index), world_size=len(members))
                 assert isinstance(dist.group.WORLD, dist.ProcessGroup)
                 _connect(rank, members, dist.group.WORLD)
+
+
+def _begin(at: Rank, **members: Any) -> None:
+    import torch.distributed as dist
+
+    device = at.device if at.device.type == "cuda" else None
+    dist.init_process_group(BACKENDS[at.device.type], timeout=TIMEOUT, device_id=device, **members)
 
 
 def _connect(rank: Rank, members: Members, group: ProcessGroup) -> None:

@@ -29,6 +29,7 @@ OF_GPUS = {
     "InfoROM": "inforom_version",
     "GPU memory": "memory_bytes",
     "power limit": "power_limit_watts",
+    "power smoothing": "power_smoothing",
     "ECC": "ecc_mode",
     "MIG": "mig_mode",
     "compute mode": "compute_mode",
@@ -220,7 +221,7 @@ def _run(record: Record) -> dict[str, str]:
         # A version in development has many states.
         "version of pytest-gpufleet": " ".join(filter(None, (record.run.plugin, record.run.code[:12]))) or UNKNOWN,
         "suite": f"{record.suite.version} ({sha256(files.encode()).hexdigest()[:12]})",
-        "level": record.run.level,
+        "level": f"{record.run.level}{' (back in service)' if record.before else ''}",
         "limits in use": profile or "none",
         "order": order or "none",
         "grade asked for": record.run.basis,

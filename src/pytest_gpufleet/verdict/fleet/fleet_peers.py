@@ -21,12 +21,12 @@ from pytest_gpufleet.verdict.outliers import (
     BETWEEN_BOARDS,
     Figure,
     Outlier,
+    at_one_temperature,
     beside_most,
     figure_of,
     healthy_spread,
     outliers,
 )
-from pytest_gpufleet.verdict.peers import at_one_temperature
 
 # Measurements of one family slow down together, by one cause or by one disturbance: they are one witness. An author's
 # own metric is a family of its own.
@@ -39,10 +39,10 @@ FAMILIES = {
     "clock": ("gemm_full_clock",),
     "power": ("soak_power", "burn_power", "burn_peak_power", "step_power", "power_swing"),
     "temperature": ("soak_temperature", "soak_excess"),
-    "memory": ("memory_bandwidth", "train_memory"),
+    "memory": ("memory_bandwidth", "train_memory", "solo_decode_throughput"),
     "links": (
         "busbw", "collective_latency", "pair_bandwidth", "pair_latency", "ring_bandwidth", "scaling_efficiency",
-        "communication_share", "reduction_retention", "step_skew",
+        "communication_share", "reduction_retention", "step_skew", "decode_throughput",
     ),
     "host": (
         "host_bandwidth", "host_memory_bandwidth", "drive_bandwidth", "drive_iops", "launch_time", "loader_throughput",

@@ -6,9 +6,9 @@ from types import MappingProxyType
 
 from pytest_gpufleet.model.events import VerdictWord
 from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.finding import Grade
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Listed, Said, some
-from pytest_gpufleet.model.limit import Grade
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import basis, verdict as own_verdict
 from pytest_gpufleet.verdict.fleet import equality
@@ -27,11 +27,12 @@ from pytest_gpufleet.verdict.fleet.host_runs import (
     of_nodes,
     rejected,
 )
+from pytest_gpufleet.verdict.gaps import not_answered, reasons as stated
 from pytest_gpufleet.verdict.verdict import DIED, EXIT_STATUS, MOST_NAMES, not_as_many
 
-NOBODY_SAID = "nobody said which hosts were expected: that none is missing is not known"
+NOBODY_SAID = "which hosts were expected was not given: that none is missing is not known"
 REHEARSED = "CPU ranks stood in for GPUs on all hosts: this says nothing about any GPU"
-UNTESTED = Said(", beside somebody else's process: that could not be tested")
+UNTESTED = Said(", beside another process: that could not be tested")
 HELD_BACK = ", and held back by what is no fault of a GPU and has to be mended first"
 # What a reason says of so many hosts.
 WORDS: dict[GapKind, str] = {
@@ -127,7 +128,10 @@ def judge_fleet(
     tested = [each for each in slow if each not in untested]
     against = _against(hosts, over, gaps, tested, differences)
     failed = failed_nodes(hosts, [*(each.fault for each in tested), *equality.faults(differences, runs_of)], over)
-    verdict, reasons, status = _verdict(hosts, over, against, gaps, _slower(hosts, untested, UNTESTED), notes)
+    own = [run.record for run in hosts]
+    unanswered = [text for each in over for text in stated(not_answered(each, own), each)]
+    open_points = [*_slower(hosts, untested, UNTESTED), *unanswered]
+    verdict, reasons, status = _verdict(hosts, over, against, gaps, open_points, notes)
     return Fleet(
         hosts, None if expected is None else tuple(expected), tuple(unusable), tuple(gaps), tuple(notes),
         tuple(differences), slow, peers.alone, tuple(faults), grades,
@@ -138,7 +142,7 @@ def judge_fleet(
 def _of_runs(runs: Sequence[HostRun]) -> list[str]:
     """What a signer has to know of the hosts' own runs: whose limits they met, and what of the hosts was not tested."""
     by_file = grouped((run.record.profile.file, run.host) for run in runs if run.record.profile)
-    text = "{hosts} held against limits that were given ({file}): what only these let pass, the hosts' reports say"
+    text = "{hosts} judged by limits that were given ({file}): what only these let pass, the hosts' reports list"
     notes: list[str] = [Said(text, hosts=_hosts(names), file=file) for file, names in by_file.items()]
     if partly := [run.host for run in runs if run.record.run.gpus_present > len(run.record.topology.gpus)]:
         notes.append(Said("{hosts} tested in part: there are more GPUs", hosts=_hosts(partly)))
@@ -146,7 +150,7 @@ def _of_runs(runs: Sequence[HostRun]) -> list[str]:
 
 
 def _beside(without_peers: Sequence[str]) -> list[str]:
-    text = "{hosts} not held against others in all figures: too few hosts have the same"
+    text = "{hosts} not compared with others in all measurements: too few hosts have the same"
     return [Said(text, hosts=_hosts(without_peers))] if without_peers else []
 
 

@@ -19,13 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pytest_gpufleet.world.call import START, Call, RankSpec, pack, unpack
+from pytest_gpufleet.world.call import START, Call, Notices, Outcome, Output, RankSpec, kind_of, pack, unpack
 from pytest_gpufleet.world.engines import processes
 from pytest_gpufleet.world.engines.channel import RankEnd
-from pytest_gpufleet.world.engines.rank_files import RankFiles
-from pytest_gpufleet.world.outcomes import Notices, Outcome, Output, kind_of
+from pytest_gpufleet.world.engines.rank_files import Progress, RankFiles
 from pytest_gpufleet.world.rank import Rank
-from pytest_gpufleet.world.worker.board import Progress
 
 # torch is imported only once a failure of it can be reported: a library that does not load is a finding.
 if TYPE_CHECKING:

@@ -23,9 +23,8 @@ import torch
 import torch.distributed
 
 from pytest_gpufleet.model.events import LossCurve
-from pytest_gpufleet.world.call import Members, Reporting
+from pytest_gpufleet.world.call import Members, Notices, Output, Reporting, set_filters
 from pytest_gpufleet.world.engines.processes import current_folder
-from pytest_gpufleet.world.outcomes import Notices, Output, set_filters
 
 ROUTINES = (FunctionType, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
 # Namespaces of which functions are replaced by hand, as in `dist.all_reduce = mine`.
