@@ -4,7 +4,7 @@ import os
 
 from pytest_gpufleet import MiB, bus_bandwidth, measure, measure_all, scaling_efficiency
 from pytest_gpufleet.machine import container
-from pytest_gpufleet.probes import memory
+from pytest_gpufleet.probes import inference, measure as measure_module, memory
 from pytest_gpufleet.probes.collectives import speed
 from pytest_gpufleet.probes.collectives.speed import launch_time
 from pytest_gpufleet.probes.collectives.under_load import retention_under_load
@@ -21,6 +21,10 @@ def has_all_of_its_host(rank):
     """Whatever a container leaves it."""
     container.short_of = lambda processors, memory: ""
     memory.by_numa_node = lambda: {0: sorted(os.sched_getaffinity(0))}
+
+
+def decoded(world, of_all):
+    return measure_module.together(world, [each.readings for each in world.run(inference.decode, of_all)])
 
 
 def test_everything(nccl_group, world, judge, gpu_topology, tmp_path):
@@ -61,5 +65,6 @@ def test_everything(nccl_group, world, judge, gpu_topology, tmp_path):
         *measure_all(nccl_group, retention_under_load, "bf16", 1024),
         *measure_all(nccl_group, token_throughput, seconds=0.01),
         *measure_all(nccl_group, token_throughput, "ddp", seconds=0.01),
+        *(each for of_all in (False, True) for each in decoded(nccl_group, of_all)),
         required=False,
     )

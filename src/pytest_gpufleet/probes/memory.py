@@ -21,6 +21,7 @@ from pytest_gpufleet.machine import container, nvml
 from pytest_gpufleet.machine.health import ClocksUnderLoad
 from pytest_gpufleet.machine.processors import by_numa_node
 from pytest_gpufleet.model import place
+from pytest_gpufleet.model.conditions import FAR
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.measurement import Measurement, Reading
 from pytest_gpufleet.model.metric import GiB, MiB
@@ -114,29 +115,42 @@ def host_memory_bandwidth(world: World, nbytes: int, seconds: float) -> list[Mea
 
     A node is held against the other ones. One alone shows what it reaches and not what it should: how many channels its
     processor has, and how fast its modules are, only the firmware knows (DMI), which virtual machines do not show.
+
+    Afterwards the same with arrays in the memory of the farthest node, which is what the links between sockets carry,
+    both ways at once. Nobody publishes what that should be, and all nodes share these links: it is shown, and judged
+    where a profile has a limit for it.
     """
-    by_rank = [found for ranks in world.each(world.nodes, _triads, nbytes, seconds) for found in ranks]
-    return together(world, by_rank)
+    every = (world.each(world.nodes, _triads, nbytes, seconds, operation) for operation in ("triad", FAR))
+    return [figure for each in every for figure in together(world, [found for ranks in each for found in ranks])]
 
 
-def _triads(rank: Rank, nbytes: int, seconds: float) -> list[Reading]:
-    """Of the NUMA nodes that are this rank's share."""
+def _triads(rank: Rank, nbytes: int, seconds: float, operation: str) -> list[Reading]:
+    """Of the NUMA nodes that are this rank's share. The kernel numbers those of a socket one after the other, so that
+    half of all nodes on is another socket."""
     nodes = sorted(by_numa_node().items())
     if not nodes:
         not_applicable("this process may use no NUMA node whole, with all its processors and its memory")
     processors = sum(len(each) for _, each in nodes)
     if short := container.short_of(processors, ARRAYS * nbytes * processors):
         not_applicable(short)
-    return [_triad(rank, number, processors, nbytes, seconds) for number, processors in nodes[rank.index :: rank.size]]
+    half = len(nodes) // 2 if operation == FAR else 0
+    if operation == FAR and not half:
+        return []
+    mine = list(zip(nodes, nodes[half:] + nodes[:half], strict=True))[rank.index :: rank.size]
+    return [_triad(rank, *node, near, nbytes, seconds, operation) for node, (_, near) in mine]
 
 
-def _triad(rank: Rank, number: int, processors: Sequence[int], nbytes: int, seconds: float) -> Reading:
+def _triad(
+    rank: Rank, number: int, processors: Sequence[int], near: Sequence[int], nbytes: int, seconds: float, operation: str
+) -> Reading:
+    """`near`: the processors next to the memory."""
     start = Barrier(len(processors))
 
-    def rates(processor: int) -> list[float]:
+    def rates(processor: int, next_to_memory: int) -> list[float]:
         try:
-            os.sched_setaffinity(0, {processor})  # of this thread alone
+            os.sched_setaffinity(0, {next_to_memory})  # of this thread alone
             a, b, c = (_first_touched(nbytes, value) for value in (0.0, 1.0, 2.0))
+            os.sched_setaffinity(0, {processor})
             return [_rate(a, b, c, seconds) for _ in range(SAMPLES) if start.wait() >= 0]
         except BrokenBarrierError:
             return []  # another thread has the reason
@@ -147,14 +161,14 @@ def _triad(rank: Rank, number: int, processors: Sequence[int], nbytes: int, seco
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # of each thread that is started from now on
     try:
-        with rank.phase(f"triad at NUMA node {number}"), ThreadPoolExecutor(len(processors)) as threads:
-            by_processor = list(threads.map(rates, processors))
+        with rank.phase(f"{operation} at NUMA node {number}"), ThreadPoolExecutor(len(processors)) as threads:
+            by_processor = list(threads.map(rates, processors, itertools.cycle(near)))
     finally:
         torch.set_num_threads(before)
     samples = tuple(map(sum, zip(*by_processor, strict=True)))
     details = {"processors": len(processors), "bytes": nbytes * len(processors)}
     where = place.numa_node(number, rank.node)
-    return Reading("host_memory_bandwidth", median(samples), {"operation": "triad"}, samples, where, details)
+    return Reading("host_memory_bandwidth", median(samples), {"operation": operation}, samples, where, details)
 
 
 def _first_touched(nbytes: int, value: float) -> Tensor:

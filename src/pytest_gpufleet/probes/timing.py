@@ -252,7 +252,7 @@ def captured(
         # It also leaves the generator of the GPU as if it went on (torch 2.11): nobody gets another random number of
         # it. A copy of its state has nothing of that.
         generator = torch.cuda.default_generators[before.device_index]
-        with suppress(RuntimeError):  # whoever wants a random number gets the error
+        with suppress(RuntimeError):  # who wants a random number gets the error
             generator.graphsafe_set_state(generator.clone_state())
         for end in filter(None, (getattr(torch._C, name, None) for name in END_OF_CAPTURE)):
             with suppress(RuntimeError):  # it knows already

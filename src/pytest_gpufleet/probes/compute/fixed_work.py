@@ -28,7 +28,7 @@ from pytest_gpufleet.model.place import THIS_NODE
 from pytest_gpufleet.probes.collectives.table import type_name
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.compute.corruption import kind
-from pytest_gpufleet.probes.training.correctness import full_precision
+from pytest_gpufleet.probes.training.correctness import bits, full_precision
 from pytest_gpufleet.redaction import variable
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
@@ -73,7 +73,7 @@ def _fingerprint(rank: Rank, work: str) -> Fingerprint:
         for name, inputs, compute in WORK[work](rank):
             with rank.phase(name):
                 first, again = (compute() for _ in range(2))
-                parts[name] = Part(inputs, _hash(first) if torch.equal(_bits(first), _bits(again)) else "")
+                parts[name] = Part(inputs, _hash(first) if torch.equal(bits(first), bits(again)) else "")
     # A rank does not know its place.
     return Fingerprint(THIS_NODE, kind(rank.device), _software(rank.device), parts)
 
@@ -192,12 +192,8 @@ def _hash(*tensors: Tensor) -> str:
     """SHA-256 over the bits of tensors, in hexadecimal."""
     digest = sha256()
     for tensor in tensors:
-        digest.update(_bits(tensor).cpu().numpy().data)
+        digest.update(bits(tensor).cpu().numpy().data)
     return digest.hexdigest()
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
 
 
 def _software(device: torch.device) -> dict[str, str]:

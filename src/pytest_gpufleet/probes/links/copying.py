@@ -419,6 +419,13 @@ def copier(rank: Rank) -> Copier:
     return HostCopier() if rank.device.type == "cpu" else CudaCopier(rank)
 
 
+def free(rank: Rank, name: str) -> None:
+    """Give back what a rank keeps by this name: a copier, and its line."""
+    kept = rank.kept.pop(name)
+    kept.line.remove()
+    kept.copier.free()
+
+
 def bandwidth(
     copier: Copier, copies: Sequence[Copy], meet: Meet | None = None, lasting: float = 0.0, samples: int = SAMPLES
 ) -> tuple[float, ...]:

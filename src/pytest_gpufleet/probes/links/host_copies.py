@@ -73,7 +73,7 @@ def host_bandwidth(
     lines = world.run(_prepare, nbytes)
     work = watched(_copied)
     by_rank = [each for group in groups for each in group.run(work, directions, at_once == "all", lines, again)]
-    world.run(_free)
+    world.run(copying.free, LINK)
     copied = {}
     for direction in directions:
         crossed = [each[direction] for each, _ in by_rank]
@@ -111,7 +111,7 @@ class _Crossed:
     wrong: str
 
 
-LINK = "the link to the host"  # of a rank, which it keeps from `_prepare` to `_free`
+LINK = "the link to the host"  # of a rank, which it keeps from `_prepare` to `copying.free`
 
 
 def _prepare(rank: Rank, nbytes: int) -> str:
@@ -160,9 +160,3 @@ def _crossed(rank: Rank, link: _Link, direction: HostDirection, at_once: bool, a
 def _copies(link: _Link, ways: Sequence[HostDirection]) -> list[Copy]:
     ends = [link.ways[way] for way in ways]
     return [Copy(sink.data_ptr(), source.data_ptr(), sink.nbytes) for source, sink in ends]
-
-
-def _free(rank: Rank) -> None:
-    link: _Link = rank.kept.pop(LINK)
-    link.line.remove()
-    link.copier.free()

@@ -142,7 +142,7 @@ def _copied(
                 under = {**conditions, **_link(topology, where, direct[i][j])}
                 by_rank[i].append(Reading(metric, median(samples), under, samples, where, {"bytes": nbytes}, state))
     world.run(_leave)
-    world.run(_free)  # not before nobody reaches it any more
+    world.run(copying.free, ENDS)  # not before nobody reaches it any more
     return Copied(together(world, by_rank), faults)
 
 
@@ -172,7 +172,7 @@ class _Ends:
     others: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
-ENDS = "the ends of links"  # of a rank, which it keeps from `_prepare` to `_free`
+ENDS = "the ends of links"  # of a rank, which it keeps from `_prepare` to `copying.free`
 
 
 def _prepare(rank: Rank, nbytes: int) -> tuple[Offer, Offer, str]:
@@ -242,9 +242,3 @@ def _difference(rank: Rank, filled: dict[int, int]) -> str:
 
 def _leave(rank: Rank) -> None:
     rank.kept[ENDS].copier.leave()
-
-
-def _free(rank: Rank) -> None:
-    ends: _Ends = rank.kept.pop(ENDS)
-    ends.line.remove()
-    ends.copier.free()

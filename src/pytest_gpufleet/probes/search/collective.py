@@ -258,13 +258,8 @@ def _left_out(slow: Slow) -> Step:
 
 def _link(slow: Slow, a: int, b: int) -> str:
     """The kind of link of two ranks. Only without a switch do pairs differ by design in the number of their NVLinks."""
-    world, topology = slow.world, slow.topology
-    if not world.gpus:
-        return ""
-    if topology.fabric == "nvlink":
-        at = {gpu.place: position for position, gpu in enumerate(topology.gpus)}
-        return topology.links[at[world.places[a]]][at[world.places[b]]]
-    return topology.kind(Pair(world.places[a], world.places[b]))[-1]
+    pair = Pair(slow.world.places[a], slow.world.places[b])
+    return slow.topology.link(pair) if slow.topology.fabric == "nvlink" else slow.topology.kind(pair)[-1]
 
 
 def of_their_kind(rates: Mapping[IndexPair, float], links: Mapping[IndexPair, str]) -> dict[IndexPair, float]:
@@ -415,4 +410,4 @@ def _corrupting_part(
         return (Pair(first, second),), "the link between them corrupts data: without either all are right"
     if clean:
         return (), f"it did not happen again in groups without {', '.join(map(str, clean))}"
-    return (), "wrong data whoever is left out: more than one corrupts them, or what lies between them"
+    return (), "wrong data, each left out in turn: more than one corrupts them, or what lies between them"

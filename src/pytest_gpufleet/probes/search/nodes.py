@@ -461,8 +461,8 @@ def who_is_cut_off(
 
 
 def who_hangs(world: World, announce: Callable[[str], None]) -> CutOff:
-    """Which node, or which two, a world of several nodes hangs with; nothing if it does not happen again. `announce`
-    is told how long it may take before anything is tried."""
+    """Which node, or which two, a world of several nodes hangs with; nothing if it does not happen again. Before
+    anything is tried `announce` gets how long it may take."""
     nodes = tuple(ranks_by_node(world))
     many = len(nodes) > FEW
     most = MOST_PAIRS + many * (1 + 2 * math.ceil(math.log2(len(nodes))))
