@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_gpufleet.model.endings import not_applicable as not_applicable, not_judged as not_judged
     from pytest_gpufleet.model.fault import Fault as Fault, Faults as Faults, expect_none as expect_none
-    from pytest_gpufleet.model.finding import Finding as Finding
+    from pytest_gpufleet.model.finding import Finding as Finding, Limit as Limit
     from pytest_gpufleet.model.gpu import Gpu as Gpu, GpuTopology as GpuTopology
-    from pytest_gpufleet.model.limit import Limit as Limit
     from pytest_gpufleet.model.measurement import GpuState as GpuState, Measurement as Measurement, Reading as Reading
     from pytest_gpufleet.model.metric import GiB as GiB, KiB as KiB, Metric as Metric, MiB as MiB, Size as Size
     from pytest_gpufleet.model.place import THIS_NODE as THIS_NODE, WORLD as WORLD, Pair as Pair, Place as Place
@@ -37,9 +36,8 @@ __version__ = "0.4.0.dev0"
 _NAMES = {
     "model.endings": ("not_applicable", "not_judged"),
     "model.fault": ("Fault", "Faults", "expect_none"),
-    "model.finding": ("Finding",),
+    "model.finding": ("Finding", "Limit"),
     "model.gpu": ("Gpu", "GpuTopology"),
-    "model.limit": ("Limit",),
     "model.measurement": ("GpuState", "Measurement", "Reading"),
     "model.metric": ("GiB", "KiB", "Metric", "MiB", "Size"),
     "model.place": ("THIS_NODE", "WORLD", "Pair", "Place"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.model.limit import Reference
+from pytest_gpufleet.model.finding import Reference
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Metric
 from pytest_gpufleet.verdict import profile, toml_table

@@ -54,9 +54,7 @@ def test_four_healthy_hosts(fleet: Answer, reports: Path) -> None:
     assert [host["host"] for host in document["hosts"]] == ["node1", "node2", "node3", "node4"]
     assert document["basis"] == {"lowest": "contract", "figures": {"contract": 12}}
     (whose,) = document["notes"]
-    assert whose.startswith(
-        "4 hosts (node1, node2, node3, node4) are held against limits that were given (contract.toml)"
-    )
+    assert whose.startswith("4 hosts (node1, node2, node3, node4) are judged by limits that were given (contract.toml)")
     for host in document["hosts"]:
         assert host["evidence_sha256"] == sha256(Path(host["folder"]) / "evidence.jsonl")
 

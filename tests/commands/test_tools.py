@@ -246,7 +246,7 @@ def test_a_figure_with_a_limit_is_compared_though_it_requires_none(gpufleet: Com
     status, text = gpufleet("compare", NEIGHBOUR.with_name("h200x4-c"), NEIGHBOUR)
     assert status == 1
     assert "12 outliers; the worst: matrix product of GPU 2 in h200x4-neighbour, 58.2 % worse." in text
-    outliers = text[text.index("Outliers, the worst first") : text.index("Figures: the worst place of each run")]
+    outliers = text[text.index("Outliers, the worst first") : text.index("Measurements: the worst place of each run")]
     for precision in ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8"):
         assert f"matrix product, {precision}, all GPUs at once" in outliers
     assert "after rest" not in outliers  # which no limit can be given for
@@ -264,7 +264,7 @@ def test_compare_says_what_it_cannot_use(tmp_path: Path, folder: Path, gpufleet:
     assert "is not the folder of a run" in gpufleet("compare", run, tmp_path)[1]
     status, text = gpufleet("compare", run, folder)
     assert status == 1
-    assert "There is nothing to compare: the runs have no figure in common." in text
+    assert "There is nothing to compare: the runs have no measurement in common." in text
     assert "CPU ranks (rehearsal)" in text
 
 
@@ -281,7 +281,8 @@ def test_a_machine_over_time(tmp_path: Path, gpufleet: Command) -> None:
     page, file = tmp_path / "drift.html", tmp_path / "drift.csv"
     status, text = gpufleet("compare", "--same-machine", *folders, "-o", page, "--csv", file)
     assert status == 1
-    assert "1 figure got worse in july; the worst: training throughput, each GPU alone of GPU 2, 5.97 % worse." in text
+    worst = "training throughput, each GPU alone of GPU 2, 5.97 % worse."
+    assert f"1 measurement got worse in july; the worst: {worst}" in text
     for shown in (text, page.read_text()):
         assert ("node7-S2" in shown, "node7-S1" in shown) == (True, False)
     status, text = gpufleet("compare", "--same-machine", *folders[:1], *folders[:0:-1], "--json")
@@ -298,9 +299,9 @@ def test_a_healthy_machine_over_time(tmp_path: Path, gpufleet: Command) -> None:
     may = runs.record(tmp_path / "may")
     june = runs.record(tmp_path / "june", values={"busbw world": 357.0}, utc="2026-12-21T01:40:06+00:00")
     status, text = gpufleet("compare", "--same-machine", june, may)
-    assert (status, "Nothing got worse in june: 6 figures held against 1 earlier run." in text) == (0, True)
+    assert (status, "Nothing got worse in june: 6 measurements compared with 1 earlier run." in text) == (0, True)
     status, text = gpufleet("compare", "--same-machine", may, runs.record(tmp_path / "b", "node8"))
-    assert (status, "There is nothing to compare: no earlier run has a figure of a GPU of b" in text) == (1, True)
+    assert (status, "There is nothing to compare: no earlier run has a measurement of a GPU of b" in text) == (1, True)
 
 
 # ---------------------------------------------------------------- what they write, and where

@@ -34,3 +34,23 @@ def test_a_skip_is_reported_where_the_test_stands(run_pytest):
     run = run_pytest("-rs", files=files)
     assert "SKIPPED [1] test_inner.py:5: of the test" in run.text
     assert "SKIPPED [1] test_inner.py:8: not applicable: no such hardware" in run.text
+
+
+@pytest.mark.skipif(pytest.version_tuple < (9,), reason="subtests came with pytest 9")
+def test_a_failed_subtest_fails_its_check(fleet):
+    run = fleet(
+        """
+        def test_links(subtests, world):
+            for gpu in range(4):
+                with subtests.test("link", gpu=gpu):
+                    assert gpu % 2 == 0
+
+        def test_all_well(subtests, world):
+            with subtests.test("link"):
+                assert True
+        """
+    )
+    outcomes = {check.id.partition("::")[2]: check.outcome for check in run.record.checks.values()}
+    assert outcomes == {"test_links": "failed", "test_all_well": "passed"}
+    assert run.record.verdict == "REHEARSAL"
+    assert run.status == 1

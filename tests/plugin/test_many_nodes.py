@@ -10,12 +10,11 @@ from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.world.engines.processes import descendants, look as alive
 from tests.clusters import cluster, limits
-from tests.conftest import INNER, REPORTS, ROOT, SECONDS, FleetRun, lay_out
+from tests.conftest import FILES, INNER, REPORTS, ROOT, SECONDS, FleetRun, lay_out
 from tests.forked import is_nursery
 from tests.waiting import comes_true
 
 ON_THREE = ("--nodes=3", f"--fleet-dir={REPORTS}")
-WHOLE = {"evidence.jsonl", "junit.xml", "report.html", "report.txt", "summary.json"}
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +83,7 @@ def test_a_node_that_came_to_its_end_has_the_run_that_it_would_have_had_alone(on
     (folder,) = on_each.folders
     number = parts(on_each)["fails"]
     own, end = folder / "nodes" / f"{number}-node{number}", on_each.record.finished[number]
-    assert {path.name for path in own.iterdir()} == WHOLE
+    assert {path.name for path in own.iterdir()} == FILES
     assert sha256(own / "evidence.jsonl") == end.sha256
     record = read(own / "evidence.jsonl")
     assert (record.exit_status, end.verdict, record.of_cluster) == (1, "REHEARSAL", False)
@@ -185,7 +184,7 @@ def test_nothing_is_left_when_the_controller_ends(in_a_session, tmp_path, number
     assert comes_true(lambda: not any(map(alive, started)))
     (folder,) = (tmp_path / REPORTS).iterdir()
     left = {path.name for path in folder.iterdir()}
-    assert left == {"evidence.jsonl", "nodes", "report.txt"} if number == signal.SIGKILL else {*WHOLE, "nodes"}
+    assert left == {"evidence.jsonl", "nodes", "report.txt"} if number == signal.SIGKILL else {*FILES, "nodes"}
 
 
 STUCK_ON_ONE = """

@@ -5,8 +5,7 @@ from datetime import datetime
 
 import pytest
 
-from tests.conftest import INNER
-from tests.run.test_orphans import LEFT
+from tests.conftest import FILES, INNER
 
 WRITES_OPTIONS = """
     import json
@@ -53,7 +52,7 @@ def test_a_run_in_the_home_has_all_of_its_files_in_one_folder(run_pytest, tmp_pa
     files = {"pytest.ini": f"[pytest]\nfleet_dir = {where}\n", "test_inner.py": "def test_it(): pass"}
     run = run_pytest("--rehearse=1", *options, files=files, HOME=str(tmp_path), HOST="node7")
     (folder,) = (tmp_path / "runs of node7").iterdir()
-    assert {file.name for file in folder.iterdir()} == LEFT
+    assert {file.name for file in folder.iterdir()} == FILES
     assert not (run.root / "~").exists()
 
 

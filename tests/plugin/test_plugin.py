@@ -73,6 +73,7 @@ BAD_FILES = {
     ("arguments", "words"),
     [
         ("--gpus 0", ["--gpus", "'0'"]),
+        ("--gpus 0,1", ["--gpus", "'0,1'", "CUDA_VISIBLE_DEVICES"]),
         ("--rehearse 3", ["--rehearse 3", "--rehearse=N"]),
         ("--gpus 8 --rehearse", ["--gpus N", "--rehearse", "give one of them"]),
         ("--nodes all --rehearse", ["--nodes all", "--nodes N"]),

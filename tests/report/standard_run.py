@@ -13,9 +13,8 @@ from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.conditions import EACH_ALONE
 from pytest_gpufleet.model.events import Check, FailedBy
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.finding import Finding, Limit
 from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement, Sample
 from pytest_gpufleet.model.metric import GiB, KiB, MiB
 from pytest_gpufleet.model.place import WORLD, Pair, Where, gpu

@@ -13,9 +13,8 @@ import pytest
 
 from pytest_gpufleet.model.conditions import EACH_ALONE
 from pytest_gpufleet.model.events import Check, RunHeader
-from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.finding import Finding, Limit
 from pytest_gpufleet.model.language import in_language
-from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement, Sample
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.place import WORLD, Pair, Place, gpu, read as read_place
@@ -44,7 +43,7 @@ def test_a_figure_without_a_limit_stands_apart_but_where_it_is_held_against_its_
     limit, *_, state = next(row for row in table.judged if row.name.startswith("fp32")).cells[-3:]
     (held,) = next(each for each in some if each.measurement.conditions["precision"] == "fp32").tolerances
     worse = f"at most {wording.percent(held.worse)} worse"
-    assert (limit.text, limit.below, state.text) == ("peers", worse, "like the peers")
+    assert (limit.text, limit.below, state.text) == ("peers", worse, "consistent with peers")
     assert not table.folded
 
 

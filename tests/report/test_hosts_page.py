@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.hosts import (
     ALIKE,
@@ -12,6 +16,7 @@ from pytest_gpufleet.report.hosts import (
     OWN,
     PEERS,
     HostRow,
+    counts,
     document,
     host_rows,
     page,
@@ -168,7 +173,7 @@ def test_the_page_leads_to_each_node_that_is_not_fine_and_to_its_own_report(rows
     assert {link[1:] for link in links if link.startswith("#")} <= anchors
     assert sum(link.startswith("#fleet-host-") for link in links) == sum(row.wrong for row in rows.values())
     assert "nodes/15-node-016/report.html" in links
-    assert "which nobody reads or sends without the cluster&#39;s token" in node_page.html
+    assert "which only holders of the cluster&#39;s token can read or send" in node_page.html
     assert "SN-node-016" in node_page.html
     assert len(node_page.html.encode()) < 5e6 / 4
     assert len(node_page.seen) < 20_000
@@ -194,3 +199,21 @@ def test_a_node_whose_evidence_is_not_here_has_a_row_all_the_same() -> None:
     assert [row.host for row in rows] == ["node-001", "node-002", "node-003"]
     assert all(row.cells[PAIRS] == "ok" and row.cells[OWN] == "not run" for row in rows)
     assert "no run that counts" in report(record, "")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "hours"),
+    [
+        ((), "2 h 0 min"),
+        ((Fault("matmul_nondeterministic", (), "a bit"),), ""),
+        ((Fault("gpu_bits_differ", (), "a bit"),), ""),
+    ],
+)
+def test_what_hosts_compared_adds_up_unless_anything_differed(wrong: tuple[Fault, ...], hours: str) -> None:
+    bound = Finding("test_4_each_gpu.py::x", Measurement("corruption_bound", {WORLD: 1800.0}, {"precision": "bf16"}))
+    runs = [
+        replace(run, record=replace(run.record, findings=[*run.record.findings, bound], faults=[*faults]))
+        for run, faults in zip(fleet_of(4), ((), (), (), wrong), strict=True)
+    ]
+    found = [text for text in counts(judge_fleet(runs, (), HOSTS[:4])) if "corruption" in text]
+    assert [hours in text for text in found] == [True] * bool(hours)

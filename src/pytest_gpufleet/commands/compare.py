@@ -43,7 +43,7 @@ def _run(given: argparse.Namespace) -> int:
             if given.output:
                 command.print_line(f"report: {given.output}")
             if given.csv:
-                command.print_line(f"figures: {given.csv}")
+                command.print_line(f"measurements: {given.csv}")
     return 1 if shown.bad else 0
 
 
@@ -76,7 +76,7 @@ COMPARE = command.Command(
         command.argument("--language", choices=LANGUAGES, default="en", help="of that page (default: en)"),
         command.file(
             "--csv",
-            help="write the figures as CSV, a row for each value of each run; with --same-machine those that got worse",
+            help="write them as CSV, a row for each value of each run; with --same-machine those that got worse",
         ),
     ),
     "An outlier is worse than the same place in most of the runs by more than healthy machines differ; of two runs, "

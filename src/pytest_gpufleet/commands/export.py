@@ -44,7 +44,7 @@ def _make(folder: Path) -> None:
 
 
 EXPORT = Command(
-    "write figures, curves and telemetry of a run for TensorBoard, SwanLab or as CSV",
+    "write measurements, curves and telemetry of a run for TensorBoard, SwanLab or as CSV",
     _run,
     (
         folder(),

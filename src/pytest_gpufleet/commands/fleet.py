@@ -81,7 +81,7 @@ def _states(fleet: Fleet, most: str) -> list[State]:
 
 
 def _site_name(host: str, fleet: Fleet) -> str:
-    """As --expect has it. Refused if no host can have it: whoever reads this runs it in a shell."""
+    """As --expect has it. Refused if no host can have it: what is printed is run in a shell."""
     name = expected_as(host, fleet.expected or ()) or host
     if not NAME.fullmatch(name):
         raise Refused(f"{name!r} is no name of a host: nothing is printed")

@@ -8,8 +8,8 @@ from pathlib import Path
 from pytest_gpufleet.commands import command, verify
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.model.finding import GRADES, Grade
 from pytest_gpufleet.model.language import LANGUAGES, Language
-from pytest_gpufleet.model.limit import GRADES, Grade
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.banner import stamp
 from pytest_gpufleet.run import summary
@@ -69,7 +69,7 @@ def judged(folder: RunFolder, given: Path | None, basis: Grade | None) -> Record
 
 
 JUDGE = command.Command(
-    "hold the figures that a run recorded against other limits, without the machine",
+    "re-evaluate a recorded run against other limits, without the machine",
     _judge_all,
     (
         command.folders("the folders of runs"),

@@ -94,7 +94,7 @@ def _settle_in(settings: AgentSettings) -> None:
 
 
 class Background:
-    """Threads, each of which does its work in order. What follows a piece of work is done by whoever calls `take_in`,
+    """Threads, each of which does its work in order. What follows a piece of work is done where `take_in` is called,
     for which a selector wakes."""
 
     def __init__(self) -> None:
@@ -270,7 +270,7 @@ class Agent:
             self._engine.get_ready(nothing)
 
     def _start(self, specs: bytes) -> None:
-        """`specs`: pickled, as the controller has them. They come from whoever has started this process."""
+        """`specs`: pickled, as the controller has them. They come from the process that started this one."""
         started: Sequence[RankSpec] = pickle.loads(specs)
         self._ranks = frozenset(spec.index for spec in started)
         with self._deadly(self._ranks, "before it had started"), _most_open_files():

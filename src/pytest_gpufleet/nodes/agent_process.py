@@ -13,7 +13,7 @@ import msgspec
 from pytest_gpufleet.model.events import Secured
 from pytest_gpufleet.world.engines import processes
 
-# The sys.path of whoever starts it first: the package may be importable by that alone.
+# It has the sys.path of the process that starts it: the package may be importable by that alone.
 BOOT = "import sys; sys.path[:] = sys.argv[2:]; from pytest_gpufleet.nodes import agent; agent.main(sys.argv[1])"
 KILL_SECONDS = 2.0  # of the time to close
 LEAST_SECONDS = 0.1  # for it, where no time is left

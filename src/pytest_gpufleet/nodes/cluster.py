@@ -257,7 +257,7 @@ class Cluster:
             case messages.CheckEnded() | messages.SuiteEnded():
                 self._suite_news.append((node, message))
             case messages.Reply(number):
-                if number in self._asked:  # else whoever asked has stopped waiting
+                if number in self._asked:  # else the asker has stopped waiting
                     self._asked[number] = message
             case messages.Ending(why):
                 self._gone.add(node)

@@ -29,7 +29,7 @@ ANSWER_SECONDS = 10.0  # for an agent whose node is busy
 
 
 def listen(interfaces: Sequence[Interface], token: bytes) -> tuple[Door, ...]:
-    """Answer whoever connects, by `token`, on a port of each of these interfaces."""
+    """Answer connections, by `token`, on a port of each of these interfaces."""
     doors = []
     for interface in interfaces:
         family = socket.AF_INET6 if ":" in interface.address else socket.AF_INET

@@ -131,7 +131,7 @@ def skip_of_the_test(reason: str) -> BaseException:
 
 def teach_endings() -> None:
     """Have a world know, in this process, what of pytest ends a test and is no failure of a rank."""
-    from pytest_gpufleet.world.outcomes import ENDINGS
+    from pytest_gpufleet.world.call import ENDINGS
 
     ENDINGS["skipped"] = pytest.skip.Exception, skip_of_the_test
     ENDINGS["xfailed"] = pytest.xfail.Exception, pytest.xfail.Exception

@@ -97,6 +97,10 @@ gpu_profile = _of_run(
     lambda run: run.profile, "The profile with facts and limits for the run's GPU model; None if there is none."
 )
 fleet_order = _of_run(lambda run: run.order, "What was bought, as --fleet-order says (an Order); None if nobody said.")
+fleet_returns = _of_run(
+    lambda run: run.evidence.record if run.evidence and run.evidence.record.before else None,
+    "The record of this run, with the one `before` that --fleet-returns gave (a Record); None without that.",
+)
 fleet_level = _of_run(lambda run: run.options.level, "The level of this run: quick, standard or burnin.")
 fleet_network = _of_run(
     lambda run: run.options.network,

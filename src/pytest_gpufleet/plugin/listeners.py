@@ -86,6 +86,17 @@ def _call(config: pytest.Config, hook: str, ends_run: tuple[type[BaseException],
                 warnings.warn(what, pytest.PytestWarning, stacklevel=2)
 
 
+def note_requirements(config: pytest.Config, run: Run) -> None:
+    """How each requirement was answered, as properties of junit.xml."""
+    from pytest_gpufleet.verdict.gaps import answered
+
+    assert run.evidence is not None
+    own = [each.record for each in run.runs_of_nodes().values()]
+    for each in answered(run.evidence.record, own):
+        state = ": ".join(filter(None, (each.state, each.why)))
+        _into_junit(config, "", [(f"requirement {each.requirement.id}", state)])
+
+
 def _into_junit(config: pytest.Config, check: str, named: Iterable[tuple[str, str]]) -> None:
     """As properties of the whole file: by the schema that Jenkins reads it with (junit-10.xsd of its plugin xUnit) a
     test case has none."""

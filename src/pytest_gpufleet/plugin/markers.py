@@ -30,7 +30,7 @@ MARKERS = (
 )
 # Of the suite alone: `pytest --markers` does not show them.
 OF_THE_SUITE = (
-    "figures(metric, ..., of_several=(), required=(), of='', peers=''): what this test is there for; one of the suite "
+    "figures(metric, ..., of_several=(), required=(), of='', peers=''): what this test measures; one of the suite "
     "that passed without them is not done. `of_several`: those that take several GPUs. How they are judged, in words "
     "for docs/checks.md: a limit for one of `required` must be there, `of` which of its figures; which are held "
     "against those of the `peers`, '' for all, None for none",

@@ -24,7 +24,7 @@ from pytest_gpufleet.world.failure import RankFailure
 WITH_A_VALUE = (
     "--nodes", "--gpus", "--fleet-address", "--fleet-head", "--fleet-index", "--fleet-secret-file", "--fleet-join",
     "--fleet-hung", "--fleet-dir", "--fleet-keep", "--fleet-deadline", "--fleet-resume", "--fleet-prometheus",
-    "--fleet-webhook", "--html", "--fleet-only-failed",
+    "--fleet-webhook", "--html", "--fleet-only-failed", "--fleet-requirements",
     "--junitxml", "--junit-xml", "--basetemp", "--pastebin", "--log-file", "--report-log",
 )  # fmt: skip
 WITHOUT = (
@@ -38,7 +38,7 @@ def arguments(config: pytest.Config, options: Options) -> tuple[str, ...]:
     given = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *config.getini("addopts")]
     given += map(str, config.invocation_params.args)
     target = f"--rehearse={options.rehearse}" if options.rehearse else f"--gpus={options.gpus}"
-    return (*kept(given), target, "-o=addopts=", "-o=nodes=")
+    return (*kept(given), target, "-o=addopts=", "-o=nodes=", "-o=fleet_requirements=")
 
 
 def kept(given: Sequence[str]) -> Iterator[str]:

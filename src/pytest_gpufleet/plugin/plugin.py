@@ -64,7 +64,7 @@ def _refuse_what_spoils_a_run(config: pytest.Config) -> None:
     if config.getoption("dist", "no") != "no":  # xdist sets it for -n too
         raise pytest.UsageError(
             "-n and --dist do not go together with --gpus or --rehearse: several workers would share the GPUs and "
-            "spoil every figure; leave them out, the ranks already run at the same time"
+            "spoil every measurement; leave them out, the ranks already run at the same time"
         )
     if parts := [name for name in config.getoption("plugins") if name.startswith("no:gpufleet")]:
         raise pytest.UsageError(f"a run takes all parts of pytest-gpufleet: leave out -p {parts[0]}")
@@ -134,7 +134,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         screen.open(config, run.open_things)
         compat.show_failures_once(config, run.evidence.record.suite.contains)
         listeners.write_textfile(run)
-        # A burn-in is long: whoever waits for it sees how far it is, and how hot.
+        # A burn-in is long: the terminal shows how far it is, and how hot.
         watched = run.options.monitor or run.options.level == "burnin"
         if watched and run.options.nodes is None and run.target.topology.gpus:
             screen.draw(run.target.topology, run.options.folder, config, run.open_things)
@@ -248,3 +248,4 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
         run.finish(cut_short=bool(session.shouldstop or session.shouldfail or exitstatus in CUT_SHORT))
         session.exitstatus = run.exit_status = conclusion.conclude(run, exitstatus)
+        listeners.note_requirements(session.config, run)

@@ -32,7 +32,7 @@ def write_report(run: Run) -> None:
 
 
 def _add_text(path: Path, text: str) -> None:
-    """For whoever follows it (`tail -f`). Where it cannot be written, the other files say so."""
+    """It can be followed (`tail -f`). Where it cannot be written, the other files say so."""
     with suppress(OSError), safe_files.append_to(path) as file:
         file.write(text)
 

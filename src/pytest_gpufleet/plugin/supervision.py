@@ -108,7 +108,8 @@ def _conclude(asked: Options, arguments: Sequence[str], folder: Path | None) -> 
     from pytest_gpufleet.run.run import Run
     from pytest_gpufleet.run.target import OwnMachine
 
-    run = Run(replace(asked, resume=None))  # what nobody could look at cannot be held against an earlier run
+    # What nobody could look at cannot be held against an earlier run.
+    run = Run(replace(asked, resume=None, returns=None))
     run.interruption.overdue = True
     if folder is None:
         run.own_machine = OwnMachine.without_gpus(STUCK)

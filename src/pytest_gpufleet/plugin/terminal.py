@@ -116,7 +116,7 @@ SCREEN = pytest.StashKey[Screen]()  # of the configuration
 
 
 MOST_NAMES = 16  # of nodes in one line
-INSECURE = ", which lets in whoever reaches its ports, to run what they like (--fleet-insecure)"
+INSECURE = ", which lets in anyone who reaches its ports, to run anything (--fleet-insecure)"
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -121,6 +121,7 @@ def reasons(
 
 MOST_GPUS = 3
 ALL_RAN = "Every check that level {level} requires ran on {gpus} GPUs, and none failed."
+OF_RETURN = "Every check that the return from repair requires at level {level} ran, and none failed."
 ALL_RAN_ON_ONE = ALL_RAN.replace("{gpus} GPUs", "1 GPU")
 NOTHING_JUDGED = "No measurement was judged."
 NAMED = "{gpu} ({serial}) is named in {count}"
@@ -265,7 +266,9 @@ def _first_cause(record: Record, accused: Iterable[str]) -> str:
 
 def _judged(record: Record) -> str:
     gpus, judged = len(record.topology.gpus), any(basis.judged_by(finding) for finding in record.findings)
-    ran = say(ALL_RAN if gpus != 1 else ALL_RAN_ON_ONE, level=record.run.level, gpus=gpus)
+    ran = say(
+        OF_RETURN if record.before else ALL_RAN if gpus != 1 else ALL_RAN_ON_ONE, level=record.run.level, gpus=gpus
+    )
     return wording.sentences(ran, "" if judged else say(NOTHING_JUDGED))
 
 
@@ -284,7 +287,7 @@ OTHERWISE = {
     "not judged": LIMITS,
     "below the basis": LIMITS,
     "calibrated here": LIMITS,
-    "disturbed": "once nobody else uses the GPUs",
+    "disturbed": "once no other process uses the GPUs",
     "skipped": "once what the skipped checks name is mended",
     "without telemetry": "once the driver tells what the GPUs do",
     "changed": "with the suite as it was shipped",
@@ -322,6 +325,9 @@ def next_steps(record: Record, folder: str = "FOLDER") -> list[Step]:
         burn_in, level = record.run.burn_in_seconds, record.run.level
         how_long = f"--fleet-burn-in {burn_in:g}s" if burn_in > BURN_IN_SECONDS else f"--fleet-level {level}"
         whole = f"{nodes}--gpus {record.run.gpus} {how_long}"
+        if (returns := record.returns) is not None:
+            parts = f" --fleet-replaced {','.join(returns.replaced)}" if returns.replaced else ""
+            whole = f"--gpus {record.run.gpus} --fleet-returns {shlex.quote(returns.run)}{parts}"
         command = start.of_all(" ".join(filter(None, (whole, limits))))
     else:
         command = start.once_more(limits)

@@ -16,8 +16,11 @@ from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.place import WORLD, Pair, Place, Where
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.suite import titled
 from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.tables import Row, Table, row
 from pytest_gpufleet.verdict.accusations import accusations, at, causes, explaining, is_cause, searched
+from pytest_gpufleet.verdict.across_runs.back_in_service import is_other, matched
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Accused:
 
 
 def accused(record: Record) -> dict[str, Accused]:
-    """Whom each check names that failed, or of which a figure missed its limit."""
+    """Whom each check names that failed, or of which a measurement is outside its limit."""
     return _by_check(record, [gpu.place for gpu in record.topology.gpus], lambda fault: fault)
 
 
@@ -124,7 +127,7 @@ def _cover(pairs: list[Pair], everyone: Collection[Place]) -> list[Place] | None
     return cover
 
 
-OF_THE_RUN = "the same kind in this run; nobody has measured how much healthy ones differ"
+OF_THE_RUN = "the same kind in this run; how much healthy ones differ was not measured"
 
 
 @dataclass(frozen=True)
@@ -228,8 +231,8 @@ class Failure:
 
 
 def failures(record: Record, accused: Mapping[str, Accused]) -> list[Failure]:
-    """Every check that failed, or of which a figure missed its limit, the cases of one check together, and checks that
-    all said the same."""
+    """Every check that failed, or missed a limit, the cases of one check together, and checks that all said the
+    same."""
     cases = grouped((check_id.partition("[")[0], check_id) for check_id in accused)
     missed = grouped((each.check, _miss(each, record)) for each in record.findings if each.state == "missed")
     found = (
@@ -332,3 +335,36 @@ def _shortened(text: str) -> str:
     half = LONGEST_MESSAGE // 2
     left_out = f"[{wording.number(len(text) - 2 * half, 9)} characters left out; evidence.jsonl has them]"
     return f"{text[:half]}\n\n{left_out}\n\n{text[-half:]}"
+
+
+# What failed before a repair, of a machine that comes back.
+
+
+def return_tables(record: Record) -> list[Table]:
+    """None of another run."""
+    before, returns = record.before, record.returns
+    if before is None or returns is None:
+        return []
+    title = say("What was wrong in {run} of {when}", run=returns.run, when=wording.moment(before.run.utc))
+    nothing, named = say("nothing"), ", ".join(returns.replaced) or say("nothing")
+    others = [
+        row(each.called, old.number if old else nothing, part.number if part else nothing)
+        for old, part in matched(record)
+        if is_other(old, part) and (each := part or old)
+    ]
+    said = say("--fleet-replaced names {parts}", parts=named)
+    return [
+        Table(title, "Check", ("Then", "Now"), tuple(_wrong(record, before)), (say(before.verdict or "died"),)),
+        Table(say("Which parts are others than before"), "Part", ("Was", "Is"), tuple(others), (said,)),
+    ]
+
+
+def _wrong(record: Record, before: Record) -> Iterator[Row]:
+    outcomes = {record.suite.known_as(check.id): check.outcome for check in record.checks.values()}
+    messages = {before.suite.known_as(each.id): message(each).head for each in before.checks.values()}
+    for check in before.to_run_again:
+        faults = (each for each in accusations(before) if before.suite.known_as(each.check) == check)
+        then = [each.described(before.topology.identity) for each in faults][:MOST_MESSAGES]
+        then = then or [messages.get(check) or say("it did not come to its end")]
+        outcome = outcomes.get(check, "not run")
+        yield row(titled(check), say("; ").join(then), f"{wording.SYMBOLS.get(outcome, '○')} {say(outcome)}")

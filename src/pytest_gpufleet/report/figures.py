@@ -12,10 +12,9 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from pytest_gpufleet.model.conditions import COMPARED_WORK, EACH_ALONE, Condition
-from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.finding import IN_WORDS, Finding, Limit
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import say
-from pytest_gpufleet.model.limit import IN_WORDS, Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.place import WORLD, Pair, Place, Where
@@ -29,7 +28,7 @@ Sources = dict[tuple[str, str], int]
 
 FEWEST_SIZES = 3
 MOST_COLUMNS = 10  # of figures in a table: more do not fit on the width of a page
-LIKE_PEERS = "like the peers"
+LIKE_PEERS = "consistent with peers"
 Column = TypeVar("Column")
 RowKey = TypeVar("RowKey")
 Form = Callable[[Sequence[Finding], Sources, wording.Hosts], list[Table]]
@@ -340,7 +339,7 @@ def _matrices(
     made = [Row(name, tuple(cell(row, column) for column in columns)) for row, name in rows.items()]
     title = f"{wording.capitalised(say(metric.title))}{say(', ')}{metric.unit}"
     lowest, highest = (wording.number(end(numbers, default=math.nan)) for end in (min, max))
-    foot = say("{lowest} to {highest}; the fuller the colour, the larger the figure.", lowest=lowest, highest=highest)
+    foot = say("{lowest} to {highest}; the fuller the colour, the larger the value.", lowest=lowest, highest=highest)
     notes = (say(", ").join(wording.conditions(finding)),)
     heads = tuple(columns.values())
     return [

@@ -111,7 +111,7 @@ SYMBOLS = {
 MEANING = {
     "failed": "failed: a failed check names this GPU.",
     "affected": "with: it is in a bad pair with a GPU that is named more often.",
-    "unclear": "unclear: something that all GPUs do together failed, and nothing tells which of them is the cause.",
+    "unclear": "unclear: something that all GPUs do together failed, and the cause is not known.",
     "explained": "explained: something that is no fault of this GPU explains it, and has to be mended first.",
 }
 

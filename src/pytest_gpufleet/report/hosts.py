@@ -11,6 +11,7 @@ from pytest_gpufleet import __version__
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import HostFound
 from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.finding import distinct
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Said, say
@@ -111,6 +112,9 @@ def _states_and_named(run: HostRun, slow: Collection[SlowPlaces]) -> tuple[dict[
     return cells, tuple(gpus[place] for place in dict.fromkeys(named) if place in gpus)
 
 
+WRONG_BITS = ("matmul_wrong", "matmul_nondeterministic", "gpu_bits_differ")
+
+
 def counts(fleet: Fleet) -> list[str]:
     """The fleet in figures: hosts by verdict, GPUs by model."""
     verdicts = Counter(str(run.record.verdict) for run in fleet.hosts)
@@ -122,8 +126,20 @@ def counts(fleet: Fleet) -> list[str]:
         hosts,
         say(", ").join(f"{count} {say(verdict)}" for verdict, count in sorted(verdicts.items())),
         say(", ").join(f"{count} x {name}" for name, count in models.items()),
+        _corruption_bound(fleet),
     ]
     return [text for text in parts if text]
+
+
+def _corruption_bound(fleet: Fleet) -> str:
+    """What all hosts together exclude: GPU time in which nothing differed adds up. Nothing where anything did."""
+    runs = [run.record for run in fleet.hosts]
+    bounds = (each for run in runs for each in distinct(run.findings) if each.measurement.metric == "corruption_bound")
+    seconds = sum(value for each in bounds for value in each.measurement.values.values())
+    if not seconds or any(fault.name in WRONG_BITS for run in runs for fault in run.faults):
+        return ""
+    text = "silent data corruption in matmuls less than once in {time} of a GPU, with 95 %"
+    return say(text, time=wording.duration(seconds))
 
 
 SCHEMA = 1
@@ -198,10 +214,10 @@ def _fault(fault: Fault, hosts: Sequence[HostRun]) -> dict[str, Any]:
 MOST_SAID = 6  # of a node, by checks between them
 FIGURES = ("limit_missed", "slower_than_peers")
 SECURED = {
-    "secret": "which nobody reads or sends without the secret of the run",
-    "token": "which nobody reads or sends without the cluster's token",
+    "secret": "which only holders of the run's secret can read or send",
+    "token": "which only holders of the cluster's token can read or send",
     "loopback": "which never leave this machine",
-    "insecure": "INSECURE: whoever reaches the cluster can run programs on its nodes",
+    "insecure": "INSECURE: anyone who reaches the cluster can run programs on its nodes",
 }
 
 
@@ -232,7 +248,7 @@ def nodes_in_words(record: Record) -> list[str]:
     gone += [say("{count} left out", count=len(record.left_out))] if record.left_out else []
     networks = Counter(filter(None, map(_network, record.machines.values()))).most_common(1)
     interfaces = ", ".join(dict.fromkeys(filter(None, run.interfaces)))
-    safe = say(SECURED.get(run.secured or "", "nobody recorded how they are secured"))
+    safe = say(SECURED.get(run.secured or "", "how they are secured is not recorded"))
     return [
         say(", ").join([nodes, *gone]),
         *one_host(record),
@@ -369,7 +385,7 @@ def _slow(slow: SlowPlaces) -> tuple[str, str, str, str]:
 MEANS = {
     "ACCEPTED": "Every host is ACCEPTED, all are alike, and none is worse than its peers on the others.",
     "REJECTED": "A host is REJECTED, unlike the others, or worse than its peers on the others.",
-    "INCOMPLETE": "Nothing speaks against a host, but the fleet is not whole: this is no acceptance.",
+    "INCOMPLETE": "No fault of a host was found, but the fleet is not complete: this is no acceptance.",
     "REHEARSAL": "All runs are rehearsals on CPU ranks, which say nothing about any GPU.",
 }
 

@@ -10,9 +10,9 @@ from markupsafe import Markup
 from pytest_gpufleet.machine.host import DMI, Dmi
 from pytest_gpufleet.machine.processors import PROCESSOR_SETUP, ProcessorSetup
 from pytest_gpufleet.model.events import HostFound, Session
+from pytest_gpufleet.model.finding import IN_WORDS
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
 from pytest_gpufleet.model.language import say, some
-from pytest_gpufleet.model.limit import IN_WORDS
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.tables import Cell, Row, Table, row

@@ -18,26 +18,29 @@ from pytest_gpufleet.verdict import basis
 @dataclass(frozen=True)
 class Margin:
     """Of the measurements of a group that were held against a limit: how many are within it, and the one that came
-    nearest to it, or is furthest beyond it."""
+    nearest to it, or is furthest beyond it, with the record that it is from."""
 
     group: str
     within: int
     judged: int
     nearest: Finding
+    record: Record
 
 
-def margins(record: Record) -> list[Margin]:
-    """Of each group of which something was judged, in the order of the suite."""
-    groups = _by_group([each for each in distinct(record.findings) if basis.judged_by(each)])
-    return [
-        Margin(group, sum(each.state == "met" for each in judged), len(judged), min(judged, key=wording.margin))
-        for group, judged in groups.items()
-    ]
+def margins(*records: Record) -> list[Margin]:
+    """Of each group of which something was judged, in the order of the suite; on many nodes of all of them together."""
+    judged = [(each, record) for record in records for each in distinct(record.findings) if basis.judged_by(each)]
+    found = []
+    for group, of_group in _by_group(judged).items():
+        nearest, record = min(of_group, key=lambda each: wording.margin(each[0]))
+        within = sum(each.state == "met" for each, _ in of_group)
+        found.append(Margin(group, within, len(of_group), nearest, record))
+    return found
 
 
-def _by_group(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
+def _by_group(findings: Sequence[tuple[Finding, Record]]) -> dict[str, list[tuple[Finding, Record]]]:
     order = {title: number for number, title in enumerate(shipped().chapters)}
-    found = grouped((group_title(each.check), each) for each in findings)
+    found = grouped((group_title(each.check), (each, record)) for each, record in findings)
     return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order))))
 
 
@@ -55,8 +58,9 @@ def group_table(record: Record) -> Table:
 def required_tables(record: Record) -> list[Table]:
     """A table for each group and metric, with every measurement that the verdict requires."""
     tables = []
-    for group, found in _by_group([each for each in that_count(distinct(record.findings)) if each.required]).items():
-        for findings in grouped((each.measurement.metric, each) for each in found).values():
+    required = [(each, record) for each in that_count(distinct(record.findings)) if each.required]
+    for group, found in _by_group(required).items():
+        for findings in grouped((each.measurement.metric, each) for each, _ in found).values():
             shared, names = wording.shared_and_own(findings)
             title = say(", ").join(filter(None, (wording.title(findings[0]), shared)))
             rows = (_row(name, each, record.hosts) for name, each in zip(names, findings, strict=True))

@@ -6,18 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_gpufleet.model import levels
-from pytest_gpufleet.model.finding import Finding, distinct
+from pytest_gpufleet.model.finding import GRADES, IN_WORDS, Finding, distinct
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Language, in_language, say
 from pytest_gpufleet.model.levels import includes
-from pytest_gpufleet.model.limit import GRADES, IN_WORDS
 from pytest_gpufleet.model.metric import AS_NCCL_IS, STEADY
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import titled
 from pytest_gpufleet.report import gpu_grid, machine_section, wording
 from pytest_gpufleet.report.banner import next_steps, reasons, stamp, why
-from pytest_gpufleet.report.failures import Accused, accused, failures
+from pytest_gpufleet.report.failures import Accused, accused, failures, return_tables
 from pytest_gpufleet.report.figures import (
     LIKE_PEERS,
     Sources,
@@ -33,9 +32,9 @@ from pytest_gpufleet.report.hosts import HostsPart, nodes_in_words, nodes_part
 from pytest_gpufleet.report.margins import margins, named, texts
 from pytest_gpufleet.report.rendering import render
 from pytest_gpufleet.report.tables import Cell, Row, Table
-from pytest_gpufleet.verdict import basis
+from pytest_gpufleet.verdict import basis, requirements
 from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns, between
-from pytest_gpufleet.verdict.gaps import Gap, Kind, gaps, in_cases, inapplicable, newer, not_applied
+from pytest_gpufleet.verdict.gaps import Gap, Kind, answered, gaps, in_cases, inapplicable, newer, not_applied
 
 SETTLED = ("passed", "not applicable", "met", "for information")  # checks, and figures
 STATE_WORDS = {
@@ -109,6 +108,7 @@ def _content(record: Record, nodes: HostsPart | None) -> dict[str, Any]:
         "machine": machine_section,
         "topology": GpuTopology() if nodes else record.topology,  # each node has a report of its own
         "within": _within(record, *own),
+        "returned": return_tables(record),
         "margins": _margins(record, *own),
         "stamp": stamp(record),
         "why": why(record),
@@ -128,6 +128,7 @@ def _content(record: Record, nodes: HostsPart | None) -> dict[str, Any]:
         "sections": list(_sections(parts, said, sources, record.hosts)),
         "sources": sources,
         "telemetry": _telemetry(record),
+        "requirements": _requirements(record, own),
         **_open(record, nodes),
         **MAY_DIFFER,
         "grades": IN_WORDS.values(),
@@ -147,27 +148,39 @@ FULL_BAR = 0.25  # of a limit: far from it is far from it
 
 
 def _margins(*records: Record) -> Table:
-    """A row for each group: of all of its measurements the one that came nearest to its limit, on many nodes of all."""
-    nearest = [(each, record) for record in records for each in margins(record)]
+    """A row for each group: of all of its measurements the one that came nearest to its limit."""
     rows = []
-    for group, found in grouped((each.group, (each, record)) for each, record in nearest).items():
-        worst, record = min(found, key=lambda each: wording.margin(each[0].nearest))
-        value, limit, margin, where = texts(worst.nearest, record.hosts)
-        host = record.run.host if len(records) > 1 and not record.of_cluster else ""
-        within, judged = (sum(getattr(each, name) for each, _ in found) for name in ("within", "judged"))
-        share = max(-0.25, min(1.0, wording.margin(worst.nearest) / FULL_BAR))  # beyond it there is less room
+    for each in margins(*records):
+        value, limit, margin, where = texts(each.nearest, each.record.hosts)
+        host = each.record.run.host if len(records) > 1 and not each.record.of_cluster else ""
+        share = max(-0.25, min(1.0, wording.margin(each.nearest) / FULL_BAR))  # beyond it there is less room
+        state = "missed" if each.within < each.judged else ""
         cells = (
-            Cell(say("{met} of {count}", met=within, count=judged), "missed" if within < judged else ""),
-            Cell(margin, worst.nearest.state, bar=share),
+            Cell(say("{met} of {count}", met=each.within, count=each.judged), state),
+            Cell(margin, each.nearest.state, bar=share),
             Cell(value),
             Cell(limit),
-            Cell(named(worst.nearest)),
+            Cell(named(each.nearest)),
             Cell(" ".join(filter(None, (host, where)))),
         )
-        rows.append(Row(say(group), cells))
+        rows.append(Row(say(each.group), cells))
     columns = ("Within limits", "Smallest margin", "Measured", "Limit", "What", "Where")
     note = say("the bar begins at the limit and is full at {share} or more", share=wording.percent(FULL_BAR))
     return Table("Margin to the limits, by group", "Group", columns, tuple(rows), (note,))
+
+
+def _requirements(record: Record, own: Sequence[Record]) -> Table | None:
+    """What --fleet-requirements asked for, as the run answers it. `own`: runs of its nodes."""
+    given = record.requirements
+    if given is None:
+        return None
+    rows = []
+    for each in answered(record, own):
+        asked, why = each.requirement, each.why or say("; ").join(requirements.names(each.requirement))
+        rows.append(Row(asked.id, (Cell(asked.text), Cell(state=each.state), Cell(why))))
+    columns = ("Requirement", "State", "Checks that answer it, or why it is not met")
+    note = f"{given.file}{say(', ')}SHA-256 {given.sha256}"
+    return Table(given.name, "Number", columns, tuple(rows), (note,))
 
 
 def _open(record: Record, nodes: HostsPart | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.model.events import Outcome
-from pytest_gpufleet.model.limit import GRADES
+from pytest_gpufleet.model.finding import GRADES
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording

@@ -156,13 +156,16 @@ def _side_by_side(comparison: RunComparison) -> str:
         apart = comparison.other_bits[0]
         machines = say(", ").join(apart.hosts)
         if apart.usual is None:
-            text = "These compute other bits than each other, and nobody can say which are wrong: {machines}."
+            text = "These compute different bits, and which are wrong is not known: {machines}."
             return say(text, machines=machines)
         return say("Computes other bits than most with the same GPUs and libraries: {machines}.", machines=machines)
     if not figures:
-        return say("There is nothing to compare: the runs have no figure in common.")
+        return say("There is nothing to compare: the runs have no measurement in common.")
     if not outliers:
-        one, several = "No outlier among 1 figure of {runs} runs.", "No outlier among {count} figures of {runs} runs."
+        one, several = (
+            "No outlier among 1 measurement of {runs} runs.",
+            "No outlier among {count} measurements of {runs} runs.",
+        )
         return say(one if figures == 1 else several, count=figures, runs=runs)
     worst = outliers[0]
     return say(
@@ -183,7 +186,7 @@ def _who(found: Outlier) -> str:
 
 def _other_bits(comparison: RunComparison) -> Table:
     rows = (
-        row(machine, say(each.fact), value, each.usual or say("nobody can say"))
+        row(machine, say(each.fact), value, each.usual or say("not known"))
         for each in comparison.other_bits
         for value, machines in each.others.items()
         for machine in machines
@@ -237,8 +240,8 @@ def _figures(comparison: RunComparison, most_columns: int) -> Table:
         )
         for each in comparison.rows
     )
-    caption = "Figures: the worst place of each run" if runs else "Figures"
-    return Table(say(caption), "Figure", (*runs, "Median of all places", last, "Outliers"), tuple(rows))
+    caption = "Measurements: the worst place of each run" if runs else "Measurements"
+    return Table(say(caption), "Measurement", (*runs, "Median of all places", last, "Outliers"), tuple(rows))
 
 
 def _cell(row: ComparedFigure, index: int) -> str:
@@ -269,19 +272,19 @@ def _over_time(drift: Drift) -> str:
     """What was found, in one line."""
     *earlier, last = drift.runs
     if not drift.compared and not drift.faults:
-        return say("There is nothing to compare: no earlier run has a figure of a GPU of {run}.", run=last)
+        return say("There is nothing to compare: no earlier run has a measurement of a GPU of {run}.", run=last)
     if not drift.worse and not drift.faults:
-        figures = say("{count} figures" if drift.compared != 1 else "1 figure", count=drift.compared)
+        figures = say("{count} measurements" if drift.compared != 1 else "1 measurement", count=drift.compared)
         runs = say("{count} earlier runs" if len(earlier) != 1 else "1 earlier run", count=len(earlier))
-        return say("Nothing got worse in {run}: {figures} held against {runs}.", run=last, figures=figures, runs=runs)
+        return say("Nothing got worse in {run}: {figures} compared with {runs}.", run=last, figures=figures, runs=runs)
     parts = []
     if drift.faults:
         grew = "{count} counters of errors grew" if len(drift.faults) != 1 else "1 counter of errors grew"
         parts.append(say(grew, count=len(drift.faults)))
     if drift.worse:
         worst = drift.worse[0]
-        one = "1 figure got worse in {run}; the worst: {metric} of {place}, {percent} worse"
-        more = "{count} figures got worse in {run}; the worst: {metric} of {place}, {percent} worse"
+        one = "1 measurement got worse in {run}; the worst: {metric} of {place}, {percent} worse"
+        more = "{count} measurements got worse in {run}; the worst: {metric} of {place}, {percent} worse"
         parts.append(
             say(
                 more if len(drift.worse) != 1 else one,

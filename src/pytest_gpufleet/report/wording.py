@@ -7,10 +7,9 @@ from datetime import datetime
 from unicodedata import east_asian_width
 
 from pytest_gpufleet.model.conditions import CONDITIONS, Condition, ConditionType
-from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.finding import Finding, Limit
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.language import say, some
-from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.metric import METRICS, Metric
 from pytest_gpufleet.model.place import CALLED, WORLD, Place, Where
 from pytest_gpufleet.redaction import clean as clean, one_line as one_line

@@ -18,8 +18,8 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from pytest_gpufleet.model.finding import Limit
 from pytest_gpufleet.model.language import say
-from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.report import wording
 
 COLOURS = ("#2f7ed8", "#cc5c1d", "#1a935f", "#b0529c", "#8d7d0e", "#7b6be0", "#c8434f")

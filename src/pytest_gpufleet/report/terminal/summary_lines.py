@@ -93,7 +93,7 @@ def _host(row: HostRow) -> list[Line]:
     for each in row.slow[:1]:
         some = wording.places([on_node(one.place, 0) for one in each.places])
         where = "all of its places" if each.everywhere else some
-        more = f", and {wording.count(len(row.slow) - 1, 'figure')} more" if len(row.slow) > 1 else ""
+        more = f", and {wording.count(len(row.slow) - 1, 'measurement')} more" if len(row.slow) > 1 else ""
         what = f"{each.figure.metric.title} of {where} {wording.percent(each.worst.worse)} worse than the fleet's peers"
         lines += wrapped(f"{what}{more}", "    ")
     for difference in row.differences:
@@ -251,7 +251,7 @@ def _failure(failure: Failure, shown: Collection[str]) -> list[Line]:
             result += wrapped(gpu.identity, "    ", BAD)
     for miss in failure.misses[:MOST_MISSES]:
         result += _miss(miss)
-    result += and_more(len(failure.misses) - MOST_MISSES, "    ", "figure")
+    result += and_more(len(failure.misses) - MOST_MISSES, "    ", "measurement")
     said_lines = [line for line in said.splitlines() if line.strip()]
     for line in said_lines[:MOST_LINES]:
         result += wrapped(textwrap.shorten(line, 400, placeholder=" ..."), "    ")
