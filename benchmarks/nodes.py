@@ -124,8 +124,8 @@ class MadeUpNodes:
 
     def start(self, port: int) -> dict[int, str]:
         likeness = self._likeness
-        told = [likeness.version, likeness.package, likeness.suite, likeness.python]
-        command = [sys.executable, str(HERE / "recorded_nodes.py"), str(self._count), str(port), *told]
+        expected = [likeness.version, likeness.package, likeness.suite, likeness.python]
+        command = [sys.executable, str(HERE / "recorded_nodes.py"), str(self._count), str(port), *expected]
         self._process = with_secret(command, self.secret)
         return {number: f"gf{number:04}" for number in range(self._count)}
 

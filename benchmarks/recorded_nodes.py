@@ -119,7 +119,7 @@ class Node:
             self._send(say.SuiteEnded(0, "", f"{self._name}-20261122T000000Z", sizes, "ACCEPTED"))
 
     def take_in(self, frame: bytes) -> bool:
-        """Whether it was told to end."""
+        """Whether it was asked to end."""
         packed = self._line.take(frame)
         message = codec.unpacked(packed, say.ToAgent) if packed is not None else None
         if isinstance(message, say.Ask):

@@ -1,8 +1,8 @@
 """Twenty planted faults on a thousand made-up nodes: each is named, and nobody else.
 
 Nodes are those of tests/fleets.py (of 4 GPUs), pairs and rails those of tests/probes/test_node_culprit.py, measured and
-searched as the suite does it. No rank is started: rounds are counted, and their time is what they would take at SECONDS
-each.
+searched as the suite does it. No rank is started: rounds are counted, and their time is what they would take if each
+took SECONDS, which is assumed.
 """
 
 import sys
@@ -23,7 +23,7 @@ sys.path.insert(1, str(Path(__file__).parents[1]))
 from tests.fleets import host_run, rejected, slower
 from tests.probes.test_node_culprit import Fabric
 
-RAILS, SECONDS = 8, 4.0  # of a round: groups are made, and sizes measured, beside what the pairs take
+RAILS, SECONDS = 8, 4.0  # assumed of a round: groups are made, and sizes measured, beside what the pairs take
 LEAF, HALF_A_RACK = range(40, 72), range(120, 136)
 ALONE: dict[str, dict[int, HostRun]] = {
     "a node is slow everywhere": {7: host_run("gf0007", change=slower(0.1))},
@@ -91,7 +91,8 @@ def show(nodes: int, seed: int = 1) -> None:
     islands = {(min(each, key=len)[0], len(min(each, key=len))) for each in found.between}
     print(f"nodes {found.nodes}, links {found.links}, islands by their first node and size {sorted(islands)}")
     print(f"planted: nodes {tuple(SLOW)}, links {links}, {LEAF}, {HALF_A_RACK}")
-    print(f"4 rounds of pairs and {fabric.calls} of the search: {SECONDS * (4 + fabric.calls):.0f} s")
+    seconds = SECONDS * (4 + fabric.calls)
+    print(f"4 rounds of pairs and {fabric.calls} of the search: {seconds:.0f} s if each takes {SECONDS:g} s")
     print(f"rails {[str(fault.subjects[0]) for fault in rails(nodes, seed)]}, cables {cables(nodes)}")
     print(f"{time.process_time() - began:.1f} s of CPU")
 

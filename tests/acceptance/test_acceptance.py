@@ -10,7 +10,7 @@ import pytest
 
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.suite import shipped
-from tests.conftest import ACCEPTANCE, ROOT
+from tests.conftest import ACCEPTANCE, FILES, ROOT
 
 FOLDER = "--fleet-dir=runs"
 EXACT = "test_3_exactness.py::test_collective_is_exact"
@@ -157,13 +157,7 @@ def test_checks_measure_what_the_manifest_says(rehearsal):
 def test_report_is_one_file_with_figures_and_a_place_to_sign(rehearsal):
     (folder,) = rehearsal.folders
     html = (folder / "report.html").read_text()
-    assert {path.name for path in folder.iterdir()} == {
-        "evidence.jsonl",
-        "junit.xml",
-        "report.html",
-        "report.txt",
-        "summary.json",
-    }
+    assert {path.name for path in folder.iterdir()} == FILES
     assert not re.search(r"""<link|\bsrc=["'](?!data:|["'])""", html)
     for words in ("<svg", "bus bandwidth", "training throughput", "Vendor", "Customer", "not judged"):
         assert words.lower() in html.lower()

@@ -22,7 +22,7 @@ ONE_OF_EACH = (
     "harmful or grave or at_once or (product_is_exact and bf16) or pair_latency or (latency and broadcast) or phase_1 "
     "or (throughput_and_scaling and amp) or pcie_links_stayed or transceivers or fans_are or drives_are "
     "or paths_stayed or same_sum or both_stay_exact or (ranks_end_alike and transformer) or gpus.count "
-    "or dcgm_diagnostic or fastest_transport"
+    "or dcgm_diagnostic or fastest_transport or decoding_of_each or measures_as_before"
 )
 
 

@@ -118,6 +118,10 @@ def fabric(**health: Any) -> dict[str, Any]:
     return {"fabric_health": {**SINCE_THE_SNAPSHOTS["fabric_health"], "mask": 0x1AA, **health}}
 
 
+def topology_file(**read: Any) -> Change:
+    return set_host(topology_file={"path": "/opt/microsoft/ndv5-topo.xml", **read})
+
+
 def narrow(gpu: int, port: int) -> dict[str, Any]:
     return {"pcie_width": 8, "pcie_width_max": 8, "pcie_width_able": {"gpu": gpu, "port": port}}
 
@@ -130,6 +134,10 @@ pcieport 0000:00:01.1: PCIe Bus Error: severity=Corrected, type=Data Link Layer,
 watchdog: BUG: soft lockup - CPU#18 stuck for 27s! [python3:2254956]
 oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),oom_memcg=/kubepods.slice,task_memcg=/x,task=java
 """
+LINK_DOWN = "mlx5_core 0000:01:00.0 enp1s0f0np0: Link down\n"
+COOL = "test_gpus_are_cool_at_idle"
+TOPOLOGY_FILE, VERSIONS = "test_topology_file_fits", "test_versions_have_no_known_defect"
+FOUR_GPUS = [f"0000:00:0{number}.0" for number in range(6, 10)]
 NO_FABRIC = {"fabric": {"state": 0, "status": 0}}
 ONE_DOWN = [*[1] * 4, 0, *[1] * 13]  # NVLinks
 
@@ -211,6 +219,7 @@ def affinity_by_socket(machine: Draft) -> None:
         gpu.update(cpu_affinity=(FIRST, SECOND)[index // 2], pci_bus_cpus=list(range(first, first + 48)))
 
 
+SMOOTHED = set_gpus(power_smoothing=[1, 2])  # enabled, by preset 2
 SAME_GSP, SAME_BAR1 = set_gpus(gsp_firmware="580.159.04"), set_gpus(bar1_bytes=256 << 30)
 ABOVE = 10_001, 20_000_001  # corrected errors in SRAM and DRAM that are too many in a day
 # A machine that one check looks at: what is there before the change.
@@ -260,6 +269,7 @@ FAULTY: list[tuple[Any, ...]] = [
     ("test_persistence_mode_is_on", set_gpus(persistence_mode=0, name="NVIDIA L40S", brand=14), "persistence_mode_off",
      ALL),
     ("test_no_foreign_process", set_machine(processes={2: ["process 4711 (miner)"]}), "foreign_process", GPU_2, "4711"),
+    (VERSIONS, set_machine(driver="570.86.15"), "version_defective", NODE, "570.133.20"),
     ("test_memory_may_be_locked", set_host(locked_memory_limit=65536), "locked_memory_limited", NODE),
     ("test_software_fits_driver", set_machine(problems=["driver 450"]), "software_mismatch", NODE, "driver 450"),
     ("test_files_may_be_opened", set_host(open_files_hard_limit=1024), "open_files_limited", NODE),
@@ -282,6 +292,7 @@ HEALTHY: dict[str, list[Change]] = {
     "test_fabric_is_ready": [set_gpus(**fabric(clique=3)), set_gpus(fabric_health=ABSENT)],
     "test_imex_is_ready": [tray()],
     "test_gpus_are_alike[gsp_firmware]": [SAME_GSP],
+    "test_gpus_are_alike[power_smoothing]": [SMOOTHED, set_gpus(power_smoothing=[0, 0])],
     "test_bar1_is_as_large_as_of_others": [SAME_BAR1],
     # a virtual machine that shows all processors everywhere, and a socket of several NUMA nodes
     "test_cpu_affinity_fits_the_pci_bus": [
@@ -301,6 +312,13 @@ HEALTHY: dict[str, list[Change]] = {
         set_port(rate="200 Gb/sec", pcie=pcie(speed=8, speed_of_port=8)),
     ],
     HOST_LOG: [set_machine(log=HARMLESS_LOG)],
+    # a file of more than was asked for; and firmware without a security update
+    TOPOLOGY_FILE: [topology_file(devices=[*FOUR_GPUS, "0000:00:0a.0", "ffff:ff:01.0"])],
+    VERSIONS: [
+        then(),
+        set_machine(driver="550.163.01"),
+        set_host(network_ports=[port(0, firmware="28.39.2048")]),
+    ],
     "test_power_limit_is_default": [set_gpus(power_limit_watts=750.0)],
     # a cloud's topology file
     "test_no_harmful_variable": [
@@ -322,6 +340,9 @@ HEALTHY: dict[str, list[Change]] = {
 NOT_APPLICABLE: dict[str, list[Change]] = {
     # GeForce, and boards of workstations
     "test_persistence_mode_is_on": [set_gpus(persistence_mode=0, brand=brand) for brand in (5, 12)],
+    TOPOLOGY_FILE: [then()],
+    "test_gpus_are_alike[power_smoothing]": [then(), set_gpus(power_smoothing=ABSENT)],
+    COOL: [set_gpus(compute_capability=[8, 0], temperature_c=75)],
     "test_nvlinks_are_up": [unbridged],
     "test_imex_is_ready": [then(), set_host(imex={"nodes": ["10.0.0.1"], "channels": 0, "daemon": "down"})],
     # sold with error correction off
@@ -445,6 +466,30 @@ def test_a_fabric_that_was_not_started_is_not_judged_where_there_are_nvswitches(
     assert (check.what, "systemctl status nvidia-fabricmanager" in check.message) == (what, what == "skipped")
 
 
+@pytest.mark.parametrize(
+    ("change", "gpus"),
+    [
+        (set_gpu(2, temperature_c=61), {2}),
+        (set_gpus(temperature_c=75), {0, 1, 2, 3}),
+        (set_gpu(2, temperature_c=60), set()),
+        # which another check names
+        (then(set_gpu(2, temperature_c=75), set_machine(processes={2: ["process 4711 (miner)"]})), set()),
+    ],
+    ids=["one", "all", "at the ceiling", "at work"],
+)
+def test_gpus_that_stay_hot_without_work_are_named(change, gpus, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    found = outcomes(recorded(change))[COOL]
+    assert ({fault.name for fault in found.faults}, found.gpus) == ({"hot_at_idle"} if gpus else set(), gpus)
+
+
+def test_a_gpu_that_cools_down_from_work_is_healthy(monkeypatch):
+    waited, readings = list[float](), iter([[75, 40], [66, 35], [58, 35]])
+    monkeypatch.setattr(time, "sleep", waited.append)
+    assert health.hot_at_idle(recorded().machine.gpus[:2], lambda: next(readings)) == []
+    assert len(waited) == 2
+
+
 def test_eight_gpus_whose_nvlinks_need_no_bridge_are_behind_nvswitches():
     hopper = [Gpu(index, {"compute_capability": [9, 0]}) for index in range(8)]
     assert health.has_nvswitch(hopper, GpuTopology(fabric="pcie"), 18)
@@ -467,10 +512,10 @@ SHOWN = {
     "board_part_number", "pci_device_id", "compute_capability", "pcie_generation", "temperature_limits_c",
     "numa_node", "nvlink_versions", "nvlink_remote_types", "nvlink_fec", "pcie_width_able",
     "sm_clock_max_mhz", "memory_clock_max_mhz",
-    "processes", "clock_event_reasons", "power_watts", "temperature_c",
+    "processes", "clock_event_reasons", "power_watts",
 }  # fmt: skip
 # Older drivers do not have these; who looks at the end at what has grown misses the others.
-MAY_BE_ABSENT = ({*COUNTERS} - {"remapped_rows", "pcie_replays"}) | {"fabric_health", "spare_rows"}
+MAY_BE_ABSENT = ({*COUNTERS} - {"remapped_rows", "pcie_replays"}) | {"fabric_health", "spare_rows", "temperature_c"}
 IDENTITY = {"uuid", "serial", "pci_bus_id"}  # not every model has a serial number
 
 

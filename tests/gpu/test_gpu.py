@@ -14,6 +14,7 @@ import pytest
 from pytest_gpufleet.machine import local_node, locks, nvml
 from pytest_gpufleet.machine.locks import GpuTaken
 from pytest_gpufleet.world.engines.processes import look as alive
+from tests.conftest import FILES
 from tests.gpu.present import GPUS, needs_gpus
 
 ROOT = Path(__file__).parents[2]
@@ -153,12 +154,6 @@ def test_a_run_on_a_gpu_ends_by_sigterm_with_its_report_and_a_second_one_is_refu
     assert second.returncode == 4
     assert f"is in use by another run: process {process.pid} of " in second.stdout + second.stderr
     (folder,) = (tmp_path / "out").iterdir()
-    assert {path.name for path in folder.iterdir()} == {
-        "evidence.jsonl",
-        "junit.xml",
-        "report.html",
-        "report.txt",
-        "summary.json",
-    }
+    assert {path.name for path in folder.iterdir()} == FILES
     assert 'verdict="INCOMPLETE"} 1.0' in (tmp_path / "x.prom").read_text()
     assert not any(alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())

@@ -10,8 +10,8 @@ from pytest_gpufleet.plugin.supervision import STUCK
 from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import DEADLINE
 from pytest_gpufleet.world.engines.processes import look as alive
-from tests.conftest import REPORTS, rehearsal
-from tests.run.test_orphans import LEFT, controller
+from tests.conftest import FILES, REPORTS, rehearsal
+from tests.run.test_orphans import controller
 from tests.waiting import comes_true
 
 __all__ = ["controller"]
@@ -83,7 +83,7 @@ def test_a_hang_on_a_rank_ends_in_time_with_a_report(late):
     assert (run.status, run.record.broken) == (10, DEADLINE), run.text
     assert run.outcomes == {"test_first": "passed"}
     (folder,) = run.folders
-    assert {path.name for path in folder.iterdir()} == LEFT
+    assert {path.name for path in folder.iterdir()} == FILES
     assert not [path for path in run.root.glob("pid*") if alive(int(path.read_text()))]
     assert f" --fleet-resume {REPORTS}/{folder.name}\n" in run.text
     assert run.record.run.deadline_seconds == 86400
@@ -95,7 +95,7 @@ def test_a_controller_that_cannot_end_is_ended(late, hang):
     run = late(HANGS_HERE.replace("HANG\n", f"{hang}\n").replace("FIRST", "pass"), "--fleet-prometheus=told.prom")
     assert (run.status, run.record.broken) == (10, DEADLINE), run.text
     (folder,) = run.folders
-    assert {path.name for path in folder.iterdir()} == LEFT - {"junit.xml"}
+    assert {path.name for path in folder.iterdir()} == FILES - {"junit.xml"}
     assert json.loads((folder / "summary.json").read_text())["exit_status"] == 10
     assert 'gpufleet_exit_status{host="' in (run.root / "told.prom").read_text()
     assert main(["verify", str(folder)]) == 0
@@ -112,7 +112,7 @@ def pytest_sessionfinish(session):
     run = late("def test_it(): assert False", **{"conftest.py": CLOCK + hook})
     assert (run.status, run.record.exit_status, run.record.broken) == (1, 1, ""), run.text
     (folder,) = run.folders
-    assert {path.name for path in folder.iterdir()} == LEFT
+    assert {path.name for path in folder.iterdir()} == FILES
     assert main(["verify", str(folder)]) == 0
 
 
@@ -154,7 +154,7 @@ def test_a_signal_is_for_the_run(controller, tmp_path, number):
     assert comes_true(lambda: not any(alive(int(path.read_text())) for path in tmp_path.glob("pid*")))
     (folder,) = tmp_path.glob("out/*")
     if number != signal.SIGKILL:
-        assert {path.name for path in folder.iterdir()} == LEFT
+        assert {path.name for path in folder.iterdir()} == FILES
         assert read(folder / "evidence.jsonl").broken != DEADLINE
 
 

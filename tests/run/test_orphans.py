@@ -9,7 +9,7 @@ import pytest
 
 from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.world.engines.processes import look as alive
-from tests.conftest import lay_out, lead_the_terminal
+from tests.conftest import FILES, lay_out, lead_the_terminal
 from tests.waiting import comes_true
 
 TELLS_PIDS = """
@@ -42,7 +42,6 @@ def test_second(world):
     world.run(lambda rank: None)
 """
 RANKS = 2
-LEFT = {"evidence.jsonl", "junit.xml", "report.html", "report.txt", "summary.json"}
 
 
 @pytest.fixture
@@ -77,7 +76,7 @@ def test_signal_to_the_controller(controller, tmp_path, signals):
     assert process.wait(60) == (2 if signals[0] == signal.SIGINT else -signals[0]), (tmp_path / "log").read_text()
     (folder,) = tmp_path.glob("out/*")
     died = signals[0] == signal.SIGKILL
-    assert {path.name for path in folder.iterdir()} == ({"evidence.jsonl", "report.txt"} if died else LEFT)
+    assert {path.name for path in folder.iterdir()} == ({"evidence.jsonl", "report.txt"} if died else FILES)
 
 
 def test_a_terminal_that_is_closed_takes_no_report_away(tmp_path):
@@ -96,7 +95,7 @@ def test_a_terminal_that_is_closed_takes_no_report_away(tmp_path):
             os.close(ours)
         assert process.wait(60) == -signal.SIGHUP
     (folder,) = tmp_path.glob("out/*")
-    assert {path.name for path in folder.iterdir()} == LEFT
+    assert {path.name for path in folder.iterdir()} == FILES
     assert read(folder / "evidence.jsonl").broken == "the run was ended by SIGHUP"
 
 
@@ -166,7 +165,7 @@ def test_a_signal_is_answered_at_once_and_a_second_one_does_not_take_the_report_
     told = f"{what}: writing the report to out/{folder.name}, a few seconds ..."
     assert text.count(told) == 1
     assert text.index(told) < text.index("cleaning up")
-    assert {path.name for path in folder.iterdir()} == LEFT
+    assert {path.name for path in folder.iterdir()} == FILES
     assert read(folder / "evidence.jsonl").broken == f"the run was {what}"
     assert f" --fleet-resume out/{folder.name}\n" in text
     assert "--fleet-resume" in (folder / "report.html").read_text()
@@ -182,7 +181,7 @@ def test_a_signal_while_the_report_of_a_whole_run_is_written_does_not_take_it_aw
     process = controller("def test_it(): pass")
     assert process.wait(60) == status, (tmp_path / "log").read_text()
     (folder,) = tmp_path.glob("out/*")
-    assert {path.name for path in folder.iterdir()} == LEFT
+    assert {path.name for path in folder.iterdir()} == FILES
     record = read(folder / "evidence.jsonl")
     assert (record.broken, record.exit_status) == ("", 0)
     assert "--fleet-resume" not in (tmp_path / "log").read_text()

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet.run.folder import RunFolder, prune, removable
-from tests.conftest import FleetRun
-from tests.run.test_orphans import LEFT
+from tests.conftest import FILES, FleetRun
 
 GPUS = ("GPU-1", "GPU-2")
 Make = Callable[..., Path]
@@ -24,7 +23,7 @@ def make(tmp_path: Path) -> Make:
     ) -> Path:
         path = tmp_path / "reports" / f"{host}-202611{day:02}T010000Z"
         path.mkdir(parents=True)
-        for name in LEFT:
+        for name in FILES:
             (path / name).write_text("")
         run = {"host": host, "utc": f"2026-11-{day:02}T01:00:00+00:00", "level": level}
         told = {"schema": 2, "verdict": verdict, "run": run, "nodes": [{"index": 0, "gpus": gpus}]}
