@@ -22,7 +22,7 @@ import pytest
 from pytest_gpufleet import __version__
 from pytest_gpufleet.model import codec, levels, suite
 from pytest_gpufleet.model.conditions import CONDITIONS, ConditionType
-from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.finding import Limit
 from pytest_gpufleet.model.metric import (
     AS_NCCL_IS,
     MEASURED_UNDER,

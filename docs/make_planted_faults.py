@@ -436,6 +436,15 @@ SETTINGS = [
          set_gpu(2, board_part_number="692-2G520-0282-000")),
     fact("another GSP firmware", then(faulty.SAME_GSP, set_gpu(2, gsp_firmware="570")), "gsp_firmware_differs", "gpu2",
          "the same GSP firmware, all", faulty.SAME_GSP),
+    fact("another profile of power smoothing", then(faulty.SMOOTHED, set_gpu(2, power_smoothing=[1, 0])),
+         "power_smoothing_differs", "gpu2", "the same profile, all", faulty.SMOOTHED),
+    fact("a driver that compiles wrongly (535.54.03)", set_machine(driver="535.54.03"), "version_defective", "node",
+         "one that lacks a security update (580.95.05)", set_machine(driver="580.95.05")),
+    fact("NCCL_TOPO_FILE of a file that is not in the container",
+         faulty.topology_file(unreadable="No such file or directory"), "topology_file_unfit", "node",
+         "the file of this machine", faulty.topology_file(devices=faulty.FOUR_GPUS)),
+    fact("NCCL's topology file lacks a GPU", faulty.topology_file(devices=[*faulty.FOUR_GPUS[:2], faulty.FOUR_GPUS[3]]),
+         "topology_file_unfit"),
     *(fact(f"{name}=1", set_host(environment={name: "1"}), "harmful_variable", "node", f"{name}=0",
            set_host(environment={name: "0"})) for name in ("NCCL_P2P_DISABLE", "CUDA_LAUNCH_BLOCKING")),
 ]  # fmt: skip
@@ -443,6 +452,12 @@ FELL_OFF = "0000:00:08): 79, pid=1, GPU has fallen off the bus."
 XIDS = {
     48: "xid_workflow", 64: "xid_reset", 74: "xid_workflow", 95: "xid_reset", 119: "xid_reset", 149: "xid_workflow",
 }  # fmt: skip
+
+
+def leaks(state: str) -> Change:
+    return set_host(leaks=[{"name": "Leak_Det_CPU0", "entity": "30.1", "status": "ok", "reading": state}])
+
+
 ERRORS = [
     fact("row remapping pending", set_gpu(2, remapped_rows=[0, 1, 1, 0]), "row_remapping_pending"),
     fact("an uncorrectable error since the driver started", set_gpu(2, ecc_uncorrected_volatile=1),
@@ -459,6 +474,9 @@ ERRORS = [
     fact("uncorrectable error of a memory module",
          set_machine(log="EDAC MC0: 1 UE memory read error on DIMM_A1 (channel:0)"),
          "dimm_uncorrected", "node", "what a healthy host writes", set_machine(log=faulty.HARMLESS_LOG)),
+    fact("an Ethernet link that went down twice in 24 hours", set_machine(log=2 * faulty.LINK_DOWN),
+         "network_link_flaps", "node", "once, as when a switch starts", set_machine(log=faulty.LINK_DOWN)),
+    fact("a wet leak sensor", leaks("State Asserted"), "coolant_leak", "node", "a dry one", leaks("State Deasserted")),
 ]  # fmt: skip
 OF_GPUS = range(4)  # the ports that GPUs use
 MTUS = then(faulty.ports, set_port(mtu=4200))
