@@ -11,7 +11,7 @@ GENERATED = {DOCS / "checks.md", DOCS / "planted-faults.md", DOCS / "power.md"}
 
 # What there may be at most, blank lines included. Who adds, removes.
 BOUNDS = {
-    "lines of src": 41_630,
+    "lines of src": 41_629,
     "modules of src": 216,
     "lines of tests": 35_900,
     "words of docs": 28_000,

@@ -171,7 +171,7 @@ class NodeFound(msgspec.Struct, frozen=True):
 
 
 class FactsFound(msgspec.Struct, frozen=True):
-    """What must be right of a GPU, whatever else is told of it."""
+    """The facts of a GPU that evidence must have, in their types; it may have others."""
 
     index: Count
     name: str | Missing | None = None
@@ -219,7 +219,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
-    """The parts, by names that tell shapes and types, as one place computed them. `kind`: the model, its compute
+    """The parts as one place computed them, each named by its shapes and types. `kind`: the model, its compute
     capability and its number of SMs. `software`: the versions of what computes, and the variables that steer it. Only
     places with the same kind and software must have the same bits."""
 

@@ -216,7 +216,7 @@ class Gpu:
 
     @property
     def position(self) -> str:
-        """Where it sits in its machine: "module 3", "slot 21"; "" if nobody tells."""
+        """Where it sits in its machine: "module 3", "slot 21"; "" if unknown."""
         known = (("module", self.get("module_id")), ("slot", self.get("physical_slot")))
         return ", ".join(f"{what} {value}" for what, value in known if value is not None)
 
