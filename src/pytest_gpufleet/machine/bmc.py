@@ -9,7 +9,7 @@ and events are those of IPMI 2.0, section 42, as ipmitool words them (include/ip
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import date, datetime
 from pathlib import Path
@@ -34,8 +34,7 @@ class Sensor(msgspec.Struct, frozen=True):
     status: str
     reading: str
 
-    def __str__(self) -> str:
-        """With the part that it is of, since some vendors call all of them "Status"."""
+    def __str__(self) -> str:  # some vendors call all sensors "Status"
         return f"{self.name} ({self.entity})"
 
 
@@ -48,10 +47,6 @@ class LoggedEvent(msgspec.Struct, frozen=True):
     sensor: str
     what: str
     asserted: bool
-
-    @property
-    def kind(self) -> tuple[str, str]:
-        return self.sensor, self.what
 
 
 class EventLog(msgspec.Struct, frozen=True):
@@ -74,12 +69,6 @@ class Bmc(msgspec.Struct, frozen=True):
 
 # Where ipmitool looks for the kernel's interface (src/plugins/open/open.c).
 DEVICES = ("dev/ipmi0", "dev/ipmi/0", "dev/ipmidev/0")
-# The types of sensors as `ipmitool sdr type list` has them. Redundancy is of one or the other type.
-POWER, FANS, TEMPERATURES = ("Power Supply", "Power Unit"), ("Fan",), ("Temperature",)
-# ipmitool walks the whole log to its last entries, some milliseconds for each, and a log may have thousands.
-NEWEST, LOG_SECONDS = 200, 60.0
-# 1.8.18 writes four digits of the year, 1.8.19 as the locale does, which is C here.
-DATES = ("%m/%d/%Y", "%m/%d/%y")
 LEAK = re.compile("leak", re.IGNORECASE)  # by name: IPMI has no type of sensor for it
 VIRTUAL = "a virtual machine has no BMC"
 DRIVERS = "modprobe -a dmi-sysfs ipmi_si ipmi_ssif ipmi_devintf"  # the first shows whether there is a BMC
@@ -87,9 +76,10 @@ DRIVERS = "modprobe -a dmi-sysfs ipmi_si ipmi_ssif ipmi_devintf"  # the first sh
 
 def read(root: Path = Path("/"), run: RunTool = output) -> Bmc:
     _require(root)
+    # The types of sensors as `ipmitool sdr type list` has them. Redundancy is of one or the other type.
     power, fans, temperatures = (
         tuple(sensor for kind in kinds for sensor in _sensors(run("ipmitool", "sdr", "type", kind)))
-        for kinds in (POWER, FANS, TEMPERATURES)
+        for kinds in (("Power Supply", "Power Unit"), ("Fan",), ("Temperature",))
     )
     try:
         return Bmc(power, fans, temperatures, _log(run))
@@ -114,8 +104,8 @@ def read_firmware(root: Path = Path("/")) -> str:
     """Its version, as "24.9": the driver writes the part behind the point in hexadecimal
     (drivers/char/ipmi/ipmi_msghandler.c, firmware_revision_show)."""
     found = sorted((root / "sys/devices/platform").glob("ipmi_bmc.*/firmware_revision"))
-    if versions := [version for path in found if (version := tools.text(path))]:
-        return versions[0]
+    if version := next(filter(None, map(tools.text, found)), None):
+        return version
     raise _without(root, "no BMC answers the kernel of this system")
 
 
@@ -127,10 +117,9 @@ def _without(root: Path, why: str) -> Absent | Unreadable:
     return why_missing(root, VIRTUAL, why, DRIVERS)
 
 
-def _sensors(printed: str) -> Iterator[Sensor]:
+def _sensors(printed: str) -> list[Sensor]:
     """Of lines like "PSU1 Status | E0h | ok | 10.1 | Presence detected"."""
-    for name, _, status, entity, reading in (row for row in _rows(printed, "|") if len(row) == 5):
-        yield Sensor(name, entity, status, reading)
+    return [Sensor(row[0], row[3], row[2], row[4]) for row in _rows(printed, "|") if len(row) == 5]
 
 
 def _rows(printed: str, between: str) -> list[list[str]]:
@@ -138,24 +127,25 @@ def _rows(printed: str, between: str) -> list[list[str]]:
 
 
 def _log(run: RunTool) -> EventLog:
+    """Of lines like "7 | 09/08/2021 | 06:34:15 | Power Supply #0x3b | Failure detected | Asserted", behind which a
+    reading may stand. Records of vendors have fewer columns and are left out. ipmitool walks the whole log to its last
+    entries, some milliseconds for each, and a log may have thousands."""
     about = {row[0]: row[1] for row in _rows(run("ipmitool", "sel", "info"), ":") if len(row) == 2}
     full = about.get("Overflow") == "true" or about.get("Percent Used") == "100%"
-    printed = run("ipmitool", "sel", "elist", "last", str(NEWEST), seconds=LOG_SECONDS)
+    rows = _rows(run("ipmitool", "sel", "elist", "last", "200", seconds=60.0), "|")
     clock = run("ipmitool", "sel", "time", "get").split()
-    return EventLog(_day(clock[0]) if clock else None, full, tuple(_events(printed)))
-
-
-def _events(printed: str) -> Iterator[LoggedEvent]:
-    """Of lines like "7 | 09/08/2021 | 06:34:15 | Power Supply #0x3b | Failure detected | Asserted", behind which a
-    reading may stand. Records of vendors have fewer columns and are left out."""
-    for row in _rows(printed, "|"):
-        if len(row) >= 6 and row[5] in ("Asserted", "Deasserted"):
-            yield LoggedEvent(row[0], f"{row[1]} {row[2]}", _day(row[1]), row[3], row[4], row[5] == "Asserted")
+    events = (
+        LoggedEvent(row[0], f"{row[1]} {row[2]}", _day(row[1]), row[3], row[4], row[5] == "Asserted")
+        for row in rows
+        if len(row) >= 6 and row[5] in ("Asserted", "Deasserted")
+    )
+    return EventLog(_day(clock[0]) if clock else None, full, tuple(events))
 
 
 def _day(written: str) -> str | None:
-    """As ISO 8601 has it; None for "Pre-Init" and the like."""
-    for form in DATES:
+    """As ISO 8601 has it; None for "Pre-Init" and the like. 1.8.18 writes four digits of the year, 1.8.19 as the locale
+    does, which is C here."""
+    for form in ("%m/%d/%Y", "%m/%d/%y"):
         with suppress(ValueError):
             return datetime.strptime(written, form).date().isoformat()
     return None
@@ -170,7 +160,8 @@ LEAKS = HostFact("leaks", tuple[Sensor, ...], read_leaks, subject="leaks", on_re
 LOG_DAYS = 30
 
 # A sensor beyond its critical or non-recoverable threshold. Beyond the non-critical ones a BMC only warns.
-CRITICAL = ("lcr", "lnr", "ucr", "unr", "cr", "nr")
+CRITICAL, NON_CRITICAL = ("lcr", "lnr", "ucr", "unr", "cr", "nr"), ("unc", "lnc", "nc")
+PRESENT, CLEARED = "Presence detected", "Log area reset/cleared"
 SUPPLY_STATES = (
     "Failure detected", "Predictive failure", "Power Supply AC lost", "AC lost or out-of-range",
     "AC out-of-range, but present", "Config Error", "Soft-power control failure",
@@ -183,65 +174,48 @@ WET = ("State Asserted", "Limit Exceeded", "Transition to Critical", "Transition
 # (0Ah) have inlets of their own.
 INLET, INLET_ENTITIES, SUPPLY_ENTITY = re.compile("inlet|ambient|intake", re.IGNORECASE), ("55", "64"), "10"
 
-# Events by the type of their sensor and how they begin: their fault, and whether they speak against a machine later
+# The fault of events by the type of their sensor and how they begin, and whether they speak against a machine later
 # too. Mains that were lost, fans and temperatures do so only if it is now: a machine is moved and unplugged.
-LOGGED = {
-    ("Memory", "Uncorrectable ECC"): ("bmc_memory_error", True),
-    ("Memory", "Parity"): ("bmc_memory_error", True),
-    ("Memory", "Critical Overtemperature"): ("bmc_cooling_error", True),
-    ("Processor", "IERR"): ("bmc_processor_error", True),
-    ("Processor", "Thermal Trip"): ("bmc_cooling_error", True),
-    ("Processor", "Uncorrectable machine check exception"): ("bmc_processor_error", True),
-    ("Processor", "SM BIOS Uncorrectable CPU-complex Error"): ("bmc_processor_error", True),
-    ("Chip Set", "Thermal Trip"): ("bmc_cooling_error", True),
-    ("Critical Interrupt", "Bus Fatal Error"): ("bmc_bus_error", True),
-    ("Critical Interrupt", "Bus Uncorrectable error"): ("bmc_bus_error", True),
-    ("Critical Interrupt", "PCI SERR"): ("bmc_bus_error", True),
-    ("Critical Interrupt", "Fatal NMI"): ("bmc_bus_error", True),
-    ("Power Supply", "Failure detected"): ("bmc_power_error", True),
-    ("Power Supply", "Predictive failure"): ("bmc_power_error", True),
-    ("Power Unit", "Failure detected"): ("bmc_power_error", True),
-    ("Power Supply", "Power Supply AC lost"): ("bmc_power_error", False),
-    ("Power Supply", "AC lost or out-of-range"): ("bmc_power_error", False),
-    ("Power Supply", "Redundancy Lost"): ("bmc_power_error", False),
-    ("Power Unit", "Redundancy Lost"): ("bmc_power_error", False),
-    ("Fan", "Lower Critical going low"): ("bmc_cooling_error", False),
-    ("Fan", "Lower Non-recoverable going low"): ("bmc_cooling_error", False),
-    ("Temperature", "Upper Critical going high"): ("bmc_cooling_error", False),
-    ("Temperature", "Upper Non-recoverable going high"): ("bmc_cooling_error", False),
-}
-PRESENT, CLEARED = "Presence detected", "Log area reset/cleared"
+LASTING, NOW = True, False
+LOGGED = (
+    ("bmc_memory_error", LASTING, "Memory", ("Uncorrectable ECC", "Parity")),
+    ("bmc_cooling_error", LASTING, "Memory", ("Critical Overtemperature",)),
+    ("bmc_processor_error", LASTING, "Processor",
+     ("IERR", "Uncorrectable machine check exception", "SM BIOS Uncorrectable CPU-complex Error")),
+    ("bmc_cooling_error", LASTING, ("Processor", "Chip Set"), ("Thermal Trip",)),
+    ("bmc_bus_error", LASTING, "Critical Interrupt",
+     ("Bus Fatal Error", "Bus Uncorrectable error", "PCI SERR", "Fatal NMI")),
+    ("bmc_power_error", LASTING, "Power Supply", ("Failure detected", "Predictive failure")),
+    ("bmc_power_error", LASTING, "Power Unit", ("Failure detected",)),
+    ("bmc_power_error", NOW, "Power Supply", ("Power Supply AC lost", "AC lost or out-of-range", "Redundancy Lost")),
+    ("bmc_power_error", NOW, "Power Unit", ("Redundancy Lost",)),
+    ("bmc_cooling_error", NOW, "Fan", ("Lower Critical going low", "Lower Non-recoverable going low")),
+    ("bmc_cooling_error", NOW, "Temperature", ("Upper Critical going high", "Upper Non-recoverable going high")),
+)  # fmt: skip
 
 
 def failed_supplies(found: Bmc) -> list[Fault]:
     """Power supplies that fail or have no mains, and redundancy that is lost. A bay that is empty shows in redundancy:
     a sensor without reading (ns) may be of a bay that no supply was bought for."""
-    return [
-        *_faults(
-            "power_supply_failed", found.power, lambda sensor: [*_passed(sensor), *_states(sensor, SUPPLY_STATES)]
-        ),
-        *_faults("power_not_redundant", found.power, lambda sensor: _states(sensor, NOT_REDUNDANT)),
-    ]
+    failed = _faults("power_supply_failed", found.power, CRITICAL, SUPPLY_STATES)
+    return failed + _faults("power_not_redundant", found.power, states=NOT_REDUNDANT)
 
 
 def failed_fans(found: Bmc) -> list[Fault]:
     """Fans that turn too slowly, by the BMC's own thresholds, or fail. One that has no reading is not plugged in."""
-    states = (*WORN, *NOT_REDUNDANT)
-    return _faults("fan_failed", found.fans, lambda sensor: [*_passed(sensor), *_states(sensor, states)])
+    return _faults("fan_failed", found.fans, CRITICAL, (*WORN, *NOT_REDUNDANT))
 
 
 def high_temperatures(found: Bmc) -> list[Fault]:
     """Air that comes in beyond any of the BMC's own thresholds for it, and parts beyond their critical ones."""
     inlets = [sensor for sensor in found.temperatures if is_inlet(sensor)]
     others = [sensor for sensor in found.temperatures if not is_inlet(sensor)]
-    return [
-        *_faults("inlet_temperature", inlets, lambda sensor: _passed(sensor, (*CRITICAL, "unc", "lnc", "nc"))),
-        *_faults("component_temperature", others, lambda sensor: [*_passed(sensor), *_states(sensor, WORN)]),
-    ]
+    too_warm = _faults("inlet_temperature", inlets, (*CRITICAL, *NON_CRITICAL))
+    return too_warm + _faults("component_temperature", others, CRITICAL, WORN)
 
 
 def coolant_leaks(leaks: Iterable[Sensor]) -> list[Fault]:
-    return _faults("coolant_leak", leaks, lambda sensor: [*_passed(sensor), *_states(sensor, WET)])
+    return _faults("coolant_leak", leaks, CRITICAL, WET)
 
 
 def is_inlet(sensor: Sensor) -> bool:
@@ -249,33 +223,36 @@ def is_inlet(sensor: Sensor) -> bool:
     return kind in INLET_ENTITIES or (kind != SUPPLY_ENTITY and INLET.search(sensor.name) is not None)
 
 
-def _faults(code: str, sensors: Iterable[Sensor], wrong: Callable[[Sensor], list[str]]) -> list[Fault]:
-    return [Fault(code, (THIS_NODE,), f"{sensor}: {what}") for sensor in sensors for what in wrong(sensor)]
-
-
-def _passed(sensor: Sensor, statuses: Sequence[str] = CRITICAL) -> list[str]:
-    return [f"{sensor.reading}, beyond the BMC's threshold {sensor.status}"] if sensor.status in statuses else []
-
-
-def _states(sensor: Sensor, kinds: tuple[str, ...]) -> list[str]:
-    return [state for state in sensor.reading.split(", ") if state.startswith(kinds)]
+def _faults(
+    code: str, sensors: Iterable[Sensor], statuses: Sequence[str] = (), states: tuple[str, ...] = ()
+) -> list[Fault]:
+    """For each sensor with one of these statuses, and for each state of one that begins so."""
+    faults = []
+    for sensor in sensors:
+        what = [state for state in sensor.reading.split(", ") if state.startswith(states)]
+        if sensor.status in statuses:
+            what.insert(0, f"{sensor.reading}, beyond the BMC's threshold {sensor.status}")
+        faults += [Fault(code, (THIS_NODE,), f"{sensor}: {each}") for each in what]
+    return faults
 
 
 def logged_errors(log: EventLog) -> list[Fault]:
-    """What the BMC's log says against a machine: errors of the last LOG_DAYS that did not go away again."""
+    """What the BMC's log says against a machine: errors of the last LOG_DAYS that did not go away again. Those of which
+    nobody knows the day count too."""
     errors, over, day = [], set(), None
     for event in reversed(log.events):
         day = event.day or day  # one that the BMC had no time for: before the next that has a day
+        recent = not day or not log.today or (date.fromisoformat(log.today) - date.fromisoformat(day)).days <= LOG_DAYS
         if not event.asserted:
-            over.add(event.kind)
-        elif event.kind not in over and _code(event, lasting=True) and _recent(day, log.today):
+            over.add((event.sensor, event.what))
+        elif (event.sensor, event.what) not in over and _code(event, lasting=True) and recent:
             errors.append(event)
     return _summed_up(reversed(errors))
 
 
 def logged_since(before: EventLog, now: EventLog) -> list[Fault]:
     """What the BMC has logged between two readings, also where it went away again since."""
-    return _summed_up(event for event in _new(before, now) if event.asserted and _code(event))
+    return _summed_up(event for event in now.events if event not in before.events and event.asserted and _code(event))
 
 
 def log_full(log: EventLog) -> list[Fault]:
@@ -289,7 +266,7 @@ def log_full(log: EventLog) -> list[Fault]:
 
 def cleared_since(before: EventLog, now: EventLog) -> bool:
     """Whether somebody has cleared the log between two readings, and with it what it would have shown."""
-    return any(event.what == CLEARED for event in _new(before, now))
+    return any(event.what == CLEARED and event not in before.events for event in now.events)
 
 
 def supplies_lost(before: Bmc, now: Bmc) -> list[Fault]:
@@ -299,29 +276,20 @@ def supplies_lost(before: Bmc, now: Bmc) -> list[Fault]:
     return [Fault("power_supply_failed", (THIS_NODE,), f"{sensor}: it is gone") for sensor in gone]
 
 
-def _new(before: EventLog, now: EventLog) -> Iterator[LoggedEvent]:
-    return (event for event in now.events if event not in before.events)
-
-
 def _code(event: LoggedEvent, lasting: bool = False) -> str:
     """The code of its fault; "" if it speaks against nothing."""
     if LEAK.search(event.sensor) and event.what.startswith(WET):
         return "coolant_leak"
-    for (sensor, what), (code, lasts) in LOGGED.items():
+    for code, lasts, sensor, what in LOGGED:
         if event.sensor.startswith(sensor) and event.what.startswith(what) and (lasts or not lasting):
             return code
     return ""
 
 
-def _recent(day: str | None, today: str | None) -> bool:
-    """Also where nobody knows."""
-    return not day or not today or (date.fromisoformat(today) - date.fromisoformat(day)).days <= LOG_DAYS
-
-
 def _summed_up(events: Iterable[LoggedEvent]) -> list[Fault]:
     """A fault for each kind of event of each sensor."""
     faults = []
-    for (sensor, what), found in grouped((event.kind, event) for event in events).items():
+    for (sensor, what), found in grouped(((event.sensor, event.what), event) for event in events).items():
         times = "once" if len(found) == 1 else f"{len(found)} times, the last"
         faults.append(Fault(_code(found[-1]), (THIS_NODE,), f"{sensor}: {what}, {times}, on {found[-1].at}"))
     return faults

@@ -1,12 +1,14 @@
 """The drives of the host: what the kernel shows of them, what they say of their own health by smartctl or nvme, and
 what is wrong with them."""
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from pytest_gpufleet.machine import tools
 from pytest_gpufleet.machine.container import hides_host, in_container
@@ -45,14 +47,12 @@ def read_nvme(root: Path = Path("/")) -> tuple[Drive, ...]:
 def _drive(drive: Path) -> Drive:
     spaces = (each for each in sorted(drive.iterdir()) if NAMESPACE.fullmatch(each.name))
     sizes = {each.name: size * SECTOR for each in spaces if (size := tools.whole(each / "size")) is not None}
+    names = ("model", "serial", "state", "transport", "address")
+    texts: dict[str, Any] = {name: tools.text(drive / name) for name in names}
     return Drive(
         drive.name,
-        model=tools.text(drive / "model"),
-        serial=tools.text(drive / "serial"),
+        **texts,
         firmware=tools.text(drive / "firmware_rev"),
-        state=tools.text(drive / "state"),
-        transport=tools.text(drive / "transport"),
-        address=tools.text(drive / "address"),
         bytes=sum(sizes.values()) if sizes else None,
         namespaces=sizes,
         lanes=tools.number(drive / "device/current_link_width"),
@@ -89,95 +89,78 @@ ANY_STATUS, NOT_ASKED = tuple(range(256)), 0b11
 DENIED = re.compile("permission denied|operation not permitted", re.IGNORECASE)
 KELVIN = 273
 # ACS-4 and the attributes that all makers have under these numbers (smartctl's drivedb.h, DEFAULT).
-REALLOCATED, PENDING, UNCORRECTABLE = 5, 197, 198
+ATTRIBUTES = {5: "reallocated", 197: "pending", 198: "uncorrectable"}
+# The log of an NVMe drive, by the names that smartctl and nvme-smart-log(1) have for the same.
+NVME_LOG = {
+    "critical_warning": ("critical_warning",),
+    "spare": ("available_spare", "avail_spare"),
+    "spare_threshold": ("available_spare_threshold", "spare_thresh"),
+    "used": ("percentage_used", "percent_used"),
+    "media_errors": ("media_errors",),
+    "unsafe_shutdowns": ("unsafe_shutdowns",),
+}
 
 
 def read_health(root: Path = Path("/"), run: RunTool = output) -> tuple[DriveHealth, ...]:
     """Of each NVMe drive in this machine, and of each SATA and SAS drive that is not removable."""
-    drives = [each for each in read_nvme(root) if each.transport == "pcie"]
-    disks = [each for each in sorted((root / "sys/block").glob("sd*")) if tools.text(each / "removable") == "0"]
-    names = [*(each.name for each in drives), *(each.name for each in disks)]
+    names = [each.name for each in read_nvme(root) if each.transport == "pcie"]
+    disks = sorted((root / "sys/block").glob("sd*"))
+    names += [each.name for each in disks if tools.text(each / "removable") == "0"]
     if not names:
         raise Absent("this system shows no drive of its own")
-    found, reasons = [], []
-    for name in names:
-        try:
-            found.append(_asked(name, run))
-        except Unreadable as why:
-            reasons.append(why)
-            found.append(DriveHealth(name, silent=f"{name}: {why}"))
-    if len(reasons) == len(found) and not any(isinstance(why, NoAnswer) for why in reasons):
-        if in_container(root) and not any((root / "dev" / name).exists() for name in names):
-            raise hides_host()
-        raise Unreadable(f"no drive could be asked: {reasons[0].why}", reasons[0].remedy)
+    found, why = tools.asked(names, partial(_asked, run), lambda name, why: DriveHealth(name, silent=why))
+    if why and in_container(root) and not any((root / "dev" / name).exists() for name in names):
+        raise hides_host()
+    if why:
+        raise Unreadable(f"no drive could be asked: {why.why}", why.remedy)
     return tuple(found)
 
 
-def _asked(name: str, run: RunTool) -> DriveHealth:
+def _asked(run: RunTool, name: str) -> DriveHealth:
     try:
-        return _by_smartctl(name, run)
+        return _by_smartctl(run, name)
     except Unreadable as why:
         if isinstance(why, NoAnswer) or not name.startswith("nvme"):
             raise
         try:
-            return _by_nvme(name, run)
+            log = _json("nvme", run("nvme", "smart-log", f"/dev/{name}", "-o", "json"))
         except Unreadable as other:
             raise (other if isinstance(other, NoAnswer) else why) from None
+    if isinstance(log.get("critical_warning"), Mapping):  # later versions take the warnings apart
+        log["critical_warning"] = log["critical_warning"].get("value")
+    kelvin = log.get("temperature")
+    return DriveHealth(name, celsius=None if kelvin is None else kelvin - KELVIN, **_of_log(log))
 
 
-def _by_smartctl(name: str, run: RunTool) -> DriveHealth:
+def _by_smartctl(run: RunTool, name: str) -> DriveHealth:
     printed = _json("smartctl", run("smartctl", "--json=c", "-a", f"/dev/{name}", statuses=ANY_STATUS))
     about = printed.get("smartctl", {})
     if about.get("exit_status", 0) & NOT_ASKED:
         why = "; ".join(str(each.get("string")) for each in about.get("messages", ())) or "it does not say why"
         raise Unreadable(f"smartctl could not ask {name} ({why})", AS_ROOT if DENIED.search(why) else "")
-    log = printed.get("nvme_smart_health_information_log", {})
-    table = {
-        each.get("id"): each.get("raw", {}).get("value")
-        for each in printed.get("ata_smart_attributes", {}).get("table", ())
-    }
+    table = printed.get("ata_smart_attributes", {}).get("table", ())
     return DriveHealth(
         name,
         model=printed.get("model_name"),
         passed=printed.get("smart_status", {}).get("passed"),
         rotating=bool(printed.get("rotation_rate")),
         celsius=printed.get("temperature", {}).get("current"),
-        critical_warning=log.get("critical_warning"),
-        spare=log.get("available_spare"),
-        spare_threshold=log.get("available_spare_threshold"),
-        used=log.get("percentage_used"),
-        media_errors=log.get("media_errors"),
-        unsafe_shutdowns=log.get("unsafe_shutdowns"),
-        reallocated=table.get(REALLOCATED),
-        pending=table.get(PENDING),
-        uncorrectable=table.get(UNCORRECTABLE),
+        **_of_log(printed.get("nvme_smart_health_information_log", {})),
+        **{ATTRIBUTES[row["id"]]: row.get("raw", {}).get("value") for row in table if row.get("id") in ATTRIBUTES},
     )
 
 
-def _by_nvme(name: str, run: RunTool) -> DriveHealth:
-    """nvme-smart-log(1): the temperature is in K, and later versions take the warnings apart."""
-    printed = _json("nvme", run("nvme", "smart-log", f"/dev/{name}", "-o", "json"))
-    warning, kelvin = printed.get("critical_warning"), printed.get("temperature")
-    return DriveHealth(
-        name,
-        celsius=None if kelvin is None else kelvin - KELVIN,
-        critical_warning=warning.get("value") if isinstance(warning, Mapping) else warning,
-        spare=printed.get("avail_spare"),
-        spare_threshold=printed.get("spare_thresh"),
-        used=printed.get("percent_used"),
-        media_errors=printed.get("media_errors"),
-        unsafe_shutdowns=printed.get("unsafe_shutdowns"),
-    )
+def _of_log(log: Mapping[str, Any]) -> dict[str, Any]:
+    return {field: log[name] for field, names in NVME_LOG.items() for name in names if name in log}
 
 
 def _json(program: str, text: str) -> dict[str, Any]:
     try:
-        document = json.loads(text)
-    except ValueError:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.ValidationError:
+        raise Unreadable(f"{program} printed something else than it is known for") from None
+    except msgspec.DecodeError:
         raise Unreadable(f"{program} printed no JSON: it is older than its option for it") from None
-    if not isinstance(document, dict):
-        raise Unreadable(f"{program} printed something else than it is known for")
-    return document
 
 
 NVME = HostFact("nvme", tuple[Drive, ...], read_nvme)

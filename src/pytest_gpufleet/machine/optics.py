@@ -2,8 +2,9 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,9 @@ import msgspec
 from pytest_gpufleet.machine import tools
 from pytest_gpufleet.machine.container import unreadable_here
 from pytest_gpufleet.machine.network_ports import NVIDIA, VIRTUAL_FUNCTIONS, port_fault
-from pytest_gpufleet.machine.tools import Absent, HostFact, NoAnswer, Unreadable
+from pytest_gpufleet.machine.tools import Absent, HostFact, Unreadable
 from pytest_gpufleet.model.fault import Fault
 
-PROGRAMS = ("mlxlink", "mstlink")
 # What a module measures of itself, with its own limits: "61 [-10..80]", by lane "3.583,3.253 [-9.914..6.999]".
 READINGS = {
     "temperature_c": ("Temperature [C]", "temperature", "C"),
@@ -26,10 +26,10 @@ READINGS = {
 }
 # Those that mean that a module or its firmware does not work, or that a lane has no light.
 FLAGS = ("Module FW Fault", "DataPath FW Fault", "Tx Fault [per lane]", "Rx LOS [per lane]", "Tx LOS [per lane]")
-RANGE = re.compile(r"(.*?) *\[(-?[\d.]+)\.\.(-?[\d.]+)\]")
-# "400G_4X" of Ethernet, "NDR" of InfiniBand on four lanes (mlxlink_maps.cpp of Mellanox/mstflint).
-SPEED = re.compile(r"(\d+)G(_\dX)?")
-INFINIBAND = {"EDR": 100.0, "HDR": 200.0, "NDR": 400.0, "XDR": 800.0}
+COUNTERS = {
+    "minutes": "Time Since Last Clear [Min]", "raw_ber": "Raw Physical BER", "symbol_ber": "Symbol BER",
+    "effective_ber": "Effective Physical BER", "link_downs": "Link Down Counter",
+}  # fmt: skip
 
 # The limits of bit error rates are those from which NVIDIA calls a link faulty (InfiniBand Cluster Bring-up Procedure,
 # "UFM Telemetry", link monitoring key indicators): after error correction 1e-11 where lost packets are sent again by
@@ -38,8 +38,7 @@ INFINIBAND = {"EDR": 100.0, "HDR": 200.0, "NDR": 400.0, "XDR": 800.0}
 LEAST_MINUTES = 125
 EFFECTIVE_BER, EFFECTIVE_BER_PLR, SYMBOL_BER = 1e-14, 1e-11, 1e-14
 # The same page: a port that went down at least twice within a day needs a look.
-LINK_DOWNS_A_DAY = 2
-MINUTES_A_DAY = 1440
+LINK_DOWNS_A_DAY, MINUTES_A_DAY = 2, 1440
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -74,17 +73,10 @@ def read(root: Path = Path("/"), run: tools.RunTool = tools.output) -> list[Opti
     ports = [port for port in sorted((root / "sys/class/infiniband").glob("*/ports/1")) if _active(port)]
     if not ports:
         raise Absent("no NVIDIA network adapter has an active port")
-    found, errors = [], list[Unreadable]()
-    for device in (port.parts[-3] for port in ports):
-        try:
-            found.append(_described(device, run))
-            if found[-1].flags:  # a module keeps a flag until it is read: what is over is no fault
-                found[-1] = _described(device, run)
-        except Unreadable as why:
-            errors.append(why)
-            found.append(Optics(f"{device}/1", silent=f"{device}/1: {why}"))
-    if len(errors) == len(ports) and not any(isinstance(why, NoAnswer) for why in errors):
-        raise errors[0] if errors[0].remedy else unreadable_here(root, errors[0].why)
+    names = [f"{port.parts[-3]}/1" for port in ports]
+    found, why = tools.asked(names, partial(_asked, run), lambda name, why: Optics(name, silent=why))
+    if why:
+        raise why if why.remedy else unreadable_here(root, why.why)
     return found
 
 
@@ -94,48 +86,47 @@ def _active(port: Path) -> bool:
     return nvidia and not virtual and "ACTIVE" in (tools.text(port / "state") or "")
 
 
-def _described(device: str, run: tools.RunTool) -> Optics:
-    document = _document(device, run)
+def _asked(run: tools.RunTool, port: str) -> Optics:
+    found = _described(run, port)
+    return _described(run, port) if found.flags else found  # a module keeps a flag until it is read
+
+
+def _described(run: tools.RunTool, port: str) -> Optics:
+    document = _document(run, port.partition("/")[0])
     module, link, counters, supported = (
         document.get(section) or {}
         for section in ("Module Info", "Operational Info", "Physical Counters and BER Info", "Supported Info")
     )
     readings = {name: _reading(module.get(key)) for name, (key, _, _) in READINGS.items()}
     speeds = [max(map(_gigabits, _lanes(each)), default=0.0) for each in supported.values()]
+    counts: dict[str, Any] = {name: _number(counters.get(key)) for name, key in COUNTERS.items()}
     return Optics(
-        port=f"{device}/1",
+        port,
         cable=module.get("Cable Type"),
         fec=link.get("FEC"),
         readings={name: reading for name, reading in readings.items() if reading},
-        minutes=_number(counters.get("Time Since Last Clear [Min]")),
-        raw_ber=_number(counters.get("Raw Physical BER")),
-        effective_ber=_number(counters.get("Effective Physical BER")),
-        symbol_ber=_number(counters.get("Symbol BER")),
-        link_downs=_number(counters.get("Link Down Counter")),
-        flags=tuple(
-            flag for flag in FLAGS if any(value not in ("0", "N/A") for value in _lanes(module.get(flag, "0")))
-        ),
+        flags=tuple(flag for flag in FLAGS if {*_lanes(module.get(flag, "0"))} - {"0", "N/A"}),
         able=min(speeds, default=0.0) or None,
+        **counts,
     )
 
 
-def _document(device: str, run: tools.RunTool) -> Mapping[str, Any]:
+def _document(run: tools.RunTool, device: str) -> Mapping[str, Any]:
     """What mlxlink prints of a device, by sections. It also says in the document whether it could."""
-    why = Unreadable("nothing was asked")
-    for program in PROGRAMS:
+    program, arguments = "mlxlink", ("-d", device, "-m", "-c", "--json")
+    try:
         try:
-            document = json.loads(run(program, "-d", device, "-m", "-c", "--json"))
-            if (status := document.get("status") or {}).get("code"):
-                raise Unreadable(f"{program} failed: {status.get('message')}")
-            return document["result"]["output"]  # type: ignore[no-any-return]
-        except Unreadable as error:
-            why = error
-            if "not installed" not in str(error):
-                break
-        except (ValueError, KeyError, TypeError, AttributeError):
-            why = Unreadable(f"{program} of this version writes no JSON")
-            break
-    raise why
+            text = run(program, *arguments)
+        except Unreadable as why:
+            if "not installed" not in str(why):
+                raise
+            text = run(program := "mstlink", *arguments)
+        document = json.loads(text)
+        if (status := document.get("status") or {}).get("code"):
+            raise Unreadable(f"{program} failed: {status.get('message')}")
+        return document["result"]["output"]  # type: ignore[no-any-return]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise Unreadable(f"{program} of this version writes no JSON") from None
 
 
 def _lanes(value: Any) -> list[str]:
@@ -145,13 +136,14 @@ def _lanes(value: Any) -> list[str]:
 
 
 def _gigabits(speed: str) -> float:
-    found = SPEED.fullmatch(speed)
-    return float(found[1]) if found else INFINIBAND.get(speed, 0.0)
+    """ "400G_4X" of Ethernet, "NDR" of InfiniBand on four lanes (mlxlink_maps.cpp of Mellanox/mstflint)."""
+    found = re.fullmatch(r"(\d+)G(_\dX)?", speed)
+    return float(found[1]) if found else {"EDR": 100.0, "HDR": 200.0, "NDR": 400.0, "XDR": 800.0}.get(speed, 0.0)
 
 
 def _reading(text: Any) -> Reading | None:
     """None where the module does not measure it, as copper does not ("N/A"), or has no limits for it ([0..0])."""
-    parts = RANGE.fullmatch(str(text))
+    parts = re.fullmatch(r"(.*?) *\[(-?[\d.]+)\.\.(-?[\d.]+)\]", str(text))
     if parts is None:
         return None
     values = tuple(value for value in map(_number, _lanes(parts[1])) if value is not None)
@@ -173,17 +165,17 @@ OPTICS = HostFact("optics", list[Optics], read, subject="optics", on_request=Tru
 
 def module_faults(ports: Iterable[Optics]) -> list[Fault]:
     """Modules that report a fault, or measure what is outside their own limits."""
-    return [port_fault("transceiver_fault", _called(port), what) for port in ports for what in _of_module(port)]
+    return _faults("transceiver_fault", ports, _of_module)
 
 
 def links_with_errors(ports: Iterable[Optics]) -> list[Fault]:
     """Links on which more bits are wrong than a healthy cable lets through, or that go down again and again."""
-    faults = [port_fault("network_link_errors", _called(port), what) for port in ports for what in _wrong_bits(port)]
-    return faults + [port_fault("network_link_flaps", _called(port), what) for port in ports for what in _flaps(port)]
+    return _faults("network_link_errors", ports, _wrong_bits) + _faults("network_link_flaps", ports, _flaps)
 
 
-def _called(port: Optics) -> str:
-    return f"{port.port} ({port.cable})" if port.cable else port.port
+def _faults(code: str, ports: Iterable[Optics], wrong: Callable[[Optics], Iterable[str]]) -> list[Fault]:
+    called = ((port, f"{port.port} ({port.cable})" if port.cable else port.port) for port in ports)
+    return [port_fault(code, name, what) for port, name in called for what in wrong(port)]
 
 
 def _of_module(port: Optics) -> Iterator[str]:
@@ -197,20 +189,16 @@ def _of_module(port: Optics) -> Iterator[str]:
 
 
 def _wrong_bits(port: Optics) -> Iterator[str]:
-    minutes = port.minutes or 0
-    if minutes < LEAST_MINUTES:
-        return
     effective = EFFECTIVE_BER_PLR if "PLR" in (port.fec or "") else EFFECTIVE_BER
     for rate, what, most in (
         (port.effective_ber, "bit error rate after correction", effective),
         (port.symbol_ber, "symbol error rate", SYMBOL_BER),
     ):
-        if rate is not None and rate >= most:
-            yield f"{what} is {rate:g} over {minutes:,.0f} minutes, a healthy link stays below {most:g}"
+        if rate is not None and rate >= most and (port.minutes or 0) >= LEAST_MINUTES:
+            yield f"{what} is {rate:g} over {port.minutes:,.0f} minutes, a healthy link stays below {most:g}"
 
 
 def _flaps(port: Optics) -> Iterator[str]:
-    if port.link_downs is not None and port.minutes is not None:
-        days = max(1.0, port.minutes / MINUTES_A_DAY)
-        if port.link_downs >= LINK_DOWNS_A_DAY * days:
-            yield f"its link went down {port.link_downs:.0f} times in {port.minutes:,.0f} minutes"
+    downs, minutes = port.link_downs, port.minutes
+    if downs is not None and minutes is not None and downs >= LINK_DOWNS_A_DAY * max(1.0, minutes / MINUTES_A_DAY):
+        yield f"its link went down {downs:.0f} times in {minutes:,.0f} minutes"

@@ -53,7 +53,8 @@ def read() -> list[Write]:
         raise Unreadable(f"this {PROGRAM} has no {' and no '.join(missing)}", "install perftest 23.07 or later")
     if hidden := [port.port for port in ports if not _has_device_file(port.device)]:
         raise Unreadable(f"{', '.join(hidden)} have no device file here", REMEDY)
-    found = [_write(port.port) for port in ports]
+    with TemporaryDirectory() as folder:
+        found = [_write(port.port, Path(folder, "report.json")) for port in ports]
     if all(each.why for each in found):
         raise Unreadable(f"{PROGRAM} reaches no adapter: {found[0].why}", REMEDY)
     return found
@@ -64,16 +65,9 @@ def _has_device_file(adapter: str) -> bool:
     return all((DEVICE_FILES / each.name).exists() for each in verbs)
 
 
-def _write(port: str) -> Write:
-    with TemporaryDirectory() as folder:
-        try:
-            return Write(port, NBYTES, _written(port, Path(folder, "report.json")))
-        except Unreadable as why:
-            return Write(port, why=str(why))
-
-
-def _written(port: str, report: Path) -> float:
+def _write(port: str, report: Path) -> Write:
     device, number = port.split("/")
+    report.unlink(missing_ok=True)  # that of the port before
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         service = int(probe.getsockname()[1])
@@ -90,9 +84,11 @@ def _written(port: str, report: Path) -> float:
     try:
         _await(server, service)
         tools.output(*command, "--out_json", f"--out_json_file={report}", LOOPBACK, seconds=SECONDS)
-        return float(json.loads(report.read_text())["results"]["BW_average"])
+        return Write(port, NBYTES, float(json.loads(report.read_text())["results"]["BW_average"]))
+    except Unreadable as why:
+        return Write(port, why=str(why))
     except (OSError, ValueError, KeyError, TypeError):
-        raise Unreadable(f"{PROGRAM} wrote no report") from None
+        return Write(port, why=f"{PROGRAM} wrote no report")
     finally:
         server.terminate()
         server.wait()
@@ -101,17 +97,15 @@ def _written(port: str, report: Path) -> float:
 def _await(server: subprocess.Popen[bytes], service: int) -> None:
     """Until the server listens, as the kernel's table of sockets says: a client that comes too early gives up."""
     until = time.monotonic() + SECONDS
-    while not _listens(service):
+    while True:
+        lines = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+        if any(line[1].endswith(f":{service:04X}") and line[3] == LISTENING for line in lines):
+            return
         if server.poll() is not None:
             raise Unreadable(f"the server of {PROGRAM} ended with status {server.returncode}")
         if time.monotonic() > until:
             raise Unreadable(f"the server of {PROGRAM} did not listen within {SECONDS} s")
         time.sleep(POLL_SECONDS)
-
-
-def _listens(service: int) -> bool:
-    lines = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
-    return any(line[1].endswith(f":{service:04X}") and line[3] == LISTENING for line in lines)
 
 
 RDMA_WRITES = HostFact("rdma_writes", list[Write], read, subject="rdma", on_request=True)

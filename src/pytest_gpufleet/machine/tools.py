@@ -4,7 +4,7 @@ small files of /sys."""
 import os
 import re
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,6 +125,22 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()
+
+
+def asked(
+    names: Iterable[str], ask: Callable[[str], T], silent: Callable[[str, str], T]
+) -> tuple[list[T], Unreadable | None]:
+    """What each of these parts answers, and `silent` of its name and why where one cannot be asked; and the first
+    reason where that is so of all, unless one of them did not answer in time."""
+    found, reasons = list[T](), list[Unreadable]()
+    for name in names:
+        try:
+            found.append(ask(name))
+        except Unreadable as why:
+            reasons.append(why)
+            found.append(silent(name, f"{name}: {why}"))
+    hang = any(isinstance(why, NoAnswer) for why in reasons)
+    return found, reasons[0] if len(reasons) == len(found) > 0 and not hang else None
 
 
 RunTool = Callable[..., str]  # as `output`, for what reads a part of the machine by programs
