@@ -132,12 +132,12 @@ def answers(garbage: bytes, then: Callable[[], object]):
     """In the place of its answer the rank sends this, and does `then`."""
 
     def act(rank):
-        def send(self, parcel):
+        def send(end, parcel):
             if garbage:
-                self._end.sendall(garbage)
+                end.sendall(garbage)
             then()
 
-        channel.RankEnd.send = send
+        channel.send = send
 
     return act
 

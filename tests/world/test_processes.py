@@ -12,8 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from pytest_gpufleet.world.call import pack, unpack
-from pytest_gpufleet.world.engines import processes, rank_files
-from pytest_gpufleet.world.engines.channel import PARCEL, RankEnd
+from pytest_gpufleet.world.engines import channel, processes, rank_files
 from pytest_gpufleet.world.engines.forkserver import Forkserver
 from pytest_gpufleet.world.engines.local import DEFAULTS, ON_LOOPBACK, RECORDED, LocalEngine, recorder
 from tests.waiting import comes_true
@@ -112,7 +111,8 @@ def held():
 
 def test_a_process_that_a_test_forks_neither_uses_ranks_nor_keeps_them(world):
     connections = {end for ends in world.run(lambda rank: held()) for end in ends if end.startswith(("socket", "pipe"))}
-    lifelines, files = connections & held(), os.listdir(os.environ["TMPDIR"])
+    lifelines, folder = connections & held(), world._pool._engine._scratch[0]
+    files = os.listdir(folder)
     assert lifelines
     read, write = os.pipe()
     if os.fork() == 0:
@@ -123,7 +123,7 @@ def test_a_process_that_a_test_forks_neither_uses_ranks_nor_keeps_them(world):
         os.write(write, repr(lifelines & held()).encode())
         os._exit(0)
     assert os.read(read, 1000) == b"set()"
-    assert os.listdir(os.environ["TMPDIR"]) == files != []
+    assert os.listdir(folder) == files != []
     assert world.run(lambda rank: rank.index) == [0, 1]
 
 def test_a_folder_that_is_gone(world, tmp_path, monkeypatch):
@@ -194,7 +194,7 @@ def test_a_fork_server_that_never_starts_a_rank_ends_with_the_deadline(fleet):
 
 
 @contextmanager
-def asked_for_a_rank(server, folder, main, before=lambda: None, after=lambda: None):
+def asked_for_a_rank(server, main, before=lambda: None, after=lambda: None):
     """What a rank sends first whose whole life is `main`; `before` and `after` the fork server is asked for it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(60)  # a rank that could not begin answers nothing
@@ -203,22 +203,22 @@ def asked_for_a_rank(server, folder, main, before=lambda: None, after=lambda: No
         before()
         server.fork(0, theirs.fileno(), held)
         after()
-        for parcel in ((sys.path, {}, sys.argv, os.getcwd(), folder), (main,)):
-            ours.sendall(PARCEL + pickle.dumps(parcel))
-        yield pickle.loads(RankEnd(ours, folder).receive())
+        for parcel in ((sys.path, {}, sys.argv, os.getcwd()), (main,)):
+            channel.send(ours, pickle.dumps(parcel))
+        yield pickle.loads(channel.receive(ours))
     os.close(held)
     os.close(lifeline)
 
 
 def has_a_child(connection, lifeline):
     child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
-    connection.send(pickle.dumps((os.getpid(), child.pid)))
+    channel.send(connection, pickle.dumps((os.getpid(), child.pid)))
     time.sleep(3600)
 
 
-def test_the_fork_server_ends_everything_when_its_controller_is_gone_without_hearing_its_news(tmp_path):
+def test_the_fork_server_ends_everything_when_its_controller_is_gone_without_hearing_its_news():
     server = Forkserver([])
-    with asked_for_a_rank(server, tmp_path, has_a_child) as family:
+    with asked_for_a_rank(server, has_a_child) as family:
         pids = [server.pid, *family]
         assert all(map(processes.look, pids))
         server._control.close()
@@ -227,7 +227,7 @@ def test_the_fork_server_ends_everything_when_its_controller_is_gone_without_hea
 
 
 def lists_its_modules(connection, lifeline):
-    connection.send(pickle.dumps([name for name in sys.modules if name.startswith("idle_")]))
+    channel.send(connection, pickle.dumps([name for name in sys.modules if name.startswith("idle_")]))
 
 
 @pytest.mark.parametrize("asked_first", [False, True])
@@ -242,7 +242,7 @@ def test_ranks_find_imported_what_the_fork_server_had_time_for_and_wait_for_no_m
     server = Forkserver(["idle_first"], ["idle_second", "idle_third"])
     begun = (folder / ("idle_second" if asked_first else "idle_third")).exists
     around = (lambda: comes_true(begun), (folder / "asked").touch)
-    with asked_for_a_rank(server, folder, lists_its_modules, *around) as modules:
+    with asked_for_a_rank(server, lists_its_modules, *around) as modules:
         assert modules == ["idle_first", "idle_second", "idle_third"][: 2 if asked_first else 3]
     server.kill()
 
@@ -303,9 +303,9 @@ def test_only_what_a_killed_controller_of_this_user_left_is_swept(shared, monkey
     try:
         with monkeypatch.context() as another_user:
             another_user.setattr(os, "geteuid", lambda: left.stat().st_uid + 1)
-            rank_files.sweep_scratch()
+            rank_files.sweep("gpufleet-world-", [shared], 60)
         assert left.exists()
-        rank_files.sweep_scratch()
+        os.close(rank_files.make_scratch()[1])
     finally:
         os.close(lock)
     assert not left.exists()
@@ -313,21 +313,16 @@ def test_only_what_a_killed_controller_of_this_user_left_is_swept(shared, monkey
     assert {path.name for path in shared.iterdir()} >= {f"gpufleet-world-{kind}" for kind in ("fifo", "link", "socket")}
 
 
-def test_a_folder_is_short_and_plain_enough_for_sockets_and_goes_as_a_whole(shared, monkeypatch):
+def test_a_folder_is_short_and_plain_enough_for_sockets(shared, monkeypatch):
     monkeypatch.setattr(rank_files, "MOST_PATH_BYTES", len(str(shared)) + 50)
-    made = rank_files.make_scratch()
-    assert made.sockets == made.path
-    others = []
+    made = [rank_files.make_scratch()]
     for name in ("x" * 100, "a?b#c", "\udcff"):
         (shared / name).mkdir()
         monkeypatch.setattr("tempfile.tempdir", str(shared / name))
-        others.append(rank_files.make_scratch())
-        assert others[-1].path.parent == shared / name
-        assert others[-1].sockets.parent == others[-1].store.parent.parent == shared
-    for each in (made, *others):
-        assert all(path.stat().st_mode & 0o777 == 0o700 for path in (each.path, each.sockets))
-        each.remove()
-    assert list(shared.rglob("gpufleet-*")) == []
+        made.append(rank_files.make_scratch())
+    for path, held in made:
+        assert (path.parent, path.stat().st_mode & 0o777) == (shared, 0o700)
+        os.close(held)
 
 
 def test_a_rank_finds_the_environment_of_the_controller_and_what_torchrun_sets(monkeypatch):

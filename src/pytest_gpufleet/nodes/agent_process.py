@@ -116,6 +116,6 @@ class OwnAgents:
                 process.wait(max(0.0, until - time.monotonic() - KILL_SECONDS))
         alive = [process.pid for process in self._processes.values() if process.poll() is None]
         started = {*alive, *(pid for agent in alive for pid in processes.descendants(agent))}
-        processes.end(lambda: [*filter(processes.look, started)], max(LEAST_SECONDS, until - time.monotonic()))
+        processes.end(lambda: {*filter(processes.look, started)}, max(LEAST_SECONDS, until - time.monotonic()))
         left = {index: process.pid for index, process in self._processes.items() if process.poll() is None}
         return {index: f"process {pid} {processes.trouble(pid)}".rstrip() for index, pid in left.items()}

@@ -1,19 +1,19 @@
 """Parcels between the controller and one rank, over a pair of SOCK_SEQPACKET sockets that have no name.
 
-A message is one packet: a mark and a body, which is the parcel itself, or the name of the file that a large one lies
-in. The rank's end blocks. The controller's end never does, whatever the rank sends or does not read.
+A message is one packet: a mark, and the parcel or, of a large one, the descriptor of the memory that it lies in. The
+rank's end blocks. The controller's end never does, whatever the rank sends or does not read.
 """
 
 import os
 import socket
-import tempfile
+import stat
 from collections import deque
 from pathlib import Path
 
 READS = 16  # at a time: more than a socket holds, and a peer that never stops sending keeps nobody here
-PARCEL, FILE = b"p", b"f"
-# Above this a parcel travels as a file: a socket holds a small message even when nobody reads it, so that neither side
-# has to wait for a peer that hangs.
+PARCEL, MEMORY = b"p", b"m"
+# A larger parcel travels as memory: a socket holds a small message even when nobody reads it, so that neither side has
+# to wait for a peer that hangs.
 INLINE_BYTES = 32 * 1024
 
 
@@ -21,42 +21,56 @@ class Garbled(Exception):
     """What came is no message."""
 
 
-def message_or_file(parcel: bytes, folder: Path) -> tuple[bytes, Path | None]:
-    """The message of a parcel, and the file in `folder` that a large one lies in."""
-    if len(parcel) <= INLINE_BYTES:
-        return PARCEL + parcel, None
-    descriptor, name = tempfile.mkstemp(dir=folder, suffix=".parcel")
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(parcel)
-    return FILE + os.fsencode(name), Path(name)
+class Message:
+    """A parcel as it is sent, to one rank or several. The memory of a large one lasts until all have read it."""
+
+    def __init__(self, parcel: bytes) -> None:
+        self.text, self.descriptors = PARCEL + parcel, list[int]()
+        if len(parcel) > INLINE_BYTES:
+            self.text, self.descriptors = MEMORY, [os.memfd_create("gpufleet-parcel")]
+            with open(self.descriptors[0], "wb", closefd=False) as file:
+                file.write(parcel)
+
+    def __del__(self) -> None:
+        for descriptor in self.descriptors:
+            os.close(descriptor)
 
 
-class RankEnd:
-    """The rank's end: both ways block. Large parcels go to files in `folder`."""
+def send(end: socket.socket, parcel: bytes) -> None:
+    """On a rank."""
+    message = Message(parcel)
+    socket.send_fds(end, [message.text], message.descriptors)
 
-    def __init__(self, end: socket.socket, folder: Path) -> None:
-        self._end = end
-        self._folder = folder
 
-    def send(self, parcel: bytes) -> None:
-        self._end.sendall(message_or_file(parcel, self._folder)[0])
+def receive(end: socket.socket) -> bytes:
+    """On a rank, the next parcel of the controller. EOFError if it has closed its end."""
+    text, descriptors, *_ = socket.recv_fds(end, INLINE_BYTES + 1, 1)
+    if not text:
+        raise EOFError
+    return _parcel(text, descriptors)
 
-    def receive(self) -> bytes:
-        """The next parcel of the controller. EOFError if it has closed its end."""
-        if not (message := self._end.recv(INLINE_BYTES + 1)):
-            raise EOFError
-        return message[1:] if message.startswith(PARCEL) else Path(os.fsdecode(message[1:])).read_bytes()
+
+def _parcel(text: bytes, descriptors: list[int]) -> bytes:
+    try:
+        if text.startswith(PARCEL) and len(text) <= 1 + INLINE_BYTES:
+            return text[1:]
+        if text != MEMORY or not descriptors or not stat.S_ISREG(os.fstat(descriptors[0]).st_mode):
+            raise Garbled("it sent what is no message")
+        return Path(f"/proc/self/fd/{descriptors[0]}").read_bytes()  # from its beginning, whoever else reads it
+    except OSError as error:
+        raise Garbled(f"it sent a parcel that cannot be read: {error}") from None
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 class ControllerEnd:
-    """The controller's end, `end`, which stops to block: what is sent waits here until the rank reads. The rank's large
-    parcels lie in `folder`."""
+    """The controller's end, `end`, which stops to block: what is sent waits here until the rank reads."""
 
-    def __init__(self, end: socket.socket, folder: Path) -> None:
+    def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
         self._end = end
-        self._folder = folder
-        self._unsent: deque[bytes] = deque()
+        self._unsent: deque[Message] = deque()
 
     def fileno(self) -> int:
         return self._end.fileno()
@@ -69,7 +83,7 @@ class ControllerEnd:
         """Whether the rank has yet to read something before the rest can be sent: call `flush` when it is writable."""
         return bool(self._unsent)
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: Message) -> None:
         """Whatever becomes of the rank, nothing is raised: that it is gone shows in `receive`."""
         self._unsent.append(message)
         self.flush()
@@ -77,7 +91,7 @@ class ControllerEnd:
     def flush(self) -> None:
         try:
             while self._unsent:
-                self._end.send(self._unsent[0])
+                socket.send_fds(self._end, [self._unsent[0].text], self._unsent[0].descriptors)
                 self._unsent.popleft()
         except BlockingIOError:
             pass
@@ -90,31 +104,15 @@ class ControllerEnd:
         parcels: list[bytes] = []
         for _ in range(READS):
             try:
-                message = self._end.recv(INLINE_BYTES + 2)  # one more than any: a longer one shows by it
+                text, descriptors, *_ = socket.recv_fds(self._end, INLINE_BYTES + 2, 1)  # a longer one shows by a byte
             except BlockingIOError:
                 break
             except ConnectionResetError:  # said once, before what the rank sent while it still was there
                 continue
-            if message:
-                parcels.append(self._parcel(message))
+            if text:
+                parcels.append(_parcel(text, descriptors))
             elif parcels:
                 break  # its end shows the next time
             else:
                 raise EOFError
         return parcels
-
-    def _parcel(self, message: bytes) -> bytes:
-        """What lies in a file is removed."""
-        if message[:1] not in (PARCEL, FILE) or len(message) > 1 + INLINE_BYTES:
-            raise Garbled("it sent what is no message")
-        if message.startswith(PARCEL):
-            return message[1:]
-        path = Path(os.fsdecode(message[1:]))
-        try:
-            if path.parent != self._folder:
-                raise Garbled("it sent a parcel from elsewhere")
-            parcel = path.read_bytes()
-            path.unlink()
-        except (OSError, ValueError):  # a name with a null byte is a ValueError
-            raise Garbled("it sent a parcel that cannot be read") from None
-        return parcel

@@ -17,21 +17,20 @@ import struct
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import spec_from_file_location
 from multiprocessing import resource_tracker
-from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from pytest_gpufleet.world.engines import processes
-from pytest_gpufleet.world.engines.channel import RankEnd
+from pytest_gpufleet.world.engines import channel, processes
 
 
 def beside_the_path() -> dict[str, tuple[str, list[str]]]:
-    """By name the file of each (\"\" of a namespace) and its folders, of those that stand at the top."""
+    """The packages that this process has imported and would not find: by name the file of each ("" of a namespace) and
+    its folders."""
     packages = {name: module for name, module in list(sys.modules.items()) if "." not in name}
     return {
         name: (getattr(module, "__file__", None) or "", list(module.__path__))
@@ -40,22 +39,16 @@ def beside_the_path() -> dict[str, tuple[str, list[str]]]:
     }
 
 
-class Finder:
-    """On a rank, asked when nobody else knows a module."""
+class Finder(dict[str, tuple[str, list[str]]]):
+    """On a rank, asked for a module when nobody else knows it: has what `beside_the_path` gave."""
 
-    def __init__(self, packages: Mapping[str, tuple[str, list[str]]]) -> None:
-        self._packages = packages
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name not in self._packages:
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if name not in self:
             return None
-        file, folders = self._packages[name]
-        if file:
-            return spec_from_file_location(name, file, submodule_search_locations=folders)
-        spec = ModuleSpec(name, None, is_package=True)
-        spec.submodule_search_locations = folders
+        file, folders = self[name]
+        spec = spec_from_file_location(name, file) if file else ModuleSpec(name, None, is_package=True)
+        if spec:
+            spec.submodule_search_locations = folders
         return spec
 
 
@@ -212,13 +205,12 @@ def _become_rank(connection: int, lifeline: int) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         end = socket.socket(fileno=connection)
         # Before the function that it is to run is imported.
-        sys.path[:], packages, sys.argv, folder, scratch = pickle.loads(RankEnd(end, Path()).receive())
+        sys.path[:], packages, sys.argv, folder = pickle.loads(channel.receive(end))
         sys.meta_path.append(Finder(packages))
         with suppress(OSError):  # it was removed, or this user may not enter it: the fork server's own then
             os.chdir(folder)
-        parcels = RankEnd(end, scratch)
-        main, *arguments = pickle.loads(parcels.receive())
-        main(parcels, lifeline, *arguments)
+        main, *arguments = pickle.loads(channel.receive(end))
+        main(end, lifeline, *arguments)
         status = 0
     except BaseException:
         traceback.print_exc()

@@ -6,6 +6,7 @@ import itertools
 import os
 import pickle
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -17,12 +18,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pytest_gpufleet.world.call import RankSpec
-from pytest_gpufleet.world.engines import channel, forkserver, processes, rank_files
-from pytest_gpufleet.world.engines.channel import ControllerEnd, Garbled
+from pytest_gpufleet.world.engines import forkserver, processes, rank_files
+from pytest_gpufleet.world.engines.channel import ControllerEnd, Garbled, Message
 from pytest_gpufleet.world.engines.forkserver import Forkserver
 from pytest_gpufleet.world.engines.processes import current_folder
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
-from pytest_gpufleet.world.engines.rank_files import RankFiles, stack_sizes, wait_for_stacks
+from pytest_gpufleet.world.engines.rank_files import RankFiles, wait_for_stacks
 from pytest_gpufleet.world.worker import main
 
 PRELOAD = ["torch", "torch.distributed", "cloudpickle", main.__name__]
@@ -58,6 +59,14 @@ class _Rank:
     exitcode: int | None = None
     lost: bool = False
 
+    @property
+    def index(self) -> int:
+        return self.files.rank
+
+    def lose(self, how: str) -> Death:
+        self.lost = True
+        return Death(self.index, how)
+
 
 class LocalEngine:
     """One process a rank, a socket pair to each. Nothing listens anywhere.
@@ -75,8 +84,7 @@ class LocalEngine:
         self._ranks: dict[int, _Rank] = {}  # by their indexes, as their specs have them
         self._requests = itertools.count()
         self._server: Forkserver | None = None
-        self._scratch: rank_files.Scratch | None = None
-        self._sent: dict[Path, set[int]] = {}  # parcels in files, and the ranks that have not answered to them yet
+        self._scratch: tuple[Path, int] | None = None  # the folder of the ranks, and what holds it
         self._unkillable: set[int] = set()
         atexit.register(self.end)
         os.register_at_fork(after_in_child=self._let_go)
@@ -90,24 +98,21 @@ class LocalEngine:
         self._give_up_a_stuck_server()  # it may have come to harm while nobody needed it
         self.get_ready(specs[0].prepare)
         assert self._server is not None
-        rank_files.sweep_scratch()
-        self._scratch = made = rank_files.make_scratch()
+        folder, _ = self._scratch = rank_files.make_scratch()
         self._ranks, packages = {}, forkserver.beside_the_path()
         for spec in specs:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             held, lifeline = os.pipe()
-            connection, request = ControllerEnd(ours, made.path), next(self._requests)
-            files = rank_files.files_in(made, spec.index)
-            self._ranks[spec.index] = _Rank(request, connection, lifeline, files)
+            rank = _Rank(next(self._requests), ControllerEnd(ours), lifeline, RankFiles(folder, spec.index))
+            self._ranks[spec.index] = rank
             try:
-                self._server.fork(request, theirs.fileno(), held)
+                self._server.fork(rank.request, theirs.fileno(), held)
             finally:
                 theirs.close()
                 os.close(held)
-            found = sys.path, {**packages, **spec.packages}, sys.argv, current_folder(), made.path
-            for parcel in (found, (main.main, spec, files, self.environment(spec))):
-                pickled = pickle.dumps(parcel, protocol=pickle.HIGHEST_PROTOCOL)
-                connection.send(channel.message_or_file(pickled, made.path)[0])
+            found = sys.path, {**packages, **spec.packages}, sys.argv, current_folder()
+            for parcel in (found, (main.main, spec, rank.files, self.environment(spec))):
+                rank.connection.send(Message(pickle.dumps(parcel, protocol=pickle.HIGHEST_PROTOCOL)))
 
     def environment(self, spec: RankSpec) -> dict[str, str]:
         """What a rank finds when it starts: all that the controller has, DEFAULTS where it has nothing, how ranks of
@@ -118,23 +123,18 @@ class LocalEngine:
             "WORLD_SIZE": spec.size,
             "LOCAL_WORLD_SIZE": spec.local_size,
         }
+        defaults = {**DEFAULTS, recorder(): RECORDED, **({} if self._network else ON_LOOPBACK)}
+        network = self._network(spec) if self._network else {}
         numbers = {name: str(number) for name, number in counted.items()}
-        defaults = {**DEFAULTS, recorder(): RECORDED}
-        if self._network is None:
-            return {**defaults, **ON_LOOPBACK, **os.environ, **numbers, **spec.environment}
-        return {**defaults, **os.environ, **self._network(spec), **numbers, **spec.environment}
+        return {**defaults, **os.environ, **network, **numbers, **spec.environment}
 
     def rendezvous(self) -> str:
         assert self._scratch is not None
-        return f"file://{self._scratch.store}"
+        return f"file://{self._scratch[0]}/store"  # no port is open for strangers, and none can be in use already
 
     def submit(self, ranks: Iterable[int], parcel: bytes) -> None:
-        ranks = set(ranks)
-        assert self._scratch is not None
-        message, path = channel.message_or_file(parcel, self._scratch.path)
-        if path is not None:
-            self._sent[path] = set(ranks)
-        for rank in ranks:
+        message = Message(parcel)
+        for rank in {*ranks}:
             self._ranks[rank].connection.send(message)
 
     def watch(self, selector: selectors.BaseSelector) -> None:
@@ -151,10 +151,11 @@ class LocalEngine:
         with selectors.PollSelector() as selector:
             self.watch(selector)
             ready = {key.data for key, _ in selector.select(max(0.0, timeout))}
-        if None in ready and (death := self._hear()):
-            return [self._lose(index, death) for index, rank in self._ranks.items() if not rank.lost]
-        ended = {index for index, rank in self._ranks.items() if rank.exitcode is not None and not rank.lost}
-        return [event for index in sorted((ready - {None}) | ended) for event in self._collect(index)]
+        left = [rank for _, rank in sorted(self._ranks.items()) if not rank.lost]
+        if None in ready and (how := self._hear()):
+            return [rank.lose(how) for rank in left]
+        changed = [rank for rank in left if rank.index in ready or rank.exitcode is not None]
+        return [event for rank in changed for event in self._collect(rank)]
 
     def _hear(self) -> str:
         """Take in the news of the fork server. How ranks are lost if it is gone itself, else ""."""
@@ -170,26 +171,17 @@ class LocalEngine:
             return f"with the process that all ranks are forked from{how}"
         return ""
 
-    def _collect(self, index: int) -> list[Answer | Death]:
-        rank = self._ranks[index]
+    def _collect(self, rank: _Rank) -> list[Answer | Death]:
         events: list[Answer | Death] = []
         over, how = rank.exitcode is not None, ""  # asked first: what it sent before it died comes before its death
         rank.connection.flush()
         try:
-            events = [Answer(index, parcel) for parcel in rank.connection.receive()]
+            events = [Answer(rank.index, parcel) for parcel in rank.connection.receive()]
         except EOFError:
             over, how = True, self._why_closed(rank)
         except Garbled as garbled:
             over, how = True, f"for its controller: {garbled}"
-        if over:
-            events.append(self._lose(index, how or processes.exit_summary(rank.exitcode or 0)))
-        elif events:
-            for path, ranks in list(self._sent.items()):
-                ranks.discard(index)
-                if not ranks:
-                    path.unlink(missing_ok=True)
-                    del self._sent[path]
-        return events
+        return [*events, rank.lose(how or processes.exit_summary(rank.exitcode or 0))] if over else events
 
     def _why_closed(self, rank: _Rank) -> str:
         """ "" if the rank has ended, as its exit status says."""
@@ -205,20 +197,16 @@ class LocalEngine:
         unknown = f"in a way that only process {parent} knows, from which it was forked and which does not answer"
         return f"{unknown} {processes.trouble(parent)}".rstrip()
 
-    def _lose(self, index: int, how: str) -> Death:
-        self._ranks[index].lost = True
-        return Death(index, how)
-
     def examine(self, ranks: Iterable[int]) -> dict[int, Trace]:
-        known = {rank: self._ranks[rank] for rank in ranks if rank in self._ranks}
-        asked = [each for each in known.values() if each.pid and each.exitcode is None]
-        before = stack_sizes(each.files for each in asked)
-        for each in asked:
+        known = [self._ranks[rank] for rank in ranks if rank in self._ranks]
+        asked = [rank for rank in known if rank.pid and rank.exitcode is None]
+        before = {rank.files: rank.files.stack_bytes() for rank in asked}
+        for rank in asked:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(each.pid, signal.SIGUSR2)
-                os.kill(each.pid, signal.SIGUSR1)
+                os.kill(rank.pid, signal.SIGUSR2)
+                os.kill(rank.pid, signal.SIGUSR1)
         wait_for_stacks(before)
-        return {rank: each.files.trace(self._state(each), before.get(each.files, 0)) for rank, each in known.items()}
+        return {rank.index: rank.files.trace(self._state(rank), before.get(rank.files, 0)) for rank in known}
 
     def _state(self, rank: _Rank) -> str:
         if rank.pid:
@@ -228,15 +216,11 @@ class LocalEngine:
         return f"before it was forked from process {self._server.pid} {processes.trouble(self._server.pid)}".rstrip()
 
     def kill(self, timeout: float) -> dict[int, str]:
-        until = time.monotonic() + timeout
-        while (alive := self._alive()) and time.monotonic() < until:
-            processes.kill(alive)
-            while any(map(processes.look, alive)) and time.monotonic() < until:
-                time.sleep(TURN_SECONDS)
+        alive = processes.end(self._alive, timeout)
         self._unkillable |= alive
         left = {index: self._state(rank) for index, rank in self._ranks.items() if rank.pid in alive}
         self._give_up_a_stuck_server()
-        self._close(rank_files.Scratch.remove)
+        self._close(remove=True)
         return left
 
     def _alive(self) -> set[int]:
@@ -255,19 +239,20 @@ class LocalEngine:
             self._server.kill()
             self._server = None
 
-    def _close(self, leave: Callable[[rank_files.Scratch], None]) -> None:
-        self._sent.clear()
+    def _close(self, remove: bool) -> None:
         while self._ranks:  # each once, wherever Ctrl-C comes
             _, rank = self._ranks.popitem()
             rank.connection.close()
             os.close(rank.lifeline)
-        made, self._scratch = self._scratch, None
-        if made is not None:
-            leave(made)
+        (folder, held), self._scratch = self._scratch or (None, -1), None
+        if folder is not None:
+            if remove:
+                shutil.rmtree(folder, ignore_errors=True)
+            os.close(held)
 
     def _let_go(self) -> None:
         """In a process that was forked from the controller: it must neither use the ranks nor keep them alive."""
-        self._close(rank_files.Scratch.let_go)
+        self._close(remove=False)
         if self._server is not None:
             self._server.let_go()
             self._server = None

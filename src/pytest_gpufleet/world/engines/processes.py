@@ -5,7 +5,7 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ CANNOT_ANSWER = {
 }
 DEAD = ("Z", "X", "x")
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-TURN_SECONDS = 0.02  # between two looks at what is still there
+TURN_SECONDS = 0.05  # until it is looked for processes again that have just been started
 F_SETSIG = 10  # linux/fcntl.h; Python has no name for it
 
 
@@ -55,13 +55,12 @@ def started_by(server: int, sessions: Container[int] = ()) -> set[int]:
     A descendant whose parent has ended stays one, since `server` adopts it.
     """
     # Looked at one by one: one that is adopted just then may be missed, but not twice.
-    return _started_by(server, sessions) or _started_by(server, sessions)
-
-
-def _started_by(server: int, sessions: Container[int]) -> set[int]:
-    running = _running()
-    found = _with_descendants({server} | {pid for pid, each in running.items() if each.session in sessions}, running)
-    return {pid for pid in found - {server} if running[pid].session != server}
+    for _ in range(2):
+        running = _running()
+        found = _with_descendants({server, *(each for each in running if running[each].session in sessions)}, running)
+        if started := {pid for pid in found - {server} if running[pid].session != server}:
+            return started
+    return set()
 
 
 def descendants(pid: int) -> set[int]:
@@ -73,10 +72,9 @@ def _running() -> dict[int, Process]:
     return {process.pid: process for name in os.listdir("/proc") if name.isdigit() and (process := look(int(name)))}
 
 
-def _with_descendants(pids: set[int], running: Mapping[int, Process]) -> set[int]:
-    found = set(pids)
+def _with_descendants(found: set[int], running: Mapping[int, Process]) -> set[int]:
     while more := {pid for pid, process in running.items() if process.parent in found} - found:
-        found |= more
+        found = found | more
     return found
 
 
@@ -92,12 +90,16 @@ def kill(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def end(find: Callable[[], Collection[int]], seconds: float) -> None:
-    """Kill what is found until nothing is, or the time is up: a process that is stuck in the driver stays."""
+def end(find: Callable[[], set[int]], seconds: float) -> set[int]:
+    """Kill what is found until nothing is, or the time is up: a process that is stuck in the driver stays, which are
+    given."""
     until = time.monotonic() + seconds
     while (alive := find()) and time.monotonic() < until:
         kill(alive)
-        time.sleep(TURN_SECONDS)
+        found_again = time.monotonic() + TURN_SECONDS
+        while any(map(look, alive)) and time.monotonic() < min(until, found_again):
+            time.sleep(TURN_SECONDS / 10)
+    return alive
 
 
 def adopt() -> None:

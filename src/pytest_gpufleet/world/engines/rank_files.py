@@ -1,20 +1,20 @@
 """The files by which a local engine sees what a rank does, or did before it died."""
 
+import ctypes
 import fcntl
 import mmap
 import os
 import re
 import shutil
-import struct
+import sys
 import tempfile
 import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, suppress
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from pytest_gpufleet.world.engines.protocol import Trace
 
@@ -31,73 +31,35 @@ def make(prefix: str, base: str) -> tuple[Path, int]:
 
 
 def sweep(prefix: str, bases: Iterable[str], after_seconds: float) -> None:
-    """Remove the folders that nobody holds any more and that did not change for so long.
+    """Remove the folders that were made here, that nobody holds any more and that did not change for so long.
 
     By a lock, not by a process number: a process in another container may share the folder but not the numbers.
     """
-    for base in bases:
-        for folder in Path(base).glob(f"{prefix}*"):
-            with suppress(OSError):  # held, not ours, or just removed by somebody else
-                _remove_if_left(folder, after_seconds)
-
-
-def _remove_if_left(folder: Path, after_seconds: float) -> None:
-    """OSError if it is not a folder that was made here and left behind."""
-    # Anybody may have put anything there: no link is followed, and no FIFO waited for.
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        found = os.fstat(descriptor)
-        if found.st_uid == os.geteuid() and time.time() - found.st_mtime >= after_seconds:
-            os.stat(MARKER, dir_fd=descriptor, follow_symlinks=False)
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(descriptor)
+    for folder in (path for base in bases for path in Path(base).glob(f"{prefix}*")):
+        with suppress(OSError), ExitStack() as stack:  # held, not ours, or just removed by somebody else
+            # Anybody may have put anything there: no link is followed, and no FIFO waited for.
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            stack.callback(os.close, descriptor)
+            found = os.fstat(descriptor)
+            if found.st_uid == os.geteuid() and time.time() - found.st_mtime >= after_seconds:
+                os.stat(MARKER, dir_fd=descriptor, follow_symlinks=False)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 PREFIX = "gpufleet-world-"
 SWEEP_AFTER_SECONDS = 60.0  # a folder younger than this may not be locked yet
 SHORT = "/tmp"
-MOST_PATH_BYTES = 80  # unix(7) allows a socket 107, of which multiprocessing's own names take up to 26
+MOST_PATH_BYTES = 72  # unix(7) allows a socket 107, of which names of a rank and of multiprocessing take up to 34
 
 
-@dataclass(frozen=True)
-class Scratch:
-    """Folders that only this user can enter. `sockets` is `path` itself where a socket's path in it is not too long,
-    and where no letter of it means something in a URL, as that of `store`."""
-
-    path: Path
-    sockets: Path
-    held: tuple[int, ...]  # the folders, open and locked
-
-    @property
-    def store(self) -> Path:
-        """The file through which ranks find each other, so that no port is open for strangers and none can be in use
-        already."""
-        return self.sockets / "store"
-
-    def remove(self) -> None:
-        for folder in (self.path, self.sockets):
-            shutil.rmtree(folder, ignore_errors=True)
-        self.let_go()
-
-    def let_go(self) -> None:
-        """Leave the folders to others that hold them."""
-        for descriptor in self.held:
-            os.close(descriptor)
-
-
-def make_scratch() -> Scratch:
-    path, held = make(PREFIX, tempfile.gettempdir())
-    if len(os.fsencode(path)) <= MOST_PATH_BYTES and urllib.parse.quote(os.fsencode(path)) == str(path):
-        return Scratch(path, path, (held,))
-    short, also_held = make(PREFIX, SHORT)
-    return Scratch(path, short, (held, also_held))
-
-
-def sweep_scratch() -> None:
-    """Remove the folders of controllers that were killed."""
-    sweep(PREFIX, {tempfile.gettempdir(), SHORT}, SWEEP_AFTER_SECONDS)
+def make_scratch() -> tuple[Path, int]:
+    """The folder of the ranks of one world, as `make` gives it. Below /tmp where the path below TMPDIR would be too
+    long for a socket, or where a letter of it means something in a URL, as that of the file by which ranks meet."""
+    sweep(PREFIX, {tempfile.gettempdir(), SHORT}, SWEEP_AFTER_SECONDS)  # of controllers that were killed
+    path = os.fsencode(os.path.join(tempfile.gettempdir(), f"{PREFIX}12345678"))
+    plain = len(path) <= MOST_PATH_BYTES and urllib.parse.quote(path).encode() == path
+    return make(PREFIX, tempfile.gettempdir() if plain else SHORT)
 
 
 STACK_SECONDS = 0.3
@@ -108,34 +70,34 @@ WORKER = "pytest_gpufleet/world/worker/main.py"
 OWN_FRAMES = re.compile(r"pytest_gpufleet/(plugin/spmd|world/engines/rank_files)\.py")
 
 
-@dataclass(frozen=True)
-class RankFiles:
-    """Of one rank; `sockets` is a folder whose path is short enough for sockets."""
+class RankFiles(NamedTuple):
+    """Of one rank, in the folder of its world."""
 
-    sockets: Path
-    output: Path
-    stack: Path
-    progress: Path
-    recorder: Path
+    folder: Path
+    rank: int
+
+    def path(self, kind: Literal["output", "stack", "progress", "recorder", "sockets"]) -> Path:
+        return self.folder / f"rank{self.rank}.{kind}"
+
+    def stack_bytes(self) -> int:
+        return self.path("stack").stat().st_size if self.path("stack").exists() else 0
 
     def trace(self, state: str, stack_from: int = 0) -> Trace:
         """`stack_from`: how long the file of stacks was before the rank was asked for another one."""
-        return replace(
-            read_progress(self.progress),
-            stack=_without_own_frames(_tail(self.stack, STACK_BYTES, stack_from)),
-            output=_tail(self.output, OUTPUT_BYTES),
-            recorder=self.recorder.read_text(errors="replace") if self.recorder.exists() else "",
+        try:
+            now = _Now.from_buffer_copy(self.path("progress").read_bytes())
+        except (OSError, ValueError):  # it has not begun
+            now = _Now()
+        return Trace(
+            phase=now.phase.decode(errors="replace"),
+            seconds=time.monotonic() - now.since if now.phase else 0.0,
+            collective=now.collective.decode(),
+            number=now.number,
+            stack=_without_own_frames(_tail(self.path("stack"), STACK_BYTES, stack_from)),
+            output=_tail(self.path("output"), OUTPUT_BYTES),
+            recorder=_tail(self.path("recorder")),
             state=state,
         )
-
-
-def files_in(scratch: Scratch, rank: int) -> RankFiles:
-    kinds = ("output", "stack", "progress", "flight")
-    return RankFiles(scratch.sockets, *(scratch.path / f"rank{rank}.{kind}" for kind in kinds))
-
-
-def stack_sizes(asked: Iterable[RankFiles]) -> dict[RankFiles, int]:
-    return {files: files.stack.stat().st_size if files.stack.exists() else 0 for files in asked}
 
 
 def wait_for_stacks(before: Mapping[RankFiles, int]) -> None:
@@ -144,7 +106,7 @@ def wait_for_stacks(before: Mapping[RankFiles, int]) -> None:
     deadline = time.monotonic() + STACK_SECONDS
     last = {**before}
     while before and time.monotonic() < deadline:
-        now = stack_sizes(before)
+        now = {files: files.stack_bytes() for files in before}
         if now == last and all(now[files] > size for files, size in before.items()):
             break
         last = now
@@ -165,7 +127,7 @@ def _without_own_frames(stacks: str) -> str:
     return "\n\n".join(kept)
 
 
-def _tail(path: Path, limit: int, start: int = 0) -> str:
+def _tail(path: Path, limit: int = sys.maxsize, start: int = 0) -> str:
     try:
         with path.open("rb") as file:
             file.seek(max(start, path.stat().st_size - limit))
@@ -174,11 +136,17 @@ def _tail(path: Path, limit: int, start: int = 0) -> str:
         return ""
 
 
-# How far a rank has come, in memory that it shares with its engine: readable even while it hangs or is dead.
+class _Now(ctypes.Structure):
+    """How far a rank has come, in memory that it shares with its engine: readable even while it hangs or is dead. Its
+    `phase` `since` when, on time.monotonic(), and the `number` of the collective that it called last in this call."""
 
-_SLOT = struct.Struct("=dIH")  # monotonic time, a count, length of the text that follows
-_SLOT_BYTES = 512
-_PHASE, _COLLECTIVE = 0, _SLOT_BYTES
+    _fields_ = (
+        ("since", ctypes.c_double),
+        ("number", ctypes.c_uint32),
+        ("phase", ctypes.c_char * 500),
+        ("collective", ctypes.c_char * 64),
+    )
+
 
 # What torch.distributed offers under its own name. Those that go past it (DDP's reducer) are in NCCL's flight recorder.
 # Not send and receive: of those each rank may call another number.
@@ -194,20 +162,18 @@ class Progress:
     now = ""
 
     def __init__(self, path: Path) -> None:
-        with path.open("w+b") as file:
-            file.truncate(2 * _SLOT_BYTES)
-            self._memory = mmap.mmap(file.fileno(), 2 * _SLOT_BYTES)
-        self._collectives = 0
+        path.write_bytes(bytes(ctypes.sizeof(_Now)))
+        with path.open("r+b") as file:
+            self._memory = _Now.from_buffer(mmap.mmap(file.fileno(), 0))
 
     def begin(self, call: str) -> None:
         """A new call. Collectives count from 0 again, since a rank that was not in the last call has called fewer."""
-        self._collectives = 0
-        self._write(_COLLECTIVE, 0, "")
+        self._memory.number, self._memory.collective = 0, b""
         self.phase(call)
 
     def phase(self, name: str) -> None:
         self.now = name
-        self._write(_PHASE, 0, name)
+        self._memory.phase, self._memory.since = name.encode(errors="replace")[:500], time.monotonic()
 
     def call_collectives(self, module: Any) -> None:
         """Have the collectives of `module` (torch.distributed) note that they were called."""
@@ -217,31 +183,8 @@ class Progress:
     def _noting(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def noting(*args: Any, **kwargs: Any) -> Any:
-            self._collectives += 1
-            self._write(_COLLECTIVE, self._collectives, name)
+            self._memory.number += 1
+            self._memory.collective = name.encode()
             return function(*args, **kwargs)
 
         return noting
-
-    def _write(self, slot: int, count: int, text: str) -> None:
-        data = text.encode(errors="replace")[: _SLOT_BYTES - _SLOT.size]
-        self._memory[slot : slot + _SLOT.size + len(data)] = _SLOT.pack(time.monotonic(), count, len(data)) + data
-
-
-def read_progress(path: Path) -> Trace:
-    """Phase and collective of the rank that writes this file, on the machine that it runs on."""
-    try:
-        memory = path.read_bytes()
-    except OSError:
-        return Trace()
-    phase, _, seconds = _slot(memory, _PHASE)
-    collective, number, _ = _slot(memory, _COLLECTIVE)
-    return Trace(phase, seconds, collective, number)
-
-
-def _slot(memory: bytes, at: int) -> tuple[str, int, float]:
-    if len(memory) < at + _SLOT_BYTES:
-        return "", 0, 0.0
-    since, count, length = _SLOT.unpack_from(memory, at)
-    text = memory[at + _SLOT.size :][:length].decode(errors="replace")
-    return text, count, time.monotonic() - since if length else 0.0

@@ -9,6 +9,7 @@ import os
 import pickle
 import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -19,9 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from pytest_gpufleet.model.events import LossCurve
 from pytest_gpufleet.world.call import START, Call, Notices, Outcome, Output, RankSpec, kind_of, pack, unpack
-from pytest_gpufleet.world.engines import processes
-from pytest_gpufleet.world.engines.channel import RankEnd
+from pytest_gpufleet.world.engines import channel, processes
 from pytest_gpufleet.world.engines.rank_files import Progress, RankFiles
 from pytest_gpufleet.world.rank import Rank
 
@@ -36,24 +37,36 @@ FLIGHT_RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 TEXT_LIMIT = 64 * 1024  # characters of one exception's story: a rank must not flood the report
 
 
-def main(connection: RankEnd, lifeline: int, spec: RankSpec, files: RankFiles, environment: dict[str, str]) -> None:
+def main(
+    connection: socket.socket, lifeline: int, spec: RankSpec, files: RankFiles, environment: dict[str, str]
+) -> None:
     """The whole life of a rank process."""
-    _end_with_the_controller(lifeline)
+    # The kernel kills it and its children the moment the controller, which alone holds the other end of `lifeline`, is
+    # gone, however it went. No thread of ours has to run, so a rank that holds the GIL for ever ends too.
+    processes.end_with(lifeline, os.getpgrp())
+    if select.select([lifeline], [], [], 0)[0]:  # it closed before the kernel knew
+        os.kill(os.getpid(), signal.SIGKILL)
     os.environ.clear()
     os.environ.update(environment)
-    _keep_sockets_in(files.sockets / f"rank{spec.index}")
-    output = Output(files.output)
-    stacks = files.stack.open("wb")
+    # multiprocessing, by which data loaders pass tensors, would put its sockets below TMPDIR, where the path may be too
+    # long for one, and where a rank that is killed would leave them.
+    files.path("sockets").mkdir()
+    multiprocessing.current_process()._config["tempdir"] = str(files.path("sockets"))  # type: ignore[attr-defined]
+    output = Output(files.path("output"))
+    stacks = files.path("stack").open("wb")
     faulthandler.enable(stacks)
     # Written in C and without the GIL: it answers even while a C extension holds the GIL.
     faulthandler.register(signal.SIGUSR1, stacks)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller, which then ends the ranks
-    _write_flight_recorder_on_request(files.recorder)
+    # Blocked before any other thread starts, so that the signal is left to sigwait.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    threading.Thread(target=_wait_for_requests, args=[files.path("recorder")], daemon=True).start()
     spec.prepare()
-    progress = Progress(files.progress)
+    progress = Progress(files.path("progress"))
     notices = Notices()
     bdb.Bdb.set_trace = _refuse_a_debugger  # type: ignore[method-assign]  # breakpoint() and pdb.set_trace() end there
 
+    losses: list[LossCurve] = []  # recorded by the call at work
     state: RankState | None = None
 
     def prepare() -> None:
@@ -64,23 +77,25 @@ def main(connection: RankEnd, lifeline: int, spec: RankSpec, files: RankFiles, e
         state = RankState(device, stacks, output, notices)
 
     def answer(number: int, name: str, body: Callable[[], Any]) -> None:
-        outcome = _perform(number, name, progress, body, output)
-        if state is not None:
-            outcome = replace(outcome, losses=tuple(state.losses))
-            state.losses.clear()
-        connection.send(pickle.dumps(replace(outcome, notices=notices.take())))
+        progress.begin(name)
+        began = time.monotonic()
+        ending = _ending(body, progress)
+        seconds = time.monotonic() - began
+        outcome = Outcome(call=number, output=output.take(), notices=notices.take(), losses=tuple(losses), **ending)
+        losses.clear()
+        channel.send(connection, pickle.dumps(replace(outcome, seconds=seconds)))
 
     answer(START, "start", prepare)
     while True:
         try:
-            call: Call = pickle.loads(connection.receive())
+            call: Call = pickle.loads(channel.receive(connection))
         except EOFError:
             return
         assert state is not None  # the controller sends nothing to a rank that did not start
-        answer(call.number, call.name, partial(_run, call, spec, state, progress))
+        answer(call.number, call.name, partial(_run, call, spec, state, progress, losses))
 
 
-def _run(call: Call, spec: RankSpec, state: RankState, progress: Progress) -> Any:
+def _run(call: Call, spec: RankSpec, state: RankState, progress: Progress, losses: list[LossCurve]) -> Any:
     __tracebackhide__ = True
     state.before_call(call.test, call.reporting)
     members = call.group_of(spec.index)
@@ -95,7 +110,7 @@ def _run(call: Call, spec: RankSpec, state: RankState, progress: Progress) -> An
         _groups=state.groups,
         _members=members if call.with_group else None,
         _progress=progress,
-        _losses=state.losses,
+        _losses=losses,
     )
     function, args, kwargs = unpack(call.work)
     return function(rank, *args, **kwargs)
@@ -108,53 +123,36 @@ def _refuse_a_debugger(*args: object, **kwargs: object) -> NoReturn:
     )
 
 
-def _perform(number: int, name: str, progress: Progress, body: Callable[[], Any], output: Output) -> Outcome:
-    """Run one call. However it ends, it becomes an Outcome; after a failure the phase stays for the report."""
-    progress.begin(name)
-    began = time.monotonic()
-    ending: dict[str, Any]
-    try:
-        ending = {"kind": "returned", "result": _pack_result(_as_one_process(body))}
-    except BaseException as error:  # SystemExit and KeyboardInterrupt too: the story must get out
-        if (kind := kind_of(error)) == "raised":
-            ending = {"kind": kind, "phase": progress.now, **_story(error)}
-        else:
-            ending = {"kind": kind, "error_text": _clip(str(error))}
-    return Outcome(call=number, output=output.take(), seconds=time.monotonic() - began, **ending)
-
-
-def _as_one_process(body: Callable[[], Any]) -> Any:
-    """What `body` returns or raises in this process. A child that it forked, and that comes back as well, ends here: it
-    shares the rank's connection and files, and would answer in its place."""
+def _ending(body: Callable[[], Any], progress: Progress) -> dict[str, Any]:
+    """However a call ends, that is part of its Outcome; after a failure the phase stays for the report."""
     rank = os.getpid()
     try:
-        return body()
-    finally:
-        if os.getpid() != rank:
-            os._exit(0)
-
-
-def _pack_result(result: Any) -> bytes:
-    try:
-        return pack(result)
-    except Exception as error:  # pickling runs the object's own code, which may raise anything
-        raise TypeError(f"the result ({type(result).__name__}) cannot be sent back: {error}") from None
-
-
-def _story(error: BaseException) -> dict[str, str]:
-    kind = type(error)
-    frames = _without_own_frames(error)
-    try:
-        text = str(error)
-        lines = traceback.format_exception(kind, error, frames)
-    except BaseException as broken:  # an exception whose own __str__ raises, be it SystemExit
-        why = "".join(traceback.format_exception_only(broken)).strip()
-        text, lines = f"(its text cannot be shown: {why})", traceback.format_tb(frames)
-    return {
-        "error_type": _clip(f"{kind.__module__}.{kind.__qualname__}"),
-        "error_text": _clip(text),
-        "traceback": _clip("".join(lines)),
-    }
+        try:
+            result = body()
+        finally:
+            if os.getpid() != rank:  # a child that it forked, and that comes back as well, would answer in its place
+                os._exit(0)
+        try:
+            return {"kind": "returned", "result": pack(result)}
+        except Exception as error:  # pickling runs the object's own code, which may raise anything
+            raise TypeError(f"the result ({type(result).__name__}) cannot be sent back: {error}") from None
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too: the story must get out
+        if (kind := kind_of(error)) != "raised":
+            return {"kind": kind, "error_text": _clip(str(error))}
+        type_, frames = type(error), _without_own_frames(error)
+        try:
+            text = str(error)
+            lines = traceback.format_exception(type_, error, frames)
+        except BaseException as broken:  # an exception whose own __str__ raises, be it SystemExit
+            why = "".join(traceback.format_exception_only(broken)).strip()
+            text, lines = f"(its text cannot be shown: {why})", traceback.format_tb(frames)
+        return {
+            "kind": kind,
+            "phase": progress.now,
+            "error_type": _clip(f"{type_.__module__}.{type_.__qualname__}"),
+            "error_text": _clip(text),
+            "traceback": _clip("".join(lines)),
+        }
 
 
 def _without_own_frames(error: BaseException) -> Any:
@@ -173,24 +171,6 @@ def _clip(text: str) -> str:
         return text
     half = TEXT_LIMIT // 2
     return f"{text[:half]}\n... {len(text) - TEXT_LIMIT:,} characters left out ...\n{text[-half:]}"
-
-
-def _end_with_the_controller(lifeline: int) -> None:
-    """Have the kernel kill this rank and its children the moment the controller is gone, however it went.
-
-    The controller alone holds the other end of `lifeline`. No thread of ours has to run, so a rank that holds the GIL
-    for ever ends too.
-    """
-    processes.end_with(lifeline, os.getpgrp())
-    if select.select([lifeline], [], [], 0)[0]:  # it closed before the kernel knew
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _keep_sockets_in(folder: Path) -> None:
-    """Have multiprocessing, by which data loaders pass tensors, put its sockets there and not below TMPDIR, where the
-    path may be too long for a socket, and where a rank that is killed would leave them."""
-    folder.mkdir()
-    multiprocessing.current_process()._config["tempdir"] = str(folder)  # type: ignore[attr-defined]  # no public way
 
 
 def _prepare_device(spec: RankSpec, progress: Progress) -> torch.device:
@@ -216,21 +196,14 @@ def _prepare_device(spec: RankSpec, progress: Progress) -> torch.device:
     return device
 
 
-def _write_flight_recorder_on_request(path: Path) -> None:
-    """On SIGUSR2 write what torch's flight recorder knows, from a thread, since the main one may hang."""
-    # Blocked before any other thread starts, so that the signal is left to sigwait.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
-
-    def _wait_for_requests() -> None:
-        while True:
-            signal.sigwait({signal.SIGUSR2})
-            distributed = sys.modules.get("torch._C._distributed_c10d")
-            for name in FLIGHT_RECORDERS:
-                if (dump := getattr(distributed, name, None)) is not None:
-                    recorded = dump()
-                    text = recorded if isinstance(recorded, str) else recorded.decode()
-                    if '"entries"' in text:
-                        path.write_text(text)
-                        break
-
-    threading.Thread(target=_wait_for_requests, name="gpufleet-flight-recorder", daemon=True).start()
+def _wait_for_requests(path: Path) -> NoReturn:
+    """On SIGUSR2 write what torch's flight recorder knows, in a thread, since the main one may hang."""
+    while True:
+        signal.sigwait({signal.SIGUSR2})
+        distributed = sys.modules.get("torch._C._distributed_c10d")
+        for dump in filter(None, (getattr(distributed, name, None) for name in FLIGHT_RECORDERS)):
+            recorded = dump()
+            text = recorded if isinstance(recorded, str) else recorded.decode()
+            if '"entries"' in text:
+                path.write_text(text)
+                break

@@ -22,7 +22,6 @@ from typing import IO, Any
 import torch
 import torch.distributed
 
-from pytest_gpufleet.model.events import LossCurve
 from pytest_gpufleet.world.call import Members, Notices, Output, Reporting, set_filters
 from pytest_gpufleet.world.engines.processes import current_folder
 
@@ -121,7 +120,6 @@ class RankState:
         self.device = device
         self.kept: dict[str, Any] = {}
         self.groups: dict[Members, torch.distributed.ProcessGroup] = {}
-        self.losses: list[LossCurve] = []  # recorded by the call at work
         self._stacks = stacks
         self._output = output
         self._notices = notices
