@@ -1,6 +1,5 @@
 """The live table: drawn at any width, and run as a real process on a real pseudo-terminal, ended by real signals."""
 
-import csv
 import fcntl
 import io
 import json
@@ -161,21 +160,16 @@ def test_once_without_a_terminal_prints_one_plain_table() -> None:
     assert "does not answer" in done.stdout
 
 
-def test_json_and_csv(tmp_path: Path) -> None:
-    file = tmp_path / "gpus.csv"
+def test_json(tmp_path: Path) -> None:
     write(tmp_path / "run" / "evidence.jsonl", started("test_a"))
-    for _ in range(2):
-        done = monitor("monitor", "--once", "--json", "--csv", str(file), "--fleet-dir", str(tmp_path))
-        assert (done.returncode, done.stderr) == (0, "")
+    done = monitor("monitor", "--once", "--json", "--fleet-dir", str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
     assert document["running"] == "test_a"
     assert [gpu["gpu"] for gpu in document["gpus"]] == [f"gpu{index}" for index in range(8)]
     assert {name: document["gpus"][0][name] for name in READINGS} == READING
     assert document["gpus"][0]["clock_event_reasons_in_words"] == ["sw power cap"]
     assert document["gpus"][7]["power_watts"] is None
-    rows = list(csv.DictReader(file.open(newline="")))
-    assert len(rows) == 16, "appended, with one header"
-    assert [(row["gpu"], row["power_watts"]) for row in (rows[8], rows[15])] == [("gpu0", "655.4"), ("gpu7", "")]
 
 
 def test_json_goes_on_line_by_line_until_the_reader_leaves() -> None:
@@ -194,7 +188,6 @@ def test_json_goes_on_line_by_line_until_the_reader_leaves() -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        ("monitor --csv /no/x.csv", 1, "gpufleet: /no/x.csv cannot be written: No such file or directory\n"),
         ("monitor --interval 0", 2, "'0' is not a number of seconds above 0\n"),
         ("", 2, "Each COMMAND has a --help of its own.\n"),
         ("montior", 2, "'montior' is no command: did you mean monitor?\n"),

@@ -314,7 +314,6 @@ WRITING = (
     "compare {} {} -o",
     "compare {} {} --csv",
     "calibrate {} {} -o",
-    "monitor --once --csv",
 )
 
 

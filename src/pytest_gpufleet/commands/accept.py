@@ -12,21 +12,15 @@ from pytest_gpufleet.model.suite import CLONE, PACKAGED
 from pytest_gpufleet.run.settings import lacking
 
 
-def named() -> list[str]:
-    """How pytest is given the suite: by its package, as a wheel has it, or by its folder in a clone. Refused if it is
-    in neither."""
-    if find_spec(PACKAGED):
-        return ["--pyargs", PACKAGED]
-    folder = CLONE / "acceptance"
-    if not folder.is_dir():
-        raise Refused(f"the suite is not installed: there is no {PACKAGED}, which a wheel of pytest-gpufleet has")
-    return [str(folder)]
-
-
 def _run(given: argparse.Namespace) -> int:
     if lacks := lacking():  # pytest-html says so by a traceback
         raise Refused(lacks)
-    arguments = [sys.executable, "-m", "pytest", *named(), *given.passed_on]
+    suite = [str(CLONE / "acceptance")]  # by its folder in a clone, by its package as a wheel has it
+    if find_spec(PACKAGED):
+        suite = ["--pyargs", PACKAGED]
+    elif not os.path.isdir(suite[0]):
+        raise Refused(f"the suite is not installed: there is no {PACKAGED}, which a wheel of pytest-gpufleet has")
+    arguments = [sys.executable, "-m", "pytest", *suite, *given.passed_on]
     # Signals and exit status are those of pytest.
     os.execve(sys.executable, arguments, {**os.environ, STARTED_BY: "gpufleet accept"})
 

@@ -7,24 +7,18 @@ from pytest_gpufleet.commands import command, verify
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.verdict import orders, profile
 from pytest_gpufleet.verdict.across_runs.calibration import CannotCalibrate, calibrate, profile_text, too_few
-from pytest_gpufleet.verdict.orders import order_text
-from pytest_gpufleet.verdict.toml_table import FileError
 
 
 def _calibrate(given: argparse.Namespace) -> int:
     command.check_output(given.output, new=True)
     found = verify.all_checked(given.folders)
     runs = {name: run.record for name, run in found.items()}
-    sums = {name: run.digest for name, run in found.items()}
     try:
         limits = calibrate(runs, replace_shipped=given.replace_shipped)
     except CannotCalibrate as error:
         raise Refused(f"no profile can be made of these runs: {error}") from None
-    command.write(given.output, profile_text(limits, runs, sums))
-    try:
-        written = profile.load(given.output)
-    except FileError as error:
-        raise Refused(f"the profile was written but is not valid; please report this: {error}") from None
+    command.write(given.output, profile_text(limits, runs, {name: run.digest for name, run in found.items()}))
+    written = profile.load(given.output)
     command.print_line(
         f"{given.output}: {len(written.limits)} limits for {', '.join(written.match)}; use it with --fleet-profile"
     )
@@ -43,15 +37,12 @@ CALIBRATE = command.Command(
     (
         command.folders("the folders of known-good runs"),
         command.output("the profile to write, a TOML file", required=True),
-        command.argument(
-            "--replace-shipped",
-            action="store_true",
-            help="also write limits where weaker shipped ones hold (default: only where none holds)",
-        ),
+        command.argument("--replace-shipped", action="store_true",
+                         help="also write limits where weaker shipped ones hold (default: only where none holds)"),
     ),
     "A limit is the mean of these machines, with how much they and their GPUs differ. It refuses runs that were not "
     "clean, and runs that differ in GPU model, in software, or by more than 10 % in a figure.",
-)
+)  # fmt: skip
 
 
 def _order(given: argparse.Namespace) -> int:
@@ -62,11 +53,8 @@ def _order(given: argparse.Namespace) -> int:
             raise Refused(f"{given.folder} is of several nodes: give the folder of one of them, in its nodes/")
         if not record.topology.gpus:
             raise Refused(f"{given.folder} has no GPUs: an order comes from a run on a whole machine")
-        command.write(given.output, order_text(record, given.folder.name))
-    try:
-        orders.load(given.output)
-    except FileError as error:
-        raise Refused(f"the order was written but is not valid; please report this: {error}") from None
+        command.write(given.output, orders.order_text(record, given.folder.name))
+    orders.load(given.output)  # what it refuses is a defect of ours
     command.print_line(
         f"{given.output}: what {record.run.host} has; compare it with what was bought, and use it with --fleet-order"
     )

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -138,32 +137,24 @@ def write(path: Path, text: str) -> None:
 STATUSES = (EXIT_STATUS["ACCEPTED"], EXIT_STATUS["INCOMPLETE"], EXIT_STATUS["REJECTED"])
 
 
-@dataclass(frozen=True)
-class Done:
-    """What came of one folder: its exit status, the document for programs, and what shows it to people."""
-
-    status: int
-    document: Mapping[str, Any]
-    show: Callable[[], None]
-
-
-def for_each(folders: Sequence[RunFolder], work: Callable[[RunFolder], Done], as_json: bool) -> int:
-    """The worst exit status. A folder that cannot be used is named, has status 1, and does not stop the others."""
-    statuses, documents = [], []
+def for_each(
+    folders: Sequence[RunFolder], work: Callable[[RunFolder], tuple[int, Mapping[str, Any]]], as_json: bool
+) -> int:
+    """The worst exit status. `work` gives that of one folder, and its document for programs, and prints what people are
+    to read. A folder that cannot be used is named, has status 1, and does not stop the others."""
+    documents = []
     for folder in folders:
-        try:
-            done = work(folder)
-        except Refused as error:
-            print_why = partial(print_line, f"gpufleet: {error}", sys.stderr)
-            done = Done(1, {"error": str(error)}, print_why)
-        statuses.append(done.status)
-        if as_json:
-            documents.append({"folder": str(folder), "exit_status": done.status, **done.document})
-            continue
-        with printing():
-            if len(folders) > 1:
+        if len(folders) > 1 and not as_json:
+            with printing():
                 print_line(f"{folder}:")
-            done.show()
+        try:
+            status, document = work(folder)
+        except Refused as error:
+            status, document = 1, {"error": str(error)}
+            if not as_json:
+                print_line(f"gpufleet: {error}", sys.stderr)
+        documents.append({"folder": str(folder), "exit_status": status, **document})
+    statuses: list[int] = [each["exit_status"] for each in documents]
     status = max(statuses, key=lambda each: STATUSES.index(each) if each in STATUSES else len(STATUSES))
     if as_json:
         with printing():

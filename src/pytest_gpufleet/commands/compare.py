@@ -22,8 +22,8 @@ FILE_COLUMNS = 160  # where the output is no terminal, which would say how wide 
 def _run(given: argparse.Namespace) -> int:
     from pytest_gpufleet.report.several_runs import MOST_COLUMNS, page, screen
 
-    command.check_output(given.output)
-    command.check_output(given.csv)
+    for path in (given.output, given.csv):
+        command.check_output(path)
     runs = {name: run.record for name, run in verify.all_checked([given.first, *given.others]).items()}
     build, csv = _compared(runs, given.same_machine)
     shown = build(MOST_COLUMNS)
@@ -38,26 +38,25 @@ def _run(given: argparse.Namespace) -> int:
     with command.printing():
         if given.json:
             print(json.dumps(shown.document))
-        else:
-            console.print(screen(shown))
-            if given.output:
-                command.print_line(f"report: {given.output}")
-            if given.csv:
-                command.print_line(f"measurements: {given.csv}")
-    return 1 if shown.bad else 0
+            return int(shown.bad)
+        console.print(screen(shown))
+        for what, path in (("report", given.output), ("measurements", given.csv)):
+            if path:
+                command.print_line(f"{what}: {path}")
+    return int(shown.bad)
 
 
 def _compared(runs: Mapping[str, Record], same_machine: bool) -> tuple[Callable[[int], SeveralRuns], str]:
     """The tables, for as many columns as there is room for, and the CSV."""
-    from pytest_gpufleet.report.several_runs import compared, drifted, values_compared, values_over_time
+    from pytest_gpufleet.report import several_runs
     from pytest_gpufleet.verdict.across_runs.drift import drift
     from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 
     if same_machine:
         found = drift(runs)
-        return lambda columns: drifted(found), values_over_time(found)
+        return lambda columns: several_runs.drifted(found), several_runs.values_over_time(found)
     comparison = compare(runs)
-    return partial(compared, comparison), values_compared(comparison)
+    return partial(several_runs.compared, comparison), several_runs.values_compared(comparison)
 
 
 COMPARE = command.Command(
@@ -66,20 +65,16 @@ COMPARE = command.Command(
     (
         command.argument("first", type=RunFolder.of, metavar="DIR", help="the folder of a run"),
         command.folders("the folders of those to compare it with", "others"),
-        command.argument(
-            "--same-machine",
-            action="store_true",
-            help="hold each GPU of the last run, by its UUID, against its own earlier runs, and name what got worse",
-        ),
+        command.argument("--same-machine", action="store_true",
+                         help="hold each GPU of the last run, by its UUID, against its own earlier runs, and name what "
+                         "got worse"),
         command.as_json("no tables, but one JSON object"),
         command.output("write the comparison as HTML"),
         command.argument("--language", choices=LANGUAGES, default="en", help="of that page (default: en)"),
-        command.file(
-            "--csv",
-            help="write them as CSV, a row for each value of each run; with --same-machine those that got worse",
-        ),
+        command.file("--csv", help="write them as CSV, a row for each value of each run; with --same-machine those "
+                     "that got worse"),
     ),
     "An outlier is worse than the same place in most of the runs by more than healthy machines differ; of two runs, "
     "the second is held against the first.",
     "1 also if there is an outlier, if something got worse, or if there is nothing to compare.",
-)
+)  # fmt: skip

@@ -2,7 +2,6 @@
 
 import argparse
 from importlib.util import find_spec
-from pathlib import Path
 
 from pytest_gpufleet.commands.command import Command, argument, folder, output, print_line
 from pytest_gpufleet.commands.verify import checked
@@ -15,7 +14,7 @@ NEEDS = {"tensorboard": "tensorboard", "swanlab": "swanlab", "csv": ""}
 def _run(given: argparse.Namespace) -> int:
     from pytest_gpufleet.report import exports
 
-    library = NEEDS[given.to]
+    library, output = NEEDS[given.to], given.output
     if library and find_spec(library) is None:
         raise Refused(
             f"--to {given.to} needs {library}, which is not installed: pip install 'pytest-gpufleet[{library}]'"
@@ -23,24 +22,15 @@ def _run(given: argparse.Namespace) -> int:
     with given.folder.of_anybody():
         run = checked(given.folder)
         about, points = exports.about(run.record, run.digest), exports.points(run.record)
-    _make(given.output)
     try:
-        exports.WRITERS[given.to](about, points, given.output)
+        output.mkdir(parents=True, exist_ok=True)
+        if any(output.iterdir()):
+            raise Refused(f"{output} is not empty and is left as it is: name another folder")
+        exports.WRITERS[given.to](about, points, output)
     except OSError as error:
-        raise Refused(f"{given.output} cannot be written: {error.strerror}") from None
-    print_line(f"{given.output}: {len({point.tag for point in points})} series, {len(points)} points")
+        raise Refused(f"{output} cannot be written to: {error.strerror}") from None
+    print_line(f"{output}: {len({point.tag for point in points})} series, {len(points)} points")
     return 0
-
-
-def _make(folder: Path) -> None:
-    """An empty folder. Refused if something is there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        empty = not any(folder.iterdir())
-    except OSError as error:
-        raise Refused(f"{folder} cannot be written to: {error.strerror}") from None
-    if not empty:
-        raise Refused(f"{folder} is not empty and is left as it is: name another folder")
 
 
 EXPORT = Command(

@@ -4,12 +4,13 @@ import argparse
 import hashlib
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pytest_gpufleet.commands import command, verify
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.finding import GRADES, Grade
-from pytest_gpufleet.model.language import LANGUAGES, Language
+from pytest_gpufleet.model.language import LANGUAGES
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.banner import stamp
 from pytest_gpufleet.run import summary
@@ -18,7 +19,8 @@ from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.fleet.fleet_verdict import ended
 from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, kept
-from pytest_gpufleet.verdict.toml_table import FileError
+
+Done = tuple[int, dict[str, Any]]  # the exit status of one folder, and its document
 
 
 def _judge_all(given: argparse.Namespace) -> int:
@@ -26,35 +28,31 @@ def _judge_all(given: argparse.Namespace) -> int:
     return command.for_each(given.folders, partial(_judge, given), given.json)
 
 
-def _judge(given: argparse.Namespace, folder: RunFolder) -> command.Done:
+def _judge(given: argparse.Namespace, folder: RunFolder) -> Done:
     from pytest_gpufleet.report.terminal import summary_lines
 
     with folder.of_anybody():
-        try:
-            record = judged(folder, given.fleet_profile, given.fleet_basis)
-        except FileError as error:
-            raise Refused(f"--fleet-profile: {error}") from None
+        record = judged(folder, given.fleet_profile, given.fleet_basis)
+        runs, digest = folder.own_runs(record), folder.digest()
         if given.output:
             from pytest_gpufleet.report.page import page
 
-            runs = folder.own_runs(record)
             reports = folder.reports(runs.values(), given.output.parent)
-            command.write(given.output, page(record, folder.digest(), runs, reports))
-        document = {"summary": codec.plain(summary.summary(record, folder.digest(), runs=folder.own_runs(record)))}
+            command.write(given.output, page(record, digest, runs, reports))
+        document = codec.plain(summary.summary(record, digest, runs=runs))
         lines = summary_lines.summary_lines(record)
-
-    def show() -> None:
-        command.print_lines(lines)
-        if given.output:
-            command.print_line(f"report: {given.output}")
-
+    if not given.json:
+        with command.printing():
+            command.print_lines(lines)
+            if given.output:
+                command.print_line(f"report: {given.output}")
     assert record.exit_status is not None
-    return command.Done(record.exit_status, document, show)
+    return record.exit_status, {"summary": document}
 
 
 def judged(folder: RunFolder, given: Path | None, basis: Grade | None) -> Record:
     """A run by the limits of a given file, or the shipped ones; of one on many nodes first each node's own. Refused if
-    the evidence of a node is not what the run over all names. FileError of a file that is bad or does not fit."""
+    the evidence of a node is not what the run over all names, or for a file that is bad or does not fit."""
     record = verify.checked(folder, nodes=False).record
     own: dict[int, HostRun] = {}
     for number, end in record.finished.items():
@@ -68,64 +66,64 @@ def judged(folder: RunFolder, given: Path | None, basis: Grade | None) -> Record
     return judge_again(record, limits, basis, own)
 
 
+def _make_all_again(given: argparse.Namespace) -> int:
+    command.check_output(given.output, folders=given.folders)
+    return command.for_each(given.folders, partial(_make_again, given), given.json)
+
+
+def _make_again(given: argparse.Namespace, folder: RunFolder) -> Done:
+    from pytest_gpufleet.report.page import page
+    from pytest_gpufleet.report.terminal.text_report import text_report
+
+    output, files = given.output, {}
+    with folder.of_anybody():
+        found = verify.checked(folder)
+        runs = folder.own_runs(found.record)
+        record = ended(found.record, runs)
+        result: dict[str, Any] = {"verdict": record.verdict}
+        if given.text:
+            result["text"] = "".join(text_report(record, str(folder)))
+            files = {output: result["text"]} if output else {}
+        else:
+            reports = folder.reports(runs.values(), (output or folder.report).parent)
+            html = page(record, found.digest, runs, reports, given.language)
+            files = {output or folder.report: html}
+            if output is None:
+                page_sum = hashlib.sha256(html.encode()).hexdigest()
+                files[folder.summary] = summary.text(record, found.digest, page_sum, runs)
+            result["files"] = [str(path) for path in files]
+    if folder.report in files and (signed := verify.signed_by(folder)):
+        raise Refused(f"{folder} is signed by {', '.join(map(ascii, signed))}: write this report to -o FILE")
+    for path, text in files.items():
+        command.write(path, text)
+    if not given.json:
+        with command.printing():
+            if files:
+                command.print_line(f"{next(iter(files))}: {stamp(record).word}")
+            else:
+                print(result["text"], end="")
+    return 0, result
+
+
 JUDGE = command.Command(
     "re-evaluate a recorded run against other limits, without the machine",
     _judge_all,
     (
         command.folders("the folders of runs"),
-        command.file(
-            "--fleet-profile",
-            metavar="PATH",
-            help="limits from this TOML file (default: the shipped ones for this GPU model)",
-        ),
-        command.argument(
-            "--fleet-basis",
-            choices=GRADES,
-            metavar="GRADE",
-            help=f"what limits have to be at least: {', '.join(GRADES)} (default: what the run asked for)",
-        ),
+        command.file("--fleet-profile", metavar="PATH",
+                     help="limits from this TOML file (default: the shipped ones for this GPU model)"),
+        command.argument("--fleet-basis", choices=GRADES, metavar="GRADE", help="what limits have to be at least: "
+                         f"{', '.join(GRADES)} (default: what the run asked for)"),
         command.as_json(),
         command.output("write a report of this judgement as HTML, of one folder"),
     ),
     "What a check compared itself, like the number of GPUs, is not judged again.",
     "Else as of a run: 0 ACCEPTED or a clean REHEARSAL, 1 REJECTED, 10 INCOMPLETE; of several runs the worst.",
-)
-
-
-def _make_again(given: argparse.Namespace) -> int:
-    command.check_output(given.output, folders=given.folders)
-    return command.for_each(given.folders, partial(_again, given.output, given.language, given.text), given.json)
-
-
-def _again(output: Path | None, language: Language | None, as_text: bool, folder: RunFolder) -> command.Done:
-    from pytest_gpufleet.report.page import page
-    from pytest_gpufleet.report.terminal.text_report import text_report
-
-    with folder.of_anybody():
-        found = verify.checked(folder)
-        digest, runs = found.digest, folder.own_runs(found.record)
-        record = ended(found.record, runs)
-        reports = folder.reports(runs.values(), (output or folder.report).parent)
-        if as_text:
-            shown = "".join(text_report(record, str(folder)))
-            if output:
-                command.write(output, shown)
-            show = partial(print, f"{output}: {stamp(record).word}" if output else shown, end="\n" if output else "")
-            return command.Done(0, {"verdict": record.verdict, "text": shown}, show)
-        html = page(record, digest, runs, reports, language)
-    if output is None and (signed := verify.signed_by(folder)):
-        raise Refused(f"{folder} is signed by {', '.join(map(ascii, signed))}: write this report to -o FILE")
-    document = summary.text(record, digest, hashlib.sha256(html.encode()).hexdigest(), runs)
-    files = {output: html} if output else {folder.report: html, folder.summary: document}
-    for path, text in files.items():
-        command.write(path, text)
-    result = {"verdict": record.verdict, "files": [str(path) for path in files]}
-    return command.Done(0, result, partial(command.print_line, f"{output or folder.report}: {stamp(record).word}"))
-
+)  # fmt: skip
 
 REPORT_AGAIN = command.Command(
     "write report.html and summary.json of a run again from its evidence alone, also of a run that died",
-    _make_again,
+    _make_all_again,
     (
         command.folders("the folders of runs"),
         command.as_json("no lines, but one JSON object"),

@@ -5,16 +5,13 @@ import json
 import queue
 import signal
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from pytest_gpufleet import safe_files
-from pytest_gpufleet.commands.command import Command, argument, as_json, check_output, file, new_console
+from pytest_gpufleet.commands.command import Command, argument, as_json, new_console
 from pytest_gpufleet.machine import local_node, telemetry
-from pytest_gpufleet.machine.gpu_facts import READINGS
 from pytest_gpufleet.machine.local_node import LocalNode, take
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
@@ -25,26 +22,20 @@ from pytest_gpufleet.run.settings import seconds
 
 SILENCE_SECONDS = 30.0  # after which a driver that gives no sample is taken for dead
 
-Show = Callable[[Sample], None]
-
 
 def _monitor(given: argparse.Namespace) -> int:
     from pytest_gpufleet.report.terminal.progress import RunningCheck
 
-    check_output(given.csv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it must not leave a terminal without cursor
     running = RunningCheck(given.fleet_dir)
-    with suppress(KeyboardInterrupt), ExitStack() as stack:
-        node = stack.enter_context(local_node.opened())
-        topology = node.topology
-        shows: list[Show] = [stack.enter_context(_csv(given.csv, topology))] if given.csv else []
-        if given.json:
-            shows.append(partial(_print_json, topology, running))
-        else:
-            shows.append(stack.enter_context(_tables(topology, running, given)))
-        for sample in stack.enter_context(closing(_samples(node, given.interval))):
-            for show in shows:
-                show(sample)
+    with (
+        suppress(KeyboardInterrupt),
+        local_node.opened() as node,
+        _shown(node.topology, running, given) as show,
+        closing(_samples(node, given.interval)) as samples,
+    ):
+        for sample in samples:
+            show(sample)
             if given.once:
                 break
     return 0
@@ -66,53 +57,34 @@ def _samples(node: LocalNode, interval: float) -> Generator[Sample]:
 
 
 @contextmanager
-def _tables(topology: GpuTopology, running: Callable[[], str], given: argparse.Namespace) -> Iterator[Show]:
-    """On a terminal one table that changes, elsewhere (and for --once) one below the other."""
+def _shown(
+    topology: GpuTopology, running: Callable[[], str], given: argparse.Namespace
+) -> Iterator[Callable[[Sample], None]]:
+    """On a terminal one table that changes, elsewhere (and for --once) one below the other, or JSON."""
     from rich.live import Live
 
     from pytest_gpufleet.report.terminal.live import table
 
     console = new_console()
-    if given.once or not console.is_terminal or console.is_dumb_terminal:
+    if given.json:
+        yield partial(_print_json, topology, running)
+    elif given.once or not console.is_terminal or console.is_dumb_terminal:
         yield lambda sample: console.print(table(sample, topology, running()), "", sep="\n", end="")
     else:
         with Live("waiting for the first sample", console=console, screen=True, auto_refresh=False) as screen:
             yield lambda sample: screen.update(table(sample, topology, running()), refresh=True)
 
 
-def _rows(topology: GpuTopology, sample: Sample) -> list[dict[str, Any]]:
-    rows = zip(topology.gpus, sample.gpus, strict=True)
-    return [{"gpu": str(gpu.place), "uuid": gpu.uuid, **readings} for gpu, readings in rows]
-
-
 def _print_json(topology: GpuTopology, running: Callable[[], str], sample: Sample) -> None:
-    rows = _rows(topology, sample)
-    for gpu, row in zip(topology.gpus, rows, strict=True):
-        row |= {"name": gpu.name, "memory_bytes": gpu.memory_bytes, "power_limit_watts": gpu.power_limit_watts}
-        row["clock_event_reasons_in_words"] = clock_events(row["clock_event_reasons"] or 0)
-    print(json.dumps({"time": sample.time, "running": running() or None, "gpus": rows}), flush=True)
-
-
-@contextmanager
-def _csv(path: Path, topology: GpuTopology) -> Iterator[Show]:
-    """A row for each GPU and sample; the first line of a new file has the names. What cannot be had is empty."""
-    from pytest_gpufleet.report.tables import csv_text
-
-    columns = ("time", "gpu", "uuid", *READINGS)
-    try:
-        file = safe_files.append_to(path)
-    except OSError as error:
-        raise Refused(f"{path} cannot be written: {error.strerror}") from None
-    with file:
-        if file.tell() == 0:
-            file.write(csv_text([columns]))
-
-        def show(sample: Sample) -> None:
-            rows = ({"time": sample.time, **row} for row in _rows(topology, sample))
-            file.write(csv_text([row.get(column) for column in columns] for row in rows))
-            file.flush()
-
-        yield show
+    gpus = [
+        {
+            "gpu": str(gpu.place), "uuid": gpu.uuid, **readings, "name": gpu.name, "memory_bytes": gpu.memory_bytes,
+            "power_limit_watts": gpu.power_limit_watts,
+            "clock_event_reasons_in_words": clock_events(int(readings["clock_event_reasons"] or 0)),
+        }
+        for gpu, readings in zip(topology.gpus, sample.gpus, strict=True)
+    ]  # fmt: skip
+    print(json.dumps({"time": sample.time, "running": running() or None, "gpus": gpus}), flush=True)
 
 
 MONITOR = Command(
@@ -121,17 +93,11 @@ MONITOR = Command(
     (
         argument("--once", action="store_true", help="show one sample and end"),
         as_json("no table, but a JSON object a sample, each on its line"),
-        file("--csv", help="append a row for each GPU and sample to FILE"),
         argument("--interval", type=seconds, default=1.0, metavar="SECONDS", help="between two samples (default: 1)"),
-        argument(
-            "--fleet-dir",
-            type=Path,
-            default=Path("reports"),
-            metavar="DIR",
-            help="where runs leave their evidence, which names the running test (default: reports)",
-        ),
+        argument("--fleet-dir", type=Path, default=Path("reports"), metavar="DIR",
+                 help="where runs leave their evidence, which names the running test (default: reports)"),
     ),
-)
+)  # fmt: skip
 
 
 SCHEMA = 3  # 1 had no topology, 2 the facts of GPUs beside it

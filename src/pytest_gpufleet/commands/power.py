@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_gpufleet.commands import command, verify
-from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.levels import LEVELS
@@ -18,8 +17,6 @@ from pytest_gpufleet.verdict import power, profile
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.judgement import FORMULA
 from pytest_gpufleet.verdict.power import Comparison
-from pytest_gpufleet.verdict.profile import Profile
-from pytest_gpufleet.verdict.toml_table import FileError
 
 USUAL_GPUS = 8
 COLUMNS_WIDE = 150
@@ -62,21 +59,14 @@ def _comparisons(given: argparse.Namespace) -> tuple[list[Comparison], str]:
             if record.run.rehearsal or not record.topology.gpus:
                 raise Refused(f"{folder} has measured no GPUs, of which alone it is known how much they differ")
             return power.of_findings(record.findings), f"{record.run.host}, {len(record.topology.gpus)} GPUs"
-    made = power.of_profile(_profile(path), given.gpus, given.nodes, given.fleet_level)
-    nodes = f" on each of {given.nodes} nodes" if given.nodes > 1 else ""
-    return made, f"{_profile(path).name}, {given.gpus} GPUs{nodes}, level {given.fleet_level}"
-
-
-def _profile(path: Path) -> Profile:
     shipped = {each.path.stem: each for each in (*profile.shipped(), profile.of_every_gpu())}
-    if (name := str(path).lower()) in shipped:
-        return shipped[name]
-    if not path.exists():
+    limits = shipped.get(given.of.lower())
+    if limits is None and not path.exists():
         raise Refused(f"{path} is no folder of a run, no file, and no profile that is shipped ({', '.join(shipped)})")
-    try:
-        return profile.load(path)
-    except FileError as error:
-        raise Refused(str(error)) from None
+    limits = limits or profile.load(path)
+    nodes = f" on each of {given.nodes} nodes" if given.nodes > 1 else ""
+    title = f"{limits.name}, {given.gpus} GPUs{nodes}, level {given.fleet_level}"
+    return power.of_profile(limits, given.gpus, given.nodes, given.fleet_level), title
 
 
 def by_fault(made: Sequence[Comparison], title: str) -> tables.Table:
@@ -95,13 +85,13 @@ def by_measurement(made: Sequence[Comparison], title: str) -> tables.Table:
     rows = []
     for (metric, *_), some in alike.items():
         under = [dict(each.conditions) for each in some]
-        words = ", ".join(filter(None, ("/".join(_words(key, under)) for key in TOLD_BY)))
-        rows.append(_row(f"{METRICS[metric].title}{words and f': {words}'}", some[:1]))
+        words = [
+            "/".join(dict.fromkeys(word for each in under if key in each for word in wording.words({key: each[key]})))
+            for key in TOLD_BY
+        ]
+        about = ", ".join(filter(None, words))
+        rows.append(_row(f"{METRICS[metric].title}{about and f': {about}'}", some[:1]))
     return tables.Table(title, "measurement", COLUMNS, tuple(rows))
-
-
-def _words(key: str, under: Sequence[dict[str, Condition]]) -> list[str]:
-    return [*dict.fromkeys(word for each in under if key in each for word in wording.words({key: each[key]}))]
 
 
 def _row(name: str, some: Sequence[Comparison]) -> tables.Row:
@@ -109,12 +99,8 @@ def _row(name: str, some: Sequence[Comparison]) -> tables.Row:
     first, found = some[0], [max(power.found(size, each.line) for each in some) for size in power.SIZES]
     sure = [_percent(power.size_found(probability, first.line)) for probability in power.PROBABILITIES]
     against = f"{_percent(first.line.at)} below {first.held}{', fixed' if first.fixed else ''}"
-    return tables.row(name, against, *map(_probability, found), *sure)
-
-
-def _probability(found: float) -> str:
-    """In per cent; 100 is next to certain."""
-    return f"{100 * found:.1f}" if 0.99 <= found < 0.9995 else f"{100 * found:.0f}"
+    shown = (f"{100 * each:.{1 if 0.99 <= each < 0.9995 else 0}f}" for each in found)  # 100 is next to certain
+    return tables.row(name, against, *shown, *sure)
 
 
 def _percent(fraction: float) -> str:

@@ -31,9 +31,7 @@ MOST_BYTES = 64 << 10  # the signature of a FIDO key with its certificate is muc
 # What can stand in a file of allowed signers as a principal, means nothing there as a pattern, and is a file name.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._+-]{0,99}")
 
-
-# The file of who may sign, and that of keys which no longer count.
-Signers = tuple[Path, Path | None]
+Signers = tuple[Path, Path | None]  # the file of who may sign, and that of keys which no longer count
 
 
 def examined(folder: RunFolder, signers: Signers | None = None, nodes: bool = True) -> tuple[Checked, list[str]]:
@@ -104,7 +102,7 @@ def _objection(document: bytes, path: Path, name: str, signers: Signers | None) 
 
 def _refuses(document: bytes, action: str, *arguments: str | Path) -> str:
     """What ssh-keygen says where it does not accept a signature."""
-    command = [_ssh_keygen(), "-Y", action, "-n", NAMESPACE, *arguments]
+    command = _ssh_keygen(action, *arguments)
     try:
         ended = subprocess.run(command, input=document, capture_output=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
@@ -113,11 +111,11 @@ def _refuses(document: bytes, action: str, *arguments: str | Path) -> str:
     return "; ".join(filter(None, lines)) or "without a word" if ended.returncode else ""
 
 
-def _ssh_keygen() -> str:
+def _ssh_keygen(action: str, *arguments: str | Path) -> list[str | Path]:
     program = shutil.which("ssh-keygen")
     if program is None:
         raise Refused("signatures need ssh-keygen, which is not on PATH: install OpenSSH 8.2 or later")
-    return program
+    return [program, "-Y", action, "-n", NAMESPACE, *arguments]
 
 
 def _path(folder: RunFolder, name: str) -> Path:
@@ -131,6 +129,8 @@ def _path(folder: RunFolder, name: str) -> Path:
 
 
 def _sign(given: argparse.Namespace) -> int:
+    """ssh-keygen itself asks for a passphrase, a PIN or a touch, on the terminal and for as long as that takes. No
+    signature is ever replaced."""
     folder, name = given.folder, given.name
     found, _ = examined(folder)
     run = found.record.run
@@ -143,26 +143,20 @@ def _sign(given: argparse.Namespace) -> int:
     with printing():  # before somebody gives a passphrase
         print_line(f"{folder}: signing as {name}: {run.host}, {run.utc}, {found.record.verdict}")
     path = _path(folder, name)
-    _write_signature(folder.content(SUMMARY) or b"", path, given.key)
-    with printing():
-        print_line(f"{path}: signed, SHA-256 of {EVIDENCE} {found.digest}")
-    return 0
-
-
-def _write_signature(document: bytes, path: Path, key: Path) -> None:
-    """ssh-keygen itself asks for a passphrase, a PIN or a touch, on the terminal and for as long as that takes. Refused
-    if nothing was signed; no signature is ever replaced."""
     try:
         with tempfile.TemporaryDirectory(prefix="gpufleet-") as temporary:
             copy = Path(temporary, SUMMARY)
-            copy.write_bytes(document)
+            copy.write_bytes(folder.content(SUMMARY) or b"")
             # The terminal stays its standard input.
-            if subprocess.run([_ssh_keygen(), "-q", "-Y", "sign", "-n", NAMESPACE, "-f", key, copy]).returncode:
-                raise Refused(f"nothing was signed: ssh-keygen cannot use the key {key}, and says above why")
+            if subprocess.run(_ssh_keygen("sign", "-q", "-f", given.key, copy)).returncode:
+                raise Refused(f"nothing was signed: ssh-keygen cannot use the key {given.key}, and says above why")
             with path.open("xb") as file:
                 file.write(copy.with_name(SUMMARY + ENDING).read_bytes())
     except OSError as error:
         raise Refused(f"{path} cannot be written: {error.strerror}") from None
+    with printing():
+        print_line(f"{path}: signed, SHA-256 of {EVIDENCE} {found.digest}")
+    return 0
 
 
 SIGN = Command(
@@ -170,30 +164,21 @@ SIGN = Command(
     _sign,
     (
         folder(),
-        file(
-            "--key",
-            required=True,
-            help="an OpenSSH key: the private one, or the public one of a key that ssh-agent holds",
-        ),
-        argument(
-            "--as",
-            required=True,
-            dest="name",
-            metavar="NAME",
-            help="who signs, as the list of allowed signers has it, like ann@example.com",
-        ),
+        file("--key", required=True,
+             help="an OpenSSH key: the private one, or the public one of a key that ssh-agent holds"),
+        argument("--as", required=True, dest="name", metavar="NAME",
+                 help="who signs, as the list of allowed signers has it, like ann@example.com"),
     ),
     "It signs summary.json, which has the SHA-256 of the evidence and of the report, and writes signed-by-NAME.sig "
     "into the folder of the run, beside the signatures of others. `gpufleet verify --allowed-signers` checks them.",
-)
+)  # fmt: skip
 
 
 def _verify(given: argparse.Namespace) -> int:
     folder = given.folder
     if given.revoked_keys and not given.allowed_signers:
         raise Refused("--revoked-keys is about signatures, which only --allowed-signers checks")
-    signers = (given.allowed_signers, given.revoked_keys) if given.allowed_signers else None
-    found, remarks = examined(folder, signers)
+    found, remarks = examined(folder, given.allowed_signers and (given.allowed_signers, given.revoked_keys))
     record = ended(found.record, folder.own_runs(found.record))
     if SUMMARY in found.missing and REPORT not in found.missing:
         raise Refused(
@@ -225,15 +210,12 @@ VERIFY = Command(
     _verify,
     (
         folder(),
-        file(
-            "--allowed-signers",
-            help="check signatures: who may sign, with which keys, as ssh-keygen(1) has it; one signature must be "
-            "there",
-        ),
+        file("--allowed-signers", help="check signatures: who may sign, with which keys, as ssh-keygen(1) has it; one "
+             "signature must be there"),
         file("--revoked-keys", help="keys that no longer count: public keys, or a KRL of OpenSSH"),
     ),
     "Every command that reads a run does so first. This shows whether a file was changed or mixed up later. It cannot "
     "show who wrote them: for that, check who signed them with --allowed-signers, or compare the SHA-256 with the one "
     "on the signed paper.",
     "1 also if anything differs, or if a signature is not good.",
-)
+)  # fmt: skip

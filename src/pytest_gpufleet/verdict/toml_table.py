@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 
+from pytest_gpufleet.model.endings import Refused
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -26,7 +28,7 @@ _HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]")
 _KEY = re.compile(r"""\s*["']?([\w-]+)["']?\s*[.=]""")
 
 
-class FileError(ValueError):
+class FileError(Refused):
     """A file cannot be used; the message says in one sentence where, what, and what to write instead."""
 
 
