@@ -14,7 +14,7 @@ from pytest_gpufleet.model.measurement import SLOW_BEAT, Measurement, Sample
 from pytest_gpufleet.model.place import WORLD, gpu
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.plots.canvas import ticks
-from pytest_gpufleet.report.plots.figure_plots import PICTURES, collective_pictures, curves, draw, training_plot
+from pytest_gpufleet.report.plots.figure_plots import curves, draw, training_plot
 from pytest_gpufleet.report.plots.telemetry_plots import QUANTITIES, svgs
 from pytest_gpufleet.verdict.reading import read
 from tests.commands.test_monitor import READING
@@ -109,20 +109,6 @@ def test_nothing_to_draw_draws_nothing(plot: Plot) -> None:
         for step in range(1, 5)
     ]
     assert plot(broken) == []
-
-
-def busbw(collective: str, **conditions: int) -> Finding:
-    return Finding("a", Measurement("busbw", {WORLD: 1.0}, {"collective": collective, **conditions}), "not judged")
-
-
-def test_a_picture_of_each_collective_that_was_measured_shows_who_gives_to_whom() -> None:
-    ((caption, svg),) = collective_pictures([busbw("all_reduce", bytes=8), busbw("broadcast", bytes=8)])
-    assert "not the way that NCCL takes" in caption
-    assert all(name in svg for name in ("broadcast", "all_reduce"))
-    assert "all_gather" not in svg
-    assert collective_pictures([]) == []
-    assert collective_pictures([busbw("all_reduce", nodes=2)]) == []
-    assert [len(PICTURES[name][0]) for name in ("broadcast", "gather", "sendrecv", "all_to_all")] == [3, 3, 4, 12]
 
 
 START = 1795166043.0  # 09:14:03 UTC

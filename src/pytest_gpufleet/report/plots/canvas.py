@@ -1,9 +1,8 @@
 """What every plot of the report is drawn on: SVG to stand inside HTML.
 
-matplotlib's objects are used without pyplot, which keeps global state. Text and axes take the colour of the
-text around them (`currentColor`), so that one drawing serves on paper, in light and in dark; the lines have
-mid-tones that stand out on both. Places are computed here and not by matplotlib's layout engines, which draw
-everything twice to find them.
+Without pyplot, which keeps global state. Text and axes take the colour of the text around them (`currentColor`), so
+that one drawing serves on paper, in light and in dark; the lines have mid-tones that stand out on both. Places are
+computed here and not by matplotlib's layout engines, which draw everything twice to find them.
 """
 
 import io
@@ -18,7 +17,6 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from pytest_gpufleet.model.finding import Limit
 from pytest_gpufleet.model.language import say
 from pytest_gpufleet.report import wording
 
@@ -86,14 +84,13 @@ def title(axes: Any, text: str) -> None:
 
 
 def legend(figure: Figure, handles: list[Any]) -> None:
-    if handles:
-        shown = figure.legend(
-            handles=handles, loc="upper left", bbox_to_anchor=(0.0, 1.0), ncols=6, frameon=False, fontsize=8.5,
-            borderaxespad=0.1, handlelength=1.8, columnspacing=1.4,
-        )  # fmt: skip
-        for text in shown.get_texts():
-            text.set_parse_math(False)
-            text.set_text(wording.clean(text.get_text()))
+    shown = figure.legend(
+        handles=handles, loc="upper left", bbox_to_anchor=(0.0, 1.0), ncols=6, frameon=False, fontsize=8.5,
+        borderaxespad=0.1, handlelength=1.8, columnspacing=1.4,
+    )  # fmt: skip
+    for text in shown.get_texts():
+        text.set_parse_math(False)
+        text.set_text(wording.clean(text.get_text()))
 
 
 def numbered(axis: Any) -> None:
@@ -104,16 +101,6 @@ def numbered(axis: Any) -> None:
 def drawable(value: float | None) -> float | None:
     """The value if it can stand on an axis; None for what only a broken machine measures, which the tables show."""
     return value if value is not None and abs(value) <= LARGEST else None  # NaN is not
-
-
-def limit_value(limit: Limit | None) -> float | None:
-    """The value of a limit, if there is one that can be drawn."""
-    return drawable(limit.value) if limit else None
-
-
-def healthy_value(limit: Limit | None) -> float | None:
-    """What a healthy machine was measured at, where the limit was made from that."""
-    return drawable(limit.healthy) if limit else None
 
 
 def ticks(values: Iterable[float], most: int) -> list[float]:

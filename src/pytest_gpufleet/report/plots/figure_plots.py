@@ -1,9 +1,8 @@
-"""The plots of the figures of a group of checks: curves against a size, what each way to train makes of a GPU,
-and who gives data to whom in each collective. Importing this loads matplotlib."""
+"""The plots of the figures of a group of checks: curves against a size, and what each way to train makes of a GPU.
+Importing this loads matplotlib."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from matplotlib.lines import Line2D
@@ -26,8 +25,7 @@ def draw(findings: Sequence[Finding]) -> list[tuple[str, str]]:
     """(caption, SVG) of everything that can be drawn of the figures of one group of checks."""
     metrics = [*dict.fromkeys(finding.measurement.metric for finding in findings)][:MOST_METRICS]
     some = [each for each in findings if each.measurement.metric in metrics]
-    usual = [each for each in some if not is_swept(each.measurement.conditions)]
-    return [*training_plot(some), *curves(usual), *collective_pictures(usual)]
+    return [*training_plot(some), *curves([each for each in some if not is_swept(each.measurement.conditions)])]
 
 
 COLUMNS = 3
@@ -39,7 +37,7 @@ SIZES: dict[str, tuple[int, str, Callable[[float], str]]] = {
 }
 PANEL = ("collective", "operation", "recipe")  # the first of these that a figure has gives it its panel
 CURVE_HEIGHT = 1.35
-CURVE_LEGEND = ("measured", "published for a healthy machine")
+MEASURED, HEALTHY = "measured", "published for a healthy machine"  # in the legend
 
 Line = Mapping[float, Finding]  # by size
 Panels = Mapping[str, Sequence[tuple[str, Line]]]  # the lines of each, with their names
@@ -53,26 +51,25 @@ def curves(findings: Sequence[Finding]) -> list[tuple[str, str]]:
     """
     drawn = []
     for key, (fewest, label, _) in SIZES.items():
-        shown = (each for each in findings if _value(each) and 0 < size_of(each, key) <= canvas.LARGEST)
+        shown = (
+            each
+            for each in findings
+            if canvas.drawable(each.measurement.values.get(WORLD)) and 0 < size_of(each, key) <= canvas.LARGEST
+        )
         for some in grouped((each.measurement.metric, each) for each in shown).values():
-            names, said = _in_both_languages(partial(_line_names, some, key))
+            with in_language("en"):  # which matplotlib lays out
+                names = _line_names(some, key)
             lines = by_size(some, zip(map(_panel_name, some), names, strict=True), key)
             panels = grouped((panel, (name, line)) for (panel, name), line in lines.items() if len(line) >= fewest)
             if panels:
                 metric = wording.metric(some[0])
                 title = wording.capitalised(say(metric.title))
                 caption = say("{metric} against {what}", metric=title, what=say(label))
-                texts = canvas.translated(label, *CURVE_LEGEND) | dict(zip(names, said, strict=True))
-                first = dict([*panels.items()][:MOST_PANELS])
-                drawn.append((caption, _curve_svg(first, key, caption, metric, texts)))
+                said = canvas.translated(label, MEASURED, HEALTHY) | dict(
+                    zip(names, _line_names(some, key), strict=True)
+                )
+                drawn.append((caption, _curves_svg(dict([*panels.items()][:MOST_PANELS]), key, caption, metric, said)))
     return drawn
-
-
-def _in_both_languages(made: Callable[[], list[str]]) -> tuple[list[str], list[str]]:
-    """In English, which matplotlib lays out, and in the language of the report."""
-    with in_language("en"):
-        english = made()
-    return english, made()
 
 
 def _panel_name(finding: Finding) -> str:
@@ -81,30 +78,32 @@ def _panel_name(finding: Finding) -> str:
 
 
 def _line_names(findings: Sequence[Finding], key: str) -> list[str]:
-    """What tells the line of each finding from others of its panel."""
+    """What tells the line of each finding from others of its panel; without what is true of every figure of so many
+    nodes, whose names are long enough."""
     _, names = wording.shared_and_own(findings, without=wording.ALONG[key])
-    known = [{_panel_name(finding), *_of_nodes(finding)} for finding in findings]
-    return [
-        say(", ").join(part for part in name.split(say(", ")) if part not in parts)
-        for name, parts in zip(names, known, strict=True)
-    ]
+    shown = []
+    for finding, name in zip(findings, names, strict=True):
+        given = finding.measurement.conditions
+        known = wording.words({each: given[each] for each in ("ranks", "in_place") if {each, "nodes"} <= {*given}})
+        parts = (part for part in name.split(say(", ")) if part not in (_panel_name(finding), *known))
+        shown.append(say(", ").join(parts))
+    return shown
 
 
-def _of_nodes(finding: Finding) -> list[str]:
-    """What is true of every figure of so many nodes: the names of their lines are long enough."""
-    conditions = finding.measurement.conditions
-    return wording.words({key: conditions[key] for key in ("ranks", "in_place") if {key, "nodes"} <= {*conditions}})
-
-
-def _curve_svg(panels: Panels, key: str, caption: str, metric: Metric, said: Mapping[str, str]) -> str:
+def _curves_svg(panels: Panels, key: str, caption: str, metric: Metric, said: Mapping[str, str]) -> str:
     _, label, show = SIZES[key]
     names = list(dict.fromkeys(name for lines in panels.values() for name, _ in lines))
     points = [finding for lines in panels.values() for _, line in lines for finding in line.values()]
-    healthy = [value for finding in points if (value := canvas.healthy_value(finding.limit))]
-    bounds = [bound for finding in points if (bound := canvas.limit_value(finding.limit)) is not None]
-    top = max(*(finding.measurement.values[WORLD] for finding in points), *healthy, *bounds, 1e-9)
     sizes = sorted({size_of(finding, key) for finding in points})
-    handles = _curve_legend(names, bool(bounds), bool(healthy))
+    bounds, healthy = [*filter(None, map(_bound, points))], [*filter(None, map(_healthy, points))]
+    top = max(*(finding.measurement.values[WORLD] for finding in points), *healthy, *bounds, 1e-9)
+    handles = [Line2D([], [], **canvas.look(index), label=name or MEASURED) for index, name in enumerate(names)]
+    if bounds:
+        handles.append(Line2D([], [], color=canvas.INK, linewidth=1.8, label=canvas.LIMIT))
+    if healthy:
+        circle: Any = {"marker": "o", "markersize": 6, "markerfacecolor": "none", "linestyle": ""}
+        handles.append(Line2D([], [], color=canvas.INK, label=HEALTHY, **circle))
+    handles = handles if len(handles) > 1 else []
     with canvas.style(f"{metric.name} against {key}"):
         figure, axes = canvas.panels(len(panels), COLUMNS, CURVE_HEIGHT, legend=bool(handles))
         for number, (each, (panel, lines)) in enumerate(zip(axes, panels.items(), strict=True)):
@@ -123,8 +122,18 @@ def _curve_svg(panels: Panels, key: str, caption: str, metric: Metric, said: Map
                 each.set_ylabel(wording.clean(metric.unit), parse_math=False)
             if number + COLUMNS >= len(panels):
                 each.set_xlabel(label)
-        canvas.legend(figure, handles)
+        if handles:
+            canvas.legend(figure, handles)
         return canvas.svg(figure, f"{caption}: {'; '.join(filter(None, panels))}", said)
+
+
+def _bound(finding: Finding) -> float | None:
+    return canvas.drawable(finding.limit.value) if finding.limit else None
+
+
+def _healthy(finding: Finding) -> float | None:
+    """What a healthy machine was measured at, where the limit was made from that."""
+    return canvas.drawable(finding.limit.healthy) if finding.limit else None
 
 
 def _draw_curve(axes: Any, line: Line, index: int) -> None:
@@ -132,28 +141,13 @@ def _draw_curve(axes: Any, line: Line, index: int) -> None:
     points = [(math.log2(size), finding.measurement.values[WORLD], finding) for size, finding in line.items()]
     axes.plot([x for x, _, _ in points], [value for _, value, _ in points], **canvas.look(index, 3.5))
     for x, value, finding in points:
-        if healthy := canvas.healthy_value(finding.limit):
+        if healthy := _healthy(finding):
             axes.plot([x], [healthy], "o", markersize=6, markerfacecolor="none", markeredgecolor=canvas.INK,
                       markeredgewidth=0.9)  # fmt: skip
-        if (bound := canvas.limit_value(finding.limit)) is not None:
+        if (bound := _bound(finding)) is not None:
             axes.plot([x - 0.6, x + 0.6], [bound] * 2, color=canvas.INK, linewidth=1.8)
         if finding.state == "missed":
             axes.plot([x], [value], "X", color=canvas.BAD, markersize=8, markeredgewidth=0)
-
-
-def _curve_legend(names: Sequence[str], limits: bool, healthy: bool) -> list[Any]:
-    handles = [Line2D([], [], **canvas.look(index), label=name or "measured") for index, name in enumerate(names)]
-    if limits:
-        handles.append(Line2D([], [], color=canvas.INK, linewidth=1.8, label=canvas.LIMIT))
-    if healthy:
-        handles.append(Line2D([], [], color=canvas.INK, marker="o", markersize=6, markerfacecolor="none",
-                              linestyle="", label="published for a healthy machine"))  # fmt: skip
-    return handles if len(handles) > 1 else []
-
-
-def _value(finding: Finding) -> float | None:
-    """The figure of all ranks together."""
-    return canvas.drawable(finding.measurement.values.get(WORLD))
 
 
 TRAINING_HEIGHT, TRAINING_COLUMNS = 1.5, 2
@@ -179,17 +173,19 @@ def training_plot(findings: Sequence[Finding]) -> list[tuple[str, str]]:
     names = {count: "1 GPU" if count == 1 else f"{count} GPUs" for count in counts}
     said = canvas.translated(RATE, *AXES.values())
     said |= {name: say("1 GPU" if count == 1 else "{gpus} GPUs", gpus=count) for count, name in names.items()}
+    texts = []
     with canvas.style(TRAINING_CAPTION):
         figure, axes = canvas.panels(len(panels), TRAINING_COLUMNS, TRAINING_HEIGHT, legend=True)
         for each, (axis, panel) in zip(axes, panels.items(), strict=True):
             _draw_training(each, panel, counts)
             canvas.title(each, AXES[axis])
-        lines = [Line2D([], [], label=name, **canvas.look(number)) for number, name in enumerate(names.values())]
-        canvas.legend(figure, lines)
+            best = ((wording.words({axis: value})[0], max(row.rates), row) for value, row in panel.items())
+            shown = ", ".join(f"{word} {wording.number(row.rates[count] / count)}" for word, count, row in best)
+            texts.append(f"{say(AXES[axis])}: {shown}")
+        canvas.legend(figure, [Line2D([], [], label=name, **canvas.look(at)) for at, name in enumerate(names.values())])
         for each in axes[::TRAINING_COLUMNS]:
             each.set_ylabel(RATE)
-        texts = "; ".join(f"{say(AXES[axis])}: {_in_words(axis, panel)}" for axis, panel in panels.items())
-        return [(TRAINING_CAPTION, canvas.svg(figure, f"{say(TRAINING_CAPTION)}. {texts}", said))]
+        return [(TRAINING_CAPTION, canvas.svg(figure, f"{say(TRAINING_CAPTION)}. {'; '.join(texts)}", said))]
 
 
 def _drawable(row: Way) -> dict[int, float]:
@@ -220,82 +216,9 @@ def _draw_training(axes: Any, panel: Panel, counts: Sequence[int]) -> None:
             text, where = wording.percent(row.efficiencies[most]), (at, each[most])
             axes.annotate(text, where, (0, -11), textcoords="offset points", ha="center", fontsize=7)
     step = math.ceil(len(panel) / MOST_TICKS)
-    axes.set_xticks(range(0, len(panel), step), [wording.clean(_named(value)) for value in panel][::step])
+    names = (METHODS.get(each, each) if isinstance(each, str) else wording.number(each) for each in panel)
+    axes.set_xticks(range(0, len(panel), step), [*map(wording.clean, names)][::step])
     axes.set_xlim(-0.5, len(panel) - 0.5)
     axes.set_ylim(0, max(1e-9, *(rate for each in rates for rate in each.values())) * 1.1)
     canvas.numbered(axes.yaxis)
     axes.tick_params(labelsize=7.5)
-
-
-def _named(value: Condition) -> str:
-    """What stands at the axis: "DDP", "1,024"."""
-    return METHODS.get(value, value) if isinstance(value, str) else wording.number(value)
-
-
-def _in_words(axis: str, panel: Panel) -> str:
-    parts = []
-    for value, row in panel.items():
-        count = max(row.rates)
-        parts.append(f"{wording.words({axis: value})[0]} {wording.number(row.rates[count] / count)}")
-    return ", ".join(parts)
-
-
-RANKS = 4
-PICTURE_HEIGHT = 1.25
-PICTURES_CAPTION = "Who gives data to whom in each collective: what the operation asks for, not the way that NCCL takes"
-RADIUS, RIM = 1.0, 11  # of the ring, in its units; of a rank, in points
-EVERY = {(a, b) for a in range(RANKS) for b in range(RANKS) if a != b}
-FROM_FIRST = {(0, rank) for rank in range(1, RANKS)}
-TO_FIRST = {(rank, 0) for rank in range(1, RANKS)}
-AROUND = {(rank, (rank + 1) % RANKS) for rank in range(RANKS)}
-# Of each collective the arrows, and what goes along each.
-PICTURES: dict[str, tuple[set[tuple[int, int]], str]] = {
-    "all_reduce": (EVERY, "all data: each ends with the sum"),
-    "all_gather": (EVERY, "own part: each ends with all parts"),
-    "reduce_scatter": (EVERY, "a part: each ends with its sum"),
-    "all_to_all": (EVERY, "another part to each"),
-    "broadcast": (FROM_FIRST, "the same data to each"),
-    "scatter": (FROM_FIRST, "another part to each"),
-    "reduce": (TO_FIRST, "all data: rank 0 ends with the sum"),
-    "gather": (TO_FIRST, "own part: rank 0 ends with all"),
-    "sendrecv": (AROUND, "own data to the next"),
-}
-
-
-def collective_pictures(findings: Sequence[Finding]) -> list[tuple[str, str]]:
-    """(caption, SVG) with a panel for each collective that was measured."""
-    bandwidths = [finding.measurement for finding in findings if finding.measurement.metric == "busbw"]
-    measured = {one.conditions.get("collective") for one in bandwidths if "nodes" not in one.conditions}
-    shown = {name: picture for name, picture in PICTURES.items() if name in measured}
-    if not shown:
-        return []
-    with canvas.style(PICTURES_CAPTION):
-        figure, axes = canvas.panels(len(shown), COLUMNS, PICTURE_HEIGHT, legend=False)
-        for each, (name, (arrows, meaning)) in zip(axes, shown.items(), strict=True):
-            _draw_picture(each, arrows)
-            canvas.title(each, name)
-            each.annotate(meaning, (0, -1.75), ha="center", fontsize=8)
-        said = canvas.translated(*(meaning for _, meaning in shown.values()))
-        texts = "; ".join(f"{name}: {said[meaning]}" for name, (_, meaning) in shown.items())
-        return [(PICTURES_CAPTION, canvas.svg(figure, f"{say(PICTURES_CAPTION)}. {texts}", said))]
-
-
-def _draw_picture(axes: Any, arrows: set[tuple[int, int]]) -> None:
-    places = [_on_ring(rank) for rank in range(RANKS)]
-    for giver, taker in sorted(arrows):
-        both = (taker, giver) in arrows
-        line = {"arrowstyle": "<|-|>" if both else "-|>", "color": canvas.COLOURS[0], "shrinkA": RIM, "shrinkB": RIM}
-        if not both or giver < taker:
-            axes.annotate("", places[taker], places[giver], arrowprops=line)
-    circle = {"boxstyle": "circle,pad=0.35", "facecolor": "none", "edgecolor": canvas.INK}
-    for rank, place in enumerate(places):
-        axes.annotate(str(rank), place, ha="center", va="center", fontsize=9, fontweight="bold", bbox=circle)
-    axes.set_xlim(-2.4, 2.4)
-    axes.set_ylim(-1.9, 1.35)
-    axes.set_axis_off()
-
-
-def _on_ring(rank: int) -> tuple[float, float]:
-    """Rank 0 above, the others clockwise."""
-    angle = 2 * math.pi * rank / RANKS
-    return 1.6 * RADIUS * math.sin(angle), RADIUS * math.cos(angle)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import accumulate, groupby, pairwise
 from statistics import median
@@ -25,19 +24,24 @@ LINE_STYLES = ("-", "--", ":", "-.")  # where there are more GPUs than colours
 TICKS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200)
 MOST_TICKS = 9
 HOUR = 3600
-LABEL_GAP = 0.035  # between the names of two files, of the axis' width
+# Below the time axis, and for those who do not see the plot: of a run of minutes, and of one of two hours and more.
+MINUTES = (
+    "minutes:seconds since {time} UTC",
+    "{what} of {gpus} GPUs over {time} (minutes:seconds): {low} to {high}",
+)
+HOURS = ("hours:minutes since {time} UTC", "{what} of {gpus} GPUs over {time} (hours:minutes): {low} to {high}")
+LABEL_GAP = 0.035  # between the names of two groups, of the axis' width
 LONGEST_LABEL = 16
 # Of the axes in the figure, as fractions of it; the legend beside it takes one column for so many GPUs.
 LEFT, BOTTOM, WIDTH, HEIGHT = 0.09, 0.19, 0.83, 0.53
 LEGEND_LINES, LEGEND_WIDTH = 8, 0.09
 
-# (name, start, end) of a check; times in seconds since the epoch
-Checks = Sequence[tuple[str, float, float]]
+# (name, start, end) of a check, in seconds since the epoch; of a group, in seconds since the first sample
+Spans = Sequence[tuple[str, float, float]]
 Points = list[tuple[float, float]]
 
 
-@dataclass(frozen=True)
-class Quantity:
+class Quantity(NamedTuple):
     """What one plot shows: the sum of `readings` times `scale`. `bottom`: where its axis starts, None for anywhere.
     `every`: of so many samples one has it."""
 
@@ -49,14 +53,7 @@ class Quantity:
     every: int = 1
 
 
-class Stripe(NamedTuple):
-    """A group of checks on the time axis, in seconds since the first sample."""
-
-    name: str
-    start: float
-    end: float
-
-
+PCIE = ("pcie_transmitted_kilobytes_per_second", "pcie_received_kilobytes_per_second")
 QUANTITIES = (
     Quantity("GPU utilisation", "%", ("utilization_percent",)),
     Quantity("GPU memory used", "GiB", ("memory_used_bytes",), 1 / 2**30),
@@ -65,43 +62,26 @@ QUANTITIES = (
     Quantity("Power", "W", ("power_watts",)),
     Quantity("SM clock", "MHz", ("sm_clock_mhz",)),
     Quantity(
-        f"PCIe traffic, sent and received, as read in one sample of {SLOW_BEAT}",
-        "GB/s",
-        ("pcie_transmitted_kilobytes_per_second", "pcie_received_kilobytes_per_second"),
-        1e-6,
-        every=SLOW_BEAT,
+        f"PCIe traffic, sent and received, as read in one sample of {SLOW_BEAT}", "GB/s", PCIE, 1e-6, every=SLOW_BEAT
     ),
 )
 
 
-def svgs(samples: Sequence[Sample], places: Sequence[Place], checks: Checks) -> list[tuple[str, str]]:
+def svgs(samples: Sequence[Sample], places: Sequence[Place], checks: Spans) -> list[tuple[str, str]]:
     """(title, SVG) for each quantity that any GPU gave, over the whole run; nothing with fewer than two samples, which
     are in the order in which they were taken, and of each the GPUs in that of `places`."""
-    if len(samples) < 2:
-        return []
-    start = samples[0].time
-    # Not that of the last sample: somebody may have set the clock back during the run.
-    length = max(sample.time for sample in samples) - start
+    # Not the time of the last sample: somebody may have set the clock back during the run.
+    start, length = (samples[0].time, max(each.time for each in samples) - samples[0].time) if samples else (0.0, 0.0)
     if length <= 0:
         return []
-    stripes = _stripes(checks, start, length)
-    drawn = []
-    for quantity in QUANTITIES:
-        lines = {place: _line(samples, index, quantity) for index, place in enumerate(places)}
-        if any(lines.values()):
-            drawn.append((quantity.title, _svg(quantity, lines, stripes, start, length)))
-    return drawn
-
-
-def _stripes(checks: Checks, start: float, length: float) -> list[Stripe]:
-    """The stretches of the time axis in which the checks of one group ran."""
-    in_order = sorted(checks, key=lambda check: check[1])
     stripes = []
-    for group, ran in groupby(in_order, lambda check: group_title(check[0])):
+    for group, ran in groupby(sorted(checks, key=lambda check: check[1]), lambda check: group_title(check[0])):
         label = group if len(group) <= LONGEST_LABEL else f"{group[: LONGEST_LABEL - 3]}..."
         _, begins, ends = zip(*ran, strict=True)
-        stripes.append(Stripe(label, *(min(max(at - start, 0.0), length) for at in (begins[0], max(ends)))))
-    return stripes
+        first, last = (min(max(at - start, 0.0), length) for at in (begins[0], max(ends)))
+        stripes.append((label, first, last))
+    every = ((each, {place: _line(samples, at, each) for at, place in enumerate(places)}) for each in QUANTITIES)
+    return [(each.title, _svg(each, lines, stripes, start, length)) for each, lines in every if any(lines.values())]
 
 
 def _line(samples: Sequence[Sample], index: int, quantity: Quantity) -> Points:
@@ -131,8 +111,7 @@ def _decimated(points: Points) -> Points:
     for number in range(stretches):
         stretch = points[len(points) * number // stretches : len(points) * (number + 1) // stretches]
         known = [point for point in stretch if not math.isnan(point[1])] or stretch[:1]
-        ends = {min(known, key=lambda point: point[1]), max(known, key=lambda point: point[1])}
-        result += sorted(ends)
+        result += sorted({min(known, key=lambda point: point[1]), max(known, key=lambda point: point[1])})
     return result
 
 
@@ -148,14 +127,15 @@ def _dashed(points: Points, length: float) -> Points:
     return drawn
 
 
-def _svg(
-    quantity: Quantity,
-    lines: Mapping[Place, Points],
-    stripes: Sequence[Stripe],
-    start: float,
-    length: float,
-) -> str:
+def _svg(quantity: Quantity, lines: Mapping[Place, Points], stripes: Spans, start: float, length: float) -> str:
     known = [value for line in lines.values() for _, value in line if not math.isnan(value)]
+    hours = length >= 2 * HOUR
+    below, text = HOURS if hours else MINUTES
+
+    def elapsed(seconds: float) -> str:
+        whole, rest = divmod(round(seconds), HOUR if hours else 60)
+        return f"{whole}:{rest // 60 if hours else rest:02}"
+
     with canvas.style(quantity.title):
         figure = Figure(figsize=(canvas.WIDTH, 2.6))
         figure.patch.set_visible(False)
@@ -166,59 +146,38 @@ def _svg(
         for number, (place, line) in enumerate(lines.items()):
             colour = canvas.COLOURS[number % len(canvas.COLOURS)]
             style = LINE_STYLES[number // len(canvas.COLOURS) % len(LINE_STYLES)]
-            drawn = _dashed(line, length)
-            xs, ys = [x for x, _ in drawn], [y for _, y in drawn]
+            xs, ys = zip(*_dashed(line, length), strict=True) if line else ((), ())
             axes.plot(xs, ys, color=colour, solid_capstyle="round", label=wording.place(place),
                       linestyle=style, linewidth=1.1)  # fmt: skip
         axes.set_xlim(0, length)
         if quantity.bottom is not None:
             axes.set_ylim(quantity.bottom, max(*known, 1e-3) * 1.08)
         axes.set_ylabel(quantity.unit)
-        step = next((tick for tick in TICKS if length / tick <= MOST_TICKS), 86400)
-        hours = length >= 2 * HOUR
-        at_ticks = range(0, int(length) + 1, step)
-        axes.set_xticks(at_ticks, [_elapsed(at, hours) for at in at_ticks])
-        since = Said(
-            "hours:minutes since {time} UTC" if hours else "minutes:seconds since {time} UTC",
-            time=f"{datetime.fromtimestamp(start, timezone.utc):%H:%M:%S}",
-        )
+        at_ticks = range(0, int(length) + 1, next((tick for tick in TICKS if length / tick <= MOST_TICKS), 86400))
+        axes.set_xticks(at_ticks, [elapsed(at) for at in at_ticks])
+        since = Said(below, time=f"{datetime.fromtimestamp(start, timezone.utc):%H:%M:%S}")
         axes.set_xlabel(str(since))
         _mark(axes, stripes, length)
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.05), frameon=False, fontsize=8, ncols=columns,
                     columnspacing=0.8, handlelength=1.6)  # fmt: skip
-        description = _description(quantity, len(lines), known, _elapsed(length, hours), hours)
-        return canvas.svg(figure, description, canvas.translated(since, *(stripe.name for stripe in stripes)))
+        low, high = (wording.quantity(end(known), quantity.unit) for end in (min, max))
+        what, over = say(quantity.title), elapsed(length)
+        description = say(text, what=what, gpus=len(lines), time=over, low=low, high=high)
+        return canvas.svg(figure, description, canvas.translated(since, *(name for name, _, _ in stripes)))
 
 
-def _description(quantity: Quantity, gpus: int, known: Sequence[float], over: str, hours: bool) -> str:
-    """What the drawing shows, for those who do not see it."""
-    text = "{what} of {gpus} GPUs over {time} (minutes:seconds): {low} to {high}"
-    if hours:
-        text = "{what} of {gpus} GPUs over {time} (hours:minutes): {low} to {high}"
-    low, high = (wording.quantity(ends(known), quantity.unit) for ends in (min, max))
-    return say(text, what=say(quantity.title), gpus=gpus, time=over, low=low, high=high)
-
-
-def _elapsed(seconds: float, hours: bool) -> str:
-    """h:mm or m:ss."""
-    whole, rest = divmod(round(seconds), HOUR if hours else 60)
-    return f"{whole}:{rest // 60 if hours else rest:02}"
-
-
-def _mark(axes: Any, stripes: Sequence[Stripe], length: float) -> None:
+def _mark(axes: Any, stripes: Spans, length: float) -> None:
     """Every other stripe shaded, and above it the name of each as far as there is room; the longest come first."""
-    for number, stripe in enumerate(stripes):
-        if number % 2:
-            axes.axvspan(stripe.start, stripe.end, color=canvas.INK, alpha=0.09, linewidth=0)
-    room = int(1 / LABEL_GAP)
-    longest = sorted(stripes, key=lambda stripe: stripe.start - stripe.end)[:room]
+    for _, first, last in stripes[1::2]:
+        axes.axvspan(first, last, color=canvas.INK, alpha=0.09, linewidth=0)
+    longest = sorted(stripes, key=lambda stripe: stripe[1] - stripe[2])[: int(1 / LABEL_GAP)]
     named = [stripe for stripe in stripes if stripe in longest]
-    wanted = [(stripe.start + stripe.end) / 2 / length for stripe in named]
+    wanted = [(first + last) / 2 / length for _, first, last in named]
     above = axes.get_xaxis_transform()
     leader = {"arrowstyle": "-", "color": canvas.INK, "linewidth": 0.6, "alpha": 0.6, "shrinkA": 0, "shrinkB": 0}
-    for stripe, at, shown_at in zip(named, wanted, _apart(wanted), strict=True):
+    for (name, _, _), at, shown_at in zip(named, wanted, _apart(wanted), strict=True):
         axes.annotate(
-            stripe.name, (at * length, 1.0), (shown_at * length, 1.09), xycoords=above, textcoords=above,
+            name, (at * length, 1.0), (shown_at * length, 1.09), xycoords=above, textcoords=above,
             rotation=40, rotation_mode="anchor", va="center", fontsize=8, parse_math=False,
             arrowprops=leader,
         )  # fmt: skip
