@@ -16,7 +16,7 @@ PULSE = messages.Pulse(clock=0.0)
 
 @contextmanager
 def running(fake: FakeTransport, timeout: float = LONG):
-    cluster = Cluster(fake, beat_seconds=1.0, lost_after=10.0, clock=fake.clock)
+    cluster = Cluster(fake, lost_after=10.0, clock=fake.clock)
     try:
         cluster.start(timeout)
         yield cluster

@@ -5,13 +5,13 @@ import urllib.parse
 
 import pytest
 
-from pytest_gpufleet.nodes import interfaces
-from pytest_gpufleet.nodes.interfaces import Interface, for_ranks
+from pytest_gpufleet.nodes import network
+from pytest_gpufleet.nodes.network import Interface, for_ranks
 
 
 def has(address):
     try:
-        interfaces.towards(address)
+        network.towards(address)
     except OSError:
         return False
     return True
@@ -21,24 +21,24 @@ def has(address):
 def test_on_one_machine_it_is_loopback(address):
     if not has(address):
         pytest.skip(f"this machine has no {address}")
-    assert interfaces.towards(address) == Interface(address, "lo")
+    assert network.towards(address) == Interface(address, "lo")
 
 
 def test_towards_another_node_it_is_the_interface_of_the_route():
     elsewhere = "192.0.2.1"  # for documentation (RFC 5737): nothing is sent there
     if not has(elsewhere):
         pytest.skip("this machine has no route to others")
-    found = interfaces.towards(elsewhere)
+    found = network.towards(elsewhere)
     assert found.name in dict(socket.if_nameindex()).values()
     assert found.name != "lo"
-    assert interfaces.towards(found.address) == found  # the controller's own node asks for itself
+    assert network.towards(found.address) == found  # the controller's own node asks for itself
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_ranks_meet_at_a_port_that_can_be_had(address):
     if not has(address):
         pytest.skip(f"this machine has no {address}")
-    met = urllib.parse.urlparse(interfaces.free_rendezvous(address))
+    met = urllib.parse.urlparse(network.free_rendezvous(address))
     assert (met.scheme, met.hostname) == ("tcp", address)
     with socket.create_server((address, met.port), family=socket.AF_INET6 if ":" in address else socket.AF_INET):
         pass

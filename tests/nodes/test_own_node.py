@@ -14,9 +14,9 @@ from pytest_gpufleet.machine.xids import Xid
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import Sample
-from pytest_gpufleet.nodes import messages, own_node
+from pytest_gpufleet.nodes import agent, messages
+from pytest_gpufleet.nodes.agent import OwnNode
 from pytest_gpufleet.nodes.agent_process import AgentSettings
-from pytest_gpufleet.nodes.own_node import OwnNode
 from tests import machines
 
 GONE = "the driver is not loaded"
@@ -64,7 +64,7 @@ def node():
 
 @pytest.fixture
 def own(node, monkeypatch):
-    monkeypatch.setattr(own_node.local_node, "opened", lambda wanted: nullcontext(node))
+    monkeypatch.setattr(agent.local_node, "opened", lambda wanted: nullcontext(node))
     own = OwnNode(AgentSettings("."))
     own.open("eth0")
     yield own
@@ -125,6 +125,6 @@ def test_without_gpus_it_is_a_node_that_says_why(monkeypatch):
     def none(wanted):
         raise NoGpus(GONE)
 
-    monkeypatch.setattr(own_node.local_node, "opened", none)
+    monkeypatch.setattr(agent.local_node, "opened", none)
     topology = OwnNode(AgentSettings(".", gpus=8)).open("eth0").topology
     assert (topology.gpus, topology.absent, topology.problems) == ((), GONE, (GONE,))

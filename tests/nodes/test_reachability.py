@@ -6,12 +6,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from pytest_gpufleet.nodes import reachability
+from pytest_gpufleet.nodes import network
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.cluster import Cluster
-from pytest_gpufleet.nodes.interfaces import Interface, of_traffic
 from pytest_gpufleet.nodes.messages import Connect, Door, Listen
-from pytest_gpufleet.nodes.reachability import MESSAGE_BYTES, connect, listen
+from pytest_gpufleet.nodes.network import MESSAGE_BYTES, Interface, connect, listen, of_traffic
 from tests.nodes.controller import controlled
 from tests.nodes.fake_transport import LONG
 from tests.nodes.test_cluster_engine import AnsweringTransport
@@ -22,8 +21,8 @@ LOOPBACK = Interface("127.0.0.1", "lo")
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    monkeypatch.setattr(reachability, "WAIT_SECONDS", 1.0)
-    monkeypatch.setattr(reachability, "LISTEN_SECONDS", 10.0)
+    monkeypatch.setattr(network, "WAIT_SECONDS", 1.0)
+    monkeypatch.setattr(network, "LISTEN_SECONDS", 10.0)
 
 
 @contextmanager
@@ -38,7 +37,7 @@ def somebody(answer=None):
 def in_small_parts(guest):
     """As a node that is busy."""
     with guest:
-        reachability._receive(guest)
+        network._receive(guest)
         for byte in TOKEN.ljust(MESSAGE_BYTES, b" ")[:64]:
             guest.sendall(bytes([byte]))
         guest.sendall(TOKEN.ljust(MESSAGE_BYTES)[64:])
@@ -130,10 +129,10 @@ PAIRS = [(0, 1), (0, 2), (1, 2)]
 
 def test_nodes_that_reach_each_other_say_nothing_nor_does_one_that_is_left_out():
     with three_nodes() as cluster:
-        assert reachability.reached(cluster, PAIRS) == dict.fromkeys(PAIRS, "")
+        assert network.reached(cluster, PAIRS) == dict.fromkeys(PAIRS, "")
     with three_nodes(Connect=lambda node, question: "trouble" if node else connect(question.nodes)) as cluster:
         cluster.leave_out(1, "it is slow")
-        found = reachability.reached(cluster, PAIRS)
+        found = network.reached(cluster, PAIRS)
     assert {pair for pair in PAIRS if found[pair]} == {(0, 2)}
 
 
@@ -145,14 +144,14 @@ def test_a_node_that_answers_at_the_second_time_is_reached():
         return {} if asked.count(node) > 1 else dict.fromkeys(question.nodes, "timed out")
 
     with three_nodes(Connect=at_the_second_time) as cluster:
-        assert reachability.reached(cluster, PAIRS) == dict.fromkeys(PAIRS, "")
+        assert network.reached(cluster, PAIRS) == dict.fromkeys(PAIRS, "")
 
 
 def test_one_direction_is_enough_and_is_named():
     with somebody() as closed, three_nodes(
         Listen=lambda node, question: (closed,) if node == 2 else doors_of(node, question)
     ) as cluster:  # fmt: skip
-        found = reachability.reached(cluster, PAIRS)
+        found = network.reached(cluster, PAIRS)
     assert {pair for pair in PAIRS if found[pair]} == {(0, 2), (1, 2)}
     assert found[0, 2].startswith("gf0 to gf2: from 127.0.0.1 to port")
     assert "gf2 to gf0" not in found[0, 2]
@@ -162,7 +161,7 @@ def test_a_node_without_the_interface_that_was_chosen_says_so():
     with three_nodes(
         Listen=lambda node, question: "trouble: no ib0" if node == 1 else doors_of(node, question)
     ) as them:
-        found = reachability.reached(them, PAIRS)
+        found = network.reached(them, PAIRS)
     assert {pair for pair in PAIRS if "no ib0" in found[pair]} == {(0, 1), (1, 2)}
 
 

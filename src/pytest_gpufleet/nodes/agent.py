@@ -15,28 +15,34 @@ import tempfile
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime, timezone
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
 
-from pytest_gpufleet.machine.host import own_name
+from pytest_gpufleet.machine import host, local_node
+from pytest_gpufleet.machine.health_watch import Guard, Health
+from pytest_gpufleet.machine.local_node import LocalNode
+from pytest_gpufleet.machine.locks import GpuTaken
+from pytest_gpufleet.machine.nvml import NoGpus
+from pytest_gpufleet.machine.telemetry import Sampler
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.nodes import interfaces, messages, reachability, same_install, suite_process, wire
+from pytest_gpufleet.model.events import HostFound
+from pytest_gpufleet.model.measurement import Sample
+from pytest_gpufleet.nodes import messages, network, same_install, suite_process, wire
 from pytest_gpufleet.nodes.agent_process import AgentSettings
-from pytest_gpufleet.nodes.listening import Listening
-from pytest_gpufleet.nodes.own_node import OwnNode
 from pytest_gpufleet.nodes.suite_process import SuiteProcess
 from pytest_gpufleet.world.call import RankSpec, nothing
 from pytest_gpufleet.world.engines import processes, rank_files
 from pytest_gpufleet.world.engines.local import LocalEngine
 from pytest_gpufleet.world.engines.protocol import Answer
 
-PULSE_SECONDS = 1.0
+PULSE_SECONDS = SAMPLE_SECONDS = 1.0
 LONGEST_WAIT_SECONDS = 2 * PULSE_SECONDS
 SUITE_SECONDS = 0.2  # between two looks at what its own run has written
 KILL_SECONDS = 5.0  # for all that was started here to be gone
@@ -61,8 +67,14 @@ def main(settings: str) -> NoReturn:
         base = given.keep_in or tempfile.gettempdir()
         rank_files.sweep(PREFIX, [base], KEPT_SECONDS)
         folder, _ = rank_files.make(PREFIX, base)  # held until this process ends
-        _write_to(folder / LOG)
-        _settle_in(given)
+        with (folder / LOG).open("wb") as log:  # for all that is printed: a terminal, if any, is the controller's
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        processes.adopt()
+        with suppress(OSError):  # its first message says that there is no such folder
+            os.chdir(given.run_folder)
+        sys.path.insert(0, given.run_folder)
         why = Agent(given, connection, folder).live()
     except BaseException as error:
         traceback.print_exc()
@@ -72,25 +84,11 @@ def main(settings: str) -> NoReturn:
     finally:
         processes.end(lambda: processes.descendants(os.getpid()), KILL_SECONDS)
         if why and not given.lifeline:
-            os.write(terminal, f"gpufleet: {given.name or own_name()}: this node's agent has ended: {why}\n".encode())
+            name = given.name or host.own_name()
+            os.write(terminal, f"gpufleet: {name}: this node's agent has ended: {why}\n".encode())
         if connection is not None:
             connection.close(FAREWELL_SECONDS)
         os._exit(0)  # a thread may be stuck in the driver
-
-
-def _write_to(log: Path) -> None:
-    """All that this process and those that it starts print: a terminal, if they have one, is the controller's."""
-    with log.open("wb") as file:
-        for descriptor in (1, 2):
-            os.dup2(file.fileno(), descriptor)
-
-
-def _settle_in(settings: AgentSettings) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    processes.adopt()
-    with suppress(OSError):  # its first message says that there is no such folder
-        os.chdir(settings.run_folder)
-    sys.path.insert(0, settings.run_folder)
 
 
 class Background:
@@ -124,6 +122,74 @@ class Background:
             then(future.result())
 
 
+class OwnNode:
+    """What this node has. Not for two threads at a time, but for `readings`: of each GPU, the latest, while ranks work
+    on them."""
+
+    def __init__(self, settings: AgentSettings) -> None:
+        self._settings = settings
+        self._node: LocalNode
+        self._open_things = ExitStack()  # freed with this process, as are locks
+        self._locks: ExitStack | None = None
+        self._sampler: Sampler | None = None
+        self.readings: Sequence[Mapping[str, Any]] = ()
+
+    def open(self, interface: str) -> messages.Hello:
+        """Reads the machine, which takes seconds and comes before all else. Without GPUs it is a node all the same, and
+        says why."""
+        if self._settings.rehearse:
+            self._node = local_node.without_gpus("--rehearse was given")
+        else:
+            try:
+                self._node = self._open_things.enter_context(local_node.opened(self._settings.gpus))
+            except NoGpus as reason:
+                self._node = local_node.without_gpus(str(reason), str(reason))
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        machine = HostFound(now, self._node.host())
+        return messages.Hello(host.serial(), os.getpid(), interface, self._node.topology, self._node.present(), machine)
+
+    def host(self, names: Sequence[str]) -> dict[str, Any]:
+        return self._node.host(names)
+
+    def lock(self) -> str:
+        """Make the GPUs this run's own; "" or who has one."""
+        try:
+            self._locks = self._locks or self._node.lock()
+        except GpuTaken as taken:
+            return str(taken)
+        return ""
+
+    def watch(self) -> None:
+        """From here on the GPUs are at work: what they do is sampled, and what gets worse counts."""
+        if self._node.topology.gpus and self._sampler is None:
+            self._guard  # noqa: B018  # it reads what is before
+            self._sampler = Sampler(self._node, SAMPLE_SECONDS, self._take_in)
+            self._sampler.start()
+
+    def stop_watching(self) -> None:
+        sampler, self._sampler = self._sampler, None
+        if sampler is not None:
+            sampler.stop()
+            self.readings = ()
+
+    def check_health(self, failed: bool) -> Health:
+        if not self._node.topology.gpus:
+            return Health()
+        found, trouble = self._guard.check(failed), self._sampler.trouble if self._sampler else ""
+        unsampled = f"a GPU that slowed down may have gone unseen: {trouble}" if trouble else ""
+        return msgspec.structs.replace(found, unseen="; ".join(filter(None, (found.unseen, unsampled))))
+
+    @cached_property
+    def _guard(self) -> Guard:
+        """What the kernel log held before is not reported again: the node's own run has judged it."""
+        self._node.kernel_log()
+        return Guard(self._node)
+
+    def _take_in(self, sample: Sample) -> None:
+        self.readings = sample.gpus
+        self._guard.note(sample)
+
+
 class Agent:
     """`folder`: where its log and the reports of its own run are. It is removed when the controller ends the agent and
     has read all files."""
@@ -132,27 +198,29 @@ class Agent:
         self._settings = settings
         self._connection = connection
         self._folder = folder
-        self._reached = interfaces.towards(settings.towards)
+        self._reached = network.towards(settings.towards)
         self._background = Background()
         self._node = OwnNode(settings)
         self._engine = LocalEngine(
-            lambda spec: interfaces.for_ranks(self._reached.name, spec.local_index, os.environ), settings.likely
+            lambda spec: network.for_ranks(self._reached.name, spec.local_index, os.environ), settings.likely
         )
         self._ranks: frozenset[int] = frozenset()  # that are here, by their numbers among those of all nodes
         self._for_ranks: deque[Callable[[], None]] = deque()  # in their order
         self._suite: SuiteProcess | None = None
         self._read: set[str] = set()  # files of its own run, to their ends
         self._began = time.monotonic()
-        self._listening = Listening(LONGEST_WAIT_SECONDS)
+        self._listening = messages.Listening(LONGEST_WAIT_SECONDS)
         self._heard: float | None = None  # its controller, after so many seconds of listening
         self._connected: float | None = None  # since when, without a word of the head
         self._pulse_due = float("inf")
         self._why = ""  # it ends
         self._as_planned = False  # it ends with the run
         self._answers: dict[type[messages.Question], tuple[str, Callable[[Any], Any]]] = {
-            messages.Rendezvous: (HERE, lambda question: interfaces.free_rendezvous(self._reached.address)),
-            messages.Listen: (HERE, self._listen),
-            messages.Connect: (NETWORK, lambda question: reachability.connect(question.nodes)),
+            messages.Rendezvous: (HERE, lambda question: network.free_rendezvous(self._reached.address)),
+            messages.Listen: (
+                HERE, lambda question: network.listen(network.of_traffic(self._reached, os.environ), question.token)
+            ),
+            messages.Connect: (NETWORK, lambda question: network.connect(question.nodes)),
             messages.RunSuite: (HERE, self._run_suite),
             messages.ReadFile: (HERE, self._read_file),
             messages.Examine: (RANKS, lambda question: self._engine.examine(question.ranks)),
@@ -160,7 +228,7 @@ class Agent:
             messages.ReadHost: (NODE, lambda question: self._node.host(question.names)),
             messages.Lock: (NODE, lambda question: self._node.lock()),
             messages.CheckHealth: (NODE, lambda question: self._node.check_health(question.failed)),
-        }
+        }  # fmt: skip
 
     def live(self) -> str:
         """Until the head ends it, or is gone: why it ends before the run does, if so."""
@@ -171,7 +239,10 @@ class Agent:
             self._receive()
             self._background.take_in()
             self._look_after_ranks()
-            self._look_after_suite()
+            for news in self._suite.news() if self._suite else ():
+                self._send(news)
+                if isinstance(news, messages.SuiteEnded):  # other nodes may still be at theirs
+                    self._for_ranks.append(self._get_ready)
             if time.monotonic() >= self._pulse_due:
                 self._send_pulse()
         print(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} this agent ends: {self._why}", flush=True)
@@ -235,12 +306,6 @@ class Agent:
                 self._send(messages.RankAnswered(event.rank, event.parcel))
             else:
                 self._send_death(event.rank, event.reason)
-
-    def _look_after_suite(self) -> None:
-        for news in self._suite.news() if self._suite else ():
-            self._send(news)
-            if isinstance(news, messages.SuiteEnded):  # other nodes may still be at theirs
-                self._for_ranks.append(self._get_ready)
 
     def _send(self, message: messages.Message) -> None:
         self._connection.line.send(codec.packed(message))
@@ -309,9 +374,6 @@ class Agent:
     def _forget_ranks(self) -> None:
         self._ranks = frozenset()
         self._background.do(NODE, self._node.stop_watching)
-
-    def _listen(self, question: messages.Listen) -> tuple[messages.Door, ...]:
-        return reachability.listen(interfaces.of_traffic(self._reached, os.environ), question.token)
 
     def _run_suite(self, question: messages.RunSuite) -> int:
         if self._suite is not None and not self._suite.over:

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.nodes import messages
-from pytest_gpufleet.nodes.listening import Listening
-from pytest_gpufleet.nodes.messages import Hello, Pulse
+from pytest_gpufleet.nodes.messages import BEAT, BEAT_SECONDS, Hello, Listening, Pulse
 from pytest_gpufleet.nodes.transport import Arrived, Gone, Transport
 
 
@@ -22,12 +21,9 @@ class Lost:
     why: str
 
 
-BEAT_SECONDS = 1.0
-# A cable that is put back after 5 s costs nothing.
-LOST_AFTER_SECONDS = 10.0
+LOST_AFTER_SECONDS = 10.0  # a cable that is put back after 5 s costs nothing
 JOIN_SECONDS = 1.0  # for what the thread does beside waiting
 FENCE_SECONDS = 5.0  # for the ranks of a node that is back or left out to be killed
-BEAT = codec.packed(messages.Beat())
 # All that counts of what the fenced send.
 OF_THE_FENCED = (messages.Reply, messages.CheckEnded, messages.SuiteEnded, messages.Ending)
 
@@ -51,17 +47,12 @@ class Cluster:
     """
 
     def __init__(
-        self,
-        transport: Transport,
-        beat_seconds: float = BEAT_SECONDS,
-        lost_after: float = LOST_AFTER_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
+        self, transport: Transport, lost_after: float = LOST_AFTER_SECONDS, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.transport = transport
-        self._beat_seconds = beat_seconds
         self._clock = clock
         self._lost_after = lost_after
-        self._listening_time = Listening(beat_seconds)
+        self._listening_time = Listening(BEAT_SECONDS)
         self._heard: dict[int, float] = {}  # the last of each node whose silence counts, in seconds of listening
         self._changed = threading.Condition()  # guards what follows
         # All by the number of the node. Each of these is replaced and never changed, so that any thread may read it,
@@ -132,11 +123,8 @@ class Cluster:
         with self._changed:
 
             def settled() -> bool:
-                while there and (
-                    self._asked[numbers[there[-1]]]
-                    or there[-1] in self._gone
-                    or there[-1] in self.lost.keys() - may_be_back
-                ):
+                silent = self._gone | (self.lost.keys() - may_be_back)
+                while there and (self._asked[numbers[there[-1]]] or there[-1] in silent):
                     there.pop()
                 return not there
 
@@ -189,7 +177,7 @@ class Cluster:
                 self._changed.wait_for(lambda: not self._listening, timeout / 2)
             self._over = True
         if self._thread.is_alive():
-            self._thread.join(self._beat_seconds + JOIN_SECONDS)
+            self._thread.join(BEAT_SECONDS + JOIN_SECONDS)
         unknown = self.names.keys() - self._gone - {*self.transport.own}
         left = self.transport.close(max(0.0, until - time.monotonic()))
         return {**dict.fromkeys(unknown, "nothing is heard of it"), **left}
@@ -199,23 +187,20 @@ class Cluster:
     def _listen(self) -> None:
         try:
             while not self._over and (self._listening or not self._closing):
-                self._turn()
+                if self._clock() >= self._next_beat:
+                    self._beat()
+                events = self.transport.receive(max(0.0, self._next_beat - self._clock()))
+                with self._changed:
+                    self._listening_time.look(self._clock())
+                    for event in events:
+                        self._take_in(event)
+                    if events:
+                        self._changed.notify_all()
         except Exception as error:  # or everybody would wait for nodes that nobody listens to
             with self._changed:
                 for node in self.names:
                     self._gone.add(node)
                     self._lose(node, f"the controller cannot listen to it any more: {error!r}")
-
-    def _turn(self) -> None:
-        if self._clock() >= self._next_beat:
-            self._beat()
-        events = self.transport.receive(max(0.0, self._next_beat - self._clock()))
-        with self._changed:
-            self._listening_time.look(self._clock())
-            for event in events:
-                self._take_in(event)
-            if events:
-                self._changed.notify_all()
 
     def _beat(self) -> None:
         with self._changed:
@@ -225,7 +210,7 @@ class Cluster:
             expected = self._listening
         for node in expected:
             self.transport.send(node, BEAT)
-        self._next_beat = self._clock() + self._beat_seconds
+        self._next_beat = self._clock() + BEAT_SECONDS
 
     def _take_in(self, event: Arrived | Gone) -> None:
         node = event.node

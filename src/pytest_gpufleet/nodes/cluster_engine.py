@@ -7,7 +7,7 @@ from typing import Any
 
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.nodes import messages
-from pytest_gpufleet.nodes.cluster import Cluster, Lost, RankNews, Trouble
+from pytest_gpufleet.nodes.cluster import Cluster, Lost, Trouble
 from pytest_gpufleet.world.call import RankSpec
 from pytest_gpufleet.world.engines import forkserver
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
@@ -33,45 +33,50 @@ class ClusterEngine:
         self._deaths, self._dead = [], set()
         packages = forkserver.beside_the_path()  # of pytest, which is not on the nodes
         there = self._cluster.alive  # asked after the old news: of who is lost from here on there will be new
-        by_rank = {spec.index: spec for spec in specs}
-        for node, ranks in self._by_node(self._nodes).items():
+        for node, here in grouped((spec.node, replace(spec, packages=packages)) for spec in specs).items():
             if node in there:
-                here = [replace(by_rank[rank], packages=packages) for rank in ranks]
                 self._cluster.send(node, messages.StartRanks(pickle.dumps(here, protocol=pickle.HIGHEST_PROTOCOL)))
             else:
-                self._deaths += self._of_node(node, self._why_not(node))
+                self._deaths += self._deaths_of(node)
 
     def rendezvous(self) -> str:
         first = self._nodes[0]
         try:
             return str(self._cluster.ask_one(first, messages.Rendezvous()))
         except Trouble as trouble:
-            self._give_up(first, f"it has no address for the ranks to meet: {trouble}")
+            self._cluster.leave_out(first, f"it has no address for the ranks to meet: {trouble}")
+            self._deaths += self._deaths_of(first)
             return NOWHERE
 
     def submit(self, ranks: Iterable[int], parcel: bytes) -> None:
         for node, here in self._by_node(ranks).items():
-            self._cluster.send(node, messages.Submit(here, parcel))
+            self._cluster.send(node, messages.Submit(tuple(here), parcel))
 
     def wait(self, timeout: float) -> list[Answer | Death]:
-        pending, self._deaths = self._deaths, []
-        news = self._cluster.rank_news(0.0 if pending else timeout)
-        events: list[Answer | Death] = []
-        for event in [*pending, *(event for node, each in news for event in self._events(node, each))]:
-            if event.rank not in self._dead:
-                events.append(event)
-            if isinstance(event, Death):
-                self._dead.add(event.rank)
-        return events
+        events: list[Answer | Death] = [*self._deaths]
+        self._deaths = []
+        for node, news in self._cluster.rank_news(0.0 if events else timeout):
+            if isinstance(news, Lost):
+                events += self._deaths_of(node)
+            elif self._nodes.get(news.rank) != node:
+                continue
+            elif isinstance(news, messages.RankDied):
+                events.append(Death(news.rank, news.reason))
+            else:
+                events.append(Answer(news.rank, news.parcel))
+        found: list[Answer | Death] = []
+        for event in events:
+            found += [event] * (event.rank not in self._dead)
+            self._dead |= {event.rank} if isinstance(event, Death) else set()
+        return found
 
     def examine(self, ranks: Iterable[int]) -> dict[int, Trace]:
         asked = self._by_node(ranks)
-        answers = self._answers({node: messages.Examine(here) for node, here in asked.items()}, EXAMINE_SECONDS)
+        questions = {node: messages.Examine(tuple(here)) for node, here in asked.items()}
         traces: dict[int, Trace] = {}
-        for node, here in asked.items():
-            answer = answers[node]
+        for node, answer in self._answers(questions, EXAMINE_SECONDS).items():
             why = answer if isinstance(answer, Trouble) else "its node has ended it"  # as one does that is left out
-            traces |= dict.fromkeys(here, Trace(state=f"(nothing can be seen of it: {why})"))
+            traces |= dict.fromkeys(asked[node], Trace(state=f"(nothing can be seen of it: {why})"))
             traces |= {} if isinstance(answer, Trouble) else answer
         return traces
 
@@ -96,32 +101,13 @@ class ClusterEngine:
         silent = {node: Trouble(f"it is lost: {lost[node].why}") for node in questions if node in lost}
         return {**self._cluster.ask_each(asked, timeout), **silent}
 
-    def _events(self, node: int, news: RankNews) -> list[Answer | Death]:
-        if isinstance(news, Lost):
-            return [*self._of_node(node, _lost(news))]
-        if self._nodes.get(news.rank) != node:
-            return []
-        return [
-            Answer(news.rank, news.parcel) if isinstance(news, messages.RankAnswered) else Death(news.rank, news.reason)
-        ]
-
-    def _of_node(self, node: int, how: str) -> list[Death]:
-        return [Death(rank, how) for rank in self._by_node(self._nodes).get(node, ())]
-
-    def _give_up(self, node: int, why: str) -> None:
-        self._cluster.leave_out(node, why)
-        self._deaths += self._of_node(node, self._why_not(node))
-
-    def _why_not(self, node: int) -> str:
-        """How the ranks of a node that takes no part have died."""
+    def _deaths_of(self, node: int) -> list[Death]:
+        """Of the ranks of a node that takes no part."""
         if lost := self._cluster.lost.get(node):
-            return _lost(lost)
-        return f"with its node, which is left out: {self._cluster.left_out.get(node, 'it has not started')}"
+            how = f"with its node, {lost.name}: {lost.why}"
+        else:
+            how = f"with its node, which is left out: {self._cluster.left_out.get(node, 'it has not started')}"
+        return [Death(rank, how) for rank, of in self._nodes.items() if of == node]
 
-    def _by_node(self, ranks: Iterable[int]) -> Mapping[int, tuple[int, ...]]:
-        found = grouped((self._nodes[rank], rank) for rank in sorted(set(ranks)))
-        return {node: tuple(here) for node, here in found.items()}
-
-
-def _lost(lost: Lost) -> str:
-    return f"with its node, {lost.name}: {lost.why}"
+    def _by_node(self, ranks: Iterable[int]) -> dict[int, list[int]]:
+        return grouped((self._nodes[rank], rank) for rank in sorted(set(ranks)))

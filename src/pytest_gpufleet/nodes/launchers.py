@@ -13,23 +13,11 @@ PORT = 29411  # of the head, unless --fleet-head says another one
 Environment = Mapping[str, str]
 
 
-def _first_host(environment: Environment) -> str:
-    return next(expanded(environment["SLURM_STEP_NODELIST"], "SLURM_STEP_NODELIST"), "")
-
-
-def _master(environment: Environment) -> str:
-    return environment.get("MASTER_ADDR", "")
-
-
 def _first_pod(environment: Environment, full_name: Callable[[], str] = socket.getfqdn) -> str:
     """Pods of an Indexed Job with a Service are called JOB-INDEX.SERVICE, unless they use the network of their host."""
     pod, _, domain = full_name().partition(".")
     job, _, index = pod.rpartition("-")
     return f"{job}-0.{domain}" if index == environment["JOB_COMPLETION_INDEX"] and domain else ""
-
-
-def _nobody(environment: Environment) -> str:
-    return ""
 
 
 @dataclass(frozen=True)
@@ -46,7 +34,7 @@ class Launcher:
     own_name: str = ""
     hosts: str = ""
     run: tuple[str, ...] = ()
-    head: Callable[[Environment], str] = _nobody
+    head: Callable[[Environment], str] = lambda environment: ""
 
 
 # The first whose mark is there counts: launchers start launchers, torchrun within srun, mpirun within a job of Slurm.
@@ -55,16 +43,18 @@ class Launcher:
 # Open MPI sets". MPICH and Intel MPI: Hydra. Kubernetes: Indexed Job. torchrun: docs.pytorch.org, elastic/run.html.
 LAUNCHERS = (
     Launcher("torchrun", "GROUP_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE",
-             run=("TORCHELASTIC_RUN_ID",), head=_master),
+             run=("TORCHELASTIC_RUN_ID",), head=lambda environment: environment.get("MASTER_ADDR", "")),
     Launcher("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
              "OMPI_COMM_WORLD_LOCAL_SIZE"),
     Launcher("mpirun", "MPI_LOCALNRANKS", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
     Launcher("srun", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE",
-             "SLURMD_NODENAME", "SLURM_STEP_NODELIST", ("SLURM_JOB_ID", "SLURM_STEP_ID"), _first_host),
+             "SLURMD_NODENAME", "SLURM_STEP_NODELIST", ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+             lambda environment: next(expanded(environment["SLURM_STEP_NODELIST"], "SLURM_STEP_NODELIST"), "")),
     Launcher("PMIx", "PMIX_RANK", "PMIX_RANK", run=("PMIX_NAMESPACE",)),
     Launcher("Kubernetes", "JOB_COMPLETION_INDEX", "JOB_COMPLETION_INDEX", own_name="NODE_NAME", head=_first_pod),
     Launcher("pssh", "PSSH_NODENUM", "PSSH_NODENUM", "PSSH_NUMNODES", own_name="PSSH_HOST"),
-    Launcher("torchrun", "MASTER_ADDR", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", head=_master),
+    Launcher("torchrun", "MASTER_ADDR", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
+             head=lambda environment: environment["MASTER_ADDR"]),
 )  # fmt: skip
 
 

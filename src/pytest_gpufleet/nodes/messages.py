@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from pytest_gpufleet.machine.health_watch import Health
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import HostFound, Outcome, VerdictWord
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.world.engines.protocol import Trace
@@ -23,7 +24,29 @@ class Message(msgspec.Struct, frozen=True, tag_field="is", omit_defaults=True):
 
 
 class Beat(Message, frozen=True, tag="beat"):
-    """The controller is there."""
+    """The controller is there; once in BEAT_SECONDS."""
+
+
+BEAT, BEAT_SECONDS = codec.packed(Beat()), 1.0
+
+
+class Listening:
+    """`seconds` that this process has listened. It reads no clock.
+
+    A process that is frozen (SIGSTOP, a debugger, a host that swaps) hears nobody, and what was sent meanwhile still
+    lies in its buffers. So of the time between two looks no more counts than `longest`, which it waits between them.
+    """
+
+    def __init__(self, longest: float) -> None:
+        self._longest = longest
+        self._looked: float | None = None
+        self.seconds = 0.0
+
+    def look(self, now: float) -> None:
+        """This process reads, at `now`, all that has come."""
+        if self._looked is not None:
+            self.seconds += min(max(0.0, now - self._looked), self._longest)
+        self._looked = now
 
 
 class StartRanks(Message, frozen=True, tag="start ranks"):
@@ -94,7 +117,7 @@ class Listen(Question, frozen=True, tag="listen"):
 
 
 class Connect(Question, frozen=True, tag="connect"):
-    """What keeps this node from reaching others, by their numbers: see reachability.connect."""
+    """What keeps this node from reaching others, by their numbers: see network.connect."""
 
     answer = dict[int, str]
     nodes: Mapping[int, tuple[Door, ...]]

@@ -14,6 +14,17 @@ from pytest_gpufleet.model.suite import code, sum_of
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.messages import DialIn
 
+# What has to be the same, and how it is described where it is not.
+PARTS = {
+    "python": "Python {}",
+    "version": "pytest-gpufleet {}",
+    "package": "other files of pytest-gpufleet",
+    "suite": "other checks, conftest, ini file or limits",
+}
+EMPTY = "empty"
+NO_CHECKS = "no checks where this run has them: the folder is empty there, or not mounted"
+NO_FOLDER = "the folder in which this run was started is not there, or closed"
+
 
 def suite(folder: Path, sources: Iterable[str]) -> str:
     """Of the files, and of all Python files below the folders, that `sources` name as pytest takes them, seen from
@@ -25,14 +36,9 @@ def suite(folder: Path, sources: Iterable[str]) -> str:
     if found and not any(place.is_file() or any(_python_files(place)) for place in found):
         return EMPTY
     files = [path for place in found for path in ([*_python_files(place)] or [place])]
-    return sum_of(folder, [*files, *(path for place in found for path in _conftest_files(folder, place))])
-
-
-def _conftest_files(folder: Path, place: Path) -> Iterator[Path]:
-    """Those beside and above a place, as far as `folder`."""
-    for parent in place.parents:
-        if parent.is_relative_to(folder) or parent == place.parent:
-            yield from parent.glob("conftest.py")
+    above = {parent for place in found for parent in place.parents if parent.is_relative_to(folder)}
+    beside = {place.parent for place in found}
+    return sum_of(folder, [*files, *(path for parent in above | beside for path in parent.glob("conftest.py"))])
 
 
 def _python_files(folder: Path) -> Iterator[Path]:
@@ -40,18 +46,6 @@ def _python_files(folder: Path) -> Iterator[Path]:
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield from (Path(parent, name) for name in names if name.endswith(".py"))
-
-
-# What has to be the same, and how it is described where it is not.
-PARTS = {
-    "python": "Python {}",
-    "version": "pytest-gpufleet {}",
-    "package": "other files of pytest-gpufleet",
-    "suite": "other checks, conftest, ini file or limits",
-}
-EMPTY = "empty"
-NO_CHECKS = "no checks where this run has them: the folder is empty there, or not mounted"
-NO_FOLDER = "the folder in which this run was started is not there, or closed"
 
 
 def own(settings: AgentSettings) -> DialIn:
@@ -69,20 +63,22 @@ def own(settings: AgentSettings) -> DialIn:
 def refuse_others(own: DialIn, nodes: Mapping[str, DialIn]) -> None:
     """Refused if any of these nodes, by their names, has another installation than this process."""
     alike = grouped((differing, name) for name, node in nodes.items() if (differing := _differences(own, node)))
-    if not alike:
-        return
-    found = "; ".join(f"{', '.join(names)}: {differing}" for differing, names in alike.items())
-    raise Refused(
-        f"not all nodes have what this one has (pytest-gpufleet {own.version}, Python {own.python}): {found}. "
-        "Install the same on all of them"
-    )
+    if alike:
+        found = "; ".join(f"{', '.join(names)}: {differing}" for differing, names in alike.items())
+        raise Refused(
+            f"not all nodes have what this one has (pytest-gpufleet {own.version}, Python {own.python}): {found}. "
+            "Install the same on all of them"
+        )
 
 
 def _differences(own: DialIn, other: DialIn) -> str:
-    differing = [part for part in PARTS if getattr(own, part) != getattr(other, part)]
-    if "version" in differing and "package" in differing:  # which goes without saying
-        differing.remove("package")
-    parts = {part: PARTS[part].format(getattr(other, part)) for part in differing}
+    parts = {
+        part: text.format(getattr(other, part))
+        for part, text in PARTS.items()
+        if getattr(own, part) != getattr(other, part)
+    }
+    if "version" in parts:
+        parts.pop("package", None)  # which goes without saying
     if "suite" in parts and other.suite in ("", EMPTY):
         parts["suite"] = NO_CHECKS if other.suite else NO_FOLDER
     return ", ".join(parts.values())

@@ -15,15 +15,7 @@ from typing import Any
 import msgspec
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.model.events import (
-    LONGEST_LINE,
-    STARTED_BY,
-    CheckFinished,
-    CheckStarted,
-    Telemetry,
-    Verdict,
-    typed,
-)
+from pytest_gpufleet.model import events
 from pytest_gpufleet.nodes.messages import CheckEnded, RunSuite, SuiteEnded
 from pytest_gpufleet.world.engines import processes
 
@@ -57,12 +49,10 @@ def full_disk(folder: Path, output: bytes = b"") -> str:
 
 
 EVIDENCE = "evidence.jsonl"  # as run/folder.py calls it
-NOT_PASSED_ON = ("PYTEST_ADDOPTS", STARTED_BY)  # of the run of all nodes: each gets what is meant for it
+NOT_PASSED_ON = ("PYTEST_ADDOPTS", events.STARTED_BY)  # of the run of all nodes: each gets what is meant for it
 ONE_OF_MANY = "GPUFLEET_ONE_OF_MANY"  # set for it: what a site names may not be on each of its nodes
 FULL_BYTES = 1 << 20  # or less is free
 OUTPUT_BYTES = 16 * 1024  # the end of a traceback, or of pytest's own summary
-
-
 # Kinds of events that are looked at.
 LOOKED_AT = (b'"check_started"', b'"check_finished"', b'"telemetry"', b'"verdict"')
 
@@ -78,7 +68,7 @@ class SuiteProcess:
     def __init__(self, asked: RunSuite, keep_in: Path, environment: Mapping[str, str]) -> None:
         self.check = ""
         self.readings: Sequence[Mapping[str, Any]] = ()
-        self._verdict: Verdict | None = None
+        self._verdict: tuple[events.VerdictWord | None, tuple[str, ...]] = (None, ())  # with its reasons
         self._reports = Path(tempfile.mkdtemp(prefix="run-", dir=keep_in))
         self._output = keep_in / f"{self._reports.name}.output"
         self._read = 0  # bytes of its evidence
@@ -119,7 +109,11 @@ class SuiteProcess:
         if status is not None:
             self.over = True
             os.close(self._lifeline)
-            news.append(self._ended(status))
+            size = self._output.stat().st_size
+            output = part(self._output.parent, self._output.name, max(0, size - OUTPUT_BYTES), OUTPUT_BYTES)
+            text, trouble = output.decode(errors="replace"), full_disk(self._reports, output)
+            name, files = (self.folder.name, sizes(self.folder)) if self.folder else ("", {})
+            news.append(SuiteEnded(status, text, name, files, *self._verdict, trouble))
         return news
 
     def _lines(self) -> list[bytes]:
@@ -130,7 +124,7 @@ class SuiteProcess:
         try:  # anew each time: a run writes its evidence again if somebody removes it
             with safe_files.open_regular(folder / EVIDENCE) as file:
                 file.seek(self._read)
-                whole, newline, _ = file.read(LONGEST_LINE + 1).rpartition(b"\n")
+                whole, newline, _ = file.read(events.LONGEST_LINE + 1).rpartition(b"\n")
         except OSError:
             return []
         self._read += len(whole) + len(newline)
@@ -140,25 +134,16 @@ class SuiteProcess:
         if not any(kind in line for kind in LOOKED_AT):
             return None
         try:
-            event = typed(msgspec.json.decode(line))
+            event = events.typed(msgspec.json.decode(line))
         except ValueError:  # somebody else wrote into the file, which the run itself reports in the end
             return None
         match event:
-            case CheckStarted():
+            case events.CheckStarted():
                 self.check = event.check
-            case CheckFinished():
+            case events.CheckFinished():
                 return CheckEnded(event.check.id, event.check.outcome, event.check.seconds)
-            case Telemetry():
+            case events.Telemetry():
                 self.readings = event.sample.gpus
-            case Verdict():
-                self._verdict = event
+            case events.Verdict():
+                self._verdict = event.verdict, event.reasons
         return None
-
-    def _ended(self, status: int) -> SuiteEnded:
-        size = self._output.stat().st_size
-        output = part(self._output.parent, self._output.name, max(0, size - OUTPUT_BYTES), OUTPUT_BYTES)
-        folder = self.folder
-        files = sizes(folder) if folder else {}
-        verdict, reasons = (self._verdict.verdict, self._verdict.reasons) if self._verdict else (None, ())
-        text, name = output.decode(errors="replace"), folder.name if folder else ""
-        return SuiteEnded(status, text, name, files, verdict, reasons, full_disk(self._reports, output))

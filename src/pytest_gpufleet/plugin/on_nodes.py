@@ -84,10 +84,10 @@ def _doing(run: ClusterRun, own: NodeRun | None, pulse: Pulse, gone: dict[int, s
 
 def who_is_cut_off(run: ClusterRun, after_a_hang: bool = False) -> tuple[Fault, ...]:
     """Which nodes cannot reach each other; after a hang, if all do, those that hang again. The run goes on without."""
-    from pytest_gpufleet.nodes import reachability
+    from pytest_gpufleet.nodes import network
     from pytest_gpufleet.probes.search import nodes
 
-    found = nodes.who_is_cut_off(run.cluster.alive, run.target.hosts, partial(reachability.reached, run.cluster))
+    found = nodes.who_is_cut_off(run.cluster.alive, run.target.hosts, partial(network.reached, run.cluster))
     if after_a_hang and not found.faults:
         found = nodes.who_hangs(run.ranks.world(with_group=True), run.tell)
     for node, why in found.left_out.items():

@@ -1,0 +1,216 @@
+"""By which address and network interface a node is reached by the others, and whether it is: the agents try that by
+TCP on the interfaces that NCCL and Gloo use, without ranks.
+
+A firewall, a cable, a route, an MTU or two nodes with one address make a process group hang for minutes, and the hang
+does not tell where. A connection tells within seconds, by address and port. Like NCCL and Gloo, both ends take ports
+that the system chooses (net.ipv4.ip_local_port_range), and the one that connects is bound to no interface.
+"""
+
+import array
+import fcntl
+import ipaddress
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_gpufleet.model.grouping import grouped
+from pytest_gpufleet.nodes.cluster import Cluster, Trouble
+from pytest_gpufleet.nodes.messages import Connect, Door, Listen
+
+ANY_PORT = 9  # nothing is sent there: only the route to it is asked for
+SIOCGIFCONF, MOST_INTERFACES = 0x8912, 1024  # netdevice(7)
+IFCONF, IFREQ = struct.Struct("iP"), struct.Struct("16s4x4s16x")  # of an interface its name, and a sockaddr_in
+IF_INET6 = Path("/proc/net/if_inet6")  # not there where IPv6 is off
+# In either direction: some packets of any MTU, so that those too large for a switch are missed.
+MESSAGE_BYTES = 64 * 1024
+WAIT_SECONDS = 5.0  # a packet that gets lost at the begin of a connection is sent again after 1 and after 3 s
+LISTEN_SECONDS = 120.0  # then nothing listens any more
+AT_ONCE = 64  # connections that an agent makes at the same time
+ANSWER_SECONDS = 10.0  # for an agent whose node is busy
+
+
+@dataclass(frozen=True)
+class Interface:
+    """`address` of this node, on the interface `name`; "" if no interface has it, as behind some kinds of NAT."""
+
+    address: str
+    name: str
+
+
+def towards(host: str) -> Interface:
+    """The address from which this node talks to `host`, and its interface. OSError if there is no way to it."""
+    address = _own_address(host)
+    return Interface(address, next((name for name, each in _addresses() if each == address), ""))
+
+
+def _own_address(host: str) -> str:
+    family, kind, protocol, _, place = socket.getaddrinfo(host, ANY_PORT, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as route:
+        route.connect(place)
+        return str(route.getsockname()[0]).partition("%")[0]
+
+
+def _addresses() -> Iterator[tuple[str, str]]:
+    """Every interface with every one of its addresses."""
+    found = array.array("B", bytes(MOST_INTERFACES * IFREQ.size))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        answer = fcntl.ioctl(asked, SIOCGIFCONF, IFCONF.pack(len(found), found.buffer_info()[0]))
+    for name, address in IFREQ.iter_unpack(found[: IFCONF.unpack(answer)[0]]):
+        yield name.partition(b"\0")[0].decode(), socket.inet_ntoa(address)
+    for line in IF_INET6.read_text().splitlines() if IF_INET6.exists() else ():
+        address, *_, name = line.split()
+        yield name, str(ipaddress.ip_address(bytes.fromhex(address)))
+
+
+def _listener(address: str) -> socket.socket:
+    """At a port that nobody has."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family, backlog=1024)
+
+
+def free_rendezvous(address: str) -> str:
+    """An init_method of torch.distributed: this address, and a port that nobody listens on at this moment."""
+    with _listener(address) as probe:
+        port = probe.getsockname()[1]
+    return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
+
+
+def for_ranks(interface: str, local_index: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """On which interface a rank talks to those of other nodes: the one of its node, unless somebody has chosen others.
+
+    NCCL takes a name for the begin of names, but for "=". Gloo knows one interface: where there are several to choose
+    from, the ranks of a node have them one after the other, as the GPUs of a node have a rail each.
+    """
+    if not interface:
+        return {}
+    names = (environment.get("GLOO_SOCKET_IFNAME") or interface).split(",")
+    return {
+        "NCCL_SOCKET_IFNAME": environment.get("NCCL_SOCKET_IFNAME") or f"={interface}",
+        "GLOO_SOCKET_IFNAME": names[local_index % len(names)],
+    }
+
+
+def of_traffic(reached: Interface, environment: Mapping[str, str]) -> tuple[Interface, ...]:
+    """Those on which ranks of this node talk to others (`for_ranks`): the one by which it is reached, or
+    what NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME choose: those of Gloo, and the first of NCCL, on which its ranks
+    meet. OSError if there is none of a name that was chosen."""
+    gloo, nccl = environment.get("GLOO_SOCKET_IFNAME", ""), environment.get("NCCL_SOCKET_IFNAME", "")
+    usual = reached.address
+    by_family = sorted(_addresses(), key=lambda each: (each[1] != usual, (":" in each[1]) != (":" in usual)))
+    own = dict(reversed([each for each in by_family if not each[1].startswith("fe80:")]))  # the best address of each
+    chosen = gloo.split(",") if gloo else [reached.name]
+    if nccl:
+        names = [name for _, name in socket.if_nameindex() if name in own]
+        chosen.append(next((name for name in names if _is_chosen(name, nccl)), nccl))
+    if missing := [name for name in chosen if name not in own and name != reached.name]:
+        why = f"as NCCL_SOCKET_IFNAME={nccl} and GLOO_SOCKET_IFNAME={gloo} choose"
+        raise OSError(f"there is no interface {missing[0]} with an address, {why}")
+    return tuple(Interface(own.get(name, usual), name) for name in dict.fromkeys(chosen))
+
+
+def _is_chosen(name: str, pattern: str) -> bool:
+    """By NCCL: begins of names, with "=" whole names, with "^" all others."""
+    words = pattern.lstrip("^=").split(",")
+    found = name in words if "=" in pattern[:2] else any(map(name.startswith, words))
+    return found != pattern.startswith("^")
+
+
+# ---------------------------------------------------------------- on a node
+
+
+def listen(interfaces: Sequence[Interface], token: bytes) -> tuple[Door, ...]:
+    """Answer connections, by `token`, on a port of each of these interfaces."""
+    doors = []
+    for interface in interfaces:
+        listener = _listener(interface.address)
+        doors.append(Door(interface.name, interface.address, listener.getsockname()[1], token))
+        threading.Thread(target=_answer, args=(listener, token), name="gpufleet door", daemon=True).start()
+    return tuple(doors)
+
+
+def _answer(listener: socket.socket, token: bytes) -> None:
+    until = time.monotonic() + LISTEN_SECONDS
+    with listener, ThreadPoolExecutor(AT_ONCE) as pool:
+        while (left := until - time.monotonic()) > 0:
+            listener.settimeout(left)
+            try:
+                pool.submit(_greet, listener.accept()[0], token)
+            except OSError:  # the time is over
+                return
+
+
+def _greet(guest: socket.socket, token: bytes) -> None:
+    with guest:
+        guest.settimeout(WAIT_SECONDS)
+        _receive(guest)
+        guest.sendall(token.ljust(MESSAGE_BYTES))
+
+
+def _receive(connection: socket.socket) -> bytes:
+    got = bytearray()
+    while len(got) < MESSAGE_BYTES and (part := connection.recv(MESSAGE_BYTES)):
+        got += part
+    return bytes(got)
+
+
+def connect(nodes: Mapping[int, Sequence[Door]]) -> dict[int, str]:
+    """What keeps this node from reaching these, by their numbers; nothing of those that it reaches."""
+    doors = [(node, door) for node, each in nodes.items() for door in each]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        tried = [*pool.map(_tried, (door for _, door in doors))]
+    failed = grouped((node, text) for (node, _), text in zip(doors, tried, strict=True) if text)
+    return {node: "; ".join(texts) for node, texts in failed.items()}
+
+
+def _tried(door: Door) -> str:
+    own, doing = "here", "no connection"
+    try:
+        own = _own_address(door.address)
+        with socket.create_connection((door.address, door.port), WAIT_SECONDS) as connection:
+            doing = "a connection, but no data"
+            connection.sendall(bytes(MESSAGE_BYTES))
+            answer = _receive(connection)
+        if answer == door.token.ljust(MESSAGE_BYTES):
+            return ""
+        why = "another node has this address" if answer else "it was closed"
+    except OSError as error:
+        why = error.strerror or str(error)
+    return f"from {own} to port {door.port} of {door.address} ({door.interface}) {doing}: {why}"
+
+
+# ---------------------------------------------------------------- where pytest runs
+
+IndexPair = tuple[int, int]
+
+
+def reached(cluster: Cluster, pairs: Sequence[IndexPair]) -> dict[IndexPair, str]:
+    """What keeps the nodes of each of these pairs from reaching each other, "" if nothing does. Each of the two
+    connects to the other, all at the same time, and once more where that failed. Of a node that is lost meanwhile
+    nothing is said: its loss is."""
+    questions = {node: Listen(secrets.token_bytes(16)) for pair in pairs for node in pair}
+    answers = cluster.ask_each(questions, ANSWER_SECONDS)
+    closed = {node: str(answer) for node, answer in answers.items() if isinstance(answer, Trouble)}
+    doors = {node: answer for node, answer in answers.items() if node not in closed}
+
+    def trouble(tried: Mapping[int, Trouble | dict[int, str]], a: int, b: int) -> str:
+        if not (cluster.takes_part(a) and cluster.takes_part(b)):
+            return ""
+        why = closed[b] if b in closed else tried[a]
+        text = why.get(b, "") if isinstance(why, dict) else str(why)
+        return text and f"{cluster.names[a]} to {cluster.names[b]}: {text}"
+
+    found = dict.fromkeys(pairs, "not tried yet")
+    for _ in range(2):
+        again = [pair for pair in pairs if found[pair]]
+        targets = grouped((a, b) for pair in again for a, b in (pair, pair[::-1]) if b in doors)
+        connects = {a: Connect({b: doors[b] for b in others}) for a, others in targets.items()}
+        most = max(map(len, targets.values()), default=0)
+        tried = cluster.ask_each(connects, ANSWER_SECONDS + 3 * WAIT_SECONDS * (1 + most // AT_ONCE))
+        found |= {(a, b): "; ".join(filter(None, (trouble(tried, a, b), trouble(tried, b, a)))) for a, b in again}
+    return found
