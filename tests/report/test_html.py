@@ -309,7 +309,7 @@ def test_a_run_that_was_cut_short_goes_on_as_it_was_started(
     assert commands(died) == [f"{standard.run.command} --fleet-resume FOLDER"]
     shown = [line for line, _ in summary_lines(died, "reports/node 7")]  # where the folder is known
     assert f"  {standard.run.command} --fleet-resume 'reports/node 7'" in shown
-    died.run = msgspec.structs.replace(died.run, command=ACCEPT.typed, command_line=ACCEPT)
+    died.run = msgspec.structs.replace(died.run, command=ACCEPT.typed(), command_line=ACCEPT)
     assert commands(died) == ["gpufleet accept --gpus 8 -k bandwidth --fleet-resume FOLDER"]
 
 

@@ -7,10 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from pytest_gpufleet.model.events import Requirement, Requirements
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.model.requirement import Requirement, Requirements
 from pytest_gpufleet.verdict import requirements
 from pytest_gpufleet.verdict.fleet.fleet_verdict import settled
 from pytest_gpufleet.verdict.gaps import answered

@@ -6,7 +6,7 @@ is not looked at.
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -25,7 +25,6 @@ from pytest_gpufleet.model.language import Language
 from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.measurement import Measurement, Sample
 from pytest_gpufleet.model.place import Where
-from pytest_gpufleet.model.requirement import Requirements
 from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.redaction import aliased
 from pytest_gpufleet.safe_files import open_regular
@@ -43,10 +42,6 @@ class Order(msgspec.Struct, frozen=True):
     content: Mapping[str, Any]
 
 
-class NotJson(ValueError):
-    """A line that holds nothing, such as one that was cut short."""
-
-
 def read_events(path: Path, telemetry: bool = True) -> Iterator[tuple[int, Any]]:
     """What each line holds, with its number. A last line that a dying machine cut short is left out. `telemetry`: also
     that, which is most of a file of many GPUs.
@@ -62,45 +57,52 @@ def read_events(path: Path, telemetry: bool = True) -> Iterator[tuple[int, Any]]
                     continue
                 if (at := line.find(b', "telemetry": [')) > 0 and line.endswith(b"]}\n"):  # of a check
                     line = line[:at] + b"}\n"
+            where = f"{path}, line {number}"
             if len(line) > LONGEST_LINE:
-                raise ValueError(f"{path}, line {number}: it is longer than {LONGEST_LINE >> 20} MiB")
+                raise ValueError(f"{where}: it is longer than {LONGEST_LINE >> 20} MiB")
             try:
-                event = parsed(line)
-            except NotJson as wrong:
+                event = json.loads(line)
+            except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
                 if line.endswith(b"\n") or ended:
-                    raise ValueError(f"{path}, line {number}: {wrong}") from None
+                    raise ValueError(f"{where}: not JSON") from None
                 return
-            except ValueError as wrong:
-                raise ValueError(f"{path}, line {number}: not an event of a run ({wrong})") from None
+            if line.count(b"[") + line.count(b"{") > DEEPEST and _is_too_deep(line):  # the first as in nearly none
+                within = f"more than {DEEPEST} lists and objects are within each other"
+                raise ValueError(f"{where}: not an event of a run ({within})")
             ended = isinstance(event, dict) and event.get("event") == "verdict"
             yield number, event
 
 
-def parsed(line: bytes, made: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """What one line holds, of each object what is `made` of it. NotJson, or a ValueError for what is beyond all
-    bounds."""
-    try:
-        event = json.loads(line, object_hook=made)
-    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
-        raise NotJson("not JSON") from None
-    if line.count(b"[") + line.count(b"{") > DEEPEST:  # as in nearly none
-        _check_depth(line)
-    return event
-
-
-def _check_depth(line: bytes) -> None:
+def _is_too_deep(line: bytes) -> bool:
     """Of JSON, of which the brackets outside of texts are left: the innermost go first."""
     outside = line.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2]
     brackets = b"".join(outside).translate(None, NO_BRACKETS)
     for _ in range(DEEPEST):
         brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
-        if not brackets:
-            return
-    raise ValueError(f"more than {DEEPEST} lists and objects are within each other")
+    return bool(brackets)
 
 
 # The variable of the environment by which what calls pytest with the suite, and behind it all that was typed, says so.
 STARTED_BY = "GPUFLEET_STARTED_BY"
+
+
+class Requirement(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line of --fleet-requirements: the checks and metrics that answer it, or why none does."""
+
+    id: str
+    text: str
+    checks: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+    out_of_scope: str = ""
+
+
+class Requirements(msgspec.Struct, frozen=True):
+    """The file that was given with --fleet-requirements: its name, its SHA-256, its title and its lines."""
+
+    file: str
+    sha256: str
+    name: str
+    content: tuple[Requirement, ...]
 
 
 class CommandLine(msgspec.Struct, frozen=True):
@@ -113,20 +115,9 @@ class CommandLine(msgspec.Struct, frozen=True):
     suite: str = ""
     variable: str = ""
 
-    @property
-    def typed(self) -> str:
-        return self._with(self.arguments)
-
-    def once_more(self, more: str) -> str:
-        """The same with more arguments."""
-        return self._with(self.arguments, more)
-
-    def of_all(self, arguments: str) -> str:
-        """Of the whole suite, with these arguments alone."""
-        return self._with(self.suite, arguments)
-
-    def _with(self, *arguments: str) -> str:
-        text = " ".join(filter(None, arguments))
+    def typed(self, *more: str, whole_suite: bool = False) -> str:
+        """As it was typed, with `more` arguments; of the `whole_suite` with these alone."""
+        text = " ".join(filter(None, (self.suite if whole_suite else self.arguments, *more)))
         if self.variable:
             text = f"{self.variable}={shlex.quote(text)}" if text else ""
         return " ".join(filter(None, (self.start, text)))
@@ -258,8 +249,6 @@ class Check:
 
 SCHEMA = 2
 FOLLOWS = ("state", "missed", "slower_than_peers")  # what of a finding is computed
-
-
 E = TypeVar("E", bound="Event")
 
 
@@ -280,17 +269,15 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
 
 
 class RunHeader(Event, frozen=True, tag="run"):
-    """What evidence says of its run first. `gpus`: what --gpus asked for. `deadline_seconds`: 0 if there was none.
-    `basis`: the lowest grade of a limit that a figure may be held against which needs one. `notes`: what --fleet-note
-    gave. `commit`: of the checkout that the suite ran from, with "-dirty" where files differed from it; "" without one.
-    `network`: what --fleet-network said, if anything. `without`: the parts of the host that --fleet-without left out.
-    `used`: --fleet-used said that the hardware is not new.
-    `code`: SHA-256 over the files of pytest-gpufleet.
+    """What evidence says of its run first. `gpus`, `network`, `without`, `used`, `notes`: what --gpus and the options
+    of these names said. `deadline_seconds`: 0 if there was none. `basis`: the lowest grade of a limit that a figure may
+    be held against which needs one. `commit`: of the checkout that the suite ran from, with "-dirty" where files
+    differed from it; "" without one. `code`: SHA-256 over the files of pytest-gpufleet.
 
     Of a run on many nodes: `nodes_wanted` is what --nodes asked for (0: whatever is there), `transport` what has
-    started them ("local", "srun", "ray" ...), `secured` what keeps strangers out, and `interfaces` those
-    that the ranks of each node use, in the order of `nodes`; `nodes_missing` those that did not come, as far as their
-    names are known. A run on its own machine has no transport."""
+    started them ("local", "srun", "ray" ...; none on its own machine), `secured` what keeps strangers out, `interfaces`
+    those that the ranks of each node use, in the order of `nodes`; `nodes_missing` those that did not come, as far as
+    their names are known."""
 
     schema: int = SCHEMA
     host: str = ""

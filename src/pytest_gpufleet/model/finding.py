@@ -5,12 +5,11 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 from pytest_gpufleet.model.codec import Finite
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Said
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Noise, SpreadRow, Tolerance
@@ -83,9 +82,8 @@ class Limit:
         if of := self.reference:
             machines = f"{of.machines} machine{'s' * (of.machines > 1)}"
             return f"{self.source}: {of.value:,g} {self.unit} is the mean of {machines}"
-        if not self.measured:
-            return self.source
-        return f"{self.source}: {self.value / self.measured:.0%} of {self.measured:,g} {self.unit}"
+        part = f": {self.value / self.measured:.0%} of {self.measured:,g} {self.unit}" if self.measured else ""
+        return self.source + part
 
     def met_by(self, value: float) -> bool:
         # Written so that NaN meets no limit.
@@ -184,23 +182,21 @@ class Finding:
 
     def why(self) -> dict[Where, Said]:
         """Of each place that missed, how far it is off, and from what the line follows that it is held against."""
-        measurement, limit = self.measurement, self.limit
+        measurement, limit, slow = self.measurement, self.limit, self.slower_than_peers or {}
         found: dict[Where, Said] = {}
-        reference = limit.reference if limit else None
-        if limit and reference and reference.noise and limit.value:
-            slow = self.slower_than_peers or {}
+        if limit and limit.value and (of := limit.reference) and of.noise:
             alike = [value for at, value in measurement.values.items() if at not in slow and math.isfinite(value)]
-            mean = fmean(alike) if alike else math.nan
-            off, line = (_off(each, reference.value, limit.unit) for each in (mean, limit.value))
-            machines = Said(MEAN_OF_ONE if reference.machines == 1 else MEAN_OF, machines=reference.machines)
-            text = _words(Said("the mean of this machine"), off, machines, reference.noise, line, limit.sense == "max")
+            mean, scale = fmean(alike) if alike else math.nan, 1.0 if limit.unit == "ratio" else abs(of.value)
+            off, line = (abs(each - of.value) / scale for each in (mean, limit.value))
+            machines = Said(MEAN_OF_ONE if of.machines == 1 else MEAN_OF, machines=of.machines)
+            text = _words(Said("the mean of this machine"), off, machines, of.noise, line, limit.sense == "max")
             found = dict.fromkeys(self.missed, text) if alike and not limit.met_by(mean) else {}
-        for place, share in (self.slower_than_peers or {}).items():
-            passed = [each for each in self.tolerances if each.noise and each.worse < share]
-            for each in passed[:1]:
+        for place, share in slow.items():
+            name = " to ".join(f"{CALLED.get(part.kind, part.kind)} {part.index}" for part in place.parts)
+            first = next((each for each in self.tolerances if each.noise and each.worse < share), None)
+            if first and first.noise:
                 higher = measurement.definition.better == "lower"
-                others, name = Said("the others"), _called(place)
-                found[place] = _words(name, share, others, cast(Noise, each.noise), each.worse, higher)
+                found[place] = _words(name, share, Said("the others"), first.noise, first.worse, higher)
         return found
 
     def properties(self) -> list[tuple[str, str]]:
@@ -209,12 +205,9 @@ class Finding:
         figures = [(f"{metric} {place}", f"{value:g} {unit}") for place, value in self.measurement.values.items()]
         limit = f"{self.limit} ({self.limit.origin}: {self.limit.full_source})" if self.limit else "none"
         conditions = ", ".join(f"{name}={value}" for name, value in self.measurement.conditions.items())
-        return [
-            *figures,
-            (f"{metric} conditions", conditions),
-            (f"{metric} limit", limit),
-            (f"{metric} state", f"{self.state}: {self.reason}" if self.reason else self.state),
-        ]
+        state = f"{self.state}: {self.reason}" if self.reason else self.state
+        named = {"conditions": conditions, "limit": limit, "state": state}
+        return [*figures, *((f"{metric} {name}", text) for name, text in named.items())]
 
 
 MEAN_OF, MEAN_OF_ONE = "what {machines} machines reach", "what one machine reached"
@@ -237,14 +230,6 @@ def _words(place: str, share: float, others: Said, noise: Noise, line: float, hi
     )  # fmt: skip
 
 
-def _called(where: Where) -> str:
-    return " to ".join(f"{CALLED.get(part.kind, part.kind)} {part.index}" for part in where.parts)
-
-
-def _off(value: float, reference: float, unit: str) -> float:
-    return abs(value - reference) / (1.0 if unit == "ratio" else abs(reference))
-
-
 def distinct(findings: Iterable[Finding]) -> list[Finding]:
     """The findings without those whose figures another check has shown already: they were measured once."""
     first: dict[object, Finding] = {}
@@ -257,8 +242,3 @@ def that_count(findings: Iterable[Finding]) -> list[Finding]:
     """The findings without how far samples spread, which says how good a figure is and is none itself, and without
     what was measured again, since heavy load had held its GPU back."""
     return [finding for finding in findings if finding.measurement.metric != "spread" and not finding.again]
-
-
-def by_check(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
-    """The findings of each check."""
-    return grouped((finding.check, finding) for finding in findings)

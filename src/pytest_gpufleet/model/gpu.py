@@ -17,23 +17,14 @@ FACTS: set[str] = set()
 
 # nvml.h, nvmlClocksEventReasons: why the clocks are not higher than they are, the most alarming first.
 CLOCK_EVENTS = {
-    0x40: "hw thermal slowdown",
-    0x80: "hw power brake slowdown",
-    0x8: "hw slowdown",
-    0x20: "sw thermal slowdown",
-    0x4: "sw power cap",
-    0x2: "applications clocks setting",
-    0x10: "sync boost",
-    0x100: "display clock setting",
+    0x40: "hw thermal slowdown", 0x80: "hw power brake slowdown", 0x8: "hw slowdown", 0x20: "sw thermal slowdown",
+    0x4: "sw power cap", 0x2: "applications clocks setting", 0x10: "sync boost", 0x100: "display clock setting",
     0x1: "gpu idle",
-}
-
+}  # fmt: skip
 # The clock events of which NVML counts how long they lasted. Older drivers have one counter of heat alone.
 COUNTED_SLOWDOWNS = {"sw_thermal": 0x20, "hw_thermal": 0x40, "power_brake": 0x80, "thermal": 0x20}
 
-
 Capability = tuple[int, int]
-
 # The first that have these.
 TF32_SINCE = BF16_SINCE = (8, 0)
 FP8_SINCE = (8, 9)
@@ -124,14 +115,18 @@ class Missing(msgspec.Struct, frozen=True):
 
 
 def typed_facts(facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Facts as they came from a file or another process: msgspec leaves what may be anything as it is."""
-    untyped = [name for name, value in facts.items() if isinstance(value, dict) and "unavailable" in value]
-    return {**facts, **{name: _missing(facts[name]) for name in untyped}} if untyped else facts
+    """Facts as they came from a file or another process: msgspec leaves what may be anything as it is. Version 0.3.0
+    wrote `applicable` instead of `absent`."""
+    untyped = {name: value for name, value in facts.items() if isinstance(value, dict) and "unavailable" in value}
+    typed = {name: {"absent": not value.get("applicable", True), **value} for name, value in untyped.items()}
+    return {**facts, **msgspec.convert(typed, dict[str, Missing])} if typed else facts
 
 
-def _missing(fact: Mapping[str, Any]) -> Missing:
-    """Version 0.3.0 wrote `applicable` instead of `absent`."""
-    return msgspec.convert({"absent": not fact.get("applicable", True), **fact}, Missing)
+def clock_events(mask: int) -> list[str]:
+    """The bits of the reading `clock_event_reasons` in words, the most alarming first."""
+    unknown = mask & ~sum(CLOCK_EVENTS)
+    words = [word for bit, word in CLOCK_EVENTS.items() if mask & bit]
+    return words + ([f"unknown reason {unknown:#x}"] if unknown else [])
 
 
 def check_name(fact: str) -> None:
@@ -140,13 +135,6 @@ def check_name(fact: str) -> None:
         near = difflib.get_close_matches(fact, sorted(FACTS), n=3)
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(sorted(FACTS))}"
         raise KeyError(f"no GPU has a fact {fact!r}: {hint}")
-
-
-def clock_events(mask: int) -> list[str]:
-    """The bits of the reading `clock_event_reasons` in words, the most alarming first."""
-    unknown = mask & ~sum(CLOCK_EVENTS)
-    words = [word for bit, word in CLOCK_EVENTS.items() if mask & bit]
-    return words + ([f"unknown reason {unknown:#x}"] if unknown else [])
 
 
 class Domain(NamedTuple):
@@ -183,10 +171,9 @@ class Gpu:
 
     def __getitem__(self, fact: str) -> Any:
         """KeyError for a name that this version and the recorded machine both do not know."""
-        if fact in self.facts:
-            return self.facts[fact]
-        check_name(fact)
-        return Missing("not recorded", absent=True)
+        if fact not in self.facts:
+            check_name(fact)
+        return self.facts.get(fact, Missing("not recorded", absent=True))
 
     def get(self, fact: str) -> Any:
         """A fact, or None where it cannot be had."""
@@ -237,8 +224,7 @@ class Gpu:
 
     @property
     def power_limit_watts(self) -> float | None:
-        watts: float | None = self.get("power_limit_watts")
-        return watts
+        return self.get("power_limit_watts")  # type: ignore[no-any-return]
 
     @property
     def nvlinks_active(self) -> int:
@@ -276,13 +262,9 @@ class Gpu:
 
 # The software of a topology, and what it is called.
 SOFTWARE = {
-    "driver": "driver",
-    "cuda_driver": "CUDA of the driver",
-    "cuda": "CUDA",
-    "cudnn": "cuDNN",
-    "nccl": "NCCL",
+    "driver": "driver", "cuda_driver": "CUDA of the driver", "cuda": "CUDA", "cudnn": "cuDNN", "nccl": "NCCL",
     "torch": "torch",
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -334,10 +316,8 @@ class GpuTopology:
         return f"{name} ({', '.join(near)} next to GPU {gpu.index})" if gpu and near else name
 
     def kind(self, where: Where) -> tuple[str, ...]:
-        """What a place has to be compared with: GPUs of its model; pairs of such GPUs with its kind of link.
-
-        The number of NVLinks is not part of it: a pair that has lost links stands beside those that have not.
-        """
+        """What a place has to be compared with: GPUs of its model; pairs of such GPUs with its kind of link, whatever
+        the number of NVLinks: a pair that has lost links stands beside those that have not."""
         return (*sorted(gpu.name for gpu in self.of(where)), self.link(where).rstrip("0123456789"))
 
     def link(self, where: Where) -> str:
@@ -393,11 +373,8 @@ MIXED = "mixed"
 
 @dataclass(frozen=True)
 class ClusterTopology(GpuTopology):
-    """What is true of all nodes together, and what each is asked for what is its own. Made by `joined`.
-
-    `nodes`: their topologies, with their numbers in their GPUs' places, by these; `hosts`: their names. The links of
-    GPUs stand in the topology of their node and nowhere else.
-    """
+    """What is true of all nodes together, made by `joined`. `nodes`: their topologies, by their numbers, with these in
+    their GPUs' places; `hosts`: their names. The links of GPUs stand in the topology of their node and nowhere else."""
 
     nodes: Mapping[int, GpuTopology] = field(default_factory=dict)
     hosts: Mapping[int, str] = field(default_factory=dict)
@@ -420,9 +397,6 @@ class ClusterTopology(GpuTopology):
         domains = {self._domains.get(part.node, part) for part in where.parts}
         between = NETWORK if len(domains) > 1 else DOMAIN
         return (*sorted(models), between if len(on) > 1 else where.parts[0].kind)
-
-    def processors_near(self, where: Where) -> tuple[Any, ...]:
-        return tuple(each for node in self._on(where) for each in node.processors_near(where))
 
     def switch_neighbours(self, where: Where) -> tuple[int, ...]:
         return tuple(each for node in self._on(where) for each in node.switch_neighbours(where))

@@ -5,7 +5,7 @@ import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, median
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.codec import Amount, Finite
@@ -24,7 +24,6 @@ class Sample:
     gpus: tuple[dict[str, Amount | None], ...]
 
 
-V = TypeVar("V")
 KNOWN = Metric("known", "of METRICS", "higher", "the one of METRICS that has the name of the measurement")
 
 
@@ -89,8 +88,9 @@ class Measurement:
     def __post_init__(self) -> None:
         if self.definition is KNOWN:
             if self.metric not in METRICS:
+                known = ", ".join(METRICS)
                 raise ValueError(
-                    f"there is no metric {self.metric!r}: use one of {', '.join(METRICS)}, or give a Metric of your own"
+                    f"there is no metric {self.metric!r}: use one of {known}, or give a Metric of your own"
                 )
             object.__setattr__(self, "definition", METRICS[self.metric])
         values = _by_place(self.values, number, f"the value of {self.metric}")
@@ -142,14 +142,12 @@ def _settle(made: Reading | Measurement, name: str, **checked: Any) -> None:
         object.__setattr__(made, attribute, value)
 
 
-def _by_place(given: Mapping[Any, Any], checked: Callable[[Any, str], V], what: str) -> dict[Where, V]:
+def _by_place(given: Mapping[Any, Any], checked: Callable[[Any, str], Any], what: str) -> dict[Where, Any]:
     if not isinstance(given, Mapping):
         raise TypeError(f'{what} must be given by place, like {{"gpu0": 1.5}}, not {reprlib.repr(given)}')
-    where = f"the places of {what}"
+    where, plain = f"the places of {what}", [float] if checked is number else []
     return {
-        _where(at, where): cast(V, value)
-        if checked is number and type(value) is float
-        else checked(value, f"{what} at {at}")
+        _where(at, where): value if type(value) in plain else checked(value, f"{what} at {at}")
         for at, value in given.items()
     }
 

@@ -4,17 +4,11 @@ import re
 from functools import lru_cache
 from typing import Final
 
-CALLED = {
-    "gpu": "GPU",
-    "cpu": "CPU rank",
-    "numa": "NUMA node",
-    "nic": "NIC",
-    "rail": "rail",
-    "group": "group",
+CALLED = {  # by people
+    "gpu": "GPU", "cpu": "CPU rank", "numa": "NUMA node", "nic": "NIC", "rail": "rail", "group": "group",
     "domain": "NVLink domain",
-}  # by people
-NODE = re.compile(r"node(\d+)/")
-DEVICE = re.compile(r"([a-z]+)(\d+)")
+}  # fmt: skip
+DEVICE = re.compile(r"(?:node(\d+)/)?([a-z]+)(\d+)")
 
 
 class Where:
@@ -40,15 +34,13 @@ class Where:
     def __hash__(self) -> int:
         return hash(self._key)
 
-    def __repr__(self) -> str:
-        return write(self)
-
 
 class Place(Where):
-    """A device of a node (`kind` "gpu", "cpu" for a rank of a rehearsal, "numa" for a NUMA node, "nic" for a network
-    adapter's port number `index` of its node, "rail" for the way of
-    its GPU or rank number `index` to other nodes; `index` counts on its node), a node (`kind` "node"), some nodes
-    (`kind` "group"), the NVLink domain that a node is in (`kind` "domain"), or everything (WORLD)."""
+    """A device of a node (`kind` "gpu", "cpu" for a rank of a rehearsal, "numa" for a NUMA node, "nic" for a port of a
+    network adapter, "rail" for the way of its GPU or rank to other nodes; `index` counts on its node), a node ("node"),
+    some nodes ("group"), the NVLink domain that a node is in ("domain"), or everything (WORLD).
+
+    Its text is that of evidence: "gpu3", "node", "world"; of a node after the first "node1", "node1/gpu3"."""
 
     __slots__ = ("index", "kind", "node")
 
@@ -71,6 +63,11 @@ class Place(Where):
         """Whether it is a node, or something of one."""
         return self.kind not in ("group", "domain", "world")
 
+    def __repr__(self) -> str:
+        node = f"node{self.node}" if self.node else ""
+        device = f"{self.kind}{self.index}" if self.is_device else ""
+        return "/".join(filter(None, (node, device))) or self.kind
+
 
 class Pair(Where):
     """Two devices and what lies between them, from the first to the second."""
@@ -85,6 +82,9 @@ class Pair(Where):
     @property
     def parts(self) -> tuple[Place, ...]:
         return (self.first, self.second)
+
+    def __repr__(self) -> str:
+        return f"{self.first}-{self.second}"
 
 
 WORLD = Place(0, "world")
@@ -106,20 +106,9 @@ def on_node(where: Where, node: int) -> Where:
     return Pair(moved[0], moved[1]) if isinstance(where, Pair) else moved[0]
 
 
-def write(where: Where) -> str:
-    """A place as evidence has it: "gpu3", "gpu0-gpu5", "node", "world"; of a node after the first "node1/gpu3"."""
-    if isinstance(where, Pair):
-        return f"{write(where.first)}-{write(where.second)}"
-    assert isinstance(where, Place)
-    node = f"node{where.node}" if where.node else ""
-    if not where.is_device:
-        return node or where.kind
-    return f"{node}/{where.kind}{where.index}" if node else f"{where.kind}{where.index}"
-
-
 @lru_cache(maxsize=1 << 16)
 def read(text: str) -> Where:
-    """The place that `write` wrote. ValueError if it is none."""
+    """The place of a text. ValueError if it is none."""
     first, dash, second = text.partition("-")
     return Pair(_read(first), _read(second)) if dash else _read(first)
 
@@ -132,10 +121,7 @@ def where(given: Where | str) -> Where:
 def _read(text: str) -> Place:
     if text in ("world", "node"):
         return Place(0, text)
-    if node := re.fullmatch(r"node(\d+)", text):
-        return Place(int(node[1]), "node")
-    on = NODE.match(text)
-    device = DEVICE.fullmatch(text[on.end() if on else 0 :])
-    if device is None:
+    if not (device := DEVICE.fullmatch(text)):
         raise ValueError(f'{text!r} is no place: "world", "node", "gpu3", "gpu0-gpu5" or "node1/gpu3" are')
-    return Place(int(on[1]) if on else 0, device[1], int(device[2]))
+    on, kind, index = device.groups()
+    return Place(int(index), "node") if kind == "node" and on is None else Place(int(on or 0), kind, int(index))

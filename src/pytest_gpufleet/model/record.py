@@ -6,12 +6,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from pytest_gpufleet.model import events
-from pytest_gpufleet.model.events import Order
+from pytest_gpufleet.model.events import Order, Requirements
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, GivenLimits
 from pytest_gpufleet.model.gpu import GpuTopology, joined
 from pytest_gpufleet.model.measurement import Sample
-from pytest_gpufleet.model.requirement import Requirements
 from pytest_gpufleet.model.suite import Suite, shipped
 
 T = TypeVar("T")
@@ -142,19 +141,26 @@ class Record:
         return self.run != NO_RUN
 
     def add(self, event: events.Event | None) -> None:
-        """Take in one event; None is one that this version does not know. ValueError that says what is wrong with
-        it."""
+        """Take in one event; None is one that this version does not know. ValueError says what is wrong with it."""
         if self.verdict is not None:
             raise ValueError("it stands after the verdict, which is the last event of a run")
         if isinstance(event, ONCE) and type(event) in self._kinds:  # as where two files were joined
             raise ValueError(f"it is the second event {event.__struct_config__.tag} of one run")
         self._kinds.add(type(event))
+        named = str(event.__struct_config__.tag) if event else ""  # as are fields of the record
         match event:
-            case events.RunHeader():
-                self.run = event
-            case events.ProfileGiven() | events.OrderGiven() | events.RequirementsGiven() | events.Returns():
-                self._take(event)
-            case events.TopologyFound() | events.MachineRead() | events.HostFactRead():
+            case events.RunHeader() | events.Judging() | events.TransportRead():
+                setattr(self, named, event)
+            case events.ProfileGiven() | events.OrderGiven() | events.RequirementsGiven():
+                setattr(self, named, getattr(event, named))
+            case events.Returns():
+                self.returns, self.before = event, Record.of(*event.kept)
+            case events.TopologyFound():
+                self.topologies = self._by_node(event.nodes)
+                self.topology = joined(self.topologies, self.hosts)
+            case events.MachineRead():
+                self.machines = self._by_node(event.nodes)
+            case events.HostFactRead():
                 self._learn(event)
             case events.NodeLost() | events.NodeLeftOut() | events.NodeFinished():
                 self._note(event)
@@ -167,19 +173,15 @@ class Record:
                 self.progress[event.check] = (event.done, event.of)
             case events.Telemetry(sample=sample):
                 self._keep(sample)
-            case events.Judging():
-                self.judging = event
             case events.Judged(finding=finding):
                 self.findings.append(finding)
             case events.FingerprintsTaken():
                 self.fingerprints[event.check] = event.fingerprints
-            case events.TransportRead():
-                self.transport = event
             case events.Losses():
                 self.losses.append(event)
             case events.FaultFound() | events.Noticed():
-                kept = self.noticed if isinstance(event, events.Noticed) else self.faults
-                kept.append(event.fault.changed(what=f"{event.fault.what}{event.where}"))
+                fault = event.fault.changed(what=f"{event.fault.what}{event.where}")
+                (self.noticed if isinstance(event, events.Noticed) else self.faults).append(fault)
             case events.CheckFinished(check=check):
                 self.checks[check.id] = check
                 if check.id in self._begun:
@@ -203,25 +205,7 @@ class Record:
             raise ValueError(f"it tells of {len(given)} nodes, and the run has {len(self.hosts)}")
         return dict(zip(self.hosts, given, strict=True))
 
-    def _take(self, given: events.ProfileGiven | events.OrderGiven | events.RequirementsGiven | events.Returns) -> None:
-        match given:
-            case events.ProfileGiven():
-                self.profile = given.profile
-            case events.OrderGiven():
-                self.order = given.order
-            case events.RequirementsGiven():
-                self.requirements = given.requirements
-            case events.Returns():
-                self.returns, self.before = given, Record.of(*given.kept)
-
-    def _learn(self, event: events.TopologyFound | events.MachineRead | events.HostFactRead) -> None:
-        if isinstance(event, events.TopologyFound):
-            self.topologies = self._by_node(event.nodes)
-            self.topology = joined(self.topologies, self.hosts)
-            return
-        if isinstance(event, events.MachineRead):
-            self.machines = self._by_node(event.nodes)
-            return
+    def _learn(self, event: events.HostFactRead) -> None:
         if len(self.machines) != 1:
             raise ValueError("nobody knows of which node it is")
         ((node, found),) = self.machines.items()

@@ -306,7 +306,7 @@ def next_steps(record: Record, folder: str = "FOLDER") -> list[Step]:
     `folder`: the one that the run is in. DIR is that of runs on good machines. Neither is known to a record."""
     start = record.run.command_line
     if record.began and (record.verdict is None or record.broken in RESUMABLE):
-        resumed = start.once_more(f"--fleet-resume {shlex.quote(folder)}")
+        resumed = start.typed(f"--fleet-resume {shlex.quote(folder)}")
         return [Step(say("go on where this run stopped"), resumed)]
     if stamp(record).word != "INCOMPLETE":
         return []
@@ -328,7 +328,7 @@ def next_steps(record: Record, folder: str = "FOLDER") -> list[Step]:
         if (returns := record.returns) is not None:
             parts = f" --fleet-replaced {','.join(returns.replaced)}" if returns.replaced else ""
             whole = f"--gpus {record.run.gpus} --fleet-returns {shlex.quote(returns.run)}{parts}"
-        command = start.of_all(" ".join(filter(None, (whole, limits))))
+        command = start.typed(whole, limits, whole_suite=True)
     else:
-        command = start.once_more(limits)
+        command = start.typed(limits)
     return [*steps, Step(say(", ").join([say("run it again"), *map(say, found)]), command)]

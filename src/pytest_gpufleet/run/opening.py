@@ -258,7 +258,7 @@ def _header(run: Run, arguments: Sequence[str]) -> events.RunHeader:
         host=own_name(),
         nodes=tuple(node.found for node in target.node_facts),
         utc=Moment(run.started.isoformat(timespec="seconds")),
-        command=started_by.typed,
+        command=started_by.typed(),
         command_line=started_by,
         level=cast(Level, options.level),
         burn_in_seconds=run.burn_in_seconds if options.level == "burnin" else 0,

@@ -22,13 +22,12 @@ from pytest_gpufleet.run.settings import Options
 if TYPE_CHECKING:
     from pytest_gpufleet.machine.health_watch import Guard, Health
     from pytest_gpufleet.machine.local_node import Machine
-    from pytest_gpufleet.model.events import Event, Losses, Order, RunHeader, WorldStarted
+    from pytest_gpufleet.model.events import Event, Losses, Order, Requirements, RunHeader, WorldStarted
     from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.finding import Finding
     from pytest_gpufleet.model.gpu import Gpu
     from pytest_gpufleet.model.measurement import Measurement, Sample
     from pytest_gpufleet.model.record import Record
-    from pytest_gpufleet.model.requirement import Requirements
     from pytest_gpufleet.run.evidence import Evidence
     from pytest_gpufleet.run.folder import RunFolder
     from pytest_gpufleet.run.target import OwnMachine, Target

@@ -11,11 +11,11 @@ import msgspec
 from msgspec import Meta
 
 from pytest_gpufleet.model import levels
+from pytest_gpufleet.model.events import Requirement, Requirements
 from pytest_gpufleet.model.finding import distinct
 from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.model.requirement import Requirement, Requirements
 from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.verdict import accusations, toml_table
 from pytest_gpufleet.verdict.toml_table import FileError, Table, Text, table_type

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 
-from pytest_gpufleet.model.finding import Finding, by_check
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import machine_section, wording
 from pytest_gpufleet.report.failures import message
@@ -52,7 +53,7 @@ def ending(record: Record, folder: str) -> str:
 
 def text_report(record: Record, folder: str) -> Iterator[str]:
     yield beginning(record)
-    findings = by_check(record.findings)
+    findings = grouped((finding.check, finding) for finding in record.findings)
     yield from (of_check(record, check_id, findings.get(check_id, ())) for check_id in record.checks)
     yield ending(record, folder)
 

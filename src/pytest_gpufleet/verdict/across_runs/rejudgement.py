@@ -8,8 +8,9 @@ import msgspec
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.finding import Finding, Grade, by_check
+from pytest_gpufleet.model.finding import Finding, Grade
 from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.accusations import searched
@@ -36,7 +37,7 @@ def judge_again(record: Record, profile: Profile | None, basis: Grade | None = N
     """
     anew = judged_by(record, profile)
     findings = [new for finding in record.findings for new in _findings(finding, anew, record.topology)]
-    now = by_check(each for each in findings if each.state == "missed")
+    now = grouped((each.check, each) for each in findings if each.state == "missed")
     checks = {
         name: _check(check, now.get(name, []), searched(record, name), record.topology)
         for name, check in record.checks.items()
