@@ -42,11 +42,6 @@ class SuiteCheck(msgspec.Struct, frozen=True, omit_defaults=True):
     at_the_end: bool = False
     nodes: int = 0
 
-    @property
-    def of_the_moment(self) -> bool:
-        """It tells what the machine is like now: a run that goes on with another one has to do it again."""
-        return self.proves_sound or self.at_the_end
-
     def metrics(self, several: bool) -> tuple[str, ...]:
         """Of which each case leaves a finding, on one GPU or on several."""
         return self.figures + (self.figures_of_several if several else ())
@@ -81,7 +76,7 @@ class Suite:
 
     def known_as(self, node_id: str) -> str:
         """A test's name: of a case of the suite without folders, so that it is the same however the run was called."""
-        return levels.case_name(node_id) if levels.check_name(node_id) in self.checks else node_id
+        return levels.case_name(node_id) if self.contains(node_id) else node_id
 
 
 @cache

@@ -1,6 +1,5 @@
 """Profiles: what is known of a GPU model, and the limits it is held against."""
 
-import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -19,7 +18,7 @@ from pytest_gpufleet.model.finding import KnownGood, Limit, Reference
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import EXTRAORDINARY, MEASURED_UNDER, METRICS, Metric, SpreadRow, fits
 from pytest_gpufleet.verdict import toml_table
-from pytest_gpufleet.verdict.noise import DEFAULT_IS_WORTH, Spread, pooled
+from pytest_gpufleet.verdict.noise import Spread, pooled
 from pytest_gpufleet.verdict.toml_table import FileError, Table, Text, table_type
 
 Sense = Literal["min", "max"]
@@ -31,7 +30,7 @@ _BYTE_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _MOST = sys.float_info.max
 
 
-# What may stand in the file: the loader and the JSON Schema both go by these types.
+# What may stand in the file.
 Texts = Annotated[list[Text], Meta(description="a list of texts that are not empty")]
 _EXACT = "a list of the names that NVML gives such GPUs, exactly, or left out if it extends one"
 Names = Annotated[list[Text], Meta(min_length=1, description=_EXACT)]
@@ -39,12 +38,8 @@ Source = Annotated[Text, Meta(description="a text that is not empty and says whe
 Positive = Annotated[float, Meta(gt=0, le=_MOST, description="a positive number")]
 Fraction = Annotated[float, Meta(ge=0, le=1, description="a fraction from 0 to 1, where 0.005 is 0.5 %")]
 Ratio = Annotated[float, Meta(gt=0, le=1, description="a ratio from 0 to 1, where 0.95 is 95 %")]
-Date = Annotated[
-    str,
-    Meta(
-        pattern=r"^\d{4}(-\d\d(-\d\d)?)?$", description='the date of the measurement or publication, like "2026-11-21"'
-    ),
-]
+_DATE = r"^\d{4}(-\d\d(-\d\d)?)?$"
+Date = Annotated[str, Meta(pattern=_DATE, description='the date of the measurement or publication, like "2026-11-21"')]
 Whole = Annotated[int, Meta(ge=1, description="a positive whole number")]
 Switch = Annotated[bool, Meta(description="true or false")]
 Bytes = Annotated[
@@ -78,13 +73,11 @@ _FACTS = {key: Annotated[float, Meta(ge=0, le=_MOST, description=f"a number ({wh
 _RUN = {each.name: Texts if each.name in ("uuids", "serials") else Text for each in fields(KnownGood)}
 RunTable = table_type("KnownGood", _RUN)
 MetricTable = table_type("OwnMetric", {"unit": Text, "better": Literal["higher", "lower"], "title": Text})
-# `calibration` said in files of 0.3.0 what a floor was made from, and says nothing today.
-_MADE_FROM = {"measured": Positive, "calibration": dict[str, float]}
 # What healthy machines reach, in place of a minimum or maximum; and when, by which versions.
 _REFERENCE = {"reference": Positive, "machines": Whole, "date": Date, "nccl": Text, "driver": Text}
-_STATED = {"min": Positive, "max": Positive, "unit": Text, "grade": Written, "source": Source}
+_STATED = {"min": Positive, "max": Positive, "unit": Text, "grade": Written, "source": Source, "measured": Positive}
 # Of any metric: which one it is decides what else must stand in it, see limit_of.
-LimitTable = table_type("Limit", {"metric": Text}, {**_STATED, **_REFERENCE, **_MADE_FROM, "when": When})
+LimitTable = table_type("Limit", {"metric": Text}, {**_STATED, **_REFERENCE, "when": When})
 _SEEN = {"within": Fraction, "between": Fraction, "machines": Whole, "gpus": Whole, "matters": Ratio, "date": Date}
 SpreadTable = table_type("Spread", {"metric": Text, "source": Source}, {**_SEEN, "when": When})
 ProfileTable = table_type(
@@ -106,7 +99,7 @@ ProfileTable = table_type(
 def limit_of(metric: Metric) -> type[msgspec.Struct]:
     """The type of a limit for this metric. Authors know themselves what a metric of theirs is measured under."""
     value = Ratio if metric.unit == "ratio" else Positive
-    stated = {SENSES[metric.better][0]: value, **_REFERENCE, **_MADE_FROM, "when": _when(metric)}
+    stated = {SENSES[metric.better][0]: value, **_REFERENCE, "measured": Positive, "when": _when(metric)}
     required = {"unit": Literal[metric.unit], "grade": Written, "source": Source}
     return table_type(metric.name, {"metric": Literal[metric.name], **required}, stated)
 
@@ -122,9 +115,7 @@ def _condition(key: str) -> Any:
     expected = CONDITIONS[key].values
     if isinstance(expected, tuple):
         return Literal[expected]
-    if expected is bool:
-        return Switch
-    return Text if expected is str else Bytes if key == "bytes" else Whole
+    return Switch if expected is bool else Text if expected is str else Bytes if key == "bytes" else Whole
 
 
 def metrics_named(top: Table) -> dict[str, Metric]:
@@ -143,65 +134,41 @@ def limits(top: Table, metrics: Mapping[str, Metric], *, given: bool) -> tuple[L
     for (one, table), (other, other_table) in combinations(zip(found, tables, strict=True), 2):
         if _collide(one, other):
             line = f" (line {table.line()})" if table.line() != other_table.line() else ""
-            raise other_table.error(
-                f"this one and limit {table.way[-1]}{line} can both hold for one {one.metric} and neither is more "
-                'specific; add a condition to the "when" of one of them.'
-            )
+            both = f"this one and limit {table.way[-1]}{line} can both hold for one {one.metric} and neither is more "
+            raise other_table.error(f'{both}specific; add a condition to the "when" of one of them.')
     return tuple(found)
 
 
 def _limit(table: Table, metrics: Mapping[str, Metric], given: bool) -> Limit:
-    values, when = table.values, table.table("when")
-    metric = metrics[table.choice("metric", metrics)]
+    values, metric = table.values, metrics[table.choice("metric", metrics)]
     sense, wrong = SENSES[metric.better]
     if wrong in values:
-        raise table.error(
-            f'"{wrong}" does not fit {metric.name}, where {metric.better} is better; write only "{sense}".', wrong
-        )
+        why = f'"{wrong}" does not fit {metric.name}, where {metric.better} is better; write only "{sense}".'
+        raise table.error(why, wrong)
     table.check(limit_of(metric))
-    value = _one_of(table, sense)
-    return Limit(
-        metric=metric.name,
-        sense=sense,
-        value=value,
-        unit=metric.unit,
-        grade=values["grade"],
-        source=values["source"],
-        conditions=_conditions(when),
-        profile=table.path.name,
-        measured=values.get("measured"),
-        given=given,
-        reference=_reference(values) if "reference" in values else None,
-        date="" if "reference" in values else values.get("date", ""),
-    )
-
-
-def _one_of(table: Table, sense: Sense) -> float:
-    """The value of the only one of floor and reference that a limit has."""
-    given = [key for key in (sense, "reference") if key in table.values]
-    if not given:
+    stated = [key for key in (sense, "reference") if key in values]
+    if not stated:
         raise table.error(f'"{sense}" is missing; add it, or a "reference".')
-    if len(given) > 1:
+    if len(stated) > 1:
         raise table.error(f'"{sense}" and "reference" cannot both be; leave out one of them.', "reference")
-    if given == [sense] and (extra := [key for key in ("machines", "nccl", "driver") if key in table.values]):
-        raise table.error(
-            f'"{extra[0]}" says of what a "reference" is the mean; a limit with "{sense}" has none.', extra[0]
-        )
-    return float(table.values[given[0]])
-
-
-def _reference(values: Mapping[str, Any]) -> Reference:
-    known = {key: values[key] for key in ("machines", "date", "nccl", "driver") if key in values}
-    return Reference(float(values["reference"]), **known)
+    value, reference = float(values[stated[0]]), None
+    of = {key: values[key] for key in ("machines", "nccl", "driver") if key in values}
+    if stated == ["reference"]:
+        reference = Reference(value, date=values.get("date", ""), **of)
+    elif extra := next(iter(of), ""):
+        raise table.error(f'"{extra}" says of what a "reference" is the mean; a limit with "{sense}" has none.', extra)
+    return Limit(
+        metric.name, sense, value, metric.unit, values["grade"], values["source"], _conditions(table.table("when")),
+        table.path.name, values.get("measured"), given, reference, "" if reference else values.get("date", ""),
+    )  # fmt: skip
 
 
 def _spread(table: Table, metrics: Mapping[str, Metric]) -> SpreadRow:
     metric, when = metrics[table.choice("metric", metrics)], table.table("when")
     if metric.name in MEASURED_UNDER:
         when.check(_when(metric))
-    row = SpreadRow(
-        **{key: value for key, value in table.values.items() if key != "when"}, conditions=_conditions(when)
-    )
+    seen = {key: value for key, value in table.values.items() if key != "when"}
+    row = SpreadRow(**seen, conditions=_conditions(when))
     if table.path.name == EVERY_GPU:  # the defaults, which count as much as so many machines
         return row
     if not any(default.metric == metric.name for default in of_every_gpu().spreads):
@@ -224,13 +191,9 @@ def _conditions(when: Table) -> dict[str, Condition]:
 
 def _collide(one: Limit, other: Limit) -> bool:
     """Whether both could hold for one measurement, with nothing to choose between them."""
+    alike = [(each.metric, each.grade, len(each.conditions)) for each in (one, other)]
     shared = one.conditions.keys() & other.conditions.keys()
-    return (
-        one.metric == other.metric
-        and one.grade == other.grade
-        and len(one.conditions) == len(other.conditions)
-        and all(one.conditions[key] == other.conditions[key] for key in shared)
-    )
+    return alike[0] == alike[1] and all(one.conditions[key] == other.conditions[key] for key in shared)
 
 
 _HERE = Path(__file__).parent / "profiles"
@@ -277,10 +240,9 @@ class Profile:
         metric = measurement.definition
         known = self.metrics.get(metric.name, metric)
         if (known.unit, known.better) != (metric.unit, metric.better):
-            raise FileError(
-                f"{metric.name} was measured in {metric.unit}, where {metric.better} is better, but by "
-                f"{self.path.name} it is in {known.unit}, and {known.better} is better; make the two the same."
-            )
+            was = f"{metric.name} was measured in {metric.unit}, where {metric.better} is better"
+            has = f"by {self.path.name} it is in {known.unit}, and {known.better} is better"
+            raise FileError(f"{was}, but {has}; make the two the same.")
         # The one of the best grade; of several one of the profile's own, however specific; of these the most specific.
         own = (limit for limit in self.limits if holds(limit, measurement, fabric, part))
         first = min(own, key=lambda limit: (limit.precedence, -len(limit.conditions)), default=None)
@@ -310,31 +272,26 @@ class Profile:
     def spread_for(self, measurement: Measurement, fabric: str = "", part: str = "") -> KnownSpread:
         """How much healthy ones differ: what was seen of this model, pooled with the default of the metric. `part`:
         where the reference is of boards with this number."""
-        under = {"fabric": fabric, **measurement.conditions}
-        default = _default_of(measurement.metric, {**under, **({"part": SAME} if part else {})})
+        metric, under = measurement.metric, {"fabric": fabric, **measurement.conditions}
+        default = _most_specific(of_every_gpu().spreads, metric, {**under, **({"part": SAME} if part else {})})
         if default is None:
             tolerance = measurement.definition.peer_tolerance
-            usual = OF_THE_HOST.get(measurement.metric, TOLERANCE)
-            return KnownSpread(Spread(0.0, 0.0), usual if tolerance is None else tolerance)
+            return KnownSpread(Spread(0.0, 0.0), OF_THE_HOST.get(metric, TOLERANCE) if tolerance is None else tolerance)
         under = {**under, **({"part": part} if part else {})}
-        within, between = (self._seen(name, measurement.metric, under) for name in ("within", "between"))
-        within_sd, between_sd = default.within or 0.0, default.between or 0.0
-        within_df = between_df = float(DEFAULT_IS_WORTH)
+        within, between = (self._seen(name, metric, under) for name in ("within", "between"))
+        spread = Spread(default.within or 0.0, default.between or 0.0)
         if within:
-            within_sd, within_df = pooled(within_sd, within.within or 0.0, within.gpus - within.machines)
+            sd, df = pooled(spread.within, within.within or 0.0, within.gpus - within.machines)
+            spread = replace(spread, within=sd, within_df=df)
         if between:
-            between_sd, between_df = pooled(between_sd, between.between or 0.0, between.machines - 1)
-        spread = Spread(within_sd, between_sd, within_df, between_df)
+            sd, df = pooled(spread.between, between.between or 0.0, between.machines - 1)
+            spread = replace(spread, between=sd, between_df=df)
         return KnownSpread(spread, default.matters or 0.0, (within or default, between or default))
 
-    def _seen(
-        self, which: Literal["within", "between"], metric: str, under: Mapping[str, Condition]
-    ) -> SpreadRow | None:
-        """The most specific row of this profile, else of its base, that says so much."""
-        seen = (row for row in self.spreads if row.machines)  # a default was seen on none
-        rows = [row for row in seen if fits(row, under, metric) and getattr(row, which) is not None]
-        of_base = self.base._seen(which, metric, under) if self.base else None
-        return max(rows, key=lambda row: len(row.conditions), default=of_base)
+    def _seen(self, which: str, metric: str, under: Mapping[str, Condition]) -> SpreadRow | None:
+        """The most specific row of this profile, else of its base, that says so much. A default was seen on none."""
+        rows = [row for row in self.spreads if row.machines and getattr(row, which) is not None]
+        return _most_specific(rows, metric, under) or (self.base._seen(which, metric, under) if self.base else None)
 
 
 # Where a metric has neither a default spread nor a tolerance of its own.
@@ -346,10 +303,8 @@ OF_THE_HOST = {"collective_latency": 0.2, "loader_throughput": 0.2}
 SAME = "same"
 
 
-def _default_of(metric: str, under: Mapping[str, Condition]) -> SpreadRow | None:
-    """The most specific of the defaults."""
-    rows = [row for row in of_every_gpu().spreads if fits(row, under, metric)]
-    return max(rows, key=lambda row: len(row.conditions), default=None)
+def _most_specific(rows: Iterable[SpreadRow], metric: str, under: Mapping[str, Condition]) -> SpreadRow | None:
+    return max((row for row in rows if fits(row, under, metric)), key=lambda row: len(row.conditions), default=None)
 
 
 def holds(limit: Limit, measurement: Measurement, fabric: str, part: str = "") -> bool:
@@ -376,11 +331,8 @@ def of_every_gpu() -> Profile:
 
 
 def for_gpu(name: str) -> Profile | None:
-    """The shipped profile for a GPU, by the exact name that NVML gives; None for an unknown model.
-
-    Exact, because limits of one model fail or flatter another: "NVIDIA H100 NVL" has fewer links than
-    "NVIDIA H100 80GB HBM3".
-    """
+    """The shipped profile for a GPU, by the exact name that NVML gives, since limits of one model fail or flatter
+    another: "NVIDIA H100 NVL" has fewer links than "NVIDIA H100 80GB HBM3". None for an unknown model."""
     return next((profile for profile in shipped() if name in profile.match), None)
 
 
@@ -409,21 +361,13 @@ def choose(path: Path | None, gpu_names: Iterable[str]) -> Profile | None:
         return known or (of_every_gpu() if names else None)
     given = load(path)
     if strangers := [name for name in names if name not in given.match]:
-        raise FileError(
-            f"{path}: is for {', '.join(given.match)}, but this machine has {', '.join(strangers)}; "
-            'add the name to "match", or give the profile of that GPU.'
-        )
+        others = f"is for {', '.join(given.match)}, but this machine has {', '.join(strangers)}"
+        raise FileError(f'{path}: {others}; add the name to "match", or give the profile of that GPU.')
     return given
 
 
 def _load(path: Path, *, given: bool = False) -> Profile:
     top = toml_table.read(path)
-    if "tolerance" in top.values:
-        raise top.error(
-            "[[tolerance]] is of before 0.4; write how much healthy ones differ as [[spread]] (docs/profiles.md), or "
-            "leave it out: the suite has a default for every metric.",
-            "tolerance",
-        )  # fmt: skip
     top.check(ProfileTable)
     values, by_name = top.values, {profile.name: profile for profile in (shipped() if given else ())}
     base = by_name[top.choice("extends", by_name)] if "extends" in values else None
@@ -439,42 +383,3 @@ def _load(path: Path, *, given: bool = False) -> Profile:
         spreads=tuple(_spread(table, metrics) for table in top.tables("spread")),
         calibrated_on=tuple(msgspec.convert(run, KnownGood) for run in values.get("calibrated_on", ())),
     )
-
-
-def profile_schema() -> dict[str, Any]:
-    """The JSON Schema of profiles, of the 2020-12 draft, which this module prints. It cannot say that two limits
-    contradict each other: only the loader can."""
-    kinds = [ProfileTable, LimitTable, *(limit_of(METRICS[name]) for name in MEASURED_UNDER)]
-    (profile, own, *suites), parts = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
-    suite, free = {"enum": list(MEASURED_UNDER)}, {"not": {"enum": list(METRICS)}}
-    keys = parts["Profile"]["properties"]
-    keys["extends"] = {"enum": [one.name for one in shipped()], "description": "a shipped profile"}
-    keys["metric"]["description"] = "metrics of checks of your own"
-    keys["metric"]["propertyNames"] |= free
-    keys["calibrated_on"]["description"] = "the runs that calibrate made the limits of, and their GPUs"
-    ifs = [_if_metric({"const": name}, limit) for name, limit in zip(MEASURED_UNDER, suites, strict=True)]
-    keys["limit"]["items"] = {"required": ["metric"], "allOf": [*ifs, _if_metric({"not": suite}, own)]}
-    # Of an author's own metric. Whether it is one that the file declares, a schema cannot say; that it declares any, it
-    # can.
-    parts["Limit"]["properties"]["metric"] |= free
-    parts["Limit"]["required"] = ["metric", "unit", "grade", "source"]
-    parts["Limit"]["oneOf"] = [{"required": [value]} for value in ("min", "max", "reference")]
-    for name, sense in ((each, SENSES[METRICS[each].better][0]) for each in MEASURED_UNDER):
-        parts[name]["oneOf"] = [{"required": [sense]}, {"required": ["reference"]}]
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Profile of pytest-gpufleet: facts and limits of a GPU model",
-        **profile,
-        "anyOf": [{"required": ["extends"]}, {"required": ["match"]}],
-        "if": {"not": {"required": ["metric"]}},
-        "then": {"properties": {"limit": {"items": {"properties": {"metric": suite}}}}},
-        "$defs": parts,
-    }
-
-
-def _if_metric(metric: dict[str, Any], limit: dict[str, Any]) -> dict[str, Any]:
-    return {"if": {"properties": {"metric": metric}, "required": ["metric"]}, "then": limit}
-
-
-if __name__ == "__main__":
-    print(json.dumps(profile_schema(), indent=1))
