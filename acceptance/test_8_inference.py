@@ -44,9 +44,9 @@ def test_decoding_by_all_gpus(nccl_group: World, judge: Judge) -> None:
 
 def _decode(world: World, judge: Judge, of_all: bool) -> None:
     def measured() -> Sequence[Measurement]:
-        decoded = world.run(decode, of_all)
-        expect_none(world.faults("inference_wrong", [each.trouble for each in decoded]))
-        return together(world, [each.readings for each in decoded])
+        readings, troubles = zip(*world.run(decode, of_all), strict=True)
+        expect_none(world.faults("inference_wrong", troubles))
+        return together(world, readings)
 
     found = measured()
     shares = [each for each in found if each.metric == "communication_share"]

@@ -15,7 +15,6 @@ from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import GpuState
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.probes import endurance
-from pytest_gpufleet.probes.endurance import Turn
 from pytest_gpufleet.report.terminal import progress
 from pytest_gpufleet.run.settings import duration
 from pytest_gpufleet.verdict.judgement import judge
@@ -104,8 +103,7 @@ def test_what_is_no_duration(text):
 def drew(*watts):
     """A GPU with a limit of 700 W in turns of products; each with the median of its samples."""
     gpu = Gpu(0, {"power_limit_watts": 700.0})
-    turns = [[Turn(1.0, "", 0, GpuState(power_watts=each))] for each in watts]
-    (power,) = endurance._power(SimpleNamespace(gpus=[gpu]), turns)
+    (power,) = endurance._power("burn_power", SimpleNamespace(gpus=[gpu]), {gpu.place: watts})
     return judge(power, for_gpu("NVIDIA H200"), GpuTopology((gpu,), (("X",),)), "a check", rehearsal=False)
 
 
@@ -114,11 +112,12 @@ def test_a_spike_of_power_does_not_make_up_for_a_light_load():
     assert drew(*[690.0] * 20, 300.0).state == "met"
 
 
-@pytest.mark.parametrize("state", [None, GpuState(power_watts=300.0)], ids=["no power", "no limit of it"])
-def test_no_power_is_no_figure(state):
-    (power,) = endurance._power(SimpleNamespace(gpus=[Gpu(0)]), [[Turn(1.0, "", 0, state)]])
+@pytest.mark.parametrize("state", [None, GpuState(), GpuState(power_watts=300.0)], ids=str)
+def test_no_power_or_limit_of_it_is_no_figure(state):
+    gpu, watts = Gpu(0), endurance._watts([state])
+    (power,) = endurance._power("burn_power", SimpleNamespace(gpus=[gpu]), {gpu.place: watts})
     assert not power.values
-    assert endurance._power(SimpleNamespace(gpus=[]), [[Turn(1.0, "", 0, None)]]) == []  # CPU ranks
+    assert endurance._power("burn_power", SimpleNamespace(gpus=[]), {gpu.place: watts}) == []  # CPU ranks
 
 
 # Of 30 turns in 15 minutes, the first ten are over before the GPU is warm.

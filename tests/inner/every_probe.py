@@ -24,7 +24,7 @@ def has_all_of_its_host(rank):
 
 
 def decoded(world, of_all):
-    return measure_module.together(world, [each.readings for each in world.run(inference.decode, of_all)])
+    return measure_module.together(world, [readings for readings, _ in world.run(inference.decode, of_all)])
 
 
 def test_everything(nccl_group, world, judge, gpu_topology, tmp_path):

@@ -170,7 +170,7 @@ def test_a_slow_loader_is_host_bound(two_ranks, tmp_path):
 
 
 def die_with_workers(rank, folder, file):
-    photos = loader.photo_loader(rank, loader.photo_set(folder, 32), 4, 2, 2)
+    photos = loader.photo_loader(rank, folder, 32, 4, 2, 2)
     batches = iter(photos)
     next(batches)
     Path(f"{file}.{rank.index}").write_text(" ".join(str(worker.pid) for worker in batches._workers))

@@ -6,10 +6,11 @@ import math
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import median, quantiles
+from typing import NamedTuple
 
 import torch
 
@@ -22,17 +23,9 @@ from pytest_gpufleet.probes.collectives.exactness import stays_exact
 from pytest_gpufleet.probes.compute import corruption
 from pytest_gpufleet.probes.compute.rate import heaviest, shape_on, strictly
 from pytest_gpufleet.probes.timing import agree, seconds_each
+from pytest_gpufleet.probes.training import loop
 from pytest_gpufleet.probes.training.correctness import differences
-from pytest_gpufleet.probes.training.loop import (
-    eager,
-    lap,
-    module_of,
-    precision,
-    release,
-    returns_memory,
-    synthetic_batch,
-)
-from pytest_gpufleet.probes.training.recipes import Workload, plan
+from pytest_gpufleet.probes.training.recipes import USUAL, plan
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
@@ -51,8 +44,7 @@ SHOWN = 3
 AfterTurn = Callable[[str, float, list[int]], None]
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(NamedTuple):
     """What one rank did in one turn. `trouble`: what was wrong, "" if nothing was. `state`: of the GPU."""
 
     rate: float = 0.0  # of matmuls and training
@@ -67,38 +59,36 @@ def burn_in(world: World, seconds: float, after_turn: AfterTurn) -> list[Measure
     `after_turn` raises; AssertionError, which names the ranks, as soon as a result is wrong in one bit."""
     round_seconds = min(ROUND_SECONDS, seconds / ROUNDS)
     turns: dict[str, list[list[Turn]]] = {name: [] for name in LOADS}
-    warm_through = min(WARM_THROUGH_SECONDS, seconds / 3)
-    cold = dict.fromkeys(LOADS, 0)  # turns that began before
+    cold = dict.fromkeys(LOADS, 0)  # turns that began before GPUs were warm
     every: list[corruption.Compared] = []
-    states: list[GpuState | None] = []
     began = time.monotonic()
     for name, (share, _) in itertools.cycle(LOADS.items()):
-        if time.monotonic() - began >= seconds and len(turns["training"]) >= 2:
+        if (spent := time.monotonic() - began) >= seconds and len(turns["training"]) >= 2:
             break
-        cold[name] += time.monotonic() - began < warm_through
+        cold[name] += spent < min(WARM_THROUGH_SECONDS, seconds / 3)
         results: list[Turn] = world.run(_turn, name, share * round_seconds, len(turns[name]))
-        turns[name].append([replace(result, compared=None) for result in results])
+        turns[name].append([result._replace(compared=None) for result in results])
         no_trouble(world, f"burn-in, {name}", dict(enumerate(result.trouble for result in results)))
         if compared := [result.compared for result in results if result.compared]:
             no_trouble(world, f"burn-in, {name}", corruption.dissenters(world, compared))
             every += [replace(each, hashes=each.hashes[:0]) for each in compared]
-            states += [result.state for result in results]
         resident = [resident_bytes(), *(result.resident_bytes for result in results)]
         after_turn(name, time.monotonic() - began, resident)
     world.run(put_away, MATMUL)
-    computed = turns["matrix products"]
-    rates: dict[Where, list[float]] = {
-        place: [results[index].rate for results in computed] for index, place in enumerate(world.places)
-    }
-    medians, samples = {place: median(each) for place, each in rates.items()}, {at: tuple(rates[at]) for at in rates}
+    by_place: dict[Where, tuple[Turn, ...]] = dict(
+        zip(world.places, zip(*turns["matrix products"], strict=True), strict=True)
+    )
+    samples = {place: tuple(turn.rate for turn in own) for place, own in by_place.items()}
     conditions: dict[str, Condition] = {"work": "burn-in", "seconds": round(seconds), "ranks": world.size}
     slowest = [min(result.rate for result in results) for results in turns["training"]]
+    # Of matmuls, the median of each turn, and then of all turns: a single spike does not make up for a light load.
+    watts = {place: _watts(turn.state for turn in own) for place, own in by_place.items()}
     return [
-        Measurement("gemm", medians, conditions, samples),
-        corruption.bound(world, every, states),
-        _retention("matrix products", rates, cold["matrix products"]),
+        Measurement("gemm", {place: median(each) for place, each in samples.items()}, conditions, samples),
+        corruption.bound(world, every, [turn.state for results in turns["matrix products"] for turn in results]),
+        _retention("matrix products", samples, cold["matrix products"]),
         _retention("training", {WORLD: slowest}, cold["training"]),
-        *_power(world, computed),
+        *_power("burn_power", world, watts),
     ]
 
 
@@ -108,7 +98,7 @@ def no_trouble(world: World, what: str, troubles: Mapping[int, str]) -> None:
         raise AssertionError("\n".join([f"{what}:", *lines]))
 
 
-def _retention(work: str, rates: Mapping[Where, list[float]], cold: int) -> Measurement:
+def _retention(work: str, rates: Mapping[Where, Sequence[float]], cold: int) -> Measurement:
     """The rate in the last tenth of the turns over that in the first tenth of all but the first `cold`."""
     values = {}
     for place, each in rates.items():
@@ -118,16 +108,15 @@ def _retention(work: str, rates: Mapping[Where, list[float]], cold: int) -> Meas
     return Measurement("burn_retention", values, {"work": work, "method": WARMED_THROUGH})
 
 
-def _power(world: World, turns: Sequence[Sequence[Turn]]) -> list[Measurement]:
-    """The power of each GPU while it computed matmuls, of its limit; none of CPU ranks. The median of each turn, and
-    then of all turns: a single spike does not make up for a load that was too light."""
-    values: dict[Where, float] = {}
-    for index, gpu in enumerate(world.gpus):
-        states = [results[index].state for results in turns]
-        watts = [state.power_watts for state in states if state is not None and state.power_watts is not None]
-        if watts and gpu.power_limit_watts:  # else nothing was measured, and nothing is judged
-            values[gpu.place] = median(watts) / gpu.power_limit_watts
-    return [Measurement("burn_power", values, {})] if world.gpus else []
+def _watts(states: Iterable[GpuState | None]) -> list[float]:
+    return [state.power_watts for state in states if state is not None and state.power_watts is not None]
+
+
+def _power(metric: str, world: World, watts: Mapping[Where, Sequence[float]]) -> list[Measurement]:
+    """The median power of each GPU, of its limit: none of CPU ranks, and of no place where nothing was measured."""
+    limits: dict[Where, float | None] = {gpu.place: gpu.power_limit_watts for gpu in world.gpus}
+    values = {place: median(each) / limit for place, each in watts.items() if each and (limit := limits.get(place))}
+    return [Measurement(metric, values, {})] if world.gpus else []
 
 
 # ---------------------------------------------------------------- on ranks
@@ -136,44 +125,34 @@ def _power(world: World, turns: Sequence[Sequence[Turn]]) -> list[Measurement]:
 def _turn(rank: Rank, name: str, seconds: float, number: int) -> Turn:
     with rank.phase(f"burn-in: {name}"), Watch(rank.gpu) as watch:
         turn = LOADS[name][1](rank, seconds, number)
-    return replace(turn, resident_bytes=resident_bytes(), state=watch.medians)
+    return turn._replace(resident_bytes=resident_bytes(), state=watch.medians)
 
 
 def put_away(rank: Rank, work: str) -> None:
     """Give back the memory of what this rank keeps by this name."""
     del rank.kept[work]
-    release(rank.device)
+    loop.release(rank.device)
 
 
 def _matmuls(rank: Rank, seconds: float, number: int) -> Turn:
     """TFLOP/s. All ranks begin a turn at the same round, to which no turn before came."""
-    work: corruption.Matmuls | None = rank.kept.get(MATMUL)
-    if work is None:
-        work = rank.kept[MATMUL] = corruption.Matmuls(rank.device, heaviest(rank.device))
-    compared = work.run(seconds, number * ROUNDS_APART)
+    if MATMUL not in rank.kept:
+        rank.kept[MATMUL] = corruption.Matmuls(rank.device, heaviest(rank.device))
+    compared: corruption.Compared = rank.kept[MATMUL].run(seconds, number * ROUNDS_APART)
     return Turn(compared.flop / compared.seconds / 1e12, compared.trouble, compared=compared)
 
 
-def _reductions(rank: Rank, seconds: float, number: int) -> Turn:
-    return Turn(trouble=stays_exact(rank, seconds)[1] if rank.size > 1 else "")
-
-
-def _memory(rank: Rank, seconds: float, number: int) -> Turn:
-    return Turn(trouble=memory.hold_patterns(rank, seconds).trouble)
-
-
-@returns_memory
+@loop.returns_memory
 def _training(rank: Rank, seconds: float, number: int) -> Turn:
     """Images a second, all ranks together: ResNet-50, begun anew; in the end all ranks must have the same bits."""
-    training = plan(RECIPE, Workload(), rank.device)
-    module = module_of(rank, training)
-    step = partial(eager(module, training, rank.device), *synthetic_batch(rank, training))
-    with precision(training.recipe):
-        count = max(2, int(seconds / lap(rank, step, training.recipe.warm_up).mean))
-        count = agree(rank, count) if rank.size > 1 else count
-        measured = lap(rank, step, count)
+    training = plan(RECIPE, USUAL, rank.device)
+    module = loop.module_of(rank, training)
+    step = partial(loop.eager(module, training, rank.device), *loop.synthetic_batch(rank, training))
+    with loop.precision(training.recipe):
+        count = max(2, int(seconds / loop.lap(rank, step, training.recipe.warm_up).mean))
+        measured = loop.lap(rank, step, agree(rank, count) if rank.size > 1 else count)
     unlike = differences(rank, dict(module.named_parameters())) if rank.size > 1 else []
-    rate = count * training.recipe.batch * rank.size / measured.seconds
+    rate = training.recipe.batch * rank.size / measured.mean
     return Turn(rate, f"parameters differ from the other ranks': {'; '.join(unlike[:SHOWN])}" if unlike else "")
 
 
@@ -181,8 +160,8 @@ def _training(rank: Rank, seconds: float, number: int) -> Turn:
 # tensor cores draw the most power.
 LOADS: dict[str, tuple[float, Callable[[Rank, float, int], Turn]]] = {
     "matrix products": (0.6, _matmuls),
-    "all_reduce": (0.1, _reductions),
-    "memory patterns": (0.1, _memory),
+    "all_reduce": (0.1, lambda rank, seconds, _: Turn(trouble=stays_exact(rank, seconds)[1] if rank.size > 1 else "")),
+    "memory patterns": (0.1, lambda rank, seconds, _: Turn(trouble=memory.hold_patterns(rank, seconds).trouble)),
     "training": (0.2, _training),
 }
 
@@ -213,8 +192,7 @@ SLOW = 0.7  # of a GPU's rate at the first steps of a frequency: as with a power
 STEP_MATMUL = "the matmul of the power steps"
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """By how many seconds the load of a step began and ended off the moments given, how long it lasted, its matmuls."""
 
     began_off: float
@@ -223,8 +201,7 @@ class Step:
     matmuls: int
 
 
-@dataclass(frozen=True)
-class StepTurn:
+class StepTurn(NamedTuple):
     """What one rank did in one call."""
 
     steps: tuple[Step, ...]
@@ -260,32 +237,31 @@ def _calls(world: World) -> Iterator[tuple[float, int]]:
 
 def steps_seconds(world: World) -> float:
     """Seconds that all steps take."""
-    return sum(count / hertz for hertz, count in STEPS["cuda" if world.gpus else "cpu"])
+    return sum(count / hertz for hertz, count in _calls(world))
 
 
 def step_figures(world: World, turns: Mapping[float, Sequence[Sequence[StepTurn]]]) -> list[Measurement]:
     """How late loads began or ended (ms), what of its rate each rank retained, and on GPUs the power at the top of the
     steps, of the limit, and how far it swung (W). `turns`: by frequency, of each call what each rank did."""
-    late, kept, power, swing = (dict[Where, float]() for _ in range(4))
-    limits = {gpu.place: gpu.power_limit_watts for gpu in world.gpus}
+    late, kept, swing = (dict[Where, float]() for _ in range(3))
+    watts: dict[Where, list[float]] = {}
     for index, place in enumerate(world.places):
         by_frequency = [[call[index] for call in calls] for calls in turns.values()]
         every = [turn for own in by_frequency for turn in own]
         off = [abs(by) for turn in every for step in turn.steps for by in (step.began_off, step.ended_off)]
         late[place] = 1e3 * quantiles(off, n=10, method="inclusive")[-1]  # a host is held up now and then
         kept[place] = min(map(_retained, by_frequency))
-        tops = [turn.top for turn in every if turn.top is not None]
+        watts[place] = [turn.top for turn in every if turn.top is not None]
         bottoms = [turn.bottom for turn in every if turn.bottom is not None]
-        if tops and (limit := limits.get(place)):  # else nothing was measured, and nothing is judged
-            power[place] = median(tops) / limit
-        if tops and bottoms:
-            swing[place] = median(tops) - median(bottoms)
+        if watts[place] and bottoms:
+            swing[place] = median(watts[place]) - median(bottoms)
     details = {"hertz": ", ".join(f"{hertz:g}" for hertz in turns)}
-    timing = [
+    return [
         Measurement("step_skew", late, {}, details=details),
         Measurement("step_retention", kept, {}, details=details),
+        *_power("step_power", world, watts),
+        *([Measurement("power_swing", swing, {})] if world.gpus else []),
     ]
-    return [*timing, *([Measurement("step_power", power, {}), Measurement("power_swing", swing, {})] if limits else [])]
 
 
 def _rate(steps: Sequence[Step]) -> float:
@@ -343,14 +319,14 @@ def _step_turn(rank: Rank, moment: float, hertz: float, count: int) -> StepTurn:
             if watched:
                 with Watch(rank.gpu) as watch:
                     matmuls += _load(work, unlike, down)
-                tops += _watts(watch)
+                tops += _watts([watch.medians])
             ended = time.monotonic()
             steps.append(Step(began - up, ended - down, ended - began, matmuls))
             if watched:
                 _sleep_until(down + half - watched)
                 with Watch(rank.gpu) as watch:
                     _sleep_until(down + half)
-                bottoms += _watts(watch)
+                bottoms += _watts([watch.medians])
     wrong, computed = int(unlike), sum(step.matmuls for step in steps)
     trouble = f"{wrong:,} of {computed:,} matmuls at {hertz:g} Hz differ from the first" if wrong else ""
     return StepTurn(tuple(steps), trouble, median(tops) if tops else None, median(bottoms) if bottoms else None)
@@ -377,11 +353,6 @@ def _load(work: corruption.Matmuls, unlike: torch.Tensor, until: float) -> int:
     while waiting:
         waiting.popleft().synchronize()
     return matmuls
-
-
-def _watts(watch: Watch) -> list[float]:
-    state = watch.medians
-    return [] if state is None or state.power_watts is None else [state.power_watts]
 
 
 def _sleep_until(moment: float) -> None:

@@ -5,15 +5,15 @@ The network is that of the transformer check.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from zlib import crc32
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from pytest_gpufleet.machine.telemetry import Watch
@@ -22,9 +22,10 @@ from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.compute.corruption import BITS, kind
-from pytest_gpufleet.probes.timing import agree, captured, everyones, seconds
+from pytest_gpufleet.probes.timing import agree, everyones, seconds
 from pytest_gpufleet.probes.training import loop
 from pytest_gpufleet.probes.training.correctness import differences
+from pytest_gpufleet.probes.training.cuda_graph import warmed_up
 from pytest_gpufleet.probes.training.transformer import NORM_EPSILON, SHAPES, Block, Shape, rotary, rotated, transformer
 from pytest_gpufleet.world.rank import Rank
 
@@ -42,57 +43,40 @@ WARM_UP = 3  # steps before a CUDA graph is captured
 MOST_RUNS = 5
 
 
-@dataclass(frozen=True)
-class Layer:
-    """What a rank has of a layer: norms; rows for queries (scaled), keys and values of its heads, columns of their
-    output; rows of SwiGLU's gate and the part beside it, columns of what follows. The ranks' outputs add up."""
-
-    norms: tuple[Tensor, Tensor]
-    attend: Tensor
-    output: Tensor
-    grow: Tensor
-    down: Tensor
-
-
 class Decoder:
     """Greedy decoding of `batch` sequences behind a context of random keys and values. Attention reads the whole cache
     in every step, of which what comes later is masked: each step costs the same, and one CUDA graph serves all.
 
     `together`: tensor parallel (Shoeybi et al. 2019, Megatron-LM, arXiv:1909.08053): a rank has a share of the heads
     and of the hidden width of each layer, and two all_reduces a layer add up the parts. Embedding and logits are on
-    every rank.
+    every rank. `decoded`: tokens, and the sums of the bits of their logits, (tokens, batch) each.
     """
 
     def __init__(self, rank: Rank, shape: Shape, dtype: torch.dtype, together: bool) -> None:
         self.rank, self.shape, self.together = rank, shape, together and rank.size > 1
         index, size = (rank.index, rank.size) if together else (0, 1)
-        heads = slice(index * shape.heads // size, (index + 1) * shape.heads // size)
-        self.heads = heads.stop - heads.start
-        self.numbers = shape.width // shape.heads
+        first, last = (each * shape.heads // size for each in (index, index + 1))
+        self.heads, self.numbers = last - first, shape.width // shape.heads
 
         def own(weight: Tensor, rows: bool = True) -> Tensor:
             each = weight.shape[0 if rows else 1] // shape.heads
-            part = slice(heads.start * each, heads.stop * each)
+            part = slice(first * each, last * each)
             return (weight[part] if rows else weight[:, part]).to(dtype).contiguous()
 
         with torch.no_grad():
             made = transformer(shape, "fp32", rank.device)
-            self.layers = [
-                Layer(
-                    (block.before_attention.weight.to(dtype), block.before_hidden.weight.to(dtype)),
-                    torch.cat(
-                        [
-                            own(attention.queries.weight) / math.sqrt(self.numbers),  # of attention, once for all steps
-                            own(attention.keys.weight),
-                            own(attention.values.weight),
-                        ]
-                    ),
-                    own(attention.output.weight, rows=False),
-                    torch.cat([own(block.hidden.gate.weight), own(block.hidden.up.weight)]),
-                    own(block.hidden.down.weight, rows=False),
-                )
-                for block, attention in ((each, each.attention) for each in map(_block, made.blocks))
-            ]
+            self.layers: list[tuple[Tensor, ...]] = []
+            for block in made.blocks:
+                assert isinstance(block, Block)
+                queries = own(block.queries.weight) / math.sqrt(self.numbers)  # of attention, once for all steps
+                self.layers.append((
+                    block.before_attention.weight.to(dtype),
+                    torch.cat([queries, own(block.keys.weight), own(block.values.weight)]),
+                    own(block.output.weight, rows=False),
+                    block.before_hidden.weight.to(dtype),
+                    torch.cat([own(block.gate.weight), own(block.up.weight)]),
+                    own(block.down.weight, rows=False),
+                ))  # fmt: skip
             self.embedding, self.logits, self.norm = (
                 part.weight.to(dtype) for part in (made.embedding, made.logits, made.norm)
             )
@@ -107,7 +91,7 @@ class Decoder:
         self.cache = torch.randn(cache, device=device, dtype=self.embedding.dtype)
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
         self.token = torch.zeros(batch, dtype=torch.int64, device=device)
-        self.tokens, self.sums = (torch.zeros((tokens, batch), dtype=torch.int64, device=device) for _ in range(2))
+        self.decoded = [torch.zeros((tokens, batch), dtype=torch.int64, device=device) for _ in range(2)]
         self.finite = torch.ones((), dtype=torch.bool, device=device)
 
     def again(self) -> None:
@@ -115,38 +99,35 @@ class Decoder:
         self.token.copy_(torch.arange(len(self.token)) % self.shape.vocabulary)
 
     @property
-    def decoded(self) -> tuple[Tensor, Tensor]:
-        """Tokens, and the sums of the bits of their logits: (tokens, batch) each."""
-        return self.tokens, self.sums
-
-    @property
     def nbytes(self) -> int:
         """What a step reads on this rank: its weights but the embedding, and its keys and values."""
-        weights = [each for of in self.layers for each in (*of.norms, of.attend, of.output, of.grow, of.down)]
+        weights = (each for layer in self.layers for each in layer)
         return sum(each.nbytes for each in (*weights, self.norm, self.logits, self.cache))
 
     @torch.no_grad()
     def step(self, communicate: bool = True) -> None:
         """Decode the next token of each sequence. Without communication what comes out is wrong, at the same cost."""
-        here = self.at + (self.shape.sequence - len(self.tokens))
+        tokens, sums = self.decoded
+        here = self.at + (self.shape.sequence - len(tokens))
         later, rotation = self.positions > here, self.rotation.index_select(1, here)
         x = functional.embedding(self.token, self.embedding)
         for layer, (keys, values) in zip(self.layers, self.cache, strict=True):
-            parts = functional.linear(_norm(x, layer.norms[0]), layer.attend)
+            before_attention, attend, output, before_hidden, grow, down = layer
+            parts = functional.linear(_norm(x, before_attention), attend)
             parts = parts.view(len(x), 3, self.heads, 1, self.numbers)
             query, key = rotated(parts[:, :2], rotation).unbind(1)
             keys.index_copy_(2, here, key)
             values.index_copy_(2, here, parts[:, 2])
             scores = query @ keys.transpose(-1, -2)
             mixed = scores.masked_fill(later, -math.inf).softmax(-1) @ values
-            x = x + self._sum(functional.linear(mixed.flatten(1), layer.output), communicate)
-            gate, up = functional.linear(_norm(x, layer.norms[1]), layer.grow).chunk(2, -1)
-            x = x + self._sum(functional.linear(functional.silu(gate) * up, layer.down), communicate)
+            x = x + self._sum(functional.linear(mixed.flatten(1), output), communicate)
+            gate, up = functional.linear(_norm(x, before_hidden), grow).chunk(2, -1)
+            x = x + self._sum(functional.linear(functional.silu(gate) * up, down), communicate)
         logits = functional.linear(_norm(x, self.norm), self.logits)
         self.token.copy_(logits.argmax(-1))
-        self.tokens.index_copy_(0, self.at, self.token[None])
+        tokens.index_copy_(0, self.at, self.token[None])
         bits = logits.view(BITS[logits.element_size()])
-        self.sums.index_copy_(0, self.at, bits.sum(-1, dtype=torch.int64)[None])
+        sums.index_copy_(0, self.at, bits.sum(-1, dtype=torch.int64)[None])
         self.finite.logical_and_(logits.isfinite().all())
         self.at += 1
 
@@ -156,28 +137,15 @@ class Decoder:
         return part
 
 
-def _block(module: nn.Module) -> Block:
-    assert isinstance(module, Block)
-    return module
-
-
 def _norm(x: Tensor, weight: Tensor) -> Tensor:
     return functional.rms_norm(x, weight.shape, weight, NORM_EPSILON)
 
 
-@dataclass(frozen=True)
-class Decoded:
-    """`trouble`: what the rank decoded otherwise than before, or than the others; "" if nothing."""
-
-    readings: list[Reading]
-    trouble: str
-
-
 @loop.returns_memory
-def decode(rank: Rank, together: bool) -> Decoded:
+def decode(rank: Rank, together: bool) -> tuple[list[Reading], str]:
     """Tokens/s of decoding at batch 1 and a larger one, in bf16 from a CUDA graph on GPUs: the median of three samples.
     Each GPU has a model of its own, or `together` all have a part of one; then also the share of a step that waits for
-    all_reduces."""
+    all_reduces. With it what the rank decoded otherwise than before, or than the others; "" if nothing."""
     model, shape = MODELS[rank.device.type]
     recipe, dtype = RECIPES[rank.device.type]
     if together and rank.size > shape.heads:
@@ -190,41 +158,33 @@ def decode(rank: Rank, together: bool) -> Decoded:
             # Shares of the heads may differ by one: the rank with most decides.
             nbytes = int(max(each for (each,) in everyones(rank, [decoder.nbytes])))
             with Watch(rank.gpu) as watch:
-                taken = _timed(rank, decoder)
+                taken, unlike = _timed(rank, decoder)
             way: dict[str, Condition] = {
                 "model": model, "recipe": recipe, "ranks": rank.size if together else 1, "batch": batch,
                 "sequence": shape.sequence, "workload": "inference",
             }  # fmt: skip
-            rates = tuple(batch / each for each in taken.seconds)
-            details: dict[str, Condition] = {"time a token": loop.ms(median(taken.seconds))}
+            rates = tuple(batch / each for each in taken)
+            details: dict[str, Condition] = {"time a token": loop.ms(median(taken))}
             metric, place = ("decode_throughput", WORLD) if together else ("solo_decode_throughput", None)
-            readings.append(
-                Reading(metric, median(rates), {**way, "bytes": nbytes}, rates, place, details, watch.state)
-            )
-            trouble += [f"batch {batch}: {each}" for each in (*taken.trouble, *_unlike_others(rank, decoder))]
+            under = {**way, "bytes": nbytes}
+            readings.append(Reading(metric, median(rates), under, rates, place, details, watch.state))
+            trouble += [f"batch {batch}: {each}" for each in (*unlike, *_unlike_others(rank, decoder))]
             if together:
-                quiet = _timed(rank, decoder, communicate=False)
-                laps = ([loop.Lap(each, (each,), 0.0, 0.0) for each in of.seconds] for of in (taken, quiet))
-                readings.append(replace(loop.communication_share(rank, way, *laps), gpu_state=watch.state))
-    return Decoded(readings, "; ".join(trouble))
+                quiet, _ = _timed(rank, decoder, communicate=False)
+                share = loop.communication_share(rank, way, taken, quiet)
+                readings.append(replace(share, gpu_state=watch.state))
+    return readings, "; ".join(trouble)
 
 
-@dataclass(frozen=True)
-class Timed:
+def _timed(rank: Rank, decoder: Decoder, communicate: bool = True) -> tuple[tuple[float, ...], list[str]]:
     """Seconds of a step, by sample, and how what was decoded differed from one run to another."""
-
-    seconds: tuple[float, ...]
-    trouble: list[str]
-
-
-def _timed(rank: Rank, decoder: Decoder, communicate: bool = True) -> Timed:
-    count = len(decoder.tokens)
+    count = TOKENS[rank.device.type]
     trouble: list[str] = []
 
-    def run(step: Callable[[], object], usual: tuple[Tensor, Tensor] | None = None) -> float:
+    def run(step: Callable[[], object], usual: Sequence[Tensor] = ()) -> float:
         decoder.again()
         each = seconds(rank, step, count)
-        for what, found, right in zip(("token", "logits of token"), decoder.decoded, usual or (), strict=False):
+        for what, found, right in zip(("token", "logits of token"), decoder.decoded, usual, strict=False):
             if len(wrong := (found != right).nonzero()):
                 number, sequence = wrong[0].tolist()
                 trouble.append(f"{what} {number} of sequence {sequence} is another one when decoded again")
@@ -233,11 +193,11 @@ def _timed(rank: Rank, decoder: Decoder, communicate: bool = True) -> Timed:
 
     with _launched(rank, lambda: decoder.step(communicate)) as step:
         first = run(step)
-        usual = (decoder.tokens.clone(), decoder.sums.clone())
+        usual = [each.clone() for each in decoder.decoded]
         wanted = math.ceil(SAMPLE_SECONDS[rank.device.type] / (first * count))
         runs = agree(rank, min(max(wanted, 1), MOST_RUNS))
         taken = tuple(median(run(step, usual) for _ in range(runs)) for _ in range(SAMPLES))
-    return Timed(taken, trouble[:1])
+    return taken, trouble[:1]
 
 
 @contextmanager
@@ -246,18 +206,13 @@ def _launched(rank: Rank, do: Callable[[], object]) -> Iterator[Callable[[], obj
     if rank.device.type != "cuda":
         yield do
         return
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UP):
-            do()
-        torch.cuda.synchronize()
-        graph = captured(do, stream)
-        try:
+    graph, stream = warmed_up(do, WARM_UP)
+    try:
+        with torch.cuda.stream(stream):
             yield graph.replay
-        finally:
-            torch.cuda.synchronize()
-            graph.reset()  # one that holds a communicator keeps it from ending
+    finally:
+        torch.cuda.synchronize()
+        graph.reset()  # one that holds a communicator keeps it from ending
 
 
 def _unlike_others(rank: Rank, decoder: Decoder) -> list[str]:
@@ -265,5 +220,5 @@ def _unlike_others(rank: Rank, decoder: Decoder) -> list[str]:
     found = [] if decoder.finite else ["logits are NaN or infinite"]
     kinds = {number for (number,) in everyones(rank, [crc32(kind(rank.device).encode())])}
     if len(kinds) == 1:
-        found += differences(rank, {"tokens": decoder.tokens, "sums of logits": decoder.sums})
+        found += differences(rank, dict(zip(("tokens", "sums of logits"), decoder.decoded, strict=True)))
     return found

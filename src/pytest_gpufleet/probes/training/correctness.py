@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from pytest_gpufleet.probes.compute.rate import matmul_in_tf32
+from pytest_gpufleet.probes.timing import everyones
 from pytest_gpufleet.world.rank import Rank
 
 CLASSES = 4
@@ -120,19 +121,20 @@ def differences(rank: Rank, tensors: Mapping[str, Tensor]) -> list[str]:
     lines = []
     for name, tensor in tensors.items():
         mine = bits(tensor)
-        digests = _digests(rank, mine)
+        digests = [tuple(row) for row in everyones(rank, [*hashlib.sha256(mine.cpu().numpy().data).digest()])]
         usual, count = Counter(digests).most_common(1)[0]
         if count == rank.size:
             continue
         # Two copies are enough: each rank has one to compare that is not its own.
         first = digests.index(usual)
         second = next(index for index, digest in enumerate(digests) if digest != usual)
-        copies = {source: _copy_of(rank, mine, source) for source in (first, second)}
-        majority = 2 * count > rank.size
-        own = digests[rank.index]
-        if majority and own == usual:
+        copies = {source: mine.clone() for source in (first, second)}
+        for source, copy in copies.items():
+            dist.broadcast(copy, dist.get_global_rank(rank.group, source), group=rank.group)
+        majority, is_usual = 2 * count > rank.size, digests[rank.index] == usual
+        if majority and is_usual:
             continue
-        other = second if own == usual else first
+        other = second if is_usual else first
         wrong = (mine != copies[other]).nonzero().flatten()
         element = int(wrong[0]) // tensor.element_size()
         doubt = "" if majority else f", against rank {other}: no majority says which of them is right"
@@ -144,21 +146,6 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
 
 
-def _digests(rank: Rank, mine: Tensor) -> list[bytes]:
-    """SHA-256 of the copy of each rank."""
-    own = torch.tensor([*hashlib.sha256(mine.cpu().numpy().data).digest()], dtype=torch.uint8, device=mine.device)
-    gathered = own.new_empty(rank.size * own.numel())
-    dist.all_gather_into_tensor(gathered, own, group=rank.group)
-    return [row.numpy().tobytes() for row in gathered.cpu().view(rank.size, -1)]
-
-
-def _copy_of(rank: Rank, mine: Tensor, source: int) -> Tensor:
-    copy = mine.clone()
-    dist.broadcast(copy, dist.get_global_rank(rank.group, source), group=rank.group)
-    return copy
-
-
-BATCH = 16
 EPOCHS = (0, 1, 0)  # one again: it must come as it came before
 
 Shard = Sequence[int]  # the samples of one rank in one epoch, in the order in which they came
@@ -166,12 +153,9 @@ Shard = Sequence[int]  # the samples of one rank in one epoch, in the order in w
 
 def sampler_shards(rank: Rank, samples: int, *, drop_last: bool) -> list[list[int]]:
     """The samples that a DataLoader with a DistributedSampler gives to this rank in each of EPOCHS, shuffled."""
-    numbered = TensorDataset(torch.arange(samples))
-    sampler: DistributedSampler[Any] = DistributedSampler(
-        numbered, rank.size, rank.index, shuffle=True, drop_last=drop_last
-    )
-    loader = DataLoader(numbered, batch_size=BATCH, sampler=sampler)
-    shards = []
+    data = TensorDataset(torch.arange(samples))
+    sampler: DistributedSampler[Any] = DistributedSampler(data, rank.size, rank.index, drop_last=drop_last)
+    loader, shards = DataLoader(data, batch_size=16, sampler=sampler), []
     for epoch in EPOCHS:
         sampler.set_epoch(epoch)
         shards.append([int(sample) for (batch,) in loader for sample in batch])
@@ -183,24 +167,20 @@ def sampler_errors(by_rank: Sequence[Sequence[Shard]], samples: int, *, drop_las
     ranks get equally many; of a number that does not divide, some samples come twice, or with `drop_last` the tail is
     left out; every epoch has an order of its own, and one epoch always the same."""
     errors = []
-    for number, epoch in enumerate(EPOCHS[:2]):
-        shards = [each[number] for each in by_rank]
-        errors += [f"epoch {epoch}: {error}" for error in _of_epoch(shards, samples, drop_last)]
+    ranks = len(by_rank)
+    size = samples // ranks if drop_last else -(-samples // ranks)
+    may_miss = max(0, samples - size * ranks)
+    for epoch, *shards in zip(EPOCHS[:2], *by_rank, strict=False):
+        for rank, shard in enumerate(shards):
+            if len(shard) != size:
+                errors.append(f"epoch {epoch}: rank {rank} has {len(shard)} samples and not {size}")
+        missing = samples - len(set().union(*shards))
+        if missing > may_miss:  # also where ranks have more in common than fills the shards up
+            given = f"{missing} of {samples} samples are given to no rank, and {may_miss} may be"
+            errors.append(f"epoch {epoch}: {given}")
     for rank, (first, second, again) in enumerate(by_rank):
         if list(first) == list(second):
             errors.append(f"rank {rank}: epoch 1 has the samples and the order of epoch 0: set_epoch changes nothing")
         if list(first) != list(again):
             errors.append(f"rank {rank}: epoch 0 is another one when it comes again")
     return errors
-
-
-def _of_epoch(shards: Sequence[Shard], samples: int, drop_last: bool) -> Iterable[str]:
-    ranks = len(shards)
-    size = samples // ranks if drop_last else -(-samples // ranks)
-    for rank, shard in enumerate(shards):
-        if len(shard) != size:
-            yield f"rank {rank} has {len(shard)} samples and not {size}"
-    missing = samples - len({sample for shard in shards for sample in shard})
-    left_out = samples - size * ranks if drop_last else 0
-    if missing > left_out:  # also where ranks have more in common than fills the shards up
-        yield f"{missing} of {samples} samples are given to no rank, and {left_out} may be"

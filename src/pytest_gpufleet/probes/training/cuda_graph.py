@@ -10,7 +10,6 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
 from multiprocessing.util import get_temp_dir
@@ -49,7 +48,9 @@ def steps(
     pool = torch.cuda.graph_pool_handle() if on_gpu else None
 
     def step_of(work: Callable[[], None]) -> Step:
-        ready = cache(lambda: _warmed_up(work, pool) if on_gpu else work)  # captured at its first use, or not at all
+        ready = cache(
+            lambda: warmed_up(work, WARM_UP, pool)[0].replay if on_gpu else work
+        )  # captured at its first use, or not at all
 
         def step() -> Tensor:
             ready()()
@@ -64,12 +65,12 @@ def _training(
     network: nn.Module, plan: Plan, images: Tensor, labels: Tensor, group: dist.ProcessGroup | None
 ) -> tuple[Callable[[bool], None], Tensor]:
     """A step of training on one batch, and the loss of the last one, which stays in one place."""
-    on_gpu, weights = images.device.type == "cuda", plan.recipe.weights
+    on_gpu, recipe = images.device.type == "cuda", plan.recipe
     _pad_stem(network)
-    network.to(memory_format=plan.recipe.memory_format)
+    network.to(memory_format=recipe.memory_format)
     padded = nn.functional.pad(images, (0, 0, 0, 0, 0, STEM_CHANNELS - images.shape[1]))
-    inputs = padded.to(weights).contiguous(memory_format=plan.recipe.memory_format)
-    flat = _flatten(network, weights)
+    inputs = padded.to(recipe.weights).contiguous(memory_format=recipe.memory_format)
+    flat = Flat(network, recipe.weights)
     optimizer = make_optimizer(plan.optimizer, [flat.master], fused=on_gpu, capturable=on_gpu)
     unscale = torch.tensor([1 / (LOSS_SCALE * (group.size() if group is not None else 1))], device=images.device)
     loss = torch.zeros((), device=images.device)
@@ -122,15 +123,15 @@ def _use_kernels(rank: Rank, network: nn.Module, plan: Plan) -> None:
     peak.fuse(network)
 
 
-def _warmed_up(do: Callable[[], None], pool: Any) -> Callable[[], None]:
-    """`do` as a CUDA graph, after some runs."""
+def warmed_up(do: Callable[[], object], runs: int, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, torch.cuda.Stream]:
+    """`do` as a CUDA graph, after some runs, and the stream on which it was captured."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(WARM_UP):
+        for _ in range(runs):
             do()
     torch.cuda.synchronize()
-    return captured(do, stream, pool).replay
+    return captured(do, stream, pool), stream
 
 
 def _pad_stem(network: nn.Module) -> None:
@@ -144,41 +145,33 @@ def _pad_stem(network: nn.Module) -> None:
     network.conv1 = new
 
 
-@dataclass(frozen=True)
 class Flat:
-    """The parameters of a network as parts of flat tensors, first those that the network uses in 16 bits."""
+    """The parameters of a network, moved into flat tensors: first those that it uses in `dtype`, then BatchNorm's in
+    float32. `parts`: slices of `parameters`, by dtype. `master`: all of them in float32; `copy`: the first part of it
+    in `dtype`; `gradient`: of all, as it is reduced, and `gradients` the same by parameter."""
 
-    parameters: list[nn.Parameter]
-    parts: list[slice]  # of the parameters, by dtype
-    master: nn.Parameter  # all of them in float32
-    copy: Tensor  # the first part of it, in 16 bits
-    gradient: Tensor  # of all of them, as it is reduced
-    gradients: list[Tensor]  # the same, by parameter
-
-
-def _flatten(network: nn.Module, dtype: torch.dtype) -> Flat:
-    """Move the parameters of a network into flat tensors; all but BatchNorm's in `dtype`."""
-    norms = [p for module in network.modules() if isinstance(module, nn.BatchNorm2d) for p in module.parameters()]
-    exact = {id(p) for p in norms} if dtype != torch.float32 else {id(p) for p in network.parameters()}
-    parameters = sorted(network.parameters(), key=lambda p: id(p) in exact)
-    split = len(parameters) - len(exact)
-    lengths = (-(-parameter.numel() // ALIGNMENT) * ALIGNMENT for parameter in parameters)
-    offsets = [0, *itertools.accumulate(lengths)]
-    master = torch.zeros(offsets[-1], device=parameters[0].device)
-    copy = master[: offsets[split]].to(dtype)
-    gradient = torch.zeros_like(master, dtype=dtype)
-
-    def part(flat: Tensor, index: int) -> Tensor:
-        parameter = parameters[index]
-        return flat.as_strided(parameter.shape, parameter.stride(), offsets[index])
-
-    with torch.no_grad():
-        for index, parameter in enumerate(parameters):
-            part(master, index).copy_(parameter)
-            part(copy if index < split else master, index).copy_(parameter)
-            parameter.data = part(copy if index < split else master, index)
-    gradients = [part(gradient, index) for index in range(len(parameters))]
-    parts = [each for each in (slice(0, split), slice(split, None)) if parameters[each]]
-    whole = nn.Parameter(master)
-    whole.grad = torch.zeros_like(master)
-    return Flat(parameters, parts, whole, copy, gradient, gradients)
+    def __init__(self, network: nn.Module, dtype: torch.dtype) -> None:
+        norms = [p for module in network.modules() if isinstance(module, nn.BatchNorm2d) for p in module.parameters()]
+        exact = {id(p) for p in (norms if dtype != torch.float32 else network.parameters())}
+        self.parameters = sorted(network.parameters(), key=lambda p: id(p) in exact)
+        split = len(self.parameters) - len(exact)
+        parts = (slice(0, split), slice(split, None))
+        self.parts = [each for each in parts if self.parameters[each]]
+        lengths = (-(-parameter.numel() // ALIGNMENT) * ALIGNMENT for parameter in self.parameters)
+        offsets = [0, *itertools.accumulate(lengths)]
+        master = torch.zeros(offsets[-1], device=self.parameters[0].device)
+        self.copy = master[: offsets[split]].to(dtype)
+        self.gradient = torch.zeros_like(master, dtype=dtype)
+        self.gradients = []
+        with torch.no_grad():
+            for index, (parameter, offset) in enumerate(zip(self.parameters, offsets, strict=False)):
+                of_master, of_copy, of_gradient = (
+                    flat.as_strided(parameter.shape, parameter.stride(), offset)
+                    for flat in (master, self.copy if index < split else master, self.gradient)
+                )
+                of_master.copy_(parameter)
+                of_copy.copy_(parameter)
+                parameter.data = of_copy
+                self.gradients.append(of_gradient)
+        self.master = nn.Parameter(master)
+        self.master.grad = torch.zeros_like(master)

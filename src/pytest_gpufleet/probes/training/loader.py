@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Generator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -55,8 +56,13 @@ def worker_count(ranks: int, batch_bytes: int) -> int:
     return max(1, min(MAX_WORKERS, cores, room))
 
 
-def photo_loader(rank: Rank, photos: Dataset[Any], batch: int, batches: int, workers: int) -> DataLoader[Any]:
-    """Batches of random photos, each taken many times, in pinned memory."""
+def photo_loader(rank: Rank, folder: str, pixels: int, batch: int, batches: int, workers: int) -> DataLoader[Any]:
+    """Batches of random photos out of `folder`, each taken many times, as most programs load them: `workers` processes
+    decode, crop and flip them, into pinned memory."""
+    from torchvision import datasets, transforms
+
+    steps = [transforms.RandomResizedCrop(pixels), transforms.RandomHorizontalFlip(), transforms.PILToTensor()]
+    photos: Dataset[Any] = datasets.ImageFolder(folder, transforms.Compose(steps))
     generator = torch.Generator().manual_seed(rank.index)
     sampler = RandomSampler(photos, replacement=True, num_samples=batches * batch, generator=generator)  # type: ignore[arg-type]
     return DataLoader(
@@ -70,15 +76,6 @@ def photo_loader(rank: Rank, photos: Dataset[Any], batch: int, batches: int, wor
         # Forked, and so in the process group of the rank, with which they end. A forkserver would import torch anew.
         multiprocessing_context="fork",
     )
-
-
-def photo_set(folder: str, pixels: int) -> Dataset[Any]:
-    """Photos out of `folder` as most programs load them: the loader processes decode, crop and flip them."""
-    from torchvision import datasets, transforms
-
-    steps = [transforms.RandomResizedCrop(pixels), transforms.RandomHorizontalFlip(), transforms.PILToTensor()]
-    photos: Dataset[Any] = datasets.ImageFolder(folder, transforms.Compose(steps))
-    return photos
 
 
 @loop.returns_memory
@@ -96,13 +93,13 @@ def fed_throughput(
     workers = workers or worker_count(rank.local_size, batch * 3 * training.pixels**2)
     count = workers * PREFETCH
     # More than are read: else nobody would work on the next ones during the last sample.
-    photos = photo_loader(rank, photo_set(folder, training.pixels), batch, (2 + loop.SAMPLES) * count, workers)
+    photos = photo_loader(rank, folder, training.pixels, batch, (2 + loop.SAMPLES) * count, workers)
     with rank.phase(f"{training}, fed by {workers} workers"), loop.precision(training.recipe):
         module = loop.module_of(rank, training)
         step = loop.eager(module, training, rank.device)
-        same = loop.synthetic_batch(rank, training)
-        loop.lap(rank, lambda: step(*same), training.recipe.warm_up)
-        full = loop.lap(rank, lambda: step(*same), max(count, training.recipe.steps))
+        same = partial(step, *loop.synthetic_batch(rank, training))
+        loop.lap(rank, same, training.recipe.warm_up)
+        full = loop.lap(rank, same, max(count, training.recipe.steps))
         with closing(normalised(rank, training, photos)) as images:
             loop.lap(rank, lambda: step(*next(images)), count)
             laps = [loop.lap(rank, lambda: step(*next(images)), count) for _ in range(loop.SAMPLES)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial, wraps
 from inspect import signature
 from statistics import fmean, median
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -102,16 +102,16 @@ def without_communication(module: nn.Module, step: Step) -> Step:
     return alone
 
 
-def slowest_of(rank: Rank, seconds: Sequence[float]) -> list[float]:
-    return [max(column) for column in zip(*everyones(rank, seconds), strict=True)]
+def slowest_of(rank: Rank, seconds: Iterable[float]) -> list[float]:
+    return [max(column) for column in zip(*everyones(rank, [*seconds]), strict=True)]
 
 
 def communication_share(
-    rank: Rank, conditions: Mapping[str, Condition], usual: Sequence[Lap], quiet: Sequence[Lap]
+    rank: Rank, conditions: Mapping[str, Condition], usual: Iterable[float], quiet: Iterable[float]
 ) -> Reading:
-    """What the slowest rank's step is longer with communication than without, as a part of it, lap by lap."""
-    slowest = slowest_of(rank, [each.mean for each in (*usual, *quiet)])
-    with_it, without = slowest[: len(usual)], slowest[len(usual) :]
+    """What the slowest rank's step is longer with communication than without, as a part of it, lap by lap. `usual` and
+    `quiet`: seconds of a step with and without."""
+    with_it, without = slowest_of(rank, usual), slowest_of(rank, quiet)
     shares = tuple(max(0.0, 1 - alone / all_in) for all_in, alone in zip(with_it, without, strict=True))
     details = {"step": f"{ms(median(with_it))} with communication, {ms(median(without))} without"}
     return Reading("communication_share", median(shares), conditions, shares, WORLD, details)
@@ -155,11 +155,9 @@ def release(device: torch.device) -> None:
 @contextmanager
 def precision(recipe: Recipe, *, benchmark: bool = True) -> Iterator[None]:
     """The arithmetic of a recipe, and whether cuDNN tries algorithms and takes the fastest."""
-    search = benchmark and recipe.tried > 0
-    convolutions = torch.backends.cudnn.flags(
-        enabled=True, benchmark=search, benchmark_limit=recipe.tried, allow_tf32=recipe.tf32
-    )
-    with matmul_in_tf32(recipe.tf32), convolutions:
+    search, tried, tf32 = benchmark and recipe.tried > 0, recipe.tried, recipe.tf32
+    flags = torch.backends.cudnn.flags(enabled=True, benchmark=search, benchmark_limit=tried, allow_tf32=tf32)
+    with matmul_in_tf32(tf32), flags:
         yield
 
 
@@ -175,11 +173,10 @@ def network(training: Plan, device: torch.device) -> nn.Module:
     return model.to(device)
 
 
-def module_of(rank: Rank, training: Plan, *, together: bool = True) -> WithLoss | DistributedDataParallel:
+def module_of(rank: Rank, training: Plan, *, together: bool = True) -> nn.Module:
     """The network of a plan with its loss: one that all ranks train `together`, or the rank's own."""
     model = network(training, rank.device).to(memory_format=training.recipe.memory_format)
-    module = WithLoss(model, training.recipe)
-    return distributed(rank, module) if together and rank.size > 1 else module
+    return under("ddp" if together and rank.size > 1 else "", rank, WithLoss(model, training.recipe))
 
 
 def synthetic_batch(rank: Rank, training: Plan) -> tuple[Tensor, Tensor]:
@@ -202,22 +199,17 @@ def eager(module: nn.Module, training: Plan, device: torch.device, *, fused: boo
     scaler = torch.amp.GradScaler(device.type, enabled=training.recipe.autocast is torch.float16)
     count = 1  # DDP must have reduced once before it may leave it out
 
-    def backward(images: Tensor, labels: Tensor) -> Tensor:
-        loss: Tensor = module(images, labels).mean()
-        scaler.scale(loss / count if count > 1 else loss).backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
-
     def step(images: Tensor, labels: Tensor) -> Tensor:
         nonlocal count
         optimizer.zero_grad(set_to_none=True)
-        for _ in range(count - 1):
-            with without_sync(module):
-                backward(images, labels)
-        loss = backward(images, labels)
+        for left in reversed(range(count)):
+            with without_sync(module) if left else nullcontext():
+                loss: Tensor = module(images, labels).mean()
+                scaler.scale(loss / count if count > 1 else loss).backward()  # type: ignore[no-untyped-call]
         count = batches
         scaler.step(optimizer)
         scaler.update()
-        return loss
+        return loss.detach()
 
     return step
 
@@ -256,56 +248,55 @@ def train_throughput(
     if rank.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()  # for `_details`
     conditions = training.conditions(ranks)
-    with rank.phase(f"{training}, {ranks} rank(s)"), precision(training.recipe), _fitting(rank, training):
-        laps = _laps(rank, training, together, communication, busy)
-        record_losses(rank, conditions, laps.course, together=together)
-    samples = tuple(images * count / each.seconds for each in laps.usual)
-    metric, place = ("train_throughput", WORLD) if together else ("solo_train_throughput", None)
-    readings = [Reading(metric, median(samples), conditions, samples, place, _details(rank, training, laps))]
-    if communication:
-        readings.append(communication_share(rank, conditions, laps.usual, laps.quiet))
-    if busy and (shares := tuple(each for each in laps.busy if each is not None)):
-        readings.append(Reading("train_utilization", median(shares), conditions, shares))
-    return readings
-
-
-@dataclass(frozen=True)
-class Laps:
-    usual: Sequence[Lap]  # the samples
-    quiet: Sequence[Lap]  # samples without communication, where asked for
-    busy: Sequence[float | None]  # how busy the GPU was in each of the usual ones, where asked for
-    course: Sequence[Lap]  # all in their order, from the first step on
-
-
-def _laps(rank: Rank, training: Plan, together: bool, communication: bool, busy: bool) -> Laps:
-    step, alone = steps_of(rank, training, together=together)
-    course = [lap(rank, step, each, together=together) for each in (1, training.recipe.warm_up)]
-    usual, without, shares, count = [], [], [], training.recipe.steps
-    if communication:
-        course.append(lap(rank, alone, 1))
-    if rank.size > 1:
-        line_up(rank)  # also ranks that train alone: beside neighbours that still warm up they would be faster
-    for _ in range(SAMPLES):
-        usual.append(lap(rank, step, count, together=together))
-        course.append(usual[-1])
-        if busy:
-            shares.append(utilization(rank, usual[-1]))
-        if communication:
-            without.append(lap(rank, alone, count))
-            course.append(without[-1])
-    return Laps(usual, without, shares, course)
-
-
-@contextmanager
-def _fitting(rank: Rank, training: Plan) -> Iterator[None]:
     try:
-        yield
+        with rank.phase(f"{training}, {ranks} rank(s)"), precision(training.recipe):
+            laps = _laps(rank, training, together, communication, busy)
+            record_losses(rank, conditions, laps.course, together=together)
     except torch.cuda.OutOfMemoryError as error:
         memory = torch.cuda.get_device_properties(rank.device).total_memory / GiB
         raise MemoryError(
             f"{training} does not fit into the {memory:.0f} GiB of this GPU: another process holds memory, or choose "
             "a smaller batch"
         ) from error
+    samples = tuple(images * count / each.seconds for each in laps.usual)
+    metric, place = ("train_throughput", WORLD) if together else ("solo_train_throughput", None)
+    readings = [Reading(metric, median(samples), conditions, samples, place, _details(rank, training, laps))]
+    if communication:
+        means = ([each.mean for each in some] for some in (laps.usual, laps.quiet))
+        readings.append(communication_share(rank, conditions, *means))
+    if busy and (shares := tuple(each for each in laps.busy if each is not None)):
+        readings.append(Reading("train_utilization", median(shares), conditions, shares))
+    return readings
+
+
+class Laps(NamedTuple):
+    usual: list[Lap]  # the samples
+    quiet: list[Lap]  # samples without communication, where asked for
+    busy: list[float | None]  # how busy the GPU was in each of the usual ones, where asked for
+    course: list[Lap]  # all in their order, from the first step on
+
+
+def _laps(rank: Rank, training: Plan, together: bool, communication: bool, busy: bool) -> Laps:
+    step, alone = steps_of(rank, training, together=together)
+    laps = Laps([], [], [], [])
+
+    def run(what: Step, count: int) -> Lap:
+        laps.course.append(lap(rank, what, count, together=together))
+        return laps.course[-1]
+
+    run(step, 1)
+    run(step, training.recipe.warm_up)
+    if communication:
+        run(alone, 1)
+    if rank.size > 1:
+        line_up(rank)  # also ranks that train alone: beside neighbours that still warm up they would be faster
+    for _ in range(SAMPLES):
+        laps.usual.append(run(step, training.recipe.steps))
+        if busy:
+            laps.busy.append(utilization(rank, laps.usual[-1]))
+        if communication:
+            laps.quiet.append(run(alone, training.recipe.steps))
+    return laps
 
 
 def _details(rank: Rank, training: Plan, laps: Laps) -> dict[str, Condition]:
@@ -314,8 +305,7 @@ def _details(rank: Rank, training: Plan, laps: Laps) -> dict[str, Condition]:
     # Ranks that wait for each other show one time: without communication each shows its own.
     own = median(seconds for each in (laps.quiet or laps.usual) for seconds in each.steps)
     p95 = times[math.ceil(0.95 * len(times)) - 1]
-    name, index = ("rank", rank.index) if rank.gpu is None else ("GPU", rank.gpu.index)
-    memory = torch.cuda.max_memory_allocated() if rank.gpu is not None else 0
+    memory, index = (torch.cuda.max_memory_allocated(), rank.gpu.index) if rank.gpu is not None else (0, rank.index)
     every = everyones(rank, [median(times), p95, own, memory, index, laps.course[0].loss, laps.usual[-1].loss])
     steps, p95s, owns, memories, indices, before, after = zip(*every, strict=True)
     details: dict[str, Condition] = {
@@ -324,7 +314,7 @@ def _details(rank: Rank, training: Plan, laps: Laps) -> dict[str, Condition]:
     }
     if rank.size > 1:
         alone = " without communication" if laps.quiet else ""
-        who = f"{name} {indices[owns.index(max(owns))]:.0f}"
+        who = f"{'rank' if rank.gpu is None else 'GPU'} {indices[owns.index(max(owns))]:.0f}"
         details["slowest"] = f"{who} with {ms(max(owns))}{alone}, median {ms(median(owns))}"
     details["loss"] = f"{fmean(before):.3g} at first, {fmean(after):.3g} in the end"
     if memory:
@@ -338,46 +328,38 @@ def _details(rank: Rank, training: Plan, laps: Laps) -> dict[str, Condition]:
 # optimizer.
 
 # Newer versions of torch have renamed it.
-_PARAMETERS = signature(DistributedDataParallel.__init__).parameters
-_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"
-_NO_BUFFERS: dict[str, Any] = {_BUFFERS: False}
+_RENAMED = "forward_sync_buffers" in signature(DistributedDataParallel.__init__).parameters
+_NO_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _RENAMED else "broadcast_buffers": False}
 
 
 def under(
-    method: str, rank: Rank, module: nn.Module, parts: Iterable[nn.Module], dtype: torch.dtype = torch.float32
+    method: str, rank: Rank, module: nn.Module, parts: Iterable[nn.Module] = (), dtype: torch.dtype = torch.float32
 ) -> nn.Module:
-    """A module as `method` trains it: "ddp", "fsdp" by these parts in `dtype`, or alone."""
-    if method == "ddp":
-        return distributed(rank, module)
+    """A module as `method` trains it: "ddp", "fsdp" by these parts in `dtype`, or alone.
+
+    Over NVLink DDP has all gradients in one bucket: on 4x H200 (batch 512, amp, torch 2.11) scaling was 97.1 % against
+    96.4 % with the default of 25 MB, since the reductions take from the backward pass more than they hide. Over PCIe
+    and between nodes, where a reduction takes long, it has the default, which overlaps them.
+    """
     if method == "fsdp":
         return fully_sharded(rank, module, dtype, parts)
-    return module
-
-
-def without_sync(module: nn.Module) -> AbstractContextManager[None]:
-    """Backward passes within this leave gradients on their rank; where ranks do not train by DDP nothing changes."""
-    return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
-
-
-def distributed(rank: Rank, module: nn.Module) -> DistributedDataParallel:
-    """A copy of the network on every rank; the gradients are averaged."""
+    if method != "ddp":
+        return module
+    by_nvlink = rank.gpu is not None and rank.gpu.nvlinks_active and rank.size == rank.local_size
     return DistributedDataParallel(
         module,
         device_ids=[rank.device] if rank.gpu is not None else None,
         process_group=rank.group,
         gradient_as_bucket_view=True,
-        bucket_cap_mb=_bucket_megabytes(rank),
+        bucket_cap_mb=300 if by_nvlink else 25,
         static_graph=True,
         **_NO_BUFFERS,
     )
 
 
-def _bucket_megabytes(rank: Rank) -> int:
-    """DDP's bucket size. Over NVLink all gradients in one: on 4x H200 (batch 512, amp, torch 2.11) scaling was 97.1 %
-    against 96.4 % with the default of 25 MB, since the reductions take from the backward pass more than they hide.
-    Over PCIe and between nodes, where a reduction takes long, the default, which overlaps them."""
-    by_nvlink = rank.gpu is not None and rank.gpu.nvlinks_active and rank.size == rank.local_size
-    return 300 if by_nvlink else 25
+def without_sync(module: nn.Module) -> AbstractContextManager[None]:
+    """Backward passes within this leave gradients on their rank; where ranks do not train by DDP nothing changes."""
+    return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
 
 
 def fully_sharded(

@@ -61,7 +61,8 @@ def off_torch(device: torch.device) -> float:
 
 def _with_kernels(x: Tensor, identity: Tensor, first: nn.BatchNorm2d, second: nn.BatchNorm2d) -> Tensor:
     value, again = _MaxPool.apply(_norm(first, x))
-    return _join(second, value, identity + again)[0]
+    joined: Tensor = _norm(second, value, identity + again)[0]
+    return joined
 
 
 def _with_torch(x: Tensor, identity: Tensor, first: nn.BatchNorm2d, second: nn.BatchNorm2d) -> Tensor:
@@ -92,17 +93,12 @@ class _Bottleneck(Bottleneck):  # type: ignore[misc]
             identity = _norm(norm, convolution(identity), relu=False)
         value = _norm(self.bn1, self.conv1(value))
         value = _norm(self.bn2, self.conv2(value))
-        return _join(self.bn3, self.conv3(value), identity)
+        joined: Pair = _norm(self.bn3, self.conv3(value), identity)
+        return joined
 
 
-def _norm(module: nn.Module, x: Tensor, *, relu: bool = True) -> Tensor:
-    result: Tensor = _Norm.apply(x, None, module.weight, module.bias, module, relu)
-    return result
-
-
-def _join(module: nn.Module, x: Tensor, identity: Tensor) -> Pair:
-    joined: Pair = _Norm.apply(x, identity, module.weight, module.bias, module, True)
-    return joined
+def _norm(module: nn.Module, x: Tensor, identity: Tensor | None = None, *, relu: bool = True) -> Any:
+    return _Norm.apply(x, identity, module.weight, module.bias, module, relu)
 
 
 class _Norm(Function):
@@ -114,9 +110,16 @@ class _Norm(Function):
     def forward(
         ctx: Any, x: Tensor, identity: Tensor | None, weight: Tensor, bias: Tensor, module: nn.BatchNorm2d, relu: bool
     ) -> Tensor | Pair:
-        about, out = _statistics(x, weight, bias, module), torch.empty_like(x)
-        joins, added = identity is not None, x if identity is None else identity
-        peak_kernels.normalise[_tiles(x)](x, added, about, out, *_shape(x), ADD=joins, RELU=relu, **TILE)
+        (rows, channels), (partial, programs) = _shape(x), _partial(x)
+        peak_kernels.sums[programs](x, partial, rows, channels, **TILE)
+        # Scale, shift, mean and 1 / standard deviation of each channel.
+        about = x.new_empty((4, channels), dtype=torch.float32)
+        peak_kernels.statistics[(channels // PARTS["BLOCK_CHANNELS"],)](
+            partial, weight, bias, module.running_mean, module.running_var, about, len(partial), rows, channels,
+            module.eps, module.momentum, **PARTS,
+        )  # fmt: skip
+        out, joins, added = torch.empty_like(x), identity is not None, x if identity is None else identity
+        peak_kernels.normalise[_tiles(x)](x, added, about, out, rows, channels, ADD=joins, RELU=relu, **TILE)
         ctx.save_for_backward(x, out if joins else x, about)
         ctx.joins, ctx.relu = joins, relu and not joins  # else x alone decides what ReLU let through
         ctx.set_materialize_grads(False)  # of the last pair, only one half is used
@@ -126,12 +129,18 @@ class _Norm(Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         x, out, about = ctx.saved_tensors
         given = [each.contiguous(memory_format=torch.channels_last) for each in gradients if each is not None]
-        merged, partial = torch.empty_like(x) if ctx.joins else given[0], _partial(x)
-        peak_kernels.gradient_sums[_programs(partial)](
-            given[0], given[-1], x, out, about, merged, partial, *_shape(x),
+        merged = torch.empty_like(x) if ctx.joins else given[0]
+        (rows, channels), (partial, programs) = _shape(x), _partial(x)
+        peak_kernels.gradient_sums[programs](
+            given[0], given[-1], x, out, about, merged, partial, rows, channels,
             RELU=ctx.relu, JUNCTION=ctx.joins, SECOND=len(given) == 2, **TILE,
         )  # fmt: skip
-        of_x, of_weight, of_bias = _gradients(merged, x, about, partial, relu=ctx.relu)
+        of_weight, of_bias, line = about.new_empty(channels), about.new_empty(channels), about.new_empty((2, channels))
+        peak_kernels.coefficients[(channels // PARTS["BLOCK_CHANNELS"],)](
+            partial, about, of_weight, of_bias, line, len(partial), rows, channels, **PARTS
+        )
+        of_x = torch.empty_like(x)
+        peak_kernels.input_gradient[_tiles(x)](merged, x, about, line, of_x, rows, channels, RELU=ctx.relu, **TILE)
         return of_x, merged if ctx.joins else None, of_weight, of_bias, None, None
 
 
@@ -172,39 +181,11 @@ def _tiles(x: Tensor) -> tuple[int]:
     return (-(-rows // TILE["BLOCK_ROWS"]) * (channels // TILE["BLOCK_CHANNELS"]),)
 
 
-def _partial(x: Tensor) -> Tensor:
-    """Room for the two sums of each program of those that sum: as many as the GPU runs at once, whatever the size."""
+def _partial(x: Tensor) -> tuple[Tensor, tuple[int]]:
+    """Room for the two sums of each program of those that sum, and the programs: as many as the GPU runs at once,
+    whatever the size."""
     rows, channels = _shape(x)
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count
     most, columns = -(-rows // TILE["BLOCK_ROWS"]), channels // TILE["BLOCK_CHANNELS"]
-    return x.new_empty((max(1, min(most, PROGRAMS * processors // columns)), 2, channels), dtype=torch.float32)
-
-
-def _programs(partial: Tensor) -> tuple[int]:
-    return (len(partial) * (partial.shape[2] // TILE["BLOCK_CHANNELS"]),)
-
-
-def _statistics(x: Tensor, weight: Tensor, bias: Tensor, module: nn.BatchNorm2d) -> Tensor:
-    """Scale, shift, mean and 1 / standard deviation of each channel; the module remembers what it does remember."""
-    (rows, channels), partial = _shape(x), _partial(x)
-    peak_kernels.sums[_programs(partial)](x, partial, rows, channels, **TILE)
-    about = x.new_empty((4, channels), dtype=torch.float32)
-    peak_kernels.statistics[(channels // PARTS["BLOCK_CHANNELS"],)](
-        partial, weight, bias, module.running_mean, module.running_var, about, len(partial), rows, channels,
-        module.eps, module.momentum, **PARTS,
-    )  # fmt: skip
-    return about
-
-
-def _gradients(
-    gradient: Tensor, x: Tensor, about: Tensor, partial: Tensor, *, relu: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Of x, weight and bias."""
-    rows, channels = _shape(x)
-    of_weight, of_bias, line = about.new_empty(channels), about.new_empty(channels), about.new_empty((2, channels))
-    peak_kernels.coefficients[(channels // PARTS["BLOCK_CHANNELS"],)](
-        partial, about, of_weight, of_bias, line, len(partial), rows, channels, **PARTS
-    )
-    of_x = torch.empty_like(x)
-    peak_kernels.input_gradient[_tiles(x)](gradient, x, about, line, of_x, rows, channels, RELU=relu, **TILE)
-    return of_x, of_weight, of_bias
+    parts = max(1, min(most, PROGRAMS * processors // columns))
+    return x.new_empty((parts, 2, channels), dtype=torch.float32), (parts * columns,)

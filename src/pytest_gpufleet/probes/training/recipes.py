@@ -44,20 +44,13 @@ class Recipe:
         return ", ".join(parts)
 
 
-_MIXED = Recipe(
-    batch=1024,
-    megabytes_per_image=45,
-    warm_up=6,
-    steps=5,
-    autocast=torch.float16,
-    tf32=True,
-    memory_format=torch.channels_last,
-)
+_LAST = torch.channels_last
+_MIXED = Recipe(1024, 45, warm_up=6, steps=5, autocast=torch.float16, tf32=True, memory_format=_LAST)
 RECIPES = {
-    "fp32": Recipe(batch=64, megabytes_per_image=90, warm_up=10, steps=15, tried=10),
+    "fp32": Recipe(64, 90, warm_up=10, steps=15, tried=10),
     # One H200 (torch 2.11, cuDNN 9.19): 2,141 and 2,146 images/s with a search, 2,143 and 2,144 without. The first
     # search of a user takes 8 to 15 s, in which the GPU waits for what NVRTC compiles.
-    "tf32": Recipe(batch=128, megabytes_per_image=90, warm_up=10, steps=10, tf32=True, tried=0),
+    "tf32": Recipe(128, 90, warm_up=10, steps=10, tf32=True, tried=0),
     "amp": _MIXED,
     "bf16": replace(_MIXED, autocast=torch.bfloat16),
     # The fastest that is known, for torchvision's bottlenecks on GPUs that Triton compiles for.
@@ -121,9 +114,9 @@ class Plan:
     def conditions(self, ranks: int) -> dict[str, Condition]:
         """What the figure depends on. A limit that does not name the kind of workload is not meant for another one."""
         size: dict[str, Condition] = {"ranks": ranks, "batch": self.recipe.batch, "image": self.pixels}
-        asked = {"optimizer": self.optimizer if self.optimizer != "sgd" else "", "workload": self.kind}
-        named = {name: value for name, value in asked.items() if value}
-        return {"model": self.model, "recipe": self.name, **size, **named}
+        optimizer = {} if self.optimizer == "sgd" else {"optimizer": self.optimizer}
+        kind = {"workload": self.kind} if self.kind else {}
+        return {"model": self.model, "recipe": self.name, **size, **optimizer, **kind}
 
     def with_batch(self, batch: int) -> "Plan":
         return replace(self, recipe=replace(self.recipe, batch=batch))
@@ -149,11 +142,13 @@ def plan(name: str, workload: Workload, device: torch.device, kind: str = "", mo
     recipe, model, pixels = RECIPES[name], workload.model, PIXELS
     if device.type == "cpu":
         recipe, model, pixels = replace(recipe, **REHEARSAL), REHEARSAL_MODEL, REHEARSAL_PIXELS
-    else:
-        room = fitting(name, model, torch.cuda.get_device_properties(device).total_memory)
-        while recipe.batch > room:
-            recipe = replace(recipe, batch=recipe.batch // 2)
-    recipe = replace(recipe, batch=min(recipe.batch, most or recipe.batch))
-    asked = {"batch": workload.batch, "steps": workload.steps, "warm_up": workload.warm_up}
-    recipe = replace(recipe, **{field: value for field, value in asked.items() if value is not None})  # type: ignore[arg-type]
+    batch = recipe.batch
+    while device.type != "cpu" and batch > fitting(name, model, torch.cuda.get_device_properties(device).total_memory):
+        batch //= 2
+    recipe = replace(
+        recipe,
+        batch=workload.batch or min(batch, most or batch),
+        steps=workload.steps or recipe.steps,
+        warm_up=workload.warm_up or recipe.warm_up,
+    )
     return Plan(name, recipe, model, pixels, workload.optimizer, kind or ("" if workload == USUAL else "custom"))

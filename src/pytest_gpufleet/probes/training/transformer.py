@@ -8,10 +8,10 @@ every precision and every way to train on several GPUs.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -22,7 +22,7 @@ from pytest_gpufleet.model.measurement import GpuState, Reading
 from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.compute.rate import must_have
-from pytest_gpufleet.probes.timing import agree
+from pytest_gpufleet.probes.timing import agree, everyones
 from pytest_gpufleet.probes.training import loop
 from pytest_gpufleet.probes.training.correctness import differences, full_precision
 from pytest_gpufleet.probes.training.recipes import Step, make_optimizer
@@ -110,15 +110,23 @@ class RMSNorm(nn.RMSNorm):
         return functional.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), NORM_EPSILON)
 
 
-class Attention(nn.Module):
+class Block(nn.Module):
+    """A layer: attention, then SwiGLU, each behind a norm."""
+
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.heads = shape.heads
+        self.heads, wide = shape.heads, (shape.width, shape.hidden)
+        self.before_attention, self.before_hidden = RMSNorm(shape.width), RMSNorm(shape.width)
         self.queries, self.keys, self.values, self.output = (
             Linear(shape.width, shape.width, bias=False) for _ in range(4)
         )
+        self.gate, self.up, self.down = (Linear(*each, bias=False) for each in (wide, wide, wide[::-1]))
 
     def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
+        x = x + self._attention(self.before_attention(x), rotation)
+        return x + self._hidden(self.before_hidden(x))
+
+    def _attention(self, x: Tensor, rotation: Tensor) -> Tensor:
         q, k, v = (
             part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.queries, self.keys, self.values)
         )
@@ -126,28 +134,9 @@ class Attention(nn.Module):
         together: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return together
 
-
-class SwiGLU(nn.Module):
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.gate, self.up = (Linear(shape.width, shape.hidden, bias=False) for _ in range(2))
-        self.down = Linear(shape.hidden, shape.width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def _hidden(self, x: Tensor) -> Tensor:
         down: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
         return down
-
-
-class Block(nn.Module):
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.before_attention, self.before_hidden = RMSNorm(shape.width), RMSNorm(shape.width)
-        self.attention, self.hidden = Attention(shape), SwiGLU(shape)
-
-    def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
-        x = x + self.attention(self.before_attention(x), rotation)
-        grown: Tensor = x + self.hidden(self.before_hidden(x))
-        return grown
 
 
 class Transformer(nn.Module):
@@ -205,36 +194,17 @@ LEAST_STEPS = 2  # of a sample
 ALONE, TOGETHER = "", ("ddp", "fsdp")
 
 
-@dataclass(frozen=True)
-class Training:
-    """A model by the name of its shape, as all GPUs of a world train it."""
-
-    model: str
-    batch: int
-
-    @property
-    def shape(self) -> Shape:
-        return SHAPES[self.model]
-
-    def conditions(self, ranks: int, method: str) -> dict[str, Condition]:
-        """What the figure depends on. Of another workload than ResNet, so that no limit of that holds for it."""
-        size: dict[str, Condition] = {"ranks": ranks, "batch": self.batch, "sequence": self.shape.sequence}
-        conditions = {"model": self.model, "recipe": RECIPE, **size, "workload": "transformer"}
-        return {**conditions, "method": method} if method else conditions
-
-
-def training_on(rank: Rank, model: str | None = None) -> Training:
-    """The training of `model`, by default of the largest that fits, which all ranks come to alike: with half of its
-    batch, or a quarter, where the memory of the smallest GPU has room for no more."""
+def fitting_model(rank: Rank, model: str | None = None) -> tuple[str, int]:
+    """A model by the name of its shape, by default the largest that fits, and its batch, to which all ranks come alike:
+    half of the shape's, or a quarter, where the memory of the smallest GPU has room for no more."""
     must_have(RECIPE, rank.device)
     if rank.device.type == "cpu":
-        return Training(REHEARSAL, SHAPES[REHEARSAL].batch)
+        return REHEARSAL, SHAPES[REHEARSAL].batch
     room = FILLED * agree(rank, torch.cuda.get_device_properties(rank.device).total_memory)
     for name in [model] if model else LARGEST_FIRST:
-        shape = SHAPES[name]
-        if batch := fitting_batch(shape, room):
-            return Training(name, batch)
-    need = (shape.bytes_of_weights + shape.bytes_of_a_sequence) / FILLED / GiB
+        if batch := fitting_batch(SHAPES[name], room):
+            return name, batch
+    need = (SHAPES[name].bytes_of_weights + SHAPES[name].bytes_of_a_sequence) / FILLED / GiB
     return not_applicable(f"{name} takes {need:.0f} GiB of GPU memory")
 
 
@@ -261,7 +231,7 @@ def optimizer_of(module: nn.Module, method: str) -> torch.optim.Optimizer:
     return make_optimizer("adamw", parameters, fused=fused)
 
 
-def step_of(module: nn.Module, optimizer: torch.optim.Optimizer, data: tuple[Tensor, Tensor]) -> Step:
+def step_of(module: nn.Module, optimizer: torch.optim.Optimizer, data: Sequence[Tensor]) -> Step:
     def step() -> Tensor:
         optimizer.zero_grad(set_to_none=True)
         loss: Tensor = module(*data)
@@ -281,13 +251,14 @@ def token_throughput(rank: Rank, method: str = ALONE, model: str | None = None, 
     is their sum at the pace of the slowest. With "ddp" steps without communication take turns with those: so there is
     also what each GPU does by itself, and the share of a step that waits for communication.
     """
-    training, together = training_on(rank, model), method in TOGETHER
+    model, batch = fitting_model(rank, model)
+    shape, together = SHAPES[model], method in TOGETHER
     if rank.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    with rank.phase(f"{training.model} in bf16, batch {training.batch}, {method or 'alone'}"):
-        made = transformer(training.shape, RECIPE, rank.device)
+    with rank.phase(f"{model} in bf16, batch {batch}, {method or 'alone'}"):
+        made = transformer(shape, RECIPE, rank.device)
         module = loop.under(method, rank, made, made.blocks, made.dtype)
-        data = sequences(training.shape, training.batch, 1 + rank.index, rank.device)
+        data = sequences(shape, batch, 1 + rank.index, rank.device)
         step = step_of(module, optimizer_of(module, method), data)
         first = loop.lap(rank, step, 1, together=together)
         samples_of = [step] if method != "ddp" else [step, loop.without_communication(module, step)]
@@ -298,25 +269,27 @@ def token_throughput(rank: Rank, method: str = ALONE, model: str | None = None, 
         warm = loop.lap(rank, step, warm_up, together=together)
         with Watch(rank.gpu) as watch:
             laps = [[loop.lap(rank, each, count) for each in samples_of] for _ in range(loop.SAMPLES)]
-    usual, *quiet = zip(*laps, strict=True)
-    conditions = training.conditions(rank.size if together else 1, method)
     course = [first, tried, warm, *(each for pair in laps for each in pair)]
-    loop.record_losses(rank, conditions, course, together=together)
-    readings = [_throughput(rank, training, method, first, usual, watch.state)]
+    # Of another workload than ResNet, so that no limit of that holds for it.
+    size: dict[str, Condition] = {"batch": batch, "sequence": shape.sequence}
+    under = {"model": model, "recipe": RECIPE, "ranks": rank.size if together else 1, **size, "workload": "transformer"}
+    alone, under = under | {"ranks": 1}, under | ({"method": method} if method else {})
+    loop.record_losses(rank, under, course, together=together)
+    usual, *quiet = zip(*laps, strict=True)
+    readings = [_throughput(rank, shape, under, first, usual, watch.state)]
     for each in quiet:
-        readings.append(_throughput(rank, training, NO_SYNC, first, each, watch.state))
-        readings.append(loop.communication_share(rank, conditions, usual, each))
+        readings.append(_throughput(rank, shape, alone | {"method": NO_SYNC}, first, each, watch.state))
+        means = ([one.mean for one in some] for some in (usual, each))
+        readings.append(loop.communication_share(rank, under, *means))
     return readings
 
 
 def _throughput(
-    rank: Rank, training: Training, method: str, first: loop.Lap, laps: Sequence[loop.Lap], state: GpuState | None
+    rank: Rank, shape: Shape, under: dict[str, Any], first: loop.Lap, laps: Sequence[loop.Lap], state: GpuState | None
 ) -> Reading:
-    together = method in TOGETHER
-    ranks = rank.size if together else 1
-    tokens = ranks * training.batch * training.shape.sequence  # of a step
+    tokens = under["ranks"] * under["batch"] * shape.sequence  # of a step
     rates = tuple(tokens * len(each.steps) / each.seconds for each in laps)
-    flop = median(rates) / ranks * training.shape.flop_a_token
+    flop = median(rates) / under["ranks"] * shape.flop_a_token
     details: dict[str, Condition] = {
         "computed": "in bf16, with weights, optimizer and loss in fp32",
         "step": loop.ms(median(seconds for each in laps for seconds in each.steps)),
@@ -325,8 +298,9 @@ def _throughput(
     }
     if rank.device.type == "cuda":
         details["memory"] = f"{torch.cuda.max_memory_allocated() / GiB:.1f} GiB a GPU"
+    together = under.get("method") in TOGETHER
     metric, place = ("token_throughput", WORLD) if together else ("solo_token_throughput", None)
-    return Reading(metric, median(rates), training.conditions(ranks, method), rates, place, details, state)
+    return Reading(metric, median(rates), under, rates, place, details, state)
 
 
 # Whether a transformer is trained right: as in float32, as on one GPU, and to the same bits on all ranks.
@@ -347,38 +321,25 @@ def _compared(rank: Rank) -> str:
     return "transformer-check" if rank.device.type == "cuda" else REHEARSAL
 
 
-def _record(rank: Rank, recipe: str, losses: Sequence[float], together: dict[str, Condition] | None = None) -> None:
+def _record(rank: Rank, recipe: str, losses: Sequence[float], **together: Condition) -> None:
     name = _compared(rank)
-    training = {"model": name, "recipe": recipe, "batch": SHAPES[name].batch, "ranks": 1, **(together or {})}
+    training = {"model": name, "recipe": recipe, "batch": SHAPES[name].batch, "ranks": 1, **together}
     rank.record_losses(training, dict(enumerate(losses, 1)), WORLD if together else None)
 
 
-def _losses(rank: Rank, recipe: str, method: str, parts: Iterable[int]) -> tuple[list[float], dict[str, Tensor]]:
-    """The losses of STEPS steps on the sequences of these ranks; then weights, gradients and both moments of Adam."""
+def _trained(
+    rank: Rank, recipe: str, method: str, parts: Iterable[int], steps: int = STEPS
+) -> tuple[list[float], nn.Module, torch.optim.Optimizer]:
+    """The losses of so many steps on the sequences of these ranks, and what was trained, by what."""
     shape = SHAPES[_compared(rank)]
     with full_precision():
         model = transformer(shape, recipe, rank.device)
         module = loop.under(method, rank, model, model.blocks, model.dtype)
         optimizer = optimizer_of(module, method)
         parted = [sequences(shape, shape.batch, part, rank.device) for part in parts]
-        tokens, following = map(torch.cat, zip(*parted, strict=True))
-        step = step_of(module, optimizer, (tokens, following))
-        losses = torch.stack([step() for _ in range(STEPS)])
-    state: dict[str, Tensor] = {}
-    for name, parameter in module.named_parameters():
-        assert parameter.grad is not None  # every weight takes part
-        moments = {moment: optimizer.state[parameter][moment] for moment in ("exp_avg", "exp_avg_sq")}
-        every = {"weight": parameter.detach(), "gradient": parameter.grad, **moments}
-        state |= {f"{what} {name}": tensor for what, tensor in every.items()}
-    return losses.tolist(), state
-
-
-def _first_gradients(rank: Rank, recipe: str) -> dict[str, Tensor]:
-    shape = SHAPES[_compared(rank)]
-    with full_precision():
-        model = transformer(shape, recipe, rank.device)
-        model(*sequences(shape, shape.batch, 0, rank.device)).backward()
-    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+        step = step_of(module, optimizer, [torch.cat(each) for each in zip(*parted, strict=True)])
+        losses = torch.stack([step() for _ in range(steps)])
+    return losses.tolist(), module, optimizer
 
 
 @loop.returns_memory
@@ -386,11 +347,15 @@ def follows_fp32(rank: Rank) -> str:
     """Which first gradients of a small transformer in bf16 differ from those in float32, where the losses part, or that
     it did not learn: each rank alone, all on the same data."""
     must_have(RECIPE, rank.device)
+
+    def first_gradients(recipe: str) -> dict[str, Tensor]:
+        _, model, _ = _trained(rank, recipe, ALONE, [0], steps=1)
+        return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+
     with rank.phase("transformer in bf16, against fp32"):
-        gradients, right = (_first_gradients(rank, each) for each in (RECIPE, "fp32"))
-        if different := unlike(gradients, right, GRADIENT_TOLERANCE):
+        if different := unlike(first_gradients(RECIPE), first_gradients("fp32"), GRADIENT_TOLERANCE):
             return different
-        (losses, _), (exact, _) = (_losses(rank, each, ALONE, [0]) for each in (RECIPE, "fp32"))
+        losses, exact = (_trained(rank, each, ALONE, [0])[0] for each in (RECIPE, "fp32"))
     _record(rank, RECIPE, losses)
     _record(rank, "fp32", exact)
     return first_difference(losses, exact, TOLERANCE, "in fp32") or not_learned(losses)
@@ -401,13 +366,11 @@ def trains_as_one(rank: Rank, method: str) -> str:
     """Train a small transformer in float32 by "ddp" or "fsdp", each rank on data of its own, and alone on the data of
     all: where the losses part, or that it did not learn; "" if neither."""
     with rank.phase(f"transformer by {method}, against one rank"):
-        alone, _ = _losses(rank, "fp32", ALONE, range(rank.size))
-        own, _ = _losses(rank, "fp32", method, [rank.index])
-        mean = torch.tensor(own, dtype=torch.float64, device=rank.device)
-        dist.all_reduce(mean, group=rank.group)
-    together: list[float] = (mean / rank.size).tolist()
+        alone, *_ = _trained(rank, "fp32", ALONE, range(rank.size))
+        own, *_ = _trained(rank, "fp32", method, [rank.index])
+        together = [fmean(step) for step in zip(*everyones(rank, own), strict=True)]
     if rank.index == 0:
-        _record(rank, "fp32", together, {"ranks": rank.size, "method": method})
+        _record(rank, "fp32", together, ranks=rank.size, method=method)
     return first_difference(together, alone, SAME, "on one rank") or not_learned(alone)
 
 
@@ -417,7 +380,13 @@ def ends_alike(rank: Rank) -> str:
     after training by DDP, each rank on data of its own."""
     must_have(RECIPE, rank.device)
     with rank.phase("transformer in bf16 by ddp, compared between ranks"):
-        return "; ".join(differences(rank, _losses(rank, RECIPE, "ddp", [rank.index])[1])[:3])
+        _, module, optimizer = _trained(rank, RECIPE, "ddp", [rank.index])
+        state: dict[str, Tensor] = {}
+        for name, weight in module.named_parameters():
+            assert weight.grad is not None  # every weight takes part
+            state |= {f"weight {name}": weight.detach(), f"gradient {name}": weight.grad}
+            state |= {f"{moment} {name}": optimizer.state[weight][moment] for moment in ("exp_avg", "exp_avg_sq")}
+        return "; ".join(differences(rank, state)[:3])
 
 
 def unlike(gradients: dict[str, Tensor], exact: dict[str, Tensor], tolerance: float) -> str:
