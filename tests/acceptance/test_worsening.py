@@ -126,7 +126,7 @@ def test_lost_telemetry_is_reported_and_leaves_the_verdict_incomplete(on_recorde
     health_watch.Guard.note = broken
 
     def test_during(pytestconfig):
-        while not pytestconfig.stash[RUN].sampling.sampler.trouble:
+        while not pytestconfig.stash[RUN]._sampler.trouble:
             pass
     """
     run = on_recorded(inner, "--fleet-interval=0.05")

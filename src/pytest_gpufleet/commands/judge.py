@@ -15,6 +15,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.banner import stamp
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import NODES, RunFolder
+from pytest_gpufleet.run.settings import naming
 from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.fleet.fleet_verdict import ended
@@ -62,7 +63,8 @@ def judged(folder: RunFolder, given: Path | None, basis: Grade | None) -> Record
             own[number] = HostRun(f"{NODES}/{of_node.name}", end.sha256, again)
             if of_node.digest() != end.sha256:
                 raise Refused(f"{of_node}: its evidence is not that that the run over all nodes names")
-    limits = profile.choose(given, {gpu.name for gpu in record.topology.gpus})
+    with naming("--fleet-profile"):
+        limits = profile.choose(given, {gpu.name for gpu in record.topology.gpus})
     return judge_again(record, limits, basis, own)
 
 

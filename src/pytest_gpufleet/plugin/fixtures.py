@@ -207,11 +207,11 @@ def _after_turn(item: pytest.Item, seconds: float) -> AfterTurn:
     from pytest_gpufleet.model.fault import Faults
 
     run, check = item.config.stash[RUN], item.nodeid
-    sampling, show = run.sampling, item.config.stash[SCREEN].progress(seconds)
+    show = item.config.stash[SCREEN].progress(seconds)
 
     def after_turn(doing: str, done: float, resident: list[int]) -> None:
         run.record(Progress(check=check, done=round(done), of=seconds, doing=doing, resident=tuple(resident)))
-        show(done, sampling.latest if sampling else None)
+        show(done, run.latest)
         if faults := run.check_health(check):
             raise Faults(faults)
 

@@ -12,7 +12,7 @@ import pytest
 from pytest_gpufleet.machine import host
 from pytest_gpufleet.machine.gpu_facts import NAMES
 from pytest_gpufleet.machine.local_node import Machine
-from pytest_gpufleet.model.gpu import Missing
+from pytest_gpufleet.model.gpu import Missing, check_name
 
 if TYPE_CHECKING:
     from pytest_gpufleet.run.run import Run
@@ -61,7 +61,8 @@ class LiveMachine(Machine):
         evidence has it. Missing or None where it cannot be read."""
         _ = self.gpus  # which only one machine has
         if fact not in host.FACTS or fact in NAMES:
-            return self._run.own_machine.read_now(fact)
+            check_name(fact)
+            return [gpu[fact] for gpu in self._run.own_machine.node.facts((fact,))]
         return self._left_out.get(fact) or self._run.host_now(fact)
 
     def before(self, fact: str) -> Any:

@@ -234,7 +234,7 @@ def pytest_runtest_makereport(
         phases = item.stash.setdefault(PHASES, [])
         phases.append((report, error))
         if report.when == "teardown":
-            telemetry = run.sampling.activity.end() if run.sampling is not None else None
+            telemetry = run.activity.end() if run.activity else None
             run.record(CheckFinished(check=check_outcome.finished(item, phases), telemetry=telemetry))
     return report
 

@@ -133,7 +133,15 @@ class ClusterTarget(Target):
         missing = GpuTopology(absent="its agent was never heard")
         # Each as its node describes itself.
         self.topologies = {node: hellos[node].topology if node in hellos else missing for node in names}
+        self.topology = joined(self.topologies, self.hosts)
+        present = (
+            (hello.machine.get("boot_id") or node, bus or index)
+            for node, hello in hellos.items()
+            for index, bus in enumerate(hello.present)
+        )
+        self.gpus_present = len({*present})  # those of nodes that are one host are there once
         self.nodes = len(hellos)
+        self.where = f" of {self.nodes} nodes"
         self.rehearsal_ranks = rehearsed * len(hellos)
         self.machines = {  # at once: they know how long ago that was
             node: Machine(
@@ -146,29 +154,10 @@ class ClusterTarget(Target):
         """With the number of its node in the places of its GPUs."""
         return self.topologies[node].on_node(node)
 
-    @cached_property
-    def topology(self) -> GpuTopology:
-        return joined(self.topologies, self.hosts)
-
-    @property
-    def gpus_present(self) -> int:
-        """Those of nodes that are one host are there once."""
-        return len(
-            {
-                (hello.machine.get("boot_id") or node, bus or index)
-                for node, hello in self._hellos.items()
-                for index, bus in enumerate(hello.present)
-            }
-        )
-
     @property
     def why(self) -> str:
         """As the nodes have it that were heard."""
         return joined({node: hello.topology for node, hello in self._hellos.items()}, self.hosts).absent
-
-    @property
-    def where(self) -> str:
-        return f" of {self.nodes} nodes"
 
     @property
     def node_facts(self) -> list[NodeFacts]:

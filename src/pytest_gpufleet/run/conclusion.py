@@ -60,13 +60,12 @@ def summarize(run: Run) -> None:
 def _end(run: Run, evidence: Evidence, status: int) -> int:
     if status == NOTHING_COLLECTED and (run.carried or run.of_nodes):
         status = 0
-    if run.sampling is not None:
-        run.sampling.note_lost()
+    run.note_lost_samples()
     failed = any(check.outcome == "failed" for check in evidence.record.checks.values())
     if status == TESTS_FAILED and not failed:
         evidence.spoil(UNSEEN_FAILURE)
     evidence.compare()
-    broken = _not_imported(run) or _cut_short(run, status) or evidence.trouble
+    broken = _cut_short(run, status) or evidence.trouble
     runs = run.runs_of_nodes() or run.folder.own_runs(evidence.record)
     ended = settled(evidence.record, broken, runs)
     if status not in CUT_SHORT or broken == DEADLINE:
@@ -90,15 +89,12 @@ def exited_early(run: Run) -> int:
     return status
 
 
-def _not_imported(run: Run) -> str:
-    """Which test files could not be imported, for which pytest has the same exit status as for Ctrl-C."""
-    if run.interruption.heard or not run.not_imported:
-        return ""
-    return f"a test file could not be imported, so its checks are missing: {some(run.not_imported, MOST_FILES)}"
-
-
 def _cut_short(run: Run, status: int) -> str:
-    """Why the session did not come to its end, for which pytest has one exit status whatever signal it was."""
+    """Why the session did not come to its end. pytest has one exit status for Ctrl-C, for whatever other signal it was,
+    and for a test file that could not be imported."""
+    if run.not_imported and not run.interruption.heard:
+        files = some(run.not_imported, MOST_FILES)
+        return f"a test file could not be imported, so its checks are missing: {files}"
     if status == INTERRUPTED and run.interruption.overdue:
         return DEADLINE
     if status == INTERRUPTED and run.interruption.deadly:

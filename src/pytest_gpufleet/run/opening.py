@@ -6,6 +6,7 @@ import platform
 import stat
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -21,6 +22,7 @@ from pytest_gpufleet.machine.tools import RunTool, Unreadable, output
 from pytest_gpufleet.model import codec, events
 from pytest_gpufleet.model.codec import Moment
 from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.model.events import MachineRead, RunHeader, TopologyFound
 from pytest_gpufleet.model.finding import Grade
 from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.record import Record
@@ -85,19 +87,12 @@ def command_line(arguments: Sequence[str]) -> events.CommandLine:
     if caller in CALLERS:
         first = 2 if OF_A_PACKAGE in arguments[:1] else 1  # after the suite
         return events.CommandLine(caller, command(arguments[first:]), variable=CALLERS[caller])
-    return events.CommandLine("pytest", command(arguments), _suite(arguments))
-
-
-def _suite(arguments: Sequence[str]) -> str:
-    """How the whole suite is named where these arguments name it or a part of it."""
     if OF_A_PACKAGE in arguments:
-        return f"{OF_A_PACKAGE} {PACKAGED}"
-    for argument in arguments:
-        path = Path(argument.partition("::")[0])
-        for folder in (path, *path.parents):
-            if folder.name == "acceptance" and (folder / CONFTEST).is_file():
-                return command([f"{folder}/"])
-    return "acceptance/"
+        return events.CommandLine("pytest", command(arguments), f"{OF_A_PACKAGE} {PACKAGED}")
+    paths = (Path(argument.partition("::")[0]) for argument in arguments)
+    suites = (f for path in paths for f in (path, *path.parents) if f.name == "acceptance" and (f / CONFTEST).is_file())
+    named = next((command([f"{folder}/"]) for folder in suites), "acceptance/")  # as these arguments name it
+    return events.CommandLine("pytest", command(arguments), named)
 
 
 TEMPORARY_BYTES = 64 << 20  # the photographs that the suite has decoded take 23 MB, all else less
@@ -164,34 +159,32 @@ def _check_place(option: str, path: Path) -> None:
         raise Refused(f"{option} {path} cannot be written: {problem}")
 
 
-def check_textfile(path: Path | None) -> None:
-    """Refused if Prometheus' textfile could not be put in its place, or if it would replace something else."""
-    if path is None:
-        return
-    # It will be replaced: it must not be somebody's evidence or profile.
-    if os.path.lexists(path) and not path.is_dir() and not _is_textfile(path):
-        why = "it is there and is no textfile of an earlier run; give another name, or remove it"
-        raise Refused(f"--fleet-prometheus {path} cannot be written: {why}")
+def check_textfile(path: Path) -> None:
+    """Refused if Prometheus' textfile could not be put in its place, or if it would replace something else, such as
+    somebody's evidence or profile."""
+    if os.path.lexists(path) and not path.is_dir():
+        begin = b"-"
+        with suppress(OSError), open_regular(path) as file:
+            begin = file.read(len(TEXTFILE))
+        if begin not in (TEXTFILE, b""):
+            why = "it is there and is no textfile of an earlier run; give another name, or remove it"
+            raise Refused(f"--fleet-prometheus {path} cannot be written: {why}")
     _check_place("--fleet-prometheus", path)
-
-
-def _is_textfile(path: Path) -> bool:
-    try:
-        with open_regular(path) as file:
-            return file.read(len(TEXTFILE)) in (TEXTFILE, b"")
-    except OSError:
-        return False
 
 
 def open_run(run: Run, arguments: Sequence[str]) -> None:
     """Give `run` a folder and evidence. Refused before anything expensive starts. `arguments`: pytest's."""
     check_temporary()
-    check_textfile(run.options.prometheus)
+    if run.options.prometheus:
+        check_textfile(run.options.prometheus)
     before = integrity.check(RunFolder(back), nodes=False).record if (back := run.options.returns) else None
     if before:
-        seconds = before.run.burn_in_seconds or None
-        run.options = replace(run.options, level=before.run.level, burn_in=seconds)
-    order, requirements, profile, target = run.order, run.requirements, run.profile, run.target
+        run.options = replace(run.options, level=before.run.level, burn_in=before.run.burn_in_seconds or None)
+    order = events.OrderGiven(order=run.order) if run.order else None
+    requirements = events.RequirementsGiven(requirements=run.requirements) if run.requirements else None
+    profile, target, limits = run.profile, run.target, None
+    if profile and run.options.profile:
+        limits = events.ProfileGiven(profile=as_given(profile, (gpu.name for gpu in target.topology.gpus)))
     burning = run.burn_in_seconds if run.options.level == "burnin" else 0.0
     check_evidence(run.options.folder, needed(len(target.topology.gpus), target.nodes, burning, run.options.interval))
     run.ranks.environment = of_this_process()
@@ -207,24 +200,15 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
         run.take_up(earlier, then)
         header = msgspec.structs.replace(header, resumed=resume.history(earlier, then))
         carried = resume.carried(earlier, then)
-    folder = RunFolder.make(run.options.folder, f"{header.host}-{run.started:%Y%m%dT%H%M%SZ}")
-    run.folder, run.evidence = folder, Evidence(folder.evidence)
-    run.record(header)
-    run.record(topology)
-    if profile and run.options.profile:
-        run.record(events.ProfileGiven(profile=as_given(profile, (gpu.name for gpu in target.topology.gpus))))
-    if order:
-        run.record(events.OrderGiven(order=order))
-    if requirements:
-        run.record(events.RequirementsGiven(requirements=requirements))
-    run.record(machine)
-    if returned:
-        run.record(returned)
+    noticed: list[events.Event] = []
     if run.options.nodes is None:
         own = run.own_machine.machine  # what its kernel log has from before the run is shown
-        run.notice(kernel_log.judged(own.logged.host, own.gpus, "before")[1])
-    run.record(events.SuiteSeen(manifest=shipped()))
-    for event in carried:
+        shown = kernel_log.judged(own.logged.host, own.gpus, "before")[1]
+        noticed = [events.Noticed(fault=fault) for fault in shown]
+    folder = RunFolder.make(run.options.folder, f"{header.host}-{run.started:%Y%m%dT%H%M%SZ}")
+    run.folder, run.evidence = folder, Evidence(folder.evidence)
+    given: list[events.Event | None] = [header, topology, limits, order, requirements, machine, returned]
+    for event in (*filter(None, given), *noticed, events.SuiteSeen(manifest=shipped()), *carried):
         run.record(event)
         if isinstance(event, events.HostFactRead):
             run.host_before.setdefault(event.fact, event.value)
@@ -240,48 +224,29 @@ def _never_end_with_0(run: Run) -> None:
     run.last_things.callback(setattr, os, "_exit", end)
 
 
-def _first_events(
-    run: Run, arguments: Sequence[str]
-) -> tuple[events.RunHeader, events.TopologyFound, events.MachineRead]:
+def _first_events(run: Run, arguments: Sequence[str]) -> tuple[RunHeader, TopologyFound, MachineRead]:
     """What evidence says first, with aliases if these are wanted: what one of them names has its alias in all."""
     nodes = run.target.node_facts
-    topology = events.TopologyFound(nodes=[node.topology for node in nodes])
-    machine = events.MachineRead(nodes=[node.machine for node in nodes])
+    topology = TopologyFound(nodes=[node.topology for node in nodes])
+    machine = MachineRead(nodes=[node.machine for node in nodes])
     said = codec.plain((run.cluster_header(_header(run, arguments)), topology, machine))
-    return codec.typed(aliased(said), tuple[events.RunHeader, events.TopologyFound, events.MachineRead])
+    return codec.typed(aliased(said), tuple[RunHeader, TopologyFound, MachineRead])
 
 
-def _header(run: Run, arguments: Sequence[str]) -> events.RunHeader:
+def _header(run: Run, arguments: Sequence[str]) -> RunHeader:
     options, target, profile, order = run.options, run.target, run.profile, run.order
     started_by = command_line(arguments)
-    return events.RunHeader(
-        host=own_name(),
-        nodes=tuple(node.found for node in target.node_facts),
+    return RunHeader(
+        host=own_name(), nodes=tuple(node.found for node in target.node_facts),
         utc=Moment(run.started.isoformat(timespec="seconds")),
-        command=started_by.typed(),
-        command_line=started_by,
-        level=cast(Level, options.level),
-        burn_in_seconds=run.burn_in_seconds if options.level == "burnin" else 0,
-        deadline_seconds=options.deadline or 0,
-        basis=cast(Grade, options.basis),
-        network=options.network,
-        without=options.without,
-        used=options.used,
-        gpus=str(options.gpus),
-        gpus_present=target.gpus_present,
-        rehearsal=bool(target.rehearsal_ranks),
-        rehearsal_because=target.why if target.rehearsal_ranks else "",
-        ranks=target.size,
-        profile=profile.name if profile else None,
-        profile_sha256=sha256(profile.path) if profile else None,
-        order=order.file if order else None,
-        order_sha256=order.sha256 if order else None,
-        environment=relevant(),
-        python=platform.python_version(),
-        pytest=version("pytest"),
-        plugin=__version__,
-        commit=of_checkout(),
-        code=code(),
-        notes=dict(options.notes),
-        language=options.language,
-    )
+        command=started_by.typed(), command_line=started_by,
+        level=cast(Level, options.level), burn_in_seconds=run.burn_in_seconds if options.level == "burnin" else 0,
+        deadline_seconds=options.deadline or 0, basis=cast(Grade, options.basis),
+        network=options.network, without=options.without, used=options.used,
+        gpus=str(options.gpus), gpus_present=target.gpus_present, ranks=target.size,
+        rehearsal=bool(target.rehearsal_ranks), rehearsal_because=target.why if target.rehearsal_ranks else "",
+        profile=profile.name if profile else None, profile_sha256=sha256(profile.path) if profile else None,
+        order=order.file if order else None, order_sha256=order.sha256 if order else None,
+        environment=relevant(), python=platform.python_version(), pytest=version("pytest"), plugin=__version__,
+        commit=of_checkout(), code=code(), notes=dict(options.notes), language=options.language,
+    )  # fmt: skip

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.run.interruption import Interruption
-from pytest_gpufleet.run.settings import Options
+from pytest_gpufleet.run.settings import Options, naming
 
 if TYPE_CHECKING:
     from pytest_gpufleet.machine.health_watch import Guard, Health
     from pytest_gpufleet.machine.local_node import Machine
+    from pytest_gpufleet.machine.telemetry import Activity, Sampler
     from pytest_gpufleet.model.events import Event, Losses, Order, Requirements, RunHeader, WorldStarted
     from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.finding import Finding
@@ -54,7 +55,8 @@ class Run:
 
     evidence: Evidence | None = None
     folder: RunFolder  # only beside evidence
-    sampling: Sampling | None = None
+    activity: Activity | None = None  # what the GPUs did since somebody last asked for it; None without telemetry
+    latest: Sample | None = None  # of telemetry
     of_nodes: tuple[str, ...] = ()  # the checks that each of many nodes runs by itself
 
     def __init__(
@@ -89,6 +91,8 @@ class Run:
         self.hear_fault: Callable[[Fault], None] = lambda fault: None  # called with each that is put on record
         self.host_before: dict[str, Any] = {}  # facts of the host, as the first session of the run has told them first
         self._locks: ExitStack | None = None
+        self._sampler: Sampler | None = None
+        self._lost_samples = False  # said once: the words of the trouble change
 
     @cached_property
     def own_machine(self) -> OwnMachine:
@@ -111,38 +115,25 @@ class Run:
     def profile(self) -> Profile | None:
         """The profile for this run's GPUs, None if there is none. Refused if a given one is bad or does not fit."""
         from pytest_gpufleet.verdict import profile
-        from pytest_gpufleet.verdict.toml_table import FileError
 
-        try:
+        with naming("--fleet-profile"):
             return profile.choose(self.options.profile, (gpu.name for gpu in self.target.topology.gpus))
-        except FileError as error:
-            raise Refused(f"--fleet-profile: {error}") from None
 
     @cached_property
     def order(self) -> Order | None:
         """What was bought, None if nobody said. Refused if the file is bad."""
-        if self.options.order is None:
-            return None
         from pytest_gpufleet.verdict import orders
-        from pytest_gpufleet.verdict.toml_table import FileError
 
-        try:
-            return orders.load(self.options.order)
-        except FileError as error:
-            raise Refused(f"--fleet-order: {error}") from None
+        with naming("--fleet-order"):
+            return orders.load(self.options.order) if self.options.order else None
 
     @cached_property
     def requirements(self) -> Requirements | None:
         """What somebody requires, None if nobody said. Refused if the file is bad."""
-        if self.options.requirements is None:
-            return None
         from pytest_gpufleet.verdict import requirements
-        from pytest_gpufleet.verdict.toml_table import FileError
 
-        try:
-            return requirements.load(self.options.requirements)
-        except FileError as error:
-            raise Refused(f"--fleet-requirements: {error}") from None
+        with naming("--fleet-requirements"):
+            return requirements.load(self.options.requirements) if self.options.requirements else None
 
     @property
     def burn_in_seconds(self) -> float:
@@ -150,14 +141,35 @@ class Run:
             return self.options.burn_in
         return REHEARSED_BURN_IN_SECONDS if self.target.rehearsal_ranks else levels.BURN_IN_SECONDS
 
-    def watch(self, hear: Callable[[Any], None]) -> None:
-        """Heed signals from here on. With GPUs, start telemetry: `hear(sample)` is called with each sample."""
+    def watch(self, hear: Callable[[Sample], None]) -> None:
+        """Heed signals from here on. With GPUs, start telemetry, which is on record: `hear(sample)` is called with each
+        sample, by a thread of its own."""
         self.last_things.enter_context(self.interruption.heed())
-        if self.health is None:
+        health = self.health
+        if health is None:
             return
-        self.sampling = Sampling(self, self.health, hear)
-        self.open_things.callback(self.sampling.sampler.stop)
-        self.sampling.sampler.start()
+        from pytest_gpufleet.machine.telemetry import Activity, Sampler
+        from pytest_gpufleet.model.events import Telemetry
+
+        activity = self.activity = Activity()
+
+        def take_in(sample: Sample) -> None:
+            self.note_lost_samples()
+            self.record(Telemetry(sample=sample))
+            activity.add(sample)
+            self.latest = sample
+            health.note(sample)
+            hear(sample)
+
+        self._sampler = Sampler(self.own_machine.node, self.options.interval, take_in)
+        self.open_things.callback(self._sampler.stop)
+        self._sampler.start()
+
+    def note_lost_samples(self) -> None:
+        """Nobody sees a GPU slow down between two tests without them."""
+        if self._sampler and self._sampler.trouble and self.evidence is not None and not self._lost_samples:
+            self._lost_samples = True
+            self.evidence.spoil(f"telemetry lost samples: {self._sampler.trouble}")
 
     def check_health(self, check: str, failed: bool = False) -> list[Fault]:
         """What got worse on any GPU since the last time; it is on record as having happened in this check, which
@@ -241,7 +253,7 @@ class Run:
         from pytest_gpufleet.model.events import HostFactRead
         from pytest_gpufleet.model.gpu import Missing
 
-        value = self.own_machine.host_now(fact)
+        value = self.hosts_now(fact)[0]
         if host.FACTS[fact].on_request and value is not None and not isinstance(value, Missing):
             self.record(HostFactRead(fact=fact, value=value))
         self.host_before.setdefault(fact, value)
@@ -249,7 +261,7 @@ class Run:
 
     def hosts_now(self, fact: str) -> dict[int, Any]:
         """A fact of the host of each node that takes part, at this moment; None where its system does not tell."""
-        return {0: self.own_machine.host_now(fact)}
+        return {0: self.own_machine.node.host((fact,))[fact]}
 
     @property
     def clocks_ahead(self) -> Mapping[int, float]:
@@ -258,8 +270,8 @@ class Run:
 
     def finish(self, cut_short: bool) -> None:
         """What is left to do when the last test has ended, before the verdict. `cut_short`: not all of them have."""
-        if self.sampling is not None:
-            self.sampling.sampler.stop()
+        if self._sampler is not None:
+            self._sampler.stop()
         self.check_health(AT_THE_END)
         if not cut_short and not self.exited:  # else pytest takes down fixtures after this, which may still use them
             self.ranks.let_go()
@@ -376,24 +388,17 @@ class Ranks:
         """Numbered from 0 on, over all nodes."""
         from pytest_gpufleet.world.call import RankSpec, nothing
 
-        nodes = self._gpus_of_nodes()
+        nodes, specs = self._gpus_of_nodes(), list[RankSpec]()
         size = sum(len(gpus) for gpus, _ in nodes.values())
-        ranks = [(node, local, gpu) for node, (gpus, _) in nodes.items() for local, gpu in enumerate(gpus)]
-        return [
-            RankSpec(
-                index=index,
-                size=size,
-                node=node,
-                local_index=local,
-                local_size=len(nodes[node][0]),
-                device="cpu" if gpu is None else f"cuda:{local}",
-                gpu=gpu,
-                cpu_threads=self._threads(node, size, len(nodes[node][0])),
-                prepare=self._run.prepare_rank or nothing,
-                host=nodes[node][1],
-            )
-            for index, (node, local, gpu) in enumerate(ranks)
-        ]
+        for node, (gpus, host) in nodes.items():
+            threads = self._threads(node, size, len(gpus))
+            for local, gpu in enumerate(gpus):
+                specs.append(RankSpec(
+                    index=len(specs), size=size, node=node, local_index=local, local_size=len(gpus),
+                    device="cpu" if gpu is None else f"cuda:{local}", gpu=gpu, cpu_threads=threads,
+                    prepare=self._run.prepare_rank or nothing, host=host,
+                ))  # fmt: skip
+        return specs
 
     def _gpus_of_nodes(self) -> Mapping[int, tuple[Sequence[Gpu | None], str]]:
         """By the number of each node the GPU of each of its ranks, None of a CPU rank, and its name where there are
@@ -447,35 +452,3 @@ class Ranks:
             self.in_use.close()
         if (engine := self.__dict__.get("_local_engine")) is not None:
             engine.end()
-
-
-class Sampling:
-    """Telemetry of a run: sampled from its begin to its end, on record. `hear(sample)` is called with each sample, by a
-    thread of its own. `activity`: what the GPUs did since somebody last asked for it."""
-
-    def __init__(self, run: Run, health: Guard, hear: Callable[[Sample], None]) -> None:
-        from pytest_gpufleet.machine.telemetry import Activity, Sampler
-
-        self._run = run
-        self._health = health
-        self._hear = hear
-        self.activity = Activity()
-        self._lost = False  # told once: the words of the trouble change
-        self.latest: Sample | None = None
-        self.sampler = Sampler(run.own_machine.node, run.options.interval, self._take_in)
-
-    def _take_in(self, sample: Sample) -> None:
-        from pytest_gpufleet.model.events import Telemetry
-
-        self.note_lost()
-        self._run.record(Telemetry(sample=sample))
-        self.activity.add(sample)
-        self.latest = sample
-        self._health.note(sample)
-        self._hear(sample)
-
-    def note_lost(self) -> None:
-        """Nobody sees a GPU slow down between two tests without it."""
-        if self.sampler.trouble and self._run.evidence is not None and not self._lost:
-            self._lost = True
-            self._run.evidence.spoil(f"telemetry lost samples: {self.sampler.trouble}")

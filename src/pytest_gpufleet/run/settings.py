@@ -4,7 +4,8 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.language import LANGUAGES, Language
 from pytest_gpufleet.model.levels import LEVELS
 
@@ -44,6 +46,15 @@ def path(text: str) -> Path:
     """With the home and the variables that stand in it, as pytest reads where junit.xml and report.html are to be: else
     these would be in another folder than the evidence."""
     return Path(os.path.expanduser(os.path.expandvars(text)))
+
+
+@contextmanager
+def naming(option: str) -> Iterator[None]:
+    """What refuses a file also says which option gave it."""
+    try:
+        yield
+    except Refused as error:
+        raise Refused(f"{option}: {error}") from None
 
 
 def _at_least_one(text: str, wanted: str) -> int:

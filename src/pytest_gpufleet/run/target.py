@@ -3,7 +3,6 @@
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from pytest_gpufleet.machine import host, local_node
 from pytest_gpufleet.machine.local_node import LocalNode, Machine, take
@@ -11,7 +10,7 @@ from pytest_gpufleet.machine.nvml import NoGpus
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound, NodeFound
-from pytest_gpufleet.model.gpu import GpuTopology, check_name
+from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.redaction import aliased
 from pytest_gpufleet.run.settings import REHEARSAL_RANKS, Options
 
@@ -34,29 +33,22 @@ class NodeFacts:
 
 
 class Target:
-    """What a run was given: GPUs and what is known of them, or CPU ranks and why there are no GPUs."""
+    """What a run was given: GPUs and what is known of them, or CPU ranks and why there are no GPUs.
 
-    rehearsal_ranks: int  # on all nodes; 0: a real run
-    nodes: int = 1  # that were there when it began
+    `rehearsal_ranks`: on all nodes; 0: a real run. `nodes`: that were there when it began. `gpus_present`: how many
+    GPUs there are, with those that are left out of this run; 0 in a rehearsal. `where`: what stands behind a number of
+    GPUs or ranks if there are several nodes."""
 
-    @property
-    def topology(self) -> GpuTopology:
-        raise NotImplementedError
-
-    @property
-    def gpus_present(self) -> int:
-        """How many GPUs there are, with those that are left out of this run; 0 in a rehearsal."""
-        raise NotImplementedError
+    rehearsal_ranks: int
+    nodes: int = 1
+    topology: GpuTopology
+    gpus_present: int
+    where: str = ""
 
     @property
     def node_facts(self) -> list[NodeFacts]:
         """Every node, in the order of their numbers."""
         raise NotImplementedError
-
-    @property
-    def where(self) -> str:
-        """What stands behind a number of GPUs or ranks if there are several nodes."""
-        return ""
 
     @property
     def why(self) -> str:
@@ -81,38 +73,25 @@ class Target:
         return f"{count}x {' / '.join(sorted(models))}{self.where}{part}, level {level}{asked}"
 
 
-@dataclass(frozen=True)
 class OwnMachine(Target):
     """The machine of this process."""
 
-    node: LocalNode
-    rehearsal_ranks: int = 0
-
-    @property
-    def topology(self) -> GpuTopology:
-        return self.node.topology
+    def __init__(self, node: LocalNode, rehearsal_ranks: int = 0) -> None:
+        self.node = node
+        self.rehearsal_ranks = rehearsal_ranks
+        self.topology = node.topology
+        self.gpus_present = len(node.present())
 
     @cached_property
     def machine(self) -> Machine:
         """Everything about the GPUs of this run and their host."""
         return take(self.node)
 
-    @cached_property
-    def gpus_present(self) -> int:
-        return len(self.node.present())
-
     @property
     def node_facts(self) -> list[NodeFacts]:
         machine = self.machine
         topology = replace(self.topology, gpus=machine.gpus)
         return [NodeFacts(0, host.own_name(), host.serial(), HostFound(machine.taken, machine.host), topology)]
-
-    def read_now(self, fact: str) -> list[Any]:
-        check_name(fact)
-        return [gpu[fact] for gpu in self.node.facts((fact,))]
-
-    def host_now(self, fact: str) -> Any:
-        return self.node.host((fact,))[fact]
 
     @classmethod
     def without_gpus(cls, *why: str, ranks: int = 0) -> "OwnMachine":
