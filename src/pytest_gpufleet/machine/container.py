@@ -23,7 +23,7 @@ INITS = ("systemd", "init", "runit", "openrc-init", "dinit", "finit")  # what ha
 
 
 def is_virtual(root: Path = Path("/")) -> bool:
-    """Whether a hypervisor is below. Every server has DMI, so a system that shows none and is no container is one of
+    """Whether a hypervisor is below. Every server has DMI: a system without it that is no container is one of
     Firecracker or gVisor."""
     if re.search(r"^flags\s*:.*\bhypervisor\b", tools.text(root / "proc/cpuinfo") or "", re.MULTILINE):
         return True
@@ -84,9 +84,24 @@ def short_of(processors: int, memory: int) -> str:
     return ""
 
 
-def _memory_limit() -> int | str:
+Limit = int | str  # "unlimited"
+
+
+def _memory_limit() -> Limit:
     limit = (CGROUP / "memory.max").read_text().strip()
     return "unlimited" if limit == "max" else int(limit)
+
+
+def _limits(which: int) -> list[Limit]:
+    """The soft and the hard one."""
+    return ["unlimited" if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(which)]
+
+
+def _locked_memory() -> Limit:
+    """The limit of RLIMIT_MEMLOCK, which does not bind a process with CAP_IPC_LOCK, as root on bare metal has it."""
+    capabilities = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    free = capabilities and int(capabilities[1], 16) >> CAP_IPC_LOCK & 1
+    return "unlimited" if free else _limits(resource.RLIMIT_MEMLOCK)[0]
 
 
 def _shared_memory() -> int:
@@ -94,24 +109,8 @@ def _shared_memory() -> int:
     return state.f_blocks * state.f_frsize
 
 
-def _limit(which: int, hard: bool = False) -> int | str:
-    limit = resource.getrlimit(which)[hard]
-    return "unlimited" if limit == resource.RLIM_INFINITY else limit
-
-
-def _locked_memory() -> int | str:
-    """The limit of RLIMIT_MEMLOCK, which does not bind a process with CAP_IPC_LOCK, as root on bare metal has it."""
-    capabilities = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
-    if capabilities and int(capabilities[1], 16) >> CAP_IPC_LOCK & 1:
-        return "unlimited"
-    return _limit(resource.RLIMIT_MEMLOCK)
-
-
-Limit = int | str  # "unlimited"
 MEMORY_LIMIT = HostFact("container_memory_limit", Limit, _memory_limit)
 SHARED_MEMORY = HostFact("shared_memory_bytes", int, _shared_memory, subject="limits")
 LOCKED_MEMORY = HostFact("locked_memory_limit", Limit, _locked_memory, subject="limits")
-OPEN_FILES = HostFact("open_files_limit", Limit, lambda: _limit(resource.RLIMIT_NOFILE))
-MOST_OPEN_FILES = HostFact(
-    "open_files_hard_limit", Limit, lambda: _limit(resource.RLIMIT_NOFILE, hard=True), subject="limits"
-)
+OPEN_FILES = HostFact("open_files_limit", Limit, lambda: _limits(resource.RLIMIT_NOFILE)[0])
+MOST_OPEN_FILES = HostFact("open_files_hard_limit", Limit, lambda: _limits(resource.RLIMIT_NOFILE)[1], subject="limits")

@@ -50,10 +50,8 @@ NVLINK_5_COUNTERS = {
 FIELDS_NVLINK_FEC = range(235, 251)
 FIELDS_NVLINK_DATA = ((138, 0xFFFFFFFF), (139, 0xFFFFFFFF))  # KiB sent, received; UINT_MAX in scopeId: by all links
 
-PCI_DEVICES = Path("/sys/bus/pci/devices")
 
-
-def each_link(call: Callable[[int], Any], nvml: Any) -> list[Any]:
+def each_link(nvml: Any, call: Callable[[int], Any]) -> list[Any]:
     """A value for each NVLink of a GPU; the first link that does not exist ends the list."""
     values: list[Any] = []
     for link in range(MAX_NVLINKS):
@@ -76,72 +74,41 @@ def nvlink_remotes(nvml: Any, handle: Any) -> list[str]:
             return str(text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)).lower()
         return "unknown"
 
-    return each_link(remote, nvml)
-
-
-def nvlink_speeds(nvml: Any, handle: Any) -> list[float]:
-    """In GB/s."""
-    return each_link(lambda link: field_values(nvml, handle, [(FIELD_NVLINK_SPEED, link)])[0] / 1000, nvml)
+    return each_link(nvml, remote)
 
 
 def nvlink_errors(nvml: Any, handle: Any) -> dict[str, list[int | None]]:
     """For each kind of error the count of each link: those of NVLink 5 where there are any, else those before it."""
-
-    def counts(number: int) -> list[int | None]:
-        return each_link(lambda link: nvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, number), nvml)
-
     try:
         of_links = link_fields(nvml, handle, NVLINK_5_COUNTERS.values())
     except nvml.NVMLError as error:
         if not named(error, *NOT_HERE):
             raise
-        return {name: counts(number) for name, number in NVLINK_COUNTERS.items()}
+        ask = nvml.nvmlDeviceGetNvLinkErrorCounter
+        return {
+            name: each_link(nvml, lambda link, number=number: ask(handle, link, number))  # type: ignore[misc]
+            for name, number in NVLINK_COUNTERS.items()
+        }
     return dict(zip(NVLINK_5_COUNTERS, map(list, zip(*of_links, strict=True)), strict=True))
 
 
 def link_fields(nvml: Any, handle: Any, wanted: Iterable[int]) -> list[list[int | None]]:
     wanted = tuple(wanted)
-    return each_link(lambda link: field_values(nvml, handle, [(field, link) for field in wanted]), nvml)
+    return each_link(nvml, lambda link: field_values(nvml, handle, [(field, link) for field in wanted]))
 
 
-def fabric(nvml: Any, handle: Any) -> dict[str, int]:
-    info = _fabric_info(nvml, handle)
-    return {"state": info.state, "status": info.status}
-
-
-def fabric_health(nvml: Any, handle: Any) -> dict[str, Any]:
-    info = _fabric_info(nvml, handle)
-    return {"mask": info.healthMask, "clique": info.cliqueId, "cluster": bytes(info.clusterUuid).hex()}
-
-
-def _fabric_info(nvml: Any, handle: Any) -> Any:
+def fabric_info(nvml: Any, handle: Any) -> Any:
     info = nvml.c_nvmlGpuFabricInfoV_t()
     nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
     return info
 
 
-def pcie_width_able(nvml: Any, handle: Any) -> dict[str, int]:
-    """By the system, which asks device and port apart. A virtual machine shows no port, or one that is none."""
-    device = pci_device(nvml, handle)
-    ends = {"gpu": device, "port": device.parent}
-    widths = {name: int(tools.lanes(each / "max_link_width") or 0) for name, each in ends.items()}
-    if not widths["gpu"]:
-        raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
-    return widths
+def fabric_health(nvml: Any, handle: Any) -> dict[str, Any]:
+    info = fabric_info(nvml, handle)
+    return {"mask": info.healthMask, "clique": info.cliqueId, "cluster": bytes(info.clusterUuid).hex()}
 
 
-def network_adapters(nvml: Any, handle: Any) -> list[str]:
-    return network_ports.nearest(pci_device(nvml, handle))
-
-
-def pci_bus_cpus(nvml: Any, handle: Any) -> list[int]:
-    """The processors next to the root of its PCI bus (Documentation/ABI/testing/sysfs-bus-pci, `cpulistaffinity`)."""
-    device = pci_device(nvml, handle)
-    root = next((each for each in reversed(device.parents) if each.name.startswith("pci")), device)
-    lists = [tools.text(bus / "cpulistaffinity") for bus in (root / "pci_bus").glob("*")]
-    if not any(lists):
-        raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
-    return sorted(set[int]().union(*map(tools.listed, filter(None, lists))))
+PCI_DEVICES, PCI_SLOTS = Path("/sys/bus/pci/devices"), Path("/sys/bus/pci/slots")
 
 
 def pci_device(nvml: Any, handle: Any) -> Path:
@@ -150,42 +117,57 @@ def pci_device(nvml: Any, handle: Any) -> Path:
     return (PCI_DEVICES / f"{int(domain, 16):04x}:{rest}").resolve()
 
 
-PCI_SLOTS = Path("/sys/bus/pci/slots")
+def pcie_width_able(nvml: Any, handle: Any) -> dict[str, int]:
+    """By the system, which asks device and port apart. A virtual machine shows no port, or one that is none."""
+    device = pci_device(nvml, handle)
+    ends = {"gpu": device, "port": device.parent}
+    widths = {name: int(tools.lanes(each / "max_link_width") or 0) for name, each in ends.items()}
+    if not widths["gpu"]:
+        raise nvml.NVMLError(NOT_SUPPORTED)
+    return widths
+
+
+def pci_bus_cpus(nvml: Any, handle: Any) -> list[int]:
+    """The processors next to the root of its PCI bus (Documentation/ABI/testing/sysfs-bus-pci, `cpulistaffinity`)."""
+    device = pci_device(nvml, handle)
+    root = next((each for each in reversed(device.parents) if each.name.startswith("pci")), device)
+    lists = [tools.text(bus / "cpulistaffinity") for bus in (root / "pci_bus").glob("*")]
+    if not any(lists):
+        raise nvml.NVMLError(NOT_SUPPORTED)
+    return sorted(set[int]().union(*map(tools.listed, filter(None, lists))))
+
+
 NO_BASEBOARD = 0  # nvml.h, nvmlDeviceGetModuleId: "For non-baseboard products, this ID would always be 0"
 ON_THE_MACHINE = 0  # nvml.h, nvmlGpuVirtualizationMode_t: NVML_GPU_VIRTUALIZATION_MODE_NONE
 
 
 def module_id(nvml: Any, handle: Any) -> int:
     number = ctypes.c_uint()  # pynvml's own is one for all threads
-    if status := nvml.nvmlDeviceGetModuleId(handle, ctypes.byref(number)):
-        raise nvml.NVMLError(status)
-    if number.value == NO_BASEBOARD:
-        raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+    status = nvml.nvmlDeviceGetModuleId(handle, ctypes.byref(number))
+    if status or number.value == NO_BASEBOARD:
+        raise nvml.NVMLError(status or NOT_SUPPORTED)
     return number.value
 
 
 def physical_slot(nvml: Any, handle: Any) -> str:
     """What the firmware calls the slot that the device is in, by the kernel (Documentation/ABI/testing/sysfs-bus-pci:
     `address` of a slot is domain, bus and device). A virtual machine has slots that its hypervisor made up."""
-    if nvml.nvmlDeviceGetVirtualizationMode(handle) != ON_THE_MACHINE:
-        raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
-    address = pci_device(nvml, handle).name.partition(".")[0]
-    for slot in sorted(PCI_SLOTS.glob("*")):
-        if tools.text(slot / "address") == address:
-            return slot.name
-    raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+    if nvml.nvmlDeviceGetVirtualizationMode(handle) == ON_THE_MACHINE:
+        address = pci_device(nvml, handle).name.partition(".")[0]
+        for slot in sorted(PCI_SLOTS.glob("*")):
+            if tools.text(slot / "address") == address:
+                return slot.name
+    raise nvml.NVMLError(NOT_SUPPORTED)
 
 
 # nvml.h. Plain integers: pynvml 13 defines some of these constants as tuples.
-ECC_CORRECTED, ECC_UNCORRECTED = 0, 1
+ECC_CORRECTED, ECC_UNCORRECTED, ECC_VOLATILE, ECC_AGGREGATE = 0, 1, 0, 1
 ECC_PLACES = {"dram": 2, "sram": 7}
-ECC_VOLATILE, ECC_AGGREGATE = 0, 1
 CLOCK_SM, CLOCK_MEMORY = 1, 2
 TEMPERATURE_GPU = 0
 THRESHOLDS = {"shutdown": 0, "slowdown": 1, "memory_max": 2, "gpu_max": 3}
 PCIE_TX, PCIE_RX = 0, 1
-FIELD_MEMORY_TEMPERATURE = 82
-FIELD_RECOVERY_ACTION = 230
+FIELD_MEMORY_TEMPERATURE, FIELD_RECOVERY_ACTION = 82, 230
 FIELDS_SLOWDOWN = {"sw_thermal": 269, "hw_thermal": 270, "power_brake": 271}  # ns
 FIELD_THERMAL_POLICY = 75  # ns
 FIELDS_POWER_SMOOTHING = (251, 264)
@@ -224,9 +206,9 @@ def _power_smoothing(nvml: Any, handle: Any) -> list[int | None]:
 
 def _each_that_is_here(
     nvml: Any, numbers: Mapping[str, int], ask: Callable[[int], Any], *errors: str
-) -> tuple[dict[str, int], Exception | None]:
+) -> dict[str, int]:
     """By name what the driver says to each of these numbers, without those that it does not know, by these errors or
-    those of NOT_HERE; and the last of these."""
+    those of NOT_HERE. Raises the last of these if it knows none."""
     values: dict[str, int] = {}
     missing: Exception | None = None
     for name, number in numbers.items():
@@ -236,16 +218,15 @@ def _each_that_is_here(
             if not named(error, *NOT_HERE, *errors):
                 raise
             missing = error
-    return values, missing
+    if missing and not values:
+        raise missing
+    return values
 
 
 def _ecc_corrected(nvml: Any, handle: Any) -> dict[str, int]:
     """Not every model has both places, or knows of both."""
     ask = partial(nvml.nvmlDeviceGetMemoryErrorCounter, handle, ECC_CORRECTED, ECC_VOLATILE)
-    values, missing = _each_that_is_here(nvml, ECC_PLACES, ask, "InvalidArgument")
-    if missing and not values:
-        raise missing
-    return values
+    return _each_that_is_here(nvml, ECC_PLACES, ask, "InvalidArgument")
 
 
 def _inforom(nvml: Any, handle: Any) -> bool:
@@ -260,9 +241,9 @@ def _inforom(nvml: Any, handle: Any) -> bool:
 
 def _temperature_limits(nvml: Any, handle: Any) -> dict[str, int | None]:
     """In degrees Celsius; None for a threshold that this device does not have. NotSupported if it has none."""
-    values, missing = _each_that_is_here(nvml, THRESHOLDS, partial(nvml.nvmlDeviceGetTemperatureThreshold, handle))
-    if missing and not any(values.values()):  # some drivers give 0 for a threshold that they do not know
-        raise missing
+    values = _each_that_is_here(nvml, THRESHOLDS, partial(nvml.nvmlDeviceGetTemperatureThreshold, handle))
+    if len(values) < len(THRESHOLDS) and not any(values.values()):  # some drivers give 0 for one that they do not know
+        raise nvml.NVMLError(NOT_SUPPORTED)
     return {name: values.get(name) for name in THRESHOLDS}
 
 
@@ -322,7 +303,7 @@ CONSTANTS: dict[str, Read] = {
     "pcie_width": lambda n, h: n.nvmlDeviceGetCurrPcieLinkWidth(h),
     "pcie_width_max": lambda n, h: n.nvmlDeviceGetMaxPcieLinkWidth(h),
     "pcie_width_able": pcie_width_able,
-    "network_adapters": network_adapters,
+    "network_adapters": lambda n, h: network_ports.nearest(pci_device(n, h)),
     "module_id": module_id,
     "physical_slot": physical_slot,
     "ecc_mode": lambda n, h: list(n.nvmlDeviceGetEccMode(h)),
@@ -340,13 +321,13 @@ CONSTANTS: dict[str, Read] = {
     "numa_node": lambda n, h: n.nvmlDeviceGetNumaNodeId(h),
     "cpu_affinity": lambda n, h: [int(word) for word in n.nvmlDeviceGetCpuAffinity(h, 16)],
     "pci_bus_cpus": pci_bus_cpus,
-    "fabric": fabric,
+    "fabric": lambda n, h: {"state": (info := fabric_info(n, h)).state, "status": info.status},
     "fabric_health": fabric_health,
-    "nvlink_states": lambda n, h: each_link(lambda link: n.nvmlDeviceGetNvLinkState(h, link), n),
-    "nvlink_versions": lambda n, h: each_link(lambda link: n.nvmlDeviceGetNvLinkVersion(h, link), n),
-    "nvlink_remote_types": lambda n, h: each_link(lambda link: n.nvmlDeviceGetNvLinkRemoteDeviceType(h, link), n),
+    "nvlink_states": lambda n, h: each_link(n, partial(n.nvmlDeviceGetNvLinkState, h)),
+    "nvlink_versions": lambda n, h: each_link(n, partial(n.nvmlDeviceGetNvLinkVersion, h)),
+    "nvlink_remote_types": lambda n, h: each_link(n, partial(n.nvmlDeviceGetNvLinkRemoteDeviceType, h)),
     "nvlink_remotes": nvlink_remotes,
-    "nvlink_speeds": nvlink_speeds,
+    "nvlink_speeds": lambda n, h: each_link(n, lambda link: field_values(n, h, [(FIELD_NVLINK_SPEED, link)])[0] / 1000),
     "processes": lambda n, h: [_process(process) for process in n.nvmlDeviceGetComputeRunningProcesses(h)],
 }
 PAIRED = "p2p"  # a constant too: by capability the nvmlGpuP2PStatus_t with every GPU (0 is OK)
@@ -404,7 +385,6 @@ ENERGY: dict[str, Read] = {"energy_joules": lambda n, h: n.nvmlDeviceGetTotalEne
 CALLS = {**CONSTANTS, **COUNTERS, **SLOW_COUNTERS, **READINGS, **ENERGY}
 NAMES = (*CALLS, PAIRED)
 FACTS.update(NAMES)
-
 
 # What a GPU must have by its model. Where it cannot be read, what rests on it is not judged: who cannot see a fault has
 # not found that there is none.

@@ -106,25 +106,17 @@ def without_adapter(gpus: Sequence[Gpu], devices: Devices, ports: Sequence[Port]
     if 2 * len(alone) >= len(near):
         return []
     taken = {adapter for adapters in near.values() for adapter in adapters}
-    spare = [
-        f"{devices[each].name} (NUMA node {_node(devices[each].numa_node)})"
-        for each in adapters_in_use(devices, ports)
-        if each not in taken
-    ]
-    elsewhere = f"under no GPU's switch are: {', '.join(spare)}" if spare else "every adapter in use is next to another"
-    text = "no adapter in use is under its switch (NUMA node {}); {}"
-    return [
-        Fault("nic_not_local", (rail(known[gpu]),), text.format(_node(devices[gpu].numa_node), elsewhere))
-        for gpu in alone
-    ]
+    free = [devices[each] for each in adapters_in_use(devices, ports) if each not in taken]
+    spare = ", ".join(f"{each.name} (NUMA node {_node(each.numa_node)})" for each in free)
+    elsewhere = f"under no GPU's switch are: {spare}" if spare else "every adapter in use is next to another"
+    text = f"no adapter in use is under its switch (NUMA node {{}}); {elsewhere}"
+    return [Fault("nic_not_local", (rail(known[gpu]),), text.format(_node(devices[gpu].numa_node))) for gpu in alone]
 
 
 def misplaced_adapters(gpus: Sequence[Gpu], devices: Devices, ports: Sequence[Port]) -> list[Fault]:
     """GPUs that share a PCIe switch or a NUMA node with fewer adapters than GPUs, while another one has more of them:
-    in a machine with at least one adapter for each GPU, most of which are beside each other.
-
-    Only adapters at the highest rate count: others are for storage and management. A GPU without any adapter under its
-    switch, where others have one, is found by `without_adapter`."""
+    in a machine with at least one adapter for each GPU, most of which are beside each other. Only adapters at the
+    highest rate count: others are for storage and management. Not where `without_adapter` finds one."""
     known = {address: gpu for address, gpu in gpus_by_address(gpus).items() if address in devices}
     cards = _cards(adapters_in_use(devices, fastest_ports(ports)))
     if len(cards) < len(known) or without_adapter(gpus, devices, ports):
@@ -140,12 +132,9 @@ def misplaced_adapters(gpus: Sequence[Gpu], devices: Devices, ports: Sequence[Po
         missing = sum(len(each) - there[group] for group, each in fewer.items())
         if 0 < missing * GPUS_OF_ONE_MISPLACED <= len(known):
             more = [words.format(group) for group, count in there.items() if count > len(here.get(group, ()))]
-            text = "{} has {} adapters in use for {} GPUs, and {} has more than GPUs"
-            return [
-                Fault("nic_misplaced", tuple(map(rail, each)),
-                      text.format(words.format(group), there[group], len(each), ", ".join(more)))
-                for group, each in fewer.items()
-            ]  # fmt: skip
+            text = f"{{}} has {{}} adapters in use for {{}} GPUs, and {', '.join(more)} has more than GPUs"
+            whats = ((each, text.format(words.format(group), there[group], len(each))) for group, each in fewer.items())
+            return [Fault("nic_misplaced", tuple(map(rail, each)), what) for each, what in whats]
     return []
 
 
@@ -175,13 +164,9 @@ Controls = Mapping[str, int | None]  # of ports by address; None of one that has
 def read_acs(root: Path = Path("/")) -> dict[str, int | None]:
     """The control register of each port between a GPU, adapter or drive and the root. Raises Unreadable where this user
     may not read it, which only root may."""
-    ports = {
-        folder.name: folder
-        for device, _, _ in endpoints(root)
-        for folder in device.parents
-        if tools.PCI_STEP.fullmatch(folder.name)
-    }
-    return {address: _control(folder / "config", root) for address, folder in sorted(ports.items())}
+    above = {folder.name: folder for device, _, _ in endpoints(root) for folder in device.parents}
+    ports = sorted(name for name in above if tools.PCI_STEP.fullmatch(name))
+    return {name: _control(above[name] / "config", root) for name in ports}
 
 
 def _control(config: Path, root: Path) -> int | None:
@@ -203,17 +188,13 @@ PCIE_ACS = HostFact("pcie_acs", dict[str, int | None], read_acs, subject="acs", 
 
 def pairs_over_pcie(topology: GpuTopology, devices: Devices) -> list[tuple[str, str]]:
     """Of GPUs below one switch, by addresses, those that no NVLink connects. Consumer boards may not reach others."""
-    there = [
-        (index, address)
-        for index, gpu in enumerate(topology.gpus)
-        for address in gpus_by_address([gpu])
-        if address in devices
-    ]
+    known = gpus_by_address(topology.gpus)
+    there = [(topology.gpus.index(gpu), address, gpu) for address, gpu in known.items() if address in devices]
     return [
         (one, other)
-        for (i, one), (j, other) in combinations(there, 2)
+        for (i, one, gpu), (j, other, _) in combinations(there, 2)
         if not topology.links[i][j].startswith("NV") and shared_port(devices, one, other)
-        if not (consumer(topology.gpus[i]) and (topology.gpus[i].get("p2p") or {}).get("read", [0] * (j + 1))[j])
+        if not (consumer(gpu) and (gpu.get("p2p") or {}).get("read", [0] * (j + 1))[j])
     ]
 
 
@@ -222,11 +203,10 @@ def acs_between_gpus(topology: GpuTopology, devices: Devices, control: Controls)
     known = gpus_by_address(topology.gpus)
     pairs, faults = pairs_over_pcie(topology, devices), []
     for gpu, there in grouped(each for one, other in pairs for each in ((one, other), (other, one))).items():
-        ports = _redirecting(devices, control, {_below(devices, gpu, other) for other in there})
-        if ports:
-            what = f"by the ACS control of {ports} what it sends to {{}} goes over the root"
+        if ports := _redirecting(devices, control, [(gpu, other) for other in there]):
             names = ", ".join(f"GPU {known[each].index}" for each in there)
-            faults.append(Fault("acs_between_gpus", (known[gpu].place,), what.format(names)))
+            what = f"by the ACS control of {ports} what it sends to {names} goes over the root"
+            faults.append(Fault("acs_between_gpus", (known[gpu].place,), what))
     return faults
 
 
@@ -234,27 +214,23 @@ def acs_between_gpus_and_adapters(
     gpus: Sequence[Gpu], devices: Devices, ports: Sequence[Port], control: Controls
 ) -> list[Fault]:
     """GPUs with an adapter below the same switch, of which a port redirects what they send each other."""
-    known = gpus_by_address(gpus)
-    faults = []
+    known, faults = gpus_by_address(gpus), []
     for gpu, adapters in adapters_by_gpu(gpus, devices, ports).items():
-        ends = [end for each in adapters for end in (_below(devices, gpu, each), _below(devices, each, gpu))]
+        ends = [end for each in adapters for end in ((gpu, each), (each, gpu))]
         if between := _redirecting(devices, control, ends):
             what = f"by the ACS control of {between} requests are redirected"
             faults.append(Fault("acs_enabled", (rail(known[gpu]),), what))
     return faults
 
 
-def _below(devices: Devices, one: str, other: str) -> str:
-    """The port by which a device is connected to the switch that it shares with another one; "" if it has none."""
-    common = shared_port(devices, one, other)
-    return next((each for each in ports_above(devices, one) if devices[each].above == common), "") if common else ""
-
-
-def _redirecting(devices: Devices, control: Controls, ports: Iterable[str]) -> str:
-    """ "0000:17:00.0 (0x001d) and 0000:17:01.0 (0x001d)" """
-    values = {port: control.get(port) or 0 for port in ports}
-    return " and ".join(
-        f"{port} ({value:#06x})"
-        for port, value in values.items()
-        if value & REDIRECTED and not value & DIRECT_TRANSLATED
-    )
+def _redirecting(devices: Devices, control: Controls, ways: Iterable[tuple[str, str]]) -> str:
+    """Of devices, each on its way to another one, the ports by which they are connected to the switch that they share
+    and that redirect: "0000:17:00.0 (0x001d) and 0000:17:01.0 (0x001d)" """
+    values: dict[str, int] = {}
+    for one, other in ways:
+        common = shared_port(devices, one, other)
+        below = (each for each in ports_above(devices, one) if common and devices[each].above == common)
+        if port := next(below, ""):
+            values[port] = control.get(port) or 0
+    wrong = {port: value for port, value in values.items() if value & REDIRECTED and not value & DIRECT_TRANSLATED}
+    return " and ".join(f"{port} ({value:#06x})" for port, value in wrong.items())

@@ -55,8 +55,8 @@ WORSE = {
 
 
 class RemappedRows(NamedTuple):
-    """nvmlDeviceGetRemappedRows: how many for errors that were `corrected`, and how many for others; whether a reset is
-    needed for more, and whether there was no spare row."""
+    """nvmlDeviceGetRemappedRows: how many for errors that were `corrected`, and for others; whether a reset is needed
+    for more, and whether there was no spare row."""
 
     corrected: int = 0
     uncorrected: int = 0
@@ -65,8 +65,7 @@ class RemappedRows(NamedTuple):
 
 
 class ClocksUnderLoad(NamedTuple):
-    """The highest clocks that were seen, in MHz, the clock event reasons of that moment, and the highest
-    power, 0 where NVML does not know it."""
+    """The highest clocks seen, in MHz, the clock event reasons of that moment, and the highest power, 0 if unknown."""
 
     sm: int
     memory: int
@@ -84,9 +83,8 @@ def fact_unreadable(gpu: Gpu, fact: str, why: Missing) -> Fault:
 
 def unreadable(gpu: Gpu, names: Iterable[str]) -> list[Fault]:
     """Facts that a GPU has and that cannot be read, each with the reason."""
-    return [
-        fact_unreadable(gpu, name, why) for name in names if isinstance(why := gpu[name], Missing) and not why.absent
-    ]
+    values = ((name, gpu[name]) for name in names)
+    return [fact_unreadable(gpu, name, why) for name, why in values if isinstance(why, Missing) and not why.absent]
 
 
 def unreadable_now(before: Gpu, now: Gpu, fact: str) -> list[Fault]:
@@ -108,14 +106,12 @@ def recorded_errors(gpu: Gpu, used: bool = False) -> list[Fault]:
         ("many_rows_remapped", many, "remapped rows: replace the GPU"),
         ("sram_threshold_exceeded", sram, "SRAM error threshold exceeded: replace the GPU"),
         ("page_retirement_pending", gpu.get("retired_pages_pending"), "page retirement pending: reset the GPU"),
-        *(
-            ("many_corrected_errors", count, f"corrected errors in {part.upper()}, more than {CORRECTED_A_DAY[part]:,}")
-            for part, count in (gpu.get("ecc_corrected") or {}).items()
-            if count > CORRECTED_A_DAY[part]
-        ),
         ("memory_unrepairable", gpu.get("memory_unrepairable"), "the driver cannot repair memory: replace the GPU"),
         ("spare_rows_used_up", (gpu.get("spare_rows") or {}).get("none", 0), "banks of memory without a spare row"),
     ]
+    for part, count in (gpu.get("ecc_corrected") or {}).items():
+        if count > (most := CORRECTED_A_DAY[part]):
+            rules.append(("many_corrected_errors", count, f"corrected errors in {part.upper()}, more than {most:,}"))
     if not used:
         remapped = 0 if many or rows.pending or rows.failed else rows.corrected + rows.uncorrected
         lifetime = 0 if volatile else gpu.get("ecc_uncorrected_aggregate")
@@ -130,13 +126,12 @@ def recorded_errors(gpu: Gpu, used: bool = False) -> list[Fault]:
 def worsened(before: Gpu, after: Gpu, minutes: float) -> list[Fault]:
     """What got worse on a GPU between two readings of its counters, each with the counter, before and after."""
     problems = []
-    for counter, now in after.facts.items():
-        then = before[counter]
+    both = ((counter, before[counter], now) for counter, now in after.facts.items())
+    for counter, then, now in (each for each in both if not isinstance(each[1], Missing)):
         if isinstance(now, Missing):
-            if not isinstance(then, Missing):
-                what = f"{counter} could be read before and cannot now: {now}"
-                problems.append(gpu_fault("counter_unreadable", after, what))
-        elif counter in WORSE and not isinstance(then, Missing):
+            what = f"{counter} could be read before and cannot now: {now}"
+            problems.append(gpu_fault("counter_unreadable", after, what))
+        elif counter in WORSE:
             # Of remapped rows [corrected, uncorrected, pending, failed]: correctable ones are shown, not judged.
             pairs = zip(then[1:], now[1:], strict=True) if counter == "remapped_rows" else [(then, now)]
             allowed = replays_allowed(after, minutes) if counter == "pcie_replays" else 0
@@ -147,16 +142,11 @@ def worsened(before: Gpu, after: Gpu, minutes: float) -> list[Fault]:
 
 def too_hot(gpu: Gpu, hottest: Mapping[str, float]) -> list[Fault]:
     """Temperatures above the device's own limit for operation, where it has one."""
-    limits = gpu["temperature_limits_c"]
-    if not isinstance(limits, dict):
-        return []
-    rules = (
-        ("temperature_c", limits.get("gpu_max") or limits.get("slowdown")),
-        ("memory_temperature_c", limits.get("memory_max")),
-    )
+    limits = gpu.get("temperature_limits_c") or {}
+    of_gpu = limits.get("gpu_max") or limits.get("slowdown")
     return [
         gpu_fault("too_hot", gpu, f"{name} reached {hottest[name]}, the device's own limit is {limit}")
-        for name, limit in rules
+        for name, limit in (("temperature_c", of_gpu), ("memory_temperature_c", limits.get("memory_max")))
         if limit and hottest[name] > limit
     ]
 
@@ -259,14 +249,11 @@ FABRIC_HEALTH = {
     (2, 2, 1): "a route is being recovered",
     (4, 2, 1): "a route is unhealthy",
     (6, 2, 1): "an access timed out and is being recovered",
-    (8, 4, 2): "wrong configuration: system GUID",
-    (8, 4, 3): "wrong configuration: serial number of the chassis",
-    (8, 4, 4): "wrong configuration: no partition",
-    (8, 4, 5): "wrong configuration: too few NVLinks",
-    (8, 4, 6): "wrong configuration: firmware of the GPU",
-    (8, 4, 7): "wrong configuration: location",
-    (8, 4, 8): "wrong configuration: state of the GPU",
-}
+    **{(8, 4, bad): f"wrong configuration: {what}" for bad, what in enumerate((
+        "system GUID", "serial number of the chassis", "no partition", "too few NVLinks", "firmware of the GPU",
+        "location", "state of the GPU",
+    ), start=2)},
+}  # fmt: skip
 FABRIC_SINCE, HGX_GPUS = (9, 0), 8
 
 
@@ -285,23 +272,20 @@ def peer_access(topology: GpuTopology) -> Callable[[Gpu], dict[str, list[int]]]:
         if gpu is not other and status == 0 and name in ("read", "write")
     }
 
-    def wanted(gpu: Gpu) -> dict[str, list[int]]:
-        def status(name: str, other: Gpu, now: int) -> int:
-            can = other.place == gpu.place or kind(gpu, other)[-1] == "NV" or (name, kind(gpu, other)) in able
-            return 0 if can else now
+    def status(name: str, gpu: Gpu, other: Gpu, now: int) -> int:
+        can = other.place == gpu.place or kind(gpu, other)[-1] == "NV" or (name, kind(gpu, other)) in able
+        return 0 if can else now
 
-        return {name: list(map(partial(status, name), topology.gpus, now)) for name, now in gpu["p2p"].items()}
-
-    return wanted
+    return lambda gpu: {
+        name: list(map(partial(status, name, gpu), topology.gpus, now)) for name, now in gpu["p2p"].items()
+    }
 
 
 def link_errors(before: Gpu, now: Gpu, seconds: float) -> list[Fault]:
-    """NVLinks with errors that must not be, between two readings of nvlink_errors so many seconds apart.
-
-    A replay, a recovery or a flit with a wrong CRC is one too many. Links correct CRC errors in data themselves, and
-    healthy ones of an H200 do so about once in ten seconds even when idle: only their rate counts (DCGM: 100 a second),
-    and that of the errors which the forward error correction of NVLink 5 could not mend.
-    """
+    """NVLinks with errors that must not be, between two readings of nvlink_errors so many seconds apart: a replay, a
+    recovery or a flit with a wrong CRC is one too many. Links correct CRC errors in data themselves, and healthy ones
+    of an H200 do so about once in ten seconds even when idle: only their rate counts (DCGM: 100 a second), and that of
+    the errors which the forward error correction of NVLink 5 could not mend."""
     then, after, what = before["nvlink_errors"], now["nvlink_errors"], list[str]()
     for kind in {**then, **after}:
         earlier, counts = then.get(kind, []), after.get(kind, [])
@@ -323,34 +307,24 @@ def pcie_errors(before: Gpu, now: Gpu, seconds: float) -> list[Fault]:
     return [gpu_fault("pcie_replays", before, what)] if grown > allowed else []
 
 
-class FabricHealth(NamedTuple):
-    """nvml.h, nvmlGpuFabricInfo_v2_t: the health mask, and what the GPU belongs to."""
-
-    mask: int
-    clique: int
-    cluster: str
-
-
 def fabric_faults(gpus: Sequence[Gpu]) -> list[Fault]:
     """What is wrong with a fabric that has taken in all its GPUs: what its health mask says, and GPUs that are in
     another clique or cluster than most, which no NVLink then connects with them."""
     members = [gpu for gpu in gpus if (gpu.get("fabric") or {}).get("state") == COMPLETED]
-    known = [(gpu, FabricHealth(**health)) for gpu in members if (health := gpu.get("fabric_health")) is not None]
+    known = [(gpu, health) for gpu in members if (health := gpu.get("fabric_health")) is not None]
     faults = [fault for gpu in members for fault in unreadable(gpu, ["fabric_health"])]
     faults += [
         gpu_fault("fabric_degraded", gpu, words)
         for gpu, health in known
         for (shift, width, bad), words in FABRIC_HEALTH.items()
-        if health.mask >> shift & (1 << width) - 1 == bad
+        if health["mask"] >> shift & (1 << width) - 1 == bad
     ]
     for key in ("cluster", "clique"):
-        values = [getattr(health, key) for _, health in known]
+        values = [health[key] for _, health in known]
         usual = max(values, key=values.count, default=None)
-        faults += [
-            gpu_fault("fabric_split", gpu, f"it is in {key} {value} of the fabric, others are in {usual}")
-            for (gpu, _), value in zip(known, values, strict=True)
-            if value != usual
-        ]
+        for gpu, value in ((gpu, health[key]) for gpu, health in known if health[key] != usual):
+            what = f"it is in {key} {value} of the fabric, others are in {usual}"
+            faults.append(gpu_fault("fabric_split", gpu, what))
     return faults
 
 

@@ -37,7 +37,7 @@ def own_name() -> str:
 
 def _fabric_manager() -> bool:
     """Whether nvidia-fabricmanager runs; the kernel cuts names of processes to 15 characters."""
-    names = (tools.text(process / "comm") or "" for process in Path("/proc").glob("[0-9]*"))
+    names = (tools.text(name) or "" for name in Path("/proc").glob("[0-9]*/comm"))
     return any(name.startswith("nv-fabricmanage") for name in names)
 
 
@@ -48,8 +48,7 @@ def _nccl_net_plugin() -> str:
     if wanted == "none":
         return "none"
     name = wanted if wanted.endswith(".so") else f"libnccl-net{wanted and f'-{wanted}'}.so"
-    folders = os.environ.get("LD_LIBRARY_PATH", "").split(":")
-    there = (Path(folder, name) for folder in folders if folder)
+    there = (Path(folder, name) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder)
     found = next((path for path in there if path.exists()), None)
     return str(found.resolve()) if found else _by_the_loader(name) or "none"
 

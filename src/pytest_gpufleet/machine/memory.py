@@ -18,14 +18,12 @@ from pytest_gpufleet.model.place import THIS_NODE
 
 ENTRIES = Path("sys/firmware/dmi/entries")  # of the kernel's module dmi-sysfs
 # The System Management BIOS Reference Specification (DMTF DSP0134), 7.18, "Memory Device (Type 17)": where its values
-# stand, little-endian. Texts are numbers of the strings behind the values, from 1; 0: there is none.
-TOTAL_WIDTH, DATA_WIDTH = slice(0x08, 0x0A), slice(0x0A, 0x0C)
-SIZE, EXTENDED_SIZE = slice(0x0C, 0x0E), slice(0x1C, 0x20)
-SPEED, CONFIGURED_SPEED = slice(0x15, 0x17), slice(0x20, 0x22)
-TYPE = 0x12
+# stand, little-endian, and how many bytes they have. Texts are numbers of the strings behind the values, from 1; 0:
+# there is none.
+TOTAL_WIDTH, DATA_WIDTH, SIZE, EXTENDED_SIZE, TYPE = (0x08, 2), (0x0A, 2), (0x0C, 2), (0x1C, 4), (0x12, 1)
+SPEED, CONFIGURED_SPEED = (0x15, 2), (0x20, 2)
 TEXTS = {"locator": 0x10, "bank": 0x11, "manufacturer": 0x17, "serial": 0x18, "part": 0x1A}
-UNKNOWN, EXTENDED, KIB = 0xFFFF, 0x7FFF, 0x8000
-MIB = 1 << 20
+UNKNOWN, EXTENDED, KIB, MIB = 0xFFFF, 0x7FFF, 0x8000, 1 << 20
 # 7.18.2, those that servers have.
 TYPES = {0x18: "DDR3", 0x1A: "DDR4", 0x20: "HBM", 0x21: "HBM2", 0x22: "DDR5", 0x23: "LPDDR5", 0x24: "HBM3"}
 VIRTUAL = "a virtual machine does not show the memory modules of its host, nor their errors"
@@ -64,33 +62,31 @@ def modules(root: Path = Path("/")) -> tuple[Module, ...]:
 
 
 def _module(raw: bytes) -> Module:
-    length = raw[1]
-    values, strings = raw[:length], raw[length:].split(b"\0")
+    values, strings = raw[: raw[1]], raw[raw[1] :].split(b"\0")
 
     def text(offset: int) -> str | None:
-        number = values[offset] if offset < length else 0
+        number = _number(values, (offset, 1))
         return (strings[number - 1].decode(errors="replace").strip() if 0 < number <= len(strings) else "") or None
 
     return Module(
         **{key: text(offset) for key, offset in TEXTS.items()},
         bytes=_bytes(values),
-        type=TYPES.get(values[TYPE]) if length > TYPE else None,
-        speed=_number(values[SPEED]) or None,
-        configured_speed=_number(values[CONFIGURED_SPEED]) or None,
+        type=TYPES.get(_number(values, TYPE)),
+        speed=_number(values, SPEED) or None,
+        configured_speed=_number(values, CONFIGURED_SPEED) or None,
     )
 
 
+def _number(values: bytes, at: tuple[int, int]) -> int:
+    """0 where an entry ends before it."""
+    return int.from_bytes(values[at[0] : sum(at)], "little")
+
+
 def _bytes(values: bytes) -> int | None:
-    size = _number(values[SIZE])
-    if size == UNKNOWN:
-        return None
-    if size == EXTENDED:
-        return _number(values[EXTENDED_SIZE]) * MIB
+    size = _number(values, SIZE)
+    if size in (UNKNOWN, EXTENDED):
+        return None if size == UNKNOWN else _number(values, EXTENDED_SIZE) * MIB
     return (size & ~KIB) << 10 if size & KIB else size * MIB
-
-
-def _number(part: bytes) -> int:
-    return int.from_bytes(part, "little")
 
 
 @dataclass(frozen=True)
@@ -135,7 +131,15 @@ def errors(root: Path = Path("/")) -> tuple[Controller, ...]:
             tools.whole(each / "ce_count"),
             tools.whole(each / "ue_count"),
             tools.whole(each / "seconds_since_reset"),
-            tuple(map(_counted, sorted(each.glob("dimm[0-9]*"), key=lambda path: int(path.name[4:])))),
+            tuple(
+                CountedModule(
+                    tools.text(dimm / "dimm_label") or dimm.name,
+                    tools.text(dimm / "dimm_location"),
+                    tools.whole(dimm / "dimm_ce_count"),
+                    tools.whole(dimm / "dimm_ue_count"),
+                )
+                for dimm in sorted(each.glob("dimm[0-9]*"), key=lambda path: int(path.name[4:]))
+            ),
         )
         for each in controllers
     )
@@ -143,21 +147,12 @@ def errors(root: Path = Path("/")) -> tuple[Controller, ...]:
 
 def _without_correction(root: Path) -> bool:
     """Whether no DDR module, as desktops have them, has bits beside those of data. Others correct errors inside."""
-    widths = set()
+    raw = list[bytes]()
     with suppress(OSError):
         raw = [entry.read_bytes() for entry in (root / ENTRIES).glob("17-*/raw")]
-        there = [each for each in raw if _bytes(each) and TYPES.get(each[TYPE], "").startswith("DDR")]
-        widths = {(_number(each[TOTAL_WIDTH]), _number(each[DATA_WIDTH])) for each in there}
+    there = [each for each in raw if _bytes(each) and TYPES.get(_number(each, TYPE), "").startswith("DDR")]
+    widths = {(_number(each, TOTAL_WIDTH), _number(each, DATA_WIDTH)) for each in there}
     return bool(widths) and all(0 < total == data < UNKNOWN for total, data in widths)
-
-
-def _counted(folder: Path) -> CountedModule:
-    return CountedModule(
-        tools.text(folder / "dimm_label") or folder.name,
-        tools.text(folder / "dimm_location"),
-        tools.whole(folder / "dimm_ce_count"),
-        tools.whole(folder / "dimm_ue_count"),
-    )
 
 
 MEMORY_MODULES = HostFact("memory_modules", tuple[Module, ...], modules, subject="memory")
@@ -177,12 +172,8 @@ MOST_MODULES_OF_A_CHANNEL = 2
 
 def recorded_errors(controllers: Iterable[Controller]) -> list[Fault]:
     """What the kernel has counted since it started, or since somebody set its counters to 0."""
-    return [
-        fault
-        for controller in controllers
-        for name, allowed, counts in _errors_of(controller)
-        for fault in _faults(name, counts, allowed, controller.seconds or DAY)
-    ]
+    named = ((each.seconds or DAY, errors) for each in controllers for errors in _errors_of(each))
+    return [fault for seconds, errors in named for fault in _faults(*errors, seconds)]
 
 
 def errors_grown(before: Iterable[Controller], now: Iterable[Controller], seconds: float) -> list[Fault]:
@@ -191,7 +182,7 @@ def errors_grown(before: Iterable[Controller], now: Iterable[Controller], second
     faults: list[Fault] = []
     for name, allowed, counts in (each for controller in now for each in _errors_of(controller)):
         grown = [count - was for count, was in zip(counts, then.get(name, counts), strict=True)]
-        faults += _faults(name, grown, allowed, seconds)
+        faults += _faults(name, allowed, grown, seconds)
     return faults
 
 
@@ -207,7 +198,7 @@ def _errors_of(controller: Controller) -> Iterator[tuple[str, int, Sequence[int]
     yield f"memory controller {controller.controller}", CORRECTED_A_DAY_OF_NO_MODULE, rest
 
 
-def _faults(name: str, counts: Sequence[int], allowed: int, seconds: float) -> Iterator[Fault]:
+def _faults(name: str, allowed: int, counts: Sequence[int], seconds: float) -> Iterator[Fault]:
     corrected, uncorrected = counts
     if uncorrected > 0:
         yield Fault("host_memory_uncorrected", (THIS_NODE,), f"{name}: {uncorrected:,} uncorrected errors")
@@ -228,21 +219,16 @@ def unfit_modules(slots: Sequence[Module], sockets: int) -> list[Fault]:
     fastest = max((each.configured_speed or 0 for each in there), default=0)
     kinds = Counter((each.type, each.bytes) for each in there)
     rare = {kind for kind, count in kinds.items() if 2 * count < max(kinds.values())}  # else it was bought so
-    faults = [
-        Fault("dimm_mismatch", (THIS_NODE,), f"{each}: {(each.bytes or 0) / 2**30:g} GiB, {each.type}")
-        for each in there
-        if (each.type, each.bytes) in rare
-    ]
-    faults += [
-        Fault("dimm_slow", (THIS_NODE,), f"{each} runs at {speed} MT/s, others at {fastest}")
-        for each in there
-        if (speed := each.configured_speed or 0) < fastest
-    ]
+    unlike = (each for each in there if (each.type, each.bytes) in rare)
+    wrong = [("dimm_mismatch", f"{each}: {(each.bytes or 0) / 2**30:g} GiB, {each.type}") for each in unlike]
+    for each in there:
+        if (speed := each.configured_speed or 0) < fastest:
+            wrong.append(("dimm_slow", f"{each} runs at {speed} MT/s, others at {fastest}"))
     if len(there) % sockets:
-        empty = ", ".join(str(each) for each in slots if not each.bytes)
-        what = f"{len(there)} modules for {sockets} sockets; empty or unreadable: {empty or 'no slot'}"
-        faults.append(Fault("numa_memory_imbalance", (THIS_NODE,), what))
-    return faults
+        empty = ", ".join(str(each) for each in slots if not each.bytes) or "no slot"
+        what = f"{len(there)} modules for {sockets} sockets; empty or unreadable: {empty}"
+        wrong.append(("numa_memory_imbalance", what))
+    return [Fault(code, (THIS_NODE,), what) for code, what in wrong]
 
 
 def slower_than_modules(by_numa_node: Sequence[float], host: Mapping[str, Any]) -> list[Fault]:

@@ -5,8 +5,10 @@ import errno
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +68,6 @@ BOARDS = {
     "MT_0000000884": 200,  # BlueField-3 B3220 900-9D3B6-00CV-AA0, two ports
     "MT_0000001069": 400,  # BlueField-3 B3140H 900-9D3D4-00EN-HA0
 }
-
-
 # Virtual functions, which show neither cable nor board: drivers/net/ethernet/mellanox/mlx5/core/main.c, in decimal.
 VIRTUAL_FUNCTIONS = ("MT4116", "MT4118", "MT4120", "MT4122", "MT4124", "MT4126")
 # Gbit/s, up to which an Ethernet adapter may be there for management, which needs less than it can.
@@ -133,8 +133,10 @@ class Port(msgspec.Struct, frozen=True):
         return self.port.partition("/")[0]
 
     @property
-    def of_nvidia(self) -> bool:
-        return (self.adapter or "").startswith("MT")
+    def counted(self) -> dict[str, int | None]:
+        """Its errors. That its link came or went is one, also where the adapter counts none."""
+        changes = {} if self.carrier_changes is None else {"carrier_changes": self.carrier_changes}
+        return {**self.errors, **changes}
 
     @property
     def is_active(self) -> bool:
@@ -150,25 +152,29 @@ class Port(msgspec.Struct, frozen=True):
 
 def read() -> list[Port]:
     """Raises Unreadable where there is none, and an NVIDIA adapter on the PCI bus without a driver for RDMA."""
-    ports = [_port(port) for port in sorted(ADAPTERS.glob("*/ports/*"))]
-    if not ports and (there := [each.name for each in PCI_DEVICES_OF_THE_SYSTEM.glob("*") if _is_adapter(each)]):
+    if ports := [_port(port) for port in sorted(ADAPTERS.glob("*/ports/*"))]:
+        return ports
+    of_nvidia = (each for each in PCI_DEVICES_OF_THE_SYSTEM.glob("*") if tools.text(each / "vendor") == NVIDIA)
+    if there := [each.name for each in of_nvidia if (tools.text(each / "class") or "").startswith(NETWORK_CLASS)]:
         why = f"network adapters of NVIDIA are there ({', '.join(sorted(there))}), and no RDMA driver has them"
         raise Unreadable(why, "modprobe mlx5_ib")
-    return ports
-
-
-def _is_adapter(device: Path) -> bool:
-    kind = tools.text(device / "class") or ""
-    return tools.text(device / "vendor") == NVIDIA and kind.startswith(NETWORK_CLASS)
+    return []
 
 
 def _port(port: Path) -> Port:
     adapter, device = port.parents[1], (port.parents[1] / "device").resolve()
-    changes = [tools.whole(path) for path in device.glob("net/*/carrier_changes")]
     interfaces = sorted(device.glob("net/*"))
     interface = interfaces[0] if len(interfaces) == 1 else None
+    changes = [tools.whole(path / "carrier_changes") for path in interfaces]
     layer = tools.text(port / "link_layer")
-    roce = interface if layer == "Ethernet" else None
+    infiniband = layer == "InfiniBand"
+    gid = (tools.text(port / "gids/0") or "").split(":")  # its own address, of which the first half is the subnet's
+    prefix = ":".join(gid[:4]) if len(gid) == 8 else None
+    pkeys = (tools.text(port / f"pkeys/{index}") for index in range(len(list(port.glob("pkeys/*")))))
+    # A virtual function does not show its lanes.
+    ways = (device, "current"), (device, "max"), (device.parent, "max")
+    lanes = [tools.lanes(folder / f"{which}_link_width") or 0.0 for folder, which in ways]
+    speeds = [tools.number(folder / f"{which}_link_speed") or 0.0 for folder, which in ways]
     return Port(
         port=f"{adapter.name}/{port.name}",
         state=tools.text(port / "state") or "unknown",
@@ -179,66 +185,41 @@ def _port(port: Path) -> Port:
         guid=tools.text(adapter / "node_guid"),
         board=tools.text(adapter / "board_id"),
         function=device.name.rpartition(".")[2],
-        pcie=_pcie(device),
+        pcie=PcieLink(*lanes, *speeds),
         errors=_counts(port / "counters", ERRORS_A_DAY),
         traffic={
             **_counts(port / "counters", TRAFFIC),
             **_counts(port / "hw_counters", ROCE),
-            **(_pauses(roce.name) if roce else {}),
+            **(_pauses(interface.name) if interface and layer == "Ethernet" else {}),
         },
-        carrier_changes=sum(filter(None, changes)) if changes else None,
-        mtu=tools.whole(interface / "mtu") if interface and layer != "InfiniBand" else None,
-        subnet=_prefix(port) if layer == "InfiniBand" else _ip_subnet({path.name for path in interfaces}),
+        carrier_changes=sum(each or 0 for each in changes) if changes else None,
+        mtu=tools.whole(interface / "mtu") if interface and not infiniband else None,
+        subnet=prefix if infiniband else _ip_subnet({path.name for path in interfaces}),
         interface=interface.name if interface else None,
-        gid_index=_gid_index(port),
-        pkeys=_pkeys(port) if layer == "InfiniBand" else (),
+        gid_index=next((index for index in range(GIDS) if _is_roce_v2(port, index)), None),
+        pkeys=tuple(key for key in pkeys if key and key != "0x0000") if infiniband else (),
         packets=_packets(port),
     )
 
 
-def _gid_index(port: Path) -> int | None:
+def _is_roce_v2(port: Path, index: int) -> bool:
     """Documentation/ABI/stable/sysfs-class-infiniband; an IPv4 address begins with ::ffff."""
-    for index in range(GIDS):
-        address = tools.text(port / f"gids/{index}") or ""
-        if address.startswith(IPV4) and tools.text(port / f"gid_attrs/types/{index}") == "RoCE v2":
-            return index
-    return None
-
-
-def _pkeys(port: Path) -> tuple[str, ...]:
-    keys = [tools.text(port / f"pkeys/{index}") for index in range(len(list(port.glob("pkeys/*"))))]
-    return tuple(key for key in keys if key and key != "0x0000")
+    address = tools.text(port / f"gids/{index}") or ""
+    return address.startswith(IPV4) and tools.text(port / f"gid_attrs/types/{index}") == "RoCE v2"
 
 
 def _packets(port: Path) -> Packets | None:
-    counts = []
-    for paths in PACKETS:
-        if not (found := [count for path in paths if (count := tools.whole(port / path)) is not None]):
-            return None
-        counts.append(max(found))
-    return Packets(*counts)
+    counts = [[count for path in paths if (count := tools.whole(port / path)) is not None] for paths in PACKETS]
+    return Packets(*map(max, counts)) if all(counts) else None
 
 
 def _pauses(interface: str) -> dict[str, int | None]:
     """Frames of priority flow control received and sent, over all priorities, where ethtool is there to say."""
-    counts: dict[str, int | None] = {}
+    counts = Counter[str]()
     with suppress(Unreadable):
         for way, count in PAUSES.findall(tools.output("ethtool", "-S", interface)):
-            counts[f"{way}_pfc"] = (counts.get(f"{way}_pfc") or 0) + int(count)
-    return counts
-
-
-def _pcie(device: Path) -> PcieLink:
-    """A virtual function does not show it."""
-    places = (device, "current"), (device, "max"), (device.parent, "max")
-    lanes = [tools.lanes(folder / f"{which}_link_width") or 0.0 for folder, which in places]
-    return PcieLink(*lanes, *(tools.number(folder / f"{which}_link_speed") or 0.0 for folder, which in places))
-
-
-def _prefix(port: Path) -> str | None:
-    """The subnet of InfiniBand: the first half of a port's own address."""
-    address = (tools.text(port / "gids/0") or "").split(":")
-    return ":".join(address[:4]) if len(address) == 8 else None
+            counts[f"{way}_pfc"] += int(count)
+    return {**counts}
 
 
 def _ip_subnet(interfaces: set[str]) -> str | None:
@@ -249,8 +230,7 @@ def _ip_subnet(interfaces: set[str]) -> str | None:
     if len(subnets) != 1:
         return None
     ((network, mask),) = subnets
-    numbers = [str(int(network[at : at + 2], 16)) for at in (6, 4, 2, 0)]
-    return f"{'.'.join(numbers)}/{int(mask, 16).bit_count()}"
+    return f"{'.'.join(map(str, reversed(bytes.fromhex(network))))}/{int(mask, 16).bit_count()}"
 
 
 def _counts(counters: Path, names: Iterable[str]) -> dict[str, int | None]:
@@ -270,8 +250,7 @@ NETWORK_PORTS = HostFact("network_ports", list[Port], read, subject="network")
 
 def ports_of(host: Mapping[str, Any]) -> list[Port]:
     """Those of a host's facts; none where they could not be read."""
-    ports = NETWORK_PORTS.of(host)
-    return [] if isinstance(ports, Missing) else ports
+    return [] if isinstance(ports := NETWORK_PORTS.of(host), Missing) else ports
 
 
 def any_active() -> bool:
@@ -324,8 +303,8 @@ def fastest_ports(ports: Iterable[Port]) -> list[Port]:
 def of_gpus(ports: Sequence[Port], gpus: Sequence[Gpu]) -> list[Port]:
     """Those at the highest rate, and those of one kind and rate of which each of several GPUs has one: ports for
     storage may be faster."""
-    alike = grouped(((*_kind(port, gpus), port.rate), port) for port in _rdma(ports)).values()
     least, fastest = max(2, len(gpus)), fastest_ports(ports)
+    alike = _kinds(_rdma(ports), gpus, "rate")
     return [port for kind in alike for port in kind if len(kind) >= least or port in fastest]
 
 
@@ -375,6 +354,10 @@ def _of_gpu(gpu: Gpu) -> float:
 # ---------------------------------------------------------------- what is wrong
 
 
+def port_fault(code: str, port: str, what: str) -> Fault:
+    return Fault(code, (THIS_NODE,), f"{port}: {what}")
+
+
 def unlike_others(ports: Iterable[Port], gpus: Sequence[Gpu]) -> list[Fault]:
     """Ports that are down, or slower than usual, where others of their kind are up."""
     wrong = []
@@ -382,7 +365,7 @@ def unlike_others(ports: Iterable[Port], gpus: Sequence[Gpu]) -> list[Fault]:
         rates = [port.rate for port in active(kind)]
         usual = max(rates, key=rates.count, default=None)
         wrong += [port for port in kind if rates and (port.rate != usual or not port.is_active)]
-    return [_not_up(port) for port in wrong]
+    return _not_up(wrong)
 
 
 def kinds_down(ports: Sequence[Port], gpus: Sequence[Gpu]) -> list[Fault]:
@@ -391,59 +374,48 @@ def kinds_down(ports: Sequence[Port], gpus: Sequence[Gpu]) -> list[Fault]:
     plugged in."""
     up, near = active(ports), _next_to(gpus)
     cut_off = not any(port.device in near for port in up)
-    needed = [
-        kind
-        for kind in _kinds(ports, gpus)
-        if not active(kind)
-        and (
-            not up
-            or (cut_off and any(port.device in near for port in kind) if near else len(kind) >= len(gpus) > len(up))
-        )
-    ]
-    return [_not_up(port) for kind in needed for port in kind]
+    down = []
+    for kind in _kinds(ports, gpus):
+        of_gpus = cut_off and any(port.device in near for port in kind) if near else len(kind) >= len(gpus) > len(up)
+        if not active(kind) and (not up or of_gpus):
+            down += kind
+    return _not_up(down)
 
 
-def _kinds(ports: Iterable[Port], gpus: Sequence[Gpu]) -> Iterable[list[Port]]:
-    return grouped((_kind(port, gpus), port) for port in ports).values()
-
-
-def _kind(port: Port, gpus: Sequence[Gpu]) -> tuple[object, ...]:
-    """The adapter model, link layer, place on the adapter, and whether it is next to a GPU: others are for storage."""
-    return port.adapter, port.link_layer, port.function, port.device in _next_to(gpus)
+def _kinds(ports: Iterable[Port], gpus: Sequence[Gpu], *more: str) -> Iterable[list[Port]]:
+    """By the adapter model, link layer, place on the adapter, and whether it is next to a GPU: others are for storage;
+    and by `more` of their fields."""
+    near = _next_to(gpus)
+    kind = attrgetter("adapter", "link_layer", "function", *more)
+    return grouped(((*kind(port), port.device in near), port) for port in ports).values()
 
 
 def _next_to(gpus: Sequence[Gpu]) -> set[str]:
     return adapters_near(gpus) if len(gpus) > 1 else set()
 
 
-def _not_up(port: Port) -> Fault:
-    return Fault("network_port_unlike_others", (THIS_NODE,), f"{port.port} is {port.state} at {port.rate}")
-
-
-def port_fault(code: str, port: str, what: str) -> Fault:
-    return Fault(code, (THIS_NODE,), f"{port}: {what}")
+def _not_up(ports: Iterable[Port]) -> list[Fault]:
+    texts = (f"{port.port} is {port.state} at {port.rate}" for port in ports)
+    return [Fault("network_port_unlike_others", (THIS_NODE,), text) for text in texts]
 
 
 def ports_behind_slow_pcie(ports: Iterable[Port]) -> list[Fault]:
     """Active ports whose PCIe link runs with less than adapter and slot can, or with less than the port itself in a
     slot that is the wrong one: with fewer lanes than the adapter has, or slower than that of another port. Where all
     slots are of a generation that is too slow for these ports, the machine was built so."""
-    used = active(ports)
+    used, faults = [port for port in active(ports) if port.pcie.gigabits], []
     fastest = max((port.pcie.gigabits for port in used), default=0.0)
-    return [port_fault("nic_pcie_slow", port.port, what) for port in used for what in _slow(port, fastest)]
-
-
-def _slow(port: Port, fastest: float) -> Iterator[str]:
-    link = port.pcie
-    if not link.gigabits:
-        return
-    lanes = min(filter(None, (link.lanes_able, link.lanes_of_port)), default=link.lanes)
-    speed = min(filter(None, (link.speed_able, link.speed_of_port)), default=link.speed)
-    runs = f"its PCIe link runs at {link.speed:g} GT/s on {link.lanes:g} lanes"
-    if link.lanes < lanes or link.speed < speed:
-        yield f"{runs}, adapter and slot can {speed:g} GT/s on {lanes:g}"
-    elif link.gigabits < port.gigabits and (link.lanes < link.lanes_able or link.gigabits < fastest):
-        yield f"{runs}, too little for its {port.gigabits:g} Gbit/s"
+    for port, link in ((port, port.pcie) for port in used):
+        lanes = min(filter(None, (link.lanes_able, link.lanes_of_port)), default=link.lanes)
+        speed = min(filter(None, (link.speed_able, link.speed_of_port)), default=link.speed)
+        wrong = ""
+        if link.lanes < lanes or link.speed < speed:
+            wrong = f"adapter and slot can {speed:g} GT/s on {lanes:g}"
+        elif link.gigabits < port.gigabits and (link.lanes < link.lanes_able or link.gigabits < fastest):
+            wrong = f"too little for its {port.gigabits:g} Gbit/s"
+        runs = f"its PCIe link runs at {link.speed:g} GT/s on {link.lanes:g} lanes"
+        faults += [port_fault("nic_pcie_slow", port.port, f"{runs}, {wrong}")] if wrong else []
+    return faults
 
 
 def below_their_board(ports: Iterable[Port], able: Mapping[str, float]) -> list[Fault]:
@@ -467,8 +439,7 @@ def other_mtu(ports: Sequence[Port], gpus: Sequence[Gpu]) -> list[Fault]:
     """Active ports whose MTU is not that of at least three others in the same role: of one kind, at one rate. It is one
     port of them: where several differ they may have another task."""
     faults = []
-    roles = grouped(((*_kind(port, gpus), port.rate), port) for port in active(ports) if port.mtu)
-    for role in roles.values():
+    for role in _kinds((port for port in active(ports) if port.mtu), gpus, "rate"):
         mtus = grouped((port.mtu, port) for port in role)
         alone = [each[0] for each in mtus.values() if len(each) == 1]
         if len(mtus) == 2 and len(alone) == 1 and len(role) > 3:
@@ -481,37 +452,28 @@ def other_mtu(ports: Sequence[Port], gpus: Sequence[Gpu]) -> list[Fault]:
 def port_errors(before: Iterable[Port], now: Iterable[Port], seconds: float) -> list[Fault]:
     """Ports that were active and have counted more errors than healthy ones, between two readings so many seconds
     apart; also those that are gone, and counters that cannot be read."""
-    later = {port.port: port for port in now}
-    return [
-        port_fault("network_port_errors", port.port, what)
-        for port in active(before)
-        for what in (_errors(port, later[port.port], seconds) if port.port in later else ["it is gone"])
-    ]
-
-
-def _errors(before: Port, now: Port, seconds: float) -> Iterator[str]:
-    counts = _counted(now)
-    for name, then in _counted(before).items():
-        count, allowed = counts.get(name), ERRORS_A_DAY.get(name, 0) * max(1.0, seconds / 86_400)
-        if count is None:
-            yield f"{name} cannot be read"
-        elif then is not None and count - then > allowed:
-            yield f"{name} grew by {count - then} in {seconds:.0f} s, a healthy port has at most {allowed:.0f}"
-
-
-def _counted(port: Port) -> Mapping[str, int | None]:
-    """Its errors. That its link came or went is one, also where the adapter counts none."""
-    changes = {} if port.carrier_changes is None else {"carrier_changes": port.carrier_changes}
-    return {**port.errors, **changes}
+    later, wrong = {port.port: port for port in now}, list[tuple[str, str]]()
+    for port in active(before):
+        if port.port not in later:
+            wrong.append((port.port, "it is gone"))
+            continue
+        for name, then in port.counted.items():
+            count, allowed = later[port.port].counted.get(name), ERRORS_A_DAY.get(name, 0) * max(1, seconds / 86_400)
+            if count is None:
+                wrong.append((port.port, f"{name} cannot be read"))
+            elif then is not None and count - then > allowed:
+                grew = f"{name} grew by {count - then} in {seconds:.0f} s, a healthy port has at most {allowed:.0f}"
+                wrong.append((port.port, grew))
+    return [port_fault("network_port_errors", port, what) for port, what in wrong]
 
 
 def port_traffic(before: Iterable[Port], now: Iterable[Port]) -> dict[str, int]:
     """What grew on active ports between two readings and is no error by itself, by name, over all of them."""
     later = {port.port: port.traffic for port in now}
-    grown: dict[str, int] = {}
+    grown = Counter[str]()
     for port in active(before):
         for name, then in port.traffic.items():
             count = later.get(port.port, {}).get(name)
             if count is not None and then is not None:
-                grown[name] = grown.get(name, 0) + count - then
-    return grown
+                grown[name] += count - then
+    return dict(grown)

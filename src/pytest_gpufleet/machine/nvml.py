@@ -20,27 +20,19 @@ from pytest_gpufleet.redaction import one_line, throughout
 NVIDIA = "0x10de"
 # linux/pci_ids.h: VGA, 3D controllers (most GPUs of data centres) and other display, and the bridges NVSwitches are.
 CLASSES = {"0x0300": "GPU", "0x0302": "GPU", "0x0380": "GPU", "0x0680": "NVSwitch"}
-MOST = 3
 
 
 def signs_of_nvidia(root: Path = Path("/")) -> list[str]:
-    """What speaks for NVIDIA hardware below `root`, in a few words each; empty where nothing does.
-
-    A container without GPUs sees the PCI devices of its host, and often /proc/driver/nvidia too.
-    """
-    found = {
-        "on the PCI bus": list(_pci_devices(root)),
-        "device files": [f"/{path.relative_to(root)}" for path in sorted(root.glob("dev/nvidia*"))],
-        "a loaded driver": [f"/{path.relative_to(root)}" for path in root.glob("proc/driver/nvidia")],
-    }
-    return [f"{words}: {some(names, MOST)}" for words, names in found.items() if names]
-
-
-def _pci_devices(root: Path) -> Iterator[str]:
-    for device in sorted((root / "sys/bus/pci/devices").glob("*")):
-        kind = CLASSES.get((tools.text(device / "class") or "")[:6])
-        if kind and tools.text(device / "vendor") == NVIDIA:
-            yield f"{kind} {device.name}"
+    """What speaks for NVIDIA hardware below `root`, in a few words each; empty where nothing does. A container without
+    GPUs sees the PCI devices of its host, and often /proc/driver/nvidia too."""
+    devices = [
+        f"{kind} {device.name}"
+        for device in sorted((root / "sys/bus/pci/devices").glob("*"))
+        if (kind := CLASSES.get((tools.text(device / "class") or "")[:6])) and tools.text(device / "vendor") == NVIDIA
+    ]
+    files = {"device files": "dev/nvidia*", "a loaded driver": "proc/driver/nvidia"}
+    found = {words: [f"/{path.relative_to(root)}" for path in sorted(root.glob(each))] for words, each in files.items()}
+    return [f"{words}: {some(names, 3)}" for words, names in {"on the PCI bus": devices, **found}.items() if names]
 
 
 # nvml.h: nvmlGpuTopologyLevel_t, in the words of `nvidia-smi topo -m`.
@@ -143,22 +135,19 @@ class Nvml:
         if self._events is None:
             with warn_if_silent():
                 self._events = [self._armed(handle) for handle in self._handles]
-        return [(index, number) for index, events in enumerate(self._events) for number in self._arrived(events)]
+        arrived = []
+        for index, events in enumerate(self._events):
+            with suppress(self._nvml.NVMLError):  # most often: nothing has happened
+                while events is not None:
+                    arrived.append((index, int(self._nvml.nvmlEventSetWait_v2(events, 0).eventData)))
+        return arrived
 
     def _armed(self, handle: Any) -> Any:
-        try:
+        with suppress(self._nvml.NVMLError, AttributeError):  # the kernel log has XIDs too
             events = self._nvml.nvmlEventSetCreate()
             self._nvml.nvmlDeviceRegisterEvents(handle, EVENT_XID, events)
-        except (self._nvml.NVMLError, AttributeError):  # the kernel log has XIDs too
-            return None
-        return events
-
-    def _arrived(self, events: Any) -> Iterator[int]:
-        while events is not None:
-            try:
-                yield int(self._nvml.nvmlEventSetWait_v2(events, 0).eventData)
-            except self._nvml.NVMLError:  # most often: nothing has happened
-                return
+            return events
+        return None
 
     def present(self) -> tuple[str, ...]:
         """The PCI bus ids of all GPUs, also of hidden ones; "" for one that does not answer."""
@@ -180,6 +169,17 @@ class Nvml:
 def read(driver: Nvml, index: int, facts: Iterable[str]) -> dict[str, Any]:
     """Facts of one GPU by name; what cannot be had is Missing."""
     return {fact: driver.ask(index, fact) for fact in facts}
+
+
+@contextmanager
+def of_gpu(gpu: Gpu) -> Iterator[Nvml]:
+    """The driver, asked about this GPU alone, as a rank does. Raises NoGpus."""
+    with session() as nvml:
+        try:
+            handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+        except nvml.NVMLError as error:
+            raise NoGpus(f"NVML does not find {gpu.identity}: {error}") from None
+        yield Nvml(nvml, [handle])
 
 
 def in_thread(call: Callable[..., T], *args: Any) -> Future[T]:
@@ -224,17 +224,20 @@ def opened(
         except Exception as error:  # a version of nvidia-ml-py that does not fit the driver raises anything
             raise _no_gpus(f"NVML could not list the GPUs: {error}") from None
         if not visible:
-            raise _no_gpus("; ".join(lost) or _why_none_visible(nvml.nvmlDeviceGetCount(), environment))
+            why = "the NVIDIA driver works but reports no GPU"
+            why += ": see `lspci` and the kernel log for one that fell off the bus"
+            if (count := nvml.nvmlDeviceGetCount()) and "CUDA_VISIBLE_DEVICES" in environment:
+                given = environment["CUDA_VISIBLE_DEVICES"]
+                why = f"CUDA_VISIBLE_DEVICES={given!r} hides all {count} GPUs of this machine"
+            raise _no_gpus("; ".join(lost) or why)
         visible = visible[:wanted]
         driver = Nvml(nvml, [handle for _, handle in visible])
         yield driver, _topology(nvml, driver, visible, lost)
 
 
 def _visible(nvml: Any, visible: str | None) -> tuple[list[tuple[int, Any]], list[str]]:
-    """(index, handle) in the order CUDA numbers them, and a sentence for each GPU that gives no handle.
-
-    Like for CUDA, what follows an invalid entry of CUDA_VISIBLE_DEVICES is invisible.
-    """
+    """(index, handle) in the order CUDA numbers them, and a sentence for each GPU that gives no handle. Like for CUDA,
+    what follows an invalid entry of CUDA_VISIBLE_DEVICES is invisible."""
     everything, lost = [], []
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
@@ -245,22 +248,13 @@ def _visible(nvml: Any, visible: str | None) -> tuple[list[tuple[int, Any]], lis
         return everything, lost
     uuids = {index: _ask(nvml, "nvmlDeviceGetUUID", handle) or "" for index, handle in everything}
     chosen: list[tuple[int, Any]] = []
-    for entry in (part.strip() for part in visible.split(",")):
-        match = [
-            (index, handle)
-            for index, handle in everything
-            if entry == str(index) or (entry.startswith("GPU-") and uuids[index].startswith(entry))
-        ]
+    for entry in map(str.strip, visible.split(",")):
+        by_uuid = entry.startswith("GPU-")
+        match = [one for one in everything if entry == str(one[0]) or (by_uuid and uuids[one[0]].startswith(entry))]
         if len(match) != 1 or match[0] in chosen:
             break
         chosen += match
     return chosen, lost
-
-
-def _why_none_visible(count: int, environment: Mapping[str, str]) -> str:
-    if count and "CUDA_VISIBLE_DEVICES" in environment:
-        return f"CUDA_VISIBLE_DEVICES={environment['CUDA_VISIBLE_DEVICES']!r} hides all {count} GPUs of this machine"
-    return "the NVIDIA driver works but reports no GPU: see `lspci` and the kernel log for one that fell off the bus"
 
 
 def _topology(nvml: Any, driver: Nvml, visible: Sequence[tuple[int, Any]], lost: Iterable[str]) -> GpuTopology:

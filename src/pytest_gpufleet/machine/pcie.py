@@ -132,27 +132,36 @@ PCI_DEVICES = HostFact("pci_devices", dict[str, Device], read, subject="pcie")
 
 
 class Link(NamedTuple):
-    """From a port to what it leads to, by their addresses: of a device with several functions the first."""
+    """From a port to what it leads to, by their addresses: of a device with several functions the first, which is of
+    this `kind`. `runs`: its lanes and GT/s, 0 for what neither end shows; `able`: those that both ends can, 0 for what
+    one of them does not show. `ends`: the port, and all functions of what it leads to."""
 
     upper: str
     lower: str
+    kind: str
+    runs: tuple[float, float]
+    able: tuple[float, float]
+    ends: tuple[str, ...]
 
 
 def links(devices: Devices) -> list[Link]:
     """Every link between these devices. On the way from the root a link begins at every second step: what is between
     are the two sides of a switch, so it is counted from the device that the way ends at."""
-    found: dict[str, Link] = {}
+    found: dict[str, str] = {}
     for address, device in devices.items():
         if device.kind != "port":
             way = [*ports_above(devices, address), address]
             for at in range(len(way) % 2, len(way), 2):
-                found.setdefault(way[at], Link(way[at], way[at + 1]))
-    return list(found.values())
+                found.setdefault(way[at], way[at + 1])
+    return [_link(devices, upper, lower) for upper, lower in found.items()]
 
 
-def _ends(devices: Devices, link: Link) -> list[str]:
-    """The port, and all functions of what it leads to."""
-    return [link.upper, *(address for address, device in devices.items() if device.above == link.upper)]
+def _link(devices: Devices, upper: str, lower: str) -> Link:
+    one, other = devices[upper], devices[lower]
+    runs = other.lanes or one.lanes or 0.0, other.speed or one.speed or 0.0
+    able = min(one.lanes_able or 0.0, other.lanes_able or 0.0), min(one.speed_able or 0.0, other.speed_able or 0.0)
+    below = (address for address, device in devices.items() if device.above == upper)
+    return Link(upper, lower, other.kind, runs, able, (upper, *below))
 
 
 def ports_above(devices: Devices, address: str) -> list[str]:
@@ -185,10 +194,13 @@ def reduced_links(devices: Devices, gpus: Sequence[Gpu]) -> list[Fault]:
     """Links between ports that run with fewer lanes or slower than both their ends can, and those of NVMe drives that
     do so where others of their kind run with more: if none does, the machine was built so. Links that end at a GPU or a
     network adapter are judged elsewhere: theirs may rest at a lower speed."""
-    faults = []
-    for link in judged_links(devices):
-        runs, wanted = _runs(devices, link), _wanted(devices, link)
-        if any(0 < now < full for now, full in zip(runs, wanted, strict=True)):
+    faults, judged = [], judged_links(devices)
+    for link in judged:
+        runs, wanted = link.runs, link.able
+        if link.kind == "nvme":
+            alike = [each.runs for each in judged if each.kind == "nvme" and each.able == link.able]
+            wanted = max(lanes for lanes, _ in alike), max(speed for _, speed in alike)
+        if 0 < runs[0] < wanted[0] or 0 < runs[1] < wanted[1]:
             what = f"it runs at {runs[1]:g} GT/s on {runs[0]:g} lanes, and can {wanted[1]:g} GT/s on {wanted[0]:g}"
             faults.append(_fault("pcie_path_reduced", devices, gpus, link, what))
     return faults
@@ -196,34 +208,12 @@ def reduced_links(devices: Devices, gpus: Sequence[Gpu]) -> list[Fault]:
 
 def judged_links(devices: Devices) -> list[Link]:
     """Those between ports, and those of NVMe drives."""
-    ends = ((link, devices[link.lower].kind) for link in links(devices))
-    return [link for link, kind in ends if kind == "nvme" or (kind == "port" and _able(devices, link)[1] > INSIDE)]
+    return [each for each in links(devices) if each.kind == "nvme" or (each.kind == "port" and each.able[1] > INSIDE)]
 
 
 def shows_lanes(devices: Devices) -> bool:
     """Whether there is a link that `reduced_links` can judge."""
-    return any(_runs(devices, link)[0] for link in judged_links(devices))
-
-
-def _runs(devices: Devices, link: Link) -> tuple[float, float]:
-    """Lanes and GT/s; 0 for what neither end shows."""
-    upper, lower = devices[link.upper], devices[link.lower]
-    return lower.lanes or upper.lanes or 0.0, lower.speed or upper.speed or 0.0
-
-
-def _able(devices: Devices, link: Link) -> tuple[float, float]:
-    """The lanes and GT/s that both ends can; 0 for what one of them does not show."""
-    ends = devices[link.upper], devices[link.lower]
-    return min(end.lanes_able or 0.0 for end in ends), min(end.speed_able or 0.0 for end in ends)
-
-
-def _wanted(devices: Devices, link: Link) -> tuple[float, float]:
-    able = _able(devices, link)
-    if devices[link.lower].kind == "port":
-        return able
-    alike = [each for each in links(devices) if devices[each.lower].kind == "nvme" and _able(devices, each) == able]
-    lanes, speeds = zip(*(_runs(devices, each) for each in alike), strict=True)
-    return max(lanes), max(speeds)
+    return any(link.runs[0] for link in judged_links(devices))
 
 
 def counts_errors(devices: Devices) -> bool:
@@ -235,23 +225,32 @@ def uncorrected_errors(devices: Devices, gpus: Sequence[Gpu]) -> list[Fault]:
     started = {}  # with those errors alone that a healthy machine has when it has started
     for address, device in devices.items():
         nonfatal = (device.errors or {}).get("nonfatal", {})
-        started[address] = Device(
-            errors={"nonfatal": {name: nonfatal[name] for name in OF_PROBING if name in nonfatal}}
-        )
+        probing = {name: count for name, count in nonfatal.items() if name in OF_PROBING}
+        started[address] = Device(errors={"nonfatal": probing})
     return _uncorrected(started, devices, gpus, "since the machine was started")
 
 
 def path_errors(before: Devices, now: Devices, gpus: Sequence[Gpu], seconds: float) -> list[Fault]:
     """Links with errors between two readings so many seconds apart: any that could not be corrected, more corrected
-    ones than a healthy link has, and devices that are gone."""
+    ones than a healthy link has, and devices that are gone. DCGM's rates of replays are one wrong bit in 10^12, what
+    the PCIe specification allows a link: 32 GT/s are 1.92 a minute and lane. Each corrected error counted here is a
+    wrong bit too, and a healthy link may have so many of one name."""
     lost = [address for address, each in before.items() if each.kind not in MAY_LEAVE and address not in now]
     ways = {port for address in lost for port in (*ports_above(before, address), address)}
-    gone = [
+    faults = [
         _fault("pcie_uncorrected", before, gpus, link, f"{link.lower} is gone")
         for link in links(before)
         if link.lower in ways and link.lower not in now
     ]
-    return [*gone, *_uncorrected(before, now, gpus, f"in {seconds:.0f} s"), *_corrected(before, now, gpus, seconds)]
+    faults += _uncorrected(before, now, gpus, f"in {seconds:.0f} s")
+    for link in links(now):
+        rate = REPLAYS.get(GENERATIONS.get(link.able[1], 0), min(REPLAYS.values()))
+        allowed = rate * (link.runs[0] or 1) * max(seconds / 60, 1.0)
+        for end, name, count in _grown(before, now, link, "corrected"):
+            if count > allowed and name not in NO_LINK_ERRORS:
+                what = f"{end} counted {count} {name} in {seconds:.0f} s, a healthy link has at most {allowed:.0f}"
+                faults.append(_fault("pcie_corrected", now, gpus, link, what))
+    return faults
 
 
 def _uncorrected(before: Devices, now: Devices, gpus: Sequence[Gpu], when: str) -> list[Fault]:
@@ -259,9 +258,8 @@ def _uncorrected(before: Devices, now: Devices, gpus: Sequence[Gpu], when: str) 
     counted = grouped(
         (link, f"{end} counted {count} {kind} {name} {when}")
         for link in links(now)
-        for end in _ends(now, link)
         for kind in ("nonfatal", "fatal")
-        for name, count in _grown(before, now, end, kind).items()
+        for end, name, count in _grown(before, now, link, kind)
     )
     deeper = {port for link in counted for port in ports_above(now, link.upper)}
     return [
@@ -271,36 +269,22 @@ def _uncorrected(before: Devices, now: Devices, gpus: Sequence[Gpu], when: str) 
     ]
 
 
-def _corrected(before: Devices, now: Devices, gpus: Sequence[Gpu], seconds: float) -> Iterator[Fault]:
-    """DCGM's rates of replays are one wrong bit in 10^12, what the PCIe specification allows a link: 32 GT/s are 1.92 a
-    minute and lane. Each error counted here is a wrong bit too, and a healthy link may have so many of one name."""
-    for link in links(now):
-        rate = REPLAYS.get(GENERATIONS.get(_able(now, link)[1], 0), min(REPLAYS.values()))
-        allowed = rate * (_runs(now, link)[0] or 1) * max(seconds / 60, 1.0)
-        for end in _ends(now, link):
-            for name, count in _grown(before, now, end, "corrected").items():
-                if count > allowed and name not in NO_LINK_ERRORS:
-                    what = f"{end} counted {count} {name} in {seconds:.0f} s, a healthy link has at most {allowed:.0f}"
-                    yield _fault("pcie_corrected", now, gpus, link, what)
-
-
-def _grown(before: Devices, now: Devices, address: str, kind: str) -> dict[str, int]:
-    """What was counted between, by name. Counters that begin again, as those of a device that was taken out and put
-    back, have counted what they show."""
-    counts = (now[address].errors or {}).get(kind, {})
-    earlier = (before.get(address, Device()).errors or {}).get(kind, {})
-    grown = {name: count - earlier.get(name, 0) for name, count in counts.items()}
-    return {name: counts[name] if more < 0 else more for name, more in grown.items() if more}
+def _grown(before: Devices, now: Devices, link: Link, kind: str) -> Iterator[tuple[str, str, int]]:
+    """What the ends of a link counted between, by name. Counters that begin again, as those of a device that was taken
+    out and put back, have counted what they show."""
+    for end in link.ends:
+        earlier = (before.get(end, Device()).errors or {}).get(kind, {})
+        for name, count in (now[end].errors or {}).get(kind, {}).items():
+            more = count - earlier.get(name, 0)
+            if more:
+                yield end, name, count if more < 0 else more
 
 
 def _fault(code: str, devices: Devices, gpus: Sequence[Gpu], link: Link, what: str) -> Fault:
     known = gpus_by_address(gpus)
     below = [address for address in devices if link.upper in ports_above(devices, address)]
     there = [known[address].place for address in below if address in known]
-    leads = ", ".join(
-        f"GPU {known[address].index}" if address in known else devices[address].name
-        for address in below
-        if devices[address].kind != "port"
-    )
+    ends = (address for address in below if address in known or devices[address].kind != "port")
+    leads = ", ".join(f"GPU {known[end].index}" if end in known else devices[end].name for end in ends)
     subject: Where = there[0] if len(there) == 1 else THIS_NODE
     return Fault(code, (subject,), f"link from {link.upper} to {link.lower} (it leads to {leads}): {what}")

@@ -32,10 +32,8 @@ class Processor:
 
 @dataclass(frozen=True)
 class IdleState:
-    """`microseconds`: what leaving it takes."""
-
     name: str | None
-    microseconds: int | None
+    microseconds: int | None  # what leaving it takes
     disabled: bool
 
 
@@ -68,7 +66,13 @@ def read_model(root: Path = Path("/")) -> Processor:
 def read(root: Path = Path("/")) -> ProcessorSetup:
     present, online = (tools.listed(tools.text(root / CPU / name)) for name in ("present", "online"))
     hugepages = re.search(r"\[(\w+)\]", tools.text(root / "sys/kernel/mm/transparent_hugepage/enabled") or "")
-    swap_bytes, swap_used_bytes = _swap(root)
+    swaps = tools.text(root / "proc/swaps")  # proc(5): name, type, size and what of it is used, in KiB
+    columns = [line.split() for line in (swaps or "").splitlines()[1:]]
+    memory = {}
+    for node in (root / "sys/devices/system/node").glob("node[0-9]*"):
+        total = re.search(r"MemTotal:\s*(\d+) kB", tools.text(node / "meminfo") or "")
+        if total and tools.text(node / "cpulist"):
+            memory[node.name[4:]] = int(total[1]) * KIB
     return ProcessorSetup(
         sockets=len(_topology(root, "physical_package_id") - {"-1"}) or None,  # -1: the firmware does not say
         offline=tuple(sorted(present - online)) if online else (),
@@ -80,9 +84,9 @@ def read(root: Path = Path("/")) -> ProcessorSetup:
         ),
         numa_balancing=tools.whole(root / "proc/sys/kernel/numa_balancing"),
         transparent_hugepages=hugepages[1] if hugepages else None,
-        swap_bytes=swap_bytes,
-        swap_used_bytes=swap_used_bytes,
-        numa_memory=_numa_memory(root),
+        swap_bytes=None if swaps is None else sum(int(row[2]) for row in columns) * KIB,
+        swap_used_bytes=None if swaps is None else sum(int(row[3]) for row in columns) * KIB,
+        numa_memory=memory,
         virtual=container.is_virtual(root),
     )
 
@@ -91,23 +95,6 @@ def _topology(root: Path, fact: str) -> set[str]:
     """What the processors have of this, each once."""
     values = (tools.text(each) for each in (root / CPU).glob(f"cpu[0-9]*/topology/{fact}"))
     return set(filter(None, values))
-
-
-def _swap(root: Path) -> tuple[int | None, int | None]:
-    """proc(5), /proc/swaps: name, type, size and what of it is used, in KiB."""
-    if (swaps := tools.text(root / "proc/swaps")) is None:
-        return None, None
-    columns = [line.split()[2:4] for line in swaps.splitlines()[1:]]
-    return sum(int(size) for size, _ in columns) * KIB, sum(int(used) for _, used in columns) * KIB
-
-
-def _numa_memory(root: Path) -> dict[str, int]:
-    memory = {}
-    for node in (root / "sys/devices/system/node").glob("node[0-9]*"):
-        total = re.search(r"MemTotal:\s*(\d+) kB", tools.text(node / "meminfo") or "")
-        if total and tools.text(node / "cpulist"):
-            memory[node.name[4:]] = int(total[1]) * KIB
-    return memory
 
 
 def by_numa_node(root: Path = Path("/")) -> dict[int, list[int]]:

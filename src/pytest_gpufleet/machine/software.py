@@ -4,6 +4,7 @@ that make NCCL or CUDA slower than the machine is, or other arithmetic than was 
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,25 +59,20 @@ STEERING = re.compile(
     r"(NCCL|CUDA|TORCH|PYTORCH|GLOO|NVIDIA|NVSHMEM|CUBLAS|CUDNN|OMP|MKL|UCX|TORCHINDUCTOR|TRITON)_\w+"
     r"|LD_PRELOAD|LD_AUDIT"
 )
-# What images carry for the container runtime: long, and without effect on a process inside.
+# What images carry for the container runtime: long, and without effect on a process.
 NOISE = re.compile(r"NVIDIA_(REQUIRE|PRODUCT|DRIVER_CAP)\w+")
 
 
 def steering() -> dict[str, str]:
     """The environment, and what stands in the files from which NCCL takes variables that are not in it (NCCL's manual,
     "Environment Variables")."""
-    own = os.environ.get("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf")
-    return {**_assignments("/etc/nccl.conf"), **_assignments(own), **os.environ}
-
-
-def _assignments(path: str) -> dict[str, str]:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+    found: dict[str, str] = {}
+    for path in ("/etc/nccl.conf", os.environ.get("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf")):
+        with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+            # NCCL takes both sides of "=" as they are: it looks for no variable "NCCL_ALGO " (misc/param.cc).
             parts = [line.partition("=") for line in file]
-    except OSError:
-        return {}
-    # NCCL takes what stands on both sides of "=" as it is: it looks for no variable "NCCL_ALGO " (misc/param.cc).
-    return {name: value.rstrip("\r\n") for name, _, value in parts if name.startswith("NCCL_")}
+            found.update({name: value.rstrip("\r\n") for name, _, value in parts if name.startswith("NCCL_")})
+    return {**found, **os.environ}
 
 
 def of_this_process() -> dict[str, str]:
@@ -92,11 +88,8 @@ def put_back(before: dict[str, str]) -> None:
 
 
 def relevant() -> dict[str, str]:
-    """The variables by which users and images steer drivers and libraries, sorted by name.
-
-    A value is hidden where the name promises a secret, and so is the part of any other that looks like one: reports go
-    from hand to hand.
-    """
+    """The variables by which users and images steer drivers and libraries, sorted by name. A value is hidden where the
+    name promises a secret, and so is the part of any other that looks like one: reports go from hand to hand."""
     return {
         name: variable(name, value)
         for name, value in sorted(steering().items())
@@ -189,12 +182,9 @@ def _keeps_apart(text: str, topology: GpuTopology) -> bool:
 def _lacks(text: str, needed: set[str]) -> bool:
     """Whether a list of algorithms or protocols leaves out one that this machine is faster with, for all functions or
     for some: "ring,tree", "^ll128", "tree;broadcast:ring" (parseList)."""
-    for part in text.lower().split(";"):
-        names = part.rpartition(":")[2]
-        listed = set(names.lstrip("^").split(","))
-        if needed & listed if names.startswith("^") else needed - listed:
-            return True
-    return False
+    parts = [part.rpartition(":")[2] for part in text.lower().split(";")]
+    listed = [(names.startswith("^"), set(names.lstrip("^").split(","))) for names in parts]
+    return any(needed & names if excludes else needed - names for excludes, names in listed)
 
 
 def unfit_topology_file(file: TopologyFile, gpus: Iterable[Gpu]) -> list[Fault]:
@@ -235,20 +225,15 @@ FIRMWARE = tuple(
 
 def known_defects(driver: str, ports: Iterable[Port]) -> tuple[list[Fault], list[Fault]]:
     """What condemns the versions of driver and adapters, and what is only shown."""
-    adapters = grouped((port.firmware, port.device) for port in ports if port.firmware and port.of_nvidia)
+    of_nvidia = (port for port in ports if (port.adapter or "").startswith("MT"))
+    adapters = grouped((port.firmware, port.device) for port in of_nvidia if port.firmware)
     old = [(each, f"driver {driver}") for each in _above(driver, DRIVERS)]
     for version, devices in adapters.items():
         found = _above(version.partition(".")[2], FIRMWARE)
         old += [(each, f"firmware {version} of {', '.join(devices)}") for each in found]
-    wrong, shown = (
-        [
-            Fault(code, (THIS_NODE,), f"{what} is older than {minimum.version}: {minimum.why}")
-            for minimum, what in old
-            if minimum.condemns == condemns
-        ]
-        for code, condemns in (("version_defective", True), ("version_old", False))
-    )
-    return wrong, shown
+    texts = [(each.condemns, f"{what} is older than {each.version}: {each.why}") for each, what in old]
+    wrong = [Fault("version_defective", (THIS_NODE,), text) for condemns, text in texts if condemns]
+    return wrong, [Fault("version_old", (THIS_NODE,), text) for condemns, text in texts if not condemns]
 
 
 def _above(version: str, minimums: Sequence[Minimum]) -> list[Minimum]:

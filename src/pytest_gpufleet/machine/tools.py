@@ -25,8 +25,6 @@ PACKAGES = {
 LAST_SECONDS = 30
 # For one that was killed: the kernel keeps it as long as it waits for a broken device, which may be for ever.
 KILLED_SECONDS = 1.0
-
-
 AS_ROOT = "run as root (sudo)"  # the remedy of what only root may read
 
 
@@ -63,16 +61,13 @@ class HostFact(Generic[T]):
 
     def of(self, host: Mapping[str, Any]) -> T | Missing:
         """This fact among those of a host, as evidence holds them."""
-        value = host.get(self.name)
+        value, name = host.get(self.name), self.name.replace("_", " ")
         if value is None:
-            return Missing(f"this system has no {self.name.replace('_', ' ')} on record", absent=True)
-        if isinstance(value, Missing):
-            return value
+            return Missing(f"this system has no {name} on record", absent=True)
         try:
-            found: T = codec.typed(value, self.kind)
+            return value if isinstance(value, Missing) else codec.typed(value, self.kind)
         except ValueError as error:
-            return Missing(f"the {self.name.replace('_', ' ')} on record cannot be read ({error})")
-        return found
+            return Missing(f"the {name} on record cannot be read ({error})")
 
 
 def output(*command: str, seconds: float = 20, statuses: tuple[int, ...] = (0,)) -> str:
@@ -89,15 +84,10 @@ def ended(*command: str, seconds: float = 20) -> tuple[int, str, str]:
     """The exit status of a program, and what it writes to its standard output and to that of errors. After these
     seconds, and whatever else ends the waiting, it is asked to end and then killed: what it has begun elsewhere can be
     taken back by itself alone. Unreadable if it is not installed, NoAnswer if it did not end in time."""
-    name = command[0]
+    name, pipe = command[0], subprocess.PIPE
+    around = {**os.environ, **ENVIRONMENT}
     try:
-        process = subprocess.Popen(
-            command,
-            env={**os.environ, **ENVIRONMENT},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        process = subprocess.Popen(command, env=around, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
     except FileNotFoundError:
         remedy = f"apt install {PACKAGES[name]}" if name in PACKAGES else ""
         raise Unreadable(f"{name} is not installed", remedy) from None
@@ -115,16 +105,13 @@ def ended(*command: str, seconds: float = 20) -> tuple[int, str, str]:
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Its own children may still hold the other ends of its pipes, which are not waited for."""
     if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(LAST_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        for end, patience in ((process.terminate, LAST_SECONDS), (process.kill, KILLED_SECONDS)):
+            end()
             with suppress(subprocess.TimeoutExpired):
-                process.wait(KILLED_SECONDS)
-    for pipe in (process.stdout, process.stderr):
-        if pipe is not None:
-            pipe.close()
+                process.wait(patience)
+                break
+    for pipe in filter(None, (process.stdout, process.stderr)):
+        pipe.close()
 
 
 def asked(
@@ -145,8 +132,6 @@ def asked(
 
 RunTool = Callable[..., str]  # as `output`, for what reads a part of the machine by programs
 Ended = Callable[..., tuple[int, str, str]]  # as `ended`
-
-
 PCI_STEP = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")  # a device, or a port or switch on its way
 LANES = (1, 2, 4, 8, 12, 16, 32)  # of a PCIe link that is not there the register says 0, or 255
 

@@ -140,9 +140,8 @@ def _grown(before: int | None, now: int | None) -> int | None:
 def _nvlink(rank: Rank) -> int | None:
     if rank.gpu is None:
         return None
-    with suppress(nvml.NoGpus), nvml.session() as driver, suppress(driver.NVMLError):
-        gpu = nvml.Nvml(driver, [driver.nvmlDeviceGetHandleByUUID(rank.gpu.uuid)])
-        return value if isinstance(value := gpu.ask(0, "nvlink_kib"), int) else None
+    with suppress(nvml.NoGpus), nvml.of_gpu(rank.gpu) as driver:
+        return value if isinstance(value := driver.ask(0, "nvlink_kib"), int) else None
     return None
 
 

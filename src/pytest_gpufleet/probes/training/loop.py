@@ -18,7 +18,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_gpufleet.machine import nvml
-from pytest_gpufleet.machine.nvml import Nvml
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.gpu import Missing
@@ -86,9 +85,8 @@ def utilization(rank: Rank, just_done: Lap) -> float | None:
     a sixth of a second to a second (nvml.h, nvmlUtilization_t). Of a CPU rank the share of a core that it used."""
     if rank.gpu is None:
         return min(1.0, just_done.processor_seconds / just_done.seconds)
-    with nvml.session() as driver:
-        gpu = Nvml(driver, [driver.nvmlDeviceGetHandleByUUID(rank.gpu.uuid)])
-        (percent,) = nvml.read(gpu, 0, ["utilization_percent"]).values()
+    with nvml.of_gpu(rank.gpu) as driver:
+        percent = driver.ask(0, "utilization_percent")
     return None if isinstance(percent, Missing) else float(percent) / 100
 
 
