@@ -188,7 +188,7 @@ class Judge:
         on_miss: Callable[[], Cause] | None = None,
     ) -> None:
         """Hold each of the measurements against its limit and its peers, and record all. Of a function, what it
-        measures; it does so once more, after a pause, where one missed, or met its limit by samples that differ.
+        measures; it does so once more, after a pause, where one missed, or its samples differ by more than they may.
         `again` measures instead, where the second time is another way; what was only `shown` it may give too.
         `on_miss` looks for the cause if one missed then. TypeError for what is no Measurement, ValueError for none.
         """

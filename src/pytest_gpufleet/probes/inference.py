@@ -191,6 +191,7 @@ def _timed(rank: Rank, decoder: Decoder, communicate: bool = True) -> tuple[tupl
                 break
         return each
 
+    decoder.again()  # the steps that warm up go on from here, and behind the end of the cache there is nothing
     with _launched(rank, lambda: decoder.step(communicate)) as step:
         first = run(step)
         usual = [each.clone() for each in decoder.decoded]
@@ -204,6 +205,8 @@ def _timed(rank: Rank, decoder: Decoder, communicate: bool = True) -> tuple[tupl
 def _launched(rank: Rank, do: Callable[[], object]) -> Iterator[Callable[[], object]]:
     """`do`, on GPUs as a CUDA graph on a stream of its own."""
     if rank.device.type != "cuda":
+        for _ in range(WARM_UP):
+            do()
         yield do
         return
     graph, stream = warmed_up(do, WARM_UP)

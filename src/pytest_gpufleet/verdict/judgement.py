@@ -340,9 +340,9 @@ ALONG = "what was measured with it had to be measured again"
 
 
 def to_measure_again(findings: Sequence[Finding]) -> list[Finding]:
-    """The figures among them, if there is a reason to measure one again; else none."""
+    """The figures among them, if one missed, or its samples did; else none."""
     figures = [finding for finding in findings if finding.measurement.metric != "spread"]
-    return figures if any(map(why_again, figures)) else []
+    return figures if any(finding.state == "missed" for finding in findings) else []
 
 
 def set_aside(first: Sequence[Finding], second: Sequence[Finding]) -> list[Finding]:
