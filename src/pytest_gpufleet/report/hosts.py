@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any, ClassVar
 
 from pytest_gpufleet import __version__
+from pytest_gpufleet.machine.network_ports import NETWORK_PORTS
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import HostFound
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import distinct
-from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.gpu import Gpu, Missing
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Said, say
 from pytest_gpufleet.model.place import Place, Where, on_node
@@ -31,6 +32,24 @@ from pytest_gpufleet.verdict.fleet.fleet_verdict import WITH_WHY, WORDS, Fleet, 
 from pytest_gpufleet.verdict.fleet.host_runs import Gap, HostRun, NodeRuns, natural, one_host
 
 OWN, ALIKE, PEERS = "Its own run", "Like the others", "As good as the others"
+WRONG_BITS = ("matmul_wrong", "matmul_nondeterministic", "gpu_bits_differ")
+SCHEMA = 1
+MOST_SAID = 6  # of a node, by checks between them
+FIGURES = ("limit_missed", "slower_than_peers")
+MOST_FIGURES = 12  # of a host
+MOST_PLACES = 4  # of a figure
+SECURED = {
+    "secret": "which only holders of the run's secret can read or send",
+    "token": "which only holders of the cluster's token can read or send",
+    "loopback": "which never leave this machine",
+    "insecure": "INSECURE: anyone who reaches the cluster can run programs on its nodes",
+}
+MEANS = {
+    "ACCEPTED": "Every host is ACCEPTED, all are alike, and none is worse than its peers on the others.",
+    "REJECTED": "A host is REJECTED, unlike the others, or worse than its peers on the others.",
+    "INCOMPLETE": "No fault of a host was found, but the fleet is not complete: this is no acceptance.",
+    "REHEARSAL": "All runs are rehearsals on CPU ranks, which say nothing about any GPU.",
+}
 
 
 @dataclass(frozen=True)
@@ -45,7 +64,6 @@ class HostRow:
     cells: Mapping[str, str] = field(default_factory=dict)
     named: Sequence[Gpu] = ()  # by failed checks of its own run, the one named most often first; then by its peers
     slow: Sequence[SlowPlaces] = ()
-    odd: Sequence[SlowPlaces] = ()
     differences: Sequence[Difference] = ()
     said: Sequence[str] = ()  # by checks between hosts
     serial: str | None = None  # of a node, as the run over all has it
@@ -69,7 +87,6 @@ def host_rows(fleet: Fleet) -> list[HostRow]:
     gaps_of = grouped((host, gap) for gap in fleet.gaps for host in gap.hosts)
     differences_of = grouped((host, each) for each in fleet.differences for host in each.hosts)
     slow_of = grouped((each.node, each) for each in fleet.slow)
-    odd_of = grouped((each.node, each) for each in fleet.odd)
     rows = []
     for node, run in enumerate(fleet.hosts):
         gaps, slow, unlike = gaps_of.pop(run.host, []), slow_of.get(node, []), differences_of.get(run.host, [])
@@ -77,7 +94,7 @@ def host_rows(fleet: Fleet) -> list[HostRow]:
         cells[OWN] = _own(run, gaps)
         cells[ALIKE] = "failed" if unlike else "ok"
         cells[PEERS] = "failed" if slow else "ok" if any(each.tolerances for each in run.record.findings) else ""
-        rows.append(HostRow(run.host, gaps, run, node, cells, named, slow, odd_of.get(node, []), unlike))
+        rows.append(HostRow(run.host, gaps, run, node, cells, named, slow, unlike))
     rows += [HostRow(host, gaps) for host, gaps in gaps_of.items()]  # of hosts that are not there
     return sorted(rows, key=lambda row: natural(row.host))
 
@@ -99,9 +116,8 @@ def _states_and_named(run: HostRun, slow: Collection[SlowPlaces]) -> tuple[dict[
     """The gravest state of each group of checks, and the GPUs that are named. Their peers name none where all are slow,
     nor where something that is no fault of a GPU explains it."""
     record = run.record
-    parts, said = groups(record), accused(record)
+    parts, said, order = groups(record), accused(record), list(gpu_grid.SYMBOLS)
     rows = gpu_grid.grid_rows(record, parts, said)
-    order = list(gpu_grid.SYMBOLS)
     cells = {
         part.title: min((row.cells[number].state for row in rows), key=order.index) for number, part in enumerate(parts)
     }
@@ -112,37 +128,26 @@ def _states_and_named(run: HostRun, slow: Collection[SlowPlaces]) -> tuple[dict[
     return cells, tuple(gpus[place] for place in dict.fromkeys(named) if place in gpus)
 
 
-WRONG_BITS = ("matmul_wrong", "matmul_nondeterministic", "gpu_bits_differ")
-
-
 def counts(fleet: Fleet) -> list[str]:
-    """The fleet in figures: hosts by verdict, GPUs by model."""
-    verdicts = Counter(str(run.record.verdict) for run in fleet.hosts)
-    models = Counter(gpu.name for run in fleet.hosts for gpu in run.record.topology.gpus)
-    hosts = say("{count} hosts" if len(fleet.hosts) != 1 else "1 host", count=len(fleet.hosts))
+    """The fleet in figures: hosts by verdict, GPUs by model; and what all hosts together exclude: GPU time in which
+    nothing differed adds up. Nothing where anything did."""
+    records = [run.record for run in fleet.hosts]
+    verdicts = Counter(str(record.verdict) for record in records)
+    models = Counter(gpu.name for record in records for gpu in record.topology.gpus)
+    hosts = say("{count} hosts" if len(records) != 1 else "1 host", count=len(records))
     if fleet.expected is not None:
         hosts += say(", {count} expected", count=len(fleet.expected))
-    parts = [
+    found = [
         hosts,
         say(", ").join(f"{count} {say(verdict)}" for verdict, count in sorted(verdicts.items())),
         say(", ").join(f"{count} x {name}" for name, count in models.items()),
-        _corruption_bound(fleet),
     ]
-    return [text for text in parts if text]
-
-
-def _corruption_bound(fleet: Fleet) -> str:
-    """What all hosts together exclude: GPU time in which nothing differed adds up. Nothing where anything did."""
-    runs = [run.record for run in fleet.hosts]
-    bounds = (each for run in runs for each in distinct(run.findings) if each.measurement.metric == "corruption_bound")
-    seconds = sum(value for each in bounds for value in each.measurement.values.values())
-    if not seconds or any(fault.name in WRONG_BITS for run in runs for fault in run.faults):
-        return ""
-    text = "silent data corruption in matmuls less than once in {time} of a GPU, with 95 %"
-    return say(text, time=wording.duration(seconds))
-
-
-SCHEMA = 1
+    measured = (finding.measurement for record in records for finding in distinct(record.findings))
+    seconds = sum(sum(each.values.values()) for each in measured if each.metric == "corruption_bound")
+    if seconds and not any(fault.name in WRONG_BITS for record in records for fault in record.faults):
+        text = "silent data corruption in matmuls less than once in {time} of a GPU, with 95 %"
+        found.append(say(text, time=wording.duration(seconds)))
+    return [text for text in found if text]
 
 
 def document(fleet: Fleet) -> dict[str, Any]:
@@ -211,16 +216,6 @@ def _fault(fault: Fault, hosts: Sequence[HostRun]) -> dict[str, Any]:
     return {"hosts": list(named), **codec.plain(fault), "action": fault.kind.action, "next_step": fault.kind.next_step}
 
 
-MOST_SAID = 6  # of a node, by checks between them
-FIGURES = ("limit_missed", "slower_than_peers")
-SECURED = {
-    "secret": "which only holders of the run's secret can read or send",
-    "token": "which only holders of the cluster's token can read or send",
-    "loopback": "which never leave this machine",
-    "insecure": "INSECURE: anyone who reaches the cluster can run programs on its nodes",
-}
-
-
 def rows(record: Record, fleet: Fleet) -> list[HostRow]:
     """A row for each node. `fleet`: as `over_nodes` makes it of this record."""
     between = groups(record)
@@ -232,38 +227,6 @@ def rows(record: Record, fleet: Fleet) -> list[HostRow]:
         cells = {group.title: _state(record, node, group, named) for group in between}
         found.append(replace(row, cells={**own, **cells}, said=said[node][:MOST_SAID], serial=record.node(node).serial))
     return found
-
-
-def nodes_in_words(record: Record) -> list[str]:
-    """What a run on many nodes stands on: how many there are and which of them are one host, what they reach each
-    other by, and how what they tell each other is kept from strangers. Nothing of a run on its own machine."""
-    run = record.run
-    if not record.of_cluster:
-        return []
-    there = len(run.nodes) or 1
-    nodes = say("{count} nodes" if there != 1 else "1 node", count=there)
-    if run.nodes_wanted:
-        nodes = say("{nodes} of {wanted} asked for", nodes=nodes, wanted=run.nodes_wanted)
-    gone = [say("{count} lost", count=len(record.lost))] if record.lost else []
-    gone += [say("{count} left out", count=len(record.left_out))] if record.left_out else []
-    networks = Counter(filter(None, map(_network, record.machines.values()))).most_common(1)
-    interfaces = ", ".join(dict.fromkeys(filter(None, run.interfaces)))
-    safe = say(SECURED.get(run.secured or "", "how they are secured is not recorded"))
-    return [
-        say(", ").join([nodes, *gone]),
-        *one_host(record),
-        *(say("network of a node: {network}", network=network) for network, _ in networks),
-        *([say("ranks meet over {interfaces}", interfaces=interfaces)] if interfaces else []),
-        say("messages: {transport}, {safe}", transport=run.transport, safe=safe),
-    ]
-
-
-def _network(machine: HostFound) -> str:
-    """ "8 x ConnectX-7 400 Gb/sec" """
-    ports = machine.get("network_ports")
-    known = [port for port in ports if isinstance(port, dict)] if isinstance(ports, list) else []
-    kinds = Counter(" ".join(str(port[key]) for key in ("adapter", "rate") if port.get(key)) for port in known)
-    return ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items()) if kind)
 
 
 def _state(record: Record, node: int, group: Group, named: Mapping[str, Accused]) -> str:
@@ -294,8 +257,34 @@ def _said(record: Record, between: Sequence[Group]) -> dict[int, list[str]]:
     return found
 
 
-MOST_FIGURES = 12  # of a host
-MOST_PLACES = 4  # of a figure
+def nodes_in_words(record: Record) -> list[str]:
+    """What a run on many nodes stands on: how many there are and which of them are one host, what they reach each
+    other by, and how what they tell each other is kept from strangers. Nothing of a run on its own machine."""
+    run = record.run
+    if not record.of_cluster:
+        return []
+    there = len(run.nodes) or 1
+    nodes = say("{count} nodes" if there != 1 else "1 node", count=there)
+    if run.nodes_wanted:
+        nodes = say("{nodes} of {wanted} asked for", nodes=nodes, wanted=run.nodes_wanted)
+    gone = {"{count} lost": len(record.lost), "{count} left out": len(record.left_out)}
+    networks = Counter(filter(None, map(_network, record.machines.values()))).most_common(1)
+    interfaces = ", ".join(dict.fromkeys(filter(None, run.interfaces)))
+    safe = say(SECURED.get(run.secured or "", "how they are secured is not recorded"))
+    return [
+        say(", ").join([nodes, *(say(text, count=count) for text, count in gone.items() if count)]),
+        *one_host(record),
+        *(say("network of a node: {network}", network=network) for network, _ in networks),
+        *([say("ranks meet over {interfaces}", interfaces=interfaces)] if interfaces else []),
+        say("messages: {transport}, {safe}", transport=run.transport, safe=safe),
+    ]
+
+
+def _network(machine: HostFound) -> str:
+    """ "8 x ConnectX-7 400 Gb/sec" """
+    ports = NETWORK_PORTS.of(machine.host)
+    found = [] if isinstance(ports, Missing) else [" ".join(filter(None, (port.adapter, port.rate))) for port in ports]
+    return ", ".join(f"{count} x {kind}" for kind, count in sorted(Counter(found).items()) if kind)
 
 
 @dataclass(frozen=True)
@@ -315,9 +304,8 @@ class HostsPart:
 
     def columns(self) -> list[str]:
         """The groups of checks of all hosts, in the order of the suite; then what the fleet adds."""
-        said = (title for row in self.rows for title, state in row.cells.items() if state)
-        titles = dict.fromkeys(title for title in said if title not in (OWN, ALIKE, PEERS))
-        return [*titles, OWN, ALIKE, PEERS]
+        titles = dict.fromkeys(title for row in self.rows for title, state in row.cells.items() if state)
+        return [*(title for title in titles if title not in (OWN, ALIKE, PEERS)), OWN, ALIKE, PEERS]
 
     def anchors(self) -> dict[str, str]:
         """Where each host that somebody has to look at is told of."""
@@ -336,30 +324,23 @@ class HostsPart:
             if gap.kind != "incomplete"
         ]
         beside += [wording.capitalised(say(text)) for text in row.said]
-        beside += [] if row.run or not row.serial else [f"{say('serial of the machine')}{say(': ')}{row.serial}"]
-        rejected = row.run is not None and row.verdict != "ACCEPTED"
-        return beside + (
-            reasons(row.run.record, "which its own report lists", with_checks=True) if row.run and rejected else []
-        )
+        if row.run and row.verdict != "ACCEPTED":
+            beside += reasons(row.run.record, "which its own report lists", with_checks=True)
+        elif not row.run and row.serial:
+            beside.append(f"{say('serial of the machine')}{say(': ')}{row.serial}")
+        return beside
 
     def figures(self, row: HostRow) -> list[tuple[str, str, str, str]]:
-        """The worst of those that are worse than its peers'."""
-        return [_slow(each) for each in row.slow[:MOST_FIGURES]]
-
-    def odd(self) -> list[tuple[str, ...]]:
-        """One row a host: the figure that stands out most."""
-        worst = [(row, max(row.odd, key=lambda each: each.worst.worse)) for row in self.rows if row.odd]
-        return [
-            (
-                row.host,
-                str(len(row.odd)),
-                what(each.figure),
-                wording.quantity(each.worst.value, each.figure.metric.unit),
-                wording.quantity(each.worst.reference, each.figure.metric.unit),
-                wording.percent(each.worst.worse),
-            )
-            for row, each in sorted(worst, key=lambda found: -found[1].worst.worse)
-        ]
+        """The worst of those that are worse than its peers': what, where, measured, by how much."""
+        found = []
+        for slow in row.slow[:MOST_FIGURES]:
+            worse = [on_node(each.place, 0) for each in sorted(slow.places, key=lambda each: -each.worse)]
+            every = say("all {count} places", count=len(worse)) if slow.everywhere else ""
+            measured = wording.span([each.value for each in slow.places], slow.figure.metric.unit)
+            percent, allowed = wording.percent(slow.worst.worse), wording.percent(slow.worst.allowed)
+            worst = say("{percent}; allowed: {allowed}", percent=percent, allowed=allowed)
+            found.append((what(slow.figure), every or wording.places(worse, MOST_PLACES), measured, worst))
+        return found
 
 
 def nodes_part(record: Record, runs: NodeRuns, reports: Mapping[str, str]) -> HostsPart | None:
@@ -370,28 +351,9 @@ def nodes_part(record: Record, runs: NodeRuns, reports: Mapping[str, str]) -> Ho
     return HostsPart("node", fleet, rows(record, fleet), reports)
 
 
-def _slow(slow: SlowPlaces) -> tuple[str, str, str, str]:
-    worse = [on_node(each.place, 0) for each in sorted(slow.places, key=lambda each: -each.worse)]
-    where = say("all {count} places", count=len(worse)) if slow.everywhere else wording.places(worse, MOST_PLACES)
-    measured = wording.span([each.value for each in slow.places], slow.figure.metric.unit)
-    allowed = wording.percent(slow.worst.allowed)
-    worst = say("{percent}; allowed: {allowed}", percent=wording.percent(slow.worst.worse), allowed=allowed)
-    return what(slow.figure), where, measured, worst
-
-
-# The report of a fleet: verdict, every host by groups of checks, those that are not fine, and where each one's own
-# report is.
-
-MEANS = {
-    "ACCEPTED": "Every host is ACCEPTED, all are alike, and none is worse than its peers on the others.",
-    "REJECTED": "A host is REJECTED, unlike the others, or worse than its peers on the others.",
-    "INCOMPLETE": "No fault of a host was found, but the fleet is not complete: this is no acceptance.",
-    "REHEARSAL": "All runs are rehearsals on CPU ranks, which say nothing about any GPU.",
-}
-
-
 def page(fleet: Fleet, reports: Mapping[str, str]) -> str:
-    """A self-contained HTML page. `reports`: the addresses of the hosts' own reports, by folder, where there is one."""
+    """The report of a fleet, a self-contained HTML page: verdict, every host by groups of checks, those that are not
+    fine, and where each one's own report is. `reports`: their addresses, by folder, where there is one."""
     return render(
         "fleet.html.jinja",
         title=say("GPU acceptance of a fleet: {count} hosts", count=len(fleet.hosts)),

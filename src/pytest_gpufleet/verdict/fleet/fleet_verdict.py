@@ -11,26 +11,16 @@ from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Listed, Said, some
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import basis, verdict as own_verdict
-from pytest_gpufleet.verdict.fleet import equality
+from pytest_gpufleet.verdict.fleet import equality, host_runs
 from pytest_gpufleet.verdict.fleet.equality import Difference, not_compared, other_bits
 from pytest_gpufleet.verdict.fleet.failed_nodes import FailedNode, failed_nodes
-from pytest_gpufleet.verdict.fleet.fleet_peers import SlowPlaces, slow_places
-from pytest_gpufleet.verdict.fleet.host_runs import (
-    Gap,
-    GapKind,
-    HostRun,
-    NodeRuns,
-    Unusable,
-    between,
-    counted,
-    muster,
-    of_nodes,
-    rejected,
-)
+from pytest_gpufleet.verdict.fleet.fleet_peers import FleetPeers, SlowPlaces, slow_places
+from pytest_gpufleet.verdict.fleet.host_runs import Gap, GapKind, HostRun, NodeRuns, Unusable, rejected
 from pytest_gpufleet.verdict.gaps import not_answered, reasons as stated
 from pytest_gpufleet.verdict.verdict import DIED, EXIT_STATUS, MOST_NAMES, not_as_many
 
 NOBODY_SAID = "which hosts were expected was not given: that none is missing is not known"
+ONCE = "{hosts} worse than the fleet's peers by one measurement alone: run {checks} there again, and give both runs"
 REHEARSED = "CPU ranks stood in for GPUs on all hosts: this says nothing about any GPU"
 UNTESTED = Said(", beside another process: that could not be tested")
 HELD_BACK = ", and held back by what is no fault of a GPU and has to be mended first"
@@ -104,71 +94,57 @@ def judge_fleet(
     `expected`: the names of the hosts, None if nobody says. `runs`: with records as `host_runs.kept` leaves them.
     `over_nodes`: the runs on many nodes of which they are the own ones, as `between` has them.
     """
-    hosts, notes, gaps = counted(runs)
-    there = {run.host for run in hosts}
-    gaps += [gap for record in over_nodes for gap in of_nodes(record, there) if gap not in gaps]
+    hosts, notes, gaps = host_runs.counted(runs)
+    there, own = {run.host for run in hosts}, [run.record for run in hosts]
+    gaps += [gap for record in over_nodes for gap in host_runs.of_nodes(record, there) if gap not in gaps]
     over = [own_verdict.settled(record, record.broken) for record in over_nodes]
     real = [run for run in hosts if not run.record.run.rehearsal]
-    gaps = [*muster(hosts, unusable, expected), *gaps]
+    gaps = [*host_runs.muster(hosts, unusable, expected), *gaps]
     if not real:  # one among others is a gap
         real, gaps = list(hosts), [gap for gap in gaps if gap.kind != "rehearsal"]
     records = {run.host: run.record for run in real}
     gaps += [Gap("run otherwise", each.hosts, each.text) for each in equality.run_otherwise(records)]
     runs_of = dict(enumerate(hosts))
-    differences, peers = [*equality.unlike(records), *other_bits(records)], slow_places(runs_of)
-    slow = peers.slow
-    faults = [*(each.fault for each in slow), *equality.faults(differences, runs_of)]
+    differences, peers = (*equality.unlike(records), *other_bits(records)), slow_places(runs_of)
+    unlike = equality.faults(differences, runs_of)
     notes += [Said("not judged: {difference}", difference=each.text) for each in equality.other_boards(records)]
-    notes += not_compared(records)
-    notes += [*_of_runs(real), *_beside(peers.without_peers), *_once(hosts, peers.alone)]
-    known = expected is not None or (over and all(record.run.nodes_wanted for record in over))
-    notes += [] if known else [NOBODY_SAID]
-    grades = basis.by_grade(*(run.record for run in hosts), *over)
-    untested = [each for each in slow if hosts[each.node].shared(one.place for one in each.places)]
-    tested = [each for each in slow if each not in untested]
-    against = _against(hosts, over, gaps, tested, differences)
-    failed = failed_nodes(hosts, [*(each.fault for each in tested), *equality.faults(differences, runs_of)], over)
-    own = [run.record for run in hosts]
+    notes += [*not_compared(records), *_notes(hosts, real, peers)]
+    if expected is None and not (over and all(record.run.nodes_wanted for record in over)):
+        notes.append(NOBODY_SAID)
+    untested = [each for each in peers.slow if hosts[each.node].shared(one.place for one in each.places)]
+    tested = [each for each in peers.slow if each not in untested]
     unanswered = [text for each in over for text in stated(not_answered(each, own), each)]
-    open_points = [*_slower(hosts, untested, UNTESTED), *unanswered]
-    verdict, reasons, status = _verdict(hosts, over, against, gaps, open_points, notes)
+    against, open_points = _against(hosts, over, gaps, tested, differences), _slower(hosts, untested, UNTESTED)
+    verdict, reasons, status = _verdict(hosts, over, against, gaps, [*open_points, *unanswered], notes)
     return Fleet(
-        hosts, None if expected is None else tuple(expected), tuple(unusable), tuple(gaps), tuple(notes),
-        tuple(differences), slow, peers.alone, tuple(faults), grades,
-        verdict, tuple(reasons), status, failed,
+        hosts, None if expected is None else tuple(expected), tuple(unusable), tuple(gaps), tuple(notes), differences,
+        peers.slow, peers.alone, (*(each.fault for each in peers.slow), *unlike), basis.by_grade(*own, *over),
+        verdict, tuple(reasons), status, failed_nodes(hosts, [*(each.fault for each in tested), *unlike], over),
     )  # fmt: skip
 
 
-def _of_runs(runs: Sequence[HostRun]) -> list[str]:
-    """What a signer has to know of the hosts' own runs: whose limits they met, and what of the hosts was not tested."""
+def _notes(hosts: Sequence[HostRun], runs: Sequence[HostRun], peers: FleetPeers) -> list[str]:
+    """What a signer has to know of the hosts' own runs: whose limits they met, what of the hosts was not tested or
+    compared, and what is slow by one measurement alone, with what to run again there."""
     by_file = grouped((run.record.profile.file, run.host) for run in runs if run.record.profile)
     text = "{hosts} judged by limits that were given ({file}): what only these let pass, the hosts' reports list"
     notes: list[str] = [Said(text, hosts=_hosts(names), file=file) for file, names in by_file.items()]
     if partly := [run.host for run in runs if run.record.run.gpus_present > len(run.record.topology.gpus)]:
         notes.append(Said("{hosts} tested in part: there are more GPUs", hosts=_hosts(partly)))
+    if peers.without_peers:
+        text = "{hosts} not compared with others in all measurements: too few hosts have the same"
+        notes.append(Said(text, hosts=_hosts(peers.without_peers)))
+    if peers.alone:
+        names = [hosts[node].host for node in dict.fromkeys(each.node for each in peers.alone)]
+        checks = some([*dict.fromkeys(each.check for each in peers.alone)], MOST_NAMES)
+        notes.append(Said(ONCE, hosts=_hosts(names), checks=checks))
     return notes
 
 
-def _beside(without_peers: Sequence[str]) -> list[str]:
-    text = "{hosts} not compared with others in all measurements: too few hosts have the same"
-    return [Said(text, hosts=_hosts(without_peers))] if without_peers else []
-
-
-def _once(hosts: Sequence[HostRun], odd: Sequence[SlowPlaces]) -> list[str]:
-    """What is slow by one measurement alone, and what to run again there."""
-    names = [hosts[node].host for node in dict.fromkeys(each.node for each in odd)]
-    checks = list(dict.fromkeys(each.check for each in odd))
-    text = "{hosts} worse than the fleet's peers by one measurement alone: run {checks} there again, and give both runs"
-    return [Said(text, hosts=_hosts(names), checks=some(checks, MOST_NAMES))] if odd else []
-
-
 def _against(
-    hosts: Sequence[HostRun],
-    over: Sequence[Record],
-    gaps: Sequence[Gap],
-    slow: Sequence[SlowPlaces],
+    hosts: Sequence[HostRun], over: Sequence[Record], gaps: Sequence[Gap], slow: Sequence[SlowPlaces],
     differences: Sequence[Difference],
-) -> list[str]:
+) -> list[str]:  # fmt: skip
     """What rejects a fleet."""
     names = dict.fromkeys(run.host for run in hosts if run.record.verdict == "REJECTED")
     names |= {record.hosts[node]: None for record in over for node, end in record.finished.items() if rejected(end)}
@@ -185,28 +161,18 @@ def _slower(hosts: Sequence[HostRun], slow: Sequence[SlowPlaces], why: str) -> l
     if not slow:
         return []
     worst = max(slow, key=lambda each: each.worst.worse)
-    names = [hosts[node].host for node in dict.fromkeys(each.node for each in slow)]
-    return [
-        Said(
-            "{hosts} worse than the fleet's peers{why}; the worst: {metric} on {host}, {fraction}",
-            hosts=_hosts(names),
-            why=why,
-            metric=Said(worst.figure.metric.title),
-            host=hosts[worst.node].host,
-            fraction=f"{worst.worst.worse:.1%}",
-        )
-    ]
+    names = _hosts([hosts[node].host for node in dict.fromkeys(each.node for each in slow)])
+    where = {"metric": Said(worst.figure.metric.title), "host": hosts[worst.node].host}
+    text = "{hosts} worse than the fleet's peers{why}; the worst: {metric} on {host}, {fraction}"
+    return [Said(text, hosts=names, why=why, **where, fraction=f"{worst.worst.worse:.1%}")]
 
 
 def _verdict(
-    hosts: Sequence[HostRun],
-    over: Sequence[Record],
-    against: list[str],
-    gaps: Sequence[Gap],
-    untested: list[str],
+    hosts: Sequence[HostRun], over: Sequence[Record], against: list[str], gaps: Sequence[Gap], untested: list[str],
     notes: Sequence[str],
-) -> tuple[VerdictWord, list[str], int]:
+) -> tuple[VerdictWord, list[str], int]:  # fmt: skip
     records = [*(run.record for run in hosts), *over]
+    open_points = _by_kind([gap for gap in gaps if gap.kind != "lost"])
     if records and all(record.run.rehearsal for record in records):
         failed = any(check.outcome == "failed" for record in records for check in record.checks.values())
         failed = failed or any(gap.kind == "lost" for gap in gaps) or any(map(not_as_many, over))
@@ -214,9 +180,8 @@ def _verdict(
         broken = any(record.exit_status for record in records)
         status = "REJECTED" if failed else "INCOMPLETE" if gaps or broken else "ACCEPTED"
         found = [reason for record in over for reason in record.reasons[1:]]  # the first is that it is a rehearsal
-        open_points = _by_kind([gap for gap in gaps if gap.kind != "lost"])
         return "REHEARSAL", [REHEARSED, *against, *found, *open_points, *notes], EXIT_STATUS[status]
-    open_points = [*_by_kind([gap for gap in gaps if gap.kind != "lost"]), *untested]
+    open_points = [*open_points, *untested]
     open_points += [] if hosts else ["there is no run that counts"]
     open_points += [reason for record in over if record.verdict == "INCOMPLETE" for reason in record.reasons]
     if against:
@@ -235,7 +200,7 @@ ALONE: NodeRuns = MappingProxyType({})
 def over_nodes(record: Record, runs: NodeRuns) -> Fleet:
     """What a run on many nodes amounts to. `runs`: their own, under the names that they have there, as far as their
     evidence is here."""
-    return judge_fleet(runs.values(), over_nodes=[between(record, runs)])
+    return judge_fleet(runs.values(), over_nodes=[host_runs.between(record, runs)])
 
 
 def settled(record: Record, broken: str, runs: NodeRuns = ALONE) -> Record:
@@ -258,9 +223,8 @@ def _by_kind(gaps: Sequence[Gap]) -> list[str]:
     for kind, words in WORDS.items():
         if of_kind := [gap for gap in gaps if gap.kind == kind]:
             who = _hosts(list(dict.fromkeys(host for gap in of_kind for host in gap.hosts)), verb=False)
-            with_why = kind in WITH_WHY
             why = Listed(dict.fromkeys(gap.what for gap in of_kind), "; ")
-            text = "{hosts} {are}: {why}" if with_why else "{hosts} {are}"
+            text = "{hosts} {are}: {why}" if kind in WITH_WHY else "{hosts} {are}"
             reasons.append(Said(text, hosts=who, are=Said(words), why=why))
     return reasons
 

@@ -20,19 +20,9 @@ from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import MOST_NAMES, ended
 
 GapKind = Literal[
-    "missing",
-    "unexpected",
-    "unusable",
-    "rehearsal",
-    "incomplete",
-    "lost",
-    "left out",
-    "unfinished",
-    "not here",
-    "one name",
-    "one GPU",
-    "run otherwise",
-]
+    "missing", "unexpected", "unusable", "rehearsal", "incomplete", "lost", "left out", "unfinished", "not here",
+    "one name", "one GPU", "run otherwise",
+]  # fmt: skip
 NUMBERS = re.compile("([0-9]+)")
 
 
@@ -164,24 +154,23 @@ def counted(runs: Iterable[HostRun]) -> tuple[tuple[HostRun, ...], list[str], li
         *others, newest = sorted(found, key=lambda run: run.record.run.began)
         hosts.append(replace(newest, earlier=tuple(run.record for run in others if run.gpus & newest.gpus)))
         if others:
-            notes.append(
-                Said(
-                    "{host} has {count} runs: the newest counts, {folder} of {utc} ({verdict}), and not {others}",
-                    host=host,
-                    count=len(found),
-                    folder=newest.folder,
-                    utc=newest.record.run.utc,
-                    verdict=newest.record.verdict,
-                    others=", ".join(f"{run.folder} ({run.record.verdict})" for run in others),
-                )
-            )
+            text = "{host} has {count} runs: the newest counts, {folder} of {utc} ({verdict}), and not {others}"
+            older = ", ".join(f"{run.folder} ({run.record.verdict})" for run in others)
+            utc, verdict = newest.record.run.utc, newest.record.verdict
+            which = {"host": host, "count": len(found), "folder": newest.folder, "utc": utc, "verdict": verdict}
+            notes.append(Said(text, **which, others=older))
         if strangers := [run.folder for run in others if run.gpus and not run.gpus & newest.gpus]:
             text = "{folder} and {others} have one name and no GPU in common: are these two machines?"
             gaps.append(Gap("one name", (host,), Said(text, folder=newest.folder, others=", ".join(strangers))))
-    owners = grouped((gpu, run.host) for run in hosts for gpu in run.gpus)
-    shared = sorted({tuple(names) for names in owners.values() if len(names) > 1})
-    gaps += [Gap("one GPU", names, Said("the same GPU is in all of these: one run is there twice")) for names in shared]
+    gaps += _in_several((gpu, run.host) for run in hosts for gpu in run.gpus)
     return tuple(hosts), notes, gaps
+
+
+def _in_several(owners: Iterable[tuple[str, str]]) -> list[Gap]:
+    """Of GPUs, each with a host that has it."""
+    several = sorted({tuple(names) for names in grouped(owners).values() if len(names) > 1})
+    text = "the same GPU is in all of these: one run is there twice"
+    return [Gap("one GPU", names, Said(text)) for names in several]
 
 
 def muster(hosts: Iterable[HostRun], unusable: Iterable[Unusable], expected: Collection[str] | None) -> list[Gap]:
@@ -221,9 +210,7 @@ def of_nodes(record: Record, there: Collection[str]) -> Iterator[Gap]:
             yield Gap("unfinished", (host,), Said("its own run has no verdict"))
         elif not end.sha256 or host not in there:
             yield Gap("not here", (host,), Said("its evidence could not be brought here"))
-    owners = grouped((gpu, node.host) for node in record.run.nodes for gpu in {*node.gpus})
-    for names in sorted({tuple(names) for names in owners.values() if len(names) > 1}):
-        yield Gap("one GPU", names, Said("the same GPU is in all of these: one run is there twice"))
+    yield from _in_several((gpu, node.host) for node in record.run.nodes for gpu in {*node.gpus})
 
 
 def rejected(end: NodeFinished) -> bool:
@@ -236,14 +223,11 @@ def between(record: Record, runs: NodeRuns) -> Record:
     known = record.suite.known_as
     own = {known(check) for run in runs.values() for check in run.record.checks}
     twice = {check for check in (*record.started, *record.checks) if known(check) in own}
-    if not twice:
-        return record
-    faults = [each for each in record.faults if each.check not in twice or each.name == "node_lost"]
     return replace(
         record,
         checks={name: check for name, check in record.checks.items() if name not in twice},
         started=[check for check in record.started if check not in twice],
-        faults=faults,
+        faults=[each for each in record.faults if each.check not in twice or each.name == "node_lost"],
     )
 
 
@@ -269,12 +253,9 @@ def expected_as(host: str, expected: Collection[str]) -> str | None:
     only one of both has a domain. None if it is none of them."""
     if host in expected:
         return host
-    found = [name for name in expected if _short(name) == _short(host) and ("." in name) != ("." in host)]
+    short = host.partition(".")[0]
+    found = [name for name in expected if name.partition(".")[0] == short and ("." in name) != ("." in host)]
     return found[0] if len(found) == 1 else None
-
-
-def _short(host: str) -> str:
-    return host.partition(".")[0]
 
 
 def natural(name: str) -> tuple[tuple[int, str], ...]:
