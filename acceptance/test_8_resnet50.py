@@ -12,8 +12,6 @@ import pytest
 
 from pytest_gpufleet import (
     WORLD,
-    Fault,
-    GiB,
     Gpu,
     Judge,
     Measurement,
@@ -26,7 +24,7 @@ from pytest_gpufleet import (
     scaling_efficiency,
 )
 from pytest_gpufleet.model.gpu import BF16_SINCE
-from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.probes.measure import together
 from pytest_gpufleet.probes.training import loader, recipes, sweep
 from pytest_gpufleet.probes.training.loop import train_throughput
 
@@ -45,7 +43,6 @@ BATCH = Size(256, rehearsal=4)
 BATCHES = Size((64, 128, 256, 512, 1024), rehearsal=(2, 4))
 ACCUMULATED = Size((1, 2, 4, 8), rehearsal=(1, 2))
 FULL_MEMORY_SECONDS = 20
-RETURNED = 0.99  # of the memory that was free before: libraries may have taken a little more
 
 
 @pytest.fixture(scope="module")
@@ -201,23 +198,9 @@ def test_training_in_full_memory(nccl_group: World, judge: Judge, resnet: recipe
     `nvidia-smi` lists them.
     """
     every = nccl_group.run(sweep.fill_memory, "tf32", resnet, seconds=FULL_MEMORY_SECONDS, timeout=SEARCHING_SECONDS)
-    by_place = dict(zip(nccl_group.places, every, strict=True))
-    used: dict[Where, float] = {place: each.used / GiB for place, each in by_place.items()}
-    conditions = {**every[0].training.conditions(nccl_group.size), "method": "ddp", "accumulated": 1}
-    steps = {"steps": every[0].steps}
-    judge(
-        Measurement("train_throughput", {WORLD: every[0].rate}, conditions, details=steps),
-        Measurement("train_memory", used, conditions, details=steps),
-        required=False,
-    )
-    unfilled = {place: each for place, each in by_place.items() if not each.full}
-    held = {place: each for place, each in by_place.items() if each.free_after < RETURNED * each.free_before}
-    expect_none(
-        [
-            *(Fault("memory_occupied", (place,), "no batch was found that fills its memory") for place in unfilled),
-            *(Fault("memory_occupied", (place,), "memory was not returned") for place in held),
-        ]
-    )
+    readings, troubles = zip(*every, strict=True)
+    judge(*together(nccl_group, readings), required=False)
+    expect_none(nccl_group.faults("memory_occupied", ["; ".join(each) for each in troubles]))
 
 
 def ways(world: World, resnet: recipes.Workload, recipe: str) -> list[sweep.Way]:

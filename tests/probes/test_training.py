@@ -23,7 +23,7 @@ from pytest_gpufleet.probes.training.correctness import differences
 from pytest_gpufleet.probes.training.loader import bound
 from pytest_gpufleet.probes.training.loop import Lap, precision, utilization
 from pytest_gpufleet.probes.training.recipes import RECIPES, Workload, plan
-from pytest_gpufleet.probes.training.sweep import Filled, largest, within_memory
+from pytest_gpufleet.probes.training.sweep import full, largest, within_memory
 from pytest_gpufleet.world.engines.processes import look as alive
 from tests.machine.fake_nvml import FakeNvml, switched
 from tests.waiting import comes_true
@@ -226,11 +226,11 @@ def test_the_largest_batch_that_works_is_found(most):
 
 
 @pytest.mark.parametrize(
-    ("batch", "used", "full"), [(2400, 96, True), (2400, 94, False), (2675, 80, True)], ids=["full", "not", "no larger"]
+    ("batch", "used", "is_full"), [(2400, 96, 1), (2400, 94, 0), (2675, 80, 1)], ids=["full", "not", "no larger"]
 )
-def test_memory_is_full_where_no_larger_batch_is_possible(batch, used, full):
+def test_memory_is_full_where_no_larger_batch_is_possible(batch, used, is_full):
     training = replace(plan("tf32", Workload(batch=batch), torch.device("cpu")), pixels=224)
-    assert Filled(training, 2, 1.0, 100, used, 100, 100).full is full
+    assert full(training, used, 100) == is_full
 
 
 def test_who_holds_up_whom():

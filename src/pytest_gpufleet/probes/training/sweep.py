@@ -9,6 +9,7 @@ from statistics import median
 import torch
 from torch.nn.parallel import DataParallel
 
+from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import GiB, metric_under
 from pytest_gpufleet.model.place import WORLD, Where
@@ -74,76 +75,78 @@ def throughput_of(
 
 SMALLEST = 16  # images
 FILLED, BRIM = 0.95, 0.985  # of the GPU's memory: what counts as full, and above which a step may find no room
-RESOLUTION = 1 / 64  # of the batch: less than what lies between these two
+RETURNED = 0.99  # of the memory that was free before: libraries may have taken a little more
+RESOLUTION = 1 / 64  # of the batch: less than what lies between FILLED and BRIM
 
 # How cuDNN and cuBLAS say that they found no memory to work in.
 NO_MEMORY = ("unable to find an engine", "STATUS_ALLOC_FAILED")
 
 
-@dataclass(frozen=True)
-class Filled:
-    """A training in full memory, as one rank saw it. Memory is in bytes, by the driver's count."""
-
-    training: Plan
-    steps: int
-    rate: float  # images/s of all ranks
-    total: int
-    used: int  # after the last step
-    free_before: int
-    free_after: int
-
-    @property
-    def full(self) -> bool:
-        """Whether as much was in use as should be, or no kernel takes a larger batch."""
-        return self.used >= FILLED * self.total or self.training.recipe.batch >= most_images(self.training.pixels)
-
-
 @loop.returns_memory
-def fill_memory(rank: Rank, recipe: str, workload: Workload = USUAL, *, seconds: float) -> Filled:
-    """Train for so many seconds with a batch that fills at least 95 % of every GPU's memory, as far as one is found.
-    Out of memory is an answer while that batch is looked for; once training has begun it is an error."""
+def fill_memory(
+    rank: Rank, recipe: str, workload: Workload = USUAL, *, seconds: float
+) -> tuple[list[Reading], list[str]]:
+    """Images/s and the memory in use, by the driver's count, of training for so many seconds with a batch that fills at
+    least 95 % of every GPU's memory; and what is wrong with that memory. Out of memory is an answer while that batch is
+    looked for; once training has begun it is an error."""
     training = plan(recipe, workload, rank.device, "sweep")
-    _train_full(rank, training, 0.0)  # libraries take memory at their first use, and keep it
+    # Trying algorithms would fail at random with so little memory left.
+    with loop.precision(training.recipe, benchmark=False):
+        _trainer(rank, training)  # libraries take memory at their first use, and keep it
+        loop.release(rank.device)
+        free, total = torch.cuda.mem_get_info()
+        training, steps, rate, used = _train_full(rank, training, seconds)
     loop.release(rank.device)
-    free_before, total = torch.cuda.mem_get_info()
-    training, steps, rate, used = _train_full(rank, training, seconds)
-    loop.release(rank.device)
-    return Filled(training, steps, rate, total, used, free_before, torch.cuda.mem_get_info()[0])
+    trouble = [] if full(training, used, total) else ["no batch was found that fills its memory"]
+    if torch.cuda.mem_get_info()[0] < RETURNED * free:
+        trouble.append("memory was not returned")
+    conditions = {**training.conditions(rank.size), "method": "ddp", "accumulated": 1}
+    details: dict[str, Condition] = {"steps": steps}
+    return [
+        Reading("train_throughput", rate, conditions, place=WORLD, details=details),
+        Reading("train_memory", used / GiB, conditions, details=details),
+    ], trouble
+
+
+def full(training: Plan, used: int, total: int) -> bool:
+    """Whether as much was in use as should be, or no kernel takes a larger batch."""
+    return used >= FILLED * total or training.recipe.batch >= most_images(training.pixels)
+
+
+def _trainer(rank: Rank, training: Plan) -> Callable[..., float]:
+    """train(batch, steps, alone=False): the seconds that a step of one network takes; alone without communication."""
+    module = loop.module_of(rank, training)
+    step = loop.eager(module, training, rank.device)
+
+    def train(batch: int, steps: int, alone: bool = False) -> float:
+        data = loop.synthetic_batch(rank, training.with_batch(batch))
+        with loop.without_sync(module) if alone else nullcontext():
+            return loop.lap(rank, lambda: step(*data), steps, together=not alone).mean
+
+    train(SMALLEST, 2)
+    return train
 
 
 def _train_full(rank: Rank, training: Plan, seconds: float) -> tuple[Plan, int, float, int]:
     """The plan with the batch that was found, the steps done, images/s and the bytes then in use."""
-    # Trying algorithms would fail at random with so little memory left.
-    with loop.precision(training.recipe, benchmark=False):
-        module = loop.module_of(rank, training)
-        step = loop.eager(module, training, rank.device)
+    train = _trainer(rank, training)
 
-        def train(batch: int, steps: int, *, alone: bool = False) -> float:
-            data = loop.synthetic_batch(rank, training.with_batch(batch))
-            with loop.without_sync(module) if alone else nullcontext():
-                return loop.lap(rank, lambda: step(*data), steps, together=not alone).mean
-
-        train(SMALLEST, 2)
-        if not seconds:
-            return training, 2, 0.0, 0
-        with rank.phase(f"{training}: look for the batch that fills the memory"):
-            fits = partial(_fits, rank, partial(train, steps=1, alone=True))
-            batch = largest(fits, SMALLEST, most_images(training.pixels))
-        training = training.with_batch(batch)
+    def fits(batch: int) -> bool:
+        """Whether training with this batch has the memory that it needs on every GPU, and leaves some."""
         loop.release(rank.device)
-        with rank.phase(f"{training}: {seconds:g} s in full memory"):
-            steps = max(2, round(seconds / loop.slowest_of(rank, [train(batch, 2)])[0]))
-            mean = train(batch, steps)
+        done = within_memory(partial(train, batch, 1, alone=True), rank.device)
         free, total = torch.cuda.mem_get_info()
-    return training, steps, rank.size * batch / mean, total - free
+        return all(each for (each,) in everyones(rank, [done and total - free <= BRIM * total]))
 
-
-def _fits(rank: Rank, train: Callable[[int], object], batch: int) -> bool:
-    """Whether training with this batch has the memory that it needs on every GPU, and leaves some."""
+    with rank.phase(f"{training}: look for the batch that fills the memory"):
+        batch = largest(fits, SMALLEST, most_images(training.pixels))
+    training = training.with_batch(batch)
     loop.release(rank.device)
-    done = within_memory(partial(train, batch), rank.device)
+    with rank.phase(f"{training}: {seconds:g} s in full memory"):
+        steps = max(2, round(seconds / loop.slowest_of(rank, [train(batch, 2)])[0]))
+        mean = train(batch, steps)
     free, total = torch.cuda.mem_get_info()
-    return all(fits for (fits,) in everyones(rank, [done and total - free <= BRIM * total]))
+    return training, steps, rank.size * batch / mean, total - free
 
 
 def largest(works: Callable[[int], bool], low: int, high: int) -> int:
