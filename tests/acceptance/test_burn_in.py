@@ -29,23 +29,6 @@ BURN_IN = f"{ACCEPTANCE / 'test_9_endurance.py'}::test_burn_in"
 FOLDER = "--fleet-dir=runs"
 
 
-def test_it_lasts_as_long_as_asked_and_every_load_has_its_turn(run_pytest):
-    run = run_pytest(BURN_IN, "--rehearse", "--fleet-burn-in=3s", FOLDER)
-    assert run.status == 0, run.text
-    (name,) = run.record.progress
-    done, whole = run.record.progress[name]
-    assert whole == 3 <= done + 1
-    assert {finding.measurement.metric for finding in run.record.findings} == {
-        "gemm",
-        "burn_retention",
-        "corruption_bound",
-    }
-    evidence = (run.folders[0] / "evidence.jsonl").read_text()
-    for load in ("matrix products", "all_reduce", "memory patterns", "training"):
-        assert f'"doing": "{load}"' in evidence
-    assert "of 3 s, " in run.text
-
-
 def test_a_wrong_bit_ends_it_at_once_and_names_the_rank(planted):
     run = planted(FAULT, "one bit", BURN_IN, "--rehearse", "--fleet-burn-in=60s")
     assert run.status == 1
@@ -76,11 +59,18 @@ def test_a_terminal_shows_how_far_it_is_and_ctrl_c_leaves_a_report_that_says_so(
     assert re.search(r"test_burn_in\): did not finish: it came to \d+ s of 60 s without a fault", reasons)
 
 
-def test_on_a_terminal_it_ends_by_itself(tmp_path):
+def test_it_lasts_as_long_as_asked_and_every_load_has_its_turn(tmp_path):
     status, record, printed = on_a_terminal(tmp_path, "3s")
     assert (status, record.verdict) == (0, "REHEARSAL"), printed
     assert " of 3 s" in printed
     assert "interrupted" not in printed
+    ((done, whole),) = record.progress.values()
+    assert whole == 3 <= done + 1
+    metrics = {finding.measurement.metric for finding in record.findings}
+    assert metrics == {"gemm", "burn_retention", "corruption_bound"}
+    evidence = next((tmp_path / "runs").glob("*/evidence.jsonl")).read_text()
+    for load in ("matrix products", "all_reduce", "memory patterns", "training"):
+        assert f'"doing": "{load}"' in evidence
 
 
 @pytest.mark.parametrize("drawn", [False, True])

@@ -222,7 +222,7 @@ def affinity_by_socket(machine: Draft) -> None:
 SMOOTHED = set_gpus(power_smoothing=[1, 2])  # enabled, by preset 2
 SAME_GSP, SAME_BAR1 = set_gpus(gsp_firmware="580.159.04"), set_gpus(bar1_bytes=256 << 30)
 ABOVE = 10_001, 20_000_001  # corrected errors in SRAM and DRAM that are too many in a day
-# A machine that one check looks at: what is there before the change.
+# What is there before the change, for checks that look at more than a recorded machine has.
 THERE: dict[str, Change] = {
     FULL_PCIE: ports_with_pcie,
     PORTS_UP: ports,
@@ -430,17 +430,23 @@ def test_what_ranks_read_under_load(row):
     assert [each for each in words if each not in outcome.message] == []
 
 
-@pytest.mark.parametrize(
-    ("imex", "words"),
-    [
-        (Missing("nothing of it is here", absent=True), "a ComputeDomain"),
-        (Missing("nvidia-imex-ctl is not installed", remedy="install it"), "install it"),
-        ({"nodes": ["10.0.0.1"], "channels": 1, "daemon": "WAITING_FOR_PEERS"}, "nvidia-imex-ctl -N"),
-    ],
-)
-def test_imex_that_says_nothing_of_this_machine_is_not_judged(imex, words):
-    check = outcomes(recorded(tray(), set_host(imex=imex)))["test_imex_is_ready"]
-    assert (check.what, words in check.message) == ("skipped", True)
+IMEX, FABRIC = "test_imex_is_ready", "test_fabric_is_ready"
+
+
+@pytest.mark.parametrize(("check", "change", "what", "words"), [
+    (IMEX, set_host(imex=Missing("nothing of it is here", absent=True)), "skipped", "a ComputeDomain"),
+    (IMEX, set_host(imex=Missing("it is not installed", remedy="install it")), "skipped", "install it"),
+    (IMEX, set_host(imex={"nodes": ["10.0.0.1"], "channels": 1, "daemon": "WAITING_FOR_PEERS"}), "skipped",
+     "nvidia-imex-ctl -N"),
+    # the links say that they end at NVSwitches
+    (FABRIC, set_gpus(**NO_FABRIC), "skipped", "systemctl status nvidia-fabricmanager"),
+    # four GPUs linked by their board, and by bridges
+    (FABRIC, then(set_gpus(**NO_FABRIC), set_machine(fabric="pcie")), "not applicable", "no NVSwitch fabric"),
+    (FABRIC, bridged, "not applicable", "no NVSwitch fabric"),
+])  # fmt: skip
+def test_imex_and_a_fabric_that_say_nothing_of_this_machine_are_not_judged(check, change, what, words):
+    found = outcomes(recorded(tray() if check == IMEX else then(), change))[check]
+    assert (found.what, words in found.message) == (what, True)
 
 
 WORN = set_gpu(2, remapped_rows=[2, 30, 0, 0], ecc_uncorrected_aggregate=120)
@@ -451,19 +457,6 @@ WORN = set_gpu(2, remapped_rows=[2, 30, 0, 0], ecc_uncorrected_aggregate=120)
 )
 def test_what_ages_is_no_fault_of_used_hardware(change, names):
     assert {fault.name for fault in outcomes(recorded(change), fleet_used=True)[ECC].faults} == names
-
-
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        (set_gpus(**NO_FABRIC), "skipped"),  # the links say that they end at NVSwitches
-        (then(set_gpus(**NO_FABRIC), set_machine(fabric="pcie")), "not applicable"),  # four GPUs linked by their board
-        (bridged, "not applicable"),
-    ],
-)
-def test_a_fabric_that_was_not_started_is_not_judged_where_there_are_nvswitches(change, what):
-    check = outcomes(recorded(change))["test_fabric_is_ready"]
-    assert (check.what, "systemctl status nvidia-fabricmanager" in check.message) == (what, what == "skipped")
 
 
 @pytest.mark.parametrize(
@@ -484,10 +477,10 @@ def test_gpus_that_stay_hot_without_work_are_named(change, gpus, monkeypatch):
 
 
 def test_a_gpu_that_cools_down_from_work_is_healthy(monkeypatch):
-    waited, readings = list[float](), iter([[75, 40], [66, 35], [58, 35]])
-    monkeypatch.setattr(time, "sleep", waited.append)
+    readings = iter([[75, 40], [66, 35], [58, 35]])
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     assert health.hot_at_idle(recorded().machine.gpus[:2], lambda: next(readings)) == []
-    assert len(waited) == 2
+    assert [*readings] == []
 
 
 def test_eight_gpus_whose_nvlinks_need_no_bridge_are_behind_nvswitches():
@@ -596,16 +589,13 @@ def test_what_a_run_leaves_behind(machine, check, minutes, change, words):
     assert words in outcome.message
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (then(), ""),
-        (set_port(1, errors={**PORT_ERRORS, "symbol_error": 26}), "mlx5_1/1: symbol_error grew by 11"),
-        (set_port(1, errors={**PORT_ERRORS, "symbol_error": None}), "symbol_error cannot be read"),
-        (lambda machine: machine.host["network_ports"].pop(1), "mlx5_1/1: it is gone"),
-        (set_port(errors={}), "cannot be read"),
-    ],
-)
+@pytest.mark.parametrize(("change", "words"), [
+    (then(), ""),
+    (set_port(1, errors={**PORT_ERRORS, "symbol_error": 26}), "mlx5_1/1: symbol_error grew by 11"),
+    (set_port(1, errors={**PORT_ERRORS, "symbol_error": None}), "symbol_error cannot be read"),
+    (lambda machine: machine.host["network_ports"].pop(1), "mlx5_1/1: it is gone"),
+    (set_port(errors={}), "cannot be read"),
+])  # fmt: skip
 def test_network_ports_of_the_whole_run(change, words):
     outcome = outcomes(recorded(ports_with_pcie), now=recorded(ports_with_pcie, change))[PORTS_CLEAN]
     assert outcome.what == ("failed" if words else "passed")
@@ -626,34 +616,30 @@ def test_what_could_be_read_of_the_host_when_the_run_began_and_cannot_any_more_i
         assert outcomes(replace(before, machine=here))[check].what == what
 
 
-def test_a_gpu_without_error_correction_has_no_corrected_errors():
-    here = recorded(set_gpus(ecc_corrected=ABSENT))
-    assert outcomes(here, now=here)[RARE].what == "not applicable"
-
-
-@pytest.mark.parametrize(("model", "what"), [("NVIDIA H200", "skipped"), ("NVIDIA GeForce RTX 3090", "not applicable")])
-def test_pcie_replays_that_nvml_does_not_count(model, what):
-    """An H200 does count them: its driver or nvidia-ml-py cannot read them. Of a GeForce nobody can say."""
-    here = recorded(set_gpus(name=model, compute_capability=[8, 6], pcie_replays=ABSENT))
-    assert outcomes(here, now=here)["test_pcie_links_stayed_clean"].what == what
+@pytest.mark.parametrize(
+    ("check", "facts", "what"),
+    [
+        (RARE, {"ecc_corrected": ABSENT}, "not applicable"),  # a GPU without error correction
+        # An H200 does count them: its driver or nvidia-ml-py cannot read them. Of a GeForce nobody can say.
+        (REPLAYS, {"pcie_replays": ABSENT, "name": "NVIDIA H200"}, "skipped"),
+        (REPLAYS, {"pcie_replays": ABSENT, "name": "NVIDIA GeForce RTX 3090"}, "not applicable"),
+    ],
+)
+def test_what_nvml_does_not_count(check, facts, what):
+    here = recorded(set_gpus(compute_capability=[8, 6], **facts))
+    assert outcomes(here, now=here)[check].what == what
 
 
 # ---------------------------------------------------------------- whole runs
 
 
-INVENTORY_AND_HEALTH = (
-    *(ACCEPTANCE / name for name in ("test_1_inventory.py", "test_2_health.py")),
-    # A single sample: plots are tested elsewhere.
-    *("--gpus=4", "--fleet-dir=runs", "--fleet-interval=10", *RECORDED, "-k", NEEDS_GPUS),
-)
-
-
 @pytest.fixture
 def run_described(run_pytest):
     """run_described(change, *arguments): a run of inventory and health on the recorded machine after `change`."""
-    return lambda change, *arguments, **environment: run_pytest(
-        *INVENTORY_AND_HEALTH, *arguments, CHANGE=change, **environment
-    )
+    checks = (ACCEPTANCE / name for name in ("test_1_inventory.py", "test_2_health.py"))
+    # A single sample: plots are tested elsewhere.
+    options = ("--gpus=4", "--fleet-dir=runs", "--fleet-interval=10", *RECORDED, "-k", NEEDS_GPUS)
+    return lambda change, *arguments: run_pytest(*checks, *options, *arguments, CHANGE=change)
 
 
 def test_a_machine_with_one_gpu_as_it_was():

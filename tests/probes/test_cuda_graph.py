@@ -1,6 +1,7 @@
 """What recipe peak needs of the host and of Triton before it trains with kernels of its own."""
 
 import sysconfig
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -18,49 +19,26 @@ def use_kernels(workload=USUAL):
     cuda_graph._use_kernels(RANK, torch.nn.Identity(), plan("peak", workload, RANK.device))
 
 
-@pytest.fixture
-def programs(monkeypatch, tmp_path):
-    """PATH with these programs alone, no compiler named otherwise, and the headers of Python or not."""
-
-    def are(*names, headers=True):
-        for name in names:
-            (tmp_path / name).touch(mode=0o755)
-        if headers:
-            (tmp_path / "Python.h").touch()
-        monkeypatch.setenv("PATH", str(tmp_path))
-        monkeypatch.delenv("CC", raising=False)
-        monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
-        monkeypatch.setattr(cuda_graph, "find_spec", lambda name: name)
-
-    return are
-
-
 @pytest.mark.parametrize(
-    ("program", "triton", "headers", "words"),
+    ("files", "compiler", "triton", "words"),
     [
-        ("gcc", None, True, "need Triton"),
-        ("cc", "triton", True, "install gcc"),  # for which Triton does not look
-        ("gcc", "triton", False, "python3-dev"),
+        ("gcc Python.h", "", None, "need Triton"),
+        ("cc Python.h", "", "triton", "install gcc"),  # for which Triton does not look
+        ("gcc", "", "triton", "python3-dev"),
+        ("gcc Python.h", "", "triton", "up to 131,071 images"),
+        ("clang Python.h", "", "triton", "up to 131,071 images"),
+        ("Python.h", "/opt/icx", "triton", "up to 131,071 images"),
     ],
 )
-def test_what_triton_lacks_is_named_and_it_does_not_apply(programs, monkeypatch, program, triton, headers, words):
-    programs(program, headers=headers)
+def test_what_triton_lacks_is_named_and_it_does_not_apply(monkeypatch, tmp_path, files, compiler, triton, words):
+    """Where it lacks nothing, no batch is larger than kernels can count."""
+    for name in files.split():
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CC", compiler)
+    monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
     monkeypatch.setattr(cuda_graph, "find_spec", lambda name: triton)
     with pytest.raises(NotApplicable, match=words):
-        use_kernels()
-
-
-@pytest.mark.parametrize("compiler", ["gcc", "clang", "CC"])
-def test_any_compiler_that_triton_takes_will_do(programs, monkeypatch, compiler):
-    programs(*{compiler} - {"CC"})
-    if compiler == "CC":
-        monkeypatch.setenv("CC", "/opt/icx")
-    assert cuda_graph.lacking() is None
-
-
-def test_no_batch_is_larger_than_kernels_can_count(monkeypatch):
-    monkeypatch.setattr(cuda_graph, "lacking", lambda: None)
-    with pytest.raises(NotApplicable, match="up to 131,071 images"):
         use_kernels(Workload(batch=200_000))
 
 
@@ -83,11 +61,8 @@ def test_kernels_that_compute_otherwise_than_torch_are_not_used(monkeypatch, off
     monkeypatch.setattr(cuda_graph, "everyones", lambda rank, values: [[each] for each in off])
     monkeypatch.setattr(fused_norm, "off_torch", lambda device: off[0])
     monkeypatch.setattr(fused_norm, "fuse", fused.append)
-    if raised is None:
+    with pytest.raises(raised) if raised else nullcontext():
         use_kernels()
-    else:
-        with pytest.raises(raised):
-            use_kernels()
     assert bool(fused) == (raised is None)
 
 

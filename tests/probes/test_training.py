@@ -25,7 +25,7 @@ from pytest_gpufleet.probes.training.loop import Lap, precision, utilization
 from pytest_gpufleet.probes.training.recipes import RECIPES, Workload, plan
 from pytest_gpufleet.probes.training.sweep import full, largest, within_memory
 from pytest_gpufleet.world.engines.processes import look as alive
-from tests.machine.fake_nvml import FakeNvml, switched
+from tests.machine.fake_nvml import switched
 from tests.waiting import comes_true
 
 QUICK = Workload(batch=4, steps=2, warm_up=1)
@@ -128,10 +128,12 @@ def test_ranks_that_train_alone_are_measured_at_the_same_time(two_ranks):
 
 
 @pytest.mark.parametrize("recipe", ["fp32", "peak"])
-def test_a_throughput_shows_that_the_network_learned(two_ranks, recipe):
-    learned = measure(two_ranks, loop.train_throughput, recipe, QUICK)
+def test_a_throughput_shows_that_the_network_learned_and_how_busy_each_rank_was(two_ranks, recipe):
+    learned, busy = measure_all(two_ranks, loop.train_throughput, recipe, QUICK, busy=True)
     first, last = (float(text.split()[0]) for text in learned.details["loss"].split(", "))
     assert last < 0.9 * first, learned.details
+    assert (busy.metric, list(busy.values)) == ("train_utilization", list(two_ranks.places))
+    assert all(len(samples) == 3 and 0 <= min(samples) <= max(samples) <= 1 for samples in busy.samples.values())
 
 
 def slow_network(rank, *args, **options):
@@ -143,12 +145,6 @@ def test_communication_has_its_share(two_ranks):
     one_step = replace(QUICK, steps=1)
     _, share = measure_all(two_ranks, slow_network, "peak", one_step, communication=True)
     assert 0.2 < share.values[WORLD] < 1.0, share
-
-
-def test_how_busy_each_rank_is_is_reported_for_each_sample(two_ranks):
-    _, busy = measure_all(two_ranks, loop.train_throughput, "fp32", QUICK, busy=True)
-    assert (busy.metric, list(busy.values)) == ("train_utilization", list(two_ranks.places))
-    assert all(len(samples) == 3 and 0 <= min(samples) <= max(samples) <= 1 for samples in busy.samples.values())
 
 
 def fed(rank, folder):
@@ -270,20 +266,16 @@ def test_all_but_tf32_search_where_the_work_allows_it(recipe):
 # ---------------------------------------------------------------- how busy a GPU is while it trains
 
 
-LAP = Lap(seconds=2.0, steps=(1.0, 1.0), loss=0.1, processor_seconds=0.5)
+NO_RATES = ("nvmlDeviceGetUtilizationRates",)
 
 
-def on(machine: FakeNvml, index: int, monkeypatch: pytest.MonkeyPatch) -> float | None:
+@pytest.mark.parametrize(("unsupported", "index", "busy"), [((), 0, 0.0), ((), 7, 0.7), (NO_RATES, 1, None)])
+def test_of_a_gpu_it_is_what_nvml_reads(monkeypatch, unsupported, index, busy):
+    machine = switched(8, unsupported=unsupported)
     monkeypatch.setitem(sys.modules, "pynvml", machine)
-    busy = utilization(SimpleNamespace(gpu=Gpu(index, {"uuid": machine.cards[index].uuid})), LAP)
+    gpu = Gpu(index, {"uuid": machine.cards[index].uuid})
+    assert utilization(SimpleNamespace(gpu=gpu), Lap(2.0, (1.0, 1.0), 0.1, 0.5)) == busy
     assert machine.sessions == 0
-    return busy
-
-
-def test_of_a_gpu_it_is_what_nvml_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = switched(8)
-    assert [on(machine, index, monkeypatch) for index in (0, 7)] == [0.0, 0.7]
-    assert on(switched(8, unsupported=("nvmlDeviceGetUtilizationRates",)), 1, monkeypatch) is None
 
 
 @pytest.mark.parametrize(("computed", "share"), [(0.5, 0.25), (7.0, 1.0)])  # of several cores it is not more than all
