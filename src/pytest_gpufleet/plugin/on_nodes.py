@@ -15,7 +15,6 @@ from pytest_gpufleet.plugin import markers, options
 from pytest_gpufleet.plugin.terminal import SCREEN
 from pytest_gpufleet.report.terminal.live import NodeNow
 from pytest_gpufleet.run.cluster_run import ClusterRun
-from pytest_gpufleet.run.node_runs import NodeRun
 from pytest_gpufleet.run.settings import Options
 from pytest_gpufleet.world.failure import RankFailure
 
@@ -67,19 +66,16 @@ def nodes_now(run: ClusterRun) -> tuple[str, list[NodeNow]]:
         own, pulse = runs.get(node), cluster.pulses.get(node, Pulse())
         failed = own.outcomes["failed"] if own else 0
         wrong = gone.get(node) or (f"{failed} failed" if failed else "")
+        doing = "has done its own checks" if own else "starts"
+        if own and node in gone:
+            doing = ""
+        elif not run.alone:
+            doing = "works with the others"
+        elif own and own.at_work:
+            doing = f"{own.outcomes.total()} of {len(run.of_nodes)} {pulse.check}"
         waited_for = 0 < len(late) < len(runs) and node in late
-        nodes.append(NodeNow(host, _doing(run, own, pulse, gone), wrong, waited_for, pulse.hottest_c, pulse.watts))
+        nodes.append(NodeNow(host, doing, wrong, waited_for, pulse.hottest_c, pulse.watts))
     return check, nodes
-
-
-def _doing(run: ClusterRun, own: NodeRun | None, pulse: Pulse, gone: dict[int, str]) -> str:
-    if own is not None and own.node in gone:
-        return ""
-    if not run.alone:
-        return "works with the others"
-    if own is None or not own.at_work:
-        return "has done its own checks" if own else "starts"
-    return f"{own.outcomes.total()} of {len(run.of_nodes)} {pulse.check}"
 
 
 def who_is_cut_off(run: ClusterRun, after_a_hang: bool = False) -> tuple[Fault, ...]:
@@ -140,9 +136,5 @@ class OnNodes:
             given = arguments(session.config, self._run.options)
             with options.refusals():
                 self._run.start_alone(given, str(session.config.invocation_params.dir))
-        self._run.wait_alone(partial(_show, session.config.pluginmanager.get_plugin("terminalreporter")))
-
-
-def _show(terminal: Any, run: NodeRun) -> None:
-    if terminal is not None:
-        terminal.write_line(run.text, red=not run.fit)
+        terminal: Any = session.config.pluginmanager.get_plugin("terminalreporter")
+        self._run.wait_alone(lambda run: terminal and terminal.write_line(run.text, red=not run.fit))

@@ -73,9 +73,8 @@ def _wanted_hosts(options: Options) -> dict[str, str]:
     """The names of the nodes that are waited for, with their racks; none where only their number is known."""
     if options.only_failed is not None:
         task = _task(options)
-        return dict.fromkeys(
-            to_run_again(options.only_failed, task.own_name or socket.gethostname() if task else ""), ""
-        )
+        own = task.own_name or socket.gethostname() if task else ""
+        return dict.fromkeys(to_run_again(options.only_failed, own), "")
     return read_hosts(options.nodes) if isinstance(options.nodes, Path) else {}
 
 
@@ -99,9 +98,8 @@ def transport_for(options: Options) -> Transport:
         towards = launchers.own_address(task.head, [host for host in hosts if host != task.own_name])
         own = msgspec.structs.replace(settings, index=0, name=task.own_name, towards=towards, run=task.run)
         starter: Starter = OwnAgents(task.launcher, "secret", secret, [own])
-        return Transport(
-            starter, wanted, options.join, hosts, "*", task.port, task.run, options.only_failed is not None
-        )
+        only_expected = options.only_failed is not None
+        return Transport(starter, wanted, options.join, hosts, "*", task.port, task.run, only_expected)
     if options.rehearse and options.address is None:
         if wanted is None:
             raise Refused(
@@ -134,21 +132,16 @@ class ClusterTarget(Target):
         # Each as its node describes itself.
         self.topologies = {node: hellos[node].topology if node in hellos else missing for node in names}
         self.topology = joined(self.topologies, self.hosts)
-        present = (
-            (hello.machine.get("boot_id") or node, bus or index)
-            for node, hello in hellos.items()
-            for index, bus in enumerate(hello.present)
-        )
-        self.gpus_present = len({*present})  # those of nodes that are one host are there once
+        found = [(hello.machine.get("boot_id") or node, hello.present) for node, hello in hellos.items()]
+        # Those of nodes that are one host are there once.
+        self.gpus_present = len({(host, bus or index) for host, buses in found for index, bus in enumerate(buses)})
         self.nodes = len(hellos)
         self.where = f" of {self.nodes} nodes"
         self.rehearsal_ranks = rehearsed * len(hellos)
-        self.machines = {  # at once: they know how long ago that was
-            node: Machine(
-                self.topology_of(node).gpus, hello.machine.host, hello.machine.taken, present=hello.present, node=node
-            )
-            for node, hello in hellos.items()
-        }
+        self.machines = {}  # at once: they know how long ago that was
+        for node, hello in hellos.items():
+            gpus, machine = self.topology_of(node).gpus, hello.machine
+            self.machines[node] = Machine(gpus, machine.host, machine.taken, present=hello.present, node=node)
 
     def topology_of(self, node: int) -> GpuTopology:
         """With the number of its node in the places of its GPUs."""
@@ -221,14 +214,11 @@ class ClusterRun(Run):
     def cluster_header(self, header: RunHeader) -> RunHeader:
         hellos, transport = self.cluster.hellos, self.cluster.transport
         interfaces = tuple(hellos[node].interface if node in hellos else "" for node in self.cluster.names)
+        missing = tuple(filter(NAME.fullmatch, transport.missing))  # not "task 3"
         return msgspec.structs.replace(
-            header,
-            nodes_wanted=self.nodes_wanted,
-            nodes_missing=tuple(filter(NAME.fullmatch, transport.missing)),  # not "task 3"
-            transport=transport.name,
-            secured=transport.secured,
-            interfaces=interfaces,
-        )
+            header, nodes_wanted=self.nodes_wanted, nodes_missing=missing, transport=transport.name,
+            secured=transport.secured, interfaces=interfaces,
+        )  # fmt: skip
 
     def machines(self) -> tuple[Machine, ...]:
         return tuple(self.target.machines[node] for node in self.cluster.alive)
@@ -258,23 +248,16 @@ class ClusterRun(Run):
 
     def watch(self, hear: Any) -> None:
         super().watch(hear)
-        for fault in self._miscounted():
-            self.accuse(fault)
-        self.accuse_lost("")
-
-    def _miscounted(self) -> list[Fault]:
-        transport, there = self.cluster.transport, len(self.cluster.names)
-        wanted = self.nodes_wanted
-        if not wanted or wanted == there:
-            return []
-        text = f"{there} {'node is' if there == 1 else 'nodes are'} there, {wanted} were asked for"
-        if transport.missing:
+        transport, there, wanted = self.cluster.transport, len(self.cluster.names), self.nodes_wanted
+        if wanted and wanted != there:
+            text = f"{there} {'node is' if there == 1 else 'nodes are'} there, {wanted} were asked for"
             racks = _wanted_hosts(self.options)
-            missing = (f"{name} ({racks[name]})" if racks.get(name) else name for name in transport.missing)
-            text += f": {', '.join(missing)} did not come"
-        if transport.strangers:
-            text += f"; with another secret than this run's somebody has knocked from {', '.join(transport.strangers)}"
-        return [Fault("node_missing" if there < wanted else "node_too_many", (), text)]
+            if missing := [f"{name} ({racks[name]})" if racks.get(name) else name for name in transport.missing]:
+                text += f": {', '.join(missing)} did not come"
+            if knocked := ", ".join(transport.strangers):
+                text += f"; with another secret than this run's somebody has knocked from {knocked}"
+            self.accuse(Fault("node_missing" if there < wanted else "node_too_many", (), text))
+        self.accuse_lost("")
 
     @property
     def nodes_wanted(self) -> int:
@@ -301,8 +284,11 @@ class ClusterRun(Run):
     def health_now(self, failed: bool) -> Iterator[Health]:
         watched = self._locked & {*self.cluster.alive} if self.target.topology.gpus else set()
         for node, health in self._answers(CheckHealth(failed), watched, "what got worse").items():
-            unseen = health.unseen and f"{self.target.hosts[node]}: {health.unseen}"
-            yield Health(_of_node(health.faults, node), _of_node(health.noticed, node), unseen)
+            faults, noticed = (
+                tuple(fault.changed(subjects=tuple(on_node(each, node) for each in fault.subjects)) for fault in found)
+                for found in (health.faults, health.noticed)
+            )
+            yield Health(faults, noticed, health.unseen and f"{self.target.hosts[node]}: {health.unseen}")
 
     def lock(self) -> None:
         """Make the GPUs of all nodes this run's own, when the nodes' own runs have let them go. Without nodes on which
@@ -425,9 +411,8 @@ class ClusterRanks(Ranks):
     def _gpus_of_nodes(self) -> Mapping[int, tuple[Sequence[Gpu | None], str]]:
         """Those that are left."""
         target, rehearsed = self._run.target, (None,) * (self._run.options.rehearse or 0)
-        nodes = {
-            node: (rehearsed or target.topology_of(node).gpus, target.hosts[node]) for node in self._run.cluster.alive
-        }
+        alive = self._run.cluster.alive
+        nodes = {node: (rehearsed or target.topology_of(node).gpus, target.hosts[node]) for node in alive}
         if not any(gpus for gpus, _ in nodes.values()):
             raise Refused("no rank is left to run on")
         return nodes
@@ -438,7 +423,3 @@ class ClusterRanks(Ranks):
             return super()._threads(node, size, here)
         processors = self._run.cluster.hellos[node].machine.get("processors") or 1
         return max(1, int(processors) // here)
-
-
-def _of_node(faults: Iterable[Fault], node: int) -> tuple[Fault, ...]:
-    return tuple(fault.changed(subjects=tuple(on_node(each, node) for each in fault.subjects)) for fault in faults)

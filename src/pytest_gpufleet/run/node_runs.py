@@ -9,12 +9,12 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import median
-from typing import NamedTuple, get_args
+from typing import get_args
 
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import NodeFinished, NodeFound, Outcome, VerdictWord
 from pytest_gpufleet.nodes.cluster import Cluster, Lost, Trouble
-from pytest_gpufleet.nodes.messages import CheckEnded, ReadFile, RunSuite, SuiteEnded
+from pytest_gpufleet.nodes.messages import CheckEnded, Listening, ReadFile, RunSuite, SuiteEnded
 from pytest_gpufleet.redaction import ALIAS_KEY
 from pytest_gpufleet.run.folder import EVIDENCE, JUNIT, NODES, REPORT, SUMMARY, TEXT, RunFolder
 from pytest_gpufleet.run.interruption import Interruption
@@ -57,16 +57,6 @@ class NodeRun:
         return self.ended is None and self.lost is None and not self.hung
 
     @property
-    def goes_with_others(self) -> bool:
-        """Whether how fast it is says anything of the others."""
-        return not (self.taken_over or self.hung or self.lost or self.died)
-
-    @property
-    def last(self) -> float:
-        """When anything ended there."""
-        return self.times[-1] if self.times else 0.0
-
-    @property
     def died(self) -> str:
         """How it ended without a verdict; "" if it has not."""
         if self.ended is None or self.verdict is not None:
@@ -100,22 +90,18 @@ class NodeRun:
         )  # fmt: skip
 
 
-class Late(NamedTuple):
-    """Seconds for one check, of a node and of most others."""
-
-    own: float
-    usual: float
-
-
-def behind(own: Sequence[float], others: Sequence[Sequence[float]], now: float, seconds: float) -> Late | None:
-    """How late a node is that has not ended its next check when most others have, by the times at which each has ended
-    those before: if that is more than `seconds`, and than five times the median of the others."""
+def behind(
+    own: Sequence[float], others: Sequence[Sequence[float]], now: float, seconds: float
+) -> tuple[float, float] | None:
+    """Of a node that has not ended its next check when most others have, by the times at which each has ended those
+    before, the seconds that it has been at it, and that most others took: if it is late by more than `seconds`, and
+    than five times the latter."""
     step = len(own)
     took = sorted(times[step] - (times[step - 1] if step else 0.0) for times in others if len(times) > step)
     if len(took) * 2 <= len(others):
         return None
     usual, mine = median(took), now - (own[-1] if own else 0.0)
-    return Late(mine, usual) if mine - usual > max(seconds, TIMES_THE_MEDIAN * usual) else None
+    return (mine, usual) if mine - usual > max(seconds, TIMES_THE_MEDIAN * usual) else None
 
 
 class NodeRuns:
@@ -128,8 +114,8 @@ class NodeRuns:
         self.own: dict[int, HostRun] = {}  # those whose evidence is here, and was read
         self._common = Common()
         self._until = float("inf")  # nothing is waited for after this
-        self._looked = time.monotonic()
-        self._listened = 0.0  # seconds: a process that was stopped itself has heard nobody
+        self._listening = Listening(LONGEST_TURN_SECONDS)
+        self._listening.look(time.monotonic())
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="gpufleet folders")
         self._coming: dict[int, Future[None]] = {}
 
@@ -171,17 +157,14 @@ class NodeRuns:
     def listen(self, timeout: float) -> list[NodeRun]:
         """Take in what has come, as soon as anything has. The runs that are over since the last time; the files of each
         that has ended are brought here while the others go on."""
-        over = []
-        heard = self._cluster.suite_news(timeout)
-        now = time.monotonic()
-        self._listened, self._looked = self._listened + min(now - self._looked, LONGEST_TURN_SECONDS), now
+        over, heard = [], self._cluster.suite_news(timeout)
+        self._listening.look(time.monotonic())
         for node, news in heard:
-            run = self.all.get(node)
-            if run is None:
+            if (run := self.all.get(node)) is None:
                 continue
             if run.at_work and not isinstance(news, CheckEnded):
                 over.append(run)
-            run.times.append(self._listened)
+            run.times.append(self._listening.seconds)
             match news:
                 case CheckEnded(outcome=outcome):
                     run.outcomes[outcome] += 1
@@ -194,16 +177,19 @@ class NodeRuns:
 
     def hung(self, seconds: float) -> list[NodeRun]:
         """Those that have newly fallen behind the others by so much: nobody waits for them any more."""
-        quiet = [run for run in self.all.values() if run.at_work and self._listened - run.last > seconds]
-        for run in quiet:
-            others = [other.times for other in self.all.values() if other is not run and other.goes_with_others]
-            if late := behind(run.times, others, self._listened, seconds):
-                pulse = self._cluster.pulses.get(run.node)
-                at = pulse.check if pulse and pulse.check else "its end"
-                run.hung = (
-                    f"its own run has been at {at} for {late.own:.0f} s, which took most others {late.usual:.0f} s"
-                )
-        return [run for run in quiet if run.hung]
+        now, found = self._listening.seconds, []
+        for run in self.all.values():
+            if run.at_work and now - (run.times[-1] if run.times else 0.0) > seconds:
+                others = (each for each in self.all.values() if each is not run and not (each.taken_over or each.hung))
+                times = [each.times for each in others if not (each.lost or each.died)]
+                if late := behind(run.times, times, now, seconds):
+                    pulse = self._cluster.pulses.get(run.node)
+                    at = pulse.check if pulse and pulse.check else "its end"
+                    run.hung = (
+                        f"its own run has been at {at} for {late[0]:.0f} s, which took most others {late[1]:.0f} s"
+                    )
+                    found.append(run)
+        return found
 
     def read(self) -> list[NodeRun]:
         """Read the evidence that has come since the last time: the runs of which that was."""
@@ -237,28 +223,24 @@ class NodeRuns:
         self._threads.shutdown(cancel_futures=True)
 
     def _bring(self, run: NodeRun) -> None:
+        """A full disk, a node that is gone: the verdict says that a file is not here."""
         assert run.ended is not None
         for name in BROUGHT:
-            if size := run.ended.files.get(name):
-                if not self._brought(run, name, size):
-                    return
-                if name == EVIDENCE:
-                    run.digest = sha256(run.folder.evidence)
-
-    def _brought(self, run: NodeRun, name: str, size: int) -> bool:
-        """Whether this file is here now."""
-        temporary, here = run.folder / f"{name}{UNFETCHED}", 0
-        try:
-            with temporary.open("wb") as file:
-                while here < size:
-                    seconds = min(PART_SECONDS, max(0.0, self._until - time.monotonic()))
-                    part = self._cluster.ask_one(run.node, ReadFile(name, here, PART_BYTES), seconds)
-                    if not part:
-                        raise Trouble("it has become shorter")
-                    here += file.write(part)
-            temporary.replace(run.folder / name)
-        except (OSError, Trouble):  # a full disk, a node that is gone: the verdict says that it is not here
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            return False
-        return True
+            temporary, here = run.folder / f"{name}{UNFETCHED}", 0
+            if not (size := run.ended.files.get(name)):
+                continue
+            try:
+                with temporary.open("wb") as file:
+                    while here < size:
+                        seconds = min(PART_SECONDS, max(0.0, self._until - time.monotonic()))
+                        part = self._cluster.ask_one(run.node, ReadFile(name, here, PART_BYTES), seconds)
+                        if not part:
+                            raise Trouble("it has become shorter")
+                        here += file.write(part)
+                temporary.replace(run.folder / name)
+            except (OSError, Trouble):
+                with suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+                return
+            if name == EVIDENCE:
+                run.digest = sha256(run.folder.evidence)
