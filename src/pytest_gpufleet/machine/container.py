@@ -61,8 +61,8 @@ def unreadable_here(root: Path, why: str, remedy: str = tools.AS_ROOT) -> Unread
 
 
 def why_missing(root: Path, virtual: str, why: str, remedy: str = "") -> Absent | Unreadable:
-    """Why a thing that every server has is not to be seen: this is a virtual machine, which has none (`virtual`), or a
-    container; else `why`, with its remedy."""
+    """Why what every server has is not to be seen: a virtual machine has none (`virtual`), or this is a container; else
+    `why`, with its remedy."""
     return Absent(virtual) if is_virtual(root) else unreadable_here(root, why, remedy)
 
 

@@ -83,7 +83,10 @@ def diagnosed(printed: Printed, gpus: Sequence[Gpu]) -> Diagnosis:
     if document is None:
         said = f": {printed.said}" if printed.said else ""
         return Diagnosis(unseen=[f"dcgmi ended with status {printed.status} and printed no JSON{said}"])
-    found = Diagnosis(_places(document, gpus))
+    at = {str(gpu.serial): gpu.place for gpu in gpus if gpu.serial}
+    own = _serials(document) if isinstance(document, Mapping) else {}
+    times = Counter(own.values())
+    found = Diagnosis({number: at[serial] for number, serial in own.items() if serial in at and times[serial] == 1})
     try:
         for category, test in _tests(document):
             _test(category, test, found)
@@ -93,22 +96,14 @@ def diagnosed(printed: Printed, gpus: Sequence[Gpu]) -> Diagnosis:
     return found
 
 
-def _places(document: Any, gpus: Sequence[Gpu]) -> dict[str, Where]:
-    at = {str(gpu.serial): gpu.place for gpu in gpus if gpu.serial}
-    own = dict(_serials(document)) if isinstance(document, Mapping) else {}
-    shared = {serial for serial, times in Counter(own.values()).items() if times > 1}
-    return {number: at[serial] for number, serial in own.items() if serial in at and serial not in shared}
-
-
-def _serials(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _serials(document: Mapping[str, Any]) -> dict[str, str]:
     """By DCGM's number of each GPU."""
-    if isinstance(of_version_3 := document.get("GPU Device Serials"), Mapping):
-        yield from ((str(number), str(serial)) for number, serial in of_version_3.items())
-    groups = document.get("entity_groups")
+    of_version_3, groups = document.get("GPU Device Serials"), document.get("entity_groups")
+    found = dict(of_version_3) if isinstance(of_version_3, Mapping) else {}
     for group in groups if isinstance(groups, list) else ():
         if isinstance(group, Mapping) and group.get("entity_group") == "GPU":
-            for entity in group.get("entities") or ():
-                yield str(entity.get("entity_id")), str(entity.get("serial_num"))
+            found |= {each.get("entity_id"): each.get("serial_num") for each in group.get("entities") or ()}
+    return {str(number): str(serial) for number, serial in found.items()}
 
 
 def _tests(document: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -120,9 +115,8 @@ def _tests(document: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if why := whole.get("runtime_error"):
         raise ValueError(f"the diagnostic could not run: {' '.join(str(why).split())}")
     for category in whole["test_categories"]:
-        for test in category["tests"]:
-            if test is not None:  # where DCGM 3 has a test that it no longer runs
-                yield category["category"], test
+        # Where DCGM 3 has a test that it no longer runs, there is null.
+        yield from ((category["category"], test) for test in category["tests"] if test is not None)
 
 
 def _test(category: str, test: Mapping[str, Any], found: Diagnosis) -> None:
@@ -138,25 +132,25 @@ def _test(category: str, test: Mapping[str, Any], found: Diagnosis) -> None:
 
 def _result(category: str, name: str, result: Mapping[str, Any], found: Diagnosis) -> None:
     status, warnings = str(result["status"]), list(map(_warning, result.get("warnings") or ()))
-    number = _number(result, len(warnings))
+    number, of_hardware = _number(result, len(warnings)), category != SETTINGS
     place = found.places.get(number or "", THIS_NODE)
     of = f" (DCGM's GPU {number})" if number and place == THIS_NODE else ""
     texts = "; ".join(dict.fromkeys(text for _, text in warnings))
-    if category != SETTINGS:
+    more = f": {texts}" if texts else ""
+    if of_hardware:
         found.outcomes[status] += 1
-    match status:
-        case "Fail":
-            code = min((code for code, _ in warnings), key=WORST_FIRST.index, default="dcgm_test_failed")
-            fault = Fault(code, (place,), f"{name} failed{of}{f': {texts}' if texts else ''}")
-            (found.shown if code == SHOWN else found.faults).append(fault)
-        case "Pass" | "Skip":
-            if category != SETTINGS and status == "Pass" and number:
-                found.tested.add(number)
-            words = "passed with a warning" if status == "Pass" else "was skipped"
-            if texts or (status == "Skip" and category != SETTINGS):
-                found.shown.append(Fault(SHOWN, (place,), f"{name} {words}{of}{f': {texts}' if texts else ''}"))
-        case _:
-            found.unseen.append(f"{name} has the status {status!r}{f', {texts}' if texts else ''}, which is not known")
+    if status == "Fail":
+        code = min((code for code, _ in warnings), key=WORST_FIRST.index, default="dcgm_test_failed")
+        (found.shown if code == SHOWN else found.faults).append(Fault(code, (place,), f"{name} failed{of}{more}"))
+    elif status in ("Pass", "Skip"):
+        if of_hardware and status == "Pass" and number:
+            found.tested.add(number)
+        words = "passed with a warning" if status == "Pass" else "was skipped"
+        if texts or (status == "Skip" and of_hardware):
+            found.shown.append(Fault(SHOWN, (place,), f"{name} {words}{of}{more}"))
+    else:
+        texts = f", {texts}" if texts else ""
+        found.unseen.append(f"{name} has the status {status!r}{texts}, which is not known")
 
 
 def _number(result: Mapping[str, Any], warnings: int) -> str | None:

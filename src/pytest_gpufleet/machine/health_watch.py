@@ -9,7 +9,7 @@ import msgspec
 from pytest_gpufleet.machine import health, kernel_log, xids
 from pytest_gpufleet.machine.gpu_facts import COUNTERS
 from pytest_gpufleet.machine.local_node import LocalNode
-from pytest_gpufleet.machine.xids import OF_CRASHES, OF_PROCESSES, Xid
+from pytest_gpufleet.machine.xids import OF_CRASHES, OF_PROCESSES
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import Sample
@@ -54,34 +54,26 @@ class Guard:
         """What got worse since the last call. `failed`: the check that ends now has failed, and with it its processes
         were ended."""
         after, now = self._read(), time.monotonic()
-        minutes = (now - self._since) / 60
-        problems = [
-            problem
-            for old, new in zip(self._before, after, strict=True)
-            for problem in health.worsened(old, new, minutes)
-        ]
+        both = list(zip(self._before, after, strict=True))
+        problems = [each for old, new in both for each in health.worsened(old, new, (now - self._since) / 60)]
         logged = self._node.kernel_log()
-        counted = [xid for xid in logged.xids if self._counts(xid, failed)]
+        # What processes leave behind belongs to the check that failed, and some of it comes only in the next one.
+        # Without such a check, a crash of any process is reported; that one was ended is not.
+        leftovers = frozenset() if failed else OF_PROCESSES if self._failed else OF_PROCESSES - OF_CRASHES
+        counted = [xid for xid in logged.xids if xid.number not in leftovers]
         problems += xids.xids_of(after, counted) + xids.sxids(counted)
         found, noticed = kernel_log.judged(logged.host, after, "during")
         problems += found
         self._failed = failed
         with self._lock:
-            all_reasons, all_hottest = self._reasons, self._hottest
+            since = list(zip(both, self._reasons, self._hottest, strict=True))
             self._forget()
-        for before, gpu, reasons, hottest in zip(self._before, after, all_reasons, all_hottest, strict=True):
-            now_seen = gpu["clock_event_reasons"]
-            seen = {*reasons, now_seen} if isinstance(now_seen, int) else reasons
-            problems += health.slowdowns(before, gpu, seen)
+        for (before, gpu), reasons, hottest in since:
+            problems += health.slowdowns(before, gpu, {*reasons, gpu.get("clock_event_reasons") or 0})
             problems += health.too_hot(gpu, hottest)
         self._before, self._since = after, now
         unseen = f"an XID may have gone unseen: {logged.unread}" if logged.unread else ""
         return Health(tuple(problems), tuple(noticed), unseen)
-
-    def _counts(self, xid: Xid, failed: bool) -> bool:
-        """What processes leave behind belongs to the check that failed, and some of it comes only in the next one.
-        Without such a check, a crash of any process is reported; that one was ended is not."""
-        return xid.number not in OF_PROCESSES or failed or (xid.number in OF_CRASHES and not self._failed)
 
     def _read(self) -> tuple[Gpu, ...]:
         return self._node.facts((*COUNTERS, "clock_event_reasons"))

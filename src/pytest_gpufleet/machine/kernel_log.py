@@ -37,15 +37,6 @@ _DISK = r"(?P<device>(?:nvme|sd|vd|xvd|hd|md|dm-)\w+)"
 LONGEST_LINE = 300
 # Of one kind: a flood that names a new place in every line costs no more than this.
 MOST_DEVICES = 64
-
-
-# Each line of TABLE has one of these in it. A log has ten thousands of others, and to look for a word costs little.
-WORDS = (
-    "Hardware Error", "EDAC MC", "Memory failure", "PCIe Bus Error", "DPC: ", "lockup", "LOCKUP", "rcu_",
-    "INFO: task ", "nvme", "I/O error", "error, dev", "Disk failure", "EXT4-fs", "XFS (", "BTRFS", "oom-kill:",
-    "mlx5_core", "above threshold", "NIC Link is Down",
-)  # fmt: skip
-
 # A network link that went down this often within so many seconds needs a look (NVIDIA, InfiniBand Cluster Bring-up
 # Procedure: at least twice within a day). Oracle's rdma_link_flapping.py excuses the first half hour after a start,
 # in which drivers and switches take links down and up.
@@ -62,7 +53,7 @@ class Row(NamedTuple):
     pattern: re.Pattern[str]
 
 
-CONDEMNS, SHOWN = True, False
+ALWAYS, BEFORE, DURING, NEVER = (True, True), (True, False), (False, True), (False, False)
 # As print_mce has it since Linux 3.18, and before.
 _MCE = r"(?:mce: )?\[Hardware Error\]: (?P<device>CPU \d+): Machine Check(?: Exception)?: \w+ Bank \d+: "
 # With the number of the record, but for those of the boot before (BERT).
@@ -70,134 +61,129 @@ _CPER = r"(?:\{\d+\})?\[Hardware Error\]: event severity: "
 _WATCHDOG = r"(?:(?:NMI )?watchdog: )?"
 _EDAC = r"EDAC MC\d+: (?P<times>\d+) {kind} (?=\w).*?\bon (?P<device>.+?) \("
 
-TABLE = tuple(Row(code, before, during, re.compile(pattern)) for code, before, during, pattern in (
+TABLE = tuple(Row(code, *when, re.compile(pattern)) for code, when, pattern in (
     # mce: [Hardware Error]: CPU 0: Machine Check: 0 Bank 4: a600000000020408
     # arch/x86/kernel/cpu/mce/core.c, print_mce; github.com/andikleen/mcelog issue 70. Bit 61 of the status says that it
     # was not corrected: MCI_STATUS_UC of arch/x86/include/asm/mce.h.
-    ("machine_check", CONDEMNS, CONDEMNS, _MCE + r"[abefABEF]\w{15}"),
+    ("machine_check", ALWAYS, _MCE + r"[abefABEF]\w{15}"),
     # mce: [Hardware Error]: CPU 2: Machine Check: 0 Bank 5: 8c00004000010092
-    ("machine_check_corrected", SHOWN, SHOWN, _MCE + r"\w{16}"),
+    ("machine_check_corrected", NEVER, _MCE + r"\w{16}"),
     # {1}[Hardware Error]: event severity: fatal
     # drivers/firmware/efi/cper.c, cper_estatus_print: what the firmware reports (APEI), also of the boot before (BERT)
-    ("machine_check", CONDEMNS, CONDEMNS, _CPER + "(?:fatal|recoverable)"),
-    ("machine_check_corrected", SHOWN, SHOWN, _CPER + "corrected"),
+    ("machine_check", ALWAYS, _CPER + "(?:fatal|recoverable)"),
+    ("machine_check_corrected", NEVER, _CPER + "corrected"),
     # EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0 (channel:0 slot:0 page:0xe16677 offset:0x0 ...
     # drivers/edac/edac_mc.c; github.com/andikleen/mcelog issue 74
-    ("dimm_uncorrected", CONDEMNS, CONDEMNS, _EDAC.replace("{kind}", "UE")),
+    ("dimm_uncorrected", ALWAYS, _EDAC.replace("{kind}", "UE")),
     # EDAC MC1: 262 CE memory read error on CPU_SrcID#0_Ha#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x2031c14 ...
     # github.com/illinois-scicomp/machine-shop-maintenance issue 66
-    ("dimm_corrected", SHOWN, SHOWN, _EDAC.replace("{kind}", "CE")),
+    ("dimm_corrected", NEVER, _EDAC.replace("{kind}", "CE")),
     # Memory failure: 0x1ae83a4: recovery action for dirty LRU page: Recovered
     # mm/memory-failure.c: a page that the processor found poisoned
-    ("dimm_uncorrected", CONDEMNS, CONDEMNS, r"Memory failure: 0x[0-9a-f]+: recovery action for"),
+    ("dimm_uncorrected", ALWAYS, r"Memory failure: 0x[0-9a-f]+: recovery action for"),
     # pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Requester ID)
     # drivers/pci/pcie/aer.c, aer_print_error; github.com/rwth-i6/returnn issue 1500, above a GPU that was lost
-    ("pcie_error_logged", CONDEMNS, CONDEMNS,
-         _OF_PCI + r"PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Fatal\)"),
+    ("pcie_error_logged", ALWAYS, _OF_PCI + r"PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Fatal\)"),
     # pcieport 0000:80:1b.4: PCIe Bus Error: severity=Uncorrectable (Non-Fatal), type=Transaction Layer, (Receiver ID)
     # github.com/minisforum-docs/MS-02-Ultra issue 10. Probing for devices at boot gives such errors too.
-    ("pcie_error_logged", SHOWN, CONDEMNS,
-         _OF_PCI + r"PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Non-Fatal\)"),
+    ("pcie_error_logged", DURING, _OF_PCI + r"PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Non-Fatal\)"),
     # nvidia 0000:07:00.0: PCIe Bus Error: severity=Correctable, type=Data Link Layer, (Transmitter ID)
     # github.com/pop-os/pop issue 3363; older kernels say "Corrected"
-    ("pcie_corrected_logged", SHOWN, SHOWN, _OF_PCI + r"PCIe Bus Error: severity=Correct(?:ed|able)"),
+    ("pcie_corrected_logged", NEVER, _OF_PCI + r"PCIe Bus Error: severity=Correct(?:ed|able)"),
     # pcieport 0000:00:1c.0: DPC: containment event, status:0x1f01 source:0x0000
     # drivers/pci/pcie/dpc.c: a port has cut off all that is below it
-    ("pcie_error_logged", CONDEMNS, CONDEMNS, _OF_PCI + r"DPC: containment event"),
+    ("pcie_error_logged", ALWAYS, _OF_PCI + r"DPC: containment event"),
     # watchdog: BUG: soft lockup - CPU#18 stuck for 27s! [python3:2254956]
     # kernel/watchdog.c; github.com/leptonai/gpud components/cpu/kmsg_matcher.go. Also where a hypervisor stood still.
-    ("hung_task", SHOWN, CONDEMNS, _WATCHDOG + r"BUG: soft lockup - CPU#\d+ stuck for"),
+    ("hung_task", DURING, _WATCHDOG + r"BUG: soft lockup - CPU#\d+ stuck for"),
     # watchdog: Watchdog detected hard LOCKUP on cpu 3
     # kernel/watchdog.c; since Linux 6.6 "watchdog: CPU5: Watchdog detected ...", by whom it was seen
-    ("hung_task", CONDEMNS, CONDEMNS, _WATCHDOG + r"(?:CPU\d+: )?Watchdog detected hard LOCKUP on cpu \d+"),
+    ("hung_task", ALWAYS, _WATCHDOG + r"(?:CPU\d+: )?Watchdog detected hard LOCKUP on cpu \d+"),
     # rcu: INFO: rcu_preempt self-detected stall on CPU
     # kernel/rcu/tree_stall.h; github.com/oxidecomputer/propolis issue 1153. "expedited" ones come after milliseconds
     # on some kernels (github.com/lkrg-org/lkrg issue 189), and are none.
-    ("hung_task", SHOWN, CONDEMNS, r"(?:rcu: )?INFO: rcu_\w+ (?:self-)?detected stalls? on CPU"),
+    ("hung_task", DURING, r"(?:rcu: )?INFO: rcu_\w+ (?:self-)?detected stalls? on CPU"),
     # INFO: task jfsmount:136986 blocked for more than 120 seconds.
     # kernel/hung_task.c; github.com/leptonai/gpud components/cpu/kmsg_matcher.go; newer kernels: "blocked in I/O wait".
     # The name of a task has 15 letters, and one that cannot be printed is "\x0a" in /dev/kmsg.
-    ("hung_task", SHOWN, CONDEMNS,
-         r"INFO: task (?:\\x\w\w|[^\\]){1,15}:\d+ blocked (?:in I/O wait )?for more than \d+ seconds"),
+    ("hung_task", DURING, r"INFO: task (?:\\x\w\w|[^\\]){1,15}:\d+ blocked (?:in I/O wait )?for more than \d+ seconds"),
     # nvme nvme4: I/O tag 22 (2016) opcode 0x2 (Admin Cmd) QID 0 timeout, reset controller
     # drivers/nvme/host/pci.c, nvme_timeout; github.com/leptonai/gpud components/disk/kmsg_matcher.go. A "completion
     # polled" lost an interrupt and no data, and is none.
-    ("disk_failing", CONDEMNS, CONDEMNS,
-         r"nvme (?P<device>nvme\d+): I/O (?:tag )?\d+ .*timeout, (?:reset|disable) controller"),
+    ("disk_failing", ALWAYS, r"nvme (?P<device>nvme\d+): I/O (?:tag )?\d+ .*timeout, (?:reset|disable) controller"),
     # nvme nvme0: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0x10
     # drivers/nvme/host/pci.c, nvme_warn_reset; github.com/raspberrypi/linux issue 6661
-    ("disk_failing", CONDEMNS, CONDEMNS, r"nvme (?P<device>nvme\d+): controller is down; will reset"),
+    ("disk_failing", ALWAYS, r"nvme (?P<device>nvme\d+): controller is down; will reset"),
     # nvme nvme4: Disabling device after reset failure: -19
     # nvme nvme1: Removing after probe failure status: -5
     # drivers/nvme/host/pci.c; gpud as above, github.com/snu-csl/nvmevirt issue 34
-    ("disk_failing", CONDEMNS, CONDEMNS,
+    ("disk_failing", ALWAYS,
          r"nvme (?P<device>nvme\d+): (?:Disabling device after reset failure|Removing after probe failure)"),
     # I/O error, dev nvme0n1, sector 131209936 op 0x0:(READ) flags 0x80700 phys_seg 25 prio class 0
     # print_req_error: critical medium error, dev sdf, sector 1811939592
     # block/blk-mq.c, blk_print_req_error; github.com/oxidecomputer/crucible issue 1844, longhorn/longhorn issue 2775.
     # Disks may refuse to discard or to write zeroes, and are not asked again.
-    ("disk_failing", CONDEMNS, CONDEMNS,
+    ("disk_failing", ALWAYS,
          r"(?:(?:end_request|blk_update_request|print_req_error): )?(?:I/O|critical medium) error, "
          rf"dev {_DISK}, sector \d+\b(?! op 0x\w+:\((?:DISCARD|WRITE_ZEROES|SECURE_E))"),
     # Buffer I/O error on dev nvme0n1p1, logical block 121667584, lost sync page write
     # fs/buffer.c; github.com/Joshua-Riek/ubuntu-rockchip issue 970
-    ("disk_failing", CONDEMNS, CONDEMNS, rf"Buffer I/O error on dev(?:ice)? {_DISK}, logical block"),
+    ("disk_failing", ALWAYS, rf"Buffer I/O error on dev(?:ice)? {_DISK}, logical block"),
     # md/raid0md0: Disk failure on nvme0n1p1 detected, failing array.
     # drivers/md; gpud as above
-    ("disk_failing", CONDEMNS, CONDEMNS, rf"md/raid\S+ Disk failure on {_DISK}"),
+    ("disk_failing", ALWAYS, rf"md/raid\S+ Disk failure on {_DISK}"),
     # block nvme0n1: no available path - failing I/O
     # drivers/nvme/host/multipath.c; gpud as above
-    ("disk_failing", CONDEMNS, CONDEMNS, r"block (?P<device>nvme\w+): no available path - failing I/O"),
+    ("disk_failing", ALWAYS, r"block (?P<device>nvme\w+): no available path - failing I/O"),
     # EXT4-fs (nvme0n1p1): Remounting filesystem read-only
     # fs/ext4/super.c, ext4_handle_error; github.com/Joshua-Riek/ubuntu-rockchip issue 970
-    ("file_system_failed", CONDEMNS, CONDEMNS, rf"EXT4-fs \({_DISK}\): Remounting filesystem read-only"),
+    ("file_system_failed", ALWAYS, rf"EXT4-fs \({_DISK}\): Remounting filesystem read-only"),
     # EXT4-fs error (device nvme0n1p1): __ext4_find_entry:1588: inode #43: comm gmain: reading directory lblock 0
     # fs/ext4/super.c, __ext4_error; github.com/oxidecomputer/crucible issue 1572
-    ("file_system_failed", CONDEMNS, CONDEMNS, rf"EXT4-fs error \(device {_DISK}\)"),
+    ("file_system_failed", ALWAYS, rf"EXT4-fs error \(device {_DISK}\)"),
     # XFS (dm-4): I/O Error Detected. Shutting down filesystem
     # fs/xfs/xfs_fsops.c, xfs_do_force_shutdown; github.com/kubernetes/node-problem-detector pull request 845. Without
     # "User initiated shutdown received", which somebody asked for.
-    ("file_system_failed", CONDEMNS, CONDEMNS,
+    ("file_system_failed", ALWAYS,
          rf"XFS \({_DISK}\): (?:Corruption|(?:[Ll]og |Metadata )?I/O [Ee]rror|Filesystem has been shut down due to)"),
     # BTRFS info (device nvme0n1p3 state EA): forced readonly
     # fs/btrfs/messages.c, __btrfs_handle_fs_error
-    ("file_system_failed", CONDEMNS, CONDEMNS, rf"BTRFS \w+ \(device {_DISK}[^)]*\): forced readonly"),
+    ("file_system_failed", ALWAYS, rf"BTRFS \w+ \(device {_DISK}[^)]*\): forced readonly"),
     # oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,task_memcg=/init.scope,...
     # mm/oom_kill.c, dump_oom_summary (since Linux 5.0); github.com/0jc1/py-autovod issue 7. What follows the constraint
     # has names in it that users choose (of groups, of the task), so that only the constraint says whose memory it was.
-    ("host_out_of_memory", SHOWN, CONDEMNS, r"oom-kill:constraint=CONSTRAINT_(?!MEMCG,)\w+,"),
+    ("host_out_of_memory", DURING, r"oom-kill:constraint=CONSTRAINT_(?!MEMCG,)\w+,"),
     # oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=...,oom_memcg=/kubepods.slice/...,task_memcg=...
     # github.com/leptonai/gpud pull request 70. Of which control group: of_group(); none if it seems named twice
-    ("host_out_of_memory", SHOWN, CONDEMNS,
+    ("host_out_of_memory", DURING,
          r"oom-kill:constraint=CONSTRAINT_MEMCG,(?!.*oom_memcg=.*oom_memcg=).*,oom_memcg=(?P<device>.+),task_memcg="),
     # mlx5_core 0000:5c:00.0: mlx5_pcie_event:299:(pid 268269): Detected insufficient power on the PCIe slot (27W).
     # drivers/net/ethernet/mellanox/mlx5/core/events.c; github.com/leptonai/gpud issue 348
-    ("nic_underpowered", CONDEMNS, CONDEMNS, _MLX5 + r"Detected insufficient power on the PCIe slot"),
+    ("nic_underpowered", ALWAYS, _MLX5 + r"Detected insufficient power on the PCIe slot"),
     # mlx5_core 0000:41:00.0: temp_warn:170:(pid 0): High temperature on sensors with bit set 0 1
     # core/events.c, temp_warn, of an adapter whose firmware gave up 80 s later and which was gone after 154 s
-    ("nic_too_hot", CONDEMNS, CONDEMNS, _MLX5 + r"High temperature on sensors"),
+    ("nic_too_hot", ALWAYS, _MLX5 + r"High temperature on sensors"),
     # mlx5_core 0000:5c:00.0: Port module event[error]: module 0, Cable error, High Temperature
     # core/events.c, port_module; github.com/leptonai/gpud components/accelerator/nvidia/infiniband/kmsg_matcher.go
-    ("nic_too_hot", CONDEMNS, CONDEMNS, _MLX5 + r"Port module event\[error\]: .*High Temperature"),
-    ("nic_underpowered", CONDEMNS, CONDEMNS, _MLX5 + r"Port module event\[error\]: .*Power budget exceeded"),
+    ("nic_too_hot", ALWAYS, _MLX5 + r"Port module event\[error\]: .*High Temperature"),
+    ("nic_underpowered", ALWAYS, _MLX5 + r"Port module event\[error\]: .*Power budget exceeded"),
     # mlx5_core 0000:41:00.0: poll_health:471:(pid 0): device's health compromised - reached miss count
     # mlx5_core 0000:41:00.0: poll_health:478:(pid 0): Fatal error 1 detected
     # core/health.c, the same adapter
-    ("nic_firmware_failed", CONDEMNS, CONDEMNS,
+    ("nic_firmware_failed", ALWAYS,
          _MLX5 + r"(?:device's health compromised|Fatal error \d+ detected|health recovery flow aborted)"),
     # mlx5_core 0000:5c:00.0: print_health_info:500:(pid 0): Health issue observed, firmware internal error,
     # severity(3) ERROR: -- core/health.c, print_health_info; below 4 is an error or worse (include/linux/kern_levels.h)
-    ("nic_firmware_failed", CONDEMNS, CONDEMNS, _MLX5 + r"Health issue observed, .*severity\([0-3]\)"),
+    ("nic_firmware_failed", ALWAYS, _MLX5 + r"Health issue observed, .*severity\([0-3]\)"),
     # mlx5_core 0000:01:00.0 enp1s0f0np0: Link down
     # drivers/net/ethernet/mellanox/mlx5/core/en_main.c, mlx5e_update_carrier; oracle-quickstart/oci-hpc,
     # rdma_link_flapping.py. InfiniBand ports write no such line: optics.py has their counters.
     # bnxt_en 0000:19:00.0 enp25s0f0np0: NIC Link is Down
     # drivers/net/ethernet/broadcom/bnxt/bnxt.c, bnxt_report_link. Once is nothing: summed_up().
-    (FLAPPING, CONDEMNS, SHOWN,
-         rf"(?P<device>(?:mlx5_core|bnxt_en) {BDF} [\w.@-]+): (?:NIC Link is Down|Link down)$"),
+    (FLAPPING, BEFORE, rf"(?P<device>(?:mlx5_core|bnxt_en) {BDF} [\w.@-]+): (?:NIC Link is Down|Link down)$"),
     # mce: CPU1: Package temperature above threshold, cpu clock throttled (total events = 12705)
     # drivers/thermal/intel/therm_throt.c; github.com/erpalma/throttled issue 239
-    ("processor_throttled", SHOWN, CONDEMNS,
+    ("processor_throttled", DURING,
          r"(?:mce: )?CPU\d+: (?:Core|Package) temperature (?:is )?above threshold, cpu clock"),
 ))  # fmt: skip
 
@@ -220,8 +206,6 @@ class HostMessage:
 
 
 def recognised(line: str, at: float | None = None) -> HostMessage | None:
-    if not any(word in line for word in WORDS):
-        return None
     for row in TABLE:
         if found := row.pattern.match(line):
             groups = found.groupdict()
@@ -305,17 +289,13 @@ def behind(message: HostMessage, pci_bus_ids: Sequence[str], devices: Path = DEV
     named = re.search(BDF, message.device)
     if named is None:
         return message
-    own = named[0].partition(".")[0]
-    ways = {gpu: _way(gpu, devices) for gpu in pci_bus_ids}
-    about = (gpu for gpu, way in ways.items() if named[0] in way or way[-1].partition(".")[0] == own)
+    about = []
+    for gpu in pci_bus_ids:
+        domain, _, rest = gpu.lower().partition(":")
+        device = devices / f"{domain[-4:]}:{rest}"
+        same = device.name.partition(".")[0] == named[0].partition(".")[0]
+        about += [gpu] if same or named[0] in device.resolve().parts else []
     return replace(message, gpus=tuple(about))
-
-
-def _way(pci_bus_id: str, devices: Path) -> tuple[str, ...]:
-    """The PCI addresses of the ports above a GPU, from the root on, and its own."""
-    domain, _, rest = pci_bus_id.lower().partition(":")
-    device = devices / f"{domain[-4:]}:{rest}"
-    return (*device.resolve().parts, device.name)
 
 
 class KernelLog:
@@ -324,7 +304,10 @@ class KernelLog:
     def __init__(self, path: str = "/dev/kmsg", groups: Path = Path("/proc/self/cgroup")) -> None:
         self._trouble = ""
         self._file: int | None = None
-        self._group = _own_group(groups)
+        # The control group of this process: version 2, or the one of version 1 that limits memory.
+        lines = [line.split(":", 2) for line in (tools.text(groups) or "").splitlines()]
+        own = (path for number, kinds, path in lines if number == "0" or "memory" in kinds.split(","))
+        self._group = next(own, "/")
         try:
             self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:
@@ -335,11 +318,11 @@ class KernelLog:
         while self._file is not None:
             try:
                 record = os.read(self._file, 8192)
-            except BlockingIOError:
-                break
             except BrokenPipeError:
                 unread = "the kernel wrote over lines of its log that had not been read yet"
                 continue
+            except BlockingIOError:
+                break
             except OSError as error:
                 self._trouble = unread = f"the kernel log cannot be read: {error.strerror}"
                 break
@@ -351,13 +334,6 @@ class KernelLog:
         return Logged(tuple(parse(text)), self._trouble, unread, host)
 
 
-def _own_group(groups: Path) -> str:
-    """The control group of this process (version 2, or the one of version 1 that limits memory); "/" where nobody
-    says."""
-    lines = [line.split(":", 2) for line in (tools.text(groups) or "").splitlines()]
-    return next((path for number, kinds, path in lines if number == "0" or "memory" in kinds.split(",")), "/")
-
-
 # ---------------------------------------------------------------- what is wrong
 
 
@@ -365,8 +341,8 @@ def judged(
     messages: Sequence[HostMessage], gpus: Sequence[Gpu], when: Literal["before", "during"]
 ) -> tuple[list[Fault], list[Fault]]:
     """What condemns the machine, of messages from before the run or from during it, and the others of them."""
-    condemning = _faults((message for message in messages if getattr(message, when)), gpus)
-    return condemning, _faults((message for message in messages if not getattr(message, when)), gpus)
+    condemning = [message for message in messages if getattr(message, when)]
+    return _faults(condemning, gpus), _faults((each for each in messages if each not in condemning), gpus)
 
 
 def remarks(noticed: Iterable[Fault]) -> list[str]:
@@ -380,20 +356,16 @@ def remarks(noticed: Iterable[Fault]) -> list[str]:
 
 
 def _faults(messages: Iterable[HostMessage], gpus: Iterable[Gpu]) -> list[Fault]:
-    """A GPU is named if the message is about it, or about a port that has no other GPU below it; else the node."""
+    """A GPU is named if the message is about it, or about a port that has no other GPU below it; else the node. As
+    "nvme nvme0: controller is down ... (3 times, 51 to 207 s after boot)"."""
     at = {str(gpu["pci_bus_id"]): gpu.place for gpu in gpus}
     faults = []
     for message in messages:
         below = [at[each] for each in message.gpus if each in at]
-        subject = below[0] if len(below) == 1 else THIS_NODE
-        faults.append(Fault(message.code, (subject,), _described(message), story=message.line))
+        more = [f"{message.times:,} times"] if message.times > 1 else []
+        if message.first is not None and message.last is not None:
+            span = dict.fromkeys((f"{message.first:,.0f}", f"{message.last:,.0f}"))
+            more.append(f"{' to '.join(span)} s after boot")
+        what = f"{message.line} ({', '.join(more)})" if more else message.line
+        faults.append(Fault(message.code, (below[0] if len(below) == 1 else THIS_NODE,), what, story=message.line))
     return faults
-
-
-def _described(message: HostMessage) -> str:
-    """ "nvme nvme0: controller is down ... (3 times, 51 to 207 s after boot)" """
-    parts = [f"{message.times:,} times"] if message.times > 1 else []
-    if message.first is not None and message.last is not None:
-        span = [message.first] if message.first == message.last else [message.first, message.last]
-        parts.append(f"{' to '.join(f'{at:,.0f}' for at in span)} s after boot")
-    return f"{message.line} ({', '.join(parts)})" if parts else message.line

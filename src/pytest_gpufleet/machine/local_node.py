@@ -44,22 +44,23 @@ class LocalNode:
         """The readings of all GPUs now. `slow`: also SLOW_READINGS, which are None otherwise. The GPUs are asked at the
         same time, for some calls block for tens of milliseconds."""
         assert self._driver is not None
-        names = [name for name in READINGS if slow or name not in SLOW_READINGS]
-        now = round(time.time(), 3)
-        wanted = [[name for name in names if (gpu, name) not in self._absent] for gpu in range(self._driver.count())]
-        asked = [nvml.in_thread(nvml.read, self._driver, index, each) for index, each in enumerate(wanted)]
-        readings = []
-        for index, found in enumerate(each.result() for each in asked):
+        now, asked = round(time.time(), 3), []
+        for gpu in range(self._driver.count()):
+            names = [
+                name for name in READINGS if (gpu, name) not in self._absent and (slow or name not in SLOW_READINGS)
+            ]
+            asked.append(nvml.in_thread(nvml.read, self._driver, gpu, names))
+        readings: list[dict[str, Any]] = []
+        for gpu, found in enumerate(each.result() for each in asked):
             missing = {name: value for name, value in found.items() if isinstance(value, Missing)}
-            self._absent.update((index, name) for name, value in missing.items() if value.absent)
-            readings.append({name: None if name in missing else found.get(name) for name in READINGS})
+            self._absent.update((gpu, name) for name, value in missing.items() if value.absent)
+            readings.append({**dict.fromkeys(READINGS), **found, **dict.fromkeys(missing)})
         return Sample(now, tuple(readings))
 
     def kernel_log(self) -> Logged:
         """The errors that driver and kernel have reported since the last call; the first one gives those from before.
-
-        Most XIDs are reported by NVML and the kernel's log, one of them a little later than the other; SXids and the
-        sub-codes of NVLink 5 by the log alone."""
+        Most XIDs are reported by NVML and the kernel's log, one a little later than the other; SXids and the sub-codes
+        of NVLink 5 by the log alone."""
         if self._driver is None:
             return Logged()
         self._log = self._log or KernelLog(self._path)

@@ -10,7 +10,7 @@ import pwd
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -26,15 +26,11 @@ class GpuTaken(Exception):
 
 def lock(gpus: Iterable[Gpu]) -> ExitStack:
     """Lock GPUs without waiting; closing what is returned frees them, and so does the end of this process, whatever
-    ends it. A GPU without a device file, as in WSL 2, is not locked, nor is one that is too broken to open it.
-
-    Raises GpuTaken.
-    """
+    ends it. A GPU without a device file, as in WSL 2, is not locked, nor is one that is too broken to open it. Raises
+    GpuTaken."""
     with ExitStack() as taken:
         for gpu in (gpu for gpu in gpus if gpu.get("minor") is not None):
-            try:
-                descriptor = os.open(DEVICES / f"nvidia{gpu['minor']}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            except OSError:  # what that means for the machine is for the checks to find
+            if (descriptor := _opened(f"nvidia{gpu['minor']}")) is None:
                 continue
             taken.callback(os.close, descriptor)
             try:
@@ -42,6 +38,12 @@ def lock(gpus: Iterable[Gpu]) -> ExitStack:
             except BlockingIOError:
                 raise GpuTaken(f"{gpu.identity} is in use by another run: {holder(descriptor)}") from None
         return taken.pop_all()
+
+
+def _opened(device: str) -> int | None:
+    with suppress(OSError):  # what that means for the machine is for the checks to find
+        return os.open(DEVICES / device, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    return None
 
 
 def holder(descriptor: int) -> str:
@@ -71,24 +73,17 @@ def _process(pid: int) -> str:
     return f"process {pid} of {user}, since {since:%Y-%m-%dT%H:%M:%S} UTC"
 
 
-# One at a time on a host: a lock on the driver's control device, held until the process that took it is gone.
-#
-# Whoever has GPUs of a host opens that device, so it is what runs on one host share, as the GPUs' own device files
-# are. Containers share it where their runtime mounts the host's (libnvidia-container does).
-
+# The driver's control device, held until the process that took it is gone. Whoever has GPUs of a host opens it: it is
+# what runs on one host share, containers too where their runtime mounts the host's (libnvidia-container does).
 CONTROL = "nvidiactl"
 
 
 @contextmanager
 def taken(wait: Callable[[str], None], most_seconds: float) -> Iterator[str]:
-    """Have the host to oneself among all that take turns there. If somebody else has it, `wait` hears who, once.
-
-    Gives "", or who has it still after so many seconds: anybody who may open the device can keep it for ever. Where
-    there is no such device, as in WSL 2, nobody takes turns.
-    """
-    try:
-        descriptor = os.open(DEVICES / CONTROL, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:  # what that means for the machine is for the checks to find
+    """Have the host to oneself among all that take turns there. If somebody else has it, `wait` hears who, once. Gives
+    "", or who has it still after so many seconds: anybody who may open the device can keep it for ever. Where there is
+    no such device, as in WSL 2, nobody takes turns."""
+    if (descriptor := _opened(CONTROL)) is None:
         yield ""
         return
     try:
@@ -102,10 +97,8 @@ def _after_others(descriptor: int, wait: Callable[[str], None], most_seconds: fl
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         wait(holder(descriptor))
-        # Not by asking again and again: a run of many turns would begin the next between two questions.
-        got = in_thread(_lock, os.dup(descriptor))
-        try:
-            got.result(most_seconds)
+        try:  # not by asking again and again: a run of many turns would begin the next between two questions
+            in_thread(_lock, os.dup(descriptor)).result(most_seconds)
         except FutureTimeout:
             return holder(descriptor)
     return ""

@@ -8,14 +8,13 @@ open what happened, and nobody is blamed for it.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from pytest_gpufleet.model.conditions import c_number
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.place import THIS_NODE, Pair, Place
 
 # NCCL's manual, "Environment Variables".
@@ -101,13 +100,16 @@ def parse(texts: Iterable[str]) -> NcclLog:
     def every(pattern: re.Pattern[str]) -> list[re.Match[str]]:
         return list(filter(None, map(pattern.search, lines)))
 
+    def named(text: str, names: Sequence[str]) -> str:
+        return names[int(text)] if text.isdigit() and int(text) < len(names) else text
+
     ways = [(found, KIND.match(found[3])) for found in every(WAY)]
     multicast = [not found[1] for found in every(MULTICAST)]
-    choices = [
-        Choice(found[1] or "", int(found[2]), _named(found[3], ALGORITHMS), _named(found[4], PROTOCOLS))
-        for found in every(CHOICE)
-    ]
     known = {Way(int(way[1]), int(way[2]), kind[1], "/GDRDMA" in way[3]) for way, kind in ways if kind}
+    choices = (
+        Choice(found[1] or "", int(found[2]), named(found[3], ALGORITHMS), named(found[4], PROTOCOLS))
+        for found in every(CHOICE)
+    )
     return NcclLog(
         next((found[1] for found in every(VERSION)), ""),
         tuple(sorted(known)),
@@ -117,10 +119,6 @@ def parse(texts: Iterable[str]) -> NcclLog:
         tuple(dict.fromkeys(choices)),
         tuple(dict.fromkeys(way[0].strip() for way, kind in ways if not kind)),
     )
-
-
-def _named(text: str, names: Sequence[str]) -> str:
-    return names[int(text)] if text.isdigit() and int(text) < len(names) else text
 
 
 class Beside(msgspec.Struct, frozen=True):
@@ -177,7 +175,15 @@ def fallbacks(
 ) -> tuple[list[Fault], list[Fault]]:
     """The slower ways that NCCL took where a faster one is there, and those that a variable asks for. Rank i is at
     places[i]."""
-    slow = grouped(_slow(log.ways, places, beside, topology))
+    slow: dict[tuple[str, str], list[Pair]] = {}
+    for way in log.ways:
+        pair, ports = Pair(places[way.sender], places[way.receiver]), beside[way.sender].ports
+        if way.kind == "NET/Socket" and ports and beside[way.receiver].ports:
+            what = f"NCCL sends by NET/Socket, and {', '.join(ports)} are active"
+            slow.setdefault(("sockets_used", what), []).append(pair)
+        elif not way.kind.startswith("P2P") and (link := direct_link(topology, pair)):
+            what = f"NCCL sends by {way.kind}, and they are linked by {link}"
+            slow.setdefault(("p2p_not_used", what), []).append(pair)
     found = [Fault(name, tuple(pairs), what) for (name, what), pairs in slow.items()]
     # Behind one NVSwitch. Across nodes, and between two GPUs before 2.27, NCCL may leave it out by itself.
     judged = topology.fabric == "nvswitch" and len(places) > 2 and len({place.node for place in places}) == 1
@@ -187,18 +193,6 @@ def fallbacks(
     variables = {name: value for each in beside for name, value in each.variables.items()}
     asked = [each.changed(what=f"{each.what}: {by}") for each in found if (by := asked_for(each.name, variables))]
     return [each for each in found if not asked_for(each.name, variables)], asked
-
-
-def _slow(
-    ways: Iterable[Way], places: Sequence[Place], beside: Sequence[Beside], topology: GpuTopology
-) -> Iterator[tuple[tuple[str, str], Pair]]:
-    """The name of the fault and what is wrong, of each way that is slower than it need be."""
-    for way in ways:
-        pair, ports = Pair(places[way.sender], places[way.receiver]), beside[way.sender].ports
-        if way.kind == "NET/Socket" and ports and beside[way.receiver].ports:
-            yield ("sockets_used", f"NCCL sends by NET/Socket, and {', '.join(ports)} are active"), pair
-        elif not way.kind.startswith("P2P") and (link := direct_link(topology, pair)):
-            yield ("p2p_not_used", f"NCCL sends by {way.kind}, and they are linked by {link}"), pair
 
 
 def contradictions(log: NcclLog, places: Sequence[Place], beside: Sequence[Beside], topology: GpuTopology) -> list[str]:

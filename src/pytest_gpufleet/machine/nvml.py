@@ -288,13 +288,11 @@ def _links(nvml: Any, handles: list[Any], gpus: tuple[Gpu, ...]) -> tuple[tuple[
             return f"NV{count}"
         return PCIE_ANCESTORS.get(_ask(nvml, "nvmlDeviceGetTopologyCommonAncestor", handles[i], handles[j]), "?")
 
-    everyone = range(len(handles))
-    return tuple(tuple(link(i, j) for j in everyone) for i in everyone)
+    return tuple(tuple(link(i, j) for j in range(len(gpus))) for i in range(len(gpus)))
 
 
 def _ask(nvml: Any, name: str, *args: Any) -> Any:
     """What an NVML function gives; None where this device, driver or user does not get it, or the answer is broken."""
-    try:
+    with suppress(Exception):
         return text(getattr(nvml, name)(*args))
-    except Exception:
-        return None
+    return None

@@ -29,23 +29,19 @@ def read_switches(run: tools.RunTool = tools.output) -> list[SwitchPort]:
     ports = [port for port in fastest_ports(network_ports.read()) if port.adapter not in VIRTUAL_FUNCTIONS]
     if not ports:
         raise Absent("no network adapter with a cable of its own has an active port")
-    ways = {"InfiniBand": _over_infiniband, "Ethernet": _over_lldp}
-    found = [each for port in ports if (each := ways[port.link_layer or ""](port, run))]
+    found = [each for port in ports if (each := _switch(port, run))]
     if not any(each.switch for each in found):
         raise Unreadable("no switch says which of its ports is connected", "turn LLDP on in the switches")
     return found
 
 
-def _over_lldp(port: Port, run: tools.RunTool) -> SwitchPort:
-    """Of lldpctl(8): "lldp.ens1np0.chassis.name=leaf-3"."""
-    lines = run("lldpctl", "-f", "keyvalue", port.interface).splitlines() if port.interface else []
-    about = dict(line.removeprefix(f"lldp.{port.interface}.").partition("=")[::2] for line in lines)
-    return SwitchPort(port.port, about.get("chassis.name") or about.get("chassis.mac") or "")
-
-
-def _over_infiniband(port: Port, run: tools.RunTool) -> SwitchPort | None:
-    """What is at the other end of the cable, by a direct route of one step (smpquery(8)): "NodeType:.......Switch".
-    None of a cable to another node."""
+def _switch(port: Port, run: tools.RunTool) -> SwitchPort | None:
+    """Of lldpctl(8): "lldp.ens1np0.chassis.name=leaf-3". Of InfiniBand what is at the other end of the cable, by a
+    direct route of one step (smpquery(8)): "NodeType:.......Switch"; None of a cable to another node."""
+    if port.link_layer == "Ethernet":
+        lines = run("lldpctl", "-f", "keyvalue", port.interface).splitlines() if port.interface else []
+        about = dict(line.removeprefix(f"lldp.{port.interface}.").partition("=")[::2] for line in lines)
+        return SwitchPort(port.port, about.get("chassis.name") or about.get("chassis.mac") or "")
     number = port.port.partition("/")[2]
     lines = run("smpquery", "-C", port.device, "-P", number, "-D", "nodeinfo", f"0,{number}").splitlines()
     about = {name: text.lstrip(".") for name, _, text in (line.partition(":") for line in lines)}

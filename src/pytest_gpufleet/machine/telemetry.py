@@ -4,7 +4,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from statistics import fmean, median
 from typing import Any
@@ -20,41 +20,22 @@ REASONS = "clock_event_reasons"
 INTERVAL_SECONDS = 0.1  # as often as a GPU measures its power anew
 
 
-def _readings(index: int) -> Iterator[dict[str, float]]:
-    """What NVML reads of a GPU, anew at each turn; nothing where it does not work."""
-    with suppress(NoGpus), nvml.session() as driver, suppress(driver.NVMLError):
-        gpu = Nvml(driver, [driver.nvmlDeviceGetHandleByIndex(index)])
-        while True:
-            read = nvml.read(gpu, 0, (*READ, ENERGY, REASONS))
-            yield {name: float(value) for name, value in read.items() if not isinstance(value, Missing)}
-
-
 class Watch:
-    """Reads temperature, SM clock, power and energy of a GPU while the block runs, in a thread of its own.
-
-    with Watch(rank.gpu) as watch:
-        work()
-    watch.state
-
-    What NVML cannot read is left out; nothing that it does ends the work. None stands for a CPU rank.
-    """
+    """Reads temperature, SM clock, power and energy of a GPU while its `with` block runs, in a thread of its own. What
+    NVML cannot read is left out; nothing that it does ends the work. None stands for a CPU rank."""
 
     def __init__(self, gpu: Gpu | None) -> None:
         self._read: dict[str, list[float]] = {}
         self._over = threading.Event()
-        self._thread = None
-        if gpu is not None:
-            self._thread = threading.Thread(target=self._run, args=(gpu.index,), name="gpufleet-watch", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(gpu,), name="gpufleet-watch", daemon=True)
 
     def __enter__(self) -> "Watch":
-        if self._thread:
-            self._thread.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._over.set()
-        if self._thread:
-            self._thread.join(nvml.ANSWER_SECONDS)
+        self._thread.join(nvml.ANSWER_SECONDS)
 
     @property
     def state(self) -> GpuState | None:
@@ -77,26 +58,27 @@ class Watch:
         spent = {ENERGY: energy[-1] - energy[0]} if len(energy) > 1 else {}
         return GpuState(**states, **spent) if states else None
 
-    def _run(self, index: int) -> None:
-        over = False
-        for read in _readings(index):
-            for name, value in read.items():
-                if name == ENERGY or not over:  # what follows the block is not in its means
-                    self._read.setdefault(name, []).append(value)
-            if over:
-                return
-            over = self._over.wait(INTERVAL_SECONDS)
+    def _run(self, gpu: Gpu | None) -> None:
+        if gpu is None:
+            return
+        with suppress(NoGpus), nvml.session() as driver, suppress(driver.NVMLError):
+            one, over = Nvml(driver, [driver.nvmlDeviceGetHandleByIndex(gpu.index)]), False
+            while True:
+                for name, value in nvml.read(one, 0, (*READ, ENERGY, REASONS)).items():
+                    if not isinstance(value, Missing) and (name == ENERGY or not over):  # the means are of the block
+                        self._read.setdefault(name, []).append(float(value))
+                if over:
+                    return
+                over = self._over.wait(INTERVAL_SECONDS)
 
 
 LONGEST_GAP = 10  # intervals, of a second at least: without samples for longer, what happened went unseen
 
 
 class Sampler:
-    """A daemon thread that hands a Sample to `on_sample`, which runs in that thread, every `interval_seconds`.
-
-    Whatever fails in the node or in `on_sample` costs one sample, and `trouble` says what it was last. So it does
-    when there was no sample for LONGEST_GAP.
-    """
+    """A daemon thread that hands a Sample to `on_sample`, which runs in that thread, every `interval_seconds`. Whatever
+    fails in the node or in `on_sample` costs one sample, and `trouble` says what it was last; also that there was no
+    sample for LONGEST_GAP."""
 
     def __init__(self, node: LocalNode, interval_seconds: float, on_sample: Callable[[Sample], None]) -> None:
         self.trouble = ""
@@ -114,7 +96,7 @@ class Sampler:
         self._thread.start()
 
     def stop(self) -> None:
-        """Take no more samples. Waits for one that is being taken, but no longer than one interval."""
+        """Take no more samples. Waits for one that is being taken, for one interval at the most."""
         running = self._thread.is_alive() and not self._stopped.is_set()
         self._stopped.set()
         if running:
@@ -164,20 +146,18 @@ class Activity:
                         seen[name] = [min(low, value), total + value, max(high, value), count + 1]
 
     def end(self) -> list[dict[str, list[Any]]]:
-        """reading -> [minimum, mean, maximum] of every GPU since the last end, and begin again.
-
-        `clock_event_reasons` is a set of bits and has no mean: it gives the words of all reasons that were seen. A
-        reading that was never had is left out. If no sample came, the one before stands for it.
-        """
+        """reading -> [minimum, mean, maximum] of every GPU since the last end, and begin again. Of
+        `clock_event_reasons` the words of all that were seen. A reading that was never had is left out. If no sample
+        came, the one before stands for it."""
         with self._lock:
             if not self._seen and self._latest is not None:
                 self.add(self._latest)
             seen, self._seen = self._seen, []
-        return [{name: _amounts_to(name, each) for name, each in gpu.items()} for gpu in seen]
-
-
-def _amounts_to(name: str, seen: Any) -> list[Any]:
-    if name == REASONS:
-        return clock_events(seen)
-    low, total, high, count = seen
-    return [low, round(total / count, 3), high]
+        for gpu in seen:
+            for name, each in gpu.items():
+                if name == REASONS:
+                    gpu[name] = clock_events(each)
+                else:
+                    low, total, high, count = each
+                    gpu[name] = [low, round(total / count, 3), high]
+        return seen

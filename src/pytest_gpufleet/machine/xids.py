@@ -3,7 +3,7 @@ mean and what to do."""
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -59,8 +59,7 @@ _NUMBERS = re.compile(r"\((0x[0-9a-fA-F]{1,8}) (0x[0-9a-fA-F]{1,8})\b")
 # "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
 _RECOVERY = re.compile(r"changed from 0x[0-9a-fA-F]+ \([^)]*\) to (0x[0-9a-fA-F]+)")
 
-# Those that NVIDIA's catalogue calls unused: no driver for Ampere and newer GPUs gives them.
-UNUSED = "unused on Ampere and newer GPUs"
+UNUSED = "unused on Ampere and newer GPUs"  # by NVIDIA's catalogue
 
 # By what an SXid calls itself. Before the run only a fatal one condemns; during the run, every one does, as with XIDs.
 SXID_ACTIONS = {
@@ -75,8 +74,7 @@ SXID_ACTIONS = {
 @cache
 def table() -> dict[str, Any]:
     """What docs/make_xid_table.py has made of NVIDIA's catalogue."""
-    found: dict[str, Any] = json.loads(XID_TABLE.read_text(encoding="utf-8"))
-    return found
+    return json.loads(XID_TABLE.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
 @cache
@@ -95,19 +93,17 @@ class Xid:
 
     @property
     def action(self) -> str:
-        """What the catalogue calls for at once, a key of ACTIONS; "" for an XID that it has no action for. One of
-        NVLink 5 whose sub-code is not known keeps the action of its number, which condemns."""
-        whole, _ = table()["actions"].get(str(self.number), ("", ""))
-        return next(self._rules(), whole) if self.number in NVLINK_5 else str(whole)
-
-    def _rules(self) -> Iterator[str]:
-        """The actions of the sub-code in the text: its first number has some bits, and its second one a value."""
-        if code := _NUMBERS.search(self.text):
+        """What the catalogue calls for at once, a key of ACTIONS; "" for an XID that it has no action for. Of one of
+        NVLink 5 that of the sub-code in its text, whose first number has some bits, and whose second one a value: if
+        the sub-code is not known it keeps the action of its number, which condemns."""
+        code = _NUMBERS.search(self.text)
+        if code and self.number in NVLINK_5:
             bits, status = f"{int(code[1], 16):032b}", int(code[2], 16)
             for number, _, before_575, since, wanted, action in table()["nvlink"]:
-                fits = any(map(_matches, (before_575, since), (bits, bits)))
+                fits = any(_matches(pattern, bits) for pattern in (before_575, since))
                 if number == self.number and fits and (not wanted or int(wanted, 16) == status):
-                    yield action
+                    return str(action)
+        return str(table()["actions"].get(str(self.number), ("",))[0])
 
     @property
     def harmless(self) -> bool:
@@ -123,8 +119,10 @@ class Xid:
         return self.action in CONDEMNING
 
     def of(self, pci_bus_id: str) -> bool:
-        """Whether it is about the GPU with this NVML PCI bus id ("00000000:1B:00.0")."""
-        return _slot(self.pci) == _slot(pci_bus_id)
+        """Whether it is about the GPU with this NVML PCI bus id ("00000000:1B:00.0"): whatever its function, and how
+        many zeros its domain is written with."""
+        one, other = (each.lower().partition(".")[0].lstrip("0") for each in (self.pci, pci_bus_id))
+        return one == other
 
     def __str__(self) -> str:
         known = str(self.number) in table()["actions"]
@@ -154,11 +152,6 @@ class Sxid(Xid):
         return f"{self.switch} on PCI {self.pci}: {about}; what to do: {SXID_ACTIONS[self.severity]}"
 
 
-def _slot(address: str) -> str:
-    """A PCI address without its function and without zeros in front of its domain."""
-    return address.lower().partition(".")[0].lstrip("0")
-
-
 def of_lines(lines: Iterable[str]) -> list[Xid]:
     found: list[Xid] = []
     for line in lines:
@@ -183,21 +176,18 @@ XID_CODES = {
 
 def xids_of(gpus: Iterable[Gpu], xids: Sequence[Xid]) -> list[Fault]:
     """XIDs of these GPUs, each with its meaning and the action it calls for, without those that call for none."""
-    return [
-        Fault("xid_of_process" if xid.number in OF_PROCESSES else XID_CODES.get(xid.action, "xid_other"),
-              (gpu.place,), str(xid), story=xid.text)
-        for gpu in gpus
-        for xid in xids
-        if xid.of(str(gpu["pci_bus_id"])) and not xid.harmless
-    ]  # fmt: skip
+    faults = []
+    for place, xid in ((gpu.place, xid) for gpu in gpus for xid in xids if xid.of(str(gpu["pci_bus_id"]))):
+        code = "xid_of_process" if xid.number in OF_PROCESSES else XID_CODES.get(xid.action, "xid_other")
+        faults += [] if xid.harmless else [Fault(code, (place,), str(xid), story=xid.text)]
+    return faults
 
 
 def xids_of_none(pci_bus_ids: Collection[str], xids: Iterable[Xid]) -> list[Fault]:
     """XIDs of GPUs that are not at any of these PCI bus ids: the driver has lost them since."""
     strange = (xid for xid in xids if not isinstance(xid, Sxid) and not any(map(xid.of, pci_bus_ids)))
-    return [
-        Fault("gpu_lost", (), f"a GPU that is no longer here, or hidden from this container: {xid}") for xid in strange
-    ]
+    text = "a GPU that is no longer here, or hidden from this container: {}"
+    return [Fault("gpu_lost", (), text.format(xid)) for xid in strange]
 
 
 def sxids(xids: Iterable[Xid]) -> list[Fault]:
