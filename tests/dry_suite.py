@@ -24,7 +24,7 @@ from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.levels import includes
 from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.plugin.assertions import taken
-from pytest_gpufleet.probes import between_nodes, endurance, inference, measure, memory
+from pytest_gpufleet.probes import between_nodes, endurance, inference, measure, memory, timing
 from pytest_gpufleet.probes.collectives import speed, under_load
 from pytest_gpufleet.probes.compute import corruption, rate
 from pytest_gpufleet.probes.links import copying, host_copies, pairs
@@ -53,7 +53,7 @@ def timed(rank: Rank, launch: object, samples: int, **how: object) -> Timing:
 
 
 def crossed(rank: Rank, directions: Iterable[Any], *how: object) -> dict[Any, Any]:
-    return {each: host_copies._Crossed(dict.fromkeys(host_copies.WAYS[each], SAMPLES), "") for each in directions}
+    return {each: (dict.fromkeys(host_copies.WAYS[each], SAMPLES), "") for each in directions}
 
 
 def stepped(rank: Rank, moment: float, hertz: float, count: int) -> endurance.StepTurn:
@@ -87,7 +87,8 @@ def of_all(rank: Rank, values: list[float]) -> list[list[float]]:
 WORK: list[tuple[ModuleType, dict[str, Any]]] = [
     (torch.distributed, {"all_reduce": nothing}),
     (speed, {"timing": timed, "replayed": timed, "_each": giving(1.0)}),
-    (under_load, {"_Work": nothing, "_stream": nothing, "_count": giving(1), "_sample": giving(((1.0, 1.0),) * 2)}),
+    (timing, {"own_stream": nothing}),
+    (under_load, {"_Work": nothing, "_count": giving(1), "_sample": giving(((1.0, 1.0),) * 2)}),
     (under_load, {"operands": giving((torch.empty(0),) * 2), "_reduction": nothing, "LEAD_IN_SECONDS": {"cuda": 0.0}}),
     (under_load, {"Watch": giving(nullcontext(SimpleNamespace(state=STATE))), "nvls": giving(False)}),
     (collective, {"timing": timed}),

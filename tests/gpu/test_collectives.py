@@ -57,15 +57,6 @@ def test_search(nccl_group, gpu_topology):
 """
 
 
-LEFT_OUT = """
-from pytest_gpufleet import MiB
-from pytest_gpufleet.probes.search.collective import Deadline
-from pytest_gpufleet.probes.search.collective import without_topology_file
-
-def test_left_out(nccl_group):
-    print("FOUND", without_topology_file(nccl_group, "all_reduce", 64 * MiB, Deadline()))
-"""
-
 SMALL = """
 from statistics import median
 
@@ -249,18 +240,6 @@ def test_a_gpu_that_somebody_else_uses_is_named(on_gpus):
     with intruder(MULTIPLIES, 1):
         run = on_gpus("test_inner.py", files={"test_inner.py": SEARCH})
     assert run.outcomes == {"test_search": "passed"}, run.text
-
-
-def test_a_topology_file_is_left_out_once(on_gpus, tmp_path):
-    """The one that NCCL itself wrote of this machine slows nothing."""
-    file = tmp_path / "topology.xml"
-    run = on_gpus(f"{EXACT}::test_collective_is_exact[all_reduce-sum]", NCCL_TOPO_DUMP_FILE=str(file))
-    assert file.is_file(), run.text
-    run = on_gpus("test_left_out.py", "-s", files={"test_left_out.py": LEFT_OUT}, NCCL_TOPO_FILE=str(file))
-    found = re.search(r"FOUND .* reaches ([\d.,]+) GB/s, with it ([\d.,]+)", run.text)
-    assert found, run.text
-    own, given = map(float, found.groups())
-    assert own == pytest.approx(given, rel=0.05)
 
 
 def test_bus_and_memory_bandwidth_have_the_state_of_their_gpu(run_pytest):

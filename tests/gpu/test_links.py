@@ -15,8 +15,9 @@ pytestmark = needs_gpus(2)
 MODULE = """
 from itertools import combinations
 
+import torch
+
 from pytest_gpufleet import MiB
-from pytest_gpufleet.probes.links import copying
 from pytest_gpufleet.probes.links.pairs import pair_bandwidth, wrong_data
 
 def figures(world, topology, direction):
@@ -46,10 +47,10 @@ def test_both_ways(world, gpu_topology):
 
 THROUGH_HOST_MEMORY = """
 def cut_off(rank):
-    copying.genuine, copying.can_access_peer = copying.can_access_peer, lambda device, peer: False
+    torch.cuda.genuine, torch.cuda.can_device_access_peer = torch.cuda.can_device_access_peer, lambda *pair: False
 
 def connect(rank):
-    copying.can_access_peer = copying.genuine
+    torch.cuda.can_device_access_peer = torch.cuda.genuine
 
 def test_through_host_memory(world, gpu_topology):
     world.run(cut_off)  # first: peer access that was enabled once may stay enabled
@@ -63,7 +64,7 @@ def test_through_host_memory(world, gpu_topology):
 
 # On rank 1 a bit of what it has read changes, before anybody looks.
 FLIP = """
-from pytest_gpufleet.probes.links import pairs
+from pytest_gpufleet.probes.links import copying, pairs
 
 def plant(rank, fault):
     from pytest_gpufleet.probes.links.copying import CudaCopier
@@ -73,7 +74,7 @@ def plant(rank, fault):
     def seconds(self, *args):
         taken = genuine(self, *args)
         if rank.index == 1:
-            rank.kept[pairs.ENDS].sink[-1] ^= 4
+            rank.kept[copying.ENDS].ways[pairs.PAIR][1][-1] ^= 4
         return taken
 
     CudaCopier.seconds = seconds

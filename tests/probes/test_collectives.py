@@ -13,7 +13,7 @@ from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.probes.collectives import speed
-from pytest_gpufleet.probes.collectives.speed import buffer_bytes, bus_bandwidth, collective_latency
+from pytest_gpufleet.probes.collectives.speed import bus_bandwidth, collective_latency
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 from pytest_gpufleet.probes.collectives.under_load import beside
 from pytest_gpufleet.probes.timing import plan
@@ -31,7 +31,7 @@ def test_factors_are_those_of_nccl_tests():
 
 
 def test_buffers_count_what_a_rank_holds():
-    counted = {name: buffer_bytes(name, 8 * GiB, 8) // GiB for name in COLLECTIVES}
+    counted = {name: each.held(8 * GiB, 8) // GiB for name, each in COLLECTIVES.items()}
     assert counted == {
         "all_reduce": 8, "all_gather": 9, "reduce_scatter": 9, "broadcast": 8, "reduce": 8, "all_to_all": 16,
         "gather": 9, "scatter": 9, "sendrecv": 16,

@@ -8,6 +8,7 @@ import torch
 
 from pytest_gpufleet.model.measurement import GpuState
 from pytest_gpufleet.model.place import WORLD
+from pytest_gpufleet.probes import comparison
 from pytest_gpufleet.probes.compute import corruption, rate
 from pytest_gpufleet.probes.compute.corruption import ROUND, Compared, Matmuls, bound, dissents
 
@@ -26,7 +27,7 @@ def planting(monkeypatch):
 
             def spoiled():
                 result = multiply()
-                spoil(result, result.view(corruption.BITS[result.element_size()]))
+                spoil(result, comparison.bits(result))
                 return result
 
             return spoiled

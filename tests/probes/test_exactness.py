@@ -17,7 +17,7 @@ from pytest_gpufleet.probes.collectives.exactness import (
     stays_exact,
     two_at_once,
     whole_numbers,
-    wrong_elements,
+    wrong_in,
 )
 
 CPU = torch.device("cpu")
@@ -56,25 +56,25 @@ def test_what_an_older_gloo_does_wrong_is_not_asked_of_it(monkeypatch, version):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_flipped_bit_and_swapped_elements_are_seen(dtype):
     right = as_type(whole_numbers(OPERATIONS["max"], 1000, 2, dtype, CPU)[0], dtype)
-    assert wrong_elements(right, right.clone()) == ""
+    assert wrong_in(right, right.clone()) == ""
     flipped = right.clone()
     flipped[5:6].view(torch.uint8)[0] ^= 1
-    assert wrong_elements(flipped, right).startswith("1 of 1,000 elements are wrong: [5] is ")
+    assert wrong_in(flipped, right).startswith("1 of 1,000 elements are wrong: [5] is ")
     other = next(i for i in range(1000) if right[i].item() != right[5].item())
     swapped = right.clone()
     swapped[5], swapped[other] = right[other].clone(), right[5].clone()
-    assert wrong_elements(swapped, right).startswith("2 of 1,000 elements are wrong: ")
+    assert wrong_in(swapped, right).startswith("2 of 1,000 elements are wrong: ")
 
 
 def test_nan_is_wrong_and_only_the_allowed_rounding_is_right():
     right = torch.full((4,), 5.0)
-    assert wrong_elements(torch.tensor([5.0, torch.nan, 5.0, 5.0]), right) == (
+    assert wrong_in(torch.tensor([5.0, torch.nan, 5.0, 5.0]), right) == (
         "1 of 4 elements are wrong: [1] is nan, expected 5.0"
     )
     ulp = 2.0**-21  # of a float32 from 4 to 8
     off = right + torch.tensor([0, 1, 2, 3]) * ulp
-    assert wrong_elements(off, right).startswith("3 of 4")
-    assert wrong_elements(off, right, ulps=2).startswith("1 of 4 elements are wrong: [3]")
+    assert wrong_in(off, right).startswith("3 of 4")
+    assert wrong_in(off, right, ulps=2).startswith("1 of 4 elements are wrong: [3]")
 
 
 # ---------------------------------------------------------------- collectives that give wrong results

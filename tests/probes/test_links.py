@@ -171,7 +171,7 @@ def test_the_gpu_that_slow_pairs_have_in_common_is_named(slow, named, words):
 def test_ranks_meet_whomever_they_want_to_and_as_often():
     lines = [StartingLine(3) for _ in range(3)]
     for index, line in enumerate(lines):
-        line.draw(index, [each.address for each in lines])
+        line.draw(index, [each.offer for each in lines])
     for other in (1, 2, 1):  # the third rank rests while the first two meet, and the other way round
         order = []
 

@@ -8,18 +8,20 @@ from contextlib import nullcontext
 from operator import mul
 from pathlib import Path
 from statistics import fmean
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from pytest_gpufleet.machine import container, processors
+from pytest_gpufleet.machine.gpu_facts import CLOCK_MEMORY, CLOCK_SM
 from pytest_gpufleet.model.conditions import FAR
 from pytest_gpufleet.model.endings import NotApplicable
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.probes import memory
 from pytest_gpufleet.probes.memory import ROW, SHARE, _block_bytes, patterns
+from tests.machine.fake_nvml import Card, FakeNvml, not_supported
 from tests.planted import figures
 
 EACH_GPU = Path(__file__).parents[2] / "acceptance" / "test_4_each_gpu.py"
@@ -97,27 +99,20 @@ def test_a_block_and_its_comparison_fit_beside_what_is_tested(gigabytes):
 # ---------------------------------------------------------------- clocks under load
 
 
-FULL = {memory.SM: 1980, memory.MEMORY: 3201}
-
-
-class NotSupported(Exception):
-    pass
+FULL = {CLOCK_SM: 1980, CLOCK_MEMORY: 3201}
 
 
 @pytest.fixture
 def driver(monkeypatch):
     """NVML for one GPU, whose SM clock is one of `sm` at each look, and then stays at the last."""
-    nvml = ModuleType("pynvml")
-    nvml.NVMLError_NotSupported = NotSupported
-    nvml.nvmlInit = nvml.nvmlShutdown = lambda: None
-    nvml.nvmlDeviceGetHandleByUUID = lambda uuid: uuid
-    nvml.nvmlDeviceGetCurrentClocksThrottleReasons = lambda handle: 0
+    nvml = FakeNvml(Card(0))
+    nvml.nvmlDeviceGetCurrentClocksEventReasons = lambda handle: 0
     nvml.nvmlDeviceGetMaxClockInfo = lambda handle, clock: FULL[clock]
     nvml.nvmlDeviceGetPowerUsage = lambda handle: 480_000
     nvml.sm, nvml.looks = [1980], []
 
     def clock(handle, which):
-        if which == memory.MEMORY:
+        if which == CLOCK_MEMORY:
             return FULL[which]
         nvml.looks.append(nvml.sm[min(len(nvml.looks), len(nvml.sm) - 1)])
         return nvml.looks[-1]
@@ -131,11 +126,7 @@ def driver(monkeypatch):
 
 
 def under_load():
-    return memory.clocks_under_load(SimpleNamespace(gpu=Gpu(0, {"uuid": "GPU-0"}), device=torch.device("cpu")))
-
-
-def not_supported(handle, clock):
-    raise NotSupported
+    return memory.clocks_under_load(SimpleNamespace(gpu=Gpu(0, {"uuid": Card(0).uuid}), device=torch.device("cpu")))
 
 
 def test_clocks_at_their_maximum_are_looked_at_no_longer(driver):

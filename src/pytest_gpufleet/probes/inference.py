@@ -21,7 +21,8 @@ from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.place import WORLD
-from pytest_gpufleet.probes.compute.corruption import BITS, kind
+from pytest_gpufleet.probes import comparison
+from pytest_gpufleet.probes.compute.corruption import kind
 from pytest_gpufleet.probes.timing import agree, everyones, seconds
 from pytest_gpufleet.probes.training import loop
 from pytest_gpufleet.probes.training.correctness import differences
@@ -126,8 +127,7 @@ class Decoder:
         logits = functional.linear(_norm(x, self.norm), self.logits)
         self.token.copy_(logits.argmax(-1))
         tokens.index_copy_(0, self.at, self.token[None])
-        bits = logits.view(BITS[logits.element_size()])
-        sums.index_copy_(0, self.at, bits.sum(-1, dtype=torch.int64)[None])
+        sums.index_copy_(0, self.at, comparison.bits(logits).sum(-1, dtype=torch.int64)[None])
         self.finite.logical_and_(logits.isfinite().all())
         self.at += 1
 

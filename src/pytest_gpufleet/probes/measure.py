@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 
 from pytest_gpufleet.machine.telemetry import Watch
 from pytest_gpufleet.model.conditions import EACH_ALONE
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.measurement import KNOWN, GpuState, Measurement, Reading, goodness
 from pytest_gpufleet.model.metric import METRICS, Metric
 from pytest_gpufleet.model.place import WORLD, Place, Where
+from pytest_gpufleet.world.call import describe
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
@@ -26,8 +28,8 @@ def measure(world: World, probe: Callable[..., Any], *args: Any, **kwargs: Any) 
     """
     measurements = measure_all(world, probe, *args, **kwargs)
     if len(measurements) != 1:
-        what = "; ".join(f"{one.metric} {dict(one.conditions)}" for one in measurements)
-        raise ValueError(f"{_name(probe)} measured {len(measurements)} things ({what}): use measure_all for those")
+        name, what = describe(probe), "; ".join(f"{one.metric} {dict(one.conditions)}" for one in measurements)
+        raise ValueError(f"{name} measured {len(measurements)} things ({what}): use measure_all for those")
     return measurements[0]
 
 
@@ -37,7 +39,7 @@ def measure_all(world: World, probe: Callable[..., Any], *args: Any, **kwargs: A
     by_rank = [(each if isinstance(each, list) else [each], state) for each, state in answers]
     for each in itertools.chain.from_iterable(readings for readings, _ in by_rank):
         if not isinstance(each, Reading):
-            raise TypeError(f"{_name(probe)} must return a Reading or a list of them, not {reprlib.repr(each)}")
+            raise TypeError(f"{describe(probe)} must return a Reading or a list of them, not {reprlib.repr(each)}")
     # Its own state where a probe has looked itself, in the window that it timed.
     with_state = [[each if each.gpu_state else replace(each, gpu_state=at) for each in own] for own, at in by_rank]
     return together(world, with_state)
@@ -55,16 +57,10 @@ def watched(work: Callable[..., T]) -> Callable[..., tuple[T, GpuState | None]]:
     return on_rank
 
 
-def _name(probe: Callable[..., Any]) -> str:
-    return getattr(probe, "__name__", None) or repr(probe)
-
-
 def together(world: World, by_rank: Sequence[Sequence[Reading]]) -> list[Measurement]:
     """The readings of each rank as one Measurement for each metric and its conditions."""
-    groups: dict[tuple[Any, ...], list[tuple[int, Reading]]] = {}
-    for index, readings in enumerate(by_rank):
-        for reading in readings:
-            groups.setdefault((reading.metric, *sorted(reading.conditions.items())), []).append((index, reading))
+    every = ((index, reading) for index, readings in enumerate(by_rank) for reading in readings)
+    groups = grouped(((each.metric, *sorted(each.conditions.items())), (index, each)) for index, each in every)
     places = world.places
     return [_together(world, places, group) for group in groups.values()]
 

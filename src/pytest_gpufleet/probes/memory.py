@@ -1,23 +1,21 @@
 """How fast the memory of a GPU and of the host is, and whether that of a GPU holds what was written."""
 
 import itertools
-import math
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from statistics import geometric_mean, median
 from threading import Barrier, BrokenBarrierError
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pytest_gpufleet.machine import container, nvml
+from pytest_gpufleet.machine import container
 from pytest_gpufleet.machine.health import ClocksUnderLoad
 from pytest_gpufleet.machine.processors import by_numa_node
 from pytest_gpufleet.model import place
@@ -25,9 +23,9 @@ from pytest_gpufleet.model.conditions import FAR
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.measurement import Measurement, Reading
 from pytest_gpufleet.model.metric import GiB, MiB
-from pytest_gpufleet.probes.compute.corruption import hexadecimal
+from pytest_gpufleet.probes.comparison import SHOWN, hexadecimal
 from pytest_gpufleet.probes.measure import together
-from pytest_gpufleet.probes.timing import samples, warm_up
+from pytest_gpufleet.probes.timing import read_under_load, samples, warm_up
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
@@ -64,40 +62,31 @@ def memory_bandwidth(rank: Rank) -> list[Reading]:
 COPIES = 50
 COPIED_BYTES = 512 * MiB
 SECONDS = 2.0  # power is an average over the last second (nvml.h, nvmlDeviceGetPowerUsage)
-SM, MEMORY = 1, 2  # nvml.h: nvmlClockType_t
+CLOCKS = ("sm_clock_mhz", "memory_clock_mhz", "clock_event_reasons")
+LIMITS = ("sm_clock_max_mhz", "memory_clock_max_mhz", "power_watts")
 
 
 def clocks_under_load(rank: Rank) -> ClocksUnderLoad | None:
     """The highest clocks of this GPU that NVML showed while its memory was copied, for SECONDS or until both were at
     their maximum; None where NVML does not know. Copies leave the power that matmuls do not: a GPU whose clocks nobody
     holds runs them at their maximum."""
-    assert rank.gpu is not None
     a = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=rank.device)
     b = torch.empty_like(a)
-    with nvml.session() as pynvml, suppress(pynvml.NVMLError_NotSupported):
-        handle = pynvml.nvmlDeviceGetHandleByUUID(rank.gpu.uuid)
-        seen = ClocksUnderLoad(0, 0, 0, 0.0)
-        maximum = partial(pynvml.nvmlDeviceGetMaxClockInfo, handle)
-        most = [_known(pynvml, partial(maximum, clock), math.inf) for clock in (SM, MEMORY)]
-        until = time.monotonic() + SECONDS
-        while time.monotonic() < until and (seen.sm < most[0] or seen.memory < most[1]):
-            for _ in range(COPIES):
-                b.copy_(a)
-            sm, memory = (int(pynvml.nvmlDeviceGetClockInfo(handle, clock)) for clock in (SM, MEMORY))
-            if sm > seen.sm:
-                seen = seen._replace(sm=sm, reasons=int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)))
-            watts = _known(pynvml, partial(pynvml.nvmlDeviceGetPowerUsage, handle), 0.0) / 1000
-            seen = seen._replace(memory=max(seen.memory, memory), watts=max(seen.watts, watts))
-            torch.cuda.synchronize(rank.device)
-        return seen
-    return None
 
+    def copy() -> None:
+        for _ in range(COPIES):
+            b.copy_(a)
 
-def _known(pynvml: Any, read: Callable[[], float], otherwise: float) -> float:
-    try:
-        return read()
-    except pynvml.NVMLError_NotSupported:
-        return otherwise
+    seen = ClocksUnderLoad(0, 0, 0, 0.0)
+    for sm, memory, reasons, *limits, watts in read_under_load(rank, copy, (*CLOCKS, *LIMITS), SECONDS):
+        if None in (sm, memory, reasons):
+            return None
+        if sm > seen.sm:
+            seen = seen._replace(sm=sm, reasons=reasons)
+        seen = seen._replace(memory=max(seen.memory, memory), watts=max(seen.watts, watts or 0.0))
+        if all(limit and clock >= limit for clock, limit in zip((seen.sm, seen.memory), limits, strict=True)):
+            break
+    return seen
 
 
 ARRAYS = 3  # that a triad moves: two are read, one is written
@@ -107,18 +96,15 @@ SAMPLES = 3
 
 def host_memory_bandwidth(world: World, nbytes: int, seconds: float) -> list[Measurement]:
     """GB/s of the host's memory at each NUMA node: the triad of STREAM, a = b + 3 c, counted as there: what the
-    processor reads of `a` before it writes does not count.
+    processor reads of `a` before it writes does not count. Not applicable where a container leaves too little of the
+    processors or of the memory.
 
     A thread on each processor works on arrays of `nbytes` of its own, to which it is the first to write, so they lie in
-    the memory of its NUMA node. The nodes of a machine are divided among its ranks. Each of three samples takes about
-    `seconds`. Not applicable where a container leaves too little of the processors or of the memory.
+    the memory of its NUMA node. The nodes of a machine are divided among its ranks. A sample takes about `seconds`.
 
-    A node is held against the other ones. One alone shows what it reaches and not what it should: how many channels its
-    processor has, and how fast its modules are, only the firmware knows (DMI), which virtual machines do not show.
-
-    Afterwards the same with arrays in the memory of the farthest node, which is what the links between sockets carry,
-    both ways at once. Nobody publishes what that should be, and all nodes share these links: it is shown, and judged
-    where a profile has a limit for it.
+    A node is held against the other ones: how many channels its processor has, and how fast its modules are, only the
+    firmware knows (DMI). Afterwards the same with arrays in the memory of the farthest node, which is what the links
+    between sockets carry, both ways at once: it is shown, and judged where a profile has a limit for it.
     """
     every = (world.each(world.nodes, _triads, nbytes, seconds, operation) for operation in ("triad", FAR))
     return [figure for each in every for figure in together(world, [found for ranks in each for found in ranks])]
@@ -193,21 +179,18 @@ SHARE = 0.96  # of the free memory is tested; the rest is for the block below, i
 MOST_BLOCK_BYTES, LEAST_BLOCK_BYTES, BLOCK_SHARE = 256 * MiB, MiB, 0.03
 REHEARSAL_BYTES = 4 * MiB
 ROW = 32  # words: every size is a whole number of rows
-SHOWN = 3  # wrong words that are described
 
 
-@dataclass(frozen=True)
-class Pattern:
+class Pattern(NamedTuple):
     """`fill(words, address)` puts what belongs at `address` and after it into rows of int64. `row`: what each of them
     holds, wherever it is, so that a block can be compared without another one that holds what it should."""
 
     name: str
-    fill: Callable[[Tensor, int], object]
+    fill: Callable[[Tensor, int], Tensor]
     row: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class PatternTest:
+class PatternTest(NamedTuple):
     """What `hold_patterns` saw on one rank; sizes in bytes."""
 
     total: int
@@ -228,12 +211,9 @@ def hold_patterns(rank: Rank, seconds: float) -> PatternTest:
     _march(rank, torch.empty(1024, dtype=torch.int64, device=rank.device), LEAST_BLOCK_BYTES, 0)
     free, total = _free_and_total(rank.device)
     words = torch.empty(int(SHARE * free) // (8 * ROW) * ROW, dtype=torch.int64, device=rank.device)
-    tested = words.nbytes
-    wrong, descriptions = _march(rank, words, _block_bytes(free), seconds)
+    tested, trouble = words.nbytes, _march(rank, words, _block_bytes(free), seconds)
     del words
-    kept = free - _free_and_total(rank.device)[0]
-    trouble = "; ".join([f"wrong words in memory: {wrong:,}", *descriptions]) if wrong else ""
-    return PatternTest(total, free, tested, kept, trouble)
+    return PatternTest(total, free, tested, free - _free_and_total(rank.device)[0], trouble)
 
 
 def patterns(device: torch.device, seed: int) -> list[Pattern]:
@@ -243,7 +223,7 @@ def patterns(device: torch.device, seed: int) -> list[Pattern]:
     bits as moving inversions, cells that influence each other; walking ones, wrong data lines.
     """
     address = Pattern("address in address", _own_address)
-    random = Pattern("random", _random(device, seed))
+    random = Pattern("random", partial(_random, torch.Generator(device), seed))
     zeros = _rows("zeros", torch.zeros(ROW, dtype=torch.int64, device=device))
     alternating = _rows("alternating bits", torch.full((ROW,), 0x5555_5555_5555_5555, device=device))
     return [
@@ -259,20 +239,21 @@ def _rows(name: str, row: Tensor) -> Pattern:
     return Pattern(name, lambda words, _: words.view(-1, ROW).copy_(row), row)
 
 
+def _inverse(pattern: Pattern) -> Pattern:
+    name = f"inverse of {pattern.name}"
+    if pattern.row is not None:
+        return _rows(name, ~pattern.row)
+    return Pattern(name, lambda words, address: pattern.fill(words, address).bitwise_not_())
+
+
 def _own_address(words: Tensor, address: int) -> Tensor:
     begins = torch.arange(address, address + words.nbytes, 8 * ROW, device=words.device)
     offsets = torch.arange(0, 8 * ROW, 8, device=words.device)
     return torch.add(begins.unsqueeze(1), offsets, out=words.view(-1, ROW))
 
 
-def _random(device: torch.device, seed: int) -> Callable[[Tensor, int], Tensor]:
-    generator = torch.Generator(device)
-
-    def fill(words: Tensor, address: int) -> Tensor:
-        generator.manual_seed(address + seed)
-        return words.random_(-(2**63), None, generator=generator)  # all 64 bits
-
-    return fill
+def _random(generator: torch.Generator, seed: int, words: Tensor, address: int) -> Tensor:
+    return words.random_(-(2**63), None, generator=generator.manual_seed(address + seed))  # all 64 bits
 
 
 def _walking_ones(device: torch.device, step: int) -> Tensor:
@@ -282,50 +263,30 @@ def _walking_ones(device: torch.device, step: int) -> Tensor:
     return one << place | one << place + 32
 
 
-def _inverse(pattern: Pattern) -> Pattern:
-    name = f"inverse of {pattern.name}"
-    if pattern.row is not None:
-        return _rows(name, ~pattern.row)
-
-    def fill(words: Tensor, address: int) -> None:
-        pattern.fill(words, address)
-        torch.bitwise_not(words, out=words)
-
-    return Pattern(name, fill)
-
-
 def _block_bytes(free: int) -> int:
     return max(LEAST_BLOCK_BYTES, min(MOST_BLOCK_BYTES, int(BLOCK_SHARE * free) // (8 * ROW) * (8 * ROW)))
 
 
-def _march(rank: Rank, words: Tensor, block_bytes: int, seconds: float) -> tuple[int, list[str]]:
-    """How many words were wrong, and a description of the first few."""
+def _march(rank: Rank, words: Tensor, block_bytes: int, seconds: float) -> str:
+    """How many words were wrong, and the first of them; "" if none."""
     blocks = torch.split(words, block_bytes // 8)
     expected = torch.empty_like(blocks[0])
     unequal = torch.empty_like(blocks[0], dtype=torch.bool)
     held: Pattern | None = None
-    wrong = 0
-    descriptions: list[str] = []
-    every = itertools.chain(_rounds(rank.device, seconds), (None,))  # the last sweep only compares
-    for sweep, following in enumerate(every):
+    wrong, texts, until = 0, list[str](), time.monotonic() + seconds
+    seeds = itertools.takewhile(lambda seed: not seed or time.monotonic() < until, itertools.count())
+    every = itertools.chain.from_iterable(patterns(rank.device, seed) for seed in seeds)
+    for sweep, following in enumerate(itertools.chain(every, (None,))):  # the last sweep only compares
         with rank.phase(f"memory pattern: {following.name if following else 'the last'}"):
             for block in reversed(blocks) if sweep % 2 else blocks:
                 if held:
                     count, first = _compare(block, held, expected[: len(block)], unequal[: len(block)])
                     wrong += count
-                    descriptions += first[: SHOWN - len(descriptions)]
+                    texts += first[: SHOWN - len(texts)]
                 if following:
                     following.fill(block, block.data_ptr())
         held = following
-    return wrong, descriptions
-
-
-def _rounds(device: torch.device, seconds: float) -> Iterator[Pattern]:
-    until = time.monotonic() + seconds
-    for seed in itertools.count():
-        yield from patterns(device, seed)
-        if time.monotonic() >= until:
-            return
+    return "; ".join([f"wrong words in memory: {wrong:,}", *texts]) if wrong else ""
 
 
 def _compare(block: Tensor, pattern: Pattern, expected: Tensor, unequal: Tensor) -> tuple[int, list[str]]:
@@ -342,15 +303,14 @@ def _compare(block: Tensor, pattern: Pattern, expected: Tensor, unequal: Tensor)
     # Only what is near the first one: a list of all could be larger than the memory that is left.
     first = int(unequal.view(torch.uint8).argmax())
     near = unequal[first : first + 4096].nonzero().flatten() + first
-    descriptions = []
+    texts = []
     for index in near[:SHOWN].tolist():
-        found, wanted = int(block[index]), int(expected[index])
-        shown = [hexadecimal(word, 8) for word in (found, wanted, found ^ wanted)]
-        descriptions.append(
+        held, right, wrong = map(hexadecimal, (block[index], expected[index], block[index] ^ expected[index]))
+        texts.append(
             f"address {begin + 8 * index:#x} (block {begin:#x} to {begin + block.nbytes:#x}) "
-            f"held {shown[0]}, expected {shown[1]}, wrong bits {shown[2]}, pattern {pattern.name}"
+            f"held {held}, expected {right}, wrong bits {wrong}, pattern {pattern.name}"
         )
-    return int(unequal.sum()), descriptions
+    return int(unequal.sum()), texts
 
 
 def _free_and_total(device: torch.device) -> tuple[int, int]:

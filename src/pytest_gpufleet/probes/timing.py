@@ -3,24 +3,26 @@
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from pytest_gpufleet.machine import nvml
+from pytest_gpufleet.model.gpu import Missing
 from pytest_gpufleet.world.rank import Rank
 
 SAMPLES = 3
 SAMPLE_SECONDS = {"cuda": 0.2, "cpu": 0.002}
 
+Stream = torch.cuda.Stream | None  # None of a CPU
 Mark = Any  # an event of a stream; of a CPU a moment
 
 
-def mark(stream: torch.cuda.Stream | None) -> Mark:
+def mark(stream: Stream) -> Mark:
     """When what was launched on a stream is done; without a stream, now."""
     if stream is None:
         return time.perf_counter()
@@ -34,8 +36,12 @@ def between(first: Mark, last: Mark) -> float:
     return last - first if isinstance(first, float) else float(first.elapsed_time(last)) / 1e3
 
 
-def current_stream(device: torch.device) -> torch.cuda.Stream | None:
+def current_stream(device: torch.device) -> Stream:
     return torch.cuda.current_stream() if device.type == "cuda" else None
+
+
+def own_stream(device: torch.device) -> Stream:
+    return torch.cuda.Stream() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
 def parts(device: torch.device, work: Callable[[], object], repeats: int, count: int) -> list[float]:
@@ -75,14 +81,32 @@ def samples(device: torch.device, work: Callable[[], object]) -> tuple[float, ..
     return tuple(seconds_each(device, work, repeats) for _ in range(SAMPLES))
 
 
+def read_under_load(
+    rank: Rank, load: Callable[[], object], facts: Sequence[str], seconds: float
+) -> Iterator[list[Any]]:
+    """Facts of this rank's GPU, again and again for so many seconds, each time while a `load` is under way. None where
+    NVML does not know one; RuntimeError if it cannot be read."""
+    assert rank.gpu is not None
+    with nvml.session() as library:
+        driver = nvml.Nvml(library, [library.nvmlDeviceGetHandleByUUID(rank.gpu.uuid)])
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            load()
+            read = nvml.read(driver, 0, facts)
+            if unreadable := [fact for fact in facts if isinstance(read[fact], Missing) and not read[fact].absent]:
+                raise RuntimeError(f"{unreadable[0]} cannot be read: {read[unreadable[0]]}")
+            yield [None if isinstance(read[fact], Missing) else read[fact] for fact in facts]
+            torch.cuda.synchronize(rank.device)
+
+
 # nccl-tests launches 20 times. Less often what takes long: on a broken machine an operation can take a hundred times as
 # long, and of large messages a few tell as much. Figures of CPU ranks are not judged.
 ITERATIONS = {"cuda": 20, "cpu": 2}
 MIN_ITERATIONS = 2
 RUN_SECONDS = 0.06
 # A sample is the median of several runs. A host holds up a launch now and then for one to five milliseconds (it may be
-# torch's watchdog, which looks at all launches of its rank ten times a second), and all ranks wait for the one that was
-# held up. On eight H200 every third sample of one or two runs of 15 to 25 ms was off, by up to 14 %.
+# torch's watchdog), and all ranks wait for the one that was held up. On eight H200 every third sample of one or two
+# runs of 15 to 25 ms was off, by up to 14 %.
 MIN_RUNS = {"cuda": 3, "cpu": 1}
 MAX_RUNS = 7
 MIN_SECONDS = {"cuda": 0.05, "cpu": 0.001}  # of a sample
@@ -95,8 +119,7 @@ WARM_UP_SECONDS = 0.5
 TICK = 0.5e-6  # seconds, of the clock of a GPU: ranks that only keep step with others launch nothing
 
 
-@dataclass(frozen=True)
-class Timing:
+class Timing(NamedTuple):
     """Seconds that one operation takes, by sample: the median of `runs` of `iterations` operations."""
 
     seconds: tuple[float, ...]
@@ -194,41 +217,27 @@ RUNS = 3  # of a sample. What disturbs a machine now and then spoils some of the
 
 def replayed(rank: Rank, launch: Callable[[], object], samples: int) -> Timing | None:
     """As `timing`, of many operations in one CUDA graph. None, on all ranks, on CPU ranks and where a GPU cannot
-    capture the operation, as with TORCH_NCCL_BLOCKING_WAIT=1."""
+    capture the operation, as with TORCH_NCCL_BLOCKING_WAIT=1: ranks that launch otherwise would wait for ever."""
     if rank.device.type != "cuda":
         return None
     seconds(rank, launch, WARM_UP["cuda"])  # connects the ranks and loads the kernels: no capture can
-    graph = _captured_everywhere(rank, launch)
-    if graph is None:
-        return None
+    graph = None
     try:
+        graph = captured(lambda: [launch() for _ in range(OPERATIONS)])
+    except RuntimeError as error:
+        print(f"collectives are launched one by one, since they cannot be captured in a CUDA graph: {error}")
+    try:
+        if not agree(rank, graph is not None) or graph is None:
+            return None
         with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
             taken = [
                 median(seconds(rank, graph.replay, REPLAYS, AHEAD) for _ in range(RUNS)) / OPERATIONS
                 for _ in range(samples)
             ]
     finally:
-        graph.reset()  # a graph that holds a communicator keeps it from ending
+        if graph is not None:
+            graph.reset()  # a graph that holds a communicator keeps it from ending
     return Timing(tuple(taken), OPERATIONS * REPLAYS, RUNS)
-
-
-def _captured_everywhere(rank: Rank, launch: Callable[[], object]) -> torch.cuda.CUDAGraph | None:
-    """A graph of the operations if every rank could make one: ranks that launch otherwise would wait for ever."""
-
-    def operations() -> None:
-        for _ in range(OPERATIONS):
-            launch()
-
-    graph = None
-    try:
-        graph = captured(operations)
-    except RuntimeError as error:
-        print(f"collectives are launched one by one, since they cannot be captured in a CUDA graph: {error}")
-    if agree(rank, graph is not None):
-        return graph
-    if graph is not None:
-        graph.reset()
-    return None
 
 
 # How torch's allocator learns that a capture is over: from torch 2.8 on, and before.

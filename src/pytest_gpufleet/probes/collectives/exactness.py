@@ -6,18 +6,21 @@ right (0 ULP).
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.torch_version import TorchVersion
 
 from pytest_gpufleet.model.gpu import FP8_REDUCTIONS_SINCE
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES, type_name
-from pytest_gpufleet.probes.timing import agree, seconds, synchronize, wait
+from pytest_gpufleet.probes.comparison import SHOWN, wrong_elements
+from pytest_gpufleet.probes.timing import Stream, agree, current_stream, own_stream, seconds, synchronize, wait
 from pytest_gpufleet.world.rank import TIMEOUT, Rank
 
 # Every type that NCCL or Gloo knows, and up to which number it holds every whole number. (Complex tensors travel as
@@ -42,7 +45,6 @@ LARGE = {"cuda": 1 << 24, "cpu": 1 << 14}  # keeps all links busy
 # That a rank makes of all ranks together: they are int64, and on 8 ranks LARGE takes as many. Of more ranks each has
 # fewer, so that those of thousands fit into memory too.
 MOST_NUMBERS = 1 << 27
-SHOWN = 3
 
 # How torch says that a backend lacks an operation or a type. Every other error is a failure.
 REFUSALS = (
@@ -97,22 +99,22 @@ ANY = OPERATIONS["max"]  # for what reduces nothing: all numbers that the type h
 KINDS = [(name, op) for name, each in COLLECTIVES.items() for op in (OPERATIONS if each.reduces else ("",))]
 
 
-@dataclass(frozen=True)
-class Case:
-    """One exchange."""
+class Case(NamedTuple):
+    """One exchange. `elements`: of S, rounded up to equal parts. `root`: None where all are alike. `strided`: only
+    every second element of a buffer belongs to the tensor."""
 
     collective: str
     operation: str
     dtype: torch.dtype
-    count: int  # of elements of S, rounded up to equal parts
-    root: int | None  # None where all are alike
+    elements: int
+    root: int | None
     in_place: bool
-    strided: bool = False  # only every second element of a buffer belongs to the tensor
+    strided: bool
 
     def __str__(self) -> str:
         words = " ".join(filter(None, (self.collective, self.operation, type_name(self.dtype))))
         root = "" if self.root is None else f", root {self.root}"
-        return f"{words}, {self.count:,} elements{root}, {'in' if self.in_place else 'out of'} place"
+        return f"{words}, {self.elements:,} elements{root}, {'in' if self.in_place else 'out of'} place"
 
 
 @dataclass(frozen=True)
@@ -171,38 +173,38 @@ def exchange(
 def _fault(rank: Rank, case: Case, numbers_of: Callable[[int, torch.dtype], Tensor]) -> str:
     """ "" if every element of this rank's result is right, else how many are wrong and the first of them.
     `numbers_of(count, dtype)`: those of all ranks."""
-    collective, dtype, n = COLLECTIVES[case.collective], case.dtype, rank.size
-    operation = OPERATIONS.get(case.operation, ANY)
+    name, operation, dtype, count, root, in_place, strided = case
+    collective, reduction, n = COLLECTIVES[name], OPERATIONS.get(operation, ANY), rank.size
     on_gpu = rank.device.type == "cuda"
     if collective.reduces and _float8(dtype) and on_gpu and torch.cuda.get_device_capability() < FP8_REDUCTIONS_SINCE:
         raise Refused("NCCL adds float8 on later GPUs only")
     spaces: list[Tensor] = []
 
-    def empty(count: int) -> Tensor:
-        spaces.append(as_type(torch.ones(2 * count if case.strided else count, device=rank.device), dtype))
-        return spaces[-1][::2] if case.strided else spaces[-1]
+    def empty(size: int) -> Tensor:
+        spaces.append(as_type(torch.ones(2 * size if strided else size, device=rank.device), dtype))
+        return spaces[-1][::2] if strided else spaces[-1]
 
-    input, output = collective.buffers(collective.total(case.count, n), n, rank.index, case.in_place, empty)
+    input, output = collective.buffers(collective.total(count, n), n, rank.index, in_place, empty)
     numbers = numbers_of(input.numel(), dtype)
     input.copy_(as_type(numbers[rank.index], dtype))
     sent = input.contiguous()
-    received = sent if case.in_place and case.strided else output.contiguous()
+    received = sent if in_place and strided else output.contiguous()
     try:
-        wait(collective.launch(rank.group, received, sent, case.root or 0, operation.op))
+        wait(collective.launch(rank.group, received, sent, root or 0, reduction.op))
     except (RuntimeError, TypeError, ValueError) as error:
         if any(words in str(error) for words in REFUSALS):
             raise Refused(str(error).splitlines()[0]) from None
         raise
-    if case.strided:
+    if strided:
         output.copy_(received)
         if any(bool(space[1::2].ne(1).any()) for space in spaces):
             return "elements beside the tensor were overwritten"
-    expected = collective.expected(numbers, rank.index, case.root or 0, operation.combine)
+    expected = collective.expected(numbers, rank.index, root or 0, reduction.combine)
     if expected is None:
         return ""
     # NCCL multiplies with 1 / n, which binary fractions hold exactly for powers of two only. nccl-tests allows 2 ULP.
-    ulps = 2 if case.operation == "avg" and dtype.is_floating_point and n & (n - 1) else 0
-    return wrong_elements(output, as_type(expected, dtype), ulps)
+    ulps = 2 if operation == "avg" and dtype.is_floating_point and n & (n - 1) else 0
+    return wrong_in(output, as_type(expected, dtype), ulps)
 
 
 def whole_numbers(operation: Operation, count: int, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -247,7 +249,7 @@ def _float8(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype.itemsize == 1
 
 
-def wrong_elements(result: Tensor, expected: Tensor, ulps: int = 0) -> str:
+def wrong_in(result: Tensor, expected: Tensor, ulps: int = 0) -> str:
     """How many elements are not equal (NaN never is), or more than `ulps` units in the last place off; the first."""
     if _float8(expected.dtype):
         result, expected = result.float(), expected.float()  # float8 cannot be compared
@@ -256,11 +258,7 @@ def wrong_elements(result: Tensor, expected: Tensor, ulps: int = 0) -> str:
         _, exponent = torch.frexp(expected.double())  # the fraction is in [0.5, 1)
         unit = torch.finfo(expected.dtype).eps * 2.0 ** (exponent - 1)
         wrong &= ~((result.double() - expected.double()).abs() <= ulps * unit)
-    at = wrong.nonzero().flatten()
-    if not len(at):
-        return ""
-    first = "; ".join(f"[{i}] is {result[i].item()}, expected {expected[i].item()}" for i in at[:SHOWN].tolist())
-    return f"{len(at):,} of {len(expected):,} elements are wrong: {first}"
+    return wrong_elements(result, expected, wrong=wrong)
 
 
 # The numbers repeat after so many elements: a prime, so that data moved by any block or chunk of NCCL's look different.
@@ -271,70 +269,84 @@ AT_A_TIME = {"cuda": 1 << 26, "cpu": 1 << 12}  # elements that are made or compa
 def large_all_reduce(rank: Rank, nbytes: int) -> str:
     """What is wrong with an all_reduce of `nbytes` of float32, which takes them in memory once; "" if nothing is."""
     data = torch.empty(nbytes // 4, device=rank.device)
+    size, wrong = AT_A_TIME[data.device.type], []
+
+    def numbers(index: int, part: Tensor) -> Tensor:
+        """Of a rank, so small that float32 holds the sum of thousands of ranks."""
+        positions = torch.arange(part.storage_offset(), part.storage_offset() + len(part), device=data.device)
+        return (positions + 3 * index).remainder_(PERIOD).float()
+
     with rank.phase(f"all_reduce of {nbytes:,} bytes, exactly"):
-        for part, positions in _parts(data):
-            part.copy_(_numbers(positions, rank.index))
+        for part in torch.split(data, size):
+            part.copy_(numbers(rank.index, part))
         wait(COLLECTIVES["all_reduce"].launch(rank.group, data, data))
-        wrong = []
-        for number, (part, positions) in enumerate(_parts(data)):
+        for number, part in enumerate(torch.split(data, size)):
             expected = torch.zeros_like(part)
             for index in range(rank.size):
-                expected += _numbers(positions, index)
-            if words := wrong_elements(part, expected):
-                wrong.append(f"part {number}: {words}")
+                expected += numbers(index, part)
+            if text := wrong_elements(part, expected):
+                wrong.append(f"part {number}: {text}")
     return "; ".join(wrong[:SHOWN])
 
 
-def _parts(data: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The data part by part, with the position of each element."""
-    begin = 0
-    for part in torch.split(data, AT_A_TIME[data.device.type]):
-        yield part, torch.arange(begin, begin + part.numel(), device=data.device)
-        begin += part.numel()
+class Repeated:
+    """A collective of exact numbers as large as keeps all links busy, or of `count`, that is done again and again, on a
+    stream of its own if wanted. `wrong`: how many elements were, on the device."""
 
+    def __init__(self, rank: Rank, name: str, group: ProcessGroup, stream: Stream, count: int = 0) -> None:
+        self.name, collective, n, add = name, COLLECTIVES[name], rank.size, OPERATIONS["sum"]
+        self.stream, self.count = stream, bounded(count or LARGE[rank.device.type], n)
+        empty = partial(torch.empty, device=rank.device)
+        total, in_place = collective.total(self.count, n), collective.in_place == "always"
+        self.input, self.output = collective.buffers(total, n, rank.index, in_place, empty)
+        numbers = whole_numbers(add, self.input.numel(), n, torch.float32, rank.device)
+        expected = collective.expected(numbers, rank.index, 0, add.combine)
+        assert expected is not None
+        self.mine, self.expected = numbers[rank.index].float(), expected.float()
+        self.wrong = torch.zeros((), dtype=torch.int64, device=rank.device)
+        self.start = partial(collective.launch, group, self.output, self.input)
 
-def _numbers(positions: Tensor, index: int) -> Tensor:
-    """Whole numbers of a rank, so small that float32 holds the sum of thousands of ranks."""
-    return (positions + 3 * index).remainder_(PERIOD).float()
+    def launch(self) -> None:
+        with torch.cuda.stream(self.stream):
+            self.input.copy_(self.mine)
+            self.works = self.start()
 
+    def compare(self) -> Tensor:
+        """How many elements are wrong this time."""
+        with torch.cuda.stream(self.stream):
+            wait(self.works)  # on a GPU it is the stream that waits
+            wrong = (self.output != self.expected).sum()
+            self.wrong += wrong
+            return wrong
 
-def addends(rank: Rank, count: int) -> tuple[Tensor, Tensor]:
-    """So many numbers of this rank as float32, and the sums of those of all ranks, which are exact."""
-    numbers = whole_numbers(OPERATIONS["sum"], count, rank.size, torch.float32, rank.device)
-    return numbers[rank.index].float(), numbers.sum(0).float()
+    def once(self) -> Tensor:
+        self.launch()
+        return self.compare()
 
 
 def stays_exact(rank: Rank, duration: float) -> tuple[int, str]:
     """all_reduce of one large tensor of float32 again and again for about `duration` seconds: how often it was done,
     and "" if every element of every result was exactly right."""
-    count = bounded(LARGE[rank.device.type], rank.size)
-    mine, expected = addends(rank, count)
-    buffer = torch.empty_like(mine)
-
-    def repeat() -> Tensor:
-        buffer.copy_(mine)
-        wait(COLLECTIVES["all_reduce"].launch(rank.group, buffer, buffer))
-        return (buffer != expected).sum()
-
+    job = Repeated(rank, "all_reduce", rank.group, current_stream(rank.device))
     with rank.phase("all_reduce, repeated"):
-        seconds(rank, repeat, 1)
-        times = agree(rank, max(1, int(duration / seconds(rank, repeat, 3))))
+        seconds(rank, job.once, 1)
+        times = agree(rank, max(1, int(duration / seconds(rank, job.once, 3))))
         wrong = torch.zeros(times, dtype=torch.int64, device=rank.device)
         for number in range(times):
-            wrong[number] = repeat()
-    bad = wrong.nonzero().flatten().tolist()
-    if not bad:
+            wrong[number] = job.once()
+    if not (bad := wrong.nonzero().flatten().tolist()):
         return times, ""
     where = ", ".join(f"number {i:,} ({int(wrong[i]):,} elements)" for i in bad[:SHOWN])
-    return times, f"{len(bad):,} of {times:,} results of {count:,} elements are wrong: {where}"
+    return times, f"{len(bad):,} of {times:,} results of {job.count:,} elements are wrong: {where}"
 
 
 def two_at_once(rank: Rank, times: int = 10) -> str:
     """all_reduce in one group and all_gather in another of the same ranks, each on a stream of its own, at the same
     time: what is wrong on this rank, "" if nothing is. All ranks of the world call it."""
     second = dist.new_group(dist.get_process_group_ranks(rank.group), timeout=TIMEOUT)
-    assert isinstance(second, dist.ProcessGroup)  # else this rank is no member
-    jobs = [_Job("all_reduce", rank.group, rank), _Job("all_gather", second, rank)]
+    assert isinstance(second, ProcessGroup)  # else this rank is no member
+    groups = {"all_reduce": rank.group, "all_gather": second}
+    jobs = [Repeated(rank, name, group, own_stream(rank.device)) for name, group in groups.items()]
     synchronize(rank)  # the data are there before other streams use them
     with rank.phase("all_reduce and all_gather at once"):
         for _ in range(times):
@@ -346,30 +358,3 @@ def two_at_once(rank: Rank, times: int = 10) -> str:
         wrong = [f"{job.name}: {count:,} wrong elements" for job in jobs if (count := int(job.wrong.item()))]
     dist.destroy_process_group(second)
     return ", ".join(wrong)
-
-
-class _Job:
-    """A collective that is run again and again on a stream of its own."""
-
-    def __init__(self, name: str, members: dist.ProcessGroup, rank: Rank) -> None:
-        self.name, collective, n, add = name, COLLECTIVES[name], rank.size, OPERATIONS["sum"]
-        self.stream = torch.cuda.Stream() if rank.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        total = collective.total(bounded(LARGE[rank.device.type], n), n)
-        empty = partial(torch.empty, device=rank.device)
-        self.input, self.output = collective.buffers(total, n, rank.index, collective.in_place == "always", empty)
-        numbers = whole_numbers(add, self.input.numel(), n, torch.float32, rank.device)
-        expected = collective.expected(numbers, rank.index, 0, add.combine)
-        assert expected is not None
-        self.mine, self.expected = numbers[rank.index].float(), expected.float()
-        self.wrong = torch.zeros((), dtype=torch.int64, device=rank.device)
-        self.start = partial(collective.launch, members, self.output, self.input)
-
-    def launch(self) -> None:
-        with torch.cuda.stream(self.stream):
-            self.input.copy_(self.mine)
-            self.works = self.start()
-
-    def compare(self) -> None:
-        with torch.cuda.stream(self.stream):
-            wait(self.works)  # on a GPU it is the stream that waits
-            self.wrong += (self.output != self.expected).sum()

@@ -42,7 +42,7 @@ def bus_bandwidth(
     """Bus bandwidth in GB/s of one collective with S = `nbytes`, by the method of nccl-tests: operations in a row
     without a gap, random data, sum, root 0. The median of three samples; the slowest rank counts. `in_place`: where
     torch has both ways; nccl-tests has a column for each."""
-    seconds, details, moved, conditions = _timed(rank, name, nbytes, dtype, in_place, SAMPLES)
+    seconds, moved, conditions, details = _timed(rank, name, nbytes, dtype, in_place, SAMPLES)
     rates = tuple(moved / each * COLLECTIVES[name].factor(rank.size) / 1e9 for each in seconds)
     return Reading("busbw", median(rates), conditions, rates, WORLD, details)
 
@@ -50,7 +50,7 @@ def bus_bandwidth(
 def collective_latency(rank: Rank, name: str, nbytes: int, dtype: torch.dtype = torch.float32) -> Reading:
     """Time in us of one collective of many in a row, as `bus_bandwidth` measures it, for small S = `nbytes` (at least
     one element for each part). The median of five samples; the slowest rank counts."""
-    seconds, details, _, conditions = _timed(rank, name, nbytes, dtype, None, LATENCY_SAMPLES)
+    seconds, _, conditions, details = _timed(rank, name, nbytes, dtype, None, LATENCY_SAMPLES)
     times = tuple(each * 1e6 for each in seconds)
     return Reading("collective_latency", median(times), conditions, times, WORLD, details)
 
@@ -60,17 +60,11 @@ def sweep(rank: Rank, figure: Callable[..., Reading], name: str, sizes: Sequence
     return [figure(rank, name, nbytes, **how) for nbytes in sizes]
 
 
-def buffer_bytes(name: str, nbytes: int, n: int) -> int:
-    """GPU memory that `bus_bandwidth` needs for its buffers, out of place where there is a choice."""
-    collective = COLLECTIVES[name]
-    return nbytes if collective.in_place == "always" else sum(collective.sizes(nbytes, n))
-
-
 def fitting(world: World, name: str, sizes: Iterable[Size[int]]) -> list[int]:
     """Those of the sizes of which the buffers fit into the memory of every GPU."""
     memory = min((gpu.memory_bytes for gpu in world.gpus), default=math.inf)
     on_ranks = (size.on(world) for size in sizes)
-    return [nbytes for nbytes in on_ranks if buffer_bytes(name, nbytes, world.size) <= FILLED * memory]
+    return [nbytes for nbytes in on_ranks if COLLECTIVES[name].held(nbytes, world.size) <= FILLED * memory]
 
 
 def nvls(device: torch.device) -> bool:
@@ -86,8 +80,8 @@ def nvls(device: torch.device) -> bool:
 
 def _timed(
     rank: Rank, name: str, nbytes: int, dtype: torch.dtype, in_place: bool | None, samples: int
-) -> tuple[tuple[float, ...], dict[str, Condition], int, dict[str, Condition]]:
-    """Seconds of one collective, by sample; how often it was done, the bytes of S, and the conditions."""
+) -> tuple[tuple[float, ...], int, dict[str, Condition], dict[str, Condition]]:
+    """Seconds of one collective, by sample, the bytes of S, the conditions, and how often it was done."""
     collective, n = COLLECTIVES[name], rank.size
     in_place = collective.timed_in_place if in_place is None else in_place
     count = nbytes // dtype.itemsize
@@ -115,10 +109,9 @@ def _timed(
         "ranks": n,
         "in_place": in_place,
         "nvls": nvls(rank.device),
+        **({"method": method} if small else {}),
     }
-    if small:
-        conditions["method"] = method
-    return took.seconds, {"iterations": took.iterations, "runs": took.runs}, total * dtype.itemsize, conditions
+    return took.seconds, total * dtype.itemsize, conditions, {"iterations": took.iterations, "runs": took.runs}
 
 
 NAME, NBYTES = "all_reduce", 8

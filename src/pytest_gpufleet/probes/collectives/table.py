@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from pytest_gpufleet.world.rank import Rank
+
 Combine = Callable[[Tensor], Tensor]
 
 
@@ -28,7 +30,7 @@ class Collective:
 
     call: Callable[[ProcessGroup, Tensor, Tensor, int, Any], Callable[..., Any]]
     expected: Callable[[Tensor, int, int, Combine], Tensor | None]
-    factor: Callable[[int], float]
+    factor: Callable[[int], float] = lambda n: 1.0  # busbw over algbw
     one_part: Literal["input", "output", "neither"] | None = None
     in_place: Literal["always", "also", "never"] = "never"
     reduces: bool = False
@@ -77,6 +79,10 @@ class Collective:
         part = total // n
         return part if self.one_part == "input" else total, part if self.one_part == "output" else total
 
+    def held(self, nbytes: int, n: int) -> int:
+        """Memory that both take, out of place where there is a choice."""
+        return nbytes if self.in_place == "always" else sum(self.sizes(nbytes, n))
+
     def buffers(
         self, total: int, n: int, me: int, in_place: bool, empty: Callable[[int], Tensor]
     ) -> tuple[Tensor, Tensor]:
@@ -88,6 +94,12 @@ class Collective:
         input_begin, output_begin = (0 if size == total else begin for size in (input, output))
         return whole[input_begin:][:input], whole[output_begin:][:output]
 
+    def zeros(self, rank: Rank, nbytes: int) -> tuple[Tensor, Tensor]:
+        """This rank's input and output of float32 for about S = `nbytes`, as what is timed has them."""
+        empty = partial(torch.zeros, device=rank.device)
+        total = self.total(max(1, nbytes // 4), rank.size)
+        return self.buffers(total, rank.size, rank.index, self.timed_in_place, empty)
+
 
 def _send_to_next(group: ProcessGroup, output: Tensor, input: Tensor, async_op: bool) -> list[dist.Work] | None:
     """torch sends and receives on a stream of its own only. In the order of the current stream it has the same two
@@ -98,9 +110,10 @@ def _send_to_next(group: ProcessGroup, output: Tensor, input: Tensor, async_op: 
         sent, received = ([input.numel() if rank == other else 0 for rank in range(n)] for other in (to, source))
         dist.all_to_all_single(output, input, received, sent, group=group)
         return None
-    send = dist.P2POp(dist.isend, input, _global(group, to), group)
-    receive = dist.P2POp(dist.irecv, output, _global(group, source), group)
-    works: list[dist.Work] = dist.batch_isend_irecv([send, receive])
+    both = ((dist.isend, input, to), (dist.irecv, output, source))
+    works: list[dist.Work] = dist.batch_isend_irecv(
+        [dist.P2POp(call, data, _global(group, peer), group) for call, data, peer in both]
+    )
     return works
 
 
@@ -138,14 +151,12 @@ COLLECTIVES = {
     "broadcast": Collective(
         call=lambda group, output, input, root, op: partial(dist.broadcast, output, _global(group, root), group=group),
         expected=lambda inputs, me, root, combine: inputs[root],
-        factor=lambda n: 1.0,
         in_place="always",
         rooted=True,
     ),
     "reduce": Collective(
         call=lambda group, output, input, root, op: partial(dist.reduce, output, _global(group, root), op, group=group),
         expected=lambda inputs, me, root, combine: combine(inputs) if me == root else None,
-        factor=lambda n: 1.0,
         in_place="always",
         reduces=True,
         rooted=True,
@@ -179,6 +190,5 @@ COLLECTIVES = {
     "sendrecv": Collective(
         call=lambda group, output, input, root, op: partial(_send_to_next, group, output, input),
         expected=lambda inputs, me, root, combine: inputs[me - 1],
-        factor=lambda n: 1.0,
     ),
 }

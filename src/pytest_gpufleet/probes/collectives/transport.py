@@ -4,13 +4,11 @@ a process what it is to log, and connects ranks when they first need it. No meas
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from tempfile import TemporaryDirectory, gettempdir
 from typing import NamedTuple
 
-import torch
 import torch.distributed as dist
 
 from pytest_gpufleet.machine import network_ports, nvml
@@ -117,11 +115,9 @@ def _meet(rank: Rank, folder: str, pairs: Sequence[IndexPair]) -> None:
 def _exchanged(rank: Rank, file: Path, sizes: Sizes) -> tuple[str, Beside]:
     nvlink, ports = _nvlink(rank), _ports()
     for name, nbytes in ((name, nbytes) for name, each in sizes.items() for nbytes in each):
-        collective, zeros = COLLECTIVES[name], partial(torch.zeros, device=rank.device)
-        total = collective.total(max(1, nbytes // 4), rank.size)
         with rank.phase(f"{name} {nbytes:,} bytes"):
-            input, output = collective.buffers(total, rank.size, rank.index, collective.timed_in_place, zeros)
-            collective.run(rank.group, output, input)
+            input, output = COLLECTIVES[name].zeros(rank, nbytes)
+            COLLECTIVES[name].run(rank.group, output, input)
             synchronize(rank)
     text = ""
     for own in file.parent.glob(f"{file.name}.*.{os.getpid()}"):

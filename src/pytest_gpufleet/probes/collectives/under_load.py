@@ -20,10 +20,10 @@ from pytest_gpufleet.machine.telemetry import Watch
 from pytest_gpufleet.model.conditions import SHARED_SPAN, Condition
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.place import WORLD
-from pytest_gpufleet.probes.collectives.exactness import addends, bounded
+from pytest_gpufleet.probes import timing
+from pytest_gpufleet.probes.collectives.exactness import Repeated
 from pytest_gpufleet.probes.collectives.speed import nvls
 from pytest_gpufleet.probes.compute.rate import multiplication, operands, shape_on, strictly
-from pytest_gpufleet.probes.timing import Mark, agree, between, current_stream, line_up, mark, synchronize
 from pytest_gpufleet.probes.training.loop import ms, returns_memory
 from pytest_gpufleet.world.rank import Rank
 
@@ -45,15 +45,15 @@ class _Work:
     """An operation on a stream of its own; on a CPU the host does it at once."""
 
     launch: Callable[[], object]
-    stream: torch.cuda.Stream | None
+    stream: timing.Stream
 
-    def marks(self, count: int) -> list[Mark]:
+    def marks(self, count: int) -> list[timing.Mark]:
         """Start it `count` times, with a mark before the first and after each."""
-        marks = [mark(self.stream)]
+        marks = [timing.mark(self.stream)]
         for _ in range(count):
             with torch.cuda.stream(self.stream):
                 self.launch()
-            marks.append(mark(self.stream))
+            marks.append(timing.mark(self.stream))
         return marks
 
 
@@ -62,14 +62,14 @@ def retention_under_load(rank: Rank, precision: str, nbytes: int) -> list[Readin
     """What matmuls in `precision` and an all_reduce of `nbytes` keep of their rates while both run: the median of three
     samples, the all_reduce of the slowest rank. On CPU ranks the two take turns, and the figure says nothing."""
     kind, shape = rank.device.type, shape_on(rank.device, precision)
-    matmul = _Work(multiplication(precision, *operands(precision, shape, rank.device)), _stream(rank))
-    works = (matmul, _Work(_reduction(rank, nbytes), _stream(rank)))
+    matmul = _Work(multiplication(precision, *operands(precision, shape, rank.device)), timing.own_stream(rank.device))
+    works = (matmul, _Work(_reduction(rank, nbytes), timing.own_stream(rank.device)))
     with strictly(precision), rank.phase(f"{precision} matmuls and {NAME} of {nbytes:,} bytes at once"):
         counts = [_count(rank, each, PART_SECONDS[kind]) for each in works]
         until = time.monotonic() + LEAD_IN_SECONDS[kind]
         while time.monotonic() < until:
             matmul.marks(counts[0])
-            synchronize(rank)
+            timing.synchronize(rank)
         with Watch(rank.gpu) as watch:
             samples = [_sample(rank, works, counts) for _ in range(SAMPLES)]
     conditions: dict[str, Condition] = {
@@ -109,36 +109,32 @@ def _means(samples: Sequence[Times], text: Callable[[float], str]) -> dict[str, 
     return {"alone": text(alone), "together": text(together)}
 
 
-def _stream(rank: Rank) -> torch.cuda.Stream | None:
-    return torch.cuda.Stream() if rank.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-
 def _alone(rank: Rank, work: _Work, count: int) -> float:
     """Seconds of one operation, of `count` in a row."""
-    line_up(rank)
+    timing.line_up(rank)
     marks = work.marks(count)
-    synchronize(rank)
-    return between(marks[0], marks[-1]) / count
+    timing.synchronize(rank)
+    return timing.between(marks[0], marks[-1]) / count
 
 
 def _count(rank: Rank, work: _Work, seconds: float) -> int:
     """How many of them take so many seconds, as the slowest rank would have it."""
     _alone(rank, work, 1)  # connects the ranks and loads the kernels
-    return agree(rank, max(LEAST, math.ceil(seconds / _alone(rank, work, LEAST))))
+    return timing.agree(rank, max(LEAST, math.ceil(seconds / _alone(rank, work, LEAST))))
 
 
 def _sample(rank: Rank, works: Sequence[_Work], counts: Sequence[int]) -> list[Times]:
     """Of each work the seconds of one operation, alone and beside the other work."""
     alone = [_alone(rank, work, count) for work, count in zip(works, counts, strict=True)]
-    line_up(rank)
-    origin = mark(current_stream(rank.device))
+    timing.line_up(rank)
+    origin = timing.mark(timing.current_stream(rank.device))
     # The one that takes fewer launches for the same time first: the other has still most of its time to go then.
     order = sorted((0, 1), key=lambda index: counts[index])
     marks = {index: works[index].marks(counts[index]) for index in order}
-    synchronize(rank)
+    timing.synchronize(rank)
     if rank.device.type != "cuda":  # there is nothing that both shared
         return [(each, each) for each in alone]
-    own, others = ([between(origin, each) for each in marks[index]] for index in (0, 1))
+    own, others = ([timing.between(origin, each) for each in marks[index]] for index in (0, 1))
     return [(alone[0], beside(own, others)), (alone[1], beside(others, own))]
 
 
@@ -155,25 +151,19 @@ def wrong_under_load(rank: Rank, precision: str, nbytes: int) -> tuple[int, int]
     """How many elements are wrong of matmuls and of sums that are computed at the same time: the former are compared
     bit for bit with the one that was computed alone."""
     multiply = multiplication(precision, *operands(precision, shape_on(rank.device, precision), rank.device))
-    count = bounded(nbytes // 4, rank.size)
-    mine, right = addends(rank, count)
-    data, wrong = torch.empty_like(mine), torch.zeros(2, dtype=torch.int64, device=rank.device)
-    with strictly(precision), rank.phase(f"{precision} matmuls and {NAME} of {4 * count:,} bytes at once, exactly"):
+    sums = Repeated(rank, NAME, rank.group, timing.own_stream(rank.device), nbytes // 4)
+    wrong, what = torch.zeros((), dtype=torch.int64, device=rank.device), f"{NAME} of {4 * sums.count:,} bytes"
+    with strictly(precision), rank.phase(f"{precision} matmuls and {what} at once, exactly"):
         first = multiply()
 
         def matmul() -> None:
-            wrong[0] += (multiply().view(torch.int16) != first.view(torch.int16)).sum()
+            wrong.add_((multiply().view(torch.int16) != first.view(torch.int16)).sum())
 
-        def reduction() -> None:
-            data.copy_(mine)
-            dist.all_reduce(data, group=rank.group)
-            wrong[1] += (data != right).sum()
-
-        line_up(rank)  # the numbers are there before other streams use them
-        computing, reducing = _Work(matmul, _stream(rank)), _Work(reduction, _stream(rank))
+        timing.line_up(rank)  # the numbers are there before other streams use them
+        computing = _Work(matmul, timing.own_stream(rank.device))
         for _ in range(CHECKED):
             computing.marks(1)
-            reducing.marks(2)  # it is done sooner
-        synchronize(rank)
-    of_matmul, of_sums = wrong.tolist()
-    return of_matmul, of_sums
+            for _ in range(2):  # it is done sooner
+                sums.once()
+        timing.synchronize(rank)
+    return int(wrong.item()), int(sums.wrong.item())

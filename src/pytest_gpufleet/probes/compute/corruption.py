@@ -4,8 +4,9 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,14 +18,14 @@ from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.measurement import GpuState, Measurement, Reading
 from pytest_gpufleet.model.place import WORLD, Where
+from pytest_gpufleet.probes.comparison import SHOWN, bits, hexadecimal, unlike, wrong_elements
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.measure import together
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
+ELEMENT = "row {}, column {}"
 ROUND = 4  # matmuls of the same operands, after which one answer is waited for
-SHOWN = 3  # wrong elements that are described
-BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # A round's operands are windows of two fixed arrays of random numbers, which costs nothing: to draw them anew takes a
 # tenth of the time. They begin at whole multiples of STEP numbers: matmuls of fp8 on others are a fifth slower.
 STEP = 4096
@@ -34,11 +35,6 @@ STEPS = {"cuda": 4096, "cpu": 64}
 # that takes 1 to 3 % of the rate, of fp8 5 % (2026-11-23).
 DISTANCE = 4099
 NO_EVENT = -math.log(1 - 0.95)  # events are rarer than 3.0 in n, with 95 %, if none came in n (the rule of three)
-
-
-def hexadecimal(value: int, nbytes: int) -> str:
-    """The bits of a whole number of so many bytes, be it negative: "0x3f80"."""
-    return f"0x{value & (1 << 8 * nbytes) - 1:0{2 * nbytes}x}"
 
 
 def exact_matmul(rank: Rank, precision: str) -> str:
@@ -52,11 +48,7 @@ def exact_matmul(rank: Rank, precision: str) -> str:
     on_device = [matrix.to(rank.device, torch.float32).to(rate.PRECISIONS[precision].dtype) for matrix in (a, b)]
     with rank.phase(f"{precision} matmul"), rate.strictly(precision):
         result = rate.multiplication(precision, on_device[0], on_device[1].t())().cpu().double()
-    wrong = result != expected
-    first = [
-        f"row {i}, column {j} is {result[i, j].item():g}, expected {expected[i, j].item():g}" for i, j in _first(wrong)
-    ]
-    return f"{int(wrong.sum()):,} of {wrong.numel():,} elements are wrong: {'; '.join(first)}" if first else ""
+    return wrong_elements(result, expected, at=ELEMENT)
 
 
 @dataclass(frozen=True)
@@ -165,8 +157,7 @@ def kind(device: torch.device) -> str:
     return f"{of.name}, {of.multi_processor_count} SMs, compute capability {of.major}.{of.minor}"
 
 
-@dataclass(frozen=True)
-class Dissent:
+class Dissent(NamedTuple):
     """A round of which a rank has another hash than `usual`, a rank of its kind, has: with `agreeing` of `ranks`."""
 
     number: int
@@ -204,10 +195,14 @@ def dissenters(world: World, every: Sequence[Compared]) -> dict[int, str]:
         again = "computed again it is right"
         if len(rows):
             first = rows[:SHOWN].tolist()
-            bits: list[list[Tensor]] = world.run(_again, first, *work)
-            _, elements = _unlike(bits[index][0], bits[each.usual][0], first)
-            lines = f"{_count('row', rows)} and {_count('column', columns)}"
-            again = f"so it is again, in {lines}: {'; '.join(elements)}"
+            shown: list[list[Tensor]] = world.run(_again, first, *work)
+
+            def at(i: int, j: int, rows: list[int] = first) -> str:
+                return ELEMENT.format(rows[i], j)
+
+            _, texts = unlike(shown[index][0], shown[each.usual][0], at, hexadecimal)
+            lines = (f"{len(of):,} {noun}{'s' * (len(of) > 1)}" for of, noun in ((rows, "row"), (columns, "column")))
+            again = f"so it is again, in {' and '.join(lines)}: {'; '.join(texts)}"
         doubt = "" if 2 * each.agreeing > each.ranks else "; nobody can say which is right"
         found[index] = (
             f"its matmul of round {each.number} is another one than that of {each.agreeing} of {each.ranks} ranks "
@@ -219,12 +214,8 @@ def dissenters(world: World, every: Sequence[Compared]) -> dict[int, str]:
 def _again(rank: Rank, rows: list[int], number: int, precision: str, shape: rate.Shape) -> list[Tensor]:
     """These rows of the bits of a round's result; of none the sums of all rows and of all columns."""
     with rate.strictly(precision), rank.phase(f"{precision} matmul of round {number}, again"):
-        bits = _bits(Matmuls(rank.device, precision, shape).of(number)())
-        return [bits[rows].cpu()] if rows else [bits.sum(axis, dtype=torch.int64).cpu() for axis in (1, 0)]
-
-
-def _count(noun: str, which: Tensor) -> str:
-    return f"{len(which):,} {noun}{'' if len(which) == 1 else 's'}"
+        result = bits(Matmuls(rank.device, precision, shape).of(number)())
+        return [result[rows].cpu()] if rows else [result.sum(axis, dtype=torch.int64).cpu() for axis in (1, 0)]
 
 
 def bound(world: World, every: Sequence[Compared], states: Sequence[GpuState | None]) -> Measurement:
@@ -242,23 +233,9 @@ def bound(world: World, every: Sequence[Compared], states: Sequence[GpuState | N
     )
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.view(BITS[tensor.element_size()])
-
-
-def _first(wrong: Tensor) -> list[tuple[int, int]]:
-    """Row and column of the first few true elements of a matrix."""
-    return [divmod(at, wrong.shape[1]) for at in wrong.flatten().nonzero().flatten()[:SHOWN].tolist()]
-
-
-def _unlike(found: Tensor, right: Tensor, rows: Sequence[int] | None = None) -> tuple[int, list[str]]:
-    """How many elements of a matrix, or of these `rows` of one, are other bits, and a description of the first few."""
-    found, right = _bits(found), _bits(right)
-    wrong, texts = found != right, []
-    for i, j in _first(wrong):
-        bits = [hexadecimal(int(each[i, j]), each.element_size()) for each in (found, right)]
-        texts.append(f"row {rows[i] if rows else i}, column {j} is {bits[0]}, expected {bits[1]}")
-    return int(wrong.sum()), texts
+def _unlike(found: Tensor, right: Tensor) -> tuple[int, list[str]]:
+    """How many elements of a matrix are other bits, and the first of them."""
+    return unlike(bits(found), bits(right), ELEMENT.format, hexadecimal)
 
 
 # The soak: a GPU under matmuls until it is warm, one precision after the other. Whether it computes the same bits again
@@ -271,8 +248,7 @@ SOAK_METRICS = {"soak_temperature": "temperature_c", "soak_clock": "sm_clock_mhz
 AT_POWER_LIMIT = 0.95  # of it: at 700 W, three machines of 4x H200 drew 682 to 702
 
 
-@dataclass(frozen=True)
-class Soaked:
+class Soaked(NamedTuple):
     """What one rank did at one precision. `state`: of its GPU through all of it."""
 
     compared: Compared
@@ -300,28 +276,27 @@ def soak_figures(world: World, last: Sequence[Soaked]) -> list[Measurement]:
     """Temperature (C), SM clock (MHz) and power (W) of each GPU at the last precision, as far as NVML has them; of
     several GPUs also by how many kelvin each is too warm (`excess`)."""
     states = {place: each.state for place, each in zip(world.places, last, strict=True) if each.state}
-    figures = []
-    for metric, reading in SOAK_METRICS.items():
-        values = {place: getattr(state, reading) for place, state in states.items()}
-        figures.append(Measurement(metric, {at: value for at, value in values.items() if value is not None}, {}))
-    temperature, _, power = figures
+    known: dict[str, dict[Where, float]] = {
+        metric: {at: value for at, state in states.items() if (value := getattr(state, reading)) is not None}
+        for metric, reading in SOAK_METRICS.items()
+    }
+    celsius, _, watts = known.values()
     limits = {gpu.place: gpu.get("power_limit_watts") or math.inf for gpu in world.gpus}
-    at_limit = [power.values[at] >= AT_POWER_LIMIT * limit for at, limit in limits.items() if at in power.values]
-    figures[-1] = replace(power, conditions={"at_power_limit": 2 * sum(at_limit) >= len(at_limit) > 0})
+    at_limit = [watts[at] >= AT_POWER_LIMIT * limit for at, limit in limits.items() if at in watts]
+    conditions = {"soak_power": {"at_power_limit": 2 * sum(at_limit) >= len(at_limit) > 0}}
     if world.size > 1:
-        figures.append(Measurement("soak_excess", excess(temperature.values, power.values, world.gpus), {}))
-    return figures
+        known["soak_excess"] = excess(celsius, watts, world.gpus)
+    return [Measurement(metric, values, conditions.get(metric, {})) for metric, values in known.items()]
 
 
 def excess(celsius: Mapping[Where, float], watts: Mapping[Where, float], gpus: Sequence[Gpu]) -> dict[Where, float]:
     """By how many kelvin each GPU is warmer than its like at their power, where both are known; 0 if it is not.
 
-    Nobody knows what air or water a GPU gets: the rear row of a board, and what comes second in a loop, are warmer by
-    design, by as much as bad paste costs. But such GPUs are not alone. So a GPU is held against the median of the
-    warmer half of the others: of its model, and at its NUMA node where three or more are known to be at one. A bad GPU
-    in a cool position that is no warmer than those in the warm ones cannot be told from them, and neither can two bad
-    ones of four; of two consumer boards one sits above the other. What it draws more or less than they do is taken out
-    by its thermal resistance above theirs, in K/W.
+    The rear row of a board, and what comes second in a loop, are warmer by design, by as much as bad paste costs, but
+    such GPUs are not alone. So a GPU is held against the median of the warmer half of the others: of its model, and at
+    its NUMA node where three or more are known to be at one. A bad GPU in a cool position that is no warmer than those
+    in the warm ones is not seen, and neither are two bad ones of four; of two consumer boards one sits above the other.
+    What it draws more or less than they do is taken out by its thermal resistance above theirs, in K/W.
     """
     known = {gpu.place: gpu for gpu in gpus if gpu.place in celsius and watts.get(gpu.place)}
     of_model = grouped((gpu.name, at) for at, gpu in known.items())

@@ -3,16 +3,15 @@
 import contextlib
 import ctypes
 import math
-import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
-from dataclasses import dataclass
-from functools import cache, partial
+from dataclasses import dataclass, field
+from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,56 +20,21 @@ from pytest_gpufleet.machine import nvml
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import MiB
-from pytest_gpufleet.probes.compute.corruption import hexadecimal
+from pytest_gpufleet.probes.comparison import hexadecimal, wrong_elements
 from pytest_gpufleet.world.rank import Rank
 
 WORD = torch.int64
 WORD_BYTES = WORD.itemsize
 
 
-class StartingLine:
-    """For every rank of its world, how often this one came to meet it."""
-
-    def __init__(self, ranks: int) -> None:
-        self._file = os.memfd_create("starting line")
-        os.ftruncate(self._file, ranks * 8)
-        self.address = f"/proc/{os.getpid()}/fd/{self._file}"  # by which other ranks of this machine find it
-        self._lines: list[memoryview] = []
-        self._me = -1
-
-    def draw(self, me: int, addresses: Sequence[str]) -> None:
-        """Learn the number of this rank, and where the lines of all ranks are."""
-        self._me, self._lines = me, list(map(_mapped, addresses))
-
-    def meet(self, others: Collection[int]) -> None:
-        """Go on when each of these ranks has come here to meet this one: to within about 0.1 ms at the same time."""
-        mine = self._lines[self._me]
-        for other in others:
-            mine[other] += 1
-        for other in others:
-            while self._lines[other][self._me] < mine[other]:
-                time.sleep(0)  # lets the other threads of this process run, which hold and release streams
-
-    def remove(self) -> None:
-        self._lines.clear()
-        os.close(self._file)
-
-
-def _mapped(address: str) -> memoryview:
-    with open(address, "r+b") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0)).cast("Q")
-
-
-@dataclass(frozen=True)
-class Offer:
+class Offer(NamedTuple):
     """What another rank needs to reach a memory: a handle, and the CUDA number of the GPU that it is on, if any."""
 
     handle: bytes
     device: int = -1
 
 
-@dataclass(frozen=True)
-class Copy:
+class Copy(NamedTuple):
     """A copy from one address to another. They may be of other ranks, where these were reached."""
 
     destination: int
@@ -93,7 +57,7 @@ class HostCopier:
     def device_memory(self, nbytes: int) -> Tensor:
         file = os.memfd_create("device memory")
         os.ftruncate(file, nbytes)
-        words = self._mapped(f"/proc/self/fd/{file}", nbytes)
+        words = self.mapped(Offer(f"/proc/self/fd/{file}".encode()))
         self._files[words.data_ptr()] = file
         return words
 
@@ -111,8 +75,12 @@ class HostCopier:
 
     def reach(self, offer: Offer) -> int:
         """The address of another rank's memory in this process."""
-        path = offer.handle.decode()
-        return self._mapped(path, os.stat(path).st_size).data_ptr()
+        return self.mapped(offer).data_ptr()
+
+    def mapped(self, offer: Offer) -> Tensor:
+        words = os.stat(offer.handle).st_size // WORD_BYTES
+        self._kept.append(torch.from_file(offer.handle.decode(), shared=True, size=words, dtype=WORD))
+        return self._kept[-1]
 
     def seconds(self, copies: Sequence[Copy], warm_up: int, timed: int, meet: Meet | None = None) -> float:
         """Seconds of the first of these copies, made `timed` times one behind the other.
@@ -124,11 +92,11 @@ class HostCopier:
         """
         if meet:
             meet()
-        for copy in copies[1:]:
-            _move(copy, 1)
-        _move(copies[0], warm_up)
+        for copy in [*copies[1:], *[copies[0]] * warm_up]:
+            ctypes.memmove(*copy)
         began = time.perf_counter()
-        _move(copies[0], timed)
+        for _ in range(timed):
+            ctypes.memmove(*copies[0])
         return (time.perf_counter() - began) / timed
 
     def leave(self) -> None:
@@ -141,27 +109,39 @@ class HostCopier:
             os.close(file)
         self._files.clear()
 
-    def _mapped(self, path: str, nbytes: int) -> Tensor:
-        self._kept.append(torch.from_file(path, shared=True, size=nbytes // WORD_BYTES, dtype=WORD))
-        return self._kept[-1]
 
+class StartingLine:
+    """For every rank of its world, how often this one came to meet it: in memory that the others map."""
 
-def _move(copy: Copy, times: int) -> None:
-    for _ in range(times):
-        ctypes.memmove(copy.destination, copy.source, copy.nbytes)
+    def __init__(self, ranks: int) -> None:
+        self._memory = HostCopier()
+        self.offer = self._memory.offer(self._memory.device_memory(ranks * WORD_BYTES))
+
+    def draw(self, me: int, offers: Iterable[Offer]) -> None:
+        """Learn the number of this rank, and where the lines of all ranks are."""
+        self._me, self._lines = me, [self._memory.mapped(each).numpy() for each in offers]
+
+    def meet(self, others: Collection[int]) -> None:
+        """Go on when each of these ranks has come here to meet this one: to within about 0.1 ms at the same time."""
+        mine = self._lines[self._me]
+        for other in others:
+            mine[other] += 1
+        for other in others:
+            while self._lines[other][self._me] < mine[other]:
+                time.sleep(0)  # lets the other threads of this process run, which hold and release streams
+
+    def remove(self) -> None:
+        self._lines = []
+        self._memory.free()
 
 
 # What torch does not offer of the CUDA driver, through ctypes: copies that one side drives, memory to share. Types and
-# constants are those of cuda.h. A function works on the context of the calling thread, which is the one torch uses on
-# this rank's GPU.
-
+# constants are those of cuda.h. A function works on the context of the calling thread, which is torch's on this GPU.
 HostFunction = ctypes.CFUNCTYPE(None, c_void_p)
 LAZY_ENABLE_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 
 
-class IpcHandle(ctypes.Structure):
-    """CUipcMemHandle."""
-
+class IpcHandle(ctypes.Structure):  # CUipcMemHandle
     _fields_ = (("reserved", ctypes.c_char * 64),)
 
 
@@ -174,7 +154,6 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuCtxPopCurrent_v2": (POINTER(c_void_p),),
     "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
     "cuDevicePrimaryCtxRelease_v2": (c_int,),
-    "cuDeviceCanAccessPeer": (POINTER(c_int), c_int, c_int),
     "cuMemAlloc_v2": (POINTER(c_uint64), c_size_t),
     "cuMemFree_v2": (c_uint64,),
     "cuMemHostAlloc": (POINTER(c_void_p), c_size_t, c_uint),
@@ -184,7 +163,6 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuIpcCloseMemHandle": (c_uint64,),
     "cuMemcpyAsync": (c_uint64, c_uint64, c_size_t, c_void_p),
     "cuMemcpyPeerAsync": (c_uint64, c_void_p, c_uint64, c_void_p, c_size_t, c_void_p),
-    "cuStreamSynchronize": (c_void_p,),
     "cuLaunchHostFunc": (c_void_p, HostFunction, c_void_p),
 }
 
@@ -210,23 +188,17 @@ def _text(function: str, status: int) -> str:
     return (text.value or b"unknown error").decode()
 
 
-def result_of(name: str, kind: Any, *arguments: Any) -> Any:
-    """What a function of the driver gives by its first argument, a pointer to this C type."""
-    result = kind()
+def result_of(name: str, *arguments: Any) -> Any:
+    """What a function of the driver gives by its first argument, a pointer."""
+    result = _SIGNATURES[name][0]._type_()
     call(name, ctypes.byref(result), *arguments)
     return result.value
-
-
-def can_access_peer(device: int, peer: int) -> bool:
-    """Whether one GPU reads and writes the memory of another directly. CUDA's numbers of both."""
-    return bool(result_of("cuDeviceCanAccessPeer", c_int, device, peer))
 
 
 # Copies on a GPU: by its copy engines, to and from host memory and the memory of other ranks' GPUs. Another rank's
 # memory is reached by CUDA IPC, mapped into this rank's own context: a context on every GPU in every process would take
 # seconds to make and gigabytes of memory. The GPU whose stream a copy is put on drives it. With the destination there
 # it reads from its peer, with the source there it writes to it, as in nvbandwidth's CE tests.
-
 # A stream that is held goes on after this, whatever happens: queuing a sample takes less than a millisecond.
 HOLD_SECONDS = 2.0
 # What is shared with other processes are whole blocks: CUDA's guide advises to allocate nothing else in them.
@@ -239,25 +211,34 @@ class CudaCopier:
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
-        self._lanes = [_Lane(rank.device) for _ in range(AT_ONCE)]
-        self._allocated: list[int] = []
-        self._pinned: list[int] = []
-        self._mapped: list[int] = []
+        self._streams = [torch.cuda.Stream(rank.device) for _ in range(AT_ONCE)]  # type: ignore[no-untyped-call]
+        self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        for event in (self._start, self._end):
+            event.record(self._streams[0])  # which makes the event: not while the stream is held
+        self._memory, self._reached = contextlib.ExitStack(), contextlib.ExitStack()  # what gives it back
         # Addresses on GPUs that this one cannot reach, with the contexts they are mapped in.
         self._staged: dict[int, int | None] = {}
         self._contexts: dict[int, int | None] = {}
 
     def device_memory(self, nbytes: int) -> Tensor:
-        address = int(result_of("cuMemAlloc_v2", c_uint64, -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES))
-        self._allocated.append(address)
+        address = int(result_of("cuMemAlloc_v2", -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES))
+        self._memory.callback(call, "cuMemFree_v2", address)
         # In the way that torch makes a tensor of memory without copying.
         array = {"shape": (nbytes // WORD_BYTES,), "typestr": "<i8", "data": (address, False), "version": 2}
         return torch.as_tensor(SimpleNamespace(__cuda_array_interface__=array), device=self._rank.device)
 
     def host_memory(self, nbytes: int) -> Tensor:
-        with _near(self._rank):
-            address = int(result_of("cuMemHostAlloc", c_void_p, nbytes, 0))
-        self._pinned.append(address)
+        # Pinned by a thread on the processors next to the GPU, it lies in the memory next to it. These are not known in
+        # some virtual machines and containers; then the operating system chooses.
+        before = os.sched_getaffinity(0)
+        with nvml.session() as pynvml, contextlib.suppress(pynvml.NVMLError):
+            assert self._rank.gpu is not None
+            pynvml.nvmlDeviceSetCpuAffinity(pynvml.nvmlDeviceGetHandleByUUID(self._rank.gpu.uuid))
+        try:
+            address = int(result_of("cuMemHostAlloc", nbytes, 0))
+        finally:
+            os.sched_setaffinity(0, before)
+        self._memory.callback(call, "cuMemFreeHost", address)
         return torch.frombuffer((ctypes.c_byte * nbytes).from_address(address), dtype=WORD)
 
     def offer(self, words: Tensor) -> Offer:
@@ -268,107 +249,94 @@ class CudaCopier:
         return Offer(bytes(handle), self._rank.device.index)
 
     def reaches_directly(self, offer: Offer) -> bool:
-        return can_access_peer(self._rank.device.index, offer.device)
+        return torch.cuda.can_device_access_peer(self._rank.device, offer.device)
 
     def reach(self, offer: Offer) -> int:
+        context = None
+        if not self.reaches_directly(offer):
+            # Only a context on that GPU can map it. The driver then takes copies through host memory. It is made if
+            # this process has none there, which takes about 0.5 GB of that GPU.
+            if offer.device not in self._contexts:
+                self._contexts[offer.device] = result_of("cuDevicePrimaryCtxRetain", offer.device)
+                self._reached.callback(call, "cuDevicePrimaryCtxRelease_v2", offer.device)
+            context = self._contexts[offer.device]
         handle = IpcHandle.from_buffer_copy(offer.handle)
-        mapped = partial(result_of, "cuIpcOpenMemHandle_v2", c_uint64, handle, LAZY_ENABLE_PEER_ACCESS)
-        if self.reaches_directly(offer):
-            self._mapped.append(int(mapped()))
-            return self._mapped[-1]
-        # Only a context on that GPU can map it. The driver then takes copies through host memory. It is made if this
-        # process has none there, which takes about 0.5 GB of that GPU.
-        if offer.device not in self._contexts:
-            self._contexts[offer.device] = result_of("cuDevicePrimaryCtxRetain", c_void_p, offer.device)
-        with _current(context := self._contexts[offer.device]):
-            address = int(mapped())
-        self._staged[address] = context
+        with _current(context):
+            address = int(result_of("cuIpcOpenMemHandle_v2", handle, LAZY_ENABLE_PEER_ACCESS))
+        self._reached.callback(self._close, address, context)
+        if context is not None:
+            self._staged[address] = context
         return address
 
+    def _close(self, address: int, context: int | None) -> None:
+        with _current(context):
+            call("cuIpcCloseMemHandle", address)
+
     def seconds(self, copies: Sequence[Copy], warm_up: int, timed: int, meet: Meet | None = None) -> float:
-        lanes = self._lanes[: len(copies)]
-        first, behind = lanes[0], warm_up if meet else 0
+        (copy, *others), first = copies, self._streams[0]
+        held = self._streams[: len(copies)]
         torch.cuda.synchronize()
         if meet:
             meet()  # nobody holds a stream for longer than it takes to queue a sample
-        with contextlib.nullcontext() if any(map(self._is_staged, copies)) else _held(lanes):
-            for copy, lane in zip(copies, lanes, strict=True):
-                self._queue(copy, lane, warm_up)
-            first.start.record(first.stream)
-            for copy, lane in zip(copies[1:], lanes[1:], strict=True):
-                lane.stream.wait_event(first.start)  # all begin together
-                self._queue(copy, lane, 2 * timed)
-            self._queue(copies[0], first, timed)
-            first.end.record(first.stream)
-            self._queue(copies[0], first, behind)
+        with contextlib.nullcontext() if any(map(self._is_staged, copies)) else _held(held):
+            for each, stream in zip(copies, held, strict=True):
+                self._queue(each, stream, warm_up)
+            self._start.record(first)
+            for each, stream in zip(others, held[1:], strict=True):
+                stream.wait_event(self._start)  # all begin together
+                self._queue(each, stream, 2 * timed)
+            self._queue(copy, first, timed)
+            self._end.record(first)
+            self._queue(copy, first, warm_up if meet else 0)
             if meet:
                 meet()  # and now all of them begin
         torch.cuda.synchronize()
-        return float(first.start.elapsed_time(first.end)) / 1e3 / timed
+        return float(self._start.elapsed_time(self._end)) / 1e3 / timed
 
     def leave(self) -> None:
-        for address in self._mapped:
-            call("cuIpcCloseMemHandle", address)
-        for address, context in self._staged.items():
-            with _current(context):
-                call("cuIpcCloseMemHandle", address)
-        for device in self._contexts:
-            call("cuDevicePrimaryCtxRelease_v2", device)
-        self._mapped, self._staged, self._contexts = [], {}, {}
+        self._reached.close()
+        self._staged, self._contexts = {}, {}
 
     def free(self) -> None:
-        for address in self._allocated:
-            call("cuMemFree_v2", address)
-        for address in self._pinned:
-            call("cuMemFreeHost", address)
-        self._allocated, self._pinned = [], []
+        self._memory.close()
         torch.cuda.empty_cache()  # what verifying took
 
-    def _queue(self, copy: Copy, lane: "_Lane", times: int) -> None:
-        to, origin, stream = copy.destination, copy.source, lane.stream.cuda_stream
-        own = result_of("cuCtxGetCurrent", c_void_p)
+    def _queue(self, copy: Copy, stream: torch.cuda.Stream, times: int) -> None:
+        to, origin, nbytes = copy
+        own = result_of("cuCtxGetCurrent")
+        contexts = self._staged.get(to, own), self._staged.get(origin, own)
         for _ in range(times):
             if self._is_staged(copy):
-                contexts = self._staged.get(to, own), self._staged.get(origin, own)
-                call("cuMemcpyPeerAsync", to, contexts[0], origin, contexts[1], copy.nbytes, stream)
+                call("cuMemcpyPeerAsync", to, contexts[0], origin, contexts[1], nbytes, stream.cuda_stream)
             else:
-                call("cuMemcpyAsync", to, origin, copy.nbytes, stream)
+                call("cuMemcpyAsync", to, origin, nbytes, stream.cuda_stream)
 
     def _is_staged(self, copy: Copy) -> bool:
-        return copy.destination in self._staged or copy.source in self._staged
-
-
-class _Lane:
-    """A stream with the events that time it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.start, self.end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        # The first record makes the event: not while the stream is held.
-        self.start.record(self.stream)
-        self.end.record(self.stream)
+        return not self._staged.keys().isdisjoint(copy[:2])
 
 
 @contextlib.contextmanager
-def _held(lanes: Sequence[_Lane]) -> Iterator[None]:
+def _held(streams: Sequence[torch.cuda.Stream]) -> Iterator[None]:
     """Let streams do nothing until all is queued: what is timed then is copies, and not how fast they are launched.
     Not for copies through host memory: they can fill the queue of a stream, and then the launch waits for it."""
     queued = threading.Event()
     wait = HostFunction(lambda _: queued.wait(HOLD_SECONDS))
     try:
-        for lane in lanes:
-            call("cuLaunchHostFunc", lane.stream.cuda_stream, wait, None)
+        for stream in streams:
+            call("cuLaunchHostFunc", stream.cuda_stream, wait, None)
         yield
     finally:
         queued.set()
-        # `wait` has to live until the driver has called it.
-        for lane in lanes:
-            call("cuStreamSynchronize", lane.stream.cuda_stream)
+        for stream in streams:  # `wait` has to live until the driver has called it
+            stream.synchronize()
 
 
 @contextlib.contextmanager
 def _current(context: int | None) -> Iterator[None]:
-    """Make another context the current one for a moment."""
+    """Make another context the current one for a moment; None leaves it."""
+    if context is None:
+        yield
+        return
     call("cuCtxPushCurrent_v2", context)
     try:
         yield
@@ -376,21 +344,6 @@ def _current(context: int | None) -> Iterator[None]:
         call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
 
-@contextlib.contextmanager
-def _near(rank: Rank) -> Iterator[None]:
-    """Run on the processors next to the GPU: memory that is pinned there is the memory next to it."""
-    assert rank.gpu is not None
-    before = os.sched_getaffinity(0)
-    # Not known in some virtual machines and containers; then the operating system chooses.
-    with nvml.session() as pynvml, contextlib.suppress(pynvml.NVMLError):
-        pynvml.nvmlDeviceSetCpuAffinity(pynvml.nvmlDeviceGetHandleByUUID(rank.gpu.uuid))
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-# For a rank of either kind.
 Copier = HostCopier | CudaCopier
 
 WARM_UP = 4
@@ -406,24 +359,42 @@ LASTING = {"cuda": 0.35, "cpu": 0.002}
 BLANK = -1
 
 
-@dataclass(frozen=True)
-class Copied:
+class Copied(NamedTuple):
     """What copies over links gave: their figures, and faults of the data that arrived."""
 
     measurements: list[Measurement]
     faults: list[Fault]
 
 
-def copier(rank: Rank) -> Copier:
-    """The one for this rank's device."""
-    return HostCopier() if rank.device.type == "cpu" else CudaCopier(rank)
+@dataclass
+class Ends:
+    """What a rank copies between, by way a source and a sink, and where it meets the others. `others`: of each other
+    rank the addresses of both."""
+
+    copier: Copier
+    ways: dict[str, tuple[Tensor, Tensor]]
+    line: StartingLine
+    others: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
-def free(rank: Rank, name: str) -> None:
-    """Give back what a rank keeps by this name: a copier, and its line."""
-    kept = rank.kept.pop(name)
-    kept.line.remove()
-    kept.copier.free()
+ENDS = "the ends of links"  # of a rank, which it keeps from `prepare` to `free`
+
+
+def prepare(rank: Rank, nbytes: int, ways: Mapping[str, Sequence[str]]) -> Ends:
+    """`ways`: by name, where its source lies and where its sink, "device" or "host"."""
+    copier = HostCopier() if rank.device.type == "cpu" else CudaCopier(rank)
+    memory = {"host": copier.host_memory, "device": copier.device_memory}
+    ends = rank.kept[ENDS] = Ends(copier, {}, StartingLine(rank.size))
+    for way, sides in ways.items():
+        source, sink = (memory[side](nbytes) for side in sides)
+        ends.ways[way] = fill(source, rank.index), sink.fill_(BLANK)
+    return ends
+
+
+def free(rank: Rank) -> None:
+    ends: Ends = rank.kept.pop(ENDS)
+    ends.line.remove()
+    ends.copier.free()
 
 
 def bandwidth(
@@ -448,9 +419,4 @@ def fill(words: Tensor, seed: int) -> Tensor:
 
 def difference(words: Tensor, expected: Tensor) -> str:
     """ "" if all words arrived, else how many did not, and the first of those."""
-    wrong = words != expected
-    if not (count := int(wrong.sum())):
-        return ""
-    first = int(wrong.int().argmax())
-    found, right = (hexadecimal(int(each[first]), WORD_BYTES) for each in (words, expected))
-    return f"{count:,} of {len(words):,} words of 8 bytes are wrong: word {first:,} is {found}, expected {right}"
+    return wrong_elements(words, expected, "words of 8 bytes", "word {:,}", hexadecimal)

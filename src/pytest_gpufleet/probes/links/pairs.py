@@ -1,34 +1,31 @@
 """The links between GPUs: what each pair reaches, and whether data arrives unharmed.
 
-The copies are those of nvbandwidth's device_to_device tests with copy engines. Behind an NVSwitch, pairs that share
-no GPU copy at the same time: on 8 GPUs that is 7 rounds of 4 pairs instead of 28 pairs one after the other. On 4x H200
-each pair alone gave the same figures.
+The copies are those of nvbandwidth's device_to_device tests with copy engines. Behind an NVSwitch, pairs that share no
+GPU copy at the same time: on 4x H200 each pair alone gave the same figures.
 
-Both directions at once are two GPUs that write to each other: on 2x H200 (driver 580.159.04, 2026-11-22) that gave
-391.8 + 391.9 GB/s, and nvbandwidth 391.9 + 391.8. Reads in both directions are no measure of the link here: from memory
-that CUDA IPC, or a file descriptor of cuMemCreate, maps into the context of the reader the driver reads faster alone
-(396.3 against nvbandwidth's 393.9) and slower both ways (373.4 against 389.6), whether lined up or not; nvbandwidth has
-the contexts of both GPUs in one process.
+Both directions at once are two GPUs that write to each other: 2x H200 gave 391.8 + 391.9 GB/s, and nvbandwidth 391.9 +
+391.8 (driver 580.159.04, 2026-11-22). Reads in both directions are no measure of the link: from memory that CUDA IPC,
+or a file descriptor of cuMemCreate, maps into the context of the reader the driver reads faster alone (396.3 against
+nvbandwidth's 393.9) and slower both ways (373.4 against 389.6); nvbandwidth has the contexts of both GPUs in one
+process.
 """
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.measurement import GpuState, Reading
+from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import METRICS, Metric
 from pytest_gpufleet.model.place import Pair, Where
 from pytest_gpufleet.probes.links import copying
-from pytest_gpufleet.probes.links.copying import Copied, Copier, Copy, Meet, Offer, StartingLine
+from pytest_gpufleet.probes.links.copying import Copied, Copier, Copy, Ends, Meet, Offer
 from pytest_gpufleet.probes.measure import together, watched
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
@@ -40,6 +37,7 @@ Sampled = Callable[[Copier, Sequence[Copy], Meet | None], Samples]
 
 SMALL_BYTES = 16
 SMALL_COPIES = 100
+PAIR = "device to device"
 
 
 def pair_bandwidth(world: World, topology: GpuTopology, direction: PairDirection, nbytes: int) -> Copied:
@@ -90,10 +88,8 @@ def some_rounds(among: Sequence[int], seed: int, most: int) -> list[list[IndexPa
     else in each. Each pair has the lower number first."""
     mixed = sorted(among)
     random.Random(seed).shuffle(mixed)
-    return [
-        sorted((min(mixed[i], mixed[j]), max(mixed[i], mixed[j])) for i, j in each)
-        for each in rounds(len(mixed))[:most]
-    ]
+    some = rounds(len(mixed))[:most]
+    return [sorted((min(mixed[i], mixed[j]), max(mixed[i], mixed[j])) for i, j in each) for each in some]
 
 
 def schedule(n: int, topology: GpuTopology) -> list[list[IndexPair]]:
@@ -104,9 +100,12 @@ def schedule(n: int, topology: GpuTopology) -> list[list[IndexPair]]:
 
 
 def _each_pair(n: int, topology: GpuTopology, both_ways: bool = False) -> list[list[IndexPair]]:
-    """Every pair of n ranks in both directions, one after the other or at once: those of one entry copy together."""
-    with_back = [(pairs, [(j, i) for i, j in pairs]) for pairs in schedule(n, topology)]
-    return [at_once for pairs, back in with_back for at_once in ([pairs + back] if both_ways else [pairs, back])]
+    """The same in both directions, one after the other or at once."""
+    found = []
+    for pairs in schedule(n, topology):
+        back = [(j, i) for i, j in pairs]
+        found += [pairs + back] if both_ways else [pairs, back]
+    return found
 
 
 def _copied(
@@ -127,9 +126,7 @@ def _copied(
     faults: list[Fault] = []
     direct = world.run(_reach, world.run(_prepare, nbytes))
     for at_once in groups:
-        found: list[tuple[Samples, GpuState | None]] = world.run(
-            watched(_copy), dict(at_once), sampled, writes, lined_up
-        )
+        found = world.run(watched(_copy), dict(at_once), sampled, writes, lined_up)
         # Whose memory has been copied to, and from whose.
         filled = dict((j, i) if writes else (i, j) for i, j in at_once)
         differences = world.run(_difference, filled)
@@ -142,16 +139,14 @@ def _copied(
                 under = {**conditions, **_link(topology, where, direct[i][j])}
                 by_rank[i].append(Reading(metric, median(samples), under, samples, where, {"bytes": nbytes}, state))
     world.run(_leave)
-    world.run(copying.free, ENDS)  # not before nobody reaches it any more
+    world.run(copying.free)  # not before nobody reaches it any more
     return Copied(together(world, by_rank), faults)
 
 
 def _link(topology: GpuTopology, where: Where, direct: bool) -> dict[str, Condition]:
     """The kind of link: "NVLink", or the PCIe ancestor in common; "host" where data goes through host memory. Where
-    there is no NVSwitch also how many NVLinks: some pairs of one machine have more than others, by design.
-
-    GPUs with NVLinks between them must use them, so a pair that does not is still held against NVLink.
-    """
+    there is no NVSwitch also how many NVLinks: some pairs of one machine have more than others, by design. GPUs with
+    NVLinks between them must use them: a pair that does not is still held against NVLink."""
     link = topology.kind(where)[-1]
     if link != "NV":
         return {"link": link if direct else "host"}
@@ -161,32 +156,15 @@ def _link(topology: GpuTopology, where: Where, direct: bool) -> dict[str, Condit
 # ---------------------------------------------------------------- on ranks
 
 
-@dataclass
-class _Ends:
-    """What a rank copies between, the addresses of the others' source and sink among them; and where it meets them."""
-
-    copier: Copier
-    source: Tensor
-    sink: Tensor
-    line: StartingLine
-    others: dict[int, tuple[int, int]] = field(default_factory=dict)
+def _prepare(rank: Rank, nbytes: int) -> list[Offer]:
+    """The offers of this rank's source, sink and starting line."""
+    ends = copying.prepare(rank, nbytes, {PAIR: ("device", "device")})
+    return [*map(ends.copier.offer, ends.ways[PAIR]), ends.line.offer]
 
 
-ENDS = "the ends of links"  # of a rank, which it keeps from `_prepare` to `copying.free`
-
-
-def _prepare(rank: Rank, nbytes: int) -> tuple[Offer, Offer, str]:
-    copier = copying.copier(rank)
-    source, sink = copier.device_memory(nbytes), copier.device_memory(nbytes)
-    ends = rank.kept[ENDS] = _Ends(copier, source, sink, StartingLine(rank.size))
-    copying.fill(source, rank.index)
-    sink.fill_(copying.BLANK)
-    return copier.offer(source), copier.offer(sink), ends.line.address
-
-
-def _reach(rank: Rank, offers: list[tuple[Offer, Offer, str]]) -> list[bool]:
+def _reach(rank: Rank, offers: list[list[Offer]]) -> list[bool]:
     """Reach the memory of all others; for each, whether this is possible without a way through host memory."""
-    ends: _Ends = rank.kept[ENDS]
+    ends: Ends = rank.kept[copying.ENDS]
     ends.line.draw(rank.index, [line for *_, line in offers])
     for index, (source, sink, _) in enumerate(offers):
         if index != rank.index:
@@ -198,21 +176,15 @@ def _reach(rank: Rank, offers: list[tuple[Offer, Offer, str]]) -> list[bool]:
 def _copy(rank: Rank, pairs: dict[int, int], sampled: Sampled, writes: bool, lined_up: bool) -> Samples:
     if rank.index not in pairs:
         return ()
-    ends: _Ends = rank.kept[ENDS]
-    other = pairs[rank.index]
-    source, sink = ends.others[other]
-    meet = partial(ends.line.meet, _round(rank.index, pairs)) if lined_up else None
-    with rank.phase(f"rank {rank.index} {'writes to' if writes else 'reads from'} rank {other}"):
-        to, origin = (sink, ends.source.data_ptr()) if writes else (ends.sink.data_ptr(), source)
-        return sampled(ends.copier, [Copy(to, origin, ends.sink.nbytes)], meet)
-
-
-def _round(start: int, pairs: Mapping[int, int]) -> list[int]:
-    """The others on the way round from a rank to itself: its partner, or all of a ring."""
-    others = [pairs[start]]
-    while pairs[others[-1]] != start:
+    ends: Ends = rank.kept[copying.ENDS]
+    others = [pairs[rank.index]]  # on the way round to this rank: its partner, or all of a ring
+    while lined_up and pairs[others[-1]] != rank.index:
         others.append(pairs[others[-1]])
-    return others
+    (own_source, own_sink), (source, sink) = ends.ways[PAIR], ends.others[others[0]]
+    with rank.phase(f"rank {rank.index} {'writes to' if writes else 'reads from'} rank {others[0]}"):
+        to, origin = (sink, own_source.data_ptr()) if writes else (own_sink.data_ptr(), source)
+        meet = partial(ends.line.meet, others) if lined_up else None
+        return sampled(ends.copier, [Copy(to, origin, own_sink.nbytes)], meet)
 
 
 def _lasting(copier: Copier, copies: Sequence[Copy], meet: Meet | None) -> Samples:
@@ -236,9 +208,9 @@ def _difference(rank: Rank, filled: dict[int, int]) -> str:
     if rank.index not in filled:
         return ""
     # Each rank's data differs from that of the others in every word, so what the copy before has left here is noticed.
-    words = rank.kept[ENDS].sink
+    words = rank.kept[copying.ENDS].ways[PAIR][1]
     return copying.difference(words, copying.fill(torch.empty_like(words), filled[rank.index]))
 
 
 def _leave(rank: Rank) -> None:
-    rank.kept[ENDS].copier.leave()
+    rank.kept[copying.ENDS].copier.leave()

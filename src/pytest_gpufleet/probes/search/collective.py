@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
-from pytest_gpufleet.model.place import THIS_NODE, Pair, Place, Where
+from pytest_gpufleet.model.place import Pair, Place, Where
 from pytest_gpufleet.probes.collectives.exactness import Delivery, exchange
 from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
@@ -27,7 +26,7 @@ from pytest_gpufleet.probes.compute.rate import matmul_rate
 from pytest_gpufleet.probes.links.pairs import IndexPair, schedule
 from pytest_gpufleet.probes.measure import measure
 from pytest_gpufleet.probes.timing import agree, line_up, seconds, synchronize, timing, wait
-from pytest_gpufleet.world.rank import TIMEOUT, Rank
+from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
 SECONDS = 60.0
@@ -90,12 +89,10 @@ def swaps(
 def launch_seconds(rank: Rank, name: str, nbytes: int) -> tuple[float, float]:
     """The seconds this rank's host needs to launch a collective, and those until it is done, when all ranks begin
     together: a rank that comes late has a long first figure, and the others wait for it in their second."""
-    collective, n = COLLECTIVES[name], rank.size
-    total = collective.total(max(1, nbytes // 4), n)
-    zeros, in_place = partial(torch.zeros, device=rank.device), collective.in_place == "always"
-    input, output = collective.buffers(total, n, rank.index, in_place, zeros)
+    collective = COLLECTIVES[name]
+    input, output = collective.zeros(rank, nbytes)
     run = partial(collective.run, rank.group, output, input)
-    launched, done = [], []
+    times = []
     with rank.phase(f"launches of {name} {nbytes:,} bytes"):
         seconds(rank, run, 1)  # connects the ranks
         launches = agree(rank, max(3, min(LAUNCHES, int(LONGEST / seconds(rank, run, 1)))))
@@ -103,41 +100,12 @@ def launch_seconds(rank: Rank, name: str, nbytes: int) -> tuple[float, float]:
             line_up(rank)
             began = time.perf_counter()
             works = collective.launch(rank.group, output, input)
-            launched.append(time.perf_counter() - began)
+            launched = time.perf_counter()
             wait(works)
             synchronize(rank)
-            done.append(time.perf_counter() - began)
-    return median(launched), median(done)
-
-
-# Images of clouds set NCCL_TOPO_FILE, since a virtual machine does not show what it consists of. Left over from another
-# machine, or from another size of it, it sends NCCL the wrong way over all links alike.
-
-VARIABLE = "NCCL_TOPO_FILE"
-FASTER = 1.05  # what a search for the slow names anybody from; large messages differ by 1 % from one time to the next
-
-
-def without_topology_file(world: World, collective: str, nbytes: int, deadline: Deadline) -> list[Fault]:
-    """What a collective over all ranks reaches without NCCL_TOPO_FILE; nothing where it is not set."""
-    if not (file := software.steering().get(VARIABLE)):
-        return []
-    rates = deadline.run(world, _with_and_without, file, collective, nbytes)
-    given, own = (min(ways) for ways in zip(*rates, strict=True))
-    what = f"without {VARIABLE}={file} {collective} reaches {own:,.4g} GB/s, with it {given:,.4g}"
-    return [Fault("harmful_variable", (THIS_NODE,), what) if own > FASTER * given else unclear(what)]
-
-
-def _with_and_without(rank: Rank, file: str, collective: str, nbytes: int) -> tuple[float, float]:
-    """GB/s of this rank's group, and of a group of the same ranks for which NCCL has no file: it reads the variable
-    again for each communicator (ncclTopoGetSystem), where the C library has it, from nccl.conf too."""
-    given = bus_bandwidth(rank, collective, nbytes).value
-    os.unsetenv(VARIABLE)
-    group = dist.new_group(dist.get_process_group_ranks(rank.group), timeout=TIMEOUT)
-    assert isinstance(group, dist.ProcessGroup)
-    own = bus_bandwidth(rank.within(group), collective, nbytes).value
-    os.putenv(VARIABLE, file)
-    dist.destroy_process_group(group)
-    return given, own
+            times.append((launched - began, time.perf_counter() - began))
+    launching, done = map(median, zip(*times, strict=True))
+    return launching, done
 
 
 # Slow is what reaches less than this share of the others: GPUs, and CPU ranks, whose machine does other things too.
@@ -171,20 +139,18 @@ Step = Fault | str  # who it is, or, if that is not known, what was seen
 
 def who_is_slow(world: World, topology: GpuTopology, collective: str, nbytes: int) -> list[Fault]:
     """Who made a collective over `world` slow at S = `nbytes`: looks at launches, then at all pairs, leaves out one
-    rank after the other and tries both halves, and stops as soon as it knows. Where it is no single one, NCCL's file of
-    the topology is left out once."""
-    slow, clues, ways = Slow(world, topology, collective, nbytes), list[str](), list[Fault]()
+    rank after the other and tries both halves, and stops as soon as it knows."""
+    slow, clues = Slow(world, topology, collective, nbytes), list[str]()
     try:
         for step in (_late_rank, _slow_links, _left_out):
             if isinstance(found := step(slow), Fault):
                 return [found]
             clues.append(found)
-        ways = without_topology_file(world, collective, min(nbytes, LAUNCH_BYTES), slow.deadline)
     except Exception as error:  # whatever it is, the miss comes first
         clues.append(failed(error))
     if steering := [f"{name}={value}" for name, value in software.relevant().items() if name.startswith("NCCL_")]:
         clues.append(f"variables that steer NCCL are set: {', '.join(steering)}")
-    return [*ways, *(unclear(clue) for clue in clues if clue)]
+    return [unclear(clue) for clue in clues if clue]
 
 
 def _late_rank(slow: Slow) -> Step:
@@ -204,17 +170,19 @@ def _late_rank(slow: Slow) -> Step:
 
 
 def _slow_links(slow: Slow) -> Step:
-    world = slow.world
+    world, topology = slow.world, slow.topology
     size = PAIR_BYTES if world.gpus and slow.nbytes >= MiB else slow.nbytes
-    rounds = schedule(world.size, slow.topology)
-    by_rank: list[dict[IndexPair, tuple[float, ...]]] = slow.deadline.run(world, swaps, rounds, size, LONGEST)
+    by_rank = slow.deadline.run(world, swaps, schedule(world.size, topology), size, LONGEST)
     seconds = grouped(item for one in by_rank for item in one.items())
     # Of its samples the best counts, since a bad link is never fast, and of its two ranks the slower one.
     rates = {pair: size / max(map(min, took)) for pair, took in seconds.items()}
     verb = "reaches" if size >= MiB else "takes"
     if len(rates) == 1:
         return f"with two ranks it can be either: their link {verb} {_span(rates.values(), size)}"
-    shares = of_their_kind(rates, {(a, b): _link(slow, a, b) for a, b in rates})
+    ends = {(a, b): Pair(world.places[a], world.places[b]) for a, b in rates}
+    # Only without a switch do pairs differ by design in the number of their NVLinks.
+    link = topology.link if topology.fabric == "nvlink" else lambda pair: topology.kind(pair)[-1]
+    shares = of_their_kind(rates, {pair: link(at) for pair, at in ends.items()})
     if (rank := slow_rank(shares, slow.share)) is not None:
         with_it, others = (_span(each, size) for each in _split(rates, rank))
         what = f"every pair with it {verb} {with_it}, all others {others}"
@@ -224,9 +192,9 @@ def _slow_links(slow: Slow) -> Step:
         return f"no single GPU: each of the {len(rates)} pairs {verb} {_span(rates.values(), size)}"
     fine = _span((rate for pair, rate in rates.items() if pair not in few), size)
     if len(few) == 1:
-        ends = Pair(*(world.places[index] for index in few[0]))
-        return Fault("link_slow", (ends,), f"this pair {verb} {_span([rates[few[0]]], size)}, all others {fine}")
-    each = ", ".join(f"{world.places[a]}-{world.places[b]} {_span([rates[a, b]], size)}" for a, b in few)
+        what = f"this pair {verb} {_span([rates[few[0]]], size)}, all others {fine}"
+        return Fault("link_slow", (ends[few[0]],), what)
+    each = ", ".join(f"{ends[pair]} {_span([rates[pair]], size)}" for pair in few)
     return f"no single GPU: {len(few)} of {len(rates)} pairs are slow ({each}), each other one {verb} {fine}"
 
 
@@ -254,12 +222,6 @@ def _left_out(slow: Slow) -> Step:
         rates = [f"ranks {half[0]} to {half[-1]} {gigabytes([rate(half)])}" for half in halves]
         clue += f", among {' and among '.join(rates)}"
     return clue
-
-
-def _link(slow: Slow, a: int, b: int) -> str:
-    """The kind of link of two ranks. Only without a switch do pairs differ by design in the number of their NVLinks."""
-    pair = Pair(slow.world.places[a], slow.world.places[b])
-    return slow.topology.link(pair) if slow.topology.fabric == "nvlink" else slow.topology.kind(pair)[-1]
 
 
 def of_their_kind(rates: Mapping[IndexPair, float], links: Mapping[IndexPair, str]) -> dict[IndexPair, float]:

@@ -1,0 +1,47 @@
+"""Elements that are not what they should be, counted and described."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+SHOWN = 3  # elements that are described
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.view(BITS[tensor.element_size()])
+
+
+def hexadecimal(element: Tensor) -> str:
+    """The bits of a whole number, be it negative: "0x3f80"."""
+    size = element.element_size()
+    return f"0x{int(element) & (1 << 8 * size) - 1:0{2 * size}x}"
+
+
+def unlike(
+    found: Tensor,
+    right: Tensor,
+    at: Callable[..., str],
+    shown: Callable[[Tensor], object] = Tensor.item,
+    wrong: Tensor | None = None,
+) -> tuple[int, list[str]]:
+    """How many elements of a tensor are not equal to those of another (NaN never is), or are `wrong`, and what the
+    first of them are; `at(*index)` says where one is."""
+    wrong = found != right if wrong is None else wrong
+    first = wrong.nonzero()[:SHOWN].tolist()
+    texts = [f"{at(*i)} is {shown(found[(*i,)])}, expected {shown(right[(*i,)])}" for i in first]
+    return int(wrong.sum()), texts
+
+
+def wrong_elements(
+    found: Tensor,
+    right: Tensor,
+    noun: str = "elements",
+    at: str = "[{}]",
+    shown: Callable[[Tensor], object] = Tensor.item,
+    wrong: Tensor | None = None,
+) -> str:
+    """The same in a text; "" if none is wrong."""
+    count, texts = unlike(found, right, at.format, shown, wrong)
+    return f"{count:,} of {found.numel():,} {noun} are wrong: {'; '.join(texts)}" if count else ""
