@@ -162,7 +162,7 @@ class DryPool:
 
     def _rank(self, members: Members, call: Call) -> Rank:
         spec, board = self.specs[members[0]], SimpleNamespace(phase=nothing)
-        local_size, device = call.local_sizes[spec.node], torch.device(spec.device)
+        local_size, device = call.nodes.count(spec.node), torch.device(spec.device)
         return Rank(0, len(members), spec.node, local_size, device, spec.gpu, {}, {members: None}, members, board)
 
 

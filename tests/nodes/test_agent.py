@@ -50,7 +50,7 @@ def start_ranks(agent):
 
 
 def submit(agent, function, *args):
-    call = Call("it", (HERE,), {1: 2}, False, pack_work(function, args, {}), number=7)
+    call = Call("it", (HERE,), (1, 1), False, pack_work(function, args, {}), number=7)
     agent.tell(messages.Submit(HERE, pack(call)))
 
 

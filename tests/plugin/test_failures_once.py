@@ -1,9 +1,7 @@
-"""What pytest's own lines say of a run: a failure once, what stands for GPUs before the first test, and who is late."""
+"""What pytest's own lines say of a run: a failure once, and what stands for GPUs before the first test."""
 
 import pytest
 
-from pytest_gpufleet.world.engines.protocol import Death
-from pytest_gpufleet.world.failure import collect
 from tests.conftest import RECORDED
 
 OWN = """
@@ -43,25 +41,3 @@ def test_the_package_of_the_plugin_is_not_its_suite(run_pytest):
     run = run_pytest("--pyargs", "pytest_gpufleet")
     (line,) = filter(None, run.text.splitlines())
     assert (run.status, "pytest_gpufleet.acceptance" in line) == (4, True)
-
-
-class Silent:
-    """An engine of which rank 0 may die and nobody answers, and its clock."""
-
-    def __init__(self, *deaths):
-        self.now, self._deaths = 0.0, [*deaths]
-
-    def wait(self, seconds):
-        self.now += seconds
-        return [self._deaths.pop()] if self._deaths else []
-
-
-def test_a_call_that_hangs_says_whom_it_waits_for_after_half_a_minute():
-    assert waited(Silent()) == [(seconds, {0, 3}) for seconds in (30, 60, 120, 240)]
-    assert waited(Silent(Death(0, "by SIGKILL"))) == []  # the others have but a moment left
-
-
-def waited(engine):
-    heard = []
-    collect(engine, 1, (0, 3), 300.0, lambda: False, lambda: engine.now, lambda *text: heard.append(text))
-    return heard

@@ -89,7 +89,7 @@ class FakeEngine:
 
     def _rank(self, index: int, call: Call) -> Rank:
         members, spec = call.group_of(index), self.specs[index]
-        sizes: Any = (members.index(index), len(members), spec.node, call.local_sizes[spec.node], "fake", spec.gpu)
+        sizes: Any = (members.index(index), len(members), spec.node, call.nodes.count(spec.node), "fake", spec.gpu)
         return Rank(*sizes, {}, {members: members}, members if call.with_group else None, Phases())
 
     def _perform(self, rank: int, number: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:

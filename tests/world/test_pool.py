@@ -13,7 +13,8 @@ from pytest_gpufleet.world import call, pool as pool_module
 from pytest_gpufleet.world.call import Outcome
 from pytest_gpufleet.world.engines.processes import CANNOT_ANSWER
 from pytest_gpufleet.world.engines.protocol import Engine, Trace
-from pytest_gpufleet.world.failure import GRACE_SECONDS, MAX_FAILED_STARTS
+from pytest_gpufleet.world.failure import MAX_FAILED_STARTS
+from pytest_gpufleet.world.pool import GRACE_SECONDS
 
 from .fake_engine import Dies, FakeEngine, Hangs, Sends, Takes, specs, world_of
 
@@ -87,6 +88,16 @@ def test_a_timeout_is_a_number_of_seconds(engine):
         with pytest.raises(ValueError, match="a number of seconds above 0, not"):
             world_of(engine, 1).run(lambda rank: None, timeout=timeout)
     assert engine.starts == 0
+
+
+@pytest.mark.parametrize(("ending", "seconds"), [(Hangs(), [30, 60, 120, 240]), (Takes(20.0, Dies("by SIGKILL")), [])])
+def test_a_call_that_hangs_says_whom_it_waits_for_after_half_a_minute(engine, ending, seconds):
+    """After a failure the others have but a moment left."""
+    heard = []
+    with pytest.raises(RankFailure):
+        world_of(engine, 3, timeout=300.0, on_wait=heard.append).run(lambda rank: ending if rank.index else None)
+    late = "waiting for ranks 1, 2 for {} s, the deadline is 300 s"
+    assert [text.partition(": ")[2] for text in heard] == list(map(late.format, seconds))
 
 
 # ---------------------------------------------------------------- failures

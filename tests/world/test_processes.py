@@ -111,7 +111,7 @@ def held():
 
 def test_a_process_that_a_test_forks_neither_uses_ranks_nor_keeps_them(world):
     connections = {end for ends in world.run(lambda rank: held()) for end in ends if end.startswith(("socket", "pipe"))}
-    lifelines, folder = connections & held(), world._pool._engine._scratch[0]
+    lifelines, folder = connections & held(), world._pool.engine._scratch[0]
     files = os.listdir(folder)
     assert lifelines
     read, write = os.pipe()
@@ -119,7 +119,7 @@ def test_a_process_that_a_test_forks_neither_uses_ranks_nor_keeps_them(world):
         with pytest.raises(RuntimeError, match="in a process that a test has forked"):
             world.run(lambda rank: "for the child")
         world._pool.stop()
-        world._pool._engine.end()  # as it does when a process ends
+        world._pool.engine.end()  # as it does when a process ends
         os.write(write, repr(lifelines & held()).encode())
         os._exit(0)
     assert os.read(read, 1000) == b"set()"

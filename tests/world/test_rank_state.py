@@ -14,7 +14,6 @@ MODULE = """
     import resource
     import signal
     import sys
-    import warnings
 
     import numpy
     import pytest
@@ -52,7 +51,6 @@ MODULE = """
             "output": [os.path.realpath(f"/proc/self/fd/{number}") for number in (1, 2)],
             "streams": [stream is None or stream.closed for stream in (sys.stdout, sys.stderr)],
             "modules": list(sys.path),
-            "warnings": list(warnings.filters),
             "logging": (logging.root.level, logging.root.manager.disable, len(logging.root.handlers)),
             "garbage": gc.isenabled(),
             "limits": [resource.getrlimit(number)[0] for number in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)],
@@ -94,7 +92,6 @@ MODULE = """
         sys.stdout.close()
         sys.stderr = None
         sys.path = ["left"]
-        warnings.simplefilter("error")
         logging.basicConfig(level=1, handlers=[logging.NullHandler()])
         logging.disable(50)
         gc.disable()

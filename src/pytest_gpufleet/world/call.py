@@ -7,14 +7,13 @@ import pickle
 import pkgutil
 import sys
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
 import cloudpickle
 
@@ -67,18 +66,13 @@ MOST_RANKS = 16  # in a sentence
 START = 0  # the call that a rank answers when it is ready: nobody has sent it
 
 
-@dataclass(frozen=True)
-class Reporting:
-    """`filters`: those of the module warnings, packed; `log_level`: below it nothing is logged."""
-
-    filters: bytes
-    log_level: int
+Reporting = tuple[bytes, int]  # the filters of the module warnings, packed, and the level below which nothing is logged
 
 
 @dataclass(frozen=True)
 class Call:
     """Run `work`, a packed (function, args, kwargs), on disjoint groups of ranks at the same time, with or without the
-    process group of each. `local_sizes`: how many of these ranks each node has.
+    process group of each. `nodes`: of each of these ranks, group by group.
 
     `reporting`: what is to be heard of warnings and log records; None: what a rank does by itself.
     `number`: no other call of this world has it, and its answers bear it. `test`: no other test of this session has it.
@@ -86,7 +80,7 @@ class Call:
 
     name: str
     groups: tuple[Members, ...]
-    local_sizes: dict[int, int]
+    nodes: tuple[int, ...]
     with_group: bool
     work: bytes
     number: int = START
@@ -99,10 +93,6 @@ class Call:
 
     def group_of(self, rank: int) -> Members:
         return next(members for members in self.groups if rank in members)
-
-
-def local_sizes(specs: Iterable[RankSpec]) -> dict[int, int]:
-    return dict(Counter(spec.node for spec in specs))
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
@@ -160,19 +150,14 @@ def pack_work(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         parts = {describe(function): function, **{f"argument {i + 1}": arg for i, arg in enumerate(args)}}
         for key, value in kwargs.items():
             parts |= value if isinstance(value, dict) else {key: value}
-        reasons = "; ".join(_unsendable(parts)) or str(error)
-        raise CannotTravel(f"cannot be sent to the ranks: {reasons}; make it on the ranks instead") from None
-
-
-def _unsendable(values: dict[str, Any]) -> list[str]:
-    """The names of the values that cannot be pickled, each with the reason."""
-    reasons = []
-    for name, value in values.items():
-        try:
-            pack(value)
-        except Exception as error:  # pickling runs the objects' own code, which may raise anything
-            reasons.append(f"{name} ({type(value).__name__}): {error}")
-    return reasons
+        reasons = []
+        for name, value in parts.items():
+            try:
+                pack(value)
+            except Exception as why:
+                reasons.append(f"{name} ({type(value).__name__}): {why}")
+        told = "; ".join(reasons) or str(error)
+        raise CannotTravel(f"cannot be sent to the ranks: {told}; make it on the ranks instead") from None
 
 
 def describe(function: Callable[..., Any]) -> str:
@@ -297,7 +282,7 @@ NOTICES_LIMIT = 100  # of one call: a warning in each step of a long loop must n
 
 def reporting() -> Reporting:
     """What holds in this process now, for a rank to do likewise."""
-    return Reporting(_packed(tuple(warnings.filters)), logging.root.level)
+    return _packed(tuple(warnings.filters)), logging.root.level
 
 
 @lru_cache(maxsize=8)
@@ -305,48 +290,30 @@ def _packed(filters: tuple[Any, ...]) -> bytes:
     return pack(list(filters))
 
 
-def set_filters(filters: list[Any]) -> None:
-    warnings.resetwarnings()  # which also drops what is cached of them
-    warnings.filters[:] = filters  # type: ignore[index]  # a list, not declared as one
+@contextmanager
+def heard(wanted: Reporting | None, noticed: dict[Notice, None]) -> Iterator[None]:
+    """On a rank: warn and log as the controller does, whose filters come before those of this process, and collect what
+    is warned of. None: as Python does by itself."""
+    if wanted is None:
+        yield
+        return
 
-
-class Notices:
-    """On a rank: the warnings that a test is to hear of. All others go where Python sends them."""
-
-    def __init__(self) -> None:
-        self._noticed: list[Notice] = []
-        self._wanted: Reporting | None = None
-        self._show_as_python_does = warnings.showwarning
-        warnings.showwarning = self._show
-
-    def heed(self, wanted: Reporting | None) -> None:
-        """From here on do as the controller does, whose filters come before those of this process."""
-        if wanted is None or wanted == self._wanted:
-            return
-        self._wanted = wanted
-        logging.root.setLevel(wanted.log_level)
-        with suppress(Exception):  # a category that cannot be imported here is not warned of here
-            given = pickle.loads(wanted.filters)
-            set_filters([*given, *warnings.filters])
-
-    def forget(self) -> None:
-        """Another test begins; the filters have been put back."""
-        self._wanted = None
-
-    def take(self) -> tuple[Notice, ...]:
-        """Those since the last time."""
-        taken, self._noticed = tuple(dict.fromkeys(self._noticed)), []
-        return taken
-
-    def _show(
-        self, message: Warning | str, category: type[Warning], filename: str, lineno: int,
-        file: TextIO | None = None, line: str | None = None,
+    def note(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, file: object = None,
+        line: object = None,
     ) -> None:  # fmt: skip
-        if self._wanted is None:
-            self._show_as_python_does(message, category, filename, lineno, file, line)
-        elif len(self._noticed) < NOTICES_LIMIT:
+        if len(noticed) < NOTICES_LIMIT:
             name = f"{category.__module__}.{category.__qualname__}"
-            self._noticed.append(Notice(name, str(message), filename, lineno))
+            noticed[Notice(name, str(message), filename, lineno)] = None
+
+    logging.root.setLevel(wanted[1])
+    with warnings.catch_warnings():
+        warnings.showwarning = note
+        with suppress(Exception):  # a category that cannot be imported here is not warned of here
+            filters = [*pickle.loads(wanted[0]), *warnings.filters]
+            warnings.resetwarnings()  # which also drops what is cached of them
+            warnings.filters[:] = filters  # type: ignore[index]  # a list, not declared as one
+        yield
 
 
 def show_notices(outcomes: Mapping[int, Outcome]) -> None:

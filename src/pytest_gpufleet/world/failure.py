@@ -4,7 +4,7 @@ import contextlib
 import json
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -130,29 +130,24 @@ MAX_FAILED_STARTS = 3
 
 
 class Attempts:
-    """Each attempt is made in `counted`. After MAX_FAILED_STARTS failures in a row there should be no further one:
-    `check` raises the last failure at once."""
+    """Each attempt is made in `counted`. After MAX_FAILED_STARTS failures in a row there is no further one: it raises
+    the last failure at once. So it does once `hopeless` was set."""
 
     def __init__(self) -> None:
         self._failed = 0
-        self._hopeless: RankFailure | None = None
-
-    def check(self) -> None:
-        __tracebackhide__ = True
-        if self._hopeless is not None:
-            raise self._hopeless
-
-    def give_up(self, why: RankFailure) -> None:
-        self._hopeless = why
+        self.hopeless: RankFailure | None = None
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
+        __tracebackhide__ = True
+        if self.hopeless is not None:
+            raise self.hopeless
         try:
             yield
         except RankFailure as failure:
             self._failed += 1
             if self._failed == MAX_FAILED_STARTS:
-                self._hopeless = failure
+                self.hopeless = failure
             raise
         self._failed = 0
 
@@ -162,30 +157,17 @@ def last_collectives(dumps: Mapping[int, str]) -> dict[int, tuple[str, int]]:
 
     All of one process group, the last that any rank used, since every group counts for itself.
     """
-    entries = {rank: _collectives(dump) for rank, dump in dumps.items()}
-    everything = (entry for each in entries.values() for entry in each)
-    newest = max(everything, key=lambda entry: int(entry.get("time_created_ns", 0)), default={})
-    last: dict[int, tuple[str, int]] = dict.fromkeys(entries, ("", 0))
-    for rank, each in entries.items():
-        for entry in each:
-            if entry.get("process_group") == newest.get("process_group"):
-                what = f"{entry.get('profiling_name')}, {entry.get('state')}"
-                last[rank] = what, int(entry.get("collective_seq_id", 0))
+    last: dict[int, tuple[str, int]] = dict.fromkeys(dumps, ("", 0))
+    entries: list[tuple[int, dict[str, Any]]] = []
+    for rank, dump in dumps.items():
+        with contextlib.suppress(ValueError):  # there is none, or it was cut off
+            entries += [(rank, entry) for entry in json.loads(dump).get("entries", []) if not entry.get("is_p2p")]
+    newest = max((entry for _, entry in entries), key=lambda entry: int(entry.get("time_created_ns", 0)), default={})
+    for rank, entry in entries:
+        if entry.get("process_group") == newest.get("process_group"):
+            what = f"{entry.get('profiling_name')}, {entry.get('state')}"
+            last[rank] = what, int(entry.get("collective_seq_id", 0))
     return last
-
-
-def _collectives(dump: str) -> list[dict[str, Any]]:
-    try:
-        entries = json.loads(dump).get("entries", [])
-    except ValueError:  # there is none, or it was cut off
-        return []
-    return [entry for entry in entries if not entry.get("is_p2p")]
-
-
-# After the first failure the other ranks get this long to tell their own story before they are killed.
-GRACE_SECONDS = 0.4
-SILENT_SECONDS = 30.0  # that a call may take before somebody wonders
-TURN_SECONDS = 0.5  # between two looks at whether the world was stopped by another thread
 
 
 @dataclass
@@ -204,55 +186,22 @@ class Answers:
         """On any rank."""
         return bool(self.deaths) or any(outcome.kind == "raised" for outcome in self.outcomes.values())
 
-
-def _read(answer: Answer) -> Outcome | Death:
-    # A pickle runs code. This one comes from a process that we have started ourselves, by a way that nobody else can
-    # write to. Nothing else in this project's controller is unpickled, but the result in it.
-    try:
-        outcome = pickle.loads(answer.parcel)
-    except (Exception, SystemExit) as error:
-        what = f"a message that cannot be unpickled ({type(error).__name__})"
-        return Death(answer.rank, f"for its controller: it sent {what}")
-    if isinstance(outcome, Outcome):
-        return outcome
-    return Death(answer.rank, "for its controller: it sent what is no answer")
-
-
-def collect(
-    engine: Engine,
-    number: int,
-    ranks: Members,
-    timeout: float,
-    stopped: Callable[[], bool],
-    clock: Callable[[], float],
-    on_wait: Callable[[float, set[int]], None] = lambda seconds, missing: None,
-) -> Answers:
-    """Wait until every rank has answered the call of this number, one has failed, or `timeout` seconds have passed.
-    RuntimeError if `stopped`. `on_wait` hears after 30 s, and whenever the time has doubled, who has not answered."""
-    __tracebackhide__ = True
-    answers, missing = Answers(), set(ranks)
-    began, until = clock(), clock() + timeout
-    graceful, said_after = True, SILENT_SECONDS
-    remaining = timeout
-    # One look after the deadline: this process may have been stopped (Ctrl-Z), and not the ranks.
-    while missing and remaining > 0:
-        if stopped():
-            raise RuntimeError("the world was stopped by another thread")
-        remaining = until - clock()
-        for event in engine.wait(min(remaining, TURN_SECONDS)):
-            end = event if isinstance(event, Death) else _read(event)
-            if isinstance(end, Death):
-                answers.deaths[event.rank] = end
-            elif end.call == number:  # else of a call that is over
-                answers.outcomes[event.rank] = end
-        missing -= answers.ranks
-        if missing and clock() - began >= said_after:
-            on_wait(said_after, missing)
-            said_after *= 2
-        if answers.failed and graceful:
-            graceful = False
-            until = min(until, clock() + GRACE_SECONDS)
-    return answers
+    def add(self, event: Answer | Death, call: int) -> None:
+        """Take in what happened, if it belongs to the call of this number."""
+        if isinstance(event, Death):
+            self.deaths[event.rank] = event
+            return
+        # A pickle runs code. This one comes from a process that we have started ourselves, by a way that nobody else
+        # can write to. Nothing else in this project's controller is unpickled, but the result in it.
+        try:
+            outcome = pickle.loads(event.parcel)
+            wrong = "" if isinstance(outcome, Outcome) else "what is no answer"
+        except (Exception, SystemExit) as error:
+            wrong = f"a message that cannot be unpickled ({type(error).__name__})"
+        if wrong:
+            self.deaths[event.rank] = Death(event.rank, f"for its controller: it sent {wrong}")
+        elif outcome.call == call:  # else of one that is over
+            self.outcomes[event.rank] = outcome
 
 
 # The death of one rank makes others raise (their connection is gone), often before it is seen: it comes first.
@@ -263,14 +212,18 @@ def diagnose(engine: Engine, specs: Sequence[RankSpec], call: Call, answers: Ans
     """The failure of a call that had `timeout` seconds. The ranks are still alive afterwards."""
     died = answers.deaths.keys()  # in the order in which it was seen
     ranks = [*died, *sorted({*call.ranks} - died)]
-    missing = sorted({*ranks} - answers.ranks)
     # Who has come to which collective is compared after a hang, also with those that have returned.
     unseen = [rank for rank in ranks if rank not in answers.outcomes or rank in died]
     traces = engine.examine(unseen if answers.failed else ranks)
-    arrivals = [arrival for members in call.groups for arrival in _arrivals(members, traces, missing)]
     reports = [_report(specs[rank], answers, traces) for rank in ranks]
-    late = {rank for _, missed in arrivals for rank in missed}
-    waited_for = set() if answers.failed else _waited_for(ranks, missing, late, traces, bool(arrivals))
+    what, notes, waited_for = call.name, [], set[int]()
+    if not answers.failed:
+        missing = {*ranks} - answers.ranks
+        arrivals = [arrival for members in call.groups for arrival in _arrivals(members, traces, missing)]
+        late = {rank for _, missed in arrivals for rank in missed}
+        waited_for = _waited_for(ranks, missing, late, traces, bool(arrivals))
+        what = f"{what}: no answer within {timeout:g} s from {ranks_text(missing)}"
+        notes = [text for text, _ in arrivals]
     # One that only died comes before those that raised, and what one raised that died of it before what others did; of
     # those that hang, first the ones that others wait for.
     reports.sort(
@@ -281,11 +234,7 @@ def diagnose(engine: Engine, specs: Sequence[RankSpec], call: Call, answers: Ans
             report.rank not in waited_for,
         )
     )
-    what, notes = call.name, []
-    if not answers.failed:
-        what = f"{what}: no answer within {timeout:g} s from {ranks_text(missing)}"
-        notes = [text for text, _ in arrivals]
-    first, to_blame = reports[0], waited_for if not answers.failed else _first_to_fail(reports, answers.deaths)
+    first, to_blame = reports[0], _first_to_fail(reports, answers.deaths) if answers.failed else waited_for
     stories = tuple(replace(report, to_blame=report.rank in to_blame) for report in reports)
     kind: FailureKind = "hang" if not answers.failed else "crash" if first.state == "died" else "exception"
     failure = failure_type(answers.outcomes[first.rank].error_type) if kind == "exception" else RankFailure
@@ -293,15 +242,14 @@ def diagnose(engine: Engine, specs: Sequence[RankSpec], call: Call, answers: Ans
 
 
 def _waited_for(
-    ranks: Sequence[int], missing: Sequence[int], late: set[int], traces: Mapping[int, Trace], arrived: bool
+    ranks: Sequence[int], missing: set[int], late: set[int], traces: Mapping[int, Trace], arrived: bool
 ) -> set[int]:
     """Of a call that hangs, the ranks that keep the others waiting: those that have not come to a collective (`late`),
     and those whose process is stopped or stuck in the kernel. Else those that have not answered where others have:
     `arrived` at one collective, the more of them wait for the fewer. Nobody if that would be all."""
-    stopped = {rank for rank in missing if traces[rank].state in CANNOT_ANSWER.values()}
-    found = late | stopped
+    found = late | {rank for rank in missing if traces[rank].state in CANNOT_ANSWER.values()}
     if not found and (not arrived or len(missing) <= len(ranks) / 2):
-        found = {*missing}
+        found = missing
     return found if len(found) < len(ranks) or len(ranks) == 1 else set()
 
 
@@ -320,8 +268,10 @@ def _report(spec: RankSpec, answers: Answers, traces: Mapping[int, Trace]) -> Ra
     story = partial(RankReport, spec.index, spec.name)
     outcome, death = answers.outcomes.get(spec.index), answers.deaths.get(spec.index)
     if outcome and outcome.kind == "raised":
+        line = (outcome.error_text.strip().splitlines() or [""])[0][:300]
+        summary = f"{outcome.error_type.removeprefix('builtins.')}: {line}"
         return story(
-            "raised", _summary(outcome) + (f"; then it died {death.reason}" if death else ""),
+            "raised", summary + (f"; then it died {death.reason}" if death else ""),
             seconds=outcome.seconds, phase=outcome.phase, traceback=outcome.traceback, output=outcome.output,
         )  # fmt: skip
     if outcome and not death:
@@ -333,34 +283,22 @@ def _report(spec: RankSpec, answers: Answers, traces: Mapping[int, Trace]) -> Ra
     return seen("running", trace.state, phase_seconds=trace.seconds)
 
 
-def _arrivals(members: Members, traces: Mapping[int, Trace], missing: Iterable[int]) -> Iterator[tuple[str, list[int]]]:
+def _arrivals(members: Members, traces: Mapping[int, Trace], missing: set[int]) -> Iterator[tuple[str, list[int]]]:
     """Who has come to the last collective of a group, and the ranks that have not: as torch.distributed and as torch's
     flight recorder saw it, as far as they did; nothing of a group of which every rank has answered."""
-    if not {*members} & {*missing}:
-        return
-    known = {rank: traces[rank] for rank in members if rank in traces}
+    known = {rank: traces[rank] for rank in members if rank in traces} if missing.intersection(members) else {}
     sources = {
         "torch.distributed": {rank: (trace.collective, trace.number) for rank, trace in known.items()},
         "flight recorder": last_collectives({rank: trace.recorder for rank, trace in known.items()}),
     }
     for source, last in sources.items():
-        if any(number for _, number in last.values()):
-            yield _arrival(source, last)
-
-
-def _arrival(source: str, last: Mapping[int, tuple[str, int]]) -> tuple[str, list[int]]:
-    furthest = max(number for _, number in last.values())
-    names = sorted({name for name, number in last.values() if number == furthest})
-    late = [rank for rank, (_, number) in last.items() if number < furthest]
-    text = f"{source}: {ranks_text(last.keys() - late)} arrived at collective number {furthest} ({' / '.join(names)})"
-    for number in sorted({last[rank][1] for rank in late}):
-        here = [rank for rank in late if last[rank][1] == number]
-        where = f"only at number {number} ({last[here[0]][0]})" if number else "at none"
-        text += f"; {ranks_text(here)} did not: {where}"
-    return text, late
-
-
-def _summary(outcome: Outcome) -> str:
-    text = outcome.error_text.strip()
-    line = text.splitlines()[0] if text else ""
-    return f"{outcome.error_type.removeprefix('builtins.')}: {line[:300]}"
+        if not (furthest := max((number for _, number in last.values()), default=0)):
+            continue
+        names = " / ".join(sorted({name for name, number in last.values() if number == furthest}))
+        late = [rank for rank, (_, number) in last.items() if number < furthest]
+        text = f"{source}: {ranks_text(last.keys() - late)} arrived at collective number {furthest} ({names})"
+        for number in sorted({last[rank][1] for rank in late}):
+            here = [rank for rank in late if last[rank][1] == number]
+            where = f"only at number {number} ({last[here[0]][0]})" if number else "at none"
+            text += f"; {ranks_text(here)} did not: {where}"
+        yield text, late

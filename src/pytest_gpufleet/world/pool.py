@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -19,7 +19,6 @@ from pytest_gpufleet.world.call import (
     Outcome,
     RankSpec,
     echo_output,
-    local_sizes,
     pack,
     pack_work,
     raise_again,
@@ -29,15 +28,20 @@ from pytest_gpufleet.world.call import (
     unpack,
 )
 from pytest_gpufleet.world.engines.protocol import Engine
-from pytest_gpufleet.world.failure import Attempts, RankFailure, RankReport, collect, diagnose
+from pytest_gpufleet.world.failure import Answers, Attempts, RankFailure, RankReport, diagnose
 from pytest_gpufleet.world.rank import join, join_alone
 
 KILL_SECONDS = 10.0
 # Starting is no part of a test's deadline, and a short --fleet-timeout is not meant for it.
 MIN_START_SECONDS = 60.0
 SECONDS_A_RANK = 0.1  # for all to meet at one store
+# After the first failure the other ranks get this long to tell their own story before they are killed.
+GRACE_SECONDS = 0.4
+SILENT_SECONDS = 30.0  # that a call may take before somebody wonders
+TURN_SECONDS = 0.5  # between two looks at whether the world was stopped by another thread
 
 
+@dataclass(eq=False)
 class Pool:
     """Warm rank processes, and what is shared by everything that runs on them: waiting, deadlines and diagnosis.
 
@@ -46,39 +50,28 @@ class Pool:
     every start, and of losses that ranks give, `on_wait` of a call that takes long.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        specs: Sequence[RankSpec],
-        timeout: float,
-        test_deadline: Callable[[], float | None] = lambda: None,
-        foreign_test: Callable[[], str] = lambda: "",
-        on_event: Callable[[WorldStarted | Losses], None] = lambda event: None,
-        on_wait: Callable[[str], None] = lambda text: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.specs = tuple(specs)
-        self.timeout = timeout
-        self.limit: int | None = None  # how many ranks the running test may use
-        self.started = False
-        self._ready = False  # they were waited for, too
-        self.used_by = ""  # the last test that was none of the suite and has used these ranks
-        self._engine = engine
-        self._test_deadline = test_deadline
-        self._foreign_test = foreign_test
-        self._on_event = on_event
-        self._on_wait = on_wait
-        self._clock = clock
-        self._test = 0
-        self._turn = threading.Lock()  # of the thread whose call is at work
-        self._caller = 0  # that thread
-        self._stopping = threading.Event()
-        self._owner = os.getpid()
-        self._closed = False
-        self._joined: set[Members] = set()  # the groups that have a process group
-        self._numbers = itertools.count(START + 1)
-        self._starts = Attempts()
-        self._joins = Attempts()
+    engine: Engine
+    specs: Sequence[RankSpec]
+    timeout: float
+    test_deadline: Callable[[], float | None] = lambda: None
+    foreign_test: Callable[[], str] = lambda: ""
+    on_event: Callable[[WorldStarted | Losses], None] = lambda event: None
+    on_wait: Callable[[str], None] = lambda text: None
+    clock: Callable[[], float] = time.monotonic
+    limit: int | None = None  # how many ranks the running test may use
+    started: bool = False
+    used_by: str = ""  # the last test that was none of the suite and has used these ranks
+    _ready: bool = False  # they were waited for, too
+    _test: int = 0
+    _turn: threading.Lock = field(default_factory=threading.Lock)  # of the thread whose call is at work
+    _caller: int = 0  # that thread
+    _stopping: threading.Event = field(default_factory=threading.Event)
+    _owner: int = field(default_factory=os.getpid)
+    _closed: bool = False
+    _joined: set[Members] = field(default_factory=set)  # the groups that have a process group
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(START + 1))
+    _starts: Attempts = field(default_factory=Attempts)
+    _joins: Attempts = field(default_factory=Attempts)
 
     @property
     def everyone(self) -> Members:
@@ -100,16 +93,14 @@ class Pool:
         __tracebackhide__ = True
         with self._one_at_a_time():
             joins = self._joins if timeout is None else Attempts()  # with a time of its own it tries something out
-            if call.with_group:
-                joins.check()
-            self._start()
-            if call.with_group:
-                missing = tuple(members for members in call.groups if members not in self._joined)
-                self._join(missing, joins, self._start_seconds if timeout is None else max(timeout, MIN_START_SECONDS))
+            with joins.counted() if call.with_group else contextlib.nullcontext():
+                self._start()
+                if call.with_group and (missing := tuple(each for each in call.groups if each not in self._joined)):
+                    self._join(missing, self._start_seconds if timeout is None else max(timeout, MIN_START_SECONDS))
             # Tests of the suite judge machines, and not what libraries warn of.
-            wanted = reporting() if self._foreign_test() else None
-            seconds, until = self.timeout if timeout is None else timeout, self._test_deadline()
-            left = seconds if until is None else max(0.0, min(seconds, until - self._clock()))
+            wanted = reporting() if self.foreign_test() else None
+            seconds, until = self.timeout if timeout is None else timeout, self.test_deadline()
+            left = seconds if until is None else max(0.0, min(seconds, until - self.clock()))
             outcomes = self._run(replace(call, reporting=wanted), left)
             echo_output(outcomes)
             raise_again(outcomes)
@@ -117,10 +108,10 @@ class Pool:
                 return {rank: self._result(rank, outcomes[rank], call.name) for rank in call.ranks}
 
     def start_on(self, specs: Sequence[RankSpec]) -> None:
-        """From the next start on have these ranks, after `stop`. What kept others from starting says nothing of
-        them."""
-        self.specs = tuple(specs)
-        self._starts = Attempts()
+        """From the next start on have these ranks, after `stop`. What kept others from starting, and from meeting,
+        says nothing of them."""
+        self.specs = specs
+        self._starts, self._joins = Attempts(), Attempts()
 
     @contextlib.contextmanager
     def restarted(self, environments: Mapping[int, Mapping[str, str]]) -> Iterator[None]:
@@ -128,7 +119,7 @@ class Pool:
         starts ranks as before. What keeps these from meeting each other says nothing of those."""
         usual, joins = self.specs, self._joins
         self.stop()
-        self.specs = tuple(replace(spec, environment=environments.get(spec.index, {})) for spec in usual)
+        self.specs = [replace(spec, environment=environments.get(spec.index, {})) for spec in usual]
         self._joins = Attempts()
         try:
             yield
@@ -176,32 +167,24 @@ class Pool:
         __tracebackhide__ = True
         if self._ready:
             return
-        self._starts.check()
-        began = self._clock()
+        began = self.clock()
         with self._starts.counted(), self._killing_on_error():
             self._begin()
             self._collect(self._of_everyone("start of the ranks", b""), self._start_seconds)
         self._ready = True
-        self._on_event(WorldStarted(ranks=len(self.specs), seconds=round(self._clock() - began, 3)))
+        self.on_event(WorldStarted(ranks=len(self.specs), seconds=round(self.clock() - began, 3)))
 
     def _begin(self) -> None:
-        if self.started:
-            return
-        self._joined = set()
-        self.used_by = ""
-        self.started = True
-        self._engine.start(self.specs)
+        if not self.started:
+            self._joined, self.used_by, self.started = set(), "", True
+            self.engine.start(self.specs)
 
-    def _join(self, groups: tuple[Members, ...], attempts: Attempts, seconds: float) -> None:
+    def _join(self, groups: tuple[Members, ...], seconds: float) -> None:
         __tracebackhide__ = True
-        if not groups:
-            return
         what = f"process group of {' and '.join(str(len(members)) for members in groups)} ranks"
         several = len({spec.node for spec in self.specs}) > 1
         make, more = (join_alone, (next(self._numbers),)) if several else (join, ())
-        work = pack_work(make, (groups, *more, self._engine.rendezvous()), {})
-        with attempts.counted():
-            self._run(self._of_everyone(what, work), seconds)
+        self._run(self._of_everyone(what, pack_work(make, (groups, *more, self.engine.rendezvous()), {})), seconds)
         if several:  # their members have left what they had
             gone = {rank for members in groups for rank in members}
             self._joined = {members for members in self._joined if gone.isdisjoint(members)}
@@ -212,32 +195,48 @@ class Pool:
         return max(self.timeout, MIN_START_SECONDS) + SECONDS_A_RANK * len(self.specs)
 
     def _of_everyone(self, name: str, work: bytes) -> Call:
-        return Call(name, (self.everyone,), local_sizes(self.specs), with_group=False, work=work)
+        return Call(name, (self.everyone,), tuple(spec.node for spec in self.specs), with_group=False, work=work)
 
     def _run(self, call: Call, timeout: float) -> dict[int, Outcome]:
         __tracebackhide__ = True
-        self.used_by = self._foreign_test() or self.used_by
+        self.used_by = self.foreign_test() or self.used_by
         numbered = replace(call, number=next(self._numbers), test=self._test)
         with self._killing_on_error():
-            self._engine.submit(call.ranks, pack(numbered))
+            self.engine.submit(call.ranks, pack(numbered))
             return self._collect(numbered, timeout)
 
     def _collect(self, call: Call, timeout: float) -> dict[int, Outcome]:
-        """The outcome of each rank. RankFailure if one fails or does not answer in time."""
+        """The outcome of each rank. RankFailure if one fails or does not answer within `timeout` seconds; RuntimeError
+        if another thread has stopped the world. `on_wait` hears after 30 s, and whenever the time has doubled, who has
+        not answered."""
         __tracebackhide__ = True
-
-        def waits(seconds: float, missing: set[int]) -> None:
-            who = ranks_text(missing) if len(missing) < len(call.ranks) else "all ranks"
-            self._on_wait(f"{call.name}: waiting for {who} for {seconds:g} s, the deadline is {timeout:g} s")
-
-        answers = collect(self._engine, call.number, call.ranks, timeout, self._stopping.is_set, self._clock, waits)
+        answers, missing = Answers(), {*call.ranks}
+        began, until = self.clock(), self.clock() + timeout
+        graceful, said_after = True, SILENT_SECONDS
+        remaining = timeout
+        # One look after the deadline: this process may have been stopped (Ctrl-Z), and not the ranks.
+        while missing and remaining > 0:
+            if self._stopping.is_set():
+                raise RuntimeError("the world was stopped by another thread")
+            remaining = until - self.clock()
+            for event in self.engine.wait(min(remaining, TURN_SECONDS)):
+                answers.add(event, call.number)
+            missing -= answers.ranks
+            if missing and self.clock() - began >= said_after:
+                who = ranks_text(missing) if len(missing) < len(call.ranks) else "all ranks"
+                what = f"waiting for {who} for {said_after:g} s, the deadline is {timeout:g} s"
+                self.on_wait(f"{call.name}: {what}")
+                said_after *= 2
+            if answers.failed and graceful:
+                graceful = False
+                until = min(until, self.clock() + GRACE_SECONDS)
         show_notices(answers.outcomes)
         for rank in sorted(answers.outcomes):
             for curve in answers.outcomes[rank].losses:
                 placed = msgspec.structs.replace(curve, place=curve.place or self.specs[rank].place)
-                self._on_event(Losses(curve=placed))
-        if answers.failed or not answers.ranks.issuperset(call.ranks):
-            raise diagnose(self._engine, self.specs, call, answers, timeout)
+                self.on_event(Losses(curve=placed))
+        if answers.failed or missing:
+            raise diagnose(self.engine, self.specs, call, answers, timeout)
         return answers.outcomes
 
     def _result(self, rank: int, outcome: Outcome, what: str) -> Any:
@@ -261,9 +260,9 @@ class Pool:
     def _stop(self) -> None:
         if not self.started or os.getpid() != self._owner:
             return
-        for rank, state in self._engine.kill(KILL_SECONDS).items():
+        for rank, state in self.engine.kill(KILL_SECONDS).items():
             why = f"and could not be killed within {KILL_SECONDS:g} s {state}".rstrip()
             why = f"{why}: reset this GPU or restart the machine"
             report = RankReport(rank, self.specs[rank].name, "running", why, to_blame=True)
-            self._starts.give_up(RankFailure("hang", "nothing is started on this GPU again", (report,)))
+            self._starts.hopeless = RankFailure("hang", "nothing is started on this GPU again", (report,))
         self.started = self._ready = False

@@ -1,8 +1,8 @@
 """The handle a test holds: a world of ranks, or a subset of one."""
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from pytest_gpufleet.model.fault import Fault, expect_none
@@ -10,7 +10,7 @@ from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.metric import Size
 from pytest_gpufleet.model.place import Place
-from pytest_gpufleet.world.call import Call, Members, RankSpec, describe, local_sizes, pack_work
+from pytest_gpufleet.world.call import Call, Members, RankSpec, describe, pack_work
 from pytest_gpufleet.world.pool import Pool
 
 
@@ -101,22 +101,21 @@ class World:
         members = tuple(self._members(group) for group in groups)
         ranks = [rank for group in members for rank in group]
         if len(set(ranks)) < len(ranks):
-            raise ValueError(f"groups that run at the same time share no rank, as {_shown(groups)} do")
-        sizes = local_sizes(self._pool.specs[rank] for rank in ranks)
-        work = pack_work(
-            function, tuple(map(self._sized, args)), {name: self._sized(value) for name, value in kwargs.items()}
-        )
-        call = Call(describe(function), members, sizes, self._with_group, work)
+            shown = " and ".join(str(list(group._ranks if isinstance(group, World) else group)) for group in groups)
+            raise ValueError(f"groups that run at the same time share no rank, as {shown} do")
+        sized = [value.on(self) if isinstance(value, Size) else value for value in (*args, *kwargs.values())]
+        named = dict(zip(kwargs, sized[len(args) :], strict=True))
+        work = pack_work(function, tuple(sized[: len(args)]), named)
+        nodes = tuple(self._pool.specs[rank].node for rank in ranks)
+        call = Call(describe(function), members, nodes, self._with_group, work)
         results = self._pool.call(call, timeout)
         return [[results[rank] for rank in group] for group in members]
 
-    @contextlib.contextmanager
-    def restarted(self, environments: Sequence[Mapping[str, str]]) -> Iterator[None]:
+    def restarted(self, environments: Sequence[Mapping[str, str]]) -> AbstractContextManager[None]:
         """Within this block ranks are others, started afresh, each with these variables besides all that it finds: one
         mapping for each rank. For what libraries read but once. All ranks end with the block, and the next call starts
         them as they were."""
-        with self._pool.restarted(dict(zip(self._ranks, environments, strict=True))):
-            yield
+        return self._pool.restarted(dict(zip(self._ranks, environments, strict=True)))
 
     def _members(self, group: "Sequence[int] | World") -> Members:
         if not isinstance(group, World):
@@ -124,9 +123,6 @@ class World:
         if not {*group._ranks} <= {*self._ranks}:
             raise ValueError(f"ranks {list(group._ranks)} are not all of this world")
         return group._ranks
-
-    def _sized(self, argument: Any) -> Any:
-        return argument.on(self) if isinstance(argument, Size) else argument
 
     def faultless(self, probe: Callable[..., str], *args: Any, code: str, **kwargs: Any) -> None:
         """Run a probe that returns what is wrong on its rank, "" if nothing is. Raises Faults of the kind `code` with
@@ -161,7 +157,3 @@ class World:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("world and nccl_group stay in the controller; on a rank, use its argument `rank`")
-
-
-def _shown(groups: Sequence[Sequence[int] | World]) -> str:
-    return " and ".join(str(list(group._ranks if isinstance(group, World) else group)) for group in groups)

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from pytest_gpufleet.model.events import LossCurve
-from pytest_gpufleet.world.call import START, Call, Notices, Outcome, Output, RankSpec, kind_of, pack, unpack
+from pytest_gpufleet.world.call import START, Call, Notice, Outcome, Output, RankSpec, heard, kind_of, pack, unpack
 from pytest_gpufleet.world.engines import channel, processes
 from pytest_gpufleet.world.engines.rank_files import Progress, RankFiles
 from pytest_gpufleet.world.rank import Rank
@@ -37,10 +37,67 @@ FLIGHT_RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 TEXT_LIMIT = 64 * 1024  # characters of one exception's story: a rank must not flood the report
 
 
-def main(
-    connection: socket.socket, lifeline: int, spec: RankSpec, files: RankFiles, environment: dict[str, str]
-) -> None:
+def main(end: socket.socket, lifeline: int, spec: RankSpec, files: RankFiles, environment: dict[str, str]) -> None:
     """The whole life of a rank process."""
+    output, stacks = _settle_in(lifeline, files, environment)
+    spec.prepare()
+    progress = Progress(files.path("progress"))
+    bdb.Bdb.set_trace = _refuse_a_debugger  # type: ignore[method-assign]  # breakpoint() and pdb.set_trace() end there
+    started: tuple[Rank, RankState] | None = None
+    test = 0
+    losses: list[LossCurve] = []  # recorded by the call at work
+    noticed: dict[Notice, None] = {}
+
+    def start() -> None:
+        nonlocal started
+        device = _prepare_device(spec, progress)
+        from pytest_gpufleet.world.worker.state import RankState
+
+        rank = Rank(spec.index, spec.size, spec.node, spec.local_size, device, spec.gpu, {}, {}, None, progress)
+        started = replace(rank, _losses=losses), RankState(device, stacks, output)
+
+    def run(call: Call) -> Any:
+        __tracebackhide__ = True
+        nonlocal test
+        assert started is not None  # the controller sends nothing to a rank that did not start
+        rank, state = started
+        if call.test != test:
+            rank.kept.clear()
+            state.put_back()
+        test = call.test
+        members = call.group_of(spec.index)
+        rank = replace(
+            rank,
+            index=members.index(spec.index),
+            size=len(members),
+            local_size=call.nodes.count(spec.node),
+            _members=members if call.with_group else None,
+        )
+        with heard(call.reporting, noticed):
+            function, args, kwargs = unpack(call.work)
+            return function(rank, *args, **kwargs)
+
+    def answer(number: int, name: str, body: Callable[[], Any]) -> None:
+        progress.begin(name)
+        began = time.monotonic()
+        ending = _ending(body, progress)
+        seconds = time.monotonic() - began
+        outcome = Outcome(call=number, output=output.take(), notices=tuple(noticed), losses=tuple(losses), **ending)
+        noticed.clear()
+        losses.clear()
+        channel.send(end, pickle.dumps(replace(outcome, seconds=seconds)))
+
+    answer(START, "start", start)
+    while True:
+        try:
+            call: Call = pickle.loads(channel.receive(end))
+        except EOFError:
+            return
+        answer(call.number, call.name, partial(run, call))
+
+
+def _settle_in(lifeline: int, files: RankFiles, environment: dict[str, str]) -> tuple[Output, IO[bytes]]:
+    """What the process prints goes to the one, stacks that it is asked for to the other."""
     # The kernel kills it and its children the moment the controller, which alone holds the other end of `lifeline`, is
     # gone, however it went. No thread of ours has to run, so a rank that holds the GIL for ever ends too.
     processes.end_with(lifeline, os.getpgrp())
@@ -52,8 +109,7 @@ def main(
     # long for one, and where a rank that is killed would leave them.
     files.path("sockets").mkdir()
     multiprocessing.current_process()._config["tempdir"] = str(files.path("sockets"))  # type: ignore[attr-defined]
-    output = Output(files.path("output"))
-    stacks = files.path("stack").open("wb")
+    output, stacks = Output(files.path("output")), files.path("stack").open("wb")
     faulthandler.enable(stacks)
     # Written in C and without the GIL: it answers even while a C extension holds the GIL.
     faulthandler.register(signal.SIGUSR1, stacks)
@@ -61,59 +117,7 @@ def main(
     # Blocked before any other thread starts, so that the signal is left to sigwait.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     threading.Thread(target=_wait_for_requests, args=[files.path("recorder")], daemon=True).start()
-    spec.prepare()
-    progress = Progress(files.path("progress"))
-    notices = Notices()
-    bdb.Bdb.set_trace = _refuse_a_debugger  # type: ignore[method-assign]  # breakpoint() and pdb.set_trace() end there
-
-    losses: list[LossCurve] = []  # recorded by the call at work
-    state: RankState | None = None
-
-    def prepare() -> None:
-        nonlocal state
-        device = _prepare_device(spec, progress)
-        from pytest_gpufleet.world.worker.state import RankState
-
-        state = RankState(device, stacks, output, notices)
-
-    def answer(number: int, name: str, body: Callable[[], Any]) -> None:
-        progress.begin(name)
-        began = time.monotonic()
-        ending = _ending(body, progress)
-        seconds = time.monotonic() - began
-        outcome = Outcome(call=number, output=output.take(), notices=notices.take(), losses=tuple(losses), **ending)
-        losses.clear()
-        channel.send(connection, pickle.dumps(replace(outcome, seconds=seconds)))
-
-    answer(START, "start", prepare)
-    while True:
-        try:
-            call: Call = pickle.loads(channel.receive(connection))
-        except EOFError:
-            return
-        assert state is not None  # the controller sends nothing to a rank that did not start
-        answer(call.number, call.name, partial(_run, call, spec, state, progress, losses))
-
-
-def _run(call: Call, spec: RankSpec, state: RankState, progress: Progress, losses: list[LossCurve]) -> Any:
-    __tracebackhide__ = True
-    state.before_call(call.test, call.reporting)
-    members = call.group_of(spec.index)
-    rank = Rank(
-        index=members.index(spec.index),
-        size=len(members),
-        node=spec.node,
-        local_size=call.local_sizes[spec.node],
-        device=state.device,
-        gpu=spec.gpu,
-        kept=state.kept,
-        _groups=state.groups,
-        _members=members if call.with_group else None,
-        _progress=progress,
-        _losses=losses,
-    )
-    function, args, kwargs = unpack(call.work)
-    return function(rank, *args, **kwargs)
+    return output, stacks
 
 
 def _refuse_a_debugger(*args: object, **kwargs: object) -> NoReturn:

@@ -12,7 +12,6 @@ import random
 import resource
 import signal
 import sys
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -22,7 +21,7 @@ from typing import IO, Any
 import torch
 import torch.distributed
 
-from pytest_gpufleet.world.call import Members, Notices, Output, Reporting, set_filters
+from pytest_gpufleet.world.call import Output
 from pytest_gpufleet.world.engines.processes import current_folder
 
 ROUTINES = (FunctionType, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
@@ -43,6 +42,12 @@ def _list(owner: Any, name: str) -> tuple[Callable[[], list[Any]], Callable[[lis
     return lambda: list(getattr(owner, name)), lambda before: setattr(owner, name, list(before))
 
 
+def _umask() -> int:
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask
+
+
 def _enter(folder: str) -> None:
     with suppress(OSError):  # it was removed
         os.chdir(folder)
@@ -61,16 +66,19 @@ def _set_environment(environment: dict[str, str]) -> None:
     os.environ.update(environment)
 
 
-def _deterministic() -> tuple[bool, bool]:
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+def _set_handlers(handlers: list[Any]) -> None:
+    for number, handler in zip(SIGNALS, handlers, strict=True):
+        if handler is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 # How each setting is read and written.
 SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (lambda: dict(os.environ), _set_environment),
     (current_folder, _enter),
+    (_umask, os.umask),
+    (lambda: [signal.getsignal(number) for number in SIGNALS], _set_handlers),
     _list(sys, "path"),
-    (lambda: list(warnings.filters), set_filters),
     (lambda: logging.root.level, logging.root.setLevel),
     _list(logging.root, "handlers"),
     (lambda: logging.root.manager.disable, logging.disable),
@@ -79,6 +87,7 @@ SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (partial(os.sched_getaffinity, 0), partial(os.sched_setaffinity, 0)),
     (partial(signal.pthread_sigmask, signal.SIG_BLOCK, ()), partial(signal.pthread_sigmask, signal.SIG_SETMASK)),
     (random.getstate, random.setstate),
+    (torch.get_default_device, lambda before: torch.set_default_device(None)),
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_num_threads, torch.set_num_threads),
     (torch.is_grad_enabled, torch.set_grad_enabled),
@@ -87,7 +96,7 @@ SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
         (partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device))
         for device in ("cuda", "cpu")
     ),
-    (_deterministic, lambda before: torch.use_deterministic_algorithms(before[0], warn_only=before[1])),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     *(_attribute(torch.backends.cuda.matmul, name) for name in (
         "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction",
     )),
@@ -116,20 +125,13 @@ class RankState:
     """The state of a rank at its start. `stacks` is the file to which a rank that hangs writes its stack, `output`
     that of what it prints."""
 
-    def __init__(self, device: torch.device, stacks: IO[bytes], output: Output, notices: Notices) -> None:
+    def __init__(self, device: torch.device, stacks: IO[bytes], output: Output) -> None:
         self.device = device
-        self.kept: dict[str, Any] = {}
-        self.groups: dict[Members, torch.distributed.ProcessGroup] = {}
         self._stacks = stacks
         self._output = output
-        self._notices = notices
-        self._test = 0
         self._modes: list[torch.inference_mode] = []
-        self._umask = os.umask(0o077)
-        os.umask(self._umask)
         self._settings = [read() for read, _ in SETTINGS]
         self._float32 = [read() for read, _ in (*FLOAT32, *FLOAT32_BY_OPERATION)]
-        self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
         self._routines = [
             {name: each for name, each in vars(namespace).items() if type(each) in ROUTINES and name not in LEFT_ALONE}
             for namespace in PATCHED
@@ -137,60 +139,33 @@ class RankState:
         self._random = torch.get_rng_state()
         self._cuda_seed = torch.cuda.initial_seed() if device.type == "cuda" else 0
 
-    def before_call(self, test: int, wanted: Reporting | None) -> None:
-        """Put everything back if the last call was of another test; report on this one as is `wanted`."""
-        if test != self._test:
-            self._put_back()
-        self._test = test
-        self._notices.heed(wanted)
-
-    def _put_back(self) -> None:
-        self._notices.forget()
-        self.kept.clear()
-        os.umask(self._umask)
+    def put_back(self) -> None:
         self._output.restore()
-        self._restore_signals()
-        self._restore_modes()
+        for timer in TIMERS:  # which would go off without its handler
+            signal.setitimer(timer, 0)
         for before, (read, write) in zip(self._settings, SETTINGS, strict=True):
             if read() != before:
                 write(before)
-        self._restore_float32()
-        for namespace, routines in zip(PATCHED, self._routines, strict=True):
-            _restore_routines(namespace, routines)
-        self._restore_random_numbers()
-
-    def _restore_signals(self) -> None:
-        for timer in TIMERS:  # which would go off without its handler
-            signal.setitimer(timer, 0)
-        for number, handler in self._handlers.items():
-            if handler is not None and signal.getsignal(number) is not handler:
-                signal.signal(number, handler)
         # These are set in C, past what Python knows of handlers: again, whatever was done to them.
         faulthandler.disable()
         faulthandler.enable(self._stacks)
         faulthandler.unregister(signal.SIGUSR1)
         faulthandler.register(signal.SIGUSR1, self._stacks)
-
-    def _restore_modes(self) -> None:
-        torch.set_default_device(None)
         if torch.is_inference_mode_enabled():  # entered and never left
             self._modes.append(torch.inference_mode(False))  # it lasts as long as the object lives
             self._modes[-1].__enter__()
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-            torch.cuda.set_stream(torch.cuda.default_stream(self.device))
-
-    def _restore_float32(self) -> None:
         newest = FLOAT32_BY_OPERATION or FLOAT32
         if [read() for read, _ in newest] != self._float32[-len(newest) :]:
             for value, (_, write) in zip(self._float32, (*FLOAT32, *FLOAT32_BY_OPERATION), strict=True):
                 write(value)
-
-    def _restore_random_numbers(self) -> None:
+        for namespace, routines in zip(PATCHED, self._routines, strict=True):
+            _restore_routines(namespace, routines)
         torch.set_rng_state(self._random)
         if "numpy.random" in sys.modules:  # loaded by a test; it was seeded with noise then
             sys.modules["numpy.random"].seed()
         if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+            torch.cuda.set_stream(torch.cuda.default_stream(self.device))
             torch.cuda.manual_seed(self._cuda_seed)  # unlike reading its state this does not wait for the GPU
 
 
