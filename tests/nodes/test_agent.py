@@ -24,7 +24,7 @@ from pytest_gpufleet.nodes.agent import Agent, Background
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.world.call import Call, pack, pack_work, unpack
 from pytest_gpufleet.world.engines import processes, rank_files
-from pytest_gpufleet.world.engines.protocol import Trace
+from pytest_gpufleet.world.engines.protocol import Answer, Trace
 from tests.conftest import KEPT, ROOT
 from tests.forked import Started
 from tests.nodes.controller import controlled, started_by, wait_until_gone
@@ -46,7 +46,7 @@ def agent(tmp_path):
 
 def start_ranks(agent):
     agent.tell(messages.StartRanks(pickle.dumps(specs(2, 2)[2:])))
-    assert {agent.hear(messages.RankAnswered).rank for _ in HERE} == set(HERE)
+    assert {agent.hear(Answer).rank for _ in HERE} == set(HERE)
 
 
 def submit(agent, function, *args):
@@ -56,7 +56,7 @@ def submit(agent, function, *args):
 
 def results(agent):
     """What each rank returns."""
-    answers = [agent.hear(messages.RankAnswered) for _ in HERE]
+    answers = [agent.hear(Answer) for _ in HERE]
     return {answer.rank: unpack(pickle.loads(answer.parcel).result) for answer in answers}
 
 

@@ -9,6 +9,7 @@ from pytest_gpufleet.model import codec
 from pytest_gpufleet.nodes import messages
 from pytest_gpufleet.nodes.cluster import Cluster, Trouble
 from pytest_gpufleet.nodes.transport import Arrived, Gone
+from pytest_gpufleet.world.engines.protocol import Answer, Death
 from tests.nodes.fake_transport import LONG, FakeTransport, hello
 
 PULSE = messages.Pulse(clock=0.0)
@@ -98,7 +99,7 @@ def test_a_silent_node_is_lost_and_named_to_whoever_waits_for_news(fake, cluster
 def test_a_cable_that_is_put_back_in_time_costs_nothing(fake, cluster):
     for _ in range(3):
         silence(fake, of=1, seconds=8)
-        fake.happens((1, PULSE), (1, messages.RankAnswered(0, b"late")))
+        fake.happens((1, PULSE), (1, Answer(0, b"late")))
     assert cluster.alive == (0, 1, 2)
     assert [news.parcel for _, news in cluster.rank_news(0)] == [b"late"] * 3
 
@@ -120,7 +121,7 @@ def test_a_lost_node_hears_no_beat_until_it_comes_back_to_be_fenced(fake, cluste
     assert len(fake.told(1, messages.Beat)) == before
     cluster.send(1, messages.Submit((0,), b"nothing"))
     own = [messages.CheckEnded("a", "passed", 1.0), messages.SuiteEnded(0, "", "run", {})]
-    fake.happens((1, messages.RankAnswered(0, b"too late")), *((1, each) for each in own))
+    fake.happens((1, Answer(0, b"too late")), *((1, each) for each in own))
     silence(fake, of=-1, seconds=3)
     assert cluster.alive == (0, 2)
     assert cluster.rank_news(0) == []
@@ -145,7 +146,7 @@ def test_files_of_a_node_that_is_back_can_be_read(fake, cluster):
 def test_a_node_that_is_left_out_is_fenced_and_not_lost(fake, cluster):
     cluster.leave_out(2, "its own run is REJECTED")
     silence(fake, of=2, seconds=15)
-    fake.happens((2, messages.RankDied(0, "by SIGKILL")))
+    fake.happens((2, Death(0, "by SIGKILL")))
     assert (cluster.alive, cluster.lost, cluster.left_out) == ((0, 1), {}, {2: "its own run is REJECTED"})
     assert cluster.rank_news(0) == []
     assert [type(told.question) for told in fake.told(2, messages.Ask)] == [messages.KillRanks]
@@ -160,9 +161,9 @@ def test_a_node_that_is_left_out_is_fenced_and_not_lost(fake, cluster):
     ],
 )
 def test_a_node_whose_agent_is_gone_is_lost_at_once(event, why, fake, cluster):
-    fake.happens((1, messages.RankAnswered(0, b"before")), event)
+    fake.happens((1, Answer(0, b"before")), event)
     assert cluster.lost[1].why.startswith(why)
-    assert cluster.rank_news(0) == [(1, messages.RankAnswered(0, b"before")), (1, cluster.lost[1])]
+    assert cluster.rank_news(0) == [(1, Answer(0, b"before")), (1, cluster.lost[1])]
 
 
 def test_what_each_node_says_comes_to_those_who_wait_for_it_in_its_order():
@@ -171,9 +172,9 @@ def test_what_each_node_says_comes_to_those_who_wait_for_it_in_its_order():
     with running(fake) as cluster:
         fake.happens(
             (0, messages.CheckEnded("a", "passed", 1.0)),
-            (2, messages.RankAnswered(1, b"a")),
+            (2, Answer(1, b"a")),
             (0, messages.CheckEnded("b", "passed", 1.0)),
-            (2, messages.RankDied(0, "x")),
+            (2, Death(0, "x")),
         )
         fake.happens((0, ended), (1, PULSE))
         assert cluster.suite_news(0) == [
@@ -181,7 +182,7 @@ def test_what_each_node_says_comes_to_those_who_wait_for_it_in_its_order():
             (0, messages.CheckEnded("b", "passed", 1.0)),
             (0, ended),
         ]
-        assert cluster.rank_news(0) == [(2, messages.RankAnswered(1, b"a")), (2, messages.RankDied(0, "x"))]
+        assert cluster.rank_news(0) == [(2, Answer(1, b"a")), (2, Death(0, "x"))]
         assert cluster.pulses == {1: PULSE}
 
 

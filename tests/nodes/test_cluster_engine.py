@@ -75,9 +75,9 @@ def test_each_node_gets_its_own_ranks_and_a_parcel_once():
 def test_answers_and_deaths_come_as_they_are_and_a_death_once():
     transport = AnsweringTransport(2)
     with engine_on(transport, 1, 2) as (engine, _):
-        transport.happens((1, messages.RankAnswered(2, b"hello")), (0, messages.RankDied(0, "by SIGSEGV")))
+        transport.happens((1, Answer(2, b"hello")), (0, Death(0, "by SIGSEGV")))
         assert engine.wait(LONG) == [Answer(2, b"hello"), Death(0, "by SIGSEGV")]
-        transport.happens((0, messages.RankDied(0, "by SIGSEGV")), (1, messages.RankAnswered(1, b"last")))
+        transport.happens((0, Death(0, "by SIGSEGV")), (1, Answer(1, b"last")))
         assert engine.wait(LONG) == [Answer(1, b"last")]
         assert engine.wait(0.0) == []
 
@@ -85,7 +85,7 @@ def test_answers_and_deaths_come_as_they_are_and_a_death_once():
 def test_with_a_node_all_of_its_ranks_die():
     transport = AnsweringTransport(2)
     with engine_on(transport, 1, 2) as (engine, _):
-        transport.happens((1, messages.RankDied(2, "by SIGBUS")), Gone(1, "its agent died by SIGKILL"))
+        transport.happens((1, Death(2, "by SIGBUS")), Gone(1, "its agent died by SIGKILL"))
         assert engine.wait(LONG) == [Death(2, "by SIGBUS"), Death(1, "with its node, gf1: its agent died by SIGKILL")]
 
 
@@ -102,7 +102,7 @@ def test_ranks_of_a_node_that_is_lost_already_are_dead_when_they_start():
 def test_what_ranks_before_have_sent_is_not_taken_for_answers():
     transport = AnsweringTransport(1, **NONE_LEFT)
     with engine_on(transport, 1) as (engine, _):
-        transport.happens((0, messages.RankAnswered(0, b"too late")))
+        transport.happens((0, Answer(0, b"too late")))
         engine.kill(1.0)
         engine.start(specs(1))
         assert engine.wait(0.0) == []

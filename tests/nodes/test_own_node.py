@@ -41,7 +41,7 @@ class StandIn:
         return {name: self._machine.host[name] for name in names or self._machine.host}
 
     def sample(self, slow=True):
-        readings = {**dict.fromkeys(READINGS), "temperature_c": 61, "power_watts": 500.5}
+        readings = dict.fromkeys(READINGS)
         self.sampled.set()
         return Sample(0.0, tuple({**readings, "clock_event_reasons": self.reasons} for _ in self.topology.gpus))
 
@@ -94,11 +94,8 @@ def test_what_happens_between_two_questions_is_seen_while_ranks_work(node, own):
     assert health(own) == Health()
     node.reasons = THERMAL_SLOWDOWN
     own.watch()
-    while not own.readings:
-        node.sampled.wait()
-    assert [reading["power_watts"] for reading in own.readings] == [500.5] * 4
+    assert node.sampled.wait(60)
     own.stop_watching()
-    assert own.readings == ()
     node.reasons = 0
     assert len(health(own).faults) == 4
 

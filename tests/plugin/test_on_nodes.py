@@ -1,7 +1,11 @@
-"""The arguments of pytest on each node of many."""
+"""The arguments of pytest on each node of many, and how far these are."""
+
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.plugin import on_nodes
 
 
@@ -23,3 +27,24 @@ from pytest_gpufleet.plugin import on_nodes
 )
 def test_what_is_about_all_nodes_or_about_files_of_this_machine_is_left_out(given, left):
     assert [*on_nodes.kept(given)] == left
+
+
+@pytest.mark.parametrize(
+    ("at_work", "started", "shown"),
+    [
+        ({1, 2}, [], "each node by itself, 3 of 5 checks, waiting for gf1, gf2"),
+        ({0, 1, 2}, [], "each node by itself, 3 of 5 checks"),
+        (None, ["a", "b"], "b"),
+        (None, ["a"], "no check is on"),
+    ],
+)
+def test_a_line_says_how_far_nodes_are_and_who_is_waited_for(at_work, started, shown):
+    runs = {
+        node: SimpleNamespace(host=f"gf{node}", at_work=node in (at_work or ()), outcomes=Counter(passed=2 + node))
+        for node in range(3)
+    }
+    evidence = SimpleNamespace(record=Record(started=started, checks={"a": None}))
+    run = SimpleNamespace(
+        evidence=evidence, node_runs=SimpleNamespace(all=runs), alone=at_work is not None, of_nodes="12345"
+    )
+    assert on_nodes.now(run) == shown

@@ -14,7 +14,6 @@ from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.banner import reasons, why
 from pytest_gpufleet.report.gpu_grid import group_title
 from pytest_gpufleet.report.margins import margins, required_tables, texts
-from pytest_gpufleet.report.terminal.live import NodeNow, lines
 from pytest_gpufleet.report.terminal.summary_lines import SCREEN, summary_lines
 from pytest_gpufleet.report.terminal.text_report import text_report
 from pytest_gpufleet.run.summary import summary
@@ -95,30 +94,6 @@ def test_the_text_of_a_run_has_every_check_and_required_measurement_and_ends_as_
     assert sum(line.startswith("Conditions  ") for line in text.splitlines()) == len(required_tables(every_record))
     assert all(row.cells[0].text in text for row in rows)
     assert text.endswith(wording.ascii_signs("".join(f"{line}\n" for line, _ in summary_lines(every_record))))
-
-
-CHECK = "acceptance/test_5_links.py::test_pairs"
-
-
-def nodes(count: int, late: set[int]) -> list[NodeNow]:
-    return [NodeNow(f"gf{n}", CHECK, "", n in late, 60.0 + n, 700.0) for n in range(count)]
-
-
-def test_a_row_a_node_as_many_as_there_is_room_for_those_that_are_not_fine_or_waited_for_first():
-    assert lines(CHECK, nodes(3, {1, 2}), 0) == [f"{CHECK}, waiting for gf1, gf2"]
-    assert lines(CHECK, nodes(500, {*range(10)}), 0)[0].endswith("gf0, gf1, gf2, gf3, gf4, gf5 and 4 more")
-    assert lines("", [], 0) == ["no check is on"]
-    shown = lines(CHECK, nodes(500, {400}), 20)
-    assert len(shown) == 21
-    assert [line.split()[0] for line in shown[1:4]] == ["gf400", "gf0", "gf1"]
-    assert shown[1].split()[1:5] == ["460", "C", "700", "W"]
-    assert shown[-1] == "and 481 more nodes, none not fine"
-    wrong = [NodeNow("gf7", "", "lost"), NodeNow("gf9", CHECK, "2 failed")]
-    shown = lines(CHECK, [*nodes(4, {1}), *wrong], 4)
-    assert [line.split()[0] for line in shown[1:4]] == ["gf7", "gf9", "gf1"]
-    assert shown[4] == "and 3 more nodes, none not fine"
-    assert shown[1].split() == ["gf7", "lost"]  # and nothing where nothing is known
-    assert lines(CHECK, wrong * 2, 2)[-1] == "and 3 more nodes, 3 of them not fine"
 
 
 @pytest.fixture(scope="module")

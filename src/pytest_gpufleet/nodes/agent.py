@@ -15,7 +15,7 @@ import tempfile
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
@@ -33,14 +33,13 @@ from pytest_gpufleet.machine.nvml import NoGpus
 from pytest_gpufleet.machine.telemetry import Sampler
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import HostFound
-from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.nodes import messages, network, same_install, suite_process, wire
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.suite_process import SuiteProcess
 from pytest_gpufleet.world.call import RankSpec, nothing
 from pytest_gpufleet.world.engines import processes, rank_files
 from pytest_gpufleet.world.engines.local import LocalEngine
-from pytest_gpufleet.world.engines.protocol import Answer
+from pytest_gpufleet.world.engines.protocol import Answer, Death
 
 PULSE_SECONDS = SAMPLE_SECONDS = 1.0
 LONGEST_WAIT_SECONDS = 2 * PULSE_SECONDS
@@ -123,8 +122,7 @@ class Background:
 
 
 class OwnNode:
-    """What this node has. Not for two threads at a time, but for `readings`: of each GPU, the latest, while ranks work
-    on them."""
+    """What this node has. Not for two threads at a time."""
 
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
@@ -132,7 +130,6 @@ class OwnNode:
         self._open_things = ExitStack()  # freed with this process, as are locks
         self._locks: ExitStack | None = None
         self._sampler: Sampler | None = None
-        self.readings: Sequence[Mapping[str, Any]] = ()
 
     def open(self, interface: str) -> messages.Hello:
         """Reads the machine, which takes seconds and comes before all else. Without GPUs it is a node all the same, and
@@ -162,15 +159,13 @@ class OwnNode:
     def watch(self) -> None:
         """From here on the GPUs are at work: what they do is sampled, and what gets worse counts."""
         if self._node.topology.gpus and self._sampler is None:
-            self._guard  # noqa: B018  # it reads what is before
-            self._sampler = Sampler(self._node, SAMPLE_SECONDS, self._take_in)
+            self._sampler = Sampler(self._node, SAMPLE_SECONDS, self._guard.note)  # it has read what is before
             self._sampler.start()
 
     def stop_watching(self) -> None:
         sampler, self._sampler = self._sampler, None
         if sampler is not None:
             sampler.stop()
-            self.readings = ()
 
     def check_health(self, failed: bool) -> Health:
         if not self._node.topology.gpus:
@@ -184,10 +179,6 @@ class OwnNode:
         """What the kernel log held before is not reported again: the node's own run has judged it."""
         self._node.kernel_log()
         return Guard(self._node)
-
-    def _take_in(self, sample: Sample) -> None:
-        self.readings = sample.gpus
-        self._guard.note(sample)
 
 
 class Agent:
@@ -244,7 +235,9 @@ class Agent:
                 if isinstance(news, messages.SuiteEnded):  # other nodes may still be at theirs
                     self._for_ranks.append(self._get_ready)
             if time.monotonic() >= self._pulse_due:
-                self._send_pulse()
+                self._pulse_due = time.monotonic() + PULSE_SECONDS
+                at_work = self._suite is not None and not self._suite.over
+                self._send(messages.Pulse(time.time(), self._suite.check if self._suite and at_work else ""))
         print(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} this agent ends: {self._why}", flush=True)
         if self._background.idle(RANKS):
             self._engine.kill(KILL_SECONDS)
@@ -302,30 +295,17 @@ class Agent:
         while self._for_ranks and self._background.idle(RANKS):
             self._for_ranks.popleft()()
         for event in self._engine.wait(0.0) if self._background.idle(RANKS) else ():
-            if isinstance(event, Answer):
-                self._send(messages.RankAnswered(event.rank, event.parcel))
-            else:
-                self._send_death(event.rank, event.reason)
+            self._send(event if isinstance(event, Answer) else self._death(event.rank, event.reason))
 
-    def _send(self, message: messages.Message) -> None:
+    def _send(self, message: messages.FromAgent | messages.DialIn) -> None:
         self._connection.line.send(codec.packed(message))
 
-    def _send_death(self, rank: int, why: str) -> None:
-        self._send(messages.RankDied(rank, why + suite_process.full_disk(self._folder)))
+    def _death(self, rank: int, why: str) -> Death:
+        return Death(rank, why + suite_process.full_disk(self._folder))
 
     def _send_hello(self, hello: messages.Hello) -> None:
         self._send(hello)
         self._pulse_due = time.monotonic()
-
-    def _send_pulse(self) -> None:
-        self._pulse_due = time.monotonic() + PULSE_SECONDS
-        suite = self._suite if self._suite and not self._suite.over else None
-        hottest, watts = (
-            [value for gpu in (suite or self._node).readings if isinstance(value := gpu.get(name), float | int)]
-            for name in ("temperature_c", "power_watts")
-        )
-        check = suite.check if suite else ""
-        self._send(messages.Pulse(time.time(), max(hottest, default=None), sum(watts) if watts else None, check))
 
     # ------------------------------------------------------------ ranks
 
@@ -355,7 +335,7 @@ class Agent:
         except Exception as error:
             self._ranks -= {*ranks}
             for rank in ranks:
-                self._send_death(rank, f"{how}: {type(error).__name__}: {error}")
+                self._send(self._death(rank, f"{how}: {type(error).__name__}: {error}"))
 
     # ------------------------------------------------------------ questions
 

@@ -84,7 +84,9 @@ def become(settings: AgentSettings, secret: bytes) -> NoReturn:
 
 
 class OwnAgents:
-    """Agents that are processes of this machine, each of which ends with this process. By the numbers in `settings`."""
+    """Who starts agents, all of them, or that of this host where a launcher starts the others: as processes of this
+    machine, each of which ends with this process. `own`: those whose end is seen here, by the numbers in `settings`;
+    `name`: "local", "srun", "ray"."""
 
     def __init__(self, name: str, secured: Secured, secret: bytes, settings: Sequence[AgentSettings]) -> None:
         self.name, self.secured, self.secret = name, secured, secret
@@ -93,7 +95,8 @@ class OwnAgents:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, port: int) -> Mapping[int, str]:
-        """The names of those that were started. They dial in at this port of this machine."""
+        """The names of those that were started. They dial in at this port of this machine. Refused if there is nothing
+        to start agents on."""
         for index, settings in self._settings.items():
             reached = msgspec.structs.replace(settings, head=f"127.0.0.1:{port}", lifeline=True)
             self._processes[index] = start(reached, self.secret)

@@ -11,6 +11,7 @@ from pytest_gpufleet.model import codec
 from pytest_gpufleet.nodes import messages
 from pytest_gpufleet.nodes.messages import BEAT, BEAT_SECONDS, Hello, Listening, Pulse
 from pytest_gpufleet.nodes.transport import Arrived, Gone, Transport
+from pytest_gpufleet.world.engines.protocol import Answer, Death
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Trouble(Exception):
     """Why a node has not answered a question: it is lost, it could not, or it took too long."""
 
 
-RankNews = messages.RankAnswered | messages.RankDied | Lost
+RankNews = Answer | Death | Lost
 SuiteNews = messages.CheckEnded | messages.SuiteEnded | Lost
 
 
@@ -237,7 +238,7 @@ class Cluster:
                 ahead, before = clock - time.time(), self.clocks_ahead.get(node)
                 if before is None or ahead > before:
                     self.clocks_ahead = {**self.clocks_ahead, node: ahead}
-            case messages.RankAnswered() | messages.RankDied():
+            case Answer() | Death():
                 self._rank_news.append((node, message))
             case messages.CheckEnded() | messages.SuiteEnded():
                 self._suite_news.append((node, message))

@@ -58,12 +58,8 @@ class ClusterEngine:
         for node, news in self._cluster.rank_news(0.0 if events else timeout):
             if isinstance(news, Lost):
                 events += self._deaths_of(node)
-            elif self._nodes.get(news.rank) != node:
-                continue
-            elif isinstance(news, messages.RankDied):
-                events.append(Death(news.rank, news.reason))
-            else:
-                events.append(Answer(news.rank, news.parcel))
+            elif self._nodes.get(news.rank) == node:
+                events.append(news)
         found: list[Answer | Death] = []
         for event in events:
             found += [event] * (event.rank not in self._dead)

@@ -13,7 +13,7 @@ from pytest_gpufleet.machine.health_watch import Health
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import HostFound, Outcome, VerdictWord
 from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.world.engines.protocol import Trace
+from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="is", omit_defaults=True):
@@ -202,22 +202,10 @@ class Hello(Message, frozen=True, tag="hello"):
 
 
 class Pulse(Message, frozen=True, tag="pulse"):
-    """The node is there; once a second. What its GPUs do now, for the live table: the hottest, the power of all."""
+    """The node is there; once a second. `check`: what its own run is at."""
 
     clock: float = 0.0
-    hottest_c: float | None = None
-    watts: float | None = None
-    check: str = ""  # what its own run is at
-
-
-class RankAnswered(Message, frozen=True, tag="answered"):
-    rank: int
-    parcel: bytes
-
-
-class RankDied(Message, frozen=True, tag="died"):
-    rank: int
-    reason: str
+    check: str = ""
 
 
 class CheckEnded(Message, frozen=True, tag="check ended"):
@@ -256,4 +244,4 @@ class Ending(Message, frozen=True, tag="ending"):
 
 
 ToAgent = Beat | StartRanks | Submit | Ask | End
-FromAgent = Hello | Pulse | RankAnswered | RankDied | CheckEnded | SuiteEnded | Reply | Ending
+FromAgent = Hello | Pulse | Answer | Death | CheckEnded | SuiteEnded | Reply | Ending

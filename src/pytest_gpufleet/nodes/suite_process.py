@@ -7,10 +7,9 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -54,12 +53,11 @@ ONE_OF_MANY = "GPUFLEET_ONE_OF_MANY"  # set for it: what a site names may not be
 FULL_BYTES = 1 << 20  # or less is free
 OUTPUT_BYTES = 16 * 1024  # the end of a traceback, or of pytest's own summary
 # Kinds of events that are looked at.
-LOOKED_AT = (b'"check_started"', b'"check_finished"', b'"telemetry"', b'"verdict"')
+LOOKED_AT = (b'"check_started"', b'"check_finished"', b'"verdict"')
 
 
 class SuiteProcess:
-    """Started when it is made. `check`: what it is at. `readings`: the latest of each GPU. OSError if it cannot be
-    started.
+    """Started when it is made. `check`: what it is at. OSError if it cannot be started.
 
     Its reports go below a folder that is made for it in `keep_in`. It has a session of its own, and it ends when this
     process does, whatever ends that.
@@ -67,7 +65,6 @@ class SuiteProcess:
 
     def __init__(self, asked: RunSuite, keep_in: Path, environment: Mapping[str, str]) -> None:
         self.check = ""
-        self.readings: Sequence[Mapping[str, Any]] = ()
         self._verdict: tuple[events.VerdictWord | None, tuple[str, ...]] = (None, ())  # with its reasons
         self._reports = Path(tempfile.mkdtemp(prefix="run-", dir=keep_in))
         self._output = keep_in / f"{self._reports.name}.output"
@@ -142,8 +139,6 @@ class SuiteProcess:
                 self.check = event.check
             case events.CheckFinished():
                 return CheckEnded(event.check.id, event.check.outcome, event.check.seconds)
-            case events.Telemetry():
-                self.readings = event.sample.gpus
             case events.Verdict():
                 self._verdict = event.verdict, event.reasons
         return None

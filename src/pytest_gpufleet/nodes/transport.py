@@ -3,14 +3,14 @@
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import Secured
+from pytest_gpufleet.nodes.agent_process import OwnAgents
 from pytest_gpufleet.nodes.messages import BEAT, BEAT_SECONDS, OVER, DialIn, End
 from pytest_gpufleet.nodes.wire import Line, Listener
 from pytest_gpufleet.verdict.fleet.host_runs import expected_as, natural
@@ -35,27 +35,6 @@ class Gone:
     why: str
 
 
-class Starter(Protocol):
-    """Who starts agents: all of them, or that of this host, where a launcher starts the others. By their index."""
-
-    name: str  # "local", "srun", "ray 2.60.0" ...
-    secured: Secured
-    secret: bytes
-
-    @property
-    def own(self) -> Collection[int]:
-        """Those whose end is seen here."""
-
-    def start(self, port: int) -> Mapping[int, str]:
-        """The names of those that were started. Refused if there is nothing to start agents on."""
-
-    def ended(self) -> dict[int, str]:
-        """How each ended of which that is seen here."""
-
-    def close(self, timeout: float) -> dict[int, str]:
-        """End those that can be ended from here, by force after `timeout` seconds. Who is left, and why."""
-
-
 @dataclass
 class _Agent:
     """One that was started: who it is; `line` and `address` if it has dialled in; `node` once it has a number."""
@@ -76,7 +55,7 @@ class Transport:
     well. `port`, `run`: see wire.Listener.
     """
 
-    starter: Starter
+    starter: OwnAgents
     wanted: int | None = None
     seconds: float = 120.0
     expected: Sequence[str] = ()

@@ -5,15 +5,15 @@ import os
 import shlex
 from collections.abc import Generator, Iterator, Sequence
 from functools import partial
+from statistics import median_low
 from typing import Any
 
 import pytest
 
 from pytest_gpufleet.model.fault import Fault, Faults
-from pytest_gpufleet.nodes.messages import Pulse
+from pytest_gpufleet.model.language import some
 from pytest_gpufleet.plugin import markers, options
 from pytest_gpufleet.plugin.terminal import SCREEN
-from pytest_gpufleet.report.terminal.live import NodeNow
 from pytest_gpufleet.run.cluster_run import ClusterRun
 from pytest_gpufleet.run.settings import Options
 from pytest_gpufleet.world.failure import RankFailure
@@ -31,6 +31,9 @@ WITHOUT = (
     "--sw", "--stepwise", "--sw-skip", "--stepwise-skip", "--sw-reset", "--stepwise-reset", "--pdb", "--trace",
     "--rehearse",
 )  # fmt: skip
+
+
+MOST_NAMES = 6  # of nodes that are waited for
 
 
 def arguments(config: pytest.Config, options: Options) -> tuple[str, ...]:
@@ -53,29 +56,16 @@ def kept(given: Sequence[str]) -> Iterator[str]:
             yield argument
 
 
-def nodes_now(run: ClusterRun) -> tuple[str, list[NodeNow]]:
-    """The check that the run is at, and what goes on at each node. May be called from any thread."""
+def now(run: ClusterRun) -> str:
+    """What the run is at, how far most nodes are, and who is waited for. May be called from any thread."""
     assert run.evidence is not None
-    record, cluster, runs = run.evidence.record, run.cluster, run.node_runs.all
+    record, runs = run.evidence.record, [*run.node_runs.all.values()]
+    if run.alone and runs:
+        done, late = median_low(own.outcomes.total() for own in runs), [own.host for own in runs if own.at_work]
+        waiting = f", waiting for {some(late, MOST_NAMES)}" if 0 < len(late) < len(runs) else ""
+        return f"each node by itself, {done} of {len(run.of_nodes)} checks{waiting}"
     latest = record.started[-1] if record.started else ""
-    check = "each node by itself" if runs and run.alone else "" if latest in record.checks else latest
-    late = {own.node for own in [*runs.values()] if own.at_work} if run.alone else set()
-    gone = {**dict.fromkeys(cluster.left_out, "left out"), **dict.fromkeys(cluster.lost, "lost")}
-    nodes = []
-    for node, host in run.target.hosts.items():
-        own, pulse = runs.get(node), cluster.pulses.get(node, Pulse())
-        failed = own.outcomes["failed"] if own else 0
-        wrong = gone.get(node) or (f"{failed} failed" if failed else "")
-        doing = "has done its own checks" if own else "starts"
-        if own and node in gone:
-            doing = ""
-        elif not run.alone:
-            doing = "works with the others"
-        elif own and own.at_work:
-            doing = f"{own.outcomes.total()} of {len(run.of_nodes)} {pulse.check}"
-        waited_for = 0 < len(late) < len(runs) and node in late
-        nodes.append(NodeNow(host, doing, wrong, waited_for, pulse.hottest_c, pulse.watts))
-    return check, nodes
+    return latest if latest and latest not in record.checks else "no check is on"
 
 
 def who_is_cut_off(run: ClusterRun, after_a_hang: bool = False) -> tuple[Fault, ...]:
@@ -97,10 +87,8 @@ class OnNodes:
 
     @pytest.hookimpl(trylast=True)  # when the terminal is there
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Show what the nodes are at, if this is a terminal: one line, or with --fleet-monitor one of each."""
-        rows = len(self._run.cluster.names) if self._run.options.monitor else 0
-        now = partial(nodes_now, self._run)
-        session.config.stash[SCREEN].draw_nodes(now, rows, session.config, self._run.open_things)
+        """Show what the nodes are at, if this is a terminal."""
+        session.config.stash[SCREEN].draw_nodes(partial(now, self._run), session.config, self._run.open_things)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # when all others have chosen
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, object, object]:

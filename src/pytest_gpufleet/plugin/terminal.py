@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pytest_gpufleet.model.gpu import GpuTopology
     from pytest_gpufleet.model.measurement import Sample
-    from pytest_gpufleet.report.terminal.live import Below, NodeNow
+    from pytest_gpufleet.report.terminal.live import Below
     from pytest_gpufleet.run.run import Run
 
 
@@ -69,20 +69,12 @@ class Screen:
         shown = lambda: table(self._sample, topology, running()) if self._sample else ""  # noqa: E731
         self._keep_below(shown, len(topology.gpus) + AROUND, config, stack)
 
-    def draw_nodes(
-        self, now: Callable[[], tuple[str, list[NodeNow]]], rows: int, config: pytest.Config, stack: ExitStack
-    ) -> None:
-        """Keep a line on what is waited for below everything else, with `rows` of nodes, until `stack` is closed."""
+    def draw_nodes(self, now: Callable[[], str], config: pytest.Config, stack: ExitStack) -> None:
+        """Keep a line on what many nodes are at below everything else, until `stack` is closed."""
         from rich.text import Text
 
-        from pytest_gpufleet.report.terminal.live import MOST_ROWS, lines
-
-        rows = min(rows, MOST_ROWS)
-
-        def shown() -> RenderableType:
-            return Text(f"{time.strftime('%H:%M:%S')} " + "\n".join(lines(*now(), rows)), no_wrap=True, overflow="crop")
-
-        self._keep_below(shown, 1 + rows, config, stack)
+        shown = lambda: Text(clean(f"{time.strftime('%H:%M:%S')} {now()}"), no_wrap=True, overflow="crop")  # noqa: E731
+        self._keep_below(shown, 1, config, stack)
 
     def _keep_below(
         self, shown: Callable[[], RenderableType], lines: int, config: pytest.Config, stack: ExitStack

@@ -25,7 +25,7 @@ from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.cluster import Cluster, Trouble
 from pytest_gpufleet.nodes.launchers import Task
 from pytest_gpufleet.nodes.messages import Asked, CheckHealth, Hello, Lock, ReadHost
-from pytest_gpufleet.nodes.transport import Starter, Transport
+from pytest_gpufleet.nodes.transport import Transport
 from pytest_gpufleet.run import resume
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.node_runs import NodeRun, NodeRuns
@@ -97,7 +97,7 @@ def transport_for(options: Options) -> Transport:
         hosts = hosts or (task.hosts if len(task.hosts) == wanted else ())
         towards = launchers.own_address(task.head, [host for host in hosts if host != task.own_name])
         own = msgspec.structs.replace(settings, index=0, name=task.own_name, towards=towards, run=task.run)
-        starter: Starter = OwnAgents(task.launcher, "secret", secret, [own])
+        starter = OwnAgents(task.launcher, "secret", secret, [own])
         only_expected = options.only_failed is not None
         return Transport(starter, wanted, options.join, hosts, "*", task.port, task.run, only_expected)
     if options.rehearse and options.address is None:

@@ -300,7 +300,7 @@ class Options:
     interval: float = _option(1.0, "--fleet-interval", interval, "SECONDS",
         f"time between two samples of telemetry, {LONGEST_INTERVAL_SECONDS:g} at most (default: 1)", site=True)
     monitor: bool = _option(False, "--fleet-monitor", bool, None,
-        "show what the GPUs, or nodes, do below pytest's own output")
+        "show what the GPUs do below pytest's own output")
     prometheus: Path | None = _option(None, "--fleet-prometheus", path, "FILE",
         "write verdict and values to FILE for the textfile collector of node_exporter, which reads *.prom", site=True)
     webhook: str = _option("", "--fleet-webhook", webhook, "URL",

@@ -1,12 +1,11 @@
-"""What goes on, at the bottom of a terminal, while pytest writes above it: a table of all GPUs, or lines on nodes."""
+"""What goes on, at the bottom of a terminal, while pytest writes above it: a table of all GPUs, or a line on nodes."""
 
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -16,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology, clock_events
-from pytest_gpufleet.model.language import some
 from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.report import wording
 
@@ -81,44 +79,6 @@ def table(sample: Sample, topology: GpuTopology, running: str = "") -> Renderabl
 
 def _text(content: str, style: str = "") -> Text:
     return Text(wording.clean(content), style, no_wrap=True, overflow="crop")
-
-
-MOST_ROWS = 20
-MOST_NAMES = 6  # of nodes that are waited for
-
-
-@dataclass(frozen=True)
-class NodeNow:
-    """`wrong`: what is not fine with it, in a word or two. `waited_for`: all others have done what it is at. None for
-    what nobody has told."""
-
-    host: str
-    doing: str
-    wrong: str = ""
-    waited_for: bool = False
-    hottest_c: float | None = None
-    watts: float | None = None
-
-
-def lines(check: str, nodes: Sequence[NodeNow], rows: int) -> list[str]:
-    """One on the check that the run over all nodes is at ("": none) and who is waited for, and below it `rows` nodes,
-    first those that are not fine, then those that are waited for."""
-    late = [node.host for node in nodes if node.waited_for]
-    waiting = f", waiting for {some(late, MOST_NAMES)}" if late else ""
-    shown = sorted(nodes, key=lambda node: (not node.wrong, not node.waited_for))
-    if len(shown) > rows > 0:
-        shown = shown[: rows - 1]
-    texts = [f"{check or 'no check is on'}{waiting}", *(map(_row, shown) if rows else ())]
-    if rows and len(shown) < len(nodes):
-        wrong = sum(bool(node.wrong) for node in nodes) - sum(bool(node.wrong) for node in shown)
-        texts.append(f"and {len(nodes) - len(shown)} more nodes, {f'{wrong} of them' if wrong else 'none'} not fine")
-    return [wording.clean(line) for line in texts]
-
-
-def _row(node: NodeNow) -> str:
-    hottest = "" if node.hottest_c is None else f"{node.hottest_c:.0f} C"
-    power = "" if node.watts is None else f"{node.watts:.0f} W"
-    return f"{node.host:<16} {node.wrong:<9} {hottest:>5} {power:>8}  {node.doing}"
 
 
 LINES_LEFT = 8  # for the others, at least

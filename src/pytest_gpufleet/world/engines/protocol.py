@@ -4,19 +4,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from pytest_gpufleet.world.call import RankSpec
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True, tag_field="is", tag="answered"):
     """What a rank has sent: a pickled Outcome."""
 
     rank: int
     parcel: bytes
 
 
-@dataclass(frozen=True)
-class Death:
+class Death(msgspec.Struct, frozen=True, tag_field="is", tag="died"):
     """A rank process is gone, or of no more use. `reason` goes on where "rank 3 died" ends: "by SIGSEGV (...)"."""
 
     rank: int
