@@ -1,19 +1,15 @@
 """The program gpufleet, as its commands are tested."""
 
-from collections.abc import Callable
-
 import pytest
 
 from pytest_gpufleet import cli
 
-Command = Callable[..., tuple[int, str]]
-
 
 @pytest.fixture
-def gpufleet(capsys: pytest.CaptureFixture[str]) -> Command:
+def gpufleet(capsys):
     """gpufleet(*arguments): the exit status and all that was printed, its lines joined as a reader joins them."""
 
-    def run(*arguments: object) -> tuple[int, str]:
+    def run(*arguments):
         capsys.readouterr()
         status = cli.main([str(argument) for argument in arguments])
         printed = capsys.readouterr()

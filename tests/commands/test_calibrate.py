@@ -2,9 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,16 +10,14 @@ from pytest_gpufleet.model.finding import Reference
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Metric
 from pytest_gpufleet.verdict import profile, toml_table
-from pytest_gpufleet.verdict.profile import Profile
 from tests import runs
-from tests.commands.conftest import Command
 
 
 @pytest.fixture
-def calibrated(gpufleet: Command, tmp_path: Path) -> Callable[..., Profile]:
+def calibrated(gpufleet, tmp_path):
     """calibrated(*folders and options): the profile that is made of these runs."""
 
-    def calibrate(*arguments: object) -> Profile:
+    def calibrate(*arguments):
         (path := tmp_path / "my.toml").unlink(missing_ok=True)
         assert gpufleet("calibrate", *arguments, "-o", path)[0] == 0
         return profile.load(path)
@@ -29,7 +25,7 @@ def calibrated(gpufleet: Command, tmp_path: Path) -> Callable[..., Profile]:
     return calibrate
 
 
-def test_a_calibrated_profile_is_met_by_the_runs_it_comes_from(tmp_path: Path, gpufleet: Command) -> None:
+def test_a_calibrated_profile_is_met_by_the_runs_it_comes_from(tmp_path, gpufleet):
     second = {"busbw world": 352.3, "collective_latency world": 32.9, "solo_train_throughput gpu3": 6100.0}
     folders = [
         runs.record(tmp_path / "a"),
@@ -71,7 +67,7 @@ def test_a_calibrated_profile_is_met_by_the_runs_it_comes_from(tmp_path: Path, g
     assert path.read_text() == first
 
 
-def test_what_limits_find_is_said_and_more_machines_find_more(tmp_path: Path, gpufleet: Command) -> None:
+def test_what_limits_find_is_said_and_more_machines_find_more(tmp_path, gpufleet):
     folders = [runs.record(tmp_path / f"{n}", f"node{n}") for n in range(8)]
     found = []
     for machines in (2, 3, 8):
@@ -88,7 +84,7 @@ def test_what_limits_find_is_said_and_more_machines_find_more(tmp_path: Path, gp
     assert found[-1] < 0.8 * found[0]
 
 
-def test_a_machine_that_calibrated_itself_is_not_accepted(tmp_path: Path, gpufleet: Command) -> None:
+def test_a_machine_that_calibrated_itself_is_not_accepted(tmp_path, gpufleet):
     folder, path, page = runs.record(tmp_path / "a"), tmp_path / "my.toml", tmp_path / "again.html"
     status, text = gpufleet("calibrate", folder, "-o", path)
     assert (status, "of 1 machine: mostly default spread" in text) == (0, True)
@@ -108,21 +104,19 @@ def test_a_machine_that_calibrated_itself_is_not_accepted(tmp_path: Path, gpufle
     assert gpufleet("judge", others[1], "--fleet-profile", tmp_path / "all.toml")[0] == 10
 
 
-def test_shipped_limits_stay_what_they_are_unless_replacing_them_is_asked_for(
-    tmp_path: Path, calibrated: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shipped_limits_stay_what_they_are_unless_replacing_them_is_asked_for(tmp_path, calibrated, monkeypatch):
     shipped = profile.for_gpu(runs.H200)
     *others, (check, alone, required) = runs.FIGURES
     alone = replace(alone, conditions={**alone.conditions, "batch": 1024})
     monkeypatch.setattr(runs, "FIGURES", (*others, (check, alone, required)))
     limit = shipped.limit_for(alone).value
 
-    def limits_of(folder: Path, *options: str) -> list[str]:
+    def limits_of(folder, *options):
         written = calibrated(folder, *options)
         assert (written.match, written.base) == ((runs.H200,), shipped)
         return [limit.metric for limit in written.limits]
 
-    def fast(by: float) -> Path:
+    def fast(by):
         good = {"busbw world": 9000.0, **{f"solo_train_throughput {gpu}": limit * by for gpu in runs.GPUS}}
         return runs.record(tmp_path / f"{by}", values=good, machine=runs.topology("node7", runs.H200))
 
@@ -133,18 +127,14 @@ def test_shipped_limits_stay_what_they_are_unless_replacing_them_is_asked_for(
     assert limits_of(same, "--replace-shipped") == ["busbw", "collective_latency"]
 
 
-def test_a_figure_that_had_a_limit_gets_one_though_it_requires_none(
-    tmp_path: Path, calibrated: Callable[..., Profile]
-) -> None:
+def test_a_figure_that_had_a_limit_gets_one_though_it_requires_none(tmp_path, calibrated):
     small = runs.limit("busbw", "min", 10.0, "GB/s", 'bytes = "1 MiB"')
     limits = runs.written(tmp_path / "contract.toml", runs.contract() + small)
     written = calibrated(runs.record(tmp_path / "run", limits=limits))
     assert [limit.value for limit in written.limits if limit.metric == "busbw"] == [21.0, 360.0]
 
 
-def test_the_margin_of_a_ratio_that_is_next_to_nothing_is_more_than_nothing(
-    tmp_path: Path, calibrated: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_margin_of_a_ratio_that_is_next_to_nothing_is_more_than_nothing(tmp_path, calibrated, monkeypatch):
     share = Measurement("communication_share", {"world": 0.004}, {"model": "resnet50", "recipe": "bf16", "ranks": 4})
     monkeypatch.setattr(runs, "FIGURES", (*runs.FIGURES, (runs.ALONE, share, True)))
     folder = runs.record(tmp_path / "run")
@@ -152,7 +142,7 @@ def test_the_margin_of_a_ratio_that_is_next_to_nothing_is_more_than_nothing(
     assert 0.03 < calibrated(folder, "--replace-shipped").limit_for(share).value < 0.1
 
 
-def machines_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *gpus: tuple[float, ...]) -> list[Path]:
+def machines_with(tmp_path, monkeypatch, *gpus):
     """Runs of as many machines, whose GPUs have these figures of an author's own, which knows no peers."""
     own = Metric("decode_rate", "tokens/s", "higher", "decode rate")
     figure = Measurement(own.name, dict.fromkeys(runs.GPUS, 100.0), {}, definition=own)
@@ -166,16 +156,12 @@ def machines_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *gpus: tuple[
     ]  # fmt: skip
 
 
-def test_no_limit_is_above_what_a_known_good_gpu_did(
-    tmp_path: Path, calibrated: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_limit_is_above_what_a_known_good_gpu_did(tmp_path, calibrated, monkeypatch):
     (limit,) = calibrated(*machines_with(tmp_path, monkeypatch, *([(100.0, 98.0, 94.0, 88.0)] * 4))).limits
     assert (limit.value < 88.0, limit.measured) == (True, 95.0)
 
 
-def test_a_gpu_that_is_not_like_the_others_is_not_known_to_be_good(
-    tmp_path: Path, gpufleet: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_is_not_like_the_others_is_not_known_to_be_good(tmp_path, gpufleet, monkeypatch):
     folders = machines_with(tmp_path, monkeypatch, *([(100.0, 100.5, 99.5, 100.0)] * 7), (100.0, 100.0, 93.0, 100.0))
     status, text = gpufleet("calibrate", *folders, "-o", tmp_path / "my.toml")
     assert status == 1
@@ -196,9 +182,7 @@ def test_a_gpu_that_is_not_like_the_others_is_not_known_to_be_good(
         ({"machine": runs.topology("node8", "NVIDIA B300")}, "GPU model: NVIDIA X9000 (a), NVIDIA B300 (b)"),
     ],
 )
-def test_no_profile_is_made_of_doubtful_runs(
-    tmp_path: Path, gpufleet: Command, second: dict[str, object], said: str
-) -> None:
+def test_no_profile_is_made_of_doubtful_runs(tmp_path, gpufleet, second, said):
     folders = [runs.record(tmp_path / "a"), runs.record(tmp_path / "b", **{"host": "node8", **second})]
     status, text = gpufleet("calibrate", *folders, "-o", tmp_path / "my.toml")
     assert status == 1

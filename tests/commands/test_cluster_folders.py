@@ -2,35 +2,30 @@
 somebody changed."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pytest_gpufleet.commands import judge
-from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.safe_files import sha256
 from tests import clusters
 from tests.clusters import NODES_CHECK, Ends, cluster
-from tests.commands.conftest import Command
-from tests.edited_evidence import Event, edit, seal
+from tests.edited_evidence import edit, seal
 from tests.runs import ALONE
 
 
 @pytest.fixture
-def limits(tmp_path: Path) -> Path:
+def limits(tmp_path):
     return clusters.limits(tmp_path / "contract.toml")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, limits: Path) -> Path:
+def folder(tmp_path, limits):
     """Of three healthy nodes."""
     return cluster(tmp_path / "run", limits)
 
 
-def changed(evidence: Path, change: Callable[[list[Event]], None]) -> None:
+def changed(evidence, change):
     """Evidence that somebody changed, with the summary and the report that go with it."""
     edit(evidence, change)
     seal(evidence.parent)
@@ -39,9 +34,7 @@ def changed(evidence: Path, change: Callable[[list[Event]], None]) -> None:
 # ---------------------------------------------------------------- verify
 
 
-def test_evidence_of_a_node_that_was_changed_is_not_the_one_that_the_run_vouches_for(
-    folder: Path, limits: Path, gpufleet: Command
-) -> None:
+def test_evidence_of_a_node_that_was_changed_is_not_the_one_that_the_run_vouches_for(folder, limits, gpufleet):
     own = folder / "nodes" / "1-gf2"
     changed(own / "evidence.jsonl", lambda events: events[0].update(command="pytest acceptance/ --gpus 3"))
     status, text = gpufleet("verify", folder)
@@ -53,7 +46,7 @@ def test_evidence_of_a_node_that_was_changed_is_not_the_one_that_the_run_vouches
     assert (status, "1-gf2" in text) == (1, True)
 
 
-def test_a_node_whose_folder_is_gone_or_in_the_place_of_another_is_named(folder: Path, gpufleet: Command) -> None:
+def test_a_node_whose_folder_is_gone_or_in_the_place_of_another_is_named(folder, gpufleet):
     status, text = gpufleet("verify", folder)
     assert (status, text.count("ACCEPTED"), "3 nodes" in text) == (0, 1, True)
     assert gpufleet("report", folder, "-o", page := folder / "again.html")[0] == 0
@@ -70,7 +63,7 @@ def test_a_node_whose_folder_is_gone_or_in_the_place_of_another_is_named(folder:
 # ---------------------------------------------------------------- summary.json
 
 
-def test_the_summary_says_what_each_node_came_to(tmp_path: Path, limits: Path) -> None:
+def test_the_summary_says_what_each_node_came_to(tmp_path, limits):
     folder = cluster(tmp_path / "run", limits, Ends(died=(0,), lost={2: "silent for 10 s"}))
     document = json.loads((folder / "summary.json").read_text())
     first, second, third = document["nodes"]
@@ -88,7 +81,7 @@ def test_the_summary_says_what_each_node_came_to(tmp_path: Path, limits: Path) -
 # ---------------------------------------------------------------- report and fleet
 
 
-def test_its_nodes_are_hosts_of_a_fleet_called_as_the_run_over_all_calls_them(folder: Path, gpufleet: Command) -> None:
+def test_its_nodes_are_hosts_of_a_fleet_called_as_the_run_over_all_calls_them(folder, gpufleet):
     """Nodes that are processes of one machine have its name in their own evidence."""
     status, text = gpufleet("fleet", folder, "--json")
     document = json.loads(text)
@@ -110,9 +103,7 @@ def test_its_nodes_are_hosts_of_a_fleet_called_as_the_run_over_all_calls_them(fo
         {"wanted": 4},
     ],
 )
-def test_a_fleet_of_it_has_its_verdict_and_its_reasons(
-    how: dict[str, Any], tmp_path: Path, limits: Path, gpufleet: Command
-) -> None:
+def test_a_fleet_of_it_has_its_verdict_and_its_reasons(how, tmp_path, limits, gpufleet):
     folder = cluster(tmp_path / "run", limits, **how)
     record = RunFolder(folder).record()
     status, text = gpufleet("fleet", folder, "--json")
@@ -123,7 +114,7 @@ def test_a_fleet_of_it_has_its_verdict_and_its_reasons(
 # ---------------------------------------------------------------- judge
 
 
-def test_other_limits_hold_on_each_node_and_between_them(tmp_path: Path, limits: Path) -> None:
+def test_other_limits_hold_on_each_node_and_between_them(tmp_path, limits):
     slow = {node: {f"solo_train_throughput gpu{index}": 5000.0 for index in range(4)} for node in range(3)}
     folder = cluster(tmp_path / "run", limits, other=slow, values={"world": 280.0})
     easy = clusters.limits(tmp_path / "easy.toml", between=250.0, alone=4500.0)
@@ -138,7 +129,7 @@ def test_other_limits_hold_on_each_node_and_between_them(tmp_path: Path, limits:
         assert [end.verdict for end in record.finished.values()] == [of_each] * 3
 
 
-def test_a_node_that_limits_reject_only_now_is_named(folder: Path, limits: Path, tmp_path: Path) -> None:
+def test_a_node_that_limits_reject_only_now_is_named(folder, limits, tmp_path):
     assert judged(folder, limits).verdict == "ACCEPTED"
     strict = clusters.limits(tmp_path / "strict.toml", alone=6300.0)
     record = judged(folder, strict)
@@ -147,12 +138,12 @@ def test_a_node_that_limits_reject_only_now_is_named(folder: Path, limits: Path,
     assert all(ALONE in end.reasons[0] for end in record.finished.values())
 
 
-def test_limits_bring_no_lost_node_back(tmp_path: Path, limits: Path) -> None:
+def test_limits_bring_no_lost_node_back(tmp_path, limits):
     folder = cluster(tmp_path / "run", limits, Ends(lost={1: "silent"}))
     record = judged(folder, clusters.limits(tmp_path / "easy.toml", between=1.0, alone=1.0))
     assert (record.verdict, [*record.lost]) == ("REJECTED", [1])
 
 
-def judged(folder: Path, limits: Path) -> Record:
+def judged(folder, limits):
     """What `gpufleet judge` makes of it."""
     return judge.judged(RunFolder(folder), limits, None)

@@ -3,16 +3,13 @@
 import csv
 import json
 import math
-from pathlib import Path
 
 import pytest
 
 from pytest_gpufleet import cli
 from pytest_gpufleet.commands import export
 from pytest_gpufleet.report import exports
-from pytest_gpufleet.report.exports import Point
 from pytest_gpufleet.run.folder import RunFolder
-from tests.commands.conftest import Command
 from tests.conftest import ROOT
 
 RECORDED = ROOT / "tests/recorded/h200x4-b/evidence.jsonl"
@@ -27,7 +24,7 @@ LOSSES = [
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "node7"
     folder.mkdir()
     *lines, verdict = RECORDED.read_text().splitlines(keepends=True)
@@ -38,15 +35,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def points(run: Path) -> list[Point]:
+def points(run):
     return exports.points(RunFolder(run).record())
 
 
-def triples(points: list[Point]) -> list[tuple[str, int, float]]:
+def triples(points):
     return [(point.tag, point.step, point.value) for point in points]
 
 
-def test_points_are_those_of_the_record(run: Path, points: list[Point]) -> None:
+def test_points_are_those_of_the_record(run, points):
     record = RunFolder(run).record()
     finding = next(each for each in record.findings if each.measurement.metric == "gemm_mean")
     place, value = next(iter(finding.measurement.values.items()))
@@ -68,7 +65,7 @@ def test_points_are_those_of_the_record(run: Path, points: list[Point]) -> None:
     ]  # fmt: skip
 
 
-def test_csv(run: Path, points: list[Point], tmp_path: Path) -> None:
+def test_csv(run, points, tmp_path):
     assert cli.main(["export", str(run), "--to", "csv", "-o", str(tmp_path / "out")]) == 0
     rows = []
     for kind in ("figures", "curves", "losses", "telemetry"):
@@ -79,7 +76,7 @@ def test_csv(run: Path, points: list[Point], tmp_path: Path) -> None:
     assert rows == triples(points)
 
 
-def test_tensorboard(run: Path, points: list[Point], tmp_path: Path) -> None:
+def test_tensorboard(run, points, tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import TENSORS, EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
@@ -99,7 +96,7 @@ def test_tensorboard(run: Path, points: list[Point], tmp_path: Path) -> None:
     assert {point.time for point in points if point.kind == "telemetry"} <= set(read.values())
 
 
-def test_swanlab(run: Path, points: list[Point], tmp_path: Path) -> None:
+def test_swanlab(run, points, tmp_path):
     pytest.importorskip("swanlab")
     from swanlab.proto.swanlab.record.v1.record_pb2 import Record
     from swanlab.sdk.internal.core_python.store import DataStoreReader
@@ -114,7 +111,7 @@ def test_swanlab(run: Path, points: list[Point], tmp_path: Path) -> None:
     assert RunFolder(run).digest() in next((tmp_path / "out").rglob("config.yaml")).read_text()
 
 
-def test_what_is_there_is_left_as_it_is(run: Path, tmp_path: Path, gpufleet: Command) -> None:
+def test_what_is_there_is_left_as_it_is(run, tmp_path, gpufleet):
     (tmp_path / "mine").write_text("dear to me")
     for output, why in ((tmp_path, "is not empty and is left as it is"), (tmp_path / "mine", "cannot be written to")):
         status, text = gpufleet("export", run, "--to", "csv", "-o", output)
@@ -122,9 +119,7 @@ def test_what_is_there_is_left_as_it_is(run: Path, tmp_path: Path, gpufleet: Com
     assert [path.read_text() for path in tmp_path.iterdir()] == ["dear to me"]
 
 
-def test_a_missing_extra_is_named_before_anything_is_written(
-    run: Path, tmp_path: Path, gpufleet: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_extra_is_named_before_anything_is_written(run, tmp_path, gpufleet, monkeypatch):
     monkeypatch.setattr(export, "find_spec", lambda name: None)
     status, text = gpufleet("export", run, "--to", "swanlab", "-o", tmp_path / "out")
     assert (status, "pip install 'pytest-gpufleet[swanlab]'" in text) == (1, True)

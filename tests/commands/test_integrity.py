@@ -2,16 +2,12 @@
 
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pytest_gpufleet import cli
 from pytest_gpufleet.safe_files import sha256
-from tests.commands.conftest import Command
-from tests.conftest import ACCEPTANCE, RECORDED, REPORTS, FleetRun
+from tests.conftest import ACCEPTANCE, RECORDED, REPORTS
 from tests.edited_evidence import edit, seal
 
 COMMANDS = {  # what is said of the run as it is, which is INCOMPLETE, and the options of each
@@ -28,7 +24,7 @@ COMMANDS = {  # what is said of the run as it is, which is INCOMPLETE, and the o
 
 
 @pytest.fixture(scope="module")
-def whole(run_pytest: Callable[..., FleetRun]) -> Path:
+def whole(run_pytest):
     """A real run of this version on a recorded machine of four H200."""
     check = ACCEPTANCE / "test_1_inventory.py::test_gpu_count"
     run = run_pytest(check, "--gpus=4", f"--fleet-dir={REPORTS}", *RECORDED)
@@ -37,21 +33,21 @@ def whole(run_pytest: Callable[..., FleetRun]) -> Path:
 
 
 @pytest.fixture
-def command_on(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpufleet: Command) -> Command:
+def command_on(whole, tmp_path, monkeypatch, gpufleet):
     """command_on(command, folder): its exit status and what it printed; compare has an untouched run beside it."""
     monkeypatch.chdir(tmp_path)
 
-    def run(command: str, folder: Path) -> tuple[int, str]:
+    def run(command, folder):
         beside = [shutil.copytree(whole, tmp_path / "beside")] if command == "compare" else []
         return gpufleet(command, folder, *beside, *COMMANDS[command][1:])
 
     return run
 
 
-def replaced(name: str, old: str, new: str) -> Callable[[Path], None]:
+def replaced(name, old, new):
     """Wherever it stands in a file."""
 
-    def change(folder: Path) -> None:
+    def change(folder):
         text = (folder / name).read_text()
         assert old in text
         (folder / name).write_text(text.replace(old, new))
@@ -59,16 +55,16 @@ def replaced(name: str, old: str, new: str) -> Callable[[Path], None]:
     return change
 
 
-def judged(folder: Path) -> None:
+def judged(folder):
     """The page of `gpufleet judge` in the place of the run's own."""
     cli.main(["judge", str(folder), "-o", str(folder / "judged.html")])
     (folder / "judged.html").replace(folder / "report.html")
 
 
-def of_another_state(folder: Path, outcome: str = "passed", **header: str) -> Path:
+def of_another_state(folder, outcome="passed", **header):
     """As other code may have judged it: ACCEPTED, which this code does not."""
 
-    def change(events: list[dict[str, Any]]) -> None:
+    def change(events):
         events[0].update({"code": "0" * 64, "commit": "1f" * 20, **header})
         events[-1].update(verdict="ACCEPTED", exit_status=0)
         for event in events:
@@ -79,13 +75,13 @@ def of_another_state(folder: Path, outcome: str = "passed", **header: str) -> Pa
     return seal(folder)
 
 
-def accepted(folder: Path) -> None:
+def accepted(folder):
     """A verdict that nothing amounts to, in all three files."""
     edit(folder / "evidence.jsonl", lambda events: events[-1].update(verdict="ACCEPTED", exit_status=0))
     seal(folder)
 
 
-DIFFERENCES: dict[str, tuple[Callable[[Path], object], str]] = {
+DIFFERENCES = {
     "all lines of the evidence alike": (
         replaced("evidence.jsonl", "H200", "H201"), "report.html was not made of this evidence.jsonl"),
     "the evidence, and no page": (
@@ -110,7 +106,7 @@ DIFFERENCES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_run_as_it_was_left_is_read(command: str, whole: Path, tmp_path: Path, command_on: Command) -> None:
+def test_a_run_as_it_was_left_is_read(command, whole, tmp_path, command_on):
     _, text = command_on(command, shutil.copytree(whole, tmp_path / "run"))
     assert COMMANDS[command][0] in text
 
@@ -122,9 +118,7 @@ def test_a_run_as_it_was_left_is_read(command: str, whole: Path, tmp_path: Path,
         *((each, "all lines of the evidence alike") for each in sorted(COMMANDS.keys() - {"verify"})),
     ],
 )
-def test_a_difference_is_refused_in_one_sentence(
-    command: str, difference: str, whole: Path, tmp_path: Path, command_on: Command
-) -> None:
+def test_a_difference_is_refused_in_one_sentence(command, difference, whole, tmp_path, command_on):
     folder = shutil.copytree(whole, tmp_path / "run")
     change, said = DIFFERENCES[difference]
     change(folder)
@@ -137,9 +131,7 @@ def test_a_difference_is_refused_in_one_sentence(
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"sign"}))
-def test_of_a_run_that_was_killed_it_is_said_what_is_missing(
-    command: str, whole: Path, tmp_path: Path, command_on: Command
-) -> None:
+def test_of_a_run_that_was_killed_it_is_said_what_is_missing(command, whole, tmp_path, command_on):
     folder = shutil.copytree(whole, tmp_path / "run")
     for name in ("summary.json", "report.html"):
         (folder / name).unlink()
@@ -149,9 +141,7 @@ def test_of_a_run_that_was_killed_it_is_said_what_is_missing(
         assert f"{name} is missing, as after a run that was killed" in text
 
 
-def test_evidence_of_another_state_of_the_code_is_held_against_what_it_recorded(
-    whole: Path, tmp_path: Path, gpufleet: Command
-) -> None:
+def test_evidence_of_another_state_of_the_code_is_held_against_what_it_recorded(whole, tmp_path, gpufleet):
     """Of a version whose summary has no sum of the page, nobody vouches for that."""
     folder = of_another_state(shutil.copytree(whole, tmp_path / "run"))
     status, text = gpufleet("verify", folder)

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import termios
 import time
-from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
@@ -54,7 +53,7 @@ local_node.opened = opened
 MONITOR = STAND_IN + "from pytest_gpufleet import cli; sys.exit(cli.main())"
 
 
-def drawn(width: int, running: str = "", **changes: object) -> list[str]:
+def drawn(width, running="", **changes):
     gpus = tuple(Gpu(n, KNOWN) for n in range(8))
     sample = Sample(1795166043.0, ({**READING, **changes}, *[READING] * 7))
     console = Console(file=io.StringIO(), width=width)
@@ -63,7 +62,7 @@ def drawn(width: int, running: str = "", **changes: object) -> list[str]:
     return capture.get().rstrip("\n").split("\n")
 
 
-def test_shows_what_a_gpu_does_in_80_columns() -> None:
+def test_shows_what_a_gpu_does_in_80_columns():
     lines = drawn(80, "acceptance/test_7_training.py::test_throughput[b]")
     assert "8 x NVIDIA H200, driver 580.159.04" in lines[0]
     assert lines[4].split() == ["1", "97", "113/140", "61", "72", "655/700", "1980", "sw", "power", "cap"]
@@ -72,7 +71,7 @@ def test_shows_what_a_gpu_does_in_80_columns() -> None:
 
 
 @pytest.mark.parametrize("width", [20, 60, 80, 300])
-def test_fits_any_width_in_the_same_number_of_lines(width: int) -> None:
+def test_fits_any_width_in_the_same_number_of_lines(width):
     lines = drawn(width, "acceptance/" + "x" * 400, clock_event_reasons=0x1FF)
     assert len(lines) == 8 + AROUND
     assert max(map(cell_len, lines)) <= width
@@ -86,24 +85,24 @@ def test_fits_any_width_in_the_same_number_of_lines(width: int) -> None:
         (dict.fromkeys(READING), ["does", "not", "answer"]),
     ],
 )
-def test_what_cannot_be_had_and_what_is_wrong(changes: dict[str, object], expected: list[str]) -> None:
+def test_what_cannot_be_had_and_what_is_wrong(changes, expected):
     assert drawn(80, **changes)[3].split()[-len(expected) :] == expected
 
 
 # ---------------------------------------------------------------- the running check
 
 
-def write(path: Path, *events: dict[str, object]) -> None:
+def write(path, *events):
     path.parent.mkdir(exist_ok=True)
     with path.open("a") as file:
         file.writelines(json.dumps({"t": "", **event}) + "\n" for event in events)
 
 
-def started(name: str) -> dict[str, object]:
+def started(name):
     return {"event": "check_started", "check": name}
 
 
-def test_running_check_is_followed_until_the_verdict(tmp_path: Path) -> None:
+def test_running_check_is_followed_until_the_verdict(tmp_path):
     evidence, running = tmp_path / "host-1" / "evidence.jsonl", RunningCheck(tmp_path)
     assert running() == ""
     write(evidence, {"event": "run"}, started("a"))
@@ -126,7 +125,7 @@ def test_running_check_is_followed_until_the_verdict(tmp_path: Path) -> None:
     assert running() == ""
 
 
-def test_running_check_in_a_folder_of_somebody_else(tmp_path: Path) -> None:
+def test_running_check_in_a_folder_of_somebody_else(tmp_path):
     evidence, running = tmp_path / "host-1" / "evidence.jsonl", RunningCheck(tmp_path)
     write(evidence, started("a\x1b]0;b\n"))
     assert running() == "a]0;b"  # nothing that a terminal would obey
@@ -141,18 +140,18 @@ def test_running_check_in_a_folder_of_somebody_else(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the command
 
 
-def environment(**changes: str) -> dict[str, str]:
+def environment(**changes):
     taken_out = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
     kept = {name: value for name, value in os.environ.items() if name not in taken_out}
     return {**kept, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **changes}
 
 
-def monitor(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+def monitor(*arguments, **changes):
     command = [sys.executable, "-c", MONITOR, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=environment(**changes))
 
 
-def test_once_without_a_terminal_prints_one_plain_table() -> None:
+def test_once_without_a_terminal_prints_one_plain_table():
     done = monitor("monitor", "--once", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
@@ -160,7 +159,7 @@ def test_once_without_a_terminal_prints_one_plain_table() -> None:
     assert "does not answer" in done.stdout
 
 
-def test_json(tmp_path: Path) -> None:
+def test_json(tmp_path):
     write(tmp_path / "run" / "evidence.jsonl", started("test_a"))
     done = monitor("monitor", "--once", "--json", "--fleet-dir", str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
@@ -172,7 +171,7 @@ def test_json(tmp_path: Path) -> None:
     assert document["gpus"][7]["power_watts"] is None
 
 
-def test_json_goes_on_line_by_line_until_the_reader_leaves() -> None:
+def test_json_goes_on_line_by_line_until_the_reader_leaves():
     command = [sys.executable, "-c", MONITOR, "monitor", "--json", "--interval", "0.05"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment()) as process:
@@ -193,7 +192,7 @@ def test_json_goes_on_line_by_line_until_the_reader_leaves() -> None:
         ("montior", 2, "'montior' is no command: did you mean monitor?\n"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_sentence(arguments: str, status: int, words: str) -> None:
+def test_what_cannot_be_done_is_said_in_a_sentence(arguments, status, words):
     done = monitor(*arguments.split())
     assert (done.returncode, done.stdout, done.stderr.endswith(words)) == (status, "", True), done.stderr
 
@@ -204,7 +203,7 @@ def test_what_cannot_be_done_is_said_in_a_sentence(arguments: str, status: int, 
 class Terminal:
     """A pseudo-terminal of 80 columns with a process on it, and all that was written to it."""
 
-    def __init__(self, code: str, *arguments: str, rows: int = 24, **changes: str) -> None:
+    def __init__(self, code, *arguments, rows=24, **changes):
         self.text = ""
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 80, 0, 0))
@@ -216,7 +215,7 @@ class Terminal:
         )  # fmt: skip
         os.close(slave)
 
-    def until(self, wanted: str = "") -> None:
+    def until(self, wanted=""):
         """Read until this text came, or to the end."""
         deadline = time.monotonic() + DEADLINE
         while not wanted or wanted not in self.text:
@@ -225,15 +224,15 @@ class Terminal:
             if not more:
                 return
 
-    def type(self, text: str) -> None:
+    def type(self, text):
         os.write(self._master, text.encode())
 
-    def end(self) -> int:
+    def end(self):
         self.until()
         os.close(self._master)
         return self.process.wait(DEADLINE)
 
-    def _read(self, deadline: float) -> bool:
+    def _read(self, deadline):
         if not select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))[0]:
             return False
         try:
@@ -247,7 +246,7 @@ class Terminal:
 @pytest.mark.parametrize(
     ("number", "kind"), [(signal.SIGINT, "xterm"), (signal.SIGTERM, "xterm"), (signal.SIGINT, "dumb")]
 )
-def test_the_end_by_a_signal_is_clean(number: signal.Signals, kind: str) -> None:
+def test_the_end_by_a_signal_is_clean(number, kind):
     terminal = Terminal(MONITOR, "monitor", "--interval", "0.1", TERM=kind)
     terminal.until("no run is on")
     terminal.process.send_signal(number)
@@ -263,7 +262,7 @@ def test_the_end_by_a_signal_is_clean(number: signal.Signals, kind: str) -> None
 PYTEST = "import os, pytest, sys; os.chdir(sys.argv[1]); sys.exit(pytest.main(sys.argv[2:]))"
 
 
-def with_the_table(folder: Path, body: str, *options: str, rows: int = 24) -> Terminal:
+def with_the_table(folder, body, *options, rows=24):
     """pytest with --fleet-monitor."""
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_a.py").write_text(body)
@@ -273,7 +272,7 @@ def with_the_table(folder: Path, body: str, *options: str, rows: int = 24) -> Te
 
 
 @pytest.mark.parametrize(("rows", "seen"), [(24, True), (10, False)], ids=["room for it", "too small"])
-def test_pytest_shows_the_table_while_a_test_runs(tmp_path: Path, rows: int, seen: bool) -> None:
+def test_pytest_shows_the_table_while_a_test_runs(tmp_path, rows, seen):
     body = "def test_a(): pass\ndef test_b():\n    print('hidden')\n    input_file = open('go')\n    assert 1 == 2\n"
     os.mkfifo(tmp_path / "go")
     terminal = with_the_table(tmp_path, body, rows=rows)
@@ -290,7 +289,7 @@ def test_pytest_shows_the_table_while_a_test_runs(tmp_path: Path, rows: int, see
     assert not seen or "655" not in terminal.text[terminal.text.rindex("\x1b[2K") :], "the table is taken away"
 
 
-def test_a_debugger_in_this_process_has_the_terminal_to_itself(tmp_path: Path) -> None:
+def test_a_debugger_in_this_process_has_the_terminal_to_itself(tmp_path):
     terminal = with_the_table(tmp_path, "def test_a(): breakpoint()\n")
     terminal.until("(Pdb) ")
     assert 0 < terminal.text.index("\x1b[?25h") < terminal.text.index("(Pdb) "), "the cursor is back"
@@ -301,7 +300,7 @@ def test_a_debugger_in_this_process_has_the_terminal_to_itself(tmp_path: Path) -
     assert "\x1b[2K" not in terminal.text.partition("(Pdb) ")[2]
 
 
-def test_there_is_no_table_where_tests_write_themselves(tmp_path: Path) -> None:
+def test_there_is_no_table_where_tests_write_themselves(tmp_path):
     terminal = with_the_table(tmp_path, "def test_a(): print('seen')\n", "-s")
     terminal.end()
     assert "test_a.py seen" in terminal.text
@@ -322,11 +321,11 @@ with live.Below(sys.stdout, lambda: Text("below 1\\nbelow 2")) as out:
 
 
 @pytest.mark.skipif(not shutil.which("tmux"), reason="tmux, a terminal that can be read, is not installed")
-def test_no_line_is_lost_that_is_written_while_the_table_is_drawn(tmp_path: Path) -> None:
+def test_no_line_is_lost_that_is_written_while_the_table_is_drawn(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(STRESSED)
 
-    def tmux(*arguments: str) -> str:
+    def tmux(*arguments):
         command = ["tmux", "-S", str(tmp_path / "socket"), "-f", "/dev/null", *arguments]
         utf8 = environment(LC_ALL="C.UTF-8")
         return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=utf8).stdout
@@ -335,7 +334,7 @@ def test_no_line_is_lost_that_is_written_while_the_table_is_drawn(tmp_path: Path
     tmux("new-session", "-d", "-s", "t", "-x", "80", "-y", "24", f"{sys.executable} {script}{wait}")
     try:
         deadline = time.monotonic() + DEADLINE
-        screen: list[str] = []
+        screen = []
         while "over" not in screen and time.monotonic() < deadline:
             screen = tmux("capture-pane", "-p", "-t", "t", "-S", "-1000").split("\n")
     finally:

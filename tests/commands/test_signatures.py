@@ -10,7 +10,6 @@ import pytest
 
 from pytest_gpufleet import cli
 from tests import runs
-from tests.commands.conftest import Command
 from tests.edited_evidence import seal
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen of OpenSSH")
@@ -26,23 +25,23 @@ class Stand:
     folder: Path
     keys: Path
     signers: Path
-    run: Command
+    run: Callable
 
-    def public(self, name: str) -> str:
+    def public(self, name):
         return (self.keys / f"{name}.pub").read_text().strip()
 
-    def sign(self, key: str = "customer", name: str = CUSTOMER) -> tuple[int, str]:
+    def sign(self, key="customer", name=CUSTOMER):
         return self.run("sign", self.folder, "--key", self.keys / key, f"--as={name}")
 
-    def verify(self, *options: object) -> tuple[int, str]:
+    def verify(self, *options):
         return self.run("verify", self.folder, "--allowed-signers", self.signers, *options)
 
-    def signature(self, name: str = VENDOR) -> Path:
+    def signature(self, name=VENDOR):
         return self.folder / f"signed-by-{name}.sig"
 
 
 @pytest.fixture(scope="module")
-def signed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def signed(tmp_path_factory):
     """Keys, a list of who may sign, and a run that the vendor signed."""
     root = tmp_path_factory.mktemp("signed")
     for name, passphrase in (("vendor", ""), ("customer", ""), ("stranger", ""), ("encrypted", PASSPHRASE)):
@@ -56,13 +55,13 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def stand(signed: Path, tmp_path: Path, gpufleet: Command) -> Stand:
+def stand(signed, tmp_path, gpufleet):
     """A copy of it, to do to it what one likes."""
     folder = shutil.copytree(signed / "run", tmp_path / "run")
     return Stand(folder, signed, Path(shutil.copy(signed / "signers", tmp_path)), gpufleet)
 
 
-def test_vendor_and_customer_sign_and_verify_says_who(stand: Stand) -> None:
+def test_vendor_and_customer_sign_and_verify_says_who(stand):
     status, text = stand.sign()
     assert (status, f"signing as {CUSTOMER}: node7, 2026-11-21T01:40:06+00:00, INCOMPLETE" in text) == (0, True)
     status, text = stand.verify()
@@ -74,35 +73,35 @@ def test_vendor_and_customer_sign_and_verify_says_who(stand: Stand) -> None:
     assert (status, f"the signature of '{CUSTOMER}' is not good" in text) == (1, True)
 
 
-def test_what_is_signed_can_be_checked_without_this_program(stand: Stand) -> None:
+def test_what_is_signed_can_be_checked_without_this_program(stand):
     """By ssh-keygen, as docs/commands.md says."""
     with (stand.folder / "summary.json").open("rb") as summary:
         verify = ["ssh-keygen", "-Y", "verify", "-n", "pytest-gpufleet", "-I", VENDOR, "-f", stand.signers, "-s"]
         subprocess.run([*verify, stand.signature()], stdin=summary, check=True)
 
 
-def signers(line: str) -> Callable[[Stand], object]:
+def signers(line):
     """A list of who may sign with this line alone; {} is the vendor's key."""
     return lambda stand: stand.signers.write_text(line.format(stand.public("vendor")) + "\n")
 
 
-def by_another_program(stand: Stand) -> None:
+def by_another_program(stand):
     with (stand.folder / "summary.json").open("rb") as summary, stand.signature().open("wb") as signature:
         sign = ["ssh-keygen", "-Y", "sign", "-n", "git", "-f", stand.keys / "vendor"]
         subprocess.run(sign, stdin=summary, stdout=signature, check=True)
 
 
-def another_run(stand: Stand) -> None:
+def another_run(stand):
     evidence = stand.folder / "evidence.jsonl"
     evidence.write_text(evidence.read_text().replace("node7", "node8"))
     seal(stand.folder)
 
 
-def a_link(stand: Stand) -> None:
+def a_link(stand):
     stand.signature().symlink_to(stand.signature().rename(stand.folder.with_name("elsewhere")))
 
 
-NOT_GOOD: dict[str, tuple[Callable[[Stand], object], str]] = {
+NOT_GOOD = {
     "another run": (another_run, "summary.json was changed since"),
     "no summary": (lambda stand: (stand.folder / "summary.json").unlink(), "summary.json was changed since"),
     "of something else": (by_another_program, "one of something else"),
@@ -116,7 +115,7 @@ NOT_GOOD: dict[str, tuple[Callable[[Stand], object], str]] = {
 
 
 @pytest.mark.parametrize("what", NOT_GOOD)
-def test_a_signature_that_is_not_good(stand: Stand, what: str) -> None:
+def test_a_signature_that_is_not_good(stand, what):
     change, words = NOT_GOOD[what]
     change(stand)
     status, text = stand.verify()
@@ -124,13 +123,13 @@ def test_a_signature_that_is_not_good(stand: Stand, what: str) -> None:
     assert f"signed by {VENDOR}" not in text
 
 
-def test_one_bad_signature_beside_a_good_one(stand: Stand) -> None:
+def test_one_bad_signature_beside_a_good_one(stand):
     assert stand.sign("stranger")[0] == 0
     status, text = stand.verify()
     assert (status, f"the signature of '{CUSTOMER}' is not good" in text) == (1, True)
 
 
-def test_a_revoked_key_no_longer_counts(stand: Stand, tmp_path: Path) -> None:
+def test_a_revoked_key_no_longer_counts(stand, tmp_path):
     (tmp_path / "revoked").write_text(stand.public("vendor"))
     assert stand.verify("--revoked-keys", tmp_path / "revoked")[0] == 1
     (tmp_path / "revoked").write_text(stand.public("stranger"))
@@ -139,14 +138,14 @@ def test_a_revoked_key_no_longer_counts(stand: Stand, tmp_path: Path) -> None:
     assert (status, "which only --allowed-signers checks" in text) == (1, True)
 
 
-def test_whoever_expects_a_signature_misses_it(stand: Stand) -> None:
+def test_whoever_expects_a_signature_misses_it(stand):
     stand.signature().unlink()
     assert stand.run("verify", stand.folder)[0] == 0
     status, text = stand.verify()
     assert (status, "nobody signed it" in text) == (1, True)
 
 
-def test_what_is_signed_stays_as_it_is(stand: Stand, tmp_path: Path) -> None:
+def test_what_is_signed_stays_as_it_is(stand, tmp_path):
     before = {path.name: path.read_bytes() for path in stand.folder.iterdir()}
     status, text = stand.run("report", stand.folder)
     assert (status, f"is signed by '{VENDOR}': write this report to" in text) == (1, True)
@@ -157,7 +156,7 @@ def test_what_is_signed_stays_as_it_is(stand: Stand, tmp_path: Path) -> None:
     assert stand.run("report", stand.folder, "-o", tmp_path / "again.html")[0] == 0
 
 
-def test_what_is_not_whole_is_not_signed(stand: Stand) -> None:
+def test_what_is_not_whole_is_not_signed(stand):
     stand.signature().unlink()
     for name in ("report.html", "summary.json", "evidence.jsonl"):
         (stand.folder / name).unlink()
@@ -165,16 +164,14 @@ def test_what_is_not_whole_is_not_signed(stand: Stand) -> None:
         assert not stand.signature(CUSTOMER).exists()
 
 
-def test_a_name_that_cannot_stand_in_a_list_of_signers(stand: Stand) -> None:
+def test_a_name_that_cannot_stand_in_a_list_of_signers(stand):
     for name in ("", "a b", "*", "!a", "../a", "-a", ".a", "a\n", "ä", "a" * 101):
         status, text = stand.sign("customer", name)
         assert (status, "is no name to sign with" in text) == (1, True), name
 
 
 @pytest.mark.parametrize(("passphrase", "status"), [(PASSPHRASE, 0), ("wrong", 1)])
-def test_ssh_keygen_itself_asks_for_the_passphrase(
-    stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passphrase: str, status: int
-) -> None:
+def test_ssh_keygen_itself_asks_for_the_passphrase(stand, tmp_path, monkeypatch, passphrase, status):
     ask = tmp_path / "ask"
     ask.write_text(f"#!/bin/sh\necho '{passphrase}'\n")
     ask.chmod(0o700)
@@ -185,7 +182,7 @@ def test_ssh_keygen_itself_asks_for_the_passphrase(
     assert stand.verify()[0] == 0
 
 
-def test_without_ssh_keygen(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ssh_keygen(stand, monkeypatch):
     monkeypatch.setenv("PATH", "")
     for status, text in (stand.sign(), stand.verify()):
         assert (status, "signatures need ssh-keygen, which is not on PATH" in text) == (1, True), text

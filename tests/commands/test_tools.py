@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
@@ -21,8 +20,6 @@ from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.reading import read
 from tests import runs
-from tests.commands.conftest import Command
-from tests.conftest import FleetRun
 
 RECORDED = sorted(path.parent for path in (Path(__file__).parents[1] / "recorded").glob("*/evidence.jsonl"))
 NEIGHBOUR = Path(__file__).parents[1] / "recorded" / "h200x4-neighbour"
@@ -30,7 +27,7 @@ SCHEMA = json.loads(summary.schema())
 
 
 @pytest.fixture(scope="module")
-def rehearsed(fleet: Callable[..., FleetRun]) -> FleetRun:
+def rehearsed(fleet):
     """A real run on two CPU ranks, with everything that it leaves behind."""
     return fleet(
         """
@@ -50,19 +47,19 @@ def rehearsed(fleet: Callable[..., FleetRun]) -> FleetRun:
 
 
 @pytest.fixture
-def folder(rehearsed: FleetRun, tmp_path: Path) -> Path:
+def folder(rehearsed, tmp_path):
     """A copy of its folder, to do to it what one likes."""
     return shutil.copytree(rehearsed.folders[0], tmp_path / "run")
 
 
-def contract(path: Path, **limits: float) -> Path:
+def contract(path, **limits):
     return runs.written(path, runs.contract(**limits))
 
 
 # ---------------------------------------------------------------- verify and summary.json
 
 
-def test_nothing_is_added_after_the_verdict(tmp_path: Path) -> None:
+def test_nothing_is_added_after_the_verdict(tmp_path):
     evidence = Evidence(tmp_path / "evidence.jsonl")
     evidence.add(Verdict(verdict="INCOMPLETE", reasons=[]))
     evidence.seal()
@@ -71,9 +68,7 @@ def test_nothing_is_added_after_the_verdict(tmp_path: Path) -> None:
     assert not evidence.record.telemetry
 
 
-def test_an_interrupted_run_says_so_everywhere(
-    fleet: Callable[..., FleetRun], tmp_path: Path, gpufleet: Command
-) -> None:
+def test_an_interrupted_run_says_so_everywhere(fleet, tmp_path, gpufleet):
     run = fleet("def test_x(): raise KeyboardInterrupt")
     (folder,) = run.folders
     document = json.loads((folder / "summary.json").read_text())
@@ -85,7 +80,7 @@ def test_an_interrupted_run_says_so_everywhere(
 
 
 @pytest.mark.parametrize(("values", "failed"), [({}, 0), ({"busbw world": 300.0}, 1), ({"busbw world": math.nan}, 2)])
-def test_the_summary_is_as_its_schema_says(tmp_path: Path, values: dict[str, float], failed: int) -> None:
+def test_the_summary_is_as_its_schema_says(tmp_path, values, failed):
     folder = runs.record(tmp_path / "run", values=values, limits=runs.written(tmp_path / "contract.toml"))
     text = (folder / "summary.json").read_text()
     document = json.loads(text, parse_constant=pytest.fail)  # no NaN
@@ -101,7 +96,7 @@ def test_the_summary_is_as_its_schema_says(tmp_path: Path, values: dict[str, flo
     assert document["gpus"][3]["serial"] == "node7-S3"
 
 
-def test_the_schema_of_the_summary_is_printed_and_takes_nothing_else(rehearsed: FleetRun) -> None:
+def test_the_schema_of_the_summary_is_printed_and_takes_nothing_else(rehearsed):
     command = [sys.executable, "-m", "pytest_gpufleet.run.summary"]
     assert json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout) == SCHEMA
     document = json.loads((rehearsed.folders[0] / "summary.json").read_text())
@@ -118,7 +113,7 @@ def test_the_schema_of_the_summary_is_printed_and_takes_nothing_else(rehearsed: 
 # ---------------------------------------------------------------- report
 
 
-def test_a_run_that_died_has_a_report_after_all(tmp_path: Path, gpufleet: Command) -> None:
+def test_a_run_that_died_has_a_report_after_all(tmp_path, gpufleet):
     folder = runs.record(tmp_path / "run", ends=False)
     evidence = folder / "evidence.jsonl"
     evidence.write_bytes(evidence.read_bytes()[:-40])  # in the middle of a line
@@ -137,7 +132,7 @@ def test_a_run_that_died_has_a_report_after_all(tmp_path: Path, gpufleet: Comman
     assert f"{folder}/report.html: REJECTED" in gpufleet("report", folder)[1]
 
 
-def test_both_ways_to_the_report_show_the_same(folder: Path, gpufleet: Command) -> None:
+def test_both_ways_to_the_report_show_the_same(folder, gpufleet):
     written = (folder / "report.html").read_text()
     again = folder / "again.html"
     assert gpufleet("report", folder, "-o", again) == (0, f"{again}: REHEARSAL")
@@ -154,9 +149,8 @@ def test_both_ways_to_the_report_show_the_same(folder: Path, gpufleet: Command) 
 # ---------------------------------------------------------------- judge
 
 
-Case = tuple[dict[str, float], dict[str, object], dict[str, float], int]
 SLOW = {"values": {"solo_train_throughput gpu2": 5000.0}}
-OTHER_LIMITS: list[Case] = [  # the limits of the run, how it went, and the limits that it is held against
+OTHER_LIMITS = [  # the limits of the run, how it went, and the limits that it is held against
     ({}, {}, {}, 0),
     ({}, {}, {"busbw": 370.0}, 1),
     ({"busbw": 370.0}, {}, {}, 0),  # a check that failed for its limit alone passes
@@ -169,7 +163,7 @@ OTHER_LIMITS: list[Case] = [  # the limits of the run, how it went, and the limi
 
 
 @pytest.mark.parametrize("case", OTHER_LIMITS)
-def test_recorded_figures_meet_other_limits_or_not(tmp_path: Path, gpufleet: Command, case: Case) -> None:
+def test_recorded_figures_meet_other_limits_or_not(tmp_path, gpufleet, case):
     limits, changes, judged_by, status = case
     verdict = {0: "ACCEPTED", 1: "REJECTED", 10: "INCOMPLETE"}[status]
     folder = runs.record(tmp_path / "run", limits=contract(tmp_path / "then.toml", **limits), **changes)
@@ -185,14 +179,14 @@ def test_recorded_figures_meet_other_limits_or_not(tmp_path: Path, gpufleet: Com
     assert sha256(folder / "evidence.jsonl") == before
 
 
-def test_a_rehearsal_stays_one(folder: Path, tmp_path: Path, gpufleet: Command) -> None:
+def test_a_rehearsal_stays_one(folder, tmp_path, gpufleet):
     status, text = gpufleet("judge", folder, "--fleet-profile", contract(tmp_path / "contract.toml", busbw=1e9))
     assert (status, text.split()[0]) == (0, "REHEARSAL")
     status, text = gpufleet("calibrate", folder, "-o", tmp_path / "my.toml")
     assert (status, "run is a rehearsal: its figures are those of CPU ranks" in text) == (1, True)
 
 
-def test_a_profile_for_other_gpus_is_refused(tmp_path: Path, gpufleet: Command) -> None:
+def test_a_profile_for_other_gpus_is_refused(tmp_path, gpufleet):
     folder = runs.record(tmp_path / "run", machine=runs.topology("node7", model="NVIDIA B300"))
     status, text = gpufleet("judge", folder, "--fleet-profile", runs.written(tmp_path / "contract.toml"))
     assert (status, "is for NVIDIA X9000, but this machine has NVIDIA B300" in text) == (1, True)
@@ -201,12 +195,12 @@ def test_a_profile_for_other_gpus_is_refused(tmp_path: Path, gpufleet: Command) 
 # ---------------------------------------------------------------- compare
 
 
-def rows(path: Path) -> list[dict[str, str]]:
+def rows(path):
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def test_an_outlier_is_named_by_node_and_gpu(tmp_path: Path, gpufleet: Command) -> None:
+def test_an_outlier_is_named_by_node_and_gpu(tmp_path, gpufleet):
     slow = {"solo_train_throughput gpu2": 5200.0}
     folders = [
         runs.record(tmp_path / host, host, slow if host == "node9" else None) for host in ("node7", "node8", "node9")
@@ -231,7 +225,7 @@ def test_an_outlier_is_named_by_node_and_gpu(tmp_path: Path, gpufleet: Command) 
     assert {row["place"] for row in rows(file) if row["metric"] == "solo_train_throughput"} == set(runs.GPUS)
 
 
-def test_what_makes_runs_hard_to_compare_is_said(tmp_path: Path, gpufleet: Command) -> None:
+def test_what_makes_runs_hard_to_compare_is_said(tmp_path, gpufleet):
     first = runs.record(tmp_path / "first")
     other = runs.record(tmp_path / "other", machine=runs.topology("node7b", "NVIDIA H100 80GB HBM3", "575.57.08"))
     status, text = gpufleet("compare", first, other)
@@ -241,7 +235,7 @@ def test_what_makes_runs_hard_to_compare_is_said(tmp_path: Path, gpufleet: Comma
     assert "gpu0 of node7 is another GPU in other than in first: now GPU 0" in text
 
 
-def test_a_figure_with_a_limit_is_compared_though_it_requires_none(gpufleet: Command) -> None:
+def test_a_figure_with_a_limit_is_compared_though_it_requires_none(gpufleet):
     """On four real H200 another process halved GPU 2, and the limits of all matrix products were missed."""
     status, text = gpufleet("compare", NEIGHBOUR.with_name("h200x4-c"), NEIGHBOUR)
     assert status == 1
@@ -252,13 +246,13 @@ def test_a_figure_with_a_limit_is_compared_though_it_requires_none(gpufleet: Com
     assert "after rest" not in outliers  # which no limit can be given for
 
 
-def test_figures_that_are_only_shown_make_no_outliers(gpufleet: Command) -> None:
+def test_figures_that_are_only_shown_make_no_outliers(gpufleet):
     """Between three good machines latencies and small messages differ by up to 160 %."""
     status, text = gpufleet("compare", *(NEIGHBOUR.with_name(f"h200x4-{name}") for name in "abc"))
     assert (status, "No outlier among" in text) == (0, True)
 
 
-def test_compare_says_what_it_cannot_use(tmp_path: Path, folder: Path, gpufleet: Command) -> None:
+def test_compare_says_what_it_cannot_use(tmp_path, folder, gpufleet):
     run = runs.record(tmp_path / "good")
     assert gpufleet("compare", run, run)[1] == "gpufleet: the same folder is given twice"
     assert "is not the folder of a run" in gpufleet("compare", run, tmp_path)[1]
@@ -268,7 +262,7 @@ def test_compare_says_what_it_cannot_use(tmp_path: Path, folder: Path, gpufleet:
     assert "CPU ranks (rehearsal)" in text
 
 
-def test_a_machine_over_time(tmp_path: Path, gpufleet: Command) -> None:
+def test_a_machine_over_time(tmp_path, gpufleet):
     """GPU 2 loses 3 % from run to run, and was moved meanwhile; everything else only varies."""
     days = {"may": 6200.0, "june": 6014.0, "july": 5830.0}
     folders = [
@@ -295,7 +289,7 @@ def test_a_machine_over_time(tmp_path: Path, gpufleet: Command) -> None:
     ]  # fmt: skip
 
 
-def test_a_healthy_machine_over_time(tmp_path: Path, gpufleet: Command) -> None:
+def test_a_healthy_machine_over_time(tmp_path, gpufleet):
     may = runs.record(tmp_path / "may")
     june = runs.record(tmp_path / "june", values={"busbw world": 357.0}, utc="2026-12-21T01:40:06+00:00")
     status, text = gpufleet("compare", "--same-machine", june, may)
@@ -320,7 +314,7 @@ WRITING = (
 @pytest.mark.parametrize(
     ("command", "name"), [*((WRITING[0], name) for name in LEFT), *((command, LEFT[0]) for command in WRITING[1:])]
 )
-def test_what_a_run_left_is_not_replaced(tmp_path: Path, gpufleet: Command, command: str, name: str) -> None:
+def test_what_a_run_left_is_not_replaced(tmp_path, gpufleet, command, name):
     other, one = (runs.record(tmp_path / host, host) for host in ("node7", "node8"))
     (other / "link.html").symlink_to("evidence.jsonl")
     before = {path: path.read_bytes() for path in other.iterdir()}
@@ -330,7 +324,7 @@ def test_what_a_run_left_is_not_replaced(tmp_path: Path, gpufleet: Command, comm
     assert {path: path.read_bytes() for path in other.iterdir()} == before
 
 
-def test_the_profile_is_not_replaced_by_the_judgement(tmp_path: Path, gpufleet: Command) -> None:
+def test_the_profile_is_not_replaced_by_the_judgement(tmp_path, gpufleet):
     folder, path = runs.record(tmp_path / "run"), contract(tmp_path / "my.toml")
     (linked := tmp_path / "judged.html").hardlink_to(path)
     before = path.read_text()
@@ -341,7 +335,7 @@ def test_the_profile_is_not_replaced_by_the_judgement(tmp_path: Path, gpufleet: 
     assert path.read_text() == before
 
 
-def test_a_file_is_replaced_as_a_whole(tmp_path: Path, gpufleet: Command) -> None:
+def test_a_file_is_replaced_as_a_whole(tmp_path, gpufleet):
     folder, page = runs.record(tmp_path / "run"), tmp_path / "page.html"
     assert gpufleet("report", folder, "-o", page)[0] == 0
     with page.open() as reader:
@@ -355,7 +349,7 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path, gpufleet: Command) -> Non
 
 
 @pytest.mark.parametrize(("ends", "status"), [(False, 10), (True, 0)])
-def test_a_reader_that_leaves_early_changes_nothing(tmp_path: Path, ends: bool, status: int) -> None:
+def test_a_reader_that_leaves_early_changes_nothing(tmp_path, ends, status):
     limits, page = runs.written(tmp_path / "contract.toml"), tmp_path / "page.html"
     folder = runs.record(tmp_path / "run", limits=limits, ends=ends)
     line = [sys.executable, "-m", "pytest_gpufleet", "judge", folder, "--fleet-profile", limits, "-o", page]
@@ -374,14 +368,14 @@ COMMANDS = ("verify", "report", "judge", "compare", "fleet", "calibrate")
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "accept", "sign", "monitor", "snapshot"])
-def test_help_tells_the_exit_status(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_tells_the_exit_status(command, capsys):
     with pytest.raises(SystemExit, match="0"):
         cli.main([command, "--help"])
     assert "Exit status: 0" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("recorded", RECORDED, ids=lambda folder: folder.name)
-def test_a_recorded_run_meets_the_limits_that_are_made_of_it(recorded: Path, tmp_path: Path, gpufleet: Command) -> None:
+def test_a_recorded_run_meets_the_limits_that_are_made_of_it(recorded, tmp_path, gpufleet):
     record, twin = read(recorded / "evidence.jsonl"), shutil.copytree(recorded, tmp_path / "twin")
     status, text = gpufleet("compare", recorded, twin)
     assert (status, "No outlier" in text) == (0, True)
@@ -397,9 +391,7 @@ STEERS = "\x1b[2J\x1b]0;taken\x07\u202e\nDIR: evidence, report and summary belon
 TAKEN = re.compile(r"[\x1b\x07\u202e]|^DIR: evidence", re.MULTILINE)
 
 
-def test_no_word_of_a_run_steers_the_terminal_or_adds_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_word_of_a_run_steers_the_terminal_or_adds_a_line(tmp_path, capsys):
     """Evidence comes from those who sell the machine."""
     for name, event, key in (("a", "run", "host"), ("b", "run", "plugin"), ("c", "check_finished", "id")):
         folder = tmp_path / (name + STEERS)

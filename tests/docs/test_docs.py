@@ -4,9 +4,7 @@ import ast
 import re
 import runpy
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +23,7 @@ PAGES = (ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted(DOCS.rglob("*.md"
 
 
 @pytest.fixture(scope="module")
-def make_checks() -> dict[str, Any]:
+def make_checks():
     """What docs/make_checks.py defines."""
     return runpy.run_path(str(DOCS / "make_checks.py"))
 
@@ -33,12 +31,12 @@ def make_checks() -> dict[str, Any]:
 # ---------------------------------------------------------------- docs/checks.md
 
 
-def test_manifest_of_the_suite_is_up_to_date(make_checks: dict[str, Any]) -> None:
+def test_manifest_of_the_suite_is_up_to_date(make_checks):
     written = suite.SHIPPED.read_text(encoding="utf-8")
     assert written == make_checks["manifest_text"](), f"run `{make_checks['COMMAND']}`"
 
 
-def test_every_check_that_judges_says_what_it_leaves(make_checks: dict[str, Any]) -> None:
+def test_every_check_that_judges_says_what_it_leaves(make_checks):
     judging = {name for path in ACCEPTANCE.glob("test_*.py") for name in _judging(ast.parse(path.read_text()))}
     leaving = {name.partition("::")[2]: each.metrics(True) for name, each in suite.shipped().checks.items()}
     assert {name for name, metrics in leaving.items() if metrics} == judging
@@ -49,7 +47,7 @@ def test_every_check_that_judges_says_what_it_leaves(make_checks: dict[str, Any]
     assert [name for name, each in required.items() if not set(each) <= set(leaving[name])] == []
 
 
-def _judging(module: ast.Module) -> set[str]:
+def _judging(module):
     """The tests of a module that get `judge`."""
     tests = [each for each in module.body if isinstance(each, ast.FunctionDef) and each.name.startswith("test_")]
     return {each.name for each in tests if "judge" in {argument.arg for argument in each.args.args}}
@@ -58,12 +56,12 @@ def _judging(module: ast.Module) -> set[str]:
 # ---------------------------------------------------------------- README and the other pages
 
 
-def test_readme_leads_to_every_page() -> None:
+def test_readme_leads_to_every_page():
     text = PAGES[0].read_text(encoding="utf-8")
     assert [page.name for page in DOCS.glob("*.md") if f"(docs/{page.name})" not in text] == []
 
 
-def test_pages_have_every_option_and_every_command() -> None:
+def test_pages_have_every_option_and_every_command():
     tables = set(re.findall(r"^\| `(--[a-z-]+)", _page("options"), re.MULTILINE))
     assert {each.flag for each in OPTIONS.values()} - tables == set()
     assert [option for option in options.OF_RESNET if f"`{option}" not in _page("options")] == []
@@ -72,7 +70,7 @@ def test_pages_have_every_option_and_every_command() -> None:
 
 
 @pytest.mark.parametrize("page", ["any-launcher.md", "recipes/README.md"])
-def test_what_launchers_are_reported_is_bash(page: str) -> None:
+def test_what_launchers_are_reported_is_bash(page):
     blocks = re.findall(r"```bash\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) >= 4
     for block in blocks:
@@ -80,7 +78,7 @@ def test_what_launchers_are_reported_is_bash(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere(page):
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if "://" in target:
@@ -91,11 +89,11 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in _anchors(other), target
 
 
-def _page(name: str) -> str:
+def _page(name):
     return (DOCS / f"{name}.md").read_text(encoding="utf-8")
 
 
-def _anchors(page: Path) -> set[str]:
+def _anchors(page):
     """As GitHub makes them of headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -116,7 +114,7 @@ BESIDE = {  # row of docs/earlier-suite.md: GPU model, and what its last columns
 
 
 @pytest.mark.parametrize("row", BESIDE)
-def test_limits_beside_those_of_the_earlier_suite_are_the_shipped_ones(row: str) -> None:
+def test_limits_beside_those_of_the_earlier_suite_are_the_shipped_ones(row):
     model, measured = BESIDE[row]
     limits = [for_gpu(model).limit_for(Measurement(metric, {}, conditions)) for metric, conditions in measured]
     (line,) = re.findall(rf"^\| {re.escape(row)} \|.*", (DOCS / "earlier-suite.md").read_text(), re.MULTILINE)
@@ -124,7 +122,7 @@ def test_limits_beside_those_of_the_earlier_suite_are_the_shipped_ones(row: str)
     assert cells[-len(limits) :] == [f"{limit.value:,g}" if limit else "none" for limit in limits]
 
 
-def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
+def test_messages_in_troubleshooting_are_those_of_the_code():
     known = [parts for path in (*SOURCES.rglob("*.py"), *ACCEPTANCE.glob("*.py")) for parts in _texts(path)]
     known += [[check.title] for check in suite.shipped().checks.values()]
     known += [[meaning] for meaning in meanings().values()]
@@ -134,14 +132,14 @@ def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
     assert strange == {}
 
 
-def _quoted(page: str) -> Iterator[str]:
+def _quoted(page):
     """Every line in a block of text, and what the first cell of a table quotes."""
     for block in re.findall(r"^```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
         yield from block.splitlines()
     yield from (cell for _, cell in re.findall(r"^\| (`+) ?(.+?) ?\1 \|", page, re.MULTILINE))
 
 
-def _texts(path: Path) -> Iterator[list[str]]:
+def _texts(path):
     """The literal parts of every text in a source file, in their order: of f-strings, and of those with {names}."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         parts = node.values if isinstance(node, ast.JoinedStr) else [node]
@@ -151,9 +149,9 @@ def _texts(path: Path) -> Iterator[list[str]]:
             yield texts
 
 
-def _unknown_words(line: str, known: list[list[str]]) -> list[str]:
+def _unknown_words(line, known):
     """The words of a message that are in none of the texts it can be made of. Capitals and digits are examples."""
-    covered: set[int] = set()
+    covered = set()
     for parts in (parts for parts in known if all(part in line for part in parts)):
         for found in re.finditer(".*?".join(f"({re.escape(part)})" for part in parts), line):
             for group in range(1, len(parts) + 1):
@@ -161,6 +159,6 @@ def _unknown_words(line: str, known: list[list[str]]) -> list[str]:
     return [word[0] for word in re.finditer(r"\b[a-z]{4,}\b", line) if not covered.issuperset(range(*word.span()))]
 
 
-def test_no_two_checks_have_one_name() -> None:
+def test_no_two_checks_have_one_name():
     names = [name.rpartition("::")[2] for name in suite.shipped().checks]
     assert len(set(names)) == len(names)

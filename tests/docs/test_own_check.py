@@ -2,18 +2,16 @@
 tested is what a reader copies."""
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.verdict import judgement, profile
 from tests import runs
-from tests.conftest import REPORTS, FleetRun
+from tests.conftest import REPORTS
 
 ROOT = Path(__file__).parents[2]
 README, PAGE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/checks-of-your-own.md"))
@@ -45,14 +43,12 @@ FAULT = """
         nccl_group.run(plant)
 """
 
-Rehearse = Callable[..., FleetRun]
-
 
 @pytest.fixture(scope="module")
-def rehearse(run_pytest: Callable[..., FleetRun]) -> Rehearse:
+def rehearse(run_pytest):
     """rehearse(*arguments, files={}): the README's command, in a folder with nothing but the examples."""
 
-    def run(*arguments: str, files: dict[str, str] | None = None) -> FleetRun:
+    def run(*arguments, files=None):
         (command,) = re.findall(r"^    pytest (--rehearse checks/)$", PAGE, re.MULTILINE)
         return run_pytest(*command.split(), *arguments, f"--fleet-dir={REPORTS}", files={**EXAMPLES, **(files or {})})
 
@@ -60,11 +56,11 @@ def rehearse(run_pytest: Callable[..., FleetRun]) -> Rehearse:
 
 
 @pytest.fixture(scope="module")
-def rehearsed(rehearse: Rehearse) -> FleetRun:
+def rehearsed(rehearse):
     return rehearse("--fleet-profile=contract.toml")
 
 
-def test_own_checks_run_and_are_on_record(rehearsed: FleetRun) -> None:
+def test_own_checks_run_and_are_on_record(rehearsed):
     assert rehearsed.status == 0, rehearsed.text
     record = rehearsed.record
     assert (record.verdict, record.run.profile) == ("REHEARSAL", "Contract 4711")
@@ -74,7 +70,7 @@ def test_own_checks_run_and_are_on_record(rehearsed: FleetRun) -> None:
     assert [*titles[:2], titles[2][: len(FAST)], *titles[3:]] == [EXACT, EXACT, FAST, SAME, SORTING]
 
 
-def test_own_figure_is_on_record_and_in_the_report(rehearsed: FleetRun) -> None:
+def test_own_figure_is_on_record_and_in_the_report(rehearsed):
     measurement = _sorting(rehearsed)
     assert (measurement.unit, measurement.definition.title) == ("Mkeys/s", "sorting")
     assert set(map(str, measurement.values)) == {"cpu0", "cpu1"}
@@ -89,7 +85,7 @@ def test_own_figure_is_on_record_and_in_the_report(rehearsed: FleetRun) -> None:
 @pytest.mark.parametrize(
     ("slow", "state"), [({}, "met"), ({"gpu2": 1999.0}, "missed")], ids=["as agreed", "one GPU too slow"]
 )
-def test_contract_decides_about_the_own_figure(rehearsed: FleetRun, slow: dict[str, float], state: str) -> None:
+def test_contract_decides_about_the_own_figure(rehearsed, slow, state):
     contract = profile.load(rehearsed.root / "contract.toml")
     healthy = {f"gpu{index}": 2050.0 for index in range(4)}
     measurement = replace(_sorting(rehearsed), values={**healthy, **slow}, conditions={"keys": 1 << 26})
@@ -99,7 +95,7 @@ def test_contract_decides_about_the_own_figure(rehearsed: FleetRun, slow: dict[s
     assert (finding.limit.value, finding.limit.grade, finding.limit.given) == (2000, "contract", True)
 
 
-def test_own_check_that_fails_says_which_rank_and_what_to_do(rehearse: Rehearse) -> None:
+def test_own_check_that_fails_says_which_rank_and_what_to_do(rehearse):
     run = rehearse("-k", "exact or same", files={"checks/conftest.py": FAULT})
     assert run.status == 1, run.text
     checks = run.record.checks.values()
@@ -114,14 +110,14 @@ def test_own_check_that_fails_says_which_rank_and_what_to_do(rehearse: Rehearse)
     assert "REHEARSAL" in page
 
 
-def _sorting(run: FleetRun) -> Measurement:
+def _sorting(run):
     (measurement,) = (
         finding.measurement for finding in run.record.findings if finding.measurement.metric == "sort_rate"
     )
     return measurement
 
 
-def _text_of_report(run: FleetRun) -> str:
+def _text_of_report(run):
     (folder,) = run.folders
     page = (folder / "report.html").read_text(encoding="utf-8")
     return " ".join(unescape(re.sub(r"<(script|style).*?</\1>|<[^>]+>", " ", page, flags=re.DOTALL)).split())

@@ -8,9 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,11 +23,11 @@ FILES = sorted(path for path in RECIPES.rglob("*") if path.is_file())
 PROGRAM = "/opt/gpufleet/bin/gpufleet"
 
 
-def of_kind(*endings: str) -> list[Path]:
+def of_kind(*endings):
     return [path for path in FILES if path.name.endswith(endings)]
 
 
-def by(program: str, *arguments: object) -> str:
+def by(program, *arguments):
     """What a program of the system says against its arguments; a skip where it is not installed."""
     found = shutil.which(program, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if found is None:
@@ -49,16 +47,16 @@ CHECKED = {  # by the ending of a file
 @pytest.mark.parametrize(
     ("program", "path"), [(each, path) for each, kind in CHECKED.items() for path in of_kind(kind)]
 )
-def test_programs_that_check_such_files_find_nothing(program: str, path: Path) -> None:
+def test_programs_that_check_such_files_find_nothing(program, path):
     assert by(*program.split(), path) == ""
 
 
-def test_scripts_can_be_run() -> None:
+def test_scripts_can_be_run():
     assert all(os.access(path, os.X_OK) for path in of_kind(".sh"))
 
 
 @pytest.mark.parametrize("path", of_kind(".yaml"), ids=lambda path: path.name)
-def test_manifests_are_yaml(path: Path) -> None:
+def test_manifests_are_yaml(path):
     yaml = pytest.importorskip("yaml", reason="comes with Ray")
     *before, document = yaml.safe_load_all(path.read_text(encoding="utf-8"))
     kind = "CronJob" if path.name == "cronjob.yaml" else "Job"
@@ -78,20 +76,20 @@ def test_manifests_are_yaml(path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", ["running.md", "recipes/README.md"])
-def test_containers_have_all_that_a_verdict_takes(page: str) -> None:
+def test_containers_have_all_that_a_verdict_takes(page):
     (command,) = re.findall(r"docker run (?:.*\\\n)*.*", (ROOT / "docs" / page).read_text(encoding="utf-8"))
     for option in ("--ipc=host", "--ulimit memlock=-1", "--ulimit nofile=", "--privileged -v /dev:/dev -v /sys:/sys"):
         assert option in command
 
 
-def test_units_are_those_of_systemd(tmp_path: Path) -> None:
+def test_units_are_those_of_systemd(tmp_path):
     for unit in of_kind(".service", ".timer"):  # with a program that is here
         (tmp_path / unit.name).write_text(unit.read_text(encoding="utf-8").replace(PROGRAM, "/bin/true"))
     assert by("systemd-analyze", "verify", *sorted(tmp_path.iterdir())) == ""
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_options_in_recipes_are_there(path: Path) -> None:
+def test_options_in_recipes_are_there(path):
     known = {option.flag for option in OPTIONS.values()}
     assert {*re.findall(r"--fleet-[a-z-]+", path.read_text(encoding="utf-8"))} <= known
 
@@ -109,9 +107,7 @@ def test_options_in_recipes_are_there(path: Path) -> None:
         (1, 8, "not checked"),  # the folder cannot be made
     ],
 )
-def test_the_prolog_drains_what_is_rejected_alone_and_logs_the_rest(
-    tmp_path: Path, status: int, gpus: int, logged: str
-) -> None:
+def test_the_prolog_drains_what_is_rejected_alone_and_logs_the_rest(tmp_path, status, gpus, logged):
     reports = tmp_path / "reports"
     if logged == "not checked":
         reports.write_text("in its place")
@@ -159,7 +155,7 @@ sys.exit(max(task.wait() for task in tasks))
 OF_A_NODE = {"--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", "--mem=0"}
 
 
-def programs(folder: Path, does: Mapping[str, str]) -> Path:
+def programs(folder, does):
     """A folder with programs, each a text in bash unless it says otherwise."""
     folder.mkdir()
     for name, text in does.items():
@@ -168,9 +164,7 @@ def programs(folder: Path, does: Mapping[str, str]) -> Path:
     return folder
 
 
-def slurm_job(
-    tmp_path: Path, script: str, does: Mapping[str, str], **more: str
-) -> tuple[subprocess.CompletedProcess[str], set[str]]:
+def slurm_job(tmp_path, script, does, **more):
     """How a batch script ends, and what it asked srun for, beside programs in the place of Slurm's."""
     bin_ = programs(tmp_path / "bin", {"srun": SRUN, **does})
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_SUBMIT_DIR": str(tmp_path), "HOME": str(tmp_path)}
@@ -190,7 +184,7 @@ def slurm_job(
     return ended, set(json.loads((tmp_path / "asked").read_text()))
 
 
-def test_the_handover_is_one_run_on_all_nodes_of_a_job(tmp_path: Path) -> None:
+def test_the_handover_is_one_run_on_all_nodes_of_a_job(tmp_path):
     """A rehearsal of one check."""
     (tmp_path / "test_one.py").write_text("def test_of_one_machine(): pass\n")
     with socket.socket() as free:
@@ -208,7 +202,7 @@ def test_the_handover_is_one_run_on_all_nodes_of_a_job(tmp_path: Path) -> None:
     assert document["run"]["transport"] == "srun"
 
 
-def test_with_an_image_each_task_is_in_it(tmp_path: Path) -> None:
+def test_with_an_image_each_task_is_in_it(tmp_path):
     """And an exit status of the head is that of the job."""
     ended, asked = slurm_job(
         tmp_path, "handover.sh", {"gpufleet": '[ "$SLURM_PROCID" = 1 ] || exit 10'}, CONTAINER="r#i:1"
@@ -219,7 +213,7 @@ def test_with_an_image_each_task_is_in_it(tmp_path: Path) -> None:
     assert f"--container-mounts={reports}:{reports},/dev:/dev,/sys:/sys" in asked
 
 
-def test_nodes_alone_need_no_folder_that_all_see(tmp_path: Path) -> None:
+def test_nodes_alone_need_no_folder_that_all_see(tmp_path):
     gpufleet = """
 if [ "$1" = fleet ]; then echo "$@" >"$ASKED.fleet"; exit 10; fi
 while [ "$1" != --fleet-dir ]; do shift; done
@@ -259,7 +253,7 @@ FIELDS = {
 }  # fmt: skip
 
 
-def found(document: Any, way: list[str]) -> list[str]:
+def found(document, way):
     """What stands at the end of a way, in each element of the lists on it; "" where it is missing."""
     if isinstance(document, list) and way:
         return [each for element in document for each in found(element, way)] if document else [""]
@@ -271,18 +265,18 @@ def found(document: Any, way: list[str]) -> list[str]:
     return found(document[name.lstrip("?")], rest)
 
 
-def written() -> set[str]:
+def written():
     """The names of all metrics that a textfile can have."""
     record = Record()
     lines = (*prometheus._of_the_run(record), *prometheus._of_nodes(record), *prometheus._of_places(record))
     return {name for name, _, _ in lines}
 
 
-def metrics(text: str) -> set[str]:
+def metrics(text):
     return set(re.findall(r"\bgpufleet_\w+", text))
 
 
-def test_the_dashboard_has_the_form_that_grafana_reads() -> None:
+def test_the_dashboard_has_the_form_that_grafana_reads():
     wrong = {way: each for way, may_be in FIELDS.items() for each in found(DASHBOARD, way.split())
              if not re.fullmatch(may_be, each, re.DOTALL)}  # fmt: skip
     assert wrong == {}
@@ -300,19 +294,19 @@ def test_the_dashboard_has_the_form_that_grafana_reads() -> None:
     assert set(re.findall(r"\$\{?(\w+)", json.dumps(panels))) <= variables
 
 
-def test_the_dashboard_asks_for_all_that_a_run_writes_and_for_nothing_else() -> None:
+def test_the_dashboard_asks_for_all_that_a_run_writes_and_for_nothing_else():
     asked = metrics(json.dumps([panel["targets"] for panel in DASHBOARD["panels"]] + DASHBOARD["templating"]["list"]))
     assert asked == written()
 
 
-def test_alerts_ask_for_what_a_run_writes_and_each_is_tried() -> None:
+def test_alerts_ask_for_what_a_run_writes_and_each_is_tried():
     assert {"gpufleet_running", "gpufleet_run_timestamp_seconds", "gpufleet_verdict"} <= metrics(ALERTS) <= written()
     tried = (MONITORING / "alerts.test.yml").read_text(encoding="utf-8")
     assert set(re.findall(r"- alert: (\w+)", ALERTS)) == set(re.findall(r"- alertname: (\w+)", tried))
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
-def test_alerts_fire_when_they_have_to() -> None:
+def test_alerts_fire_when_they_have_to():
     done = subprocess.run(
         ["promtool", "test", "rules", "alerts.test.yml"], cwd=MONITORING, capture_output=True, text=True
     )

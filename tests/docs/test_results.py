@@ -22,27 +22,27 @@ STATUSES = {"judge": (0, 1, 10), "fleet": (0, 1, 10), "compare": (0, 1)}
 COMMANDS = ("verify", "sign", "report", "judge", "compare", "fleet", "calibrate", "order", "export")
 
 
-def test_there_is_a_run_of_each_kind_and_they_are_small() -> None:
+def test_there_is_a_run_of_each_kind_and_they_are_small():
     assert {folder.name.rpartition("-")[2] for folder in RESULTS} == KINDS.keys()
     assert sum(path.stat().st_size for path in (DOCS / "results").rglob("*") if path.is_file()) < MOST_BYTES
 
 
 @pytest.mark.parametrize("folder", RESULTS, ids=lambda folder: folder.name)
-def test_a_published_run_is_verified(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_published_run_is_verified(folder, capsys):
     assert cli.main(["verify", str(folder)]) == 0
     said = capsys.readouterr().out
     assert "evidence.jsonl and summary.json and report.html" in said
     assert f": {KINDS[folder.name.rpartition('-')[2]]}\n" in said
 
 
-def printed() -> list[str]:
+def printed():
     """The lines of the page that are to be typed, but for what is in its first block, which says what there is."""
     page = (DOCS / "commands.md").read_text(encoding="utf-8").partition("--help` of each")[2]
     lines = re.findall(r"^ {4,7}(\S.*)$", page, re.MULTILINE)
     return [line for line in lines if line.startswith(PROGRAMS) and not line.startswith(ON_GPUS)]
 
 
-def test_every_command_of_the_page_runs_on_them(tmp_path: Path) -> None:
+def test_every_command_of_the_page_runs_on_them(tmp_path):
     """In one shell, one after the other, as somebody types them."""
     (tmp_path / "docs").symlink_to(DOCS)
     lines = printed()

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,42 +14,41 @@ from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.reading import read
 from tests import runs
-from tests.conftest import FleetRun
 from tests.edited_evidence import insert
 
 
-def copytruncate(path: Path) -> None:
+def copytruncate(path):
     """As logrotate does."""
     shutil.copy(path, f"{path}.1")
     os.truncate(path, 0)
 
 
-def delete_a_line(path: Path) -> None:
+def delete_a_line(path):
     lines = path.read_bytes().splitlines(keepends=True)
     with path.open("r+b") as file:
         file.writelines([lines[0], *lines[2:]])
         file.truncate()
 
 
-def append_a_line(path: Path) -> None:
+def append_a_line(path):
     with path.open("a") as file:
         file.write('{"event": "progress"}\n')
 
 
-def change_a_letter(path: Path) -> None:
+def change_a_letter(path):
     """Neither its size nor its place tells."""
     text = path.read_text()
     with path.open("r+") as file:
         file.write(text.replace("test_b", "test_X"))
 
 
-def save_in_an_editor(path: Path) -> None:
+def save_in_an_editor(path):
     copy = path.with_name("copy")
     shutil.copy(path, copy)
     copy.replace(path)
 
 
-def put_a_file_in_its_place(path: Path) -> None:
+def put_a_file_in_its_place(path):
     shutil.rmtree(path.parent)
     path.parent.write_text("not a folder")
 
@@ -58,7 +56,7 @@ def put_a_file_in_its_place(path: Path) -> None:
 CHANGED = "was changed by something else while the run went on: it is not what the run wrote"
 AGAIN = "was {} while the run went on, and was written again"
 # What somebody does to the file, what is told, and whether the file has all that the run wrote afterwards.
-ATTACKS: dict[str, tuple[Callable[[Path], object], str, bool]] = {
+ATTACKS = {
     "copytruncate": (copytruncate, CHANGED, False),
     "a line deleted": (delete_a_line, CHANGED, False),
     "a line appended": (append_a_line, CHANGED, False),
@@ -75,7 +73,7 @@ ATTACKS: dict[str, tuple[Callable[[Path], object], str, bool]] = {
 
 
 @pytest.fixture
-def evidence(tmp_path: Path) -> Evidence:
+def evidence(tmp_path):
     (tmp_path / "run").mkdir()
     evidence = Evidence(tmp_path / "run" / "evidence.jsonl")
     evidence.add(RunHeader(host="node7"))
@@ -86,7 +84,7 @@ def evidence(tmp_path: Path) -> Evidence:
 
 @pytest.mark.parametrize("goes_on", [True, False], ids=["in the middle", "at the end"])
 @pytest.mark.parametrize("what", ATTACKS)
-def test_what_is_done_to_evidence_while_the_run_goes_on_is_told(evidence: Evidence, what: str, goes_on: bool) -> None:
+def test_what_is_done_to_evidence_while_the_run_goes_on_is_told(evidence, what, goes_on):
     attack, told, whole = ATTACKS[what]
     attack(evidence.path)
     for name in ("test_c", "test_d") if goes_on else ():
@@ -101,7 +99,7 @@ def test_what_is_done_to_evidence_while_the_run_goes_on_is_told(evidence: Eviden
         assert read(evidence.path).spoiled == [reason]
 
 
-def test_what_is_done_after_the_verdict_is_told_too(evidence: Evidence) -> None:
+def test_what_is_done_after_the_verdict_is_told_too(evidence):
     evidence.compare()
     evidence.add(Verdict(verdict="ACCEPTED", reasons=[]))
     append_a_line(evidence.path)
@@ -109,7 +107,7 @@ def test_what_is_done_after_the_verdict_is_told_too(evidence: Evidence) -> None:
     assert evidence.sha256 != sha256(evidence.path)
 
 
-def test_who_goes_into_another_folder_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_goes_into_another_folder_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     evidence = Evidence(Path("evidence.jsonl"))
     monkeypatch.chdir("/")
@@ -120,7 +118,7 @@ def test_who_goes_into_another_folder_changes_nothing(tmp_path: Path, monkeypatc
     assert evidence.sha256 == sha256(tmp_path / "evidence.jsonl")
 
 
-def test_no_half_of_a_line_is_left_where_the_disk_is_full(evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_half_of_a_line_is_left_where_the_disk_is_full(evidence, monkeypatch):
     whole = evidence.path.read_bytes()
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", lambda _: os.write(-1, b""))  # after the line was written
@@ -134,7 +132,7 @@ def test_no_half_of_a_line_is_left_where_the_disk_is_full(evidence: Evidence, mo
     assert record.spoiled == [f"the evidence could not be written to {evidence.path}: Bad file descriptor"]
 
 
-def test_all_that_a_run_leaves_says_the_same(fleet: Callable[..., FleetRun], tmp_path: Path) -> None:
+def test_all_that_a_run_leaves_says_the_same(fleet, tmp_path):
     """The folder is renamed while the run goes on: exit status, summary, report, terminal and evidence agree."""
     run = fleet(
         """
@@ -163,25 +161,25 @@ def test_all_that_a_run_leaves_says_the_same(fleet: Callable[..., FleetRun], tmp
 # ---------------------------------------------------------------- evidence from anybody
 
 
-def deep(levels: int) -> str:
+def deep(levels):
     return '{"event": "machine", "machine": ' + '{"a": ' * levels + "1" + "}" * levels + "}"
 
 
-def instead(name: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
+def instead(name, make):
     """Something else in the place of a file."""
 
-    def change(folder: Path) -> None:
+    def change(folder):
         (folder / name).unlink(missing_ok=True)
         make(folder / name)
 
     return change
 
 
-def appended(text: str) -> Callable[[Path], object]:
+def appended(text):
     return lambda folder: (folder / "evidence.jsonl").open("a").write(text)
 
 
-def long_line(path: Path) -> None:
+def long_line(path):
     with path.open("wb") as file:
         file.truncate(1 << 30)  # takes no room on the disk
 
@@ -225,18 +223,18 @@ BESIDE = {
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     return runs.record(tmp_path_factory.mktemp("runs") / "run")
 
 
 @pytest.fixture
-def folder(run: Path, tmp_path: Path) -> Path:
+def folder(run, tmp_path):
     """A folder of a run, to do to it what one likes."""
     return shutil.copytree(run, tmp_path / "run")
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_damaged_evidence_gets_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
+def test_damaged_evidence_gets_one_sentence(folder, capsys, what):
     change, told = HOSTILE[what]
     (folder / "summary.json").unlink()
     change(folder)
@@ -251,9 +249,7 @@ def test_damaged_evidence_gets_one_sentence(folder: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("what", BESIDE)
-def test_what_is_in_the_place_of_a_file_gets_one_sentence(
-    folder: Path, capsys: pytest.CaptureFixture[str], what: str
-) -> None:
+def test_what_is_in_the_place_of_a_file_gets_one_sentence(folder, capsys, what):
     (victim := folder.with_name("victim")).write_text("secret")
     name, make = BESIDE[what]
     instead(name, make)(folder)
@@ -263,9 +259,7 @@ def test_what_is_in_the_place_of_a_file_gets_one_sentence(
     assert victim.read_text() == "secret"
 
 
-def test_what_no_reader_foresaw_gets_one_sentence_and_leaves_nothing(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_no_reader_foresaw_gets_one_sentence_and_leaves_nothing(folder, capsys, monkeypatch):
     monkeypatch.setattr(report_page, "page", lambda *_: {}["unforeseen"])
     for name in ("summary.json", "report.html"):
         (folder / name).unlink()
@@ -274,7 +268,7 @@ def test_what_no_reader_foresaw_gets_one_sentence_and_leaves_nothing(
     assert [path.name for path in folder.iterdir()] == ["evidence.jsonl"]
 
 
-def test_a_line_that_could_not_be_read_again_is_not_written(evidence: Evidence) -> None:
+def test_a_line_that_could_not_be_read_again_is_not_written(evidence):
     with pytest.raises(ValueError, match="longer than 64 MiB"):
         evidence.add(NodeLost(node=0, why="x" * (65 << 20)))
     evidence.compare()

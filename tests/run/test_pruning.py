@@ -2,25 +2,20 @@
 
 import json
 import os
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from pytest_gpufleet.run.folder import RunFolder, prune, removable
-from tests.conftest import FILES, FleetRun
+from tests.conftest import FILES
 
 GPUS = ("GPU-1", "GPU-2")
-Make = Callable[..., Path]
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Make:
+def make(tmp_path):
     """A folder as a run leaves it, of one day in November."""
 
-    def made(
-        day: int, verdict: str = "INCOMPLETE", host: str = "node7", level: str = "quick", gpus: tuple[str, ...] = GPUS
-    ) -> Path:
+    def made(day, verdict="INCOMPLETE", host="node7", level="quick", gpus=GPUS):
         path = tmp_path / "reports" / f"{host}-202611{day:02}T010000Z"
         path.mkdir(parents=True)
         for name in FILES:
@@ -33,12 +28,12 @@ def make(tmp_path: Path) -> Make:
     return made
 
 
-def days(own: Path, keep: int) -> list[int]:
+def days(own, keep):
     """Of which runs would be removed."""
     return [int(path.name.partition("-202611")[2][:2]) for path in removable(RunFolder(own), "node7", keep)]
 
 
-def test_the_latest_runs_are_kept_and_this_one_is_among_them(make: Make) -> None:
+def test_the_latest_runs_are_kept_and_this_one_is_among_them(make):
     paths = [make(day) for day in range(1, 6)]
     names, problems = prune(RunFolder(paths[-1]), "node7", 2)
     assert (names, problems) == ([path.name for path in reversed(paths[:3])], [])
@@ -46,7 +41,7 @@ def test_the_latest_runs_are_kept_and_this_one_is_among_them(make: Make) -> None
     assert days(paths[3], 1) == []  # it never removes itself
 
 
-def test_the_last_accepted_run_of_these_gpus_at_each_level_stays(make: Make) -> None:
+def test_the_last_accepted_run_of_these_gpus_at_each_level_stays(make):
     make(1, "ACCEPTED", level="burnin")
     make(2, "ACCEPTED", level="standard")
     make(3, "ACCEPTED", gpus=GPUS[:1])
@@ -56,7 +51,7 @@ def test_the_last_accepted_run_of_these_gpus_at_each_level_stays(make: Make) -> 
     assert days(make(7), 1) == [6, 4]
 
 
-def add(name: str) -> Callable[[Path], object]:
+def add(name):
     return lambda path: (path / name).write_text("")
 
 
@@ -83,21 +78,21 @@ STAYS = {
 
 
 @pytest.mark.parametrize("change", STAYS.values(), ids=STAYS)
-def test_what_is_not_only_an_ended_run_of_ours_stays(make: Make, change: Callable[[Path], object]) -> None:
+def test_what_is_not_only_an_ended_run_of_ours_stays(make, change):
     odd = make(1)
     make(2)
     change(odd)
     assert days(make(3), 1) == [2]
 
 
-def test_a_run_on_many_nodes_goes_with_those_of_its_nodes(make: Make) -> None:
+def test_a_run_on_many_nodes_goes_with_those_of_its_nodes(make):
     node = make(1) / "nodes" / "0-node7"
     node.mkdir(parents=True)
     add("evidence.jsonl")(node)
     assert days(make(2), 1) == [1]
 
 
-def test_links_and_runs_of_other_hosts_stay(make: Make, tmp_path: Path) -> None:
+def test_links_and_runs_of_other_hosts_stay(make, tmp_path):
     there = make(1)
     there.symlink_to(there.rename(tmp_path / there.name))
     make(2, host="node70")
@@ -105,19 +100,19 @@ def test_links_and_runs_of_other_hosts_stay(make: Make, tmp_path: Path) -> None:
     assert days(make(4), 1) == []
 
 
-def test_a_folder_that_is_gone_costs_a_sentence_and_nothing_else(tmp_path: Path) -> None:
+def test_a_folder_that_is_gone_costs_a_sentence_and_nothing_else(tmp_path):
     _, (problem,) = prune(RunFolder(tmp_path / "gone" / "node7-20261101T010000Z"), "node7", 1)
     assert problem == f"--fleet-keep: {tmp_path / 'gone'} could not be read: No such file or directory"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_runs_of_other_users_stay(make: Make) -> None:
+def test_runs_of_other_users_stay(make):
     os.chown(make(1), 65534, 65534)
     make(2)
     assert days(make(3), 1) == [2]
 
 
-def test_a_run_that_is_over_removes_what_is_too_many(run_pytest: Callable[..., FleetRun], tmp_path: Path) -> None:
+def test_a_run_that_is_over_removes_what_is_too_many(run_pytest, tmp_path):
     """As an ini file asks for it; a run that never began removes nothing."""
     files = {"pytest.ini": "[pytest]\nfleet_keep = 2\n", "test_inner.py": "def test_a(): pass"}
     options = ("--rehearse", f"--fleet-dir={tmp_path}", "-q")

@@ -1,13 +1,9 @@
 """What a run on many nodes takes over from one that was interrupted."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import CheckFinished, NodeFinished, NodeLeftOut, NodeLost, RunHeader, TopologyFound
-from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.run import resume
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.reading import read
@@ -18,10 +14,10 @@ BETWEEN = f"acceptance/{NODES_CHECK}"
 
 
 @pytest.fixture
-def interrupted(tmp_path: Path) -> Callable[..., tuple[RunFolder, Record]]:
+def interrupted(tmp_path):
     """A run on three nodes that was cut short before its verdict."""
 
-    def made(ends: Ends | None = None) -> tuple[RunFolder, Record]:
+    def made(ends=None):
         folder = cluster(tmp_path / "first", clusters.limits(tmp_path / "contract.toml"), ends)
         evidence = folder / "evidence.jsonl"
         evidence.write_text("\n".join(evidence.read_text().splitlines()[:-1]) + "\n")
@@ -31,13 +27,13 @@ def interrupted(tmp_path: Path) -> Callable[..., tuple[RunFolder, Record]]:
     return made
 
 
-def carried(folder: RunFolder, then: Record) -> list[str]:
+def carried(folder, then):
     return [event.check.id for event in resume.carried(folder, then) if isinstance(event, CheckFinished)]
 
 
 def test_the_checks_between_nodes_and_the_runs_of_nodes_that_are_whole_are_taken_over(
-    interrupted: Callable[..., tuple[RunFolder, Record]],
-) -> None:
+    interrupted,
+):
     folder, then = interrupted()
     assert carried(folder, then) == [BETWEEN]
     assert {node: own.name for node, own in resume.whole_nodes(folder, then).items()} == {
@@ -57,21 +53,17 @@ def test_the_checks_between_nodes_and_the_runs_of_nodes_that_are_whole_are_taken
         (Ends(lost={1: "silent"}), [0, 2]),
     ],
 )
-def test_a_node_whose_run_gave_no_answer_runs_again(
-    ends: Ends, whole: list[int], interrupted: Callable[..., tuple[RunFolder, Record]]
-) -> None:
+def test_a_node_whose_run_gave_no_answer_runs_again(ends, whole, interrupted):
     folder, then = interrupted(ends)
     assert [*resume.whole_nodes(folder, then)] == whole
 
 
 @pytest.mark.parametrize("ends", [Ends(lost={1: "silent"}), Ends(left_out={1: "another driver"})])
-def test_what_not_all_nodes_did_together_is_done_again(
-    ends: Ends, interrupted: Callable[..., tuple[RunFolder, Record]]
-) -> None:
+def test_what_not_all_nodes_did_together_is_done_again(ends, interrupted):
     assert carried(*interrupted(ends)) == []
 
 
-def test_evidence_of_a_node_that_was_changed_is_refused(interrupted: Callable[..., tuple[RunFolder, Record]]) -> None:
+def test_evidence_of_a_node_that_was_changed_is_refused(interrupted):
     folder, then = interrupted()
     with (folder / "nodes" / "1-gf2" / "evidence.jsonl").open("a") as file:
         file.write("{}\n")
@@ -87,9 +79,7 @@ def test_evidence_of_a_node_that_was_changed_is_refused(interrupted: Callable[..
         (("gf1", "gf2", "gf11"), 3, "nodes was gf1, gf2, gf10, is gf1, gf2, gf11"),
     ],
 )
-def test_another_set_of_nodes_is_refused(
-    hosts: tuple[str, ...], wanted: int, words: str, interrupted: Callable[..., tuple[RunFolder, Record]]
-) -> None:
+def test_another_set_of_nodes_is_refused(hosts, wanted, words, interrupted):
     folder, then = interrupted()
     try:
         resume.check_same(folder, then, clusters.begun(hosts, wanted, then.run.profile))
@@ -101,8 +91,8 @@ def test_another_set_of_nodes_is_refused(
 
 
 def test_a_gpu_that_was_exchanged_is_named_with_its_node(
-    interrupted: Callable[..., tuple[RunFolder, Record]],
-) -> None:
+    interrupted,
+):
     folder, then = interrupted()
     now = clusters.begun(("gf1", "gf2", "gf10"), 3, then.run.profile, machines=("gf1", "gf2", "other"))
     with pytest.raises(Refused, match=r"gf10 GPU 0: serial number was gf10-S0, is other-S0"):

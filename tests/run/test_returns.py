@@ -2,7 +2,6 @@
 
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -22,7 +21,7 @@ from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import conclude
 from tests import runs
 from tests.conftest import ACCEPTANCE, RECORDED
-from tests.machines import Change, recorded, set_gpu, set_host, set_machine, set_port, then
+from tests.machines import recorded, set_gpu, set_host, set_machine, set_port, then
 
 DIMM = {"locator": "DIMM_A1", "serial": "1F3A9C1D", "part": "M321R8GA0BB0", "bytes": 64 << 30}
 DRIVE = {"name": "nvme0", "address": "0000:01:00.0", "serial": "S-1", "model": "PM9A3", "firmware": "1", "bytes": 1}
@@ -50,12 +49,12 @@ def as_it_was(machine):
     """As recorded."""
 
 
-def made(*changes: Change) -> Record:
+def made(*changes):
     here = recorded(HOST, *changes)
     return Record(topology=here.topology, machines={0: HostFound("", here.machine.host)})
 
 
-def held_against(before: Record, now: Record, *replaced: str) -> Record:
+def held_against(before, now, *replaced):
     return replace(now, before=before, returns=Returns(run="before", replaced=replaced, required=(), kept=()))
 
 
@@ -104,14 +103,14 @@ def test_what_the_run_before_could_not_read_is_not_compared():
 
 
 @pytest.fixture
-def before(tmp_path) -> Path:
+def before(tmp_path):
     """A run of level standard that was rejected: a check of collectives failed."""
     return runs.record(
         tmp_path / "before", limits=runs.written(tmp_path / "limits.toml"), failed={f"{runs.BANDWIDTH}[0]": "other"}
     )
 
 
-def returned(folder: Path, before: Path, *replaced: str, slower: float = 1.0) -> Record:
+def returned(folder, before, *replaced, slower=1.0):
     """A run on the machine of `before`, in which all checks ran, GPU 3 is another one, and GPU 1 is as much slower."""
     was, machine = RunFolder(before).record(), runs.topology()
     gpus = (

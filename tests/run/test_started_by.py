@@ -35,10 +35,10 @@ def test_what_was_typed_can_be_typed_again(monkeypatch, caller, arguments, typed
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv(STARTED_BY, caller)
     line = command_line(arguments)
-    assert line.typed == typed
+    assert line.typed() == typed
     made = {"make accept": "make accept ARGS='--fleet-resume DIR'", TO_MAKE: f"{TO_MAKE[:-1]} --fleet-resume DIR'"}
-    assert line.once_more("--fleet-resume DIR") == made.get(typed, f"{typed} --fleet-resume DIR")
-    assert whole is None or line.of_all("--gpus 8") == whole
+    assert line.typed("--fleet-resume DIR") == made.get(typed, f"{typed} --fleet-resume DIR")
+    assert whole is None or line.typed("--gpus 8", whole_suite=True) == whole
 
 
 def test_make_says_that_it_starts_the_suite():

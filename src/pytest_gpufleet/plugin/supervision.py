@@ -90,11 +90,11 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
             print(f"ERROR: {error}", file=sys.stderr)
             return int(pytest.ExitCode.USAGE_ERROR)
 
-    ended = supervise(session, asked.deadline)
-    if ended.status is not None:
-        return ended.status
+    status, folder = supervise(session, asked.deadline)
+    if status is not None:
+        return status
     with options.refusals():
-        return _conclude(asked, config.invocation_params.args, ended.folder)
+        return _conclude(asked, config.invocation_params.args, folder)
 
 
 def _conclude(asked: Options, arguments: Sequence[str], folder: Path | None) -> int:

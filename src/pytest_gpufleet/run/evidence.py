@@ -17,6 +17,8 @@ from pytest_gpufleet.redaction import aliased
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.reading import read
 
+NEW = os.O_CREAT | os.O_EXCL  # a file that was not there
+
 
 class Evidence:
     """Writes evidence.jsonl, one line an event, on disk before `add` returns; `record` is what it amounts to.
@@ -36,7 +38,7 @@ class Evidence:
         self._owed: list[bytes] = []  # what went wrong, and could not be written when it did
         self._late = ""  # what went wrong after the verdict
         self._kept = True
-        self._file = self._taken_over() if of_dead_process else _new(path)
+        self._file = self._taken_over() if of_dead_process else _opened(path, NEW)
         self.record = read(path) if of_dead_process else Record()
         self._place = path.absolute()  # a test may go into another folder
         self._lock = threading.Lock()  # telemetry comes from a thread of its own
@@ -74,8 +76,8 @@ class Evidence:
             self._spoil(self._tampered())
         given = msgspec.structs.replace(event, t=events.now())
         event = events.recorded(given)
-        line = events.line(event)
-        if len(line) >= LONGEST_LINE:  # it is ASCII
+        line = events.line(event).encode() + b"\n"
+        if len(line) > LONGEST_LINE:
             kind = event.__struct_config__.tag
             raise ValueError(f"an event {kind} is longer than {LONGEST_LINE >> 20} MiB, and could not be read again")
         self.record.add(given if isinstance(given, Judged) else event)  # what follows from a finding is not written
@@ -83,10 +85,10 @@ class Evidence:
             while self._owed:
                 self._write(self._owed[0])
                 del self._owed[0]
-            self._write(line.encode() + b"\n")
+            self._write(line)
         except OSError as error:
             if isinstance(event, Spoiled):
-                self._owed.append(line.encode() + b"\n")
+                self._owed.append(line)
             self._spoil(f"the evidence could not be written to {self.path}: {error.strerror}")
 
     def _spoil(self, why: str) -> None:
@@ -131,9 +133,8 @@ class Evidence:
 
     def _taken_over(self) -> io.FileIO:
         """What is there, without a last line that was cut short."""
-        file = io.FileIO(os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW), "r+")
-        whole = file.readall().rpartition(b"\n")
-        written = whole[0] + whole[1]
+        file = _opened(self.path)
+        written = b"".join(file.readall().rpartition(b"\n")[:2])
         file.truncate(len(written))
         self._written.update(written)
         self._length = len(written)
@@ -144,7 +145,7 @@ class Evidence:
         self._place.parent.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(self._place):
             self._place.replace(f"{self._place}.found")
-        copy = _new(self._place)
+        copy = _opened(self._place, NEW)
         try:
             self._file.seek(0)
             shutil.copyfileobj(self._file, copy, 1 << 20)
@@ -157,7 +158,6 @@ class Evidence:
         self._file = copy
 
 
-def _new(path: Path) -> io.FileIO:
-    """A file that was not there, and that grows at its end only."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    return io.FileIO(os.open(path, flags, 0o666), "r+")
+def _opened(path: Path, more: int = 0) -> io.FileIO:
+    """A file that grows at its end only."""
+    return io.FileIO(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | more, 0o666), "r+")

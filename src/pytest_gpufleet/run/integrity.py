@@ -60,27 +60,23 @@ def of_this_code(record: Record) -> bool:
     return record.run.plugin == __version__ and record.run.code == code()
 
 
-def _against(record: Record) -> str:
-    """What no version accepts."""
-    failed = [check.id for check in record.checks.values() if check.outcome == "failed"]
-    missed = [finding.check for finding in record.findings if finding.state == "missed"]
-    return f"{failed[0]} failed" if failed else f"{missed[0]} missed a limit" if missed else ""
-
-
 def _differences(
     record: Record, digest: str, runs: NodeRuns | None, document: bytes | None, page: bytes | None
 ) -> Iterator[str]:
     """`runs`: those of the nodes of a run on many; None: they are not looked at, and what follows from them neither."""
     whole, same_code = ended(record, runs or {}), of_this_code(record)
     verdict, derived = whole.verdict or "", runs is not None or not record.of_cluster
-    if (
-        same_code
-        and derived
-        and record.verdict not in (None, amounts := settled(record, record.broken, runs or {}).word)
-    ):
-        yield f"its verdict is {verdict}, but what stands before it amounts to {amounts}"
-    if verdict == "ACCEPTED" and record.judging.formula == FORMULA and (bad := _against(record)):  # by any version
-        yield f"its verdict is ACCEPTED, but {bad}"
+    if same_code and derived and record.verdict:
+        amounts = settled(record, record.broken, runs or {}).word
+        if amounts != record.verdict:
+            yield f"its verdict is {verdict}, but what stands before it amounts to {amounts}"
+    if verdict == "ACCEPTED" and record.judging.formula == FORMULA:  # what no version accepts
+        for check in record.checks.values():
+            if check.outcome == "failed":
+                yield f"its verdict is ACCEPTED, but {check.id} failed"
+        for finding in record.findings:
+            if finding.state == "missed":
+                yield f"its verdict is ACCEPTED, but {finding.check} missed a limit"
     if page is not None:
         if digest.encode() not in _SUM.findall(page):
             yield f"{REPORT} was not made of this {EVIDENCE}"

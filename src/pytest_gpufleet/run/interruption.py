@@ -121,8 +121,7 @@ def die_by(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-# The hard end of a run: it gets a process of its own, and the one that was started sees to it that it is over in
-# time.
+# The hard end of a run: it gets a process of its own, and the one that was started sees to it that it is over in time.
 #
 # A process that is stuck in a driver cannot be ended, not even by SIGKILL, and a wait for it never ends.
 # So what a prolog waits for is the supervisor, which touches no GPU and leaves a stuck process behind.
@@ -149,18 +148,10 @@ class Supervised:
         os.write(self.pipe, os.fsencode(folder.absolute()))
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a run ended. `status`: its exit status; None if it had to be ended. `folder`: of its evidence, if it had
-    any."""
-
-    status: int | None
-    folder: Path | None
-
-
-def supervise(run: Callable[[Supervised], int], seconds: float) -> Ended:
+def supervise(run: Callable[[Supervised], int], seconds: float) -> tuple[int | None, Path | None]:
     """`run()` in a process of its own, which is over `seconds` from now but for LAST_SECONDS, with all that it has
-    started. Signals are passed on to it, and if it dies by one, so does this process."""
+    started. Signals are passed on to it, and if it dies by one, so does this process. Its exit status, None if it had
+    to be ended; and the folder of its evidence, if it had any."""
     until = time.monotonic() + seconds
     reading, pipe = os.pipe()
     forwarded = {number for number in HEEDED if signal.getsignal(number) != signal.SIG_IGN}
@@ -177,15 +168,14 @@ def supervise(run: Callable[[Supervised], int], seconds: float) -> Ended:
         _live(run, Supervised(until - REPORT_SECONDS, pipe))
     os.close(pipe)
     try:
-        ended = _await(child, until - REPORT_SECONDS, forwarded)
-        in_time = ended is not None
+        ended = in_time = _await(child, until - REPORT_SECONDS, forwarded)
         if ended is None:
             os.kill(child, signal.SIGTERM)
             ended = _await(child, until - LAST_SECONDS, forwarded)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     status = None if ended is None else os.waitstatus_to_exitcode(ended)
-    if status is not None and status < 0 and in_time:
+    if status is not None and status < 0 and in_time is not None:
         die_by(-status)
     if status is None or status < 0:
         _kill(child)
@@ -193,7 +183,7 @@ def supervise(run: Callable[[Supervised], int], seconds: float) -> Ended:
     with os.fdopen(reading, "rb") as file:
         os.set_blocking(reading, False)
         folder = file.read(PATH_BYTES)
-    return Ended(status, Path(os.fsdecode(folder)) if folder else None)
+    return status, Path(os.fsdecode(folder)) if folder else None
 
 
 def _live(run: Callable[[Supervised], int], supervised: Supervised) -> NoReturn:

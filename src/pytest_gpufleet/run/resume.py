@@ -32,38 +32,22 @@ from pytest_gpufleet.verdict.verdict import CUT_SHORT
 WRONG_DATA = [name for name, code in CODES.items() if code.category == "data"]
 # What must be the same for figures of two runs to stand in one report.
 RUN_FACTS = {
-    "level": "level",
-    "burn_in_seconds": "the length of the burn-in in seconds",
-    "basis": "what --fleet-basis asks for",
-    "network": "what --fleet-network says",
-    "without": "what --fleet-without leaves out",
-    "used": "whether the hardware is used (--fleet-used)",
-    "gpus": "what --gpus asks for",
-    "nodes_wanted": "what --nodes asks for",
-    "gpus_present": "the number of GPUs in the machine",
-    "rehearsal": "whether it is a rehearsal",
-    "ranks": "the number of ranks",
-    "profile": "the profile",
-    "profile_sha256": "the content of the profile",
-    "order": "the order",
-    "order_sha256": "the content of the order",
-    "plugin": "pytest-gpufleet",
-    "code": "the state of pytest-gpufleet",
-    "python": "Python",
-    "pytest": "pytest",
-}
+    "level": "level", "burn_in_seconds": "the length of the burn-in in seconds",
+    "basis": "what --fleet-basis asks for", "network": "what --fleet-network says",
+    "without": "what --fleet-without leaves out", "used": "whether the hardware is used (--fleet-used)",
+    "gpus": "what --gpus asks for", "nodes_wanted": "what --nodes asks for",
+    "gpus_present": "the number of GPUs in the machine", "rehearsal": "whether it is a rehearsal",
+    "ranks": "the number of ranks", "profile": "the profile", "profile_sha256": "the content of the profile",
+    "order": "the order", "order_sha256": "the content of the order", "plugin": "pytest-gpufleet",
+    "code": "the state of pytest-gpufleet", "python": "Python", "pytest": "pytest",
+}  # fmt: skip
 # By the fact of the host where it stands. A reboot changes none of these.
 HOST_FACTS = {"name": "host name", "kernel": "kernel", "system": "system", "processors": "number of processors"}
 DMI = {
-    "serial": "serial number of the machine",
-    "board_serial": "serial number of the mainboard",
-    "chassis_serial": "serial number of the chassis",
-    "vendor": "maker",
-    "product": "product",
-    "board": "mainboard",
-    "bios_version": "version of the BIOS",
-    "bios_date": "date of the BIOS",
-}
+    "serial": "serial number of the machine", "board_serial": "serial number of the mainboard",
+    "chassis_serial": "serial number of the chassis", "vendor": "maker", "product": "product", "board": "mainboard",
+    "bios_version": "version of the BIOS", "bios_date": "date of the BIOS",
+}  # fmt: skip
 UNREADABLE = (RUN_FACTS["profile_sha256"], RUN_FACTS["order_sha256"], RUN_FACTS["code"])
 MOST_LINES = 12
 
@@ -110,8 +94,7 @@ def whole_nodes(folder: RunFolder, then: Record) -> dict[int, RunFolder]:
 def check_same(folder: RunFolder, then: Record, now: Record) -> None:
     """Refused that names what differs between the run to resume and this one, a line each. What only one of them could
     read is a difference."""
-    lines = list(differences(_things(then), _things(now)))
-    if lines:
+    if lines := list(differences(_things(then), _things(now))):
         more = [f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
         text = "\n".join(f"  {line}" for line in lines[:MOST_LINES] + more)
         raise Refused(f"--fleet-resume {folder}: this is not the same machine and setup:\n{text}")
@@ -136,25 +119,17 @@ def _things(record: Record) -> Things:
             if part.at:
                 known = part.facts.items()
                 things[f"{whose}{part.called}"] = {what: value for what, value in known if what not in LINKS}
-        things |= _of_machine(found, whose)
-    return things
-
-
-def _of_machine(found: HostFound, whose: str) -> Things:
-    if not found.host:  # a node that was never heard
-        return {}
-    dmi, processor = found.get("dmi") or {}, found.get("processor") or {}
-    memory = found.get("memory_bytes")
-    things: Things = {
-        f"{whose}machine": {
+        if not found.host:  # a node that was never heard
+            continue
+        dmi, memory = found.get("dmi") or {}, found.get("memory_bytes")
+        things[f"{whose}machine"] = {
             **{what: found.get(name) for name, what in HOST_FACTS.items()},
             **{what: dmi.get(name) for name, what in DMI.items()},
-            "model of the processors": processor.get("model"),
+            "model of the processors": (found.get("processor") or {}).get("model"),
             "memory in GiB": memory and round(memory / GiB),
         }
-    }
-    for address, device in (found.get("pci_devices") or {}).items():
-        things[f"{whose}PCI device {address}"] = {"kind": device.get("kind")}
+        for address, device in (found.get("pci_devices") or {}).items():
+            things[f"{whose}PCI device {address}"] = {"kind": device.get("kind")}
     return things
 
 
@@ -174,15 +149,11 @@ def differences(before: Things, now: Things) -> Iterator[str]:
 
 def _text(value: object) -> str:
     match value:
-        case None:
-            return "unknown"
-        case "":
-            return "nothing"
+        case None | "":
+            return "unknown" if value is None else "nothing"
         case bool():
             return "yes" if value else "no"
-        case float():
-            return f"{value:.10g}"
-    return str(value)
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
 def history(folder: RunFolder, then: Record) -> tuple[events.Earlier, ...]:

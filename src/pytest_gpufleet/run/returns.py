@@ -29,9 +29,8 @@ def event(folder: Path, replaced: tuple[str, ...], before: Record, now: Record) 
 def _objections(replaced: tuple[str, ...], before: Record, now: Record) -> Iterator[str]:
     if before.of_cluster:
         yield "that is a run on many nodes: give the one of this node, below nodes/ in that folder"
-    (name, serial), (own_name, own) = (
-        (run.host, run.nodes[0].serial if run.nodes else None) for run in (before.run, now.run)
-    )
+    serial, own = (run.nodes[0].serial if run.nodes else None for run in (before.run, now.run))
+    name, own_name = before.run.host, now.run.host
     if serial != own if serial and own and "board" not in replaced else name != own_name:
         yield f"that run is of another machine ({name}, serial {serial}): this one is {own_name}, serial {own}"
     if before.run.began > now.run.began:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -57,32 +56,50 @@ def naming(option: str) -> Iterator[None]:
         raise Refused(f"{option}: {error}") from None
 
 
-def _at_least_one(text: str, wanted: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
-    return int(text)
+def _reader(pattern: str, read: Callable[[str], Any], wrong: str) -> Callable[[str], Any]:
+    """What reads a text that has this form, and says of any other what is wrong."""
+
+    def read_text(text: str) -> Any:
+        if not re.fullmatch(pattern, text):
+            raise argparse.ArgumentTypeError(f"{text[:80]!r} {wrong}")
+        return read(text)
+
+    return read_text
 
 
-whole_number = partial(_at_least_one, wanted="a whole number, 1 or more")
-rank_count = partial(_at_least_one, wanted="a number of CPU ranks (1 or more), as in --rehearse=4")
+def _one_of(what: str, names: Sequence[str], more: str = "") -> Callable[[str], Any]:
+    return _reader("|".join(names), str, f"is no {what}: {', '.join(names)} are{more}")
 
 
-def index(text: str) -> int:
-    return 0 if text == "0" else _at_least_one(text, "the number of a node, 0 or more")
+def _count_or_word(text: str) -> int | str:
+    return int(text) if text.isdigit() else text
 
 
-def gpu_count(text: str) -> Gpus:
-    words: dict[str, Gpus] = {"all": "all", "auto": "auto"}
-    wanted = "a number of GPUs (1 or more), all or auto; which ones CUDA_VISIBLE_DEVICES says"
-    return words.get(text) or _at_least_one(text, wanted)
+_COUNT = "0*[1-9][0-9]*"
+whole_number = _reader(_COUNT, int, "is not a whole number, 1 or more")
+rank_count = _reader(_COUNT, int, "is not a number of CPU ranks (1 or more), as in --rehearse=4")
+index = _reader(f"0|{_COUNT}", int, "is not the number of a node, 0 or more")
+gpu_count = _reader(
+    f"all|auto|{_COUNT}", _count_or_word,
+    "is not a number of GPUs (1 or more), all or auto; which ones CUDA_VISIBLE_DEVICES says",
+)  # fmt: skip
+dcgm_level = _reader("[234]", int, "is no level of DCGM's diagnostic for hardware: 2, 3 and 4 are")
+# "none", or the Gbit/s of a GPU as a number that is written in one way.
+network = _reader(
+    r"none|(?=.*[1-9])[0-9]{1,5}(\.[0-9]{1,3})?", lambda text: text if text == "none" else f"{float(text):g}",
+    "is not the Gbit/s of the network that each GPU has, such as 400, nor none",
+)  # fmt: skip
+# Seconds of "90s", "15m", "2h" or "3d".
+duration = _reader(
+    f"{_COUNT}[smhd]", lambda text: float(int(text[:-1]) * DURATIONS[text[-1]]),
+    "is no duration: write a whole number and s, m, h or d, like 15m or 72h",
+)  # fmt: skip
 
 
 def nodes(text: str) -> Nodes:
-    if text == "all":
-        return "all"
-    return (
-        path(text) if os.path.isfile(path(text)) else _at_least_one(text, "a number of nodes, all or a file of hosts")
-    )
+    wrong = "is not a number of nodes, all or a file of hosts"
+    found: Nodes = path(text) if os.path.isfile(path(text)) else _reader(f"all|{_COUNT}", _count_or_word, wrong)(text)
+    return found
 
 
 def webhook(text: str) -> str:
@@ -90,12 +107,6 @@ def webhook(text: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise argparse.ArgumentTypeError("what --fleet-webhook has is no address of http or https")
     return text
-
-
-def dcgm_level(text: str) -> int:
-    if text not in ("2", "3", "4"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no level of DCGM's diagnostic for hardware: 2, 3 and 4 are")
-    return int(text)
 
 
 def seconds(text: str) -> float:
@@ -108,15 +119,12 @@ def seconds(text: str) -> float:
     return value
 
 
-def network(text: str) -> str:
-    """ "none", or the Gbit/s of a GPU as a number that is written in one way."""
-    if text == "none":
-        return text
-    if not re.fullmatch(r"[0-9]{1,5}(\.[0-9]{1,3})?", text) or not float(text):
+def interval(text: str) -> float:
+    if (value := seconds(text)) > LONGEST_INTERVAL_SECONDS:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not the Gbit/s of the network that each GPU has, such as 400, nor none"
+            f"{text!r} is more than {LONGEST_INTERVAL_SECONDS:g} seconds: a GPU that slows down would go unseen"
         )
-    return f"{float(text):g}"
+    return value
 
 
 def listed(text: str) -> tuple[str, ...]:
@@ -133,24 +141,6 @@ def subjects(text: str) -> tuple[str, ...]:
     return named
 
 
-def interval(text: str) -> float:
-    if (value := seconds(text)) > LONGEST_INTERVAL_SECONDS:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is more than {LONGEST_INTERVAL_SECONDS:g} seconds: a GPU that slows down would go unseen"
-        )
-    return value
-
-
-def duration(text: str) -> float:
-    """Seconds of "90s", "15m", "2h" or "3d"."""
-    number, unit = text[:-1], text[-1:]
-    if unit not in DURATIONS or not number.isascii() or not number.isdigit() or int(number) < 1:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no duration: write a whole number and s, m, h or d, like 15m or 72h"
-        )
-    return float(int(number) * DURATIONS[unit])
-
-
 def note(text: str) -> tuple[str, str]:
     """Key and value of "order=4711", without the blanks around them."""
     key, _, value = map(str.strip, text.partition("="))
@@ -162,16 +152,7 @@ def note(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _one_of(what: str, names: Sequence[str], more: str = "") -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text not in names:
-            raise argparse.ArgumentTypeError(f"{text!r} is no {what}: {', '.join(names)} are{more}")
-        return text
-
-    return read
-
-
-def _grade(text: str) -> str:
+def _grade(text: str) -> Any:
     from pytest_gpufleet.model.finding import GRADES  # with msgspec
 
     return _one_of("grade of limits", GRADES, ", the best first")(text)

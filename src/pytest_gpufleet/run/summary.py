@@ -35,11 +35,14 @@ SCHEMA: Literal[2] = 2
 
 Natural = Annotated[int, Meta(ge=0)]
 Some = Annotated[int, Meta(ge=1)]
+Values = Mapping[str, float | None]  # null: no number
+SUM = "^[0-9a-f]{64}$"
 
 
-def _one_of(names: Any) -> Meta:
-    """msgspec tells nothing of the keys of a table."""
-    return Meta(extra_json_schema={"propertyNames": {"enum": get_args(names)}})
+def about(description: str, names: Any = None, **rules: Any) -> Meta:
+    """What the schema says of a field. `names`: a Literal of the keys of a table, of which msgspec tells nothing."""
+    keys = {"propertyNames": {"enum": get_args(names)}} if names else None
+    return Meta(description=description or None, extra_json_schema=keys, **rules)
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -48,130 +51,123 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 class OfRun(Part, frozen=True):
     host: str
-    utc: Annotated[str, Meta(description="When the run began, ISO 8601.")]
+    utc: Annotated[str, about("When the run began, ISO 8601.")]
     command: str
     level: Level
-    burn_in_seconds: Annotated[float, Meta(description="0 below level burnin.")]
-    gpus: Annotated[str, Meta(description="As asked for: a number, all or auto.")]
+    burn_in_seconds: Annotated[float, about("0 below level burnin.")]
+    gpus: Annotated[str, about("As asked for: a number, all or auto.")]
     rehearsal: bool
     ranks: Natural | None
-    profile: Annotated[str | None, Meta(description="Where the limits come from.")]
+    profile: Annotated[str | None, about("Where the limits come from.")]
     profile_sha256: str | None
-    environment: Annotated[Mapping[str, str], Meta(description="The variables that can change a result.")]
+    environment: Annotated[Mapping[str, str], about("The variables that can change a result.")]
     python: str
     pytest: str
-    plugin: Annotated[str, Meta(description="The version of pytest-gpufleet.")]
-    order: Annotated[str | None, Meta(description="The file that says what was bought, if one was given.")] = None
+    plugin: Annotated[str, about("The version of pytest-gpufleet.")]
+    order: Annotated[str | None, about("The file that says what was bought, if one was given.")] = None
     order_sha256: str | None = None
-    commit: Annotated[str, Meta(description="Of the checkout that the suite ran from, -dirty where it differed.")] = ""
-    notes: Annotated[Mapping[str, str], Meta(description="What --fleet-note gave.")] = {}
-    ended: Annotated[str, Meta(description="When the verdict was written, ISO 8601.")] = ""
-    seconds: Annotated[float, Meta(ge=0, description="How long the run took; 0 if nobody knows.")] = 0
-    rehearsal_because: Annotated[str, Meta(description="Why there were no GPUs; only in a rehearsal.")] = ""
-    deadline_seconds: Annotated[float, Meta(description="What --fleet-deadline gave it, if anything.")] = 0
-    nodes_wanted: Annotated[Natural, Meta(description="What --nodes asked for, if it was a number.")] = 0
-    nodes_missing: Annotated[tuple[str, ...], Meta(description="That did not come, as far as anybody knows.")] = ()
-    transport: Annotated[str, Meta(description="Of a run on many nodes: what carries its messages.")] = ""
-    secured: Annotated[Secured | None, Meta(description="How strangers are kept out of that.")] = None
-    interfaces: Annotated[tuple[str, ...], Meta(description="That the ranks of each node use, in their order.")] = ()
-    network: Annotated[str, Meta(description="What --fleet-network said: Gbit/s of each GPU, or none.")] = ""
-    without: Annotated[tuple[str, ...], Meta(description="Parts of the host that were not judged by request.")] = ()
-    used: Annotated[bool, Meta(description="Whether --fleet-used said that the hardware is not new.")] = False
+    commit: Annotated[str, about("Of the checkout that the suite ran from, -dirty where it differed.")] = ""
+    notes: Annotated[Mapping[str, str], about("What --fleet-note gave.")] = {}
+    ended: Annotated[str, about("When the verdict was written, ISO 8601.")] = ""
+    seconds: Annotated[float, about("How long the run took; 0 if nobody knows.", ge=0)] = 0
+    rehearsal_because: Annotated[str, about("Why there were no GPUs; only in a rehearsal.")] = ""
+    deadline_seconds: Annotated[float, about("What --fleet-deadline gave it, if anything.")] = 0
+    nodes_wanted: Annotated[Natural, about("What --nodes asked for, if it was a number.")] = 0
+    nodes_missing: Annotated[tuple[str, ...], about("That did not come, as far as anybody knows.")] = ()
+    transport: Annotated[str, about("Of a run on many nodes: what carries its messages.")] = ""
+    secured: Annotated[Secured | None, about("How strangers are kept out of that.")] = None
+    interfaces: Annotated[tuple[str, ...], about("That the ranks of each node use, in their order.")] = ()
+    network: Annotated[str, about("What --fleet-network said: Gbit/s of each GPU, or none.")] = ""
+    without: Annotated[tuple[str, ...], about("Parts of the host that were not judged by request.")] = ()
+    used: Annotated[bool, about("Whether --fleet-used said that the hardware is not new.")] = False
 
 
 class OfNode(Part, frozen=True):
-    index: Annotated[Natural, Meta(description="How places name this machine; the first is not named.")]
+    index: Annotated[Natural, about("How places name this machine; the first is not named.")]
     host: str
-    serial: Annotated[str | None, Meta(description="By its firmware (DMI), if the run could read it.")]
-    gpus: Annotated[tuple[str, ...], Meta(description="UUIDs.")]
-    verdict: Annotated[VerdictWord | None, Meta(description="Of its own run, where many nodes each have one.")] = None
-    reasons: Annotated[tuple[str, ...], Meta(description="Why, most important first.")] = ()
-    evidence_sha256: Annotated[str, Meta(description="Of its own run: nodes/<index>-<host>/evidence.jsonl.")] = ""
-    lost: Annotated[str, Meta(description="Why nothing was heard of it any more, if it was lost.")] = ""
-    same_host: Annotated[tuple[Natural, ...], Meta(description="Other nodes of this run that are the same host.")] = ()
-    left_out: Annotated[str, Meta(description="Why it took no part in checks between nodes, if it took none.")] = ""
+    serial: Annotated[str | None, about("By its firmware (DMI), if the run could read it.")]
+    gpus: Annotated[tuple[str, ...], about("UUIDs.")]
+    verdict: Annotated[VerdictWord | None, about("Of its own run, where many nodes each have one.")] = None
+    reasons: Annotated[tuple[str, ...], about("Why, most important first.")] = ()
+    evidence_sha256: Annotated[str, about("Of its own run: nodes/<index>-<host>/evidence.jsonl.")] = ""
+    lost: Annotated[str, about("Why nothing was heard of it any more, if it was lost.")] = ""
+    same_host: Annotated[tuple[Natural, ...], about("Other nodes of this run that are the same host.")] = ()
+    left_out: Annotated[str, about("Why it took no part in checks between nodes, if it took none.")] = ""
 
 
 class Software(Part, frozen=True):
     driver: str | None
-    cuda_driver: Annotated[str | None, Meta(description="The CUDA version that the driver supports.")]
-    cuda: Annotated[str | None, Meta(description="The one that torch was built for.")]
+    cuda_driver: Annotated[str | None, about("The CUDA version that the driver supports.")]
+    cuda: Annotated[str | None, about("The one that torch was built for.")]
     cudnn: str | None
     nccl: str | None
     torch: str | None
 
 
 class OfGpu(Part, frozen=True):
-    place: Annotated[str, Meta(description="How findings name this GPU: gpu3, on the second of many nodes node1/gpu3.")]
-    index: Annotated[Natural, Meta(description="As nvidia-smi counts on its node.")]
+    place: Annotated[str, about("How findings name this GPU: gpu3, on the second of many nodes node1/gpu3.")]
+    index: Annotated[Natural, about("As nvidia-smi counts on its node.")]
     name: str
     uuid: str
     serial: str | None
     pci_bus_id: str
-    position: Annotated[str, Meta(description="Where it sits, if the machine tells: module 3, slot 21.")] = ""
+    position: Annotated[str, about("Where it sits, if the machine tells: module 3, slot 21.")] = ""
 
 
 class Counts(Part, frozen=True):
-    checks: Annotated[Mapping[Outcome, Some], _one_of(Outcome)]
-    findings: Annotated[
-        Mapping[State, Some], Meta(description="Each figure once, also if several checks show it."), _one_of(State)
-    ]
+    checks: Annotated[Mapping[Outcome, Some], about("", Outcome)]
+    findings: Annotated[Mapping[State, Some], about("Each figure once, also if several checks show it.", State)]
 
 
 class OfBasis(Part, frozen=True):
-    wanted: Annotated[Grade, Meta(description="The lowest grade of limits that --fleet-basis is content with.")]
-    lowest: Annotated[Grade | None, Meta(description="Of the limits that figures were held against.")]
-    figures: Annotated[
-        Mapping[Grade, Some], Meta(description="How many were held against limits of each grade."), _one_of(Grade)
-    ]
-    told: Annotated[str, Meta(description="The same in words.")]
+    wanted: Annotated[Grade, about("The lowest grade of limits that --fleet-basis is content with.")]
+    lowest: Annotated[Grade | None, about("Of the limits that figures were held against.")]
+    figures: Annotated[Mapping[Grade, Some], about("How many were held against limits of each grade.", Grade)]
+    told: Annotated[str, about("The same in words.")]
 
 
 class OfCheck(Part, frozen=True):
-    id: Annotated[str, Meta(description="pytest's node id.")]
+    id: Annotated[str, about("pytest's node id.")]
     title: str
     outcome: Outcome
     seconds: Annotated[float, Meta(ge=0)]
-    message: Annotated[str, Meta(description="Why it failed, was skipped or does not apply.")]
-    run: Annotated[str | None, Meta(description="The earlier run that it was carried over from.")]
+    message: Annotated[str, about("Why it failed, was skipped or does not apply.")]
+    run: Annotated[str | None, about("The earlier run that it was carried over from.")]
 
 
 class OfFault(Part, frozen=True):
-    check: Annotated[str | None, Meta(description="The id of the check that found it, or while which it happened.")]
-    code: Annotated[int, Meta(ge=100, le=999, description="What kind of fault: a number that never means another.")]
-    name: Annotated[str, Meta(description="The same in one word.")]
+    check: Annotated[str | None, about("The id of the check that found it, or while which it happened.")]
+    code: Annotated[int, about("What kind of fault: a number that never means another.", ge=100, le=999)]
+    name: Annotated[str, about("The same in one word.")]
     category: str
-    action: Annotated[Action, Meta(description="What happens to the node next.")]
-    subjects: Annotated[tuple[str, ...], Meta(description="The places to blame, most suspicious first.")]
+    action: Annotated[Action, about("What happens to the node next.")]
+    subjects: Annotated[tuple[str, ...], about("The places to blame, most suspicious first.")]
     what: str
     next_step: str
-    explained_by: Annotated[
-        tuple[int, ...],
-        Meta(description="Codes of faults at the same place of which it may be an effect: mend these first."),
-    ]
+    explained_by: Annotated[tuple[int, ...], about("Codes of faults there that may be its cause: mend these first.")]
 
 
 class OfLimit(Part, frozen=True):
     sense: Literal["min", "max"]
-    value: Annotated[float, Meta(description="In the unit of the finding.")]
+    value: Annotated[float, about("In the unit of the finding.")]
     grade: Grade
     source: str
-    profile: Annotated[str | None, Meta(description="The file in which the limit stands.")]
-    measured: Annotated[float | None, Meta(description="The healthy figure that it was made from, in the same unit.")]
-    given: Annotated[bool, Meta(description="Whether it is the customer's and not a shipped one.")]
+    profile: Annotated[str | None, about("The file in which the limit stands.")]
+    measured: Annotated[float | None, about("The healthy figure that it was made from, in the same unit.")]
+    given: Annotated[bool, about("Whether it is the customer's and not a shipped one.")]
 
 
 class OfRequirement(Part, frozen=True):
     id: str
     text: str
     state: requirements.State
-    why: Annotated[str, Meta(description="Of one that is not met.")]
-    checks: Annotated[tuple[str, ...], Meta(description="That answer it.")]
-    metrics: Annotated[tuple[str, ...], Meta(description="That answer it.")]
+    why: Annotated[str, about("Of one that is not met.")]
+    checks: Annotated[tuple[str, ...], about("That answer it.")]
+    metrics: Annotated[tuple[str, ...], about("That answer it.")]
 
 
 class OfUnusedLimit(Part, frozen=True):
-    number: Annotated[Some, Meta(description="In the order of the profile.")]
+    number: Annotated[Some, about("In the order of the profile.")]
     metric: str
     unit: str
     conditions: Mapping[str, Condition]
@@ -179,58 +175,42 @@ class OfUnusedLimit(Part, frozen=True):
 
 
 class OfFinding(Part, frozen=True):
-    check: Annotated[str, Meta(description="The id of the check that measured it.")]
+    check: Annotated[str, about("The id of the check that measured it.")]
     metric: str
     unit: str
     better: Literal["higher", "lower"]
     conditions: Mapping[str, Condition]
     values: Annotated[
-        Mapping[str, float | None],
-        Meta(
-            description="By place: a GPU (gpu3), a pair (gpu0-gpu5), a node (node1), its way to others through the "
-            "network (node1/rail3), or world, all ranks together. null: no number."
-        ),
+        Values, about("By place: gpu3, pair gpu0-gpu5, node1, its rail node1/rail3, or world. null: no number.")
     ]
     limit: OfLimit | None
     state: State
-    missed: Annotated[tuple[str, ...], Meta(description="The places that missed the limit.")]
-    worse_than_peers: Annotated[
-        Mapping[str, float | None],
-        Meta(description="By place: how far below its peers, as a fraction, where that is too far."),
-    ]
+    missed: Annotated[tuple[str, ...], about("The places that missed the limit.")]
+    worse_than_peers: Annotated[Values, about("By place: by what fraction below its peers, where that is too far.")]
     reason: str
 
 
 class Summary(Part, frozen=True):
     """What one acceptance run came to. Made from evidence.jsonl, which has more."""
 
-    schema: Annotated[Literal[2], Meta(description="Grows when a reader of the version before would go wrong.")]
+    schema: Annotated[Literal[2], about("Grows when a reader of the version before would go wrong.")]
     verdict: VerdictWord
-    reasons: Annotated[tuple[str, ...], Meta(description="Why, most important first.")]
-    exit_status: Annotated[
-        int,
-        Meta(description="0 accepted or a clean rehearsal, 1 rejected, 10 incomplete; 2 to 5 are pytest's own."),
-    ]
-    evidence_sha256: Annotated[
-        str, Meta(pattern="^[0-9a-f]{64}$", description="Of the whole file evidence.jsonl beside this one.")
-    ]
+    reasons: Annotated[tuple[str, ...], about("Why, most important first.")]
+    exit_status: Annotated[int, about("0 accepted or a clean rehearsal, 1 rejected, 10 incomplete; 2 to 5: pytest's.")]
+    evidence_sha256: Annotated[str, about("Of the whole file evidence.jsonl beside this one.", pattern=SUM)]
     run: OfRun
-    nodes: Annotated[tuple[OfNode, ...], Meta(description="The machines of the run.")]
+    nodes: Annotated[tuple[OfNode, ...], about("The machines of the run.")]
     software: Software
     gpus: tuple[OfGpu, ...]
     counts: Counts
-    basis: Annotated[OfBasis, Meta(description="What the verdict stands on.")]
+    basis: Annotated[OfBasis, about("What the verdict stands on.")]
     checks: tuple[OfCheck, ...]
-    faults: Annotated[tuple[OfFault, ...], Meta(description="What is wrong, as codes: match these, and no text.")]
-    failed_nodes: Annotated[
-        tuple[FailedNode, ...], Meta(description="Machines that are REJECTED, lost or missing, and why: drain these.")
-    ]
+    faults: Annotated[tuple[OfFault, ...], about("What is wrong, as codes: match these, and no text.")]
+    failed_nodes: Annotated[tuple[FailedNode, ...], about("That are REJECTED, lost or missing, and why: drain these.")]
     findings: tuple[OfFinding, ...]
-    limits_not_applied: Annotated[
-        tuple[OfUnusedLimit, ...], Meta(description="Limits of a given profile that held for no figure.")
-    ]
-    report_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$", description="Of report.html beside this one.")] = ""
-    requirements: Annotated[tuple[OfRequirement, ...], Meta(description="Of --fleet-requirements, as answered.")] = ()
+    limits_not_applied: Annotated[tuple[OfUnusedLimit, ...], about("Of a given profile, that held for no figure.")]
+    report_sha256: Annotated[str, about("Of report.html beside this one.", pattern=SUM)] = ""
+    requirements: Annotated[tuple[OfRequirement, ...], about("Of --fleet-requirements, as answered.")] = ()
 
 
 class Stated(msgspec.Struct, frozen=True):
