@@ -6,7 +6,7 @@ training a table by the number of GPUs.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, TypeVar
@@ -24,14 +24,12 @@ from pytest_gpufleet.verdict.judgement import allowed_spread
 
 # Numbers by grade and source of limits, so that a table need not repeat a sentence in every row.
 Sources = dict[tuple[str, str], int]
-
+Form = Callable[[Sequence[Finding], Sources, wording.Hosts], list[Table]]
+Column = TypeVar("Column", bound=Hashable)
 
 FEWEST_SIZES = 3
 MOST_COLUMNS = 10  # of figures in a table: more do not fit on the width of a page
 LIKE_PEERS = "consistent with peers"
-Column = TypeVar("Column")
-RowKey = TypeVar("RowKey")
-Form = Callable[[Sequence[Finding], Sources, wording.Hosts], list[Table]]
 
 
 def figure_tables(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts = wording.ALONE) -> list[Table]:
@@ -40,30 +38,31 @@ def figure_tables(findings: Sequence[Finding], sources: Sources, hosts: wording.
     of_names = grouped((finding.measurement.metric, finding) for finding in findings if finding.measurement.values)
     result = []
     for name in sorted(of_names, key=lambda name: known.index(name) if name in known else len(known)):
-        sizes = {size_of(finding) for finding in of_names[name] if _is_curve(finding)}
-        curved = len(sizes) >= FEWEST_SIZES
+        curved = len({size_of(finding) for finding in of_names[name] if _is_curve(finding)}) >= FEWEST_SIZES
         forms = grouped((_form(finding, curved), finding) for finding in of_names[name])
         result += [table for form in FORMS if form in forms for table in form(forms[form], sources, hosts)]
     return result
 
 
 def _form(finding: Finding, curved: bool) -> Form:
-    if _per_gpu(finding):
+    places = finding.measurement.values
+    if len(places) > 1 and not _spans_nodes(finding) and all(isinstance(at, Place) and at.is_device for at in places):
         return _by_gpu
     return _by_size if curved and _is_curve(finding) else _singly
 
 
-def _per_gpu(finding: Finding) -> bool:
-    """Whether several GPUs (or CPU ranks) of one machine have a figure of their own."""
-    places = finding.measurement.values
-    devices = all(isinstance(place, Place) and place.is_device for place in places)
-    return len(places) > 1 and devices and not _spans_nodes(finding)
+def _is_curve(finding: Finding) -> bool:
+    return finding.measurement.values.keys() == {WORLD} and size_of(finding) > 0
+
+
+def size_of(finding: Finding, key: str = "bytes") -> float:
+    size = finding.measurement.conditions.get(key, 0)
+    return float(size) if isinstance(size, int | float) else 0
 
 
 def _spans_nodes(finding: Finding) -> bool:
     """Whether several nodes have figures of their own in it."""
-    nodes = {part.node for place in finding.measurement.values for part in place.parts if part.is_on_node}
-    return len(nodes) > 1
+    return len({part.node for place in finding.measurement.values for part in place.parts if part.is_on_node}) > 1
 
 
 def for_information(finding: Finding) -> bool:
@@ -80,16 +79,48 @@ def state(finding: Finding) -> str:
 def _by_gpu(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts) -> list[Table]:
     """A column for each GPU; the limit is one for all of them."""
     every = sorted({place for finding in findings for place in finding.measurement.values})
+    return [
+        _a_row_each(
+            findings,
+            [wording.place(place, hosts) for place in places],
+            [[_figure(finding, place) for place in places] for finding in findings],
+            sources,
+            hosts,
+        )
+        for places in _pages(every)
+    ]
+
+
+def _singly(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts) -> list[Table]:
+    """The worst place of each, which is named where any has one."""
+    placed = any(finding.measurement.values.keys() != {WORLD} for finding in findings)
+    cells = []
+    for finding in findings:
+        worst = wording.worst(finding)
+        assert worst is not None  # it has values
+        count = len(finding.measurement.values)
+        where = wording.place(worst[0], hosts) + (say(", worst of {count}", count=count) if count > 1 else "")
+        cells.append([_figure(finding, worst[0]), *[Cell(where)] * placed])
+    return [_a_row_each(findings, ["Measured", *["Where"] * placed], cells, sources, hosts)]
+
+
+def _a_row_each(
+    findings: Sequence[Finding],
+    heads: Sequence[str],
+    cells: Sequence[Sequence[Cell]],
+    sources: Sources,
+    hosts: wording.Hosts,
+) -> Table:
+    """A row for each finding: `cells` under `heads`, then limit, spread and state."""
     shared, names = wording.shared_and_own(findings)
-    result = []
-    for places in _pages(every):
-        rows = [
-            _row(finding, name, [_figure(finding, place) for place in places], sources, hosts)
-            for finding, name in zip(findings, names, strict=True)
-        ]
-        heads = [wording.place(place, hosts) for place in places]
-        result.append(_table(findings, shared, (*heads, "Limit", "Spread", "State"), rows))
-    return result
+    rows = []
+    for finding, name, own in zip(findings, names, cells, strict=True):
+        shown = state(finding)
+        ended = Cell(shown, "met" if shown == LIKE_PEERS else shown, open=_why_open(finding))
+        held = _limit(finding, sources), _spread([finding], hosts), ended
+        details = ", ".join(wording.words(finding.measurement.details))
+        rows.append(Row(name, (*own, *held), details, for_information(finding)))
+    return _table(findings, shared, (*heads, "Limit", "Spread", "State"), rows)
 
 
 def _by_size(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts) -> list[Table]:
@@ -107,6 +138,9 @@ def _by_size(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts
                 rows.append(Row(name, (*cells, _spread(here, hosts)), details, all(map(for_information, here))))
         result.append(_table(findings, shared, (*map(wording.size, sizes), "Spread"), rows))
     return result
+
+
+FORMS: tuple[Form, ...] = (_by_gpu, _by_size, _singly)
 
 
 def by_size(
@@ -128,35 +162,11 @@ def _pages(columns: Sequence[Column]) -> Iterator[Sequence[Column]]:
         yield columns[len(columns) * number // count : len(columns) * (number + 1) // count]
 
 
-def _singly(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts) -> list[Table]:
-    shared, names = wording.shared_and_own(findings)
-    places = any(finding.measurement.values.keys() != {WORLD} for finding in findings)
-    rows = []
-    for finding, name in zip(findings, names, strict=True):
-        worst = wording.worst(finding)
-        assert worst is not None  # it has values
-        count = len(finding.measurement.values)
-        where = wording.place(worst[0], hosts) + (say(", worst of {count}", count=count) if count > 1 else "")
-        rows.append(_row(finding, name, [_figure(finding, worst[0]), *[Cell(where)] * places], sources, hosts))
-    return [_table(findings, shared, ("Measured", *["Where"] * places, "Limit", "Spread", "State"), rows)]
-
-
-FORMS: tuple[Form, ...] = (_by_gpu, _by_size, _singly)
-
-
 def _table(findings: Sequence[Finding], shared: str, columns: tuple[str, ...], rows: Sequence[Row]) -> Table:
     metric = wording.metric(findings[0])
     unit = {"ratio": "%"}.get(metric.unit, metric.unit)
     title = wording.capitalised(say(metric.title)) + (f"{say(', ')}{unit}" if unit else "")
     return Table(title, "Conditions", columns, tuple(rows), (say(f"{metric.better} is better"), shared))
-
-
-def _row(finding: Finding, name: str, cells: Sequence[Cell], sources: Sources, hosts: wording.Hosts) -> Row:
-    shown = state(finding)
-    ended = Cell(shown, "met" if shown == LIKE_PEERS else shown, open=_why_open(finding))
-    details = ", ".join(wording.words(finding.measurement.details))
-    held = _limit(finding, sources), _spread([finding], hosts), ended
-    return Row(name, (*cells, *held), details, for_information(finding))
 
 
 def _figure(finding: Finding, place: Where) -> Cell:
@@ -173,15 +183,17 @@ def _with_limit(finding: Finding, sources: Sources) -> Cell:
     """The figure of all ranks together, with its limit below."""
     value, limit = _value_and_limit(finding, WORLD)
     below = " ".join(filter(None, (limit, _grade(finding.limit))))
-    source = _source(finding.limit, sources) if finding.limit else None
     marked = "" if finding.state == "for information" else finding.state
-    return Cell(value, marked, below, source, _why_open(finding), figure=True)
+    return Cell(value, marked, below, _source(finding.limit, sources), _why_open(finding), figure=True)
 
 
-def _value_and_limit(finding: Finding, place: Where) -> tuple[str, str]:
-    value, unit = finding.measurement.values[place], wording.metric(finding).unit
-    texts = wording.value_and_limit(value, finding.limit) if finding.limit else (wording.quantity(value, unit), "")
-    return _bare(texts[0], unit), _bare(texts[1], unit)
+def _value_and_limit(finding: Finding, place: Where | None) -> tuple[str, str]:
+    """Of a place, or of no place for the limit alone; without the unit, which stands in the table's caption."""
+    limit, unit = finding.limit, wording.metric(finding).unit
+    value = finding.measurement.values[place] if place else limit.value if limit else math.nan
+    texts = wording.value_and_limit(value, limit) if limit else (wording.quantity(value, unit), "")
+    sign = " %" if unit == "ratio" else f" {unit}"
+    return texts[0].removesuffix(sign), texts[1].removesuffix(sign)
 
 
 def _limit(finding: Finding, sources: Sources) -> Cell:
@@ -190,22 +202,19 @@ def _limit(finding: Finding, sources: Sources) -> Cell:
             return Cell()
         worse = say(" or ").join(wording.percent(tolerance.worse) for tolerance in finding.tolerances)
         return Cell(say("peers"), below=say("at most {share} worse", share=worse), figure=True)
-    worst = wording.worst(finding)
-    text = wording.value_and_limit(worst[1] if worst else finding.limit.value, finding.limit)[1]
-    source = _source(finding.limit, sources)
-    return Cell(_bare(text, finding.limit.unit), below=_grade(finding.limit), source=source, figure=True)
+    worst, source = wording.worst(finding), _source(finding.limit, sources)
+    text = _value_and_limit(finding, worst[0] if worst else None)[1]
+    return Cell(text, below=_grade(finding.limit), source=source, figure=True)
 
 
-def _source(limit: Limit, sources: Sources) -> int:
-    return sources.setdefault((limit.origin, limit.source), len(sources) + 1)
+def _source(limit: Limit | None, sources: Sources) -> int | None:
+    return sources.setdefault((limit.origin, limit.source), len(sources) + 1) if limit else None
 
 
 def _grade(limit: Limit | None) -> str:
     """What a limit is worth, and whose it is if it is the customer's."""
-    if limit is None:
-        return ""
-    grade = say(IN_WORDS[limit.grade])
-    return say("{grade}, customer's", grade=grade) if limit.given else grade
+    grade = say(IN_WORDS[limit.grade]) if limit else ""
+    return say("{grade}, customer's", grade=grade) if limit and limit.given else grade
 
 
 def _spread(findings: Sequence[Finding], hosts: wording.Hosts) -> Cell:
@@ -214,47 +223,27 @@ def _spread(findings: Sequence[Finding], hosts: wording.Hosts) -> Cell:
     spreads = [(spread, at, each) for each in findings for at, spread in each.measurement.spread.items()]
     if not spreads:
         return Cell()
-    counts = [len(samples) for each in findings for samples in each.measurement.samples.values()]
+    fewest = min(len(samples) for each in findings for samples in each.measurement.samples.values())
     widest, at, of = max(spreads, key=lambda spread: spread[0])
-    size = wording.size(size_of(of)) if len(findings) > 1 else ""
-    where = wording.place(at, hosts) if len(of.measurement.spread) > 1 else ""
-    notes = (say("at {place}", place=where or size) if where or size else "", _why_wide(of))
-    text = f"{wording.number(round(100 * widest, 2), 3)} % (n={min(counts)})"
+    where = wording.size(size_of(of)) if len(findings) > 1 else ""
+    where = wording.place(at, hosts) if len(of.measurement.spread) > 1 else where
+    why, allowed = "", allowed_spread(of.measurement)
+    if widest > allowed and not wording.metric(of).steady:
+        why = say("no bound")
+    elif widest > allowed:
+        judged = of.state in ("met", "missed")
+        why = say("above {share}", share=wording.percent(allowed)) if judged else say("not judged")
+    notes = (say("at {place}", place=where) if where else "", why)
+    text = f"{wording.number(round(100 * widest, 2), 3)} % (n={fewest})"
     return Cell(text, below=say(", ").join(filter(None, notes)))
-
-
-def _why_wide(finding: Finding) -> str:
-    """Why the samples of a figure differ by more than those of a judged one may, if they do."""
-    allowed = allowed_spread(finding.measurement)
-    if max(finding.measurement.spread.values()) <= allowed:
-        return ""
-    if not wording.metric(finding).steady:
-        return say("no bound")
-    judged = finding.state in ("met", "missed")
-    return say("above {share}", share=wording.percent(allowed)) if judged else say("not judged")
 
 
 def _why_open(finding: Finding) -> str:
     return finding.reason or "no reason was given" if finding.state == "not judged" else ""
 
 
-def _bare(text: str, unit: str) -> str:
-    """A quantity without its unit, which stands in the table's caption."""
-    return text.removesuffix(" %" if unit == "ratio" else f" {unit}")
-
-
-def _is_curve(finding: Finding) -> bool:
-    return finding.measurement.values.keys() == {WORLD} and size_of(finding) > 0
-
-
-def size_of(finding: Finding, key: str = "bytes") -> float:
-    size = finding.measurement.conditions.get(key, 0)
-    return float(size) if isinstance(size, int | float) else 0
-
-
 MOST_PLACES = 24  # that are shown pair by pair, even if most pairs were not measured
 MOST_ROWS = 25  # of one matrix: then the next begins beside it
-NOTHING: Mapping[Any, str] = {}
 
 
 def heat_tables(findings: Sequence[Finding], hosts: wording.Hosts = wording.ALONE) -> list[Table]:
@@ -280,7 +269,7 @@ def _is_by_node(finding: Finding) -> bool:
 
 
 def _by_node(finding: Finding, hosts: wording.Hosts) -> list[Table]:
-    at: dict[tuple[tuple[Place, ...], Place], Where] = {}
+    at = {}
     for where in sorted(finding.measurement.values):
         first = where.parts[0]
         at[tuple(Place(part.node, "node") for part in where.parts), Place(0, first.kind, first.index)] = where
@@ -290,53 +279,49 @@ def _by_node(finding: Finding, hosts: wording.Hosts) -> list[Table]:
 
 
 def _pairs(finding: Finding, hosts: wording.Hosts) -> list[Table]:
-    given = {(place.parts[0], place.parts[1]): place for place in finding.measurement.values}
+    values = finding.measurement.values
+    given = {(place.parts[0], place.parts[1]): place for place in values}
     if not any(pair[::-1] in given for pair in given):  # each pair was measured once, for both directions
         given |= {(to, place): where for (place, to), where in given.items()}
     names = {place: wording.place(place, hosts) for place in sorted({place for pair in given for place in pair})}
     if len(names) <= MOST_PLACES or 2 * len(given) > len(names) ** 2:
         return _matrices(finding, "From, to", names, names, given)
-    return _few_pairs(finding, names, given)
-
-
-def _few_pairs(finding: Finding, names: Mapping[Place, str], given: Mapping[tuple[Place, Place], Where]) -> list[Table]:
-    """The pairs of each place, the lowest first."""
-    values = finding.measurement.values
-    # NaN is worse than any figure.
-    ranks = {pair: -math.inf if math.isnan(values[where]) else values[where] for pair, where in given.items()}
-    partners = grouped(sorted(given, key=lambda pair: ranks[pair]))
-    most = max(map(len, partners.values()))
-    columns = {number: say("lowest") if number == 0 else f"{number + 1}." for number in range(most)}
-    pairs = {(place, number): other for place, others in partners.items() for number, other in enumerate(others)}
-    at = {(place, number): given[place, other] for (place, number), other in pairs.items()}
-    beside = {cell: say("with {place}", place=names[other]) for cell, other in pairs.items()}
+    # Few of many: those of each place, the lowest first. NaN is worse than any figure.
+    partners = grouped(sorted(given, key=lambda pair: _nan_first(values[given[pair]])))
+    columns = {at: f"{at + 1}." if at else say("lowest") for at in range(max(map(len, partners.values())))}
+    others = {(place, number): other for place, found in partners.items() for number, other in enumerate(found)}
+    at = {(place, number): given[place, other] for (place, number), other in others.items()}
+    beside = {cell: say("with {place}", place=names[other]) for cell, other in others.items()}
     return _matrices(finding, "With others", names, columns, at, beside)
+
+
+def _nan_first(value: float) -> float:
+    return -math.inf if math.isnan(value) else value
 
 
 def _matrices(
     finding: Finding,
     corner: str,
-    rows: Mapping[RowKey, str],
-    columns: Mapping[Column, str],
-    at: Mapping[tuple[RowKey, Column], Where],
-    beside: Mapping[tuple[RowKey, Column], str] = NOTHING,
+    rows: Mapping[Any, str],
+    columns: Mapping[Any, str],
+    at: Mapping[Any, Where],
+    beside: Mapping[Any, str] | None = None,
 ) -> list[Table]:
-    """`at`: where the figure of a cell was measured, if one was. `beside`: what is said below it."""
+    """`at`: where the figure of a (row, column) was measured, if one was. `beside`: what is said below it."""
     metric, values = wording.metric(finding), finding.measurement.values
     bad = {*finding.missed, *(finding.slower_than_peers or ())}
     numbers = [value for value in values.values() if not math.isnan(value)]
     largest = max((value for value in numbers if math.isfinite(value)), default=0.0)
 
-    def cell(row: RowKey, column: Column) -> Cell:
-        where = at.get((row, column))
-        if where is None:
+    def cell(key: object) -> Cell:
+        if key not in at:
             return Cell()
-        value = values[where]
+        value = values[at[key]]
         share = value / largest if largest > 0 and value > 0 else 0.0  # NaN is not above 0
-        missed, heat = "missed" if where in bad else "", round(100 * min(share, 1.0))
-        return Cell(wording.number(value), missed, beside.get((row, column), ""), heat=heat)
+        missed, below = "missed" if at[key] in bad else "", (beside or {}).get(key, "")
+        return Cell(wording.number(value), missed, below, heat=round(100 * min(share, 1.0)))
 
-    made = [Row(name, tuple(cell(row, column) for column in columns)) for row, name in rows.items()]
+    made = [Row(name, tuple(cell((row, column)) for column in columns)) for row, name in rows.items()]
     title = f"{wording.capitalised(say(metric.title))}{say(', ')}{metric.unit}"
     lowest, highest = (wording.number(end(numbers, default=math.nan)) for end in (min, max))
     foot = say("{lowest} to {highest}; the fuller the colour, the larger the value.", lowest=lowest, highest=highest)
@@ -419,9 +404,10 @@ def ways_of(findings: Sequence[Finding], kind: Condition) -> list[Way]:
     """What was trained of one kind of workload, by all that training depends on but the number of GPUs; by the numbers
     in which they differ. Of other work than the sweep only what several GPUs did together."""
     rows: dict[tuple[object, ...], Way] = {}
-    each_alone = []
+    each_alone: list[tuple[Measurement, int, dict[str, Condition]]] = []
     for one in (finding.measurement for finding in findings if finding.measurement.values):
-        count, way = one.conditions.get("ranks"), _way(one)
+        count, method = one.conditions.get("ranks"), ("method", EACH_ALONE)
+        way = {key: value for key, value in one.conditions.items() if key != "ranks" and (key, value) != method}
         if (SWEEP if is_swept(way) else way.get("workload", "")) != kind or not isinstance(count, int):
             continue
         if one.metric in (TOGETHER, FED, EFFICIENCY, SHARE) and WORLD in one.values:
@@ -431,7 +417,9 @@ def ways_of(findings: Sequence[Finding], kind: Condition) -> list[Way]:
         elif one.metric in (ALONE, MEMORY):
             each_alone.append((one, count, way))
     for one, count, way in each_alone:
-        ours = [row for row in rows.values() if not row.fed and _holds(way, row.way, count)]
+        # GPUs alone are those of a row whatever trains them together.
+        held = {key: value for key, value in way.items() if count > 1 or key != "method"}
+        ours = [row for row in rows.values() if not row.fed and held.items() <= row.way.items()]
         if not ours and kind == SWEEP:
             ours = [rows.setdefault((False, *sorted(way.items())), Way(way))]
         for row in ours:
@@ -444,16 +432,6 @@ def ways_of(findings: Sequence[Finding], kind: Condition) -> list[Way]:
     return sorted(shown, key=lambda row: [value for value in row.way.values() if isinstance(value, int)])
 
 
-def _way(measurement: Measurement) -> dict[str, Condition]:
-    way = {key: value for key, value in measurement.conditions.items() if key != "ranks"}
-    return {key: value for key, value in way.items() if (key, value) != ("method", EACH_ALONE)}
-
-
-def _holds(way: dict[str, Condition], row: dict[str, Condition], count: int) -> bool:
-    """Whether a figure of each GPU is one of a row: that of GPUs alone, whatever trains them together."""
-    return all(row.get(key) == value for key, value in way.items() if count > 1 or key != "method")
-
-
 def _by_gpus(title: str, rows: Sequence[Way]) -> Table:
     counts = sorted({1, *(count for row in rows for count in row.rates)})
     memory = any(row.memory for row in rows)
@@ -461,26 +439,21 @@ def _by_gpus(title: str, rows: Sequence[Way]) -> Table:
     shared = set.intersection(*map(set, names)) if len(rows) > 1 else set()
     lines = []
     for row, words in zip(rows, names, strict=True):
-        cells = [_rate(row.rates.get(count), row.efficiencies.get(count)) for count in counts]
+        cells = []
+        for count in counts:
+            rate, efficiency = row.rates.get(count), row.efficiencies.get(count)
+            below = wording.percent(efficiency) if efficiency is not None else ""
+            cells.append(Cell() if rate is None else Cell(wording.number(rate), below=below, figure=True))
         if memory:
-            used = row.memory[max(row.memory)] if row.memory else []
-            cells.append(Cell(wording.span(used, "GiB", 3) if used else "", figure=True))
+            used = wording.span(row.memory[max(row.memory)], "GiB", 3) if row.memory else ""
+            cells.append(Cell(used, figure=True))
         fastest = max(row.rates.values(), default=0.0)
-        epoch = wording.duration(EPOCH_IMAGES / fastest) if fastest > 0 else ""
-        name = say(", ").join(word for word in words if word not in shared) or say(FROM_MEMORY)
-        lines.append(Row(name, (*cells, Cell(epoch, figure=True))))
+        cells.append(Cell(wording.duration(EPOCH_IMAGES / fastest) if fastest > 0 else "", figure=True))
+        lines.append(Row(say(", ").join(word for word in words if word not in shared) or say(FROM_MEMORY), (*cells,)))
     heads = [say("1 GPU" if count == 1 else "{gpus} GPUs", gpus=count) for count in counts]
-    common = say(", ").join(word for word in names[0] if word in shared)
     columns = (*heads, *([GPU_MEMORY] if memory else []), EPOCH)
-    note = say(NOTE, images=f"{EPOCH_IMAGES:,}")
-    return Table(wording.capitalised(say(title)), "Conditions", columns, tuple(lines), (note, common))
-
-
-def _rate(rate: float | None, efficiency: float | None) -> Cell:
-    if rate is None:
-        return Cell()
-    below = wording.percent(efficiency) if efficiency is not None else ""
-    return Cell(wording.number(rate), below=below, figure=True)
+    notes = say(NOTE, images=f"{EPOCH_IMAGES:,}"), say(", ").join(word for word in names[0] if word in shared)
+    return Table(wording.capitalised(say(title)), "Conditions", columns, tuple(lines), notes)
 
 
 def _lost(way: Way) -> Iterator[Row]:
