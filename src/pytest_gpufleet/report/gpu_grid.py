@@ -2,8 +2,8 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.events import Check
@@ -18,8 +18,7 @@ from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.failures import Accused
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """Checks of one kind and what they measured. Without any check: the level requires some that did not run."""
 
     title: str
@@ -27,17 +26,16 @@ class Group:
     findings: tuple[Finding, ...]
 
     @property
-    def question(self) -> str:
-        return shipped().chapters.get(self.title, "")
+    def outcomes(self) -> list[str]:
+        return [check.outcome if check else "unfinished" for check in self.checks.values()]
 
 
-@dataclass(frozen=True)
-class CheckLine:
-    """A check with all of its cases."""
+class CheckLine(NamedTuple):
+    """A check with all of its cases. `state`: the gravest of them."""
 
     name: str
     title: str
-    state: str  # the gravest of its cases
+    state: str
     result: str
     duration: str
 
@@ -48,20 +46,18 @@ GRAVITY = ("failed", "unfinished", "skipped", "passed", "not applicable")
 
 def check_lines(group: Group, blamed: Collection[str]) -> list[CheckLine]:
     """The checks of a group, each with how it ended. `blamed`: ids of those that count as failed."""
-    cases = grouped((check_id.partition("[")[0], check_id) for check_id in group.checks)
-    return [_check_line(name, ids, group, blamed) for name, ids in cases.items()]
-
-
-def _check_line(name: str, ids: list[str], group: Group, blamed: Collection[str]) -> CheckLine:
-    ended = [check for check_id in ids if (check := group.checks[check_id])]
-    outcomes: Counter[str] = Counter("failed" if check.id in blamed else check.outcome for check in ended)
-    outcomes["unfinished"] += len(ids) - len(ended)
-    counted = [(outcomes[state], state) for state in GRAVITY if outcomes[state]]
-    result = counted[0][1] if len(ids) == 1 else say(", ").join(f"{count} {say(state)}" for count, state in counted)
-    known = shipped().checks.get(levels.check_name(name))
-    title = next((check.title for check in ended if check.title), known.title if known else name)
-    duration = wording.duration(sum(check.seconds for check in ended)) if ended else ""
-    return CheckLine(name, say(title), counted[0][1], result, duration)
+    lines = []
+    for name, ids in grouped((check_id.partition("[")[0], check_id) for check_id in group.checks).items():
+        ended = [check for check_id in ids if (check := group.checks[check_id])]
+        outcomes: Counter[str] = Counter("failed" if check.id in blamed else check.outcome for check in ended)
+        outcomes["unfinished"] += len(ids) - len(ended)
+        states = [state for state in GRAVITY if outcomes[state]]
+        result = say(", ").join(f"{outcomes[state]} {say(state)}" for state in states) if len(ids) > 1 else states[0]
+        known = shipped().checks.get(levels.check_name(name))
+        title = next((check.title for check in ended if check.title), known.title if known else name)
+        duration = wording.duration(sum(check.seconds for check in ended)) if ended else ""
+        lines.append(CheckLine(name, say(title), states[0], result, duration))
+    return lines
 
 
 def group_title(check_id: str) -> str:
@@ -73,8 +69,7 @@ def group_title(check_id: str) -> str:
     if known := checks.get(name) or next((each for key, each in checks.items() if key.startswith(f"{file}::")), None):
         return known.chapter
     stem = PurePosixPath(wording.clean(name).partition("::")[0]).stem
-    title = stem.removeprefix("test_").replace("_", " ").strip() or stem
-    return wording.capitalised(title)
+    return wording.capitalised(stem.removeprefix("test_").replace("_", " ").strip() or stem)
 
 
 def groups(record: Record) -> list[Group]:
@@ -85,8 +80,7 @@ def groups(record: Record) -> list[Group]:
     for check_id in dict.fromkeys((*record.started, *record.checks)):
         if (check := record.checks.get(check_id)) is None or check.asked:
             checks.setdefault(group_title(check_id), {})[check_id] = check
-    level = record.run.level
-    real = level in levels.LEVELS and not record.run.rehearsal
+    real = record.run.level in levels.LEVELS and not record.run.rehearsal
     wanted = {group_title(name) for name in record.required} - left_out if real else set()
     return [
         Group(title, checks.get(title, {}), tuple(findings.get(title, ())))
@@ -97,16 +91,9 @@ def groups(record: Record) -> list[Group]:
 
 # What a cell can say, the gravest first; what several GPUs say of a group is the gravest of it.
 SYMBOLS = {
-    "failed": "✗",
-    "unclear": "?",
-    "explained": "!",
-    "affected": "!",
-    "not judged": "○",
-    "not run": "○",
-    "ok": "✓",
+    "failed": "✗", "unclear": "?", "explained": "!", "affected": "!", "not judged": "○", "not run": "○", "ok": "✓",
     "": "",
-}
-
+}  # fmt: skip
 # What has to be said of a state beside its word.
 MEANING = {
     "failed": "failed: a failed check names this GPU.",
@@ -116,8 +103,7 @@ MEANING = {
 }
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """What one group says of one GPU. `state` is a key of SYMBOLS; `text` is what the reader sees of it; `check` the
     first one that failed."""
 
@@ -130,8 +116,7 @@ class Cell:
         return SYMBOLS[self.state]
 
 
-@dataclass(frozen=True)
-class GridRow:
+class GridRow(NamedTuple):
     """One row: a GPU, or (`gpu` is None) the machine, for what concerns no single GPU."""
 
     gpu: Gpu | None
@@ -144,11 +129,9 @@ class GridRow:
 
 def grid_rows(record: Record, groups: Sequence[Group], accused: Mapping[str, Accused]) -> list[GridRow]:
     """A row for each GPU and one for the machine, with a cell for each of `groups`."""
-    rows = [
-        GridRow(gpu, tuple(cell(gpu.place, group, accused, record.hosts) for group in groups))
-        for gpu in record.topology.gpus
-    ]
-    places = {row.gpu.place for row in rows if row.gpu}
+    gpus = record.topology.gpus
+    rows = [GridRow(gpu, tuple(cell(gpu.place, each, accused, record.hosts) for each in groups)) for gpu in gpus]
+    places = {gpu.place for gpu in gpus}
     return [*rows, GridRow(None, tuple(_machine_cell(group, accused, places) for group in groups))]
 
 
@@ -181,7 +164,7 @@ def cell(where: Place, group: Group, accused: Mapping[str, Accused], hosts: word
     }
     if "not judged" in states:
         return Cell("not judged", "not judged")
-    return Cell("ok", "ok") if states & {"met", "missed"} or "passed" in _outcomes(group) else Cell("", "")
+    return Cell("ok", "ok") if states & {"met", "missed"} or "passed" in group.outcomes else Cell("", "")
 
 
 def _failed(checks: Sequence[str]) -> Cell:
@@ -193,7 +176,7 @@ def _machine_cell(group: Group, accused: Mapping[str, Accused], gpus: Collection
     """Failures that name no GPU; else what is still open and not told in the row of a GPU; else that all is well."""
     if checks := [check for check, one in _of_group(group, accused).items() if not (one.named or one.is_explained)]:
         return _failed(checks)
-    outcomes = _outcomes(group)
+    outcomes = {*group.outcomes}
     if not outcomes:
         return Cell("not run", "not run")
     unjudged = [at for each in group.findings if each.state == "not judged" for at in each.measurement.values]
@@ -206,7 +189,3 @@ def _machine_cell(group: Group, accused: Mapping[str, Accused], gpus: Collection
 def _of_group(group: Group, accused: Mapping[str, Accused]) -> dict[str, Accused]:
     checks = dict.fromkeys((*group.checks, *(finding.check for finding in group.findings)))
     return {check: accused[check] for check in checks if check in accused}
-
-
-def _outcomes(group: Group) -> set[str]:
-    return {check.outcome if check else "unfinished" for check in group.checks.values()}

@@ -2,34 +2,21 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.finding import GRADES, IN_WORDS, Finding, distinct
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Language, in_language, say
-from pytest_gpufleet.model.levels import includes
 from pytest_gpufleet.model.metric import AS_NCCL_IS, STEADY
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.model.suite import titled
-from pytest_gpufleet.report import gpu_grid, machine_section, wording
+from pytest_gpufleet.model.suite import shipped, titled
+from pytest_gpufleet.report import figures, gpu_grid, machine_section, wording
 from pytest_gpufleet.report.banner import next_steps, reasons, stamp, why
 from pytest_gpufleet.report.failures import Accused, accused, failures, return_tables
-from pytest_gpufleet.report.figures import (
-    LIKE_PEERS,
-    Sources,
-    figure_tables,
-    for_information,
-    heat_tables,
-    is_swept,
-    state,
-    training_tables,
-)
-from pytest_gpufleet.report.gpu_grid import grid_rows, legend
 from pytest_gpufleet.report.hosts import HostsPart, nodes_in_words, nodes_part
-from pytest_gpufleet.report.margins import margins, named, texts
+from pytest_gpufleet.report.margins import group_table, named
 from pytest_gpufleet.report.rendering import render
 from pytest_gpufleet.report.tables import Cell, Row, Table
 from pytest_gpufleet.verdict import basis, requirements
@@ -38,10 +25,9 @@ from pytest_gpufleet.verdict.gaps import Gap, Kind, answered, gaps, in_cases, in
 
 SETTLED = ("passed", "not applicable", "met", "for information")  # checks, and figures
 STATE_WORDS = {
-    "met": "within limits", "missed": "outside limits", LIKE_PEERS: "consistent with peers",
-    "for information": "informational",
+    "met": "within limits", "missed": "outside limits", "for information": "informational",
 }  # fmt: skip
-STATES = ("met", LIKE_PEERS, "missed", "not judged", "for information")
+STATES = ("met", figures.LIKE_PEERS, "missed", "not judged", "for information")
 # Seconds of telemetry below which it is not drawn. Level quick of recorded machines had 7 to 16 samples, one a second,
 # in which no GPU became warm; to load matplotlib and draw them took a tenth of the run.
 SHORTEST_DRAWN = 20.0
@@ -61,264 +47,6 @@ LEAVES_NOTHING_OPEN = {
 }
 
 Plots = list[tuple[str, str]]  # caption and SVG
-
-
-@dataclass(frozen=True)
-class Section:
-    """A group of checks as it stands in the report."""
-
-    group: gpu_grid.Group
-    lines: list[gpu_grid.CheckLine]
-    plots: Plots
-    heats: list[Table]
-    tables: list[Table]
-    left_out: int = 0  # figures
-
-    @property
-    def settled(self) -> bool:
-        """Whether nobody has to look at it: all passed, and no figure missed or is open."""
-        ended = all(line.state in SETTLED for line in self.lines)
-        return ended and all(finding.state in SETTLED or for_information(finding) for finding in self.group.findings)
-
-    def in_short(self) -> str:
-        outcomes = Counter(check.outcome if check else "unfinished" for check in self.group.checks.values())
-        states = Counter(map(state, self.group.findings))
-        parts = [
-            _tally("check", outcomes, gpu_grid.GRAVITY),
-            _tally("measurement", states, STATES) if states else "",
-        ]
-        return say("; ").join(filter(None, parts))
-
-
-def _content(record: Record, nodes: HostsPart | None) -> dict[str, Any]:
-    """What the templates show. `nodes`: of a run on many, what their own runs came to."""
-    own = [row.run.record for row in nodes.rows if row.run] if nodes else []
-    said, parts = accused(record), gpu_grid.groups(record)
-    sources: Sources = {}
-    if nodes:  # what is at nodes alone, their rows have
-        ours = {check for part in parts for check in (*part.checks, *(each.check for each in part.findings))}
-        said = {check: each for check, each in said.items() if check in ours}
-    failed = failures(record, said)
-    shown = enumerate(failed[:MOST_FAILURES], 1)
-    anchors = {name: f"fleet-failure-{number}" for number, failure in shown for name in failure.names}
-    rows = [] if nodes else grid_rows(record, parts, said)
-    return {
-        "record": record,
-        "run": record.run,
-        "machine": machine_section,
-        "topology": GpuTopology() if nodes else record.topology,  # each node has a report of its own
-        "within": _within(record, *own),
-        "returned": return_tables(record),
-        "margins": _margins(record, *own),
-        "stamp": stamp(record),
-        "why": why(record),
-        "reasons": reasons(record, "all of which are listed below", of_fleet=nodes.fleet.reasons if nodes else ()),
-        "counts": _counts(record, own),
-        "groups": parts,
-        "links": {say(part.title): number for number, part in enumerate(parts, 1)},
-        "hosts": nodes,
-        "rows": rows,
-        # A group that says nothing of any GPU, nor of the host, needs no column.
-        "columns": [number for number in range(len(parts)) if any(row.cells[number].state for row in rows)],
-        "legend": legend(rows),
-        "failures": failed[:MOST_FAILURES],
-        "failures_left_out": len(failed[MOST_FAILURES:]),
-        "most_rows": MOST_ROWS,
-        "anchors": anchors,
-        "sections": list(_sections(parts, said, sources, record.hosts)),
-        "sources": sources,
-        "telemetry": _telemetry(record),
-        "requirements": _requirements(record, own),
-        **_open(record, nodes),
-        **MAY_DIFFER,
-        "grades": IN_WORDS.values(),
-        "symbols": wording.SYMBOLS,
-    }
-
-
-def _within(*records: Record) -> str:
-    """The line below the verdict: "22 of 24 measurements within limits, 30 not judged"."""
-    open = (each.required and each.state == "not judged" for record in records for each in distinct(record.findings))
-    count, within = sum(open), basis.within(basis.by_grade(*records), basis.missed(*records))
-    more = say("{count} not judged", count=count) if count and within else ""
-    return say(", ").join(filter(None, (within, more)))
-
-
-FULL_BAR = 0.25  # of a limit: far from it is far from it
-
-
-def _margins(*records: Record) -> Table:
-    """A row for each group: of all of its measurements the one that came nearest to its limit."""
-    rows = []
-    for each in margins(*records):
-        value, limit, margin, where = texts(each.nearest, each.record.hosts)
-        host = each.record.run.host if len(records) > 1 and not each.record.of_cluster else ""
-        share = max(-0.25, min(1.0, wording.margin(each.nearest) / FULL_BAR))  # beyond it there is less room
-        state = "missed" if each.within < each.judged else ""
-        cells = (
-            Cell(say("{met} of {count}", met=each.within, count=each.judged), state),
-            Cell(margin, each.nearest.state, bar=share),
-            Cell(value),
-            Cell(limit),
-            Cell(named(each.nearest)),
-            Cell(" ".join(filter(None, (host, where)))),
-        )
-        rows.append(Row(say(each.group), cells))
-    columns = ("Within limits", "Smallest margin", "Measured", "Limit", "What", "Where")
-    note = say("the bar begins at the limit and is full at {share} or more", share=wording.percent(FULL_BAR))
-    return Table("Margin to the limits, by group", "Group", columns, tuple(rows), (note,))
-
-
-def _requirements(record: Record, own: Sequence[Record]) -> Table | None:
-    """What --fleet-requirements asked for, as the run answers it. `own`: runs of its nodes."""
-    given = record.requirements
-    if given is None:
-        return None
-    rows = []
-    for each in answered(record, own):
-        asked, why = each.requirement, each.why or say("; ").join(requirements.names(each.requirement))
-        rows.append(Row(asked.id, (Cell(asked.text), Cell(state=each.state), Cell(why))))
-    columns = ("Requirement", "State", "Checks that answer it, or why it is not met")
-    note = f"{given.file}{say(', ')}SHA-256 {given.sha256}"
-    return Table(given.name, "Number", columns, tuple(rows), (note,))
-
-
-def _open(record: Record, nodes: HostsPart | None) -> dict[str, Any]:
-    """What the templates show of what is left open. `opened`: by group and reason the anchor of its row."""
-    found = gap_rows(gaps(record), record)
-    found += [GapRow(gap.kind, gap.what, "The run", gap.hosts, 0) for gap in nodes.fleet.gaps] if nodes else []
-    opened: dict[str, dict[str, str]] = {}
-    for number, gap in enumerate(found[:MOST_ROWS], 1):
-        opened.setdefault(gap.group, {}).setdefault(gap.why, f"fleet-gap-{number}")
-    possible = [check for check in record.suite.checks.values() if check.nodes <= len(record.hosts)]
-    settled = {caption: gap_rows(gaps_of(record), record) for caption, gaps_of in LEAVES_NOTHING_OPEN.items()}
-    return {
-        "gaps": found,
-        "opened": opened,
-        "settled": {caption: rows for caption, rows in settled.items() if rows},
-        # How many checks that a run on so many nodes could do belong to a higher level.
-        "above": sum(not includes(record.run.level, check.level) for check in possible),
-        "next_steps": next_steps(record),
-        "unread": _unread(record),
-    }
-
-
-def _unread(record: Record) -> list[str]:
-    """What could not be read, and is not among the reasons of the verdict."""
-    rows = gap_rows((gap for gap in gaps(record) if gap.kind == "skipped" and not gap.counts), record)
-    found = [say(", ").join([say(row.group), say(row.why)]) for row in rows]
-    return [*record.topology.problems, *found][:MOST_NAMED]
-
-
-@dataclass(frozen=True)
-class GapRow:
-    """Gaps of one kind among the checks of one group, for one reason. `more`: figures that are not named, since each
-    stands in a table above."""
-
-    kind: str
-    why: str
-    group: str
-    things: tuple[str, ...]
-    more: int
-
-
-def gap_rows(found: Iterable[Gap], record: Record) -> list[GapRow]:
-    """One for each reason and group of checks."""
-    rows = []
-    for key, each in grouped(((gap.kind, gap.why, _group(gap)), gap) for gap in found).items():
-        things = _things(each, record)
-        most = MOST_NAMED if each[0].finding else len(things)
-        rows.append(GapRow(*key, tuple(things[:most]), len(things[most:])))
-    return rows
-
-
-def _group(gap: Gap) -> str:
-    return gpu_grid.group_title(gap.check) if gap.check else "The run"
-
-
-def _things(found: list[Gap], record: Record) -> list[str]:
-    """What a row is about: figures, checks with their cases, else what the gaps name."""
-    if figures := [gap.finding for gap in found if gap.finding]:
-        return [say(", ").join([wording.title(each), *wording.conditions(each)]) for each in figures]
-    if whole := AS_A_WHOLE.get(found[0].kind):
-        return [say(whole)]
-    titles = {levels.check_name(check.id): check.title for check in record.checks.values()}
-    by_check = grouped((gap.check or gap.subject, gap) for gap in found)
-    return [
-        titled(name, titles.get(name, "")) + in_cases(each, record.suite) if each[0].check else name
-        for name, each in by_check.items()
-    ]
-
-
-def _sections(
-    groups: Sequence[gpu_grid.Group], accused: Mapping[str, Accused], sources: Sources, hosts: wording.Hosts
-) -> Iterator[Section]:
-    room = MOST_FIGURES
-    for number, group in enumerate(group for group in groups if group.checks or group.findings):
-        every = group.findings
-        if len(every) > room:  # first what somebody has to look at
-            every = tuple(sorted(every, key=lambda finding: finding.state in SETTLED)[:room])
-        room -= len(every)
-        # The sweep has one table, of all of its figures.
-        findings = [each for each in every if not (is_swept(each.measurement.conditions) and for_information(each))]
-        yield Section(
-            group,
-            gpu_grid.check_lines(group, accused),
-            _drawn(every) if number < MOST_DRAWN else [],
-            heat_tables(findings, hosts),
-            [*training_tables(every), *figure_tables(findings, sources, hosts)],
-            len(group.findings) - len(every),
-        )
-
-
-def _counts(record: Record, own: Sequence[Record]) -> list[str]:
-    """The run in figures: checks, what was measured, and what it was held against. `own`: runs of its nodes."""
-    outcomes: Counter[str] = Counter(check.outcome for check in record.checks.values() if check.asked)
-    states = Counter(map(state, distinct(record.findings)))
-    parts = [
-        *nodes_in_words(record),
-        _tally("check", outcomes, ("passed", "failed", "skipped", "not applicable")),
-        _tally("measurement", states, STATES),
-        _basis(record, own),
-        "" if own else basis.has_run(record),
-        *basis.outdated(record),
-    ]
-    return [text for text in parts if text]
-
-
-def _basis(record: Record, own: Sequence[Record]) -> str:
-    """ "Limits: 19 calibrated, 23 theoretical (...), at least published asked for"; "" where there is none"""
-    parts = [*filter(None, [basis.grades(basis.by_grade(record, *own))])]
-    if record.run.basis != GRADES[-1]:
-        parts.append(say("at least {grade} asked for", grade=say(IN_WORDS[record.run.basis])))
-    return say("Limits: {grades}", grades=say(", ").join(parts)) if parts else ""
-
-
-def _tally(noun: str, counts: Counter[str], order: Sequence[str]) -> str:
-    parts = [f"{counts[name]} {say(STATE_WORDS.get(name, name))}" for name in order if counts[name]]
-    total = counts.total()
-    return f"{total} {say(noun if total == 1 else f'{noun}s')}" + (say(": ") + say(", ").join(parts) if parts else "")
-
-
-def _drawn(findings: Sequence[Finding]) -> Plots:
-    """The plots of a group. matplotlib is loaded here, once there is something to draw."""
-    if not findings:
-        return []
-    from pytest_gpufleet.report.plots.figure_plots import draw
-
-    return draw(findings)
-
-
-def _telemetry(record: Record) -> Plots:
-    times = [sample.time for sample in record.telemetry]
-    if not times or max(times) - times[0] < SHORTEST_DRAWN:  # and no need to load matplotlib
-        return []
-    from pytest_gpufleet.report.plots import telemetry_plots
-
-    places = [gpu.place for gpu in record.topology.gpus]
-    return telemetry_plots.svgs(record.telemetry, places, record.spans)
-
-
 ALONE: NodeRuns = {}
 NOWHERE: Mapping[str, str] = {}
 
@@ -345,3 +73,209 @@ def page(
             sha256=sha256,
             **_content(record, nodes_part(record, runs, reports)),
         )
+
+
+def _content(record: Record, nodes: HostsPart | None) -> dict[str, Any]:
+    """What the templates show. `nodes`: of a run on many, what their own runs came to."""
+    own = [row.run.record for row in nodes.rows if row.run] if nodes else []
+    said, parts = accused(record), gpu_grid.groups(record)
+    sources: figures.Sources = {}
+    if nodes:  # what is at nodes alone, their rows have
+        ours = {check for part in parts for check in (*part.checks, *(each.check for each in part.findings))}
+        said = {check: each for check, each in said.items() if check in ours}
+    failed = failures(record, said)
+    shown = enumerate(failed[:MOST_FAILURES], 1)
+    rows = [] if nodes else gpu_grid.grid_rows(record, parts, said)
+    times = [sample.time for sample in record.telemetry]
+    return {
+        "record": record,
+        "run": record.run,
+        "machine": machine_section,
+        "topology": GpuTopology() if nodes else record.topology,  # each node has a report of its own
+        "within": _within(record, *own),
+        "returned": return_tables(record),
+        "margins": group_table(record, *own),
+        "stamp": stamp(record),
+        "why": why(record),
+        "reasons": reasons(record, "all of which are listed below", of_fleet=nodes.fleet.reasons if nodes else ()),
+        "counts": _counts(record, own),
+        "groups": parts,
+        "chapters": shipped().chapters,
+        "links": {say(part.title): number for number, part in enumerate(parts, 1)},
+        "hosts": nodes,
+        "rows": rows,
+        # A group that says nothing of any GPU, nor of the host, needs no column.
+        "columns": [number for number in range(len(parts)) if any(row.cells[number].state for row in rows)],
+        "legend": gpu_grid.legend(rows),
+        "failures": failed[:MOST_FAILURES],
+        "failures_left_out": len(failed[MOST_FAILURES:]),
+        "most_rows": MOST_ROWS,
+        "anchors": {name: f"fleet-failure-{number}" for number, failure in shown for name in failure.names},
+        "sections": list(_sections(parts, said, sources, record.hosts)),
+        "sources": sources,
+        "telemetry": _telemetry(record) if times and max(times) - times[0] >= SHORTEST_DRAWN else [],
+        "requirements": _requirements(record, own),
+        **_open(record, nodes),
+        **MAY_DIFFER,
+        "grades": IN_WORDS.values(),
+        "symbols": wording.SYMBOLS,
+    }
+
+
+def _within(*records: Record) -> str:
+    """The line below the verdict: "22 of 24 measurements within limits, 30 not judged"."""
+    count = sum(each.required and each.state == "not judged" for one in records for each in distinct(one.findings))
+    within = basis.within(basis.by_grade(*records), basis.missed(*records))
+    more = say("{count} not judged", count=count) if count and within else ""
+    return say(", ").join(filter(None, (within, more)))
+
+
+def _counts(record: Record, own: Sequence[Record]) -> list[str]:
+    """The run in figures: checks, what was measured, and what it was held against. `own`: runs of its nodes."""
+    outcomes: Counter[str] = Counter(check.outcome for check in record.checks.values() if check.asked)
+    limits = [*filter(None, [basis.grades(basis.by_grade(record, *own))])]
+    if record.run.basis != GRADES[-1]:
+        limits.append(say("at least {grade} asked for", grade=say(IN_WORDS[record.run.basis])))
+    parts = [
+        *nodes_in_words(record),
+        _tally("check", outcomes, ("passed", "failed", "skipped", "not applicable")),
+        _tally("measurement", Counter(map(figures.state, distinct(record.findings))), STATES),
+        say("Limits: {grades}", grades=say(", ").join(limits)) if limits else "",
+        "" if own else basis.has_run(record),
+        *basis.outdated(record),
+    ]
+    return [text for text in parts if text]
+
+
+def _tally(noun: str, counts: Counter[str], order: Sequence[str]) -> str:
+    parts = [f"{counts[name]} {say(STATE_WORDS.get(name, name))}" for name in order if counts[name]]
+    total = counts.total()
+    return f"{total} {say(noun if total == 1 else f'{noun}s')}" + (say(": ") + say(", ").join(parts) if parts else "")
+
+
+class Section(NamedTuple):
+    """A group of checks as it stands in the report."""
+
+    group: gpu_grid.Group
+    in_short: str
+    settled: bool  # nobody has to look at it: all passed, and no figure missed or is open
+    lines: list[gpu_grid.CheckLine]
+    plots: Plots
+    heats: list[Table]
+    tables: list[Table]
+    left_out: int  # figures
+
+
+def _sections(
+    groups: Sequence[gpu_grid.Group], accused: Mapping[str, Accused], sources: figures.Sources, hosts: wording.Hosts
+) -> Iterator[Section]:
+    room = MOST_FIGURES
+    for number, group in enumerate(group for group in groups if group.checks or group.findings):
+        every = group.findings
+        if len(every) > room:  # first what somebody has to look at
+            every = tuple(sorted(every, key=lambda finding: finding.state in SETTLED)[:room])
+        room -= len(every)
+        # The sweep has one table, of all of its figures.
+        apart = [
+            each
+            for each in every
+            if not (figures.is_swept(each.measurement.conditions) and figures.for_information(each))
+        ]
+        lines, states = gpu_grid.check_lines(group, accused), Counter(map(figures.state, group.findings))
+        tallies = [_tally("check", Counter(group.outcomes), gpu_grid.GRAVITY)]
+        open_ = (each for each in group.findings if each.state not in SETTLED and not figures.for_information(each))
+        yield Section(
+            group,
+            say("; ").join([*tallies, *([_tally("measurement", states, STATES)] if states else [])]),
+            all(line.state in SETTLED for line in lines) and not any(open_),
+            lines,
+            _drawn(every) if every and number < MOST_DRAWN else [],
+            figures.heat_tables(apart, hosts),
+            [*figures.training_tables(every), *figures.figure_tables(apart, sources, hosts)],
+            len(group.findings) - len(every),
+        )
+
+
+def _drawn(findings: Sequence[Finding]) -> Plots:
+    """The plots of a group. matplotlib is loaded here, once there is something to draw."""
+    from pytest_gpufleet.report.plots.figure_plots import draw
+
+    return draw(findings)
+
+
+def _telemetry(record: Record) -> Plots:
+    from pytest_gpufleet.report.plots import telemetry_plots
+
+    return telemetry_plots.svgs(record.telemetry, [gpu.place for gpu in record.topology.gpus], record.spans)
+
+
+def _requirements(record: Record, own: Sequence[Record]) -> Table | None:
+    """What --fleet-requirements asked for, as the run answers it. `own`: runs of its nodes."""
+    given = record.requirements
+    if given is None:
+        return None
+    rows = []
+    for each in answered(record, own):
+        asked, why = each.requirement, each.why or say("; ").join(requirements.names(each.requirement))
+        rows.append(Row(asked.id, (Cell(asked.text), Cell(state=each.state), Cell(why))))
+    columns = ("Requirement", "State", "Checks that answer it, or why it is not met")
+    return Table(given.name, "Number", columns, tuple(rows), (f"{given.file}{say(', ')}SHA-256 {given.sha256}",))
+
+
+def _open(record: Record, nodes: HostsPart | None) -> dict[str, Any]:
+    """What the templates show of what is left open. `opened`: by group and reason the anchor of its row."""
+    found = gap_rows(gaps(record), record)
+    found += [GapRow(gap.kind, gap.what, "The run", gap.hosts, 0) for gap in nodes.fleet.gaps] if nodes else []
+    opened: dict[str, dict[str, str]] = {}
+    for number, gap in enumerate(found[:MOST_ROWS], 1):
+        opened.setdefault(gap.group, {}).setdefault(gap.why, f"fleet-gap-{number}")
+    possible = [check for check in record.suite.checks.values() if check.nodes <= len(record.hosts)]
+    settled = {caption: gap_rows(gaps_of(record), record) for caption, gaps_of in LEAVES_NOTHING_OPEN.items()}
+    # What could not be read, and is not among the reasons of the verdict.
+    skipped = gap_rows((gap for gap in gaps(record) if gap.kind == "skipped" and not gap.counts), record)
+    unread = [*record.topology.problems, *(f"{say(row.group)}{say(', ')}{say(row.why)}" for row in skipped)]
+    return {
+        "gaps": found,
+        "opened": opened,
+        "settled": {caption: rows for caption, rows in settled.items() if rows},
+        # How many checks that a run on so many nodes could do belong to a higher level.
+        "above": sum(not levels.includes(record.run.level, check.level) for check in possible),
+        "next_steps": next_steps(record),
+        "unread": unread[:MOST_NAMED],
+    }
+
+
+class GapRow(NamedTuple):
+    """Gaps of one kind among the checks of one group, for one reason. `more`: figures that are not named, since each
+    stands in a table above."""
+
+    kind: str
+    why: str
+    group: str
+    things: Sequence[str]
+    more: int
+
+
+def gap_rows(found: Iterable[Gap], record: Record) -> list[GapRow]:
+    """One for each reason and group of checks."""
+    rows = []
+    groups = ((gpu_grid.group_title(gap.check) if gap.check else "The run", gap) for gap in found)
+    for key, each in grouped(((gap.kind, gap.why, group), gap) for group, gap in groups).items():
+        things = _things(each, record)
+        most = MOST_NAMED if each[0].finding else len(things)
+        rows.append(GapRow(*key, things[:most], len(things[most:])))
+    return rows
+
+
+def _things(found: list[Gap], record: Record) -> list[str]:
+    """What a row is about: figures, checks with their cases, else what the gaps name."""
+    if figures := [gap.finding for gap in found if gap.finding]:
+        return list(map(named, figures))
+    if whole := AS_A_WHOLE.get(found[0].kind):
+        return [say(whole)]
+    titles = {levels.check_name(check.id): check.title for check in record.checks.values()}
+    by_check = grouped((gap.check or gap.subject, gap) for gap in found)
+    return [
+        titled(name, titles.get(name, "")) + in_cases(each, record.suite) if each[0].check else name
+        for name, each in by_check.items()
+    ]

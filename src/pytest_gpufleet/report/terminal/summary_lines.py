@@ -11,7 +11,7 @@ from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.banner import STAMPS, headline, next_steps, reasons, stamp, to_look_at, why
 from pytest_gpufleet.report.failures import Failure, Miss, accused, failures
 from pytest_gpufleet.report.hosts import HostRow, counts, host_rows, nodes_in_words
-from pytest_gpufleet.report.margins import group_table, required_tables
+from pytest_gpufleet.report.margins import group_table, narrow, required_tables
 from pytest_gpufleet.report.tables import Table, on_screen
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import all_faults
@@ -117,7 +117,7 @@ def node_lines(record: Record) -> list[Line]:
     for reason in against[:MOST_NODE_REASONS]:
         lines += wrapped(_short(reason), "  - ")
     lines += and_more(len(against) - MOST_NODE_REASONS, "  - ")
-    lines += table_lines(group_table(record))
+    lines += table_lines(narrow(group_table(record)))
     below = _between(record)
     below += _left_open(record, _short)
     return [*lines, *_nodes(record, SCREEN - len(lines) - len(below)), *below]
@@ -195,7 +195,7 @@ def summary_lines(
     result = [*tables, *wrapped(headline(record), "", verdict.markup), *wrapped(why(record), "  ")]
     for reason in reasons(record):
         result += wrapped(reason, "  - ")
-    result += table_lines(group_table(record))
+    result += table_lines(narrow(group_table(record)))
     blamed = accused(record)
     if failed := failures(record, blamed):
         result.append((f"Failed checks: {len(blamed)}", HEADING))
