@@ -5,8 +5,8 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.fault import Code, Fault
@@ -22,9 +22,10 @@ from pytest_gpufleet.report.tables import Row, Table, row
 from pytest_gpufleet.verdict.accusations import accusations, at, causes, explaining, is_cause, searched
 from pytest_gpufleet.verdict.across_runs.back_in_service import is_other, matched
 
+NOBODY: Mapping[Place, Place] = {}
 
-@dataclass(frozen=True)
-class Accused:
+
+class Accused(NamedTuple):
     """What a failed check says of GPUs, by their places.
 
     `named` are to blame. `beside` are only in pairs with one of those, and it says with which. `everybody`: all GPUs
@@ -33,7 +34,7 @@ class Accused:
     """
 
     named: tuple[Place, ...] = ()
-    beside: dict[Place, Place] = field(default_factory=dict)
+    beside: Mapping[Place, Place] = NOBODY
     everybody: bool = False
     explained: tuple[Place, ...] = ()
     causes: tuple[Fault, ...] = ()
@@ -47,7 +48,13 @@ def accused(record: Record) -> dict[str, Accused]:
 
 def accused_nodes(record: Record) -> dict[str, Accused]:
     """The same of the nodes of a run: what is said of a device is said of its node."""
-    return _by_check(record, [Place(number, "node") for number in record.hosts], _at_nodes)
+
+    def at_nodes(fault: Fault) -> Fault:
+        parts = ([Place(part.node, "node") if part.is_on_node else part for part in at.parts] for at in fault.subjects)
+        nodes: Iterator[Where] = (Pair(each[0], each[1]) if len({*each}) > 1 else each[0] for each in parts)
+        return fault.changed(subjects=tuple(dict.fromkeys(nodes)))
+
+    return _by_check(record, [Place(number, "node") for number in record.hosts], at_nodes)
 
 
 def _by_check(record: Record, everyone: Sequence[Place], seen: Callable[[Fault], Fault]) -> dict[str, Accused]:
@@ -58,34 +65,23 @@ def _by_check(record: Record, everyone: Sequence[Place], seen: Callable[[Fault],
     return {check_id: _accused(faults, why, everyone) for check_id, faults in by_check.items()}
 
 
-def _at_nodes(fault: Fault) -> Fault:
-    parts = ([Place(part.node, "node") if part.is_on_node else part for part in at.parts] for at in fault.subjects)
-    nodes: Iterator[Where] = (Pair(each[0], each[1]) if len({*each}) > 1 else each[0] for each in parts)
-    return fault.changed(subjects=tuple(dict.fromkeys(nodes)))
-
-
 def times_named(accused: Iterable[Accused]) -> Counter[Place]:
     """How many checks name each GPU, by its place."""
     return Counter(where for each in accused for where in each.named)
 
 
 def _accused(faults: Sequence[Fault], causes: Sequence[Fault], everyone: Sequence[Place]) -> Accused:
-    why = {index: [fault] if is_cause(fault) else explaining(fault, causes) for index, fault in enumerate(faults)}
-    named, beside, everybody = _named([fault for index, fault in enumerate(faults) if not why[index]], everyone)
-    explained = [
+    why = [(fault, [fault] if is_cause(fault) else explaining(fault, causes)) for fault in faults]
+    named, beside, everybody = _named([fault for fault, its in why if not its], everyone)
+    explained = dict.fromkeys(
         where
-        for index, fault in enumerate(faults)
-        for where in (at(fault.subjects) or at(subject for cause in why[index] for subject in cause.subjects))
-        if why[index] and where in everyone and where not in named
-    ]
-    return Accused(
-        tuple(named),
-        beside,
-        everybody and not named,
-        tuple(dict.fromkeys(explained)),
-        tuple(dict.fromkeys(cause for each in why.values() for cause in each)),
-        bool(why) and all(why.values()),
+        for fault, its in why
+        for where in (at(fault.subjects) or at(subject for cause in its for subject in cause.subjects))
+        if its and where in everyone and where not in named
     )
+    all_causes = dict.fromkeys(cause for _, its in why for cause in its)
+    is_explained = bool(why) and all(its for _, its in why)
+    return Accused((*named,), beside, everybody and not named, (*explained,), (*all_causes,), is_explained)
 
 
 def _named(faults: Iterable[Fault], everyone: Collection[Place]) -> tuple[list[Place], dict[Place, Place], bool]:
@@ -99,17 +95,14 @@ def _named(faults: Iterable[Fault], everyone: Collection[Place]) -> tuple[list[P
             everybody = True
         else:
             named += singles
-        pairs += [subject for subject in fault.subjects if isinstance(subject, Pair)]
-    pairs = [pair for pair in pairs if pair.first in everyone and pair.second in everyone]
+        pairs += [
+            at for at in fault.subjects if isinstance(at, Pair) and at.first in everyone and at.second in everyone
+        ]
     culprits = _cover([pair for pair in pairs if not {*pair.parts} & {*named}], everyone)
-    everybody = everybody or culprits is None
     named = list(dict.fromkeys((*named, *(culprits or ()))))
-    beside = {}
-    for pair in pairs:
-        for where, other in (pair.parts, pair.parts[::-1]):
-            if other in named and where not in named:
-                beside[where] = other
-    return named, beside, everybody
+    turned = (parts for pair in pairs for parts in (pair.parts, pair.parts[::-1]))
+    beside = {where: other for where, other in turned if other in named and where not in named}
+    return named, beside, everybody or culprits is None
 
 
 def _cover(pairs: list[Pair], everyone: Collection[Place]) -> list[Place] | None:
@@ -130,15 +123,12 @@ def _cover(pairs: list[Pair], everyone: Collection[Place]) -> list[Place] | None
 OF_THE_RUN = "the same kind in this run; how much healthy ones differ was not measured"
 
 
-@dataclass(frozen=True)
-class Miss:
+class Miss(NamedTuple):
     """One figure that missed its limit, or its peers, or both, in one place or in several; ready to be shown."""
 
-    check: str
     metric: str
     conditions: str
     place: str
-    gpus: tuple[Gpu, ...]  # behind the place if it is one GPU or one pair, else none
     value: str
     peers: str  # how much worse than its peers; empty if it is not
     limit: str
@@ -146,13 +136,13 @@ class Miss:
     source: str
 
 
-def _miss(finding: Finding, record: Record) -> Miss:
-    metric, values, limit = wording.metric(finding), finding.measurement.values, finding.limit
+def _miss(finding: Finding, hosts: wording.Hosts) -> Miss:
+    unit, values, limit = wording.metric(finding).unit, finding.measurement.values, finding.limit
     slower, worst = finding.slower_than_peers or {}, wording.worst(finding)
     # A missed finding that names no place is still a miss: of the worst place.
     places = tuple(dict.fromkeys((*finding.missed, *slower))) or ((worst[0],) if worst else ())
     given = [values.get(place, math.nan) for place in places]
-    value, text, kind, source = wording.span(given, metric.unit), finding.reason, "", ""
+    value, text, kind, source = wording.span(given, unit), finding.reason, "", ""
     if limit and finding.missed:
         nearest, text = wording.value_and_limit(given[0], limit)
         value = nearest if len(given) == 1 else value
@@ -160,27 +150,15 @@ def _miss(finding: Finding, record: Record) -> Miss:
     elif slower:
         text = say("at most {worse}", worse=say(" and ").join(say(each.text) for each in finding.tolerances))
         kind, source = "peers", "; ".join(each.source or say(OF_THE_RUN) for each in finding.tolerances)
-    source = "; ".join(dict.fromkeys((*map(say, finding.why().values()), source)))
-    by_place = {gpu.place: gpu for gpu in record.topology.gpus}
-    return Miss(
-        finding.check,
-        wording.title(finding),
-        say(", ").join(wording.conditions(finding)),
-        _where(places, record.hosts),
-        tuple(by_place[part] for part in places[0].parts if part in by_place) if len(places) == 1 else (),
-        value,
-        say("{share} worse than its peers", share=wording.span(slower.values(), "ratio", 3)) if slower else "",
-        text,
-        kind,
-        source,
-    )
-
-
-def _where(places: tuple[Where, ...], hosts: wording.Hosts) -> str:
     common = set.intersection(*(set(place.parts) for place in places)) if places else set()
     if len(places) > 1 and len(common) == 1 and all(isinstance(place, Pair) for place in places):
-        return say("{count} pairs with {place}", count=len(places), place=wording.place(common.pop(), hosts))
-    return wording.places(places, hosts=hosts)
+        where = say("{count} pairs with {place}", count=len(places), place=wording.place(common.pop(), hosts))
+    else:
+        where = wording.places(places, hosts=hosts)
+    worse = say("{share} worse than its peers", share=wording.span(slower.values(), "ratio", 3)) if slower else ""
+    source = "; ".join(dict.fromkeys((*map(say, finding.why().values()), source)))
+    conditions = say(", ").join(wording.conditions(finding))
+    return Miss(wording.title(finding), conditions, where, value, worse, text, kind, source)
 
 
 # Half of it from the top and half from the end: the cause of a failure is in one of the two.
@@ -192,8 +170,7 @@ _EXCEPTION = re.compile(r"^AssertionError: (?!assert )")
 _INTROSPECTION = ("assert ", " +  ", "  +  ")
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     """What one case of a check said: what a person needs of it, and all of it if that is more."""
 
     case: str
@@ -201,8 +178,7 @@ class Message:
     whole: str
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(NamedTuple):
     """A check that failed, with all of its cases that did; or several that said the same (`alike`), told as one."""
 
     name: str
@@ -234,34 +210,30 @@ def failures(record: Record, accused: Mapping[str, Accused]) -> list[Failure]:
     """Every check that failed, or missed a limit, the cases of one check together, and checks that all said the
     same."""
     cases = grouped((check_id.partition("[")[0], check_id) for check_id in accused)
-    missed = grouped((each.check, _miss(each, record)) for each in record.findings if each.state == "missed")
+    missed = grouped((each.check, _miss(each, record.hosts)) for each in record.findings if each.state == "missed")
     found = (
         _failure(name, ids, record, accused, [miss for check_id in ids for miss in missed.get(check_id, ())])
         for name, ids in cases.items()
     )
-    return _together(found)
-
-
-def _together(failures: Iterable[Failure]) -> list[Failure]:
-    groups = grouped((("", each.said) if each.said else (each.name, ""), each) for each in failures)
+    groups = grouped((("", each.said) if each.said else (each.name, ""), each) for each in found)
     return [each for group in groups.values() for each in (group if len(group) < ALIKE else [_as_one(group)])]
 
 
 def _as_one(group: Sequence[Failure]) -> Failure:
     count = sum(len(failure.cases) or 1 for failure in group)
     (first, *_) = group
-    message = replace(first.messages[0], case="")
+    message = first.messages[0]._replace(case="")
     title = say("{count} checks failed with one and the same message", count=count)
-    return replace(first, title=title, cases=(), messages=(message,), silent=0, advice=(), alike=tuple(group))
+    return first._replace(title=title, cases=(), messages=(message,), silent=0, advice=(), alike=tuple(group))
 
 
 def _failure(
     name: str, ids: Sequence[str], record: Record, accused: Mapping[str, Accused], missed: Sequence[Miss]
 ) -> Failure:
     checks = [record.checks.get(check_id) or _without_result(check_id, record) for check_id in ids]
-    its = [accused[check_id] for check_id in ids]
+    its, described = [accused[check_id] for check_id in ids], record.topology.identity
     named = {where for each in its for where in (*each.named, *each.explained)}
-    causes = dict.fromkeys(_described(fault, record) for check_id in ids for fault in searched(record, check_id))
+    causes = dict.fromkeys(fault.described(described) for check_id in ids for fault in searched(record, check_id))
     messages = [
         message(check, check.id.removeprefix(name))
         for check in checks
@@ -272,10 +244,8 @@ def _failure(
     advice = [part for part in inspect.cleandoc(checks[0].doc).split("\n\n") if part.strip()]
     found_here = any(cause.check in ids for each in its for cause in each.causes)  # what explains it
     if all(each.is_explained for each in its) and not found_here:
-        advice = [
-            wording.sentences(cause, say("Until then this says nothing against the hardware."))
-            for cause in explanations(its, record.hosts)
-        ]
+        until = say("Until then this says nothing against the hardware.")
+        advice = [wording.sentences(cause, until) for cause in explanations(its, record.hosts)]
     return Failure(
         name,
         say(checks[0].title) or name,
@@ -287,7 +257,7 @@ def _failure(
         max(0, len(messages) - MOST_MESSAGES),
         tuple(advice),
         tuple(dict.fromkeys(fault.kind for fault in record.faults if fault.check in ids)),
-        said=heads.pop() if len(heads) == 1 and not more else "",
+        heads.pop() if len(heads) == 1 and not more else "",
     )
 
 
@@ -297,7 +267,8 @@ def _without_result(check_id: str, record: Record) -> Check:
     kinds = dict.fromkeys(fault.kind for fault in found)
     title = "" if check_id else say("; ").join(wording.capitalised(say(kind.message)) for kind in kinds)
     steps = "\n\n".join(f"{say(kind.next_step)}{say('.')}" for kind in kinds)
-    return Check(check_id, "failed", 0.0, title, steps, "\n".join(_described(fault, record) for fault in found))
+    texts = "\n".join(fault.described(record.topology.identity) for fault in found)
+    return Check(check_id, "failed", 0.0, title, steps, texts)
 
 
 def explanations(accused: Iterable[Accused], hosts: wording.Hosts) -> list[str]:
@@ -307,15 +278,10 @@ def explanations(accused: Iterable[Accused], hosts: wording.Hosts) -> list[str]:
     by_kind = grouped(dict.fromkeys((cause.kind, cause.described(named)) for cause in causes))
     return [
         wording.sentences(
-            f"{wording.capitalised(say(code.message))} ({'; '.join(where)}){stop}",
-            f"{say(code.next_step)}{stop}",
+            f"{wording.capitalised(say(code.message))} ({'; '.join(where)}){stop}", f"{say(code.next_step)}{stop}"
         )
         for code, where in by_kind.items()
     ]
-
-
-def _described(fault: Fault, record: Record) -> str:
-    return fault.described(record.topology.identity)
 
 
 def message(check: Check, case: str = "") -> Message:
@@ -337,34 +303,30 @@ def _shortened(text: str) -> str:
     return f"{text[:half]}\n\n{left_out}\n\n{text[-half:]}"
 
 
-# What failed before a repair, of a machine that comes back.
-
-
 def return_tables(record: Record) -> list[Table]:
-    """None of another run."""
+    """Of a machine that comes back what failed before its repair, and its other parts; none of another run."""
     before, returns = record.before, record.returns
     if before is None or returns is None:
         return []
-    title = say("What was wrong in {run} of {when}", run=returns.run, when=wording.moment(before.run.utc))
-    nothing, named = say("nothing"), ", ".join(returns.replaced) or say("nothing")
-    others = [
-        row(each.called, old.number if old else nothing, part.number if part else nothing)
-        for old, part in matched(record)
-        if is_other(old, part) and (each := part or old)
-    ]
-    said = say("--fleet-replaced names {parts}", parts=named)
-    return [
-        Table(title, "Check", ("Then", "Now"), tuple(_wrong(record, before)), (say(before.verdict or "died"),)),
-        Table(say("Which parts are others than before"), "Part", ("Was", "Is"), tuple(others), (said,)),
-    ]
-
-
-def _wrong(record: Record, before: Record) -> Iterator[Row]:
     outcomes = {record.suite.known_as(check.id): check.outcome for check in record.checks.values()}
     messages = {before.suite.known_as(each.id): message(each).head for each in before.checks.values()}
+    wrong: list[Row] = []
     for check in before.to_run_again:
         faults = (each for each in accusations(before) if before.suite.known_as(each.check) == check)
         then = [each.described(before.topology.identity) for each in faults][:MOST_MESSAGES]
         then = then or [messages.get(check) or say("it did not come to its end")]
         outcome = outcomes.get(check, "not run")
-        yield row(titled(check), say("; ").join(then), f"{wording.SYMBOLS.get(outcome, '○')} {say(outcome)}")
+        now = f"{wording.SYMBOLS.get(outcome, '○')} {say(outcome)}"
+        wrong.append(row(titled(check), say("; ").join(then), now))
+    nothing, replaced = say("nothing"), ", ".join(returns.replaced)
+    others = [
+        row(each.called, old.number if old else nothing, part.number if part else nothing)
+        for old, part in matched(record)
+        if is_other(old, part) and (each := part or old)
+    ]
+    title = say("What was wrong in {run} of {when}", run=returns.run, when=wording.moment(before.run.utc))
+    said = say("--fleet-replaced names {parts}", parts=replaced or nothing)
+    return [
+        Table(title, "Check", ("Then", "Now"), tuple(wrong), (say(before.verdict or "died"),)),
+        Table(say("Which parts are others than before"), "Part", ("Was", "Is"), tuple(others), (said,)),
+    ]
