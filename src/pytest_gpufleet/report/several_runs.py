@@ -1,11 +1,10 @@
-"""Several runs beside each other, or one machine over time: for the terminal, as a page, as JSON and as CSV."""
+"""Several runs beside each other, or one machine over time: for the terminal, as a page, and as JSON."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.language import say
@@ -13,18 +12,17 @@ from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.rendering import render
-from pytest_gpufleet.report.tables import Table, csv_text, difference, number, of_figure, on_screen, row, what
+from pytest_gpufleet.report.tables import Table, difference, number, of_figure, on_screen, row, what
 from pytest_gpufleet.verdict.across_runs.drift import Drift
-from pytest_gpufleet.verdict.across_runs.run_comparison import ComparedFigure, RunComparison, figures
+from pytest_gpufleet.verdict.across_runs.run_comparison import ComparedFigure, RunComparison
 from pytest_gpufleet.verdict.fleet.equality import models
-from pytest_gpufleet.verdict.outliers import Figure, Outlier
+from pytest_gpufleet.verdict.outliers import Outlier
 
 if TYPE_CHECKING:
     from rich.console import Group
 
 
-@dataclass(frozen=True)
-class SeveralRuns:
+class SeveralRuns(NamedTuple):
     """What was found, in one line and in tables; `bad`: it is something that should not be. Tables without rows are
     left out. `document`: the same for programs."""
 
@@ -60,17 +58,12 @@ def screen(found: SeveralRuns) -> Group:
 
 
 def _runs(runs: Mapping[str, Record]) -> Table:
-    rows = (
-        row(
-            name,
-            record.run.host,
-            wording.moment(record.run.utc),
-            f"{len(record.topology.gpus)} x {models(record)}" if record.topology.gpus else say(models(record)),
-            say(record.verdict or "died"),
-            fields={"host": record.run.host, "utc": record.run.utc, "verdict": record.verdict},
-        )
-        for name, record in runs.items()
-    )
+    rows = []
+    for name, record in runs.items():
+        run, gpus = record.run, record.topology.gpus
+        fields = {"host": run.host, "utc": run.utc, "verdict": record.verdict}
+        model = f"{len(gpus)} x {models(record)}" if gpus else say(models(record))
+        rows.append(row(name, run.host, wording.moment(run.utc), model, say(record.verdict or "died"), fields=fields))
     return Table(say("The runs"), "Run", ("Host", "Began", "GPUs", "Verdict"), tuple(rows))
 
 
@@ -79,60 +72,19 @@ def _document(runs: Table, notes: Iterable[str], **found: Any) -> dict[str, Any]
     return {"runs": {row.name: row.fields for row in runs.rows}, "notes": list(notes), **tables}
 
 
-def _of_place(place: Where, identity: str, figure: Figure) -> dict[str, Any]:
-    return {"place": str(place), "identity": identity, **of_figure(figure)}
+def _fields(of: Outlier) -> dict[str, Any]:
+    where = {"place": str(of.place), "identity": of.identity, **of_figure(of.figure)}
+    return {**where, "reference": number(of.reference), "worse": of.worse}
 
 
-# Of CSV. `median`: that of all places; only outliers, or what got worse, have a `reference` and by what fraction.
-COLUMNS = (
-    "run", "host", "utc", "place", "identity", "metric", "unit", "conditions", "value", "median", "reference", "worse",
-)  # fmt: skip
+def _who(found: Outlier) -> str:
+    return found.identity if found.identity != str(found.place) else wording.place(found.place)
 
 
-def values_compared(comparison: RunComparison) -> str:
-    """Every value of the figures that were compared, as CSV."""
-    outliers = {(each.run, each.figure, each.place): each for each in comparison.outliers}
-    medians = {row.figure: row.median for row in comparison.rows}
-    return _csv(
-        {
-            **_run(name, record),
-            **_of_place(place, record.topology.identity(place), figure),
-            "value": value,
-            "median": medians[figure],
-            **_reference(outliers.get((name, figure, place))),
-        }
-        for name, record in comparison.runs.items()
-        for figure, values in figures(record.findings).items()
-        if figure in medians
-        for place, value in values.items()
-    )
-
-
-def values_over_time(drift: Drift) -> str:
-    """What got worse, run by run, as CSV; in the row of the last run stands by how much."""
-    *_, last = drift.runs
-    return _csv(
-        {
-            **_run(name, drift.runs[name]),
-            **_of_place(each.place, each.identity, each.figure),
-            "value": value,
-            **_reference(each if name == last else None),
-        }
-        for each in drift.worse
-        for name, value in each.history.items()
-    )
-
-
-def _csv(rows: Iterable[Mapping[str, Any]]) -> str:
-    return csv_text((COLUMNS, *([row.get(column) for column in COLUMNS] for row in rows)))
-
-
-def _run(name: str, record: Record) -> dict[str, str]:
-    return {"run": name, "host": record.run.host, "utc": record.run.utc}
-
-
-def _reference(found: Outlier | None) -> dict[str, float | None]:
-    return {"reference": number(found.reference), "worse": found.worse} if found else {}
+def _worst(worst: Outlier) -> dict[str, str]:
+    """What a headline says of it."""
+    metric, place = say(worst.figure.metric.title), wording.place(worst.place)
+    return {"metric": metric, "place": place, "percent": wording.percent(worst.worse)}
 
 
 # More columns than this no terminal has room for.
@@ -145,7 +97,14 @@ def compared(comparison: RunComparison, most_columns: int) -> SeveralRuns:
     bits = [difference(each) for each in comparison.other_bits]
     document = _document(runs, comparison.notes, outliers=outliers, fingerprints=bits, figures=compared)
     bad = bool(comparison.outliers or comparison.other_bits) or not comparison.rows
-    tables = (runs, _other_bits(comparison), outliers, compared)
+    others = tuple(
+        row(machine, say(each.fact), value, each.usual or say("not known"))
+        for each in comparison.other_bits
+        for value, machines in each.others.items()
+        for machine in machines
+    )
+    other_bits = Table(say("Other bits from the same data"), "Run", ("What", "Computed", "Most have"), others)
+    tables = (runs, other_bits, outliers, compared)
     return SeveralRuns(_side_by_side(comparison), bad, comparison.notes, tables, document)
 
 
@@ -154,11 +113,9 @@ def _side_by_side(comparison: RunComparison) -> str:
     outliers, runs, figures = comparison.outliers, len(comparison.runs), len(comparison.rows)
     if comparison.other_bits:
         apart = comparison.other_bits[0]
-        machines = say(", ").join(apart.hosts)
-        if apart.usual is None:
-            text = "These compute different bits, and which are wrong is not known: {machines}."
-            return say(text, machines=machines)
-        return say("Computes other bits than most with the same GPUs and libraries: {machines}.", machines=machines)
+        unknown = "These compute different bits, and which are wrong is not known: {machines}."
+        known = "Computes other bits than most with the same GPUs and libraries: {machines}."
+        return say(unknown if apart.usual is None else known, machines=say(", ").join(apart.hosts))
     if not figures:
         return say("There is nothing to compare: the runs have no measurement in common.")
     if not outliers:
@@ -167,51 +124,18 @@ def _side_by_side(comparison: RunComparison) -> str:
             "No outlier among {count} measurements of {runs} runs.",
         )
         return say(one if figures == 1 else several, count=figures, runs=runs)
-    worst = outliers[0]
-    return say(
-        "{count} outliers; the worst: {metric} of {place} in {run}, {percent} worse."
-        if len(outliers) != 1
-        else "1 outlier; the worst: {metric} of {place} in {run}, {percent} worse.",
-        count=len(outliers),
-        metric=say(worst.figure.metric.title),
-        place=wording.place(worst.place),
-        run=worst.run,
-        percent=wording.percent(worst.worse),
-    )
-
-
-def _who(found: Outlier) -> str:
-    return found.identity if found.identity != str(found.place) else wording.place(found.place)
-
-
-def _other_bits(comparison: RunComparison) -> Table:
-    rows = (
-        row(machine, say(each.fact), value, each.usual or say("not known"))
-        for each in comparison.other_bits
-        for value, machines in each.others.items()
-        for machine in machines
-    )
-    return Table(say("Other bits from the same data"), "Run", ("What", "Computed", "Most have"), tuple(rows))
+    one = "1 outlier; the worst: {metric} of {place} in {run}, {percent} worse."
+    several = "{count} outliers; the worst: {metric} of {place} in {run}, {percent} worse."
+    text = one if len(outliers) == 1 else several
+    return say(text, count=len(outliers), run=outliers[0].run, **_worst(outliers[0]))
 
 
 def _outliers(comparison: RunComparison) -> Table:
-    rows = (
-        row(
-            each.run,
-            _who(each),
-            what(each.figure),
-            wording.quantity(each.value, each.figure.metric.unit),
-            wording.quantity(each.reference, each.figure.metric.unit),
-            wording.percent(each.worse),
-            fields={
-                "run": each.run,
-                **_of_place(each.place, each.identity, each.figure),
-                "value": number(each.value),
-                **_reference(each),
-            },
-        )
-        for each in comparison.outliers
-    )
+    rows = []
+    for each in comparison.outliers:
+        held = (wording.quantity(value, each.figure.metric.unit) for value in (each.value, each.reference))
+        fields = {"run": each.run, **_fields(each), "value": number(each.value)}
+        rows.append(row(each.run, _who(each), what(each.figure), *held, wording.percent(each.worse), fields=fields))
     reference = "First run" if len(comparison.runs) == 2 else "Median"
     heads = ("Where", "What", "Measured", reference, "Worse by")
     return Table(say("Outliers, the worst first"), "Run", heads, tuple(rows))
@@ -220,35 +144,26 @@ def _outliers(comparison: RunComparison) -> Table:
 def _figures(comparison: RunComparison, most_columns: int) -> Table:
     runs = tuple(comparison.runs) if len(comparison.runs) <= most_columns else ()
     last = "Change" if len(comparison.runs) == 2 else "Spread"
-    rows = (
-        row(
-            what(each.figure),
-            *(_cell(each, index) for index in range(len(runs))),
+    rows = []
+    for each in comparison.rows:
+        by_run = zip(comparison.runs, each.worst, strict=True)
+        worst = {name: {"place": str(at[0]), "value": number(at[1])} for name, at in by_run if at}
+        fields = {"worst": worst, "median": number(each.median), "spread": number(each.spread)}
+        cells = (
+            *(_cell(at, each.figure.metric.unit) for at in each.worst[: len(runs)]),
             wording.quantity(each.median, each.figure.metric.unit),
             _change(each) if last == "Change" else wording.percent(each.spread),
             str(each.outliers or ""),
-            fields={
-                **of_figure(each.figure),
-                "worst": {
-                    name: {"place": str(worst[0]), "value": number(worst[1])}
-                    for name, worst in zip(comparison.runs, each.worst, strict=True)
-                    if worst
-                },
-                "median": number(each.median),
-                "spread": number(each.spread),
-            },
         )
-        for each in comparison.rows
-    )
+        rows.append(row(what(each.figure), *cells, fields={**of_figure(each.figure), **fields}))
     caption = "Measurements: the worst place of each run" if runs else "Measurements"
     return Table(say(caption), "Measurement", (*runs, "Median of all places", last, "Outliers"), tuple(rows))
 
 
-def _cell(row: ComparedFigure, index: int) -> str:
-    worst = row.worst[index]
+def _cell(worst: tuple[Where, float] | None, unit: str) -> str:
     if worst is None:
         return "—"
-    value = wording.quantity(worst[1], row.figure.metric.unit)
+    value = wording.quantity(worst[1], unit)
     return value if worst[0] == WORLD else f"{value} ({wording.place(worst[0])})"
 
 
@@ -263,9 +178,15 @@ def _change(row: ComparedFigure) -> str:
 def drifted(drift: Drift) -> SeveralRuns:
     """What is to be told of a machine over time."""
     bad = bool(drift.worse or drift.faults) or not drift.compared
-    runs, worse, faults = tables = (_runs(drift.runs), _worse(drift), _faults(drift))
+    newest = list(drift.runs.values())[-1].topology
+    grew = tuple(
+        row(", ".join(map(newest.identity, each.subjects)), each.what, say(each.kind.action), fields=codec.plain(each))
+        for each in drift.faults
+    )
+    faults = Table(say("Counters of errors that grew"), "Where", ("What", "Action"), grew)
+    runs, worse = _runs(drift.runs), _worse(drift)
     document = _document(runs, drift.notes, compared=drift.compared, worse=worse, faults=faults)
-    return SeveralRuns(_over_time(drift), bad, drift.notes, tables, document)
+    return SeveralRuns(_over_time(drift), bad, drift.notes, (runs, worse, faults), document)
 
 
 def _over_time(drift: Drift) -> str:
@@ -278,44 +199,22 @@ def _over_time(drift: Drift) -> str:
         runs = say("{count} earlier runs" if len(earlier) != 1 else "1 earlier run", count=len(earlier))
         return say("Nothing got worse in {run}: {figures} compared with {runs}.", run=last, figures=figures, runs=runs)
     parts = []
-    if drift.faults:
-        grew = "{count} counters of errors grew" if len(drift.faults) != 1 else "1 counter of errors grew"
-        parts.append(say(grew, count=len(drift.faults)))
-    if drift.worse:
-        worst = drift.worse[0]
+    if count := len(drift.faults):
+        parts.append(say("{count} counters of errors grew" if count != 1 else "1 counter of errors grew", count=count))
+    if count := len(drift.worse):
         one = "1 measurement got worse in {run}; the worst: {metric} of {place}, {percent} worse"
         more = "{count} measurements got worse in {run}; the worst: {metric} of {place}, {percent} worse"
-        parts.append(
-            say(
-                more if len(drift.worse) != 1 else one,
-                count=len(drift.worse),
-                run=last,
-                metric=say(worst.figure.metric.title),
-                place=wording.place(worst.place),
-                percent=wording.percent(worst.worse),
-            )
-        )
+        parts.append(say(one if count == 1 else more, count=count, run=last, **_worst(drift.worse[0])))
     return f"{say('; ').join(parts)}{say('.')}"
 
 
 def _worse(drift: Drift) -> Table:
-    rows = (
-        row(
-            _who(each),
-            what(each.figure),
-            _history(each),
-            wording.percent(each.worse),
-            wording.percent(each.allowed),
-            fields={
-                **_of_place(each.place, each.identity, each.figure),
-                "gpus": list(each.gpus),
-                "history": {name: number(value) for name, value in each.history.items()},
-                **_reference(each),
-                "noise": each.allowed,
-            },
-        )
-        for each in drift.worse
-    )
+    rows = []
+    for each in drift.worse:
+        history = {name: number(value) for name, value in each.history.items()}
+        fields = {**_fields(each), "gpus": list(each.gpus), "history": history, "noise": each.allowed}
+        shares = map(wording.percent, (each.worse, each.allowed))
+        rows.append(row(_who(each), what(each.figure), _history(each), *shares, fields=fields))
     heads = ("What", "From run to run", "Worse by", "Noise")
     return Table(say("What got worse, the worst first"), "Where", heads, tuple(rows))
 
@@ -323,15 +222,5 @@ def _worse(drift: Drift) -> Table:
 def _history(each: Outlier) -> str:
     """ "6,200, 6,110, 5,900 images/s" """
     *before, last = each.history.values()
-    quantities = [wording.number(value) for value in before] if each.figure.metric.unit != "ratio" else []
-    earlier = quantities or [wording.percent(value) for value in before]
-    return ", ".join([*earlier, wording.quantity(last, each.figure.metric.unit)])
-
-
-def _faults(drift: Drift) -> Table:
-    newest = list(drift.runs.values())[-1].topology
-    rows = (
-        row(", ".join(map(newest.identity, each.subjects)), each.what, say(each.kind.action), fields=codec.plain(each))
-        for each in drift.faults
-    )
-    return Table(say("Counters of errors that grew"), "Where", ("What", "Action"), tuple(rows))
+    form = wording.percent if each.figure.metric.unit == "ratio" else wording.number
+    return ", ".join([*map(form, before), wording.quantity(last, each.figure.metric.unit)])
