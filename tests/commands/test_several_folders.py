@@ -103,14 +103,14 @@ def test_a_machine_that_computes_other_bits_is_named(ran, tmp_path):
     assert (status, json.loads(text)["fingerprints"]) == (0, [])
 
 
-def test_no_word_of_evidence_is_a_formula_and_no_figure_is_nan(ran, tmp_path):
-    folders = [
-        runs.record(tmp_path / name, host, {"busbw world": float("nan")})
-        for name, host in (("a", '=HYPERLINK("http://x")'), ("b", "@b; -1;=1+1\t+1"))
-    ]
-    file = tmp_path / "figures.csv"
-    ran("compare", *folders, "--csv", file)
-    with file.open(newline="") as opened:
-        rows = list(csv.DictReader(opened))
-    assert {row["host"] for row in rows} == {'\'=HYPERLINK("http://x")', "'@b;' -1;'=1+1\t'+1"}
-    assert all(row["value"] not in ("nan", "inf") for row in rows)
+@pytest.mark.parametrize(
+    ("host", "shown"),
+    [('=HYPERLINK("http://x")', '\'=HYPERLINK("http://x")'), ("@b; -1;=1+1\t+1", "'@b;' -1;'=1+1\t'+1")],
+)
+def test_no_word_of_evidence_is_a_formula_and_no_figure_is_nan(ran, tmp_path, host, shown):
+    folder = runs.record(tmp_path / "a", host, {"busbw world": float("nan")})
+    ran("export", folder, "--to", "csv", "-o", tmp_path / "out")
+    tables = {path.stem: list(csv.reader(path.open(newline=""))) for path in (tmp_path / "out").iterdir()}
+    assert ["host", shown] in tables["run"]
+    assert len(tables["figures"]) > 1
+    assert not {"nan", "inf"} & {cell for row in tables["figures"] for cell in row}

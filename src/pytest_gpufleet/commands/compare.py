@@ -22,16 +22,13 @@ FILE_COLUMNS = 160  # where the output is no terminal, which would say how wide 
 def _run(given: argparse.Namespace) -> int:
     from pytest_gpufleet.report.several_runs import MOST_COLUMNS, page, screen
 
-    for path in (given.output, given.csv):
-        command.check_output(path)
+    command.check_output(given.output)
     runs = {name: run.record for name, run in verify.all_checked([given.first, *given.others]).items()}
-    build, csv = _compared(runs, given.same_machine)
+    build = _compared(runs, given.same_machine)
     shown = build(MOST_COLUMNS)
     if given.output:
         with in_language(given.language):
             command.write(given.output, page(build(len(runs))))
-    if given.csv:
-        command.write(given.csv, csv)
     console = command.new_console(highlight=False)
     if not console.is_terminal:
         console.width = FILE_COLUMNS
@@ -40,23 +37,21 @@ def _run(given: argparse.Namespace) -> int:
             print(json.dumps(shown.document))
             return int(shown.bad)
         console.print(screen(shown))
-        for what, path in (("report", given.output), ("measurements", given.csv)):
-            if path:
-                command.print_line(f"{what}: {path}")
+        if given.output:
+            command.print_line(f"report: {given.output}")
     return int(shown.bad)
 
 
-def _compared(runs: Mapping[str, Record], same_machine: bool) -> tuple[Callable[[int], SeveralRuns], str]:
-    """The tables, for as many columns as there is room for, and the CSV."""
-    from pytest_gpufleet.report import several_runs
+def _compared(runs: Mapping[str, Record], same_machine: bool) -> Callable[[int], SeveralRuns]:
+    """The tables, for as many columns as there is room for."""
+    from pytest_gpufleet.report.several_runs import compared, drifted
     from pytest_gpufleet.verdict.across_runs.drift import drift
     from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 
     if same_machine:
         found = drift(runs)
-        return lambda columns: several_runs.drifted(found), several_runs.values_over_time(found)
-    comparison = compare(runs)
-    return partial(several_runs.compared, comparison), several_runs.values_compared(comparison)
+        return lambda columns: drifted(found)
+    return partial(compared, compare(runs))
 
 
 COMPARE = command.Command(
@@ -71,8 +66,6 @@ COMPARE = command.Command(
         command.as_json("no tables, but one JSON object"),
         command.output("write the comparison as HTML"),
         command.argument("--language", choices=LANGUAGES, default="en", help="of that page (default: en)"),
-        command.file("--csv", help="write them as CSV, a row for each value of each run; with --same-machine those "
-                     "that got worse"),
     ),
     "An outlier is worse than the same place in most of the runs by more than healthy machines differ; of two runs, "
     "the second is held against the first.",
