@@ -7,8 +7,6 @@ for it.
 
 import importlib
 import inspect
-import itertools
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
@@ -23,6 +21,7 @@ from pytest_gpufleet.model.endings import NotApplicable
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.levels import includes
 from pytest_gpufleet.model.measurement import GpuState, Measurement
+from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.plugin.assertions import taken
 from pytest_gpufleet.probes import between_nodes, endurance, inference, measure, memory, timing
 from pytest_gpufleet.probes.collectives import speed, under_load
@@ -30,10 +29,11 @@ from pytest_gpufleet.probes.compute import corruption, rate
 from pytest_gpufleet.probes.links import copying, host_copies, pairs
 from pytest_gpufleet.probes.search import collective
 from pytest_gpufleet.probes.timing import Timing
-from pytest_gpufleet.probes.training import loop, recipes
+from pytest_gpufleet.probes.training import loader, loop, recipes, sweep, transformer
 from pytest_gpufleet.world.call import Call, Members, RankSpec, unpack
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
+from tests.acceptance.checks import checks_of
 from tests.boards import Board
 from tests.conftest import ACCEPTANCE
 
@@ -43,6 +43,7 @@ FOR_INFORMATION = (
     "test_ddp_and_fsdp",
 )  # fmt: skip
 STATE = GpuState(60.0, 1500.0, 700.0)
+WATCHED = SimpleNamespace(state=STATE, medians=STATE, held_by=lambda reason: False)
 SAMPLES = (1.0, 1.0, 1.0)
 LAP = loop.Lap(1.0, (1.0,), 1.0, 1.0)
 COMPARED = corruption.Compared("", "bf16", (1, 1, 1), "", 0, torch.empty(0), 1.0, 1.0, 1)
@@ -65,6 +66,10 @@ def giving(value: Any) -> Callable[..., Any]:
 
 
 nothing = giving(None)
+
+
+def alike(rank: Rank, values: Iterable[float]) -> list[list[float]]:
+    return [list(values)] * rank.size
 
 
 TRAYS = 18  # of an NVL72
@@ -90,26 +95,34 @@ WORK: list[tuple[ModuleType, dict[str, Any]]] = [
     (timing, {"own_stream": nothing}),
     (under_load, {"_Work": nothing, "_count": giving(1), "_sample": giving(((1.0, 1.0),) * 2)}),
     (under_load, {"operands": giving((torch.empty(0),) * 2), "_reduction": nothing, "LEAD_IN_SECONDS": {"cuda": 0.0}}),
-    (under_load, {"Watch": giving(nullcontext(SimpleNamespace(state=STATE))), "nvls": giving(False)}),
+    (under_load, {"Watch": giving(nullcontext(WATCHED)), "nvls": giving(False)}),
     (collective, {"timing": timed}),
     (memory, {"samples": giving(SAMPLES), "warm_up": nothing}),
     (rate, {"operands": giving((torch.empty(0),) * 2), "seconds_each": nothing, "warm_up": nothing}),
     (rate, {"parts": giving(SAMPLES), "_rested": giving(SAMPLES), "calls_in": nothing}),
-    (measure, {"Watch": giving(nullcontext(SimpleNamespace(state=STATE)))}),
-    (rate, {"Watch": giving(nullcontext(SimpleNamespace(state=STATE, held_by=giving(False))))}),
+    (measure, {"Watch": giving(nullcontext(WATCHED))}),
+    (rate, {"Watch": giving(nullcontext(WATCHED))}),
     (corruption, {"compare": giving(COMPARED), "dissenters": giving({})}),
-    (corruption, {"Watch": giving(nullcontext(SimpleNamespace(medians=STATE)))}),
+    (corruption, {"Watch": giving(nullcontext(WATCHED))}),
     (host_copies, {"_prepare": giving(""), "_copied": crossed}),
     (pairs, {"_prepare": nothing, "_reach": lambda rank, offers: [True] * rank.size, "_copy": giving(SAMPLES)}),
     (pairs, {"_difference": giving(""), "_leave": nothing}),
     (copying, {"free": nothing}),
     (loop, {"_laps": giving(loop.Laps([LAP] * 3, [LAP] * 3, list(SAMPLES), [])), "record_losses": nothing}),
-    (loop, {"release": nothing, "_details": giving({}), "everyones": lambda rank, values: [list(values)] * rank.size}),
+    (loop, {"release": nothing, "_details": giving({}), "everyones": alike}),
+    (loop, {"network": torch.nn.Identity, "under": giving(torch.nn.Identity()), "lap": giving(LAP)}),
+    (loop, {"synthetic_batch": giving(()), "eager": giving(nothing)}),
+    (sweep, {"DataParallel": nothing, "_trainer": nothing, "full": giving(True)}),
+    (sweep, {"_train_full": lambda rank, training, seconds: (training, 2, 1.0, GiB)}),
+    (loader, {"write_photos": nothing, "worker_count": giving(8)}),
+    (loader, {"normalised": nothing, "photo_loader": nothing, "everyones": alike, "closing": nullcontext}),
+    (transformer, {"transformer": giving(SimpleNamespace(blocks=(), dtype=None)), "trainer": giving((nothing, None))}),
+    (transformer, {"agree": lambda rank, number: number, "sequences": nothing, "Watch": giving(nullcontext(WATCHED))}),
     (endurance, {"_turn": giving(endurance.Turn(1.0, "", 0, STATE, COMPARED)), "put_away": nothing}),
     (endurance, {"_prepare_steps": giving((None, 0.0)), "_step_turn": stepped}),
     (inference, {"Decoder": giving(SimpleNamespace(begin=nothing, nbytes=1)), "_unlike_others": giving([])}),
     (inference, {"_timed": giving((SAMPLES, [])), "everyones": lambda rank, values: [values]}),
-    (inference, {"Watch": giving(nullcontext(SimpleNamespace(state=STATE)))}),
+    (inference, {"Watch": giving(nullcontext(WATCHED))}),
     (between_nodes, {"everyones": of_all, "nccl_version": giving(22809)}),
     (between_nodes.network_ports, {"any_active": giving(True)}),
 ]  # fmt: skip
@@ -169,26 +182,9 @@ class DryPool:
 @cache
 def checks() -> list[tuple[ModuleType, Callable[..., None], dict[str, Any], list[pytest.Mark]]]:
     """Every check of figures with each of its cases as arguments, and its marks, those of its module first."""
-    if str(ACCEPTANCE) not in sys.path:
-        sys.path.append(str(ACCEPTANCE))
-    found = []
-    for module in map(importlib.import_module, sorted(path.stem for path in ACCEPTANCE.glob("test_*.py"))):
-        of_module = getattr(module, "pytestmark", [])
-        for name, check in vars(module).items():
-            marks = [*(of_module if isinstance(of_module, list) else [of_module]), *getattr(check, "pytestmark", [])]
-            marks = [getattr(each, "mark", each) for each in marks]
-            if name.startswith("test_") and name not in FOR_INFORMATION and figures(marks):
-                found += [(module, check, *case) for case in _cases(marks)]
-    return found
-
-
-def _cases(marks: list[pytest.Mark]) -> Iterator[tuple[dict[str, Any], list[pytest.Mark]]]:
-    tables = [mark.args[:2] for mark in marks if mark.name == "parametrize"]
-    for values in itertools.product(*(list(table) for _, table in tables)):
-        sets = [value if hasattr(value, "marks") else pytest.param(value) for value in values]
-        case = {name: each.values[0] for (name, _), each in zip(tables, sets, strict=True)}
-        more = [getattr(mark, "mark", mark) for each in sets for mark in each.marks]
-        yield case, [*(mark for mark in marks if mark.name != "parametrize"), *more]
+    modules = map(importlib.import_module, sorted(path.stem for path in ACCEPTANCE.glob("test_*.py")))
+    found = [(module, *each) for module in modules for each in checks_of(module)]
+    return [each for each in found if figures(each[3])]
 
 
 def figures(marks: Iterable[pytest.Mark]) -> set[str]:
@@ -205,9 +201,10 @@ def measured(
     level: str,
     metrics: Collection[str],
     judge: Callable[[str], Callable[..., None]] | None = None,
+    without: Collection[str] = FOR_INFORMATION,
 ) -> list[Measurement]:
     """All that those checks of this level which measure any of these metrics hand to `judge`, on so many nodes. `nvls`:
-    whether NCCL may use it there. `judge` gives each check, by its name, one of its own."""
+    whether NCCL may use it there. `judge` gives each check, by its name, one of its own. Checks `without` these."""
     judged: list[Measurement] = []
 
     def judging(*measurements: Any, shown: Iterable[Measurement] = (), **_: object) -> None:
@@ -222,6 +219,7 @@ def measured(
         "fleet_level": level,
         "resnet": recipes.Workload(),
         "burn_in": lambda world: endurance.burn_in(world, 0.0, nothing),
+        "pytestconfig": SimpleNamespace(getoption=nothing),
         "power_steps": lambda world: endurance.power_steps(world, nothing),
     }
     with _pretending(board, topology, nvls):
@@ -230,7 +228,8 @@ def measured(
             needs = [need for mark in marks if mark.name == "needs" for need in mark.kwargs.items()]
             between = module.__name__.startswith("test_nodes_")
             of_level = includes(level, lowest[-1] if lowest else "quick")
-            if between != (nodes > 1) or not of_level or figures(marks).isdisjoint(metrics):
+            of_metric = check.__name__ not in without and not figures(marks).isdisjoint(metrics)
+            if between != (nodes > 1) or not of_level or not of_metric:
                 continue
             here = {"ranks": world.size, "nodes": nodes, "capability": board.capability, "gpus": True}
             if all(here[name] >= wanted for name, wanted in needs):
@@ -260,6 +259,8 @@ def _pretending(board: Board, topology: GpuTopology, nvls: bool) -> Iterator[Non
         "get_device_capability": giving(board.capability),
         "get_device_properties": giving(SimpleNamespace(total_memory=topology.gpus[0].memory_bytes)),
         "empty_cache": nothing,
+        "max_memory_allocated": giving(GiB),
+        "mem_get_info": giving((GiB, GiB)),
         "reset_peak_memory_stats": nothing,
     }
     with pytest.MonkeyPatch.context() as patch, OnMeta():

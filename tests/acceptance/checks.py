@@ -1,12 +1,13 @@
 """The checks of inventory and health, called with a recorded machine instead of this one: no process, no ranks."""
 
 import inspect
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,16 +24,9 @@ from tests.conftest import ACCEPTANCE
 from tests.machines import Recorded
 
 MODULES = (
-    "test_1_inventory",
-    "test_1_order",
-    "test_2_health",
-    "test_2_host",
-    "test_2_disks",
-    "test_2_pcie",
-    "test_6_network",
-    "test_9_dcgm",
-    "test_9_endurance",
-)
+    "test_1_inventory", "test_1_order", "test_2_health", "test_2_host", "test_2_disks", "test_2_pcie", "test_6_network",
+    "test_9_dcgm", "test_9_endurance",
+)  # fmt: skip
 pytest.register_assert_rewrite(*MODULES)
 sys.path.append(str(ACCEPTANCE))
 
@@ -53,17 +47,25 @@ class Outcome:
         return named | set(map(int, re.findall(r"\bGPU (\d+) ", self.message)))
 
 
+def checks_of(module: ModuleType) -> Iterator[tuple[Callable[..., None], dict[str, Any], list[pytest.Mark]]]:
+    """Every check of a module with each of its cases as arguments, and its marks, those of the module first."""
+    of_module = getattr(module, "pytestmark", [])
+    for check in [each for name, each in vars(module).items() if name.startswith("test_")]:
+        marks = [*(of_module if isinstance(of_module, list) else [of_module]), *getattr(check, "pytestmark", [])]
+        marks = [getattr(mark, "mark", mark) for mark in marks]
+        tables = [mark.args[:2] for mark in marks if mark.name == "parametrize"]
+        for values in itertools.product(*(list(table) for _, table in tables)):
+            sets = [value if hasattr(value, "marks") else pytest.param(value) for value in values]
+            case = {name: each.values[0] for (name, _), each in zip(tables, sets, strict=True)}
+            more = [getattr(mark, "mark", mark) for each in sets for mark in each.marks]
+            yield check, case, [*(mark for mark in marks if mark.name != "parametrize"), *more]
+
+
 def checks() -> Iterator[tuple[str, Callable[..., None], dict[str, Any]]]:
-    """Every check by its name with its case, and the case as arguments."""
+    """Every check of MODULES by its name with its case, and the case as arguments."""
     for module in map(__import__, MODULES):
-        for name, check in vars(module).items():
-            if not name.startswith("test_"):
-                continue
-            marks = [mark for mark in getattr(check, "pytestmark", ()) if mark.name == "parametrize"]
-            if not marks:
-                yield name, check, {}
-            for argument, values, *_ in (mark.args for mark in marks):
-                yield from ((f"{name}[{value}]", check, {argument: value}) for value in values)
+        for check, case, _ in checks_of(module):
+            yield check.__name__ + "".join(f"[{value}]" for value in case.values()), check, case
 
 
 class Answering(Machine):

@@ -10,17 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_gpufleet.model.events import Check, RunHeader
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import GpuState
-from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.probes import endurance
 from pytest_gpufleet.report.terminal import progress
 from pytest_gpufleet.run.settings import duration
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.profile import for_gpu
 from pytest_gpufleet.verdict.reading import read
-from pytest_gpufleet.verdict.verdict import conclude
 from tests.commands.test_monitor import PYTEST, Terminal
 from tests.probes.test_compute import FAULT
 
@@ -126,11 +123,3 @@ def test_what_is_kept_is_of_the_rate_of_a_warm_gpu(rates, state):
     gpu = Gpu(0, {})
     kept = endurance._retention("matrix products", {gpu.place: rates}, cold=10)
     assert judge(kept, for_gpu("NVIDIA H200"), GpuTopology((gpu,), (("X",),)), "", rehearsal=False).state == state
-
-
-@pytest.mark.parametrize(("seconds", "short"), [(899.0, True), (900.0, False), (259200.0, False)])
-def test_a_short_one_accepts_nothing(seconds, short):
-    record = Record(run=RunHeader(level="burnin", burn_in_seconds=seconds))
-    record.checks["x"] = Check("x", "passed", 1.0)
-    _, reasons = conclude(record)
-    assert any("level burnin asks for 900 s" in reason for reason in reasons) is short

@@ -283,35 +283,24 @@ FAULTY: list[tuple[Any, ...]] = [
     ("test_no_recovery_is_pending", set_gpu(2, recovery_action=2), "recovery_pending", GPU_2),
 ]  # fmt: skip
 NOBODY_COUNTS = set_host(memory_errors=Missing("no EDAC driver counts them", absent=True))
-# By check: look-alikes that pass, and machines to which it does not apply.
+# By check: look-alikes that pass, and machines to which it does not apply; others are in docs/planted-faults.md.
 HEALTHY: dict[str, list[Change]] = {
-    "test_pcie_width_is_full": [set_gpus(**narrow(8, 16))],
-    "test_nvlinks_are_up": [blackwell, bridged, half_bridged],
-    "test_nvlinks_are_equally_fast": [half_bridged],
-    # a fabric that says of itself that it is well
-    "test_fabric_is_ready": [set_gpus(**fabric(clique=3)), set_gpus(fabric_health=ABSENT)],
+    "test_fabric_is_ready": [set_gpus(fabric_health=ABSENT)],
     "test_imex_is_ready": [tray()],
-    "test_gpus_are_alike[gsp_firmware]": [SAME_GSP],
-    "test_gpus_are_alike[power_smoothing]": [SMOOTHED, set_gpus(power_smoothing=[0, 0])],
-    "test_bar1_is_as_large_as_of_others": [SAME_BAR1],
+    "test_gpus_are_alike[power_smoothing]": [set_gpus(power_smoothing=[0, 0])],
     # a virtual machine that shows all processors everywhere, and a socket of several NUMA nodes
     "test_cpu_affinity_fits_the_pci_bus": [
-        affinity_by_socket,
         then(affinity_by_socket, set_gpus(pci_bus_cpus=list(range(96)))),
         then(affinity_by_socket, set_gpu(1, cpu_affinity=[2**24 - 1] + [0] * 15)),
     ],
     "test_default_power_limit_is_of_the_model": [then(), set_gpus(power_limit_default_watts=699.5)],
-    "test_every_pair_reaches_each_other": [bridged, unbridged],
-    ECC: [blackwell, set_gpu(2, ecc_corrected={"dram": 3_666_595, "sram": 0}, ecc_corrected_volatile=3_666_595)],
-    XIDS: [blackwell],
+    ECC: [set_gpu(2, ecc_corrected={"dram": 3_666_595, "sram": 0}, ecc_corrected_volatile=3_666_595)],
     FULL_PCIE: [
         then(),
         then(set_port(rate="200 Gb/sec"), set_port(0, pcie=pcie(lanes=8, lanes_of_port=8))),
-        set_port(rate="200 Gb/sec", pcie=pcie(speed=16, speed_of_port=16)),
         # a machine whose slots are all of an older generation than its adapters
         set_port(rate="200 Gb/sec", pcie=pcie(speed=8, speed_of_port=8)),
     ],
-    HOST_LOG: [set_machine(log=HARMLESS_LOG)],
     # a file of more than was asked for; and firmware without a security update
     TOPOLOGY_FILE: [topology_file(devices=[*FOUR_GPUS, "0000:00:0a.0", "ffff:ff:01.0"])],
     VERSIONS: [
@@ -329,7 +318,7 @@ HEALTHY: dict[str, list[Change]] = {
         set_host(cpu_governor="powersave", cpu_energy_preference="balance_performance")
     ],
     # an adapter of another kind that does not answer
-    PORTS_UP: [then(), set_port(4, state="unknown", rate=None), with_storage],
+    PORTS_UP: [set_port(4, state="unknown", rate=None), with_storage],
     "test_clock_source_is_fast": [then()],
     "test_processors_are_online": [then()],
     AS_MUCH_MEMORY: [then()],

@@ -286,7 +286,6 @@ HARMLESS = {
     "roots that redirect": {
         "control": lambda address: 0x1D if address[5:] in ("15:01.0", "26:01.0", "37:01.0", "59:01.0") else 0
     },
-    "GPUs of one switch with address translation by adapters": one_switch(0x5D),
     "GPUs of one switch, and above it a root that redirects": one_switch(bus="15"),
     "GPUs of one switch whose driver lets none reach another": then(
         one_switch(), set_gpus(name="NVIDIA GeForce RTX 4090", p2p={"read": [1] * 4})

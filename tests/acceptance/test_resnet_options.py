@@ -2,38 +2,14 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from pytest_gpufleet.model.conditions import CONDITIONS, RESNETS
-from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.probes.training.recipes import MODELS, OPTIMIZERS, Workload, plan
-from pytest_gpufleet.verdict import profile
 
 RESNET = Path(__file__).parents[2] / "acceptance" / "test_8_resnet50.py"
 OPTIONS = ("--rehearse", "--fleet-dir=runs")
-
-LIMITS = """
-name = "any"
-match = ["any"]
-
-[[limit]]
-metric = "train_throughput"
-min = 1000
-unit = "images/s"
-grade = "calibrated"
-source = "for any recipe and batch"
-
-[[limit]]
-metric = "train_throughput"
-min = 900
-unit = "images/s"
-grade = "calibrated"
-source = "for what was asked"
-when = {{ batch = 512, optimizer = "adam"{workload} }}
-"""
-
-
-CUSTOM = ', workload = "custom"'
 
 
 def test_what_may_be_asked_is_what_can_be_done():
@@ -53,24 +29,11 @@ def test_options_reach_the_ranks_and_stand_beside_the_figure(run_pytest):
     assert fed.details["workers"] == "1 a GPU"
 
 
-def test_only_a_limit_for_other_work_judges_it(tmp_path):
-    limits = {}
-    for workload in ("", CUSTOM):
-        path = tmp_path / f"{len(limits)}.toml"
-        path.write_text(LIMITS.format(workload=workload))
-        limits[workload] = profile.load(path)
-
-    def limit(workload, asked):
-        conditions = plan("amp", asked, torch.device("cpu")).conditions(ranks=8)
-        found = limits[workload].limit_for(Measurement("train_throughput", {"world": 1.0}, conditions))
-        return found and found.value
-
-    other = Workload(batch=512, optimizer="adam")
-    assert limit("", Workload()) == 1000
-    assert limit("", Workload(batch=512)) is None
-    assert limit("", Workload(steps=1)) is None
-    assert limit("", other) is None
-    assert limit(CUSTOM, other) == 900
+@pytest.mark.parametrize("other", [{"batch": 512}, {"steps": 1}, {"warm_up": 3}, {"optimizer": "adam"}])
+def test_other_work_than_the_usual_says_so_and_no_limit_of_that_is_meant_for_it(other):
+    """tests/verdict/test_profile.py shows that a limit has to name it."""
+    usual, custom = (plan("amp", Workload(**how), torch.device("cpu")).conditions(8) for how in ({}, other))
+    assert ("workload" in usual, custom["workload"]) == (False, "custom")
 
 
 def test_thorough_checks_are_rehearsed_and_the_sweep_is_for_information(run_pytest):

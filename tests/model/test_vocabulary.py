@@ -1,5 +1,7 @@
 """The words of profiles are the words of the probes: a limit that nothing is measured under would be a silent hole."""
 
+import os
+from collections import defaultdict
 from typing import get_args
 
 import pytest
@@ -7,36 +9,41 @@ import torch
 
 from pytest_gpufleet.model import conditions as words
 from pytest_gpufleet.model.conditions import CONDITIONS, METHODS
-from pytest_gpufleet.model.metric import BETWEEN_NODES, EXTRAORDINARY, MEASURED_UNDER, METRICS
+from pytest_gpufleet.model.metric import BETWEEN_NODES, EXTRAORDINARY, MEASURED_UNDER, METRICS, KiB
+from pytest_gpufleet.probes import memory
 from pytest_gpufleet.probes.collectives import table
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.links import host_copies, pairs
 from pytest_gpufleet.probes.training import recipes, transformer
 from pytest_gpufleet.verdict.profile import shipped
-from tests.conftest import INNER
+from pytest_gpufleet.world.world import World
+from tests import dry_suite
+from tests.boards import H200
 
-# What a burn-in measures, what only GPUs have, and what takes several nodes.
-NOT_HERE = {
-    "burn_power", "burn_retention", "train_memory", "soak_temperature", "soak_excess", "soak_clock", "soak_power",
-    "step_power", "power_swing", "step_skew", "step_retention",
-    "node_group_busbw", "rail_bandwidth", "port_events", "nic_bandwidth", "drive_bandwidth", "drive_iops",
-    "model_flops_utilization", "corruption_bound",
-}  # fmt: skip
+# What a burn-in measures, and what the host does without ranks.
+NOT_HERE = {"burn_power", "burn_retention", "port_events", "nic_bandwidth", "drive_bandwidth", "drive_iops"}
 BEFORE = {"burn_peak_power"}  # that this version measures no more
 NOT_TIMED = {"transformer-check", transformer.REHEARSAL}
-REHEARSED_MODELS = (recipes.REHEARSAL_MODEL, transformer.REHEARSAL)
 # Nobody's limit depends on these.
 FREE = {"image", "sequence", "accumulated"}
 
 
+def of_suite(nodes, fabric, level="burnin", without=("test_burn_in", "test_burn_in_of_all_nodes")):
+    machine = H200.machine(4, fabric, memory_bytes=141 << 30)
+    return dry_suite.measured(H200, machine, nodes, False, level, METRICS, without=without)
+
+
 @pytest.fixture(scope="module")
-def measured(fleet):
-    """The conditions that each metric was measured under, from the evidence of a rehearsal."""
-    run = fleet(INNER / "every_probe.py")
-    assert run.outcomes == {"test_everything": "passed"}, run.text
-    conditions = {}
-    for finding in run.record.findings:
-        conditions.setdefault(finding.measurement.metric, []).append(finding.measurement.conditions)
+def measured():
+    """The conditions that each metric is measured under, by the suite on GPUs that are not here."""
+    found = [*of_suite(1, "nvswitch"), *of_suite(1, "pcie"), *of_suite(2, "nvswitch")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory.container, "short_of", lambda *_: "")
+        patch.setattr(memory, "by_numa_node", lambda: {0: sorted(os.sched_getaffinity(0))})
+        found += memory.host_memory_bandwidth(World(dry_suite.DryPool(H200.machine(1), 1), with_group=True), KiB, 0.0)
+    conditions = defaultdict(list)
+    for each in found:
+        conditions[each.metric].append(each.conditions)
     return conditions
 
 
@@ -49,14 +56,17 @@ def test_metrics_are_measured_under_the_conditions_that_limits_may_name(measured
     always = set.intersection(*(set(conditions) for conditions in measured[metric]))
     ever = set.union(*(set(conditions) for conditions in measured[metric]))
     of_machine, elsewhere = {"fabric", "links", "part"}, {*EXTRAORDINARY, *BETWEEN_NODES, "work"}
-    assert always - FREE - {*EXTRAORDINARY} == set(MEASURED_UNDER[metric]) - elsewhere - of_machine
+    assert always - FREE - elsewhere == set(MEASURED_UNDER[metric]) - elsewhere - of_machine
     assert ever - FREE <= set(MEASURED_UNDER[metric])
 
 
 def test_training_out_of_the_ordinary_says_so(measured):
     seen = set.union(*(set(conditions) for conditions in measured["train_throughput"]))
-    assert {*EXTRAORDINARY} - {*BETWEEN_NODES} <= seen
-    assert not any(set(EXTRAORDINARY) & set(conditions) for conditions in measured["solo_train_throughput"])
+    assert {*EXTRAORDINARY} - {"optimizer"} <= seen  # of which tests/acceptance/test_resnet_options.py has one
+    usual = of_suite(1, "nvswitch", "standard", dry_suite.FOR_INFORMATION)
+    alone = [each.conditions for each in usual if each.metric == "solo_train_throughput"]
+    assert len(alone) > 1
+    assert not any(set(EXTRAORDINARY) & set(conditions) for conditions in alone)
 
 
 def test_conditions_have_the_values_that_the_vocabulary_knows(measured):
@@ -65,7 +75,7 @@ def test_conditions_have_the_values_that_the_vocabulary_knows(measured):
             for key, value in conditions.items():
                 expected = CONDITIONS[key].values
                 if isinstance(expected, tuple):
-                    assert value in expected or (key, value) in (("model", each) for each in REHEARSED_MODELS)
+                    assert value in expected
                 elif expected is not None:
                     assert type(value) is expected
 

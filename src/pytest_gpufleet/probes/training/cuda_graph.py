@@ -40,32 +40,10 @@ def steps(
     rank: Rank, network: nn.Module, plan: Plan, images: Tensor, labels: Tensor, *, together: bool
 ) -> tuple[Step, Step]:
     """A training step, and the same without all_reduce: CUDA graphs on GPUs. The network, in float32, is changed."""
-    on_gpu = images.device.type == "cuda"
+    on_gpu, recipe = images.device.type == "cuda", plan.recipe
     if on_gpu:
         _use_kernels(rank, network, plan)
-    train, loss = _training(network, plan, images, labels, rank.group if together and rank.size > 1 else None)
-    # One pool of memory for both: neither leaves anything in it that the other could overwrite.
-    pool = torch.cuda.graph_pool_handle() if on_gpu else None
-
-    def step_of(work: Callable[[], None]) -> Step:
-        ready = cache(
-            lambda: warmed_up(work, WARM_UP, pool)[0].replay if on_gpu else work
-        )  # captured at its first use, or not at all
-
-        def step() -> Tensor:
-            ready()()
-            return loss
-
-        return step
-
-    return step_of(partial(train, True)), step_of(partial(train, False))
-
-
-def _training(
-    network: nn.Module, plan: Plan, images: Tensor, labels: Tensor, group: dist.ProcessGroup | None
-) -> tuple[Callable[[bool], None], Tensor]:
-    """A step of training on one batch, and the loss of the last one, which stays in one place."""
-    on_gpu, recipe = images.device.type == "cuda", plan.recipe
+    group = rank.group if together and rank.size > 1 else None
     _pad_stem(network)
     network.to(memory_format=recipe.memory_format)
     padded = nn.functional.pad(images, (0, 0, 0, 0, 0, STEM_CHANNELS - images.shape[1]))
@@ -75,7 +53,7 @@ def _training(
     unscale = torch.tensor([1 / (LOSS_SCALE * (group.size() if group is not None else 1))], device=images.device)
     loss = torch.zeros((), device=images.device)
 
-    def step(communicate: bool) -> None:
+    def train(communicate: bool) -> None:
         result = nn.functional.cross_entropy(network(inputs).float(), labels)
         computed = torch.autograd.grad(result * LOSS_SCALE, flat.parameters)
         for part in flat.parts:
@@ -87,7 +65,20 @@ def _training(
         flat.copy.copy_(flat.master.detach()[: flat.copy.numel()])
         loss.copy_(result.detach())
 
-    return step, loss
+    # One pool of memory for both: neither leaves anything in it that the other could overwrite.
+    pool = torch.cuda.graph_pool_handle() if on_gpu else None
+
+    def step_of(work: Callable[[], None]) -> Step:
+        # Captured at its first use, or not at all.
+        ready = cache(lambda: warmed_up(work, WARM_UP, pool)[0].replay if on_gpu else work)
+
+        def step() -> Tensor:
+            ready()()
+            return loss
+
+        return step
+
+    return step_of(partial(train, True)), step_of(partial(train, False))
 
 
 def lacking() -> str | None:

@@ -224,14 +224,13 @@ def sequences(shape: Shape, batch: int, seed: int, device: torch.device) -> tupl
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def optimizer_of(module: nn.Module, method: str) -> torch.optim.Optimizer:
-    """AdamW in one kernel for all weights; not under FSDP, whose shards older versions of torch do not fuse."""
+def trainer(module: nn.Module, method: str, data: Sequence[Tensor]) -> tuple[Step, torch.optim.Optimizer]:
+    """A step of training, and AdamW in one kernel for all weights; not under FSDP, whose shards older versions of torch
+    do not fuse."""
     parameters = list(module.parameters())
     fused = method != "fsdp" and parameters[0].device.type == "cuda"
-    return make_optimizer("adamw", parameters, fused=fused)
+    optimizer = make_optimizer("adamw", parameters, fused=fused)
 
-
-def step_of(module: nn.Module, optimizer: torch.optim.Optimizer, data: Sequence[Tensor]) -> Step:
     def step() -> Tensor:
         optimizer.zero_grad(set_to_none=True)
         loss: Tensor = module(*data)
@@ -239,7 +238,7 @@ def step_of(module: nn.Module, optimizer: torch.optim.Optimizer, data: Sequence[
         optimizer.step()
         return loss.detach()
 
-    return step
+    return step, optimizer
 
 
 @loop.returns_memory
@@ -258,8 +257,7 @@ def token_throughput(rank: Rank, method: str = ALONE, model: str | None = None, 
     with rank.phase(f"{model} in bf16, batch {batch}, {method or 'alone'}"):
         made = transformer(shape, RECIPE, rank.device)
         module = loop.under(method, rank, made, made.blocks, made.dtype)
-        data = sequences(shape, batch, 1 + rank.index, rank.device)
-        step = step_of(module, optimizer_of(module, method), data)
+        step, _ = trainer(module, method, sequences(shape, batch, 1 + rank.index, rank.device))
         first = loop.lap(rank, step, 1, together=together)
         samples_of = [step] if method != "ddp" else [step, loop.without_communication(module, step)]
         tried = loop.lap(rank, step, 2)
@@ -335,9 +333,8 @@ def _trained(
     with full_precision():
         model = transformer(shape, recipe, rank.device)
         module = loop.under(method, rank, model, model.blocks, model.dtype)
-        optimizer = optimizer_of(module, method)
         parted = [sequences(shape, shape.batch, part, rank.device) for part in parts]
-        step = step_of(module, optimizer, [torch.cat(each) for each in zip(*parted, strict=True)])
+        step, optimizer = trainer(module, method, [torch.cat(each) for each in zip(*parted, strict=True)])
         losses = torch.stack([step() for _ in range(steps)])
     return losses.tolist(), module, optimizer
 
