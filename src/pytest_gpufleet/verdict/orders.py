@@ -3,8 +3,9 @@
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from pytest_gpufleet.machine.bmc import BMC_FIRMWARE
 from pytest_gpufleet.machine.disks import NVME, Drive
 from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.machine.memory import MEMORY_MODULES
-from pytest_gpufleet.machine.network_ports import NETWORK_PORTS, Port, active, ports_of
+from pytest_gpufleet.machine.network_ports import NETWORK_PORTS, Port, active
 from pytest_gpufleet.machine.nvlink_domain import IMEX
 from pytest_gpufleet.machine.processors import PROCESSOR, PROCESSOR_SETUP
 from pytest_gpufleet.machine.tools import HostFact
@@ -29,11 +30,8 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import toml_table
 from pytest_gpufleet.verdict.toml_table import FileError, Text, table_type
 
-# What may stand in an order, and how it is read.
-#
-# A value is what the machine must have; in the place of a number or a version, `{ at_least = 8 }` is what it must
-# have at the least.
-
+# What may stand in an order. A value is what the machine must have; in the place of a number or a version,
+# `{ at_least = 8 }` is what it must have at the least.
 MOST = 10**9
 _Whole = Annotated[int, Meta(ge=0, le=MOST)]
 AtLeastNumber = table_type("AtLeastNumber", {"at_least": _Whole})
@@ -58,15 +56,20 @@ Read = Callable[[Machine, GpuTopology, Asked], Any]
 # says.
 SIZE_OF_DRIVES = 0.01
 GIB, GB = 1 << 30, 10**9
-
-
 UNKNOWN = Missing("this system does not say", absent=True)
 
 
-def of_host(fact: HostFact[Any], read: Callable[[Any], Any] = lambda found: found) -> Read:
+def of_host(
+    fact: HostFact[Any],
+    read: Callable[[Any], Any] = lambda found: found,
+    are: Callable[[Any, Asked], bool] | None = None,
+) -> Read:
+    """`are`: which of the parts that the fact lists a table of the order is about."""
+
     def values(machine: Machine, topology: GpuTopology, asked: Asked) -> Any:
-        found = fact.of(machine.host)
-        return found if isinstance(found, Missing) else read(found)
+        if isinstance(found := fact.of(machine.host), Missing):
+            return found
+        return read([each for each in found if are(each, asked)] if are else found)
 
     return values
 
@@ -99,24 +102,8 @@ def called(kind: Asked) -> str:
     return " ".join(filter(None, (kind.get("adapter"), kind.get("link_layer"))))
 
 
-# What lists the parts of a machine, and which of them a table of an order is about. An empty slot is no module.
-PARTS: dict[str, tuple[HostFact[Any], Callable[[Any, Asked], bool]]] = {
-    "memory": (MEMORY_MODULES, lambda module, asked: module.bytes != 0),
-    "drives": (NVME, is_drive),
-    "ports": (NETWORK_PORTS, is_of),
-}
-
-
-def of_parts(parts: str, read: Callable[[Sequence[Any]], Any]) -> Read:
-    fact, are = PARTS[parts]
-    return lambda machine, topology, asked: of_host(
-        fact, lambda there: read([each for each in there if are(each, asked)])
-    )(machine, topology, asked)
-
-
-def rates(ports: Sequence[Port]) -> Any:
-    """Of those that are up: the others have the lowest rate that there is. 0 if none is."""
-    return [(port.port, port.gigabits) for port in active(ports)] or 0
+of_modules = partial(of_host, MEMORY_MODULES, are=lambda module, asked: module.bytes != 0)  # as of an empty slot
+of_drives, of_ports = partial(of_host, NVME, are=is_drive), partial(of_host, NETWORK_PORTS, are=is_of)
 
 
 # Of the memory that was bought the kernel keeps a part for itself, and so does the firmware: 64 of 4096 bytes for the
@@ -151,8 +138,7 @@ def asks(order: Order, key: str) -> bool:
 
 
 def held_against(order: Order, key: str, machine: Machine, topology: GpuTopology) -> tuple[list[Fault], list[str]]:
-    """A machine against one line of an order: the faults, and what is not known, and why. KeyError if
-    there is no such line."""
+    """A machine against one line of an order: the faults, and what is not known, and why. KeyError without the line."""
     line, faults, unknown = ORDER_LINES[key], [], []
     for table, asked in _asked(order, key):
         for where, what, value in line.values(machine, topology, table):
@@ -204,7 +190,7 @@ def _least(asked: Any) -> Any:
     return asked["at_least"] if isinstance(asked, Mapping) else asked
 
 
-# ---- whether a value is as asked for
+# Whether a value is as asked for.
 
 
 def _number(value: float, asked: Any) -> bool:
@@ -243,29 +229,27 @@ ORDER_LINES = {
     "gpus.model": Line(GPUS, "name", of_gpus("name"), _text),
     "gpus.nvlinks": Line(GPUS, "the number of NVLinks that are up", nvlinks, _number),
     "gpus.vbios": Line(VERSION, "VBIOS", of_gpus("vbios"), _version),
-    "domain.nodes": Line(
-        "nvlink_domain_incomplete", "the number of nodes in the list of IMEX",
-        of_host(IMEX, lambda imex: len(imex.nodes)), _number,
-    ),
+    "domain.nodes": Line("nvlink_domain_incomplete", "the number of nodes in the list of IMEX",
+                         of_host(IMEX, lambda imex: len(imex.nodes)), _number),
     "processors.model": Line(HOST, "model of the processors", of_host(PROCESSOR, attrgetter("model")), _text),
     "processors.sockets": Line(HOST, "the number of sockets", of_host(PROCESSOR_SETUP, attrgetter("sockets")), _number),
     "processors.cores": Line(HOST, "the number of cores", of_host(PROCESSOR, attrgetter("cores")), _number),
     "memory.gibibytes": Line(HOST, "the memory that the system has, in GiB,",
                              of_host(host.MEMORY_BYTES, lambda total: round(total / GIB, 1)), _memory),
-    "memory.modules": Line(HOST, "the number of memory modules", of_parts("memory", len), _number),
+    "memory.modules": Line(HOST, "the number of memory modules", of_modules(len), _number),
     "memory.module_gibibytes": Line(
         HOST, "the size in GiB",
-        of_parts("memory", lambda all: [(each.locator, each.bytes and each.bytes / GIB) for each in all]), _number,
+        of_modules(lambda all: [(each.locator, each.bytes and each.bytes / GIB) for each in all]), _number,
     ),
-    "drives.count": Line("drives_not_as_ordered", "the number of NVMe drives", of_parts("drives", len), _number),
-    "drives.firmware": Line(
-        VERSION, "firmware", of_parts("drives", lambda all: [(each.name, each.firmware) for each in all]), _version
+    "drives.count": Line("drives_not_as_ordered", "the number of NVMe drives", of_drives(len), _number),
+    "drives.firmware": Line(VERSION, "firmware", of_drives(partial(map, attrgetter("name", "firmware"))), _version),
+    "ports.count": Line(PORTS, "the number of network ports", of_ports(len), _number),
+    # Of those that are up: the others have the lowest rate that there is. 0 if none is.
+    "ports.gigabits_per_second": Line(
+        PORTS, "the speed in Gbit/s",
+        of_ports(lambda all: [(each.port, each.gigabits) for each in active(all)] or 0), _number,
     ),
-    "ports.count": Line(PORTS, "the number of network ports", of_parts("ports", len), _number),
-    "ports.gigabits_per_second": Line(PORTS, "the speed in Gbit/s", of_parts("ports", rates), _number),
-    "ports.firmware": Line(
-        VERSION, "firmware", of_parts("ports", lambda all: [(each.port, each.firmware) for each in all]), _version
-    ),
+    "ports.firmware": Line(VERSION, "firmware", of_ports(partial(map, attrgetter("port", "firmware"))), _version),
     "firmware.bios": Line(VERSION, "BIOS", of_host(host.DMI, attrgetter("bios_version")), _version),
     "firmware.bmc": Line(VERSION, "BMC firmware", of_host(BMC_FIRMWARE), _version),
     "software.system": Line(VERSION, "system", of_host(host.SYSTEM), _text),
@@ -299,13 +283,19 @@ OrderTable = table_type(
 )
 
 
+# Of each table that is there for each kind: the fact of the host that has them, and by what kinds differ.
+KINDS: dict[str, tuple[HostFact[Any], tuple[str, str]]] = {
+    "drives": (NVME, ("gigabytes", "model")), "ports": (NETWORK_PORTS, ("adapter", "link_layer")),
+}  # fmt: skip
+
+
 def load(path: Path) -> Order:
     """Read an order from a TOML file and check all of it. FileError for a file that cannot be read, a key that nothing
     reads, a value of another type, two tables for one kind of part, or an order of nothing."""
     top = toml_table.read(path)
     top.check(OrderTable)
     seen: dict[tuple[str, ...], int] = {}
-    for key, kind in (("drives", ("gigabytes", "model")), ("ports", ("adapter", "link_layer"))):
+    for key, (_, kind) in KINDS.items():
         for number, table in enumerate(top.tables(key), 1):
             what = (key, *(str(table.values.get(each, "")) for each in kind))
             if seen.setdefault(what, number) != number:
@@ -321,9 +311,6 @@ HEAD = """\
 # Compare it with the order before it is used: it says what that machine has, and not what it should have.
 # In the place of a number or a version, {{ at_least = ... }} asks for that or more. What is left out is not asked for.
 """
-# Of each table that is there for each kind: the fact of the host that has them.
-KINDS: dict[str, HostFact[Any]] = {"drives": NVME, "ports": NETWORK_PORTS}
-Kind = dict[str, Any]
 
 
 def order_text(record: Record, run: str) -> str:
@@ -331,19 +318,21 @@ def order_text(record: Record, run: str) -> str:
     `run`: the name of the run's folder."""
     import tomli_w
 
-    topology, present = record.topology, ("",) * record.run.gpus_present
-    machine = Machine(topology.gpus, record.machine.host, present=present)
-    content: dict[str, Any] = {"name": _name(machine)}
+    topology, dmi = record.topology, host.DMI.of(record.machine.host)
+    machine = Machine(topology.gpus, record.machine.host, present=("",) * record.run.gpus_present)
+    product = "" if isinstance(dmi, Missing) else dmi.product
+    models = " and ".join(sorted({gpu.name for gpu in machine.gpus}))
+    content: dict[str, Any] = {"name": str(product or f"{len(machine.gpus)} x {models}")}
     left_out: dict[str, str] = {}
     for key in ORDER_LINES:
         table, _, field = key.partition(".")
-        try:
-            if table in KINDS:
-                content[table] = _kinds(table, machine)
-            else:
-                content.setdefault(table, {})[field] = _value(key, machine, topology)
-        except _LeftOut as why:
-            left_out[table if table in KINDS else key] = str(why)
+        found = _kinds(table, machine) if table in KINDS else _value(key, machine, topology)
+        if isinstance(found, Missing):
+            left_out[table if table in KINDS else key] = str(found)
+        elif table in KINDS:
+            content[table] = found
+        else:
+            content.setdefault(table, {})[field] = found
     head = HEAD.format(run=_line(run), utc=record.run.utc, host=_line(record.run.host))
     remarks = "".join(f"# {key}: {_line(why)}\n" for key, why in left_out.items())
     return f"{head}{remarks}\n{tomli_w.dumps({key: value for key, value in content.items() if value})}"
@@ -354,57 +343,37 @@ def _line(text: str) -> str:
     return " ".join(text.split())
 
 
-class _LeftOut(Exception):
-    """Why there is nothing to ask for."""
-
-
-def _name(machine: Machine) -> str:
-    dmi = host.DMI.of(machine.host)
-    called = None if isinstance(dmi, Missing) else dmi.product
-    models = sorted({gpu.name for gpu in machine.gpus})
-    return str(called or f"{len(machine.gpus)} x {' and '.join(models)}")
-
-
-def _value(key: str, machine: Machine, topology: GpuTopology) -> str | int:
+def _value(key: str, machine: Machine, topology: GpuTopology) -> str | int | Missing:
     values = [value for _, _, value in ORDER_LINES[key].values(machine, topology, {})]
     why = next((str(value) for value in values if isinstance(value, Missing)), "")
     if why or not values:
-        raise _LeftOut(f"not known{why and f', {why}'}")
+        return Missing(f"not known{why and f', {why}'}")
     if key == "memory.gibibytes":  # what the modules have together where that is known, else what the kernel has of it
         slots = MEMORY_MODULES.of(machine.host)
         sizes = [] if isinstance(slots, Missing) else [each.bytes for each in slots if each.bytes != 0]
         values = [sum(filter(None, sizes)) // GIB if sizes and None not in sizes else math.ceil(values[0])]
     if any(value != values[0] for value in values):
-        raise _LeftOut(f"not all alike, {', '.join(map(str, dict.fromkeys(values)))}")
+        return Missing(f"not all alike, {', '.join(map(str, dict.fromkeys(values)))}")
     return values[0] if isinstance(values[0], str) else round(values[0])
 
 
-def _kinds(table: str, machine: Machine) -> list[Kind]:
-    there = KINDS[table].of(machine.host)
-    if isinstance(there, Missing):
-        raise _LeftOut("not known")
-    if not (kinds := list(_drive_kinds(there) if table == "drives" else _port_kinds(ports_of(machine.host)))):
-        raise _LeftOut("none are here")
-    return kinds
-
-
-def _drive_kinds(drives: Iterable[Drive]) -> Iterator[Kind]:
-    kinds = grouped(((max(1, drive.bytes // GB), drive.model or ""), drive) for drive in drives if drive.bytes)
-    for (size, model), alike in sorted(kinds.items()):
-        named = {"model": model} if model else {}
-        yield {"gigabytes": size, **named, "count": len(alike), **_common_firmware(alike)}
-
-
-def _port_kinds(ports: Iterable[Port]) -> Iterator[Kind]:
-    kinds = grouped(((port.adapter, port.link_layer or ""), port) for port in ports if port.adapter)
-    for (adapter, layer), alike in sorted(kinds.items()):
-        up, named = active(alike), {"link_layer": layer} if layer else {}
-        rates = {port.gigabits for port in up}
-        rate = {"gigabits_per_second": int(*rates)} if len(rates) == 1 and min(rates).is_integer() else {}
-        yield {"adapter": adapter, **named, "count": len(alike), "in_use": len(up), **rate, **_common_firmware(alike)}
-
-
-def _common_firmware(parts: Iterable[Any]) -> Kind:
-    """That of all of them, if they have the same."""
-    values = {part.firmware for part in parts}
-    return {"firmware": values.pop()} if len(values) == 1 and all(values) else {}
+def _kinds(table: str, machine: Machine) -> list[dict[str, Any]] | Missing:
+    fact, names = KINDS[table]
+    if isinstance(there := fact.of(machine.host), Missing):
+        return Missing("not known")
+    if table == "drives":
+        kinds = grouped(((max(1, each.bytes // GB), each.model or ""), each) for each in there if each.bytes)
+    else:
+        kinds = grouped(((each.adapter, each.link_layer or ""), each) for each in there if each.adapter)
+    found = []
+    for kind, alike in sorted(kinds.items()):
+        row = {name: value for name, value in zip(names, kind, strict=True) if value} | {"count": len(alike)}
+        if table == "ports":
+            up = active(alike)
+            row["in_use"], rates = len(up), {port.gigabits for port in up}
+            if len(rates) == 1 and min(rates).is_integer():
+                row["gigabits_per_second"] = int(*rates)
+        if len(firmware := {each.firmware for each in alike}) == 1 and all(firmware):
+            row["firmware"] = firmware.pop()
+        found.append(row)
+    return found or Missing("none are here")
