@@ -23,7 +23,7 @@ def _calibrate(given: argparse.Namespace) -> int:
         f"{given.output}: {len(written.limits)} limits for {', '.join(written.match)}; use it with --fleet-profile"
     )
     for reach in limits.reaches:
-        command.print_line(str(reach))
+        command.print_line(reach)
     if limits.kept:
         command.print_line(f"{given.output}: for {limits.kept} figures the shipped limits hold on (--replace-shipped)")
     if problem := too_few(runs):

@@ -8,14 +8,14 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from itertools import chain
 from pathlib import Path
 from statistics import fmean, median, stdev
-from typing import Any
+from typing import Any, Literal
 
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.finding import KnownGood, Limit, Reference
 from pytest_gpufleet.model.gpu import SOFTWARE, GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import MEASURED_UNDER, METRICS, GiB, KiB, MiB, SpreadRow
+from pytest_gpufleet.model.metric import MEASURED_UNDER, METRICS, GiB, KiB, Metric, MiB, SpreadRow
 from pytest_gpufleet.model.place import Place, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped
@@ -42,20 +42,25 @@ class CannotCalibrate(ValueError):
 @dataclass(frozen=True)
 class CalibratedLimits:
     """`limits` and `spreads` extend those of `base`, the shipped profile of the GPU model, if there is one; `kept`
-    counts the figures for which its limits hold on. `reaches`: what each limit finds."""
+    counts the figures for which its limits hold on. `reaches`: what each limit finds, in words. `own`: the metrics of
+    an author's checks, which a profile has to declare."""
 
     limits: tuple[Limit, ...]
     spreads: tuple[SpreadRow, ...]
-    reaches: tuple["Reach", ...]
+    reaches: tuple[str, ...]
+    own: tuple[Metric, ...]
     base: Profile | None
     kept: int
 
 
 @dataclass(frozen=True)
 class _Known:
-    """A figure of known-good machines: the worst place of each run, and by machine and GPUs the values of all runs."""
+    """A figure of known-good machines: the worst place of each run, and by machine and GPUs the values of all runs.
+    `count`: how many comparisons a run makes on such machines."""
 
     figure: Figure
+    topology: GpuTopology
+    count: int
     by_run: dict[str, float]
     by_machine: dict[str, dict[GpuIds, list[float]]]
 
@@ -72,35 +77,30 @@ class _Known:
     def mean(self) -> float:
         return fmean(map(fmean, self.places))
 
+    def seen(self, source: str = "", date: str = "") -> SpreadRow:
+        """How much its places differ within a machine, and the means of machines, where these are several."""
+        means, places = [*map(fmean, self.places)], sum(map(len, self.places))
+        squares = sum((value - mean) ** 2 for mean, each in zip(means, self.places, strict=True) for value in each)
+        df, scale = places - len(means), self.figure.scale(self.mean)
+        within = _digits(math.sqrt(squares / df) / scale) if df else None
+        between = _digits(stdev(means) / scale) if len(means) > 1 else None
+        under = {key: value for key, value in self.figure.conditions if key != "part"}  # all are of one, if of any
+        return SpreadRow(self.figure.name, within, between, len(means), places, None, source, date, under)
+
+    def spread(self, machines: int = 0) -> tuple[Spread, float, bool]:
+        """How much such machines differ, by what was seen of these and the default of the metric, and the smallest
+        fault that matters; and whether there is no such default, but a tolerance. `machines`: as if that many had been
+        seen."""
+        known, seen = healthy_spread(self.figure, self.topology, of_every_gpu()), self.seen()
+        healthy, n = known.spread, machines or seen.machines
+        df = n * (seen.gpus / seen.machines - 1)
+        within, within_df = pooled(healthy.within, healthy.within if seen.within is None else seen.within, df)
+        between, between_df = pooled(healthy.between, healthy.between if seen.between is None else seen.between, n - 1)
+        return Spread(within, between, within_df, between_df), known.matters, known.seen is None
+
     def __str__(self) -> str:
         conditions = ", ".join(f"{key}={value}" for key, value in self.figure.conditions)
         return f"{self.figure.metric.title} ({conditions})" if conditions else self.figure.metric.title
-
-
-@dataclass(frozen=True)
-class Reach:
-    """What a limit of so many `machines` with so many `places` each finds: by the mean of a machine like these, and by
-    each of its places among the others. None: it is one place. `half`: of how many machines it would have to be, so
-    that it finds half of that; None where no number is enough."""
-
-    known: _Known
-    machines: int
-    places: int
-    machine: Line
-    place: Line | None
-    half: int | None
-
-    def __str__(self) -> str:
-        """ "bus bandwidth (...): 366.9 GB/s of 3 machines; line 3.1 % below, finds 3.8 % with 99 %, ..." """
-        way = "below" if self.known.figure.metric.better == "higher" else "above"
-        of = f"{self.machines} machine{'s' * (self.machines > 1)}"
-        each = f"; one of {self.places} places from {size_found(FOUND, self.place):.1%}" if self.place else ""
-        more = f"{self.half} machines would halve that" if self.half else "more machines would not halve that"
-        return (
-            f"{self.known}: {self.known.mean:,.4g} {self.known.figure.metric.unit} of {of}; the line is "
-            f"{self.machine.at:.1%} {way}, finds a machine with {FOUND:.0%} from {size_found(FOUND, self.machine):.1%}"
-            f"{each}; {100 * (1 - rejects(self.machine)):.6g} % of healthy machines meet it; {more}"
-        )
 
 
 def calibrate(runs: Mapping[str, Record], *, replace_shipped: bool = False) -> CalibratedLimits:
@@ -117,29 +117,24 @@ def calibrate(runs: Mapping[str, Record], *, replace_shipped: bool = False) -> C
     known = [one for one in _known(runs) if not one.worst <= 0]  # which no limit can be; NaN is refused below
     if not known:
         raise CannotCalibrate("the runs have no measurement that a limit could rest on")
-    first = next(iter(runs.values()))
-    count = counted(first)
-    if problems := [problem for one in known if (problem := _disagreement(one, first.topology, count))]:
+    if problems := [problem for one in known if (problem := _disagreement(one))]:
         raise CannotCalibrate("; ".join(problems))
-    base, sources = for_gpu(models(first)), _sources(runs.values())
-    made = {one.figure: (one, limit) for one in known if (limit := _limit(one, first.topology, count, sources))}
-    spreads = {one.figure: _seen(one, sources) for one, limit in made.values() if limit.reference}
+    base, sources = for_gpu(models(next(iter(runs.values())))), _sources(runs.values())
+    made = [(one, limit) for one in known if (limit := _limit(one, *sources))]
+    spreads = tuple(one.seen(*sources[:2]) for one, limit in made if limit.reference)
     before = base or of_every_gpu()
-    here = replace(before, path=Path(), base=before, limits=(), spreads=tuple(spreads.values()))
-    limits = {
-        figure: one
-        for figure, (one, limit) in made.items()
-        if not _stands(before, here, limit, one, first.topology, count, replace_shipped)
-    }
-    if not limits:
+    here = replace(before, path=Path(), base=before, limits=(), spreads=spreads)
+    new = [(one, limit) for one, limit in made if not _stands(before, here, limit, one, replace_shipped)]
+    if not new:
         sharper = "none of them is weaker" if replace_shipped else "--replace-shipped replaces those that are weaker"
         raise CannotCalibrate(f"a shipped limit holds for every measurement: {sharper}")
     return CalibratedLimits(
-        tuple(made[figure][1] for figure in limits),
-        tuple(row for row in spreads.values() if row.between is not None or row.within is not None),
-        tuple(_reach(one, first.topology, count) for one in limits.values()),
+        tuple(limit for _, limit in new),
+        tuple(row for row in spreads if row.between is not None or row.within is not None),
+        tuple(_reach(one) for one, _ in new),
+        tuple(one.figure.metric for one, _ in new if one.figure.name not in MEASURED_UNDER),
         base,
-        len(made) - len(limits),
+        len(made) - len(new),
     )
 
 
@@ -170,15 +165,10 @@ def _unlike(runs: Mapping[str, Record]) -> list[str]:
         run = begun.setdefault((record.run.host, record.run.utc), name)
         if run != name:
             return [f"{run} and {name} are one and the same run"]
-    mixed = {
-        name: models(record) for name, record in runs.items() if len({gpu.name for gpu in record.topology.gpus}) != 1
-    }
-    unlike = [
-        f"they differ in {each.text}"
-        for each in equality.unlike(runs)
-        if each.fact in ("GPU model", *SOFTWARE.values())
-    ]
-    return [f"{name} is not of one GPU model: {found}" for name, found in mixed.items()] or unlike
+    mixed = (name for name, record in runs.items() if len({gpu.name for gpu in record.topology.gpus}) != 1)
+    unlike = (each for each in equality.unlike(runs) if each.fact in ("GPU model", *SOFTWARE.values()))
+    of_several = [f"{name} is not of one GPU model: {models(runs[name])}" for name in mixed]
+    return of_several or [f"they differ in {each.text}" for each in unlike]
 
 
 def _machines(runs: Mapping[str, Record]) -> dict[str, str]:
@@ -196,7 +186,7 @@ def _known(runs: Mapping[str, Record]) -> list[_Known]:
     """What limits can be made for: figures that require one or had one, under conditions that a profile knows."""
     found: dict[Figure, _Known] = {}
     machines, parts = _machines(runs), {record.topology.part for record in runs.values()}
-    part = parts.pop() if len(parts) == 1 else ""
+    part, first = parts.pop() if len(parts) == 1 else "", next(iter(runs.values()))
     for name, record in runs.items():
         for figure, values in figures(held_to_limits(record.findings)).items():
             under = MEASURED_UNDER.get(figure.name)
@@ -204,22 +194,22 @@ def _known(runs: Mapping[str, Record]) -> list[_Known]:
             here = {"fabric": record.topology.fabric.replace("none", ""), "part": part}
             conditions += tuple(item for item in here.items() if item[0] in (under or ()) and item[1])
             known = Figure(figure.name, tuple(sorted(conditions)), figure.metric)
-            one = found.setdefault(known, _Known(known, {}, {}))
+            one = found.setdefault(known, _Known(known, first.topology, counted(first), {}, {}))
             one.by_run[name] = figure.worst((*values.values(), one.by_run.get(name, next(iter(values.values())))))
             of_gpus = one.by_machine.setdefault(machines[name], {})
             for place, value in values.items():
                 of_gpus.setdefault(whose(record, figure, place), []).append(value)
     order = {metric: index for index, metric in enumerate(METRICS)}
 
-    def by_metric(figure: Figure) -> tuple[int, str, list[tuple[str, bool, Condition]]]:
+    def by_metric(one: _Known) -> tuple[Any, ...]:
         """Of one metric by conditions, numbers before texts: the two cannot be compared."""
-        conditions = [(key, isinstance(value, str), value) for key, value in figure.conditions]
-        return order.get(figure.name, len(order)), figure.name, conditions
+        conditions = [(key, isinstance(value, str), value) for key, value in one.figure.conditions]
+        return order.get(one.figure.name, len(order)), one.figure.name, conditions
 
-    return sorted(found.values(), key=lambda one: by_metric(one.figure))
+    return sorted(found.values(), key=by_metric)
 
 
-def _disagreement(one: _Known, topology: GpuTopology, count: int) -> str:
+def _disagreement(one: _Known) -> str:
     """Why no limit can be made of this figure; empty if one can."""
     unit = one.figure.metric.unit
     said = ", ".join(f"{value:,.4g} {unit} in {name}" for name, value in one.by_run.items())
@@ -233,112 +223,85 @@ def _disagreement(one: _Known, topology: GpuTopology, count: int) -> str:
         machine = [fmean(values) for values in of_gpus.values()]
         others = {other: values for other, values in one.by_machine.items() if other != name}
         rest = replace(one, by_machine=others or one.by_machine)
-        spread, matters, fixed = _spread(rest, topology)
+        spread, matters, fixed = rest.spread()
         off = abs(one.figure.share(fmean(machine) - rest.mean, rest.mean))
-        if not fixed and off > machine_line(spread, len(rest.places), len(machine), count, matters):
+        if not fixed and off > machine_line(spread, len(rest.places), len(machine), one.count, matters):
             return f"{one} has a machine too far from the mean of {rest.mean:,.4g} {unit} to be one of them: {said}"
-        allowed = gpu_line(spread, len(machine), count, matters) if len(machine) > 1 else math.inf
+        allowed = gpu_line(spread, len(machine), one.count, matters) if len(machine) > 1 else math.inf
         if any(abs(one.figure.share(value - median(machine), median(machine))) > allowed for value in machine):
             return f"{one} has a GPU too far from the others of its machine to be one of them: {said}"
     return ""
 
 
-def _seen(one: _Known, sources: Mapping[str, str]) -> SpreadRow:
-    """How much its places differ within a machine, and the means of machines, where these are several."""
-    means, places, scale = [*map(fmean, one.places)], sum(map(len, one.places)), one.figure.scale(one.mean)
-    squares = sum((value - mean) ** 2 for mean, machine in zip(means, one.places, strict=True) for value in machine)
-    df = places - len(means)
-    within = _digits(math.sqrt(squares / df) / scale) if df else None
-    between = _digits(stdev(means) / scale) if len(means) > 1 else None
-    under = {key: value for key, value in one.figure.conditions if key != "part"}  # they are all of one, if of any
-    return SpreadRow(
-        one.figure.name, within, between, len(means), places,
-        source=sources["source"], date=sources["date"], conditions=under,
-    )  # fmt: skip
-
-
-def _spread(one: _Known, topology: GpuTopology, machines: int = 0) -> tuple[Spread, float, bool]:
-    """How much such machines differ, by what was seen of these and the default of the metric, and the smallest fault
-    that matters; and whether there is no such default, but a tolerance. `machines`: as if that many had been seen."""
-    known, seen = healthy_spread(one.figure, topology, of_every_gpu()), _seen(one, {"source": "", "date": ""})
-    healthy = known.spread
-    n = machines or seen.machines
-    df = n * (seen.gpus / seen.machines - 1)
-    within, within_df = pooled(healthy.within, healthy.within if seen.within is None else seen.within, df)
-    between, between_df = pooled(healthy.between, healthy.between if seen.between is None else seen.between, n - 1)
-    return Spread(within, between, within_df, between_df), known.matters, known.seen is None
-
-
-def _reach(one: _Known, topology: GpuTopology, count: int) -> Reach:
-    machines, places = len(one.places), min(map(len, one.places))
+def _reach(one: _Known) -> str:
+    """What a limit finds: by the mean of a machine like these, and by each of its places among the others; and of how
+    many machines it would have to be, so that it finds half of that."""
+    metric, machines, places = one.figure.metric, len(one.places), min(map(len, one.places))
 
     def line(of: int) -> Line:
-        spread, matters, _ = _spread(one, topology, of)
-        return of_machine(spread, of, places, count, matters)
+        spread, matters, _ = one.spread(of)
+        return of_machine(spread, of, places, one.count, matters)
 
-    half, of = size_found(FOUND, line(machines)) / 2, machines
-    while of <= MOST_MACHINES and size_found(FOUND, line(of)) > half:
+    (spread, matters, _), here, of = one.spread(), line(machines), machines
+    while of <= MOST_MACHINES and size_found(FOUND, line(of)) > size_found(FOUND, here) / 2:
         of = math.ceil(1.25 * of)
-    spread, matters, _ = _spread(one, topology)
-    place = of_gpu(spread, places, count, matters) if places > 1 else None
-    return Reach(one, machines, places, line(machines), place, of if of <= MOST_MACHINES else None)
+    place = of_gpu(spread, places, one.count, matters) if places > 1 else None
+    each = f"; one of {places} places from {size_found(FOUND, place):.1%}" if place else ""
+    more = f"{of} machines would halve that" if of <= MOST_MACHINES else "more machines would not halve that"
+    return (
+        f"{one}: {one.mean:,.4g} {metric.unit} of {machines} machine{'s' * (machines > 1)}; the line is {here.at:.1%} "
+        f"{'below' if metric.better == 'higher' else 'above'}, finds a machine with {FOUND:.0%} from "
+        f"{size_found(FOUND, here):.1%}{each}; {100 * (1 - rejects(here)):.6g} % of healthy machines meet it; {more}"
+    )
 
 
-def _sources(records: Iterable[Record]) -> dict[str, str]:
-    """Where the figures come from: hosts, days, software; the last day; the versions that references are known by."""
+def _sources(records: Iterable[Record]) -> tuple[str, str, str, str]:
+    """Where the figures come from: hosts, days, software; the last day; the versions of NCCL and of the driver."""
     records = list(records)
     hosts = sorted({record.run.host for record in records})
     days = sorted({record.run.utc[:10] for record in records})
-    topology = records[0].topology
     counts = sorted({len(record.topology.gpus) for record in records})
+    topology = records[0].topology
     source = (
         f"{'/'.join(map(str, counts))}x {topology.gpus[0].name}, {', '.join(hosts)}, "
         f"{days[0] if len(days) == 1 else f'{days[0]} to {days[-1]}'}, driver {topology.driver}, "
         f"NCCL {topology.nccl}, torch {topology.torch}"
     )
-    return {"source": source, "date": days[-1], "nccl": topology.nccl or "", "driver": topology.driver or ""}
+    return source, days[-1], topology.nccl or "", topology.driver or ""
 
 
-def _limit(one: _Known, topology: GpuTopology, count: int, sources: Mapping[str, str]) -> Limit | None:
+def _limit(one: _Known, source: str, date: str, nccl: str, driver: str) -> Limit | None:
     """None where it would be nothing, which no limit can be."""
-    metric = one.figure.metric
-    higher = metric.better == "higher"
-    spread, matters, fixed = _spread(one, topology)
-    known = Limit(
-        one.figure.name, "min" if higher else "max", _digits(one.mean), metric.unit, "calibrated", sources["source"],
-        dict(one.figure.conditions), "", given=True,
-    )  # fmt: skip
+    metric, mean, (spread, matters, fixed) = one.figure.metric, _digits(one.mean), one.spread()
+    higher, under = metric.better == "higher", dict(one.figure.conditions)
+    sense: Literal["min", "max"] = "min" if higher else "max"
+    known = Limit(metric.name, sense, mean, metric.unit, "calibrated", source, under, "", given=True)
     if not fixed:
-        of = Reference(known.value, len(one.places), sources["date"], sources["nccl"], sources["driver"])
-        return replace(known, reference=of) if known.value else None
+        return replace(known, reference=Reference(mean, len(one.places), date, nccl, driver)) if mean else None
     # Of each place, and towards the side on which all of these meet it. A ratio is at most 1.
-    margin = machine_line(spread, len(one.places), 1, count, matters) * one.figure.scale(one.mean)
+    margin = machine_line(spread, len(one.places), 1, one.count, matters) * one.figure.scale(one.mean)
     margin = max(margin, abs(one.mean - one.worst))
     floor = _digits(one.mean - margin, ROUND_FLOOR) if higher else _digits(one.mean + margin, ROUND_CEILING)
     floor = min(floor, 1.0) if metric.unit == "ratio" else floor
-    return replace(known, value=floor, measured=known.value or None, date=sources["date"]) if floor > 0 else None
+    return replace(known, value=floor, measured=mean or None, date=date) if floor > 0 else None
 
 
 def _digits(value: float, rounding: str | None = None) -> float:
     return float(Context(prec=DIGITS, rounding=rounding).create_decimal(repr(value)))
 
 
-def _stands(
-    before: Profile, here: Profile, limit: Limit, one: _Known, topology: GpuTopology, count: int, replace_shipped: bool
-) -> bool:
+def _stands(before: Profile, here: Profile, limit: Limit, one: _Known, replace_shipped: bool) -> bool:
     """Whether a shipped limit stays what holds for this figure: such runs met it. A reference is worth more than a
     floor that is the judgement of this project."""
     values: dict[Where, float] = {Place(0, "gpu", index): value for index, value in enumerate(one.places[0])}
     measured = Measurement(one.figure.name, values, dict(one.figure.conditions), definition=one.figure.metric)
-    stated = before.limit_for(measured, topology.fabric, topology.part)
+    stated = before.limit_for(measured, one.topology.fabric, one.topology.part)
     if stated is None or (limit.reference and stated.grade == "project"):
         return False
     if not replace_shipped:
         return True
-    line, shipped_line = (
-        line_of(each, measured, by, topology, count) for each, by in ((limit, here), (stated, before))
-    )
-    return line.met_by(shipped_line.value)
+    shipped_line = line_of(stated, measured, before, one.topology, one.count)
+    return line_of(limit, measured, here, one.topology, one.count).met_by(shipped_line.value)
 
 
 def too_few(runs: Mapping[str, Record]) -> str:
@@ -371,11 +334,8 @@ def profile_text(calibrated: CalibratedLimits, runs: Mapping[str, Record], sums:
     content = {
         "name": f"{base.name if base else model}, calibrated",
         **({"extends": base.name} if base else {"match": [model]}),
-        # Those of an author's own checks, which a profile has to declare.
         "metric": {
-            metric.name: {"unit": metric.unit, "better": metric.better, "title": metric.title}
-            for metric in (reach.known.figure.metric for reach in calibrated.reaches)
-            if metric.name not in MEASURED_UNDER
+            each.name: {"unit": each.unit, "better": each.better, "title": each.title} for each in calibrated.own
         },
         "limit": [_limit_text(limit) for limit in calibrated.limits],
         "spread": [_spread_text(row) for row in calibrated.spreads],
@@ -392,12 +352,11 @@ def _known_good(name: str, record: Record, digest: str) -> KnownGood:
 
 
 def _limit_text(limit: Limit) -> dict[str, Any]:
+    floor = {limit.sense: limit.value, "measured": limit.measured, "date": limit.date}
     of = limit.reference
     table = {
         "metric": limit.metric,
-        **({} if of else {limit.sense: limit.value, "measured": limit.measured, "date": limit.date}),
-        **({"reference": of.value, "machines": of.machines, "date": of.date} if of else {}),
-        **({"nccl": of.nccl, "driver": of.driver} if of else {}),
+        **({"reference": of.value, **asdict(of), "value": None} if of else floor),
         "unit": limit.unit,
         "grade": limit.grade,
         "source": limit.source,
@@ -412,12 +371,9 @@ def _spread_text(row: SpreadRow) -> dict[str, Any]:
 
 
 def _when(conditions: Mapping[str, Condition]) -> dict[str, Condition]:
-    return {key: _value(key, given) for key, given in conditions.items()}
-
-
-def _value(key: str, value: Condition) -> Condition:
-    if key == "bytes" and isinstance(value, int):
-        for unit, size in (("GiB", GiB), ("MiB", MiB), ("KiB", KiB)):
-            if value % size == 0:
-                return f"{value // size} {unit}"
-    return value
+    """With bytes as people write them."""
+    when, size = dict(conditions), conditions.get("bytes")
+    for unit, each in (("KiB", KiB), ("MiB", MiB), ("GiB", GiB)):
+        if isinstance(size, int) and size % each == 0:
+            when["bytes"] = f"{size // each} {unit}"
+    return when
