@@ -14,7 +14,7 @@ from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import IN_WORDS, Finding, Limit, State
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import METRICS, Noise, Peers, SpreadRow, Tolerance, fits, over_network, row_of
+from pytest_gpufleet.model.metric import METRICS, Noise, Peers, Tolerance, fits, over_network, row_of
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite, shipped
@@ -155,27 +155,26 @@ def tolerances_of(
     known = limits.spread_for(measurement, topology.fabric)
     if known.seen is None:
         return (Tolerance(metric.name, known.matters),)
+    seen, within = known.seen[0], known.spread.within
+
+    def tolerance(peers: Peers, worse: float, sd: float) -> Tolerance:
+        noise = Noise(sd, seen.gpus, seen.machines, count)
+        return Tolerance(metric.name, worse, peers, row.per_kelvin, noise, seen.source, seen.conditions)
+
     if row.between_nodes(measurement.conditions):
-        values, sd = measurement.values.values(), known.spread.within
-        _, worse = usual_and_allowed(figure_of(measurement), values, sd, max(count, len(values)), known.matters)
-        return (_tolerance("model", known.seen[0], worse, sd, measurement, count),)
+        values = measurement.values.values()
+        _, worse = usual_and_allowed(figure_of(measurement), values, within, max(count, len(values)), known.matters)
+        return (tolerance("model", worse, within),)
     boards = Counter((topology.kind(place), topology.boards(place)) for place in measurement.values)
     several = [size for size in boards.values() if size > 1]
-    found = [(gpu_line(known.spread, min(several), count, known.matters), known.spread.within)] if several else []
-    tolerances = [_tolerance("part number", known.seen[0], *each, measurement, count) for each in found]
+    found = []
+    if several:
+        found.append(tolerance("part number", gpu_line(known.spread, min(several), count, known.matters), within))
     if len(measurement.values) > len(several) and len(boards) > 1 and min(boards.values()) == 1:
-        apart = Spread(known.spread.within, math.sqrt(2) * known.spread.between, between_df=known.spread.between_df)
+        apart = Spread(within, math.sqrt(2) * known.spread.between, between_df=known.spread.between_df)
         worse = machine_line(apart, math.inf, 1, count, known.matters)
-        tolerances.append(_tolerance("others of the model", known.seen[0], worse, apart.sd(), measurement, count))
-    return tuple(tolerances)
-
-
-def _tolerance(
-    peers: Peers, seen: SpreadRow, worse: float, sd: float, measurement: Measurement, count: int
-) -> Tolerance:
-    noise = Noise(sd, seen.gpus, seen.machines, count)
-    slope = row_of(measurement.definition).per_kelvin
-    return Tolerance(measurement.metric, worse, peers, slope, noise, seen.source, seen.conditions)
+        found.append(tolerance("others of the model", worse, apart.sd()))
+    return tuple(found)
 
 
 # Of `held`: findings of another version may follow otherwise.
@@ -186,26 +185,21 @@ def held(finding: Finding, topology: GpuTopology, no_limit: str, rehearsal: bool
     """The finding that follows from a measurement and what it is held against: the one way to it, when it is made and
     when it is read. `no_limit`: why it has no limit."""
     measurement, limit = finding.measurement, finding.limit
+    unjudged = replace(finding, state="not judged", missed=(), slower_than_peers=None, reason=no_limit)
     if rehearsal:
-        return replace(finding, state="not judged", missed=(), slower_than_peers=None, reason=no_limit)
+        return unjudged
     if not measurement.values:  # which would meet every limit
-        nothing = replace(finding, limit=None, tolerances=(), missed=(), slower_than_peers=None)
-        return replace(nothing, state="not judged", reason="nothing was measured")
+        return replace(unjudged, limit=None, tolerances=(), reason="nothing was measured")
     slower = slower_than_peers(measurement, finding.tolerances, topology)
     missed = tuple(
         place
         for place, value in _held_to_limit(measurement, limit, slower or {}).items()
         if not _possible(measurement.values[place], measurement) or (limit and not limit.met_by(value))
     )
-    state: State
+    state: State = "met" if limit else "not judged" if finding.required else "for information"
+    reason = no_limit if state == "not judged" else ""
     if missed or slower:
         state, reason = "missed", _missed_reason(len(missed), len(slower or ()))
-    elif limit:
-        state, reason = "met", ""
-    elif finding.required:
-        state, reason = "not judged", no_limit
-    else:
-        state, reason = "for information", ""
     finding = replace(finding, state=state, missed=missed, slower_than_peers=slower, reason=reason)
     return measured_again(finding, finding.again) if finding.again else finding
 
@@ -217,9 +211,8 @@ def _held_to_limit(measurement: Measurement, limit: Limit | None, slower: Mappin
     alike = {at: value for at, value in values.items() if at not in slower and _possible(value, measurement)}
     if limit is None or limit.reference is None or not alike:
         return dict(values)
-    return {at: value for at, value in values.items() if at not in alike and at not in slower} | dict.fromkeys(
-        alike, fmean(alike.values())
-    )
+    impossible = {at: value for at, value in values.items() if at not in alike and at not in slower}
+    return impossible | dict.fromkeys(alike, fmean(alike.values()))
 
 
 def comparisons(suite: Suite, level: str, gpus: int, nodes: int) -> int:
@@ -272,8 +265,7 @@ def scattered(finding: Finding) -> dict[Where, float]:
 
 
 def unsteady(finding: Finding, topology: GpuTopology) -> Finding | None:
-    """A finding of its own for a judged figure whose samples differ by more than they may, or whose shared way stalls;
-    else None."""
+    """A finding of its own for a judged figure whose samples differ by more than they may, or whose way stalls."""
     measurement, spread, allowed, why = finding.measurement, scattered(finding), allowed_spread(finding.measurement), ""
     if shares_its_way(measurement, topology):
         lost = {at: _lost(measurement, at) for at in spread}
@@ -311,16 +303,13 @@ def _lines(finding: Finding, topology: GpuTopology) -> list[str]:
     measurement, limit = finding.measurement, finding.limit
     what = f"{measurement.definition.title} ({', '.join(f'{k}={v}' for k, v in measurement.conditions.items())})"
     lines = [f"{what}: {finding.reason}"]
+    values = {at: f"  {topology.identity(at)}: {v:,.4g} {measurement.unit}" for at, v in measurement.values.items()}
     for place in finding.missed:
-        value = measurement.values[place]
-        against = f"limit {limit}" if _possible(value, measurement) else "which no measurement can give"
-        lines.append(f"  {topology.identity(place)}: {value:,.4g} {measurement.unit}, {against}")
+        possible = _possible(measurement.values[place], measurement)
+        lines.append(f"{values[place]}, {f'limit {limit}' if possible else 'which no measurement can give'}")
+    most = " and ".join(each.text for each in finding.tolerances)
     for place, fraction in (finding.slower_than_peers or {}).items():
-        value = measurement.values[place]
-        lines.append(
-            f"  {topology.identity(place)}: {value:,.4g} {measurement.unit}, {fraction:.1%} worse than its peers "
-            f"(at most {' and '.join(each.text for each in finding.tolerances)})"
-        )
+        lines.append(f"{values[place]}, {fraction:.1%} worse than its peers (at most {most})")
     lines += [f"  {each}" for each in dict.fromkeys(finding.why().values())]
     if limit is not None:
         whose = "the customer's profile" if limit.given else "profile"
@@ -346,8 +335,7 @@ def to_measure_again(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def set_aside(first: Sequence[Finding], second: Sequence[Finding]) -> list[Finding]:
-    """The findings of a first measurement when the second is there: those of figures that are in both count no longer,
-    and say why."""
+    """The findings of a first measurement when the second is there: figures of both count no longer, and say why."""
     again = [figure(finding.measurement) for finding in second]
     return [
         measured_again(each, why_again(each) or ALONG) if figure(each.measurement) in again else each for each in first
