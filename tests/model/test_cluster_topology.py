@@ -11,20 +11,17 @@ from tests import clusters, runs
 THREE = clusters.topology("gf1", "gf2", "gf3")
 
 
-@pytest.mark.parametrize(
-    ("place", "beginning"),
-    [
-        ("gpu3", "gf1 GPU 3 NVIDIA X9000, serial gf1-S3"),
-        ("node2/gpu0", "gf3 GPU 0 NVIDIA X9000, serial gf3-S0"),
-        ("node", "gf1"),
-        ("node1", "gf2"),
-        ("node1/rail2", "gf2 rail 2"),
-        ("node1/cpu1", "gf2 CPU rank 1"),
-        ("node1-node2", "gf2 and gf3"),
-        ("world", "world"),
-        ("node7", "node 7"),
-    ],
-)
+@pytest.mark.parametrize(("place", "beginning"), [
+    ("gpu3", "gf1 GPU 3 NVIDIA X9000, serial gf1-S3"),
+    ("node2/gpu0", "gf3 GPU 0 NVIDIA X9000, serial gf3-S0"),
+    ("node", "gf1"),
+    ("node1", "gf2"),
+    ("node1/rail2", "gf2 rail 2"),
+    ("node1/cpu1", "gf2 CPU rank 1"),
+    ("node1-node2", "gf2 and gf3"),
+    ("world", "world"),
+    ("node7", "node 7"),
+])  # fmt: skip
 def test_places_are_called_by_the_host(place: str, beginning: str) -> None:
     assert THREE.identity(read(place)).startswith(beginning)
 

@@ -80,26 +80,23 @@ def test_conditions_have_the_values_that_the_vocabulary_knows(measured):
                     assert type(value) is expected
 
 
-@pytest.mark.parametrize(
-    ("condition", "values"),
-    [
-        ("collective", table.COLLECTIVES),
-        ("precision", rate.PRECISIONS),
-        ("recipe", {*recipes.RECIPES, *transformer.PRECISIONS}),
-        ("model", {*recipes.MODELS, *transformer.SHAPES.keys() - NOT_TIMED}),
-        ("optimizer", recipes.OPTIMIZERS),
-        (
-            "method",
-            {*METHODS, "replayed", "eager", "ib_write_bw", "nccl", "nccl at once", words.EACH_ALONE, words.NO_SYNC}
-            | {words.ONE_WINDOW, words.WARMED_THROUGH, words.LINED_UP, words.SHARED_SPAN},
-        ),
-        (
-            "direction",
-            {*host_copies.WAYS, *get_args(pairs.PairDirection)}
-            | {f"{way} both ways" for way in (*host_copies.ONE_WAY, "write")},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("condition", "values"), [
+    ("collective", table.COLLECTIVES),
+    ("precision", rate.PRECISIONS),
+    ("recipe", {*recipes.RECIPES, *transformer.PRECISIONS}),
+    ("model", {*recipes.MODELS, *transformer.SHAPES.keys() - NOT_TIMED}),
+    ("optimizer", recipes.OPTIMIZERS),
+    (
+        "method",
+        {*METHODS, "replayed", "eager", "ib_write_bw", "nccl", "nccl at once", words.EACH_ALONE, words.NO_SYNC}
+        | {words.ONE_WINDOW, words.WARMED_THROUGH, words.LINED_UP, words.SHARED_SPAN},
+    ),
+    (
+        "direction",
+        {*host_copies.WAYS, *get_args(pairs.PairDirection)}
+        | {f"{way} both ways" for way in (*host_copies.ONE_WAY, "write")},
+    ),
+])  # fmt: skip
 def test_the_vocabulary_has_the_words_of_the_probes(condition, values):
     assert set(CONDITIONS[condition].values) == set(values)
 

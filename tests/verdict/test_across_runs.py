@@ -129,16 +129,13 @@ def warm(day: int, warmer: float, *values: float) -> Record:
     return replace(found, findings=[replace(found.findings[0], tolerances=(tolerance,))])
 
 
-@pytest.mark.parametrize(
-    ("warmer", "now", "worse"),
-    [
-        (0, 97, ["gpu1"]),
-        (5, 97.8, []),  # 1.5 % of 2.2 % are the warmer room's
-        (30, 94, ["gpu1"]),  # 10 K at most are a room
-        (-5, 101.2, []),
-        (-5, 99.8, ["gpu1"]),  # and in a colder one it should be faster
-    ],
-)
+@pytest.mark.parametrize(("warmer", "now", "worse"), [
+    (0, 97, ["gpu1"]),
+    (5, 97.8, []),  # 1.5 % of 2.2 % are the warmer room's
+    (30, 94, ["gpu1"]),  # 10 K at most are a room
+    (-5, 101.2, []),
+    (-5, 99.8, ["gpu1"]),  # and in a colder one it should be faster
+])  # fmt: skip
 def test_figures_are_taken_at_the_temperature_of_the_last_run(warmer: float, now: float, worse: list[str]) -> None:
     healthy = 100 - 0.3 * min(warmer, 10)
     cold, later = warm(1, 0, 100, 100, 100, 100), warm(2, warmer, healthy, now, healthy, healthy)
@@ -185,17 +182,14 @@ def test_rows_remapped_after_uncorrectable_errors_are_a_fault() -> None:
     assert [(fault.name, list(map(str, fault.subjects))) for fault in found.faults] == [("rows_remapped", ["gpu1"])]
 
 
-@pytest.mark.parametrize(
-    ("first", "last", "said"),
-    [
-        ({"remapped_rows": [1, 0, 0, 0]}, {"remapped_rows": [4, 0, 0, 0]}, "1 rows remapped after corrected errors"),
-        ({"ecc_corrected_volatile": 2}, {"ecc_corrected_volatile": 70}, "2 corrected ECC errors"),
-        ({}, {"ecc_corrected_volatile": 70}, "0 corrected ECC errors"),
-        ({"spare_rows": BANKS}, {"spare_rows": {**BANKS, "max": 3071, "low": 1}}, "0 banks of memory with few"),
-        ({"spare_rows": BANKS}, {"spare_rows": BANKS}, ""),
-        ({"ecc_corrected_volatile": 70}, {"ecc_corrected_volatile": 0}, ""),  # the driver was loaded anew
-    ],
-)
+@pytest.mark.parametrize(("first", "last", "said"), [
+    ({"remapped_rows": [1, 0, 0, 0]}, {"remapped_rows": [4, 0, 0, 0]}, "1 rows remapped after corrected errors"),
+    ({"ecc_corrected_volatile": 2}, {"ecc_corrected_volatile": 70}, "2 corrected ECC errors"),
+    ({}, {"ecc_corrected_volatile": 70}, "0 corrected ECC errors"),
+    ({"spare_rows": BANKS}, {"spare_rows": {**BANKS, "max": 3071, "low": 1}}, "0 banks of memory with few"),
+    ({"spare_rows": BANKS}, {"spare_rows": BANKS}, ""),
+    ({"ecc_corrected_volatile": 70}, {"ecc_corrected_volatile": 0}, ""),  # the driver was loaded anew
+])  # fmt: skip
 def test_what_was_corrected_is_told(first: Mapping[str, object], last: Mapping[str, object], said: str) -> None:
     found = counted(first, last)
     assert found.faults == ()
@@ -214,17 +208,14 @@ def test_gpus_that_moved_came_or_went_are_told() -> None:
     assert ("serial node7-S3" in went, went.endswith("in r0, and not in r1")) == (True, True)
 
 
-@pytest.mark.parametrize(
-    ("histories", "sigma", "df"),
-    [
-        ([], 0.0, 0),
-        ([[100.0, 90.0]], 0.0, 0),  # two runs know no noise
-        ([[100.0, 99.0, 98.0], [50.0, 51.0, 52.0]], 0.0, 0.4),
-        ([[100.0, math.nan, 98.0]], 0.0, 0),
-        ([[99.0, 100.0, 99.0]] * 3, 1.4826 * 0.02 / math.sqrt(6), 0.6),
-        ([[100.0, 100.0, 100.0]] * 3 + [[100.0, 50.0, 100.0]], 0.0, 0.8),  # one GPU is no noise of the others
-    ],
-)
+@pytest.mark.parametrize(("histories", "sigma", "df"), [
+    ([], 0.0, 0),
+    ([[100.0, 90.0]], 0.0, 0),  # two runs know no noise
+    ([[100.0, 99.0, 98.0], [50.0, 51.0, 52.0]], 0.0, 0.4),
+    ([[100.0, math.nan, 98.0]], 0.0, 0),
+    ([[99.0, 100.0, 99.0]] * 3, 1.4826 * 0.02 / math.sqrt(6), 0.6),
+    ([[100.0, 100.0, 100.0]] * 3 + [[100.0, 50.0, 100.0]], 0.0, 0.8),  # one GPU is no noise of the others
+])  # fmt: skip
 def test_noise_is_what_a_straight_line_leaves(histories: list[list[float]], sigma: float, df: float) -> None:
     assert noise(histories, Figure("memory_bandwidth", (), MEMORY)) == pytest.approx((sigma, df))
 
@@ -247,29 +238,26 @@ SHARE = Figure("communication_share", (), Metric("communication_share", "ratio",
 KELVIN = Figure("soak_excess", (), METRICS["soak_excess"])
 
 
-@pytest.mark.parametrize(
-    ("figure", "values", "worse"),
-    [
-        (HIGHER, [100, 100, 100, 96], {3: 0.04}),
-        (HIGHER, [100, 100, 100, 98], {}),
-        (HIGHER, [100, 100, 100, 104], {}),  # better is nothing bad
-        (LOWER, [100, 100, 100, 104], {3: 0.04}),
-        (LOWER, [100, 100, 100, 96], {}),
-        (HIGHER, 2 * [104, 98, 100, 102, 96], {}),  # so noisy that 4 % say nothing
-        (HIGHER, [*2 * [104, 98, 100, 102, 96], 80], {10: 0.2}),  # and one bad node does not widen it
-        (HIGHER, [100, 100, 94, 10], {2: 0.06, 3: 0.9}),  # nor hides another
-        (HIGHER, [100, 100, 100, math.nan], {3: 1.0}),
-        (HIGHER, [math.nan, math.nan, math.nan], {}),
-        (HIGHER, [94, 100], {0: 0.06}),  # of two the worse one: nothing makes a machine faster than it is
-        (HIGHER, [100, math.nan], {1: 1.0}),
-        (HIGHER, [100], {}),
-        (SHARE, [0.004, 0.006], {}),  # half as much again of next to nothing
-        (SHARE, [0.0, 0.05], {1: 0.05}),
-        (SHARE, [0.01, 0.02, 0.012, 0.09], {3: 0.078}),
-        (KELVIN, [0.0, 2.5], {}),  # many times as much of next to nothing
-        (KELVIN, [0.5, 5.5], {1: 0.05}),
-    ],
-)
+@pytest.mark.parametrize(("figure", "values", "worse"), [
+    (HIGHER, [100, 100, 100, 96], {3: 0.04}),
+    (HIGHER, [100, 100, 100, 98], {}),
+    (HIGHER, [100, 100, 100, 104], {}),  # better is nothing bad
+    (LOWER, [100, 100, 100, 104], {3: 0.04}),
+    (LOWER, [100, 100, 100, 96], {}),
+    (HIGHER, 2 * [104, 98, 100, 102, 96], {}),  # so noisy that 4 % say nothing
+    (HIGHER, [*2 * [104, 98, 100, 102, 96], 80], {10: 0.2}),  # and one bad node does not widen it
+    (HIGHER, [100, 100, 94, 10], {2: 0.06, 3: 0.9}),  # nor hides another
+    (HIGHER, [100, 100, 100, math.nan], {3: 1.0}),
+    (HIGHER, [math.nan, math.nan, math.nan], {}),
+    (HIGHER, [94, 100], {0: 0.06}),  # of two the worse one: nothing makes a machine faster than it is
+    (HIGHER, [100, math.nan], {1: 1.0}),
+    (HIGHER, [100], {}),
+    (SHARE, [0.004, 0.006], {}),  # half as much again of next to nothing
+    (SHARE, [0.0, 0.05], {1: 0.05}),
+    (SHARE, [0.01, 0.02, 0.012, 0.09], {3: 0.078}),
+    (KELVIN, [0.0, 2.5], {}),  # many times as much of next to nothing
+    (KELVIN, [0.5, 5.5], {1: 0.05}),
+])  # fmt: skip
 def test_a_value_is_an_outlier_on_the_bad_side_only(figure, values, worse):
     found = beside_most(figure, {(str(index), gpu(0)): value for index, value in enumerate(values)}, 0.005, 10, 0.01)
     assert {int(each.run): each.worse for each in found} == pytest.approx(worse)

@@ -30,20 +30,17 @@ def fingerprints(*outputs, kind=H200, libraries=LIBRARIES, data=DATA, ranks=0):
     )
 
 
-@pytest.mark.parametrize(
-    ("outputs", "named"),
-    [
-        ([RIGHT] * 8, []),
-        ([RIGHT], []),
-        ([RIGHT] * 3 + [WRONG], [(gpu(3),)]),
-        ([RIGHT, UNSTEADY], [(gpu(1),)]),
-        ([RIGHT, WRONG], [(gpu(0), gpu(1))]),  # nobody can say which
-        ([RIGHT, RIGHT, WRONG, WRONG], [(gpu(0), gpu(1), gpu(2), gpu(3))]),
-        ([RIGHT, RIGHT, WRONG, UNSTEADY], [(gpu(2),), (gpu(3),)]),
-        ([UNSTEADY] * 4, []),  # it is the software that does not repeat it
-        ([RIGHT, UNSTEADY, UNSTEADY], []),
-    ],
-)
+@pytest.mark.parametrize(("outputs", "named"), [
+    ([RIGHT] * 8, []),
+    ([RIGHT], []),
+    ([RIGHT] * 3 + [WRONG], [(gpu(3),)]),
+    ([RIGHT, UNSTEADY], [(gpu(1),)]),
+    ([RIGHT, WRONG], [(gpu(0), gpu(1))]),  # nobody can say which
+    ([RIGHT, RIGHT, WRONG, WRONG], [(gpu(0), gpu(1), gpu(2), gpu(3))]),
+    ([RIGHT, RIGHT, WRONG, UNSTEADY], [(gpu(2),), (gpu(3),)]),
+    ([UNSTEADY] * 4, []),  # it is the software that does not repeat it
+    ([RIGHT, UNSTEADY, UNSTEADY], []),
+])  # fmt: skip
 def test_a_gpu_that_computes_otherwise_is_named(outputs, named):
     faults = gpus_apart(fingerprints(*outputs))
     assert [fault.subjects for fault in faults] == named
@@ -81,17 +78,14 @@ def record(*outputs, driver="580.159.04", **how):
 A, ALSO_A, B = record(*[RIGHT] * 4), record(*[RIGHT] * 4), record(*[WRONG] * 4)
 
 
-@pytest.mark.parametrize(
-    ("machines", "named", "usual"),
-    [
-        ([A, A, ALSO_A], None, None),
-        ([A, B, ALSO_A], {"1"}, RIGHT[:12]),
-        ([A, B], {"0", "1"}, None),  # nobody can say which
-        ([record(*[WRONG] * 8), record(RIGHT), record(RIGHT)], {"0"}, RIGHT[:12]),  # a large one has one vote
-        ([record(RIGHT, RIGHT, RIGHT, WRONG), A], None, None),  # a bad GPU is no bad machine
-        ([record(RIGHT, WRONG), A], None, None),  # and without a majority it has no vote
-    ],
-)
+@pytest.mark.parametrize(("machines", "named", "usual"), [
+    ([A, A, ALSO_A], None, None),
+    ([A, B, ALSO_A], {"1"}, RIGHT[:12]),
+    ([A, B], {"0", "1"}, None),  # nobody can say which
+    ([record(*[WRONG] * 8), record(RIGHT), record(RIGHT)], {"0"}, RIGHT[:12]),  # a large one has one vote
+    ([record(RIGHT, RIGHT, RIGHT, WRONG), A], None, None),  # a bad GPU is no bad machine
+    ([record(RIGHT, WRONG), A], None, None),  # and without a majority it has no vote
+])  # fmt: skip
 def test_a_machine_whose_gpus_agree_on_wrong_bits_is_named(machines, named, usual):
     records = {str(number): each for number, each in enumerate(machines)}
     found = other_bits(records)

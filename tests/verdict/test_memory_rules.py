@@ -44,17 +44,14 @@ def host(**setup):
     }
 
 
-@pytest.mark.parametrize(
-    ("figures", "facts", "codes"),
-    [
-        ([150.0, 151.0], host(), []),
-        ([57.0, 57.0], host(), []),  # two fifths of 12 channels with 2933 MT/s are 112.6 GB/s
-        ([56.0, 56.0], host(), ["host_memory_slow"]),
-        ([50.0], host(), []),  # a container that may use one of two nodes
-        ([1.0, 1.0], host(virtual=True), []),
-        ([1.0, 1.0], {"memory_modules": None, "processor_setup": host()["processor_setup"]}, []),
-        ([1.0], {}, []),
-    ],
-)
+@pytest.mark.parametrize(("figures", "facts", "codes"), [
+    ([150.0, 151.0], host(), []),
+    ([57.0, 57.0], host(), []),  # two fifths of 12 channels with 2933 MT/s are 112.6 GB/s
+    ([56.0, 56.0], host(), ["host_memory_slow"]),
+    ([50.0], host(), []),  # a container that may use one of two nodes
+    ([1.0, 1.0], host(virtual=True), []),
+    ([1.0, 1.0], {"memory_modules": None, "processor_setup": host()["processor_setup"]}, []),
+    ([1.0], {}, []),
+])  # fmt: skip
 def test_what_modules_carry(figures, facts, codes):
     assert [fault.name for fault in slower_than_modules(figures, facts)] == codes

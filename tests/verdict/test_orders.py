@@ -171,14 +171,11 @@ def test_every_line_was_seen_to_fail():
     assert {key for key in ORDER_LINES if any(asks(each, key) for each in given)} == ORDER_LINES.keys()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[machine]\nproduct = 'DGXH200'", "[processors]\nsockets = 2", "[memory]\nmodules = 32",
-        "[memory]\nmodule_gibibytes = 64", "[[drives]]\ngigabytes = 3840\ncount = 8", "[firmware]\nbios = '1.6.7'",
-        "[firmware]\nbmc = '24.9'", "[software]\ndriver = '580'",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("text", [
+    "[machine]\nproduct = 'DGXH200'", "[processors]\nsockets = 2", "[memory]\nmodules = 32",
+    "[memory]\nmodule_gibibytes = 64", "[[drives]]\ngigabytes = 3840\ncount = 8", "[firmware]\nbios = '1.6.7'",
+    "[firmware]\nbmc = '24.9'", "[software]\ndriver = '580'",
+])  # fmt: skip
 def test_what_a_machine_does_not_tell_is_no_fault_and_not_met(text):
     faults, untold = said(text, recorded().machine, driver=None)
     assert faults == []
@@ -188,19 +185,16 @@ def test_what_a_machine_does_not_tell_is_no_fault_and_not_met(text):
 DOWN = {"state": "1: DOWN", "rate": "10 Gb/sec (4X SDR)"}
 
 
-@pytest.mark.parametrize(
-    ("text", "states", "named"),
-    [
-        (PORTS, (0, 0, 0, 0), {"mlx5_0/1", "mlx5_1/1", "mlx5_2/1", "mlx5_3/1"}),
-        (PORTS, (1, 0, 1, 1), {"mlx5_1/1"}),
-        (PORTS + "in_use = 2\n", (1, 0, 1, 0), set()),
-        (PORTS + "in_use = 3\n", (1, 0, 1, 0), {"mlx5_1/1", "mlx5_3/1"}),
-        (PORTS + "in_use = 0\n", (0, 0, 0, 0), set()),
-        (PORTS.replace("MT4129", "MT4131"), (0, 0, 0, 0), set()),
-        ("[gpus]\ncount = 4", (0, 0, 0, 0), set()),
-        (None, (0,), set()),
-    ],
-)
+@pytest.mark.parametrize(("text", "states", "named"), [
+    (PORTS, (0, 0, 0, 0), {"mlx5_0/1", "mlx5_1/1", "mlx5_2/1", "mlx5_3/1"}),
+    (PORTS, (1, 0, 1, 1), {"mlx5_1/1"}),
+    (PORTS + "in_use = 2\n", (1, 0, 1, 0), set()),
+    (PORTS + "in_use = 3\n", (1, 0, 1, 0), {"mlx5_1/1", "mlx5_3/1"}),
+    (PORTS + "in_use = 0\n", (0, 0, 0, 0), set()),
+    (PORTS.replace("MT4129", "MT4131"), (0, 0, 0, 0), set()),
+    ("[gpus]\ncount = 4", (0, 0, 0, 0), set()),
+    (None, (0,), set()),
+])  # fmt: skip
 def test_ports_that_are_down_although_they_were_ordered(text, states, named):
     ports = ports_of({"network_ports": [port(index, **({} if up else DOWN)) for index, up in enumerate(states)]})
     found = ports_down(order(text) if text else None, ports)

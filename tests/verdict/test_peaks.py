@@ -62,14 +62,11 @@ def test_the_brand_is_asked_for_where_it_decides() -> None:
     assert peaks.product_rate(hopper.gpu(brand=0))
 
 
-@pytest.mark.parametrize(
-    ("facts", "why"),
-    [
-        ({"mig_mode": [1, 1]}, "cut by MIG"),
-        ({"virtualization": 2}, "a virtual one"),
-        ({"compute_capability": [99, 0]}, "nobody has looked up the matrix products of compute capability 99.0"),
-    ],
-)
+@pytest.mark.parametrize(("facts", "why"), [
+    ({"mig_mode": [1, 1]}, "cut by MIG"),
+    ({"virtualization": 2}, "a virtual one"),
+    ({"compute_capability": [99, 0]}, "nobody has looked up the matrix products of compute capability 99.0"),
+])  # fmt: skip
 def test_parts_of_gpus_and_what_nobody_has_looked_up_have_no_peak(facts: dict[str, object], why: str) -> None:
     with pytest.raises(peaks.NoPeak, match=why):
         peaks.product_rate(H200.gpu(**facts))

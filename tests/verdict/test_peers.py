@@ -51,24 +51,21 @@ def test_half_a_machine_that_is_slow_does_not_hide(n):
     assert slower([100.0] * n, measured(0.035)) == set()
 
 
-@pytest.mark.parametrize(
-    ("values", "tolerance", "affinities", "named"),
-    [
-        ([100.0, 100.0, 96.0, 96.0, 50.0], measured(0.035), [1] * 5, {2, 3, 4}),  # one that is very slow hides no other
-        ([100.0, 100.0, 96.0, 10.0], measured(0.035), [1] * 4, {2, 3}),
-        ([103.0, 100.0, 100.0, 100.0], measured(0.035), [1] * 4, set()),  # faster is no fault
-        ([100.0, 100.0, 100.0, 96.6], measured(0.035), [1] * 4, set()),  # of the others, without itself
-        ([100.0, 100.0, 100.0, 96.4], measured(0.035), [1] * 4, {3}),
-        # peers at one NUMA node are those whose processors are the same
-        ([55.5, 55.4, 53.1, 51.0], measured(0.03, peers="numa node"), [1, 1, 2, 2], {3}),
-        ([55.5, 55.4, 53.1, 51.0], measured(0.03, peers="numa node"), [1] * 4, set()),  # nobody knows who is near
-        ([55.5, 55.4, 53.1, 51.0], measured(0.06), [1, 1, 2, 2], {3}),
-        ([100.0, 100.0, math.nan], measured(0.03), [1] * 3, {2}),
-        ([100.0, math.nan, math.nan], measured(0.03), [1] * 3, {1, 2}),
-        ([math.nan] * 3, measured(0.03), [1] * 3, set()),
-        ([0.0, 0.0, 0.0, math.nan], measured(0.03), [1] * 4, {3}),
-    ],
-)
+@pytest.mark.parametrize(("values", "tolerance", "affinities", "named"), [
+    ([100.0, 100.0, 96.0, 96.0, 50.0], measured(0.035), [1] * 5, {2, 3, 4}),  # one that is very slow hides no other
+    ([100.0, 100.0, 96.0, 10.0], measured(0.035), [1] * 4, {2, 3}),
+    ([103.0, 100.0, 100.0, 100.0], measured(0.035), [1] * 4, set()),  # faster is no fault
+    ([100.0, 100.0, 100.0, 96.6], measured(0.035), [1] * 4, set()),  # of the others, without itself
+    ([100.0, 100.0, 100.0, 96.4], measured(0.035), [1] * 4, {3}),
+    # peers at one NUMA node are those whose processors are the same
+    ([55.5, 55.4, 53.1, 51.0], measured(0.03, peers="numa node"), [1, 1, 2, 2], {3}),
+    ([55.5, 55.4, 53.1, 51.0], measured(0.03, peers="numa node"), [1] * 4, set()),  # nobody knows who is near
+    ([55.5, 55.4, 53.1, 51.0], measured(0.06), [1, 1, 2, 2], {3}),
+    ([100.0, 100.0, math.nan], measured(0.03), [1] * 3, {2}),
+    ([100.0, math.nan, math.nan], measured(0.03), [1] * 3, {1, 2}),
+    ([math.nan] * 3, measured(0.03), [1] * 3, set()),
+    ([0.0, 0.0, 0.0, math.nan], measured(0.03), [1] * 4, {3}),
+])  # fmt: skip
 def test_who_is_slower_than_the_mean_of_the_others_is_named(values, tolerance, affinities, named):
     assert slower(values, tolerance, topology=machine(*affinities)) == set(map(gpu, named))
 
@@ -80,17 +77,14 @@ def test_of_two_the_slower_one_is_named_only_where_the_noise_of_healthy_ones_is_
 
 
 # GB/s of copies on H200 of two part numbers, A and B.
-@pytest.mark.parametrize(
-    ("boards", "values", "named"),
-    [
-        ("AABB", [4261.0, 4263.0, 4288.0, 4287.0], set()),
-        ("BBBA", [4288.0, 4288.0, 4287.0, 4261.0], set()),
-        ("BA", [4288.0, 4261.0], set()),
-        ("AABB", [4261.0, 4225.0, 4288.0, 4287.0], {gpu(1)}),  # 0.8 % less than its like
-        ("BBBA", [4288.0, 4288.0, 4287.0, 4000.0], {gpu(3)}),  # so much is no other kind of board
-        ("BB", [4288.0, 4251.0], {gpu(1)}),
-    ],
-)
+@pytest.mark.parametrize(("boards", "values", "named"), [
+    ("AABB", [4261.0, 4263.0, 4288.0, 4287.0], set()),
+    ("BBBA", [4288.0, 4288.0, 4287.0, 4261.0], set()),
+    ("BA", [4288.0, 4261.0], set()),
+    ("AABB", [4261.0, 4225.0, 4288.0, 4287.0], {gpu(1)}),  # 0.8 % less than its like
+    ("BBBA", [4288.0, 4288.0, 4287.0, 4000.0], {gpu(3)}),  # so much is no other kind of board
+    ("BB", [4288.0, 4251.0], {gpu(1)}),
+])  # fmt: skip
 def test_boards_of_one_part_number_are_held_closer_than_all_of_a_model(boards, values, named):
     gpus = tuple(Gpu(i, {"name": "NVIDIA H200", "board_part_number": number}) for i, number in enumerate(boards))
     topology = GpuTopology(gpus, (), "nvswitch")

@@ -20,9 +20,10 @@ from pytest_gpufleet.verdict.physical_limits import COLLECTIVES, MEMORY, physica
 from pytest_gpufleet.verdict.profile import Profile, for_gpu, shipped
 from pytest_gpufleet.verdict.reading import read
 from tests.boards import BOARDS, H200, Board
+from tests.without_switch import HEALTHY, MACHINES, NARROW_SLOT, SLOW_HOP, named, standard_run
 
 RECORDED = Path(__file__).parents[1] / "recorded"
-MACHINES = ("h200x1-e", "h200x2-f", "h200x4-a", "h200x4-b", "h200x4-c")
+NAMES = ("h200x1-e", "h200x2-f", "h200x4-a", "h200x4-b", "h200x4-c")
 KINDS = {
     "memory_bandwidth", "host_bandwidth", "gemm", "pair_bandwidth", "busbw", "train_throughput",
     "solo_train_throughput",
@@ -74,7 +75,7 @@ def limited(record: Record) -> Iterator[tuple[Measurement, Limit]]:
 # ---------------- recorded machines
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_recorded_machine_meets_its_physical_limits_and_not_with_a_fault_of_30_percent(name: str) -> None:
     """Slow memory shows in the triad: how fast cudaMemcpy is depends on the driver too."""
     found = list(limited(recorded(name)))
@@ -288,21 +289,9 @@ def test_the_documentation_has_every_part() -> None:
     _, _, section = text.partition("### Theoretical limits")
     section, _, _ = section.partition("### Conditions")
     of, training = parts_of, (fraction for fraction, *_ in parts_of.TRAINING.values())
-    every = [
-        of.MEMORY,
-        of.MEMCPY,
-        of.HOST,
-        of.HOST_PCIE_3,
-        of.PAIR,
-        of.PAIR_PCIE,
-        of.RING,
-        of.EACH,
-        of.PRODUCTS,
-        of.POWER,
-        of.TOGETHER,
-        of.RAIL,
-    ]
-    every += [of.RAILS_TOGETHER, *COLLECTIVES.values(), *of.LOOPBACK.values(), *training]
+    every = [of.MEMORY, of.MEMCPY, of.HOST, of.HOST_PCIE_3, of.PAIR, of.PAIR_PCIE, of.RING, of.EACH, of.PRODUCTS]
+    every += [of.POWER, of.TOGETHER, of.RAIL, of.RAILS_TOGETHER]
+    every += [*COLLECTIVES.values(), *of.LOOPBACK.values(), *training]
     assert [part for part in every if f"{part:.0%}".replace("%", " %") not in section] == []
     assert [name for name in COLLECTIVES if f"`{name}`" not in section] == []
 
@@ -315,8 +304,64 @@ def test_a_published_gate_decides_where_the_hardware_is_asked_for_less() -> None
     (gate,) = [limit for limit in profile.limits if limit.metric == "memory_bandwidth"]
     facts = profile.facts["hbm_terabytes_per_second"] * 1000
     assert gate.value > MEMORY * facts
-    below, above = (
-        judge(figure(gate.metric, value, operation="copy", at_once="all"), profile, topology, "x", rehearsal=False)
-        for value in (gate.value - 1, gate.value)
+    for value, state in ((gate.value - 1, "missed"), (gate.value, "met")):
+        copied = figure(gate.metric, value, operation="copy", at_once="all")
+        found = judge(copied, profile, topology, "x", rehearsal=False)
+        assert (found.state, found.limit) == (state, gate)
+
+
+# ---------------- machines without an NVSwitch: each kind can be ACCEPTED, a fault is found at its place
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_healthy_machine_is_accepted(name: str) -> None:
+    record = standard_run(name, HEALTHY)
+    assert [each for each in record.findings if each.state in ("missed", "not judged")] == []
+    assert record.verdict == "ACCEPTED"
+    judged = {str(each.measurement.conditions["collective"]) for each in record.findings
+              if each.measurement.metric == "busbw" and each.limit and each.limit.grade == "physical"}  # fmt: skip
+    assert judged >= {"all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "sendrecv"}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_one_slow_hop_rejects_and_is_named(name: str) -> None:
+    assert standard_run(name, SLOW_HOP).verdict == "REJECTED"
+    assert {place for _, place in named(name, SLOW_HOP)} == {"gpu0-gpu1", "gpu1-gpu0"}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_one_card_in_a_slot_of_four_lanes_rejects_and_is_named(name: str) -> None:
+    assert standard_run(name, NARROW_SLOT).verdict == "REJECTED"
+    found = {place for _, place in named(name, NARROW_SLOT)}
+    assert "gpu2" in found
+    assert [place for place in found if "gpu2" not in place.split("-")] == []
+
+
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("collective", ["all_reduce", "sendrecv", "all_to_all"])
+def test_a_collective_at_a_tenth_of_a_healthy_one_is_too_slow(name: str, collective: str) -> None:
+    """As over sockets in place of peer access or shared memory."""
+    every = [each for each in standard_run(name, HEALTHY).findings if each.measurement.metric == "busbw"]
+    at_full_speed = [each for each in every if each.measurement.conditions["bytes"] == GiB and each.limit]
+    (found,) = [each for each in at_full_speed if each.measurement.conditions["collective"] == collective]
+    assert not any(found.limit.met_by(value / 10) for value in found.measurement.values.values())
+
+
+def test_the_source_of_a_limit_names_the_hop_that_decides() -> None:
+    topology = MACHINES["4x L40S"].topology
+    ring = Measurement("ring_bandwidth", {"gpu0-gpu1": 25.0, "gpu1-gpu2": 9.5}, {"link": "SYS"})
+    both = {"direction": "device to host both ways", "at_once": "all", "method": "lined up"}
+    host = Measurement("host_bandwidth", {"gpu0": 14.0, "gpu3": 12.0}, both)
+    busbw = Measurement("busbw", {"world": 9.0}, {"collective": "broadcast", "bytes": GiB, "ranks": 4})
+
+    def source(*measured: Measurement) -> str:
+        return physical_limit(busbw, topology, measured).source
+
+    assert source(ring, host).endswith(
+        "the slowest hop, gpu1-gpu2 over SYS, with all hops of the ring at once, as measured: 9.5 GB/s"
     )
-    assert [(each.state, each.limit) for each in (below, above)] == [("missed", gate), ("met", gate)]
+    for left_out in ("host", "NVLink"):  # the driver's own copies; no hop of PCIe
+        slow = replace(ring, conditions={"link": left_out})
+        assert "gpu3 device to host both ways, with all GPUs at once" in source(slow, host)
+    with pytest.raises(NoPeak, match="has not measured"):
+        source(replace(host, conditions={**both, "at_once": "one"}))

@@ -4,7 +4,7 @@ import random
 import runpy
 from dataclasses import astuple
 from pathlib import Path
-from statistics import fmean
+from statistics import NormalDist, fmean
 
 import pytest
 
@@ -13,7 +13,7 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.verdict import power
 from pytest_gpufleet.verdict.judgement import comparisons
-from pytest_gpufleet.verdict.noise import REJECTED, Spread
+from pytest_gpufleet.verdict.noise import REJECTED, Spread, factor
 from pytest_gpufleet.verdict.power import Line, found, of_gpu, of_machine, rejected, size_found
 from pytest_gpufleet.verdict.profile import for_gpu
 from tests.recorded.test_recorded import HERE, RUNS
@@ -90,3 +90,18 @@ def test_the_command_prints_and_plots_a_profile_or_a_run_and_refuses_what_is_nei
     assert drawn.read_text(encoding="utf-8").startswith("<svg ")
     assert main(["power", "h200", "--gpus", "0"]) == main(["power", "h201"]) == 1
     assert "no profile that is shipped" in capsys.readouterr().err
+
+
+# Factors of one-sided tolerance intervals.
+Z = NormalDist().inv_cdf(0.999)
+# By another way: the 95 % quantile of (z + U / sqrt(n)) / sqrt(chi2 / (n - 1)), from four million draws each.
+FACTORS = {2: 49.43, 4: 9.201, 8: 5.689, 13: 4.787, 24: 4.170, 64: 3.673}
+
+
+@pytest.mark.parametrize("n", FACTORS)
+def test_factors_are_those_that_were_drawn(n: int) -> None:
+    assert factor(Z, n, n - 1) == pytest.approx(FACTORS[n], rel=0.004)
+
+
+def test_with_endless_data_the_factor_is_the_quantile() -> None:
+    assert factor(Z, 1e7, 1e7) == pytest.approx(Z, abs=0.003)

@@ -69,16 +69,13 @@ def test_what_somebody_wrote_beside_a_measurement_is_not_looked_at(tmp_path: Pat
     assert read(evidence.path).findings == [FINDINGS["missed"]]
 
 
-@pytest.mark.parametrize(
-    ("figures", "gpus", "count"),
-    [
-        (("memory_bandwidth",), 1, 1),  # with its limit
-        (("memory_bandwidth",), 8, 9),  # and each with the others
-        (("pair_bandwidth",), 4, 7),
-        (("busbw",), 8, 1),  # of all together
-        ((), 8, 0),
-    ],
-)
+@pytest.mark.parametrize(("figures", "gpus", "count"), [
+    (("memory_bandwidth",), 1, 1),  # with its limit
+    (("memory_bandwidth",), 8, 9),  # and each with the others
+    (("pair_bandwidth",), 4, 7),
+    (("busbw",), 8, 1),  # of all together
+    ((), 8, 0),
+])  # fmt: skip
 def test_how_many_comparisons_a_level_counts_with(figures: tuple[str, ...], gpus: int, count: int) -> None:
     once = SuiteCheck("quick", "Of this", figures=figures)
     twice, later = SuiteCheck("quick", "Of that", ("x", "y"), figures), SuiteCheck("burnin", "Later", (), figures)

@@ -94,14 +94,11 @@ def host_link(samples):
 STALLS = (55.0, 55.2, 20.1)  # more than a third of the time is lost
 
 
-@pytest.mark.parametrize(
-    ("second", "missed"),
-    [
-        *((samples, []) for samples in (STEADY, DISTURBED, SHARED)),  # others use the host too
-        (LOW, ["host_bandwidth"]),
-        *((samples, ["spread"]) for samples in (STALLS, HALF)),
-    ],
-)
+@pytest.mark.parametrize(("second", "missed"), [
+    *((samples, []) for samples in (STEADY, DISTURBED, SHARED)),  # others use the host too
+    (LOW, ["host_bandwidth"]),
+    *((samples, ["spread"]) for samples in (STALLS, HALF)),
+])  # fmt: skip
 def test_a_shared_way_that_stalls_is_measured_again_and_is_no_fault_while_it_only_differs(run, second, missed):
     run.judge(host_link(STALLS), again=lambda: [host_link(second)])
     first, *_ = run.recorded
@@ -128,23 +125,20 @@ def test_samples_of_a_gpus_own_work_that_differ_twice_speak_against_it(run, seco
 COLLECTIVE = {"collective": "all_reduce", "bytes": 1 << 30, "ranks": 2}
 
 
-@pytest.mark.parametrize(
-    ("metric", "under", "fabric", "shared"),
-    [
-        ("host_bandwidth", {"direction": "host to device", "at_once": "one"}, "nvswitch", True),
-        ("host_memory_bandwidth", {"operation": "triad"}, "nvswitch", True),
-        ("pair_bandwidth", {"direction": "read", "link": "NVLink"}, "nvlink", False),
-        ("pair_bandwidth", {"direction": "read", "link": "PHB"}, "pcie", True),
-        ("busbw", COLLECTIVE, "nvswitch", False),
-        ("busbw", COLLECTIVE, "pcie", True),
-        ("busbw", {**COLLECTIVE, "nodes": 2}, "nvswitch", True),
-        ("rail_bandwidth", {"at_once": "all"}, "nvswitch", True),
-        ("train_throughput", {"ranks": 1}, "pcie", False),
-        ("train_throughput", {"ranks": 2}, "pcie", True),
-        ("memory_bandwidth", COPY, "pcie", False),
-        ("gemm", {"precision": "bf16", "method": "one window"}, "nvswitch", False),
-    ],
-)
+@pytest.mark.parametrize(("metric", "under", "fabric", "shared"), [
+    ("host_bandwidth", {"direction": "host to device", "at_once": "one"}, "nvswitch", True),
+    ("host_memory_bandwidth", {"operation": "triad"}, "nvswitch", True),
+    ("pair_bandwidth", {"direction": "read", "link": "NVLink"}, "nvlink", False),
+    ("pair_bandwidth", {"direction": "read", "link": "PHB"}, "pcie", True),
+    ("busbw", COLLECTIVE, "nvswitch", False),
+    ("busbw", COLLECTIVE, "pcie", True),
+    ("busbw", {**COLLECTIVE, "nodes": 2}, "nvswitch", True),
+    ("rail_bandwidth", {"at_once": "all"}, "nvswitch", True),
+    ("train_throughput", {"ranks": 1}, "pcie", False),
+    ("train_throughput", {"ranks": 2}, "pcie", True),
+    ("memory_bandwidth", COPY, "pcie", False),
+    ("gemm", {"precision": "bf16", "method": "one window"}, "nvswitch", False),
+])  # fmt: skip
 def test_what_others_use_too_may_scatter_and_what_is_the_machines_own_may_not(metric, under, fabric, shared):
     topology = replace(MACHINE, fabric=fabric)
     found = Measurement(metric, {gpu(0): 54.6}, under, {gpu(0): (40.3, 54.6, 54.8)})
@@ -161,19 +155,16 @@ def from_host(samples):
 DIFFERED = "the samples of gpu0 differed by 63.8%"
 
 
-@pytest.mark.parametrize(
-    ("beside", "again", "findings"),
-    [
-        # What had met its limit and was measured along counts once, by the second.
-        (from_host(STEADY), from_host(STEADY),
-         [("for information", DIFFERED), ("for information", ALONG), ("met", ""), ("met", "")]),
-        (from_host(STEADY), from_host(LOW),
-         [("for information", DIFFERED), ("for information", ALONG), ("met", ""), ("missed", "")]),
-        # What was not measured again counts as it was.
-        (from_host(STEADY), None, [("met", ""), ("for information", DIFFERED), ("met", "")]),
-        (measured(4000.0, HOT), None, [("missed", ""), ("for information", DIFFERED), ("met", "")]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("beside", "again", "findings"), [
+    # What had met its limit and was measured along counts once, by the second.
+    (from_host(STEADY), from_host(STEADY),
+     [("for information", DIFFERED), ("for information", ALONG), ("met", ""), ("met", "")]),
+    (from_host(STEADY), from_host(LOW),
+     [("for information", DIFFERED), ("for information", ALONG), ("met", ""), ("missed", "")]),
+    # What was not measured again counts as it was.
+    (from_host(STEADY), None, [("met", ""), ("for information", DIFFERED), ("met", "")]),
+    (measured(4000.0, HOT), None, [("missed", ""), ("for information", DIFFERED), ("met", "")]),
+])  # fmt: skip
 def test_what_was_measured_beside_counts_once(run, beside, again, findings):
     run.judge(host_link(STALLS), beside, again=lambda: [each for each in (host_link(STEADY), again) if each])
     recorded = run.recorded

@@ -1,0 +1,269 @@
+"""A linter for the shipped profiles: could a healthy GPU meet this limit, and could a broken one miss it?
+
+The loader has already refused unknown words, wrong units and missing sources. This holds the figures against the data
+sheet, which finds a GB/s that should be Gb/s, a row from another model's table, or a zero too many.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from pytest_gpufleet.model import suite
+from pytest_gpufleet.model.finding import Limit
+from pytest_gpufleet.model.levels import LEVELS
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import METRICS, over_network
+from pytest_gpufleet.verdict import toml_table
+from pytest_gpufleet.verdict.judgement import comparisons, judge
+from pytest_gpufleet.verdict.profile import Profile, for_gpu, holds, load, of_every_gpu, shipped
+from tests import dry_suite
+from tests.boards import BOARDS, Board
+
+# GB/s in one direction, 16 lanes, after the encoding of the line (8b/10b up to generation 2, 128b/130b from 3 on).
+PCIE = {3: 15.75, 4: 31.5, 5: 63.0}
+# ResNet-50, an image forward and backward: arithmetic, and memory traffic with 16-bit activations and all operations
+# fused that can be. With 32 bits it is twice that.
+FLOP, BYTES = 24.3e9, 331e6
+PEAKS = {"fp32": "peak_tflops_fp32", "tf32": "peak_tflops_tf32"}  # all other recipes compute with 16 bits
+LOWEST, LONGEST = 0.1, 200.0  # of the peak; microseconds
+LEAST, MOST = 0.75, 0.99  # of a healthy figure
+
+# Without these a limit would hold for something that it was not made for: an 8-byte message, a link of another kind.
+NEEDED = {
+    "busbw": {"collective", "bytes", "dtype", "ranks"},
+    "node_group_busbw": {"collective", "bytes", "dtype", "ranks", "nodes", "network"},
+    "collective_latency": {"collective", "bytes", "ranks", "method"},
+    "gemm": {"precision"},
+    "host_bandwidth": {"direction", "at_once"},
+    "pair_bandwidth": {"direction", "link"},
+    "train_throughput": {"model", "recipe", "ranks"},
+    "solo_train_throughput": {"model", "recipe", "ranks"},
+}
+
+
+def lint(profile):
+    """What is wrong with a profile, a sentence each."""
+    text = profile.path.read_text(encoding="utf-8").split("\n")
+    tables = toml_table.read(profile.path).tables("limit")
+    problems = []
+    for limit, table in zip(profile.limits, tables, strict=True):
+        noted = text[table.line() - 2].startswith("#")
+        problems += [f"{table.place()}: {limit.metric} {limit}: {what}" for what in complaints(profile, limit, noted)]
+    return problems
+
+
+def complaints(profile, limit, noted):
+    inside = limit.conditions.get("domain") == "inside"  # over NVLink
+    between = {"network"} if "nodes" in limit.conditions and not inside else set()
+    if missing := (NEEDED.get(limit.metric, set()) | between) - limit.conditions.keys():
+        yield f"it does not say for which {', '.join(sorted(missing))}"
+        return
+    if not (limit.reference or limit).date:
+        yield "has no date"
+    if limit.measured and not LEAST <= better(limit) <= MOST:
+        yield f"is {better(limit):.0%} of the healthy figure {limit.measured:g}"
+    if limit.sense == "max":
+        if limit.unit == "us" and limit.value > LONGEST:
+            yield f"is above {LONGEST} us"
+        return
+    peak = peak_of(profile.facts, limit)
+    if peak is None:
+        yield "the facts have no peak to hold it against"
+    elif limit.value > peak:
+        yield f"is above the peak of {peak:g}"
+    elif limit.value < LOWEST * peak < math.inf and not noted:
+        yield f"is under a tenth of the peak of {peak:g}, and no comment says why"
+
+
+def better(limit):
+    """The part of the healthy figure that a limit asks for."""
+    return limit.value / limit.measured if limit.sense == "min" else limit.measured / limit.value
+
+
+def peak_of(facts, limit):
+    """What the data sheet allows, in the unit of the limit; infinite where it says nothing; None for a missing fact."""
+    when, hbm = limit.conditions, facts.get("hbm_terabytes_per_second")
+    both = 2 if when.get("direction") == "both" else 1
+    link = facts.get("nvlink_gigabytes_per_second")
+    match limit.metric:
+        case "gemm" | "gemm_full_clock":
+            return facts.get(f"peak_tflops_{when['precision']}")
+        case "memory_bandwidth":
+            return hbm and 1000 * hbm
+        case "pair_bandwidth" if when["link"] == "NVLink":
+            return link and both * link
+        case "host_bandwidth" | "pair_bandwidth":
+            return both * PCIE[facts["pcie_generation"]] if "pcie_generation" in facts else math.inf
+        case "busbw" | "node_group_busbw":
+            ranks = when["ranks"]
+            # With NVLS a GPU sends 1 + 1/n of the message instead of 2(n-1)/n, which is what busbw counts.
+            return link and link * (2 * (ranks - 1) / (ranks + 1) if when.get("nvls") else 1)
+        case "train_throughput" | "solo_train_throughput":
+            flops = facts.get(PEAKS.get(when["recipe"], "peak_tflops_fp16"))
+            wide = 2 if when["recipe"] in PEAKS else 1
+            return flops and hbm and when["ranks"] * min(flops * 1e12 / FLOP, hbm * 1e12 / (wide * BYTES))
+        case _:
+            return 1.0 if METRICS[limit.metric].unit == "ratio" else None
+
+
+@pytest.mark.parametrize("profile", [*shipped(), shipped()[0].base], ids=lambda profile: profile.path.stem)
+def test_the_shipped_limits_are_plausible(profile):
+    assert lint(profile) == []
+
+
+@pytest.mark.parametrize("profile", shipped(), ids=lambda profile: profile.path.stem)
+def test_gpus_together_are_not_asked_for_more_than_each_alone(profile):
+    together = [
+        limit for limit in profile.limits if limit.metric == "train_throughput" and limit.conditions["ranks"] > 1
+    ]
+    for limit in together:
+        conditions = {**limit.conditions, "ranks": 1}
+        alone = profile.limit_for(Measurement("train_throughput", {"world": 1.0}, conditions))
+        assert limit.value / limit.conditions["ranks"] < 1.05 * alone.value
+
+
+CARD = """
+name = "Card"
+match = ["Card"]
+[facts]
+pcie_generation = 4
+hbm_terabytes_per_second = 2.0
+nvlink_gigabytes_per_second = 300
+peak_tflops_fp16 = 312
+"""
+BUSBW = "collective = 'all_reduce', bytes = 8, dtype = 'float32', ranks = 8"
+LATENCY = f"{BUSBW}, method = 'replayed'"
+
+
+@pytest.mark.parametrize(("metric", "value", "when", "note", "problem"), [
+    ("gemm", 313, "precision = 'fp16'", "", "above the peak of 312"),
+    ("gemm", 31, "precision = 'fp16'", "", "under a tenth of the peak of 312"),
+    ("gemm", 31, "precision = 'fp16'", "# Held back by its 70 W.", None),
+    ("gemm", 32, "", "", "does not say for which precision"),
+    ("gemm", 313, "precision = 'fp16'", "reference", "above the peak of 312"),
+    ("gemm", 300, "precision = 'fp16'", "undated", "has no date"),
+    ("memory_bandwidth", 2001, "", "", "above the peak of 2000"),
+    ("memory_bandwidth", 1800, "", "measured = 2000", None),
+    ("memory_bandwidth", 1400, "", "measured = 2000", "70% of the healthy figure 2000"),
+    ("collective_latency", 45, LATENCY, "measured = 50", "111% of the healthy figure 50"),
+    ("host_bandwidth", 32, "direction = 'host to device', at_once = 'one'", "", "above the peak of 31.5"),
+    ("host_bandwidth", 32, "direction = 'both', at_once = 'one'", "", None),
+    ("pair_bandwidth", 301, "direction = 'read', link = 'NVLink'", "", "above the peak of 300"),
+    ("busbw", 301, f"{BUSBW}, nvls = true", "", None),
+    ("busbw", 200, f"{BUSBW}, nodes = 2", "", "for which network"),
+    ("node_group_busbw", 200, f"{BUSBW}, network = 400", "", "for which nodes"),
+    ("collective_latency", 60000, LATENCY, "", "above 200"),  # ns instead of us
+    ("train_throughput", 6043, "model = 'resnet50', recipe = 'amp', ranks = 8", "", None),
+])  # fmt: skip
+def test_the_linter_finds_what_is_not_plausible(tmp_path, metric, value, when, note, problem):
+    definition = METRICS[metric]
+    sense = note if note == "reference" else "min" if definition.better == "higher" else "max"
+    made = note if note.startswith("measured") else ""  # the healthy figure that it was made from
+    comment = note if note.startswith("#") else ""
+    limit = f'{comment}\n[[limit]]\nmetric = "{metric}"\n{sense} = {value}\nunit = "{definition.unit}"\n'
+    dated = "" if note == "undated" else 'date = "2026"'
+    rest = f'grade = "project"\nsource = "somebody"\n{dated}\n{made}\nwhen = {{ {when} }}\n'
+    path = tmp_path / "card.toml"
+    path.write_text(CARD + limit + rest, encoding="utf-8")
+    found = lint(load(path))
+    assert len(found) == bool(problem)
+    assert (problem or "") in "".join(found)
+
+
+# ---------------- every limit is for something that the suite measures: one that is not judges nobody
+
+GPUS = (1, 2, 4, 8)  # of a machine
+NETWORKS = (25, 50, 100, 200, 400, 800)  # Gb/s for each GPU, as nodes are sold
+EVERY = (*shipped(), of_every_gpu())
+LIMITED = frozenset(limit.metric for profile in EVERY for limit in profile.limits)
+Station = tuple[int, str, int, int, bool]
+
+
+def stations(profile: Profile, limit: Limit) -> Iterator[Station]:
+    """Machines, or clusters of them, that could have what the limit says of hardware: how many GPUs with which fabric,
+    on how many nodes with which network, and NVLS. All else that it says must come from the suite."""
+    under, nvls = limit.conditions, limit.conditions.get("nvls", False)
+    nodes, networks = under.get("nodes", 1), NETWORKS if "nodes" in under else (0,)
+    fabrics = ("nvswitch", "nvlink") if profile.facts.get("nvlinks", 1) else ()
+    if "nvlinks" not in profile.facts and profile.match:
+        fabrics = ("nvlink",)  # by a bridge, where there is one
+    if nvls:  # which came with the NVSwitches of Hopper
+        fabrics = fabrics[:1] if board_of(profile).capability >= (9, 0) and "nvswitch" in fabrics else ()
+    for gpus in GPUS:
+        for fabric in fabrics if nvls else (*fabrics, "pcie"):
+            for network in networks:
+                wanted = {"ranks": gpus * nodes, "fabric": fabric, "network": network}
+                if all(under.get(name, value) in (value, 1) for name, value in wanted.items()):
+                    yield gpus, fabric, nodes, network, nvls
+
+
+def board_of(profile: Profile) -> Board:
+    return BOARDS[next((name for name in profile.match if name in BOARDS), "NVIDIA H200")]
+
+
+@cache
+def measured(board: Board, gigabytes: float, station: Station, level: str) -> tuple[Measurement, ...]:
+    gpus, fabric, nodes, network, nvls = station
+    topology = board.machine(gpus, fabric, memory_bytes=int(gigabytes * 1e9))
+    found = dry_suite.measured(board, topology, nodes, nvls, level, LIMITED)
+    for index, each in enumerate(found):
+        if over_network(each.metric, each.conditions):  # as `judge` does
+            found[index] = replace(each, conditions={"network": network, **each.conditions})
+    return tuple(found)
+
+
+def applies(profile: Profile, limit: Limit) -> bool:
+    gigabytes = profile.facts.get("memory_gigabytes", 141)
+    return any(
+        holds(limit, each, station[1], str(limit.conditions.get("part", "")))
+        for station in stations(profile, limit)
+        for level in LEVELS
+        for each in measured(board_of(profile), gigabytes, station, level)
+    )
+
+
+@pytest.mark.parametrize("profile", EVERY, ids=lambda profile: profile.path.stem)
+def test_the_suite_measures_what_every_shipped_limit_is_for(profile):
+    assert [(limit.metric, dict(limit.conditions)) for limit in profile.limits if not applies(profile, limit)] == []
+
+
+ALL_REDUCE = "collective = 'all_reduce', dtype = 'float32'"
+OVER_NODES = f"{ALL_REDUCE}, bytes = '8 GiB', ranks = 16"
+
+
+@pytest.mark.parametrize(("metric", "when", "measures"), [
+    ("gemm", "precision = 'bf16'", False),  # one window, today
+    ("gemm", "precision = 'bf16', method = 'one window'", True),
+    ("busbw", f"{ALL_REDUCE}, bytes = '12 GiB', ranks = 8", False),
+    ("busbw", f"{ALL_REDUCE}, bytes = '16 GiB', ranks = 8", True),  # in a burn-in
+    ("busbw", f"{ALL_REDUCE}, bytes = '8 GiB', ranks = 8, nvls = true, fabric = 'nvlink'", False),
+    ("busbw", f"{ALL_REDUCE}, bytes = '32 KiB', ranks = 8", False),  # from a graph
+    ("busbw", f"{OVER_NODES}, nodes = 2, network = 400, nvls = false", True),
+    ("node_group_busbw", f"{ALL_REDUCE}, bytes = '1 GiB', ranks = 16, nodes = 2", False),
+    ("train_throughput", "recipe = 'amp', ranks = 8, optimizer = 'adam'", False),
+    ("pair_bandwidth", "direction = 'read', link = 'PHB', fabric = 'nvswitch'", False),
+])  # fmt: skip
+def test_a_limit_of_what_the_suite_never_measures_is_found(tmp_path, metric, when, measures):
+    unit, path = METRICS[metric].unit, tmp_path / "mine.toml"
+    limit = f"metric = '{metric}'\nmin = 0.9\nunit = '{unit}'\ngrade = 'project'\nsource = 'me'\nwhen = {{ {when} }}"
+    path.write_text(f"name = 'mine'\nextends = 'H200'\n[[limit]]\n{limit}\n", encoding="utf-8")
+    mine = load(path)
+    assert applies(mine, *mine.limits) == measures
+
+
+@pytest.mark.parametrize(("gpus", "nodes", "most"), [(1, 1, 6), (2, 1, 2), (8, 1, 2), (2, 2, 2)])
+def test_a_run_counts_with_no_fewer_comparisons_than_it_makes(gpus, nodes, most):
+    """With an H200, which has most limits: the machine against each, and each place among peers. A floor follows from
+    no spread, and no healthy place misses it by chance. Those of nodes are beside those of each node's own run. Too
+    many cost little: twice as many move a line by 4 %."""
+    board, profile, made = BOARDS["NVIDIA H200"], for_gpu("NVIDIA H200"), 0
+    topology = board.machine(gpus, "nvswitch", memory_bytes=141 << 30)
+    for on in {1, nodes}:
+        for each in dry_suite.measured(board, topology, on, False, "standard", METRICS):
+            finding = judge(each, profile, topology, "check", rehearsal=False, required=False, network=400.0)
+            made += len(each.values) * (finding.slower_than_peers is not None) + (finding.limit is not None)
+    counted = comparisons(suite.shipped(), "standard", gpus, nodes)
+    assert made <= counted <= most * made
