@@ -69,44 +69,27 @@ def test_a_sound_machine_has_no_faults(tmp_path: Path) -> None:
     assert [event.day for event in sound.log.events][:2] == ["2025-06-16", None]
 
 
-@pytest.mark.parametrize(
-    ("supplies", "faults"),
-    [
-        (DGX_1, {("power_supply_failed", "PSU1 Status (10.1)"), ("power_supply_failed", "PSU2 Status (10.2)"),
-                 ("power_not_redundant", "PSU Redundancy (21.1)")}),
-        (ONE_MISSING, {("power_not_redundant", "PS_RDNDNT_MODE (20.0)")}),
-        (DEAD, {("power_supply_failed", "PS1 Status (10.1)"), ("power_not_redundant", "Power Redundancy (21.1)")}),
-        (TWO_BAYS_EMPTY, set()),
-    ],
-    ids=["no mains", "one missing", "dead", "bays that are empty by design"],
-)  # fmt: skip
-def test_power_supplies(tmp_path: Path, supplies: str, faults: set[tuple[str, str]]) -> None:
-    assert found(bmc.failed_supplies(read(tmp_path, (SUPPLIES, supplies)))) == faults
+FAN, INLET, PROCESSOR = "| ok  | 29.7 | 1960 RPM", "| ok  |  7.1 | 14 degrees C", "| ns  |  3.1 | No Reading"
+SENSORS = {
+    "no mains": (bmc.failed_supplies, SUPPLIES, DGX_1, {
+        ("power_supply_failed", "PSU1 Status (10.1)"), ("power_supply_failed", "PSU2 Status (10.2)"),
+        ("power_not_redundant", "PSU Redundancy (21.1)")}),
+    "one missing": (bmc.failed_supplies, SUPPLIES, ONE_MISSING, {("power_not_redundant", "PS_RDNDNT_MODE (20.0)")}),
+    "dead": (bmc.failed_supplies, SUPPLIES, DEAD, {
+        ("power_supply_failed", "PS1 Status (10.1)"), ("power_not_redundant", "Power Redundancy (21.1)")}),
+    "bays that are empty by design": (bmc.failed_supplies, SUPPLIES, TWO_BAYS_EMPTY, set()),
+    "stalling fan": (bmc.failed_fans, FAN, "| lcr | 29.7 | 420 RPM", {("fan_failed", "FANB (29.7)")}),
+    "slow fan": (bmc.failed_fans, FAN, "| lnc | 29.7 | 700 RPM", set()),
+    "warm air": (bmc.high_temperatures, INLET, "| unc |  7.1 | 43 degrees C",
+                 {("inlet_temperature", "Inlet Temp (7.1)")}),
+    "hot processor": (bmc.high_temperatures, PROCESSOR, "| ucr |  3.1 | 98 degrees C",
+                      {("component_temperature", "Temp (3.1)")}),
+    "warm processor": (bmc.high_temperatures, PROCESSOR, "| unc |  3.1 | 88 degrees C", set()),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("rule", "old", "new", "faults"),
-    [
-        # As the first look found the same fan.
-        (bmc.failed_fans, "| ok  | 29.7 | 1960 RPM", "| lcr | 29.7 | 420 RPM", {("fan_failed", "FANB (29.7)")}),
-        (bmc.failed_fans, "| ok  | 29.7 | 1960 RPM", "| lnc | 29.7 | 700 RPM", set()),
-        (
-            bmc.high_temperatures,
-            "| ok  |  7.1 | 14 degrees C",
-            "| unc |  7.1 | 43 degrees C",
-            {("inlet_temperature", "Inlet Temp (7.1)")},
-        ),
-        (
-            bmc.high_temperatures,
-            "| ns  |  3.1 | No Reading",
-            "| ucr |  3.1 | 98 degrees C",
-            {("component_temperature", "Temp (3.1)")},
-        ),
-        (bmc.high_temperatures, "| ns  |  3.1 | No Reading", "| unc |  3.1 | 88 degrees C", set()),
-    ],
-    ids=["stalling fan", "slow fan", "warm air", "hot processor", "warm processor"],
-)
-def test_fans_and_temperatures(
+@pytest.mark.parametrize(("rule", "old", "new", "faults"), SENSORS.values(), ids=SENSORS)
+def test_power_supplies_fans_and_temperatures(
     tmp_path: Path, rule: Callable[[Any], list[Fault]], old: str, new: str, faults: set[tuple[str, str]]
 ) -> None:
     assert found(rule(read(tmp_path, (old, new)))) == faults
@@ -129,9 +112,7 @@ LEAK = "   8 | 06/17/2025 | 10:03:02 | Cooling Device Leak_Det_CPU0 | State Asse
          {("bmc_bus_error", "Critical Interrupt #0x90")}),
         ([("  6 | 06/17/2025 | 09:29:15 | Power Supply #0xc8", "  6 | 06/17/2025 | 09:29:15 | Power Supply #0xc9")],
          {("bmc_power_error", "Power Supply #0xc8")}),
-        # A machine that was moved.
-        ([("Memory #0x01 | Correctable ECC", "Power Unit #0x01 | AC lost")],
-         set()),
+        ([("Memory #0x01 | Correctable ECC", "Power Unit #0x01 | AC lost")], set()),  # a machine that was moved
         # Before the BMC knew the time, and so just before the next event that has one.
         ([("System ACPI Power State #0xd5 | S0/G0: working", "Processor #0x91 | IERR")],
          {("bmc_processor_error", "Processor #0x91")}),
@@ -145,31 +126,26 @@ def test_the_log_speaks_against_a_machine(
     assert found(bmc.logged_errors(read(tmp_path, *changes).log)) == errors
 
 
-def test_what_is_logged_during_a_run_counts_also_if_it_went_away_again(tmp_path: Path) -> None:
-    before = read(tmp_path / "before").log
+def test_what_comes_and_what_goes_during_a_run(tmp_path: Path) -> None:
+    """What is logged counts also if it went away again; a power supply that is gone at the end is lost."""
+    before = read(tmp_path / "before")
     dropped = (
         "   8 | 06/18/2025 | 06:34:16 | Power Supply #0x3b | Power Supply AC lost | Asserted\n"
         "   9 | 06/18/2025 | 06:34:17 | Power Supply #0x3b | Power Supply AC lost | Deasserted\n"
     )
-    now = read(tmp_path / "now", (CORRECTED, CORRECTED + dropped)).log
-    assert found(bmc.logged_since(before, now)) == {("bmc_power_error", "Power Supply #0x3b")}
-    assert not bmc.cleared_since(before, now)
-    assert bmc.logged_since(before, before) == []
-    cleared = replace(before, events=(replace(before.events[0], at="06/18/2025 07:00:00"),))
-    assert bmc.cleared_since(before, cleared)
-
-
-def test_a_power_supply_that_is_gone_at_the_end_is_lost(tmp_path: Path) -> None:
-    before = read(tmp_path / "before")
-    now = read(tmp_path / "now", ("86h | ok  | 10.2 | Presence detected", "86h | ns  | 10.2 | No Reading"))
+    gone = ("86h | ok  | 10.2 | Presence detected", "86h | ns  | 10.2 | No Reading")
+    now = read(tmp_path / "now", (CORRECTED, CORRECTED + dropped), gone)
+    assert found(bmc.logged_since(before.log, now.log)) == {("bmc_power_error", "Power Supply #0x3b")}
     assert found(bmc.supplies_lost(before, now)) == {("power_supply_failed", "Status (10.2)")}
-    assert bmc.supplies_lost(before, before) == []
+    assert bmc.logged_since(before.log, before.log) == bmc.supplies_lost(before, before) == []
+    assert not bmc.cleared_since(before.log, now.log)
+    cleared = replace(before.log, events=(replace(before.log.events[0], at="06/18/2025 07:00:00"),))
+    assert bmc.cleared_since(before.log, cleared)
 
 
 def test_a_log_that_takes_too_long_leaves_the_rest(tmp_path: Path) -> None:
     late = read(tmp_path, ("== $ ipmitool sel elist last 200\n", "== $ ipmitool sel elist last 200 ! too late\n"))
-    assert (late.log, late.log_unreadable) == (None, "too late")
-    assert len(late.power) == 3
+    assert (late.log, late.log_unreadable, len(late.power)) == (None, "too late", 3)
 
 
 # No published listing of ipmitool with a leak sensor is known: the form is that of SUPPLIES, states are those of IPMI.
@@ -246,6 +222,7 @@ FULL = ("Overflow         : false", "Overflow         : true")
 
 
 def test_a_full_log_is_shown_beside_the_verdict_and_what_it_holds_counts(tmp_path: Path) -> None:
+    """Also what comes, in one that writes over its oldest entries."""
     shown: list[Fault] = []
     full, sound = read(tmp_path / "full", FULL), read(tmp_path / "sound")
     assert set(check_all(sound, sound, shown.extend).values()) == {"passed"}
@@ -255,12 +232,8 @@ def test_a_full_log_is_shown_beside_the_verdict_and_what_it_holds_counts(tmp_pat
     assert [fault.name for fault in shown] == ["bmc_log_full"] * 2
     grave = read(tmp_path / "grave", FULL, (CORRECTED, CORRECTED + MEMORY))
     assert check_all(grave, grave)["test_bmc_logged_no_grave_error"] == "failed"
-    dead = read(tmp_path / "dead", FULL, (SUPPLIES, DEAD))
-    assert check_all(full, dead)[CHECKS[-1]] == "failed"
-
-
-def test_a_full_log_that_writes_over_its_oldest_entries_still_shows_what_comes(tmp_path: Path) -> None:
-    full = read(tmp_path / "full", FULL)
     boot = MEMORY.replace("Memory | Uncorrectable ECC (@DIMMG1(CPU1))", "System Event #0x01 | OEM System boot event")
-    assert check_all(full, read(tmp_path / "harmless", FULL, (CORRECTED, CORRECTED + boot)))[CHECKS[-1]] == "passed"
-    assert check_all(full, read(tmp_path / "grave", FULL, (CORRECTED, CORRECTED + MEMORY)))[CHECKS[-1]] == "failed"
+    harmless = read(tmp_path / "harmless", FULL, (CORRECTED, CORRECTED + boot))
+    dead = read(tmp_path / "dead", FULL, (SUPPLIES, DEAD))
+    ends = [check_all(full, now)[CHECKS[-1]] for now in (grave, dead, harmless)]
+    assert ends == ["failed", "failed", "passed"]

@@ -112,29 +112,17 @@ def renamed(printed, old, new):
 
 
 WHOLE = on_eight()
-NO_HARDWARE = renamed(WHOLE, "Hardware", "Deployment")
+RENAMED = {
+    "DCGM Diagnostic": "DCGM Report", "results": "outcomes", "status": "state", "Pass": "OK", "Hardware": "Deployment",
+}  # fmt: skip
 RUNTIME = {"DCGM Diagnostic": {"runtime_error": "Error: Unable to complete diagnostic.", "version": "4.4.1"}}
 
 
 @pytest.mark.parametrize(
     ("printed", "status"),
-    [
-        ({}, 0),
-        ([], 0),
-        ({"DCGM Diagnostic": {}}, 0),
-        (RUNTIME, 226),
-        (RUNTIME, 0),
-        (renamed(WHOLE, "DCGM Diagnostic", "DCGM Report"), 0),
-        (renamed(WHOLE, "results", "outcomes"), 0),
-        (renamed(WHOLE, "status", "state"), 0),
-        (renamed(WHOLE, "Pass", "OK"), 0),
-        (NO_HARDWARE, 0),
-        (on_eight(lambda results: results.pop()), 0),
-        (on_eight(lambda results: results.clear()), 0),
-        (WHOLE, 205),
-        (WHOLE, 1),
-        (None, 0),
-    ],
+    [({}, 0), ([], 0), (None, 0), ({"DCGM Diagnostic": {}}, 0), (RUNTIME, 226), (RUNTIME, 0), (WHOLE, 205), (WHOLE, 1),
+     *((renamed(WHOLE, *names), 0) for names in RENAMED.items()), (on_eight(lambda results: results.pop()), 0),
+     (on_eight(lambda results: results.clear()), 0)],
 )  # fmt: skip
 def test_what_is_not_known_never_passes(printed, status):
     found = diagnosis(deepcopy(printed), EIGHT, status)

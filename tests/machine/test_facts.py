@@ -41,11 +41,6 @@ def limited(error, limits=LIMITS):
     return source(nvmlDeviceGetTemperatureThreshold=threshold)
 
 
-def test_a_threshold_that_the_device_does_not_have_costs_no_other():
-    limits = limited(pynvml.NVML_ERROR_NOT_SUPPORTED).ask(0, "temperature_limits_c")
-    assert limits == {"shutdown": 95, "slowdown": 89, "memory_max": 95, "gpu_max": None}
-
-
 def test_every_gpu_is_present_hidden_and_lost_ones_too(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", switched(4, lost=(2,)))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
@@ -104,29 +99,35 @@ def test_fields_are_those_of_nvml(name):
     assert of_nvml == [FIELDS[name]] * 2
 
 
-def test_counters_of_nvlink_5_by_kind_and_link():
-    """Two links, of which the second does not count symbols."""
-    values = {(field, link): 100 * link + field for field in NVLINK_5_COUNTERS.values() for link in (0, 1)}
-    values[NVLINK_5_COUNTERS["symbol"], 1] = -pynvml.NVML_ERROR_UNKNOWN
-    counts = fields(values).ask(0, "nvlink_errors")
-    assert counts == {**{kind: [n, 100 + n] for kind, n in NVLINK_5_COUNTERS.items()}, "symbol": [221, None]}
-
-
-def test_counters_of_links_before_nvlink_5():
-    """As on an H200 with driver 580: its fields of NVLink 5 are not supported."""
-    older = fields({}, nvmlDeviceGetNvLinkErrorCounter=lambda handle, link, number: 10 * link + number)
-    assert older.ask(0, "nvlink_errors") == {
-        kind: [10 * link + number for link in range(18)] for kind, number in NVLINK_COUNTERS.items()
-    }
-
-
-def test_blocks_that_forward_error_correction_mended():
-    blocks = fields({(235 + errors, 0): 1000 - errors for errors in range(16)}).ask(0, "nvlink_fec")
-    assert blocks == [list(range(1000, 984, -1))]
-
-
 NOT_SUPPORTED, LOST = pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_GPU_IS_LOST
 SLOWDOWNS = (269, 270, 271, 75)
+# Two links, of which the second does not count symbols. An H200 with driver 580 does not support these fields.
+OF_TWO_LINKS = {
+    **{(field, link): 100 * link + field for field in NVLINK_5_COUNTERS.values() for link in (0, 1)},
+    (NVLINK_5_COUNTERS["symbol"], 1): -pynvml.NVML_ERROR_UNKNOWN,
+}
+OLDER = fields({}, nvmlDeviceGetNvLinkErrorCounter=lambda handle, link, number: 10 * link + number)
+OF_PLACES = failing(NOT_SUPPORTED, lambda *_: 17, lambda handle, kind, since, place: place == 7)
+OF_ONE_PLACE = failing(pynvml.NVML_ERROR_INVALID_ARGUMENT, lambda *_: 17, lambda handle, kind, since, place: place == 7)
+
+
+@pytest.mark.parametrize(
+    ("asked", "fact", "value"),
+    [
+        (limited(NOT_SUPPORTED), "temperature_limits_c",
+         {"shutdown": 95, "slowdown": 89, "memory_max": 95, "gpu_max": None}),
+        (fields(OF_TWO_LINKS), "nvlink_errors",
+         {**{kind: [n, 100 + n] for kind, n in NVLINK_5_COUNTERS.items()}, "symbol": [221, None]}),
+        (OLDER, "nvlink_errors", {kind: [10 * link + n for link in range(18)] for kind, n in NVLINK_COUNTERS.items()}),
+        (fields({(235 + n, 0): 1000 - n for n in range(16)}), "nvlink_fec", [list(range(1000, 984, -1))]),
+        (fields({269: 5, 270: 6, 271: 7, 75: 8}), "slowdown_ns", {"sw_thermal": 5, "hw_thermal": 6, "power_brake": 7}),
+        (fields({75: 8}), "slowdown_ns", {"thermal": 8}),  # an older driver
+        (source(nvmlDeviceGetMemoryErrorCounter=OF_PLACES), "ecc_corrected", {"dram": 17}),
+        (source(nvmlDeviceGetMemoryErrorCounter=OF_ONE_PLACE), "ecc_corrected", {"dram": 17}),
+    ],
+)  # fmt: skip
+def test_what_a_part_of_which_is_missing_costs_no_other(asked, fact, value):
+    assert asked.ask(0, fact) == value
 
 
 @pytest.mark.parametrize(
@@ -149,23 +150,6 @@ SLOWDOWNS = (269, 270, 271, 75)
 )
 def test_what_a_gpu_does_not_have_is_absent_unless_it_is_lost(asked, fact, absent):
     assert asked.ask(0, fact).absent is absent
-
-
-@pytest.mark.parametrize(
-    ("values", "slowed"),
-    [
-        ({269: 5, 270: 6, 271: 7, 75: 8}, {"sw_thermal": 5, "hw_thermal": 6, "power_brake": 7}),
-        ({75: 8}, {"thermal": 8}),  # an older driver
-    ],
-)
-def test_how_long_a_gpu_was_slowed_down(values, slowed):
-    assert fields(values).ask(0, "slowdown_ns") == slowed
-
-
-@pytest.mark.parametrize("error", [NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT])
-def test_corrected_errors_by_place(error):
-    counter = failing(error, lambda *_: 17, lambda handle, kind, since, place: place == 7)
-    assert source(nvmlDeviceGetMemoryErrorCounter=counter).ask(0, "ecc_corrected") == {"dram": 17}
 
 
 def slot(tmp_path, monkeypatch, gpu, port):
@@ -213,9 +197,8 @@ def seated(tmp_path, monkeypatch, virtual=0, module=0):
 
 def test_where_a_gpu_sits(tmp_path, monkeypatch):
     node = seated(tmp_path, monkeypatch, module=3)
-    assert (node.ask(0, "module_id"), node.ask(0, "physical_slot")) == (3, "21")
-    facts = {"module_id": 3, "physical_slot": "21"}
-    assert Gpu(0, facts).position == "module 3, slot 21"
+    facts = {fact: node.ask(0, fact) for fact in ("module_id", "physical_slot")}
+    assert (facts, Gpu(0, facts).position) == ({"module_id": 3, "physical_slot": "21"}, "module 3, slot 21")
     assert Gpu(0).position == ""
 
 

@@ -22,15 +22,9 @@ def libraries(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("asked", "file", "found"),
-    [
-        (None, "libnccl-net.so", True),
-        (None, "libnccl-net-ofi.so", False),
-        ("ofi", "libnccl-net-ofi.so", True),
-        ("ofi", "libnccl-net.so", False),
-        ("libmine.so", "libmine.so", True),
-        ("none", "libnccl-net.so", False),
-    ],
-)
+    [(None, "libnccl-net.so", True), (None, "libnccl-net-ofi.so", False), ("ofi", "libnccl-net-ofi.so", True),
+     ("ofi", "libnccl-net.so", False), ("libmine.so", "libmine.so", True), ("none", "libnccl-net.so", False)],
+)  # fmt: skip
 def test_the_plugin_of_nccl_is_the_file_that_it_would_load(libraries, monkeypatch, asked, file, found):
     (libraries / file).touch()
     if asked is not None:

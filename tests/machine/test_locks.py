@@ -69,15 +69,10 @@ def test_a_second_run_is_refused_at_once_and_named_who_holds_the_gpu(hold):
     lock([GPUS[0], GPUS[2]]).close()  # what was taken before the refusal is free again
 
 
-def test_the_lock_of_a_dead_holder_is_free(hold):
+def test_the_lock_of_a_dead_holder_is_free_and_one_can_be_given_back(hold, devices):
     process = hold()
     process.kill()
     process.wait()
-    with lock(GPUS):
-        pass
-
-
-def test_a_lock_can_be_given_back(devices):
     lock(GPUS).close()
     with lock(GPUS):
         assert sorted(os.listdir(devices)) == ["nvidia0", "nvidia1", "nvidia2"]

@@ -6,17 +6,7 @@ import shutil
 import pytest
 
 from pytest_gpufleet.machine import network_ports
-from pytest_gpufleet.machine.network_ports import (
-    Packets,
-    PcieLink,
-    Port,
-    active,
-    below_their_board,
-    of_gpus,
-    other_mtu,
-    port_errors,
-    port_traffic,
-)
+from pytest_gpufleet.machine.network_ports import Packets, PcieLink, Port
 from pytest_gpufleet.machine.tools import Unreadable
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.gpu import Gpu
@@ -80,8 +70,7 @@ def test_the_subnet_of_roce_is_that_of_its_interface(adapter):
     (adapter / "link_layer").write_text("Ethernet")
     assert network_ports.read()[0].subnet is None
     network_ports.ROUTES.write_text(ROUTE)
-    for name, text in (("port_xmit_packets", "7000"), ("port_rcv_packets", "9000")):
-        (adapter / "counters" / name).write_text(text)
+    written(adapter / "counters", {"port_xmit_packets": "7000", "port_rcv_packets": "9000"})
     (port,) = network_ports.read()
     assert (port.subnet, port.mtu, port.gid_index, port.pkeys) == ("10.0.3.0/24", 2044, 3, ())
     assert port.packets == Packets(sent=7000, resent=2, received=9000, out_of_order=3)
@@ -103,10 +92,8 @@ def test_pauses_are_those_of_all_priorities(monkeypatch):
 
 def test_a_virtual_adapter_shows_neither_link_nor_errors(adapter):
     device = (adapter.parents[1] / "device").resolve()
-    (device / "current_link_width").write_text("255")
-    (device / "current_link_speed").write_text("Unknown")
-    for counter in (adapter / "counters").iterdir():
-        counter.unlink()
+    written(device, {"current_link_width": "255", "current_link_speed": "Unknown"})
+    shutil.rmtree(adapter / "counters")
     (port,) = network_ports.read()
     assert (port.pcie.lanes, port.pcie.speed, port.errors) == (0, 0, {})
 
@@ -120,7 +107,7 @@ def test_what_cannot_be_read_is_no_zero_and_a_port_that_does_not_answer_is_not_a
         os.mkdir(path)
     (port,) = network_ports.read()
     assert [port.errors[name] for name in ("symbol_error", "link_downed", "port_rcv_errors")] == [None, None, 14]
-    assert (port.state, active([port])) == ("unknown", [])
+    assert (port.state, network_ports.active([port])) == ("unknown", [])
 
 
 def test_an_adapter_without_a_driver_is_unreadable_and_another_card_is_none(adapter, tmp_path):
@@ -170,36 +157,37 @@ def counting(name="mlx5_0/1", state="4: ACTIVE", carrier_changes=2, **changed):
     return Port(name, state, errors=errors, traffic=traffic, carrier_changes=carrier_changes)
 
 
+OF_BEFORE = Port("mlx5_0/1", "4: ACTIVE", errors=ERRORS)  # as older evidence has it
+
+
 @pytest.mark.parametrize(
-    ("now", "faults"),
+    ("before", "now", "faults"),
     [
-        ({}, []),
-        ({"port_xmit_wait": 10**9, "out_of_sequence": 10**6}, []),  # congestion
-        ({"symbol_error": 27}, []),
-        ({"symbol_error": 28}, ["symbol_error"]),
-        ({"carrier_changes": 4}, ["carrier_changes"]),
-        ({"carrier_changes": 4, "link_downed": 2}, ["link_downed", "carrier_changes"]),
+        (counting(), {}, []),
+        (counting(), {"port_xmit_wait": 10**9, "out_of_sequence": 10**6}, []),  # congestion
+        (counting(), {"symbol_error": 27}, []),
+        (counting(), {"symbol_error": 28}, ["symbol_error"]),
+        (counting(), {"carrier_changes": 4}, ["carrier_changes"]),
+        (counting(), {"carrier_changes": 4, "link_downed": 2}, ["link_downed", "carrier_changes"]),
+        (counting(state="1: DOWN"), {"carrier_changes": 9}, []),  # without a cable
+        (OF_BEFORE, {"carrier_changes": 9}, []),
     ],
 )
-def test_errors_of_a_port_are_faults_and_congestion_is_none(now, faults):
-    found = port_errors([counting()], [counting(**now)], 600.0)
+def test_errors_of_a_port_are_faults_and_congestion_is_none(before, now, faults):
+    found = network_ports.port_errors([before], [counting(**now)], 600.0)
     assert [fault.what.split()[1] for fault in found] == faults
     assert {fault.name for fault in found} <= {"network_port_errors"}
-
-
-def test_ports_without_a_cable_and_evidence_of_before_have_none():
-    down = counting(state="1: DOWN")
-    assert port_errors([down], [counting(state="1: DOWN", carrier_changes=9)], 600.0) == []
-    before = Port("mlx5_0/1", "4: ACTIVE", errors=ERRORS)
-    assert port_errors([before], [counting(carrier_changes=9)], 600.0) == []
-    assert port_traffic([before], [counting()]) == {}
 
 
 def test_what_grew_on_the_ports_in_use_is_shown():
     names = [("mlx5_0/1", "4: ACTIVE"), ("mlx5_1/1", "4: ACTIVE"), ("mlx5_2/1", "1: DOWN")]
     changed = [{"port_xmit_wait": 1_500}, {"out_of_sequence": 10}, {"port_xmit_wait": 9_999}]
     now = [counting(*name, **each) for name, each in zip(names, changed, strict=True)]
-    assert port_traffic([counting(*name) for name in names], now) == {"port_xmit_wait": 500, "out_of_sequence": 7}
+    assert network_ports.port_traffic([counting(*name) for name in names], now) == {
+        "port_xmit_wait": 500,
+        "out_of_sequence": 7,
+    }
+    assert network_ports.port_traffic([OF_BEFORE], [counting()]) == {}
 
 
 NEAR = [Gpu(index, {"network_adapters": [f"mlx5_{index}"]}) for index in range(8)]
@@ -231,7 +219,7 @@ def ports(count=8, rate=400, board=NEAT, first=0, **more):
     ],
 )
 def test_adapters_at_half_the_rate_of_their_board(there, able, count):
-    assert len(below_their_board(of_gpus(there, NEAR), able)) == count
+    assert len(network_ports.below_their_board(network_ports.of_gpus(there, NEAR), able)) == count
 
 
 @pytest.mark.parametrize(
@@ -247,4 +235,4 @@ def test_adapters_at_half_the_rate_of_their_board(there, able, count):
     ],
 )
 def test_a_port_with_another_mtu(there, gpus, odd):
-    assert [fault.what.partition(":")[0] for fault in other_mtu(there, gpus)] == odd
+    assert [fault.what.partition(":")[0] for fault in network_ports.other_mtu(there, gpus)] == odd

@@ -104,29 +104,21 @@ def test_no_visible_gpu_is_said_with_the_variable(read, visible):
 
 
 FACTS = {
-    "nvmlDeviceGetName": ("name", "unknown GPU"),
-    "nvmlDeviceGetUUID": ("uuid", "unknown UUID 0"),
-    "nvmlDeviceGetSerial": ("serial", None),
-    "nvmlDeviceGetBoardPartNumber": ("board_part_number", None),
-    "nvmlDeviceGetVbiosVersion": ("vbios", None),
-    "nvmlDeviceGetGspFirmwareVersion": ("gsp_firmware", None),
-    "nvmlDeviceGetMemoryInfo": ("memory_bytes", 0),
-    "nvmlDeviceGetPciInfo": ("pci_bus_id", "unknown PCI bus id"),
-    "nvmlDeviceGetCudaComputeCapability": ("compute_capability", None),
-    "nvmlDeviceGetCurrPcieLinkGeneration": ("pcie_generation", None),
-    "nvmlDeviceGetMaxPcieLinkGeneration": ("pcie_generation_max", None),
-    "nvmlDeviceGetCurrPcieLinkWidth": ("pcie_width", None),
-    "nvmlDeviceGetMaxPcieLinkWidth": ("pcie_width_max", None),
-    "nvmlDeviceGetEnforcedPowerLimit": ("power_limit_watts", None),
-    "nvmlDeviceGetNvLinkState": ("nvlink_states", None),
-}
+    "Name": "name", "UUID": "uuid", "Serial": "serial", "BoardPartNumber": "board_part_number", "VbiosVersion": "vbios",
+    "GspFirmwareVersion": "gsp_firmware", "MemoryInfo": "memory_bytes", "PciInfo": "pci_bus_id",
+    "CudaComputeCapability": "compute_capability", "CurrPcieLinkGeneration": "pcie_generation",
+    "MaxPcieLinkGeneration": "pcie_generation_max", "CurrPcieLinkWidth": "pcie_width",
+    "MaxPcieLinkWidth": "pcie_width_max", "EnforcedPowerLimit": "power_limit_watts", "NvLinkState": "nvlink_states",
+}  # fmt: skip
+FACTS = {f"nvmlDeviceGet{name}": fact for name, fact in FACTS.items()}
+UNKNOWN = {"name": "unknown GPU", "uuid": "unknown UUID 0", "memory_bytes": 0, "pci_bus_id": "unknown PCI bus id"}
 
 
-@pytest.mark.parametrize(("function", "fact", "value"), [(name, *fact) for name, fact in FACTS.items()])
-def test_what_cannot_be_read_is_unknown(read, function, fact, value):
+@pytest.mark.parametrize(("function", "fact"), FACTS.items())
+def test_what_cannot_be_read_is_unknown(read, function, fact):
     gpu, whole = read(switched(2, unsupported=(function,))).gpus[0], read(switched(2)).gpus[0]
-    assert (getattr(gpu, fact) if hasattr(gpu, fact) else gpu.get(fact)) == value
-    assert whole.get(fact) not in (value, None)
+    assert (getattr(gpu, fact) if hasattr(gpu, fact) else gpu.get(fact)) == UNKNOWN.get(fact)
+    assert whole.get(fact) not in (UNKNOWN.get(fact), None)
 
 
 def garbage(*_):
@@ -145,10 +137,8 @@ class Garbage:
 def test_answers_that_do_not_decode_keep_no_run_from_starting(read, monkeypatch, broken):
     machine = switched(2)
     for name in FACTS.keys() - {"nvmlDeviceGetPciInfo", "nvmlDeviceGetMemoryInfo"}:
-        usual = ANSWERS[name]
-        monkeypatch.setitem(
-            ANSWERS, name, lambda nvml, card, *rest, u=usual: (broken if card.index else u)(*((nvml, card, *rest)))
-        )
+        choose = lambda nvml, card, *rest, usual=ANSWERS[name]: (broken if card.index else usual)(nvml, card, *rest)  # noqa: E731
+        monkeypatch.setitem(ANSWERS, name, choose)
     whole, gpu = read(machine).gpus
     assert (gpu.index, gpu.pci_bus_id, gpu.serial, gpu.name) == (1, "00000000:2B:00.0", None, "unknown GPU")
     assert whole.serial == "1654324000"
@@ -214,25 +204,24 @@ def test_a_gpu_that_fell_off_the_bus_is_a_problem_and_hides_no_other(read):
     assert re.search("GPU 2 .*lost", problem)
 
 
-@pytest.mark.parametrize(
-    ("machine", "words"),
-    [
-        (FakeNvml(broken=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), ["libnvidia-ml.so.1", "no NVIDIA driver", "container"]),
-        (FakeNvml(broken=pynvml.NVML_ERROR_DRIVER_NOT_LOADED), ["driver", "not loaded", "dmesg"]),
-        (FakeNvml(broken=pynvml.NVML_ERROR_NO_PERMISSION), ["refused", "/dev/nvidia"]),
-        (FakeNvml(broken=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH), ["different versions", "reboot"]),
-        (FakeNvml(broken=pynvml.NVML_ERROR_UNKNOWN), ["NVML could not be initialised", "Unknown Error"]),
-        (switched(2, unsupported=("nvmlDeviceGetCount",)), ["NVML could not list the GPUs", "Not Supported"]),
-        (FakeNvml(), ["no GPU", "lspci"]),
-    ],
-    ids=["no library", "not loaded", "no permission", "mismatch", "unknown", "no list", "no GPU"],
-)
-def test_without_gpus_there_is_one_sentence_why(read, machine, words):
+WITHOUT = {
+    "LIBRARY_NOT_FOUND": ["libnvidia-ml.so.1", "no NVIDIA driver", "container"],
+    "DRIVER_NOT_LOADED": ["driver", "not loaded", "dmesg"],
+    "NO_PERMISSION": ["refused", "/dev/nvidia"],
+    "LIB_RM_VERSION_MISMATCH": ["different versions", "reboot"],
+    "UNKNOWN": ["NVML could not be initialised", "Unknown Error"],
+    "no list": ["NVML could not list the GPUs", "Not Supported"],
+    "no GPU": ["no GPU", "lspci"],
+}
+
+
+@pytest.mark.parametrize("broken", WITHOUT)
+def test_without_gpus_there_is_one_sentence_why(read, broken):
+    machine = FakeNvml(broken=getattr(pynvml, f"NVML_ERROR_{broken}", None))
     with pytest.raises(NoGpus) as caught:
-        read(machine)
+        read(switched(2, unsupported=("nvmlDeviceGetCount",)) if broken == "no list" else machine)
     text = str(caught.value)
-    assert [word for word in words if word not in text] == []
-    assert "\n" not in text
+    assert [word for word in ("\n", *WITHOUT[broken]) if word not in text] == ["\n"]
 
 
 @pytest.mark.parametrize("call", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetTopologyCommonAncestor"])

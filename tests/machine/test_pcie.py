@@ -9,7 +9,7 @@ from pytest_gpufleet.machine.network_ports import Port
 from pytest_gpufleet.machine.pcie import Device
 from pytest_gpufleet.machine.tools import Unreadable
 from pytest_gpufleet.model.gpu import Gpu
-from tests.machine.trees import laid_out, written
+from tests.machine.trees import laid_out, replaced, written
 
 BOARD, VIRTUAL = "hgx-h200-switches", "hgx-h200-virtual"
 PORT = "== sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0"
@@ -55,23 +55,15 @@ def test_errors_are_counted_by_name(tmp_path, name):
 
 def test_errors_that_nobody_collects_are_unknown(tmp_path):
     """The firmware keeps them: no service of the root port is there, but of those that it handed over."""
-
-    def kept(text):
-        return text.replace("drivers/aer/0000:15:01.0:pcie002", "drivers/pciehp/0000:15:01.0:pcie004")
-
-    def handed_over(text):
-        return kept(text).replace("RxErr 0", "RxErr 3", 1)
-
+    kept = replaced(("drivers/aer/0000:15:01.0:pcie002", "drivers/pciehp/0000:15:01.0:pcie004"))
     assert read(tmp_path / "kept", change=kept)["0000:18:00.0"].errors is None
-    devices = read(tmp_path / "handed over", change=handed_over)
+    devices = read(tmp_path / "handed over", change=lambda text: kept(text).replace("RxErr 0", "RxErr 3", 1))
     assert [each.errors["corrected"] for each in devices.values() if each.errors] == [{"RxErr": 3}]
 
 
 def test_a_link_that_is_not_there_has_no_lanes(tmp_path):
-    def down(text):
-        text = text.replace(f"{PORT}/current_link_width\n16", f"{PORT}/current_link_width\n255")
-        return text.replace(f"{PORT}/current_link_speed\n32.0 GT/s PCIe", f"{PORT}/current_link_speed\nUnknown")
-
+    width, speed = f"{PORT}/current_link_width\n", f"{PORT}/current_link_speed\n"
+    down = replaced((f"{width}16", f"{width}255"), (f"{speed}32.0 GT/s PCIe", f"{speed}Unknown"))
     port = read(tmp_path, change=down)["0000:17:00.0"]
     assert (port.lanes, port.speed) == (None, None)
 
@@ -121,11 +113,9 @@ def test_only_root_may_read_it_and_not_that_of_a_container(tmp_path, contained, 
 
 def test_the_ways_to_the_memory_of_gpus(tmp_path):
     """Of a closed driver without the module, and of no driver at all."""
-    assert gpudirect.read(laid_out(BOARD, tmp_path).root) == GpuDirect("nvidia_peermem", True)
-    assert gpudirect.read(tmp_path / "none") == GpuDirect()
-    assert gpudirect.read(written(tmp_path / "closed", {"proc/driver/nvidia/version": CLOSED})) == GpuDirect(
-        None, False
-    )
+    closed = written(tmp_path / "closed", {"proc/driver/nvidia/version": CLOSED})
+    found = [gpudirect.read(root) for root in (laid_out(BOARD, tmp_path / "a").root, tmp_path / "none", closed)]
+    assert found == [GpuDirect("nvidia_peermem", True), GpuDirect(), GpuDirect(None, False)]
 
 
 # ---------------------------------------------------------------- adapters that are next to other GPUs than their own

@@ -5,19 +5,12 @@ import pytest
 
 from pytest_gpufleet.machine import bmc, host, memory, processors
 from pytest_gpufleet.machine.memory import errors_grown, recorded_errors
-from pytest_gpufleet.machine.processors import (
-    IdleState,
-    Processor,
-    ProcessorSetup,
-    nodes_with_less_memory,
-    offline_processors,
-    slow_clock,
-)
+from pytest_gpufleet.machine.processors import IdleState, Processor, ProcessorSetup
 from tests.machine.test_three_states import SERVER
 from tests.machine.trees import laid_out, replaced, written
 
 GiB = 1 << 30
-RULES = (slow_clock, offline_processors, nodes_with_less_memory)
+RULES = (processors.slow_clock, processors.offline_processors, processors.nodes_with_less_memory)
 
 
 def test_a_host_with_two_sockets(tmp_path):

@@ -45,12 +45,9 @@ SECRETS = (
 )  # fmt: skip
 URLS = {"TORCH_INDEX_URL": ("https://me:s3kret-10@host/simple", "https://(hidden)@host/simple")}
 HARMLESS = {
-    "NCCL_P2P_DISABLE": "1",
-    "NCCL_IB_HCA": "=mlx5_0:1,mlx5_1:1",
-    "TORCH_SIGNAL_HANDLER": "1",
-    "LD_PRELOAD": "/a.so:/b@2.so",
-    "NVIDIA_VISIBLE_DEVICES": "GPU-00000002-77aa",
-}
+    "NCCL_P2P_DISABLE": "1", "NCCL_IB_HCA": "=mlx5_0:1,mlx5_1:1", "TORCH_SIGNAL_HANDLER": "1",
+    "LD_PRELOAD": "/a.so:/b@2.so", "NVIDIA_VISIBLE_DEVICES": "GPU-00000002-77aa",
+}  # fmt: skip
 ELSEWHERE = {"AWS_SESSION": "s3kret-14", "HOME_OF_NCCL_KEYS": "s3kret-15", "NVIDIA_REQUIRE_CUDA": "cuda>=12"}
 
 

@@ -92,18 +92,13 @@ def test_gpus_are_read_at_the_same_time() -> None:
 
 
 def test_what_a_gpu_does_not_have_is_asked_once_and_what_failed_is_asked_again() -> None:
-    source = StandIn(
-        errors={
-            (1, "memory_temperature_c"): Missing("Not Supported", absent=True),
-            (1, "power_watts"): Missing("GPU is lost"),
-        }
-    )
+    absent, lost = Missing("Not Supported", absent=True), Missing("GPU is lost")
+    source = StandIn(errors={(1, "memory_temperature_c"): absent, (1, "power_watts"): lost})
     asked = node(source)
     for _ in range(3):
-        taken = asked.sample()
-        assert taken.gpus[1]["memory_temperature_c"] is None
-        assert taken.gpus[1]["power_watts"] is None
-        assert None not in taken.gpus[0].values()
+        whole, taken = asked.sample().gpus
+        assert taken["memory_temperature_c"] is taken["power_watts"] is None
+        assert None not in whole.values()
     assert source.asked[1, "memory_temperature_c"] == 1
     assert source.asked[1, "power_watts"] == source.asked[0, "memory_temperature_c"] == 3
 
@@ -123,11 +118,11 @@ def test_sampler_goes_on_after_failures_and_keeps_the_last() -> None:
                 raise RuntimeError("the driver is being reloaded")
             return 1
 
-    errors = [OSError("disk full")]
+    errors = iter([OSError("disk full")])
 
     def on_sample(taken: Sample) -> None:
-        while errors:
-            raise errors.pop()
+        for error in errors:
+            raise error
 
     _, sampler = sampled(Moody(), 3, on_sample=on_sample)
     assert sampler.trouble == "RuntimeError: the driver is being reloaded"
@@ -141,21 +136,6 @@ def test_sampler_keeps_its_rhythm_though_each_sample_takes_time() -> None:
     # With drift, the beats would be spread evenly over the interval. A busy machine makes some of them late.
     late = [(taken - times[0]) / interval % 1 for taken in times[1:]]
     assert median(min(part, 1 - part) for part in late) < 0.1
-
-
-def test_stop_does_not_wait_for_a_gpu_that_hangs_and_reports_it() -> None:
-    hanging, release = threading.Event(), threading.Event()
-    taken: list[Sample] = []
-    hangs = StandIn(meanwhile=lambda: (hanging.set(), release.wait(MANY_SECONDS)))
-    sampler = Sampler(node(hangs), 0.2, taken.append)
-    sampler.start()
-    assert hanging.wait(MANY_SECONDS)
-    before = time.monotonic()
-    sampler.stop()
-    assert time.monotonic() - before < 5
-    release.set()
-    assert not taken, "no sample after stop()"
-    assert sampler.trouble.startswith("no answer from the driver for ")
 
 
 def test_stop_comes_before_the_next_sample_and_twice_and_without_start() -> None:
@@ -178,7 +158,7 @@ def test_a_gap_in_the_samples_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
     assert re.fullmatch(r"no answer from the driver for \d\.\d s", sampler.trouble)
 
 
-def test_a_gpu_that_hangs_does_not_keep_python_from_its_end() -> None:
+def test_a_gpu_that_hangs_is_reported_and_keeps_neither_stop_nor_the_end_of_python_waiting() -> None:
     code = """if True:
         import threading
         from pytest_gpufleet.machine.local_node import LocalNode
@@ -194,8 +174,10 @@ def test_a_gpu_that_hangs_does_not_keep_python_from_its_end() -> None:
         sampler.start()
         asked.wait()
         sampler.stop()
+        assert sampler.trouble.startswith("no answer from the driver for ")
     """
-    assert subprocess.run([sys.executable, "-c", code], timeout=MANY_SECONDS).returncode == 0
+    ended = subprocess.run([sys.executable, "-c", code], timeout=MANY_SECONDS, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr  # no sample after stop()
 
 
 def gpu(power: float | None, reasons: int | None = 0) -> dict[str, float | int | None]:
@@ -223,20 +205,11 @@ def test_activity_from_one_end_to_the_next() -> None:
     assert activity.end() == [{"clock_event_reasons": []}, {"power_watts": [250, 250, 250], "clock_event_reasons": []}]
 
 
-@pytest.mark.parametrize(
-    ("mask", "words"),
-    [
-        (0, []),
-        (0x1, ["gpu idle"]),
-        (0x4, ["sw power cap"]),
-        (0x48, ["hw thermal slowdown", "hw slowdown"]),
-        (0x1B3, ["hw power brake slowdown", "sw thermal slowdown", "applications clocks setting", "sync boost",
-                 "display clock setting", "gpu idle"]),
-        (0x1004, ["sw power cap", "unknown reason 0x1000"]),
-    ],
-)  # fmt: skip
-def test_clock_event_reasons_in_words(mask: int, words: list[str]) -> None:
-    assert clock_events(mask) == words
+def test_clock_event_reasons_in_words() -> None:
+    words = "hw thermal slowdown, hw power brake slowdown, hw slowdown, sw thermal slowdown, sw power cap"
+    more = "applications clocks setting, sync boost, display clock setting, gpu idle, unknown reason 0x1000"
+    assert clock_events(0x11FF) == f"{words}, {more}".split(", ")
+    assert (clock_events(0), clock_events(0x48)) == ([], ["hw thermal slowdown", "hw slowdown"])
 
 
 # A GPU that is watched while something works on it. NVML is made up, the thread is real.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.machine import bmc, container, disks, host, memory, processors
-from pytest_gpufleet.machine.tools import PACKAGES, Absent, Unreadable
+from pytest_gpufleet.machine.tools import PACKAGES, Unreadable
 from pytest_gpufleet.model.codec import plain
 from pytest_gpufleet.model.endings import NotApplicable
 from pytest_gpufleet.model.gpu import Missing
@@ -53,13 +53,9 @@ SYSTEMS = {
     "docker in a VM": {"proc/cpuinfo": CPUINFO.format(maker="GenuineIntel", flag=" hypervisor"), ".dockerenv": ""},
 }
 READERS = {
-    "bmc": bmc.read,
-    "bmc_firmware": bmc.read_firmware,
-    "memory_modules": memory.modules,
-    "memory_errors": memory.errors,
-    "disk_health": disks.read_health,
-    "dmi": host.read_dmi,
-}
+    "bmc": bmc.read, "bmc_firmware": bmc.read_firmware, "memory_modules": memory.modules,
+    "memory_errors": memory.errors, "disk_health": disks.read_health, "dmi": host.read_dmi,
+}  # fmt: skip
 ROOT, OUTSIDE = "run as root (sudo)", "run on the host, or start"
 BMC_DRIVERS, EDAC = "modprobe -a dmi-sysfs ipmi_si ipmi_ssif ipmi_devintf", "modprobe -a i10nm_edac skx_edac"
 
@@ -87,13 +83,8 @@ def read(name, root, user):
 
 def state(name, root, user):
     """None: it was read."""
-    try:
-        read(name, root, user)
-    except Absent:
-        return "absent"
-    except Unreadable as why:
-        return why.remedy
-    return None
+    found = host.plain(host.HostFact(name, Any, partial(read, name, root, user)))
+    return ("absent" if found.absent else found.remedy) if isinstance(found, Missing) else None
 
 
 # By system and user: how each subject ends, in the order of READERS. A text: it cannot be read, and how that begins
