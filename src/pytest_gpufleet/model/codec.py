@@ -1,7 +1,6 @@
 """Types of the model as JSON values or as bytes, and back."""
 
 import sys
-from collections.abc import Callable
 from datetime import datetime
 from functools import cache
 from typing import Annotated, Any, TypeVar
@@ -38,7 +37,7 @@ def typed(value: Any, kind: type[T]) -> T:
 
 
 def packed(value: object) -> bytes:
-    """A value of the model for another process of this version, which may be on another node."""
+    """A value of the model for another process of this version, maybe of another node."""
     return msgspec.msgpack.encode(value, enc_hook=_written)
 
 
@@ -56,13 +55,6 @@ def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
 def _read(kind: type, value: Any) -> Any:
     if not isinstance(value, str):
         raise ValueError(f"{value!r} is no text")
-    return _READ[kind](value)
-
-
-def _moment(text: str) -> Moment:
-    if text and datetime.fromisoformat(text).tzinfo is None:
-        raise ValueError(f"{text!r} has no time zone")
-    return Moment(text)
-
-
-_READ: dict[type, Callable[[str], Any]] = {Where: place.read, Moment: _moment}
+    if kind is Moment and value and datetime.fromisoformat(value).tzinfo is None:
+        raise ValueError(f"{value!r} has no time zone")
+    return Moment(value) if kind is Moment else place.read(value)

@@ -6,19 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Condition = str | int | float | bool
-
-
 # Work that is trained in several ways beside each other, for information. Parts of the sweep had names of their own.
 COMPARED_WORK = ("sweep", "comparison", "accumulation")
 
 
 @dataclass(frozen=True)
 class ConditionType:
-    """`values`: the type of the value, or the values there are, of which a limit may name one; None: no limit may.
-
-    A reader sees the `words` of a value, else the value in `form`. `leads`: what is measured is named by it, even
-    where all figures beside each other have it in common.
-    """
+    """`values`: the type of the value, or the values there are, of which a limit may name one; None: no limit may. A
+    reader sees the `words` of a value, else the value in `form`. `leads`: what is measured is named by it, even where
+    all figures beside each other have it in common."""
 
     values: type[int] | type[bool] | type[str] | tuple[str, ...] | None
     form: str = "{}"
@@ -43,17 +39,13 @@ BOTH_WAYS = {
 }
 
 METHODS = {"dp": "DataParallel", "ddp": "DDP", "fsdp": "FSDP"}
-
 # What several GPUs are held against: what each of them does alone, all at the same time, added up.
 EACH_ALONE = "sum of each alone"
-
 # Of metrics that were measured in another way before: matrix products of one shape, over one window; what a burn-in
 # retains of the rate of warm GPUs; host links that all begin to copy at the same moment.
 ONE_WINDOW, WARMED_THROUGH, LINED_UP = "one window", "warmed through", "lined up"
-
 # Products and an all_reduce at once: only the time in which both were under way counts.
 SHARED_SPAN = "shared span"
-
 # What a GPU does by itself in the steps of DDP that leave communication out (torch's no_sync).
 NO_SYNC = "no_sync"
 
@@ -86,17 +78,12 @@ def c_number(text: str) -> int:
 
 # Those of NCCL, as NCCL_ALGO names them, in lower case.
 ALGORITHMS = ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")
-
 RESNETS = ("resnet50", "resnet101", "resnet152")
-
 TRANSFORMERS = ("transformer-0.1b", "transformer-0.6b", "transformer-1.3b", "transformer-1.8b")
-
 # Between two GPUs without NVLinks: the PCIe ancestor in common, or the memory of the host.
 PCIE_WAYS = ("PIX", "PXB", "PHB", "NODE", "SYS", "host")
-
 # An NVLink domain.
 INSIDE, ACROSS = "inside", "across"
-
 FAR = "triad of the farthest NUMA node"
 
 # In the order in which a reader wants to hear them.

@@ -1,8 +1,5 @@
 """The events of the evidence, a class each. A new one is a class here, and a case of Record.add if a record keeps it.
-
-Earlier versions had fewer fields, and later ones may have more: what is missing is left out, and what nobody here knows
-is not looked at.
-"""
+Other versions have fewer fields or more: what is missing is left out, and what nobody here knows is not looked at."""
 
 import json
 import shlex
@@ -44,10 +41,8 @@ class Order(msgspec.Struct, frozen=True):
 
 def read_events(path: Path, telemetry: bool = True) -> Iterator[tuple[int, Any]]:
     """What each line holds, with its number. A last line that a dying machine cut short is left out. `telemetry`: also
-    that, which is most of a file of many GPUs.
-
-    OSError if the file cannot be read; ValueError that names the line if one is not JSON, or beyond all bounds.
-    """
+    that, which is most of a file of many GPUs. OSError if the file cannot be read; ValueError that names the line if
+    one is not JSON, or beyond all bounds."""
     with open_regular(path) as file:
         number, ended = 0, False
         while line := file.readline(LONGEST_LINE + 1):
@@ -152,8 +147,7 @@ class Earlier(msgspec.Struct, frozen=True):
 
 
 class NodeFound(msgspec.Struct, frozen=True):
-    """A machine of the run: its number in places, its name, the serial number of its board (None if the system does not
-    tell), and the UUIDs of its GPUs."""
+    """A machine of the run: its number in places, its name, the serial number of its board, the UUIDs of its GPUs."""
 
     index: Count
     host: str
@@ -186,10 +180,9 @@ class HostFound(msgspec.Struct, frozen=True):
 
 
 class LossCurve(msgspec.Struct, frozen=True):
-    """The losses of a training, for trackers elsewhere: nothing is judged by them. `training`: what was
-    trained and how, as the conditions of a figure are told. `steps`: how many were done when the loss at the same
-    position was that. `place`: the GPU, or WORLD of one model on all ranks; None of a rank that does not say, whose own
-    it then is."""
+    """The losses of a training, for trackers elsewhere; nothing is judged by them. `training`: what was trained, and
+    how. `steps`: how many were done when the loss at the same position was that. `place`: the GPU, or WORLD of one
+    model on all ranks; None of a rank that does not say, whose own it then is."""
 
     training: Mapping[str, str | int | float | bool]
     steps: tuple[Count, ...]
@@ -221,7 +214,6 @@ class Fingerprint(msgspec.Struct, frozen=True):
 
 
 Outcome = Literal["passed", "failed", "skipped", "not applicable"]
-
 # What made a check fail: figures that missed their limits and nothing else, or anything else. Only the first can be
 # undone by judging the figures against other limits.
 FailedBy = Literal["", "limits", "other"]
@@ -323,16 +315,14 @@ class RunHeader(Event, frozen=True, tag="run"):
 
 
 class TopologyFound(Event, frozen=True, tag="topology"):
-    """Of each node, in the order of the run's, as it describes itself, with all facts of its GPUs as they were when the
-    run began."""
+    """Of each node, in the order of the run's, as it describes itself, with the facts of its GPUs before the run."""
 
     nodes: OfNodes[GpuTopology]
 
     def __post_init__(self) -> None:
         for node in self.nodes:
             codec.typed([{**gpu.facts, "index": gpu.index} for gpu in node.gpus], tuple[FactsFound, ...])
-            if [len(row) for row in node.links] != [len(node.gpus)] * len(node.gpus):
-                count = len(node.gpus)
+            if [len(row) for row in node.links] != [count := len(node.gpus)] * len(node.gpus):
                 raise ValueError(f"the links of {count} GPUs are no table of {count} rows and columns")
 
 
@@ -360,7 +350,7 @@ class HostFactRead(Event, frozen=True, tag="host_fact"):
 
 
 class NodeLost(Event, frozen=True, tag="node_lost"):
-    """Nothing is heard of a node any more, or nothing ever was: it takes no part in what follows."""
+    """Nothing is heard of a node any more, or ever was: it takes no part in what follows."""
 
     node: Count
     why: str
@@ -374,8 +364,8 @@ class NodeLeftOut(Event, frozen=True, tag="node_left_out"):
 
 
 class NodeFinished(Event, frozen=True, tag="node_finished"):
-    """What a node's own run came to. `run`: the name of its folder there. `verdict`: None if it has none. `basis`: the
-    lowest grade of its limits. `sha256`: of its evidence as it was brought here; "" if it could not be."""
+    """What a node's own run came to. `run`: the name of its folder there. `basis`: the lowest grade of its limits.
+    `sha256`: of its evidence as it was brought here; "" if it could not be."""
 
     node: Count
     run: str
@@ -399,8 +389,7 @@ class CheckStarted(Event, frozen=True, tag="check_started"):
 
 
 class Progress(Event, frozen=True, tag="progress"):
-    """Of a check that takes long: seconds, and of how many. `doing`: what was done until then; `resident`: bytes of
-    memory that each rank held."""
+    """Of a check that takes long: seconds, and of how many. `doing`: what was done; `resident`: bytes of each rank."""
 
     check: str
     done: Amount
@@ -415,16 +404,14 @@ class Telemetry(Event, frozen=True, tag="telemetry"):
 
 class Judged(Event, frozen=True, tag="finding"):
     """Of a finding what it follows from: the measurement, limit and tolerances as they were resolved, whether it needs
-    a limit, why it has none (`reason`), and why it was measured again. What follows is there in evidence of 0.3 alone,
-    and is not looked at."""
+    a limit, why it has none (`reason`), and why it was measured again. What follows is in evidence of 0.3 alone."""
 
     finding: Finding
 
 
 class Judging(Event, frozen=True, tag="judging"):
-    """By which version of verdict.judgement.held findings follow from what was recorded, and with how many comparisons
-    it counts: those of the whole suite of its level (verdict.judgement.comparisons), whatever was selected; 0 where
-    nobody counted, as in 0.3."""
+    """By which version of verdict.judgement.held findings follow from what was recorded, and how many comparisons the
+    whole suite of its level makes, whatever was selected (verdict.judgement.comparisons); 0: nobody counted (0.3)."""
 
     formula: Count = 1
     comparisons: Count = 0
@@ -438,8 +425,7 @@ class FingerprintsTaken(Event, frozen=True, tag="fingerprint"):
 
 
 class TransportRead(Event, frozen=True, tag="transport"):
-    """What NCCL did between so many ranks by its own log (machine.nccl_log.NcclLog, in JSON). `nvls`: None where the
-    log does not say."""
+    """What NCCL did between so many ranks by its log (machine.nccl_log.NcclLog); `nvls`: None if it does not say."""
 
     check: str
     ranks: Count
@@ -449,9 +435,8 @@ class TransportRead(Event, frozen=True, tag="transport"):
     def corrected(self, measurement: Measurement) -> Measurement:
         """With the condition nvls as it was, where it is of all these ranks: what measured it knows what could be."""
         under = measurement.conditions
-        if self.nvls is None or "nvls" not in under or under.get("ranks") != self.ranks:
-            return measurement
-        return replace(measurement, conditions={**under, "nvls": self.nvls})
+        known = self.nvls is not None and "nvls" in under and under.get("ranks") == self.ranks
+        return replace(measurement, conditions={**under, "nvls": bool(self.nvls)}) if known else measurement
 
 
 class Losses(Event, frozen=True, tag="losses"):
@@ -466,8 +451,7 @@ class FaultFound(Event, frozen=True, tag="fault"):
 
 
 class Noticed(Event, frozen=True, tag="noticed"):
-    """What is shown and speaks against nothing, such as errors that were corrected, in the words of a fault. Its
-    `check`: the one that ran, "" if it was before the run."""
+    """What is shown and speaks against nothing, such as corrected errors. Its `check`: the one that ran; "" before."""
 
     fault: Fault
 
@@ -509,8 +493,7 @@ class Deselected(Event, frozen=True, tag="deselected"):
 
 
 class Verdict(Event, frozen=True, tag="verdict"):
-    """The last event. `broken`: why the run did not come to its end. `lasted`: the seconds of the run, by a clock that
-    nobody sets."""
+    """The last event. `broken`: why the run did not come to its end. `lasted`: seconds, by a clock that nobody sets."""
 
     verdict: VerdictWord
     reasons: tuple[str, ...]
@@ -526,9 +509,8 @@ Kept = (
 
 
 class Returns(Event, frozen=True, tag="returns"):
-    """What --fleet-returns gave: the run of this machine before its repair, by the name of its folder, and of its
-    evidence the events that this run is held against. `replaced`: what --fleet-replaced names. `required`: the checks
-    of the suite that this run is to have."""
+    """What --fleet-returns gave: the run of this machine before its repair, by the name of its folder, and its events
+    that this run is held against. `replaced`: what --fleet-replaced names. `required`: the checks it is to have."""
 
     run: str
     replaced: tuple[str, ...]
@@ -544,8 +526,7 @@ def now() -> Moment:
 
 
 def recorded(event: E) -> E:
-    """An event as who reads it has it: with aliases, if these are wanted, and of plain values. ValueError for what
-    could not be read again."""
+    """An event as who reads it has it, with aliases if wanted. ValueError for what could not be read again."""
     return codec.typed(aliased(codec.plain(event)), type(event))
 
 
@@ -561,7 +542,7 @@ def line(event: Event) -> str:
 
 
 def typed(event: Mapping[str, Any]) -> Event | None:
-    """An event as one of these classes; None if this version knows no such event. ValueError that says what is wrong,
+    """An event as one of these classes; None if this version knows no such event. ValueError that says what is wrong
     and where; Refused if its run has another schema."""
     if not isinstance(event, Mapping) or not isinstance(event.get("event"), str):
         raise ValueError("it has no event")

@@ -1,9 +1,8 @@
 """What is wrong with a machine, as data from where it is found until somebody reads it, and the kinds of faults.
 
 A number is never used again, and lines are only added, each at the end of its block: 1xx what is in the machine and how
-it is set up, 2xx health, 3xx wrong data, 4xx performance, 5xx processes, 6xx what is not as it was before a repair,
-9xx what an author of checks asserts.
-"""
+it is set up, 2xx health, 3xx wrong data, 4xx performance, 5xx processes, 6xx what is not as it was before a repair, 9xx
+what an author of checks asserts."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -475,11 +474,10 @@ class Fault(msgspec.Struct, frozen=True):
     """One thing that is wrong. `name` is a key of CODES, which says what kind of thing, and what to do; `number` is its
     code.
 
-    `subjects` are the places that are to blame, most suspicious first; none if nobody knows. `what` tells of this
-    one in a few words, with figures and without naming the subjects. `story` is what somebody who digs deeper wants to
-    see: log lines, what each rank did. `check` is the node id of the test that found it, or, if it was `watched`, of
-    the one that ran when it happened.
-    """
+    `subjects` are the places that are to blame, most suspicious first; none if nobody knows. `what` tells of this one
+    in a few words, with figures and without naming the subjects. `story` is what somebody who digs deeper wants to see:
+    log lines, what each rank did. `check` is the node id of the test that found it, or, if it was `watched`, of the one
+    that ran when it happened."""
 
     name: str
     subjects: tuple[Where, ...]

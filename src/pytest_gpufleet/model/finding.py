@@ -20,14 +20,13 @@ from pytest_gpufleet.model.place import CALLED, Where, where
 # physics allows, which finds what is broken and not what is a tenth slow.
 Grade = Literal["contract", "calibrated", "published", "project", "physical"]
 GRADES: tuple[Grade, ...] = get_args(Grade)  # the best first
-# As people read them; files and options have the grade itself.
 IN_WORDS: dict[Grade, str] = {**dict(zip(GRADES, GRADES, strict=True)), "physical": "theoretical"}
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What healthy machines reach: the mean of so many, measured or published on `date`. `noise`: what the line below
-    it follows from, once it is held against a machine."""
+    """What healthy machines reach: the mean of so many. `noise`: what the line below it follows from, once it is held
+    against a machine."""
 
     value: Finite
     machines: int = 1
@@ -39,13 +38,11 @@ class Reference:
 
 @dataclass(frozen=True)
 class Limit:
-    """A minimum or maximum (`sense`) of a metric, in its unit, where every one of `conditions` holds.
-
-    With a `reference` it is the line that this machine's mean is held against, and before it is held against one, the
-    reference itself; else a floor, which each place is held against.
-    `measured`: the healthy figure that a floor was made from, in the same unit, if it was made from one. `given`: it
-    comes from a profile that the customer gave, and not from one of the shipped ones.
-    """
+    """A minimum or maximum (`sense`) of a metric, in its unit, where every one of `conditions` holds. With a
+    `reference` it is the line that this machine's mean is held against, and before it is held against one, the
+    reference itself; else a floor, which each place is held against. `measured`: the healthy figure that a floor was
+    made from, if it was made from one. `given`: it comes from a profile that the customer gave, and not from a shipped
+    one."""
 
     metric: str
     sense: Literal["min", "max"]
@@ -129,8 +126,7 @@ class KnownGood:
 
 @dataclass(frozen=True)
 class GivenLimits:
-    """The limits that were given with --fleet-profile, as evidence keeps them: those of the file itself, in its order.
-    `facts`: all that hold with it."""
+    """What --fleet-profile gave, as evidence keeps it: the limits of that file; `facts`: all that hold with it."""
 
     file: str
     limits: tuple[Limit, ...]
@@ -150,12 +146,10 @@ State = Literal["met", "missed", "not judged", "for information"]
 
 @dataclass(frozen=True)
 class Finding:
-    """A measurement and what it is held against. All else follows by verdict.judgement.held, and is not recorded.
-
+    """A measurement and what it is held against. All else follows by verdict.judgement.held, and is not recorded:
     `missed` names the places that missed `limit`; `slower_than_peers` those that are worse than their peers by more
     than one of `tolerances` allows, with that fraction, and is None where none had peers enough. `reason` says in one
-    sentence why it was not judged, or what missed. `required`: without a limit the verdict is incomplete.
-    """
+    sentence why it was not judged, or what missed. `required`: without a limit the verdict is incomplete."""
 
     check: str  # the node id of the test
     measurement: Measurement
@@ -239,6 +233,5 @@ def distinct(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def that_count(findings: Iterable[Finding]) -> list[Finding]:
-    """The findings without how far samples spread, which says how good a figure is and is none itself, and without
-    what was measured again, since heavy load had held its GPU back."""
+    """Without how far samples spread, which is no figure itself, and without what was measured again."""
     return [finding for finding in findings if finding.measurement.metric != "spread" and not finding.again]

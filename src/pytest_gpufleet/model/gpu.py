@@ -34,8 +34,8 @@ NVLS_SINCE = FP8_REDUCTIONS_SINCE = (9, 0)
 
 @dataclass(frozen=True)
 class Architecture:
-    """Dense 16-bit matrix products with sums in 32 bits: operations in a clock of an SM (`tensor`); `geforce`: the
-    same on GeForce boards; `named`: on boards that have less, by the names that NVML gives. `cores`: of an SM.
+    """Dense 16-bit matrix products with sums in 32 bits: operations in a clock of an SM (`tensor`); `geforce`: the same
+    on GeForce boards; `named`: on boards that have less, by the names that NVML gives. `cores`: of an SM.
 
     `per_joule`: 10^12 operations a joule, measured on a healthy board. Of many boards the power limit alone decides how
     fast they are; a chip computes more with a joule at lower clocks, so that a board of fewer watts reaches at least
@@ -43,8 +43,7 @@ class Architecture:
 
     `nvlink`: GB/s of one in one direction, 0 where there is none. By architecture, since drivers have told wrong
     versions, and speeds with the overhead of the line (26.562 GB/s on an H200). `data_centre`: no other GPUs have it.
-    `fp64`: it has more than the few units of the others, which do 1/32 or 1/64 of the fp32 rate.
-    """
+    `fp64`: it has more than the few units of the others, which do 1/32 or 1/64 of the fp32 rate."""
 
     cores: int
     tensor: int
@@ -158,9 +157,7 @@ COMPLETED, SUCCESS = 3, 0  # nvml.h: NVML_GPU_FABRIC_STATE_COMPLETED, NVML_SUCCE
 @dataclass(frozen=True)
 class Gpu:
     """One GPU: its facts by name (machine/gpu_facts.py), plain JSON values; those that cannot be had are Missing.
-
-    `index` is the one `nvidia-smi` shows on its node, `node` the number of that among those of the run.
-    """
+    `index` is the one `nvidia-smi` shows on its node, `node` the number of that among those of the run."""
 
     index: int
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -269,12 +266,10 @@ SOFTWARE = {
 
 @dataclass(frozen=True)
 class GpuTopology:
-    """The GPUs a run uses on one node, the links between them and the software above them.
-
-    `links[i][j]` is the connection of `gpus[i]` and `gpus[j]` in the words of `nvidia-smi topo -m`: "NV18" for 18
-    NVLinks, else the common PCIe ancestor ("PIX", "PXB", "PHB", "NODE", "SYS"), "X" on the diagonal.
-    `fabric` is "nvswitch", "nvlink", "pcie" or "none" (no GPU, or only one without links).
-    """
+    """The GPUs a run uses on one node, the links between them and the software above them. `links[i][j]` is the
+    connection of `gpus[i]` and `gpus[j]` in the words of `nvidia-smi topo -m`: "NV18" for 18 NVLinks, else the common
+    PCIe ancestor ("PIX", "PXB", "PHB", "NODE", "SYS"), "X" on the diagonal. `fabric` is "nvswitch", "nvlink", "pcie" or
+    "none" (no GPU, or only one without links)."""
 
     gpus: tuple[Gpu, ...] = ()
     links: tuple[tuple[str, ...], ...] = ()
@@ -347,8 +342,8 @@ class GpuTopology:
         return numbers.pop() if len(numbers) == 1 else ""
 
     def processors_near(self, where: Where) -> tuple[Any, ...]:
-        """The processors at the NUMA node of each GPU in a place, as NVML's masks of them. (NVML's own number of a
-        NUMA node is that of the GPU's memory, which machines with Grace have one of for each GPU.)"""
+        """The processors at the NUMA node of each GPU in a place, as NVML's masks of them. (NVML's own number of a NUMA
+        node is that of the GPU's memory, which machines with Grace have one of for each GPU.)"""
         return tuple(tuple(gpu.get("cpu_affinity") or ()) for gpu in self.of(where))
 
     def switch_neighbours(self, where: Where) -> tuple[int, ...]:
@@ -420,8 +415,7 @@ class ClusterTopology(GpuTopology):
 
 
 def joined(nodes: Mapping[int, GpuTopology], hosts: Mapping[int, str]) -> GpuTopology:
-    """The topology of all these nodes, each as it describes itself: as if it were the only one, node 0. Of one node
-    with the number 0 its own."""
+    """The topology of all these nodes, each as it describes itself (as if it were the only one, node 0)."""
     if list(nodes) == [0]:
         return nodes[0]
     numbered = {number: topology.on_node(number) for number, topology in nodes.items()}

@@ -15,11 +15,9 @@ MOST_HOSTS = 100_000
 
 def read_hosts(path: Path) -> dict[str, str]:
     """The names of the hosts, each once, in their order, each with its rack or leaf switch ("" if the file does not
-    say). Refused if it cannot be read or a line is no name.
-
-    A line is a name, with ranges in brackets as Slurm writes them: `node-[001,003-007]`, and where it is known the rack
-    or leaf switch of these hosts behind a blank. What stands behind # is not read.
-    """
+    say). Refused if it cannot be read or a line is no name. A line is a name, with ranges in brackets as Slurm writes
+    them: `node-[001,003-007]`, and where it is known the rack or leaf switch of these hosts behind a blank. What stands
+    behind # is not read."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -50,8 +48,7 @@ def _names(text: str, where: str) -> Iterator[str]:
     if ranges is None:
         if text and not NAME.fullmatch(text):
             raise Refused(f"{where}: {text!r} is no name of a host")
-        if text:
-            yield text
+        yield from filter(None, [text])
         return
     for each in ranges[1].split(","):
         found = RANGE.fullmatch(each.strip())

@@ -19,9 +19,8 @@ _language: ContextVar[Language] = ContextVar("language", default="en")
 
 @contextmanager
 def in_language(language: Language) -> Iterator[None]:
-    """What is said in the block is said in `language`: English where its catalogue has no text. Translated is what the
-    authors of this project wrote, titles of checks and metrics among it. Numbers, units, places, node ids of checks and
-    what a machine or a check found stay."""
+    """What is said in the block is said in `language`: English where its catalogue has no text. Numbers, units, places,
+    node ids of checks and what a machine or a check found stay as they are."""
     before = _language.set(language)
     try:
         yield
@@ -51,8 +50,8 @@ def say(text: str, **values: object) -> str:
 
 
 class Said(str):
-    """A text in English that can be said in another language later: `text` with `values` for its {names}, of which
-    those that are such texts too are said in that language."""
+    """A text in English that can be said in another language later: `text` with `values` for its {names}, which may be
+    such texts too."""
 
     def __new__(cls, text: str, **values: object) -> "Said":
         said = super().__new__(cls, text.format(**values) if values else text)

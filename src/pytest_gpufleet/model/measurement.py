@@ -29,8 +29,7 @@ KNOWN = Metric("known", "of METRICS", "higher", "the one of METRICS that has the
 
 @dataclass(frozen=True)
 class GpuState:
-    """What a GPU was like while a figure was measured on it: means over that time, and the energy that it took from
-    beginning to end; None where NVML has none."""
+    """What a GPU was like while a figure was measured on it: means, and the energy it took; None: NVML has none."""
 
     temperature_c: Finite | None = None
     sm_clock_mhz: Finite | None = None
@@ -40,13 +39,10 @@ class GpuState:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a probe measured on one rank.
-
-    `metric` is the name of one of METRICS, or a Metric of your own. `value` is in the metric's unit; `samples` are the
-    repetitions it is the median of. `place` (or its text, like "gpu0-gpu5") is None for this rank's own GPU, WORLD
-    where all ranks measured one thing together (then the worst rank's value counts), or what else was measured.
-    `gpu_state`: of the GPU that the figure depends on, while it was measured.
-    """
+    """What a probe measured on one rank. `metric` is the name of one of METRICS, or a Metric of your own. `value` is in
+    the metric's unit; `samples` are the repetitions it is the median of. `place` (or its text, like "gpu0-gpu5") is
+    None for this rank's own GPU, WORLD where all ranks measured one thing together (then the worst rank's value
+    counts), or what else was measured. `gpu_state`: of the GPU that the figure depends on, while it was measured."""
 
     metric: str | Metric
     value: float
@@ -68,14 +64,11 @@ class Reading:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A metric's value for every place, and the conditions it was measured under.
-
-    `values` maps a place (or its text: "gpu3", "gpu0-gpu5", "node", "world") to a value in the metric's unit; `samples`
-    holds the repetitions behind each value; `conditions` decide which limit applies; `details` are only shown;
-    `gpu_states` says what each GPU was like meanwhile, where that was read.
-    `definition` says what the metric is, so that evidence can be read where nobody knows the check that it comes from;
-    left out, it is the one of METRICS. ValueError if there is none.
-    """
+    """A metric's value for every place, and the conditions it was measured under. `values` maps a place (or its text:
+    "gpu3", "gpu0-gpu5", "node", "world") to a value in the metric's unit; `samples` holds the repetitions behind each
+    value; `conditions` decide which limit applies; `details` are only shown; `gpu_states` says what each GPU was like
+    meanwhile, where that was read. `definition` says what the metric is, so that evidence can be read where nobody
+    knows the check that it comes from; left out, it is the one of METRICS. ValueError if there is none."""
 
     metric: str
     values: Mapping[Where, float]
@@ -118,11 +111,9 @@ class Measurement:
 
 
 def _without_common_course(samples: Mapping[Where, tuple[float, ...]]) -> dict[Where, tuple[float, ...]]:
-    """Simultaneous samples, each divided by what most places did at that moment, of their own means.
-
-    Of an even number of places the middle is undecided: then that nothing changed has a vote too, so that of two places
-    only one of which changed, none is taken to have changed with it.
-    """
+    """Simultaneous samples, each divided by what most places did at that moment, of their own means. Of an even number
+    of places the middle is undecided: then that nothing changed has a vote too, so that of two places only one of which
+    changed, none is taken to have changed with it."""
     if len(samples) < 2 or len({len(each) for each in samples.values()}) > 1:
         return dict(samples)
     votes = [[sample / fmean(each) for sample in each] for each in samples.values()]

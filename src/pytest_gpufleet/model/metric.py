@@ -19,10 +19,8 @@ class HasGpus(Protocol):
 
 @dataclass(frozen=True)
 class Size(Generic[T]):
-    """Bytes, seconds, a number of files: `Size(8 * GiB, rehearsal=8 * MiB)`.
-
-    As an argument of a probe it arrives on the ranks as the one that holds there; `on` gives it to the check itself.
-    """
+    """Bytes, seconds, a number of files: `Size(8 * GiB, rehearsal=8 * MiB)`. As an argument of a probe it arrives on
+    the ranks as the one that holds there; `on` gives it to the check itself."""
 
     gpus: T
     rehearsal: T
@@ -34,22 +32,17 @@ class Size(Generic[T]):
 BETTER = ("higher", "lower")
 STEADY = 0.05
 
-KiB = 1 << 10
-MiB = 1 << 20
-GiB = 1 << 30
+KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One quantity that can be measured and judged.
-
-    `peer_tolerance` is the fraction by which a place may be worse than the mean of the others among its peers (GPUs of
-    the same model, pairs with the same link, in the same run) where nobody knows how much healthy ones differ; None
-    where ranks wait for each other, so that all show one figure.
+    """One quantity that can be measured and judged. `peer_tolerance` is the fraction by which a place may be worse than
+    the mean of the others among its peers (GPUs of the same model, pairs with the same link, in the same run) where
+    nobody knows how much healthy ones differ; None where ranks wait for each other, so that all show one figure.
     `steady`: whether samples of a healthy machine agree within 5 %, so that a judged figure fails if they do not.
     `simultaneous`: the samples of all places are of the same moments, so that what they have in common is the course of
-    the work, such as a power controller's, and no unsteadiness of a place.
-    """
+    the work, such as a power controller's, and no unsteadiness of a place."""
 
     name: str
     unit: str
@@ -123,10 +116,8 @@ Peers = Literal["part number", "others of the model", "model", "numa node"]
 class SpreadRow:
     """How much healthy ones differ, for a metric where every one of `conditions` holds: the standard deviations of
     places `within` a machine and of the means of machines `between`, as fractions of the mean, and on how many machines
-    with how many GPUs they were seen. None: nobody saw any, or says nothing of it here.
-
-    `matters`: the smallest fault that is looked for, as a fraction; the shipped defaults say it for every metric.
-    """
+    with how many GPUs they were seen. None: nobody saw any, or says nothing of it here. `matters`: the smallest fault
+    that is looked for, as a fraction; the shipped defaults say it for every metric."""
 
     metric: str
     within: Finite | None = None
@@ -152,12 +143,10 @@ class Noise:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The fraction `worse` by which a place may be worse than the mean of the others among its peers.
-
-    `noise`: what it follows from; None where it is fixed. `per_kelvin`: the fraction that a healthy GPU loses for each
-    kelvin that it is warmer, which is taken out where the temperatures are known. `source`: the machines whose noise it
-    comes from; empty if nobody has measured any.
-    """
+    """The fraction `worse` by which a place may be worse than the mean of the others among its peers. `noise`: what it
+    follows from; None where it is fixed. `per_kelvin`: the fraction that a healthy GPU loses for each kelvin that it is
+    warmer, which is taken out where the temperatures are known. `source`: the machines whose noise it comes from; empty
+    if nobody has measured any."""
 
     metric: str
     worse: Finite
@@ -169,8 +158,8 @@ class Tolerance:
 
     @property
     def least(self) -> int:
-        """How many peers it takes. With two, nobody can say which one is off; but if they differ by more than healthy
-        ones were seen to, the slower one is: nothing makes a GPU faster than it is."""
+        """How many peers it takes. Of two nobody can say which one is off; but if they differ by more than healthy ones
+        were seen to, the slower one is: nothing makes a GPU faster than it is."""
         return 2 if self.source else 3
 
     @property
@@ -197,16 +186,14 @@ class MetricRow:
     """A metric of the suite, and what holds for it wherever it is measured.
 
     `under`: of the conditions that its probes give, those that a limit may name, and the fabric of the machine. A limit
-    that named one that no probe gives could never hold, and nobody would notice.
-    `not_peers`: whether its places are no peers under these conditions, because some share a path or differ by design.
-    `tolerances`: fixed ones, where no spread says by how much peers differ and the metric's own does not hold for all.
-    `per_kelvin`: what a healthy GPU at its power limit loses for each kelvin that it is warmer.
-    `theory`: the rule of verdict/physical_limits.py that makes a limit from the facts of the hardware; "": none does.
-    `spread`: by how much the samples of a judged figure may differ under these conditions.
-    `shared`: whether others than the GPUs of this machine may use the way that is measured.
-    `by_chance`: whether a healthy machine may miss a limit by chance. How much work was done is no chance.
-    `may_be_zero`: events, shares and skews may; of work, which takes time and memory, 0 would meet every limit.
-    """
+    that named one that no probe gives could never hold, and nobody would notice. `not_peers`: whether its places are no
+    peers under these conditions, because some share a path or differ by design. `tolerances`: fixed ones, where no
+    spread says by how much peers differ and the metric's own does not hold for all. `per_kelvin`: what a healthy GPU at
+    its power limit loses for each kelvin that it is warmer. `theory`: the rule of verdict/physical_limits.py that makes
+    a limit from the facts of the hardware; "": none does. `spread`: by how much the samples of a judged figure may
+    differ under these conditions. `shared`: whether others than the GPUs of this machine may use the way that is
+    measured. `by_chance`: whether a healthy machine may miss a limit by chance. How much work was done is no chance.
+    `may_be_zero`: events, shares and skews may; of work, which takes time and memory, 0 would meet every limit."""
 
     metric: Metric
     under: tuple[str, ...] = ()

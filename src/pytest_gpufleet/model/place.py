@@ -12,10 +12,8 @@ DEVICE = re.compile(r"(?:node(\d+)/)?([a-z]+)(\d+)")
 
 
 class Where:
-    """A Place or a Pair: a value, compared and sorted by the devices that it consists of.
-
-    No dataclass, which msgspec would take apart: in JSON it is a text, also as a key (see `codec`).
-    """
+    """A Place or a Pair: a value, compared and sorted by the devices that it consists of. No dataclass, which msgspec
+    would take apart: in JSON it is a text, also as a key (see `codec`)."""
 
     __slots__ = ("_key",)
 
@@ -38,9 +36,8 @@ class Where:
 class Place(Where):
     """A device of a node (`kind` "gpu", "cpu" for a rank of a rehearsal, "numa" for a NUMA node, "nic" for a port of a
     network adapter, "rail" for the way of its GPU or rank to other nodes; `index` counts on its node), a node ("node"),
-    some nodes ("group"), the NVLink domain that a node is in ("domain"), or everything (WORLD).
-
-    Its text is that of evidence: "gpu3", "node", "world"; of a node after the first "node1", "node1/gpu3"."""
+    some nodes ("group"), the NVLink domain that a node is in ("domain"), or everything (WORLD). Its text is that of
+    evidence: "gpu3", "node", "world"; of a node after the first "node1", "node1/gpu3"."""
 
     __slots__ = ("index", "kind", "node")
 

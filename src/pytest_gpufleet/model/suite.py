@@ -1,7 +1,6 @@
 """What the suite consists of. A run that leaves a part of it out is INCOMPLETE, whatever the command line selected.
 
-Evidence is judged by the manifest of the suite that made it, which it holds.
-"""
+Evidence is judged by the manifest of the suite that made it, which it holds."""
 
 import hashlib
 import json

@@ -102,8 +102,8 @@ def grades(counts: Mapping[Grade, int]) -> str:
 
 
 def too_low(findings: Iterable[Finding], wanted: Grade) -> list[tuple[Finding, str]]:
-    """The figures that need a limit and were held against one of a lower grade than --fleet-basis asks for, and that
-    in words."""
+    """The figures that need a limit and were held against one of a lower grade than --fleet-basis asks for, and that in
+    words."""
     grades = ((finding, judged_by(finding)) for finding in findings if finding.required)
     return [
         (finding, say(TOO_LOW, grade=say(IN_WORDS[grade]), wanted=say(IN_WORDS[wanted])))

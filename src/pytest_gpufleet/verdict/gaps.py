@@ -58,8 +58,8 @@ OF_CHECKS: dict[Kind, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Gap:
-    """`subject`: the node id of a check, a GPU, the name of a file, a limit; "" for the run as a whole. A gap
-    of a check that no level requires is shown, and does not count."""
+    """`subject`: the node id of a check, a GPU, the name of a file, a limit; "" for the run as a whole. A gap of a
+    check that no level requires is shown, and does not count."""
 
     kind: Kind
     subject: str

@@ -30,10 +30,8 @@ STALLS = "of the time is lost by samples slower than the usual one: this way sta
 
 
 class LimitMissed(AssertionError):
-    """Measurements missed their limits, or a GPU is slower than its peers. `findings` has the figures.
-
-    `causes`, if anybody found any, come first in the message.
-    """
+    """Measurements missed their limits, or a GPU is slower than its peers. `findings` has the figures. `causes`, if
+    anybody found any, come first in the message."""
 
     def __init__(self, findings: Sequence[Finding], topology: GpuTopology, causes: Iterable[Fault] = ()) -> None:
         self.findings = tuple(findings)
@@ -73,8 +71,7 @@ def judge(
     incomplete. Any other figure without a limit is "for information".
 
     `network`: of a run on many nodes the Gbit/s that each GPU has of what is between them; 0 if nobody tells, None if
-    nothing is asked of it.
-    """
+    nothing is asked of it."""
     between = not rehearsal and over_network(measurement.metric, measurement.conditions)
     if between and network:
         measurement = replace(measurement, conditions={"network": network, **measurement.conditions})
@@ -123,8 +120,8 @@ def _usual_comparisons(gpus: int) -> int:
 
 
 def line_of(limit: Limit, measurement: Measurement, limits: Profile, topology: GpuTopology, count: int) -> Limit:
-    """A limit as it is on this machine: of a reference the line below it that the mean of the places must not be
-    worse than, by how much healthy machines differ, or by a fixed tolerance where nobody knows that."""
+    """A limit as it is on this machine: of a reference the line below it that the mean of the places must not be worse
+    than, by how much healthy machines differ, or by a fixed tolerance where nobody knows that."""
     part = topology.part if "part" in limit.conditions else ""
     if limit.reference is None or not measurement.values:
         return limit
@@ -142,10 +139,8 @@ def tolerances_of(
 ) -> tuple[Tolerance, ...]:
     """By how much the places of a measurement may be worse than their peers: by how healthy ones differ, or where
     nobody knows that, by a fixed part. Between nodes many of them show how much they differ. None where its places are
-    no peers.
-
-    One whose board nobody else has is held against all others, by how machines differ too: it may be of a kind that
-    is slower."""
+    no peers. One whose board nobody else has is held against all others, by how machines differ too: it may be of a
+    kind that is slower."""
     metric, row = measurement.definition, row_of(measurement.definition)
     if metric.peer_tolerance is None or not measurement.values:
         return ()

@@ -2,8 +2,7 @@
 
 Healthy ones differ, and each comparison of a run can fail by chance. So the line of a comparison follows from three
 things: how much healthy ones differ (Spread), how many comparisons the run makes, and the smallest fault that matters.
-By this model fewer than one healthy machine in a thousand is rejected, over all comparisons of its run (Bonferroni).
-"""
+By this model fewer than one healthy machine in a thousand is rejected, over all comparisons of its run (Bonferroni)."""
 
 import math
 from dataclasses import dataclass
@@ -64,9 +63,8 @@ def factor(z: float, n: float, df: float) -> float:
 
     One-sided tolerance factor (ISO 16269-6): the quantile of the noncentral t distribution at the confidence, with
     noncentrality z sqrt(n), divided by sqrt(n). By its definition, so that no table ends: the mean less k s is below
-    the quantile with the probability E[Phi(sqrt(n) (k c - z))], over c = s / sigma, whose density is that of
-    chi / sqrt(df). A mean that is known for certain, `n` infinite, leaves z over the lower quantile of c.
-    """
+    the quantile with the probability E[Phi(sqrt(n) (k c - z))], over c = s / sigma, whose density is that of chi /
+    sqrt(df). A mean that is known for certain, `n` infinite, leaves z over the lower quantile of c."""
     width = 10 / math.sqrt(2 * df)  # ten standard deviations of c
     low = max(0.0, 1 - width)
     step = (1 + width - low) / STEPS

@@ -49,10 +49,8 @@ def figure_of(measurement: Measurement) -> Figure:
 
 @dataclass(frozen=True)
 class Outlier:
-    """A place of a run that is worse than `reference` by the fraction `worse`, where `allowed` may be; of NaN by 1.
-
-    Of a machine over time also the GPUs that it is of, and the value in each run that has one, in their order.
-    """
+    """A place of a run that is worse than `reference` by the fraction `worse`, where `allowed` may be; of NaN by 1. Of
+    a machine over time also the GPUs that it is of, and the value in each run that has one, in their order."""
 
     run: str
     place: Where
@@ -121,9 +119,8 @@ def beside_most(
 
     Their standard deviation is what these values show, together with the `default`, both as fractions; `comparisons`:
     how many are made in all. Places that are found are left out and the rest is looked at again, so that a very slow
-    one hides no other. `independent`: how many of the values are, where places of one machine go together.
-    `reference`: what they are held against, if not what the better half reaches at least.
-    """
+    one hides no other. `independent`: how many of the values are, where places of one machine go together. `reference`:
+    what they are held against, if not what the better half reaches at least."""
     found: list[Outlier] = []
     left = dict(values)
     while True:
@@ -172,10 +169,8 @@ def slower_than_peers(
     measurement: Measurement, tolerances: Iterable[Tolerance], topology: GpuTopology
 ) -> dict[Where, float] | None:
     """Places worse than their peers by more than any of these tolerances, and by what fraction of the mean of the
-    others; None where no place has peers enough.
-
-    A place that gave no number at all is as slow as can be. Nothing is slower than peers that reach nothing.
-    """
+    others; None where no place has peers enough. A place that gave no number at all is as slow as can be. Nothing is
+    slower than peers that reach nothing."""
     slower: dict[Where, float] = {}
     figure, sign, compared = figure_of(measurement), measurement.definition.sign, False
     for tolerance in tolerances:

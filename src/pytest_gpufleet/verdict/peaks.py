@@ -1,8 +1,8 @@
 """What a GPU can do at best, by what its driver says of it. Physical limits are parts of these peaks.
 
 GB = 10^9 bytes, TFLOP = 10^12 operations, of which a multiplication with its addition is two. Links count in one
-direction. A peak that cannot be had is NoPeak, with the reason: a fact that the driver does not give is never guessed.
-"""
+direction. A peak that cannot be had is NoPeak, with the reason: a fact that the driver does not give is never
+guessed."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -119,8 +119,8 @@ def model_flops_utilization(
     tokens: Measurement, flop_a_token: float, topology: GpuTopology, data_sheet: float = 0.0
 ) -> list[Measurement]:
     """The MFU of each figure; none where a GPU's peak is not known, as in a rehearsal. Peaks are at a GPU's highest
-    clock. People publish MFU by the TFLOP/s of the `data_sheet`, at its boost clock: that of the slowest is shown too.
-    """
+    clock. People publish MFU by the TFLOP/s of the `data_sheet`, at its boost clock: that of the slowest is shown
+    too."""
     if not (peak := _peaks(tokens, topology)):
         return []
     values = {place: value * flop_a_token / (peak[place] * 1e12) for place, value in tokens.values.items()}

@@ -4,8 +4,7 @@ A limit is a part of what the hardware can do at best (peaks.py). Training is he
 and matrix products were measured at, and collectives without an NVSwitch against its own hops. Each part lies below the
 lowest that a healthy machine was seen at; but for memcpy, PCIe and decoding it lies above what is left of the highest
 of the recorded ones after a fault of 30 %. So these limits find what is broken, and not what is a tenth slow. Where no
-part would be fair to every healthy machine there is no limit: collectives of few bytes.
-"""
+part would be fair to every healthy machine there is no limit: collectives of few bytes."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -280,8 +279,8 @@ def _of_all_nodes(measurement: Measurement, topology: GpuTopology, measured: Seq
 
 
 def is_required(measurement: Measurement, measured: Iterable[Measurement]) -> bool:
-    """Whether a verdict needs this figure between nodes, in any check: of each rail, and what an all_reduce
-    makes of them on the most nodes with the most bytes."""
+    """Whether a verdict needs this figure between nodes, in any check: of each rail, and what an all_reduce makes of
+    them on the most nodes with the most bytes."""
     own = _scale(measurement)
     return measurement.metric == "rail_bandwidth" or bool(own and own >= max(map(_scale, measured), default=()))
 

@@ -1,9 +1,8 @@
 """How small a fault a comparison finds, and how often it rejects what is healthy; and so does a run.
 
-All by the model of verdict/noise.py: a healthy value is the mean of its kind times 1 + between + within, both normal.
-A second measurement changes nothing here: how much healthy ones differ is for the most part of the chips, which are
-the same when they are measured again. So what is found is found twice, and a healthy one that misses misses twice.
-"""
+All by the model of verdict/noise.py: a healthy value is the mean of its kind times 1 + between + within, both normal. A
+second measurement changes nothing here: how much healthy ones differ is for the most part of the chips, which are the
+same when they are measured again. So what is found is found twice, and a healthy one that misses misses twice."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -55,8 +54,8 @@ def of_gpu(spread: Spread, gpus: int, comparisons: int, matters: float) -> Line:
 
 
 def _upper(df: float) -> float:
-    """How many times one that is known with so many degrees of freedom the true standard deviation may be:
-    sqrt(df / chi2_0.05)."""
+    """How many times one that is known with so many degrees of freedom the true standard deviation may be: sqrt(df /
+    chi2_0.05)."""
     return factor(1.0, math.inf, df)
 
 

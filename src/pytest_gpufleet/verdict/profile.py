@@ -202,8 +202,8 @@ _HERE = Path(__file__).parent / "profiles"
 @dataclass(frozen=True)
 class KnownSpread:
     """How much healthy ones differ, the smallest fault that matters, and where the two deviations were seen: in rows of
-    a profile of the model, or in the default. None: the metric has no default, and a fixed tolerance is what matters.
-    """
+    a profile of the model, or in the default. None: the metric has no default, and a fixed tolerance is what
+    matters."""
 
     spread: Spread
     matters: float
@@ -216,9 +216,8 @@ class Profile:
     healthy ones of it differ (`spreads`).
 
     The unit of a fact is in its name. Where nobody published a limit there is none: unknown stays unknown. `base`: the
-    profile whose limits hold where these say nothing. `metrics`: all that its limits may be for.
-    `calibrated_on`: the runs that they come from, where `gpufleet calibrate` has written them.
-    """
+    profile whose limits hold where these say nothing. `metrics`: all that its limits may be for. `calibrated_on`: the
+    runs that they come from, where `gpufleet calibrate` has written them."""
 
     name: str
     match: tuple[str, ...]
@@ -232,11 +231,9 @@ class Profile:
 
     def limit_for(self, measurement: Measurement, fabric: str = "", part: str = "") -> Limit | None:
         """The limit that decides, of those whose every condition was measured so, on a machine whose GPUs `fabric`
-        connects and whose boards all have the number `part`.
-
-        FileError if the figure is in another unit than the profile says, or better in the other direction, whether a
-        limit holds for it or not: under the conditions of a rehearsal none may.
-        """
+        connects and whose boards all have the number `part`. FileError if the figure is in another unit than the
+        profile says, or better in the other direction, whether a limit holds for it or not: under the conditions of a
+        rehearsal none may."""
         metric = measurement.definition
         known = self.metrics.get(metric.name, metric)
         if (known.unit, known.better) != (metric.unit, metric.better):
@@ -337,12 +334,9 @@ def for_gpu(name: str) -> Profile | None:
 
 
 def load(path: Path) -> Profile:
-    """Read a customer's profile from a TOML file and check all of it.
-
-    Raises FileError for a file that cannot be read, an unknown key, a limit without unit, grade or source,
-    a value in the wrong unit or sense, or two limits of which neither is more specific: a typing error in a
-    profile must not let a machine pass.
-    """
+    """Read a customer's profile from a TOML file and check all of it. Raises FileError for a file that cannot be read,
+    an unknown key, a limit without unit, grade or source, a value in the wrong unit or sense, or two limits of which
+    neither is more specific: a typing error in a profile must not let a machine pass."""
     profile = _load(path, given=True)
     if not profile.match:
         raise FileError(f'{path}: "match" is missing; list the names that NVML gives such GPUs, or extend a profile.')
@@ -351,10 +345,8 @@ def load(path: Path) -> Profile:
 
 def choose(path: Path | None, gpu_names: Iterable[str]) -> Profile | None:
     """The profile for a machine with GPUs of these names: the one in the file `path`, else the shipped one, else that
-    of every GPU; None without GPUs.
-
-    No shipped profile is for GPUs of several models. FileError if the file is bad or not for all of these GPUs.
-    """
+    of every GPU; None without GPUs. No shipped profile is for GPUs of several models. FileError if the file is bad or
+    not for all of these GPUs."""
     names = sorted(set(gpu_names))
     if path is None:
         known = for_gpu(names[0]) if len(names) == 1 else None

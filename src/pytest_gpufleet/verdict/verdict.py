@@ -56,11 +56,10 @@ def conclude(record: Record) -> tuple[VerdictWord, list[str]]:
 def concluded(record: Record) -> tuple[VerdictWord, list[Check], list[str]]:
     """The verdict, the checks that are a reason for it because they failed, and its other reasons.
 
-    REHEARSAL without GPUs; else REJECTED if any check failed or the health of a
-    GPU got worse; else INCOMPLETE if anything is missing that the level requires; else ACCEPTED.
-    What a process of somebody else explains could not be tested, which is INCOMPLETE.
-    Of a run on many nodes this is of what was done between them: all is judged by fleet_verdict.settled.
-    """
+    REHEARSAL without GPUs; else REJECTED if any check failed or the health of a GPU got worse; else INCOMPLETE if
+    anything is missing that the level requires; else ACCEPTED. What a process of somebody else explains could not be
+    tested, which is INCOMPLETE. Of a run on many nodes this is of what was done between them: all is judged by
+    fleet_verdict.settled."""
     failed = [check for check in record.checks.values() if check.outcome == "failed"]
     missing = [gap for gap in gaps(record) if gap.counts]
     cut_short = reasons((gap for gap in missing if gap.kind in UNFINISHED), record)
@@ -176,10 +175,8 @@ def _nvls_is_off(record: Record) -> bool:
 
 
 def settled(record: Record, broken: str) -> Record:
-    """The record with the verdict, its reasons and the exit status that follow from all else in it.
-
-    A rehearsal ends with 1 if a check failed, else with 10 if it is broken or spoiled, else with 0.
-    """
+    """The record with the verdict, its reasons and the exit status that follow from all else in it. A rehearsal ends
+    with 1 if a check failed, else with 10 if it is broken or spoiled, else with 0."""
     record = replace(record, broken=broken)
     verdict, why = conclude(record)
     failed = any(check.outcome == "failed" for check in record.checks.values())

@@ -24,8 +24,8 @@ LOAD = (
 @dataclass(frozen=True)
 class Kind:
     """`fact`: of the host, that lists them; `at`: the names of what says where one is. `known_by`: what no other one
-    has. `with_it`: what may be otherwise if it was replaced, or its firmware updated; `stays`: what may not.
-    `touches`: the chapters of the suite whose checks it can change."""
+    has. `with_it`: what may be otherwise if it was replaced, or its firmware updated; `stays`: what may not. `touches`:
+    the chapters of the suite whose checks it can change."""
 
     called: str
     fact: str

@@ -108,9 +108,8 @@ def calibrate(runs: Mapping[str, Record], *, replace_shipped: bool = False) -> C
     how much they and their places differ. Where no default says how much those of a figure usually differ, a floor.
 
     `replace_shipped`: also where a shipped limit holds and is weaker; no shipped limit is ever weakened.
-    CannotCalibrate if a run was not clean, if the runs are not of one GPU model and software or differ by more than
-    10 % in a figure, or if a machine or a place is further from the others than healthy ones are.
-    """
+    CannotCalibrate if a run was not clean, if the runs are not of one GPU model and software or differ by more than 10
+    % in a figure, or if a machine or a place is further from the others than healthy ones are."""
     problems = [f"{name} {problem}" for name, record in runs.items() for problem in _unclean(record)]
     if problems or (problems := _unlike(runs)):
         raise CannotCalibrate("; ".join(problems))
@@ -320,10 +319,8 @@ HEAD = """\
 
 
 def profile_text(calibrated: CalibratedLimits, runs: Mapping[str, Record], sums: Mapping[str, str]) -> str:
-    """A profile as TOML: the limits, what each of them rests on, and the runs with their GPUs.
-
-    `sums` has the SHA-256 of each run's evidence. The same runs give the same text.
-    """
+    """A profile as TOML: the limits, what each of them rests on, and the runs with their GPUs. `sums` has the SHA-256
+    of each run's evidence. The same runs give the same text."""
     import tomli_w
 
     base, model = calibrated.base, models(next(iter(runs.values())))

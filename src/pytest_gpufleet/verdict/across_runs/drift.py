@@ -38,11 +38,9 @@ CORRECTED: tuple[tuple[str, str | int | None, str], ...] = (
 
 @dataclass(frozen=True)
 class Drift:
-    """The runs by their time, the last of which is held against the others.
-
-    `compared`: how many figures, each of every place, the last run and an earlier one have. `faults`: counters of
-    errors that grew and must not. `notes`: counters that may grow, GPUs that moved, came or went, other software.
-    """
+    """The runs by their time, the last of which is held against the others. `compared`: how many figures, each of every
+    place, the last run and an earlier one have. `faults`: counters of errors that grew and must not. `notes`: counters
+    that may grow, GPUs that moved, came or went, other software."""
 
     runs: Mapping[str, Record]
     compared: int
@@ -77,8 +75,7 @@ def drift(runs: Mapping[str, Record]) -> Drift:
     held against a limit are left out. Where the cost of a kelvin is known, figures are taken at the temperature of the
     last run. The reference is the median of the better half of the earlier runs, which a slow drift does not draw
     along. A figure got worse if it did by more than MATTERS and by more than figures differ from run to run: by REPEAT,
-    and as four runs or more of the machine itself show it. The more figures are compared, the more may be by chance.
-    """
+    and as four runs or more of the machine itself show it. The more figures are compared, the more may be by chance."""
     runs = dict(sorted(runs.items(), key=lambda item: item[1].run.began))
     *_, last = runs
     judged = run_comparison.to_compare(runs)
@@ -135,11 +132,8 @@ def _measured(record: Record, wanted: Collection[Figure]) -> dict[Figure, _Measu
 
 def noise(histories: Iterable[list[float]], figure: Figure) -> tuple[float, float]:
     """The standard deviation of a figure from run to run as a fraction, from all GPUs of the machine, and with how many
-    degrees of freedom; both 0 if none has three runs.
-
-    By second differences x1 - 2 x2 + x3, to which a steady drift adds nothing, and whose variance is 6 times that of
-    one run. Their median, which one unsteady GPU does not widen.
-    """
+    degrees of freedom; both 0 if none has three runs. By second differences x1 - 2 x2 + x3, to which a steady drift
+    adds nothing, and whose variance is 6 times that of one run. Their median, which one unsteady GPU does not widen."""
     found = [
         abs(figure.share(one - 2 * two + three, two)) / math.sqrt(6)
         for history in histories

@@ -33,8 +33,7 @@ def judge_again(record: Record, profile: Profile | None, basis: Grade | None = N
     alone. A check that failed for any other reason stays failed, unless it was withdrawn, and figures of a rehearsal
     stay not judged. What a check compared itself, like the number of GPUs, is not judged again.
 
-    `own`: of a run on many nodes their own runs, judged again before.
-    """
+    `own`: of a run on many nodes their own runs, judged again before."""
     anew = judged_by(record, profile)
     findings = [new for finding in record.findings for new in _findings(finding, anew, record.topology)]
     now = grouped((each.check, each) for each in findings if each.state == "missed")

@@ -60,10 +60,8 @@ def whose(record: Record, figure: Figure, place: Where) -> GpuIds:
 
 @dataclass(frozen=True)
 class ComparedFigure:
-    """A figure of all runs. `worst`: for each run the place that did worst and its value, None if it has none.
-
-    `median` and `spread` ((highest - lowest) / median) are over all places of all runs.
-    """
+    """A figure of all runs. `worst`: for each run the place that did worst and its value, None if it has none. `median`
+    and `spread` ((highest - lowest) / median) are over all places of all runs."""
 
     figure: Figure
     worst: tuple[tuple[Where, float] | None, ...]
@@ -90,8 +88,7 @@ def compare(runs: Mapping[str, Record]) -> RunComparison:
     machines of its part number differ (`outliers.beside_most`). Of two runs the second is held against the first.
     Fingerprints are equal or not: who differs from more than half of the machines with the same GPUs and libraries is
     known, of two nobody can say which. A ratio is worse by the difference itself. Figures that have no limit in any run
-    and require none, like the bandwidth of small messages, are shown and never outliers.
-    """
+    and require none, like the bandwidth of small messages, are shown and never outliers."""
     measured = {name: figures(record.findings) for name, record in runs.items()}
     judged = to_compare(runs)
     every = dict.fromkeys(figure for of_run in measured.values() for figure in of_run)
