@@ -32,32 +32,20 @@ BY_PURPOSE = {
     "Look at this machine": {"snapshot": SNAPSHOT, "monitor": MONITOR},
 }  # fmt: skip
 COMMANDS = {name: command for commands in BY_PURPOSE.values() for name, command in commands.items()}
-
 STATUSES = "Exit status: 0 if all is well, 1 if it could not be done, 2 for arguments that make no sense."
 
 
-def _listed(purpose: str) -> str:
-    lines = (
-        textwrap.wrap(f"{name:<11}{command.help}", 78, initial_indent="  ", subsequent_indent=" " * 13)
-        for name, command in BY_PURPOSE[purpose].items()
-    )
-    return "\n".join([f"{purpose}:", *(line for each in lines for line in each)])
-
-
-def _refuse_unknown(word: str, parser: argparse.ArgumentParser) -> None:
-    if not word.startswith("-") and word not in COMMANDS:
-        near = difflib.get_close_matches(word, COMMANDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else "`gpufleet` lists the commands"
-        parser.error(f"{word!r} is no command: {hint}")
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: the command's own; 1 if it could not be done; 2 for bad arguments; 130 after Ctrl-C."""
+def _parser() -> argparse.ArgumentParser:
+    listed = []
+    for purpose, commands in BY_PURPOSE.items():
+        texts = (f"{name:<11}{command.help}" for name, command in commands.items())
+        lines = (textwrap.fill(text, 78, initial_indent="  ", subsequent_indent=" " * 13) for text in texts)
+        listed.append("\n".join([f"{purpose}:", *lines]))
     parser = argparse.ArgumentParser(
         prog="gpufleet",
         usage="gpufleet [-h] [--version] COMMAND ...",
         description="Acceptance testing for GPU servers.",
-        epilog="\n\n".join((*map(_listed, BY_PURPOSE), "Each COMMAND has a --help of its own.")),
+        epilog="\n\n".join([*listed, "Each COMMAND has a --help of its own."]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"pytest-gpufleet {__version__}")
@@ -69,15 +57,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for names, how in command.arguments:
             subparser.add_argument(*names, **how)
         subparser.set_defaults(run=command.run, passes_on=command.passes_on)
-    arguments = sys.argv[1:] if arguments is None else arguments
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status: the command's own; 1 if it could not be done; 2 for bad arguments; 130 after Ctrl-C."""
+    parser, arguments = _parser(), sys.argv[1:] if arguments is None else arguments
     if not arguments:
         parser.print_help(sys.stderr)
         return 2
-    _refuse_unknown(arguments[0], parser)
+    if (word := arguments[0]) not in COMMANDS and not word.startswith("-"):
+        near = difflib.get_close_matches(word, COMMANDS, n=1)
+        parser.error(
+            f"{word!r} is no command: {f'did you mean {near[0]}?' if near else '`gpufleet` lists the commands'}"
+        )
     given, unknown = parser.parse_known_args(arguments)
-    if unknown and not given.passes_on:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     given.passed_on = unknown
+    if given.passed_on and not given.passes_on:
+        parser.error(f"unrecognized arguments: {' '.join(given.passed_on)}")
     status: int = 0
     try:
         with printing():  # a command without end ends with its reader: `gpufleet monitor --json | head -1`

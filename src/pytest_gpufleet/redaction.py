@@ -192,8 +192,7 @@ def variable(name: str, value: str) -> str:
 
 
 def command(arguments: Sequence[str]) -> str:
-    """A command line as a shell takes it, with the values hidden of options whose names promise a secret, and of
-    `--metadata NAME VALUE`."""
+    """A command line as a shell takes it; values of options that promise a secret and of --metadata are hidden."""
     shown = (_argument(*each) for each in zip(("", "", *arguments), ("", *arguments), arguments, strict=False))
     return " ".join(each if HIDDEN in each else shlex.quote(each) for each in shown)
 
@@ -207,8 +206,7 @@ def _argument(two_before: str, before: str, argument: str) -> str:
 
 
 def _secrets() -> list[str]:
-    """The values of variables whose names promise a secret, whole and line by line, also as Python writes them; the
-    longest first, which the others are parts of."""
+    """The values of variables with names that promise a secret, and their lines, also in repr; the longest first."""
     values = [value for name, value in os.environ.items() if len(value) >= SHORTEST and NAMES.search(name)]
     lines = [line for value in values for line in (value, *value.splitlines())]
     texts = {text for line in lines for text in (line, repr(line)[1:-1]) if len(text) >= SHORTEST}

@@ -69,8 +69,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def append_to(path: Path) -> TextIO:
-    """A file to write to at its end, made if it is not there. OSError if that cannot be done, or if it is a link or has
-    other names too, for others may have put it there."""
+    """A file to add to, made if it is not there. OSError for a link or a second name: others may have put it there."""
     if path.parent in STREAMS:
         return path.open("a", newline="", encoding="utf-8")
     descriptor, found = _opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.run.folder import EVIDENCE, JUNIT, REPORT, SUMMARY, TEXT, RunFolder
+from pytest_gpufleet.run.folder import EVIDENCE, SUMMARY, WRITTEN, RunFolder
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ def printing() -> Iterator[None]:
 
 
 def print_line(text: str, file: TextIO | None = None) -> None:
-    """Print one line."""
     print(wording.one_line(text), file=file)
 
 
@@ -69,20 +68,20 @@ def argument(*names: str, **how: Any) -> Argument:
     return names, how
 
 
-def folder(help: str = "the folder of a run") -> Argument:
-    return argument("folder", type=RunFolder.of, metavar="DIR", help=help)
+def folder(help: str = "the folder of a run", name: str = "folder", **how: Any) -> Argument:
+    return argument(name, type=RunFolder.of, metavar="DIR", help=help, **how)
 
 
 def folders(help: str, name: str = "folders") -> Argument:
-    return argument(name, type=RunFolder.of, nargs="+", metavar="DIR", help=help)
+    return folder(help, name, nargs="+")
 
 
-def file(*names: str, help: str, metavar: str = "FILE", required: bool = False) -> Argument:
-    return argument(*names, type=Path, metavar=metavar, help=help, required=required)
+def file(*names: str, metavar: str = "FILE", **how: Any) -> Argument:
+    return argument(*names, type=Path, metavar=metavar, **how)
 
 
-def output(help: str, required: bool = False, metavar: str = "FILE") -> Argument:
-    return file("-o", "--output", help=help, required=required, metavar=metavar)
+def output(help: str, **how: Any) -> Argument:
+    return file("-o", "--output", help=help, **how)
 
 
 def as_json(help: str = "no summary, but one JSON object") -> Argument:
@@ -116,7 +115,7 @@ def check_output(
         raise Refused(f"-o {output} is one file, and {len(folders)} folders were given: name one")
     target = output.resolve()
     # A judgement in the place of a report that is missing would be taken for it.
-    left = target.name in (EVIDENCE, SUMMARY, REPORT, JUNIT, TEXT) or target.name.startswith(SIGNED_BY)
+    left = target.name in WRITTEN or target.name.startswith(SIGNED_BY)
     if left and any((target.parent / name).exists() for name in (EVIDENCE, SUMMARY)):
         raise Refused(f"{output} belongs to the run in {target.parent} and is left as it is: name another file")
     if target.exists() and any(path is not None and path.exists() and path.samefile(target) for path in inputs):
@@ -137,26 +136,28 @@ def write(path: Path, text: str) -> None:
 STATUSES = (EXIT_STATUS["ACCEPTED"], EXIT_STATUS["INCOMPLETE"], EXIT_STATUS["REJECTED"])
 
 
-def for_each(
-    folders: Sequence[RunFolder], work: Callable[[RunFolder], tuple[int, Mapping[str, Any]]], as_json: bool
-) -> int:
+Work = Callable[[argparse.Namespace, RunFolder], tuple[int, dict[str, Any]]]
+
+
+def for_each(work: Work, given: argparse.Namespace) -> int:
     """The worst exit status. `work` gives that of one folder, and its document for programs, and prints what people are
     to read. A folder that cannot be used is named, has status 1, and does not stop the others."""
-    documents = []
-    for folder in folders:
-        if len(folders) > 1 and not as_json:
+    check_output(given.output, [vars(given).get("fleet_profile")], folders=given.folders)
+    documents: list[dict[str, Any]] = []
+    for folder in given.folders:
+        if len(given.folders) > 1 and not given.json:
             with printing():
                 print_line(f"{folder}:")
         try:
-            status, document = work(folder)
+            status, document = work(given, folder)
         except Refused as error:
             status, document = 1, {"error": str(error)}
-            if not as_json:
+            if not given.json:
                 print_line(f"gpufleet: {error}", sys.stderr)
         documents.append({"folder": str(folder), "exit_status": status, **document})
     statuses: list[int] = [each["exit_status"] for each in documents]
-    status = max(statuses, key=lambda each: STATUSES.index(each) if each in STATUSES else len(STATUSES))
-    if as_json:
+    worst = max(statuses, key=lambda each: STATUSES.index(each) if each in STATUSES else len(STATUSES))
+    if given.json:
         with printing():
-            print(json.dumps({"exit_status": status, "runs": documents}))
-    return status
+            print(json.dumps({"exit_status": worst, "runs": documents}))
+    return worst

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from pytest_gpufleet.commands import command, verify
 from pytest_gpufleet.model.language import LANGUAGES, in_language
-from pytest_gpufleet.run.folder import RunFolder
 
 if TYPE_CHECKING:
     from pytest_gpufleet.model.record import Record
@@ -58,7 +57,7 @@ COMPARE = command.Command(
     "set runs side by side: one node over time, or many nodes of one GPU model, and name the outliers",
     _run,
     (
-        command.argument("first", type=RunFolder.of, metavar="DIR", help="the folder of a run"),
+        command.folder(name="first"),
         command.folders("the folders of those to compare it with", "others"),
         command.argument("--same-machine", action="store_true",
                          help="hold each GPU of the last run, by its UUID, against its own earlier runs, and name what "

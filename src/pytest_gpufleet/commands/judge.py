@@ -21,15 +21,8 @@ from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.fleet.fleet_verdict import ended
 from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, kept
 
-Done = tuple[int, dict[str, Any]]  # the exit status of one folder, and its document
 
-
-def _judge_all(given: argparse.Namespace) -> int:
-    command.check_output(given.output, [given.fleet_profile], folders=given.folders)
-    return command.for_each(given.folders, partial(_judge, given), given.json)
-
-
-def _judge(given: argparse.Namespace, folder: RunFolder) -> Done:
+def _judge(given: argparse.Namespace, folder: RunFolder) -> tuple[int, dict[str, Any]]:
     from pytest_gpufleet.report.terminal import summary_lines
 
     with folder.of_anybody():
@@ -68,12 +61,7 @@ def judged(folder: RunFolder, given: Path | None, basis: Grade | None) -> Record
     return judge_again(record, limits, basis, own)
 
 
-def _make_all_again(given: argparse.Namespace) -> int:
-    command.check_output(given.output, folders=given.folders)
-    return command.for_each(given.folders, partial(_make_again, given), given.json)
-
-
-def _make_again(given: argparse.Namespace, folder: RunFolder) -> Done:
+def _make_again(given: argparse.Namespace, folder: RunFolder) -> tuple[int, dict[str, Any]]:
     from pytest_gpufleet.report.page import page
     from pytest_gpufleet.report.terminal.text_report import text_report
 
@@ -109,7 +97,7 @@ def _make_again(given: argparse.Namespace, folder: RunFolder) -> Done:
 
 JUDGE = command.Command(
     "re-evaluate a recorded run against other limits, without the machine",
-    _judge_all,
+    partial(command.for_each, _judge),
     (
         command.folders("the folders of runs"),
         command.file("--fleet-profile", metavar="PATH",
@@ -125,7 +113,7 @@ JUDGE = command.Command(
 
 REPORT_AGAIN = command.Command(
     "write report.html and summary.json of a run again from its evidence alone, also of a run that died",
-    _make_all_again,
+    partial(command.for_each, _make_again),
     (
         command.folders("the folders of runs"),
         command.as_json("no lines, but one JSON object"),

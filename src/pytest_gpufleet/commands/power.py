@@ -70,8 +70,7 @@ def _comparisons(given: argparse.Namespace) -> tuple[list[Comparison], str]:
 
 
 def by_fault(made: Sequence[Comparison], title: str) -> tables.Table:
-    """Of each fault the probability that the best single measurement of those that show it finds it. No more is
-    counted: what is measured of one GPU goes up and down with it."""
+    """Of each fault the probability that its best measurement finds it; those of one GPU go up and down together."""
     shown = [(fault, power.showing(fault, made)) for fault, _ in power.FAULTS]
     return tables.Table(title, "slow", COLUMNS, tuple(_row(fault, some) for fault, some in shown if some))
 

@@ -35,8 +35,7 @@ Signers = tuple[Path, Path | None]  # the file of who may sign, and that of keys
 
 
 def examined(folder: RunFolder, signers: Signers | None = None, nodes: bool = True) -> tuple[Checked, list[str]]:
-    """The run in a folder, and what is to be said of it. Refused if its files do not belong together, or if a signature
-    is not good. `nodes`: of one on many also the nodes' own."""
+    """The run in a folder, and what is to be said of it. Refused if files or signatures are not as they have to be."""
     found = integrity.check(folder, nodes)
     missing = [f"{name} is missing, as after a run that was killed" for name in found.missing]
     return found, [*missing, *_signatures(folder, signers)]

@@ -15,12 +15,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from pytest_gpufleet.machine.nvml import in_thread
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.gpu import Gpu
 
 DEVICES = Path("/dev")
 
 
-class GpuTaken(Exception):
+class GpuTaken(Refused):
     """Another process holds a GPU; the text says which GPU, and who."""
 
 

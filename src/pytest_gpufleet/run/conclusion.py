@@ -34,8 +34,7 @@ def conclude(run: Run, status: int) -> int:
 
 
 def summarize(run: Run) -> None:
-    """Write the summary of a run that has a verdict, the last of its files: it has the SHA-256 of the others. Then
-    remove what --fleet-keep does not."""
+    """Write the summary, the last file: it has the SHA-256 of the others. Then remove what --fleet-keep does not."""
     assert run.evidence is not None
     record, digest, page = run.evidence.record, run.evidence.sha256, run.folder.report
     made = []
@@ -82,16 +81,8 @@ def _end(run: Run, evidence: Evidence, status: int) -> int:
     return status
 
 
-def exited_early(run: Run) -> int:
-    """The exit status of a process that ends before the run does."""
-    status = run.exit_status or INCOMPLETE
-    run.tell(f"os._exit(0) was called: the run ends here, with exit status {status}")
-    return status
-
-
 def _cut_short(run: Run, status: int) -> str:
-    """Why the session did not come to its end. pytest has one exit status for Ctrl-C, for whatever other signal it was,
-    and for a test file that could not be imported."""
+    """Why the session did not end; pytest has one exit status for all signals and for a file that is not imported."""
     if run.not_imported and not run.interruption.heard:
         files = some(run.not_imported, MOST_FILES)
         return f"a test file could not be imported, so its checks are missing: {files}"

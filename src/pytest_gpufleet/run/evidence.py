@@ -34,11 +34,14 @@ class Evidence:
         self.path = path
         self.trouble = ""
         self._written = hashlib.sha256()
-        self._length = 0
         self._owed: list[bytes] = []  # what went wrong, and could not be written when it did
         self._late = ""  # what went wrong after the verdict
         self._kept = True
-        self._file = self._taken_over() if of_dead_process else _opened(path, NEW)
+        self._file = _opened(path, 0 if of_dead_process else NEW)
+        written = b"".join(self._file.readall().rpartition(b"\n")[:2])  # without a last line that was cut short
+        self._file.truncate(len(written))
+        self._written.update(written)
+        self._length = len(written)
         self.record = read(path) if of_dead_process else Record()
         self._place = path.absolute()  # a test may go into another folder
         self._lock = threading.Lock()  # telemetry comes from a thread of its own
@@ -59,8 +62,7 @@ class Evidence:
             self._spoil(self._tampered(whole=True))
 
     def seal(self) -> str:
-        """The verdict was the last event: nothing is added from here on, and `sha256` is known. What was done to the
-        file since `compare`, or ""."""
+        """Nothing is added from here on, and `sha256` is known. What was done to the file since `compare`, or ""."""
         with self._lock:
             self._spoil(self._tampered(whole=True))
             self.sha256 = self._written.hexdigest()
@@ -130,15 +132,6 @@ class Evidence:
         except OSError as error:
             self._kept = False  # not tried again before the end
             return f"the evidence cannot be kept at {self.path}: {error.strerror}"
-
-    def _taken_over(self) -> io.FileIO:
-        """What is there, without a last line that was cut short."""
-        file = _opened(self.path)
-        written = b"".join(file.readall().rpartition(b"\n")[:2])
-        file.truncate(len(written))
-        self._written.update(written)
-        self._length = len(written)
-        return file
 
     def _write_again(self) -> None:
         """Its content is still there for who has it open. What stands in its place is kept beside it."""

@@ -4,7 +4,6 @@ import itertools
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,8 +21,7 @@ from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, read_own
 from pytest_gpufleet.verdict.reading import read
 
 EVIDENCE, SUMMARY, REPORT, JUNIT = "evidence.jsonl", "summary.json", "report.html", "junit.xml"
-TEXT = "report.txt"
-NODES = "nodes"
+TEXT, NODES = "report.txt", "nodes"
 REPORT_BYTES = 4 << 20
 MOST_BYTES = 256 << 20  # of a report or a summary
 
@@ -48,10 +46,8 @@ class RunFolder:
                 return cls(folder)
             except OSError as error:
                 if not folder.is_dir():  # else another run was here first
-                    raise Refused(
-                        f"the report folder {folder} cannot be written ({error.strerror}): choose another with "
-                        "--fleet-dir"
-                    ) from None
+                    text = f"cannot be written ({error.strerror}): choose another with --fleet-dir"
+                    raise Refused(f"the report folder {folder} {text}") from None
         raise AssertionError("unreachable")
 
     def __str__(self) -> str:
@@ -81,10 +77,9 @@ class RunFolder:
         return RunFolder(self.path / NODES / f"{node.index}-{_NO_NAME.sub('_', node.host)}")
 
     def own_runs(self, record: Record) -> dict[int, HostRun]:
-        """The nodes' own runs, by their numbers, as far as their evidence is in this folder, and this run has its
-        SHA-256. `record`: of the run on all of them; a run on its own machine has none."""
-        common = Common()
-        found = {}
+        """The nodes' own runs of a run on many, by their numbers, as far as their evidence is in this folder, and this
+        run has its SHA-256."""
+        common, found = Common(), {}
         for number, end in record.finished.items():
             own = self.of_node(record.node(number))
             with suppress(OSError, ValueError, Refused):
@@ -98,30 +93,19 @@ class RunFolder:
         files = {run.folder: self / run.folder / REPORT for run in runs}
         return {name: quote(os.path.relpath(file, beside)) for name, file in files.items() if file.is_file()}
 
-    def no_room(self) -> str:
-        """Why the report cannot be written here, in a folder that is made again if it is gone; "" if it can."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.path) as file:
-                file.write(bytes(REPORT_BYTES))
-        except OSError as error:
-            return f"the report cannot be written to {self}: {error.strerror}"
-        return ""
-
     def record(self) -> Record:
         """The record of the run, as its evidence has it. Refused if there is none."""
+        no_run = f"{self} is not the folder of a run: {self.evidence}"
         try:
             record = read(self.evidence)
         except OSError as error:
-            raise Refused(
-                f"{self} is not the folder of a run: {self.evidence} cannot be read ({error.strerror})"
-            ) from None
+            raise Refused(f"{no_run} cannot be read ({error.strerror})") from None
         except ValueError as error:
             raise Refused(f"{self}: the evidence is damaged: {error}") from None
         except Refused as error:
             raise Refused(f"{self}: {error}") from None
         if not record.began:
-            raise Refused(f"{self} is not the folder of a run: {self.evidence} does not begin with one")
+            raise Refused(f"{no_run} does not begin with one")
         return record
 
     @contextmanager
@@ -196,24 +180,17 @@ def prune(own: RunFolder, host: str, keep: int) -> tuple[list[str], list[str]]:
 
 def removable(own: RunFolder, host: str, keep: int) -> list[Path]:
     """The folders that would be removed, the latest first."""
-    beside = own.path.absolute().parent
-    named = (path for path in beside.iterdir() if path.name.startswith(f"{host}-"))
-    found = {path: found for path in named if (found := _summary(path)) and found.run.host == host}
-    runs = sorted(found, key=lambda path: (found[path].run.utc, path.name), reverse=True)
+    here, found = own.path.absolute(), {}
+    for path in (each for each in here.parent.iterdir() if each.name.startswith(f"{host}-")):
+        with suppress(OSError, Refused, ValueError, RecursionError):
+            if not path.is_symlink() and path.lstat().st_uid == os.geteuid():
+                found[path] = msgspec.json.decode(RunFolder(path).content(SUMMARY) or b"", type=_Summary)
+    of_host = [path for path, said in found.items() if said.run.host == host]
+    runs = sorted(of_host, key=lambda path: (found[path].run.utc, path.name), reverse=True)
     accepted = [path for path in reversed(runs) if found[path].verdict == "ACCEPTED"]
     last_accepted = {(found[path].run.level, found[path].nodes): path for path in accepted}
-    stay = {own.path.absolute(), *last_accepted.values()}
+    stay = {here, *last_accepted.values()}
     return [path for path in runs[keep:] if path not in stay and _is_only_a_run(path, ENDED)]
-
-
-def _summary(path: Path) -> _Summary | None:
-    """What a run of this user says there."""
-    try:
-        if path.is_symlink() or path.lstat().st_uid != os.geteuid():
-            return None
-        return msgspec.json.decode(RunFolder(path).content(SUMMARY) or b"", type=_Summary)
-    except (OSError, Refused, ValueError, RecursionError):
-        return None
 
 
 def _is_only_a_run(folder: Path, needed: set[str]) -> bool:

@@ -30,8 +30,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interruption:
-    """Whether this run was told to end. `tell(what)` is called once, at the first time: "interrupted". `until`: when
-    its time is up, on time.monotonic()."""
+    """Whether this run was told to end. `tell(what)` is called once. `until`: its time is up (time.monotonic())."""
 
     def __init__(self, tell: Callable[[str], None], until: float = math.inf) -> None:
         self._tell = tell
@@ -51,8 +50,7 @@ class Interruption:
         return "its time is up" if self.overdue else "interrupted"
 
     def heed(self) -> ExitStack:
-        """From here to the closing of what is returned a signal is answered at once, and no second one takes the
-        report away."""
+        """Until what is returned is closed, a signal is answered at once, and no second one takes the report away."""
         with ExitStack() as heeded:
             if threading.current_thread() is threading.main_thread():  # no other may set a handler
                 for number, handler in HEEDED.items():
@@ -138,8 +136,7 @@ PATH_BYTES = 4096
 
 @dataclass(frozen=True)
 class Supervised:
-    """What the process of a run knows of its supervisor. `until`: when it is told to end, on time.monotonic(), which
-    all processes of a machine share."""
+    """`until`: when the run is told to end, on time.monotonic(), which all processes of a machine share."""
 
     until: float
     pipe: int

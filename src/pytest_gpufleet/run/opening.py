@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import cast
+from typing import NoReturn, cast
 
 import msgspec
 
@@ -28,12 +28,13 @@ from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import CONFTEST, PACKAGED, code, shipped
 from pytest_gpufleet.redaction import aliased, command
-from pytest_gpufleet.run import conclusion, integrity, resume, returns
+from pytest_gpufleet.run import integrity, resume, returns
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.safe_files import STREAMS, open_regular, sha256
 from pytest_gpufleet.verdict.given_limits import as_given
+from pytest_gpufleet.verdict.verdict import EXIT_STATUS
 
 PACKAGE = Path(__file__).parents[1]
 SECONDS = 5
@@ -160,8 +161,7 @@ def _check_place(option: str, path: Path) -> None:
 
 
 def check_textfile(path: Path) -> None:
-    """Refused if Prometheus' textfile could not be put in its place, or if it would replace something else, such as
-    somebody's evidence or profile."""
+    """Refused if Prometheus' textfile could not be written, or would replace something else."""
     if os.path.lexists(path) and not path.is_dir():
         begin = b"-"
         with suppress(OSError), open_regular(path) as file:
@@ -220,7 +220,14 @@ def _never_end_with_0(run: Run) -> None:
     """os._exit(0) ends a process at once, whatever is left to do, and would look like an acceptance: not here. A child
     that was forked ends as it likes, and code that is not Python goes past this."""
     end, controller = os._exit, os.getpid()
-    os._exit = lambda status: end(status & 0xFF or (conclusion.exited_early(run) if os.getpid() == controller else 0))
+
+    def end_now(status: int) -> NoReturn:
+        if status & 0xFF == 0 and os.getpid() == controller:
+            status = run.exit_status or EXIT_STATUS["INCOMPLETE"]
+            run.tell(f"os._exit(0) was called: the run ends here, with exit status {status}")
+        end(status)
+
+    os._exit = end_now
     run.last_things.callback(setattr, os, "_exit", end)
 
 

@@ -59,8 +59,7 @@ TAKEN_OVER = (
 
 
 def load(folder: RunFolder) -> Record:
-    """The record of the run in `folder`. Refused if there is none, if it is not as that run left it, or if the run
-    came to its end with an answer."""
+    """The record of the run in `folder`. Refused if it is not as that run left it, or came to its end."""
     try:
         record = integrity.check(folder, nodes=False).record
     except (OSError, Refused) as error:
@@ -75,8 +74,7 @@ def load(folder: RunFolder) -> Record:
 
 
 def whole_nodes(folder: RunFolder, then: Record) -> dict[int, RunFolder]:
-    """The folders of those nodes' own runs in an earlier run on many that came to their end with an answer, by their
-    nodes. Refused if the evidence of one is not what that run tells of."""
+    """The folders of nodes' own runs that came to their end with an answer. Refused if evidence of one was changed."""
     whole = {}
     for number, end in then.finished.items():
         answered = end.verdict in ("ACCEPTED", "REJECTED") or (end.verdict == "REHEARSAL" and end.exit_status in (0, 1))
@@ -92,8 +90,7 @@ def whole_nodes(folder: RunFolder, then: Record) -> dict[int, RunFolder]:
 
 
 def check_same(folder: RunFolder, then: Record, now: Record) -> None:
-    """Refused that names what differs between the run to resume and this one, a line each. What only one of them could
-    read is a difference."""
+    """Refused that names what differs between the run to resume and this one, also what only one of them could read."""
     if lines := list(differences(_things(then), _things(now))):
         more = [f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
         text = "\n".join(f"  {line}" for line in lines[:MOST_LINES] + more)
@@ -157,8 +154,7 @@ def _text(value: object) -> str:
 
 
 def history(folder: RunFolder, then: Record) -> tuple[events.Earlier, ...]:
-    """The runs that a new one goes on with, the first one first: name, begin, and the checks that failed there, also
-    those that missed a limit and did not come to their end."""
+    """The runs that a new one goes on with, the first one first, and the checks that failed there."""
     return *then.run.resumed, events.Earlier(folder.name, then.run.utc, then.failed)
 
 

@@ -18,8 +18,7 @@ ASKED = ("rehearsal", "basis", "network", "without", "used", "order_sha256")
 
 
 def event(folder: Path, replaced: tuple[str, ...], before: Record, now: Record) -> events.Returns:
-    """What evidence has of it. Refused for a run of many nodes or of another machine, where less is asked than there,
-    or if a part that is named is not there."""
+    """What evidence has of it. Refused for many nodes, another machine, less asked than there, or an unknown part."""
     for why in _objections(replaced, before, now):
         raise Refused(f"--fleet-returns {folder}: {why}")
     checks = required(before, replaced, shipped())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -142,8 +143,7 @@ class Run:
         return REHEARSED_BURN_IN_SECONDS if self.target.rehearsal_ranks else levels.BURN_IN_SECONDS
 
     def watch(self, hear: Callable[[Sample], None]) -> None:
-        """Heed signals from here on. With GPUs, start telemetry, which is on record: `hear(sample)` is called with each
-        sample, by a thread of its own."""
+        """Heed signals from here on. With GPUs, start telemetry: a thread of its own calls `hear(sample)`."""
         self.last_things.enter_context(self.interruption.heed())
         health = self.health
         if health is None:
@@ -172,11 +172,10 @@ class Run:
             self.evidence.spoil(f"telemetry lost samples: {self._sampler.trouble}")
 
     def check_health(self, check: str, failed: bool = False) -> list[Fault]:
-        """What got worse on any GPU since the last time; it is on record as having happened in this check, which
-        has `failed` whatever this says."""
-        faults: list[Fault] = []
+        """What got worse on any GPU since the last time, put on record as of this check, which has `failed` anyway."""
         if self.evidence is None:
-            return faults
+            return []
+        faults: list[Fault] = []
         for health in self.health_now(failed):
             found = [fault.changed(check=check, watched=True) for fault in health.faults]
             for fault in found:
@@ -204,13 +203,7 @@ class Run:
 
     def lock(self) -> None:
         """Make the GPUs of this run its own, until this process is gone. Refused if somebody else has one."""
-        from pytest_gpufleet.machine.locks import GpuTaken
-
-        if self._locks is None:
-            try:
-                self._locks = self.own_machine.node.lock()
-            except GpuTaken as taken:
-                raise Refused(str(taken)) from None
+        self._locks = self._locks or self.own_machine.node.lock()
 
     def record(self, event: Event) -> None:
         if self.evidence is not None:
@@ -247,8 +240,7 @@ class Run:
         return {}
 
     def host_now(self, fact: str) -> Any:
-        """A fact of the host at this moment; None where the system does not tell, Missing where it is known why.
-        What is not read at the begin of a run is on record from now on."""
+        """A fact of the host now, None or Missing if it cannot be read; on record where the run has not read it."""
         from pytest_gpufleet.machine import host
         from pytest_gpufleet.model.events import HostFactRead
         from pytest_gpufleet.model.gpu import Missing
@@ -277,8 +269,7 @@ class Run:
             self.ranks.let_go()
 
     def write(self, path: Path, write: Callable[[Path], None]) -> None:
-        """Write one of the files that a run leaves. If that fails, it is told, and the others are written all the
-        same."""
+        """Write one of the files that a run leaves. If that fails, the others are written all the same."""
         try:
             write(path)
         except OSError as error:
@@ -286,11 +277,17 @@ class Run:
 
     def report_can_be_written(self) -> bool:
         """Whether there is room for the report in the run's folder, which is made again if it is gone."""
+        from pytest_gpufleet.run.folder import REPORT_BYTES
+
         assert self.evidence is not None
-        problem = self.folder.no_room()
-        self.evidence.trouble = problem or self.evidence.trouble
-        self.no_report = bool(problem)
-        return not problem
+        try:
+            self.folder.path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.folder.path) as file:
+                file.write(bytes(REPORT_BYTES))
+        except OSError as error:
+            self.evidence.trouble = f"the report cannot be written to {self.folder}: {error.strerror}"
+            self.no_report = True
+        return not self.no_report
 
     def close(self) -> None:
         with self.last_things:
@@ -311,12 +308,9 @@ class Run:
 # What training imports: every optimizer and DDP torch's compiler, which takes seconds. No import here may start CUDA,
 # which could not be used in processes that are forked afterwards.
 OF_TRAINING = (
-    "torch._dynamo",
-    "torch.distributed.fsdp",
-    "torch.distributed.checkpoint.state_dict",
-    "torch.distributed.checkpoint.state_dict_saver",
-    "torchvision",
-)
+    "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.checkpoint.state_dict_saver", "torchvision",
+)  # fmt: skip
 
 
 def likely(options: Options) -> tuple[str, ...]:
@@ -325,8 +319,7 @@ def likely(options: Options) -> tuple[str, ...]:
 
 
 class Ranks:
-    """The ranks of a run: made when the first test needs them or is collected, and shared by all. Nothing here touches
-    a GPU before a test does, or is about to."""
+    """The ranks of a run, shared by all tests. Nothing here touches a GPU before a test does, or is about to."""
 
     nodes = 1  # that they are on
 
@@ -344,14 +337,13 @@ class Ranks:
         return LocalEngine(likely=likely(self._run.options))
 
     def get_ready(self) -> None:
-        """Begin with what ranks need before they start and what takes seconds, while pytest still collects."""
+        """Begin with what takes seconds before ranks can start, while pytest still collects."""
         from pytest_gpufleet.world.call import nothing
 
         self._local_engine.get_ready(self._run.prepare_rank or nothing)
 
     def begin(self) -> None:
-        """Start them while pytest collects what needs them. What keeps them from it is told by the first test, which
-        tries it itself then."""
+        """Start them while pytest collects what needs them. What keeps them from it the first test tells."""
         with suppress(Exception):
             self.pool.begin()
 
@@ -365,14 +357,9 @@ class Ranks:
             raise Refused(f"there is no GPU to run on: {run.target.why}")
         run.lock()
         return Pool(
-            self._engine(),
-            self._specs(),
-            run.options.timeout,
-            test_deadline=lambda: self.test_deadline,
-            foreign_test=lambda: self.foreign_test,
-            on_event=self._record,
-            on_wait=run.tell,
-        )
+            self._engine(), self._specs(), run.options.timeout, test_deadline=lambda: self.test_deadline,
+            foreign_test=lambda: self.foreign_test, on_event=self._record, on_wait=run.tell,
+        )  # fmt: skip
 
     def _record(self, event: WorldStarted | Losses) -> None:
         """What the pool tells while a test runs; ranks choose the words of losses."""
@@ -401,14 +388,12 @@ class Ranks:
         return specs
 
     def _gpus_of_nodes(self) -> Mapping[int, tuple[Sequence[Gpu | None], str]]:
-        """By the number of each node the GPU of each of its ranks, None of a CPU rank, and its name where there are
-        several."""
+        """By node the GPU of each of its ranks, None of a CPU rank, and its name where there are several."""
         target = self._run.target
         return {0: ((None,) * target.rehearsal_ranks or target.topology.gpus, "")}
 
     def _threads(self, node: int, size: int, here: int) -> int:
-        """Of each rank, of which there are so many `here`, on its node. By itself torch takes all processors for each:
-        then as many threads as ranks wait for each one of them."""
+        """Of each of `here` ranks on its node: torch takes all processors for each, and each would wait for all."""
         return max(1, len(os.sched_getaffinity(0)) // size)
 
     @property
@@ -422,8 +407,7 @@ class Ranks:
         return World(self.pool, with_group)
 
     def begin_test(self, test: str, of_the_suite: bool, fresh: bool) -> None:
-        """A test of the suite finds ranks that no other test has used, and an environment that no other test, and no
-        import of its file, has changed. `fresh`: a test asks for new ranks itself."""
+        """A test of the suite finds ranks and an environment that no other has used; `fresh`: it asks for new ranks."""
         self.test, self.foreign_test = test, "" if of_the_suite else test
         if of_the_suite:
             from pytest_gpufleet.machine.software import put_back
@@ -441,8 +425,7 @@ class Ranks:
             pool.stop()
 
     def let_go(self) -> None:
-        """No test needs them any more: have them killed while the report is written. One that has used a GPU takes a
-        quarter of a second to go."""
+        """Have them killed while the report is written: one that has used a GPU takes a quarter of a second to go."""
         if self.in_use is not None:
             threading.Thread(target=self.in_use.stop, daemon=True).start()
 

@@ -42,8 +42,7 @@ Nodes = int | Literal["all"] | Path
 
 
 def path(text: str) -> Path:
-    """With the home and the variables that stand in it, as pytest reads where junit.xml and report.html are to be: else
-    these would be in another folder than the evidence."""
+    """With home and variables filled in, as pytest reads where junit.xml and report.html are to be."""
     return Path(os.path.expanduser(os.path.expandvars(text)))
 
 

@@ -233,8 +233,7 @@ PARTNERS = 2  # that are good: a node is named only if it fails with two of them
 
 
 def to_run_again(folder: Path, own: str = "") -> tuple[str, ...]:
-    """The hosts that failed in the run on many nodes in this folder, with two that were good. `own`: the host of the
-    head, which takes part. Refused if there are none, or the head is neither."""
+    """The hosts that failed in the run on many nodes in this folder, with two that were good; `own`: of the head."""
     try:
         said = msgspec.json.decode((folder / SUMMARY).read_bytes(), type=NodesOfSummary)
     except (OSError, msgspec.MsgspecError) as error:
@@ -255,8 +254,7 @@ P = TypeVar("P", bound=Part)
 
 
 def summary(record: Record, sha256: str, report_sha256: str = "", runs: NodeRuns = ALONE) -> Summary:
-    """The summary of a run that has a verdict. `sha256`: of its whole evidence file. `report_sha256`: of its page.
-    `runs`: the nodes' own, of a run on many."""
+    """Of a run with a verdict. `sha256`: of its evidence, `report_sha256`: of its page. `runs`: the nodes' own."""
     own = HostRun(record.run.host, sha256, record)
     failed = over_nodes(record, runs).failed if record.of_cluster else failed_nodes([own], (), ())
     return Summary(

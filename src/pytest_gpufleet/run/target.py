@@ -99,8 +99,7 @@ class OwnMachine(Target):
 
 
 def find(options: Options, stack: ExitStack) -> OwnMachine:
-    """What the options ask for and the machine has; NVML stays open until `stack` is closed. Refused for --gpus all
-    without any."""
+    """What the options ask for; NVML stays open until `stack` is closed. Refused for --gpus all without any."""
     if options.rehearse:
         return OwnMachine.without_gpus("--rehearse was given", ranks=options.rehearse)
     wanted = options.gpus if isinstance(options.gpus, int) else None
