@@ -125,12 +125,11 @@ def test_health_of_a_gpu() -> None:
         "ecc_mode": [1, 1],
         "spare_rows": {"max": 3071, "high": 0, "partial": 0, "low": 1, "none": 0},
         "nvlink_errors": OF_NVLINK_5,
-        "nvlink_fec": [[10**9, 1200, 3, *[0] * 13], [10**9, 34, None, *[0] * 13]],
     }
     shown = health_of("h200x2-f", 0, facts)
-    assert shown["Banks of memory by spare rows: all / many / some / few / none"] == "3071 / 0 / 0 / 1 / 0"
+    assert shown["ECC: now / after the next boot"] == "on / on"
+    assert shown["Banks of memory by spare rows"] == "max 3,071, low 1"
     assert shown["NVLink errors"] == "receive 3, symbol 4"
-    assert shown["NVLink 5: blocks with 1, 2, ... errors corrected on the way"] == "1,234, 3"
     changed = {
         "ecc_mode": [1, 0],
         "remapped_rows": [2, 1, 1, 0],
@@ -139,9 +138,9 @@ def test_health_of_a_gpu() -> None:
         "nvlink_errors": {"unavailable": "NVML: Unknown Error", "applicable": True},
     }
     bad = [*health_of("h200x4-neighbour", 2, changed).values()]
-    assert bad[1] == "on, off after the next boot"
-    assert bad[4:7] == ["2 / 1, one pending", "not supported", "not readable"]
-    assert bad[7] == "87 / — / 95 / —"  # some drivers give 0 for what they do not know
+    assert bad[1] == "on / off"
+    assert bad[4:7] == ["2 / 1 / 1 / 0", "not supported", "not readable"]
+    assert bad[7] == "gpu max 87, shutdown 95"  # some drivers give 0 for what they do not know
 
 
 def test_cases_that_do_not_apply_are_told_together(record_of: Callable[..., Record]) -> None:

@@ -1,7 +1,7 @@
 """The machine and the run as tables: software, environment, GPUs, and how these are linked."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from pytest_gpufleet.machine.host import DMI, Dmi
 from pytest_gpufleet.machine.processors import PROCESSOR_SETUP, ProcessorSetup
-from pytest_gpufleet.model.events import HostFound, Session
+from pytest_gpufleet.model.events import HostFound
 from pytest_gpufleet.model.finding import IN_WORDS
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
 from pytest_gpufleet.model.language import say, some
@@ -17,14 +17,13 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.tables import Cell, Row, Table, row
 
+Facts = list[tuple[str, Any]]  # a name and a value each
+
 # Keys of --fleet-note that have words of their own; the others are called as they were given.
 NOTES = {
-    "order": "Order number",
-    "asset": "Asset tag",
-    "location": "Location",
-    "technician": "Technician",
+    "order": "Order number", "asset": "Asset tag", "location": "Location", "technician": "Technician",
     "remarks": "Remarks",
-}
+}  # fmt: skip
 # By how much begin and end may differ from how long the run took: both are told in whole seconds.
 CLOCK_SECONDS, CLOCK_SHARE = 1.0, 0.005
 MOST_NOTES, MOST_NAMED = 12, 16  # that the page with the signatures has room for
@@ -61,14 +60,6 @@ def clock_error(record: Record) -> str:
     return say(text, percent=wording.percent(abs(by_clock / record.lasted - 1), 2), how=how)
 
 
-def machine(record: Record) -> str:
-    """Who made the machine, and its serial number, as far as its firmware tells."""
-    dmi = _dmi(record.machine)
-    model = " ".join(filter(None, (dmi.vendor, dmi.product)))
-    serials = [node.serial for node in record.run.nodes if node.serial]
-    return ", ".join(filter(None, (model, say("serial {serial}", serial=serials[0]) if serials else "")))
-
-
 def _dmi(found: HostFound) -> Dmi:
     dmi = DMI.of(found.host)
     return Dmi() if isinstance(dmi, Missing) else dmi
@@ -77,14 +68,26 @@ def _dmi(found: HostFound) -> Dmi:
 def signed(record: Record) -> list[tuple[str, str]]:
     """What the verdict is of, and what is signed: a name and a value each."""
     noted, run, models = notes(record), record.run, wording.models(record.topology.gpus) or say("no GPU")
-    more = len(noted) - MOST_NOTES
+    more, serials = len(noted) - MOST_NOTES, [node.serial for node in run.nodes if node.serial]
     if record.of_cluster:
-        nodes = [(node.host, node.serial) for node in run.nodes]
-        names = [f"{host} ({say('serial {serial}', serial=serial)})" if serial else host for host, serial in nodes]
+        names = [
+            f"{at.host} ({say('serial {serial}', serial=at.serial)})" if at.serial else at.host for at in run.nodes
+        ]
         who = [("Nodes", say(some(names, MOST_NAMED))), ("GPUs", models)]
     else:
-        gpus = say(some([_gpu(gpu) for gpu in record.topology.gpus], MOST_NAMED))
-        who = [("Host", run.host), ("Machine", machine(record)), ("GPUs", models), ("Serial numbers", gpus)]
+        dmi = _dmi(record.machine)
+        machine = " ".join(filter(None, (dmi.vendor, dmi.product)))
+        number = say("serial {serial}", serial=serials[0]) if serials else ""
+        gpus = [
+            f"GPU {gpu.index}{f' ({gpu.position})' if gpu.position else ''}: {gpu.serial or gpu.uuid}"
+            for gpu in record.topology.gpus
+        ]
+        who = [
+            ("Host", run.host),
+            ("Machine", ", ".join(filter(None, (machine, number)))),
+            ("GPUs", models),
+            ("Serial numbers", say(some(gpus, MOST_NAMED))),
+        ]
     commit = f"commit {run.commit}" if run.commit else ""
     suite = f"pytest-gpufleet {run.plugin}", say("level {level}", level=run.level), commit
     rows = [
@@ -95,10 +98,6 @@ def signed(record: Record) -> list[tuple[str, str]]:
         ("Suite", say(", ").join(filter(None, suite))),
     ]
     return [(name, value) for name, value in rows if value]
-
-
-def _gpu(gpu: Gpu) -> str:
-    return f"GPU {gpu.index}{f' ({gpu.position})' if gpu.position else ''}: {gpu.serial or gpu.uuid}"
 
 
 def page_foot(record: Record, sha256: str) -> Markup:
@@ -115,57 +114,20 @@ def page_foot(record: Record, sha256: str) -> Markup:
     )
 
 
-def _ecc_mode(modes: list[int]) -> str:
-    now, after_boot = ("on" if mode else "off" for mode in modes)
-    return now if now == after_boot else f"{now}, {after_boot} after the next boot"
-
-
-def _remapped_rows(rows: list[int]) -> str:
-    corrected, uncorrected, pending, failed = rows
-    notes = [note for note, is_so in (("one pending", pending), ("one failed", failed)) if is_so]
-    return ", ".join([f"{corrected} / {uncorrected}", *notes])
-
-
-def _nvlink_errors(counters: dict[str, list[int | None]]) -> str:
-    """The sum over all links by kind."""
-    sums = {kind: sum(filter(None, links)) for kind, links in counters.items() if any(n is not None for n in links)}
-    return _counted({kind.replace("_", " ").replace("crc", "CRC"): count for kind, count in sums.items()}) or "none"
-
-
-def _counted(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {wording.number(count, 12)}" for name, count in counts.items())
-
-
-def _nvlink_fec(links: list[list[int | None]]) -> str:
-    """The sum over all links, up to the last kind of block that came."""
-    sums = [sum(filter(None, counts)) for counts in zip(*links, strict=True)][1:]
-    last = max((index for index, count in enumerate(sums) if count), default=-1)
-    return ", ".join(wording.number(count, 12) for count in sums[: last + 1]) or "none"
-
-
-def _spare_rows(banks: dict[str, int]) -> str:
-    return " / ".join(str(banks[name]) for name in ("max", "high", "partial", "low", "none"))
-
-
-def _temperature_limits(limits: dict[str, int | None]) -> str:
-    """Of a threshold that they do not know some drivers give 0."""
-    return " / ".join(str(limits.get(name) or "—") for name in ("gpu_max", "slowdown", "shutdown", "memory_max"))
-
-
-UNCORRECTED = ("ecc_uncorrected_volatile", "ecc_uncorrected_aggregate")
-# Heading, the facts that stand under it, and how each of them is put.
-Column = tuple[str, tuple[str, ...], Callable[[Any], str]]
-COLUMNS: tuple[Column, ...] = (
-    ("ECC", ("ecc_mode",), _ecc_mode),
-    ("Uncorrectable memory errors: volatile / aggregate", UNCORRECTED, str),
-    ("Corrected memory errors: volatile", ("ecc_corrected_volatile",), str),
-    ("Corrected memory errors by place", ("ecc_corrected",), lambda at: _counted({one.upper(): at[one] for one in at})),
-    ("Rows remapped: corrected / uncorrectable", ("remapped_rows",), _remapped_rows),
-    ("PCIe replays", ("pcie_replays",), str),
-    ("Banks of memory by spare rows: all / many / some / few / none", ("spare_rows",), _spare_rows),
-    ("NVLink errors", ("nvlink_errors",), _nvlink_errors),
-    ("NVLink 5: blocks with 1, 2, ... errors corrected on the way", ("nvlink_fec",), _nvlink_fec),
-    ("Temperature limits, °C: GPU / slowdown / shutdown / memory", ("temperature_limits_c",), _temperature_limits),
+# Heading, and the facts that stand under it.
+COLUMNS = (
+    ("ECC: now / after the next boot", ("ecc_mode",)),
+    (
+        "Uncorrectable memory errors: volatile / aggregate",
+        ("ecc_uncorrected_volatile", "ecc_uncorrected_aggregate"),
+    ),
+    ("Corrected memory errors: volatile", ("ecc_corrected_volatile",)),
+    ("Corrected memory errors by place", ("ecc_corrected",)),
+    ("Rows remapped: corrected / uncorrectable / pending / failed", ("remapped_rows",)),
+    ("PCIe replays", ("pcie_replays",)),
+    ("Banks of memory by spare rows", ("spare_rows",)),
+    ("NVLink errors", ("nvlink_errors",)),
+    ("Temperature limits, °C", ("temperature_limits_c",)),
 )
 
 
@@ -175,26 +137,31 @@ def health(gpus: Sequence[Gpu]) -> Table:
     known = {name for name, value in every if not isinstance(value, Missing) or not value.absent}
     columns = [column for column in COLUMNS if not known.isdisjoint(column[1])]
     rows = (
-        row(wording.place(gpu.place), *(_cell(gpu.facts, names, form) for _, names, form in columns))
+        row(
+            wording.place(gpu.place),
+            *(" / ".join(_fact(name, gpu.facts.get(name)) for name in names) for _, names in columns),
+        )
         for gpu in gpus
-        if any(name in gpu.facts for _, names, _ in columns for name in names)
+        if any(name in gpu.facts for _, names in columns for name in names)
     )
     note = "as their driver gave it when the run began"
-    return Table("Health of the GPUs", "GPU", tuple(heading for heading, _, _ in columns), tuple(rows), (note,))
+    return Table("Health of the GPUs", "GPU", tuple(heading for heading, _ in columns), tuple(rows), (note,))
 
 
-def _cell(facts: Mapping[str, Any], names: tuple[str, ...], form: Callable[[Any], str]) -> str:
-    return " / ".join(_in_words(facts.get(name), form) for name in names)
-
-
-def _in_words(value: Any, form: Callable[[Any], str]) -> str:
+def _fact(name: str, value: Any) -> str:
+    """Of counters by name and link what is not 0, all links together. 0 is also what some drivers do not know."""
     match value:
         case None:
             return "not recorded"
         case Missing(absent=absent):
             return "not supported" if absent else "not readable"
-        case _:
-            return form(value)
+        case dict():
+            sums = {key: sum(filter(None, of)) if isinstance(of, list) else of for key, of in value.items()}
+            counts = (f"{key.replace('_', ' ')} {wording.number(count, 12)}" for key, count in sums.items() if count)
+            return ", ".join(counts) or "none"
+        case list():
+            return " / ".join(("on" if each else "off") if name == "ecc_mode" else str(each) for each in value)
+    return str(value)
 
 
 # Kinds of links from `nvidia-smi topo -m`, nearest first, and what the report says of them.
@@ -225,9 +192,7 @@ INVENTORY: dict[str, Callable[[Gpu], Any]] = {
 def _pcie(gpu: Gpu, fact: str, form: str) -> str:
     """A fact of its PCIe link, and the maximum where the two differ."""
     now, most = gpu.get(f"pcie_{fact}"), gpu.get(f"pcie_{fact}_max")
-    if now is None:
-        return ""
-    return form.format(now) + (f" of {most}" if most not in (None, now) else "")
+    return "" if now is None else form.format(now) + (f" of {most}" if most not in (None, now) else "")
 
 
 def inventory(gpus: Sequence[Gpu]) -> Table:
@@ -237,12 +202,17 @@ def inventory(gpus: Sequence[Gpu]) -> Table:
 
 def facts(record: Record) -> list[Table]:
     """The run, the software and the host, each a small table."""
-    run, topology = record.run, record.topology
+    run, topology, several = record.run, record.topology, record.of_cluster
     changes, known_good = (record.profile.changes, record.profile.calibrated_on) if record.profile else ((), ())
-    nodes: list[tuple[str, Any]] = []
-    if record.of_cluster:
-        nodes = [("Nodes asked for", run.nodes_wanted or say("all")), ("Nodes", len(run.nodes))]
-    tables: dict[str, list[tuple[str, Any]]] = {
+    given = {  # of which nothing is said where nobody gave it
+        "Network between nodes, by --fleet-network": run.network,
+        "Not judged, by --fleet-without": ", ".join(run.without),
+        "Hardware": say("used (--fleet-used)") if run.used else "",
+        "Deadline": wording.duration(run.deadline_seconds) if run.deadline_seconds else "",
+        "Order": run.order,
+        "SHA-256 of the order": run.order_sha256,
+    }
+    tables: dict[str, Facts] = {
         "The run": [
             *notes(record),
             ("Host", run.host),
@@ -251,18 +221,14 @@ def facts(record: Record) -> list[Table]:
             ("Duration", wording.duration(record.lasted) if record.lasted else None),
             ("Command", run.command),
             ("Level", run.level),
-            *nodes,
-            ("GPUs asked for", say("{gpus} of each node", gpus=run.gpus) if record.of_cluster else run.gpus),
+            *([("Nodes asked for", run.nodes_wanted or say("all")), ("Nodes", len(run.nodes))] if several else []),
+            ("GPUs asked for", say("{gpus} of each node", gpus=run.gpus) if several else run.gpus),
             ("Limits asked for", say("at least {grade}", grade=say(IN_WORDS[run.basis]))),
-            *([("Network between nodes, by --fleet-network", run.network)] if run.network else []),
-            *([("Not judged, by --fleet-without", ", ".join(run.without))] if run.without else []),
-            *([("Hardware", say("used (--fleet-used)"))] if run.used else []),
-            *([("Deadline", wording.duration(run.deadline_seconds))] if run.deadline_seconds else []),
             ("Profile", run.profile),
             ("SHA-256 of the profile", run.profile_sha256),
-            *([("Order", run.order), ("SHA-256 of the order", run.order_sha256)] if run.order else []),
-            *[("Changed by the profile", str(change)) for change in changes],
-            *[("The profile is calibrated on", str(run)) for run in known_good],
+            *((name, value) for name, value in given.items() if value),
+            *(("Changed by the profile", str(change)) for change in changes),
+            *(("The profile is calibrated on", str(run)) for run in known_good),
         ],
         "The software": [
             ("Driver", topology.driver),
@@ -275,14 +241,38 @@ def facts(record: Record) -> list[Table]:
             ("Commit of the suite", run.commit),
         ],
         "What else ran": _all_that_ran(record),
-        "The host": [] if record.of_cluster else _host(record.machine),
+        "The host": [] if several else _host(record.machine),
     }
     found = {title: tuple(row(say(name), value) for name, value in rows) for title, rows in tables.items()}
     return [Table(title, "", (), rows) for title, rows in found.items() if rows]
 
 
-def _host(host: HostFound) -> list[tuple[str, Any]]:
-    dmi, setup = _dmi(host), PROCESSOR_SETUP.of(host.host)
+FILES_OF_OTHERS = "conftest.py, sitecustomize.py"
+
+
+def _all_that_ran(record: Record) -> Facts:
+    """Of this run, and what was otherwise in those that it goes on with."""
+    found: Facts = []
+    for session in sorted(record.sessions, key=lambda session: bool(session.in_run)):
+        plugins = ", ".join(f"{each.name} {each.version}".strip() for each in session.plugins)
+        files = ", ".join(f"{each.file} (SHA-256 {each.sha256[:12]}…)" for each in session.conftests)
+        for what, text in (("Plugins of pytest", plugins), (FILES_OF_OTHERS, files)):
+            if not session.in_run:
+                found.append((what, text))
+            elif (what, text) not in found:
+                found.append((f"{what}{session.where}", text))
+    return found
+
+
+def _host(host: HostFound) -> Facts:
+    """What is shown and not judged is among it: NVIDIA's and AMD's guides for tuning advise against NUMA balancing and
+    deep idle states, systems have both as they come, and machines that are healthy have been seen with either."""
+    dmi, found = _dmi(host), PROCESSOR_SETUP.of(host.host)
+    setup = ProcessorSetup() if isinstance(found, Missing) else found
+    balancing = setup.numa_balancing
+    able = (each for each in setup.idle_states if not each.disabled)
+    deepest = max(able, key=lambda state: state.microseconds or 0, default=None)
+    files = (host.get("open_files_limit"), host.get("open_files_hard_limit"))
     return [
         ("Machine", " ".join(filter(None, (dmi.vendor, dmi.product)))),
         ("BIOS", ", ".join(filter(None, (dmi.bios_version, dmi.bios_date)))),
@@ -291,18 +281,7 @@ def _host(host: HostFound) -> list[tuple[str, Any]]:
         ("Memory", _size(host.get("memory_bytes"))),
         ("Shared memory (/dev/shm)", _size(host.get("shared_memory_bytes"))),
         ("Locked memory (memlock)", _size(host.get("locked_memory_limit"))),
-        ("Open files, soft / hard", _both(host.get("open_files_limit"), host.get("open_files_hard_limit"))),
-        *_setup(ProcessorSetup() if isinstance(setup, Missing) else setup),
-    ]
-
-
-def _setup(setup: ProcessorSetup) -> list[tuple[str, Any]]:
-    """What is shown and not judged: NVIDIA's and AMD's guides for tuning advise against NUMA balancing and deep idle
-    states, systems have both as they come, and machines that are healthy have been seen with either."""
-    balancing = setup.numa_balancing
-    able = (each for each in setup.idle_states if not each.disabled)
-    deepest = max(able, key=lambda state: state.microseconds or 0, default=None)
-    return [
+        ("Open files, soft / hard", " / ".join(f"{of:,}" if isinstance(of, int) else of for of in files if of)),
         ("Clock source", setup.clock_source),
         ("Second threads (SMT)", setup.smt),
         ("NUMA balancing", None if balancing is None else "off" if balancing == 0 else f"on ({balancing})"),
@@ -312,36 +291,9 @@ def _setup(setup: ProcessorSetup) -> list[tuple[str, Any]]:
     ]
 
 
-def _all_that_ran(record: Record) -> list[tuple[str, Any]]:
-    """Of this run, and what was otherwise in those that it goes on with."""
-    now = [text for session in record.sessions if not session.in_run for text in _what_else(session)]
-    before = [
-        (f"{what}{session.where}", text)
-        for session in record.sessions
-        if session.in_run
-        for what, text in _what_else(session)
-        if (what, text) not in now
-    ]
-    return now + before
-
-
-FILES_OF_OTHERS = "conftest.py, sitecustomize.py"
-
-
-def _what_else(session: Session) -> list[tuple[str, Any]]:
-    return [
-        ("Plugins of pytest", ", ".join(f"{each.name} {each.version}".strip() for each in session.plugins)),
-        (FILES_OF_OTHERS, ", ".join(f"{each.file} (SHA-256 {each.sha256[:12]}…)" for each in session.conftests)),
-    ]
-
-
 def _size(nbytes: int | str | None) -> str | None:
     """Bytes in binary units; "unlimited" and what is not known as they are."""
     return wording.size(nbytes) if isinstance(nbytes, int) else nbytes
-
-
-def _both(soft: int | str | None, hard: int | str | None) -> str:
-    return " / ".join(f"{limit:,}" if isinstance(limit, int) else limit for limit in (soft, hard) if limit is not None)
 
 
 def links(topology: GpuTopology) -> Table:
