@@ -115,11 +115,8 @@ def rates(n, slow=(), fast=380.0, low=12.0):
 
 @pytest.mark.parametrize("n", [3, 4, 8])
 def test_a_rank_is_slow_only_if_all_its_pairs_are(n):
-    for rank in range(n):
-        assert slow_rank(rates(n, slow=[rank])) == rank
-    assert slow_rank(rates(n)) is None
-    assert slow_rank(rates(n, slow=[(0, 1)])) is None
-    assert slow_rank(rates(n, slow=range(n))) is None
+    assert [slow_rank(rates(n, slow=[rank])) for rank in range(n)] == [*range(n)]
+    assert [slow_rank(rates(n, slow=slow)) for slow in ((), [(0, 1)], range(n))] == [None] * 3
 
 
 @pytest.mark.parametrize(("low", "named"), [(0.94, 2), (0.96, None)])
