@@ -124,9 +124,8 @@ def test_host_memory_bandwidth(world: World, judge: Judge, machine: LiveMachine)
 
     All data that GPUs get from the host come out of this memory. A NUMA node that is slower than the others lacks a
     memory module or has one in the wrong slot (`dmidecode -t memory`, `edac-util`). Where root can read the modules,
-    all nodes together must reach two fifths of what these carry. What each node moves in the memory of the farthest
-    one, over the links between sockets, is shown: two sockets that are slower than those of other machines have lost a
-    link. It needs whole NUMA nodes, which a container may not have; other programs on the host lower the figure.
+    all nodes together must reach two fifths of what these carry. It needs whole NUMA nodes, which a container may not
+    have; other programs on the host lower the figure.
     """
     found: list[Measurement] = []
 

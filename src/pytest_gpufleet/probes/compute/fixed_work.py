@@ -16,7 +16,6 @@ from functools import partial
 from hashlib import sha256
 from typing import Any
 
-import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -24,7 +23,6 @@ from torch.nn import functional
 
 from pytest_gpufleet.machine.software import of_this_process, software
 from pytest_gpufleet.model.events import Fingerprint, Part
-from pytest_gpufleet.model.place import THIS_NODE
 from pytest_gpufleet.probes.collectives.table import type_name
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.compute.corruption import kind
@@ -63,19 +61,19 @@ Job = tuple[str, str, Callable[[], Tensor]]
 
 def fingerprints(world: World, work: str) -> list[Fingerprint]:
     """What each rank computes of one kind of WORK, each part done twice."""
-    taken: list[Fingerprint] = world.run(_fingerprint, work)
-    return [msgspec.structs.replace(each, place=place) for each, place in zip(taken, world.places, strict=True)]
+    taken = zip(world.places, world.run(_fingerprint, work), strict=True)
+    return [Fingerprint(place, *each) for place, each in taken]
 
 
-def _fingerprint(rank: Rank, work: str) -> Fingerprint:
+def _fingerprint(rank: Rank, work: str) -> tuple[str, dict[str, str], dict[str, Part]]:
+    """Of which kind the device is, its software, and what it computes by part."""
     parts = {}
     with repeatable():
         for name, inputs, compute in WORK[work](rank):
             with rank.phase(name):
                 first, again = (compute() for _ in range(2))
                 parts[name] = Part(inputs, _hash(first) if torch.equal(bits(first), bits(again)) else "")
-    # A rank does not know its place.
-    return Fingerprint(THIS_NODE, kind(rank.device), _software(rank.device), parts)
+    return kind(rank.device), _software(rank.device), parts
 
 
 @contextmanager
@@ -115,7 +113,7 @@ def products(rank: Rank) -> Iterator[Job]:
         inputs = _hash(a, b)
         on_device = a.to(rank.device), b.to(rank.device)
         for precision in rate.precisions_of(rank):
-            yield (f"{precision} product {m} x {n} x {k}", inputs, partial(_matmul, precision, *on_device))
+            yield f"{precision} product {m} x {n} x {k}", inputs, partial(_matmul, precision, *on_device)
 
 
 def _matmul(precision: str, a: Tensor, b: Tensor) -> Tensor:
@@ -168,16 +166,14 @@ def all_reduces(rank: Rank) -> Iterator[Job]:
     """Sums of all ranks that are exact, so that no algorithm, protocol or order of NCCL changes a bit of them."""
 
     def summed(own: Tensor) -> Tensor:
-        result = own.clone()
-        dist.all_reduce(result, group=rank.group)
+        dist.all_reduce(result := own.clone(), group=rank.group)
         return result
 
     for dtype, digits in SUMMED.items():
         most = max((1 << digits) // rank.size, 1)
         each = [_whole(most, ELEMENTS[rank.device.type], seed=8 + index) for index in range(rank.size)]
         own = each[rank.index].to(rank.device).to(dtype)
-        name = f"all_reduce of {rank.size} ranks, {type_name(dtype)}"
-        yield (name, _hash(*each), partial(summed, own))
+        yield f"all_reduce of {rank.size} ranks, {type_name(dtype)}", _hash(*each), partial(summed, own)
 
 
 WORK: dict[str, Callable[[Rank], Iterator[Job]]] = {
@@ -200,17 +196,16 @@ def _software(device: torch.device) -> dict[str, str]:
     """Of NCCL nothing: what it sums here is exact in any way of summing."""
     versions = {name: version for name, version in software().items() if name != "nccl" and version}
     if device.type == "cuda":
-        versions["cublas"] = _cublas() or "unknown"
-    variables = {name: value for name, value in of_this_process().items() if STEERING.fullmatch(name)}
-    return {**versions, **{name: variable(name, value) for name, value in variables.items()}}
+        versions["cublas"] = _cublas()
+    steering = {name: value for name, value in of_this_process().items() if STEERING.fullmatch(name)}
+    return {**versions, **{name: variable(name, value) for name, value in steering.items()}}
 
 
 def _cublas() -> str:
-    """The version of the cuBLAS that torch has loaded, as 120806 for 12.8.6; "" where it is part of another library."""
-    major = (torch.version.cuda or "").partition(".")[0]
+    """The version of the cuBLAS that torch has loaded, as 120806 for 12.8.6, where it is no part of another library."""
     try:
-        library: Any = ctypes.CDLL(f"libcublasLt.so.{major}")
+        library: Any = ctypes.CDLL(f"libcublasLt.so.{(torch.version.cuda or '').partition('.')[0]}")
         library.cublasLtGetVersion.restype = ctypes.c_size_t
         return str(library.cublasLtGetVersion())
     except (OSError, AttributeError):
-        return ""
+        return "unknown"
