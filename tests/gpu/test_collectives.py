@@ -65,10 +65,9 @@ import torch
 import torch.distributed as dist
 
 from pytest_gpufleet import MiB, WORLD, bus_bandwidth, measure, measure_all
-from pytest_gpufleet.probes.collectives.speed import launch_time
-from pytest_gpufleet.probes.collectives.speed import collective_latency, sweep
-from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 from pytest_gpufleet.probes import timing
+from pytest_gpufleet.probes.collectives.speed import collective_latency, launch_time, sweep
+from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 
 def cannot_capture(rank):
     genuine = timing.captured
@@ -86,28 +85,26 @@ def cannot_capture(rank):
 def is_on_the_usual_stream(rank):
     return torch.cuda.current_stream() == torch.cuda.default_stream()
 
+def latency(rank, group):
+    data = torch.zeros(2, device=rank.device)
+    return median(timing.replayed(rank, lambda: dist.all_reduce(data, group=group), 3).seconds)
+
 def group_with_graphs_ends(rank):
     group = dist.new_group(list(range(rank.size)))
-    data = torch.zeros(2, device=rank.device)
-    took = timing.replayed(rank, lambda: dist.all_reduce(data, group=group), 1)
+    took = latency(rank, group)
     dist.destroy_process_group(group)
-    return took.seconds[0]
+    return took
 
 def on_its_own_stream_and_on_the_default_one(rank):
-    data = torch.zeros(2, device=rank.device)
-    genuine = timing.seconds
+    genuine, own = timing.seconds, latency(rank, rank.group)
 
     def seconds(*how):
         with torch.cuda.stream(torch.cuda.default_stream()):
             return genuine(*how)
 
-    def latency():
-        return median(timing.replayed(rank, lambda: dist.all_reduce(data, group=rank.group), 3).seconds)
-
-    own = latency()
     timing.seconds = seconds
     try:
-        return own, latency()
+        return own, latency(rank, rank.group)
     finally:
         timing.seconds = genuine
 
@@ -115,7 +112,6 @@ def on_its_own_stream_and_on_the_default_one(rank):
 def test_graph(nccl_group, name):
     figures = measure_all(nccl_group, sweep, collective_latency, name, [8, 32768, MiB])
     assert [figure.conditions["method"] for figure in figures] == 3 * ["replayed"]
-    print("LATENCY", name, [round(figure.values[WORLD], 1) for figure in figures])
     assert max(figure.values[WORLD] for figure in figures) < 100
     assert measure(nccl_group, bus_bandwidth, name, MiB).conditions["method"] == "replayed"
     assert "method" not in measure(nccl_group, bus_bandwidth, name, 2 * MiB).conditions
@@ -125,20 +121,17 @@ def test_group_ends(nccl_group):
 
 def test_stream(nccl_group):
     for own, default in nccl_group.run(on_its_own_stream_and_on_the_default_one, timeout=60):
-        print("STREAMS", own, default)
-        assert own < 0.7 * default  # two H200: 5.6 and 15.8 us
+        assert own < 0.7 * default, (own, default)  # two H200: 5.6 and 15.8 us
 
 def test_launch_time(nccl_group):
     figure = measure(nccl_group, launch_time)
-    print("LAUNCHES", figure.values, figure.spread)
     assert [*figure.values] == [gpu.place for gpu in nccl_group.gpus]
-    assert max(figure.values.values()) < 1.9 * min(figure.values.values())
+    assert max(figure.values.values()) < 1.9 * min(figure.values.values()), figure.values
 
 @pytest.mark.fresh_world
 def test_one_gpu_cannot_capture(nccl_group):
     nccl_group.run(cannot_capture)
-    figure = measure(nccl_group, collective_latency, "all_reduce", 8)
-    assert figure.conditions["method"] == "eager"
+    assert measure(nccl_group, collective_latency, "all_reduce", 8).conditions["method"] == "eager"
     assert measure(nccl_group, bus_bandwidth, "all_reduce", MiB).conditions["method"] == "eager"
     assert all(nccl_group.run(is_on_the_usual_stream))
 """
@@ -212,15 +205,9 @@ def test_a_flipped_bit_is_found_and_the_gpu_named(planted, fault):
 
 
 def test_a_rank_that_comes_late_is_named(planted):
-    run = planted(
-        LATE,
-        "late",
-        f"{SPEED}::{ALL_REDUCE}",
-        "--gpus=all",
-        "--fleet-profile=profile.toml",
-        files={"profile.toml": PROFILE},
-        **OWN,
-    )
+    profile = {"profile.toml": PROFILE}
+    of_rank = (LATE, "late", f"{SPEED}::{ALL_REDUCE}", "--gpus=all", "--fleet-profile=profile.toml")
+    run = planted(*of_rank, files=profile, **OWN)
     message = run.check(ALL_REDUCE).message
     assert re.match(r"GPU 1 .*, serial .*: it comes 1(\.\d)? ms late to every all_reduce", message), message
 

@@ -50,17 +50,6 @@ def test_reaches_too_far(world):
         world.run(reach)
 """
 
-SHARES = """
-import os
-
-def threads(rank):
-    import torch
-    return torch.get_num_threads()
-
-def test_ranks_share_the_processors(world):
-    assert sum(world.run(threads)) <= max(world.size, len(os.sched_getaffinity(0)))
-"""
-
 
 def smi(fields):
     text = subprocess.check_output(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"], text=True)
@@ -87,11 +76,6 @@ def test_topology_is_what_nvidia_smi_says():
     rows = [line.split("\t") for line in matrix.splitlines() if line.startswith("GPU")]
     theirs = [[cell.strip() for cell in row[1 : len(topology.gpus) + 1]] for row in rows]
     assert [list(row) for row in topology.links] == theirs
-
-
-def test_ranks_share_the_processors(run_pytest):
-    run = run_pytest("--gpus=all", "--fleet-dir=runs", files={"test_inner.py": SHARES})
-    assert run.check("test_ranks_share_the_processors").outcome == "passed", run.text
 
 
 @needs_gpus(2)

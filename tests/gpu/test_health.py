@@ -35,25 +35,6 @@ def test_that_follows(world):
     world.run(lambda rank: rank.index)
 """
 
-LOAD = """
-import time
-
-import torch
-
-def load(rank):
-    a = torch.ones(8192, 8192, device=rank.device, dtype=torch.bfloat16)
-    until = time.monotonic() + 3
-    while time.monotonic() < until:
-        for _ in range(20):
-            a @ a
-        torch.cuda.synchronize()
-
-def test_load(world, machine):
-    before = machine.now("slowdown_ns")
-    world.run(load)
-    print("SLOWDOWNS", before, machine.now("slowdown_ns"))
-"""
-
 
 def test_every_counter_can_be_read_or_is_not_there():
     with local_node.opened(environment={}) as node:
@@ -83,8 +64,3 @@ def test_what_an_ended_process_leaves_behind_speaks_against_no_gpu(run_pytest):
     codes = {fault.name for fault in run.record.faults}
     assert "rank_raised" in codes or "rank_died" in codes
     assert not any(code.startswith("xid_") and code != "xid_of_process" for code in codes), codes
-
-
-def test_full_load_is_no_slowdown(run_pytest):
-    run = run_pytest("--gpus=all", "--fleet-dir=runs", "-s", files={"test_inner.py": LOAD})
-    assert run.check("test_load").outcome == "passed", run.text
