@@ -44,15 +44,10 @@ def plant(rank, fault):
 OTHER = "its matmul of round 0 is another one than that of 2 of 3 ranks ("
 LINES = "so it is again, in 1 row and 1 column: row 5, column 9 is 0x"
 WRONG = "1 of 262,144 elements are wrong: row 5, column 9 is"
+ONCE = ("wrong elements: 1, in ", "round 0, matmul 3, row 5, column 9 is 0x", "computed again it is right")
 # By fault, what the checks say of the rank.
 SAID = {
-    "one bit": {
-        f"{REPEAT}[fp32]": (
-            "wrong elements: 1, in ",
-            "round 0, matmul 3, row 5, column 9 is 0x",
-            "computed again it is right",
-        )
-    },
+    "one bit": {f"{REPEAT}[fp32]": ONCE},
     "always bit": {f"{REPEAT}[fp16]": (OTHER, LINES), f"{EXACT}[fp32]": (WRONG,)},
     "always NaN": {
         f"{REPEAT}[fp32]": ("NaN or infinite elements: 1", OTHER, LINES),
@@ -85,13 +80,10 @@ FEWER = (50.27, 1980.0)  # without two of its 132 multiprocessors
 
 def at_full_clock(*each, capped=()):
     """What GPUs give, of which the power cap holds some."""
-    readings = [
-        (
-            Reading("gemm_full_clock", rate, {"precision": "fp32"}, gpu_state=GpuState(50.0, clock, 440.0)),
-            index in capped,
-        )
-        for index, (rate, clock) in enumerate(each)
-    ]
+    readings = []
+    for index, (rate, clock) in enumerate(each):
+        reading = Reading("gemm_full_clock", rate, {"precision": "fp32"}, gpu_state=GpuState(50.0, clock, 440.0))
+        readings.append((reading, index in capped))
     places = [gpu(index) for index in range(len(each))]
     return full_clock_rates(SimpleNamespace(run=lambda probe: readings, size=len(each), places=places))
 
@@ -116,7 +108,5 @@ def test_a_gpu_that_is_a_hundredth_slow_at_full_clock_is_found_and_why(each, slo
 
 def test_cards_that_are_at_their_power_limit_even_so_are_measured_under_another_condition():
     """Of three one that the cap holds alone is slow for it."""
-    limits = [
-        at_full_clock(USUAL, USUAL, PINNED, capped=capped).conditions["at_power_limit"] for capped in ({2}, {1, 2})
-    ]
-    assert limits == [False, True]
+    every = [at_full_clock(USUAL, USUAL, PINNED, capped=capped) for capped in ({2}, {1, 2})]
+    assert [each.conditions["at_power_limit"] for each in every] == [False, True]

@@ -79,25 +79,22 @@ PAIRS = [(i, j) for i in (1, 2, 3) for j in (1, 2, 3) if i != j]
 
 
 @pytest.mark.parametrize(
-    ("direction", "expected"),
+    ("direction", "values"),
     [
         ("read", {f"cpu{i}-cpu{j}": 10 * i + j for i, j in PAIRS}),
         ("write", {f"cpu{i}-cpu{j}": 11 * i for i, j in PAIRS}),
         ("write both ways", {f"cpu{i}-cpu{j}": 100_000 + 11 * i for i, j in PAIRS}),
+        ("ring", {"cpu1-cpu2": 100_011, "cpu2-cpu3": 100_022, "cpu3-cpu1": 100_033}),  # all meet; the last is before 1
     ],
 )
-def test_every_figure_belongs_to_its_pair(three, direction, expected):
-    copied = pair_bandwidth(three, GpuTopology(), "both" if "both" in direction else direction, 4096)
+def test_every_figure_belongs_to_its_pair(three, direction, values):
+    if direction == "ring":
+        copied, under = ring_bandwidth(three, GpuTopology(), 4096), {}
+    else:
+        way = "both" if "both" in direction else direction
+        copied, under = pair_bandwidth(three, GpuTopology(), way, 4096), {"direction": direction}
     assert copied.faults == []
-    assert [*map(rounded, copied.measurements)] == [(expected, {"direction": direction, "link": "host"})]
-
-
-def test_every_hop_of_a_ring_is_copied_at_once_and_has_its_figure(three):
-    """All meet; the one after the last is the first."""
-    copied = ring_bandwidth(three, GpuTopology(), 4096)
-    assert copied.faults == []
-    expected = {"cpu1-cpu2": 100_011, "cpu2-cpu3": 100_022, "cpu3-cpu1": 100_033}
-    assert [*map(rounded, copied.measurements)] == [(expected, {"link": "host"})]
+    assert [*map(rounded, copied.measurements)] == [(values, {**under, "link": "host"})]
 
 
 UNDER = {
@@ -144,21 +141,20 @@ def figures(slow):
     return {read(place): slow(place) or 390.0 for place in places}
 
 
+OF_14, EQUALLY = "of the 14 figures of pairs with it are slow", "no single GPU: all pairs are about equally slow"
+
+
 @pytest.mark.parametrize(
     ("slow", "named", "words"),
     [
-        (lambda place: 12.0 if "gpu5" in place else None, ["gpu5"], "14 of the 14 figures of pairs with it are slow"),
-        (lambda place: 370.0 if place.endswith("gpu5") else None, ["gpu5"], "7 of the 14 figures of pairs with it"),
-        (
-            lambda place: 300.0 if place == "gpu1-gpu3" else None,
-            ["gpu1-gpu3"],
-            "only the way between these two is slow",
-        ),
-        (lambda place: 386.1 if "gpu5" in place else None, ["gpu5"], "14 of the 14 figures of pairs with it are slow"),
-        (lambda place: 389.5 if "gpu5" in place else None, [], "no single GPU: all pairs are about equally slow"),
-        (lambda place: math.nan if "gpu5" in place else None, ["gpu5"], "14 of the 14 figures"),
+        (lambda place: 12.0 if "gpu5" in place else None, ["gpu5"], f"14 {OF_14}"),
+        (lambda place: 370.0 if place.endswith("gpu5") else None, ["gpu5"], f"7 {OF_14}"),
+        (lambda place: 300.0 if place == "gpu1-gpu3" else None, ["gpu1-gpu3"], "only the way between these two is"),
+        (lambda place: 386.1 if "gpu5" in place else None, ["gpu5"], f"14 {OF_14}"),
+        (lambda place: 389.5 if "gpu5" in place else None, [], EQUALLY),
+        (lambda place: math.nan if "gpu5" in place else None, ["gpu5"], f"14 {OF_14}"),
         (lambda place: 12.0 if place in ("gpu0-gpu1", "gpu2-gpu3") else None, [], "and have none in common"),
-        (lambda place: 12.0, [], "no single GPU: all pairs are about equally slow"),
+        (lambda place: 12.0, [], EQUALLY),
     ],
     ids=["a slow GPU", "slow to be read", "a slow pair", "one per cent", "noise", "none at all", "two pairs", "all"],
 )
