@@ -1,19 +1,15 @@
 """The fingerprint of ranks: the same on all of them and again, and a rank that computes otherwise is named."""
 
-import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from pytest_gpufleet.probes.compute.fixed_work import repeatable
 from tests.probes.test_compute import FAULT
 
 FINGERPRINT = Path(__file__).parents[2] / "acceptance" / "test_3_fingerprint.py"
 CASES = ("products", "reductions", "training")
-
-
-def taken(run):
-    events = [json.loads(line) for path in run.root.glob("runs/*/evidence.jsonl") for line in path.open()]
-    return {event["check"]: event["fingerprints"] for event in events if event["event"] == "fingerprint"}
 
 
 def test_all_ranks_compute_the_same_and_again_in_another_run(run_pytest):
@@ -21,9 +17,10 @@ def test_all_ranks_compute_the_same_and_again_in_another_run(run_pytest):
         run_pytest(FINGERPRINT, "--rehearse=2", "--fleet-dir=runs", OMP_NUM_THREADS=threads) for threads in ("1", "2")
     )
     assert (first.status, set(first.outcomes.values())) == (0, {"passed"}), first.text
-    assert len(taken(first)) == len(CASES) + 1
-    assert all(part["output"] for each in taken(first).values() for one in each for part in one["parts"].values())
-    assert taken(first) == taken(second)  # whatever the number of threads
+    taken = first.record.fingerprints
+    assert len(taken) == len(CASES) + 1
+    assert all(part.output for each in taken.values() for one in each for part in one.parts.values())
+    assert taken == second.record.fingerprints  # whatever the number of threads
 
 
 @pytest.mark.parametrize(
@@ -33,21 +30,12 @@ def test_a_rank_that_computes_otherwise_is_named(planted, fault, what):
     run = planted(FAULT, fault, FINGERPRINT, "-k", "same_bits", "--rehearse=3")
     outcomes = {name.partition("[")[2][:-1]: outcome for name, outcome in run.outcomes.items()}
     assert outcomes == {"products": "failed", "reductions": "passed", "training": "passed"}
-    faults = [
-        json.loads(line)["fault"]
-        for path in run.root.glob("runs/*/evidence.jsonl")
-        for line in path.open()
-        if json.loads(line)["event"] == "fault"
-    ]
-    assert [(each["name"], each["subjects"]) for each in faults] == [("gpu_bits_differ", ["cpu1"])]
-    assert what in faults[0]["what"]
+    (fault,) = run.record.faults
+    assert (fault.name, [*map(str, fault.subjects)]) == ("gpu_bits_differ", ["cpu1"])
+    assert what in fault.what
 
 
 def test_settings_of_a_rank_are_put_back():
-    import torch
-
-    from pytest_gpufleet.probes.compute.fixed_work import repeatable
-
     def settings():
         return (
             torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(), torch.backends.cudnn.deterministic,

@@ -87,12 +87,11 @@ def test_patterns_give_every_bit_both_values_and_every_word_its_own():
         assert (seen == -1).all()
 
 
-@pytest.mark.parametrize("gigabytes", [2, 4, 6, 8, 16, 141, 288])
-def test_a_block_and_its_comparison_fit_beside_what_is_tested(gigabytes):
-    free = gigabytes * GiB
-    # The comparison takes an eighth, the addresses at which rows begin a 32nd.
-    assert _block_bytes(free) * (1 + 1 / 8 + 1 / 32) < (1 - SHARE) * free
-    assert _block_bytes(free) % (8 * ROW) == 0
+def test_a_block_and_its_comparison_fit_beside_what_is_tested():
+    for free in (gigabytes * GiB for gigabytes in (2, 4, 6, 8, 16, 141, 288)):
+        # The comparison takes an eighth, the addresses at which rows begin a 32nd.
+        assert _block_bytes(free) * (1 + 1 / 8 + 1 / 32) < (1 - SHARE) * free
+        assert _block_bytes(free) % (8 * ROW) == 0
 
 
 # ---------------------------------------------------------------- clocks under load
@@ -128,18 +127,19 @@ def under_load():
     return memory.clocks_under_load(SimpleNamespace(gpu=Gpu(0, {"uuid": Card(0).uuid}), device=torch.device("cpu")))
 
 
-def test_clocks_at_their_maximum_are_looked_at_no_longer(driver):
-    driver.sm = [345, 1410, 1980, 1410]
-    assert under_load() == (1980, 3201, 0, 480.0)
-    assert driver.looks == [345, 1410, 1980]
-
-
-@pytest.mark.parametrize(("sm", "supported"), [(1410, True), (1980, False)], ids=["it stays below", "nobody knows it"])
-def test_a_maximum_that_is_not_reached_is_looked_for_to_the_end(driver, sm, supported):
-    driver.sm = [sm]
+@pytest.mark.parametrize(
+    ("clocks", "supported", "seen", "looks"),
+    [
+        ([345, 1410, 1980, 1410], True, 1980, 3),  # at its maximum it is looked at no longer
+        ([1410], True, 1410, None),
+        ([1980], False, 1980, None),  # nobody knows the maximum
+    ],
+)
+def test_clocks_are_looked_at_until_they_are_at_their_maximum(driver, clocks, supported, seen, looks):
+    driver.sm = clocks
     driver.nvmlDeviceGetMaxClockInfo = driver.nvmlDeviceGetMaxClockInfo if supported else not_supported
-    assert under_load() == (sm, 3201, 0, 480.0)
-    assert len(driver.looks) > 3
+    assert under_load() == (seen, 3201, 0, 480.0)
+    assert len(driver.looks) == looks if looks else len(driver.looks) > 3
 
 
 # ---------------------------------------------------------------- host memory
