@@ -57,8 +57,8 @@ def adapters_in_loopback(world: World, ports: Sequence[Port]) -> Loopback:
     found, nbytes = Loopback(), LOOPBACK_BYTES.on(world)
     for turn in turns(world, ports):
         with world.restarted(environments(world.size, turn)):
-            for pair in turn:
-                _send(world, {pair: turn[pair]}, nbytes, found.alone, found)
+            for pair, name in turn.items():
+                _send(world, {pair: name}, nbytes, found.alone, found)
             here = {pair: name for pair, name in turn.items() if name in found.alone}
             if len(here) > 1:
                 _send(world, here, nbytes, found.at_once, found)
@@ -70,7 +70,7 @@ def turns(world: World, ports: Sequence[Port]) -> list[Turn]:
     pairs, near = world.size // 2, [gpu.get("network_adapters") or () for gpu in world.gpus]
     of_pair: dict[int, list[str]] = {pair: [] for pair in range(pairs)}
     for number, port in enumerate(ports):
-        next_to = [index // 2 for index, adapters in enumerate(near) if port.device in adapters and index // 2 < pairs]
+        next_to = [index // 2 for index, adapters in enumerate(near[: 2 * pairs]) if port.device in adapters]
         of_pair[next_to[0] if next_to else number * pairs // len(ports)].append(port.port)
     columns = itertools.zip_longest(*of_pair.values())
     return [{pair: name for pair, name in enumerate(column) if name} for column in columns]
@@ -80,9 +80,9 @@ def environments(size: int, turn: Turn) -> list[dict[str, str]]:
     """The variables of each rank. "=" takes a name for the whole of it, not for the begin of names."""
     found: list[dict[str, str]] = [{} for _ in range(size)]
     for pair, name in turn.items():
-        for index in (2 * pair, 2 * pair + 1):
+        for index in (2 * pair, 2 * pair + 1) if name != LOOPBACK_INTERFACE.port else ():
             adapter = {"NCCL_IB_HCA": f"={name.replace('/', ':')}", "NCCL_HOSTID": f"gpufleet-{index}"}
-            found[index] = {**THROUGH_THE_NETWORK, **adapter} if name != LOOPBACK_INTERFACE.port else {}
+            found[index] = {**THROUGH_THE_NETWORK, **adapter}
     return found
 
 
@@ -96,10 +96,9 @@ def adapter_bandwidth(
     values: dict[Where, float] = {place: median(figures[name]) for place, name in by_place.items()}
     samples: dict[Where, tuple[float, ...]] = {place: tuple(figures[name]) for place, name in by_place.items()}
     used = [port for port in every if port.port in figures]
-    slots = max((int(port.pcie.gigabits) for port in used), default=0)
     rate = max((int(port.gigabits) for port in used), default=0)
-    rate = min(rate, slots) if slots else rate
-    conditions: dict[str, Condition] = {"method": method, "bytes": nbytes, "port_rate": rate}
+    slots = max((int(port.pcie.gigabits) for port in used), default=0)
+    conditions: dict[str, Condition] = {"method": method, "bytes": nbytes, "port_rate": min(rate, slots or rate)}
     names = {str(place): name for place, name in by_place.items()}
     return Measurement("nic_bandwidth", values, conditions, samples, names)
 

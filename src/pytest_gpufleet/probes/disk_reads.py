@@ -2,15 +2,13 @@
 
 import json
 import os
-import re
 import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from errno import EILSEQ, EIO, EROFS
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_gpufleet.machine.tools import RunTool, Unreadable, output
 from pytest_gpufleet.model.endings import NO_DISK_FOLDER, not_applicable, not_judged
@@ -49,12 +47,11 @@ RATES = {
 }
 
 
-@dataclass(frozen=True)
-class DriveRead:
+class DriveRead(NamedTuple):
     """What was wrong with the data or with reading them, and the rates at which one thread read them."""
 
     faults: tuple[Fault, ...]
-    figures: tuple[Measurement, ...]
+    figures: tuple[Measurement, ...] = ()
 
 
 def read_drive(folder: Path | None, nbytes: int = GiB, run: RunTool = output) -> DriveRead:
@@ -72,7 +69,7 @@ def read_drive(folder: Path | None, nbytes: int = GiB, run: RunTool = output) ->
     except OSError as error:
         why = f"{folder} cannot be written past the page cache: {error.strerror}"
         if error.errno == EIO:
-            return DriveRead((Fault("drive_unreadable", (THIS_NODE,), why),), ())
+            return DriveRead((Fault("drive_unreadable", (THIS_NODE,), why),))
         if error.errno == EROFS:  # which the kernel makes of a file system whose drive had errors
             not_judged(why)
         not_applicable(why)
@@ -108,19 +105,15 @@ def _read_back(file: str, nbytes: int, folder: Path, run: RunTool) -> DriveRead:
         if time.monotonic() - began < SECONDS:
             not_applicable(str(why))
         what = f"{folder}: {nbytes / GiB:g} GiB could not be written and read within {SECONDS} s"
-        return DriveRead((Fault("drive_unreadable", (THIS_NODE,), what),), ())
+        return DriveRead((Fault("drive_unreadable", (THIS_NODE,), what),))
 
 
-def _jobs(printed: str) -> list[Any]:
+def _jobs(printed: str) -> Any:
     """What fio says of each job. Before its JSON it prints a line for each that failed."""
-    begin = re.search(r"^\{", printed, re.MULTILINE)
     try:
-        jobs = json.loads(printed[begin.start() :])["jobs"] if begin else None
-    except (ValueError, KeyError):
-        jobs = None
-    if not isinstance(jobs, list):
-        raise Unreadable("fio printed no JSON")
-    return jobs
+        return json.loads(printed[printed.find("{\n") :])["jobs"]
+    except (ValueError, KeyError, TypeError):
+        raise Unreadable("fio printed no JSON") from None
 
 
 def _found(jobs: Iterable[Mapping[str, Any]], folder: Path) -> DriveRead:

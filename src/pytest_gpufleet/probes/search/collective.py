@@ -32,23 +32,17 @@ from pytest_gpufleet.world.world import World
 SECONDS = 60.0
 
 
-@dataclass(frozen=True)
-class Deadline:
-    """The moment at which a search has to be over."""
+def deadline() -> Callable[[], float]:
+    """What gives the seconds that are left of a search which begins now. TimeoutError before they are over: a call that
+    is cut short ends all ranks."""
+    until = time.monotonic() + SECONDS
 
-    moment: float = field(default_factory=lambda: time.monotonic() + SECONDS)
-
-    def run(self, world: World, probe: Callable[..., Any], *args: Any, **how: Any) -> list[Any]:
-        return self.each(world, [world], probe, *args, **how)[0]
-
-    def each(
-        self, world: World, groups: Sequence[Sequence[int] | World], probe: Callable[..., Any], *args: Any, **how: Any
-    ) -> list[list[Any]]:
-        """TimeoutError before the time is over: a call that is cut short ends all ranks."""
-        left = self.moment - time.monotonic()
-        if left < SECONDS / 10:
+    def left() -> float:
+        if (seconds := until - time.monotonic()) < SECONDS / 10:
             raise TimeoutError(f"it was not done within {SECONDS:g} s")
-        return world.each(groups, probe, *args, timeout=left, **how)
+        return seconds
+
+    return left
 
 
 def failed(error: Exception) -> str:
@@ -127,7 +121,7 @@ class Slow:
     topology: GpuTopology
     collective: str
     nbytes: int
-    deadline: Deadline = field(default_factory=Deadline)
+    left: Callable[[], float] = field(default_factory=deadline)
 
     @property
     def share(self) -> float:
@@ -155,7 +149,7 @@ def who_is_slow(world: World, topology: GpuTopology, collective: str, nbytes: in
 
 def _late_rank(slow: Slow) -> Step:
     world, nbytes = slow.world, min(slow.nbytes, LAUNCH_BYTES)
-    times: list[tuple[float, float]] = slow.deadline.run(world, launch_seconds, slow.collective, nbytes)
+    times: list[tuple[float, float]] = world.run(launch_seconds, slow.collective, nbytes, timeout=slow.left())
     launched = [launch for launch, _ in times]
     latest = max(range(world.size), key=lambda index: launched[index])
     usual = median(launched[:latest] + launched[latest + 1 :])
@@ -172,7 +166,7 @@ def _late_rank(slow: Slow) -> Step:
 def _slow_links(slow: Slow) -> Step:
     world, topology = slow.world, slow.topology
     size = PAIR_BYTES if world.gpus and slow.nbytes >= MiB else slow.nbytes
-    by_rank = slow.deadline.run(world, swaps, schedule(world.size, topology), size, LONGEST)
+    by_rank = world.run(swaps, schedule(world.size, topology), size, LONGEST, timeout=slow.left())
     seconds = grouped(item for one in by_rank for item in one.items())
     # Of its samples the best counts, since a bad link is never fast, and of its two ranks the slower one.
     rates = {pair: size / max(map(min, took)) for pair, took in seconds.items()}
@@ -206,7 +200,7 @@ def _left_out(slow: Slow) -> Step:
     size, everyone = min(slow.nbytes, GROUP_BYTES), range(world.size)
 
     def rate(ranks: Iterable[int]) -> float:
-        readings = slow.deadline.run(world.subset([*ranks]), bus_bandwidth, collective, size)
+        readings = world.subset([*ranks]).run(bus_bandwidth, collective, size, timeout=slow.left())
         return min(max(map(float, reading.samples)) for reading in readings)  # noise only makes slower
 
     without = {index: rate(set(everyone) - {index}) for index in everyone}
@@ -306,14 +300,13 @@ DIFFER = 0.005
 
 def who_slows_pairs(figures: Sequence[Mapping[Where, float]]) -> Fault:
     """Which GPU the slow pairs have in common: those nearer to the slowest than to the fastest of their kind."""
-    slow: dict[Where, float] = {}
-    others: dict[Where, float] = {}
+    slow, others = dict[Where, float](), dict[Where, float]()
     for values in figures:
         numbers = [value for value in values.values() if not math.isnan(value)] or [0.0]
         most, least = max(numbers), min(numbers)
         enough = (most + least) / 2 if least < (1 - DIFFER) * most else least
-        slow |= {place: value for place, value in values.items() if not value >= enough}
-        others |= {place: value for place, value in values.items() if value >= enough}
+        for place, value in values.items():
+            (others if value >= enough else slow)[place] = value
     if not slow:
         return unclear("no single GPU: all pairs are about equally slow")
     common = sorted(set.intersection(*(set(place.parts) for place in slow)))
@@ -334,7 +327,6 @@ SHOWN = 3
 def who_corrupts(world: World, deliveries: Sequence[Delivery], collective: str, operation: str, **how: Any) -> Fault:
     """Who corrupted what `exchange` delivered. Leaves out one rank after the other, or one node of several: if the data
     are right without one only, it is that one."""
-    subjects, what = _corrupting_part(world, deliveries, collective, operation, how)
     lines = []
     faults = grouped((delivery.wrong, index) for index, delivery in enumerate(deliveries) if delivery.wrong)
     for wrong, ranks in faults.items():
@@ -343,24 +335,24 @@ def who_corrupts(world: World, deliveries: Sequence[Delivery], collective: str, 
         lines += [f"  {fault}" for fault in wrong[:SHOWN]]
         if len(wrong) > SHOWN:
             lines.append(f"  and {len(wrong) - SHOWN} more exchanges; {deliveries[ranks[0]].right} were right")
+    subjects, what = _corrupting_part(world, deliveries, collective, operation, how)
     return Fault("collective_wrong", subjects, what, "\n".join(lines))
 
 
 def _corrupting_part(
     world: World, deliveries: Sequence[Delivery], collective: str, operation: str, how: Mapping[str, Any]
 ) -> tuple[tuple[Where, ...], str]:
-    seen = [place for place, delivery in zip(world.places, deliveries, strict=True) if delivery.wrong]
-    if world.size == 2 and len(seen) == 1:
-        return (seen[0],), "has wrong data"
     if world.size == 2:
-        return (), "both ranks have wrong data: it can be the fault of either"
-    deadline, clean = Deadline(), list[Where]()
-    several = len(world.nodes) > 1
+        seen = tuple(place for place, delivery in zip(world.places, deliveries, strict=True) if delivery.wrong)
+        return (
+            (seen, "has wrong data") if len(seen) == 1 else ((), "both ranks have wrong data: either may be at fault")
+        )
+    left, clean, several = deadline(), list[Where](), len(world.nodes) > 1
     parts = grouped((Place(at.node, "node") if several else at, index) for index, at in enumerate(world.places))
     try:
         for where, ranks in parts.items():
             rest = world.subset([other for other in range(world.size) if other not in ranks])
-            again = deadline.run(rest, exchange, collective, operation, **how)
+            again = rest.run(exchange, collective, operation, timeout=left(), **how)
             if not any(delivery.wrong for delivery in again):
                 clean.append(where)
     except Exception as error:  # whatever it is, the wrong data come first
@@ -368,8 +360,9 @@ def _corrupting_part(
     if len(clean) == 1:
         return (clean[0],), "corrupts data: only without it everything is right"
     if len(clean) == 2:
-        first, second = (where.parts[0] for where in clean)
-        return (Pair(first, second),), "the link between them corrupts data: without either all are right"
+        return (
+            Pair(*(at.parts[0] for at in clean)),
+        ), "the link between them corrupts data: without either all are right"
     if clean:
         return (), f"it did not happen again in groups without {', '.join(map(str, clean))}"
     return (), "wrong data, each left out in turn: more than one corrupts them, or what lies between them"

@@ -37,7 +37,7 @@ from pytest_gpufleet.model.place import Pair, Place
 from pytest_gpufleet.probes import between_nodes
 from pytest_gpufleet.probes.between_nodes import EVERY_PAIR, Group, ranks_by_node
 from pytest_gpufleet.probes.links.pairs import IndexPair, some_rounds
-from pytest_gpufleet.probes.search.collective import Deadline, failed, gigabytes
+from pytest_gpufleet.probes.search.collective import deadline, failed, gigabytes
 from pytest_gpufleet.probes.timing import synchronize
 from pytest_gpufleet.world.failure import RankFailure
 from pytest_gpufleet.world.rank import Rank
@@ -251,7 +251,7 @@ def who_slows_nodes(world: World, measurements: Iterable[Measurement], nbytes: i
     """Who makes nodes slow together: some of them, what lies between two, or what all share. Pairs of nodes among the
     `measurements` are not measured again; without any, some are. Where every pair is fine, groups of nodes are. Nodes
     with other numbers of GPUs than most take no part: they reach less, or more, without being ill."""
-    nodes, deadline, share = _equally_large(world), Deadline(), SLOW if world.gpus else SLOW_CPU
+    nodes, left, share = _equally_large(world), deadline(), SLOW if world.gpus else SLOW_CPU
     seen = {
         (where.first.node, where.second.node): value
         for each in measurements
@@ -260,7 +260,9 @@ def who_slows_nodes(world: World, measurements: Iterable[Measurement], nbytes: i
     }
 
     def measure(groups: Sequence[Group]) -> list[float]:
-        by_group = deadline.each(world, between_nodes.ranks_of(world, groups), between_nodes.group_bandwidth, nbytes)
+        by_group = world.each(
+            between_nodes.ranks_of(world, groups), between_nodes.group_bandwidth, nbytes, timeout=left()
+        )
         return [min(reading.value for reading in readings) for readings in by_group]
 
     domains = between_nodes.nvlink_domains(world)
@@ -320,12 +322,12 @@ def _equally_large(world: World) -> tuple[int, ...]:
 
 def who_slows_rails(world: World, rails: between_nodes.Rails, nbytes: int) -> list[Fault]:
     """Whose rails are slow, or what lies between two nodes on a rail."""
-    deadline, found, share = Deadline(), dict[int, Culprits](), SLOW if world.gpus else SLOW_CPU
+    left, found, share = deadline(), dict[int, Culprits](), SLOW if world.gpus else SLOW_CPU
     at = {node: index for index, node in enumerate(ranks_by_node(world))}
 
     def measure(ranks: Sequence[int], pairs: Sequence[Group]) -> list[float]:
         meeting = [(at[a], at[b]) for a, b in pairs]
-        (by_rank,) = deadline.each(world, [ranks], between_nodes.rail_pairs, [meeting], nbytes)
+        (by_rank,) = world.each([ranks], between_nodes.rail_pairs, [meeting], nbytes, timeout=left())
         figures = between_nodes.slowest([taken for taken, _ in by_rank])
         return [median(figures[pair]) for pair in meeting]
 
