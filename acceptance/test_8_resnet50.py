@@ -59,29 +59,24 @@ def resnet(pytestconfig: pytest.Config) -> recipes.Workload:
 
 
 @pytest.fixture(scope="module")
-def alone_again(nccl_group: World, resnet: recipes.Workload) -> Callable[..., Measurement]:
-    """alone_again(recipe): what each GPU reaches by itself, all at the same time."""
-    return partial(measure, nccl_group, train_throughput, workload=resnet, together=False)
-
-
-@pytest.fixture(scope="module")
-def alone(alone_again: Callable[..., Measurement]) -> Callable[..., Measurement]:
-    """alone(recipe): the same, measured once, whichever check asks first."""
-    return cache(alone_again)
+def alone(nccl_group: World, resnet: recipes.Workload) -> Callable[..., Measurement]:
+    """alone(recipe): what each GPU reaches by itself, all at the same time. It is measured once, whichever check asks
+    first, and another time by alone(recipe, again=True)."""
+    measured = partial(measure, nccl_group, train_throughput, workload=resnet, together=False)
+    first = cache(measured)
+    return lambda recipe, again=False: measured(recipe) if again else first(recipe)
 
 
 @pytest.mark.level("standard")
 @pytest.mark.figures("solo_train_throughput", required=("solo_train_throughput",))
-def test_each_gpu_alone(
-    judge: Judge, alone: Callable[..., Measurement], alone_again: Callable[..., Measurement]
-) -> None:
+def test_each_gpu_alone(judge: Judge, alone: Callable[..., Measurement]) -> None:
     """ResNet-50 throughput of each GPU alone
 
     All GPUs train at the same time, each its own network. GPUs that train together run at the pace of the slowest, so
     only this check shows which one it is. A GPU that is slower than its peers is hot, power-capped, in a slow slot or
     used by another process: compare `nvidia-smi -q -d CLOCK,TEMPERATURE,PERFORMANCE`.
     """
-    judge(alone("amp"), again=lambda: alone_again("amp"))
+    judge(alone("amp"), again=lambda: alone("amp", again=True))
 
 
 @pytest.mark.level("standard")
@@ -101,7 +96,6 @@ def test_throughput_and_scaling(
     fleet_level: str,
     resnet: recipes.Workload,
     alone: Callable[..., Measurement],
-    alone_again: Callable[..., Measurement],
     recipe: str,
 ) -> None:
     """ResNet-50 throughput of all GPUs, and scaling
@@ -114,8 +108,7 @@ def test_throughput_and_scaling(
     if fleet_level != "burnin" and recipe in longer(nccl_group.gpus):
         not_applicable(f"on this GPU model the recipe {recipe} is part of level burnin")
     some = SOME_GPUS if recipe == "amp" or fleet_level == "burnin" else ()
-    scaling = partial(_scaling, nccl_group, resnet, recipe, some)
-    _judge(judge, partial(scaling, alone), partial(scaling, alone_again), required=recipe in PUBLISHED)
+    _judge(judge, partial(_scaling, nccl_group, resnet, recipe, some, alone), required=recipe in PUBLISHED)
 
 
 @pytest.mark.level("burnin")
@@ -126,11 +119,7 @@ def test_throughput_and_scaling(
     of_several=("solo_train_throughput", "scaling_efficiency", "communication_share"),
 )
 def test_peak_throughput_and_scaling(
-    nccl_group: World,
-    judge: Judge,
-    resnet: recipes.Workload,
-    alone: Callable[..., Measurement],
-    alone_again: Callable[..., Measurement],
+    nccl_group: World, judge: Judge, resnet: recipes.Workload, alone: Callable[..., Measurement]
 ) -> None:
     """ResNet-50 peak throughput, and scaling
 
@@ -138,8 +127,7 @@ def test_peak_throughput_and_scaling(
     while the other recipes are right: power or memory clocks under the heaviest load; see the burn-in. The kernels are
     compared with torch on every GPU first; a GPU on which only they differ is suspect.
     """
-    scaling = partial(_scaling, nccl_group, resnet, "peak", SOME_GPUS)
-    _judge(judge, partial(scaling, alone), partial(scaling, alone_again), required=False)
+    _judge(judge, partial(_scaling, nccl_group, resnet, "peak", SOME_GPUS, alone), required=False)
 
 
 @pytest.mark.level("burnin")
@@ -235,11 +223,11 @@ def longer(gpus: Sequence[Gpu]) -> tuple[str, ...]:
 Figures = tuple[list[Measurement], list[Measurement]]
 
 
-def _judge(judge: Judge, first: Callable[[], Figures], second: Callable[[], Figures], required: bool) -> None:
-    figures, shown = first()
+def _judge(judge: Judge, measured: Callable[..., Figures], required: bool) -> None:
+    figures, shown = measured()
 
     def again() -> list[Measurement]:
-        figures, shown[:] = second()
+        figures, shown[:] = measured(again=True)
         return [*figures, *shown]
 
     judge(*figures, shown=shown, required=required, again=again, on_miss=lambda: _communication(shown))
@@ -251,6 +239,7 @@ def _scaling(
     recipe: str,
     some_gpus: Iterable[int],
     alone: Callable[..., Measurement],
+    again: bool = False,
 ) -> Figures:
     """Throughput on each GPU alone and on all together, with scaling efficiency; and, to be shown, the share of
     communication, how busy each GPU is, and the same for some of the GPUs: as many as `some_gpus` says, where that is
@@ -261,12 +250,9 @@ def _scaling(
         return [one], details
     # All first: then every rank has tried cuDNN's algorithms at the same time.
     every, *details = measure_all(nccl_group, train_throughput, recipe, resnet, communication=True, busy=True)
-    each_alone = alone(recipe)
-    some = [
-        measure(nccl_group.subset(range(count)), train_throughput, recipe, resnet)
-        for count in some_gpus
-        if count < size
-    ]
+    each_alone = alone(recipe, again)
+    counts = [count for count in some_gpus if count < size]
+    some = [measure(nccl_group.subset(range(count)), train_throughput, recipe, resnet) for count in counts]
     between = [measurement for each in some for measurement in (each, scaling_efficiency(each_alone, each))]
     return [each_alone, every, scaling_efficiency(each_alone, every)], [*details, *between]
 

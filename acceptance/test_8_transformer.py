@@ -30,7 +30,6 @@ pytestmark = [
     pytest.mark.needs(capability=(8, 0)),
 ]
 
-Measured = Callable[[], Sequence[Measurement]]
 WithUtilization = Callable[[Sequence[Measurement]], tuple[list[Measurement], list[Fault]]]
 
 SECONDS = Size(2.5, rehearsal=0.05)
@@ -38,15 +37,12 @@ LONG_SECONDS = Size(15.0, rehearsal=0.05)
 
 
 @pytest.fixture(scope="module")
-def alone_again(nccl_group: World) -> Callable[[str], Measurement]:
-    """alone_again(model): what each GPU reaches by itself, all at the same time, until the GPUs are warm."""
-    return lambda model: measure(nccl_group, transformer.token_throughput, model=model, seconds=LONG_SECONDS)
-
-
-@pytest.fixture(scope="module")
-def alone(alone_again: Callable[[str], Measurement]) -> Callable[[str], Measurement]:
-    """alone(model): the same, measured once, whichever check asks first."""
-    return cache(alone_again)
+def alone(nccl_group: World) -> Callable[..., Measurement]:
+    """alone(model): what each GPU reaches by itself, all at the same time, until the GPUs are warm. Measured once,
+    whichever check asks first, and another time by alone(model, again=True)."""
+    measured = partial(measure, nccl_group, transformer.token_throughput, "", seconds=LONG_SECONDS)
+    first = cache(measured)
+    return lambda model, again=False: measured(model) if again else first(model)
 
 
 @pytest.fixture
@@ -57,7 +53,7 @@ def with_utilization(gpu_topology: GpuTopology, gpu_profile: Profile | None) -> 
     def of(figures: Sequence[Measurement]) -> tuple[list[Measurement], list[Fault]]:
         found, impossible = [*figures], list[Fault]()
         for tokens in (each for each in figures if each.unit == "tokens/s"):
-            shape = _shape(tokens)
+            shape = transformer.SHAPES[str(tokens.conditions["model"])]
             found += peaks.model_flops_utilization(tokens, shape.flop_a_token, gpu_topology, data_sheet)
             impossible += peaks.above_peak(tokens, shape.least_flop_a_token, gpu_topology)
         return found, impossible
@@ -111,25 +107,21 @@ def test_speed(nccl_group: World, judge: Judge, with_utilization: WithUtilizatio
     """
     method = "ddp" if nccl_group.size > 1 else ""
     measured = partial(measure_all, nccl_group, transformer.token_throughput, method, seconds=SECONDS)
-    _judge(judge, with_utilization, measured, measured)
+    _judge(judge, with_utilization, lambda again: measured())
 
 
 @pytest.mark.level("burnin")
 @pytest.mark.figures("solo_token_throughput")
 @pytest.mark.parametrize("model", ["transformer-0.6b", "transformer-1.3b"])
 def test_speed_of_each_gpu_alone(
-    judge: Judge,
-    with_utilization: WithUtilization,
-    alone: Callable[[str], Measurement],
-    alone_again: Callable[[str], Measurement],
-    model: str,
+    judge: Judge, with_utilization: WithUtilization, alone: Callable[..., Measurement], model: str
 ) -> None:
     """Transformer throughput of each GPU alone, two sizes
 
     Each GPU trains alone until it is warm. A GPU that is slower than its peers here, and not in the check before,
     becomes hot.
     """
-    _judge(judge, with_utilization, lambda: [alone(model)], lambda: [alone_again(model)])
+    _judge(judge, with_utilization, lambda again: [alone(model, again)])
 
 
 @pytest.mark.level("burnin")
@@ -140,8 +132,7 @@ def test_ddp_and_fsdp(
     nccl_group: World,
     judge: Judge,
     with_utilization: WithUtilization,
-    alone: Callable[[str], Measurement],
-    alone_again: Callable[[str], Measurement],
+    alone: Callable[..., Measurement],
     method: str,
 ) -> None:
     """Transformer throughput under DDP and FSDP, and scaling
@@ -151,26 +142,22 @@ def test_ddp_and_fsdp(
     """
     model = "transformer-0.6b"
 
-    def scaling(each_alone: Callable[[str], Measurement]) -> list[Measurement]:
+    def scaling(again: bool) -> list[Measurement]:
         together, *others = measure_all(nccl_group, transformer.token_throughput, method, model, seconds=LONG_SECONDS)
-        single = each_alone(model)
+        single = alone(model, again)
         return [together, single, scaling_efficiency(single, together), *others]
 
-    _judge(judge, with_utilization, partial(scaling, alone), partial(scaling, alone_again))
+    _judge(judge, with_utilization, scaling)
 
 
-def _judge(judge: Judge, with_utilization: WithUtilization, first: Measured, second: Measured) -> None:
+def _judge(judge: Judge, with_utilization: WithUtilization, measured: Callable[[bool], Sequence[Measurement]]) -> None:
     """Throughputs, of which the MFU is shown, and which may not be more than the GPUs can compute; and what is measured
     with them."""
     impossible: list[Fault] = []
 
-    def measured(each: Measured) -> list[Measurement]:
-        figures, impossible[:] = with_utilization(each())
-        return figures
+    def figures(again: bool = False) -> list[Measurement]:
+        found, impossible[:] = with_utilization(measured(again))
+        return found
 
-    judge(*measured(first), required=False, again=lambda: measured(second))
+    judge(*figures(), required=False, again=lambda: figures(again=True))
     expect_none(impossible)
-
-
-def _shape(tokens: Measurement) -> transformer.Shape:
-    return transformer.SHAPES[str(tokens.conditions["model"])]

@@ -575,7 +575,7 @@ ELSEWHERE = {
     "wrong results of collectives, rare ones too":
         "tests/probes/test_exactness.py::test_wrong_results_that_come_rarely_or_at_once_are_found",
     "slowdowns, power brake, XIDs and PCIe errors during a test":
-        "tests/acceptance/test_worsening.py::test_what_gets_worse_fails_the_test_that_ran",
+        "tests/acceptance/test_worsening.py::test_what_gets_worse_is_a_fault_of_the_check_in_which_it_did",
     "errors of NVLinks, memory and PCIe during a run":
         "tests/acceptance/test_faulty_machines.py::test_what_a_run_leaves_behind",
     "network ports that flap during a run":

@@ -15,7 +15,6 @@ from tests.probes import test_compute
 TRANSFORMER, UNDER_LOAD, INFERENCE = (
     ACCEPTANCE / name for name in ("test_8_transformer.py", "test_6_under_load.py", "test_8_inference.py")
 )
-ALONE, TOGETHER = (f"{INFERENCE}::test_decoding_{name}" for name in ("of_each_gpu_alone", "by_all_gpus"))
 
 FAULTY = """
 import time
@@ -39,8 +38,8 @@ def weight(genuine):
 
 
 def bit(times):
-    calls = iter(range(10**9))
     def make(genuine):
+        calls = iter(range(10**9))
         def linear(*args):
             result = genuine(*args)
             if next(calls) in times:
@@ -63,7 +62,7 @@ FAULTS = {
     "attention": (torch.nn.functional, "scaled_dot_product_attention", attention),
     "weight": (torch.optim.AdamW, "step", weight),
     "late step": (torch.optim.AdamW, "step", late(0.2)),
-    "late all_reduce": (dist, "all_reduce", late(0.005)),
+    "late all_reduce": (dist, "all_reduce", late(0.02)),
     "always": (torch.nn.functional, "linear", bit(range(10**9))),
     "once": (torch.nn.functional, "linear", bit({40})),
 }
@@ -81,10 +80,8 @@ def plant(rank, fault):
     (f"{TRANSFORMER}::test_ranks_end_alike", FAULTY, "weight", "replicas_differ", [1]),
     (f"{UNDER_LOAD}::test_both_stay_exact", test_compute.FAULT, "one bit", "matmul_nondeterministic", [1]),
     (f"{UNDER_LOAD}::test_both_stay_exact", test_acceptance.FAULT, "flip", "collective_wrong", [1]),
-    (ALONE, FAULTY, "always", "inference_wrong", [1]),
-    (ALONE, FAULTY, "once", "inference_wrong", [1]),
-    (TOGETHER, FAULTY, "always", "inference_wrong", [1]),  # by its logits
-    (TOGETHER, FAULTY, "once", "inference_wrong", [0, 1, 2]),  # all add up what one of them had wrong
+    (INFERENCE, FAULTY, "always", "inference_wrong", [1, 1]),  # of each alone, and of all together by its logits
+    (INFERENCE, FAULTY, "once", "inference_wrong", [1, 0, 1, 2]),  # all add up what one of them had wrong
 ])  # fmt: skip
 def test_the_rank_that_is_wrong_is_named(planted, check, plant, fault, code, named):
     run = planted(plant, fault, check, "--rehearse=3")

@@ -4,34 +4,22 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
-from pytest_gpufleet.probes.training.correctness import EPOCHS, differences, sampler_errors
-
-
-def shards(ranks, samples, drop_last=False):
-    """As torch gives them out."""
-    by_rank = []
-    for rank in range(ranks):
-        sampler = DistributedSampler(torch.arange(samples), ranks, rank, drop_last=drop_last)
-        every = []
-        for epoch in EPOCHS:
-            sampler.set_epoch(epoch)
-            every.append([*sampler])
-        by_rank.append(every)
-    return by_rank
+from pytest_gpufleet.probes.training.correctness import differences, sampler_errors
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize(("ranks", "samples"), [(1, 100), (2, 101), (3, 99), (8, 1021), (16, 1021)])
-def test_those_of_torch_are_right(ranks, samples, drop_last):
-    assert sampler_errors(shards(ranks, samples, drop_last), samples, drop_last=drop_last) == []
-
-
-def test_an_epoch_that_comes_again_has_the_same_order():
+def test_shards_of_torch_are_right_and_an_epoch_that_comes_again_has_the_same_order(ranks, samples, drop_last):
     """Other errors are planted in the check itself: tests/acceptance/test_training_faults.py."""
-    given = [[rank[0], rank[1], rank[1]] for rank in shards(2, 100)]
-    assert sampler_errors(given, 100, drop_last=False) == [
-        f"rank {rank}: epoch 0 is another one when it comes again" for rank in (0, 1)
-    ]
+    by_rank, other = [], []
+    for rank in range(ranks):
+        sampler = DistributedSampler(torch.arange(samples), ranks, rank, drop_last=drop_last)
+        first, second = [*sampler], [sampler.set_epoch(1), *sampler][1:]
+        by_rank.append([first, second, first])
+        other.append([first, second, second])
+    assert sampler_errors(by_rank, samples, drop_last=drop_last) == []
+    again = [f"rank {rank}: epoch 0 is another one when it comes again" for rank in range(ranks)]
+    assert sampler_errors(other, samples, drop_last=drop_last) == again
 
 
 # ---------------------------------------------------------------- copies that differ between ranks: which rank is named

@@ -84,12 +84,11 @@ def test_no_power_is_no_figure() -> None:
     assert [each.metric for each in without] == ["step_skew", "step_retention"]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endurance, "_prepare_all_steps", lambda world: None)
 
 
-@pytest.mark.usefixtures("prepared")
 def test_a_fault_ends_the_steps_at_once() -> None:
     calls: list[str] = []
 
@@ -102,14 +101,12 @@ def test_a_fault_ends_the_steps_at_once() -> None:
     assert calls == ["power steps at 0.1 Hz"]
 
 
-@pytest.mark.usefixtures("prepared")
 def test_a_wrong_bit_ends_the_steps_and_names_the_rank() -> None:
     results = iter([[turn()] * 4, with_gpu_2(turn(trouble="1 of 160 matmuls at 0.1 Hz differ from the first"))])
     with pytest.raises(AssertionError, match="rank 2: 1 of 160 matmuls"):
         endurance.power_steps(a_world(results=results), lambda *of_turn: None)
 
 
-@pytest.mark.usefixtures("prepared")
 def test_a_gpu_that_becomes_slow_ends_the_steps_with_figures() -> None:
     results = iter([[turn()] * 4, with_gpu_2(turn(matmuls=8))])
     figures = {each.metric: each for each in endurance.power_steps(a_world(results=results), lambda *of_turn: None)}
