@@ -115,7 +115,7 @@ def idle() -> None:
 
 
 class MadeUpNodes:
-    """A Starter. One process that stands for all of them, and none of whose nodes ends by itself."""
+    """In the place of OwnAgents. One process that stands for all of them, and none of whose nodes ends by itself."""
 
     name, secured, own = "made up", "loopback", ()
 

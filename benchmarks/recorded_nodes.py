@@ -105,7 +105,7 @@ class Node:
 
     def turn(self, now: float) -> None:
         """Once a second: it is there, and which checks have ended since."""
-        self._send(say.Pulse(time.time(), 40.0, 600.0, "test_3_memory.py::test_memory_bandwidth"))
+        self._send(say.Pulse(time.time(), "test_3_memory.py::test_memory_bandwidth"))
         if self._began is None or self.over:
             return
         due = min(len(self._checks), int(len(self._checks) * (now - self._began) / SECONDS))

@@ -80,42 +80,44 @@ def culprits(
     if not search.seen:
         for pairs in some_rounds(search.nodes, 0, FIRST_ROUNDS):
             search.look(pairs)
-    first = search.calls
-    while search.slow and search.calls - first < MOST_CALLS and (pairs := _to_meet(search)):
+    most = search.calls + MOST_CALLS
+    while search.slow and search.calls < most and (pairs := _to_meet(search)):
         search.look(pairs)
-    islands = search.islands()
-    again = [pair for pair in search.slow if any(set(pair) <= island for island in islands)]
-    links = search.still_slow(again, first + MOST_CALLS)
+    islands, enough = search.islands(), share * search.usual
+    again = _in_turn(pair for pair in search.slow if any({*pair} <= island for island in islands))
+    # What is slow once can be anything.
+    rounds = [search.look(pairs).items() for pairs in islice(again, most - search.calls)]
+    links = sorted(pair for figures in rounds for pair, figure in figures if figure < enough)
     few = sorted(islands, key=min) if len(islands) <= MOST_ISLANDS else []
-    met, slow = search.met(), {*search.slow}
-    slow_nodes = tuple(node for node in search.nodes if _is_slow(node, few, met, slow))
-    apart = tuple((tuple(sorted(a)), tuple(sorted(b))) for a, b in combinations(few, 2) if _apart(a, b, met, slow))
-    return Culprits(slow_nodes, tuple(links), apart, search.seen, search.usual)
+    met, slow, good = search.met(), {*search.slow}, set[int]().union(*few)
+    slow_nodes, apart = [], []
+    for node in sorted({*search.nodes} - good):  # slow with two good partners, some of each island, fine with none
+        partners = met[node] & good
+        enough_met = len(partners) >= PARTNERS and all(partners & island for island in few)
+        if enough_met and all(_pair(node, partner) in slow for partner in partners):
+            slow_nodes.append(node)
+    for a, b in combinations(few, 2):  # slow with each other in two pairs that share nobody, and fine in none
+        across = [_pair(node, partner) for node in sorted(a) for partner in sorted(met[node] & b)]
+        if slow.issuperset(across) and len(_disjoint(across)) >= PARTNERS:
+            apart.append((tuple(sorted(a)), tuple(sorted(b))))
+    return Culprits(tuple(slow_nodes), tuple(links), tuple(apart), search.seen, search.usual)
 
 
 def narrowed(group: Group, measure: Measure, share: float = SLOW) -> tuple[Group, ...]:
     """Where a group is slow of which every pair is fine: the part of it that is slow, the two halves between which it
     is, or nothing if no part of it is slower than another. Two or three calls for each time that it is halved."""
     while len(group) >= 4:
-        a, b, part = _halved(group, measure, share)
-        if not part:
-            quarter = len(a) // 2
-            mixed = _figures(measure, [a[:quarter] + b[quarter:], b[:quarter] + a[quarter:]])
+        half = len(group) // 2
+        for start in range(1 + len(group) % 2):  # of an odd number one is left out, first the last and then the first
+            a, b = group[start : start + half], group[start + half : start + 2 * half]
+            of_a, of_b = _figures(measure, [a, b])
+            if min(of_a, of_b) < share * max(of_a, of_b):
+                group = a if of_a < of_b else b
+                break
+        else:
+            mixed = _figures(measure, [a[: half // 2] + b[half // 2 :], b[: half // 2] + a[half // 2 :]])
             return (a, b) if max(mixed) < share * min(_figures(measure, [a, b])) else ()
-        group = part
     return (group,)
-
-
-def _halved(group: Group, measure: Measure, share: float) -> tuple[Group, Group, Group]:
-    """Two halves of a group, equally large, and the one that is slow beside the other, if one is. Of an odd number one
-    is left out, first the last and then the first."""
-    half = len(group) // 2
-    for start in range(1 + len(group) % 2):
-        a, b = group[start : start + half], group[start + half : start + 2 * half]
-        of_a, of_b = _figures(measure, [a, b])
-        if min(of_a, of_b) < share * max(of_a, of_b):
-            return a, b, a if of_a < of_b else b
-    return a, b, ()
 
 
 def _figures(measure: Measure, groups: Sequence[Group]) -> list[float]:
@@ -166,11 +168,6 @@ class _Search:
             touched = [island for island in found if island & {*pair}]
             found = [island for island in found if island not in touched] + [set(pair).union(*touched)]
         return sorted(found, key=lambda island: (-len(island), min(island)))
-
-    def still_slow(self, pairs: Iterable[IndexPair], most_calls: int) -> list[IndexPair]:
-        """Those that are slow once more; what is slow once can be anything."""
-        enough, rounds = self.share * self.usual, islice(_in_turn(pairs), most_calls - self.calls)
-        return sorted(pair for now in rounds for pair, figure in self.look(now).items() if figure < enough)
 
 
 def _usual(figures: Iterable[float]) -> float:
@@ -223,20 +220,6 @@ def _in_turn(pairs: Iterable[IndexPair]) -> Iterator[list[IndexPair]]:
         left = [pair for pair in left if pair not in now]
 
 
-def _is_slow(node: int, islands: Sequence[set[int]], met: Mapping[int, set[int]], slow: set[IndexPair]) -> bool:
-    """Whether a node is slow with two good partners, some of each island, and anything but slow with none."""
-    good = set[int]().union(*islands)
-    partners = met[node] & good
-    enough = len(partners) >= PARTNERS and all(partners & island for island in islands)
-    return node not in good and enough and all(_pair(node, partner) in slow for partner in partners)
-
-
-def _apart(a: set[int], b: set[int], met: Mapping[int, set[int]], slow: set[IndexPair]) -> bool:
-    """Whether two islands are slow with each other: in two pairs that share nobody, and anything but slow in none."""
-    across = [_pair(node, partner) for node in sorted(a) for partner in sorted(met[node] & b)]
-    return slow.issuperset(across) and len(_disjoint(across)) >= PARTNERS
-
-
 def _pair(a: int, b: int) -> IndexPair:
     return min(a, b), max(a, b)
 
@@ -271,8 +254,11 @@ def who_slows_nodes(world: World, measurements: Iterable[Measurement], nbytes: i
         if named:
             return named
         nodes = tuple(between_nodes.mixed(nodes, domains))
-        parts = narrowed(nodes, measure, share) if len(nodes) >= FEW else ()
-        return [Fault("network_between_nodes_slow", (), _of_all(parts, found, world.hosts))]
+        names = [_nodes(part, world.hosts) for part in (narrowed(nodes, measure, share) if len(nodes) >= FEW else ())]
+        what = f"every pair is fine, and groups with {names[0]} are slow" if names else ""
+        if len(names) == 2:
+            what = f"{names[0]} and {names[1]} are fast by themselves, and groups of both are slow"
+        return [Fault("network_between_nodes_slow", (), what or f"no single node: {_pairs(found.seen.values())}")]
     except Exception as error:  # whatever it is, the miss comes first
         return [Fault("network_between_nodes_slow", (), failed(error))]
 
@@ -373,16 +359,6 @@ def _named(found: Culprits, code: str, at: Callable[[int], Place], hosts: Hosts)
         what = f"{among}, and reach {gigabytes(across)} with each other; {usual}"
         slow.append(Fault("network_between_nodes_slow", (), what))
     return slow
-
-
-def _of_all(parts: Sequence[Group], found: Culprits, hosts: Hosts) -> str:
-    """What is known where no node and no pair is to blame."""
-    names = [_nodes(part, hosts) for part in parts]
-    if len(names) == 2:
-        return f"{names[0]} and {names[1]} are fast by themselves, and groups of both are slow"
-    if names:
-        return f"every pair is fast, and groups with {names[0]} are slow"
-    return f"no single node: {_pairs(found.seen.values())}"
 
 
 def _pairs(figures: Iterable[float]) -> str:
