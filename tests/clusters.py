@@ -5,23 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.events import (
-    SCHEMA,
-    Check,
-    CheckFinished,
-    CheckStarted,
-    Judged,
-    NodeFinished,
-    NodeFound,
-    NodeLeftOut,
-    NodeLost,
-    ProfileGiven,
-    RunHeader,
-    SuiteSeen,
-    TopologyFound,
-    Verdict,
-)
+from pytest_gpufleet.model import codec, events
 from pytest_gpufleet.model.gpu import GpuTopology, joined
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB
@@ -103,20 +87,20 @@ def cluster(
     evidence = Evidence(folder / "evidence.jsonl")
     given = profile.choose(limits, [runs.UNKNOWN])
     assert given is not None
-    evidence.add(RunHeader(**header(found, wanted, given.name)))
-    evidence.add(SuiteSeen(manifest=SUITE))
-    evidence.add(TopologyFound(nodes=[runs.topology(node.host) for node in found]))
-    evidence.add(ProfileGiven(profile=asdict(as_given(given, [runs.UNKNOWN]))))
+    evidence.add(events.RunHeader(**header(found, wanted, given.name)))
+    evidence.add(events.SuiteSeen(manifest=SUITE))
+    evidence.add(events.TopologyFound(nodes=[runs.topology(node.host) for node in found]))
+    evidence.add(events.ProfileGiven(profile=asdict(as_given(given, [runs.UNKNOWN]))))
     for number, why in ends.lost.items():
-        evidence.add(NodeLost(node=number, why=why))
+        evidence.add(events.NodeLost(node=number, why=why))
     for number, why in ends.left_out.items():
-        evidence.add(NodeLeftOut(node=number, why=why))
+        evidence.add(events.NodeLeftOut(node=number, why=why))
     for node in (node for node in found if node.index not in ends.lost):
         path = RunFolder(folder).of_node(node)
         digest = "" if node.index in ends.not_here else sha256(path.evidence)
         record = own[node.index]
         evidence.add(
-            NodeFinished(
+            events.NodeFinished(
                 node=node.index, run=path.name, verdict=record.verdict, reasons=tuple(record.reasons),
                 basis=basis.lowest(record), exit_status=record.exit_status, sha256=digest,
             )
@@ -125,14 +109,14 @@ def cluster(
     for event in more:
         evidence.add(event)
     ended = settled(evidence.record, "", RunFolder(folder).own_runs(evidence.record))
-    evidence.add(Verdict(verdict=ended.verdict, reasons=ended.reasons, broken="", exit_status=ended.exit_status))
+    evidence.add(events.Verdict(verdict=ended.verdict, reasons=ended.reasons, broken="", exit_status=ended.exit_status))
     evidence.close()
     return seal(folder)
 
 
-def header(nodes: Sequence[NodeFound], wanted: int, profile_name: str | None) -> dict[str, Any]:
+def header(nodes: Sequence[events.NodeFound], wanted: int, profile_name: str | None) -> dict[str, Any]:
     return {
-        "schema": SCHEMA, "host": nodes[0].host, "nodes": codec.plain(nodes), "utc": "2026-11-21T01:40:06+00:00",
+        "schema": events.SCHEMA, "host": nodes[0].host, "nodes": codec.plain(nodes), "utc": "2026-11-21T01:40:06+00:00",
         "command": f"pytest acceptance/ --nodes {wanted} --gpus 4", "level": "standard", "gpus": "4",
         "rehearsal": False, "ranks": 4 * len(nodes), "profile": profile_name, "profile_sha256": None,
         "environment": {}, "python": "3.12.3", "pytest": "9.2.0", "plugin": SUITE.version,
@@ -147,24 +131,24 @@ def topology(*hosts: str) -> GpuTopology:
 
 def begun(hosts: Sequence[str], wanted: int, profile_name: str | None, machines: Sequence[str] = ()) -> Record:
     """A run on nodes with 4 GPUs each that has just begun. `machines`: which they are, if not those of these names."""
-    first = codec.typed(header(nodes(hosts), wanted, profile_name), RunHeader)
-    return Record.of(first, TopologyFound(nodes=[runs.topology(name) for name in machines or hosts]))
+    first = codec.typed(header(nodes(hosts), wanted, profile_name), events.RunHeader)
+    return Record.of(first, events.TopologyFound(nodes=[runs.topology(name) for name in machines or hosts]))
 
 
-def nodes(hosts: Sequence[str]) -> tuple[NodeFound, ...]:
+def nodes(hosts: Sequence[str]) -> tuple[events.NodeFound, ...]:
     gpus = {host: tuple(gpu.uuid for gpu in runs.topology(host).gpus) for host in hosts}
-    return tuple(NodeFound(number, host, f"SN-{host}", gpus[host]) for number, host in enumerate(hosts))
+    return tuple(events.NodeFound(number, host, f"SN-{host}", gpus[host]) for number, host in enumerate(hosts))
 
 
 def _between(evidence: Evidence, given: profile.Profile, values: Mapping[str, float]) -> None:
     check_id = f"acceptance/{NODES_CHECK}"
-    evidence.add(CheckStarted(check=check_id))
+    evidence.add(events.CheckStarted(check=check_id))
     finding = judge(
         Measurement(BETWEEN, dict(values), UNDER), given, evidence.record.topology, check_id, rehearsal=False
     )
-    evidence.add(Judged(finding=finding))
+    evidence.add(events.Judged(finding=finding))
     failed = finding.state == "missed"
-    check = Check(
+    check = events.Check(
         check_id, "failed" if failed else "passed", 3.0, "Nodes reach each other", failed_by="limits" if failed else ""
     )
-    evidence.add(CheckFinished(check=asdict(check)))
+    evidence.add(events.CheckFinished(check=asdict(check)))

@@ -144,20 +144,10 @@ def test_parts(folder):
 @pytest.mark.parametrize(
     "name",
     [
-        "",
-        ".",
-        "..",
-        "../secret",
-        "inner/../../secret",
-        "/etc/passwd",
-        "link",
-        "way/secret",
-        "fifo",
-        "inner",
-        "none",
-        "a\0b",
+        "", ".", "..", "../secret", "inner/../../secret", "/etc/passwd",
+        "link", "way/secret", "fifo", "inner", "none", "a\0b",
     ],
-)
+)  # fmt: skip
 def test_no_way_out(folder, name):
     with pytest.raises((OSError, ValueError)):
         suite_process.part(folder, name, 0, 100)

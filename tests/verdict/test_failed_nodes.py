@@ -168,53 +168,29 @@ def test_conditions_of_good_nodes_are_taken_back(folder: Any, printed: Any, tmp_
     assert {each["status"] for name, each in states.items() if "gf2" not in name} == {"False"}
 
 
-# Fields, their numbers and types, of data-models/protobufs/health_event.proto of github.com/NVIDIA/NVSentinel at commit
-# 264bfab85e3c490468f9239858fa52bb6b977e3f; 1 is an integer.
-PROTO: dict[str, list[tuple[int, str, object]]] = {
-    "Entity": [(1, "entityType", ""), (2, "entityValue", "")],
-    "HealthEvent": [
-        (1, "version", 1), (2, "agent", ""), (3, "componentClass", ""), (4, "checkName", ""), (5, "isFatal", True),
-        (6, "isHealthy", True), (7, "message", ""), (8, "recommendedAction", {"NONE": 0, "CONTACT_SUPPORT": 5}),
-        (9, "errorCode", [""]), (10, "entitiesImpacted", ["Entity"]), (12, "generatedTimestamp", "Timestamp"),
-        (13, "nodeName", ""), (16, "processingStrategy", {"UNSPECIFIED": 0, "EXECUTE_REMEDIATION": 1}),
-    ],
-    "HealthEvents": [(1, "version", 1), (2, "events", ["HealthEvent"])],
+# Fields and types, as JSON has them, of data-models/protobufs/health_event.proto of github.com/NVIDIA/NVSentinel at
+# commit 264bfab85e3c490468f9239858fa52bb6b977e3f.
+TEXT, YES = {"type": "string"}, {"type": "boolean"}
+ENTITY = {"entityType": TEXT, "entityValue": TEXT}
+EVENT: dict[str, Any] = {
+    "version": {"const": 1}, "agent": TEXT, "componentClass": TEXT, "checkName": TEXT, "isFatal": YES, "isHealthy": YES,
+    "message": TEXT, "recommendedAction": {"enum": ["NONE", "CONTACT_SUPPORT"]}, "nodeName": TEXT,
+    "errorCode": {"type": "array", "items": TEXT},
+    "entitiesImpacted": {"type": "array", "items": {"properties": ENTITY, "additionalProperties": False}},
+    "generatedTimestamp": {"pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"},
+    "processingStrategy": {"const": "EXECUTE_REMEDIATION"},
 }  # fmt: skip
 
 
 def test_nvsentinel_can_read_its_events(folder: Any, printed: Any) -> None:
-    json_format = pytest.importorskip("google.protobuf.json_format", reason="comes with TensorBoard")
     _, out, _ = printed(folder(other={2: SLOW}), "--as", "healthevent")
-    events = json_format.Parse(out, _health_events()).events
-    assert len(events) == 10
-    (bad,) = (each for each in events if each.isFatal)
-    assert (bad.nodeName, bad.isHealthy, [*bad.errorCode]) == ("gf2", False, ["gpufleet/401"])
-    impacted = [(each.entityType, each.entityValue) for each in bad.entitiesImpacted]
+    document = json.loads(out)
+    assert (document.pop("version"), [*document]) == (1, ["events"])
+    jsonschema.validate(document["events"], {"items": {"properties": EVENT, "additionalProperties": False}})
+    assert len(document["events"]) == 10
+    (bad,) = (each for each in document["events"] if each["isFatal"])
+    assert (bad["nodeName"], bad["isHealthy"], bad["errorCode"]) == ("gf2", False, ["gpufleet/401"])
+    impacted = [(each["entityType"], each["entityValue"]) for each in bad["entitiesImpacted"]]
     assert impacted == [("v1/Node", "gf2"), ("GPU_UUID", "GPU-gf2-1")]
-    assert all(each.isHealthy and each.recommendedAction == 0 for each in events if each is not bad)
-
-
-def _health_events() -> Any:
-    """An empty message, of the types above."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
-
-    file = descriptor_pb2.FileDescriptorProto(name="health_event.proto", package="datamodels", syntax="proto3")
-    file.dependency.append(timestamp_pb2.DESCRIPTOR.name)
-    kinds = {int: 13, str: 9, bool: 8, dict: 14}  # uint32, string, bool, enum
-    for message, fields in PROTO.items():
-        kept = file.message_type.add(name=message)
-        for number, name, kind in fields:
-            label, kind = (3, kind[0]) if isinstance(kind, list) else (1, kind)
-            field = kept.field.add(name=name, number=number, label=label, type=kinds[type(kind)])
-            if isinstance(kind, dict):
-                field.type_name = f".datamodels.{name}_"
-                file.enum_type.add(name=f"{name}_").value.extend(
-                    descriptor_pb2.EnumValueDescriptorProto(name=word, number=at) for word, at in kind.items()
-                )
-            elif isinstance(kind, str) and kind:
-                field.type = 11  # message
-                field.type_name = ".google.protobuf.Timestamp" if kind == "Timestamp" else f".datamodels.{kind}"
-    pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(timestamp_pb2.DESCRIPTOR.serialized_pb)
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("datamodels.HealthEvents"))()
+    good = [each for each in document["events"] if each is not bad]
+    assert all(each["isHealthy"] and each["recommendedAction"] == "NONE" for each in good)
