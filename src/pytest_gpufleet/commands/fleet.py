@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def _run(given: argparse.Namespace) -> int:
     handed_on = [*FORMS[given.form](_states(fleet, given.drain_at_most))] if given.form else []
     with command.printing():
         if given.form:
-            print(*handed_on, sep="\n", end="\n" * bool(handed_on))
+            print("".join(f"{line}\n" for line in handed_on), end="")
         elif given.json:
             from pytest_gpufleet.report import hosts
 
@@ -77,15 +78,11 @@ def _states(fleet: Fleet, most: str) -> list[State]:
         )
     open_points = {host for gap in fleet.gaps for host in gap.hosts}
     good = {run.host: () for run in fleet.hosts if run.record.verdict == "ACCEPTED" and run.host not in open_points}
-    return [(_site_name(host, fleet), reasons) for host, reasons in ({**good, **failed}).items()]
-
-
-def _site_name(host: str, fleet: Fleet) -> str:
-    """As --expect has it. Refused if no host can have it: what is printed is run in a shell."""
-    name = expected_as(host, fleet.expected or ()) or host
-    if not NAME.fullmatch(name):
-        raise Refused(f"{name!r} is no name of a host: nothing is printed")
-    return name
+    states = [(expected_as(host, fleet.expected or ()) or host, why) for host, why in ({**good, **failed}).items()]
+    for name, _ in states:  # what is printed is run in a shell
+        if not NAME.fullmatch(name):
+            raise Refused(f"{name!r} is no name of a host: nothing is printed")
+    return states
 
 
 def _codes(reasons: tuple[Reason, ...]) -> str:
@@ -121,12 +118,13 @@ def _node_conditions(states: list[State]) -> Iterator[str]:
 
 
 def _health_events(states: list[State]) -> Iterator[str]:
-    """One message HealthEvents of NVSentinel as JSON, an event a node: data-models/protobufs/health_event.proto at
-    github.com/NVIDIA/NVSentinel, filled as its nvcre-certification-monitor does."""
+    """One message HealthEvents of NVSentinel as JSON, an event a node."""
     yield json.dumps({"version": 1, "events": [_health_event(name, reasons) for name, reasons in states]}, indent=1)
 
 
 def _health_event(name: str, reasons: tuple[Reason, ...]) -> dict[str, Any]:
+    """By data-models/protobufs/health_event.proto at github.com/NVIDIA/NVSentinel, filled as its
+    nvcre-certification-monitor does."""
     gpus = dict.fromkeys(gpu for each in reasons for gpu in each.gpus)
     return {
         "version": 1, "agent": "gpufleet", "componentClass": "Node", "checkName": "GpufleetRejected", "nodeName": name,
@@ -171,34 +169,24 @@ class _Found:
     def take(self, folder: RunFolder, stated: str = "", host: str = "") -> None:
         """The run of a host, or those of all nodes of one on many, which says what SHA-256 the evidence of each must
         have, and its name: nodes that are processes of one machine have no other."""
+        before, whose = len(self.runs), ""
         try:
             with folder.of_anybody():
                 run = verify.checked(folder, nodes=False)
                 record, digest = run.record, run.digest
                 if stated and stated != digest:
                     raise Refused(f"{folder}: its evidence is not that that the run over all nodes names")
-                if record.of_cluster:
-                    self._take_nodes(folder, record)
-                else:
+                if not record.of_cluster:
                     self.runs.append(HostRun(str(folder), digest, kept(record, self._common, host)))
+                    return
+                for number, end in record.finished.items():
+                    if end.sha256:
+                        self.take(folder.of_node(record.node(number)), end.sha256, record.hosts[number])
+                self.over_nodes.append(between(record, dict(enumerate(self.runs[before:]))))
         except Refused as refused:
-            self.unusable.append(Unusable(str(folder), _host_of(folder), str(refused).removeprefix(f"{folder}: ")))
-
-    def _take_nodes(self, folder: RunFolder, record: Record) -> None:
-        before = len(self.runs)
-        for number, end in record.finished.items():
-            if end.sha256:
-                self.take(folder.of_node(record.node(number)), end.sha256, record.hosts[number])
-        self.over_nodes.append(between(record, dict(enumerate(self.runs[before:]))))
-
-
-def _host_of(folder: RunFolder) -> str:
-    """Whose run this says it is; "" if it does not say."""
-    try:
-        record: Record = read(folder.evidence)
-    except (OSError, ValueError, Refused):
-        return ""
-    return record.run.host
+            with suppress(OSError, ValueError, Refused):  # else it does not say whose it is
+                whose = read(folder.evidence).run.host
+            self.unusable.append(Unusable(str(folder), whose, str(refused).removeprefix(f"{folder}: ")))
 
 
 FLEET = command.Command(

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -10,6 +11,7 @@ import msgspec
 
 from pytest_gpufleet.model.events import NodeFinished
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Said, say, some
 from pytest_gpufleet.model.place import Where
@@ -110,8 +112,10 @@ class Common:
         measured = found.measurement
         under = self(measured.conditions, found.check, measured.metric, *measured.conditions.items())
         key = found.check, measured.metric, id(under)
-        definition = self(measured.definition, *key)
-        measured = replace(measured, conditions=under, samples={}, details={}, definition=definition)
+        measured = copy(measured)  # what stands in it was checked before, which takes longer than all of this
+        shared = {"conditions": under, "samples": {}, "details": {}, "definition": self(measured.definition, *key)}
+        for name, value in shared.items():
+            object.__setattr__(measured, name, value)
         limit, tolerances = self(found.limit, *key), self(found.tolerances, *key)
         return replace(found, measurement=measured, limit=limit, tolerances=tolerances)
 
@@ -128,10 +132,20 @@ def kept(record: Record, common: Common, host: str = "") -> Record:
     one, if it is one of its."""
     record = ended(record)
     checks = [common(replace(check, seconds=0.0)) for check in record.checks.values()]
+    machines = {
+        node: msgspec.structs.replace(found, host={fact: common(value, fact) for fact, value in found.host.items()})
+        for node, found in record.machines.items()
+    }
+    facts = {gpu.index: {fact: common(value, fact, gpu.index) for fact, value in gpu.facts.items()}
+             for gpu in record.topology.gpus}  # fmt: skip
+    topology = replace(record.topology, gpus=tuple(Gpu(index, each) for index, each in facts.items()))
     return replace(
         record,
         run=msgspec.structs.replace(record.run, host=host or record.run.host),
         manifest=common(record.suite, "suite"),
+        topology=topology,
+        topologies=dict.fromkeys(record.topologies, topology),
+        machines=machines,
         telemetry=[],
         losses=[],
         spans=[],
