@@ -3,14 +3,13 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, combinations
+from itertools import combinations
 from typing import Literal
 
 from pytest_gpufleet.machine.gpu_facts import TELEMETRY, professional
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.endings import NOT_JUDGED
 from pytest_gpufleet.model.finding import Finding, distinct
-from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import say, some
 from pytest_gpufleet.model.place import Pair, Place, Where
 from pytest_gpufleet.model.record import Record
@@ -24,18 +23,12 @@ Kind = Literal[
     "not judged", "below the basis", "changed", "without telemetry", "not applied", "calibrated here", "too short",
     "not applicable", "not there yet", "not answered",
 ]  # fmt: skip
-# What there is a count of.
+# What there is a count of; of all other kinds it is checks.
 NOUNS: dict[Kind, str] = {
-    "changed": "file",
-    "incomplete": "run",
-    "too short": "burn-in",
-    "not judged": "measurement",
-    "below the basis": "measurement",
-    "without telemetry": "GPU",
-    "not applied": "limit",
-    "calibrated here": "profile",
-    "not answered": "requirement",
-}
+    "changed": "file", "incomplete": "run", "too short": "burn-in", "not judged": "measurement",
+    "below the basis": "measurement", "without telemetry": "GPU", "not applied": "limit",
+    "calibrated here": "profile", "not answered": "requirement",
+}  # fmt: skip
 UNFINISHED = ("incomplete", "never finished")  # reported beside any verdict
 DEADLINE = "the run came to its --fleet-deadline"
 ALTERED = "not as it was shipped with this version, so it may check something else"
@@ -95,15 +88,13 @@ def not_answered(record: Record, own: Iterable[Record] = ()) -> list[Gap]:
 
 
 def _of_level(record: Record) -> list[Gap]:
-    disturbed = accusations.disturbed(record)
-    return list(
-        chain(
-            (Gap("disturbed", check, "another process used the GPU") for check in sorted(disturbed)),
-            _cut_short(record), _of_the_whole(record), _unjudged(record), _ended(record, "skipped"),
-            (gap for gap in _ended(record, "not applicable") if record.suite.known_as(gap.subject) in record.again),
-            _left_out(record), without_figures(record), missing_places(record),
-        )
-    )  # fmt: skip
+    disturbed = (Gap("disturbed", check, "another process used the GPU") for check in accusations.disturbed(record))
+    absent = (gap for gap in _ended(record, "not applicable") if record.suite.known_as(gap.subject) in record.again)
+    return [
+        *sorted(disturbed, key=lambda gap: gap.subject), *_cut_short(record), *_of_the_whole(record),
+        *_unjudged(record), *_ended(record, "skipped"), *absent, *_left_out(record), *without_figures(record),
+        *missing_places(record),
+    ]  # fmt: skip
 
 
 def inapplicable(record: Record) -> list[Gap]:
@@ -114,15 +105,13 @@ def inapplicable(record: Record) -> list[Gap]:
 def newer(record: Record) -> list[Gap]:
     """The checks that this version requires at the level of the run, and that did not exist in the version that ran:
     they leave nothing open."""
-    why = say("it did not exist in {version}", version=record.run.plugin)
-    required = record.required_by(shipped())
-    return [Gap("not there yet", name, why) for name in required if name not in record.suite.checks]
+    why, known = say("it did not exist in {version}", version=record.run.plugin), record.suite.checks
+    return [Gap("not there yet", name, why) for name in record.required_by(shipped()) if name not in known]
 
 
 def not_applied(record: Record) -> list[Gap]:
     """Limits of a given profile that held for nothing, which leaves nothing open: they are in no contract."""
-    why = "nothing was measured under its conditions"
-    return [Gap("not applied", limit, why) for limit in unused_limits(record)]
+    return [Gap("not applied", limit, "nothing was measured under its conditions") for limit in unused_limits(record)]
 
 
 def _cut_short(record: Record) -> Iterator[Gap]:
@@ -235,11 +224,9 @@ def _of_the_whole(record: Record) -> Iterator[Gap]:
 def counted(found: Iterable[Gap]) -> list[str]:
     """["2 figures not judged", "65 checks deselected"]: of checks, the cases of one as one."""
     each = dict.fromkeys((gap.kind, id(gap) if gap.finding else gap.check or gap.subject) for gap in found)
-    text = "{count} {things} {state}"
-    return [
-        say(text, count=count, things=say(NOUNS.get(kind, "check") + "s" * (count != 1)), state=say(kind))
-        for kind, count in Counter(kind for kind, _ in each).items()
-    ]
+    kinds, text = Counter(kind for kind, _ in each), "{count} {things} {state}"
+    nouns = {kind: say(NOUNS.get(kind, "check") + "s" * (count != 1)) for kind, count in kinds.items()}
+    return [say(text, count=count, things=nouns[kind], state=say(kind)) for kind, count in kinds.items()]
 
 
 def in_cases(found: Iterable[Gap], suite: Suite) -> str:
@@ -247,28 +234,24 @@ def in_cases(found: Iterable[Gap], suite: Suite) -> str:
     cases = dict.fromkeys(levels.case_name(gap.subject) for gap in found)
     name = levels.check_name(next(iter(cases)))
     named = [f"[{case.partition('[')[2]}" for case in cases if "[" in case]
-    return (
-        say(" in ") + some(named, MOST_CASES)
-        if named and not (name in suite.checks and {*suite.cases(name)} <= {*cases})
-        else ""
-    )
+    whole = name in suite.checks and {*suite.cases(name)} <= {*cases}
+    return say(" in ") + some(named, MOST_CASES) if named and not whole else ""
 
 
 def reasons(found: Iterable[Gap], record: Record) -> list[str]:
-    """As a verdict states them: a sentence for each check, and for each reason. What several checks could not read, as
-    where a container hides the host, is one reason."""
-
-    def alone(gap: Gap) -> bool:
-        """Of many checks or nodes the same."""
-        return gap.kind in ("disturbed", "not answered") or (gap.kind == "skipped" and gap.why.startswith(NOT_JUDGED))
-
-    groups = grouped(((gap.kind, gap.why, "" if alone(gap) else gap.check or gap.subject), gap) for gap in found)
+    """As a verdict states them: a sentence for each check, and for each reason. What is the same of many checks or
+    nodes, as where a container hides the host, is one reason."""
+    groups: dict[tuple[str, str, str], list[Gap]] = defaultdict(list)
+    for gap in found:
+        unread = gap.kind == "skipped" and gap.why.startswith(NOT_JUDGED)
+        of_many = unread or gap.kind in ("disturbed", "not answered")
+        groups[gap.kind, gap.why, "" if of_many else gap.check or gap.subject].append(gap)
     return [_reason(group, record) for group in groups.values()]
 
 
 def _reason(group: list[Gap], record: Record) -> str:
-    (first, *more) = group
-    kind, why, count = first.kind, say(first.why), len(group)
+    (first, *more), count = group, len(group)
+    kind, why = first.kind, say(first.why)
     match kind:
         case "disturbed":
             neighbours = [cause for cause in accusations.causes(record) if cause.name == accusations.NEIGHBOUR]
@@ -277,17 +260,16 @@ def _reason(group: list[Gap], record: Record) -> str:
             one = "1 check could not be tested, since another process used a GPU: {who}"
             return say(several if more else one, count=count, who=who)
         case "skipped" if (checks := len({gap.check for gap in group})) > 1:
-            text = "{count} checks were not judged: {why}"
-            return say(text, count=checks, why=say(first.why.removeprefix(NOT_JUDGED)))
+            return say(
+                "{count} checks were not judged: {why}", count=checks, why=say(first.why.removeprefix(NOT_JUDGED))
+            )
         case "incomplete" | "calibrated here" | "too short":
             return why
         case "not answered":
             one, several = "1 requirement is not answered: {names}", "{count} requirements are not answered: {names}"
             return say(several if more else one, count=count, names=some([gap.subject for gap in group], MOST_REQUIRED))
-        case "not applied":
-            return f"{why}{say(': ')}{first.subject}"
-        case "changed" | "without telemetry":
-            return f"{first.subject}{say(': ')}{why}"
+        case "not applied" | "changed" | "without telemetry":
+            return say(": ").join([why, first.subject] if kind == "not applied" else [first.subject, why])
     own = {levels.check_name(check.id): check.title for check in record.checks.values()}
     title = titled(first.subject if kind == "never finished" else first.check, own.get(first.check, ""))
     cases = in_cases(group, record.suite)

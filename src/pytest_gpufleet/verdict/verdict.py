@@ -18,6 +18,7 @@ from pytest_gpufleet.verdict.given_limits import remarks_on
 from pytest_gpufleet.verdict.judgement import scattered, shares_its_way
 
 MOST_NAMES = 6  # of hosts in a reason
+OF_COUNT = ("node_missing", "node_too_many")
 DIED = "the run did not come to its end"
 REHEARSED = "CPU ranks stood in for GPUs: this says nothing about any GPU"
 SINCE = "{count} checks did not exist in {version} and do not count"
@@ -40,17 +41,14 @@ def conclude(record: Record) -> tuple[VerdictWord, list[str]]:
     """The verdict and the reasons for it, most important first, and what stands beside it."""
     word, failed, others = concluded(record)
     texts = [*(failure(check, record) for check in failed), *others]
-    match word:
-        case "REHEARSAL":
-            return word, [REHEARSED, *texts]
-        case "REJECTED":
-            return word, texts
-        case "INCOMPLETE":
-            return word, texts + remarks(record)
-    where = f" on {len(record.hosts)} nodes" if record.of_cluster else ""
-    of = f"of level {record.run.level}{' that its repair requires' if record.before else ''}"
-    whole = f"all {len(record.required)} checks {of} ran and met their limits{where}"
-    return word, [whole, *filter(None, [basis.described(record)]), *remarks(record)]
+    if word == "REHEARSAL":
+        texts = [REHEARSED, *texts]
+    if word == "ACCEPTED":
+        where = f" on {len(record.hosts)} nodes" if record.of_cluster else ""
+        of = f"of level {record.run.level}{' that its repair requires' if record.before else ''}"
+        whole = f"all {len(record.required)} checks {of} ran and met their limits{where}"
+        texts = [whole, *filter(None, [basis.described(record)])]
+    return word, texts + (remarks(record) if word in ("ACCEPTED", "INCOMPLETE") else [])
 
 
 def concluded(record: Record) -> tuple[VerdictWord, list[Check], list[str]]:
@@ -69,17 +67,15 @@ def concluded(record: Record) -> tuple[VerdictWord, list[Check], list[str]]:
     seen, disturbed = {check.id for check in failed}, accusations.disturbed(record)
     swallowed = {finding.check for finding in record.findings if finding.state == "missed"} - seen - disturbed
     left = (fault for fault in record.faults if fault.check not in seen | swallowed | disturbed)
-    unseen = [_unseen(fault, record) for fault in left if not is_stated(record, fault)]
+    unseen = []
+    for fault in left:
+        if not is_stated(record, fault):
+            when = f"while {fault.check} ran" if fault.watched and fault.check else fault.check
+            unseen.append(": ".join(filter(None, (when, fault.described(record.topology.identity)))))
     if seen - disturbed or swallowed or unseen:
         missed = [f"{check} missed a limit" for check in sorted(swallowed)]
         return "REJECTED", failed, unseen + missed + cut_short
     return ("INCOMPLETE", [], reasons(missing, record)) if missing else ("ACCEPTED", [], [])
-
-
-def _unseen(fault: Fault, record: Record) -> str:
-    """A fault for which no check failed."""
-    when = f"while {fault.check} ran" if fault.watched and fault.check else fault.check
-    return ": ".join(filter(None, (when, fault.described(record.topology.identity))))
 
 
 def remarks(record: Record) -> list[str]:
@@ -88,12 +84,13 @@ def remarks(record: Record) -> list[str]:
     lines = []
     if present > tested:
         lines.append(say("{tested} of the machine's {present} GPUs were tested", tested=tested, present=present))
-    if (bound := _bound_to_the_driver(record)) > present > 0:
+    devices = PCI_DEVICES.of({} if record.of_cluster else record.machine.host)
+    bound = 0 if isinstance(devices, Missing) else sum(each.kind == "gpu" for each in devices.values())
+    if bound > present > 0:  # as the kernel lists them, whatever the driver says
         text = (
             "{bound} GPUs are bound to the NVIDIA driver, which shows {present}: the others are hidden from here, or "
-            "did not start (RmInitAdapter in the kernel log)"
         )
-        lines.append(say(text, bound=bound, present=present))
+        lines.append(say(f"{text}did not start (RmInitAdapter in the kernel log)", bound=bound, present=present))
     if _nvls_is_off(record):
         lines.append(say("NCCL_NVLS_ENABLE=0: reductions in the NVSwitches (NVLS) were switched off and not tested"))
     if record.run.without:
@@ -112,9 +109,7 @@ def remarks(record: Record) -> list[str]:
     elif record.run.network and record.of_cluster:
         text = "the network between nodes is held against {rate} Gbit/s of each GPU, as --fleet-network says"
         lines.append(say(text, rate=record.run.network))
-    lines += _of_several_boards(record)
-    lines += _shared_ways(record)
-    lines += remarks_on(record)
+    lines += [*_of_several_boards(record), *_shared_ways(record), *remarks_on(record)]
     lines += kernel_log.remarks(record.noticed)
     if since := newer(record):
         lines.append(say(SINCE if len(since) != 1 else SINCE_ONE, count=len(since), version=record.run.plugin))
@@ -124,20 +119,13 @@ def remarks(record: Record) -> list[str]:
         of = {"carried": carried, "checks": len(record.checks), "run": earlier.run, "when": _when(earlier.utc)}
         lines.append(say("{carried} of {checks} checks carried over from {run} of {when}", **of))
         for check in earlier.failed:
-            now = outcomes.get(record.suite.known_as(check), "not run")
-            title = titled(check)
-            lines.append(say("{check}: failed in {run}, {now} in this run", check=title, run=earlier.run, now=say(now)))
+            of = {"run": earlier.run, "now": say(outcomes.get(record.suite.known_as(check), "not run"))}
+            lines.append(say("{check}: failed in {run}, {now} in this run", check=titled(check), **of))
     return lines
 
 
 def _when(utc: str) -> str:
     return datetime.fromisoformat(utc).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def _bound_to_the_driver(record: Record) -> int:
-    """How many GPUs the kernel lists as the driver's, whatever the driver says of them; 0 where that is not known."""
-    devices = PCI_DEVICES.of({} if record.of_cluster else record.machine.host)
-    return 0 if isinstance(devices, Missing) else sum(each.kind == "gpu" for each in devices.values())
 
 
 def _of_several_boards(record: Record) -> list[str]:
@@ -162,9 +150,8 @@ def _shared_ways(record: Record) -> list[str]:
         "{metric}: samples differ by up to {spread} at {place}, as where others use the host or the network "
         "too; their median counts"
     )
-    return [
-        say(text, metric=say(title), spread=f"{spread:.0%}", place=place) for title, (spread, place) in widest.items()
-    ]
+    rows = ((say(title), f"{spread:.0%}", place) for title, (spread, place) in widest.items())
+    return [say(text, metric=title, spread=spread, place=place) for title, spread, place in rows]
 
 
 def _nvls_is_off(record: Record) -> bool:
@@ -180,9 +167,8 @@ def settled(record: Record, broken: str) -> Record:
     record = replace(record, broken=broken)
     verdict, why = conclude(record)
     failed = any(check.outcome == "failed" for check in record.checks.values())
-    open_points = bool(broken or record.spoiled)
-    rehearsed = EXIT_STATUS["REJECTED"] if failed else EXIT_STATUS["INCOMPLETE"] if open_points else 0
-    status = EXIT_STATUS.get(verdict, rehearsed)
+    rehearsed = "REJECTED" if failed else "INCOMPLETE" if broken or record.spoiled else "ACCEPTED"
+    status = EXIT_STATUS[rehearsed if verdict == "REHEARSAL" else verdict]
     return replace(record, verdict=verdict, reasons=why, exit_status=status)
 
 
@@ -199,9 +185,8 @@ def failure(check: Check, record: Record, with_case: bool = True) -> str:
     hosts = [host for number, host in record.hosts.items() if number in numbers] if record.of_cluster else []
     if not hosts:
         return text
-    nodes = Said("1 node ({hosts})" if len(hosts) == 1 else "{count} nodes ({hosts})", count=len(hosts),
-                 hosts=some(hosts, MOST_NAMES))  # fmt: skip
-    return f"{text}{say(': ')}{say(nodes)}"
+    nodes, named = "1 node ({hosts})" if len(hosts) == 1 else "{count} nodes ({hosts})", some(hosts, MOST_NAMES)
+    return f"{text}{say(': ')}{say(Said(nodes, count=len(hosts), hosts=named))}"
 
 
 def not_as_many(record: Record) -> str:
@@ -209,14 +194,12 @@ def not_as_many(record: Record) -> str:
     wanted, there = record.run.nodes_wanted, len(record.hosts)
     if not wanted or wanted == there:
         return ""
-    for fault in record.faults:
-        if fault.name in ("node_missing", "node_too_many"):
-            return fault.what
-    return f"{there} {'node is' if there == 1 else 'nodes are'} there, {wanted} were asked for"
+    counted = f"{there} {'node is' if there == 1 else 'nodes are'} there, {wanted} were asked for"
+    return next((fault.what for fault in record.faults if fault.name in OF_COUNT), counted)
 
 
 def is_stated(record: Record, fault: Fault) -> bool:
     """Whether this fault is what the verdict over all nodes says of the nodes that are lost or missing."""
-    if fault.name in ("node_missing", "node_too_many"):
+    if fault.name in OF_COUNT:
         return bool(not_as_many(record))
     return fault.name == "node_lost" and bool(fault.nodes) and fault.nodes <= record.lost.keys()
