@@ -140,11 +140,7 @@ WRONG = {
     "smaller modules": ("[memory]\nmodule_gibibytes = 64", HOST, NODE),
     "a drive less": ("[[drives]]\ngigabytes = 7680\ncount = 2", "drives_not_as_ordered", NODE),
     "drives of another size": ("[[drives]]\ngigabytes = 3840\ncount = 1", "drives_not_as_ordered", NODE),
-    "drives of another model": (
-        "[[drives]]\ngigabytes = 7680\nmodel = 'X'\ncount = 1",
-        "drives_not_as_ordered",
-        NODE,
-    ),
+    "drives of another model": ("[[drives]]\ngigabytes = 7680\nmodel = 'X'\ncount = 1", "drives_not_as_ordered", NODE),
     "other firmware of drives": ("[[drives]]\ngigabytes = 7680\ncount = 1\nfirmware = '0106'", VERSION, NODE),
     "ports of another adapter": ("[[ports]]\nadapter = 'MT4131'\ncount = 4", "ports_not_as_ordered", NODE),
     "ports of another link layer": (PORTS + "link_layer = 'Ethernet'", "ports_not_as_ordered", NODE),

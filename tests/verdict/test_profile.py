@@ -175,8 +175,7 @@ def test_what_is_read_is_what_was_written(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("written", "count"),
-    [("'8 GiB'", 8 * GiB), ("'64MiB'", 64 * MiB), ("'32 KiB'", 32 * KiB), ("1024", KiB)],
+    ("written", "count"), [("'8 GiB'", 8 * GiB), ("'64MiB'", 64 * MiB), ("'32 KiB'", 32 * KiB), ("1024", KiB)]
 )
 def test_bytes_may_be_written_in_binary_units(tmp_path, written, count):
     profile = load(write(tmp_path, HEAD + limit(when=f"bytes = {written}")))

@@ -38,9 +38,10 @@ class Figure:
         nothing, like the share of communication, and kelvin above the peers."""
         return FIXED.get(self.metric.unit, abs(reference))
 
-    def share(self, difference: float, reference: float) -> float:
-        """A difference as a fraction of what it is held against."""
-        return _fraction(difference, self.scale(reference))
+    def share(self, difference: float, reference: float, relative: bool = False) -> float:
+        """A difference as a fraction of what it is held against; `relative`: of ratios and kelvin too."""
+        scale = abs(reference) if relative else self.scale(reference)
+        return difference / scale if scale else math.nan
 
 
 def figure_of(measurement: Measurement) -> Figure:
@@ -65,19 +66,13 @@ class Outlier:
 
 
 def outliers(
-    figure: Figure,
-    values: Mapping[tuple[str, Where], float],
-    usual: float,
-    allowed: float,
-    *,
-    relative: bool = False,
+    figure: Figure, values: Mapping[tuple[str, Where], float], usual: float, allowed: float, *, relative: bool = False
 ) -> list[Outlier]:
     """Which of these values, by run and place, are worse than the `usual` one by more than `allowed`. Nothing is worse
     than what is no number, or than 0. `relative`: a ratio too is worse by a fraction."""
     found = []
     for (run, place), value in values.items():
-        difference = figure.metric.sign * (usual - value)
-        worse = _fraction(difference, usual) if relative else figure.share(difference, usual)
+        worse = figure.share(figure.metric.sign * (usual - value), usual, relative)
         worse = 1.0 if math.isnan(value) else worse
         if math.isfinite(usual) and worse > allowed:
             found.append(Outlier(run, place, figure, value, usual, worse, allowed))
@@ -133,12 +128,7 @@ def beside_most(
 
 
 def usual_and_allowed(
-    figure: Figure,
-    values: Iterable[float],
-    default: float,
-    comparisons: int,
-    matters: float,
-    independent: int = 0,
+    figure: Figure, values: Iterable[float], default: float, comparisons: int, matters: float, independent: int = 0
 ) -> tuple[float, float]:
     """What the better half of these values reaches at least, NaN if none is a number; and by what fraction one of them
     may be worse: as `beside_most` has it."""
@@ -154,10 +144,6 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
     at = share * (len(ordered) - 1)
     low = int(at)
     return ordered[low] + (at - low) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])
-
-
-def _fraction(difference: float, reference: float) -> float:
-    return difference / abs(reference) if reference else math.nan
 
 
 # The GPUs of three healthy boards of 4x NVIDIA H200 were up to 10 K apart under full load (53 to 63 C, 2026-11-21).
@@ -208,18 +194,15 @@ def _groups(
     places, near = list(measurement.values), tolerance.peers == "numa node"
     if near and len({topology.processors_near(place) for place in places}) < 2:
         return
-    by_board = places if tolerance.peers in ("part number", "others of the model") else []
-    board = {place: (topology.kind(place), topology.boards(place)) for place in by_board}
-    of_board = Counter(board.values())
+    board = {place: (topology.kind(place), topology.boards(place)) for place in places}
+    of_board, others = Counter(board.values()), tolerance.peers == "others of the model"
     alike: dict[Where, object] = {place: topology.kind(place) for place in places}
     if tolerance.peers == "part number":
         alike = dict(board)
     elif near:
         alike = {at: (kind, topology.processors_near(at), topology.switch_neighbours(at)) for at, kind in alike.items()}
     for peers in grouped((alike[place], place) for place in places).values():
-        judged = {
-            at for at in peers if tolerance.peers != "others of the model" or of_board[board[at]] < tolerance.least
-        }
+        judged = {at for at in peers if not others or of_board[board[at]] < tolerance.least}
         if judged and len(peers) >= tolerance.least:
             yield peers, judged
 

@@ -1,7 +1,7 @@
 """What somebody requires of a machine, line by line, each with the checks and metrics that answer it."""
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -92,15 +92,8 @@ def answers(given: Requirements, runs: Sequence[Record], opened: Mapping[str, st
     """What runs answer: one of a machine, or one on many nodes with those of each. `opened`: by the names of cases why
     they are not judged. All that a requirement names has to be judged, but for what does not apply, as long as anything
     else is."""
-    bad = set().union(*map(_bad, runs))
+    bad = {check for run in runs for check in {*run.failed} - accusations.disturbed(run)}
     return [_answer(each, runs, opened, bad) for each in given.content]
-
-
-def _bad(run: Record) -> set[str]:
-    """The checks that failed or missed a limit, but for those that a process of somebody else disturbed."""
-    missed = {finding.check for finding in run.findings if finding.state == "missed"}
-    failed = {each.id for each in run.checks.values() if each.outcome == "failed"}
-    return (failed | missed) - accusations.disturbed(run)
 
 
 def names(requirement: Requirement) -> list[str]:
@@ -130,7 +123,8 @@ def _answer(
 def _of_check(name: str, runs: Sequence[Record], opened: Mapping[str, str], bad: Collection[str]) -> tuple[str, str]:
     """Its state and why; "none" where it does not apply to these machines."""
     name, suite = levels.case_name(name), runs[0].suite
-    named = [each for run in runs for each in run.checks.values() if name in _names(each.id)]
+    every = (each for run in runs for each in run.checks.values())
+    named = [each for each in every if name in (levels.case_name(each.id), levels.check_name(each.id))]
     if any(each.id in bad for each in named):
         return "missed", "failed"
     begun = {levels.case_name(each.id) for each in named}
@@ -141,10 +135,6 @@ def _of_check(name: str, runs: Sequence[Record], opened: Mapping[str, str], bad:
     if all(each.outcome == "not applicable" for each in named):
         return "none", named[0].message
     return "met", ""
-
-
-def _names(node_id: str) -> Iterable[str]:
-    return levels.case_name(node_id), levels.check_name(node_id)
 
 
 def _of_metric(metric: str, runs: Sequence[Record], opened: Mapping[str, str]) -> tuple[str, str]:

@@ -1,14 +1,14 @@
 """One machine over time: what its GPUs do now, against their own earlier runs."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean, median
+from typing import Any
 
 from pytest_gpufleet.machine.gpu_facts import COUNTERS
 from pytest_gpufleet.machine.health import worsened
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Said
 from pytest_gpufleet.model.measurement import goodness
@@ -29,10 +29,10 @@ MAD_TO_SIGMA = 1.4826  # of a normal distribution (Rousseeuw and Croux 1993)
 WORTH = 0.2
 
 # What the hardware corrected by itself, by counter and part of it: more of it is a note, and no fault.
-CORRECTED: tuple[tuple[str, str | int | None, str], ...] = (
-    ("ecc_corrected_volatile", None, "corrected ECC errors"),
-    ("remapped_rows", 0, "rows remapped after corrected errors"),
-    ("spare_rows", "low", "banks of memory with few spare rows left"),
+CORRECTED: tuple[tuple[str, Callable[[Any], int | None], str], ...] = (
+    ("ecc_corrected_volatile", lambda count: count, "corrected ECC errors"),
+    ("remapped_rows", lambda rows: rows[0], "rows remapped after corrected errors"),
+    ("spare_rows", lambda banks: banks["low"], "banks of memory with few spare rows left"),
 )
 
 
@@ -94,7 +94,8 @@ def drift(runs: Mapping[str, Record]) -> Drift:
         seen, df = noise(of_gpus.values(), figure)
         sd, df = pooled(default, seen, df)
         for gpus, values in of_gpus.items():
-            good = _better_half(values, figure)
+            numbers = sorted(filter(math.isfinite, values), key=lambda value: -goodness(value, figure.metric))
+            good = numbers[: math.ceil(len(numbers) / 2)]
             allowed = gpu_line(Spread(sd, 0.0, within_df=df), len(good) + 1, compared, least) if good else math.inf
             usual = median(good) if good else math.nan
             for each in outliers(figure, {(last, now.places[gpus]): now.values[gpus]}, usual, allowed):
@@ -110,12 +111,9 @@ def drift(runs: Mapping[str, Record]) -> Drift:
 def _measured(record: Record, wanted: Collection[Figure]) -> dict[Figure, _Measured]:
     measured = [(figure_of(finding.measurement), finding) for finding in record.findings]
     tolerances = grouped((figure, each) for figure, finding in measured for each in finding.tolerances)
-    temperatures = grouped(
-        (figure, state.temperature_c)
-        for figure, finding in measured
-        for state in finding.measurement.gpu_states.values()
-        if state.temperature_c is not None
-    )
+    states = ((figure, state) for figure, each in measured for state in each.measurement.gpu_states.values())
+    known = ((figure, state.temperature_c) for figure, state in states if state.temperature_c is not None)
+    temperatures = grouped(known)
     found = {}
     for figure, values in run_comparison.figures(record.findings).items():
         if figure in wanted:
@@ -143,11 +141,6 @@ def noise(histories: Iterable[list[float]], figure: Figure) -> tuple[float, floa
     return (MAD_TO_SIGMA * median(numbers), WORTH * len(numbers)) if numbers else (0.0, 0.0)
 
 
-def _better_half(earlier: list[float], figure: Figure) -> list[float]:
-    numbers = sorted((value for value in earlier if math.isfinite(value)), key=lambda v: -goodness(v, figure.metric))
-    return numbers[: math.ceil(len(numbers) / 2)]
-
-
 def _counters(runs: list[Record]) -> tuple[tuple[Fault, ...], list[str]]:
     """What the errors that GPUs count say of the time since their first run: faults, and notes."""
     faults: list[Fault] = []
@@ -159,19 +152,13 @@ def _counters(runs: list[Record]) -> tuple[tuple[Fault, ...], list[str]]:
         before, record = first[gpu.lasting_id]
         minutes = (runs[-1].run.began - record.run.began) / 60
         faults += worsened(before, replace(gpu, facts={name: gpu[name] for name in COUNTERS}), minutes)
-        for counter, part, what in CORRECTED:
-            then, now = _count(before, counter, part), _count(gpu, counter, part)
+        for counter, count, what in CORRECTED:
+            values = (each.get(counter) for each in (before, gpu))
+            then, now = (0 if value is None else count(value) or 0 for value in values)
             if now > then:
                 text = "{gpu}: {then} {what} at {utc}, {now} now"
                 notes.append(Said(text, gpu=gpu.identity, then=then, what=Said(what), utc=record.run.utc, now=now))
     return tuple(faults), notes
-
-
-def _count(gpu: Gpu, counter: str, part: str | int | None) -> int:
-    """0 where it cannot be read."""
-    value = gpu.get(counter)
-    count: int = value if value is None or part is None else value[part]
-    return count or 0
 
 
 def _moved(runs: Mapping[str, Record]) -> list[str]:
