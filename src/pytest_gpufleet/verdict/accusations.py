@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from itertools import product
 
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
@@ -29,17 +30,11 @@ def all_faults(record: Record) -> list[Fault]:
 def of_finding(finding: Finding) -> list[Fault]:
     """A missed finding as faults, one a place; of all together if it names none."""
     slower = finding.slower_than_peers or {}
-    at = dict.fromkeys((*finding.missed, *slower)) or {WORLD: None}
-    title, why = finding.measurement.definition.title, finding.why()
-    return [
-        Fault(
-            "limit_missed" if where in finding.missed or where not in slower else "slower_than_peers",
-            (where,),
-            f"{title}: {why.get(where, finding.reason)}",
-            check=finding.check,
-        )
-        for where in at
-    ]
+    title, why, faults = finding.measurement.definition.title, finding.why(), []
+    for where in dict.fromkeys((*finding.missed, *slower)) or {WORLD: None}:
+        name = "limit_missed" if where in finding.missed or where not in slower else "slower_than_peers"
+        faults.append(Fault(name, (where,), f"{title}: {why.get(where, finding.reason)}", check=finding.check))
+    return faults
 
 
 def searched(record: Record, check_id: str) -> list[Fault]:
@@ -85,13 +80,8 @@ def explaining(fault: Fault, causes: Iterable[Fault]) -> list[Fault]:
 
 def _meet(fault: Fault, other: Fault) -> bool:
     """What has no subject may be anywhere."""
-    return any(
-        a == b or _holds(a, b) or _holds(b, a)
-        for one in fault.subjects or (WORLD,)
-        for another in other.subjects or (WORLD,)
-        for a in one.parts
-        for b in another.parts
-    )
+    ours, theirs = ([part for at in each.subjects or (WORLD,) for part in at.parts] for each in (fault, other))
+    return any(a == b or _holds(a, b) or _holds(b, a) for a, b in product(ours, theirs))
 
 
 def _holds(outer: Place, inner: Place) -> bool:

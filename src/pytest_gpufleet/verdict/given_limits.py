@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from pytest_gpufleet.model.finding import Change, Finding, GivenLimits, Limit, distinct, that_count
 from pytest_gpufleet.model.language import say
-from pytest_gpufleet.model.metric import METRICS, SpreadRow
+from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.verdict.judgement import judged_by
@@ -90,35 +90,22 @@ def spared(record: Record) -> list[Finding]:
     return [finding for finding in judged if finding.state == "missed"]
 
 
-def _deviations(row: SpreadRow) -> list[tuple[float, str]]:
-    both = ((row.within, "within a machine"), (row.between, "between machines"))
-    return [(sd, where) for sd, where in both if sd is not None]
-
-
 def remarks_on(record: Record) -> list[str]:
     """What a verdict has to tell of the given profile, and what changes nothing about it."""
     if record.profile is None:
         return []
-    lines = list(map(str, record.profile.changes))
-    lines += [
-        f"the customer's profile {record.profile.file} says how much {_title(each.metric)} of healthy GPUs differs: "
-        + " and ".join(f"{100 * sd:g} % {where}" for sd, where in _deviations(each))
-        for each in record.profile.spreads
-    ]
+    lines, whose = list(map(str, record.profile.changes)), f"the customer's profile {record.profile.file}"
+    for row in record.profile.spreads:
+        both = ((row.within, "within a machine"), (row.between, "between machines"))
+        differ = " and ".join(f"{100 * sd:g} % {where}" for sd, where in both if sd is not None)
+        lines.append(f"{whose} says how much {_title(row.metric)} of healthy GPUs differs: {differ}")
     if by_others := spared(record):
         figures = "1 measurement" if len(by_others) == 1 else f"{len(by_others)} measurements"
-        what = dict.fromkeys(
-            _title(each.measurement.metric) + (f" {each.limit}" if each.limit else "") for each in by_others
-        )
-        lines.append(
-            f"{figures} would miss the limits that hold without the customer's profile {record.profile.file}: "
-            f"{', '.join(what)}"
-        )
+        named = ((_title(each.measurement.metric), each.limit) for each in by_others)
+        what = ", ".join(dict.fromkeys(f"{title} {limit}" if limit else title for title, limit in named))
+        lines.append(f"{figures} would miss the limits that hold without {whose}: {what}")
     if record.of_cluster:
-        lines.append(
-            f"what only the customer's profile {record.profile.file} lets pass on a node, its own report tells"
-        )
+        lines.append(f"what only {whose} lets pass on a node, its own report tells")
     if others := len(unused_limits(record)):
-        limits = "1 limit" if others == 1 else f"{others} limits"
-        lines.append(f"{limits} of the customer's profile {record.profile.file} held for no figure of this run")
+        lines.append(f"{'1 limit' if others == 1 else f'{others} limits'} of {whose} held for no figure of this run")
     return lines

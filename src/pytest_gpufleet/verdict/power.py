@@ -43,20 +43,19 @@ class Line:
 def of_machine(spread: Spread, machines: int, gpus: int, comparisons: int, matters: float) -> Line:
     """The mean of a machine's GPUs against a reference of so many machines, which is itself off by their spread."""
     seen = spread.sd(gpus) * math.sqrt(1 + 1 / machines)
-    at = machine_line(spread, machines, gpus, comparisons, matters)
-    return Line(at, seen, seen * _upper(spread.between_df))
+    return _line(machine_line(spread, machines, gpus, comparisons, matters), seen, spread.between_df)
 
 
 def of_gpu(spread: Spread, gpus: int, comparisons: int, matters: float) -> Line:
     """A GPU against the mean of the others, where they are `gpus` in all."""
     seen = spread.within * math.sqrt(gpus / (gpus - 1))
-    return Line(gpu_line(spread, gpus, comparisons, matters), seen, seen * _upper(spread.within_df))
+    return _line(gpu_line(spread, gpus, comparisons, matters), seen, spread.within_df)
 
 
-def _upper(df: float) -> float:
-    """How many times one that is known with so many degrees of freedom the true standard deviation may be: sqrt(df /
-    chi2_0.05)."""
-    return factor(1.0, math.inf, df)
+def _line(at: float, seen: float, df: float) -> Line:
+    """By a standard deviation that is known with so many degrees of freedom: the true one may be sqrt(df / chi2_0.05)
+    times it."""
+    return Line(at, seen, seen * factor(1.0, math.inf, df))
 
 
 def found(size: float, line: Line) -> float:
@@ -146,7 +145,7 @@ def _of_finding(finding: Finding) -> Iterator[Comparison]:
     if limit and limit.reference and (noise := limit.reference.noise):
         at = abs(limit.reference.value - limit.value) / (1.0 if limit.unit == "ratio" else limit.reference.value)
         seen = noise.sd * math.sqrt(1 + 1 / limit.reference.machines)
-        line = Line(at, seen, seen * _upper_of(noise.machines, 1))
+        line = _line(at, seen, DEFAULT_IS_WORTH + max(0, noise.machines - 1))  # a default, pooled with what was seen
         yield Comparison(measurement.metric, conditions, "reference", line, 1)
     for each in finding.tolerances if places > 1 else ():
         if each.peers == "others of the model":  # a board that no other has
@@ -154,13 +153,8 @@ def _of_finding(finding: Finding) -> Iterator[Comparison]:
         line = Line(each.worse, 0.0, 0.0)
         if each.noise:
             seen = each.noise.sd * math.sqrt(places / (places - 1))
-            line = Line(each.worse, seen, seen * _upper_of(each.noise.gpus, each.noise.machines))
+            line = _line(each.worse, seen, DEFAULT_IS_WORTH + max(0, each.noise.gpus - each.noise.machines))
         yield Comparison(measurement.metric, conditions, "peers", line, places, fixed=not each.noise)
-
-
-def _upper_of(seen: int, means: int) -> float:
-    """Of a default that was pooled with what was seen of so many values around so many means."""
-    return _upper(DEFAULT_IS_WORTH + max(0, seen - means))
 
 
 def of_profile(profile: Profile, gpus: int, nodes: int, level: str) -> list[Comparison]:
@@ -176,8 +170,7 @@ def of_profile(profile: Profile, gpus: int, nodes: int, level: str) -> list[Comp
         count = comparisons(suite, level, gpus, among)
         for metric in sorted(metrics & METRICS.keys()):
             for under in _conditions(metric, profile, topology, among):
-                values = dict.fromkeys(_places(metric, gpus, among), 1.0)
-                of_metric = metric_under(metric, under)
+                values, of_metric = dict.fromkeys(_places(metric, gpus, among), 1.0), metric_under(metric, under)
                 each = Measurement(metric, values, under, definition=of_metric)
                 judged = judge(each, profile, topology, "", rehearsal=False, required=False, comparisons=count)
                 findings.append(judged)
@@ -207,13 +200,11 @@ def _conditions(metric: str, profile: Profile, topology: GpuTopology, nodes: int
     """Those of the limits and spreads that hold on this machine or between these nodes, the most specific ones."""
     here = {"fabric": topology.fabric, "part": topology.part, "nodes": nodes}
     found: list[dict[str, Condition]] = []
-    for each in _with_bases(profile):
-        rows: tuple[Limit | SpreadRow, ...] = (*each.limits, *each.spreads)
-        for row in rows:
-            under = row.conditions
-            fits = all(under.get(key, value) == value for key, value in here.items())
-            if row.metric == metric and fits and under.get("ranks", 1) in (1, len(topology.gpus) * nodes):
-                found.append({key: value for key, value in under.items() if key not in _OF_MACHINE})
+    rows: list[Limit | SpreadRow] = [row for each in _with_bases(profile) for row in (*each.limits, *each.spreads)]
+    for under in (row.conditions for row in rows if row.metric == metric):
+        fits = all(under.get(key, value) == value for key, value in here.items())
+        if fits and under.get("ranks", 1) in (1, len(topology.gpus) * nodes):
+            found.append({key: value for key, value in under.items() if key not in _OF_MACHINE})
     found = found or [_USUAL.get(metric, {})]
     return [each for each in found if not any(each.items() < other.items() for other in found)]
 
