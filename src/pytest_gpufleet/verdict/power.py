@@ -200,7 +200,9 @@ def _conditions(metric: str, profile: Profile, topology: GpuTopology, nodes: int
     """Those of the limits and spreads that hold on this machine or between these nodes, the most specific ones."""
     here = {"fabric": topology.fabric, "part": topology.part, "nodes": nodes}
     found: list[dict[str, Condition]] = []
-    rows: list[Limit | SpreadRow] = [row for each in _with_bases(profile) for row in (*each.limits, *each.spreads)]
+    rows: list[Limit | SpreadRow] = []
+    for each in _with_bases(profile):
+        rows += (*each.limits, *each.spreads)
     for under in (row.conditions for row in rows if row.metric == metric):
         fits = all(under.get(key, value) == value for key, value in here.items())
         if fits and under.get("ranks", 1) in (1, len(topology.gpus) * nodes):
