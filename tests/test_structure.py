@@ -81,10 +81,7 @@ def test_no_modules_import_each_other():
 
 
 def outside(module: str) -> set[str]:
-    return {name.partition(".")[0] for name in imports(MODULES[module])} - {
-        *sys.stdlib_module_names,
-        "pytest_gpufleet",
-    }
+    return {name.partition(".")[0] for name in imports(MODULES[module])} - {*sys.stdlib_module_names, "pytest_gpufleet"}
 
 
 def test_the_model_needs_the_standard_library_and_msgspec_alone():

@@ -55,15 +55,14 @@ def expect(
     __tracebackhide__ = True
     if not must_exist:
         require_any(gpus, fact)
-    expect_none(fault for gpu in gpus for fault in _differs(gpu, fact, wanted, code))
-
-
-def _differs(gpu: Gpu, fact: str, wanted: Any, code: str) -> Iterable[Fault]:
-    value = gpu[fact]
-    if isinstance(value, Missing):
-        return [Fault("fact_unreadable", (gpu.place,), f"{fact} cannot be read ({value})")]
-    differs = _difference(value, wanted(gpu) if callable(wanted) else wanted)
-    return [Fault(code, (gpu.place,), f"{fact} {differs}")] if differs else []
+    faults = []
+    for gpu in gpus:
+        value = gpu[fact]
+        if isinstance(value, Missing):
+            faults.append(Fault("fact_unreadable", (gpu.place,), f"{fact} cannot be read ({value})"))
+        elif differs := _difference(value, wanted(gpu) if callable(wanted) else wanted):
+            faults.append(Fault(code, (gpu.place,), f"{fact} {differs}"))
+    expect_none(faults)
 
 
 def _difference(value: Any, wanted: Any) -> str:
@@ -93,8 +92,7 @@ def grave_xids(machine: Machine) -> list[Fault]:
     """What in the kernel log from before the run condemns one of its GPUs, one that is no longer here, or an NVSwitch.
     Ends the check as not judged where nobody may read the log."""
     __tracebackhide__ = True
-    if machine.logged.trouble:
-        not_judged(machine.logged.trouble)
+    require_answers([machine.logged.trouble])
     condemning = [xid for xid in machine.logged.xids if xid.condemning]
     here = [*machine.present, *(gpu.pci_bus_id for gpu in machine.gpus)]
     return xids.xids_of(machine.gpus, condemning) + xids.xids_of_none(here, condemning) + xids.sxids(condemning)
@@ -104,8 +102,7 @@ def grave_host_messages(machine: Machine) -> list[Fault]:
     """What in the kernel log from before the run condemns the host: errors that nobody could correct. Ends the check as
     not judged where nobody may read the log."""
     __tracebackhide__ = True
-    if machine.logged.trouble:
-        not_judged(machine.logged.trouble)
+    require_answers([machine.logged.trouble])
     return kernel_log.judged(machine.logged.host, machine.gpus, "before")[0]
 
 
@@ -144,8 +141,7 @@ def of_host(read: Callable[[str], Any], fact: "HostFact[T]", read_before: bool =
 
 
 def require_answers(silent: Iterable[str | None]) -> None:
-    """End the check as not judged if a part of the host, like a drive, did not answer in time: each part says so, or
-    nothing."""
+    """End the check as not judged if a part of the host did not answer, like a drive: each says so, or nothing."""
     __tracebackhide__ = True
     if unanswered := list(filter(None, silent)):
         not_judged("; ".join(unanswered))
@@ -213,26 +209,19 @@ class Judge:
         if still := [finding for finding in findings if finding.state == "missed"]:
             missed, causes = item.stash.setdefault(MISSED, ([], []))
             missed += still
-            for fault in _faults(on_miss() if on_miss else "", item.nodeid):
-                run.accuse(fault)
-                causes.append(fault)
+            cause = on_miss() if on_miss else ()
+            if isinstance(cause, str):
+                cause = [Fault("cause_unclear", (), cause)] if cause else []
+            for fault in [cause] if isinstance(cause, Fault) else cause:
+                about = {"what": redacted(fault.what), "story": redacted(fault.story)}
+                causes.append(fault.changed(check=item.nodeid, **about))
+                run.accuse(causes[-1])
 
 
 def taken(given: Iterable[Measurement | Measure]) -> list[Measurement]:
     """What was measured, and what these functions measure now."""
     found = [each() if callable(each) else [each] for each in given]
     return [one for each in found for one in (each if isinstance(each, Sequence) else [each])]
-
-
-def _faults(cause: Cause, check: str) -> list[Fault]:
-    match cause:
-        case str():
-            found: Sequence[Fault] = [Fault("cause_unclear", (), cause)] if cause else []
-        case Fault():
-            found = [cause]
-        case _:
-            found = cause
-    return [fault.changed(check=check, what=redacted(fault.what), story=redacted(fault.story)) for fault in found]
 
 
 def limit_missed(item: pytest.Item) -> LimitMissed | None:

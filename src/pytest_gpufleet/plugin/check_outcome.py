@@ -46,6 +46,12 @@ def finished(item: pytest.Item, phases: Phases) -> Check:
     title, _, doc = (inspect.getdoc(getattr(item, "obj", None)) or "").partition("\n")
     outcome, message = _outcome(phases)
     seconds = sum(report.duration for report, _ in phases)
+    failed = [each for each in phases if _failed(*each)]
+    failed_by: FailedBy = ""
+    if failed:
+        worsened = any("GPU health" in title for title, _ in failed[0][0].sections)
+        alone = len(failed) == 1 and not worsened and failed[0][1] is item.stash.get(ONLY_LIMITS, None)
+        failed_by = "limits" if alone else "other"
     check = Check(
         item.nodeid,
         outcome,
@@ -53,13 +59,13 @@ def finished(item: pytest.Item, phases: Phases) -> Check:
         title,
         doc.strip(),
         redacted(message[: 2 * MESSAGE_LIMIT])[:MESSAGE_LIMIT],  # cut last, and not through a secret
-        failed_by=_failed_by(item, phases),
+        failed_by=failed_by,
         log="\n".join(f"{title}\n{text.rstrip()}" for title, text in phases[-1][0].sections)[-MESSAGE_LIMIT:],
     )
     if (before := item.stash.get(CHECK, None)) is not None:
         worst = min(before, check, key=lambda each: GRAVEST.index(each.outcome))
         twice = before.outcome == outcome == "failed"
-        failed_by: FailedBy = "other" if twice else worst.failed_by
+        failed_by = "other" if twice else worst.failed_by
         check = replace(worst, seconds=round(before.seconds + check.seconds, 3), failed_by=failed_by)
     item.stash[CHECK] = check
     del item.stash[PHASES]
@@ -126,13 +132,3 @@ def _failed(report: pytest.TestReport, error: BaseException | None) -> bool:
     was expected, which is reported as skipped."""
     raised = error is not None and not isinstance(error, compat.NO_FAILURE)
     return report.failed or (raised and not (report.skipped and hasattr(report, "wasxfail")))
-
-
-def _failed_by(item: pytest.Item, phases: Phases) -> FailedBy:
-    failed = [(report, error) for report, error in phases if _failed(report, error)]
-    if not failed:
-        return ""
-    report, error = failed[0]
-    worsened = any("GPU health" in title for title, _ in report.sections)
-    alone = len(failed) == 1 and not worsened and error is item.stash.get(ONLY_LIMITS, None)
-    return "limits" if alone else "other"

@@ -126,9 +126,6 @@ def skip_of_the_test(reason: str) -> BaseException:
     return ending
 
 
-# What pytest is on a rank: assertions explain themselves there, and what ends a test there ends it here.
-
-
 def teach_endings() -> None:
     """Have a world know, in this process, what of pytest ends a test and is no failure of a rank."""
     from pytest_gpufleet.world.call import ENDINGS
@@ -138,7 +135,7 @@ def teach_endings() -> None:
 
 
 def prepare() -> None:
-    """Called on each rank when it starts."""
+    """Called on each rank when it starts: assertions explain themselves there, and what ends a test there ends it."""
     import _pytest.assertion.util
 
     teach_endings()

@@ -38,16 +38,15 @@ class Node:
 class LiveMachine(Machine):
     """A Machine that can be asked again. In a check between nodes it has `nodes`, and no GPUs of its own."""
 
+    _run: Run
+    _left_out: dict[str, Missing]
+
     def __init__(self, run: Run) -> None:
-        self._run: Run
-        self._left_out: dict[str, Missing]
-        vars(self)["_run"] = run
-        vars(self)["_left_out"] = {
-            fact.name: host.left_out(fact.subject) for fact in host.ALL if fact.subject in run.options.without
-        }
-        if run.options.nodes is None or not run.options.makes_a_run:
-            vars(self).update(vars(run.own_machine.machine))
-            vars(self)["host"] = {**self.host, **self._left_out}
+        left_out = {fact.name: host.left_out(fact.subject) for fact in host.ALL if fact.subject in run.options.without}
+        own = vars(run.own_machine.machine) if run.options.nodes is None or not run.options.makes_a_run else {}
+        if own:
+            own = {**own, "host": {**own["host"], **left_out}}
+        vars(self).update(own, _run=run, _left_out=left_out)
 
     def __getattr__(self, name: str) -> NoReturn:
         pytest.fail(f"machine.{name} is of one machine: a check between nodes asks machine.nodes", pytrace=False)

@@ -10,7 +10,6 @@ import pytest
 
 from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.plugin.keys import HOST_IS_KEPT, RUN
-from pytest_gpufleet.run.run import Run
 
 if TYPE_CHECKING:
     from pytest_gpufleet.model.gpu import GpuTopology
@@ -74,25 +73,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         return  # without our options and fixtures the marker is somebody else's
     from pytest_gpufleet.model.endings import not_applicable
 
-    if run.options.asked and (uses_ranks(item) or any(marker.kwargs.get("gpus") for marker in markers)):
-        _need_any(run)
+    needs_any = run.options.asked and (uses_ranks(item) or any(marker.kwargs.get("gpus") for marker in markers))
+    if needs_any and not run.target.size:  # the first of them fails for it, and the others do not run
+        from pytest_gpufleet.model.fault import Fault, Faults
+
+        if run.absence_reported:
+            pytest.skip("no GPU is here")
+        run.absence_reported = True
+        raise Faults((Fault("gpu_missing", (), f"no GPU is here: {run.target.why}"),))
     for marker in markers:
         if what := lacking(run.target.topology, run.target.size, run.target.nodes, *marker.args, **marker.kwargs):
             not_applicable(what)
         if (wanted := marker.kwargs.get("nodes", 1)) > run.ranks.nodes:
             pytest.skip(f"needs {wanted} nodes, and {run.ranks.nodes} of {run.target.nodes} are left")
-
-
-def _need_any(run: Run) -> None:
-    """Where there is no GPU at all, the first test that needs one fails for it, and the others do not run."""
-    from pytest_gpufleet.model.fault import Fault, Faults
-
-    if run.target.size:
-        return
-    if run.absence_reported:
-        pytest.skip("no GPU is here")
-    run.absence_reported = True
-    raise Faults((Fault("gpu_missing", (), f"no GPU is here: {run.target.why}"),))
 
 
 def lacking(

@@ -4,7 +4,7 @@ there are is in run/settings."""
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import pairwise
@@ -48,29 +48,23 @@ LISTINGS = (
 
 def run_suite_by_package(config: pytest.Config) -> None:
     """The suite named by its package, as a wheel has it, is a run on all GPUs that are here, as `pytest acceptance/`
-    is.
-
-    There it is acceptance/conftest.py that says so, which pytest reads too late where it is given a package.
-    """
+    is: there acceptance/conftest.py says so, which pytest reads too late where it is given a package."""
     says_nothing = all(config.getoption(name) is None for name in MAKES_A_RUN)
-    if (
-        says_nothing
-        and not (config.getini("gpus") or config.getini("nodes"))
-        and any(_is_suite(config, argument) for argument in config.args)
-    ):
+    of_a_site = config.getini("gpus") or config.getini("nodes")
+    if says_nothing and not of_a_site and any(_of_suite(config, argument) for argument in config.args):
         config.option.gpus = "auto"
 
 
 def path_of(config: pytest.Config, argument: str) -> Path:
     """The file or folder that an argument of pytest names."""
     name = argument.partition("::")[0]
-    if not _is_suite(config, argument):
+    if not _of_suite(config, argument):
         return config.invocation_params.dir / name
     path = Path(__file__).parents[2].joinpath(*name.split("."))
     return path if path.is_dir() else path.with_suffix(".py")
 
 
-def _is_suite(config: pytest.Config, argument: str) -> bool:
+def _of_suite(config: pytest.Config, argument: str) -> bool:
     """Whether it names the package of the suite, or a module of it."""
     if not config.option.pyargs:
         return False
@@ -117,7 +111,7 @@ def from_config(config: pytest.Config) -> Options:
 
 def _options(config: pytest.Config) -> Options:
     given = {field: config.getoption(option.name) for field, option in OPTIONS.items()}
-    _refuse([_no_path(config.invocation_params.args), *_contradictions(given), _no_checks(config)])
+    _refuse(_contradictions(config, given))
     if given["burn_in"]:
         given["level"] = "burnin"
     for field, option in OPTIONS.items():
@@ -126,15 +120,22 @@ def _options(config: pytest.Config) -> Options:
         if option.many:
             lines = [_read(config, option, line) for line in config.getini(option.name)]
             given[field] = tuple(lines + (given[field] or []))
-        elif option.site and given[field] is None:
-            given[field] = _from_ini(config, option)
+        elif option.site and given[field] is None and (text := str(config.getini(option.name)).strip()):
+            found = _read(config, option, text)
+            beside = isinstance(found, Path) and config.inipath  # a path counts from the file's folder
+            given[field] = beside.parent / found if beside else found
     asked = any(given[name] is not None for name in MAKES_A_RUN)
     if given["nodes"] is not None and not given["rehearse"] and given["gpus"] in (None, "auto"):
         given["gpus"] = "all"  # of many nodes: not chosen by each for itself
     known = {name: value for name, value in given.items() if value is not None}
-    judged_by = [known[name] for name in ("profile", "order", "requirements") if name in known]
+    # The checks' own (none where pytest was given none and looks into the whole folder), and those by which they are
+    # run and judged.
+    here = config.invocation_params.dir
+    paths = [path for argument in config.args if here / (path := argument.partition("::")[0]) != here]
+    files = (config.inipath, *map(known.get, ("profile", "order", "requirements")))
+    paths += [str(file) for file in files if file is not None]
     listing = any(config.getoption(name, False) for name in LISTINGS)
-    options = Options(**known, asked=asked, listing=listing, paths=_paths(config, judged_by))
+    options = Options(**known, asked=asked, listing=listing, paths=tuple(dict.fromkeys(paths)))
     if options.makes_a_run:
         _refuse(_obstacles(options))
     return options
@@ -146,8 +147,13 @@ def _refuse(why: Iterable[str]) -> None:
         raise pytest.UsageError(words)
 
 
-def _contradictions(given: Mapping[str, Any]) -> Iterator[str]:
+def _contradictions(config: pytest.Config, given: Mapping[str, Any]) -> Iterator[str]:
     """What does not go together on the command line."""
+    for before, argument in pairwise(config.invocation_params.args):
+        if before == "--rehearse" and not argument.startswith("-") and not Path(argument.partition("::")[0]).exists():
+            yield f"--rehearse {argument}: no path has this name, and a number of ranks is --rehearse=N"
+    if config.option.pyargs and "pytest_gpufleet" in config.args:
+        yield "pytest_gpufleet has no checks, its suite has: pytest --pyargs pytest_gpufleet.acceptance"
     if given["gpus"] not in (None, "auto") and given["rehearse"]:
         yield "--gpus N and --gpus all run on GPUs, --rehearse on CPUs: give one of them"
     for name in ("address", "insecure", "head", "index", "only_failed"):
@@ -173,70 +179,29 @@ def _obstacles(options: Options) -> Iterator[str]:
     if options.nodes is not None and find_spec("zmq") is None:
         yield f"--nodes needs pyzmq: {sys.executable} -m pip install 'pytest-gpufleet[nodes]'"
     from pytest_gpufleet.nodes.launchers import starts_several
+    from pytest_gpufleet.nodes.suite_process import ONE_OF_MANY
 
     if launcher := starts_several(os.environ):
         yield (
             f"{launcher} starts pytest several times, and each would take the same GPUs: start it once a node with "
             "--gpus, or once with --nodes; it starts a process for each GPU itself"
         )
-    yield _no_disk_folder(options)
-    if options.deadline is not None:
-        yield _too_soon(options, options.deadline)
-
-
-def _no_disk_folder(options: Options) -> str:
-    """Half an hour later that would be a check that does not apply. In a run on many nodes it is just that: not all of
-    them need to have what one has. A site's ini file names it for all levels, of which one uses it."""
-    from pytest_gpufleet.nodes.suite_process import ONE_OF_MANY
-
-    if options.disk_folder is None or options.level != "burnin" or options.nodes is not None:
-        return ""
-    if ONE_OF_MANY in os.environ or os.path.isdir(options.disk_folder):  # pathlib's raises where it may not look
-        return ""
-    return f"--fleet-disk-folder: {options.disk_folder} is no folder: make it, or name another"
-
-
-def _too_soon(options: Options, deadline: float) -> str:
-    least = settings.SHORTEST_DEADLINE_SECONDS
+    # Half an hour later that would be a check that does not apply. In a run on many nodes it is just that: not all of
+    # them need to have what one has. A site's ini file names it for all levels, of which one uses it.
+    tests_a_drive = options.disk_folder is not None and options.level == "burnin" and options.nodes is None
+    if tests_a_drive and ONE_OF_MANY not in os.environ and not os.path.isdir(str(options.disk_folder)):
+        yield f"--fleet-disk-folder: {options.disk_folder} is no folder: make it, or name another"
+    if options.deadline is None:
+        return
+    deadline, least = options.deadline, settings.SHORTEST_DEADLINE_SECONDS
     if deadline < least:
-        return f"--fleet-deadline {deadline:g}s is too short to start and to write a report: give {least:g}s or more"
+        yield f"--fleet-deadline {deadline:g}s is too short to start and to write a report: give {least:g}s or more"
     burning = options.burn_in or (BURN_IN_SECONDS if options.level == "burnin" and not options.rehearse else 0)
-    if burning + least <= deadline:
-        return ""
-    return (
-        f"a burn-in of {burning:g} s does not fit into --fleet-deadline {deadline:g}s, of which {least:g} s are for "
-        "start and report"
-    )
-
-
-def _paths(config: pytest.Config, files: Sequence[Path]) -> tuple[str, ...]:
-    """The files and folders of the checks (none where pytest was given none and looks into the whole folder), and the
-    files by which they are run and judged: pytest's ini file, the limits, the order and the requirements."""
-    given = (argument.partition("::")[0] for argument in config.args)
-    here = config.invocation_params.dir
-    beside = (str(path) for path in (config.inipath, *files) if path is not None)
-    return tuple(dict.fromkeys([*(path for path in given if here / path != here), *beside]))
-
-
-def _no_path(arguments: Sequence[str]) -> str:
-    """That something stands behind --rehearse as if it were its number."""
-    for before, argument in pairwise(arguments):
-        if before == "--rehearse" and not argument.startswith("-") and not Path(argument.partition("::")[0]).exists():
-            return f"--rehearse {argument}: no path has this name, and a number of ranks is --rehearse=N"
-    return ""
-
-
-def _no_checks(config: pytest.Config) -> str:
-    """That the package of the plugin was named instead of the suite's."""
-    named = config.option.pyargs and "pytest_gpufleet" in config.args
-    return "pytest_gpufleet has no checks, its suite has: pytest --pyargs pytest_gpufleet.acceptance" if named else ""
-
-
-def _from_ini(config: pytest.Config, option: Option) -> Any:
-    """What an ini file says instead of an option; None if it says nothing. A path counts from the file's folder."""
-    text = str(config.getini(option.name)).strip()
-    found = _read(config, option, text) if text else None
-    return config.inipath.parent / found if isinstance(found, Path) and config.inipath is not None else found
+    if burning + least > deadline:
+        yield (
+            f"a burn-in of {burning:g} s does not fit into --fleet-deadline {deadline:g}s, of which {least:g} s are "
+            "for start and report"
+        )
 
 
 def _read(config: pytest.Config, option: Option, text: str) -> Any:

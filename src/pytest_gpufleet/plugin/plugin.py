@@ -18,8 +18,7 @@ from pytest_gpufleet.plugin.terminal import SCREEN, Screen
 from pytest_gpufleet.run.run import Run
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    options.add(parser)
+pytest_addoption = options.add
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -50,7 +49,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
         config.pluginmanager.register(selection, "gpufleet-selection")
     if run.options.makes_a_run:
-        _refuse_what_spoils_a_run(config)
+        if config.getoption("dist", "no") != "no":  # xdist sets it for -n too
+            raise pytest.UsageError(
+                "-n and --dist do not go together with --gpus or --rehearse: several workers would share the GPUs and "
+                "spoil every measurement; leave them out, the ranks already run at the same time"
+            )
+        if parts := [name for name in config.getoption("plugins") if name.startswith("no:gpufleet")]:
+            raise pytest.UsageError(f"a run takes all parts of pytest-gpufleet: leave out -p {parts[0]}")
         gc.disable()
         try:
             with options.refusals():
@@ -58,16 +63,6 @@ def pytest_configure(config: pytest.Config) -> None:
         finally:
             gc.freeze()  # torch's 190,000 objects stay to the end: looking at them all takes 0.2 s each time
             gc.enable()
-
-
-def _refuse_what_spoils_a_run(config: pytest.Config) -> None:
-    if config.getoption("dist", "no") != "no":  # xdist sets it for -n too
-        raise pytest.UsageError(
-            "-n and --dist do not go together with --gpus or --rehearse: several workers would share the GPUs and "
-            "spoil every measurement; leave them out, the ranks already run at the same time"
-        )
-    if parts := [name for name in config.getoption("plugins") if name.startswith("no:gpufleet")]:
-        raise pytest.UsageError(f"a run takes all parts of pytest-gpufleet: leave out -p {parts[0]}")
 
 
 def _open(config: pytest.Config, run: Run) -> None:
@@ -138,7 +133,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         watched = run.options.monitor or run.options.level == "burnin"
         if watched and run.options.nodes is None and run.target.topology.gpus:
             screen.draw(run.target.topology, run.options.folder, config, run.open_things)
-        run.watch(screen.show)
+        run.watch(partial(setattr, screen, "sample"))
 
 
 def pytest_enter_pdb(config: pytest.Config) -> None:
@@ -189,23 +184,20 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
         from pytest_gpufleet.plugin.assertions import limit_missed
 
         missed = limit_missed(item)
-    if missed is not None and _is_no_failure(ended):
+    if missed is not None and (ended is None or isinstance(ended, compat.NO_FAILURE)):
         if ended is None:
             item.stash[ONLY_LIMITS] = missed
         ended = missed
-    if faults := run.check_health(item.nodeid, failed=not _is_no_failure(ended)):
+    failed = not (ended is None or isinstance(ended, compat.NO_FAILURE))
+    if faults := run.check_health(item.nodeid, failed=failed):
         from pytest_gpufleet.model.fault import Faults
 
-        if _is_no_failure(ended):
-            ended = Faults(faults)
-        else:
+        if failed:
             item.add_report_section("call", "GPU health", str(Faults(faults)))
+        else:
+            ended = Faults(faults)
     if ended is not None:
         raise ended
-
-
-def _is_no_failure(ended: BaseException | None) -> bool:
-    return ended is None or isinstance(ended, compat.NO_FAILURE)
 
 
 @pytest.hookimpl(wrapper=True)

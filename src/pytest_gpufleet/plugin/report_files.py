@@ -1,6 +1,6 @@
 """report.html, report.txt and junit.xml in the folder of the run, and what was asked for elsewhere."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -95,22 +95,20 @@ class ReportFiles:
             if self._junit is not None:
                 self._run.write(Path(self._junit.logfile), self._write_junit)
             if self._run.options.alias and (junit := self._run.folder / JUNIT).exists():  # it has the name of the host
-                self._run.write(junit, _with_aliases)
+                self._run.write(junit, partial(_copy, junit, redaction.aliased))
             if self._run.exit_status is not None and not (self._run.never_began or self._run.no_report):
                 write_report(self._run)
             for file, copy in self._asked.items():
                 if (written := self._run.folder / file).exists():
-                    self._run.write(copy, partial(_copy, written))
+                    self._run.write(copy, partial(_copy, written, str))
             if self._run.exit_status is not None:
-                self._end(session, self._run.exit_status)
-
-    def _end(self, session: pytest.Session, status: int) -> None:
-        run = self._run
-        conclusion.summarize(run)
-        try:
-            listeners.announce_verdict(session.config, status or (conclusion.INCOMPLETE if run.unwritten else 0))
-        finally:
-            session.exitstatus = run.exit_status = status or (conclusion.INCOMPLETE if run.unwritten else 0)
+                conclusion.summarize(self._run)
+                status = self._run.exit_status or (conclusion.INCOMPLETE if self._run.unwritten else 0)
+                try:
+                    listeners.announce_verdict(session.config, status)
+                finally:
+                    status = status or (conclusion.INCOMPLETE if self._run.unwritten else 0)
+                    session.exitstatus = self._run.exit_status = status
 
     def _write_junit(self, path: Path) -> None:
         try:
@@ -121,9 +119,5 @@ class ReportFiles:
             raise
 
 
-def _with_aliases(path: Path) -> None:
-    safe_files.write_text(path, redaction.aliased(path.read_text(encoding="utf-8")))
-
-
-def _copy(written: Path, path: Path) -> None:
-    safe_files.write_text(path, written.read_text(encoding="utf-8"))
+def _copy(written: Path, change: Callable[[str], str], path: Path) -> None:
+    safe_files.write_text(path, change(written.read_text(encoding="utf-8")))

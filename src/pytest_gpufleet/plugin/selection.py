@@ -47,23 +47,27 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Ranks of the suite start while its files are imported, which takes as long. Others may find what they need only
     by what their files and folders do when they are collected."""
     run = session.config.stash[RUN]
-    if run.evidence is not None and run.options.nodes is None and _only_the_suite(session.config):
-        run.ranks.begin()
-
-
-def _only_the_suite(config: pytest.Config) -> bool:
-    """Of other files, whatever pytest is to collect of them, the first that is seen is enough."""
-    paths = [path_of(config, argument) for argument in config.args]
+    if run.evidence is None or run.options.nodes is not None:
+        return
+    # Of other files, whatever pytest is to collect of them, the first that is seen is enough.
+    paths = [path_of(session.config, argument) for argument in session.config.args]
     files = (file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path]))
     first = next(files, None)
-    return first is not None and suite.belongs(first) and all(map(suite.belongs, files))
+    if first is not None and suite.belongs(first) and all(map(suite.belongs, files)):
+        run.ranks.begin()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     run = session.config.stash[RUN]
-    for item in session.items:
-        if suite.belongs(item.path):
-            _refuse_fixtures_of_others(item)
+    for item in filter(lambda item: suite.belongs(item.path), session.items):
+        for name, definitions in compat.fixture_definitions(item).items():
+            of_ours = [definition.func.__module__ == markers.FIXTURES for definition in definitions]
+            if any(of_ours) and not of_ours[-1]:
+                file = definitions[-1].func.__code__.co_filename
+                raise pytest.UsageError(
+                    f"the fixture {name} of {file} stands in the place of the one that {item.nodeid} is written for: "
+                    "give it another name"
+                )
     run.record(_registered(session.config.pluginmanager))
     if run.evidence is not None:
         from pytest_gpufleet.verdict.judgement import FORMULA, comparisons
@@ -74,18 +78,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         run.ranks.let_go()
     if names := suite.altered({item.path for item in session.items}):
         run.record(SuiteSeen(altered=tuple(names)))
-
-
-def _refuse_fixtures_of_others(item: pytest.Item) -> None:
-    """UsageError for a fixture that has the name of one of ours and stands in its place around a check of the suite."""
-    for name, definitions in compat.fixture_definitions(item).items():
-        of_ours = [definition.func.__module__ == markers.FIXTURES for definition in definitions]
-        if any(of_ours) and not of_ours[-1]:
-            file = definitions[-1].func.__code__.co_filename
-            raise pytest.UsageError(
-                f"the fixture {name} of {file} stands in the place of the one that {item.nodeid} is written for: give "
-                "it another name"
-            )
 
 
 def _registered(manager: pytest.PytestPluginManager) -> Session:

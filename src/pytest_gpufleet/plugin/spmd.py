@@ -2,7 +2,7 @@
 
 import inspect
 import unittest
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import pytest
@@ -91,30 +91,21 @@ def run_body(item: pytest.Function, world: World) -> None:
 
 def refuse(item: pytest.Item) -> None:
     """Fail a test marked spmd whose body no rank could run."""
-    if why := next(_obstacles(item), None):
-        pytest.fail(why, pytrace=False)
-
-
-def _obstacles(item: pytest.Item) -> Iterator[str]:
+    function, why = getattr(item, "obj", None), ""
+    for name in compat.argument_names(item):
+        made_by = [definition.func.__module__ for definition in compat.fixture_definitions(item).get(name, ())]
+        ours = made_by[-1:] and made_by[-1].startswith(("_pytest.", "pytest_gpufleet."))
+        if name in STAY and (ours or name == "request"):  # which nobody may define
+            why = f"the body of an spmd test, which runs on ranks, cannot use {name}: {STAY[name]}"
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        why = "the body of an spmd test cannot be async, since nothing awaits it on a rank"
     if isinstance(cls := getattr(item, "cls", None), type) and issubclass(cls, unittest.TestCase):
-        yield (
+        why = (
             "a method of unittest.TestCase cannot be spmd, since unittest itself calls it, in the controller: make it "
             "a function or a method of a plain class"
         )
-    function = getattr(item, "obj", None)
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        yield "the body of an spmd test cannot be async, since nothing awaits it on a rank"
-    for name in compat.argument_names(item):
-        if name in STAY and _is_built_in(item, name):
-            yield f"the body of an spmd test, which runs on ranks, cannot use {name}: {STAY[name]}"
-
-
-def _is_built_in(item: pytest.Item, name: str) -> bool:
-    """Whether the fixture of this name that a test gets is pytest's own or from here."""
-    if name == "request":  # which nobody may define
-        return True
-    definitions = compat.fixture_definitions(item).get(name, ())
-    return bool(definitions) and definitions[-1].func.__module__.startswith(("_pytest.", "pytest_gpufleet."))
+    if why:
+        pytest.fail(why, pytrace=False)
 
 
 def world_size(item: pytest.Item, available: int) -> int | None:

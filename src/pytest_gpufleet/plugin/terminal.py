@@ -35,7 +35,7 @@ class Screen:
     def __init__(self) -> None:
         self._stream: TextIO = sys.stdout
         self._below: Below | None = None
-        self._sample: Sample | None = None
+        self.sample: Sample | None = None  # that the table shows
 
     def open(self, config: pytest.Config, stack: ExitStack) -> None:
         """pytest's terminal by a file descriptor of its own, until `stack` is closed; nowhere if it has none."""
@@ -66,7 +66,7 @@ class Screen:
         from pytest_gpufleet.report.terminal.progress import RunningCheck
 
         running = RunningCheck(reports)
-        shown = lambda: table(self._sample, topology, running()) if self._sample else ""  # noqa: E731
+        shown = lambda: table(self.sample, topology, running()) if self.sample else ""  # noqa: E731
         self._keep_below(shown, len(topology.gpus) + AROUND, config, stack)
 
     def draw_nodes(self, now: Callable[[], str], config: pytest.Config, stack: ExitStack) -> None:
@@ -93,10 +93,6 @@ class Screen:
             self._below.leave()
             self._replaced.close()
 
-    def show(self, sample: Sample) -> None:
-        """What the table is to show from now on."""
-        self._sample = sample
-
     def progress(self, seconds: float) -> Callable[[float, Any], None]:
         """tell(seconds done, latest sample) writes how far something long is, unless the table says so."""
         from pytest_gpufleet.report.terminal import progress
@@ -116,7 +112,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     if not run.options.makes_a_run or run.evidence is None:
         return []
     resumed = f"; {len(run.carried)} checks carried over from {run.options.resume}" if run.options.resume else ""
-    lines = [f"gpufleet: {_headline(run)}{resumed}"]
+    lines = [f"gpufleet: {run.target.headline(run.options.level, run.options.basis)}{resumed}"]
     from pytest_gpufleet.verdict.fleet.host_runs import one_host
 
     header = run.evidence.record.run
@@ -131,17 +127,13 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [*lines, *software(run.evidence.record)]
 
 
-def _headline(run: Run) -> str:
-    return run.target.headline(run.options.level, run.options.basis)
-
-
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
     """On what tests run that were given none of our options, before the first of them does."""
     run = config.stash[RUN]
     if run.evidence is not None or run.options.listing or not any(map(uses_ranks, items)):
         return None
     config.stash[SCREEN].open(config, run.open_things)
-    return f"gpufleet: {_headline(run)}"
+    return f"gpufleet: {run.target.headline(run.options.level, run.options.basis)}"
 
 
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
