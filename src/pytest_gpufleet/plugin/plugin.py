@@ -17,7 +17,6 @@ from pytest_gpufleet.plugin.markers import MARKERS, OF_THE_SUITE
 from pytest_gpufleet.plugin.terminal import SCREEN, Screen
 from pytest_gpufleet.run.run import Run
 
-
 pytest_addoption = options.add
 
 

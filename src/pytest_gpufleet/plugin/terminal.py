@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pytest_gpufleet.model.gpu import GpuTopology
     from pytest_gpufleet.model.measurement import Sample
     from pytest_gpufleet.report.terminal.live import Below
-    from pytest_gpufleet.run.run import Run
 
 
 class Screen:
