@@ -3,14 +3,11 @@
 import json
 import os
 import resource
-import socket
 import subprocess
 import sys
 
-import pytest
-
 from tests.conftest import KEPT, ROOT, lay_out
-from tests.forked import Forked, Nursery, Started
+from tests.forked import Forked, Started
 
 DESCRIBES = """
 import json, os, resource, signal, sys
@@ -63,12 +60,3 @@ def test_it_finds_what_a_fresh_one_finds(tmp_path):
     forked, fresh = found
     assert forked == fresh
     assert (forked["parent"], forked["passed on"]) == (os.getpid(), "something")
-
-
-@pytest.mark.parametrize("arguments", [("-m", "pytest", "--version"), ("-c", "pass")])
-def test_where_it_cannot_be_forked_it_is_started(monkeypatch, arguments):
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    theirs.close()  # nobody is there
-    monkeypatch.setattr(Forked, "nursery", staticmethod(lambda: Nursery(ours)))
-    with ours:
-        assert subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL).returncode == 0

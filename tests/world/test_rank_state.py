@@ -7,13 +7,7 @@ from tests import edited_evidence
 ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
 
 MODULE = """
-    import gc
-    import logging
-    import os
-    import random
-    import resource
-    import signal
-    import sys
+    import gc, logging, os, random, resource, signal, sys
 
     import numpy
     import pytest
@@ -22,7 +16,7 @@ MODULE = """
 
     from pytest_gpufleet import RankFailure
 
-    def cudnn_flags():
+    def flags():
         import torch
 
         cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
@@ -31,93 +25,97 @@ MODULE = """
     def change_flags():
         import torch
 
-        torch.backends.cudnn.enabled = False
-        torch.backends.cudnn.benchmark = True
-        torch.backends.cudnn.allow_tf32 = False
-        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark = False, True
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = False, True
 
-    def snapshot(rank):
+    def umask():
         umask = os.umask(0)
         os.umask(umask)
-        return {
-            "environment": sorted(os.environ.items()),
-            "folder": os.readlink("/proc/self/cwd"),
-            "umask": umask,
-            "mask": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
-            "timer": signal.getitimer(signal.ITIMER_REAL) != (0, 0),
-            "stack": signal.getsignal(signal.SIGUSR1),
-            "flight recorder": signal.getsignal(signal.SIGUSR2),
-            "interrupt": signal.getsignal(signal.SIGINT),
-            "output": [os.path.realpath(f"/proc/self/fd/{number}") for number in (1, 2)],
-            "streams": [stream is None or stream.closed for stream in (sys.stdout, sys.stderr)],
-            "modules": list(sys.path),
-            "logging": (logging.root.level, logging.root.manager.disable, len(logging.root.handlers)),
-            "garbage": gc.isenabled(),
-            "limits": [resource.getrlimit(number)[0] for number in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)],
-            "cores": os.sched_getaffinity(0),
-            "anomalies": torch.is_anomaly_enabled(),
-            "autocast": [torch.is_autocast_enabled(device) for device in ("cuda", "cpu")],
-            "dtype": torch.get_default_dtype(),
-            "device": torch.get_default_device(),
-            "threads": torch.get_num_threads(),
-            "grad": torch.is_grad_enabled(),
-            "inference": torch.is_inference_mode_enabled(),
-            "deterministic": torch.are_deterministic_algorithms_enabled(),
-            "flags": cudnn_flags(),
-            "precision": torch.get_float32_matmul_precision(),
-            "random": random.getstate(),
-            "torch's random": torch.random.initial_seed(),
-            "function": dist.all_reduce.__name__,
-            "method": torch.Tensor.allclose(torch.ones(1), torch.ones(1)),
-            "operator": torch.matmul.__name__,
-            "kept": sorted(rank.kept),
-        }
+        return umask
 
-    def change(rank, folder):
-        rank.kept["left"] = torch.zeros(1)
+    def change_environment():
         os.environ["LEFT"] = "1"
         del os.environ["RANK"]
-        os.chdir(folder)
-        os.umask(0o777)
-        signal.signal(signal.SIGALRM, lambda number, frame: None)
-        signal.setitimer(signal.ITIMER_REAL, 1000)
-        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
-            signal.signal(number, lambda number, frame: None)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        torch.use_deterministic_algorithms(True)
+
+    def change_output():
         with open("kept", "w") as kept:
             os.dup2(kept.fileno(), 1)
         os.unlink("kept")
         os.close(2)
+
+    def change_streams():
         sys.stdout.close()
         sys.stderr = None
-        sys.path = ["left"]
+
+    def change_logging():
         logging.basicConfig(level=1, handlers=[logging.NullHandler()])
         logging.disable(50)
-        gc.disable()
+
+    def change_limits():
         for number in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE):
             soft, hard = resource.getrlimit(number)
             resource.setrlimit(number, (200 if soft != 200 else 100, hard))
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-        torch.autograd.set_detect_anomaly(True)
-        for device in ("cuda", "cpu"):
-            torch.set_autocast_enabled(device, True)
-        change_flags()
-        torch.set_float32_matmul_precision("medium")
-        torch.set_num_threads(torch.get_num_threads() + 1)
-        random.seed(rank.index)
-        torch.manual_seed(7)
-        torch.set_default_dtype(torch.float64)
-        torch.set_default_device("meta")
-        torch.set_grad_enabled(False)
+
+    def change_inference():
         global mode
         mode = torch.inference_mode()
         mode.__enter__()
 
-        def patched(*args, **kwargs):
-            return "patched"
+    def patched(*args, **kwargs):
+        return "patched"
 
-        dist.all_reduce = torch.matmul = torch.Tensor.allclose = patched
+    def handles(number):
+        return lambda: signal.getsignal(number), lambda: signal.signal(number, lambda number, frame: None)
+
+    # How each is read, and changed.
+    STATE = {
+        "environment": (lambda: sorted(os.environ.items()), change_environment),
+        "umask": (umask, lambda: os.umask(0o777)),
+        "mask": (lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+                 lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})),
+        "alarm": handles(signal.SIGALRM),
+        "timer": (lambda: signal.getitimer(signal.ITIMER_REAL) != (0, 0),
+                  lambda: signal.setitimer(signal.ITIMER_REAL, 1000)),
+        "stack": handles(signal.SIGUSR1),
+        "flight recorder": handles(signal.SIGUSR2),
+        "interrupt": handles(signal.SIGINT),
+        "output": (lambda: [os.path.realpath(f"/proc/self/fd/{number}") for number in (1, 2)], change_output),
+        "streams": (lambda: [each is None or each.closed for each in (sys.stdout, sys.stderr)], change_streams),
+        "modules": (lambda: list(sys.path), lambda: setattr(sys, "path", ["left"])),
+        "logging": (lambda: (logging.root.level, logging.root.manager.disable, len(logging.root.handlers)),
+                    change_logging),
+        "garbage": (gc.isenabled, gc.disable),
+        "limits": (lambda: [resource.getrlimit(each)[0] for each in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)],
+                   change_limits),
+        "cores": (lambda: os.sched_getaffinity(0), lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})),
+        "anomalies": (torch.is_anomaly_enabled, lambda: torch.autograd.set_detect_anomaly(True)),
+        "autocast": (lambda: torch.is_autocast_enabled("cpu"), lambda: torch.set_autocast_enabled("cpu", True)),
+        "GPU autocast": (lambda: torch.is_autocast_enabled("cuda"), lambda: torch.set_autocast_enabled("cuda", True)),
+        "threads": (torch.get_num_threads, lambda: torch.set_num_threads(torch.get_num_threads() + 1)),
+        "grad": (torch.is_grad_enabled, lambda: torch.set_grad_enabled(False)),
+        "inference": (torch.is_inference_mode_enabled, change_inference),
+        "deterministic": (torch.are_deterministic_algorithms_enabled, lambda: torch.use_deterministic_algorithms(True)),
+        "flags": (flags, change_flags),
+        "precision": (torch.get_float32_matmul_precision, lambda: torch.set_float32_matmul_precision("medium")),
+        "random": (random.getstate, lambda: random.seed(4711)),
+        "torch's random": (torch.random.initial_seed, lambda: torch.manual_seed(7)),
+        "dtype": (torch.get_default_dtype, lambda: torch.set_default_dtype(torch.float64)),
+        "device": (torch.get_default_device, lambda: torch.set_default_device("meta")),
+        "function": (lambda: dist.all_reduce.__name__, lambda: setattr(dist, "all_reduce", patched)),
+        "operator": (lambda: torch.matmul.__name__, lambda: setattr(torch, "matmul", patched)),
+        "method": (lambda: torch.Tensor.allclose(torch.ones(1), torch.ones(1)),
+                   lambda: setattr(torch.Tensor, "allclose", patched)),
+        "folder": (lambda: os.readlink("/proc/self/cwd"), lambda: None),
+    }
+
+    def snapshot(rank):
+        return {**{name: read() for name, (read, _) in STATE.items()}, "kept": sorted(rank.kept)}
+
+    def change(rank, folder):
+        rank.kept["left"] = torch.zeros(1)
+        os.chdir(folder)
+        for _, change in STATE.values():
+            change()
         os.rmdir(folder)
 
     def test_a_test_finds_what_it_has_changed(world, tmp_path_factory):

@@ -8,41 +8,41 @@ import pytest
 
 from pytest_gpufleet import redaction
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
-from pytest_gpufleet.model.events import Check, FailedBy, Outcome
+from pytest_gpufleet.model.events import Check, CheckFinished, FailedBy, Outcome
 from pytest_gpufleet.model.fault import Fault, Faults
 from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.plugin.keys import CHECK, ONLY_LIMITS, PHASES, RUN, Phases
 from pytest_gpufleet.redaction import redacted
-from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.verdict.judgement import LimitMissed
 from pytest_gpufleet.world.failure import RankFailure
-
-
-class SessionEnd:
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        if not isinstance(excinfo.value, pytest.Session.Interrupted):  # pytest's own, for errors in the collection
-            self._run.interruption.hear()
-        if isinstance(excinfo.value, pytest.exit.Exception):
-            self._run.exited = f"pytest.exit() ended the run: {excinfo.value.msg}"
-
-    @pytest.hookimpl(tryfirst=True)  # before anybody shows it
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        redaction.hide_in(report)
-        if report.failed:
-            self._run.not_imported.append(report.nodeid)
-
 
 MESSAGE_LIMIT = 20_000
 GRAVEST: tuple[Outcome, ...] = ("failed", "skipped", "passed", "not applicable")
 NOT_RUN = "its body was not run"
 
 
-def finished(item: pytest.Item, phases: Phases) -> Check:
-    """The check that a finished test was. Of what was raised nothing is kept but text: the frames of a
-    traceback hold all that the test had. One that another plugin runs again is what it was at its worst."""
+def keep(item: pytest.Item, report: pytest.TestReport, error: BaseException | None) -> None:
+    """Put on record what a phase of a test was, and with the last of them the check that it was."""
+    run = item.config.stash[RUN]
+    if isinstance(error, Faults) and report.failed:
+        # With all that identifies the GPU, and without a traceback, which helps nobody.
+        identity = run.target.topology.identity
+        told = (filter(None, (each.described(identity), each.story)) for each in error.faults)
+        report.longrepr = "\n".join(map("\n".join, told))
+    redaction.hide_in(report)
+    for fault in _faults(item, report, error):
+        what, story = redacted(fault.what), redacted(fault.story[: 2 * MESSAGE_LIMIT])
+        run.accuse(fault.changed(check=item.nodeid, what=what[:MESSAGE_LIMIT], story=story[:MESSAGE_LIMIT]))
+    phases = item.stash.setdefault(PHASES, [])
+    phases.append((report, error))
+    if report.when == "teardown":
+        telemetry = run.activity.end() if run.activity else None
+        run.record(CheckFinished(check=_finished(item, phases), telemetry=telemetry))
+
+
+def _finished(item: pytest.Item, phases: Phases) -> Check:
+    """Of what was raised nothing is kept but text: the frames of a traceback hold all that the test had. One that
+    another plugin runs again is what it was at its worst."""
     title, _, doc = (inspect.getdoc(getattr(item, "obj", None)) or "").partition("\n")
     outcome, message = _outcome(phases)
     seconds = sum(report.duration for report, _ in phases)
@@ -74,37 +74,18 @@ def finished(item: pytest.Item, phases: Phases) -> Check:
     return check
 
 
-def faults(item: pytest.Item, report: pytest.TestReport, error: BaseException | None) -> list[Fault]:
+def _faults(item: pytest.Item, report: pytest.TestReport, error: BaseException | None) -> Sequence[Fault]:
     """What is wrong by what ended a phase of a test, without what is on record: missed limits, and what was watched."""
     if not _failed(report, error) or isinstance(error, LimitMissed):
         return []
-    found: Sequence[Fault]
     match error:
         case RankFailure():
-            found = [error.fault([spec.place for spec in item.config.stash[RUN].ranks.pool.specs])]
+            return [error.fault([spec.place for spec in item.config.stash[RUN].ranks.pool.specs])]
         case Faults():
-            found = [fault for fault in error.faults if not fault.watched]
+            return [fault for fault in error.faults if not fault.watched]
         case None:  # nothing was raised, as where a failure was expected and had to be
-            found = [Fault("check_failed", (), report.longreprtext.partition("\n")[0])]
-        case _:
-            found = [Fault("check_failed", (), f"{type(error).__name__}: {error}".partition("\n")[0])]
-    return [
-        fault.changed(
-            check=item.nodeid,
-            what=redacted(fault.what)[:MESSAGE_LIMIT],
-            story=redacted(fault.story[: 2 * MESSAGE_LIMIT])[:MESSAGE_LIMIT],
-        )
-        for fault in found
-    ]
-
-
-def show_faults(report: pytest.TestReport, error: BaseException | None, run: Run) -> None:
-    """Let pytest show faults with all that identifies the GPU, and without a traceback, which helps nobody."""
-    if isinstance(error, Faults) and report.failed:
-        identity = run.target.topology.identity
-        report.longrepr = "\n".join(
-            "\n".join(filter(None, (each.described(identity), each.story))) for each in error.faults
-        )
+            return [Fault("check_failed", (), report.longreprtext.partition("\n")[0])]
+    return [Fault("check_failed", (), f"{type(error).__name__}: {error}".partition("\n")[0])]
 
 
 def _outcome(phases: Phases) -> tuple[Outcome, str]:

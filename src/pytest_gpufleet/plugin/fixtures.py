@@ -182,8 +182,8 @@ def notice(request: pytest.FixtureRequest) -> Callable[[Iterable[Fault]], None]:
 
 @pytest.fixture
 def burn_in(request: pytest.FixtureRequest) -> Callable[[World], list[Measurement]]:
-    """burn_in(world) keeps all ranks under full load for as long as --fleet-burn-in says, and gives its measurements. It
-    ends with an error as soon as a result is wrong in one bit or the health of a GPU gets worse."""
+    """burn_in(world) keeps all ranks under full load for as long as --fleet-burn-in says, and gives its measurements.
+    It ends with an error as soon as a result is wrong in one bit or the health of a GPU gets worse."""
     from pytest_gpufleet.probes.endurance import burn_in
 
     seconds = request.config.stash[RUN].burn_in_seconds

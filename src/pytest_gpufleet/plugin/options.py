@@ -104,12 +104,8 @@ READ = pytest.StashKey[Options]()
 
 def from_config(config: pytest.Config) -> Options:
     """What was asked for, read when it is needed first. UsageError for what does not go together."""
-    if READ not in config.stash:
-        config.stash[READ] = _options(config)
-    return config.stash[READ]
-
-
-def _options(config: pytest.Config) -> Options:
+    if READ in config.stash:
+        return config.stash[READ]
     given = {field: config.getoption(option.name) for field, option in OPTIONS.items()}
     _refuse(_contradictions(config, given))
     if given["burn_in"]:
@@ -138,6 +134,7 @@ def _options(config: pytest.Config) -> Options:
     options = Options(**known, asked=asked, listing=listing, paths=tuple(dict.fromkeys(paths)))
     if options.makes_a_run:
         _refuse(_obstacles(options))
+    config.stash[READ] = options
     return options
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.plugin import compat, fixtures, listeners, markers, options, supervision, terminal
-from pytest_gpufleet.plugin.keys import MISSED, ON_RANKS, ONLY_LIMITS, PHASES, RUN, SUPERVISED
+from pytest_gpufleet.plugin.keys import MISSED, ON_RANKS, ONLY_LIMITS, RUN, SUPERVISED
 from pytest_gpufleet.plugin.markers import MARKERS, OF_THE_SUITE
 from pytest_gpufleet.plugin.terminal import SCREEN, Screen
 from pytest_gpufleet.run.run import Run
@@ -67,7 +67,6 @@ def pytest_configure(config: pytest.Config) -> None:
 def _open(config: pytest.Config, run: Run) -> None:
     """Start the run, with all that makes its report."""
     run.ranks.get_ready()  # first: it takes as long as all that is imported and collected here
-    from pytest_gpufleet.plugin import check_outcome
     from pytest_gpufleet.plugin.report_files import ReportFiles
     from pytest_gpufleet.run.opening import open_run
 
@@ -79,7 +78,6 @@ def _open(config: pytest.Config, run: Run) -> None:
     report_files.put_into_the_folder()
     # Of hooks that are called last, the first one registered is called last.
     config.pluginmanager.register(report_files, "gpufleet-report-files")
-    config.pluginmanager.register(check_outcome.SessionEnd(run), "gpufleet-session-end")
     if run.options.nodes is not None:
         from pytest_gpufleet.plugin.on_nodes import OnNodes
         from pytest_gpufleet.run.cluster_run import ClusterRun
@@ -214,19 +212,9 @@ def pytest_runtest_makereport(
 
         spmd.explain(item, error, report)
     if run.evidence is not None:
-        from pytest_gpufleet import redaction
-        from pytest_gpufleet.model.events import CheckFinished
         from pytest_gpufleet.plugin import check_outcome
 
-        check_outcome.show_faults(report, error, run)
-        redaction.hide_in(report)
-        for fault in check_outcome.faults(item, report, error):
-            run.accuse(fault)
-        phases = item.stash.setdefault(PHASES, [])
-        phases.append((report, error))
-        if report.when == "teardown":
-            telemetry = run.activity.end() if run.activity else None
-            run.record(CheckFinished(check=check_outcome.finished(item, phases), telemetry=telemetry))
+        check_outcome.keep(item, report, error)
     return report
 
 

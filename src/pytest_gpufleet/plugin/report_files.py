@@ -60,6 +60,18 @@ class ReportFiles:
             if hasattr(self._option, name):  # else pytest has no such plugin
                 setattr(self._option, name, where)
 
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        if not isinstance(excinfo.value, pytest.Session.Interrupted):  # pytest's own, for errors in the collection
+            self._run.interruption.hear()
+        if isinstance(excinfo.value, pytest.exit.Exception):
+            self._run.exited = f"pytest.exit() ended the run: {excinfo.value.msg}"
+
+    @pytest.hookimpl(tryfirst=True)  # before anybody shows it
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        redaction.hide_in(report)
+        if report.failed:
+            self._run.not_imported.append(report.nodeid)
+
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         assert self._run.evidence is not None
         record = self._run.evidence.record
