@@ -32,7 +32,7 @@ from pytest_gpufleet.nodes import cluster, same_install, transport
 from pytest_gpufleet.nodes.agent_process import with_secret
 from pytest_gpufleet.nodes.messages import DialIn
 from pytest_gpufleet.plugin import report_files
-from pytest_gpufleet.plugin.keys import RUN
+from pytest_gpufleet.plugin.compat import RUN
 from pytest_gpufleet.run import cluster_run, node_runs
 from pytest_gpufleet.run.settings import Options
 

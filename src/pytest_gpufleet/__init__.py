@@ -17,8 +17,12 @@ if TYPE_CHECKING:
     from pytest_gpufleet.model.measurement import GpuState as GpuState, Measurement as Measurement, Reading as Reading
     from pytest_gpufleet.model.metric import GiB as GiB, KiB as KiB, Metric as Metric, MiB as MiB, Size as Size
     from pytest_gpufleet.model.place import THIS_NODE as THIS_NODE, WORLD as WORLD, Pair as Pair, Place as Place
-    from pytest_gpufleet.plugin.assertions import Judge as Judge, at_least as at_least, expect as expect
-    from pytest_gpufleet.plugin.live_machine import LiveMachine as LiveMachine
+    from pytest_gpufleet.plugin.assertions import (
+        Judge as Judge,
+        LiveMachine as LiveMachine,
+        at_least as at_least,
+        expect as expect,
+    )
     from pytest_gpufleet.probes.collectives.speed import bus_bandwidth as bus_bandwidth
     from pytest_gpufleet.probes.measure import (
         measure as measure,
@@ -41,8 +45,7 @@ _NAMES = {
     "model.measurement": ("GpuState", "Measurement", "Reading"),
     "model.metric": ("GiB", "KiB", "Metric", "MiB", "Size"),
     "model.place": ("THIS_NODE", "WORLD", "Pair", "Place"),
-    "plugin.assertions": ("Judge", "at_least", "expect"),
-    "plugin.live_machine": ("LiveMachine",),
+    "plugin.assertions": ("Judge", "LiveMachine", "at_least", "expect"),
     "probes.collectives.speed": ("bus_bandwidth",),
     "probes.measure": ("measure", "measure_all", "scaling_efficiency"),
     "verdict.judgement": ("LimitMissed",),

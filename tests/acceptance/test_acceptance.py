@@ -91,7 +91,7 @@ def test_level_quick_waits_for_nothing_that_others_need(run_fresh):
 
 BEGUN = """
 import pytest
-from pytest_gpufleet.plugin.keys import RUN
+from pytest_gpufleet.plugin.compat import RUN
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session):

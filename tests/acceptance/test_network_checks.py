@@ -9,7 +9,7 @@ import pytest
 from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.model.events import Order
 from pytest_gpufleet.model.gpu import Missing
-from pytest_gpufleet.plugin.live_machine import Node
+from pytest_gpufleet.plugin.assertions import Node
 from pytest_gpufleet.probes import adapter_loopback
 from pytest_gpufleet.verdict.judgement import judge
 from tests.acceptance.checks import _outcome, outcomes, ranks_answer

@@ -227,7 +227,7 @@ def test_what_gets_worse_fails_the_test_that_ran_however_it_ends(on_recorded):
 def test_lost_telemetry_is_reported_and_leaves_the_verdict_incomplete(on_recorded):
     inner = """
     from pytest_gpufleet.machine import health_watch
-    from pytest_gpufleet.plugin.keys import RUN
+    from pytest_gpufleet.plugin.compat import RUN
 
     def broken(self, sample):
         raise RuntimeError("no room for it")

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pytest_gpufleet.plugin.keys import RUN
+from pytest_gpufleet.plugin.compat import RUN
 
 pytestmark = pytest.mark.needs(nodes=2)
 

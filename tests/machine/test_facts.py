@@ -10,7 +10,7 @@ from pytest_gpufleet import expect
 from pytest_gpufleet.machine import gpu_facts, local_node, network_ports, nvml as driver
 from pytest_gpufleet.machine.gpu_facts import NVLINK_5_COUNTERS, NVLINK_COUNTERS
 from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.plugin.live_machine import LiveMachine
+from pytest_gpufleet.plugin.assertions import LiveMachine
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import Options
 from tests.machine.fake_nvml import switched

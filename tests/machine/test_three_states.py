@@ -12,8 +12,7 @@ from pytest_gpufleet.machine.tools import PACKAGES, Unreadable
 from pytest_gpufleet.model.codec import plain
 from pytest_gpufleet.model.endings import NotApplicable
 from pytest_gpufleet.model.gpu import Missing
-from pytest_gpufleet.plugin.assertions import of_host
-from pytest_gpufleet.plugin.live_machine import LiveMachine
+from pytest_gpufleet.plugin.assertions import LiveMachine, of_host
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import Options
 from tests.acceptance.checks import outcomes

@@ -16,8 +16,7 @@ from pytest_gpufleet.nodes.cluster_engine import ClusterEngine
 from pytest_gpufleet.nodes.transport import Arrived, Gone, Transport
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
 from pytest_gpufleet.world.failure import RankFailure
-from pytest_gpufleet.world.pool import Pool
-from pytest_gpufleet.world.world import World
+from pytest_gpufleet.world.world import Pool, World
 from tests.nodes.fake_transport import LONG, FakeTransport
 from tests.world.fake_engine import specs
 

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_gpufleet import World
 from pytest_gpufleet.world.engines.local import LocalEngine
-from pytest_gpufleet.world.pool import Pool
+from pytest_gpufleet.world.world import Pool
 from tests.world.fake_engine import specs
 
 OnRanks = Callable[[int, int], World]

@@ -13,7 +13,7 @@ from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.plugin.assertions import Judge
-from pytest_gpufleet.plugin.keys import MISSED, RUN
+from pytest_gpufleet.plugin.compat import MISSED, RUN
 from pytest_gpufleet.verdict.judgement import ALONG, figure, judge, unsteady
 from pytest_gpufleet.verdict.profile import for_gpu
 from tests import dry_suite

@@ -13,9 +13,8 @@ from typing import Any
 
 from pytest_gpufleet.world.call import START, Call, Outcome, RankSpec, pack, unpack
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
-from pytest_gpufleet.world.pool import Pool
 from pytest_gpufleet.world.rank import Rank, join, join_alone
-from pytest_gpufleet.world.world import World
+from pytest_gpufleet.world.world import Pool, World
 
 
 @dataclass

@@ -9,12 +9,12 @@ import pytest
 from pytest_gpufleet import RankFailure, RankReport
 from pytest_gpufleet.model.events import WorldStarted
 from pytest_gpufleet.model.place import gpu
-from pytest_gpufleet.world import call, pool as pool_module
+from pytest_gpufleet.world import call, world as pool_module
 from pytest_gpufleet.world.call import Outcome
 from pytest_gpufleet.world.engines.processes import CANNOT_ANSWER
 from pytest_gpufleet.world.engines.protocol import Engine, Trace
 from pytest_gpufleet.world.failure import MAX_FAILED_STARTS
-from pytest_gpufleet.world.pool import GRACE_SECONDS
+from pytest_gpufleet.world.world import GRACE_SECONDS
 
 from .fake_engine import Dies, FakeEngine, Hangs, Sends, Takes, specs, world_of
 

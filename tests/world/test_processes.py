@@ -171,7 +171,7 @@ STOPPED_AT_ITS_START = """
 import os, signal, time
 from pytest_gpufleet.world.engines import forkserver, local
 from pytest_gpufleet.world.engines.processes import look
-import pytest_gpufleet.world.pool as pool
+import pytest_gpufleet.world.world as pool
 
 pool.MIN_START_SECONDS = 1.0
 made = forkserver.Forkserver.__init__

@@ -12,7 +12,7 @@ import pytest
 @pytest.fixture(autouse=True, scope="session")
 def sick_device(request):
     # Rank 1 has to use a GPU that no machine has.
-    from pytest_gpufleet.plugin.keys import RUN
+    from pytest_gpufleet.plugin.compat import RUN
     pool = request.config.stash[RUN].ranks.pool
     sick = dataclasses.replace(pool.specs[1], gpu=GPU, device="cuda:99")
     pool.specs = (pool.specs[0], sick)

@@ -1,16 +1,19 @@
 """What checks assert: facts by expect(); figures by judge(), which records and returns, and what was missed fails the
-test at its end."""
+test at its end. And what they ask: a machine as it was when the run began, and what it answers now."""
+
+from __future__ import annotations
 
 import reprlib
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import pytest
 
-from pytest_gpufleet.machine import kernel_log, xids
-from pytest_gpufleet.machine.gpu_facts import COUNTERS, unreadable_by_model
+from pytest_gpufleet.machine import host, kernel_log, xids
+from pytest_gpufleet.machine.gpu_facts import COUNTERS, NAMES, unreadable_by_model
 from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.endings import NO_ORDER, not_applicable, not_judged
@@ -19,7 +22,7 @@ from pytest_gpufleet.model.fault import Fault, expect_none
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing, check_name
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.plugin import listeners
-from pytest_gpufleet.plugin.keys import MISSED, RUN
+from pytest_gpufleet.plugin.compat import MISSED, RUN
 from pytest_gpufleet.redaction import redacted
 from pytest_gpufleet.verdict.judgement import LimitMissed, figure, set_aside, to_measure_again
 from pytest_gpufleet.verdict.orders import asks, held_against
@@ -27,6 +30,8 @@ from pytest_gpufleet.verdict.orders import asks, held_against
 if TYPE_CHECKING:
     from pytest_gpufleet.machine.network_ports import Port
     from pytest_gpufleet.machine.tools import HostFact
+    from pytest_gpufleet.run.run import Run
+    from pytest_gpufleet.verdict.fleet.host_runs import HostRun
 
 T = TypeVar("T")
 
@@ -106,7 +111,7 @@ def grave_host_messages(machine: Machine) -> list[Fault]:
     return kernel_log.judged(machine.logged.host, machine.gpus, "before")[0]
 
 
-def expect_host(machine: Machine, fact: "HostFact[Any]", wanted: Any, *, code: str) -> None:
+def expect_host(machine: Machine, fact: HostFact[Any], wanted: Any, *, code: str) -> None:
     """Fail the check if a fact of the host is not `wanted`, a value or a Wanted; not applicable where it is unknown."""
     __tracebackhide__ = True
     if differs := _difference(of_host(machine.host.get, fact), wanted):
@@ -127,7 +132,7 @@ def expect_as_ordered(machine: Machine, topology: GpuTopology, order: Order | No
         not_judged("\n".join(unknown))
 
 
-def of_host(read: Callable[[str], Any], fact: "HostFact[T]", read_before: bool = False) -> T:
+def of_host(read: Callable[[str], Any], fact: HostFact[T], read_before: bool = False) -> T:
     """A fact of the host: `read` is machine.now or machine.host.get. Ends the check as not applicable where the machine
     has no such thing; as not judged where it cannot be read, or no longer (`read_before`: it was when the run began).
     """
@@ -147,7 +152,7 @@ def require_answers(silent: Iterable[str | None]) -> None:
         not_judged("; ".join(unanswered))
 
 
-def ports_in_use(machine: Machine) -> "list[Port]":
+def ports_in_use(machine: Machine) -> list[Port]:
     """The InfiniBand and RoCE ports of the host, of which at least one is active; ends the check as not applicable if
     none is."""
     from pytest_gpufleet.machine.network_ports import NETWORK_PORTS, active
@@ -231,3 +236,68 @@ def limit_missed(item: pytest.Item) -> LimitMissed | None:
     if not missed:
         return None
     return LimitMissed(missed, item.config.stash[RUN].target.topology, causes)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of a run on several. `machine`: as it was when the run began, None if it takes no part any more. `run`:
+    what it came to by itself. `clock_ahead`: by how many seconds its clock is ahead of that where pytest runs."""
+
+    number: int
+    machine: Machine | None
+    run: HostRun | None
+    clock_ahead: float | None
+    ask: Callable[[str], Mapping[int, Any]]  # all nodes at the same time, by their numbers
+
+    def now(self, fact: str) -> Any:
+        """A fact of its host, as it is at this moment; Missing if it does not answer."""
+        return self.ask(fact).get(self.number, Missing("the node does not answer"))
+
+
+class LiveMachine(Machine):
+    """A Machine that can be asked again. In a check between nodes it has `nodes`, and no GPUs of its own."""
+
+    _run: Run
+    _left_out: dict[str, Missing]
+
+    def __init__(self, run: Run) -> None:
+        left_out = {fact.name: host.left_out(fact.subject) for fact in host.ALL if fact.subject in run.options.without}
+        own = vars(run.own_machine.machine) if run.options.nodes is None or not run.options.makes_a_run else {}
+        if own:
+            own = {**own, "host": {**own["host"], **left_out}}
+        vars(self).update(own, _run=run, _left_out=left_out)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        pytest.fail(f"machine.{name} is of one machine: a check between nodes asks machine.nodes", pytrace=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Ranks have the facts, and nobody to ask."""
+        return Machine, (self.gpus, self.host, self.taken, self.logged, self.present, self.node)
+
+    def now(self, fact: str) -> Any:
+        """A fact as it is at this moment: one of the GPUs' as a list in the order of `gpus`, or one of the host as
+        evidence has it. Missing or None where it cannot be read."""
+        _ = self.gpus  # which only one machine has
+        if fact not in host.FACTS or fact in NAMES:
+            check_name(fact)
+            return [gpu[fact] for gpu in self._run.own_machine.node.facts((fact,))]
+        return self._left_out.get(fact) or self._run.host_now(fact)
+
+    def before(self, fact: str) -> Any:
+        """The same when the run began. What is read on request: as `now` gave it first in this run, and in the one that
+        it goes on with (--fleet-resume) if there is one."""
+        gpus = self.gpus
+        if fact in NAMES:
+            return [gpu[fact] for gpu in gpus]
+        return ({**self._run.host_before, **self._left_out} if host.FACTS[fact].on_request else self.host).get(fact)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """Those that take part, were lost, or were left out. The first that is asked for a fact `now` asks all."""
+        run = self._run
+        machines = {machine.node: machine for machine in run.machines()}
+        runs, clocks = run.runs_of_nodes(), run.clocks_ahead
+        numbers = sorted({*machines, *runs, *clocks})
+        left_out = {fact: dict.fromkeys(numbers, why) for fact, why in self._left_out.items()}
+        ask = cache(lambda fact: left_out.get(fact) or run.hosts_now(fact))
+        return tuple(Node(each, machines.get(each), runs.get(each), clocks.get(each), ask) for each in numbers)

@@ -1,4 +1,7 @@
-"""What this plugin takes from pytest and its plugins beyond their public names; a test holds each in place."""
+"""What this plugin keeps in the stashes of pytest, and what it takes from pytest and its plugins beyond their public
+names; a test holds each in place."""
+
+from __future__ import annotations
 
 import logging
 import os
@@ -6,12 +9,34 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
 from _pytest.logging import DEFAULT_LOG_FORMAT
 
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
+from pytest_gpufleet.run.run import Run
+
+if TYPE_CHECKING:
+    from pytest_gpufleet.model.events import Check
+    from pytest_gpufleet.model.fault import Fault
+    from pytest_gpufleet.model.finding import Finding
+    from pytest_gpufleet.run.interruption import Supervised
+
+# Of the configuration.
+RUN = pytest.StashKey[Run]()
+SUPERVISED: pytest.StashKey[Supervised] = pytest.StashKey()
+HOST_IS_KEPT = pytest.StashKey[bool]()  # somebody else has the host and does not let it go
+
+# Of a test: what judge() found; of that, what missed and no phase of the test has failed for yet, with the causes that
+# were found; and the LimitMissed of a test that did all that it had to do.
+MISSED: pytest.StashKey[tuple[list[Finding], list[Fault]]] = pytest.StashKey()
+ONLY_LIMITS = pytest.StashKey[BaseException]()
+ON_RANKS = pytest.StashKey[bool]()  # whether its body was called there
+# Setup, call and teardown: pytest's report of each and what was raised in it. And what they were, once it has ended.
+Phases = list[tuple[pytest.TestReport, BaseException | None]]
+PHASES = pytest.StashKey[Phases]()
+CHECK: pytest.StashKey[Check] = pytest.StashKey()
 
 OURS = (NotApplicable, NotJudged)  # which pytest takes for skips
 NO_FAILURE = (pytest.skip.Exception, pytest.xfail.Exception, *OURS)  # though they end a test

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from pytest_gpufleet.model.endings import Refused, not_applicable
-from pytest_gpufleet.plugin.keys import RUN
+from pytest_gpufleet.plugin.compat import RUN
 from pytest_gpufleet.plugin.markers import is_spmd, uses_ranks
 from pytest_gpufleet.plugin.terminal import SCREEN
 
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.gpu import GpuTopology
     from pytest_gpufleet.model.measurement import Measurement
-    from pytest_gpufleet.plugin.assertions import Judge
-    from pytest_gpufleet.plugin.live_machine import LiveMachine
+    from pytest_gpufleet.plugin.assertions import Judge, LiveMachine
     from pytest_gpufleet.probes.endurance import AfterTurn
     from pytest_gpufleet.run.cluster_run import ClusterRun
     from pytest_gpufleet.run.run import Run
@@ -78,7 +77,7 @@ def gpu_topology(machine: LiveMachine, pytestconfig: pytest.Config) -> GpuTopolo
 def machine(pytestconfig: pytest.Config) -> LiveMachine:
     """Every fact of the run's GPUs and of their host when it began (a LiveMachine); `expect` checks facts. No GPUs in
     a rehearsal. machine.now(fact) reads one again; machine.nodes are those of a check between nodes."""
-    from pytest_gpufleet.plugin.live_machine import LiveMachine
+    from pytest_gpufleet.plugin.assertions import LiveMachine
 
     return LiveMachine(pytestconfig.stash[RUN])
 

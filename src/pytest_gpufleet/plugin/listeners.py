@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpufleet.plugin import compat
-from pytest_gpufleet.plugin.keys import RUN
+from pytest_gpufleet.plugin.compat import RUN
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpufleet.plugin import compat
-from pytest_gpufleet.plugin.keys import HOST_IS_KEPT, RUN
+from pytest_gpufleet.plugin.compat import HOST_IS_KEPT, RUN
 
 if TYPE_CHECKING:
     from pytest_gpufleet.model.gpu import GpuTopology

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.plugin import compat, fixtures, listeners, markers, options, supervision, terminal
-from pytest_gpufleet.plugin.keys import MISSED, ON_RANKS, ONLY_LIMITS, RUN, SUPERVISED
+from pytest_gpufleet.plugin.compat import MISSED, ON_RANKS, ONLY_LIMITS, RUN, SUPERVISED
 from pytest_gpufleet.plugin.markers import MARKERS, OF_THE_SUITE
 from pytest_gpufleet.plugin.terminal import SCREEN, Screen
 from pytest_gpufleet.run.run import Run
@@ -212,9 +212,9 @@ def pytest_runtest_makereport(
 
         spmd.explain(item, error, report)
     if run.evidence is not None:
-        from pytest_gpufleet.plugin import check_outcome
+        from pytest_gpufleet.plugin.report_files import keep
 
-        check_outcome.keep(item, report, error)
+        keep(item, report, error)
     return report
 
 

@@ -9,7 +9,7 @@ import pytest
 from pytest_gpufleet.model import levels, suite
 from pytest_gpufleet.model.events import Deselected, Judging, Plugin, PythonFile, Session, SuiteSeen
 from pytest_gpufleet.plugin import compat, markers
-from pytest_gpufleet.plugin.keys import RUN
+from pytest_gpufleet.plugin.compat import RUN
 from pytest_gpufleet.plugin.options import path_of
 from pytest_gpufleet.run.run import Run
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.plugin import listeners, markers, options
-from pytest_gpufleet.plugin.keys import RUN, SUPERVISED
+from pytest_gpufleet.plugin.compat import RUN, SUPERVISED
 from pytest_gpufleet.run.interruption import Supervised, supervise
 from pytest_gpufleet.run.settings import Options
 

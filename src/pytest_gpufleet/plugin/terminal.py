@@ -14,7 +14,7 @@ import pytest
 
 from pytest_gpufleet.model.language import some
 from pytest_gpufleet.plugin import compat
-from pytest_gpufleet.plugin.keys import RUN
+from pytest_gpufleet.plugin.compat import RUN
 from pytest_gpufleet.plugin.markers import uses_ranks
 from pytest_gpufleet.redaction import clean
 

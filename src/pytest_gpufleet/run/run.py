@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.world.call import RankSpec
     from pytest_gpufleet.world.engines.local import LocalEngine
     from pytest_gpufleet.world.engines.protocol import Engine
-    from pytest_gpufleet.world.pool import Pool
-    from pytest_gpufleet.world.world import World
+    from pytest_gpufleet.world.world import Pool, World
 
 
 # Everything below is imported at its first use: this module is loaded in every pytest run.
@@ -350,7 +349,7 @@ class Ranks:
     @cached_property
     def pool(self) -> Pool:
         """Refused without a GPU, or if somebody else has one of them."""
-        from pytest_gpufleet.world.pool import Pool
+        from pytest_gpufleet.world.world import Pool
 
         run = self._run
         if not run.target.size:

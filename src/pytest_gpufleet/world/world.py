@@ -1,17 +1,279 @@
-"""The handle a test holds: a world of ranks, or a subset of one."""
+"""Ranks as a test holds them, a world or a subset of one, and the pool of warm processes behind them: started once,
+killed after a failure and started afresh."""
 
+import contextlib
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
+import msgspec
+
+from pytest_gpufleet.model.events import Losses, WorldStarted
 from pytest_gpufleet.model.fault import Fault, expect_none
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.metric import Size
 from pytest_gpufleet.model.place import Place
-from pytest_gpufleet.world.call import Call, Members, RankSpec, describe, pack_work
-from pytest_gpufleet.world.pool import Pool
+from pytest_gpufleet.world.call import (
+    START,
+    Call,
+    Members,
+    Outcome,
+    RankSpec,
+    describe,
+    echo_output,
+    pack,
+    pack_work,
+    raise_again,
+    ranks_text,
+    reporting,
+    show_notices,
+    unpack,
+)
+from pytest_gpufleet.world.engines.protocol import Engine
+from pytest_gpufleet.world.failure import Answers, Attempts, RankFailure, RankReport, diagnose
+from pytest_gpufleet.world.rank import join, join_alone
+
+KILL_SECONDS = 10.0
+# Starting is no part of a test's deadline, and a short --fleet-timeout is not meant for it.
+MIN_START_SECONDS = 60.0
+SECONDS_A_RANK = 0.1  # for all to meet at one store
+# After the first failure the other ranks get this long to tell their own story before they are killed.
+GRACE_SECONDS = 0.4
+SILENT_SECONDS = 30.0  # that a call may take before somebody wonders
+TURN_SECONDS = 0.5  # between two looks at whether the world was stopped by another thread
+
+
+@dataclass(eq=False)
+class Pool:
+    """Warm rank processes, and what is shared by everything that runs on them: waiting, deadlines and diagnosis.
+
+    `timeout` is the default deadline of a call in seconds, `test_deadline()` the time on `clock` by which the running
+    test must be done, if it has one; `foreign_test()` the running test if it is none of the suite; `on_event` hears of
+    every start, and of losses that ranks give, `on_wait` of a call that takes long.
+    """
+
+    engine: Engine
+    specs: Sequence[RankSpec]
+    timeout: float
+    test_deadline: Callable[[], float | None] = lambda: None
+    foreign_test: Callable[[], str] = lambda: ""
+    on_event: Callable[[WorldStarted | Losses], None] = lambda event: None
+    on_wait: Callable[[str], None] = lambda text: None
+    clock: Callable[[], float] = time.monotonic
+    limit: int | None = None  # how many ranks the running test may use
+    started: bool = False
+    used_by: str = ""  # the last test that was none of the suite and has used these ranks
+    _ready: bool = False  # they were waited for, too
+    _test: int = 0
+    _turn: threading.Lock = field(default_factory=threading.Lock)  # of the thread whose call is at work
+    _caller: int = 0  # that thread
+    _stopping: threading.Event = field(default_factory=threading.Event)
+    _owner: int = field(default_factory=os.getpid)
+    _closed: bool = False
+    _joined: set[Members] = field(default_factory=set)  # the groups that have a process group
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(START + 1))
+    _starts: Attempts = field(default_factory=Attempts)
+    _joins: Attempts = field(default_factory=Attempts)
+
+    @property
+    def everyone(self) -> Members:
+        return tuple(range(len(self.specs)))
+
+    def begin_test(self) -> None:
+        """Another test begins: it may use all ranks, and its first call finds nothing of the last one's."""
+        self.limit = None
+        self._test += 1
+
+    def begin(self) -> None:
+        """Start the ranks and do not wait: the first call does, and hears what is wrong with them."""
+        with self._one_at_a_time(), self._killing_on_error():
+            self._begin()
+
+    def call(self, call: Call, timeout: float | None = None) -> dict[int, Any]:
+        """The result of each rank. Calls of several threads follow one another, and the deadline of each begins with
+        it: `timeout` or the default, or that of the whole test if it comes first."""
+        __tracebackhide__ = True
+        with self._one_at_a_time():
+            joins = self._joins if timeout is None else Attempts()  # with a time of its own it tries something out
+            with joins.counted() if call.with_group else contextlib.nullcontext():
+                self._start()
+                if call.with_group and (missing := tuple(each for each in call.groups if each not in self._joined)):
+                    self._join(missing, self._start_seconds if timeout is None else max(timeout, MIN_START_SECONDS))
+            # Tests of the suite judge machines, and not what libraries warn of.
+            wanted = reporting() if self.foreign_test() else None
+            seconds, until = self.timeout if timeout is None else timeout, self.test_deadline()
+            left = seconds if until is None else max(0.0, min(seconds, until - self.clock()))
+            outcomes = self._run(replace(call, reporting=wanted), left)
+            echo_output(outcomes)
+            raise_again(outcomes)
+            with self._killing_on_error():
+                return {rank: self._result(rank, outcomes[rank], call.name) for rank in call.ranks}
+
+    def start_on(self, specs: Sequence[RankSpec]) -> None:
+        """From the next start on have these ranks, after `stop`. What kept others from starting, and from meeting,
+        says nothing of them."""
+        self.specs = specs
+        self._starts, self._joins = Attempts(), Attempts()
+
+    @contextlib.contextmanager
+    def restarted(self, environments: Mapping[int, Mapping[str, str]]) -> Iterator[None]:
+        """Other ranks for a while, with variables of their own by rank, started at the next use; after it the next use
+        starts ranks as before. What keeps these from meeting each other says nothing of those."""
+        usual, joins = self.specs, self._joins
+        self.stop()
+        self.specs = [replace(spec, environment=environments.get(spec.index, {})) for spec in usual]
+        self._joins = Attempts()
+        try:
+            yield
+        finally:
+            self.stop()
+            self.specs, self._joins = usual, joins
+
+    def stop(self) -> None:
+        """Kill the ranks; the next use starts fresh ones, unless one could not be killed. The call of a thread that a
+        test has left behind ends with them."""
+        self._stopping.set()
+        in_turn = self._turn.acquire(timeout=KILL_SECONDS)
+        try:
+            self._stop()
+        finally:
+            self._stopping.clear()
+            if in_turn:
+                self._turn.release()
+
+    def close(self) -> None:
+        """Kill the ranks, and start none again."""
+        self._closed = True
+        self.stop()
+
+    @contextlib.contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        thread = threading.get_ident()
+        if os.getpid() != self._owner:
+            raise RuntimeError("world.run was called in a process that a test has forked, to which no rank listens")
+        if self._caller == thread:
+            raise RuntimeError("world.run was called while another world.run of the same thread was not yet done")
+        with self._turn:
+            try:
+                self._caller = thread
+                if self._closed:
+                    raise RuntimeError(
+                        "world.run was called by a thread that a test has left behind, after the last test"
+                    )
+                yield
+            finally:
+                self._caller = 0
+
+    def _start(self) -> None:
+        """Start the ranks, unless they run already. RankFailure if one does not come up, or if starting is hopeless."""
+        __tracebackhide__ = True
+        if self._ready:
+            return
+        began = self.clock()
+        with self._starts.counted(), self._killing_on_error():
+            self._begin()
+            self._collect(self._of_everyone("start of the ranks", b""), self._start_seconds)
+        self._ready = True
+        self.on_event(WorldStarted(ranks=len(self.specs), seconds=round(self.clock() - began, 3)))
+
+    def _begin(self) -> None:
+        if not self.started:
+            self._joined, self.used_by, self.started = set(), "", True
+            self.engine.start(self.specs)
+
+    def _join(self, groups: tuple[Members, ...], seconds: float) -> None:
+        __tracebackhide__ = True
+        what = f"process group of {' and '.join(str(len(members)) for members in groups)} ranks"
+        several = len({spec.node for spec in self.specs}) > 1
+        make, more = (join_alone, (next(self._numbers),)) if several else (join, ())
+        self._run(self._of_everyone(what, pack_work(make, (groups, *more, self.engine.rendezvous()), {})), seconds)
+        if several:  # their members have left what they had
+            gone = {rank for members in groups for rank in members}
+            self._joined = {members for members in self._joined if gone.isdisjoint(members)}
+        self._joined.update(groups)
+
+    @property
+    def _start_seconds(self) -> float:
+        return max(self.timeout, MIN_START_SECONDS) + SECONDS_A_RANK * len(self.specs)
+
+    def _of_everyone(self, name: str, work: bytes) -> Call:
+        return Call(name, (self.everyone,), tuple(spec.node for spec in self.specs), with_group=False, work=work)
+
+    def _run(self, call: Call, timeout: float) -> dict[int, Outcome]:
+        __tracebackhide__ = True
+        self.used_by = self.foreign_test() or self.used_by
+        numbered = replace(call, number=next(self._numbers), test=self._test)
+        with self._killing_on_error():
+            self.engine.submit(call.ranks, pack(numbered))
+            return self._collect(numbered, timeout)
+
+    def _collect(self, call: Call, timeout: float) -> dict[int, Outcome]:
+        """The outcome of each rank. RankFailure if one fails or does not answer within `timeout` seconds; RuntimeError
+        if another thread has stopped the world. `on_wait` hears after 30 s, and whenever the time has doubled, who has
+        not answered."""
+        __tracebackhide__ = True
+        answers, missing = Answers(), {*call.ranks}
+        began, until = self.clock(), self.clock() + timeout
+        graceful, said_after = True, SILENT_SECONDS
+        remaining = timeout
+        # One look after the deadline: this process may have been stopped (Ctrl-Z), and not the ranks.
+        while missing and remaining > 0:
+            if self._stopping.is_set():
+                raise RuntimeError("the world was stopped by another thread")
+            remaining = until - self.clock()
+            for event in self.engine.wait(min(remaining, TURN_SECONDS)):
+                answers.add(event, call.number)
+            missing -= answers.ranks
+            if missing and self.clock() - began >= said_after:
+                who = ranks_text(missing) if len(missing) < len(call.ranks) else "all ranks"
+                what = f"waiting for {who} for {said_after:g} s, the deadline is {timeout:g} s"
+                self.on_wait(f"{call.name}: {what}")
+                said_after *= 2
+            if answers.failed and graceful:
+                graceful = False
+                until = min(until, self.clock() + GRACE_SECONDS)
+        show_notices(answers.outcomes)
+        for rank in sorted(answers.outcomes):
+            for curve in answers.outcomes[rank].losses:
+                placed = msgspec.structs.replace(curve, place=curve.place or self.specs[rank].place)
+                self.on_event(Losses(curve=placed))
+        if answers.failed or missing:
+            raise diagnose(self.engine, self.specs, call, answers, timeout)
+        return answers.outcomes
+
+    def _result(self, rank: int, outcome: Outcome, what: str) -> Any:
+        __tracebackhide__ = True
+        try:
+            return unpack(outcome.result)
+        except (Exception, SystemExit) as error:  # unpickling runs the object's own code, which may raise anything
+            why = f"what cannot be unpickled here: {type(error).__name__}: {error}"
+            report = RankReport(rank, self.specs[rank].name, "returned", why, output=outcome.output, to_blame=True)
+            raise RankFailure("exception", what, (report,)) from None
+
+    @contextlib.contextmanager
+    def _killing_on_error(self) -> Iterator[None]:
+        """Whatever ends a call early (a failure, Ctrl-C, pytest-timeout) ends the ranks: their state is unknown."""
+        try:
+            yield
+        except BaseException:
+            self._stop()
+            raise
+
+    def _stop(self) -> None:
+        if not self.started or os.getpid() != self._owner:
+            return
+        for rank, state in self.engine.kill(KILL_SECONDS).items():
+            why = f"and could not be killed within {KILL_SECONDS:g} s {state}".rstrip()
+            why = f"{why}: reset this GPU or restart the machine"
+            report = RankReport(rank, self.specs[rank].name, "running", why, to_blame=True)
+            self._starts.hopeless = RankFailure("hang", "nothing is started on this GPU again", (report,))
+        self.started = self._ready = False
 
 
 class NoProcessGroup(AttributeError):
@@ -111,7 +373,7 @@ class World:
         results = self._pool.call(call, timeout)
         return [[results[rank] for rank in group] for group in members]
 
-    def restarted(self, environments: Sequence[Mapping[str, str]]) -> AbstractContextManager[None]:
+    def restarted(self, environments: Sequence[Mapping[str, str]]) -> contextlib.AbstractContextManager[None]:
         """Within this block ranks are others, started afresh, each with these variables besides all that it finds: one
         mapping for each rank. For what libraries read but once. All ranks end with the block, and the next call starts
         them as they were."""
