@@ -28,7 +28,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.nodes import cluster, same_install, transport
+from pytest_gpufleet.nodes import agent_process, cluster, transport
 from pytest_gpufleet.nodes.agent_process import with_secret
 from pytest_gpufleet.nodes.messages import DialIn
 from pytest_gpufleet.plugin import report_files
@@ -139,7 +139,7 @@ class MadeUpNodes:
 
 def transport_for(options: Options) -> transport.Transport:
     assert isinstance(options.nodes, int)
-    likeness = same_install.own(cluster_run.settings_for(options))
+    likeness = agent_process.own_install(cluster_run.settings_for(options))
     return transport.Transport(MadeUpNodes(options.nodes, likeness), seconds=600.0)
 
 

@@ -11,8 +11,7 @@ import pytest
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.nodes import messages
 from pytest_gpufleet.nodes.agent_process import AgentSettings, OwnAgents
-from pytest_gpufleet.nodes.cluster import Cluster
-from pytest_gpufleet.nodes.cluster_engine import ClusterEngine
+from pytest_gpufleet.nodes.cluster import Cluster, ClusterEngine
 from pytest_gpufleet.nodes.transport import Arrived, Gone, Transport
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
 from pytest_gpufleet.world.failure import RankFailure

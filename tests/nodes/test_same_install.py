@@ -8,7 +8,7 @@ import pytest
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.suite import code
-from pytest_gpufleet.nodes import same_install
+from pytest_gpufleet.nodes import agent_process
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.messages import DialIn
 
@@ -20,7 +20,7 @@ def other(name, **differs):
 
 
 def test_nodes_with_the_same_installation_are_welcome():
-    same_install.refuse_others(OWN, {"gf0": other("gf0"), "gf1": other("gf1", index=1)})
+    agent_process.refuse_others(OWN, {"gf0": other("gf0"), "gf1": other("gf1", index=1)})
 
 
 @pytest.mark.parametrize(
@@ -30,13 +30,13 @@ def test_nodes_with_the_same_installation_are_welcome():
         ({"package": "q"}, "gf1: other files of pytest-gpufleet."),
         ({"package": "q", "version": "2"}, "gf1: pytest-gpufleet 2."),
         ({"suite": "t", "python": "3.13.0"}, "gf1: Python 3.13.0, other checks, conftest"),
-        ({"suite": ""}, f"gf1: {same_install.NO_FOLDER}."),
-        ({"suite": same_install.EMPTY}, f"gf1: {same_install.NO_CHECKS}."),
+        ({"suite": ""}, f"gf1: {agent_process.NO_FOLDER}."),
+        ({"suite": agent_process.EMPTY}, f"gf1: {agent_process.NO_CHECKS}."),
     ],
 )
 def test_a_node_with_another_one_is_named_with_what_differs(differs, described):
     with pytest.raises(Refused) as refused:
-        same_install.refuse_others(OWN, {"gf0": other("gf0"), "gf1": other("gf1", **differs)})
+        agent_process.refuse_others(OWN, {"gf0": other("gf0"), "gf1": other("gf1", **differs)})
     assert described in str(refused.value)
     assert "gf0" not in str(refused.value)
 
@@ -44,18 +44,18 @@ def test_a_node_with_another_one_is_named_with_what_differs(differs, described):
 def test_nodes_that_differ_in_the_same_way_are_named_together():
     nodes = {"gf0": other("gf0"), **{name: other(name, package="q") for name in ("gf1", "gf2", "gf3")}}
     with pytest.raises(Refused, match=r"gf1, gf2, gf3: other files"):
-        same_install.refuse_others(OWN, nodes)
+        agent_process.refuse_others(OWN, nodes)
 
 
 def test_what_a_node_of_any_version_dials_in_with_can_be_read():
     sent = codec.packed({"is": "dial in", "name": "gf1", "version": "0.9", "python": "3.12.3", "new": 1})
     with pytest.raises(Refused, match=r"gf1: pytest-gpufleet 0\.9"):
-        same_install.refuse_others(OWN, {"gf1": codec.unpacked(sent, DialIn)})
+        agent_process.refuse_others(OWN, {"gf1": codec.unpacked(sent, DialIn)})
 
 
 def test_what_this_process_has_is_of_its_package_and_of_the_suite(folder):
-    own = same_install.own(AgentSettings(str(folder), suite=("checks",)))
-    assert (own.package, own.suite) == (code(), same_install.suite(folder, ["checks"]))
+    own = agent_process.own_install(AgentSettings(str(folder), suite=("checks",)))
+    assert (own.package, own.suite) == (code(), agent_process.suite(folder, ["checks"]))
     assert len(own.package) == 64
 
 
@@ -70,9 +70,9 @@ def folder(tmp_path):
 def test_the_same_files_elsewhere_are_the_same_suite(folder, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
     (folder / "checks").rename(other / "checks")
-    before = same_install.suite(other, ["checks"])
+    before = agent_process.suite(other, ["checks"])
     (other / "checks").rename(folder / "checks")
-    assert same_install.suite(folder, ["checks"]) == before
+    assert agent_process.suite(folder, ["checks"]) == before
 
 
 @pytest.mark.parametrize(
@@ -90,16 +90,16 @@ def test_the_same_files_elsewhere_are_the_same_suite(folder, tmp_path_factory):
     ],
 )
 def test_files_that_pytest_looks_at_make_the_suite(folder, suite, change, another):
-    before = same_install.suite(folder, [suite])
+    before = agent_process.suite(folder, [suite])
     change(folder)
-    assert (same_install.suite(folder, [suite]) != before) is another
-    assert same_install.suite(folder, [f"{suite}::test_it"]) == same_install.suite(folder, [suite])
+    assert (agent_process.suite(folder, [suite]) != before) is another
+    assert agent_process.suite(folder, [f"{suite}::test_it"]) == agent_process.suite(folder, [suite])
 
 
 def test_an_empty_folder_of_checks_is_another_thing(folder):
-    assert same_install.suite(folder, ["nothing", "checks/test_b.py"]) == same_install.EMPTY
+    assert agent_process.suite(folder, ["nothing", "checks/test_b.py"]) == agent_process.EMPTY
 
 
 def test_where_the_folder_of_the_run_is_not_there_is_no_suite(folder):
-    assert same_install.suite(folder / "none", []) == ""
-    assert same_install.suite(folder, []) != ""
+    assert agent_process.suite(folder / "none", []) == ""
+    assert agent_process.suite(folder, []) != ""

@@ -16,8 +16,7 @@ from pytest_gpufleet.model.hosts_file import NAME, read_hosts
 from pytest_gpufleet.model.language import LANGUAGES, in_language
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.run.folder import RunFolder
-from pytest_gpufleet.verdict.fleet.failed_nodes import Reason
-from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet
+from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, Reason, judge_fleet
 from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, Unusable, between, expected_as, kept
 from pytest_gpufleet.verdict.reading import read
 

@@ -33,7 +33,7 @@ from pytest_gpufleet.machine.nvml import NoGpus
 from pytest_gpufleet.machine.telemetry import Sampler
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import HostFound
-from pytest_gpufleet.nodes import messages, network, same_install, suite_process, wire
+from pytest_gpufleet.nodes import agent_process, messages, network, suite_process, wire
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.suite_process import SuiteProcess
 from pytest_gpufleet.world.call import RankSpec, nothing
@@ -223,7 +223,7 @@ class Agent:
 
     def live(self) -> str:
         """Until the head ends it, or is gone: why it ends before the run does, if so."""
-        self._background.do(NODE, lambda: same_install.own(self._settings), self._send)
+        self._background.do(NODE, lambda: agent_process.own_install(self._settings), self._send)
         self._background.do(NODE, lambda: self._node.open(self._reached.name), self._send_hello)
         while not self._why:
             self._wait()

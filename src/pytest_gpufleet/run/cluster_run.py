@@ -20,11 +20,12 @@ from pytest_gpufleet.model.gpu import Gpu, GpuTopology, joined, typed_facts
 from pytest_gpufleet.model.hosts_file import NAME, read_hosts
 from pytest_gpufleet.model.place import Place, on_node
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.nodes import launchers, same_install
-from pytest_gpufleet.nodes.agent_process import AgentSettings
-from pytest_gpufleet.nodes.cluster import Cluster, Trouble
+from pytest_gpufleet.nodes import agent_process, launchers, wire
+from pytest_gpufleet.nodes.agent_process import AgentSettings, OwnAgents
+from pytest_gpufleet.nodes.cluster import Cluster, ClusterEngine, Trouble
 from pytest_gpufleet.nodes.launchers import Task
 from pytest_gpufleet.nodes.messages import Asked, CheckHealth, Hello, Lock, ReadHost
+from pytest_gpufleet.nodes.ray_launcher import Asked as AskedOfRay, RayAgents
 from pytest_gpufleet.nodes.transport import Transport
 from pytest_gpufleet.run import resume
 from pytest_gpufleet.run.folder import RunFolder
@@ -52,8 +53,6 @@ def take_part(options: Options) -> None:
     come back."""
     task = _task(options)
     if task is not None and not task.is_head:
-        from pytest_gpufleet.nodes import agent_process, wire
-
         secret = wire.secret(options.secret_file)
         if not secret:
             raise Refused(wire.HOW_TO)
@@ -81,9 +80,6 @@ def _wanted_hosts(options: Options) -> dict[str, str]:
 def transport_for(options: Options) -> Transport:
     """The agents of a rehearsal without a launcher are processes of this machine; where a launcher starts this command
     on every node, that of this one is. Else Ray starts them."""
-    from pytest_gpufleet.nodes import wire
-    from pytest_gpufleet.nodes.agent_process import OwnAgents
-
     settings, task = settings_for(options), _task(options)
     hosts = tuple(_wanted_hosts(options))
     wanted = len(hosts) or (options.nodes if isinstance(options.nodes, int) else None)
@@ -113,8 +109,6 @@ def transport_for(options: Options) -> Transport:
             "no launcher has started this on several nodes: start the same command on each of them (srun, mpirun, or "
             "any way with --fleet-head HOST:PORT), or install Ray: pip install 'pytest-gpufleet[ray]'"
         )
-    from pytest_gpufleet.nodes.ray_launcher import Asked as AskedOfRay, RayAgents
-
     address = options.address or os.environ.get("RAY_ADDRESS") or "auto"
     starter = RayAgents(random, AskedOfRay(settings, address, wanted, hosts, options.insecure))
     return Transport(starter, seconds=options.join, expected=hosts, address="*")
@@ -190,8 +184,8 @@ class ClusterRun(Run):
         cluster = Cluster(transport_for(self.options))
         self.open_things.callback(self._end_agents, cluster)
         cluster.start(HELLO_SECONDS)
-        own, dialled = same_install.own(settings_for(self.options)), cluster.transport.dialled
-        same_install.refuse_others(own, {cluster.names[node]: who for node, who in dialled.items()})
+        own, dialled = agent_process.own_install(settings_for(self.options)), cluster.transport.dialled
+        agent_process.refuse_others(own, {cluster.names[node]: who for node, who in dialled.items()})
         if not cluster.hellos:
             text = "; ".join(f"{lost.name}: {lost.why}" for lost in cluster.lost.values())
             raise Refused(f"--nodes {self.options.nodes}: no node can be used: {text}")
@@ -404,8 +398,6 @@ class ClusterRanks(Ranks):
         """The agents start what ranks need, and only after their nodes' own runs."""
 
     def _engine(self) -> Engine:
-        from pytest_gpufleet.nodes.cluster_engine import ClusterEngine
-
         return ClusterEngine(self._run.cluster)
 
     def _gpus_of_nodes(self) -> Mapping[int, tuple[Sequence[Gpu | None], str]]:

@@ -25,8 +25,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.run.folder import SUMMARY
 from pytest_gpufleet.verdict import basis, requirements
 from pytest_gpufleet.verdict.accusations import all_faults, causes, explaining
-from pytest_gpufleet.verdict.fleet.failed_nodes import FailedNode, failed_nodes
-from pytest_gpufleet.verdict.fleet.fleet_verdict import ALONE, over_nodes
+from pytest_gpufleet.verdict.fleet.fleet_verdict import ALONE, FailedNode, failed_nodes, over_nodes
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun, NodeRuns, expected_as, of_one_host
 from pytest_gpufleet.verdict.gaps import answered
 from pytest_gpufleet.verdict.given_limits import unused
