@@ -75,15 +75,13 @@ def test_who_may_write_the_package_may_write_its_checkout(checkout):
     assert of_checkout(checkout) == ""
 
 
-def test_what_is_installed_inside_somebody_elses_checkout_has_no_commit(checkout):
-    """As by `pip install --target`."""
+def test_what_has_no_commit(checkout):
+    """Installed inside somebody else's checkout, as by `pip install --target`; or without git."""
     root = checkout.parents[1]
     for package in (root / "lib" / "pytest_gpufleet", root / "lib" / "python3" / "site-packages" / "pytest_gpufleet"):
         package.mkdir(parents=True)
         assert of_checkout(package) == ""
 
-
-def test_without_git_nothing_is_told(checkout):
     def absent(*_, **__):
         raise Unreadable("git is not installed")
 

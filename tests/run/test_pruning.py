@@ -51,45 +51,51 @@ def test_the_last_accepted_run_of_these_gpus_at_each_level_stays(make):
     assert days(make(7), 1) == [6, 4]
 
 
-def add(name):
-    return lambda path: (path / name).write_text("")
+def write(name, text=""):
+    return lambda path: (path / name).write_text(text)
+
+
+def link(name, to=".."):
+    def change(path):
+        (path / name).unlink(missing_ok=True)
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).symlink_to(to)
+
+    return change
+
+
+def of_node(name):
+    def change(path):
+        (path / "nodes" / "0-node7").mkdir(parents=True)
+        (path / "nodes" / "0-node7" / name).write_text("")
+
+    return change
 
 
 STAYS = {
-    "signed": add("signed-by-ann@vendor.example.json"),
-    "a note of somebody": add("remarks.txt"),
+    "signed": write("signed-by-ann@vendor.example.json"),
+    "a note of somebody": write("remarks.txt"),
     "no report yet": lambda path: (path / "report.html").unlink(),
     "no verdict yet": lambda path: (path / "summary.json").unlink(),
-    "a summary of something else": lambda path: (path / "summary.json").write_text("[]"),
-    "a summary about another host": lambda path: (path / "summary.json").write_text(
-        (path / "summary.json").read_text().replace("node7", "node8")
-    ),
-    "a report that is a link": lambda path: (
-        (path / "report.html").unlink() or (path / "report.html").symlink_to("evidence.jsonl")
-    ),
-    "nodes that are a link": lambda path: (path / "nodes").symlink_to(path.parent),
-    "a node that is a link": lambda path: (
-        (path / "nodes").mkdir() or (path / "nodes" / "0-node7").symlink_to(path.parent)
-    ),
-    "a node that is signed": lambda path: (
-        (path / "nodes" / "0-node7").mkdir(parents=True) or add("signed-by-ann.json")(path / "nodes" / "0-node7")
-    ),
-}
+    "a summary of something else": write("summary.json", "[]"),
+    "a summary about another host": lambda path: write(
+        "summary.json", (path / "summary.json").read_text().replace("node7", "node8"))(path),
+    "a report that is a link": link("report.html", "evidence.jsonl"),
+    "nodes that are a link": link("nodes"),
+    "a node that is a link": link("nodes/0-node7"),
+    "a node that is signed": of_node("signed-by-ann.json"),
+    **({"of another user": lambda path: os.chown(path, 65534, 65534)} if os.geteuid() == 0 else {}),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("change", STAYS.values(), ids=STAYS)
-def test_what_is_not_only_an_ended_run_of_ours_stays(make, change):
+@pytest.mark.parametrize(("change", "removed"), [
+    *((change, [2]) for change in STAYS.values()), (of_node("evidence.jsonl"), [2, 1])
+], ids=[*STAYS, "a run on many nodes goes with those of its nodes"])  # fmt: skip
+def test_what_is_not_only_an_ended_run_of_ours_stays(make, change, removed):
     odd = make(1)
     make(2)
     change(odd)
-    assert days(make(3), 1) == [2]
-
-
-def test_a_run_on_many_nodes_goes_with_those_of_its_nodes(make):
-    node = make(1) / "nodes" / "0-node7"
-    node.mkdir(parents=True)
-    add("evidence.jsonl")(node)
-    assert days(make(2), 1) == [1]
+    assert days(make(3), 1) == removed
 
 
 def test_links_and_runs_of_other_hosts_stay(make, tmp_path):
@@ -103,13 +109,6 @@ def test_links_and_runs_of_other_hosts_stay(make, tmp_path):
 def test_a_folder_that_is_gone_costs_a_sentence_and_nothing_else(tmp_path):
     _, (problem,) = prune(RunFolder(tmp_path / "gone" / "node7-20261101T010000Z"), "node7", 1)
     assert problem == f"--fleet-keep: {tmp_path / 'gone'} could not be read: No such file or directory"
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_runs_of_other_users_stay(make):
-    os.chown(make(1), 65534, 65534)
-    make(2)
-    assert days(make(3), 1) == [2]
 
 
 def test_a_run_that_is_over_removes_what_is_too_many(run_pytest, tmp_path):
