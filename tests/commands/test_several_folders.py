@@ -26,14 +26,7 @@ def ran(capsys):
     return run
 
 
-def test_the_exit_status_of_several_is_the_worst(ran, tmp_path):
-    incomplete, other = (runs.record(tmp_path / name) for name in ("incomplete", "other"))
-    rejected = runs.record(tmp_path / "rejected", failed={runs.ALONE: "other"})
-    assert ran("judge", incomplete, other)[0] == 10
-    assert ran("judge", rejected, incomplete)[0] == ran("judge", incomplete, rejected)[0] == 1
-
-
-def test_each_folder_is_judged_as_it_is_alone(ran):
+def test_each_folder_is_judged_as_it_is_alone_and_the_worst_status_counts(ran, tmp_path):
     alone = [ran("judge", folder) for folder in (ACCEPTED, REJECTED)]
     status, both, _ = ran("judge", ACCEPTED, REJECTED)
     assert status == 10  # INCOMPLETE by the limits of today
@@ -45,6 +38,8 @@ def test_each_folder_is_judged_as_it_is_alone(ran):
     for run, (status, *_) in zip(document["runs"], alone, strict=True):
         jsonschema.validate(run["summary"], json.loads(summary.schema()))
         assert run["summary"]["exit_status"] == run["exit_status"] == status
+    rejected = runs.record(tmp_path / "rejected", failed={runs.ALONE: "other"})
+    assert ran("judge", rejected, ACCEPTED)[0] == ran("judge", ACCEPTED, rejected)[0] == 1
 
 
 def test_a_folder_that_cannot_be_used_does_not_stop_the_others(ran, tmp_path):
@@ -53,14 +48,6 @@ def test_a_folder_that_cannot_be_used_does_not_stop_the_others(ran, tmp_path):
     assert text.endswith(ran("judge", ACCEPTED)[1])
     document = json.loads(ran("judge", "--json", tmp_path, ACCEPTED)[1])
     assert [("error" in run, "summary" in run) for run in document["runs"]] == [(True, False), (False, True)]
-
-
-@pytest.mark.parametrize("command", ["judge", "report"])
-def test_one_file_is_not_for_several_folders(ran, tmp_path, command):
-    folders = [runs.record(tmp_path / name) for name in "ab"]
-    status, _, error = ran(command, *folders, "-o", tmp_path / "page.html")
-    assert (status, "2 folders were given" in error) == (1, True)
-    assert not (tmp_path / "page.html").exists()
 
 
 def test_each_folder_gets_its_own_report(ran, tmp_path):
@@ -74,6 +61,10 @@ def test_each_folder_gets_its_own_report(ran, tmp_path):
         assert all(path.is_file() for path in files)
         assert run["verdict"] == json.loads(files[1].read_text())["verdict"]
     assert ran("report", folders[0], tmp_path / "nothing", folders[1])[0] == 1
+    for command in ("judge", "report"):
+        status, _, error = ran(command, *folders, "-o", tmp_path / "page.html")
+        assert (status, "2 folders were given" in error) == (1, True)
+    assert not (tmp_path / "page.html").exists()
 
 
 # ---------------------------------------------------------------- compare

@@ -17,59 +17,36 @@ from tests import runs
 from tests.edited_evidence import insert
 
 
-def copytruncate(path):
-    """As logrotate does."""
-    shutil.copy(path, f"{path}.1")
-    os.truncate(path, 0)
+def rewritten(change):
+    """Other content in the same file."""
+
+    def attack(path):
+        text = change(path.read_bytes())
+        with path.open("r+b") as file:
+            file.write(text)
+            file.truncate()
+
+    return attack
 
 
-def delete_a_line(path):
-    lines = path.read_bytes().splitlines(keepends=True)
-    with path.open("r+b") as file:
-        file.writelines([lines[0], *lines[2:]])
-        file.truncate()
-
-
-def append_a_line(path):
-    with path.open("a") as file:
-        file.write('{"event": "progress"}\n')
-
-
-def change_a_letter(path):
-    """Neither its size nor its place tells."""
-    text = path.read_text()
-    with path.open("r+") as file:
-        file.write(text.replace("test_b", "test_X"))
-
-
-def save_in_an_editor(path):
-    copy = path.with_name("copy")
-    shutil.copy(path, copy)
-    copy.replace(path)
-
-
-def put_a_file_in_its_place(path):
-    shutil.rmtree(path.parent)
-    path.parent.write_text("not a folder")
-
-
+append_a_line = rewritten(lambda text: text + b'{"event": "progress"}\n')
 CHANGED = "was changed by something else while the run went on: it is not what the run wrote"
 AGAIN = "was {} while the run went on, and was written again"
 # What somebody does to the file, what is told, and whether the file has all that the run wrote afterwards.
 ATTACKS = {
-    "copytruncate": (copytruncate, CHANGED, False),
-    "a line deleted": (delete_a_line, CHANGED, False),
+    "copytruncate": (lambda path: (shutil.copy(path, f"{path}.1"), os.truncate(path, 0)), CHANGED, False),
+    "a line deleted": (rewritten(lambda text: b"".join(text.splitlines(keepends=True)[::2])), CHANGED, False),
     "a line appended": (append_a_line, CHANGED, False),
-    "a letter changed": (change_a_letter, CHANGED, False),
-    "saved in an editor": (save_in_an_editor, AGAIN.format("replaced"), True),
+    # Neither its size nor its place tells.
+    "a letter changed": (rewritten(lambda text: text.replace(b"test_b", b"test_X")), CHANGED, False),
+    "saved in an editor": (
+        lambda path: Path(shutil.copy(path, path.with_name("copy"))).replace(path), AGAIN.format("replaced"), True),
     "folder renamed": (
-        lambda path: path.parent.rename(path.parent.with_name("kept")),
-        AGAIN.format("moved away"),
-        True,
-    ),
+        lambda path: path.parent.rename(path.parent.with_name("kept")), AGAIN.format("moved away"), True),
     "folder removed": (lambda path: shutil.rmtree(path.parent), AGAIN.format("removed"), True),
-    "a file in its place": (put_a_file_in_its_place, "cannot be kept at", False),
-}
+    "a file in its place": (
+        lambda path: (shutil.rmtree(path.parent), path.parent.write_text("not a folder")), "cannot be kept at", False),
+}  # fmt: skip
 
 
 @pytest.fixture

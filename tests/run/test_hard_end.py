@@ -65,7 +65,7 @@ def test_never(): pass
 SWALLOWS = f"""while True:
         try: time.sleep(3600)
         except KeyboardInterrupt: now({OVER})"""
-HOLDS_THE_INTERPRETER = "re.match('(a+)+$', 'a' * 64 + 'b')"
+HOLDS = "re.match('(a+)+$', 'a' * 64 + 'b')"
 
 
 @pytest.fixture
@@ -90,13 +90,14 @@ def test_a_hang_on_a_rank_ends_in_time_with_a_report(late):
     assert main(["verify", str(folder)]) == 0
 
 
-@pytest.mark.parametrize("hang", [SWALLOWS, HOLDS_THE_INTERPRETER], ids=["swallows", "holds the interpreter"])
-def test_a_controller_that_cannot_end_is_ended(late, hang):
-    run = late(HANGS_HERE.replace("HANG\n", f"{hang}\n").replace("FIRST", "pass"), "--fleet-prometheus=told.prom")
-    assert (run.status, run.record.broken) == (10, DEADLINE), run.text
+@pytest.mark.parametrize(("hang", "first", "status"), [(SWALLOWS, "pass", 10), (HOLDS, "assert False", 1)])
+def test_a_controller_that_cannot_end_is_ended_and_what_had_failed_stays_failed(late, hang, first, status):
+    run = late(HANGS_HERE.replace("HANG\n", f"{hang}\n").replace("FIRST", first), "--fleet-prometheus=told.prom")
+    assert (run.status, run.record.broken) == (status, DEADLINE), run.text
+    assert run.outcomes == {"test_first": "failed" if status == 1 else "passed"}
     (folder,) = run.folders
     assert {path.name for path in folder.iterdir()} == FILES - {"junit.xml"}
-    assert json.loads((folder / "summary.json").read_text())["exit_status"] == 10
+    assert json.loads((folder / "summary.json").read_text())["exit_status"] == status
     assert 'gpufleet_exit_status{host="' in (run.root / "told.prom").read_text()
     assert main(["verify", str(folder)]) == 0
 
@@ -107,18 +108,13 @@ def test_a_report_that_cannot_be_written_leaves_the_verdict_that_was_told(late):
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session):
     now({OVER})
-    {HOLDS_THE_INTERPRETER}
+    {HOLDS}
 """
     run = late("def test_it(): assert False", **{"conftest.py": CLOCK + hook})
     assert (run.status, run.record.exit_status, run.record.broken) == (1, 1, ""), run.text
     (folder,) = run.folders
     assert {path.name for path in folder.iterdir()} == FILES
     assert main(["verify", str(folder)]) == 0
-
-
-def test_what_had_failed_stays_failed(late):
-    run = late(HANGS_HERE.replace("HANG\n", f"{HOLDS_THE_INTERPRETER}\n").replace("FIRST", "assert False"))
-    assert (run.status, run.outcomes, run.record.broken) == (1, {"test_first": "failed"}, DEADLINE), run.text
 
 
 @pytest.mark.parametrize("more", [[], ["--fleet-resume=earlier"]], ids=["new", "resumed"])
@@ -134,8 +130,9 @@ target.find = lambda *given: (now({OVER}), time.sleep(3600))
     assert "test_gpu_count): not run: the deadline came first" in " ".join(run.record.reasons)
 
 
-def test_a_run_that_is_over_in_time_is_as_without_a_deadline(late):
-    assert late("def test_it(): pass").status == 0
+def test_a_run_that_is_over_in_time_is_as_without_a_deadline(fleet, late):
+    """The burn-in of a rehearsal is short, and fits."""
+    assert fleet("def test_it(): pass", "--fleet-deadline=10m", "--fleet-level=burnin").status == 0
     assert late("def test_it(): assert False").status == 1
 
 
@@ -170,7 +167,3 @@ def test_a_deadline_that_cannot_be_kept_is_refused_before_anything_starts(run_py
     run = run_pytest("--gpus=8", f"--fleet-dir={REPORTS}", *options, files={"test_inner.py": "def test_it(): pass"})
     assert (run.status, run.folders) == (4, [])
     assert told in " ".join(run.text.split())
-
-
-def test_the_short_burn_in_of_a_rehearsal_fits(fleet):
-    assert fleet("def test_it(): pass", "--fleet-deadline=10m", "--fleet-level=burnin").status == 0
