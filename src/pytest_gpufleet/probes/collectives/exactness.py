@@ -26,18 +26,12 @@ from pytest_gpufleet.world.rank import TIMEOUT, Rank
 # Every type that NCCL or Gloo knows, and up to which number it holds every whole number. (Complex tensors travel as
 # pairs of floats.)
 DTYPES = {
-    torch.float16: 2**11,
-    torch.bfloat16: 2**8,
-    torch.float32: 2**24,
-    torch.float64: 2**53,
-    torch.float8_e4m3fn: 2**4,
-    torch.float8_e5m2: 2**3,
-    torch.int8: 2**7 - 1,
-    torch.uint8: 2**8 - 1,
-    torch.int32: 2**31 - 1,
+    torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24, torch.float64: 2**53,
+    torch.float8_e4m3fn: 2**4, torch.float8_e5m2: 2**3,
+    torch.int8: 2**7 - 1, torch.uint8: 2**8 - 1, torch.int32: 2**31 - 1,
     torch.int64: 2**61,  # no more: the data are made in int64 and must not overflow on the way
     torch.bool: 1,
-}
+}  # fmt: skip
 
 # One element, fewer than there are ranks, a power of two, and a number that fits no block.
 COUNTS = {"cuda": (1, 3, 1 << 20, 1_000_003), "cpu": (1, 3, 1 << 14, 10_007)}
@@ -79,20 +73,14 @@ OPERATIONS = {
     "sum": Operation(dist.ReduceOp.SUM, lambda numbers: numbers.sum(0), headroom=lambda n: n),
     "max": Operation(dist.ReduceOp.MAX, lambda numbers: numbers.amax(0)),
     "min": Operation(dist.ReduceOp.MIN, lambda numbers: numbers.amin(0)),
-    "prod": Operation(
-        dist.ReduceOp.PRODUCT,
-        # Not torch.prod, for which torch compiles a kernel of its own on a GPU: a second for each shape of its input.
-        lambda numbers: reduce(torch.mul, numbers),
-        one_at_a_time=True,
-    ),
+    # Not torch.prod, for which torch compiles a kernel of its own on a GPU: a second for each shape of its input.
+    "prod": Operation(dist.ReduceOp.PRODUCT, lambda numbers: reduce(torch.mul, numbers), one_at_a_time=True),
     # Multiples of n: their average is a whole number, whether one divides before or after adding up.
     "avg": Operation(
-        dist.ReduceOp.AVG,
-        lambda numbers: numbers.sum(0) // len(numbers),
-        headroom=lambda n: n**2,
-        shape=lambda numbers, n: numbers * n,
+        dist.ReduceOp.AVG, lambda numbers: numbers.sum(0) // len(numbers),
+        headroom=lambda n: n**2, shape=lambda numbers, n: numbers * n,
     ),
-}
+}  # fmt: skip
 ANY = OPERATIONS["max"]  # for what reduces nothing: all numbers that the type holds
 
 # Every collective, those that reduce with every operation.
@@ -117,8 +105,7 @@ class Case(NamedTuple):
         return f"{words}, {self.elements:,} elements{root}, {'in' if self.in_place else 'out of'} place"
 
 
-@dataclass(frozen=True)
-class Delivery:
+class Delivery(NamedTuple):
     """What one rank got: what was wrong, what the backend refused, and how many exchanges were right."""
 
     wrong: tuple[str, ...] = ()
@@ -131,11 +118,7 @@ class Refused(Exception):
 
 
 def exchange(
-    rank: Rank,
-    name: str,
-    operation: str = "",
-    dtypes: Sequence[torch.dtype] = tuple(DTYPES),
-    strided: bool = False,
+    rank: Rank, name: str, operation: str = "", dtypes: Sequence[torch.dtype] = tuple(DTYPES), strided: bool = False
 ) -> Delivery:
     """Run a collective on data of every type and size, from the first, middle and last root, in place and out of place
     where torch has both. `strided`: with gaps in the buffers, which must stay as they are; the data are packed for the

@@ -103,14 +103,10 @@ def _timed(
     if rank.device.type == "cuda":
         torch.cuda.empty_cache()  # the next check may need all memory
     conditions: dict[str, Condition] = {
-        "collective": name,
-        "bytes": max(nbytes, n * dtype.itemsize) if collective.in_parts else nbytes,
-        "dtype": type_name(dtype),
-        "ranks": n,
-        "in_place": in_place,
-        "nvls": nvls(rank.device),
+        "collective": name, "bytes": max(nbytes, n * dtype.itemsize) if collective.in_parts else nbytes,
+        "dtype": type_name(dtype), "ranks": n, "in_place": in_place, "nvls": nvls(rank.device),
         **({"method": method} if small else {}),
-    }
+    }  # fmt: skip
     return took.seconds, total * dtype.itemsize, conditions, {"iterations": took.iterations, "runs": took.runs}
 
 

@@ -13,6 +13,7 @@ from torch.distributed import ProcessGroup
 from pytest_gpufleet.world.rank import Rank
 
 Combine = Callable[[Tensor], Tensor]
+SUM = dist.ReduceOp.SUM
 
 
 def type_name(dtype: torch.dtype) -> str:
@@ -37,13 +38,7 @@ class Collective:
     rooted: bool = False
 
     def launch(
-        self,
-        group: ProcessGroup,
-        output: Tensor,
-        input: Tensor,
-        root: int = 0,
-        op: Any = dist.ReduceOp.SUM,
-        async_op: bool = True,
+        self, group: ProcessGroup, output: Tensor, input: Tensor, root: int = 0, op: Any = SUM, async_op: bool = True
     ) -> list[dist.Work]:
         """Start it, on a stream of its own, and give what to wait for."""
         works = self.call(group, output, input, root, op)(async_op=async_op)
@@ -125,70 +120,55 @@ def _at_root(group: ProcessGroup, root: int, whole: Tensor) -> list[Tensor] | No
     return list(whole.chunk(dist.get_world_size(group))) if dist.get_rank(group) == root else None
 
 
+def _of_parts(n: int) -> float:
+    return (n - 1) / n
+
+
 COLLECTIVES = {
     "all_reduce": Collective(
-        call=lambda group, output, input, root, op: partial(dist.all_reduce, output, op, group=group),
-        expected=lambda inputs, me, root, combine: combine(inputs),
-        factor=lambda n: 2 * (n - 1) / n,
-        in_place="always",
-        reduces=True,
+        lambda group, output, input, root, op: partial(dist.all_reduce, output, op, group=group),
+        lambda inputs, me, root, combine: combine(inputs),
+        lambda n: 2 * (n - 1) / n, in_place="always", reduces=True,
     ),
     "all_gather": Collective(
-        call=lambda group, output, input, root, op: partial(dist.all_gather_into_tensor, output, input, group=group),
-        expected=lambda inputs, me, root, combine: inputs.flatten(),
-        factor=lambda n: (n - 1) / n,
-        one_part="input",
-        in_place="also",
+        lambda group, output, input, root, op: partial(dist.all_gather_into_tensor, output, input, group=group),
+        lambda inputs, me, root, combine: inputs.flatten(),
+        _of_parts, one_part="input", in_place="also",
     ),
     "reduce_scatter": Collective(
-        call=lambda group, output, input, root, op: partial(dist.reduce_scatter_tensor, output, input, op, group=group),
-        expected=lambda inputs, me, root, combine: combine(inputs).chunk(len(inputs))[me],
-        factor=lambda n: (n - 1) / n,
-        one_part="output",
-        in_place="also",
-        reduces=True,
+        lambda group, output, input, root, op: partial(dist.reduce_scatter_tensor, output, input, op, group=group),
+        lambda inputs, me, root, combine: combine(inputs).chunk(len(inputs))[me],
+        _of_parts, one_part="output", in_place="also", reduces=True,
     ),
     "broadcast": Collective(
-        call=lambda group, output, input, root, op: partial(dist.broadcast, output, _global(group, root), group=group),
-        expected=lambda inputs, me, root, combine: inputs[root],
-        in_place="always",
-        rooted=True,
+        lambda group, output, input, root, op: partial(dist.broadcast, output, _global(group, root), group=group),
+        lambda inputs, me, root, combine: inputs[root],
+        in_place="always", rooted=True,
     ),
     "reduce": Collective(
-        call=lambda group, output, input, root, op: partial(dist.reduce, output, _global(group, root), op, group=group),
-        expected=lambda inputs, me, root, combine: combine(inputs) if me == root else None,
-        in_place="always",
-        reduces=True,
-        rooted=True,
+        lambda group, output, input, root, op: partial(dist.reduce, output, _global(group, root), op, group=group),
+        lambda inputs, me, root, combine: combine(inputs) if me == root else None,
+        in_place="always", reduces=True, rooted=True,
     ),
     "all_to_all": Collective(
-        call=lambda group, output, input, root, op: partial(dist.all_to_all_single, output, input, group=group),
-        expected=lambda inputs, me, root, combine: torch.cat([each.chunk(len(inputs))[me] for each in inputs]),
-        factor=lambda n: (n - 1) / n,
-        one_part="neither",
+        lambda group, output, input, root, op: partial(dist.all_to_all_single, output, input, group=group),
+        lambda inputs, me, root, combine: torch.cat([each.chunk(len(inputs))[me] for each in inputs]),
+        _of_parts, one_part="neither",
     ),
     "gather": Collective(
-        call=lambda group, output, input, root, op: partial(
-            dist.gather, input, _at_root(group, root, output), _global(group, root), group=group
-        ),
-        expected=lambda inputs, me, root, combine: inputs.flatten() if me == root else None,
-        factor=lambda n: (n - 1) / n,
-        one_part="input",
-        in_place="also",
-        rooted=True,
+        lambda group, output, input, root, op: partial(
+            dist.gather, input, _at_root(group, root, output), _global(group, root), group=group),
+        lambda inputs, me, root, combine: inputs.flatten() if me == root else None,
+        _of_parts, one_part="input", in_place="also", rooted=True,
     ),
     "scatter": Collective(
-        call=lambda group, output, input, root, op: partial(
-            dist.scatter, output, _at_root(group, root, input), _global(group, root), group=group
-        ),
-        expected=lambda inputs, me, root, combine: inputs[root].chunk(len(inputs))[me],
-        factor=lambda n: (n - 1) / n,
-        one_part="output",
-        in_place="also",
-        rooted=True,
+        lambda group, output, input, root, op: partial(
+            dist.scatter, output, _at_root(group, root, input), _global(group, root), group=group),
+        lambda inputs, me, root, combine: inputs[root].chunk(len(inputs))[me],
+        _of_parts, one_part="output", in_place="also", rooted=True,
     ),
     "sendrecv": Collective(
-        call=lambda group, output, input, root, op: partial(_send_to_next, group, output, input),
-        expected=lambda inputs, me, root, combine: inputs[me - 1],
+        lambda group, output, input, root, op: partial(_send_to_next, group, output, input),
+        lambda inputs, me, root, combine: inputs[me - 1],
     ),
-}
+}  # fmt: skip

@@ -8,7 +8,6 @@ under way counts as together, since the one that is done last runs on alone.
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -66,20 +65,14 @@ def retention_under_load(rank: Rank, precision: str, nbytes: int) -> list[Readin
     works = (matmul, _Work(_reduction(rank, nbytes), timing.own_stream(rank.device)))
     with strictly(precision), rank.phase(f"{precision} matmuls and {NAME} of {nbytes:,} bytes at once"):
         counts = [_count(rank, each, PART_SECONDS[kind]) for each in works]
-        until = time.monotonic() + LEAD_IN_SECONDS[kind]
-        while time.monotonic() < until:
-            matmul.marks(counts[0])
-            timing.synchronize(rank)
+        with torch.cuda.stream(matmul.stream):
+            timing.warm_up(rank.device, matmul.launch, LEAD_IN_SECONDS[kind])
         with Watch(rank.gpu) as watch:
             samples = [_sample(rank, works, counts) for _ in range(SAMPLES)]
     conditions: dict[str, Condition] = {
-        "collective": NAME,
-        "precision": precision,
-        "bytes": nbytes,
-        "ranks": rank.size,
-        "nvls": nvls(rank.device),
+        "collective": NAME, "precision": precision, "bytes": nbytes, "ranks": rank.size, "nvls": nvls(rank.device),
         "method": SHARED_SPAN,
-    }
+    }  # fmt: skip
     of_matmul, of_reduction = zip(*samples, strict=True)
     flop = 2 * math.prod(shape)
     rates = _means(of_matmul, lambda seconds: f"{flop / seconds / 1e12:.4g} TFLOP/s")
@@ -111,10 +104,8 @@ def _means(samples: Sequence[Times], text: Callable[[float], str]) -> dict[str, 
 
 def _alone(rank: Rank, work: _Work, count: int) -> float:
     """Seconds of one operation, of `count` in a row."""
-    timing.line_up(rank)
-    marks = work.marks(count)
-    timing.synchronize(rank)
-    return timing.between(marks[0], marks[-1]) / count
+    with torch.cuda.stream(work.stream):
+        return timing.seconds(rank, work.launch, count)
 
 
 def _count(rank: Rank, work: _Work, seconds: float) -> int:

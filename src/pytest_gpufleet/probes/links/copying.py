@@ -147,24 +147,18 @@ class IpcHandle(ctypes.Structure):  # CUipcMemHandle
 
 # cuda.h gives some functions a new version under a new name; these names are in every driver since CUDA 11.
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "cuGetErrorName": (c_int, POINTER(c_char_p)),
-    "cuGetErrorString": (c_int, POINTER(c_char_p)),
+    "cuGetErrorName": (c_int, POINTER(c_char_p)), "cuGetErrorString": (c_int, POINTER(c_char_p)),
     "cuCtxGetCurrent": (POINTER(c_void_p),),
-    "cuCtxPushCurrent_v2": (c_void_p,),
-    "cuCtxPopCurrent_v2": (POINTER(c_void_p),),
-    "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
-    "cuDevicePrimaryCtxRelease_v2": (c_int,),
-    "cuMemAlloc_v2": (POINTER(c_uint64), c_size_t),
-    "cuMemFree_v2": (c_uint64,),
-    "cuMemHostAlloc": (POINTER(c_void_p), c_size_t, c_uint),
-    "cuMemFreeHost": (c_void_p,),
+    "cuCtxPushCurrent_v2": (c_void_p,), "cuCtxPopCurrent_v2": (POINTER(c_void_p),),
+    "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int), "cuDevicePrimaryCtxRelease_v2": (c_int,),
+    "cuMemAlloc_v2": (POINTER(c_uint64), c_size_t), "cuMemFree_v2": (c_uint64,),
+    "cuMemHostAlloc": (POINTER(c_void_p), c_size_t, c_uint), "cuMemFreeHost": (c_void_p,),
     "cuIpcGetMemHandle": (POINTER(IpcHandle), c_uint64),
-    "cuIpcOpenMemHandle_v2": (POINTER(c_uint64), IpcHandle, c_uint),
-    "cuIpcCloseMemHandle": (c_uint64,),
+    "cuIpcOpenMemHandle_v2": (POINTER(c_uint64), IpcHandle, c_uint), "cuIpcCloseMemHandle": (c_uint64,),
     "cuMemcpyAsync": (c_uint64, c_uint64, c_size_t, c_void_p),
     "cuMemcpyPeerAsync": (c_uint64, c_void_p, c_uint64, c_void_p, c_size_t, c_void_p),
     "cuLaunchHostFunc": (c_void_p, HostFunction, c_void_p),
-}
+}  # fmt: skip
 
 
 @cache
