@@ -123,10 +123,7 @@ def test_gpu_memory_is_free_after_the_controller_is_killed(tmp_path):
 
 def test_the_device_file_of_a_gpu_is_what_is_locked():
     assert all((locks.DEVICES / f"nvidia{gpu['minor']}").is_char_device() for gpu in GPUS)
-    with (
-        locks.lock(GPUS),
-        pytest.raises(GpuTaken, match=f"is in use by another run: process {os.getpid()} of "),
-    ):
+    with locks.lock(GPUS), pytest.raises(GpuTaken, match=f"is in use by another run: process {os.getpid()} of "):
         locks.lock(GPUS)
 
 

@@ -31,10 +31,7 @@ PAIR_SECONDS = 30.0  # with the start of NCCL, which took 3 s on eight H200
 Sizes = Mapping[str, Sequence[int]]  # S in bytes, by collective
 # Without what a first collective is tried again, by how it failed: broken P2P mostly hangs; where multicast is broken
 # most versions raise "Failed to bind NVLink SHARP" (pytorch/pytorch#177472).
-WITHOUT = {
-    "hang": ("p2p_hangs", "NCCL_P2P_DISABLE", "1"),
-    "exception": ("nvls_not_used", "NCCL_NVLS_ENABLE", "0"),
-}
+WITHOUT = {"hang": ("p2p_hangs", "NCCL_P2P_DISABLE", "1"), "exception": ("nvls_not_used", "NCCL_NVLS_ENABLE", "0")}
 
 
 class Transport(NamedTuple):
