@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -42,21 +43,13 @@ def on_ranks(worlds: OnRanks) -> OnRanks:
     return as_at_first
 
 
-@pytest.fixture
-def two_ranks(on_ranks: OnRanks) -> World:
-    return on_ranks(1, 2)
+def ranks(nodes: int, each: int) -> Any:
+    @pytest.fixture
+    def fixture(on_ranks: OnRanks) -> World:
+        return on_ranks(nodes, each)
+
+    return fixture
 
 
-@pytest.fixture
-def four_ranks(on_ranks: OnRanks) -> World:
-    return on_ranks(1, 4)
-
-
-@pytest.fixture
-def three_nodes(on_ranks: OnRanks) -> World:
-    return on_ranks(3, 2)
-
-
-@pytest.fixture
-def four_nodes(on_ranks: OnRanks) -> World:
-    return on_ranks(4, 1)
+two_ranks, three_ranks, four_ranks = ranks(1, 2), ranks(1, 3), ranks(1, 4)
+three_nodes, four_nodes = ranks(3, 2), ranks(4, 1)

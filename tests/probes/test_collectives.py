@@ -83,11 +83,6 @@ def test_a_rank_of_which_the_host_launches_slowly_is_named(usual, slow, named):
     assert finding.state == ("missed" if named else "for information")
 
 
-@pytest.fixture
-def three_ranks(on_ranks):
-    return on_ranks(1, 3)
-
-
 def test_figures_say_what_they_were_measured_with(three_ranks):
     figures = measure_all(three_ranks, speed.sweep, bus_bandwidth, "all_gather", [65536], in_place=True)
     assert figures[0].conditions["in_place"] is True

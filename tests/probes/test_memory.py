@@ -164,8 +164,8 @@ def two_numa_nodes(rank, short=""):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_every_figure_belongs_to_its_numa_node(on_ranks, ranks):
-    some = on_ranks(1, 3).subset(range(ranks))
+def test_every_figure_belongs_to_its_numa_node(three_ranks, ranks):
+    some = three_ranks.subset(range(ranks))
     some.run(two_numa_nodes)
     (measured,) = memory.host_memory_bandwidth(some, MiB, 0.01)
     assert measured.conditions == {"operation": "triad"}
@@ -173,11 +173,10 @@ def test_every_figure_belongs_to_its_numa_node(on_ranks, ranks):
     assert all(len(samples) == 3 for samples in measured.samples.values())
 
 
-def test_a_container_with_a_quota_has_no_figure(on_ranks):
-    three = on_ranks(1, 3)
-    three.run(two_numa_nodes, "the container has the time of 1 processor")
+def test_a_container_with_a_quota_has_no_figure(three_ranks):
+    three_ranks.run(two_numa_nodes, "the container has the time of 1 processor")
     with pytest.raises(NotApplicable, match="the time of 1 processor"):
-        memory.host_memory_bandwidth(three, MiB, 0.01)
+        memory.host_memory_bandwidth(three_ranks, MiB, 0.01)
 
 
 @pytest.mark.parametrize(

@@ -87,8 +87,7 @@ def read_under_load(
     """Facts of this rank's GPU, again and again for so many seconds, each time while a `load` is under way. None where
     NVML does not know one; RuntimeError if it cannot be read."""
     assert rank.gpu is not None
-    with nvml.session() as library:
-        driver = nvml.Nvml(library, [library.nvmlDeviceGetHandleByUUID(rank.gpu.uuid)])
+    with nvml.of_gpu(rank.gpu) as driver:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             load()

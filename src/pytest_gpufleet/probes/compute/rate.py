@@ -170,8 +170,8 @@ def relative_rate(rates: Sequence[Measurement]) -> Measurement:
 
 
 def _mean_state(states: Sequence[GpuState]) -> GpuState:
-    every = {field.name: [getattr(state, field.name) for state in states] for field in fields(GpuState)}
-    known = {name: [value for value in values if value is not None] for name, values in every.items()}
+    names = [field.name for field in fields(GpuState)]
+    known = {name: [value for each in states if (value := getattr(each, name)) is not None] for name in names}
     return GpuState(**{name: fmean(values) if values else None for name, values in known.items()})
 
 

@@ -22,7 +22,6 @@ from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.measurement import Reading
-from pytest_gpufleet.model.metric import METRICS, Metric
 from pytest_gpufleet.model.place import Pair, Where
 from pytest_gpufleet.probes.links import copying
 from pytest_gpufleet.probes.links.copying import Copied, Copier, Copy, Ends, Meet, Offer
@@ -46,8 +45,7 @@ def pair_bandwidth(world: World, topology: GpuTopology, direction: PairDirection
     writes, both_ways = direction != "read", direction == "both"
     conditions = {"direction": "write both ways" if both_ways else direction}
     at_once = _each_pair(world.size, topology, both_ways)
-    metric = METRICS["pair_bandwidth"]
-    return _copied(world, topology, metric, conditions, nbytes, at_once, copying.bandwidth, writes, both_ways)
+    return _copied(world, topology, "pair_bandwidth", conditions, nbytes, at_once, copying.bandwidth, writes, both_ways)
 
 
 def ring_bandwidth(world: World, topology: GpuTopology, nbytes: int) -> Copied:
@@ -55,20 +53,20 @@ def ring_bandwidth(world: World, topology: GpuTopology, nbytes: int) -> Copied:
     Where hops share a PCIe switch, the way between sockets or host memory, the slowest one with all at once decides how
     fast collectives are, and no pair by itself."""
     ring = [(index, (index + 1) % world.size) for index in range(world.size)]
-    return _copied(world, topology, METRICS["ring_bandwidth"], {}, nbytes, [ring], _lasting, True, True)
+    return _copied(world, topology, "ring_bandwidth", {}, nbytes, [ring], _lasting, True, True)
 
 
 def pair_latency(world: World, topology: GpuTopology) -> Copied:
     """Microseconds from one copy of 16 bytes to the next, of 100 that read from the memory of the other GPU of every
     pair, as p2pBandwidthLatencyTest of NVIDIA's CUDA samples does."""
     at_once = _each_pair(world.size, topology)
-    return _copied(world, topology, METRICS["pair_latency"], {}, SMALL_BYTES, at_once, _microseconds)
+    return _copied(world, topology, "pair_latency", {}, SMALL_BYTES, at_once, _microseconds)
 
 
 def wrong_data(world: World, topology: GpuTopology, nbytes: int) -> list[Fault]:
     """What every GPU reads wrong from the memory of every other one."""
     at_once = _each_pair(world.size, topology, both_ways=True)
-    return _copied(world, topology, METRICS["pair_bandwidth"], {}, nbytes, at_once, _once, lined_up=True).faults
+    return _copied(world, topology, "pair_bandwidth", {}, nbytes, at_once, _once, lined_up=True).faults
 
 
 def rounds(n: int) -> list[list[IndexPair]]:
@@ -111,7 +109,7 @@ def _each_pair(n: int, topology: GpuTopology, both_ways: bool = False) -> list[l
 def _copied(
     world: World,
     topology: GpuTopology,
-    metric: Metric,
+    metric: str,
     conditions: Mapping[str, Condition],
     nbytes: int,
     groups: Sequence[Sequence[IndexPair]],
@@ -122,8 +120,7 @@ def _copied(
     """Copy between the pairs of each group at once: figures of what `sampled` made of it, and faults of the data. The
     first GPU of a pair reads from the memory of the other one, or `writes` to it. `lined_up`: those that copy to each
     other, directly or round a ring, begin together. Pairs with another kind of link have another condition."""
-    by_rank: list[list[Reading]] = [[] for _ in range(world.size)]
-    faults: list[Fault] = []
+    by_rank, faults = [list[Reading]() for _ in range(world.size)], list[Fault]()
     direct = world.run(_reach, world.run(_prepare, nbytes))
     for at_once in groups:
         found = world.run(watched(_copy), dict(at_once), sampled, writes, lined_up)
