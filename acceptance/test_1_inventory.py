@@ -24,7 +24,7 @@ from pytest_gpufleet import (
     not_applicable,
     not_judged,
 )
-from pytest_gpufleet.machine import container, health, network_ports, nvlink_domain, processors, software
+from pytest_gpufleet.machine import health, network_ports, nvlink_domain, processors, software, tools
 from pytest_gpufleet.machine.gpu_facts import for_servers
 from pytest_gpufleet.model.events import NO_NETWORK, Order
 from pytest_gpufleet.model.gpu import Missing
@@ -440,7 +440,7 @@ def test_shared_memory_is_large_enough(machine: LiveMachine) -> None:
     NCCL and data loaders exchange data through it; with the 64 MiB that containers get by default they fail or crawl.
     Start containers with --ipc=host or --shm-size=16g.
     """
-    assertions.expect_host(machine, container.SHARED_MEMORY, at_least(8 * GiB), code="shared_memory_small")
+    assertions.expect_host(machine, tools.SHARED_MEMORY, at_least(8 * GiB), code="shared_memory_small")
 
 
 @needs_gpus
@@ -449,7 +449,7 @@ def test_memory_may_be_locked(machine: LiveMachine) -> None:
 
     RDMA and pinned buffers fail under a limit: --ulimit memlock=-1 for containers, limits.conf on the host.
     """
-    assertions.expect_host(machine, container.LOCKED_MEMORY, "unlimited", code="locked_memory_limited")
+    assertions.expect_host(machine, tools.LOCKED_MEMORY, "unlimited", code="locked_memory_limited")
 
 
 @needs_gpus
@@ -460,7 +460,7 @@ def test_files_may_be_opened(machine: LiveMachine) -> None:
     for containers, limits.conf on the host.
     """
     enough = assertions.Wanted(f"at least {OPEN_FILES:,}", lambda limit: limit == "unlimited" or limit >= OPEN_FILES)
-    assertions.expect_host(machine, container.MOST_OPEN_FILES, enough, code="open_files_limited")
+    assertions.expect_host(machine, tools.MOST_OPEN_FILES, enough, code="open_files_limited")
 
 
 @needs_gpus

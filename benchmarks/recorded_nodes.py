@@ -20,7 +20,7 @@ from typing import Any
 import false_rejects
 import zmq
 
-from pytest_gpufleet.machine.health_watch import Health
+from pytest_gpufleet.machine.health import Health
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import Check, HostFound, Judged, TopologyFound, line
 from pytest_gpufleet.model.finding import Finding

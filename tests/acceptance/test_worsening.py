@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.machine.health import slowdowns
-from pytest_gpufleet.machine.health_watch import Guard, Health
+from pytest_gpufleet.machine.health import Guard, Health, slowdowns
 from pytest_gpufleet.machine.local_node import LocalNode
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.gpu import Gpu, Missing
@@ -226,13 +225,13 @@ def test_what_gets_worse_fails_the_test_that_ran_however_it_ends(on_recorded):
 
 def test_lost_telemetry_is_reported_and_leaves_the_verdict_incomplete(on_recorded):
     inner = """
-    from pytest_gpufleet.machine import health_watch
+    from pytest_gpufleet.machine import health
     from pytest_gpufleet.plugin.compat import RUN
 
     def broken(self, sample):
         raise RuntimeError("no room for it")
 
-    health_watch.Guard.note = broken
+    health.Guard.note = broken
 
     def test_during(pytestconfig):
         while not pytestconfig.stash[RUN]._sampler.trouble:

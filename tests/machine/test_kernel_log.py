@@ -409,8 +409,6 @@ def test_lines_that_were_overwritten_before_they_were_read_are_reported(tmp_path
     assert log.new() == Logged()
 
 
-# ---------------------------------------------------------------- what condemns
-
 FOUR = [Gpu(index, {"pci_bus_id": f"00000000:{index}B:00.0"}) for index in range(4)]
 FATAL = "pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Requester ID)"
 CORRECTED = "pcieport 0000:00:03.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer, (Receiver ID)"

@@ -145,8 +145,6 @@ def test_the_adapter_next_to_a_device_shares_most_of_its_way(tmp_path, monkeypat
     assert network_ports.nearest(tmp_path / SWITCH / "0000:19:00.0") == near
 
 
-# ---------------------------------------------------------------- what is wrong
-
 ERRORS = {"link_downed": 1, "symbol_error": 17}
 TRAFFIC = {"port_xmit_wait": 1_000, "out_of_sequence": 3}
 

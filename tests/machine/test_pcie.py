@@ -118,8 +118,6 @@ def test_the_ways_to_the_memory_of_gpus(tmp_path):
     assert found == [GpuDirect("nvidia_peermem", True), GpuDirect(), GpuDirect(None, False)]
 
 
-# ---------------------------------------------------------------- adapters that are next to other GPUs than their own
-
 ON_TWO_SOCKETS = (0, 0, 0, 0, 1, 1, 1, 1)
 BY_TWO = (0, 0, 1, 1, 2, 2, 3, 3)
 

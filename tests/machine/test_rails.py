@@ -100,8 +100,6 @@ def test_ports_that_are_set_up_otherwise_than_on_other_nodes(nodes, odd):
     assert [(fault.name, [each.node for each in fault.subjects]) for fault in faults] == odd
 
 
-# ---------------------------------------------------------------- read
-
 LLDP = """lldp.ens3np0.via=LLDP
 lldp.ens3np0.chassis.mac=b8:ce:f6:03:00:01
 lldp.ens3np0.chassis.name=leaf-3
@@ -137,9 +135,6 @@ def test_packets_of_tcp_are_counted_by_the_kernel(tmp_path):
     }
     written(tmp_path, {f"proc/net/{name}": text for name, text in files.items()})
     assert read_tcp(tmp_path) == Packets(sent=70, resent=2, received=90, out_of_order=3)
-
-
-# ---------------------------------------------------------------- lost packets
 
 
 def sent(nodes, lost=lambda one, other: 0.0001, ring=False, reordered=0.0, packets=200_000):

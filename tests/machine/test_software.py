@@ -6,14 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gpufleet.machine import software
 from pytest_gpufleet.machine.network_ports import Port
-from pytest_gpufleet.machine.software import (
-    TopologyFile,
-    harmful_variables,
-    known_defects,
-    read_topology_file,
-    relevant,
-)
+from pytest_gpufleet.machine.software import TopologyFile, read_topology_file, relevant
 from pytest_gpufleet.machine.tools import Absent
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from tests.conftest import SECONDS
@@ -112,7 +107,7 @@ SWITCHES = [
 
 @pytest.mark.parametrize(("name", "topology", "harm", "do_not"), SWITCHES)
 def test_a_variable_harms_by_its_value(name: str, topology: GpuTopology, harm: list[str], do_not: list[str]) -> None:
-    found = [value for value in (*harm, *do_not) if harmful_variables({name: value}, topology)]
+    found = [value for value in (*harm, *do_not) if software.harmful_variables({name: value}, topology)]
     assert found == harm
 
 
@@ -157,4 +152,4 @@ def test_versions_with_defects_condemn_and_those_without_a_security_update_are_s
 ) -> None:
     ports = [Port(f"mlx5_{number}/1", adapter="MT4129", firmware=firmware) for number in range(8)]
     others = [Port("bnxt_re0/1", adapter="BCM57608", firmware="1.39.1"), Port("mlx5_8/1", adapter="MT4129")]
-    assert tuple(map(len, known_defects(driver, [*ports, *others]))) == (wrong, shown)
+    assert tuple(map(len, software.known_defects(driver, [*ports, *others]))) == (wrong, shown)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.machine import bmc, container, disks, host, memory, processors
+from pytest_gpufleet.machine import bmc, disks, host, memory, processors, tools
 from pytest_gpufleet.machine.tools import PACKAGES, Unreadable
 from pytest_gpufleet.model.codec import plain
 from pytest_gpufleet.model.endings import NotApplicable
@@ -130,7 +130,7 @@ def test_each_subject_is_absent_unreadable_or_read(tmp_path, monkeypatch, system
 )  # fmt: skip
 def test_virtual_machines_and_containers(tmp_path, files, virtual, contained):
     root = written(tmp_path, files)
-    assert (container.is_virtual(root), container.in_container(root)) == (virtual, contained)
+    assert (tools.is_virtual(root), tools.in_container(root)) == (virtual, contained)
 
 
 def test_amd_processors_have_another_driver(tmp_path):
@@ -149,7 +149,7 @@ HOST_CHECKS = (
     ("system", "what", "remedies"),
     [
         ("server", "skipped", {ROOT, EDAC}),
-        ("docker", "skipped", {container.hides_host().remedy}),  # all of it is one gap
+        ("docker", "skipped", {tools.hides_host().remedy}),  # all of it is one gap
         ("firecracker", "not applicable", None),
     ],
 )
@@ -164,7 +164,7 @@ def test_the_checks_of_the_host_for_a_plain_user(tmp_path, monkeypatch, system, 
     assert {ended[check].what for check in HOST_CHECKS} == {what}
     messages = {ended[check].message for check in HOST_CHECKS}
     assert remedies is None or {message.rpartition(": ")[2] for message in messages} == remedies
-    assert system != "docker" or messages == {f"not judged: {container.hides_host()}"}
+    assert system != "docker" or messages == {f"not judged: {tools.hides_host()}"}
 
 
 @pytest.mark.parametrize("program", PACKAGES)

@@ -38,7 +38,7 @@ def measured():
     """The conditions that each metric is measured under, by the suite on GPUs that are not here."""
     found = [*of_suite(1, "nvswitch"), *of_suite(1, "pcie"), *of_suite(2, "nvswitch")]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory.container, "short_of", lambda *_: "")
+        patch.setattr(memory.tools, "short_of", lambda *_: "")
         patch.setattr(memory, "by_numa_node", lambda: {0: sorted(os.sched_getaffinity(0))})
         found += memory.host_memory_bandwidth(World(dry_suite.DryPool(H200.machine(1), 1), with_group=True), KiB, 0.0)
     conditions = defaultdict(list)

@@ -6,7 +6,7 @@ from contextlib import ExitStack, nullcontext
 import pytest
 
 from pytest_gpufleet.machine.gpu_facts import READINGS
-from pytest_gpufleet.machine.health_watch import Health
+from pytest_gpufleet.machine.health import Health
 from pytest_gpufleet.machine.kernel_log import Logged
 from pytest_gpufleet.machine.locks import GpuTaken
 from pytest_gpufleet.machine.nvml import NoGpus

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pytest_gpufleet.machine import container, processors
+from pytest_gpufleet.machine import processors, tools
 from pytest_gpufleet.machine.gpu_facts import CLOCK_MEMORY, CLOCK_SM
 from pytest_gpufleet.model.endings import NotApplicable
 from pytest_gpufleet.model.gpu import Gpu
@@ -159,7 +159,7 @@ def two_numa_nodes(rank, short=""):
             (here.processor,) = processors
 
     memory.os, memory.by_numa_node = System, lambda: NODES
-    memory.container.short_of = lambda processors, memory: short
+    memory.tools.short_of = lambda processors, memory: short
     memory._rate = lambda *given: RATES[here.processor]
 
 
@@ -214,9 +214,9 @@ def test_a_numa_node_is_measured_where_this_process_has_all_of_it(tmp_path, monk
 def test_what_a_container_leaves(tmp_path, monkeypatch, files, words):
     for name, text in files.items():
         (tmp_path / name).write_text(f"{text}\n")
-    monkeypatch.setattr(container, "CGROUP", tmp_path)
-    assert container.short_of(64, 3 << 30).startswith(words)
-    assert bool(container.short_of(64, 3 << 30)) is bool(words)
+    monkeypatch.setattr(tools, "CGROUP", tmp_path)
+    assert tools.short_of(64, 3 << 30).startswith(words)
+    assert bool(tools.short_of(64, 3 << 30)) is bool(words)
 
 
 def test_the_thread_that_failed_tells_why(monkeypatch):

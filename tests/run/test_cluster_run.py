@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_gpufleet.machine.health_watch import Health
+from pytest_gpufleet.machine.health import Health
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound, NodeFound, NodeLeftOut, NodeLost

@@ -1,11 +1,8 @@
 """The baseboard management controller (BMC): its event log, power supplies, fans and temperatures, and what is wrong
-with them.
-
-By ipmitool, over the interface that the BMC has to its own host. Redfish would need the BMC's address and an account of
-it, and is left out. What ipmitool prints for people is parsed: its `-c` quotes nothing, and has other columns for each
-kind of sensor. `sdr type` and `sel elist` print the same in 1.8.18 and 1.8.19, but for dates (lib/ipmi_sel.c). States
-and events are those of IPMI 2.0, section 42, as ipmitool words them (include/ipmitool/ipmi_sel.h).
-"""
+with them. By ipmitool, over the interface that the BMC has to its own host: Redfish would need its address and an
+account. What ipmitool prints for people is parsed: its `-c` quotes nothing, and has other columns for each kind of
+sensor. `sdr type` and `sel elist` print the same in 1.8.18 and 1.8.19, but for dates (lib/ipmi_sel.c). States, events
+are those of IPMI 2.0, section 42, as ipmitool words them (include/ipmitool/ipmi_sel.h)."""
 
 import os
 import re
@@ -17,8 +14,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_gpufleet.machine import tools
-from pytest_gpufleet.machine.container import unreadable_here, why_missing
-from pytest_gpufleet.machine.tools import Absent, HostFact, RunTool, Unreadable, output
+from pytest_gpufleet.machine.tools import Absent, HostFact, RunTool, Unreadable, output, unreadable_here, why_missing
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.place import THIS_NODE
@@ -67,8 +63,6 @@ class Bmc(msgspec.Struct, frozen=True):
     log_unreadable: str = msgspec.field(name="log_untold", default="")
 
 
-# Where ipmitool looks for the kernel's interface (src/plugins/open/open.c).
-DEVICES = ("dev/ipmi0", "dev/ipmi/0", "dev/ipmidev/0")
 LEAK = re.compile("leak", re.IGNORECASE)  # by name: IPMI has no type of sensor for it
 VIRTUAL = "a virtual machine has no BMC"
 DRIVERS = "modprobe -a dmi-sysfs ipmi_si ipmi_ssif ipmi_devintf"  # the first shows whether there is a BMC
@@ -93,10 +87,11 @@ def read_leaks(root: Path = Path("/"), run: RunTool = output) -> tuple[Sensor, .
 
 
 def _require(root: Path) -> None:
-    devices = [root / device for device in DEVICES if (root / device).exists()]
-    if not devices:
+    # Where ipmitool looks for the kernel's interface (src/plugins/open/open.c).
+    device = next((path for name in ("ipmi0", "ipmi/0", "ipmidev/0") if (path := root / "dev" / name).exists()), None)
+    if device is None:
         raise _without(root, "there is no /dev/ipmi0")
-    if not os.access(devices[0], os.R_OK | os.W_OK):
+    if not os.access(device, os.R_OK | os.W_OK):
         raise unreadable_here(root, "only root may ask the BMC, by /dev/ipmi0")
 
 

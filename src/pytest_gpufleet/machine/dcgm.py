@@ -1,9 +1,7 @@
-"""NVIDIA's own diagnostic, `dcgmi diag` of the Data Center GPU Manager (DCGM): how it is run, and what it found.
-
-DCGM 3.3.9 writes its JSON in dcgmi/Diag.cpp (HelperJsonAddResult), DCGM 4 has a schema (its source, testing/python3/
-dcgm_diag_schema.json): it renamed the outermost name, and has an entity where 3 had a GPU. A program that looks for the
-old names finds no test, and so none that failed: what is not known here counts as not seen.
-"""
+"""NVIDIA's own diagnostic, `dcgmi diag` of the Data Center GPU Manager (DCGM): how it is run, and what it found. DCGM
+3.3.9 writes its JSON in dcgmi/Diag.cpp (HelperJsonAddResult), DCGM 4 has a schema (its source, testing/python3/
+dcgm_diag_schema.json): it renamed the outermost name, and has an entity where 3 had a GPU. Who looks for the old names
+finds no test, and so none that failed: what is not known here counts as not seen."""
 
 import json
 from collections import Counter

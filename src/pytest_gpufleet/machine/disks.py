@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from pytest_gpufleet.machine import tools
-from pytest_gpufleet.machine.container import hides_host, in_container
 from pytest_gpufleet.machine.tools import AS_ROOT, Absent, HostFact, NoAnswer, RunTool, Unreadable, output
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import THIS_NODE
@@ -109,8 +108,8 @@ def read_health(root: Path = Path("/"), run: RunTool = output) -> tuple[DriveHea
     if not names:
         raise Absent("this system shows no drive of its own")
     found, why = tools.asked(names, partial(_asked, run), lambda name, why: DriveHealth(name, silent=why))
-    if why and in_container(root) and not any((root / "dev" / name).exists() for name in names):
-        raise hides_host()
+    if why and tools.in_container(root) and not any((root / "dev" / name).exists() for name in names):
+        raise tools.hides_host()
     if why:
         raise Unreadable(f"no drive could be asked: {why.why}", why.remedy)
     return tuple(found)

@@ -233,9 +233,9 @@ def _inforom(nvml: Any, handle: Any) -> bool:
     try:
         nvml.nvmlDeviceValidateInforom(handle)
     except nvml.NVMLError as error:
-        if named(error, "CorruptedInforom"):
-            return False
-        raise
+        if not named(error, "CorruptedInforom"):
+            raise
+        return False
     return True
 
 
@@ -263,8 +263,21 @@ def _process(process: Any) -> str:
 
 
 Read = Callable[[Any, Any], Any]  # of pynvml and the handle of a GPU
+# By the name of the fact what NVML calls it, nvmlDeviceGet... of which gives it as it is.
+PLAIN = {
+    "name": "Name", "uuid": "UUID", "serial": "Serial", "board_part_number": "BoardPartNumber",
+    "vbios": "VbiosVersion", "gsp_firmware": "GspFirmwareVersion", "inforom_version": "InforomImageVersion",
+    "minor": "MinorNumber", "brand": "Brand", "virtualization": "VirtualizationMode", "cuda_cores": "NumGpuCores",
+    "memory_bus_bits": "MemoryBusWidth", "pcie_generation": "CurrPcieLinkGeneration",
+    "pcie_generation_max": "MaxPcieLinkGeneration", "pcie_width": "CurrPcieLinkWidth",
+    "pcie_width_max": "MaxPcieLinkWidth", "ecc_mode_default": "DefaultEccMode", "compute_mode": "ComputeMode",
+    "persistence_mode": "PersistenceMode", "numa_node": "NumaNodeId",
+}  # fmt: skip
 
-# The facts of a GPU, each with how it is read, by when that is done.
+
+def _plain(name: str) -> Read:
+    return lambda nvml, handle: getattr(nvml, f"nvmlDeviceGet{name}")(handle)
+
 
 # What stays as it is while a machine runs. `minor` is of the device file: 3 for /dev/nvidia3. `power_limit_watts` is
 # the enforced one. `nvlink_remotes`: where each link ends, by PCI bus id, "switch", or "" for one that is down.
@@ -278,39 +291,21 @@ Read = Callable[[Any, Any], Any]  # of pynvml and the handle of a GPU
 # what the firmware calls the slot of a card ("21"). `fabric_health`: the nvmlGpuFabricInfo's mask, clique and cluster.
 # `power_smoothing`: whether it is enabled, and the number of its preset profile.
 CONSTANTS: dict[str, Read] = {
-    "name": lambda n, h: n.nvmlDeviceGetName(h),
-    "uuid": lambda n, h: n.nvmlDeviceGetUUID(h),
-    "serial": lambda n, h: n.nvmlDeviceGetSerial(h),
-    "board_part_number": lambda n, h: n.nvmlDeviceGetBoardPartNumber(h),
-    "vbios": lambda n, h: n.nvmlDeviceGetVbiosVersion(h),
-    "gsp_firmware": lambda n, h: n.nvmlDeviceGetGspFirmwareVersion(h),
-    "inforom_version": lambda n, h: n.nvmlDeviceGetInforomImageVersion(h),
+    **{fact: _plain(name) for fact, name in PLAIN.items()},
     "inforom_valid": _inforom,
     "pci_bus_id": lambda n, h: n.nvmlDeviceGetPciInfo(h).busId,
     "pci_device_id": lambda n, h: n.nvmlDeviceGetPciInfo(h).pciDeviceId,
-    "minor": lambda n, h: n.nvmlDeviceGetMinorNumber(h),
     "memory_bytes": lambda n, h: n.nvmlDeviceGetMemoryInfo(h).total,
     "bar1_bytes": lambda n, h: n.nvmlDeviceGetBAR1MemoryInfo(h).bar1Total,
     "compute_capability": lambda n, h: list(n.nvmlDeviceGetCudaComputeCapability(h)),
-    "brand": lambda n, h: n.nvmlDeviceGetBrand(h),
-    "virtualization": lambda n, h: n.nvmlDeviceGetVirtualizationMode(h),
-    "cuda_cores": lambda n, h: n.nvmlDeviceGetNumGpuCores(h),
-    "memory_bus_bits": lambda n, h: n.nvmlDeviceGetMemoryBusWidth(h),
     "sm_clock_max_mhz": lambda n, h: n.nvmlDeviceGetMaxClockInfo(h, CLOCK_SM),
     "memory_clock_max_mhz": lambda n, h: n.nvmlDeviceGetMaxClockInfo(h, CLOCK_MEMORY),
-    "pcie_generation": lambda n, h: n.nvmlDeviceGetCurrPcieLinkGeneration(h),
-    "pcie_generation_max": lambda n, h: n.nvmlDeviceGetMaxPcieLinkGeneration(h),
-    "pcie_width": lambda n, h: n.nvmlDeviceGetCurrPcieLinkWidth(h),
-    "pcie_width_max": lambda n, h: n.nvmlDeviceGetMaxPcieLinkWidth(h),
     "pcie_width_able": pcie_width_able,
     "network_adapters": lambda n, h: network_ports.nearest(pci_device(n, h)),
     "module_id": module_id,
     "physical_slot": physical_slot,
     "ecc_mode": lambda n, h: list(n.nvmlDeviceGetEccMode(h)),
-    "ecc_mode_default": lambda n, h: n.nvmlDeviceGetDefaultEccMode(h),
     "mig_mode": lambda n, h: list(n.nvmlDeviceGetMigMode(h)),
-    "compute_mode": lambda n, h: n.nvmlDeviceGetComputeMode(h),
-    "persistence_mode": lambda n, h: n.nvmlDeviceGetPersistenceMode(h),
     "power_limit_watts": lambda n, h: n.nvmlDeviceGetEnforcedPowerLimit(h) / 1000,
     "power_limit_default_watts": lambda n, h: n.nvmlDeviceGetPowerManagementDefaultLimit(h) / 1000,
     "application_clock_mhz": lambda n, h: n.nvmlDeviceGetApplicationsClock(h, CLOCK_SM),
@@ -318,7 +313,6 @@ CONSTANTS: dict[str, Read] = {
     "temperature_limits_c": _temperature_limits,
     "power_smoothing": _power_smoothing,
     "recovery_action": lambda n, h: field_values(n, h, [FIELD_RECOVERY_ACTION])[0],
-    "numa_node": lambda n, h: n.nvmlDeviceGetNumaNodeId(h),
     "cpu_affinity": lambda n, h: [int(word) for word in n.nvmlDeviceGetCpuAffinity(h, 16)],
     "pci_bus_cpus": pci_bus_cpus,
     "fabric": lambda n, h: {"state": (info := fabric_info(n, h)).state, "status": info.status},
@@ -389,8 +383,6 @@ FACTS.update(NAMES)
 # What a GPU must have by its model. Where it cannot be read, what rests on it is not judged: who cannot see a fault has
 # not found that there is none.
 
-# Models of which NVIDIA leaves open what NVML can read.
-CONSUMER = ("GeForce", "TITAN")
 # nvml.h, nvmlBrandType_t: QUADRO, GEFORCE, TITAN, NVIDIA_RTX, QUADRO_RTX, GEFORCE_RTX, TITAN_RTX.
 DESKTOP = (1, 5, 6, 12, 13, 15, 16)
 # Those of the shipped profiles: a GPU of which next to nothing can be read still has its name.
@@ -400,7 +392,7 @@ TELEMETRY = ("clock_event_reasons", "temperature_c", "power_watts")
 
 
 def consumer(gpu: Gpu) -> bool:
-    return any(word in gpu.name for word in CONSUMER)
+    return any(word in gpu.name for word in ("GeForce", "TITAN"))  # NVIDIA leaves open what NVML can read of them
 
 
 def for_servers(gpu: Gpu) -> bool:
@@ -414,24 +406,20 @@ def professional(gpu: Gpu) -> bool:
 
 
 def _corrects_errors(gpu: Gpu) -> bool:
-    mode = gpu["ecc_mode"]
-    return professional(gpu) and not (isinstance(mode, list) and mode[0] == 0)
-
-
-def _remaps_rows(gpu: Gpu) -> bool:
-    """From Ampere on; before, whole pages were retired."""
-    return _corrects_errors(gpu) and not gpu.name.startswith("Tesla")
+    return professional(gpu) and (gpu.get("ecc_mode") or [1])[0] != 0
 
 
 # Fact: which GPUs have it, whatever their driver or nvidia-ml-py says. What is not here, a healthy GPU may lack: the
 # SRAM threshold under an older driver, PCIe links and NUMA nodes in a virtual machine.
 MUST_HAVE: dict[str, Callable[[Gpu], bool]] = {
     **dict.fromkeys(("ecc_mode", "pcie_replays", "power_limit_watts", *TELEMETRY), professional),
-    **dict.fromkeys(
-        ("ecc_uncorrected_volatile", "ecc_uncorrected_aggregate", "ecc_corrected_volatile"), _corrects_errors
-    ),
-    "remapped_rows": _remaps_rows,
-    "retired_pages_pending": lambda gpu: _corrects_errors(gpu) and not _remaps_rows(gpu),
+    **{
+        f"ecc_{errors}": _corrects_errors
+        for errors in ("uncorrected_volatile", "uncorrected_aggregate", "corrected_volatile")
+    },
+    # From Ampere on; before, whole pages were retired.
+    "remapped_rows": lambda gpu: _corrects_errors(gpu) and not gpu.name.startswith("Tesla"),
+    "retired_pages_pending": lambda gpu: _corrects_errors(gpu) and gpu.name.startswith("Tesla"),
     "nvlink_errors": lambda gpu: professional(gpu) and gpu.nvlinks_active > 0 and gpu.of_data_centre,
 }
 

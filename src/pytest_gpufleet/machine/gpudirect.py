@@ -1,9 +1,6 @@
 """By which way network adapters (GPUDirect RDMA) and other GPUs (GPUDirect P2P) reach the memory of GPUs without the
-host in between, and what is in the way.
-
-The place of all faults of adapters is the rail of a GPU, its way to other nodes: they explain why it is slow, and
-nothing that the GPU does by itself.
-"""
+host in between, and what is in the way. The place of all faults of adapters is the rail of a GPU, its way to other
+nodes: they explain why it is slow, and nothing that the GPU does by itself."""
 
 import os
 import re
@@ -15,11 +12,10 @@ from pathlib import Path
 import msgspec
 
 from pytest_gpufleet.machine import tools
-from pytest_gpufleet.machine.container import unreadable_here
 from pytest_gpufleet.machine.gpu_facts import consumer
 from pytest_gpufleet.machine.network_ports import OF_MANAGEMENT, Port, active, fastest_ports
 from pytest_gpufleet.machine.pcie import Devices, endpoints, gpus_by_address, ports_above, shared_port
-from pytest_gpufleet.machine.tools import HostFact
+from pytest_gpufleet.machine.tools import HostFact, unreadable_here
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.grouping import grouped
@@ -145,8 +141,6 @@ def rail(gpu: Gpu) -> Place:
 def _node(number: float | None) -> str:
     return "unknown" if number is None or number < 0 else f"{number:g}"
 
-
-# ---------------------------------------------------------------- access control services (ACS) of PCIe ports
 
 # Whether switches send what devices below them say to each other over the root. They do it for the sake of virtual
 # machines; GPUDirect RDMA, and GPUs that reach each other over PCIe, become slow or hang.

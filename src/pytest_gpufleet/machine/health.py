@@ -1,19 +1,24 @@
 """The health of GPUs: facts against what they should be, counters against what they were. Their memory, clocks, power
-and heat first, then their links: NVLinks, the NVSwitch fabric and PCIe.
+and heat first, then their links (NVLinks, the NVSwitch fabric, PCIe), then what watches them around every test. Rules
+after DCGM's health checks (row remapping, clock events, PCIe replay rates, NVLink errors, the fabric's health)."""
 
-Rules after DCGM's health checks (row remapping, clock events, PCIe replay rates, NVLink errors, the fabric's health).
-"""
-
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, reduce
 from operator import or_
 from typing import Any, NamedTuple
 
+import msgspec
+
+from pytest_gpufleet.machine import kernel_log, xids
 from pytest_gpufleet.machine.gpu_facts import COUNTERS
+from pytest_gpufleet.machine.local_node import LocalNode
 from pytest_gpufleet.machine.pcie import REPLAYS
+from pytest_gpufleet.machine.xids import OF_CRASHES, OF_PROCESSES
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import CLOCK_EVENTS, COMPLETED, COUNTED_SLOWDOWNS, Gpu, GpuTopology, Missing
+from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.model.place import Pair
 
 REMAPPED_ROWS_LIMIT = 512
@@ -233,8 +238,6 @@ def corrected_rows(before: Gpu, now: Gpu, seconds: float) -> list[Fault]:
     return [gpu_fault("many_corrected_errors", before, what)] if more > CORRECTED_ROWS else []
 
 
-# ---------------------------------------------------------------- links
-
 # Errors of one NVLink that are still healthy, by kind; of any other kind one is too many. DCGM allows CRC errors of
 # flits that rate too. But a flit with a wrong CRC has to be sent again, like all that replays and recoveries count, and
 # where H200 count thousands of the others, they count none of these.
@@ -355,3 +358,65 @@ def pcie_lanes(gpu: Gpu) -> int:
 def replays_allowed(gpu: Gpu, minutes: float) -> float:
     rate = REPLAYS.get(gpu.get("pcie_generation_max"), min(REPLAYS.values()))
     return rate * (gpu.get("pcie_width") or 1) * max(minutes, 1.0)
+
+
+WATCHED, TEMPERATURES = (*COUNTERS, "clock_event_reasons"), ("temperature_c", "memory_temperature_c")
+
+
+class Health(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`faults`, and what was only `noticed` and condemns nothing: with the places of a node alone (node 0). `unseen`:
+    what may have got worse and nobody could see."""
+
+    faults: tuple[Fault, ...] = ()
+    noticed: tuple[Fault, ...] = ()
+    unseen: str = ""
+
+
+class Guard:
+    """Reads counters, clock events and the kernel log of a node before and after each test. What its log held at first
+    (node.take) is for the health checks to judge."""
+
+    def __init__(self, node: LocalNode) -> None:
+        self._node = node
+        self._failed = False  # the check before
+        self._lock = threading.Lock()
+        self._forget()
+        self._before = self._node.facts(WATCHED)
+        self._since = time.monotonic()
+
+    def note(self, sample: Sample) -> None:
+        """Take in a sample of telemetry: what happens between two readings counts too."""
+        with self._lock:
+            for readings, reasons, hottest in zip(sample.gpus, self._reasons, self._hottest, strict=True):
+                reasons.add(int(readings["clock_event_reasons"] or 0))
+                for name in hottest:
+                    hottest[name] = max(hottest[name], readings[name] or 0)
+
+    def _forget(self) -> None:
+        self._reasons: list[set[int]] = [set() for _ in self._node.topology.gpus]
+        self._hottest: list[dict[str, float]] = [dict.fromkeys(TEMPERATURES, 0) for _ in self._node.topology.gpus]
+
+    def check(self, failed: bool = False) -> Health:
+        """What got worse since the last call. `failed`: the check that ends now has failed, and with it its processes
+        were ended."""
+        after, now = self._node.facts(WATCHED), time.monotonic()
+        both = list(zip(self._before, after, strict=True))
+        problems = [each for old, new in both for each in worsened(old, new, (now - self._since) / 60)]
+        logged = self._node.kernel_log()
+        # What processes leave behind belongs to the check that failed, and some of it comes only in the next one.
+        # Without such a check, a crash of any process is reported; that one was ended is not.
+        leftovers = frozenset() if failed else OF_PROCESSES if self._failed else OF_PROCESSES - OF_CRASHES
+        counted = [xid for xid in logged.xids if xid.number not in leftovers]
+        problems += xids.xids_of(after, counted)
+        found, noticed = kernel_log.judged(logged.host, after, "during")
+        problems += found
+        self._failed = failed
+        with self._lock:
+            since = list(zip(both, self._reasons, self._hottest, strict=True))
+            self._forget()
+        for (before, gpu), reasons, hottest in since:
+            problems += slowdowns(before, gpu, {*reasons, gpu.get("clock_event_reasons") or 0})
+            problems += too_hot(gpu, hottest)
+        self._before, self._since = after, now
+        unseen = f"an XID may have gone unseen: {logged.unread}" if logged.unread else ""
+        return Health(tuple(problems), tuple(noticed), unseen)

@@ -10,7 +10,6 @@ from typing import Any
 
 from pytest_gpufleet.machine import (
     bmc,
-    container,
     dcgm,
     disks,
     gpudirect,
@@ -83,10 +82,10 @@ IDS = (
 
 
 def read_dmi(root: Path = Path("/")) -> Dmi:
-    found = [tools.text(root / container.DMI / name) for name in IDS]
+    found = [tools.text(root / tools.DMI / name) for name in IDS]
     if not any(found):
         why = "this system does not show what its firmware says of the machine (/sys/class/dmi/id)"
-        raise container.why_missing(root, why, why)
+        raise tools.why_missing(root, why, why)
     return Dmi(*found)
 
 
@@ -103,14 +102,14 @@ ALL: tuple[HostFact[Any], ...] = (
     HostFact("processors_allowed", int, lambda: len(os.sched_getaffinity(0))),
     processors.PROCESSOR_SET,
     MEMORY_BYTES,
-    container.MEMORY_LIMIT,
+    tools.MEMORY_LIMIT,
     HostFact("numa_nodes", int, lambda: len(list(Path("/sys/devices/system/node").glob("node[0-9]*")))),
     processors.CPU_GOVERNOR,
     processors.CPU_ENERGY_PREFERENCE,
-    container.SHARED_MEMORY,
-    container.LOCKED_MEMORY,
-    container.OPEN_FILES,
-    container.MOST_OPEN_FILES,
+    tools.SHARED_MEMORY,
+    tools.LOCKED_MEMORY,
+    tools.OPEN_FILES,
+    tools.MOST_OPEN_FILES,
     HostFact("fabric_manager", bool, _fabric_manager),
     network_ports.NETWORK_PORTS,
     rails.TCP,
@@ -142,7 +141,7 @@ SUBJECTS = sorted({fact.subject for fact in (*ALL, dcgm.diagnostic(2)) if fact.s
 
 def serial() -> str | None:
     """The serial number of this machine by its firmware (DMI), which only root may read."""
-    return one_line(tools.text(Path("/", container.DMI, "product_serial")) or "") or None
+    return one_line(tools.text(Path("/", tools.DMI, "product_serial")) or "") or None
 
 
 def read(names: Sequence[str] | None = None) -> dict[str, Any]:

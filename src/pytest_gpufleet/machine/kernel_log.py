@@ -1,17 +1,15 @@
 """The kernel log: what the kernel writes into it when something of the host is wrong (processors, memory, PCIe, disks,
 network adapters), how it is read, and which of it condemns the machine. XIDs and SXids of it are in xids.py.
 
-A row says by what a line is known, which fault it is, and whether that condemns the machine: if it stood
-in the log before the run, and if it comes while the run goes on. What does not condemn is shown. Errors that nobody
-could correct condemn whenever they came. What a machine that waits for its acceptance may have met without being
+A row says by what a line is known, which fault it is, and when that condemns the machine; else it is shown. Errors that
+nobody could correct condemn whenever they came. What a machine that waits for its acceptance may have met without being
 broken (a stall while it moved to another hypervisor, a full memory, a hot day) condemns only during the run, and what
 was corrected does not at all: how often that may be is judged by counters, which count what the log leaves out.
 
-Above each row stands a line as it was really written, and where. Names of files are those of the Linux kernel's
-sources that write it. A pattern begins where its line does, with what any version of the kernel puts there: the kernel
-writes names that programs give themselves and their files into its lines too ("NAME[4711]: segfault at 0 ip ... in
-FILE"), and only the first 15 letters of a line can be such a name.
-"""
+Above each row stands a line as it was really written, and where; file names are those of the Linux kernel's sources. A
+pattern begins where its line does, with what any version of the kernel puts there: the kernel writes names that
+programs give themselves and their files into its lines too ("NAME[4711]: segfault at 0 ip ... in FILE"), and only the
+first 15 letters of a line can be such a name."""
 
 import os
 import re
@@ -250,8 +248,6 @@ class Logged:
     host: tuple[HostMessage, ...] = ()
 
 
-# ---------------------------------------------------------------- how it is read
-
 # A record of /dev/kmsg (Documentation/ABI/testing/dev-kmsg): priority, number, microseconds since boot, flags, text.
 _RECORD = re.compile(r"(\d+),\d+,(\d+),[^;]*;")
 REMEDY = f"{tools.AS_ROOT}, a container needs `--device /dev/kmsg --cap-add SYSLOG`"
@@ -332,9 +328,6 @@ class KernelLog:
         text = b"".join(records).decode(errors="replace")
         host = summed_up(of_the_host(text, self._group, time.monotonic()))
         return Logged(tuple(parse(text)), self._trouble, unread, host)
-
-
-# ---------------------------------------------------------------- what is wrong
 
 
 def judged(

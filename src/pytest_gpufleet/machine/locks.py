@@ -1,8 +1,6 @@
-"""One run a GPU: a lock on the GPU's device file, held until the process that took it is gone.
-
-The driver's device files are what all who can use the GPUs of a host share, wherever their temporary folders are, and
-only root can replace them. So no file is made for the lock, and none that another user has made is trusted.
-"""
+"""One run a GPU: a lock on the GPU's device file, held until the process that took it is gone. The driver's device
+files are what all who can use the GPUs of a host share, wherever their temporary folders are, and only root can replace
+them. So no file is made for the lock, and none that another user has made is trusted."""
 
 import fcntl
 import os

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.machine import tools
-from pytest_gpufleet.machine.container import why_missing
 from pytest_gpufleet.machine.processors import PROCESSOR_SETUP
-from pytest_gpufleet.machine.tools import AS_ROOT, Absent, HostFact
+from pytest_gpufleet.machine.tools import AS_ROOT, Absent, HostFact, why_missing
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Missing
 from pytest_gpufleet.model.place import THIS_NODE

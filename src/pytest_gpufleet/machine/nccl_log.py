@@ -1,10 +1,7 @@
 """What NCCL did, by its own log: the way from each rank to each other, NVLS, channels, algorithms; and what of it is a
-fallback to something slower.
-
-Its lines are those of its source from 2.18 to 2.30 (src/transport/p2p.cc, shm.cc, net.cc and nvls.cc, src/init.cc,
-src/enqueue.cc): no manual has them. A line that is not known here is left alone; one with a way in another form leaves
-open what happened, and nobody is blamed for it.
-"""
+fallback to something slower. Its lines are those of its source from 2.18 to 2.30 (src/transport/p2p.cc, shm.cc, net.cc
+and nvls.cc, src/init.cc, src/enqueue.cc): no manual has them. A line that is not known here is left alone; one with a
+way in another form leaves open what happened, and nobody is blamed for it."""
 
 import re
 from collections import Counter
@@ -128,9 +125,6 @@ class Beside(msgspec.Struct, frozen=True):
     variables: Mapping[str, str] = {}
     nvlink: int | None = None
     ports: Mapping[str, int | None] = {}
-
-
-# ---------------------------------------------------------------- what is wrong
 
 
 # By fault the variables by which somebody asks for the fallback. NCCL_ALGO does, like Ring, ^NVLS,NVLSTree or

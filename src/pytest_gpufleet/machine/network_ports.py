@@ -170,6 +170,9 @@ def _port(port: Path) -> Port:
     infiniband = layer == "InfiniBand"
     gid = (tools.text(port / "gids/0") or "").split(":")  # its own address, of which the first half is the subnet's
     prefix = ":".join(gid[:4]) if len(gid) == 8 else None
+    # Documentation/ABI/stable/sysfs-class-infiniband; an IPv4 address begins with ::ffff.
+    ipv4 = (index for index in range(GIDS) if (tools.text(port / f"gids/{index}") or "").startswith(IPV4))
+    packets = [[count for path in paths if (count := tools.whole(port / path)) is not None] for paths in PACKETS]
     pkeys = (tools.text(port / f"pkeys/{index}") for index in range(len(list(port.glob("pkeys/*")))))
     # A virtual function does not show its lanes.
     ways = (device, "current"), (device, "max"), (device.parent, "max")
@@ -196,21 +199,10 @@ def _port(port: Path) -> Port:
         mtu=tools.whole(interface / "mtu") if interface and not infiniband else None,
         subnet=prefix if infiniband else _ip_subnet({path.name for path in interfaces}),
         interface=interface.name if interface else None,
-        gid_index=next((index for index in range(GIDS) if _is_roce_v2(port, index)), None),
+        gid_index=next((index for index in ipv4 if tools.text(port / f"gid_attrs/types/{index}") == "RoCE v2"), None),
         pkeys=tuple(key for key in pkeys if key and key != "0x0000") if infiniband else (),
-        packets=_packets(port),
+        packets=Packets(*map(max, packets)) if all(packets) else None,
     )
-
-
-def _is_roce_v2(port: Path, index: int) -> bool:
-    """Documentation/ABI/stable/sysfs-class-infiniband; an IPv4 address begins with ::ffff."""
-    address = tools.text(port / f"gids/{index}") or ""
-    return address.startswith(IPV4) and tools.text(port / f"gid_attrs/types/{index}") == "RoCE v2"
-
-
-def _packets(port: Path) -> Packets | None:
-    counts = [[count for path in paths if (count := tools.whole(port / path)) is not None] for paths in PACKETS]
-    return Packets(*map(max, counts)) if all(counts) else None
 
 
 def _pauses(interface: str) -> dict[str, int | None]:
@@ -274,19 +266,13 @@ def carried(port: str) -> tuple[int, int] | None:
 def nearest(device: Path) -> list[str]:
     """The adapters that share most of their way over PCIe with this device: "mlx5_3". None if none shares any, or if
     that is true of all of several, as where a virtual machine shows no switches."""
-    shared = {each.name: _shared(device, (each / "device").resolve()) for each in sorted(ADAPTERS.glob("*"))}
+    shared = {}  # how many steps from the root of a PCIe hierarchy ("pci0000:15") on they have in common
+    for each in sorted(ADAPTERS.glob("*")):
+        common = Path(os.path.commonpath([device, (each / "device").resolve()])).parts
+        shared[each.name] = sum(part.startswith("pci") or bool(tools.PCI_STEP.fullmatch(part)) for part in common)
     most = max(shared.values(), default=0)
     near = [name for name, steps in shared.items() if steps == most]
     return near if most and (len(near) < len(shared) or len(near) == 1) else []
-
-
-def _shared(one: Path, other: Path) -> int:
-    """How many steps from the root of a PCIe hierarchy ("pci0000:15") on two devices have in common."""
-    common = os.path.commonpath([one, other])
-    return sum(part.startswith("pci") or tools.PCI_STEP.fullmatch(part) is not None for part in Path(common).parts)
-
-
-# ---------------------------------------------------------------- what they carry
 
 
 def active(ports: Iterable[Port]) -> list[Port]:
@@ -319,39 +305,28 @@ def adapters_near(gpus: Sequence[Gpu]) -> set[str]:
 
 
 def gigabits_for_each_gpu(gpus: Sequence[Gpu], host: Mapping[str, Any]) -> float:
-    """Gbit/s, one way, that each GPU of a machine has of its network if all of them send; 0 if no port says.
-
-    Several ports of a GPU are added up, and GPUs share what are fewer. Ports for storage and management are others than
-    those of the GPUs: they are not next to a GPU, or of another adapter, link layer or rate, and then those count by
-    which a GPU has most. Where the PCIe links of all ports, or those of older GPUs, carry less, that counts."""
+    """Gbit/s, one way, that each GPU of a machine has of its network if all of them send; 0 if no port says. Several
+    ports of a GPU are added up, and GPUs share what are fewer. Ports for storage and management are others than those
+    of the GPUs: they are not next to a GPU, or of another adapter, link layer or rate, and then those count by which a
+    GPU has most. Where the PCIe links of all ports, or those of older GPUs, carry less, that counts."""
     used, devices = [port for port in active(ports_of(host)) if port.gigabits], PCI_DEVICES.of(host)
     near, present = adapters_near(gpus), len(gpus)
     if next_to := [port for port in used if port.device in near]:
         used = next_to
     elif not isinstance(devices, Missing):  # of several ports for each, some may be those of GPUs that take no part
         present = max(present, sum(each.kind == "gpu" for each in devices.values()))
-    kinds = grouped(((port.adapter, port.link_layer, port.gigabits), port) for port in used)
-    each = max((_of_kind(ports, len(gpus), present) for ports in kinds.values()), default=0.0) if gpus else 0.0
-    rate = float(f"{min([each, *filter(None, map(_of_gpu, gpus))]):.4g}")
+    each = 0.0
+    for ports in grouped(((port.adapter, port.link_layer, port.gigabits), port) for port in used).values():
+        # Those of one adapter, which are functions of one PCI device, share its slot.
+        slot = MESSAGES * max(port.pcie.gigabits for port in ports) / len({port.function for port in ports})
+        of_one = len(ports) // present or min(1, len(ports) / len(gpus)) if gpus else 0
+        each = max(each, min(ports[0].gigabits, slot or math.inf) * of_one)
+    for gpu in gpus:  # from PCIe 5 on they may stand behind their adapters, and show another link
+        generation, lanes = gpu.get("pcie_generation_max") or 0, gpu.get("pcie_width_max") or 0
+        if generation in (3, 4) and lanes >= 8:
+            each = min(each, MESSAGES * PAYLOAD * lanes * 2.0**generation)
+    rate = float(f"{each:.4g}")
     return int(rate) if rate.is_integer() else rate
-
-
-def _of_kind(ports: Sequence[Port], gpus: int, present: int) -> float:
-    """Of ports at one rate. Those of one adapter, which are functions of one PCI device, share its slot."""
-    functions = len({port.function for port in ports})
-    slot = MESSAGES * max(port.pcie.gigabits for port in ports) / functions
-    rate = min(ports[0].gigabits, slot or math.inf)
-    return rate * (len(ports) // present or min(1, len(ports) / gpus))
-
-
-def _of_gpu(gpu: Gpu) -> float:
-    """What the PCIe link of an older GPU carries at best; 0 if nobody says. From PCIe 5 on GPUs may stand behind their
-    adapters, and show another link."""
-    generation, lanes = gpu.get("pcie_generation_max") or 0, gpu.get("pcie_width_max") or 0
-    return MESSAGES * PAYLOAD * lanes * 2.0**generation if generation in (3, 4) and lanes >= 8 else 0.0
-
-
-# ---------------------------------------------------------------- what is wrong
 
 
 def port_fault(code: str, port: str, what: str) -> Fault:

@@ -151,13 +151,14 @@ class Nvml:
 
     def present(self) -> tuple[str, ...]:
         """The PCI bus ids of all GPUs, also of hidden ones; "" for one that does not answer."""
+        nvml, addresses = self._nvml, list[str]()
         with warn_if_silent():
-            return tuple(map(self._address, range(_ask(self._nvml, "nvmlDeviceGetCount") or 0)))
-
-    def _address(self, index: int) -> str:
-        with suppress(Exception):
-            return str(text(self._nvml.nvmlDeviceGetPciInfo(self._nvml.nvmlDeviceGetHandleByIndex(index)).busId))
-        return ""
+            for index in range(_ask(nvml, "nvmlDeviceGetCount") or 0):
+                addresses.append("")
+                with suppress(Exception):
+                    info = nvml.nvmlDeviceGetPciInfo(nvml.nvmlDeviceGetHandleByIndex(index))
+                    addresses[-1] = str(text(info.busId))
+        return tuple(addresses)
 
     def _p2p(self, nvml: Any, handle: Any) -> dict[str, list[int]]:
         return {

@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 
 from pytest_gpufleet.machine import tools
-from pytest_gpufleet.machine.container import unreadable_here
 from pytest_gpufleet.machine.network_ports import NVIDIA, VIRTUAL_FUNCTIONS, port_fault
-from pytest_gpufleet.machine.tools import Absent, HostFact, Unreadable
+from pytest_gpufleet.machine.tools import Absent, HostFact, Unreadable, unreadable_here
 from pytest_gpufleet.model.fault import Fault
 
 # What a module measures of itself, with its own limits: "61 [-10..80]", by lane "3.583,3.253 [-9.914..6.999]".
@@ -74,7 +73,7 @@ def read(root: Path = Path("/"), run: tools.RunTool = tools.output) -> list[Opti
     if not ports:
         raise Absent("no NVIDIA network adapter has an active port")
     names = [f"{port.parts[-3]}/1" for port in ports]
-    found, why = tools.asked(names, partial(_asked, run), lambda name, why: Optics(name, silent=why))
+    found, why = tools.asked(names, partial(_described, run), lambda name, why: Optics(name, silent=why))
     if why:
         raise why if why.remedy else unreadable_here(root, why.why)
     return found
@@ -86,12 +85,7 @@ def _active(port: Path) -> bool:
     return nvidia and not virtual and "ACTIVE" in (tools.text(port / "state") or "")
 
 
-def _asked(run: tools.RunTool, port: str) -> Optics:
-    found = _described(run, port)
-    return _described(run, port) if found.flags else found  # a module keeps a flag until it is read
-
-
-def _described(run: tools.RunTool, port: str) -> Optics:
+def _described(run: tools.RunTool, port: str, again: bool = True) -> Optics:
     document = _document(run, port.partition("/")[0])
     module, link, counters, supported = (
         document.get(section) or {}
@@ -100,12 +94,15 @@ def _described(run: tools.RunTool, port: str) -> Optics:
     readings = {name: _reading(module.get(key)) for name, (key, _, _) in READINGS.items()}
     speeds = [max(map(_gigabits, _lanes(each)), default=0.0) for each in supported.values()]
     counts: dict[str, Any] = {name: _number(counters.get(key)) for name, key in COUNTERS.items()}
+    flags = tuple(flag for flag in FLAGS if {*_lanes(module.get(flag, "0"))} - {"0", "N/A"})
+    if flags and again:  # a module keeps a flag until it is read
+        return _described(run, port, again=False)
     return Optics(
         port,
         cable=module.get("Cable Type"),
         fec=link.get("FEC"),
         readings={name: reading for name, reading in readings.items() if reading},
-        flags=tuple(flag for flag in FLAGS if {*_lanes(module.get(flag, "0"))} - {"0", "N/A"}),
+        flags=flags,
         able=min(speeds, default=0.0) or None,
         **counts,
     )
@@ -158,9 +155,6 @@ def _number(text: Any) -> float | None:
 
 
 OPTICS = HostFact("optics", list[Optics], read, subject="optics", on_request=True)
-
-
-# ---------------------------------------------------------------- what is wrong
 
 
 def module_faults(ports: Iterable[Optics]) -> list[Fault]:

@@ -1,9 +1,7 @@
-"""GPUs, network adapters and NVMe drives as PCIe devices, every port between them and the root, and their links.
-
-Nothing here asks a device's driver, and no device is asked but for the state of its link: what the kernel counts is in
-its memory. The counters of InfiniBand ports are another matter: on HGX B200 their driver writes an error into the
-kernel log for each one that it may not read (leptonai/gpud, issue 1164).
-"""
+"""GPUs, network adapters and NVMe drives as PCIe devices, every port between them and the root, and their links. No
+driver is asked, and no device but for the state of its link: what the kernel counts is in its memory. The counters of
+InfiniBand ports are another matter: on HGX B200 their driver writes an error into the kernel log for each one that it
+may not read (leptonai/gpud, issue 1164)."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -128,9 +126,6 @@ def _counts(path: Path) -> dict[str, int] | None:
 PCI_DEVICES = HostFact("pci_devices", dict[str, Device], read, subject="pcie")
 
 
-# ---------------------------------------------------------------- the tree
-
-
 class Link(NamedTuple):
     """From a port to what it leads to, by their addresses: of a device with several functions the first, which is of
     this `kind`. `runs`: its lanes and GT/s, 0 for what neither end shows; `able`: those that both ends can, 0 for what
@@ -153,15 +148,14 @@ def links(devices: Devices) -> list[Link]:
             way = [*ports_above(devices, address), address]
             for at in range(len(way) % 2, len(way), 2):
                 found.setdefault(way[at], way[at + 1])
-    return [_link(devices, upper, lower) for upper, lower in found.items()]
-
-
-def _link(devices: Devices, upper: str, lower: str) -> Link:
-    one, other = devices[upper], devices[lower]
-    runs = other.lanes or one.lanes or 0.0, other.speed or one.speed or 0.0
-    able = min(one.lanes_able or 0.0, other.lanes_able or 0.0), min(one.speed_able or 0.0, other.speed_able or 0.0)
-    below = (address for address, device in devices.items() if device.above == upper)
-    return Link(upper, lower, other.kind, runs, able, (upper, *below))
+    described = []
+    for upper, lower in found.items():
+        one, other = devices[upper], devices[lower]
+        runs = other.lanes or one.lanes or 0.0, other.speed or one.speed or 0.0
+        able = min(one.lanes_able or 0.0, other.lanes_able or 0.0), min(one.speed_able or 0.0, other.speed_able or 0.0)
+        below = (address for address, device in devices.items() if device.above == upper)
+        described.append(Link(upper, lower, other.kind, runs, able, (upper, *below)))
+    return described
 
 
 def ports_above(devices: Devices, address: str) -> list[str]:
@@ -185,9 +179,6 @@ def gpus_by_address(gpus: Iterable[Gpu]) -> dict[str, Gpu]:
     """As /sys has them: NVML writes a domain with eight digits."""
     parts = ((gpu, str(gpu.get("pci_bus_id") or "").lower().partition(":")) for gpu in gpus)
     return {f"{int(domain, 16):04x}:{rest}": gpu for gpu, (domain, _, rest) in parts if domain}
-
-
-# ---------------------------------------------------------------- what is wrong
 
 
 def reduced_links(devices: Devices, gpus: Sequence[Gpu]) -> list[Fault]:

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_gpufleet.machine import container, tools
+from pytest_gpufleet.machine import tools
 from pytest_gpufleet.machine.tools import Absent, HostFact
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import THIS_NODE
@@ -87,7 +87,7 @@ def read(root: Path = Path("/")) -> ProcessorSetup:
         swap_bytes=None if swaps is None else sum(int(row[2]) for row in columns) * KIB,
         swap_used_bytes=None if swaps is None else sum(int(row[3]) for row in columns) * KIB,
         numa_memory=memory,
-        virtual=container.is_virtual(root),
+        virtual=tools.is_virtual(root),
     )
 
 

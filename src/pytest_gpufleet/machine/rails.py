@@ -62,9 +62,6 @@ SWITCH_PORTS = HostFact("switch_ports", list[SwitchPort], read_switches, subject
 TCP = HostFact("tcp", Packets, read_tcp, subject="network")
 
 
-# ---------------------------------------------------------------- what is wrong
-
-
 def wired_otherwise(code: str, nodes: Mapping[int, Mapping[str, str]]) -> list[Fault]:
     """Ports that are in a network (a subnet, or a switch) in which at least as many nodes have another port, or alone
     in one; `nodes`: the networks of their ports. Not of a node of which that is true of most ports: it was built so, or

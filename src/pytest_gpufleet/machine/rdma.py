@@ -1,8 +1,6 @@
-"""How fast network adapters write to themselves, by ib_write_bw of perftest, server and client on this host.
-
-Both ends are the same port, so no cable and no other machine takes part: what is measured is the adapter and its way to
-memory. The two find each other over TCP, which is kept to 127.0.0.1.
-"""
+"""How fast network adapters write to themselves, by ib_write_bw of perftest, server and client on this host. Both ends
+are the same port, so what is measured is the adapter and its way to memory, without cable or another machine. The two
+find each other over TCP, which is kept to 127.0.0.1."""
 
 import json
 import os
@@ -51,18 +49,17 @@ def read() -> list[Write]:
     options = tools.output(PROGRAM, "--help", statuses=(0, 1))
     if missing := [option for option in NEEDED if option not in options]:
         raise Unreadable(f"this {PROGRAM} has no {' and no '.join(missing)}", "install perftest 23.07 or later")
-    if hidden := [port.port for port in ports if not _has_device_file(port.device)]:
+    hidden = []
+    for port in ports:
+        verbs = (network_ports.ADAPTERS / port.device).glob("device/infiniband_verbs/uverbs*")
+        hidden += [] if all((DEVICE_FILES / each.name).exists() for each in verbs) else [port.port]
+    if hidden:
         raise Unreadable(f"{', '.join(hidden)} have no device file here", REMEDY)
     with TemporaryDirectory() as folder:
         found = [_write(port.port, Path(folder, "report.json")) for port in ports]
     if all(each.why for each in found):
         raise Unreadable(f"{PROGRAM} reaches no adapter: {found[0].why}", REMEDY)
     return found
-
-
-def _has_device_file(adapter: str) -> bool:
-    verbs = (network_ports.ADAPTERS / adapter / "device/infiniband_verbs").glob("uverbs*")
-    return all((DEVICE_FILES / each.name).exists() for each in verbs)
 
 
 def _write(port: str, report: Path) -> Write:

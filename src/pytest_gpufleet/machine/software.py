@@ -124,7 +124,6 @@ def read_topology_file(root: Path = Path("/")) -> TopologyFile:
 
 TOPOLOGY_FILE = HostFact("topology_file", TopologyFile, read_topology_file)
 
-# ---------------------------------------------------------------- what is wrong
 
 # By name the values that do harm. NCCL_TOPO_FILE and NCCL_GRAPH_FILE do none: images of clouds set them (Azure's
 # nccl.conf), since a virtual machine does not show its own topology; what is in the first, unfit_topology_file judges.

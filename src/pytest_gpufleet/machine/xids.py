@@ -100,7 +100,7 @@ class Xid:
         if code and self.number in NVLINK_5:
             bits, status = f"{int(code[1], 16):032b}", int(code[2], 16)
             for number, _, before_575, since, wanted, action in table()["nvlink"]:
-                fits = any(_matches(pattern, bits) for pattern in (before_575, since))
+                fits = any(re.fullmatch(pattern.replace("-", "."), bits) for pattern in (before_575, since))
                 if number == self.number and fits and (not wanted or int(wanted, 16) == status):
                     return str(action)
         return str(table()["actions"].get(str(self.number), ("",))[0])
@@ -130,10 +130,6 @@ class Xid:
         details = f": {self.text.partition(' (')[0]}" if self.text and self.number in NVLINK_5 else ""
         action = ACTIONS.get(self.action, UNKNOWN)
         return f"XID {self.number} ({meaning}{details}) on PCI {self.pci}; what to do: {action}"
-
-
-def _matches(pattern: str, bits: str) -> bool:
-    return all(wanted in ("-", bit) for wanted, bit in zip(pattern, bits, strict=True))
 
 
 @dataclass(frozen=True)
@@ -175,12 +171,14 @@ XID_CODES = {
 
 
 def xids_of(gpus: Iterable[Gpu], xids: Sequence[Xid]) -> list[Fault]:
-    """XIDs of these GPUs, each with its meaning and the action it calls for, without those that call for none."""
+    """XIDs of these GPUs, each with its meaning and the action it calls for, without those that call for none; and all
+    SXids: all GPUs share the NVSwitches, so they name no GPU."""
     faults = []
     for place, xid in ((gpu.place, xid) for gpu in gpus for xid in xids if xid.of(str(gpu["pci_bus_id"]))):
         code = "xid_of_process" if xid.number in OF_PROCESSES else XID_CODES.get(xid.action, "xid_other")
         faults += [] if xid.harmless else [Fault(code, (place,), str(xid), story=xid.text)]
-    return faults
+    switches = [xid for xid in xids if isinstance(xid, Sxid)]
+    return faults + [Fault("sxid_fatal" if xid.condemning else "sxid", (), str(xid)) for xid in switches]
 
 
 def xids_of_none(pci_bus_ids: Collection[str], xids: Iterable[Xid]) -> list[Fault]:
@@ -188,8 +186,3 @@ def xids_of_none(pci_bus_ids: Collection[str], xids: Iterable[Xid]) -> list[Faul
     strange = (xid for xid in xids if not isinstance(xid, Sxid) and not any(map(xid.of, pci_bus_ids)))
     text = "a GPU that is no longer here, or hidden from this container: {}"
     return [Fault("gpu_lost", (), text.format(xid)) for xid in strange]
-
-
-def sxids(xids: Iterable[Xid]) -> list[Fault]:
-    """SXids, each with the action it calls for. All GPUs share the NVSwitches, so they name no GPU."""
-    return [Fault("sxid_fatal" if xid.condemning else "sxid", (), str(xid)) for xid in xids if isinstance(xid, Sxid)]

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from pytest_gpufleet.machine import host, local_node
-from pytest_gpufleet.machine.health_watch import Guard, Health
+from pytest_gpufleet.machine.health import Guard, Health
 from pytest_gpufleet.machine.local_node import LocalNode
 from pytest_gpufleet.machine.locks import GpuTaken
 from pytest_gpufleet.machine.nvml import NoGpus

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from pytest_gpufleet.machine.health_watch import Health
+from pytest_gpufleet.machine.health import Health
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import HostFound, Outcome, VerdictWord
 from pytest_gpufleet.model.gpu import GpuTopology
@@ -137,7 +137,7 @@ class Lock(Question, frozen=True, tag="lock"):
 
 
 class CheckHealth(Question, frozen=True, tag="health"):
-    """What got worse since the last time: see health_watch."""
+    """What got worse since the last time: see health.Guard."""
 
     answer = Health
     failed: bool = False

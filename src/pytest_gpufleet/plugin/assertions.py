@@ -100,7 +100,7 @@ def grave_xids(machine: Machine) -> list[Fault]:
     require_answers([machine.logged.trouble])
     condemning = [xid for xid in machine.logged.xids if xid.condemning]
     here = [*machine.present, *(gpu.pci_bus_id for gpu in machine.gpus)]
-    return xids.xids_of(machine.gpus, condemning) + xids.xids_of_none(here, condemning) + xids.sxids(condemning)
+    return xids.xids_of(machine.gpus, condemning) + xids.xids_of_none(here, condemning)
 
 
 def grave_host_messages(machine: Machine) -> list[Fault]:

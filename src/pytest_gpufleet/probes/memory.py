@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pytest_gpufleet.machine import container
+from pytest_gpufleet.machine import tools
 from pytest_gpufleet.machine.health import ClocksUnderLoad
 from pytest_gpufleet.machine.processors import by_numa_node
 from pytest_gpufleet.model import place
@@ -112,7 +112,7 @@ def _triads(rank: Rank, nbytes: int, seconds: float) -> list[Reading]:
     if not nodes:
         not_applicable("this process may use no NUMA node whole, with all its processors and its memory")
     processors = sum(len(each) for _, each in nodes)
-    if short := container.short_of(processors, ARRAYS * nbytes * processors):
+    if short := tools.short_of(processors, ARRAYS * nbytes * processors):
         not_applicable(short)
     return [_triad(rank, *node, nbytes, seconds) for node in nodes[rank.index :: rank.size]]
 

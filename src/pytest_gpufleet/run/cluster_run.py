@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from pytest_gpufleet.machine.health_watch import Health
+from pytest_gpufleet.machine.health import Health
 from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound, NodeLeftOut, NodeLost, RunHeader

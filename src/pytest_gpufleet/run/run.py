@@ -21,7 +21,7 @@ from pytest_gpufleet.run.interruption import Interruption
 from pytest_gpufleet.run.settings import Options, naming
 
 if TYPE_CHECKING:
-    from pytest_gpufleet.machine.health_watch import Guard, Health
+    from pytest_gpufleet.machine.health import Guard, Health
     from pytest_gpufleet.machine.local_node import Machine
     from pytest_gpufleet.machine.telemetry import Activity, Sampler
     from pytest_gpufleet.model.events import Event, Losses, Order, Requirements, RunHeader, WorldStarted
@@ -107,7 +107,7 @@ class Run:
     @cached_property
     def health(self) -> Guard | None:
         """Watches the health of the GPUs from its first use on; None without GPUs."""
-        from pytest_gpufleet.machine.health_watch import Guard
+        from pytest_gpufleet.machine.health import Guard
 
         return Guard(self.own_machine.node) if self.own_machine.machine.gpus else None
 
