@@ -1,5 +1,7 @@
 """What this plugin leaves as it is in the pytest of others."""
 
+import json
+
 import pytest
 
 from tests.conftest import REPORTS, Runs
@@ -56,3 +58,23 @@ def test_nothing_of_an_ended_test_stays_alive(run_pytest: Runs, options: tuple[s
     """Frames of a traceback hold whatever the test had: buffers, models, open files."""
     run = run_pytest("-v", "--tb=no", *options, files={"test_inner.py": ENDINGS})
     assert "test_nothing_is_left PASSED" in run.text, run.text
+
+
+SUBTESTS = """
+    def test_each_rank(world, subtests):
+        for number, found in enumerate(world.run(lambda rank: rank.index)):
+            with subtests.test(rank=number):
+                assert found == 0
+"""
+
+
+def test_a_check_with_subtests_fails_once_and_others_report_it_too(run_pytest: Runs) -> None:
+    """As docs/trackers.md has it: subtests of pytest 9, and a CTRF report beside ours."""
+    pytest.importorskip("_pytest.subtests")
+    pytest.importorskip("ctrf")
+    options = ("--rehearse=2", f"--fleet-dir={REPORTS}", "--ctrf=ctrf.json")
+    run = run_pytest(*options, files={"test_inner.py": SUBTESTS})
+    assert run.status == 1
+    assert run.outcomes == {"test_each_rank": "failed"}
+    results = json.loads((run.root / "ctrf.json").read_text())["results"]
+    assert (results["summary"]["tests"], results["summary"]["failed"]) == (1, 1)
