@@ -35,10 +35,10 @@ def test_a_wrong_bit_ends_it_at_once_and_names_the_rank(planted):
     assert "row 5, column 9 is 0x" in message
 
 
-def on_a_terminal(folder, lasts, ctrl_c_at=None):
+def on_a_terminal(folder, lasts, *options, ctrl_c_at=None):
     """Exit status, record and what is printed of a rehearsed burn-in. Ctrl-C comes when that was printed."""
     (folder / "pytest.ini").write_text("[pytest]\n")
-    terminal = Terminal(PYTEST, str(folder), BURN_IN, "--rehearse", f"--fleet-burn-in={lasts}", FOLDER)
+    terminal = Terminal(PYTEST, str(folder), BURN_IN, "--rehearse", f"--fleet-burn-in={lasts}", FOLDER, *options)
     if ctrl_c_at:
         terminal.until(ctrl_c_at)
         os.killpg(terminal.process.pid, signal.SIGINT)
@@ -68,6 +68,13 @@ def test_it_lasts_as_long_as_asked_and_every_load_has_its_turn(tmp_path):
     evidence = next((tmp_path / "runs").glob("*/evidence.jsonl")).read_text()
     for load in ("matrix products", "all_reduce", "memory patterns", "training"):
         assert f'"doing": "{load}"' in evidence
+
+
+def test_it_lasts_until_corruption_is_as_rare_as_asked(tmp_path):
+    status, record, printed = on_a_terminal(tmp_path, "1s", "--fleet-corruption-bound=2s")  # of 1 s it would be 0.4 s
+    assert (status, record.run.level) == (0, "burnin"), printed
+    (bound,) = (each.measurement for each in record.findings if each.measurement.metric == "corruption_bound")
+    assert 2 <= min(bound.values.values()) < 4
 
 
 @pytest.mark.parametrize("drawn", [False, True])

@@ -181,12 +181,19 @@ def notice(request: pytest.FixtureRequest) -> Callable[[Iterable[Fault]], None]:
 
 @pytest.fixture
 def burn_in(request: pytest.FixtureRequest) -> Callable[[World], list[Measurement]]:
-    """burn_in(world) keeps all ranks under full load for as long as --fleet-burn-in says, and gives its measurements.
-    It ends with an error as soon as a result is wrong in one bit or the health of a GPU gets worse."""
-    from pytest_gpufleet.probes.endurance import burn_in
+    """burn_in(world) keeps all ranks under full load for as long as --fleet-burn-in and --fleet-corruption-bound say,
+    and gives its measurements. It ends with an error as soon as a result is wrong in one bit or the health of a GPU
+    gets worse."""
+    from pytest_gpufleet.probes import endurance
 
-    seconds = request.config.stash[RUN].burn_in_seconds
-    return lambda world: burn_in(world, seconds, _after_turn(request.node, seconds))
+    run = request.config.stash[RUN]
+    bound = run.options.bound or 0.0
+
+    def burn_in(world: World) -> list[Measurement]:
+        seconds = max(run.burn_in_seconds, endurance.seconds_of(world, bound))
+        return endurance.burn_in(world, seconds, _after_turn(request.node, seconds), bound)
+
+    return burn_in
 
 
 @pytest.fixture

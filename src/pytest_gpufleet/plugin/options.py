@@ -108,7 +108,7 @@ def from_config(config: pytest.Config) -> Options:
         return config.stash[READ]
     given = {field: config.getoption(option.name) for field, option in OPTIONS.items()}
     _refuse(_contradictions(config, given))
-    if given["burn_in"]:
+    if given["burn_in"] or given["bound"]:
         given["level"] = "burnin"
     for field, option in OPTIONS.items():
         if field in MAKES_A_RUN and given["rehearse"]:
@@ -160,10 +160,11 @@ def _contradictions(config: pytest.Config, given: Mapping[str, Any]) -> Iterator
         yield "--fleet-head is where nodes dial in, --fleet-address a Ray cluster that starts them: give one of them"
     if given["returns"] is None and given["replaced"]:
         yield "--fleet-replaced is about a machine that comes back: give the run before with --fleet-returns DIR"
-    if given["returns"] is not None and (given["level"] or given["burn_in"]):
-        yield "--fleet-returns has the level of the run before: leave out --fleet-level and --fleet-burn-in"
-    if given["burn_in"] and given["level"] not in (None, "burnin"):
-        yield f"--fleet-burn-in is part of level burnin, but --fleet-level {given['level']} was given"
+    burning = [OPTIONS[name].flag for name in ("burn_in", "bound") if given[name]]
+    if given["returns"] is not None and (given["level"] or burning):
+        yield f"--fleet-returns has the level of the run before: leave out {' and '.join(burning or ['--fleet-level'])}"
+    if burning and given["level"] not in (None, "burnin"):
+        yield f"{burning[0]} is part of level burnin, but --fleet-level {given['level']} was given"
 
 
 def _obstacles(options: Options) -> Iterator[str]:

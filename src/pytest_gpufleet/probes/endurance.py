@@ -54,16 +54,23 @@ class Turn(NamedTuple):
     compared: corruption.Compared | None = None  # of matmuls
 
 
-def burn_in(world: World, seconds: float, after_turn: AfterTurn) -> list[Measurement]:
-    """Load all ranks of `world` for `seconds`, and give the rates of matmuls and how well rates were kept. It ends if
-    `after_turn` raises; AssertionError, which names the ranks, as soon as a result is wrong in one bit."""
+def seconds_of(world: World, bound: float) -> float:
+    """About how long a burn-in takes until corruption of matmuls is rarer than once in `bound` seconds of a GPU."""
+    return corruption.NO_EVENT * bound / (world.size * LOADS["matrix products"][0])
+
+
+def burn_in(world: World, seconds: float, after_turn: AfterTurn, bound: float = 0.0) -> list[Measurement]:
+    """Load all ranks of `world` for `seconds`, and until as much was compared as `bound` needs (`seconds_of`); give the
+    rates of matmuls and how well rates were kept. It ends if `after_turn` raises; AssertionError, which names the
+    ranks, as soon as a result is wrong in one bit."""
     round_seconds = min(ROUND_SECONDS, seconds / ROUNDS)
     turns: dict[str, list[list[Turn]]] = {name: [] for name in LOADS}
     cold = dict.fromkeys(LOADS, 0)  # turns that began before GPUs were warm
     every: list[corruption.Compared] = []
     began = time.monotonic()
     for name, (share, _) in itertools.cycle(LOADS.items()):
-        if (spent := time.monotonic() - began) >= seconds and len(turns["training"]) >= 2:
+        enough = sum(each.seconds for each in every) >= corruption.NO_EVENT * bound
+        if (spent := time.monotonic() - began) >= seconds and len(turns["training"]) >= 2 and enough:
             break
         cold[name] += spent < min(WARM_THROUGH_SECONDS, seconds / 3)
         results: list[Turn] = world.run(_turn, name, share * round_seconds, len(turns[name]))
