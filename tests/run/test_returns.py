@@ -13,7 +13,7 @@ from pytest_gpufleet.model.gpu import Missing
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.report.page import page
-from pytest_gpufleet.run import integrity, returns
+from pytest_gpufleet.run import integrity, resume
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.across_runs.back_in_service import measured_otherwise, not_as_before, required, turn
 from pytest_gpufleet.verdict.gaps import gaps
@@ -123,7 +123,7 @@ def returned(folder, before, *replaced, slower=1.0):
         values=values, utc="2026-11-23T08:00:00+00:00", ends=False,
     )  # fmt: skip
     record = read(run / "evidence.jsonl")
-    record.add(returns.event(before, replaced, was, record))
+    record.add(resume.returned(before, replaced, was, record))
     return record
 
 
@@ -194,7 +194,7 @@ def test_what_cannot_be_held_against_it_is_refused_in_a_sentence(before, header,
         was.run = msgspec.structs.replace(was.run, nodes=(NodeFound(0, "node7", "A"),))
         now.run = msgspec.structs.replace(now.run, nodes=(NodeFound(0, "node7", serial),))
     with pytest.raises(Refused, match=words):
-        returns.event(before, replaced, was, now)
+        resume.returned(before, replaced, was, now)
 
 
 @pytest.mark.parametrize(

@@ -28,11 +28,13 @@ from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import CONFTEST, PACKAGED, code, shipped
 from pytest_gpufleet.redaction import aliased, command
-from pytest_gpufleet.run import integrity, resume, returns
+from pytest_gpufleet.run import integrity, resume
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.run import Run
+from pytest_gpufleet.run.settings import naming
 from pytest_gpufleet.safe_files import STREAMS, open_regular, sha256
+from pytest_gpufleet.verdict import requirements
 from pytest_gpufleet.verdict.given_limits import as_given
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS
 
@@ -140,22 +142,16 @@ def check_evidence(folder: Path, wanted: int) -> None:
         )
 
 
-def check_copy(option: str, path: Path) -> None:
+def check_copy(option: str, path: Path, make_folder: bool = True) -> None:
     """Refused if what an option asks for could not be put in its place when the run is over."""
+    problem: str | None = "it is a folder" if path.is_dir() else ""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if make_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent not in STREAMS:
+            tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
-        raise Refused(f"{option} {path} cannot be written: {error.strerror}") from None
-    if path.parent not in STREAMS:
-        _check_place(option, path)
-
-
-def _check_place(option: str, path: Path) -> None:
-    problem = "it is a folder" if path.is_dir() else ""
-    try:
-        tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        problem = str(error.strerror)
+        problem = error.strerror
     if problem:
         raise Refused(f"{option} {path} cannot be written: {problem}")
 
@@ -169,7 +165,7 @@ def check_textfile(path: Path) -> None:
         if begin not in (TEXTFILE, b""):
             why = "it is there and is no textfile of an earlier run; give another name, or remove it"
             raise Refused(f"--fleet-prometheus {path} cannot be written: {why}")
-    _check_place("--fleet-prometheus", path)
+    check_copy("--fleet-prometheus", path, make_folder=False)
 
 
 def open_run(run: Run, arguments: Sequence[str]) -> None:
@@ -181,8 +177,10 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
     if before:
         run.options = replace(run.options, level=before.run.level, burn_in=before.run.burn_in_seconds or None)
     order = events.OrderGiven(order=run.order) if run.order else None
-    requirements = events.RequirementsGiven(requirements=run.requirements) if run.requirements else None
-    profile, target, limits = run.profile, run.target, None
+    profile, target, limits, required = run.profile, run.target, None, None
+    if run.options.requirements:
+        with naming("--fleet-requirements"):
+            required = events.RequirementsGiven(requirements=requirements.load(run.options.requirements))
     if profile and run.options.profile:
         limits = events.ProfileGiven(profile=as_given(profile, (gpu.name for gpu in target.topology.gpus)))
     burning = run.burn_in_seconds if run.options.level == "burnin" else 0.0
@@ -191,7 +189,7 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
     if run.options.nodes is None:  # else each node's own run does it
         run.lock()
     header, topology, machine = first = _first_events(run, arguments)
-    returned = returns.event(back, run.options.replaced, before, Record.of(*first)) if back and before else None
+    returned = resume.returned(back, run.options.replaced, before, Record.of(*first)) if back and before else None
     carried: list[events.Event] = []
     if run.options.resume is not None:
         earlier = RunFolder(run.options.resume)
@@ -207,7 +205,7 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
         noticed = [events.Noticed(fault=fault) for fault in shown]
     folder = RunFolder.make(run.options.folder, f"{header.host}-{run.started:%Y%m%dT%H%M%SZ}")
     run.folder, run.evidence = folder, Evidence(folder.evidence)
-    given: list[events.Event | None] = [header, topology, limits, order, requirements, machine, returned]
+    given: list[events.Event | None] = [header, topology, limits, order, required, machine, returned]
     for event in (*filter(None, given), *noticed, events.SuiteSeen(manifest=shipped()), *carried):
         run.record(event)
         if isinstance(event, events.HostFactRead):

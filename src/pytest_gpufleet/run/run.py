@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.machine.health import Guard, Health
     from pytest_gpufleet.machine.local_node import Machine
     from pytest_gpufleet.machine.telemetry import Activity, Sampler
-    from pytest_gpufleet.model.events import Event, Losses, Order, Requirements, RunHeader, WorldStarted
+    from pytest_gpufleet.model.events import Event, Losses, Order, RunHeader, WorldStarted
     from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.finding import Finding
     from pytest_gpufleet.model.gpu import Gpu
@@ -126,14 +126,6 @@ class Run:
 
         with naming("--fleet-order"):
             return orders.load(self.options.order) if self.options.order else None
-
-    @cached_property
-    def requirements(self) -> Requirements | None:
-        """What somebody requires, None if nobody said. Refused if the file is bad."""
-        from pytest_gpufleet.verdict import requirements
-
-        with naming("--fleet-requirements"):
-            return requirements.load(self.options.requirements) if self.options.requirements else None
 
     @property
     def burn_in_seconds(self) -> float:
