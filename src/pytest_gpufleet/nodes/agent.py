@@ -224,7 +224,7 @@ class Agent:
     def live(self) -> str:
         """Until the head ends it, or is gone: why it ends before the run does, if so."""
         self._background.do(NODE, lambda: agent_process.own_install(self._settings), self._send)
-        self._background.do(NODE, lambda: self._node.open(self._reached.name), self._send_hello)
+        self._background.do(NODE, lambda: self._node.open(self._reached.name), self._begin)
         while not self._why:
             self._wait()
             self._receive()
@@ -303,7 +303,7 @@ class Agent:
     def _death(self, rank: int, why: str) -> Death:
         return Death(rank, why + suite_process.full_disk(self._folder))
 
-    def _send_hello(self, hello: messages.Hello) -> None:
+    def _begin(self, hello: messages.Hello) -> None:
         self._send(hello)
         self._pulse_due = time.monotonic()
 

@@ -194,7 +194,14 @@ class Cluster:
         try:
             while not self._over and (self._listening or not self._closing):
                 if self._clock() >= self._next_beat:
-                    self._beat()
+                    with self._changed:
+                        for node, heard in sorted(self._heard.items()):
+                            if (silent := self._listening_time.seconds - heard) >= self._lost_after:
+                                self._lose(node, f"nothing was heard of it for {silent:.0f} s")
+                        expected = self._listening
+                    for node in expected:
+                        self.transport.send(node, BEAT)
+                    self._next_beat = self._clock() + BEAT_SECONDS
                 events = self.transport.receive(max(0.0, self._next_beat - self._clock()))
                 with self._changed:
                     self._listening_time.look(self._clock())
@@ -207,16 +214,6 @@ class Cluster:
                 for node in self.names:
                     self._gone.add(node)
                     self._lose(node, f"the controller cannot listen to it any more: {error!r}")
-
-    def _beat(self) -> None:
-        with self._changed:
-            for node, heard in sorted(self._heard.items()):
-                if (silent := self._listening_time.seconds - heard) >= self._lost_after:
-                    self._lose(node, f"nothing was heard of it for {silent:.0f} s")
-            expected = self._listening
-        for node in expected:
-            self.transport.send(node, BEAT)
-        self._next_beat = self._clock() + BEAT_SECONDS
 
     def _take_in(self, event: Arrived | Gone) -> None:
         node = event.node

@@ -107,7 +107,13 @@ class Transport:
         names = self._number(started)
         self._early = [Arrived(agent.node, message) for agent, message in early]
         if len(self._agents) < wanted:
-            self._note_who_is_missing(wanted)
+            there = [*self._agents.values()]
+            known = {expected_as(agent.who.name, self.expected) for agent in there}
+            indexes = {agent.who.index for agent in there}
+            self.missing = tuple(name for name in self.expected if name not in known)
+            if not self.expected and None not in indexes:
+                self.missing = tuple(f"task {index}" for index in range(wanted) if index not in indexes)
+            self.strangers = tuple(sorted(listener.strangers({agent.address for agent in there})))
         return names
 
     def _number(self, started: Mapping[int, str]) -> dict[int, str]:
@@ -134,16 +140,6 @@ class Transport:
             apart = agent.address if places[name, agent.address] == 1 else node + 1
             names[node] = name if hosts[name] == 1 else f"{name} ({apart})"
         return names
-
-    def _note_who_is_missing(self, wanted: int) -> None:
-        assert self._listener is not None
-        agents = self._agents.values()
-        known = {expected_as(agent.who.name, self.expected) for agent in agents}
-        indexes = {agent.who.index for agent in agents}
-        self.missing = tuple(name for name in self.expected if name not in known)
-        if not self.expected and None not in indexes:
-            self.missing = tuple(f"task {index}" for index in range(wanted) if index not in indexes)
-        self.strangers = tuple(sorted(self._listener.strangers({agent.address for agent in agents})))
 
     def _take_in(self) -> list[tuple[_Agent, bytes]]:
         """The messages that have come, with who sent them; those that dial in are noted."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from pytest_gpufleet.machine.gpudirect import GPUDIRECT
 from pytest_gpufleet.machine.host import DMI
-from pytest_gpufleet.machine.network_ports import NETWORK_PORTS, Port, active, fastest_ports, ports_of
-from pytest_gpufleet.machine.pcie import PCI_DEVICES, Devices
+from pytest_gpufleet.machine.network_ports import NETWORK_PORTS, active, fastest_ports, ports_of
+from pytest_gpufleet.machine.pcie import PCI_DEVICES
 from pytest_gpufleet.machine.processors import PROCESSOR_SETUP
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import SOFTWARE, Gpu, Missing
@@ -66,9 +66,8 @@ OF_PORTS = {
 }
 # Variables whose values name what is on one host.
 OF_ONE_HOST = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NCCL_HOSTID", "NCCL_COMM_ID")
-
-
 MOST_NAMES = 4  # of hosts that have the same value
+SHOWN = 12  # digits of a hash: who wants all of them has the evidence
 
 
 @dataclass(frozen=True)
@@ -101,12 +100,13 @@ Records = Mapping[str, Record]  # by the name of the host, or of the run
 
 def unlike(records: Records) -> list[Difference]:
     """In which facts of machine and software they differ; those of GPUs among machines of one GPU model."""
-    return _differences(records, _machine) + _within_models(records, _gpus)
+    return _differences(records, _machine) + _within_models(records, _of_gpus)
 
 
 def other_boards(records: Records) -> list[Difference]:
     """Which hosts have boards with other part numbers: no fault, as within a machine."""
-    return _within_models(records, lambda record: {"board part number": _of_all(record, "board_part_number")})
+    what = "board part number"
+    return _within_models(records, lambda record: {what: _of_gpus(record, {what: "board_part_number"})[what]})
 
 
 def run_otherwise(records: Records) -> list[Difference]:
@@ -153,10 +153,8 @@ def ports_unlike(nodes: Mapping[int, tuple[Sequence[Gpu], Mapping[str, Any]]]) -
 
 
 def _within_models(records: Records, facts_of: Callable[[Record], dict[str, str]]) -> list[Difference]:
-    by_model = grouped((models(record), name) for name, record in records.items())
-    return [
-        each for names in by_model.values() for each in _differences({name: records[name] for name in names}, facts_of)
-    ]
+    by_model = grouped((models(record), (name, record)) for name, record in records.items())
+    return [each for same in by_model.values() for each in _differences(dict(same), facts_of)]
 
 
 def _differences(records: Records, facts_of: Callable[[Record], dict[str, str]]) -> list[Difference]:
@@ -185,7 +183,15 @@ def models(record: Record) -> str:
 
 def _machine(record: Record) -> dict[str, str]:
     topology, host, environment = record.topology, record.machine, record.run.environment
-    setup = PROCESSOR_SETUP.of(host.host)
+    setup, ports = PROCESSOR_SETUP.of(host.host), NETWORK_PORTS.of(host.host)
+    devices = PCI_DEVICES.of(host.host)
+    adapters = iommu = UNKNOWN
+    if not isinstance(ports, Missing):
+        kinds = Counter(" ".join(map(_text, (port.adapter, port.firmware, port.rate, port.state))) for port in ports)
+        adapters = ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items())) or "none"
+    if not isinstance(devices, Missing):  # how addresses of GPUs are translated: "none" is no IOMMU
+        modes = {device.iommu or "none" for device in devices.values() if device.kind == "gpu"}
+        iommu = " and ".join(sorted(modes)) or "none"
     of_all_hosts = (name for name in environment if name not in OF_ONE_HOST)
     variables: dict[str, str] = {Said("variable {name}", name=name): environment[name] for name in of_all_hosts}
     return {
@@ -196,51 +202,34 @@ def _machine(record: Record) -> dict[str, str]:
         "Python": record.run.python or UNKNOWN,
         **{what: _text(host.get(fact)) for what, fact in OF_HOST.items()},
         **{what: _text(getattr(setup, fact, None)) for what, fact in OF_PROCESSORS.items()},
-        "network ports": _ports(NETWORK_PORTS.of(host.host)),
-        "IOMMU of the GPUs": _iommu(PCI_DEVICES.of(host.host)),
+        "network ports": adapters,
+        "IOMMU of the GPUs": iommu,
         "open NVIDIA driver": _text(getattr(GPUDIRECT.of(host.host), "open_modules", None)),
         **variables,
     }
 
 
-def _gpus(record: Record) -> dict[str, str]:
-    nvlinks = sorted({str(gpu.nvlinks_active) for gpu in record.topology.gpus})
-    of_gpus = {what: _of_all(record, fact) for what, fact in OF_GPUS.items()}
-    return {**of_gpus, "NVLinks that are up": " and ".join(nvlinks)}
-
-
-def _of_all(record: Record, fact: str) -> str:
-    return " and ".join(sorted({_text(gpu.get(fact)) for gpu in record.topology.gpus}))
+def _of_gpus(record: Record, facts: Mapping[str, str] = OF_GPUS) -> dict[str, str]:
+    """What its GPUs have, all of it."""
+    every = {what: {_text(gpu.get(fact)) for gpu in record.topology.gpus} for what, fact in facts.items()}
+    every["NVLinks that are up"] = {str(gpu.nvlinks_active) for gpu in record.topology.gpus}
+    return {what: " and ".join(sorted(values)) for what, values in every.items()}
 
 
 def _run(record: Record) -> dict[str, str]:
-    files = repr(sorted(record.suite.files.items()))
-    profile = " ".join(filter(None, (record.run.profile, (record.run.profile_sha256 or "")[:12])))
-    order = " ".join(filter(None, (record.run.order, (record.run.order_sha256 or "")[:12])))
+    run, files = record.run, repr(sorted(record.suite.files.items()))
+
+    def state(name: str | None, digest: str | None, otherwise: str) -> str:
+        return " ".join(filter(None, (name, (digest or "")[:12]))) or otherwise
+
     return {
-        # A version in development has many states.
-        "version of pytest-gpufleet": " ".join(filter(None, (record.run.plugin, record.run.code[:12]))) or UNKNOWN,
+        "version of pytest-gpufleet": state(run.plugin, run.code, UNKNOWN),  # one in development has many states
         "suite": f"{record.suite.version} ({sha256(files.encode()).hexdigest()[:12]})",
-        "level": f"{record.run.level}{' (back in service)' if record.before else ''}",
-        "limits in use": profile or "none",
-        "order": order or "none",
-        "grade asked for": record.run.basis,
+        "level": f"{run.level}{' (back in service)' if record.before else ''}",
+        "limits in use": state(run.profile, run.profile_sha256, "none"),
+        "order": state(run.order, run.order_sha256, "none"),
+        "grade asked for": run.basis,
     }
-
-
-def _ports(ports: list[Port] | Missing) -> str:
-    if isinstance(ports, Missing):
-        return UNKNOWN
-    kinds = Counter(" ".join(map(_text, (port.adapter, port.firmware, port.rate, port.state))) for port in ports)
-    return ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items())) or "none"
-
-
-def _iommu(devices: Devices | Missing) -> str:
-    """How the addresses of GPUs are translated: "none" is no IOMMU."""
-    if isinstance(devices, Missing):
-        return UNKNOWN
-    modes = {device.iommu or "none" for device in devices.values() if device.kind == "gpu"}
-    return " and ".join(sorted(modes)) or "none"
 
 
 def _text(value: Any) -> str:
@@ -250,11 +239,9 @@ def _text(value: Any) -> str:
     return UNKNOWN if value is None or value == "" else str(value)
 
 
-SHOWN = 12  # digits of a hash: who wants all of them has the evidence
-
-
 def other_bits(records: Records) -> list[Difference]:
     """In which parts of their fingerprints machines differ that have the same GPUs, libraries and branch of the driver.
+    Parts in which the same machines differ are one difference, with the hashes of the first.
 
     Each machine counts once, with what most of its GPUs compute, however many they are: what spoils all of them is one
     cause. One whose GPUs do not agree among themselves takes no part: its own run says so.
@@ -264,7 +251,13 @@ def other_bits(records: Records) -> list[Difference]:
         for (_, work), of_machines in by_work(records).items()
         if (found := difference(work.part, of_machines, "machine_bits_differ"))
     )
-    return [_merged(kind, parts) for (kind, *_), parts in split.items()]
+    merged = []
+    for (kind, *_), (first, *more) in split.items():
+        parts = some([each.fact for each in (first, *more)], MOST_PARTS, "; ")
+        what, usual = Said("fingerprint of {kind}: {parts}", kind=kind, parts=parts), first.usual
+        others = {value[:SHOWN]: machines for value, machines in first.others.items()}
+        merged.append(replace(first, fact=what, usual=usual and usual[:SHOWN], others=others))
+    return merged
 
 
 def by_work(records: Records) -> dict[tuple[str, Work], dict[str, str]]:
@@ -277,22 +270,17 @@ def by_work(records: Records) -> dict[tuple[str, Work], dict[str, str]]:
     return found
 
 
-def _merged(kind: str, parts: Sequence[Difference]) -> Difference:
-    """The parts in which the same machines differ, as one difference with the hashes of the first."""
-    what = Said(
-        "fingerprint of {kind}: {parts}", kind=kind, parts=some([each.fact for each in parts], MOST_PARTS, "; ")
-    )
-    usual, others = parts[0].usual, {value[:SHOWN]: machines for value, machines in parts[0].others.items()}
-    return replace(parts[0], fact=what, usual=usual and usual[:SHOWN], others=others)
-
-
 def not_compared(records: Records) -> list[str]:
     """Why fingerprints of some machines are not held against those of others; nothing where there is only one kind."""
-    setups = grouped(
-        (setup, name)
-        for name, record in records.items()
-        for setup in dict.fromkeys(_setup(record, work) for work in _computed(record)) or ["none"]
-    )
+    setups: dict[str, list[str]] = defaultdict(list)
+    for name, record in records.items():
+        driver = f"driver {_branch(record) or 'none'}"
+        of_work = (
+            ", ".join([work.kind, driver, *(f"{library} {version}" for library, version in work.software)])
+            for work in _computed(record)
+        )
+        for setup in dict.fromkeys(of_work) or ["none"]:
+            setups[setup].append(name)
     if len(setups) < 2:
         return []
     each = "; ".join(f"{setup} ({', '.join(names)})" for setup, names in setups.items())
@@ -307,8 +295,3 @@ def _computed(record: Record) -> Mapping[Work, Mapping[Where, str]]:
 def _branch(record: Record) -> str:
     """Of the driver, which compiles for a GPU what libraries have no code for."""
     return (record.topology.driver or "").partition(".")[0]
-
-
-def _setup(record: Record, work: Work) -> str:
-    software = ", ".join(f"{name} {version}" for name, version in work.software)
-    return f"{work.kind}, driver {_branch(record) or 'none'}, {software}"
