@@ -219,10 +219,15 @@ class Terminal:
         """Read until this text came, or to the end."""
         deadline = time.monotonic() + DEADLINE
         while not wanted or wanted not in self.text:
-            more = self._read(deadline)
-            assert more or not wanted, f"{wanted!r} never came: {self.text!r}"
-            if not more:
+            ready = select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))[0]
+            try:
+                data = os.read(self._master, 65536) if ready else b""
+            except OSError:  # nobody has the other end any more
+                data = b""
+            assert data or not wanted, f"{wanted!r} never came: {self.text!r}"
+            if not data:
                 return
+            self.text += data.decode(errors="replace")
 
     def type(self, text):
         os.write(self._master, text.encode())
@@ -231,16 +236,6 @@ class Terminal:
         self.until()
         os.close(self._master)
         return self.process.wait(DEADLINE)
-
-    def _read(self, deadline):
-        if not select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            return False
-        try:
-            data = os.read(self._master, 65536)
-        except OSError:  # nobody has the other end any more
-            return False
-        self.text += data.decode(errors="replace")
-        return bool(data)
 
 
 @pytest.mark.parametrize(
