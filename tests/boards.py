@@ -38,24 +38,13 @@ class Board:
     brand: int = NVIDIA
 
     def gpu(self, index: int = 0, **facts: Any) -> Gpu:
-        return Gpu(
-            index,
-            {
-                "name": self.name,
-                "compute_capability": list(self.capability),
-                "brand": self.brand,
-                "virtualization": 0,
-                "cuda_cores": self.cores,
-                "memory_bus_bits": self.bus,
-                "memory_clock_max_mhz": self.memory_clock,
-                "sm_clock_max_mhz": self.clock,
-                "power_limit_watts": float(self.watts),
-                "pcie_generation_max": self.pcie,
-                "pcie_width_max": 16,
-                "mig_mode": [0, 0],
-                **facts,
-            },
-        )
+        own = {
+            "name": self.name, "compute_capability": list(self.capability), "brand": self.brand, "virtualization": 0,
+            "cuda_cores": self.cores, "memory_bus_bits": self.bus, "memory_clock_max_mhz": self.memory_clock,
+            "sm_clock_max_mhz": self.clock, "power_limit_watts": float(self.watts), "pcie_generation_max": self.pcie,
+            "pcie_width_max": 16, "mig_mode": [0, 0],
+        }  # fmt: skip
+        return Gpu(index, {**own, **facts})
 
     def machine(self, count: int = 8, fabric: str = "", **facts: Any) -> GpuTopology:
         """So many of them, connected by NVSwitches if they have NVLinks, unless another fabric is given."""

@@ -150,19 +150,11 @@ class DryPool:
         each = len(topology.gpus)
         self.limit = None
         self.specs = [
-            RankSpec(
-                node * each + index,
-                nodes * each,
-                node,
-                index,
-                each,
-                f"cuda:{index}",
-                in_rack(gpu, node),
-                host=f"node{node}",
-            )
+            RankSpec(node * each + index, nodes * each, node, index, each, f"cuda:{index}", in_rack(gpu, node),
+                     host=f"node{node}")
             for node in range(nodes)
             for index, gpu in enumerate(topology.gpus)
-        ]
+        ]  # fmt: skip
         self.everyone = tuple(range(nodes * each))
 
     def call(self, call: Call, timeout: float | None) -> dict[int, Any]:
@@ -234,12 +226,9 @@ def measured(
                 continue
             here = {"ranks": world.size, "nodes": nodes, "capability": board.capability, "gpus": True}
             if all(here[name] >= wanted for name, wanted in needs):
+                found = {**given, **case, "judge": judge(check.__name__) if judge else judging}
                 with suppress(NotApplicable, NotOfRanks):
-                    check(
-                        **_arguments(
-                            module, check, {**given, **case, "judge": judge(check.__name__) if judge else judging}
-                        )
-                    )
+                    check(**_arguments(module, check, found))
     return judged
 
 

@@ -113,14 +113,9 @@ def recorded(*changes: Change, snapshot: str = "h200x4") -> Recorded:
         values["processes"] = list(here.processes.get(index, ()))
         if isinstance(values["p2p"], dict):
             values["p2p"] = {name: row[: here.count] for name, row in values["p2p"].items()}
-    whole = replace(
-        topology,
-        gpus=tuple(Gpu(index, values) for index, values in enumerate(gpus)),
-        problems=tuple(here.problems),
-        links=tuple(map(tuple, here.links)),
-        fabric=here.fabric,
-        driver=here.driver,
-    )
+    cards, links = tuple(Gpu(index, values) for index, values in enumerate(gpus)), tuple(map(tuple, here.links))
+    changed = {"problems": tuple(here.problems), "links": links, "fabric": here.fabric, "driver": here.driver}
+    whole = replace(topology, gpus=cards, **changed)
     at = [str(gpu.get("pci_bus_id")) for gpu in whole.gpus]
     said = summed_up(of_the_host(here.log))
     logged = Logged(tuple(parse(here.log)), host=tuple(behind(each, at) for each in said))

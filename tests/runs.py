@@ -42,31 +42,22 @@ ALONE = "acceptance/test_8_resnet50.py::test_each_gpu_alone"
 GPUS = ("gpu0", "gpu1", "gpu2", "gpu3")
 
 # As of another version: the same checks, with numbered cases, and no check has to leave the figures it is there for.
-SUITE = Suite(
-    "0.0.0",
-    {
-        name: msgspec.structs.replace(
-            check, cases=tuple(map(str, range(len(check.cases)))), figures=(), figures_of_several=()
-        )
-        for name, check in shipped().checks.items()
-    },
-)
+_FIGURELESS = {"figures": (), "figures_of_several": ()}
+_CHECKS = {
+    name: msgspec.structs.replace(check, cases=tuple(map(str, range(len(check.cases)))), **_FIGURELESS)
+    for name, check in shipped().checks.items()
+}
+SUITE = Suite("0.0.0", _CHECKS)
 RING = {"collective": "all_reduce", "dtype": "float32", "ranks": 4, "nvls": False}
+
+RESNET = {"model": "resnet50", "recipe": "amp", "ranks": 1, "batch": 256}
 
 # What a healthy machine gives, and whether a limit for it is required.
 FIGURES = (
     (f"{BANDWIDTH}[0]", Measurement("busbw", {"world": 360.0}, {**RING, "bytes": 8 * GiB}), True),
     (f"{BANDWIDTH}[1]", Measurement("busbw", {"world": 21.0}, {**RING, "bytes": MiB}), False),
     (f"{BANDWIDTH}[2]", Measurement("collective_latency", {"world": 31.4159}, {**RING, "bytes": 8}), True),
-    (
-        ALONE,
-        Measurement(
-            "solo_train_throughput",
-            dict.fromkeys(GPUS, 6200.0),
-            {"model": "resnet50", "recipe": "amp", "ranks": 1, "batch": 256},
-        ),
-        True,
-    ),
+    (ALONE, Measurement("solo_train_throughput", dict.fromkeys(GPUS, 6200.0), RESNET), True),
 )
 
 # A contract that they meet: sense, value, unit and conditions of each limit.
@@ -104,19 +95,12 @@ def topology(
     host: str = "node7", model: str = UNKNOWN, driver: str = "580.159.04", gpus: int = 4, **facts: object
 ) -> GpuTopology:
     """GPUs behind an NVSwitch; `facts` are more of each."""
-    cards = tuple(
-        Gpu(
-            index,
-            {
-                "name": model,
-                "uuid": f"GPU-{host}-{index}",
-                "pci_bus_id": f"00000000:{0x5D + 8 * index:02X}:00.0",
-                "serial": f"{host}-S{index}",
-                **facts,
-            },
-        )
+    own = [
+        {"name": model, "uuid": f"GPU-{host}-{index}", "pci_bus_id": f"00000000:{0x5D + 8 * index:02X}:00.0",
+         "serial": f"{host}-S{index}"}
         for index in range(gpus)
-    )
+    ]  # fmt: skip
+    cards = tuple(Gpu(index, {**each, **facts}) for index, each in enumerate(own))
     links = tuple(tuple("X" if i == j else "NV18" for j in range(gpus)) for i in range(gpus))
     return GpuTopology(cards, links, "nvswitch", driver, "13.0", "13.0", "9.13.0", "2.28.9", "2.11.0+cu130")
 

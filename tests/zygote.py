@@ -25,19 +25,9 @@ from tests.forked import NAME, NUMBER, PR_SET_NAME, Birth, Forked, Nursery, prct
 
 # What a run imports from elsewhere, besides the plugins of pytest.
 IMPORTED = (
-    "cloudpickle",
-    "jinja2",
-    "matplotlib.backends.backend_svg",
-    "matplotlib.figure",
-    "msgspec",
-    "pynvml",
-    "rich",
-    "torch",
-    "torch._dynamo",  # every optimizer imports it
-    "torch.distributed.checkpoint",
-    "torch.distributed.fsdp",
-    "torchvision",
-)
+    "cloudpickle", "jinja2", "matplotlib.backends.backend_svg", "matplotlib.figure", "msgspec", "pynvml", "rich",
+    "torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torchvision",
+)  # fmt: skip
 MOST_BYTES, MOST_DESCRIPTORS = 1 << 17, 16  # of a request: less than the kernel lets a datagram have
 HUGE_PAGE, MADV_COLLAPSE = 2 << 20, 25  # linux/mman.h, from 6.1 on
 OWN_PATH: set[str] = set()  # what PYTHONPATH was for the zygote

@@ -47,18 +47,13 @@ def a_pipe():
     return read
 
 
-@pytest.mark.parametrize(
-    ("sent", "opened"),
-    [
-        (b"\xff" * 64, None),
-        (PARCEL + LARGE, None),
-        (PARCEL + LARGE * 4, None),
-        (MEMORY, None),
-        (MEMORY, a_pipe),
-        (MEMORY, lambda: os.open("/", os.O_RDONLY)),
-    ],
-    ids=["garbage", "too long", "far too long", "no memory", "a pipe", "a folder"],
-)
+GARBAGE = {
+    "garbage": (b"\xff" * 64, None), "too long": (PARCEL + LARGE, None), "far too long": (PARCEL + LARGE * 4, None),
+    "no memory": (MEMORY, None), "a pipe": (MEMORY, a_pipe), "a folder": (MEMORY, lambda: os.open("/", os.O_RDONLY)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("sent", "opened"), GARBAGE.values(), ids=GARBAGE)
 def test_garbage_is_recognised(ends, sent, opened):
     controller, rank = ends
     socket.send_fds(rank, [sent], [opened()] if opened else [])

@@ -97,7 +97,7 @@ MODULE = """
         "deterministic": (torch.are_deterministic_algorithms_enabled, lambda: torch.use_deterministic_algorithms(True)),
         "flags": (flags, change_flags),
         "precision": (torch.get_float32_matmul_precision, lambda: torch.set_float32_matmul_precision("medium")),
-        "random": (random.getstate, lambda: random.seed(4711)),
+        "random": (lambda: random.getstate(), lambda: random.seed(4711)),
         "torch's random": (torch.random.initial_seed, lambda: torch.manual_seed(7)),
         "dtype": (torch.get_default_dtype, lambda: torch.set_default_dtype(torch.float64)),
         "device": (torch.get_default_device, lambda: torch.set_default_device("meta")),

@@ -203,7 +203,7 @@ class Pool:
         return max(self.timeout, MIN_START_SECONDS) + SECONDS_A_RANK * len(self.specs)
 
     def _of_everyone(self, name: str, work: bytes) -> Call:
-        return Call(name, (self.everyone,), tuple(spec.node for spec in self.specs), with_group=False, work=work)
+        return Call(name, (self.everyone,), tuple(spec.node for spec in self.specs), False, work)
 
     def _run(self, call: Call, timeout: float) -> dict[int, Outcome]:
         __tracebackhide__ = True

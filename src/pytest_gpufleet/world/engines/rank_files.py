@@ -177,14 +177,15 @@ class Progress:
 
     def call_collectives(self, module: Any) -> None:
         """Have the collectives of `module` (torch.distributed) note that they were called."""
+
+        def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(function)
+            def noted(*args: Any, **kwargs: Any) -> Any:
+                self._memory.number += 1
+                self._memory.collective = function.__name__.encode()
+                return function(*args, **kwargs)
+
+            return noted
+
         for name in COLLECTIVES:
-            setattr(module, name, self._noting(name, getattr(module, name)))
-
-    def _noting(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(function)
-        def noting(*args: Any, **kwargs: Any) -> Any:
-            self._memory.number += 1
-            self._memory.collective = name.encode()
-            return function(*args, **kwargs)
-
-        return noting
+            setattr(module, name, noting(getattr(module, name)))

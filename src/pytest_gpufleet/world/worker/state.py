@@ -159,7 +159,14 @@ class RankState:
             for value, (_, write) in zip(self._float32, (*FLOAT32, *FLOAT32_BY_OPERATION), strict=True):
                 write(value)
         for namespace, routines in zip(PATCHED, self._routines, strict=True):
-            _restore_routines(namespace, routines)
+            now = vars(namespace)
+            for name, routine in routines.items():
+                if now.get(name) is not routine:
+                    setattr(namespace, name, routine)
+            if isinstance(namespace, type):  # a method that hides one of a base
+                for name in list(now.keys() - routines.keys()):
+                    if type(now[name]) in ROUTINES and any(name in vars(base) for base in namespace.__mro__[1:]):
+                        delattr(namespace, name)
         torch.set_rng_state(self._random)
         if "numpy.random" in sys.modules:  # loaded by a test; it was seeded with noise then
             sys.modules["numpy.random"].seed()
@@ -167,14 +174,3 @@ class RankState:
             torch.cuda.set_device(self.device)
             torch.cuda.set_stream(torch.cuda.default_stream(self.device))
             torch.cuda.manual_seed(self._cuda_seed)  # unlike reading its state this does not wait for the GPU
-
-
-def _restore_routines(namespace: Any, routines: dict[str, Any]) -> None:
-    now = vars(namespace)
-    for name, routine in routines.items():
-        if now.get(name) is not routine:
-            setattr(namespace, name, routine)
-    if isinstance(namespace, type):  # a method that hides one of a base
-        for name in list(now.keys() - routines.keys()):
-            if type(now[name]) in ROUTINES and any(name in vars(base) for base in namespace.__mro__[1:]):
-                delattr(namespace, name)
