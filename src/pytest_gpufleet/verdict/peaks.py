@@ -102,8 +102,7 @@ def _fact(gpu: Gpu, name: str) -> Any:
         raise NoPeak(f"GPU {gpu.index} is cut by MIG")
     if gpu.get("virtualization") == VGPU:
         raise NoPeak(f"GPU {gpu.index} is a virtual one")
-    value = gpu.get(name)
-    if not value:
+    if not (value := gpu.get(name)):
         raise NoPeak(f"the driver does not give {name} of GPU {gpu.index}")
     return value
 
@@ -133,15 +132,11 @@ def model_flops_utilization(
 
 def above_peak(tokens: Measurement, least_flop_a_token: float, topology: GpuTopology) -> list[Fault]:
     """Figures that are above what the GPUs can do, if a token takes so many operations at least."""
-    return [
-        Fault(
-            "implausible_value",
-            (at,),
-            f"{tokens.values[at] * least_flop_a_token / 1e12:,.4g} TFLOP/s of at most {peak:,.4g}",
-        )
-        for at, peak in _peaks(tokens, topology).items()
-        if tokens.values[at] * least_flop_a_token > peak * 1e12
-    ]
+    each = ((at, tokens.values[at] * least_flop_a_token, peak) for at, peak in _peaks(tokens, topology).items())
+    wrong = (
+        (at, f"{rate / 1e12:,.4g} TFLOP/s of at most {peak:,.4g}") for at, rate, peak in each if rate > peak * 1e12
+    )
+    return [Fault("implausible_value", (at,), what) for at, what in wrong]
 
 
 def _peaks(tokens: Measurement, topology: GpuTopology) -> dict[Where, float]:

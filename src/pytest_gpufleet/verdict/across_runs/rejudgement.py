@@ -37,41 +37,32 @@ def judge_again(record: Record, profile: Profile | None, basis: Grade | None = N
     anew = judged_by(record, profile)
     findings = [new for finding in record.findings for new in _findings(finding, anew, record.topology)]
     now = grouped((each.check, each) for each in findings if each.state == "missed")
-    checks = {
-        name: _check(check, now.get(name, []), searched(record, name), record.topology)
-        for name, check in record.checks.items()
-    }
+    topology, checks = record.topology, {}
+    for name, check in record.checks.items():
+        checks[name] = _check(check, now.get(name, []), searched(record, name), topology)
     by = f"the limits of profile {profile.name}" if profile else "no limits"
     note = f"the measurements of {record.run.host}, {record.run.utc}, judged again with {by}"
-    header = msgspec.structs.replace(
-        record.run,
-        profile=profile.name if profile else None,
-        profile_sha256=sha256(profile.path) if profile else None,
-        basis=basis or record.run.basis,
-    )
+    limits, digest = (profile.name, sha256(profile.path)) if profile else (None, None)
+    basis = basis or record.run.basis
+    header = msgspec.structs.replace(record.run, profile=limits, profile_sha256=digest, basis=basis)
     left = [fault for fault in record.faults if levels.check_name(fault.check) not in WITHDRAWN]
     faults = [fault for fault in left if fault.check in now or fault not in searched(record, fault.check)]
-    given = as_given(profile, [gpu.name for gpu in record.topology.gpus]) if profile else None
-    limits = instead(None if profile in (*shipped(), of_every_gpu()) else given, record.profile)
-    again = replace(
-        record, run=header, judged_again=note, profile=limits, findings=findings, checks=checks, faults=faults
-    )
+    given = as_given(profile, [gpu.name for gpu in topology.gpus]) if profile else None
+    told = instead(None if profile in (*shipped(), of_every_gpu()) else given, record.profile)
+    again = replace(record, run=header, judged_again=note, profile=told, findings=findings, checks=checks)
+    again = replace(again, faults=faults)
     again = settled(_with_nodes(again, own), DIED if record.verdict is None else record.broken, own)
     return replace(again, reasons=[note, *again.reasons])
 
 
 def _with_nodes(record: Record, own: NodeRuns) -> Record:
     """With what the nodes' own runs come to now."""
-    finished = {
-        number: msgspec.structs.replace(
-            record.finished[number],
-            verdict=run.record.verdict,
-            reasons=tuple(reason for reason in run.record.reasons if reason != run.record.judged_again),
-            exit_status=run.record.exit_status,
-        )
-        for number, run in own.items()
-    }
-    return between(replace(record, finished={**record.finished, **finished}), own)
+    finished = dict(record.finished)
+    for number, now in ((number, run.record) for number, run in own.items()):
+        reasons = tuple(reason for reason in now.reasons if reason != now.judged_again)
+        came_to = {"verdict": now.verdict, "reasons": reasons, "exit_status": now.exit_status}
+        finished[number] = msgspec.structs.replace(finished[number], **came_to)
+    return between(replace(record, finished=finished), own)
 
 
 def _findings(finding: Finding, anew: Callable[..., Finding], topology: GpuTopology) -> list[Finding]:

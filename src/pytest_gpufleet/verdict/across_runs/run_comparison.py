@@ -92,9 +92,7 @@ def compare(runs: Mapping[str, Record]) -> RunComparison:
     measured = {name: figures(record.findings) for name, record in runs.items()}
     judged = to_compare(runs)
     every = dict.fromkeys(figure for of_run in measured.values() for figure in of_run)
-    comparisons = sum(
-        len(values) for of_run in measured.values() for figure, values in of_run.items() if figure in judged
-    )
+    comparisons = sum(len(of_run[figure]) for of_run in measured.values() for figure in of_run.keys() & judged)
     rows, outliers, alone = [], [], 0
     for figure in every:
         values = {name: of_run[figure] for name, of_run in measured.items() if of_run.get(figure)}
@@ -116,8 +114,7 @@ def compare(runs: Mapping[str, Record]) -> RunComparison:
 def _outliers(
     figure: Figure, values: Mapping[str, Mapping[Where, float]], runs: Mapping[str, Record], comparisons: int
 ) -> list[Outlier]:
-    found = []
-    first = next(iter(values))
+    found, first = [], next(iter(values))
     healthy = healthy_spread(figure, runs[first].topology)
     for place in dict.fromkeys(place for of_run in values.values() for place in of_run):
         at_place = {(name, place): of_run[place] for name, of_run in values.items() if place in of_run}
@@ -136,13 +133,9 @@ def _row(
 ) -> ComparedFigure:
     numbers = [value for of_run in values.values() for value in of_run.values() if math.isfinite(value)] or [math.nan]
     middle, found = median(numbers), (values.get(name, {}).items() for name in runs)
-    return ComparedFigure(
-        figure,
-        tuple(min(each, key=lambda item: goodness(item[1], figure.metric), default=None) for each in found),
-        middle,
-        (max(numbers) - min(numbers)) / abs(middle) if middle else 0.0,
-        outliers,
-    )
+    worst = tuple(min(each, key=lambda item: goodness(item[1], figure.metric), default=None) for each in found)
+    spread = (max(numbers) - min(numbers)) / abs(middle) if middle else 0.0
+    return ComparedFigure(figure, worst, middle, spread, outliers)
 
 
 def _exchanged(runs: Mapping[str, Record]) -> list[str]:
