@@ -132,11 +132,12 @@ def model_flops_utilization(
 
 def above_peak(tokens: Measurement, least_flop_a_token: float, topology: GpuTopology) -> list[Fault]:
     """Figures that are above what the GPUs can do, if a token takes so many operations at least."""
-    each = ((at, tokens.values[at] * least_flop_a_token, peak) for at, peak in _peaks(tokens, topology).items())
-    wrong = (
-        (at, f"{rate / 1e12:,.4g} TFLOP/s of at most {peak:,.4g}") for at, rate, peak in each if rate > peak * 1e12
-    )
-    return [Fault("implausible_value", (at,), what) for at, what in wrong]
+    faults = []
+    for at, peak in _peaks(tokens, topology).items():
+        rate = tokens.values[at] * least_flop_a_token
+        if rate > peak * 1e12:
+            faults.append(Fault("implausible_value", (at,), f"{rate / 1e12:,.4g} TFLOP/s of at most {peak:,.4g}"))
+    return faults
 
 
 def _peaks(tokens: Measurement, topology: GpuTopology) -> dict[Where, float]:
