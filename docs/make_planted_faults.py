@@ -580,7 +580,7 @@ ELSEWHERE = {
         "tests/acceptance/test_faulty_machines.py::test_what_a_run_leaves_behind",
     "network ports that flap during a run":
         "tests/acceptance/test_faulty_machines.py::test_network_ports_of_the_whole_run",
-    "a power supply that is dead": "tests/machine/test_bmc.py::test_power_supplies",
+    "a power supply that is dead": "tests/machine/test_bmc.py::test_power_supplies_fans_and_temperatures",
     "nvidia_peermem missing, ACS, IOMMU, slots": "tests/acceptance/test_pcie.py::test_one_thing_is_wrong",
     "a figure that misses once and not again":
         "tests/verdict/test_second_measurement.py::test_both_are_on_record_and_the_second_counts",

@@ -126,7 +126,7 @@ def test_what_nvml_does_not_know_is_no_figure() -> None:
 
 
 def test_the_mean_over_precisions_has_its_temperature() -> None:
-    """Of h200x4-c: TFLOP/s of each GPU. What a slow or a warm GPU makes of it is planted in test_planted_faults.py."""
+    """Of h200x4-c: TFLOP/s of each GPU. What a slow or a warm GPU makes of it is planted in tests/planted.py."""
     tflops = {"fp64": (52.27, 54.60, 54.78, 52.99), "bf16": (675.8, 681.9, 697.0, 680.9)}
     states = {at: GpuState(state[0]) for at, state in zip(PLACES, HEALTHY, strict=True)}
     rates = [
