@@ -1,6 +1,8 @@
 """What the kernel log says of the host, and XIDs and SXids. The lines of the host are those of machine/kernel_log.py,
 whose comments say where each was really written; those of healthy machines have their origin beside them."""
 
+from dataclasses import replace
+
 import pytest
 
 from pytest_gpufleet.machine import kernel_log
@@ -308,8 +310,6 @@ def test_a_node_reports_what_is_new_once(tmp_path):
 
 
 GPU = "00000000:1B:00.0"  # as NVML writes it
-
-
 XIDS = {
     "plain": "NVRM: Xid (PCI:0000:1b:00): 94, pid=7062, Contained: CE User Channel (0x9).",
     "MIG": "NVRM: Xid (PCI:0000:1b:00 GPU-I:05 GPU-CI:00): 94, pid=7194, Contained: CE User Channel (0x9).",
@@ -412,29 +412,26 @@ def test_lines_that_were_overwritten_before_they_were_read_are_reported(tmp_path
 FOUR = [Gpu(index, {"pci_bus_id": f"00000000:{index}B:00.0"}) for index in range(4)]
 FATAL = "pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Requester ID)"
 CORRECTED = "pcieport 0000:00:03.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer, (Receiver ID)"
-WHEN = "before", "during"
 STALLED = "watchdog: BUG: soft lockup - CPU#18 stuck for 27s! [python3:2254956]"
 
 
 def message(line, **more):
-    found = recognised(line)
-    return type(found)(**{**vars(found), **more})
+    return replace(recognised(line), **more)
 
 
 def test_what_condemns_is_a_fault_and_the_rest_is_shown():
     logged = [recognised(line) for line in (FATAL, STALLED, CORRECTED)]
-    found = {when: [[fault.story for fault in each] for each in judged(logged, FOUR, when)] for when in WHEN}
-    assert found == {"before": [[FATAL], [STALLED, CORRECTED]], "during": [[FATAL, STALLED], [CORRECTED]]}
+    found = [[fault.story for fault in each] for when in ("before", "during") for each in judged(logged, FOUR, when)]
+    assert found == [[FATAL], [STALLED, CORRECTED], [FATAL, STALLED], [CORRECTED]]
+    for row in TABLE:  # what never condemns is to be watched
+        assert (CODES[row.code].action == "MONITOR") == (not row.before and not row.during)
 
 
-def test_a_port_names_the_gpu_if_there_is_one_alone_below_it():
+def test_a_fault_says_how_often_a_message_came_and_names_the_gpu_that_is_alone_below_its_port():
     one, two, of_another_run = (f"00000000:{bus}B:00.0" for bus in (1, 2, 9))
     for below in ((two,), (one, two), (of_another_run,), ()):
         (fault,), _ = judged([message(FATAL, gpus=below)], FOUR, "during")
         assert fault.subjects == (gpu_place(2) if below == (two,) else THIS_NODE,)
-
-
-def test_a_fault_says_how_often_a_message_came():
     often = message(FATAL, times=12_000, first=51.2, last=1207.4)
     found, _ = judged([often, message(FATAL, first=51.2, last=51.2), message(FATAL)], FOUR, "before")
     more = [" (12,000 times, 51 to 1,207 s after boot)", " (51 s after boot)", ""]
@@ -450,11 +447,6 @@ def test_what_is_shown_is_one_remark_a_kind():
         f"the kernel log: {CODES['hung_task'].message}: {STALLED} 3",
     ]
     assert kernel_log.remarks([]) == []
-
-
-def test_every_row_has_a_code_and_what_never_condemns_is_to_be_watched():
-    for row in TABLE:
-        assert (CODES[row.code].action == "MONITOR") == (not row.before and not row.during)
 
 
 HUNG = Fault("hung_task", (THIS_NODE,), "INFO: task python3:7 blocked for more than 120 seconds.")

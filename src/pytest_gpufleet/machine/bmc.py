@@ -221,7 +221,6 @@ def is_inlet(sensor: Sensor) -> bool:
 def _faults(
     code: str, sensors: Iterable[Sensor], statuses: Sequence[str] = (), states: tuple[str, ...] = ()
 ) -> list[Fault]:
-    """For each sensor with one of these statuses, and for each state of one that begins so."""
     faults = []
     for sensor in sensors:
         what = [state for state in sensor.reading.split(", ") if state.startswith(states)]
@@ -265,7 +264,6 @@ def cleared_since(before: EventLog, now: EventLog) -> bool:
 
 
 def supplies_lost(before: Bmc, now: Bmc) -> list[Fault]:
-    """Power supplies that were there and had a reading, and no longer have."""
     there = {str(sensor) for sensor in now.power if PRESENT in sensor.reading}
     gone = [sensor for sensor in before.power if PRESENT in sensor.reading and str(sensor) not in there]
     return [Fault("power_supply_failed", (THIS_NODE,), f"{sensor}: it is gone") for sensor in gone]
@@ -282,7 +280,6 @@ def _code(event: LoggedEvent, lasting: bool = False) -> str:
 
 
 def _summed_up(events: Iterable[LoggedEvent]) -> list[Fault]:
-    """A fault for each kind of event of each sensor."""
     faults = []
     for (sensor, what), found in grouped(((event.sensor, event.what), event) for event in events).items():
         times = "once" if len(found) == 1 else f"{len(found)} times, the last"

@@ -95,7 +95,6 @@ def diagnosed(printed: Printed, gpus: Sequence[Gpu]) -> Diagnosis:
 
 
 def _serials(document: Mapping[str, Any]) -> dict[str, str]:
-    """By DCGM's number of each GPU."""
     of_version_3, groups = document.get("GPU Device Serials"), document.get("entity_groups")
     found = dict(of_version_3) if isinstance(of_version_3, Mapping) else {}
     for group in groups if isinstance(groups, list) else ():

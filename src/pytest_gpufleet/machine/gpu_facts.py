@@ -224,7 +224,6 @@ def _each_that_is_here(
 
 
 def _ecc_corrected(nvml: Any, handle: Any) -> dict[str, int]:
-    """Not every model has both places, or knows of both."""
     ask = partial(nvml.nvmlDeviceGetMemoryErrorCounter, handle, ECC_CORRECTED, ECC_VOLATILE)
     return _each_that_is_here(nvml, ECC_PLACES, ask, "InvalidArgument")
 

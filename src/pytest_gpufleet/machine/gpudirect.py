@@ -52,7 +52,6 @@ GPUDIRECT = HostFact("gpudirect", GpuDirect, read)
 
 
 def adapters_in_use(devices: Devices, ports: Iterable[Port]) -> list[str]:
-    """The addresses of the InfiniBand and RoCE adapters that have an active port."""
     names = {port.device for port in active(ports)}
     return [address for address, each in devices.items() if each.kind == "adapter" and each.name in names]
 

@@ -87,7 +87,6 @@ def fact_unreadable(gpu: Gpu, fact: str, why: Missing) -> Fault:
 
 
 def unreadable(gpu: Gpu, names: Iterable[str]) -> list[Fault]:
-    """Facts that a GPU has and that cannot be read, each with the reason."""
     values = ((name, gpu[name]) for name in names)
     return [fact_unreadable(gpu, name, why) for name, why in values if isinstance(why, Missing) and not why.absent]
 
@@ -279,9 +278,8 @@ def peer_access(topology: GpuTopology) -> Callable[[Gpu], dict[str, list[int]]]:
         can = other.place == gpu.place or kind(gpu, other)[-1] == "NV" or (name, kind(gpu, other)) in able
         return 0 if can else now
 
-    return lambda gpu: {
-        name: list(map(partial(status, name, gpu), topology.gpus, now)) for name, now in gpu["p2p"].items()
-    }
+    all_gpus = topology.gpus
+    return lambda gpu: {way: list(map(partial(status, way, gpu), all_gpus, now)) for way, now in gpu["p2p"].items()}
 
 
 def link_errors(before: Gpu, now: Gpu, seconds: float) -> list[Fault]:

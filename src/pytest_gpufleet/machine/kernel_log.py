@@ -152,7 +152,7 @@ TABLE = tuple(Row(code, *when, re.compile(pattern)) for code, when, pattern in (
     # has names in it that users choose (of groups, of the task), so that only the constraint says whose memory it was.
     ("host_out_of_memory", DURING, r"oom-kill:constraint=CONSTRAINT_(?!MEMCG,)\w+,"),
     # oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=...,oom_memcg=/kubepods.slice/...,task_memcg=...
-    # github.com/leptonai/gpud pull request 70. Of which control group: of_group(); none if it seems named twice
+    # github.com/leptonai/gpud pull request 70. Of which control group: see of_the_host; none if it seems named twice
     ("host_out_of_memory", DURING,
          r"oom-kill:constraint=CONSTRAINT_MEMCG,(?!.*oom_memcg=.*oom_memcg=).*,oom_memcg=(?P<device>.+),task_memcg="),
     # mlx5_core 0000:5c:00.0: mlx5_pcie_event:299:(pid 268269): Detected insufficient power on the PCIe slot (27W).
@@ -212,14 +212,6 @@ def recognised(line: str, at: float | None = None) -> HostMessage | None:
     return None
 
 
-def of_group(message: HostMessage, own: str) -> HostMessage:
-    """What happened in the memory of a control group counts against this machine only if the processes of the run
-    (`own`: their group, "/" where a container hides it) are in it: other containers have limits of their own."""
-    group = message.device
-    ours = own.rstrip("/") and f"{own}/".startswith(f"{group.rstrip('/')}/")
-    return message if message.code != "host_out_of_memory" or not group or ours else replace(message, during=False)
-
-
 def summed_up(messages: Iterable[HostMessage]) -> tuple[HostMessage, ...]:
     """Messages by their kind and device: however many there are, each costs what one costs."""
     found: dict[tuple[str, bool, bool, str], HostMessage] = {}
@@ -260,12 +252,18 @@ def parse(text: str) -> list[Xid]:
 
 
 def of_the_host(text: str, own_group: str = "/", now: float = 0.0) -> Iterable[HostMessage]:
-    """`now`: seconds since boot. Links that went down long before it, or while the machine started, are left out."""
+    """`now`: seconds since boot. Links that went down long before it, or while the machine started, are left out. What
+    happened in the memory of a control group counts against this machine only if the processes of the run are in it
+    (`own_group`: theirs, "/" where a container hides it): other containers have limits of their own."""
     for seconds, line in _of_the_kernel(text):
-        message = recognised(line, seconds)
+        if (message := recognised(line, seconds)) is None:
+            continue
         over = seconds is not None and seconds < max(FLAPS_EXCUSED, now - FLAPS_WITHIN)
-        if message and not (over and message.code == FLAPPING):
-            yield of_group(message, own_group)
+        ours = own_group.rstrip("/") and f"{own_group}/".startswith(f"{message.device.rstrip('/')}/")
+        if message.code == "host_out_of_memory" and message.device and not ours:
+            yield replace(message, during=False)
+        elif message.code != FLAPPING or not over:
+            yield message
 
 
 def _of_the_kernel(text: str) -> Iterator[tuple[float | None, str]]:
@@ -339,7 +337,6 @@ def judged(
 
 
 def remarks(noticed: Iterable[Fault]) -> list[str]:
-    """What was only shown, in a sentence for each kind."""
     remarks = []
     for code, each in grouped(dict.fromkeys((fault.name, fault.what) for fault in noticed)).items():
         whose = "the kernel log: " if CODES[code].number in KERNEL_LOG else ""

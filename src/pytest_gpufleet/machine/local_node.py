@@ -31,7 +31,6 @@ class LocalNode:
         self._absent: set[tuple[int, str]] = set()  # readings that a GPU does not have, so that it is asked once
 
     def facts(self, names: Sequence[str]) -> tuple[Gpu, ...]:
-        """The GPUs as the topology has them, and these facts as they are now."""
         if self._driver is None:
             return ()
         now = nvml.read_all(self._driver, names)

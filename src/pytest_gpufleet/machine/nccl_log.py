@@ -91,7 +91,6 @@ class NcclLog(msgspec.Struct, frozen=True):
 
 
 def parse(texts: Iterable[str]) -> NcclLog:
-    """The log of each rank."""
     lines = [line for text in texts for line in text.splitlines()]
 
     def every(pattern: re.Pattern[str]) -> list[re.Match[str]]:

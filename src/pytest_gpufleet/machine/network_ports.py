@@ -241,7 +241,6 @@ NETWORK_PORTS = HostFact("network_ports", list[Port], read, subject="network")
 
 
 def ports_of(host: Mapping[str, Any]) -> list[Port]:
-    """Those of a host's facts; none where they could not be read."""
     return [] if isinstance(ports := NETWORK_PORTS.of(host), Missing) else ports
 
 
@@ -406,7 +405,6 @@ def below_their_board(ports: Iterable[Port], able: Mapping[str, float]) -> list[
 
 
 def rate_of_board(port: Port, able: Mapping[str, float]) -> float:
-    """Gbit/s; 0 for a board that is not known."""
     return able.get(port.port) or BOARDS.get(port.board or "", 0)
 
 

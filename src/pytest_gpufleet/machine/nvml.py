@@ -168,7 +168,6 @@ class Nvml:
 
 
 def read(driver: Nvml, index: int, facts: Iterable[str]) -> dict[str, Any]:
-    """Facts of one GPU by name; what cannot be had is Missing."""
     return {fact: driver.ask(index, fact) for fact in facts}
 
 

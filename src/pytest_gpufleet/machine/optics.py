@@ -158,7 +158,6 @@ OPTICS = HostFact("optics", list[Optics], read, subject="optics", on_request=Tru
 
 
 def module_faults(ports: Iterable[Optics]) -> list[Fault]:
-    """Modules that report a fault, or measure what is outside their own limits."""
     return _faults("transceiver_fault", ports, _of_module)
 
 

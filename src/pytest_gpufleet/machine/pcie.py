@@ -114,7 +114,6 @@ def _device(folder: Path, above: Path | None, kind: str, name: str, *, collectin
 
 
 def _counts(path: Path) -> dict[str, int] | None:
-    """Those above zero; None where the device counts none."""
     text = tools.text(path)
     if text is None:
         return None
@@ -159,7 +158,6 @@ def links(devices: Devices) -> list[Link]:
 
 
 def ports_above(devices: Devices, address: str) -> list[str]:
-    """The ports above a device, from the root."""
     above = devices[address].above
     return [] if above is None or above not in devices else [*ports_above(devices, above), above]
 
@@ -228,11 +226,8 @@ def path_errors(before: Devices, now: Devices, gpus: Sequence[Gpu], seconds: flo
     wrong bit too, and a healthy link may have so many of one name."""
     lost = [address for address, each in before.items() if each.kind not in MAY_LEAVE and address not in now]
     ways = {port for address in lost for port in (*ports_above(before, address), address)}
-    faults = [
-        _fault("pcie_uncorrected", before, gpus, link, f"{link.lower} is gone")
-        for link in links(before)
-        if link.lower in ways and link.lower not in now
-    ]
+    gone = [link for link in links(before) if link.lower in ways and link.lower not in now]
+    faults = [_fault("pcie_uncorrected", before, gpus, link, f"{link.lower} is gone") for link in gone]
     faults += _uncorrected(before, now, gpus, f"in {seconds:.0f} s")
     for link in links(now):
         rate = REPLAYS.get(GENERATIONS.get(link.able[1], 0), min(REPLAYS.values()))
@@ -253,11 +248,8 @@ def _uncorrected(before: Devices, now: Devices, gpus: Sequence[Gpu], when: str) 
         for end, name, count in _grown(before, now, link, kind)
     )
     deeper = {port for link in counted for port in ports_above(now, link.upper)}
-    return [
-        _fault("pcie_uncorrected", now, gpus, link, "; ".join(errors))
-        for link, errors in counted.items()
-        if link.lower not in deeper
-    ]
+    named = ((link, "; ".join(errors)) for link, errors in counted.items() if link.lower not in deeper)
+    return [_fault("pcie_uncorrected", now, gpus, link, what) for link, what in named]
 
 
 def _grown(before: Devices, now: Devices, link: Link, kind: str) -> Iterator[tuple[str, str, int]]:

@@ -92,7 +92,6 @@ def read(root: Path = Path("/")) -> ProcessorSetup:
 
 
 def _topology(root: Path, fact: str) -> set[str]:
-    """What the processors have of this, each once."""
     values = (tools.text(each) for each in (root / CPU).glob(f"cpu[0-9]*/topology/{fact}"))
     return set(filter(None, values))
 
@@ -136,7 +135,6 @@ def nodes_with_less_memory(setup: ProcessorSetup) -> list[Fault]:
 
 
 def _cpufreq(name: str) -> str:
-    """Of processor 0."""
     if (text := tools.text(Path("/", CPU, "cpu0/cpufreq", name))) is None:
         raise Absent("the BIOS, or the host of the virtual machine, controls the clock of the processors")
     return text

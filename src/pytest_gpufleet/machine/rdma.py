@@ -119,8 +119,6 @@ def slow_adapters(measurement: Measurement) -> list[Fault]:
     values = measurement.values
     best = max(values.values(), default=0.0)
     slow = {place: value for place, value in values.items() if value < SLOW * best} or values
+    named = ((place, measurement.details[str(place)], value) for place, value in slow.items())
     text = "{} sends {:.3g} GB/s to itself, the fastest {:.3g}"
-    return [
-        Fault("network_adapter_slow", (place,), text.format(measurement.details[str(place)], value, best))
-        for place, value in slow.items()
-    ]
+    return [Fault("network_adapter_slow", (place,), text.format(name, value, best)) for place, name, value in named]

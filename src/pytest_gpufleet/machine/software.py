@@ -76,12 +76,10 @@ def steering() -> dict[str, str]:
 
 
 def of_this_process() -> dict[str, str]:
-    """The variables that steer drivers and libraries and stand in the environment of this process."""
     return {name: value for name, value in os.environ.items() if STEERING.fullmatch(name)}
 
 
 def put_back(before: dict[str, str]) -> None:
-    """Make them again what `of_this_process` gave."""
     for name in of_this_process().keys() - before.keys():
         del os.environ[name]
     os.environ.update(before)
@@ -90,11 +88,9 @@ def put_back(before: dict[str, str]) -> None:
 def relevant() -> dict[str, str]:
     """The variables by which users and images steer drivers and libraries, sorted by name. A value is hidden where the
     name promises a secret, and so is the part of any other that looks like one: reports go from hand to hand."""
-    return {
-        name: variable(name, value)
-        for name, value in sorted(steering().items())
-        if STEERING.fullmatch(name) and not NOISE.fullmatch(name)
-    }
+    given = sorted(steering().items())
+    steer = ((name, value) for name, value in given if STEERING.fullmatch(name) and not NOISE.fullmatch(name))
+    return {name: variable(name, value) for name, value in steer}
 
 
 ENVIRONMENT = HostFact("environment", dict[str, str], relevant)
@@ -217,9 +213,8 @@ DRIVERS = (
 )
 # Of ConnectX and BlueField without the first number, which is the model. It matters to those who give virtual functions
 # to others, says the bulletin.
-FIRMWARE = tuple(
-    Minimum(each, "security bulletin 5699 of June 2026") for each in ("35.8002", "39.8002", "43.8002", "46.3008")
-)
+OF_JUNE = ("35.8002", "39.8002", "43.8002", "46.3008")
+FIRMWARE = tuple(Minimum(each, "security bulletin 5699 of June 2026") for each in OF_JUNE)
 
 
 def known_defects(driver: str, ports: Iterable[Port]) -> tuple[list[Fault], list[Fault]]:
@@ -236,6 +231,5 @@ def known_defects(driver: str, ports: Iterable[Port]) -> tuple[list[Fault], list
 
 
 def _above(version: str, minimums: Sequence[Minimum]) -> list[Minimum]:
-    """Those of its train, which its first number names."""
     numbers, *least = (tuple(map(int, re.findall(r"\d+", text))) for text in (version, *(m.version for m in minimums)))
     return [each for each, known in zip(minimums, least, strict=True) if known[:1] == numbers[:1] and numbers < known]

@@ -91,7 +91,6 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, name="gpufleet-telemetry", daemon=True)
 
     def start(self) -> None:
-        """The first sample is taken at once."""
         self._latest = time.monotonic()
         self._thread.start()
 

@@ -63,7 +63,6 @@ class HostFact(Generic[T]):
     on_request: bool = False
 
     def of(self, host: Mapping[str, Any]) -> T | Missing:
-        """This fact among those of a host, as evidence holds them."""
         value, name = host.get(self.name), self.name.replace("_", " ")
         if value is None:
             return Missing(f"this system has no {name} on record", absent=True)
@@ -147,7 +146,6 @@ def text(path: Path) -> str | None:
 
 
 def lanes(path: Path) -> float | None:
-    """The lanes of a PCIe link; None if the system does not show them."""
     found = number(path)
     return found if found in LANES else None
 
@@ -250,7 +248,6 @@ def _memory_limit() -> Limit:
 
 
 def _limits(which: int) -> list[Limit]:
-    """The soft and the hard one."""
     return ["unlimited" if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(which)]
 
 

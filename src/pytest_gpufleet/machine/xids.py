@@ -79,7 +79,6 @@ def table() -> dict[str, Any]:
 
 @cache
 def meanings() -> dict[int, str]:
-    """What an XID means, by its number, as far as we know it."""
     return {int(number): meaning for number, meaning in json.loads(XID_MEANINGS.read_text(encoding="utf-8")).items()}
 
 
