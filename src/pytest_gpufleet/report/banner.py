@@ -3,8 +3,8 @@
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.language import say, some
@@ -23,18 +23,13 @@ from pytest_gpufleet.verdict.verdict import RESUMABLE, concluded, failure, remar
 MOST_REASONS = 10
 
 
-@dataclass(frozen=True)
-class Stamp:
+class Stamp(NamedTuple):
     """A verdict as the reader meets it."""
 
     word: str
     symbol: str
     colour: str
     meaning: str
-
-    @property
-    def slug(self) -> str:
-        return self.word.lower()
 
     @property
     def markup(self) -> dict[str, bool]:
@@ -64,14 +59,10 @@ def stamp(record: Record) -> Stamp:
     return STAMPS.get(record.verdict or "", STAMPS["INCOMPLETE"])
 
 
-def verdict_basis(record: Record) -> str:
-    """What a verdict of ACCEPTED stands on; "" of any other: who is rejected, is so by what failed."""
-    return basis.described(record) if stamp(record).word == "ACCEPTED" else ""
-
-
 def headline(record: Record) -> str:
-    """The verdict in a line, with what it stands on."""
-    return "; ".join(filter(None, (stamp(record).word, verdict_basis(record))))
+    """The verdict in a line, with what one of ACCEPTED stands on: who is rejected, is so by what failed."""
+    word = stamp(record).word
+    return "; ".join(filter(None, (word, basis.described(record) if word == "ACCEPTED" else "")))
 
 
 def reasons(
@@ -90,19 +81,15 @@ def reasons(
         return [say("No verdict was recorded: the run did not reach its end.")]
     if record.verdict == "ACCEPTED":
         return []
+    failed: list[Check] = []
     if record.of_cluster:
         names = {
             failure(check, record): failure(check, record, with_case=False) if with_checks else ""
             for check in record.checks.values()
         }
-        beside = {
-            fleet_verdict.REHEARSED,
-            say(fleet_verdict.REHEARSED),
-            record.judged_again,
-            *(remarks(record) if record.verdict == "INCOMPLETE" else ()),
-        }
+        beside = {fleet_verdict.REHEARSED, say(fleet_verdict.REHEARSED), record.judged_again}
+        beside |= {*remarks(record)} if record.verdict == "INCOMPLETE" else set()
         given = [say(each) for each in of_fleet] or record.reasons
-        failed = list[Check]()
         others = [*filter(None, (names.get(each, each) for each in given if each not in beside))]
     else:
         word, failed, others = concluded(record)
@@ -132,59 +119,49 @@ def why(record: Record) -> str:
     """The paragraph for the top of the report, in the language of `say`."""
     note = record.judged_again
     again = say("Judged again, and not the verdict of the run itself: {note}.", note=note) if note else ""
-    return wording.sentences(again, _no_gpu(record), _why(record))
-
-
-def _no_gpu(record: Record) -> str:
-    """Where no GPU is here nothing else needs to be explained."""
     absent = not record.topology.gpus and not record.run.rehearsal
-    reason = "; ".join(record.topology.problems)
-    return say("No GPU is here: {reason}.", reason=reason.rstrip(".")) if absent and reason else ""
+    problems = "; ".join(record.topology.problems)
+    no_gpu = say("No GPU is here: {reason}.", reason=problems.rstrip(".")) if absent and problems else ""
+    return wording.sentences(again, no_gpu, _why(record, bool(no_gpu)))
 
 
-def _why(record: Record) -> str:
-    word = stamp(record).word
+def _why(record: Record, no_gpu: bool) -> str:
+    """`no_gpu`: where none is here nothing else needs to be explained."""
+    word, level, gpus = stamp(record).word, record.run.level, len(record.topology.gpus)
+    meaning = say(STAMPS[word].meaning)
     if word == "REHEARSAL":
         because = record.run.rehearsal_because.rstrip(".")
         why_none = say("Why it is a rehearsal: {because}.", because=say(because)) if because else ""
-        return wording.sentences(_rehearsed(record), say(STAMPS[word].meaning), why_none)
+        return wording.sentences(_rehearsed(record), meaning, why_none)
+    texts = counted(gaps(record))
+    left_open = say("Open: {points}.", points=say(", ").join(texts)) if texts else ""
     if record.verdict is None:
-        no_end = say("The run did not reach its end, so there is no verdict.")
-        return wording.sentences(no_end, _open(record))
+        return wording.sentences(say("The run did not reach its end, so there is no verdict."), left_open)
+    beside = [_sentence(text) for text in remarks(record)]
     if record.of_cluster:
-        return _of_nodes(record, word)
+        return wording.sentences(meaning, left_open, *beside) if word == "INCOMPLETE" else _of_nodes(record, beside)
     said = accused(record)
     if word == "REJECTED" and said:
-        of_all = "{failed} of {checks} checks failed." if len(record.checks) != 1 else "{failed} of 1 check failed."
-        failed = say(of_all, failed=len(said), checks=len(record.checks))
-        if _no_gpu(record):
-            return failed
-        unexplained = {check_id: each for check_id, each in said.items() if not each.is_explained}
-        first = _first(record, said, unexplained)
-        if first and not unexplained:
-            return wording.sentences(failed, first)
-        named = _named(record, unexplained)
-        return wording.sentences(failed, first, named, _first_cause(record, unexplained))
-    texts = map(_sentence, remarks(record))
+        return _rejected(record, said, no_gpu)
     if word == "ACCEPTED":
-        return wording.sentences(_judged(record), *texts)
-    own = map(_sentence, filter(None, [own_limits(record)]))
-    return wording.sentences(say(STAMPS[word].meaning), _first(record, said, {}), *own, _open(record), *texts)
+        text = OF_RETURN if record.before else ALL_RAN if gpus != 1 else ALL_RAN_ON_ONE
+        judged = any(basis.judged_by(finding) for finding in record.findings)
+        return wording.sentences(say(text, level=level, gpus=gpus), "" if judged else say(NOTHING_JUDGED), *beside)
+    own = own_limits(record)
+    first = _first(record, said, {})
+    return wording.sentences(meaning, first, _sentence(own) if own else "", left_open, *beside)
 
 
 def _sentence(text: str) -> str:
     return f"{wording.capitalised(text)}{say('.')}"
 
 
-def _of_nodes(record: Record, word: str) -> str:
-    """Which nodes to look at first. What is wrong with each is texts beside it."""
-    texts = map(_sentence, remarks(record))
-    if word == "INCOMPLETE":
-        return wording.sentences(say(STAMPS[word].meaning), _open(record), *texts)
-    level, nodes = record.run.level, len(record.hosts)
-    if word == "ACCEPTED":
+def _of_nodes(record: Record, beside: Iterable[str]) -> str:
+    """Which nodes to look at first. What is wrong with each is told beside it."""
+    nodes = len(record.hosts)
+    if stamp(record).word == "ACCEPTED":
         text = "Every check that level {level} requires ran on {nodes} nodes and between them, and met its limits."
-        return wording.sentences(say(text, level=level, nodes=nodes), *texts)
+        return wording.sentences(say(text, level=record.run.level, nodes=nodes), *beside)
     found = to_look_at(record)
     if not found:
         return say("No node is named: look at what all nodes share (switches, network, software, settings).")
@@ -215,10 +192,25 @@ def _rehearsed(record: Record) -> str:
     texts = [
         say("{count} checks passed" if passed != 1 else "1 check passed", count=passed),
         say("{count} failed", count=failed) if failed else say("none failed"),
+        *([say("{count} not applicable", count=absent)] if absent else []),
     ]
-    if absent:
-        texts.append(say("{count} not applicable", count=absent))
     return f"{say(', ').join(texts)}{say('.')}"
+
+
+def _rejected(record: Record, said: Mapping[str, Accused], no_gpu: bool) -> str:
+    of_all = "{failed} of {checks} checks failed." if len(record.checks) != 1 else "{failed} of 1 check failed."
+    failed = say(of_all, failed=len(said), checks=len(record.checks))
+    if no_gpu:
+        return failed
+    unexplained = {check_id: each for check_id, each in said.items() if not each.is_explained}
+    first = _first(record, said, unexplained)
+    if first and not unexplained:
+        return wording.sentences(failed, first)
+    cause = ""  # what a search found out about the first figure that missed
+    for fault in [fault for check_id in unexplained for fault in searched(record, check_id)][:1]:
+        text = fault.described(partial(wording.place, hosts=record.hosts)).splitlines()[0].rstrip(".") + "."
+        cause = text if fault.subjects else wording.capitalised(text)  # a host is called as it is called
+    return wording.sentences(failed, first, _named(record, unexplained), cause)
 
 
 def _first(record: Record, said: Mapping[str, Accused], unexplained: Mapping[str, Accused]) -> str:
@@ -245,36 +237,12 @@ def _named(record: Record, unexplained: Mapping[str, Accused]) -> str:
         say(NAMED, gpu=wording.place(where, record.hosts), serial=serials[where], count=count)
         for where, count in times[:MOST_GPUS]
     ]
-    more = len(times) - MOST_GPUS
-    if more > 0:
+    if (more := len(times) - MOST_GPUS) > 0:
         texts.append(say("{count} more GPUs in some" if more != 1 else "1 more GPU in some", count=more))
     nobody = sum(not each.named for each in unexplained.values())
-    if not nobody:
-        return say("{gpus} of them.", gpus=say(", ").join(texts))
-    one, several = "{gpus} of them; 1 points to no single GPU.", "{gpus} of them; {count} point to no single GPU."
-    return say(one if nobody == 1 else several, gpus=say(", ").join(texts), count=nobody)
-
-
-def _first_cause(record: Record, accused: Iterable[str]) -> str:
-    """What a search found out about the first figure that missed."""
-    found = (fault for check_id in accused for fault in searched(record, check_id))
-    for fault in found:
-        text = fault.described(partial(wording.place, hosts=record.hosts)).splitlines()[0].rstrip(".") + "."
-        return text if fault.subjects else wording.capitalised(text)  # a host is called as it is called
-    return ""
-
-
-def _judged(record: Record) -> str:
-    gpus, judged = len(record.topology.gpus), any(basis.judged_by(finding) for finding in record.findings)
-    ran = say(
-        OF_RETURN if record.before else ALL_RAN if gpus != 1 else ALL_RAN_ON_ONE, level=record.run.level, gpus=gpus
-    )
-    return wording.sentences(ran, "" if judged else say(NOTHING_JUDGED))
-
-
-def _open(record: Record) -> str:
-    texts = counted(gaps(record))
-    return say("Open: {points}.", points=say(", ").join(texts)) if texts else ""
+    text = "{gpus} of them; {count} point to no single GPU." if nobody else "{gpus} of them."
+    text = "{gpus} of them; 1 points to no single GPU." if nobody == 1 else text
+    return say(text, gpus=say(", ").join(texts), count=nobody)
 
 
 NOTHING_LEFT_OUT = "with no check left out"
@@ -292,11 +260,10 @@ OTHERWISE = {
     "without telemetry": "once the driver tells what the GPUs do",
     "changed": "with the suite as it was shipped",
 }
-WHOLE = (NOTHING_LEFT_OUT, OTHERWISE["too short"])
+WHOLE = {NOTHING_LEFT_OUT, OTHERWISE["too short"]}
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     why: str
     command: str
 
@@ -304,7 +271,7 @@ class Step:
 def next_steps(record: Record, folder: str = "FOLDER") -> list[Step]:
     """In the order in which to type them; none for what is accepted, rejected or a rehearsal that came to its end.
     `folder`: the one that the run is in. DIR is that of runs on good machines. Neither is known to a record."""
-    start = record.run.command_line
+    run, start = record.run, record.run.command_line
     if record.began and (record.verdict is None or record.broken in RESUMABLE):
         resumed = start.typed(f"--fleet-resume {shlex.quote(folder)}")
         return [Step(say("go on where this run stopped"), resumed)]
@@ -319,16 +286,14 @@ def next_steps(record: Record, folder: str = "FOLDER") -> list[Step]:
         why = say("make limits of machines that are known to be good")
         steps.append(Step(why, "gpufleet calibrate DIR -o my.toml"))
         limits = "--fleet-profile my.toml"
-    if any(each in WHOLE for each in found):
-        nodes = f"--nodes {record.run.nodes_wanted or 'all'} " if record.of_cluster else ""
+    command = start.typed(limits)
+    if WHOLE & found.keys():
+        nodes = f"--nodes {run.nodes_wanted or 'all'} " if record.of_cluster else ""
         # The burn-in where a longer one was asked for than the level's own.
-        burn_in, level = record.run.burn_in_seconds, record.run.level
-        how_long = f"--fleet-burn-in {burn_in:g}s" if burn_in > BURN_IN_SECONDS else f"--fleet-level {level}"
-        whole = f"{nodes}--gpus {record.run.gpus} {how_long}"
+        longer = run.burn_in_seconds > BURN_IN_SECONDS
+        how_long = f"--fleet-burn-in {run.burn_in_seconds:g}s" if longer else f"--fleet-level {run.level}"
         if (returns := record.returns) is not None:
             parts = f" --fleet-replaced {','.join(returns.replaced)}" if returns.replaced else ""
-            whole = f"--gpus {record.run.gpus} --fleet-returns {shlex.quote(returns.run)}{parts}"
-        command = start.typed(whole, limits, whole_suite=True)
-    else:
-        command = start.typed(limits)
+            nodes, how_long = "", f"--fleet-returns {shlex.quote(returns.run)}{parts}"
+        command = start.typed(f"{nodes}--gpus {run.gpus} {how_long}", limits, whole_suite=True)
     return [*steps, Step(say(", ").join([say("run it again"), *map(say, found)]), command)]
