@@ -3,13 +3,13 @@
 import io
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Sequence
 
 from pytest_gpufleet.model.place import on_node
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.banner import STAMPS, headline, next_steps, reasons, stamp, to_look_at, why
-from pytest_gpufleet.report.failures import Failure, Miss, accused, failures
+from pytest_gpufleet.report.failures import Failure, accused, failures
 from pytest_gpufleet.report.hosts import HostRow, counts, host_rows, nodes_in_words
 from pytest_gpufleet.report.margins import group_table, narrow, required_tables
 from pytest_gpufleet.report.tables import Table, on_screen
@@ -19,7 +19,7 @@ from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet
 from pytest_gpufleet.verdict.gaps import counted, gaps, inapplicable
 from pytest_gpufleet.verdict.verdict import is_stated
 
-Line = tuple[str, dict[str, bool]]
+Line = tuple[str, dict[str, bool]]  # with pytest's markup
 
 WIDTH = 80
 PLAIN: dict[str, bool] = {}
@@ -53,14 +53,13 @@ def table_lines(table: Table, width: int = WIDTH) -> list[Line]:
     return [(line.rstrip(), PLAIN) for line in captured.get().splitlines()]
 
 
-def _titled(table: Table) -> list[Line]:
-    return [(table.title, HEADING), *table_lines(table)]
-
-
-def and_more(count: int, indent: str, what: str = "", where: str = "which the report lists") -> list[Line]:
-    """That there are so many more than those above, of `what`; nothing if there are none."""
-    number = wording.count(count, what) if what else count
-    return wrapped(f"... and {number} more, {where}", indent) if count > 0 else []
+def first_few(
+    each: Sequence[list[Line]], most: int, indent: str, what: str = "", where: str = "which the report lists"
+) -> list[Line]:
+    """The lines of the first `most`, and that there are so many more of `what`, if there are."""
+    more = len(each) - most
+    left = wrapped(f"... and {wording.count(more, what) if what else more} more, {where}", indent) if more > 0 else []
+    return [*(line for lines in each[:most] for line in lines), *left]
 
 
 MOST_HOSTS = 20
@@ -68,38 +67,37 @@ MOST_FLEET_REASONS = 12
 
 
 def fleet_lines(fleet: Fleet) -> list[Line]:
-    """The lines of the summary, each with its markup."""
+    """The lines of the summary."""
     stands_on = basis.in_words(fleet.grades) if fleet.verdict == "ACCEPTED" else ""
     headline = "; ".join(filter(None, (fleet.verdict, ", ".join(counts(fleet)), stands_on)))
     lines = wrapped(headline, "", STAMPS[fleet.verdict].markup)
-    for reason in fleet.reasons[:MOST_FLEET_REASONS]:
-        lines += wrapped(reason, "  - ")
-    lines += and_more(len(fleet.reasons) - MOST_FLEET_REASONS, "  - ")
-    if wrong := [row for row in host_rows(fleet) if row.wrong]:
-        lines.append((f"Hosts to look at: {len(wrong)}", HEADING))
-        lines += [line for row in wrong[:MOST_HOSTS] for line in _host(row)]
-        lines += and_more(len(wrong) - MOST_HOSTS, "  ")
+    lines += first_few([wrapped(reason, "  - ") for reason in fleet.reasons], MOST_FLEET_REASONS, "  - ")
+    if wrong := [_host(row) for row in host_rows(fleet) if row.wrong]:
+        lines += [(f"Hosts to look at: {len(wrong)}", HEADING), *first_few(wrong, MOST_HOSTS, "  ")]
     return lines
 
 
 def _host(row: HostRow) -> list[Line]:
     serial = f", serial {row.run.serial}" if row.run and row.run.serial else ""
     own = f"its own run is {row.verdict}" if row.run else "no run that counts"
-    lines = wrapped(f"{row.host}{serial}: {own}", "  ", BAD)
-    if row.run and row.verdict == "REJECTED":
-        lines += wrapped(why(row.run.record), "    ")
-    lines += [line for gpu in row.named for line in wrapped(gpu.identity, "    ", BAD)]
-    lines += [line for gap in row.gaps for line in wrapped(gap.what, "    ")]
+    texts = [why(row.run.record)] if row.run and row.verdict == "REJECTED" else []
+    named = [line for gpu in row.named for line in wrapped(gpu.identity, "    ", BAD)]
+    below = [gap.what for gap in row.gaps]
     for each in row.slow[:1]:
         some = wording.places([on_node(one.place, 0) for one in each.places])
         where = "all of its places" if each.everywhere else some
         more = f", and {wording.count(len(row.slow) - 1, 'measurement')} more" if len(row.slow) > 1 else ""
-        what = f"{each.figure.metric.title} of {where} {wording.percent(each.worst.worse)} worse than the fleet's peers"
-        lines += wrapped(f"{what}{more}", "    ")
+        worse = wording.percent(each.worst.worse)
+        below.append(f"{each.figure.metric.title} of {where} {worse} worse than the fleet's peers{more}")
     for difference in row.differences:
         value = next(value for value, hosts in difference.others.items() if row.host in hosts)
-        lines += wrapped(f"{difference.fact}: {value}, most hosts: {difference.usual or 'nothing in common'}", "    ")
-    return lines
+        below.append(f"{difference.fact}: {value}, most hosts: {difference.usual or 'nothing in common'}")
+    head = wrapped(f"{row.host}{serial}: {own}", "  ", BAD)
+    return [*head, *_indented(texts), *named, *_indented(below)]
+
+
+def _indented(texts: Sequence[str]) -> list[Line]:
+    return [line for text in texts for line in wrapped(text, "    ")]
 
 
 SCREEN = 40  # lines
@@ -110,25 +108,27 @@ TWO_LINES = 2 * WIDTH - 8
 
 
 def node_lines(record: Record) -> list[Line]:
-    """Each line with its markup: no more than SCREEN, however many nodes there are."""
+    """No more than SCREEN, however many nodes there are."""
     lines = [*wrapped(headline(record), "", stamp(record).markup), *wrapped("; ".join(nodes_in_words(record)), "  ")]
     lines += wrapped(why(record), "  ")
-    against = reasons(record, with_checks=True)
-    for reason in against[:MOST_NODE_REASONS]:
-        lines += wrapped(_short(reason), "  - ")
-    lines += and_more(len(against) - MOST_NODE_REASONS, "  - ")
+    against = [wrapped(_short(reason), "  - ") for reason in reasons(record, with_checks=True)]
+    lines += first_few(against, MOST_NODE_REASONS, "  - ")
     lines += table_lines(narrow(group_table(record)))
-    below = _between(record)
-    below += _left_open(record, _short)
+    # The checks between nodes that failed, with what was found out about each.
+    said = {check: each for check, each in accused(record).items() if record.suite.between_nodes(check)}
+    failed = failures(record, said)
+    below: list[Line] = [(f"Failed checks between nodes: {len(failed)}", HEADING)] if failed else []
+    for failure in failed[:MOST_CHECKS]:
+        texts = (*failure.causes, *(message.head for message in failure.messages))[:1]
+        below += [*wrapped(_short(failure.title), "  ", BAD), *_indented([*map(_short, texts)])]
+    below += wrapped(_short(_left_open(record)), "", {"yellow": True})
     return [*lines, *_nodes(record, SCREEN - len(lines) - len(below)), *below]
 
 
 def _nodes(record: Record, room: int) -> list[Line]:
     """The nodes to look at, as many as there is room for."""
     found = to_look_at(record)
-    if not found:
-        return []
-    lines: list[Line] = [(f"Nodes to look at: {len(found)}", HEADING)]
+    lines: list[Line] = [(f"Nodes to look at: {len(found)}", HEADING)] if found else []
     for shown, (node, state) in enumerate(found.items()):
         own = _node(record, node, state)
         if len(lines) + len(own) >= room:
@@ -139,36 +139,16 @@ def _nodes(record: Record, room: int) -> list[Line]:
 
 
 def _node(record: Record, node: int, state: str) -> list[Line]:
+    """Why it was lost, or else the first reason of its own run; and what is said of it beside that."""
     serial = f", serial {number}" if (number := record.node(node).serial) else ""
-    lines = wrapped(f"{record.hosts[node]}{serial}: {state}", "  ", BAD)
-    others = (fault for fault in all_faults(record) if not is_stated(record, fault))
-    at_node = (fault for fault in others if any(part.node == node for at in fault.subjects for part in at.parts))
-    texts = dict.fromkeys([*_why(record, node), *(fault.described(record.topology.identity) for fault in at_node)])
-    for text in list(texts)[:MOST_FAULTS]:
-        lines += wrapped(_short(text), "    ")
-    return lines
-
-
-def _why(record: Record, node: int) -> list[str]:
-    """Why a node was lost, or else the first reason of its own run."""
-    if node in record.lost:
-        return [record.lost[node].why]
     end = record.finished.get(node)
-    return [reason for reason in end.reasons if end.verdict == "REJECTED"][:1] if end else []
-
-
-def _between(record: Record) -> list[Line]:
-    """The checks between nodes that failed, with what was found out about each."""
-    said = {check: each for check, each in accused(record).items() if record.suite.between_nodes(check)}
-    failed = failures(record, said)
-    if not failed:
-        return []
-    lines: list[Line] = [(f"Failed checks between nodes: {len(failed)}", HEADING)]
-    for failure in failed[:MOST_CHECKS]:
-        lines += wrapped(_short(failure.title), "  ", BAD)
-        for text in (*failure.causes, *(message.head for message in failure.messages))[:1]:
-            lines += wrapped(_short(text), "    ")
-    return lines
+    texts = [reason for reason in end.reasons if end.verdict == "REJECTED"][:1] if end else []
+    texts = [record.lost[node].why] if node in record.lost else texts
+    for fault in (fault for fault in all_faults(record) if not is_stated(record, fault)):
+        if any(part.node == node for at in fault.subjects for part in at.parts):
+            texts.append(fault.described(record.topology.identity))
+    shown = [*dict.fromkeys(texts)][:MOST_FAULTS]
+    return [*wrapped(f"{record.hosts[node]}{serial}: {state}", "  ", BAD), *_indented([*map(_short, shown)])]
 
 
 def _short(text: str) -> str:
@@ -185,46 +165,40 @@ SHORT = 70  # characters of one
 def summary_lines(
     record: Record, folder: str = "FOLDER", detailed: bool = False, shown: Collection[str] = ()
 ) -> list[Line]:
-    """The lines of the summary, each with pytest's markup; 80 columns wide where that cuts no identity. `folder`: the
-    one that the run is in. `detailed`: with every required measurement. `shown`: failed checks of which the messages
-    stand above."""
-    tables = [line for table in (required_tables(record) if detailed else []) for line in _titled(table)]
+    """The lines of the summary, 80 columns wide where that cuts no identity. `folder`: the one that the run is in.
+    `detailed`: with every required measurement. `shown`: failed checks of which the messages stand above."""
+    tables: list[Line] = []
+    for table in required_tables(record) if detailed else ():
+        tables += [(table.title, HEADING), *table_lines(table)]
     if record.of_cluster:
         return [*tables, *node_lines(record)]
-    verdict = stamp(record)
-    result = [*tables, *wrapped(headline(record), "", verdict.markup), *wrapped(why(record), "  ")]
+    result = [*tables, *wrapped(headline(record), "", stamp(record).markup), *wrapped(why(record), "  ")]
     for reason in reasons(record):
         result += wrapped(reason, "  - ")
     result += table_lines(narrow(group_table(record)))
     blamed = accused(record)
-    if failed := failures(record, blamed):
+    if failed := [_failure(failure, shown) for failure in failures(record, blamed)]:
         result.append((f"Failed checks: {len(blamed)}", HEADING))
-        result += [line for failure in failed[:MOST_FAILURES] for line in _failure(failure, shown)]
-        result += and_more(len(failed) - MOST_FAILURES, "  ", "failed check", "which are in evidence.jsonl")
+        result += first_few(failed, MOST_FAILURES, "  ", "failed check", "which are in evidence.jsonl")
     for step in next_steps(record, folder):
         result += [*wrapped(f"Next, {step.why}:", ""), (f"  {step.command}", {})]
-    carried = Counter(check.run for check in record.checks.values() if check.run)
-    for run, count in carried.items():
+    for run, count in Counter(check.run for check in record.checks.values() if check.run).items():
         result += wrapped(f"Carried over from {run}: {wording.count(count, 'check')}", "")
-    return result + _left_open(record) + _inapplicable(record)
+    if stamp(record).word != "INCOMPLETE":  # the paragraph says it
+        result += wrapped(_left_open(record), "", {"yellow": True})
+    return result + _inapplicable(record)
 
 
-def _left_open(record: Record, shortened: Callable[[str], str] = str) -> list[Line]:
-    if stamp(record).word == "INCOMPLETE" and not record.of_cluster:  # the paragraph says it
-        return []
+def _left_open(record: Record) -> str:
     suite = any(map(record.suite.contains, record.checks))
-    points = (
-        counted(gaps(record)) if suite or not record.run.rehearsal else []
-    )  # of own checks nobody asked for the suite
-    text = f"Left open: {', '.join(points)} (the report lists each with its reason)" if points else ""
-    return wrapped(shortened(text), "", {"yellow": True})
+    # Of own checks nobody asked for the suite.
+    points = counted(gaps(record)) if suite or not record.run.rehearsal else []
+    return f"Left open: {', '.join(points)} (the report lists each with its reason)" if points else ""
 
 
 def _inapplicable(record: Record) -> list[Line]:
     """How many checks, and for which reasons most of them: somebody may have meant to give what they need."""
-    reasons: Counter[str] = Counter()
-    for gap in inapplicable(record):
-        reasons[gap.why] += 1
+    reasons: Counter[str] = Counter(gap.why for gap in inapplicable(record))
     if not reasons:
         return []
     commonest = [
@@ -243,28 +217,20 @@ def _failure(failure: Failure, shown: Collection[str]) -> list[Line]:
     result = wrapped(failure.title, "  ", BAD)
     if failure.title != failure.name and not failure.alike:
         result += wrapped(f"{failure.name}{cases}", "    ")
-    for text in failure.causes:
-        result += [line for each in text.splitlines() for line in wrapped(each, "    ", BAD)]
     said = failure.messages[0].head if failure.messages and failure.name not in shown else ""
-    for gpu in failure.gpus:
-        if gpu.identity not in "\n".join((said, *failure.causes)):
-            result += wrapped(gpu.identity, "    ", BAD)
-    for miss in failure.misses[:MOST_MISSES]:
-        result += _miss(miss)
-    result += and_more(len(failure.misses) - MOST_MISSES, "    ", "measurement")
-    said_lines = [line for line in said.splitlines() if line.strip()]
-    for line in said_lines[:MOST_LINES]:
-        result += wrapped(textwrap.shorten(line, 400, placeholder=" ..."), "    ")
-    result += and_more(len(said_lines) - MOST_LINES, "    ", "line", "which the report shows")
-    for file, names in failure.by_file.items():
-        result += wrapped(f"{file}: {', '.join(names)}", "    ")
-    return result + [line for paragraph in failure.advice for line in wrapped(paragraph, "    ")]
-
-
-def _miss(miss: Miss) -> list[Line]:
-    what = ", ".join(filter(None, (miss.metric, miss.conditions)))
-    result = wrapped(f"{miss.place}: {what}", "    ", BAD)
-    result += wrapped(", ".join(filter(None, (miss.value, miss.peers, f"limit: {miss.limit}"))), "      ")
-    if miss.kind != "peers" and miss.source:
-        result += wrapped(f"source of the limit: {miss.kind}, {miss.source}", "      ")
-    return result
+    bad = [line for text in failure.causes for line in text.splitlines()]
+    bad += [gpu.identity for gpu in failure.gpus if gpu.identity not in "\n".join((said, *failure.causes))]
+    result += [line for text in bad for line in wrapped(text, "    ", BAD)]
+    misses = []
+    for miss in failure.misses:
+        lines = wrapped(", ".join(filter(None, (f"{miss.place}: {miss.metric}", miss.conditions))), "    ", BAD)
+        lines += wrapped(", ".join(filter(None, (miss.value, miss.peers, f"limit: {miss.limit}"))), "      ")
+        if miss.kind != "peers" and miss.source:
+            lines += wrapped(f"source of the limit: {miss.kind}, {miss.source}", "      ")
+        misses.append(lines)
+    result += first_few(misses, MOST_MISSES, "    ", "measurement")
+    texts = [textwrap.shorten(line, 400, placeholder=" ...") for line in said.splitlines() if line.strip()]
+    result += first_few([wrapped(text, "    ") for text in texts], MOST_LINES, "    ", "line", "which the report shows")
+    return result + _indented(
+        [*(f"{file}: {', '.join(names)}" for file, names in failure.by_file.items()), *failure.advice]
+    )
