@@ -73,33 +73,28 @@ def about(record: Record, sha256: str) -> About:
 
 def points(record: Record) -> list[Point]:
     """Those of a series one after the other. What is no number is left out."""
-    every = (*_figures(record), *_curves(record), *_losses(record), *_telemetry(record))
+    every = (*_figures_and_curves(record), *_losses(record), *_telemetry(record))
     return [point for point in every if math.isfinite(point.value)]
 
 
-def _figures(record: Record) -> Iterator[Point]:
-    for figure, values in figures(record.findings).items():
-        labels = clean(figure.name), figure.metric.unit, _words(dict(figure.conditions))
-        for place, value in values.items():
-            yield Point("figures", *labels, str(place), "", 0, record.run.began, value)
-
-
-def _curves(record: Record) -> Iterator[Point]:
-    """The figures that differ in nothing but a size, at least two of them."""
+def _figures_and_curves(record: Record) -> Iterator[Point]:
+    """Of curves the figures that differ in nothing but a size, at least two of them."""
+    began = record.run.began
     found: dict[tuple[str, Figure, str], dict[int, float]] = defaultdict(dict)
     for figure, values in figures(record.findings).items():
         conditions = dict(figure.conditions)
-        for along, changing in ALONG.items():
-            size = conditions.get(along)
-            if isinstance(size, int) and not isinstance(size, bool):
-                rest = tuple((name, value) for name, value in figure.conditions if name not in changing)
-                for place, value in values.items():
-                    if math.isfinite(value):
-                        found[along, Figure(figure.name, rest, figure.metric), str(place)][size] = value
+        for place, value in values.items():
+            labels = clean(figure.name), figure.metric.unit, _words(conditions), str(place)
+            yield Point("figures", *labels, "", 0, began, value)
+            for along, changing in ALONG.items():
+                size = conditions.get(along)
+                if isinstance(size, int) and not isinstance(size, bool) and math.isfinite(value):
+                    rest = tuple((name, of) for name, of in figure.conditions if name not in changing)
+                    found[along, Figure(figure.name, rest, figure.metric), str(place)][size] = value
     for (along, figure, at), curve in found.items():
-        labels = f"{clean(figure.name)} by {along}", figure.metric.unit, _words(dict(figure.conditions)), at, along
+        labels = f"{clean(figure.name)} by {along}", figure.metric.unit, _words(dict(figure.conditions)), at
         if len(curve) >= FEWEST_POINTS:
-            yield from (Point("curves", *labels, size, record.run.began, curve[size]) for size in sorted(curve))
+            yield from (Point("curves", *labels, along, size, began, curve[size]) for size in sorted(curve))
 
 
 def _losses(record: Record) -> Iterator[Point]:

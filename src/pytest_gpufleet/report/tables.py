@@ -7,8 +7,7 @@ import io
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.language import say
@@ -20,8 +19,10 @@ if TYPE_CHECKING:
     from rich.table import Table as ScreenTable
 
 
-@dataclass(frozen=True)
-class Cell:
+NOTHING: Mapping[str, Any] = {}
+
+
+class Cell(NamedTuple):
     """`state` puts a mark in front of the text, `below` a line under it, and `source` the number of a footnote. `open`:
     why it was not judged. `heat`: how full its colour is, in per cent. `bar`: how far it is from its limit, of what
     fills a bar; beyond it below 0. `figure`: it is one."""
@@ -36,19 +37,17 @@ class Cell:
     figure: bool = False
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """`details`: a line under its name. `for_information`: the page folds it. `fields`: the same for programs."""
 
     name: str
     cells: tuple[Cell, ...]
     details: str = ""
     for_information: bool = False
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = NOTHING
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """`corner`: what stands over the names of the rows; it and the `columns` are said when they are shown. `notes`:
     beside the title. `foot`: below."""
 
@@ -78,7 +77,7 @@ class Table:
 
 
 def row(name: str, *values: object, fields: Mapping[str, Any] | None = None) -> Row:
-    return Row(name, tuple(Cell("" if value is None else str(value)) for value in values), fields=fields or {})
+    return Row(name, tuple(Cell("" if value is None else str(value)) for value in values), fields=fields or NOTHING)
 
 
 def on_screen(table: Table) -> ScreenTable:

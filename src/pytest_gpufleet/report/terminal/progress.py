@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.model.measurement import Sample
@@ -47,7 +47,11 @@ class RunningCheck:
             return ""
         if self._progress is None:
             return self._running
-        return f"{self._running.rpartition('::')[2]} {_progress(*self._progress)}"
+        began, whole, doing = self._progress
+        done = min(time.time() - began, whole)
+        full = round(BAR * done / whole)
+        bar = "#" * full + "." * (BAR - full)
+        return f"{self._running.rpartition('::')[2]} {bar} {_time(done, whole)}: {doing}"
 
     def _follow(self, line: bytes) -> None:
         if not any(b'"event": "%s' % event in line for event in (b"check_", b"verdict", b"progress")):
@@ -64,14 +68,6 @@ class RunningCheck:
                 self._progress = time.time() - done, whole, "".join(filter(str.isprintable, doing))
             case {"event": "check_finished" | "verdict"}:
                 self._running, self._progress = "", None
-
-
-def _progress(began: float, whole: float, doing: str) -> str:
-    """A bar, the time that has passed and the time left."""
-    done = min(time.time() - began, whole)
-    full = round(BAR * done / whole)
-    bar = "#" * full + "." * (BAR - full)
-    return f"{bar} {_time(done, whole)}: {doing}"
 
 
 def _time(done: float, whole: float) -> str:
@@ -95,17 +91,12 @@ def teller(stream: TextIO, whole: float, shown_elsewhere: Callable[[], bool]) ->
             return
         lead = "" if due else "\n"  # ends the line that pytest has begun
         due = done + EVERY_SECONDS
-        state = [
-            f"{_range(sample, name)} {unit}"
-            for name, unit in (("temperature_c", "°C"), ("power_watts", "W"))
-            if sample is not None and _range(sample, name)
-        ]
-        stream.write(f"{lead}  {', '.join([_time(done, whole), *state])}\n")
+        state = [_time(done, whole)]
+        for name, unit in (("temperature_c", "°C"), ("power_watts", "W")):
+            readings = [of.get(name) for of in sample.gpus] if sample else []
+            if values := [value for value in readings if isinstance(value, int | float)]:
+                state.append(f"{min(values):.0f}-{max(values):.0f} {unit}")
+        stream.write(f"{lead}  {', '.join(state)}\n")
         stream.flush()
 
     return tell
-
-
-def _range(sample: Sample, name: str) -> str:
-    values: list[Any] = [value for readings in sample.gpus if (value := readings.get(name)) is not None]
-    return f"{min(values):.0f}-{max(values):.0f}" if values else ""
