@@ -3,9 +3,7 @@
 from pathlib import Path
 
 import pytest
-import torch
 
-from pytest_gpufleet.probes.compute.fixed_work import repeatable
 from tests.probes.test_compute import FAULT
 
 FINGERPRINT = Path(__file__).parents[2] / "acceptance" / "test_3_fingerprint.py"
@@ -33,17 +31,3 @@ def test_a_rank_that_computes_otherwise_is_named(planted, fault, what):
     (fault,) = run.record.faults
     assert (fault.name, [*map(str, fault.subjects)]) == ("gpu_bits_differ", ["cpu1"])
     assert what in fault.what
-
-
-def test_settings_of_a_rank_are_put_back():
-    def settings():
-        return (
-            torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(), torch.backends.cudnn.deterministic,
-            torch.backends.cuda.matmul.allow_tf32, torch.is_grad_enabled(),
-        )  # fmt: skip
-
-    before = settings()
-    with repeatable():
-        assert torch.are_deterministic_algorithms_enabled()
-        assert torch.get_num_threads() == 1
-    assert settings() == before

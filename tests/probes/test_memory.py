@@ -229,6 +229,7 @@ def test_the_thread_that_failed_tells_why(monkeypatch):
     monkeypatch.setattr(memory.os, "sched_setaffinity", lambda thread, one: setattr(here, "processor", *one))
     monkeypatch.setattr(memory, "_first_touched", lacks_memory_at_1)
     monkeypatch.setattr(memory, "_rate", lambda *given: 1.0)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     with pytest.raises(MemoryError, match="no more"):
         memory._triad(rank, 0, [0, 1, 2], 8, 0.0)
 

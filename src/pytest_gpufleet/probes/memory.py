@@ -131,13 +131,9 @@ def _triad(rank: Rank, number: int, processors: Sequence[int], nbytes: int, seco
             start.abort()  # nobody waits for this thread
             raise
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # of each thread that is started from now on
-    try:
-        with rank.phase(f"triad at NUMA node {number}"), ThreadPoolExecutor(len(processors)) as threads:
-            by_processor = list(threads.map(rates, processors))
-    finally:
-        torch.set_num_threads(before)
+    torch.set_num_threads(1)  # of each thread that is started from now on, until the next test
+    with rank.phase(f"triad at NUMA node {number}"), ThreadPoolExecutor(len(processors)) as threads:
+        by_processor = list(threads.map(rates, processors))
     samples = tuple(map(sum, zip(*by_processor, strict=True)))
     details = {"processors": len(processors), "bytes": nbytes * len(processors)}
     where = place.numa_node(number, rank.node)

@@ -78,22 +78,18 @@ def _fingerprint(rank: Rank, work: str) -> tuple[str, dict[str, str], dict[str, 
 
 @contextmanager
 def repeatable() -> Iterator[None]:
-    """Work that gives the same bits each time: deterministic algorithms, full precision, one thread. All is put back.
+    """Work that gives the same bits each time: deterministic algorithms, full precision, one thread. What is left
+    behind, ranks put back before the next test.
 
     Each stream of a process has a workspace of its own for cuBLAS, which torch gives it; with that cuBLAS repeats to
     the bit. torch looks for CUBLAS_WORKSPACE_CONFIG all the same, once, at the first matmul of a process: too early to
     set it here, so without it torch may only warn. What warns and does not repeat is found by doing it twice.
     """
-    mode, threads = torch.get_deterministic_debug_mode(), torch.get_num_threads()
-    try:
-        torch.set_deterministic_debug_mode("warn")
-        torch.set_num_threads(1)
-        with warnings.catch_warnings(), full_precision(), torch.enable_grad():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_deterministic_debug_mode(mode)
+    torch.set_deterministic_debug_mode("warn")
+    torch.set_num_threads(1)
+    with warnings.catch_warnings(), full_precision(), torch.enable_grad():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def fixed(*shape: int, seed: int) -> Tensor:
