@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def planting(monkeypatch):
-    """planting(spoil): spoil(result, bits) sees each result of a matmul, and its bits."""
+    """planting(spoil): spoil(bits) has those of each result of a matmul."""
 
     def plant(spoil):
         genuine = rate.multiplication
@@ -27,7 +27,7 @@ def planting(monkeypatch):
 
             def spoiled():
                 result = multiply()
-                spoil(result, comparison.bits(result))
+                spoil(comparison.bits(result))
                 return result
 
             return spoiled
@@ -43,17 +43,13 @@ def test_events_at_the_rate_that_is_excluded_are_found_in_95_of_100_runs(plantin
     work, rounds, chance = Matmuls(CPU, precision), 10, random.Random(0)
     rarely = corruption.NO_EVENT / (rounds * ROUND)
 
-    def spoil(result, bits):
+    def spoil(bits):
         if chance.random() < rarely:
             bits[chance.randrange(len(bits)), chance.randrange(bits.shape[1])] ^= 1
 
     planting(spoil)
     found = sum(any(work.run(0.0, rounds * run + number).trouble for number in range(rounds)) for run in range(100))
     assert 90 <= found < 100
-
-
-def always(spoil):
-    return lambda result, bits: spoil(bits)
 
 
 def lowest_bit(bits):
@@ -76,7 +72,7 @@ def rows_change_places(bits):
 @pytest.mark.parametrize("spoil", [lowest_bit, lowest_bit_of_some, tiles_change_places, rows_change_places])
 def test_what_is_always_wrong_is_found_beside_other_gpus(planting, spoil):
     healthy = [Matmuls(CPU, "bf16").run(0.0) for _ in range(2)]
-    planting(always(spoil))
+    planting(spoil)
     wrong = Matmuls(CPU, "bf16").run(0.0)
     assert (wrong.trouble, dissents(healthy)) == ("", {})
     found = dissents([healthy[0], wrong, healthy[1]])
@@ -102,9 +98,8 @@ def test_gpus_of_other_kinds_and_other_numbers_of_rounds_do_not_dissent():
 @pytest.mark.parametrize(("kinds", "alone"), [("AA", False), ("A", True), ("AAB", True)])
 def test_the_bound_counts_what_was_compared(kinds, alone):
     every = [Compared(kind, "bf16", (1, 1, 1), "", 0, torch.empty(0), 50.0, 3e15, 4e12) for kind in kinds]
-    world = SimpleNamespace(size=len(kinds))
     clocks = [GpuState(60.0, clock, 700.0) for clock in (1400.0, 1500.0, 1450.0)[: len(kinds)]]
-    measured = bound(world, every, clocks)
+    measured = bound(SimpleNamespace(size=len(kinds)), every, clocks)
     assert measured.values == {WORLD: pytest.approx(50 * len(kinds) / 2.9957, rel=1e-4)}
     assert ("not seen" in str(measured.details["compared"])) == alone
     assert str(measured.details["SM clock"]).startswith("1,400")

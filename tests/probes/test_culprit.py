@@ -3,6 +3,7 @@
 import re
 import time
 from itertools import combinations
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -15,15 +16,6 @@ from pytest_gpufleet.probes.search.collective import of_their_kind, slow_pairs, 
 USUAL, LONG = 0.02, 0.15  # seconds; what a busy machine adds is small beside the one and beside their difference
 
 
-class Slow:
-    def __init__(self, work, seconds):
-        self.work, self.seconds = work, seconds
-
-    def wait(self):
-        time.sleep(self.seconds)
-        self.work.wait()
-
-
 def plant(rank, late=None, links=None, link=None, end=None):
     me, all_reduce, batch_isend_irecv = rank.index, dist.all_reduce, dist.batch_isend_irecv
 
@@ -33,7 +25,7 @@ def plant(rank, late=None, links=None, link=None, end=None):
         after = LONG if me == end else USUAL
         if work is None and tensor.numel() > 1000:  # not those that only line ranks up
             time.sleep(after)
-        return work and Slow(work, after)
+        return work and SimpleNamespace(wait=lambda: (time.sleep(after), work.wait()))
 
     def slow_batch(ops):
         time.sleep(LONG if me == links or {me, ops[0].peer} == link else USUAL)
@@ -51,11 +43,6 @@ def fail(rank):
 
 def find(group):
     return collective.who_is_slow(group, GpuTopology(), "all_reduce", 1 << 16)
-
-
-@pytest.fixture(autouse=True)
-def settings(monkeypatch):
-    monkeypatch.setenv("NCCL_ALGO", "Ring")
 
 
 def cpu(index):
@@ -79,7 +66,8 @@ def test_a_single_one(four_ranks, planted, code, subject, words):
     assert re.match(words, found.what)
 
 
-def test_no_single_one_where_all_are_slow(four_ranks):
+def test_no_single_one_where_all_are_slow(four_ranks, monkeypatch):
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
     four_ranks.run(plant)
     found = find(four_ranks)
     assert {(each.name, each.subjects) for each in found} == {("cause_unclear", ())}

@@ -80,22 +80,14 @@ def test_nan_is_wrong_and_only_the_allowed_rounding_is_right():
 # ---------------------------------------------------------------- collectives that give wrong results
 
 
-class Damaged:
-    def __init__(self, work, tensor):
-        self.work, self.tensor = work, tensor
-
-    def wait(self):
-        self.work.wait()
-        self.tensor[7] += 1
-
-
 def plant(rank, name, every):
     genuine, calls = getattr(dist, name), []
 
     def damaged(output, *args, async_op=False, **kwargs):
         work = genuine(output, *args, async_op=async_op, **kwargs)
         calls.append(output.numel() > 1000)
-        return Damaged(work, output) if calls[-1] and sum(calls) % every == 0 else work
+        spoils = calls[-1] and sum(calls) % every == 0
+        return SimpleNamespace(wait=lambda: (work.wait(), output[7].add_(1))) if spoils else work
 
     if rank.index == 1:
         setattr(dist, name, damaged)
