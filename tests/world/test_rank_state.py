@@ -7,7 +7,7 @@ from tests import edited_evidence
 ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
 
 MODULE = """
-    import gc, logging, os, random, resource, signal, sys
+    import gc, logging, os, random, signal, sys
 
     import numpy
     import pytest
@@ -51,11 +51,6 @@ MODULE = """
         logging.basicConfig(level=1, handlers=[logging.NullHandler()])
         logging.disable(50)
 
-    def change_limits():
-        for number in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE):
-            soft, hard = resource.getrlimit(number)
-            resource.setrlimit(number, (200 if soft != 200 else 100, hard))
-
     def change_inference():
         global mode
         mode = torch.inference_mode()
@@ -85,8 +80,6 @@ MODULE = """
         "logging": (lambda: (logging.root.level, logging.root.manager.disable, len(logging.root.handlers)),
                     change_logging),
         "garbage": (gc.isenabled, gc.disable),
-        "limits": (lambda: [resource.getrlimit(each)[0] for each in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)],
-                   change_limits),
         "cores": (lambda: os.sched_getaffinity(0), lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})),
         "anomalies": (torch.is_anomaly_enabled, lambda: torch.autograd.set_detect_anomaly(True)),
         "autocast": (lambda: torch.is_autocast_enabled("cpu"), lambda: torch.set_autocast_enabled("cpu", True)),

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, TypeVar
@@ -217,11 +216,6 @@ ENDINGS: dict[str, tuple[type[BaseException], Callable[[str], BaseException]]] =
 }
 
 
-def kind_of(error: BaseException) -> str:
-    """The kind of the outcome of a call that raised this."""
-    return next((kind for kind, (raised, _) in ENDINGS.items() if isinstance(error, raised)), "raised")
-
-
 def raise_again(outcomes: Mapping[int, Outcome]) -> None:
     """End the test as its ranks have ended it, if any has by what is no failure."""
     __tracebackhide__ = True
@@ -230,13 +224,6 @@ def raise_again(outcomes: Mapping[int, Outcome]) -> None:
             text = next(iter(texts.values()))
             where = "" if len(texts) == len(outcomes) else f" (on {ranks_text(texts)} of {len(outcomes)} only)"
             raise again(text + where)
-
-
-def echo_output(outcomes: Mapping[int, Outcome]) -> None:
-    """Print what ranks printed, so that pytest's capture and -s show it with the test."""
-    for rank in sorted(outcomes):
-        for line in outcomes[rank].output.splitlines():
-            sys.stdout.write(f"[rank {rank}] {line}\n")
 
 
 T = TypeVar("T")
@@ -282,12 +269,7 @@ NOTICES_LIMIT = 100  # of one call: a warning in each step of a long loop must n
 
 def reporting() -> Reporting:
     """What holds in this process now, for a rank to do likewise."""
-    return _packed(tuple(warnings.filters)), logging.root.level
-
-
-@lru_cache(maxsize=8)
-def _packed(filters: tuple[Any, ...]) -> bytes:
-    return pack(list(filters))
+    return pack(list(warnings.filters)), logging.root.level
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +27,6 @@ from pytest_gpufleet.world.call import (
     Outcome,
     RankSpec,
     describe,
-    echo_output,
     pack,
     pack_work,
     raise_again,
@@ -110,7 +110,9 @@ class Pool:
             seconds, until = self.timeout if timeout is None else timeout, self.test_deadline()
             left = seconds if until is None else max(0.0, min(seconds, until - self.clock()))
             outcomes = self._run(replace(call, reporting=wanted), left)
-            echo_output(outcomes)
+            for rank, outcome in sorted(outcomes.items()):
+                for line in outcome.output.splitlines():  # for pytest's capture, and -s, to show it with the test
+                    sys.stdout.write(f"[rank {rank}] {line}\n")
             raise_again(outcomes)
             with self._killing_on_error():
                 return {rank: self._result(rank, outcomes[rank], call.name) for rank in call.ranks}

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from pytest_gpufleet.model.events import LossCurve
-from pytest_gpufleet.world.call import START, Call, Notice, Outcome, Output, RankSpec, heard, kind_of, pack, unpack
+from pytest_gpufleet.world.call import ENDINGS, START, Call, Notice, Outcome, Output, RankSpec, heard, pack, unpack
 from pytest_gpufleet.world.engines import channel, processes
 from pytest_gpufleet.world.engines.rank_files import Progress, RankFiles
 from pytest_gpufleet.world.rank import Rank
@@ -141,8 +141,9 @@ def _ending(body: Callable[[], Any], progress: Progress) -> dict[str, Any]:
         except Exception as error:  # pickling runs the object's own code, which may raise anything
             raise TypeError(f"the result ({type(result).__name__}) cannot be sent back: {error}") from None
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the story must get out
-        if (kind := kind_of(error)) != "raised":
-            return {"kind": kind, "error_text": _clip(str(error))}
+        for kind, (raised, _) in ENDINGS.items():
+            if isinstance(error, raised):
+                return {"kind": kind, "error_text": _clip(str(error))}
         type_, frames = type(error), _without_own_frames(error)
         try:
             text = str(error)
@@ -151,7 +152,7 @@ def _ending(body: Callable[[], Any], progress: Progress) -> dict[str, Any]:
             why = "".join(traceback.format_exception_only(broken)).strip()
             text, lines = f"(its text cannot be shown: {why})", traceback.format_tb(frames)
         return {
-            "kind": kind,
+            "kind": "raised",
             "phase": progress.now,
             "error_type": _clip(f"{type_.__module__}.{type_.__qualname__}"),
             "error_text": _clip(text),

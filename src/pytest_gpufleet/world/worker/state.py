@@ -9,7 +9,6 @@ import gc
 import logging
 import os
 import random
-import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -30,7 +29,6 @@ PATCHED = (torch, torch.distributed, torch.nn.functional, torch.Tensor)
 LEFT_ALONE = {"manual_seed"}  # torch replaces it itself, at the first compilation
 # torch's data loader sets the handler of SIGCHLD once, for all loaders to come.
 SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD})
-LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
@@ -51,13 +49,6 @@ def _umask() -> int:
 def _enter(folder: str) -> None:
     with suppress(OSError):  # it was removed
         os.chdir(folder)
-
-
-def _set_limits(limits: list[tuple[int, int]]) -> None:
-    for number, (soft, _) in zip(LIMITS, limits, strict=True):
-        hard = resource.getrlimit(number)[1]  # nobody can raise it again
-        with suppress(ValueError):
-            resource.setrlimit(number, (soft, hard))
 
 
 def _set_environment(environment: dict[str, str]) -> None:
@@ -83,7 +74,6 @@ SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     _list(logging.root, "handlers"),
     (lambda: logging.root.manager.disable, logging.disable),
     (gc.isenabled, lambda enabled: gc.enable() if enabled else gc.disable()),
-    (lambda: [resource.getrlimit(number) for number in LIMITS], _set_limits),
     (partial(os.sched_getaffinity, 0), partial(os.sched_setaffinity, 0)),
     (partial(signal.pthread_sigmask, signal.SIG_BLOCK, ()), partial(signal.pthread_sigmask, signal.SIG_SETMASK)),
     (random.getstate, random.setstate),
