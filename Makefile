@@ -5,6 +5,7 @@
 # make oldest   quick rehearsals with the oldest releases that pyproject.toml allows (not of torch and matplotlib: large)
 # make test     the project's own tests
 # make release  what a release needs beside: translations, generated pages, and packages that hold what they should
+# make pages    whether recorded pages pass html-validate and axe: needs npm and chromium
 # make hosts    faults of nodes, on hosts made of namespaces, by srun's variables and by Ray: as root, and with nothing else at work
 # What is missing is installed first. TORCH=cpu at the first make takes torch without CUDA: a fifth of the disk.
 PYTHON ?= python3
@@ -24,7 +25,7 @@ INSTALL := $(if $(TORCH),$(PIP) uv && $(BIN)/uv pip install --python $(BIN)/pyth
 
 OLDEST := $(shell sed -n 's/^ *"\([a-z0-9-]*\)>=\([0-9.]*\)",$$/\1==\2/p' pyproject.toml | grep -v -e torch -e matplotlib)
 
-.PHONY: accept oldest quick test release hosts lint
+.PHONY: accept oldest quick test release pages hosts lint
 
 accept: $(READY)
 	GPUFLEET_STARTED_BY="make accept" $(BIN)/pytest acceptance/ $(if $(GPUS),,--fleet-level quick) $(ARGS)
@@ -43,6 +44,10 @@ test: $(READY)
 
 release: $(READY)
 	$(BIN)/pytest tests/release.py $(ARGS)
+
+pages:
+	npm install --silent --no-save --prefix build/pages html-validate@10 axe-core@4 puppeteer-core@24
+	cd build/pages && CHROMIUM=$$(command -v chromium) node $(CURDIR)/tests/report/pages.mjs $(CURDIR)/docs/results/*/report.html
 
 hosts: $(READY)
 	GPUFLEET_ALONE=1 $(BIN)/pytest tests/nodes/test_faults_of_nodes.py tests/nodes/test_slow_nodes.py $(ARGS)
