@@ -74,14 +74,12 @@ def explaining(fault: Fault, causes: Iterable[Fault]) -> list[Fault]:
     """The causes of which a fault may be an effect: those that explain its category, and are at the same place."""
     full = fault.name == "rank_raised" and NO_MEMORY.search(fault.what)
     crashed = fault.name == "xid_of_process"  # whose process it was, the driver does not always say
-    category = "occupied memory" if full or crashed else fault.kind.category
-    return [cause for cause in causes if category in cause.kind.explains and _meet(fault, cause)]
-
-
-def _meet(fault: Fault, other: Fault) -> bool:
-    """What has no subject may be anywhere."""
-    ours, theirs = ([part for at in each.subjects or (WORLD,) for part in at.parts] for each in (fault, other))
-    return any(a == b or _holds(a, b) or _holds(b, a) for a, b in product(ours, theirs))
+    category, found = "occupied memory" if full or crashed else fault.kind.category, []
+    for cause in causes:  # what has no subject may be anywhere
+        ours, theirs = ([part for at in each.subjects or (WORLD,) for part in at.parts] for each in (fault, cause))
+        meet = any(a == b or _holds(a, b) or _holds(b, a) for a, b in product(ours, theirs))
+        found += [cause] * (meet and category in cause.kind.explains)
+    return found
 
 
 def _holds(outer: Place, inner: Place) -> bool:

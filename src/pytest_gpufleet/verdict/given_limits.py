@@ -7,7 +7,6 @@ from pytest_gpufleet.model.finding import Change, Finding, GivenLimits, Limit, d
 from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.verdict.judgement import judged_by
 from pytest_gpufleet.verdict.profile import Profile, choose, for_gpu, holds
 
@@ -45,20 +44,15 @@ def unused(record: Record) -> list[tuple[int, Limit]]:
     """The limits of the given profile that were never applied, with their numbers in it. Those between nodes hold for
     nothing in a run of one machine, nor those of one machine in a run on many nodes, each of which has its own run."""
     measured = [finding.measurement for finding in record.findings if finding.measurement.values]
-    return [
-        (number, limit)
-        for number, limit in enumerate(record.profile.limits if record.profile else (), 1)
-        if _between_nodes(limit, record.suite) == record.of_cluster
-        and not any(holds(limit, measurement, record.topology.fabric, record.topology.part) for measurement in measured)
-    ]
-
-
-def _between_nodes(limit: Limit, suite: Suite) -> bool:
-    """Whether a limit is for what only several nodes do: it says so, or its metric is one that only they have."""
-    metrics = {each: suite.checks[each].metrics(several=True) for each in suite.checks}
-    of_one = {metric for name in metrics if not suite.between_nodes(name) for metric in metrics[name]}
-    of_several = {metric for name in metrics if suite.between_nodes(name) for metric in metrics[name]}
-    return "nodes" in limit.conditions or limit.metric in of_several - of_one
+    checks, here = record.suite.checks.values(), (record.topology.fabric, record.topology.part)
+    of_one, of_several = ({each for check in checks if (check.nodes > 0) == several for each in check.metrics(True)}
+                          for several in (False, True))  # fmt: skip
+    found = []
+    for number, limit in enumerate(record.profile.limits if record.profile else (), 1):
+        between = "nodes" in limit.conditions or limit.metric in of_several - of_one
+        if between == record.of_cluster and not any(holds(limit, each, *here) for each in measured):
+            found.append((number, limit))
+    return found
 
 
 def unused_limits(record: Record, grade: str = "") -> list[str]:

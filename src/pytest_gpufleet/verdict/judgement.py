@@ -87,7 +87,10 @@ def judge(
     if between:
         required = required and network is not None
         tolerances = tolerances if network is not None else ()
-    no_limit = _no_limit(profile, topology)
+    models = " and ".join(sorted({gpu.name for gpu in topology.gpus})) or "this machine"
+    no_limit = f"no profile knows {models}: give one with --fleet-profile"
+    if profile and profile.match:
+        no_limit = f"profile {profile.name} has no limit for these conditions: calibrate on a known-good machine"
     if limit is None and required and measurement.values:
         try:
             limit = physical_limit(measurement, topology, measured)
@@ -285,13 +288,6 @@ def _missed_reason(missed: int, slower: int) -> str:
     of_limit = f"{missed} {'place misses' if missed == 1 else 'places miss'} the limit"
     of_peers = f"{slower} {'place is' if slower == 1 else 'places are'} slower than the peers"
     return ", ".join([of_limit] * bool(missed) + [of_peers] * bool(slower))
-
-
-def _no_limit(profile: Profile | None, topology: GpuTopology) -> str:
-    if profile is None or not profile.match:
-        models = " and ".join(sorted({gpu.name for gpu in topology.gpus})) or "this machine"
-        return f"no profile knows {models}: give one with --fleet-profile"
-    return f"profile {profile.name} has no limit for these conditions: calibrate on a known-good machine"
 
 
 def _lines(finding: Finding, topology: GpuTopology) -> list[str]:

@@ -73,7 +73,10 @@ def factor(z: float, n: float, df: float) -> float:
     weights = [step * math.exp(constant + (df - 1) * math.log(c) - df * c * c / 2) for c in points]
 
     def confidence(k: float) -> float:
-        below = (_normal(math.sqrt(n) * (k * c - z)) if math.isfinite(n) else float(k * c > z) for c in points)
+        below = (
+            math.erfc(-(math.sqrt(n) * (k * c - z)) / math.sqrt(2)) / 2 if math.isfinite(n) else float(k * c > z)
+            for c in points
+        )  # Phi
         return sum(weight * share for weight, share in zip(weights, below, strict=True))
 
     begin, end = 0.0, 100.0
@@ -81,7 +84,3 @@ def factor(z: float, n: float, df: float) -> float:
         middle = (begin + end) / 2
         begin, end = (middle, end) if confidence(middle) < CONFIDENCE else (begin, middle)
     return end
-
-
-def _normal(x: float) -> float:
-    return math.erfc(-x / math.sqrt(2)) / 2

@@ -129,10 +129,13 @@ def metrics_named(top: Table) -> dict[str, Metric]:
 
 
 def limits(top: Table, metrics: Mapping[str, Metric], *, given: bool) -> tuple[Limit, ...]:
+    """FileError if two could hold for one measurement, with nothing to choose between them."""
     tables = top.tables("limit")
     found = [_limit(table, metrics, given) for table in tables]
     for (one, table), (other, other_table) in combinations(zip(found, tables, strict=True), 2):
-        if _collide(one, other):
+        alike = [(each.metric, each.grade, len(each.conditions)) for each in (one, other)]
+        shared = one.conditions.keys() & other.conditions.keys()
+        if alike[0] == alike[1] and all(one.conditions[key] == other.conditions[key] for key in shared):
             line = f" (line {table.line()})" if table.line() != other_table.line() else ""
             both = f"this one and limit {table.way[-1]}{line} can both hold for one {one.metric} and neither is more "
             raise other_table.error(f'{both}specific; add a condition to the "when" of one of them.')
@@ -187,13 +190,6 @@ def _conditions(when: Table) -> dict[str, Condition]:
     when.check_key("bytes", Bytes)
     size = size.rstrip()  # the pattern lets the end of a line through
     return {**when.values, "bytes": int(size[:-3]) * _BYTE_UNITS[size[-3:]]}
-
-
-def _collide(one: Limit, other: Limit) -> bool:
-    """Whether both could hold for one measurement, with nothing to choose between them."""
-    alike = [(each.metric, each.grade, len(each.conditions)) for each in (one, other)]
-    shared = one.conditions.keys() & other.conditions.keys()
-    return alike[0] == alike[1] and all(one.conditions[key] == other.conditions[key] for key in shared)
 
 
 _HERE = Path(__file__).parent / "profiles"

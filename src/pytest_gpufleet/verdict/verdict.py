@@ -91,7 +91,9 @@ def remarks(record: Record) -> list[str]:
             "{bound} GPUs are bound to the NVIDIA driver, which shows {present}: the others are hidden from here, or "
         )
         lines.append(say(f"{text}did not start (RmInitAdapter in the kernel log)", bound=bound, present=present))
-    if _nvls_is_off(record):
+    able = all((gpu.compute_capability or (0, 0)) >= NVLS_SINCE for gpu in record.topology.gpus)
+    off = c_number(record.run.environment.get("NCCL_NVLS_ENABLE") or "2") == 0
+    if off and able and record.topology.fabric == "nvswitch":
         lines.append(say("NCCL_NVLS_ENABLE=0: reductions in the NVSwitches (NVLS) were switched off and not tested"))
     if record.run.without:
         lines.append(say("not judged by request (--fleet-without): {parts}", parts=", ".join(record.run.without)))
@@ -152,13 +154,6 @@ def _shared_ways(record: Record) -> list[str]:
     )
     rows = ((say(title), f"{spread:.0%}", place) for title, (spread, place) in widest.items())
     return [say(text, metric=title, spread=spread, place=place) for title, spread, place in rows]
-
-
-def _nvls_is_off(record: Record) -> bool:
-    """Whether the environment switches off what such GPUs can do behind an NVSwitch."""
-    able = all((gpu.compute_capability or (0, 0)) >= NVLS_SINCE for gpu in record.topology.gpus)
-    off = c_number(record.run.environment.get("NCCL_NVLS_ENABLE") or "2") == 0
-    return off and able and record.topology.fabric == "nvswitch"
 
 
 def settled(record: Record, broken: str) -> Record:

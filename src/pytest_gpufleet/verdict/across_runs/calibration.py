@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.conditions import Condition
-from pytest_gpufleet.model.finding import KnownGood, Limit, Reference
+from pytest_gpufleet.model.finding import Limit, Reference
 from pytest_gpufleet.model.gpu import SOFTWARE, GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import MEASURED_UNDER, METRICS, GiB, KiB, Metric, MiB, SpreadRow
@@ -336,16 +336,14 @@ def profile_text(calibrated: CalibratedLimits, runs: Mapping[str, Record], sums:
         },
         "limit": [_limit_text(limit) for limit in calibrated.limits],
         "spread": [_spread_text(row) for row in calibrated.spreads],
-        "calibrated_on": [asdict(_known_good(name, record, sums[name])) for name, record in runs.items()],
-    }
+        # So that a machine is not held against itself without a word.
+        "calibrated_on": [
+            {"run": name, "host": run.host, "utc": run.utc, "uuids": [gpu.uuid for gpu in gpus],
+             "serials": [gpu.serial for gpu in gpus if gpu.serial], "evidence_sha256": sums[name]}
+            for name, run, gpus in ((name, each.run, each.topology.gpus) for name, each in runs.items())
+        ],
+    }  # fmt: skip
     return f"{head}\n{tomli_w.dumps({key: value for key, value in content.items() if value})}"
-
-
-def _known_good(name: str, record: Record, digest: str) -> KnownGood:
-    """Where the limits come from, so that a machine is not held against itself without a word."""
-    run, gpus = record.run, record.topology.gpus
-    serials = tuple(gpu.serial for gpu in gpus if gpu.serial)
-    return KnownGood(name, run.host, run.utc, tuple(gpu.uuid for gpu in gpus), serials, digest)
 
 
 def _limit_text(limit: Limit) -> dict[str, Any]:
