@@ -81,10 +81,8 @@ class Measurement:
     def __post_init__(self) -> None:
         if self.definition is KNOWN:
             if self.metric not in METRICS:
-                known = ", ".join(METRICS)
-                raise ValueError(
-                    f"there is no metric {self.metric!r}: use one of {known}, or give a Metric of your own"
-                )
+                use = f"use one of {', '.join(METRICS)}, or give a Metric of your own"
+                raise ValueError(f"there is no metric {self.metric!r}: {use}")
             object.__setattr__(self, "definition", METRICS[self.metric])
         values = _by_place(self.values, number, f"the value of {self.metric}")
         samples = _by_place(self.samples, numbers, f"the samples of {self.metric}")

@@ -95,10 +95,8 @@ def conditions(given: Mapping[str, Any], what: str) -> dict[str, Condition]:
             raise TypeError(f"the names in {what} must be texts, not {reprlib.repr(key)}")
         plain[key] = _plain(value)
         if not isinstance(plain[key], str | int | float):  # bool is int
-            raise TypeError(
-                f'"{key}" in {what} must be a text, a number, true or false, not {reprlib.repr(value)}; '
-                "write str(...) around it"
-            )
+            wrong = f'"{key}" in {what} must be a text, a number, true or false, not {reprlib.repr(value)}'
+            raise TypeError(f"{wrong}; write str(...) around it")
     return plain
 
 
@@ -224,7 +222,7 @@ _DECODING = (*_TRAINING, "bytes")
 _UNDER_LOAD = ("collective", "precision", "bytes", "ranks", "nvls", "method")
 
 
-# One at a time both ways, and all together unless they are lined up, which only began with version 0.3.
+# One at a time both ways, and all together unless they are lined up (since 0.3).
 def _shares_a_path(conditions: Mapping[str, Condition]) -> bool:
     return "both" in str(conditions["direction"]) if conditions["at_once"] == "one" else "method" not in conditions
 

@@ -65,18 +65,14 @@ def outdated(record: Record) -> list[str]:
     here = {"NCCL": record.topology.nccl or "", "driver": record.topology.driver or ""}
     references = [each.limit.reference for each in distinct(record.findings) if each.limit and each.limit.reference]
     sources = Counter(pair for each in references for pair in (("NCCL", each.nccl), ("driver", each.driver)))
-    return [
-        say(OUTDATED, count=count, software=say(software), old=old, new=here[software])
-        for (software, old), count in sorted(sources.items())
-        if _releases_behind(software, old, here[software]) >= RELEASES[software][1]
-    ]
-
-
-def _releases_behind(software: str, old: str, new: str) -> int:
-    """0 where one of the versions is not known."""
-    first = [re.findall(r"\d+", version)[: RELEASES[software][0]] for version in (old, new)]
-    was, now = (int("".join(f"{part:0>3}" for part in parts) or 0) for parts in first)
-    return now - was if was else 0
+    lines = []
+    for (software, old), count in sorted(sources.items()):
+        numbers, apart = RELEASES[software]
+        parts = (re.findall(r"\d+", version)[:numbers] for version in (old, here[software]))
+        was, now = (int("".join(f"{part:0>3}" for part in each) or 0) for each in parts)
+        if was and now - was >= apart:
+            lines.append(say(OUTDATED, count=count, software=say(software), old=old, new=here[software]))
+    return lines
 
 
 def missed(*records: Record) -> int:
@@ -104,9 +100,9 @@ def grades(counts: Mapping[Grade, int]) -> str:
 def too_low(findings: Iterable[Finding], wanted: Grade) -> list[tuple[Finding, str]]:
     """The figures that need a limit and were held against one of a lower grade than --fleet-basis asks for, and that in
     words."""
-    grades = ((finding, judged_by(finding)) for finding in findings if finding.required)
-    return [
-        (finding, say(TOO_LOW, grade=say(IN_WORDS[grade]), wanted=say(IN_WORDS[wanted])))
-        for finding, grade in grades
-        if grade and GRADES.index(grade) > GRADES.index(wanted)
-    ]
+    found = []
+    for finding in findings:
+        grade = judged_by(finding) if finding.required else None
+        if grade and GRADES.index(grade) > GRADES.index(wanted):
+            found.append((finding, say(TOO_LOW, grade=say(IN_WORDS[grade]), wanted=say(IN_WORDS[wanted]))))
+    return found

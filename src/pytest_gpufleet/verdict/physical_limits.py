@@ -198,8 +198,9 @@ def _mesh(collective: str, topology: GpuTopology, measured: Sequence[Measurement
     whole = all(linked[i][j] for i in range(n) for j in range(n) if i != j)
     if not (_is_ring(linked, [0]) if collective in rings else whole):
         return None
-    read = [each for each in measured if each.metric == "pair_bandwidth" and each.conditions.get("direction") == "read"]
-    rates = {at: rate for each in read if each.conditions.get("link") == "NVLink" for at, rate in each.values.items()}
+    under = {"direction": "read", "link": "NVLink"}.items()
+    read = [each for each in measured if each.metric == "pair_bandwidth" and each.conditions.items() >= under]
+    rates = {at: rate for each in read for at, rate in each.values.items()}
     if len(rates) < sum(map(sum, linked)) or not min(rates.values()) > 0:
         raise NoPeak(f"this run has not measured what it follows from ({METRICS['pair_bandwidth'].title})")
     if collective in rings:
@@ -231,9 +232,8 @@ def _training(measurement: Measurement, topology: GpuTopology, measured: Sequenc
     rate = _lowest_of(measured, ("gemm",), {"precision": precision})
     bandwidth = _lowest_of(measured, ("memory_bandwidth",), {"operation": "triad"})
     formula = f"1 / ({FLOP / 1e9:g} GFLOP / {rate:,.4g} TFLOP/s + {nbytes / 1e6:g} MB / {bandwidth:,.4g} GB/s)"
-    return fraction, Peak(
-        1 / (FLOP / (rate * 1e12) + nbytes / (bandwidth * 1e9)), "images/s", f"{formula}, as measured"
-    )
+    images = 1 / (FLOP / (rate * 1e12) + nbytes / (bandwidth * 1e9))
+    return fraction, Peak(images, "images/s", f"{formula}, as measured")
 
 
 def _decoding(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
@@ -293,16 +293,9 @@ def _scale(measurement: Measurement) -> tuple[Condition, ...]:
 
 # Named by the rows of model/metric.py.
 _THEORIES: dict[str, Callable[[Measurement, GpuTopology, Sequence[Measurement]], Part]] = {
-    "memory": _memory,
-    "host": _host,
-    "products": _products,
-    "loopback": _loopback,
-    "pair": _pair,
-    "collective": _collective,
-    "training": _training,
-    "decoding": _decoding,
-    "rail": _rail,
-}
+    "memory": _memory, "host": _host, "products": _products, "loopback": _loopback, "pair": _pair,
+    "collective": _collective, "training": _training, "decoding": _decoding, "rail": _rail,
+}  # fmt: skip
 
 
 def _lowest(each: Iterable[Peak]) -> Peak:
@@ -321,13 +314,7 @@ def _links(link: str) -> int:
 
 def _lowest_of(measured: Sequence[Measurement], metrics: Sequence[str], under: Mapping[str, Condition]) -> float:
     """The lowest figure of the run in any of these metrics under these conditions, of whichever GPU."""
-    values = [
-        value
-        for each in measured
-        if each.metric in metrics and each.conditions.items() >= under.items()
-        for value in each.values.values()
-    ]
-    lowest = min(values, default=0.0)
-    if not lowest > 0:
+    alike = (each for each in measured if each.metric in metrics and each.conditions.items() >= under.items())
+    if not (lowest := min((value for each in alike for value in each.values.values()), default=0.0)) > 0:
         raise NoPeak(f"this run has not measured what it follows from ({METRICS[metrics[0]].title})")
     return lowest
