@@ -24,8 +24,7 @@ class Evidence:
     """Writes evidence.jsonl, one line an event, on disk before `add` returns; `record` is what it amounts to.
 
     If the disk is full, or somebody removes the folder or changes the file, the run goes on. What happened is an event
-    of its own (`spoiled`), which no verdict can pass over. `trouble` says what else could not be written.
-    """
+    of its own (`spoiled`), which no verdict can pass over. `trouble` says what else could not be written."""
 
     sha256 = ""  # of all that was written, once it is sealed
 
@@ -44,27 +43,51 @@ class Evidence:
         self._length = len(written)
         self.record = read(path) if of_dead_process else Record()
         self._place = path.absolute()  # a test may go into another folder
-        self._lock = threading.Lock()  # telemetry comes from a thread of its own
+        self._lock = threading.RLock()  # telemetry comes from a thread of its own
 
     def add(self, event: Event) -> None:
         with self._lock:
-            if not self._file.closed:  # a GPU that hung in its driver may answer after the verdict
-                self._add(event)
+            if self._file.closed:  # a GPU that hung in its driver may answer after the verdict
+                return
+            if self._kept and not isinstance(event, Spoiled):
+                self.spoil(self._tampered())
+            given = msgspec.structs.replace(event, t=events.now())
+            event = events.recorded(given)
+            line = events.line(event).encode() + b"\n"
+            if len(line) > LONGEST_LINE:
+                kind, longest = event.__struct_config__.tag, LONGEST_LINE >> 20
+                raise ValueError(f"an event {kind} is longer than {longest} MiB, and could not be read again")
+            self.record.add(given if isinstance(given, Judged) else event)  # what follows from a finding is not written
+            try:
+                while self._owed:
+                    self._write(self._owed[0])
+                    del self._owed[0]
+                self._write(line)
+            except OSError as error:
+                if isinstance(event, Spoiled):
+                    self._owed.append(line)
+                self.spoil(f"the evidence could not be written to {self.path}: {error.strerror}")
 
     def spoil(self, why: str) -> None:
         """Record what keeps this run, and every run that goes on with it, from being complete; once."""
         with self._lock:
-            self._spoil(why)
+            why = aliased(why)
+            if not why or why in self.record.spoiled:
+                return
+            if self.record.verdict is None:
+                self.add(Spoiled(why=why))
+            else:
+                self._late = self._late or why
 
     def compare(self) -> None:
         """Hold the whole file against what was written, before the verdict is told."""
         with self._lock:
-            self._spoil(self._tampered(whole=True))
+            self.spoil(self._tampered(whole=True))
 
     def seal(self) -> str:
         """Nothing is added from here on, and `sha256` is known. What was done to the file since `compare`, or ""."""
         with self._lock:
-            self._spoil(self._tampered(whole=True))
+            self.compare()
             self.sha256 = self._written.hexdigest()
             self._file.close()
         return self._late
@@ -72,35 +95,6 @@ class Evidence:
     def close(self) -> None:
         with self._lock:
             self._file.close()
-
-    def _add(self, event: Event) -> None:
-        if self._kept and not isinstance(event, Spoiled):
-            self._spoil(self._tampered())
-        given = msgspec.structs.replace(event, t=events.now())
-        event = events.recorded(given)
-        line = events.line(event).encode() + b"\n"
-        if len(line) > LONGEST_LINE:
-            kind = event.__struct_config__.tag
-            raise ValueError(f"an event {kind} is longer than {LONGEST_LINE >> 20} MiB, and could not be read again")
-        self.record.add(given if isinstance(given, Judged) else event)  # what follows from a finding is not written
-        try:
-            while self._owed:
-                self._write(self._owed[0])
-                del self._owed[0]
-            self._write(line)
-        except OSError as error:
-            if isinstance(event, Spoiled):
-                self._owed.append(line)
-            self._spoil(f"the evidence could not be written to {self.path}: {error.strerror}")
-
-    def _spoil(self, why: str) -> None:
-        why = aliased(why)
-        if not why or why in self.record.spoiled:
-            return
-        if self.record.verdict is None:
-            self._add(Spoiled(why=why))
-        else:
-            self._late = self._late or why
 
     def _write(self, line: bytes) -> None:
         before = os.fstat(self._file.fileno()).st_size
