@@ -161,8 +161,7 @@ def _hide(found: re.Match[str]) -> str:
 
 
 def throughout(value: Any, change: Callable[[str], str] = redacted) -> Any:
-    """The same value, with every text in it changed: JSON, or what pytest shows of a test, of whose tracebacks the
-    parts that it prints one by one."""
+    """The same value with every text in it changed: JSON, or what pytest shows of a test."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list | tuple):

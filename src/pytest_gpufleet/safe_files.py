@@ -13,9 +13,8 @@ STREAMS = tuple(map(Path, ("/dev", "/dev/fd", "/proc/self/fd")))
 
 
 def open_regular(path: Path, most_bytes: int | None = None) -> BinaryIO:
-    """Open a regular file for reading, in a folder that others may have filled: no link is followed, and nothing waits
-    for the other end of a FIFO. OSError, with the reason in words, if it is anything else or longer than `most_bytes`.
-    """
+    """Open a regular file for reading: no link is followed, and nothing waits for the other end of a FIFO. OSError,
+    with the reason in words, if it is anything else or longer than `most_bytes`."""
     descriptor, found = _opened(path, os.O_RDONLY)
     if most_bytes is not None and found.st_size > most_bytes:
         os.close(descriptor)
@@ -48,10 +47,8 @@ def _opened(path: Path, flags: int) -> tuple[int, os.stat_result]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file, which is there as a whole or as it was before. OSError if that cannot be done.
-
-    A link in its place is replaced, and what it leads to stays as it is: others may have put it there.
-    """
+    """Write a file, which is there as a whole or as it was before. A link in its place is replaced, and what it leads
+    to stays: others may have put it there. OSError if that cannot be done."""
     if path.parent in STREAMS:
         path.write_text(text, encoding="utf-8")
         return

@@ -90,11 +90,8 @@ def as_json(help: str = "no summary, but one JSON object") -> Argument:
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: what its help says, its arguments, and what it does; `run` gives the exit status.
-
-    `details` goes on where `help` ends; `statuses` says what its exit statuses mean beyond those of all commands.
-    `passes_on`: arguments that it does not know are no mistake, and `run` has them as `passed_on`.
-    """
+    """A subcommand; `run` gives the exit status. `details` goes on where `help` ends; `statuses` says what its exit
+    statuses mean beyond those of all commands. `passes_on`: `run` has unknown arguments as `passed_on`."""
 
     help: str
     run: Callable[[argparse.Namespace], int]

@@ -45,8 +45,7 @@ def _judge(given: argparse.Namespace, folder: RunFolder) -> tuple[int, dict[str,
 
 
 def judged(folder: RunFolder, given: Path | None, basis: Grade | None) -> Record:
-    """A run by the limits of a given file, or the shipped ones; of one on many nodes first each node's own. Refused if
-    the evidence of a node is not what the run over all names, or for a file that is bad or does not fit."""
+    """A run by the limits of a file or the shipped ones; of many nodes each first. Refused if evidence differs."""
     record = verify.checked(folder, nodes=False).record
     own: dict[int, HostRun] = {}
     for number, end in record.finished.items():

@@ -13,6 +13,7 @@ from pytest_gpufleet.model.levels import LEVELS
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.report import tables, wording
 from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.run.settings import whole_number
 from pytest_gpufleet.verdict import power, profile
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.judgement import FORMULA
@@ -31,8 +32,6 @@ TOLD_BY = ("precision", "operation", "recipe", "direction", "collective", "bytes
 
 def _run(given: argparse.Namespace) -> int:
     command.check_output(given.plot)
-    if min(given.gpus, given.nodes) < 1:
-        raise Refused("--gpus and --nodes are 1 at least")
     made, title = _comparisons(given)
     console = command.new_console(highlight=False)
     console.width = max(console.width, COLUMNS_WIDE)
@@ -151,8 +150,10 @@ POWER = command.Command(
         command.argument(
             "of", metavar="PROFILE|RUN", help="a shipped profile like h200, a TOML file, or the folder of a run"
         ),
-        command.argument("--gpus", type=int, default=USUAL_GPUS, metavar="N", help="GPUs of a node (default: 8)"),
-        command.argument("--nodes", type=int, default=1, metavar="M", help="nodes (default: 1)"),
+        command.argument(
+            "--gpus", type=whole_number, default=USUAL_GPUS, metavar="N", help="GPUs of a node (default: 8)"
+        ),
+        command.argument("--nodes", type=whole_number, default=1, metavar="M", help="nodes (default: 1)"),
         command.argument("--fleet-level", choices=LEVELS, default="standard", help="level (default: standard)"),
         command.file("--plot", help="also write the probabilities as curves, an SVG"),
     ),

@@ -84,8 +84,7 @@ def _signatures(folder: RunFolder, signers: Signers | None) -> Iterator[str]:
 
 
 def _objection(document: bytes, path: Path, name: str, signers: Signers | None) -> str:
-    """Why a signature does not count; "" if it does. Keys must be valid now: a time that the signer claims would let a
-    stolen key sign after it expired."""
+    """Why a signature does not count; "" if it does. A key must be valid now, whatever time the signer claims."""
     try:
         safe_files.open_regular(path, MOST_BYTES).close()
     except OSError as error:
@@ -128,8 +127,7 @@ def _path(folder: RunFolder, name: str) -> Path:
 
 
 def _sign(given: argparse.Namespace) -> int:
-    """ssh-keygen itself asks for a passphrase, a PIN or a touch, on the terminal and for as long as that takes. No
-    signature is ever replaced."""
+    """ssh-keygen itself asks for a passphrase, a PIN or a touch, and takes its time. No signature is ever replaced."""
     folder, name = given.folder, given.name
     found, _ = examined(folder)
     run = found.record.run

@@ -21,8 +21,7 @@ TESTS_FAILED, INTERRUPTED, NOTHING_COLLECTED = 1, 2, 5  # as pytest.ExitCode has
 
 
 def conclude(run: Run, status: int) -> int:
-    """Record the verdict, unless that was done; the exit status that goes with it. `status` is pytest's own: that of a
-    session which it cut short stays."""
+    """Record the verdict, if that was not done; its exit status. `status`: pytest's; if cut short, it stays."""
     assert run.evidence is not None
     evidence = run.evidence
     if evidence.record.verdict is None:

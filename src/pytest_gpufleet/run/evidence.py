@@ -110,8 +110,7 @@ class Evidence:
         self._length += len(line)
 
     def _tampered(self, whole: bool = False) -> str:
-        """What somebody else did to the file, or "": by its size and place alone, or by all that is in it. A file that
-        is not where it was is written there again."""
+        """What somebody else did to the file, by size and place or the `whole`. If it is gone, it is written again."""
         try:
             done, ours, there = "", os.fstat(self._file.fileno()), None
             with suppress(FileNotFoundError):

@@ -55,8 +55,7 @@ def check(folder: RunFolder, nodes: bool = True) -> Checked:
 
 
 def of_this_code(record: Record) -> bool:
-    """Whether this state of this version has made it, so that the same must follow from it today. A version in
-    development changes and keeps its number; what other code has made is held against what it recorded."""
+    """Whether this code made it, so that the same must follow today; else only what it recorded is held against it."""
     return record.run.plugin == __version__ and record.run.code == code()
 
 

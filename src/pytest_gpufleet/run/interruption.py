@@ -23,8 +23,7 @@ HEEDED = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_
 
 
 class Interrupted(KeyboardInterrupt):
-    """What ends a run, as what it is: of any other KeyboardInterrupt pytest shows a place in the code, after the
-    verdict, as if that had been at fault."""
+    """A KeyboardInterrupt for which pytest shows no place in the code, as if that had been at fault."""
 
     __module__ = "builtins"  # of the name, only the class is shown: as of the exceptions that pytest ends tests by
 

@@ -215,8 +215,7 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
 
 
 def _never_end_with_0(run: Run) -> None:
-    """os._exit(0) ends a process at once, whatever is left to do, and would look like an acceptance: not here. A child
-    that was forked ends as it likes, and code that is not Python goes past this."""
+    """os._exit(0) would look like an acceptance. A forked child ends as it likes; what is no Python goes past it."""
     end, controller = os._exit, os.getpid()
 
     def end_now(status: int) -> NoReturn:

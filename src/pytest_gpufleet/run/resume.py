@@ -161,8 +161,7 @@ def history(folder: RunFolder, then: Record) -> tuple[events.Earlier, ...]:
 
 
 def _passed(then: Record) -> set[str]:
-    """The checks of a run that need not run again: they passed, left nothing unjudged and do not tell what the machine
-    is like now. Of many nodes, those between all of them."""
+    """The checks that need not run again: they passed, left nothing unjudged, and show no state of the moment."""
     if then.lost or then.left_out:
         return set()
     rehearsal = then.run.rehearsal
@@ -179,8 +178,7 @@ def _passed(then: Record) -> set[str]:
 
 
 def carried(folder: RunFolder, then: Record) -> list[events.Event]:
-    """The events by which the new run's evidence takes over checks that need not run again, and all that was told of
-    the run as a whole: what spoiled it spoils the new one. Each says which run it is of."""
+    """Events that the new run takes over: of checks that need not run again, and of the run, with what spoiled it."""
     passed, name = _passed(then), folder.name
     taken: list[events.Event] = []
     for _, line in read_events(folder.evidence):
