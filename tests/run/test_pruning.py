@@ -113,15 +113,12 @@ def test_a_folder_that_is_gone_costs_a_sentence_and_nothing_else(tmp_path):
 
 def test_a_run_that_is_over_removes_what_is_too_many(run_pytest, tmp_path):
     """As an ini file asks for it; a run that never began removes nothing."""
-    files = {"pytest.ini": "[pytest]\nfleet_keep = 2\n", "test_inner.py": "def test_a(): pass"}
+    files = {"pytest.ini": "[pytest]\nfleet_keep = 1\n", "test_inner.py": "def test_a(): pass"}
     options = ("--rehearse", f"--fleet-dir={tmp_path}", "-q")
-    names = []
-    for _ in range(3):
-        run = run_pytest(*options, files=files)
-        assert run.status == 0, run.text
-        names.append({path.name for path in tmp_path.iterdir()})
-    (removed,) = names[1] - names[2]
-    assert (len(names[2]), {removed}) == (2, names[0])
-    assert f"removed by --fleet-keep: {removed}" in run.text
-    run_pytest("nowhere", *options, "-o", "fleet_keep=1", files=files)
-    assert {path.name for path in tmp_path.iterdir()} == names[2]
+    assert run_pytest(*options, files=files).status == 0
+    (first,) = tmp_path.iterdir()
+    run = run_pytest(*options, files=files)
+    (second,) = tmp_path.iterdir()
+    assert (run.status, first != second, f"removed by --fleet-keep: {first.name}" in run.text) == (0, True, True)
+    run_pytest("nowhere", *options, files=files)
+    assert [*tmp_path.iterdir()] == [second]
