@@ -180,11 +180,8 @@ USED_UP = 100  # % of the writes that the maker expects it to last for, as the s
 
 def failing_drives(drives: Iterable[DriveHealth]) -> list[Fault]:
     """By what drives say of themselves. Many unsafe shutdowns, or a few per cent of wear, are no fault."""
-    return [
-        Fault(code, (THIS_NODE,), f"{drive.device}{f' ({drive.model})' if drive.model else ''}: {what}")
-        for drive in drives
-        for code, what in _wrong_with(drive)
-    ]
+    named = ((each, f"{each.device} ({each.model})" if each.model else each.device) for each in drives)
+    return [Fault(code, (THIS_NODE,), f"{name}: {what}") for each, name in named for code, what in _wrong_with(each)]
 
 
 def _wrong_with(drive: DriveHealth) -> Iterator[tuple[str, str]]:

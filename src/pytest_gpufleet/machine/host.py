@@ -4,7 +4,7 @@ import os
 import platform
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +75,11 @@ class Dmi:
     chassis_serial: str | None = None
 
 
-IDS = (
-    "sys_vendor", "product_name", "board_vendor", "board_name", "bios_vendor", "bios_version", "bios_date",
-    "product_serial", "board_serial", "chassis_serial",
-)  # fmt: skip
+NAMED = {"vendor": "sys_vendor", "product": "product_name", "board": "board_name", "serial": "product_serial"}
 
 
 def read_dmi(root: Path = Path("/")) -> Dmi:
-    found = [tools.text(root / tools.DMI / name) for name in IDS]
+    found = [tools.text(root / tools.DMI / NAMED.get(each.name, each.name)) for each in fields(Dmi)]
     if not any(found):
         why = "this system does not show what its firmware says of the machine (/sys/class/dmi/id)"
         raise tools.why_missing(root, why, why)
@@ -93,50 +90,28 @@ DMI = HostFact("dmi", Dmi, read_dmi)
 KERNEL = HostFact("kernel", str, platform.release)
 SYSTEM = HostFact("system", str, lambda: platform.freedesktop_os_release()["PRETTY_NAME"])
 MEMORY_BYTES = HostFact("memory_bytes", int, lambda: os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-ALL: tuple[HostFact[Any], ...] = (
+OWN = (
+    DMI, KERNEL, SYSTEM, MEMORY_BYTES,
     HostFact("name", str, own_name),
     HostFact("boot_id", str, lambda: Path("/proc/sys/kernel/random/boot_id").read_text()),  # random(4): of this start
-    KERNEL,
-    SYSTEM,
     HostFact("processors", int | None, os.cpu_count),
     HostFact("processors_allowed", int, lambda: len(os.sched_getaffinity(0))),
-    processors.PROCESSOR_SET,
-    MEMORY_BYTES,
-    tools.MEMORY_LIMIT,
     HostFact("numa_nodes", int, lambda: len(list(Path("/sys/devices/system/node").glob("node[0-9]*")))),
-    processors.CPU_GOVERNOR,
-    processors.CPU_ENERGY_PREFERENCE,
-    tools.SHARED_MEMORY,
-    tools.LOCKED_MEMORY,
-    tools.OPEN_FILES,
-    tools.MOST_OPEN_FILES,
     HostFact("fabric_manager", bool, _fabric_manager),
-    network_ports.NETWORK_PORTS,
-    rails.TCP,
-    DMI,
-    memory.MEMORY_MODULES,
-    disks.NVME,
-    processors.PROCESSOR,
-    bmc.BMC_FIRMWARE,
-    memory.MEMORY_ERRORS,
-    processors.PROCESSOR_SETUP,
-    pcie.PCI_DEVICES,
-    gpudirect.GPUDIRECT,
     HostFact("nccl_net_plugin", str, _nccl_net_plugin),
-    software.ENVIRONMENT,
-    software.TOPOLOGY_FILE,
-    disks.DISK_HEALTH,
-    optics.OPTICS,
-    gpudirect.PCIE_ACS,
-    bmc.BMC,
-    bmc.LEAKS,
-    rdma.RDMA_WRITES,
-    nvlink_domain.IMEX,
-    rails.SWITCH_PORTS,
-)
-FACTS = {fact.name: fact for fact in ALL}
+)  # fmt: skip
+# What a slice has as a HostFact is a fact of the host.
+SLICES = (
+    processors, tools, network_ports, rails, memory, disks, bmc, pcie, gpudirect, software, optics, rdma, nvlink_domain,
+)  # fmt: skip
+FACTS: dict[str, HostFact[Any]] = {
+    fact.name: fact
+    for values in (OWN, *(vars(each).values() for each in SLICES))
+    for fact in values
+    if isinstance(fact, HostFact)
+}
 # What --fleet-without can name. DCGM's diagnostic is a fact of its level.
-SUBJECTS = sorted({fact.subject for fact in (*ALL, dcgm.diagnostic(2)) if fact.subject})
+SUBJECTS = sorted({fact.subject for fact in (*FACTS.values(), dcgm.diagnostic(2)) if fact.subject})
 
 
 def serial() -> str | None:
@@ -147,7 +122,7 @@ def serial() -> str | None:
 def read(names: Sequence[str] | None = None) -> dict[str, Any]:
     """These facts of the host as evidence holds them, by name; without names, all that cost little. KeyError for a name
     that no fact has."""
-    wanted = [fact.name for fact in ALL if not fact.on_request] if names is None else names
+    wanted = [name for name, fact in FACTS.items() if not fact.on_request] if names is None else names
     return {name: plain(FACTS[name]) for name in wanted}
 
 

@@ -126,12 +126,10 @@ def offline_processors(setup: ProcessorSetup) -> list[Fault]:
 def nodes_with_less_memory(setup: ProcessorSetup) -> list[Fault]:
     """NUMA nodes that have less memory than the one that has most."""
     most = max(setup.numa_memory.values(), default=0)
+    less = {node: nbytes for node, nbytes in setup.numa_memory.items() if nbytes < (1 - LESS_MEMORY) * most}
     text = "NUMA node {} has {:.4g} GB, another one {:.4g}"
-    return [
-        Fault("numa_memory_imbalance", (THIS_NODE,), text.format(node, nbytes / 1e9, most / 1e9))
-        for node, nbytes in setup.numa_memory.items()
-        if nbytes < (1 - LESS_MEMORY) * most
-    ]
+    texts = (text.format(node, nbytes / 1e9, most / 1e9) for node, nbytes in less.items())
+    return [Fault("numa_memory_imbalance", (THIS_NODE,), text) for text in texts]
 
 
 def _cpufreq(name: str) -> str:

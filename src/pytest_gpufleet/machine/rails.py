@@ -111,7 +111,6 @@ def lost_packets(places: Mapping[tuple[int, str], Packets]) -> list[Fault]:
     usual = {way: median(lost.values()) for way, lost in shares.items() if lost}
     much = [(at, way, share) for way, lost in shares.items() for at, share in lost.items() if share > LOST]
     alone = [each for each in much if each[2] - usual[each[1]] > LOST]
-    return [
-        Fault("packets_lost", (Place(node, "node"),), f"{what}: {share:.2%} of the packets that it {way} were lost")
-        for (node, what), way, share in alone or much
-    ]
+    text = "{}: {:.2%} of the packets that it {} were lost"
+    named = ((Place(node, "node"), text.format(what, share, way)) for (node, what), way, share in alone or much)
+    return [Fault("packets_lost", (node,), what) for node, what in named]

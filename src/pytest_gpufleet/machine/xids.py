@@ -24,30 +24,28 @@ _SXID_LINE = re.compile(rf"(nvidia-nvswitch\d+): SXid \(PCI:({_PCI})\): (\d+), (
 
 XID_TABLE, XID_MEANINGS = (Path(__file__).with_name(f"xid_{what}.json") for what in ("table", "meanings"))
 
-# What NVIDIA's catalogue calls for at once, in words.
+# What NVIDIA's catalogue calls for at once: the fault of a GPU with such an XID, whether it condemns the GPU if it came
+# before the run (during the run, nearly every XID does), and what to do, in words.
+_WORKFLOW = "follow NVIDIA's workflow for this XID; keep the GPU out of service until then"
 ACTIONS = {
-    "RESET_GPU": "reset the GPU; replace it if the XID comes back",
-    "RESTART_BM": "restart the machine; replace the GPU if the XID comes back",
-    "RESTART_VM": "restart the virtual machine",
-    "CHECK_MECHANICALS": "check power cables and seating of the GPU",
-    "CHECK_UVM": "reset the GPU if managed memory or a virtual GPU was in use; else none",
-    "UPDATE_SWFW": "update driver and firmware",
-    "WORKFLOW_XID_45": "none, if another XID came or a process was ended; else restart the fabric manager",
-    **dict.fromkeys(
-        ("WORKFLOW_XID_48", "WORKFLOW_NVLINK_ERR", "WORKFLOW_NVLINK5_ERR"),
-        "follow NVIDIA's workflow for this XID; keep the GPU out of service until then",
-    ),
-    "XID_154": "what the XID says",
-    "XID_154_EVAL": "what XID 154 says, if that came too; else none, unless it comes back",
-    "RESTART_APP": "an error of the program, unless it comes back with others",
-    "IGNORE": "none",
-    "CONTACT_SUPPORT": "ask NVIDIA",
-}
-UNKNOWN = "look it up in NVIDIA's XID catalogue"
-# An XID from before the run condemns its GPU only if it calls for one of these; during the run, nearly every one does.
-CONDEMNING = (
-    "RESET_GPU", "RESTART_BM", "CHECK_MECHANICALS", "WORKFLOW_XID_48", "WORKFLOW_NVLINK_ERR", "WORKFLOW_NVLINK5_ERR",
-)  # fmt: skip
+    "RESET_GPU": ("xid_reset", True, "reset the GPU; replace it if the XID comes back"),
+    "RESTART_BM": ("xid_restart", True, "restart the machine; replace the GPU if the XID comes back"),
+    "RESTART_VM": ("xid_restart", False, "restart the virtual machine"),
+    "CHECK_MECHANICALS": ("xid_mechanical", True, "check power cables and seating of the GPU"),
+    "CHECK_UVM": ("xid_other", False, "reset the GPU if managed memory or a virtual GPU was in use; else none"),
+    "UPDATE_SWFW": ("xid_other", False, "update driver and firmware"),
+    "WORKFLOW_XID_45":
+        ("xid_other", False, "none, if another XID came or a process was ended; else restart the fabric manager"),
+    "WORKFLOW_XID_48": ("xid_workflow", True, _WORKFLOW),
+    "WORKFLOW_NVLINK_ERR": ("xid_workflow", True, _WORKFLOW),
+    "WORKFLOW_NVLINK5_ERR": ("xid_workflow", True, _WORKFLOW),
+    "XID_154": ("recovery_pending", False, "what the XID says"),
+    "XID_154_EVAL": ("xid_application", False, "what XID 154 says, if that came too; else none, unless it comes back"),
+    "RESTART_APP": ("xid_application", False, "an error of the program, unless it comes back with others"),
+    "IGNORE": ("xid_other", False, "none"),
+    "CONTACT_SUPPORT": ("xid_other", False, "ask NVIDIA"),
+}  # fmt: skip
+UNKNOWN = ("xid_other", False, "look it up in NVIDIA's XID catalogue")
 
 # What processes leave behind, by what the catalogue says of when these come: 13 and 31 if a program reaches where it
 # must not, and crashes of it; 43 and 45 if it is ended, also from outside. They say nothing against the GPU.
@@ -115,7 +113,7 @@ class Xid:
 
     @property
     def condemning(self) -> bool:
-        return self.action in CONDEMNING
+        return ACTIONS.get(self.action, UNKNOWN)[1]
 
     def of(self, pci_bus_id: str) -> bool:
         """Whether it is about the GPU with this NVML PCI bus id ("00000000:1B:00.0"): whatever its function, and how
@@ -127,7 +125,7 @@ class Xid:
         known = str(self.number) in table()["actions"]
         meaning = meanings().get(self.number, UNUSED if known else "see NVIDIA's XID catalogue")
         details = f": {self.text.partition(' (')[0]}" if self.text and self.number in NVLINK_5 else ""
-        action = ACTIONS.get(self.action, UNKNOWN)
+        action = ACTIONS.get(self.action, UNKNOWN)[2]
         return f"XID {self.number} ({meaning}{details}) on PCI {self.pci}; what to do: {action}"
 
 
@@ -157,24 +155,12 @@ def of_lines(lines: Iterable[str]) -> list[Xid]:
     return found
 
 
-# What they say against whom.
-XID_CODES = {
-    "RESET_GPU": "xid_reset",
-    "RESTART_BM": "xid_restart",
-    "RESTART_VM": "xid_restart",
-    "CHECK_MECHANICALS": "xid_mechanical",
-    **dict.fromkeys(("WORKFLOW_XID_48", "WORKFLOW_NVLINK_ERR", "WORKFLOW_NVLINK5_ERR"), "xid_workflow"),
-    **dict.fromkeys(("RESTART_APP", "XID_154_EVAL"), "xid_application"),
-    "XID_154": "recovery_pending",
-}
-
-
 def xids_of(gpus: Iterable[Gpu], xids: Sequence[Xid]) -> list[Fault]:
     """XIDs of these GPUs, each with its meaning and the action it calls for, without those that call for none; and all
     SXids: all GPUs share the NVSwitches, so they name no GPU."""
     faults = []
     for place, xid in ((gpu.place, xid) for gpu in gpus for xid in xids if xid.of(str(gpu["pci_bus_id"]))):
-        code = "xid_of_process" if xid.number in OF_PROCESSES else XID_CODES.get(xid.action, "xid_other")
+        code = "xid_of_process" if xid.number in OF_PROCESSES else ACTIONS.get(xid.action, UNKNOWN)[0]
         faults += [] if xid.harmless else [Fault(code, (place,), str(xid), story=xid.text)]
     switches = [xid for xid in xids if isinstance(xid, Sxid)]
     return faults + [Fault("sxid_fatal" if xid.condemning else "sxid", (), str(xid)) for xid in switches]

@@ -261,7 +261,8 @@ class LiveMachine(Machine):
     _left_out: dict[str, Missing]
 
     def __init__(self, run: Run) -> None:
-        left_out = {fact.name: host.left_out(fact.subject) for fact in host.ALL if fact.subject in run.options.without}
+        subjects = {name: fact.subject for name, fact in host.FACTS.items()}
+        left_out = {name: host.left_out(each) for name, each in subjects.items() if each in run.options.without}
         own = vars(run.own_machine.machine) if run.options.nodes is None or not run.options.makes_a_run else {}
         if own:
             own = {**own, "host": {**own["host"], **left_out}}
