@@ -223,6 +223,9 @@ FAULTY = {
         {"change": counted(TO_GPU, "fatal", "DLP", 1)}, RECORDED, [("pcie_uncorrected", ["gpu0"])],
         "link from 0000:17:00.0 to 0000:18:00.0",
     ),
+    "an answer that did not come": (
+        {"change": counted(TO_GPU, "nonfatal", "CmpltTO", 2)}, RECORDED, [("pcie_uncorrected", ["gpu0"])], "CmpltTO",
+    ),
     "an error that the root waits for: only the deepest link is named": (
         {"change": lost_below_the_root}, RECORDED, [("pcie_uncorrected", ["gpu0"])],
         "link from 0000:17:00.0 to 0000:18:00.0",
@@ -267,6 +270,7 @@ def test_one_thing_is_wrong(tmp_path, what):
 
 
 HARMLESS = {
+    "probing for devices at boot": {"change": counted(TO_GPU, "nonfatal", "UnsupReq", 2)},
     "the link of a GPU rests": {"change": set_to(f"{GPU}/current_link_speed", "32.0", "2.5")},
     "test_pcie_width_is_full says that": {"change": set_to(f"{GPU}/current_link_width", "16", "8")},
     "the lanes of one port are not shown": {"change": set_to(f"{UP}/current_link_width", "16", "255")},
@@ -304,31 +308,22 @@ def test_nothing_is_wrong(tmp_path, what):
 # ---------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize("name", ["UnsupReq", "CmpltTO"])
-def test_probing_for_devices_at_boot_is_no_error(tmp_path, name):
-    probed = machine(tmp_path / "before", change=counted(TO_GPU, "nonfatal", name, 2))
-    more = machine(tmp_path / "now", change=counted(TO_GPU, "nonfatal", name, 3))
-
-    at_boot = {} if name == "UnsupReq" else {RECORDED: [("pcie_uncorrected", ["gpu0"])]}
-    assert failed(checked(probed)) == at_boot
-    assert failed(checked(probed, more)) == {**at_boot, CLEAN: [("pcie_uncorrected", ["gpu0"])]}
-
-
 # One wrong bit in 10^12 on 16 lanes of 32 GT/s are 30.7 a minute; the recorded machine was read a moment ago.
 @pytest.mark.parametrize(
-    ("kind", "name", "count", "code"),
+    ("kind", "name", "at_boot", "now", "code"),
     [
-        ("correctable", "BadTLP", 31, "pcie_corrected"),
-        ("correctable", "BadTLP", 30, None),
-        ("correctable", "NonFatalErr", 4000, None),  # a request that the device does not know
-        ("fatal", "DLP", 1, "pcie_uncorrected"),
+        ("correctable", "BadTLP", 0, 31, "pcie_corrected"),
+        ("correctable", "BadTLP", 0, 30, None),
+        ("correctable", "BadTLP", 9000, 9000, None),
+        ("correctable", "NonFatalErr", 0, 4000, None),  # a request that the device does not know
+        ("fatal", "DLP", 0, 1, "pcie_uncorrected"),
+        ("nonfatal", "UnsupReq", 2, 3, "pcie_uncorrected"),  # at boot it comes of probing for devices
     ],
 )
-def test_errors_while_the_run_lasted(tmp_path, kind, name, count, code):
-    earlier, later = counted(TO_GPU, "correctable", "BadDLLP", 9000), counted(TO_GPU, kind, name, count)
-    before = machine(tmp_path / "before", change=earlier)
-    now = machine(tmp_path / "now", change=lambda text: later(earlier(text)))
-    assert failed(checked(before, now)) == ({CLEAN: [(code, ["gpu0"])]} if code else {})
+def test_errors_while_the_run_lasted(tmp_path, kind, name, at_boot, now, code):
+    machines = [machine(tmp_path / str(place), change=counted(TO_GPU, kind, name, count))
+                for place, count in enumerate((at_boot, now))]  # fmt: skip
+    assert failed(checked(*machines)) == ({CLEAN: [(code, ["gpu0"])]} if code else {})
 
 
 def test_a_device_that_is_gone_at_the_end(tmp_path):
@@ -363,8 +358,10 @@ def test_an_adapter_for_management_alone_asks_for_no_such_way(tmp_path):
         del devices["0000:0e:00.0"]
 
     slow = set_port(link_layer="Ethernet", rate="25 Gb/sec (1X EDR)")
-    ends = [
-        checked(machine(tmp_path / folder, CLOSED, *changes, name=VIRTUAL))[GPUDIRECT].what
-        for folder, changes in (("one", [one_card]), ("slow", [slow]), ("two", []))
-    ]
-    assert ends == ["not applicable", "not applicable", "failed"]
+    for folder, changes, end in (
+        ("one", [one_card], "not applicable"),
+        ("slow", [slow], "not applicable"),
+        ("two", [], "failed"),
+    ):
+        here = machine(tmp_path / folder, CLOSED, *changes, name=VIRTUAL)
+        assert checked(here)[GPUDIRECT].what == end
