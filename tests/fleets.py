@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from pytest_gpufleet.model.events import NodeFound
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
@@ -59,12 +61,13 @@ def host_run(
         for gpu in base.topology.gpus
     )
     topology = replace(base.topology, gpus=gpus)
-    header = {"host": host, "nodes": (NodeFound(0, host, f"SN-{host}", tuple(gpu.uuid for gpu in gpus)),)}
+    node = NodeFound(0, host, f"SN-{host}", tuple(gpu.uuid for gpu in gpus))
+    header: dict[str, Any] = {"host": host, "nodes": (node,), **({"utc": utc} if utc else {}), **(run or {})}
     made = replace(
         base,
-        run=_with(base.run, {**header, **({"utc": utc} if utc else {}), **(run or {})}),
+        run=structs.replace(base.run, **header),
         topology=machine(topology) if machine else topology,
-        machines={0: _with(base.machine, {"host": {**base.machine.host, "name": host, **(facts or {})}})},
+        machines={0: structs.replace(base.machine, host={**base.machine.host, "name": host, **(facts or {})})},
         findings=[_measured(finding, change, dice, noise) for finding in base.findings],
         **record,
     )
@@ -111,9 +114,3 @@ def _measured(finding: Finding, change: Change, dice: random.Random, noise: floa
         for place, value in measurement.values.items()
     }
     return replace(finding, measurement=replace(measurement, values=values))
-
-
-def _with(struct: Any, changes: Mapping[str, Any]) -> Any:
-    import msgspec
-
-    return msgspec.structs.replace(struct, **changes)
