@@ -9,7 +9,7 @@ from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import HostFound
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.nodes.messages import End, Hello, Message, ToAgent
-from pytest_gpufleet.nodes.transport import Arrived, Gone
+from pytest_gpufleet.nodes.transport import Event
 
 LONG = 30.0  # seconds; nothing here lasts for so long, unless it is broken
 
@@ -33,7 +33,7 @@ class FakeTransport:
         self.now = 0.0
         self._deaf = deaf
         self._greeting = range(nodes) if greeting is None else greeting
-        self._steps: queue.SimpleQueue[tuple[float, list[Arrived | Gone]]] = queue.SimpleQueue()
+        self._steps: queue.SimpleQueue[tuple[float, list[Event]]] = queue.SimpleQueue()
         self._happened = self._entered = 0
         self._turned = threading.Condition()
         self._ending = False
@@ -43,7 +43,7 @@ class FakeTransport:
 
     def start(self) -> dict[int, str]:
         for node in self._greeting:
-            self._steps.put((0.0, [Arrived(node, codec.packed(hello(node)))]))
+            self._steps.put((0.0, [(node, codec.packed(hello(node)))]))
             self._happened += 1
         return self.names
 
@@ -51,9 +51,9 @@ class FakeTransport:
         self.sent.append((node, codec.unpacked(message, ToAgent)))
         if isinstance(self.sent[-1][1], End):
             self._ending = True
-            self._steps.put((0.0, [] if node in self._deaf else [Gone(node, "its agent ended")]))
+            self._steps.put((0.0, [] if node in self._deaf else [(node, "its agent ended")]))
 
-    def receive(self, timeout: float) -> list[Arrived | Gone]:
+    def receive(self, timeout: float) -> list[Event]:
         with self._turned:
             self._entered += 1
             self._turned.notify_all()
@@ -64,11 +64,9 @@ class FakeTransport:
         self.now += seconds
         return events
 
-    def happens(self, *said: tuple[int, Message] | Arrived | Gone, after: float = 0.0) -> None:
+    def happens(self, *said: tuple[int, Message] | Event, after: float = 0.0) -> None:
         """This comes from nodes after so many seconds, and the controller has taken it in."""
-        events = [
-            each if isinstance(each, Arrived | Gone) else Arrived(each[0], codec.packed(each[1])) for each in said
-        ]
+        events = [(node, what if isinstance(what, bytes | str) else codec.packed(what)) for node, what in said]
         self._happened += 1
         self._steps.put((after, events))
         with self._turned:

@@ -12,7 +12,7 @@ from pytest_gpufleet.model import codec
 from pytest_gpufleet.nodes import messages
 from pytest_gpufleet.nodes.agent_process import AgentSettings, OwnAgents
 from pytest_gpufleet.nodes.cluster import Cluster, ClusterEngine
-from pytest_gpufleet.nodes.transport import Arrived, Gone, Transport
+from pytest_gpufleet.nodes.transport import Transport
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
 from pytest_gpufleet.world.failure import RankFailure
 from pytest_gpufleet.world.world import Pool, World
@@ -37,7 +37,7 @@ class AnsweringTransport(FakeTransport):
             trouble = isinstance(answer, str) and answer.startswith("trouble")
             reply = messages.Reply(told.number, b"" if trouble else codec.packed(answer), answer if trouble else "")
             self._happened += 1
-            self._steps.put((0.0, [Arrived(node, codec.packed(reply))]))
+            self._steps.put((0.0, [(node, codec.packed(reply))]))
 
 
 @contextmanager
@@ -83,14 +83,14 @@ def test_answers_and_deaths_come_as_they_are_and_a_death_once():
 def test_with_a_node_all_of_its_ranks_die():
     transport = AnsweringTransport(2)
     with engine_on(transport, 1, 2) as (engine, _):
-        transport.happens((1, Death(2, "by SIGBUS")), Gone(1, "its agent died by SIGKILL"))
+        transport.happens((1, Death(2, "by SIGBUS")), (1, "its agent died by SIGKILL"))
         assert engine.wait(LONG) == [Death(2, "by SIGBUS"), Death(1, "with its node, gf1: its agent died by SIGKILL")]
 
 
 def test_ranks_of_a_node_that_is_lost_already_are_dead_when_they_start():
     transport = AnsweringTransport(2, **NONE_LEFT)
     with engine_on(transport, 1, 1) as (engine, _):
-        transport.happens(Gone(1, "its agent died by SIGKILL"))
+        transport.happens((1, "its agent died by SIGKILL"))
         assert engine.kill(1.0) == {}
         engine.start(specs(1, 1))
         assert engine.wait(0.0) == [Death(1, "with its node, gf1: its agent died by SIGKILL")]
@@ -119,7 +119,7 @@ def test_ranks_are_examined_where_they_are():
     traces = {"Examine": lambda node, question: {rank: Trace(phase=f"on {node}") for rank in question.ranks[-1:]}}
     transport = AnsweringTransport(3, **traces)
     with engine_on(transport, 1, 2, 1) as (engine, _):
-        transport.happens(Gone(2, "its agent died by SIGKILL"))
+        transport.happens((2, "its agent died by SIGKILL"))
         seen = engine.examine((0, 1, 2, 3))
     assert {rank: trace.phase for rank, trace in seen.items()} == {0: "on 0", 1: "", 2: "on 1", 3: ""}
     assert "nothing can be seen of it" in seen[1].state

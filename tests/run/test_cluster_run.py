@@ -149,7 +149,7 @@ def test_where_no_node_can_start_its_own_run_there_is_none(cluster, run):
 def test_a_node_that_is_lost_while_its_report_is_brought_here_is_named(cluster, run, monkeypatch):
     def settle(*given, again):
         cluster.alive.remove(2)
-        cluster.lost[2] = Lost("gf2", "its agent died by SIGKILL")
+        cluster.lost[2] = Lost("its agent died by SIGKILL")
 
     monkeypatch.setattr(run.node_runs, "settle", settle)
     run.finish(cut_short=False)

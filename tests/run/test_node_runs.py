@@ -16,7 +16,7 @@ from pytest_gpufleet.safe_files import sha256
 BEGIN = json.dumps({"t": "2026-11-22T00:00:00+00:00", "event": "run", "host": "gf"}).encode()
 WHOLE = {"evidence.jsonl": BEGIN + b" " * node_runs.PART_BYTES + b"\n", "report.html": b"r"}
 ENDED = SuiteEnded(0, "", "a-run", {name: len(content) for name, content in WHOLE.items()}, "ACCEPTED", ("well",))
-LOST = Lost("gf0", "nothing was heard of it for 10 s")
+LOST = Lost("nothing was heard of it for 10 s")
 GOES_ON = SimpleNamespace(heard=False)
 
 

@@ -6,25 +6,21 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.nodes import messages
 from pytest_gpufleet.nodes.messages import BEAT, BEAT_SECONDS, Hello, Listening, Pulse
-from pytest_gpufleet.nodes.transport import Arrived, Gone, Transport
+from pytest_gpufleet.nodes.transport import Transport
 from pytest_gpufleet.world.call import RankSpec
 from pytest_gpufleet.world.engines import forkserver
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
 
 
-@dataclass(frozen=True)
-class Lost:
-    """A node that the run goes on without. `why` goes on where "gf1 is lost" ends: ": its agent died by SIGKILL"."""
-
-    name: str
-    why: str
+class Lost(str):
+    """Why the run goes on without a node, as it goes on where "gf1 is lost" ends: ": its agent died by SIGKILL"."""
 
 
 LOST_AFTER_SECONDS = 10.0  # a cable that is put back after 5 s costs nothing
@@ -206,7 +202,7 @@ class Cluster:
                 with self._changed:
                     self._listening_time.look(self._clock())
                     for event in events:
-                        self._take_in(event)
+                        self._take_in(*event)
                     if events:
                         self._changed.notify_all()
         except Exception as error:  # or everybody would wait for nodes that nobody listens to
@@ -215,14 +211,13 @@ class Cluster:
                     self._gone.add(node)
                     self._lose(node, f"the controller cannot listen to it any more: {error!r}")
 
-    def _take_in(self, event: Arrived | Gone) -> None:
-        node = event.node
-        if isinstance(event, Gone):
+    def _take_in(self, node: int, packed: bytes | str) -> None:
+        if isinstance(packed, str):
             self._gone.add(node)
-            self._lose(node, event.why)
+            self._lose(node, packed)
             return
         try:
-            message = codec.unpacked(event.message, messages.FromAgent)
+            message = codec.unpacked(packed, messages.FromAgent)
         except ValueError as error:
             self._lose(node, f"its agent sent what this version cannot read: {error}")
             return
@@ -261,7 +256,7 @@ class Cluster:
     def _lose(self, node: int, why: str) -> None:
         self._heard.pop(node, None)
         if not self._closing and self.takes_part(node):
-            lost = Lost(self.names[node], why)
+            lost = Lost(why)
             self.lost = {**self.lost, node: lost}
             self._rank_news.append((node, lost))
             self._suite_news.append((node, lost))
@@ -269,7 +264,7 @@ class Cluster:
 
     def _answer(self, node: int, question: messages.Asked, reply: messages.Reply | None, timeout: float) -> Any:
         if reply is None and node in self.lost:
-            return Trouble(f"it is lost: {self.lost[node].why}")
+            return Trouble(f"it is lost: {self.lost[node]}")
         if reply is None:
             return Trouble("its agent has ended" if node in self._gone else f"no answer within {timeout:g} s")
         if reply.trouble:
@@ -364,14 +359,13 @@ class ClusterEngine:
         """Nobody waits for a node that is lost already: its ranks end with its agent, or by the fence."""
         lost = self._cluster.lost
         asked = {node: question for node, question in questions.items() if node not in lost}
-        silent = {node: Trouble(f"it is lost: {lost[node].why}") for node in questions if node in lost}
+        silent = {node: Trouble(f"it is lost: {lost[node]}") for node in questions if node in lost}
         return {**self._cluster.ask_each(asked, timeout), **silent}
 
     def _deaths_of(self, node: int) -> list[Death]:
         """Of the ranks of a node that takes no part."""
-        if lost := self._cluster.lost.get(node):
-            how = f"with its node, {lost.name}: {lost.why}"
-        else:
+        how = f"with its node, {self._cluster.names[node]}: {self._cluster.lost.get(node)}"
+        if node not in self._cluster.lost:
             how = f"with its node, which is left out: {self._cluster.left_out.get(node, 'it has not started')}"
         return [Death(rank, how) for rank, of in self._nodes.items() if of == node]
 

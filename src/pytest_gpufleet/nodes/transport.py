@@ -18,21 +18,9 @@ from pytest_gpufleet.verdict.fleet.host_runs import expected_as, natural
 NOT_NEEDED, TOO_LATE = (codec.packed(End(why)) for why in (OVER, "the run has begun without it"))
 
 
-@dataclass(frozen=True)
-class Arrived:
-    """A message of a node (messages.FromAgent, packed)."""
-
-    node: int
-    message: bytes
-
-
-@dataclass(frozen=True)
-class Gone:
-    """Nothing comes from this node any more, and nothing goes there: its agent has ended. `why` goes on where "node 3
-    is lost" ends: ": its agent died by SIGKILL"."""
-
-    node: int
-    why: str
+# A message of a node (messages.FromAgent, packed), or why nothing comes from it any more, and nothing goes there: its
+# agent has ended, as it goes on where "node 3 is lost" ends (": its agent died by SIGKILL").
+Event = tuple[int, bytes | str]
 
 
 @dataclass
@@ -69,7 +57,7 @@ class Transport:
     _listener: Listener | None = None
     _agents: dict[bytes, _Agent] = field(default_factory=dict)  # that have dialled in, as ZeroMQ knows them
     _nodes: list[_Agent] = field(default_factory=list)  # by their number, once all are there
-    _early: list[Arrived | Gone] = field(default_factory=list)  # what came before that
+    _early: list[Event] = field(default_factory=list)  # what came before that
     _gone: set[int] = field(default_factory=set)
     _unsent: deque[tuple[int, bytes]] = field(default_factory=deque)
     _bell: int = field(default_factory=lambda: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
@@ -105,7 +93,7 @@ class Transport:
                 if agent.line:
                     agent.line.send(BEAT)
         names = self._number(started)
-        self._early = [Arrived(agent.node, message) for agent, message in early]
+        self._early = [(agent.node, message) for agent, message in early]
         if len(self._agents) < wanted:
             there = [*self._agents.values()]
             known = {expected_as(agent.who.name, self.expected) for agent in there}
@@ -175,8 +163,8 @@ class Transport:
         with suppress(BlockingIOError):  # it is awake by then
             os.eventfd_write(self._bell, 1)
 
-    def receive(self, timeout: float) -> list[Arrived | Gone]:
-        """What has come from any node, as soon as anything has; [] after `timeout` seconds. Gone comes once."""
+    def receive(self, timeout: float) -> list[Event]:
+        """What has come from any node, as soon as anything has; [] after `timeout` seconds."""
         assert self._listener is not None
         if not self._early and not self._unsent:
             self._listener.wait(timeout)
@@ -188,11 +176,11 @@ class Transport:
                 line.send(message)
         ended = self.starter.ended()  # asked first: what it sent before it ended comes before its end
         events, self._early = self._early, []
-        events += [Arrived(agent.node, message) for agent, message in self._take_in()]
+        events += [(agent.node, message) for agent, message in self._take_in()]
         for node, index in self.own.items():
             if index in ended and node not in self._gone:
                 self._gone.add(node)
-                events.append(Gone(node, ended[index]))
+                events.append((node, ended[index]))
         return events
 
     def close(self, timeout: float) -> dict[int, str]:

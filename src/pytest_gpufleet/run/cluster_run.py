@@ -187,7 +187,7 @@ class ClusterRun(Run):
         own, dialled = agent_process.own_install(settings_for(self.options)), cluster.transport.dialled
         agent_process.refuse_others(own, {cluster.names[node]: who for node, who in dialled.items()})
         if not cluster.hellos:
-            text = "; ".join(f"{lost.name}: {lost.why}" for lost in cluster.lost.values())
+            text = "; ".join(f"{cluster.names[node]}: {why}" for node, why in cluster.lost.items())
             raise Refused(f"--nodes {self.options.nodes}: no node can be used: {text}")
         return cluster
 
@@ -264,8 +264,8 @@ class ClusterRun(Run):
         faults, lost = [], self.cluster.lost
         for node in lost.keys() - self._recorded_lost:
             self._recorded_lost.add(node)
-            self.record(NodeLost(node=node, why=lost[node].why))
-            faults.append(Fault("node_lost", (Place(node, "node"),), lost[node].why, "", check, bool(check)))
+            self.record(NodeLost(node=node, why=str(lost[node])))
+            faults.append(Fault("node_lost", (Place(node, "node"),), str(lost[node]), "", check, bool(check)))
             self.accuse(faults[-1])
         return faults
 

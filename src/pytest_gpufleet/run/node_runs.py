@@ -46,7 +46,7 @@ class NodeRun:
     folder: RunFolder
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     ended: SuiteEnded | None = None
-    lost: Lost | None = None
+    lost: str | None = None  # why, if it was
     digest: str = ""
     taken_over: bool = False
     hung: str = ""  # why nobody waits for it any more
@@ -76,7 +76,7 @@ class NodeRun:
     def text(self) -> str:
         """ "gf1: 214 passed, 1 failed, REJECTED" """
         counts = [f"{self.outcomes[each]} {each}" for each in get_args(Outcome) if self.outcomes[each]]
-        end = self.verdict or self.died or (f"lost: {self.lost.why}" if self.lost else self.hung or "has not ended")
+        end = self.verdict or self.died or (f"lost: {self.lost}" if self.lost else self.hung or "has not ended")
         return f"{self.host}: {', '.join([*counts, end])}"
 
     def finished(self, own: HostRun | None) -> NodeFinished:

@@ -116,8 +116,9 @@ class Run:
         """The profile for this run's GPUs, None if there is none. Refused if a given one is bad or does not fit."""
         from pytest_gpufleet.verdict import profile
 
+        models = [gpu.name for gpu in self.target.topology.gpus]
         with naming("--fleet-profile"):
-            return profile.choose(self.options.profile, (gpu.name for gpu in self.target.topology.gpus))
+            return profile.choose(self.options.profile, models)
 
     @cached_property
     def order(self) -> Order | None:

@@ -14,19 +14,11 @@ from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.model.place import THIS_NODE, Place, Where, on_node
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.verdict import outliers
 from pytest_gpufleet.verdict.across_runs.run_comparison import held_to_limits
 from pytest_gpufleet.verdict.fleet import equality
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun, NodeRuns
-from pytest_gpufleet.verdict.outliers import (
-    BETWEEN_BOARDS,
-    Figure,
-    Outlier,
-    at_one_temperature,
-    beside_most,
-    figure_of,
-    healthy_spread,
-    outliers,
-)
+from pytest_gpufleet.verdict.outliers import BETWEEN_BOARDS, Figure, Outlier, beside_most, figure_of, healthy_spread
 
 # Measurements of one family slow down together, by one cause or by one disturbance: they are one witness. An author's
 # own metric is a family of its own.
@@ -67,23 +59,6 @@ class SlowPlaces:
     @property
     def worst(self) -> Outlier:
         return max(self.places, key=lambda each: each.worse)
-
-    @property
-    def parts(self) -> frozenset[Place]:
-        return frozenset(part for each in self.places for part in each.place.parts)
-
-    @property
-    def family(self) -> str:
-        return FAMILY.get(self.figure.name, self.figure.name)
-
-    def is_seen_in(self, values: Mapping[Where, float]) -> bool:
-        """Whether another measurement at that host, with its own places, was as much worse as this one may not be."""
-        metric, (first, *_) = self.figure.metric, self.places
-        again = [values[at] for each in self.places if (at := on_node(each.place, 0)) in values]
-        if first.place == Place(self.node, "node") and values:
-            again = [self.figure.worst(values.values())]
-        worse = [self.figure.share(metric.sign * (first.reference - value), first.reference) for value in again]
-        return bool(worse) and (median(worse) if self.everywhere else min(worse)) > first.allowed
 
     @property
     def fault(self) -> Fault:
@@ -129,32 +104,23 @@ def slow_places(runs: NodeRuns) -> FleetPeers:
     how much those of its part number differ in this fleet, and from the number of all comparisons."""
     groups: list[_Alike] = []
     without_peers: set[int] = set()
-    for figure, by_node in _compared(runs).items():
+    figures: dict[Figure, dict[int, Finding]] = defaultdict(dict)  # by host; of two the last, as in the run itself
+    for node, run in runs.items():
+        findings = [] if run.record.run.rehearsal else that_count(run.record.findings)
+        judged = list(held_to_limits(findings))
+        for finding in findings:  # those whose places have peers, and those that are held against limits
+            if finding.measurement.values and (finding.tolerances or finding in judged):
+                figures[figure_of(finding.measurement)][node] = finding
+    for figure, by_node in figures.items():
         alike = [each for each in _alike(figure, by_node, runs) if len(each.by_node) > 1]
         without_peers |= by_node.keys() - {node for each in alike for node in each.by_node}
         groups += alike
     comparisons = sum(len(each.values) + len(each.by_node) for each in groups)
     found = [slow for each in groups for slow in _slow(each, comparisons)]
     found.sort(key=lambda each: (each.node, -each.worst.worse))
-    sure = [_confirmed(each, found, runs[each.node]) for each in found]
-    return FleetPeers(
-        tuple(each for each, twice in zip(found, sure, strict=True) if twice),
-        tuple(each for each, twice in zip(found, sure, strict=True) if not twice),
-        tuple(runs[node].host for node in sorted(without_peers)),
-    )
-
-
-def _compared(runs: NodeRuns) -> dict[Figure, dict[int, Finding]]:
-    """The figures whose places have peers, and those that are held against limits, by host; of two the last, as in the
-    run itself."""
-    figures: dict[Figure, dict[int, Finding]] = defaultdict(dict)
-    for node, run in runs.items():
-        findings = [] if run.record.run.rehearsal else that_count(run.record.findings)
-        judged = list(held_to_limits(findings))
-        for finding in findings:
-            if finding.measurement.values and (finding.tolerances or finding in judged):
-                figures[figure_of(finding.measurement)][node] = finding
-    return figures
+    sure = tuple(each for each in found if _confirmed(each, found, runs[each.node]))
+    alone = tuple(each for each in found if each not in sure)
+    return FleetPeers(sure, alone, tuple(runs[node].host for node in sorted(without_peers)))
 
 
 def _alike(figure: Figure, by_node: Mapping[int, Finding], runs: NodeRuns) -> Iterator[_Alike]:
@@ -179,7 +145,7 @@ def _alike(figure: Figure, by_node: Mapping[int, Finding], runs: NodeRuns) -> It
         if len(nodes) == 1:
             (lone,) = nodes
             places = places + [at for at, other in kinds.items() if other[0] == kind[0] and at.parts[0].node != lone]
-        at_one = at_one_temperature(whole, places, figure.metric.sign * slope)
+        at_one = outliers.at_one_temperature(whole, places, figure.metric.sign * slope)
         yield _Alike(figure, check, at_one, runs[places[0].parts[0].node].record.topology, lone)
 
 
@@ -218,7 +184,7 @@ def _slow(alike: _Alike, comparisons: int) -> list[SlowPlaces]:
         node = host.place.parts[0].node
         if alike.lone in (None, node):
             at_home = {("", place): alike.values[place] for place in by_node[node]}
-            every = outliers(figure, at_home, host.reference, -math.inf)
+            every = outliers.outliers(figure, at_home, host.reference, -math.inf)
             found[node] = [replace(each, allowed=host.allowed) for each in every]
     return [
         SlowPlaces(node, figure, alike.check, tuple(slow), len(slow) == len(by_node[node]) > 1, len(alike.values))
@@ -227,13 +193,27 @@ def _slow(alike: _Alike, comparisons: int) -> list[SlowPlaces]:
 
 
 def _confirmed(one: SlowPlaces, found: Iterable[SlowPlaces], run: HostRun) -> bool:
-    """Whether another family of measurements says the same of each of these places, or the same measurement once more:
-    in that run, since it had missed there at first, or in an earlier run of the host."""
-    others = [each for each in found if each.node == one.node and each.family != one.family]
-    parts, host = {part for each in others for part in each.parts}, Place(one.node, "node")
+    """Whether another family of measurements says the same of each of these places, or the same measurement was once
+    more as much worse as it may not be: in that run, since it had missed there at first, or in an earlier run of the
+    host, with places of its own."""
+    figure, host = one.figure, Place(one.node, "node")
+    others = [each for each in found if each.node == one.node and _family(each) != _family(one)]
+    parts = {part for each in others for at in each.places for part in at.place.parts}
     if parts and all(parts & {*each.place.parts, host} or each.place == host for each in one.places):
         return True
-    return any(map(one.is_seen_in, run.measured_before(one.figure)))
+    first = one.places[0]
+    for values in run.measured_before(figure):
+        again = [values[at] for each in one.places if (at := on_node(each.place, 0)) in values]
+        if first.place == host and values:
+            again = [figure.worst(values.values())]
+        worse = [figure.share(figure.metric.sign * (first.reference - value), first.reference) for value in again]
+        if worse and (median(worse) if one.everywhere else min(worse)) > first.allowed:
+            return True
+    return False
+
+
+def _family(slow: SlowPlaces) -> str:
+    return FAMILY.get(slow.figure.name, slow.figure.name)
 
 
 # Logs of several nodes can be put in order, certificates hold and leases of file systems last. It is where the rule
@@ -269,10 +249,9 @@ def minority(runs: NodeRuns) -> dict[int, str]:
     numbers = {run.host: node for node, run in runs.items()}
     found: dict[int, str] = {}
     for each in equality.unlike(_records(runs)):
-        if each.usual is not None and each.fact in TO_WORK_TOGETHER:
-            for value, hosts in each.others.items():
-                for host in hosts:
-                    found.setdefault(numbers[host], f"{each.fact} is {value} there, of most nodes {each.usual}")
+        for value, hosts in each.others.items() if each.usual and each.fact in TO_WORK_TOGETHER else ():
+            for host in hosts:
+                found.setdefault(numbers[host], f"{each.fact} is {value} there, of most nodes {each.usual}")
     return found
 
 
@@ -287,7 +266,8 @@ def clocks_apart(ahead: Mapping[int, float]) -> list[Fault]:
     usual = median(ahead.values()) if ahead else 0.0
     allowed = CLOCKS_APART_SECONDS if len(ahead) > 2 else CLOCKS_APART_SECONDS / 2  # each is half of it from the middle
     off = {node: seconds - usual for node, seconds in ahead.items() if abs(seconds - usual) > allowed}
-    skews = {
-        node: f"{abs(by):.3g} s {'ahead of' if by > 0 else 'behind'} those of the others" for node, by in off.items()
-    }
-    return [Fault("clock_skew", (Place(node, "node"),), f"its clock is {what}") for node, what in skews.items()]
+    what = "its clock is {:.3g} s {} those of the others"
+    return [
+        Fault("clock_skew", (Place(node, "node"),), what.format(abs(by), "ahead of" if by > 0 else "behind"))
+        for node, by in off.items()
+    ]
