@@ -1,11 +1,8 @@
 """Records of runs as they come out of evidence.jsonl: each is written event by event and folded again."""
 
-from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import asdict, replace
 from functools import cache, partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,7 +21,6 @@ from pytest_gpufleet.model.events import (
     TopologyFound,
     Verdict,
 )
-from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.measurement import Measurement, Sample
@@ -65,7 +61,7 @@ H200X8 = runs.topology(
 )
 
 
-def passed(*ids: str) -> list[Check]:
+def passed(*ids):
     return [Check(check, "passed", 1.5, check.split("::")[1].replace("_", " ")) for check in ids]
 
 
@@ -78,30 +74,24 @@ INVENTORY = passed(
 
 
 @pytest.fixture
-def record_of(tmp_path: Path) -> Callable[..., Record]:
+def record_of(tmp_path):
     """Write a run's events as the plugin does, and give the record they fold to."""
     return lambda **run: written(tmp_path, **run)
 
 
+SAMPLE = Sample(1.0, (dict.fromkeys(TELEMETRY, 1.0),) * 8)
+
+
 def written(
-    folder: Path,
-    run: dict[str, Any] = RUN,
-    topology: GpuTopology | None = H200X8,
-    findings: list[Finding] | tuple[Finding, ...] = (),
-    checks: list[Check] | tuple[Check, ...] = (),
-    faults: Iterable[Fault] = (),
-    unfinished: list[str] | tuple[str, ...] = (),
-    deselected: list[str] | tuple[str, ...] = (),
-    verdict: str | None = None,
-    reasons: list[str] | tuple[str, ...] = (),
-    telemetry: Iterable[Sample] = (Sample(1.0, (dict.fromkeys(TELEMETRY, 1.0),) * 8),),
-) -> Record:
+    folder, run=RUN, topology=H200X8, findings=(), checks=(), faults=(), unfinished=(), deselected=(), verdict=None,
+    reasons=(), telemetry=(SAMPLE,),
+):  # fmt: skip
     (folder / "evidence.jsonl").unlink(missing_ok=True)
     evidence = Evidence(folder / "evidence.jsonl")
     for event in (
         RunHeader(**run),
         SuiteSeen(manifest=SUITE),
-        *([TopologyFound(nodes=[topology])] if topology else []),
+        TopologyFound(nodes=[topology]),
         *(CheckStarted(check=each) for each in (*(check.id for check in checks), *unfinished)),
         *(Judged(finding=finding) for finding in findings),
         *(FaultFound(fault=fault) for fault in faults),
@@ -115,18 +105,15 @@ def written(
     return evidence.record
 
 
-def rehearsal_record(folder: Path) -> Record:
+def rehearsal_record(folder):
     conditions = {"dtype": "float32", "ranks": 2}
-    findings = [
-        Finding(
-            BANDWIDTH,
-            Measurement("busbw", {"world": 1.234 * step}, {"collective": name, "bytes": step * MiB, **conditions}),
-            "not judged",
-            reason="a rehearsal on CPU ranks is not judged",
-        )
+    figures = (
+        Measurement("busbw", {"world": 1.234 * step}, {"collective": name, "bytes": step * MiB, **conditions})
         for name in ("all_reduce", "all_gather")
         for step in (1, 4, 16)
-    ]
+    )
+    why = "a rehearsal on CPU ranks is not judged"
+    findings = [Finding(BANDWIDTH, each, "not judged", reason=why) for each in figures]
     ecc_check = "acceptance/test_2_health.py::test_no_ecc_errors"
     ecc = Check(ecc_check, "not applicable", 0.0, "No ECC errors", "", "there is no GPU")
     return written(
@@ -140,54 +127,34 @@ def rehearsal_record(folder: Path) -> Record:
     )
 
 
-def incomplete_record(folder: Path) -> Record:
+def incomplete_record(folder):
     """Bus bandwidth alone, of two collectives without a limit."""
     reason = "profile H200 has no limit for these conditions: calibrate on a known-good machine"
     unjudged = {"state": "not judged", "limit": None, "reason": reason}
     largest = {"metric": "busbw", "bytes": standard_run.SIZES[-1]}
-    found = [
-        replace(
-            each,
-            check=BANDWIDTH,
-            **(unjudged if each.measurement.conditions["collective"] in ("gather", "scatter") else {}),
-        )
-        for each in standard_run.measured(H200X8, {}).findings
-        if {"metric": each.measurement.metric, "bytes": each.measurement.conditions.get("bytes")} == largest
-    ]
+    found = []
+    for each in standard_run.measured(H200X8, {}).findings:
+        conditions = each.measurement.conditions
+        if {"metric": each.measurement.metric, "bytes": conditions.get("bytes")} == largest:
+            changed = unjudged if conditions["collective"] in ("gather", "scatter") else {}
+            found.append(replace(each, check=BANDWIDTH, **changed))
     return written(
-        folder,
-        findings=found,
-        checks=[*INVENTORY, *passed(BANDWIDTH)],
+        folder, findings=found, checks=[*INVENTORY, *passed(BANDWIDTH)], deselected=[TRAINING], verdict="INCOMPLETE",
         unfinished=["acceptance/test_9_endurance.py::test_nvlinks_stayed_clean"],
-        deselected=[TRAINING],
-        verdict="INCOMPLETE",
         reasons=["1 required check was deselected.", "1 required check never finished."],
-    )
+    )  # fmt: skip
 
 
-def standard_record(folder: Path, bad: bool = False, seconds: int = 30) -> Record:
+def standard_record(folder, bad=False, seconds=30):
     """A whole run at level standard; with `bad`, GPU 5 is slow and has lost links."""
     run, failed = standard_run.bad_gpu(H200X8) if bad else (standard_run.measured(H200X8, {}), {})
     run.findings += standard_run.compared(H200X8)
     checks = standard_run.checks(run, failed)
-    verdict, reasons = conclude(
-        Record(
-            run=codec.typed(RUN, RunHeader),
-            manifest=SUITE,
-            checks={check.id: check for check in checks},
-            findings=run.findings,
-        )
-    )
+    by_id = {check.id: check for check in checks}
+    record = Record(run=codec.typed(RUN, RunHeader), manifest=SUITE, checks=by_id, findings=run.findings)
+    verdict, reasons = conclude(record)
     telemetry = standard_run.telemetry(seconds)
-    return written(
-        folder,
-        findings=run.findings,
-        checks=checks,
-        faults=run.faults,
-        verdict=verdict,
-        reasons=reasons,
-        telemetry=telemetry,
-    )
+    return written(folder, RUN, H200X8, run.findings, checks, run.faults, (), (), verdict, reasons, telemetry)
 
 
 RECORDS = {
@@ -199,35 +166,35 @@ RECORDS = {
 
 
 @pytest.fixture(scope="session")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Record]:
+def recorded(tmp_path_factory):
     """The record of a run by its name in RECORDS, made once."""
 
     @cache
-    def record(name: str) -> Record:
+    def record(name):
         return RECORDS[name](tmp_path_factory.mktemp("run"))
 
     return record
 
 
 @pytest.fixture(params=RECORDS)
-def every_record(request: pytest.FixtureRequest, recorded: Callable[[str], Record]) -> Record:
+def every_record(request, recorded):
     return deepcopy(recorded(request.param))
 
 
 @pytest.fixture(scope="session")
-def page_of(recorded: Callable[[str], Record]) -> Callable[[str], Page]:
+def page_of(recorded):
     """The report of a run by its name in RECORDS, made once."""
     return cache(lambda name: Page(html_of(recorded(name), sha256="5e0" * 21 + "1")))
 
 
 @pytest.fixture(params=RECORDS)
-def every_page(request: pytest.FixtureRequest, page_of: Callable[[str], Page]) -> Page:
+def every_page(request, page_of):
     return page_of(request.param)
 
 
-def _fixture(name: str) -> Callable[..., Record]:
+def _fixture(name):
     @pytest.fixture
-    def record(recorded: Callable[[str], Record]) -> Record:
+    def record(recorded):
         return deepcopy(recorded(name))
 
     return record

@@ -1,23 +1,20 @@
 """The record of a run at level standard on 8 GPUs, with all kinds of figures; and what a bad GPU 5 does to it."""
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from pytest_gpufleet.machine.gpu_facts import TELEMETRY
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.conditions import EACH_ALONE
-from pytest_gpufleet.model.events import Check, FailedBy
+from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, Limit
-from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.measurement import Measurement, Sample
 from pytest_gpufleet.model.metric import GiB, KiB, MiB
-from pytest_gpufleet.model.place import WORLD, Pair, Where, gpu
+from pytest_gpufleet.model.place import WORLD, Pair, gpu
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge
 from pytest_gpufleet.verdict.profile import Profile
@@ -26,13 +23,9 @@ from tests import runs
 EACH, ALL = [gpu(index) for index in range(8)], [WORLD]
 PAIRS = [Pair(one, other) for one in EACH for other in EACH if one != other]
 START = 1795166043.0
-SUITE = replace(
-    runs.SUITE,
-    checks={
-        name: msgspec.structs.replace(check, cases=shipped().checks[name].cases)
-        for name, check in runs.SUITE.checks.items()
-    },
-)
+CASES = {name: shipped().checks[name].cases for name in runs.SUITE.checks}
+WITH_CASES = {name: msgspec.structs.replace(check, cases=CASES[name]) for name, check in runs.SUITE.checks.items()}
+SUITE = replace(runs.SUITE, checks=WITH_CASES)
 
 # nccl-tests' figures for a healthy machine with NVLS off, GB/s.
 SIZES = (MiB, 4 * MiB, 16 * MiB, 64 * MiB, 256 * MiB, GiB, 4 * GiB)
@@ -56,7 +49,7 @@ SOURCE = "8x NVIDIA H200, driver 580.159.04, NCCL 2.28.9, nccl-tests 2.19.6, 202
 class Run:
     """A run in the making: every measurement is judged as in a real one, against limits made from healthy figures."""
 
-    def __init__(self, topology: GpuTopology, bad: dict[str, float]) -> None:
+    def __init__(self, topology, bad):
         self.topology = topology
         self.bad = bad  # metric -> the factor by which GPU 5, or what all GPUs do together, is off
         self.findings: list[Finding] = []
@@ -64,17 +57,14 @@ class Run:
         self.faults: list[Fault] = []
         self._noise = random.Random(5)
 
-    def add(
-        self, places: Sequence[Where], name: str, metric: str, value: float, required: bool = True, **conditions: Any
-    ) -> None:
+    def add(self, places, name, metric, value, required=True, **conditions):
         check = f"acceptance/{name}"
         samples = {place: self._samples(metric, place, value) for place in places}
         values = {place: sorted(three)[1] for place, three in samples.items()}
         details = {"computed": "in fp16 autocast, gradient scaling, channels_last"} if "recipe" in conditions else {}
         measurement = Measurement(metric, values, conditions, samples, details)
-        profile = Profile(
-            "H200", ("NVIDIA H200",), {}, (floor(measurement, value),) if required else (), Path("h200.toml")
-        )
+        limits = (floor(measurement, value),) if required else ()
+        profile = Profile("H200", ("NVIDIA H200",), {}, limits, Path("h200.toml"))
         finding = judge(measurement, profile, self.topology, check, rehearsal=False, required=required)
         self.findings.append(finding)
         if finding.state == "missed":
@@ -85,30 +75,21 @@ class Run:
             self.faults += found
             self.failed[check] = str(LimitMissed([finding], self.topology, found))
 
-    def _samples(self, metric: str, place: Where, value: float) -> tuple[float, ...]:
+    def _samples(self, metric, place, value):
         factor = self.bad.get(metric, 1.0) if place == WORLD or gpu(5) in place.parts else 1.0
         place_noise = 1 + 0.008 * (self._noise.random() - 0.5)
         return tuple(value * factor * place_noise * (1 + 0.002 * (self._noise.random() - 0.5)) for _ in range(3))
 
 
-def floor(measurement: Measurement, value: float) -> Limit:
-    lower = measurement.definition.better == "lower"
-    published = 0.9 * value if not lower else value / 0.9
-    sense, grade, source = ("max", "project", "our own judgement") if lower else ("min", "published", SOURCE)
-    return Limit(
-        measurement.metric,
-        sense,
-        round(published, 3),
-        measurement.unit,
-        grade,
-        source,
-        measurement.conditions,
-        "h200.toml",
-        measured=None if lower else value,
-    )
+def floor(measurement, value):
+    metric, unit, conditions = measurement.metric, measurement.unit, measurement.conditions
+    if measurement.definition.better == "lower":
+        top = round(value / 0.9, 3)
+        return Limit(metric, "max", top, unit, "project", "our own judgement", conditions, "h200.toml")
+    return Limit(metric, "min", round(0.9 * value, 3), unit, "published", SOURCE, conditions, "h200.toml", value)
 
 
-def measured(topology: GpuTopology, bad: dict[str, float]) -> Run:
+def measured(topology, bad):
     run = Run(topology, bad)
     for precision, value in GEMM.items():
         check = f"test_4_each_gpu.py::test_matrix_product_is_fast[{precision}]"
@@ -147,7 +128,7 @@ def measured(topology: GpuTopology, bad: dict[str, float]) -> Run:
     return run
 
 
-def compared(topology: GpuTopology) -> list[Finding]:
+def compared(topology):
     """The sweep over the ways to train, which is for information."""
     run = Run(topology, {})
     check = "test_8_resnet50.py::test_training_sweep"
@@ -170,34 +151,31 @@ def compared(topology: GpuTopology) -> list[Finding]:
     return run.findings
 
 
-def checks(run: Run, failed: dict[str, str]) -> list[Check]:
+def checks(run, failed):
     """Every check that level standard requires, and those that made the figures; `failed` with their messages."""
     ids = dict.fromkeys((*(finding.check for finding in run.findings), *failed))
     for name in SUITE.required("standard"):
         ids |= dict.fromkeys(f"acceptance/{case}" for case in SUITE.cases(name))
-    order = sorted(ids, key=lambda check: check.partition("::")[0])
-    return [
-        _check(check, {**run.failed, **failed}.get(check), "limits" if check in run.failed else "other")
-        for check in order
-    ]
+    found = []
+    for check in sorted(ids, key=lambda check: check.partition("::")[0]):
+        known = shipped().checks.get(levels.check_name(check))
+        title = known.title if known else check.partition("::")[2].removeprefix("test_").replace("_", " ")
+        message, failed_by = {**run.failed, **failed}.get(check, ""), "limits" if check in run.failed else "other"
+        if message:
+            found.append(Check(check, "failed", 1.4, title, "", message, failed_by=failed_by))
+        else:
+            found.append(Check(check, "passed", 1.4, title))
+    return found
 
 
-def _check(check: str, message: str | None, failed_by: FailedBy) -> Check:
-    known = shipped().checks.get(levels.check_name(check))
-    title = known.title if known else check.partition("::")[2].removeprefix("test_").replace("_", " ")
-    if message is None:
-        return Check(check, "passed", 1.4, title)
-    return Check(check, "failed", 1.4, title, "", message, failed_by=failed_by)
-
-
-def telemetry(seconds: int) -> list[Sample]:
+def telemetry(seconds):
     return [Sample(START + second, (dict.fromkeys(TELEMETRY, 30 + second % 5),) * 8) for second in range(seconds)]
 
 
 SLOW = {"gemm": 0.87, "pair_bandwidth": 0.54, "busbw": 0.61, "solo_train_throughput": 0.86}
 
 
-def bad_gpu(topology: GpuTopology) -> tuple[Run, dict[str, str]]:
+def bad_gpu(topology):
     """A run in which GPU 5 is slow and has lost NVLinks, and the messages of the checks that say so."""
     check = "acceptance/test_1_inventory.py::test_nvlinks_are_up"
     link = Fault("nvlink_down", (gpu(5),), "nvlinks_active is 9, should be 18", check=check)

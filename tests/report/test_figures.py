@@ -4,10 +4,8 @@ figures as broken machines and broken probes make them, which do not cost the re
 import math
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle
-from typing import Any
 
 import pytest
 
@@ -30,11 +28,11 @@ from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 from tests.report.page import Page
 
 
-def figures(values: dict[str, float], metric: str = "gemm", **conditions: object) -> Finding:
+def figures(values, metric="gemm", **conditions):
     return Finding("a.py::b", Measurement(metric, values, conditions), "for information")  # type: ignore[arg-type]
 
 
-def test_a_figure_without_a_limit_stands_apart_but_where_it_is_held_against_its_peers(standard: Record) -> None:
+def test_a_figure_without_a_limit_stands_apart_but_where_it_is_held_against_its_peers(standard):
     some = [finding for finding in standard.findings if finding.measurement.metric == "gemm"]
     alone = [replace(each, slower_than_peers=None) if each.state == "for information" else each for each in some]
     (table,) = figure_tables(alone, {})
@@ -47,7 +45,7 @@ def test_a_figure_without_a_limit_stands_apart_but_where_it_is_held_against_its_
     assert not table.folded
 
 
-def test_a_method_that_all_figures_share_stands_in_the_caption() -> None:
+def test_a_method_that_all_figures_share_stands_in_the_caption():
     small = {"collective": "reduce", "method": "replayed"}
     latencies = [figures({"world": 9.0}, "collective_latency", bytes=8 << step, **small) for step in range(3)]
     assert [table.notes[1] for table in figure_tables(latencies, {})] == ["in a CUDA graph"]
@@ -56,14 +54,14 @@ def test_a_method_that_all_figures_share_stands_in_the_caption() -> None:
     assert (table.notes[1], [row.name for row in table.rows]) == ("one window", ["fp64", "fp8"])
 
 
-def test_value_that_rounds_to_its_limit_is_told_apart(bad_gpu: Record) -> None:
+def test_value_that_rounds_to_its_limit_is_told_apart(bad_gpu):
     finding = next(finding for finding in bad_gpu.findings if finding.missed == (WORLD,))
     near = replace(finding.measurement, values={"world": 286.6499}, samples={})
     ((row,),) = (table.rows for table in figure_tables([replace(finding, measurement=near)], {}))
     assert (row.cells[0].text, row.cells[1].text) == ("286.6499", "≥ 286.65")
 
 
-def test_every_form_takes_what_is_missing() -> None:
+def test_every_form_takes_what_is_missing():
     some = [
         figures({"gpu0": 1.0, "gpu1": 2.0}, precision="fp16"),
         figures({"gpu1": float("nan"), "gpu2": 2.0}, precision="bf16"),
@@ -78,7 +76,7 @@ def test_every_form_takes_what_is_missing() -> None:
     assert [cell.text for cell in pairs.rows[0].cells[:2]] == ["not a number", "GPU 1 to GPU 0, worst of 2"]
 
 
-def test_what_is_too_wide_for_a_page_becomes_several_tables() -> None:
+def test_what_is_too_wide_for_a_page_becomes_several_tables():
     some = [figures({f"gpu{index}": 1.0 for index in range(16)}), figures({"gpu3": 2.0, "gpu12": 2.0})]
     some += [figures({"world": 3.0}, "busbw", bytes=8 << step) for step in range(25)]
     *sizes, low, high = figure_tables(some, {})
@@ -92,7 +90,7 @@ def test_what_is_too_wide_for_a_page_becomes_several_tables() -> None:
     assert [cell.text for cell in high.rows[1].cells[:6]] == ["", "", "", "", "2", ""]
 
 
-def test_of_a_figure_measured_twice_the_judged_one_counts(standard: Record) -> None:
+def test_of_a_figure_measured_twice_the_judged_one_counts(standard):
     judged = [finding for finding in standard.findings if finding.measurement.metric == "busbw"]
     again = [replace(each, state="for information", limit=None, missed=(), required=False) for each in judged]
     expected = figure_tables(judged, {})
@@ -100,7 +98,7 @@ def test_of_a_figure_measured_twice_the_judged_one_counts(standard: Record) -> N
     assert curves([*judged, *again]) == curves(judged)
 
 
-def test_matrix_of_pairs_shows_numbers_heat_and_what_missed(bad_gpu: Record, page_of: object) -> None:
+def test_matrix_of_pairs_shows_numbers_heat_and_what_missed(bad_gpu, page_of):
     assert callable(page_of)
     read = next(matrix for matrix in heat_tables(bad_gpu.findings) if matrix.note.startswith("read"))
     assert read.columns == tuple(f"GPU {index}" for index in range(8))
@@ -115,7 +113,7 @@ def test_matrix_of_pairs_shows_numbers_heat_and_what_missed(bad_gpu: Record, pag
 
 
 @pytest.mark.parametrize("value", [float("nan"), 0.0, -1.0])
-def test_matrix_of_broken_figures_and_of_one_direction(value: float) -> None:
+def test_matrix_of_broken_figures_and_of_one_direction(value):
     (matrix,) = heat_tables([figures({"gpu0-gpu1": value, "gpu0-gpu10": 5.0}, "pair_bandwidth")])
     assert matrix.columns == ("GPU 0", "GPU 1", "GPU 10")
     assert [cell.text for cell in matrix.rows[2].cells] == ["5", "", ""]  # measured once, for both directions
@@ -127,7 +125,7 @@ def test_matrix_of_broken_figures_and_of_one_direction(value: float) -> None:
     assert (matrix.rows[1].cells[2].heat, matrix.foot[:11]) == (50, "200 to inf;")
 
 
-def test_rails_of_nodes_are_a_table_with_a_row_a_node_and_a_column_a_rail() -> None:
+def test_rails_of_nodes_are_a_table_with_a_row_a_node_and_a_column_a_rail():
     values = {"rail0": 48.0, "rail1": 47.0, "node1/rail0": 46.0, "node1/rail1": 24.0}
     (table,) = heat_tables([replace(figures(values), missed=(read_place("node1/rail1"),))], {0: "gf1", 1: "gf2"})
     assert table.columns == ("rail 0", "rail 1")
@@ -136,7 +134,7 @@ def test_rails_of_nodes_are_a_table_with_a_row_a_node_and_a_column_a_rail() -> N
     assert figure_tables([figures(values)], {}, {0: "gf1", 1: "gf2"})[0].columns[:2] == ("Measured", "Where")
 
 
-def test_few_pairs_of_many_nodes_stand_beside_each_node_the_lowest_first() -> None:
+def test_few_pairs_of_many_nodes_stand_beside_each_node_the_lowest_first():
     names = {node: f"n{node}" for node in range(60)}
     pairs = {Pair(Place(node, "node"), Place(node + 1, "node")): 400.0 - node for node in range(59)}
     measured = replace(figures({"gpu0": 1.0}).measurement, values=pairs)
@@ -150,7 +148,7 @@ def test_few_pairs_of_many_nodes_stand_beside_each_node_the_lowest_first() -> No
 @pytest.mark.parametrize(
     ("state", "why"), [("for information", "at 1 MiB, not judged"), ("missed", "at 1 MiB, above 5 %")]
 )
-def test_spread_says_of_which_figure_and_why_it_may_be_so_wide(state: Any, why: str) -> None:
+def test_spread_says_of_which_figure_and_why_it_may_be_so_wide(state, why):
     samples = {MiB: (10.0, 12.0, 10.0), 2 * MiB: (10.0, 10.0, 10.1), 4 * MiB: (10.0, 10.0, 10.0)}
     curve = {size: figures({"world": 10.0}, "busbw", bytes=size).measurement for size in samples}
     made = {size: replace(one, samples={WORLD: samples[size]}) for size, one in curve.items()}
@@ -290,7 +288,7 @@ def test_nothing_is_derived_of_figures_that_lack_or_cannot_be(figures):
     assert training_tables(figures) == []
 
 
-def many(count: int) -> Record:
+def many(count):
     """A record of so many findings of each kind: of a curve, of GPUs, missed by checks and by cases, not judged."""
     made = {
         "size": lambda at: figures({"world": 1.0 + at}, "busbw", bytes=8 * at + 8),
@@ -302,8 +300,8 @@ def many(count: int) -> Record:
     return Record(findings=[make(at) for make in made.values() for at in range(count)], verdict="REJECTED")
 
 
-def test_what_nobody_could_read_is_counted_and_takes_no_longer_than_its_length() -> None:
-    def seconds(record: Record) -> float:
+def test_what_nobody_could_read_is_counted_and_takes_no_longer_than_its_length():
+    def seconds(record):
         began = time.process_time()
         html_of(record)
         return time.process_time() - began
@@ -324,7 +322,7 @@ NASTY = (math.inf, -math.inf, math.nan, 1e308, -1e308, 5e-324, 0.0, -0.0, -1.0, 
 PLACES = ("gpu0", "gpu1", "gpu2")
 
 
-def of_every_form(values: Iterator[float]) -> list[Finding]:
+def of_every_form(values):
     """Every form that figures have in the report, all of them filled from `values`."""
     ways = [{**WORK, "method": method} for method in ("ddp", "fsdp")]
     forms = {
@@ -349,7 +347,7 @@ def of_every_form(values: Iterator[float]) -> list[Finding]:
 
 
 @pytest.mark.parametrize("values", [*((value,) for value in NASTY), NASTY, NASTY[::-3], NASTY[::7]])
-def test_figures_of_broken_machines_can_be_shown_everywhere(values: tuple[float, ...]) -> None:
+def test_figures_of_broken_machines_can_be_shown_everywhere(values):
     endless = cycle(values)
     telemetry = [Sample(float(at), tuple({"power_watts": next(endless)} for _ in PLACES)) for at in range(4)]
     record = Record(

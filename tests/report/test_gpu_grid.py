@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,7 @@ from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.place import WORLD, Pair, Place, Where, gpu, read as read_place
+from pytest_gpufleet.model.place import WORLD, Pair, Place, gpu, read as read_place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.banner import why
 from pytest_gpufleet.report.failures import Accused, accused
@@ -30,7 +29,7 @@ PAIRS = [f"gpu{i}-gpu{j}" for i in range(8) for j in range(8) if i != j]
 RecordOf = Callable[..., Record]
 
 
-def stand(record: Record) -> dict[str, dict[str, str]]:
+def stand(record):
     """group -> GPU (or "machine") -> what its cell says."""
     parts = groups(record)
     rows = grid_rows(record, parts, accused(record))
@@ -40,16 +39,16 @@ def stand(record: Record) -> dict[str, dict[str, str]]:
     }
 
 
-def only(record: Record) -> Accused:
+def only(record):
     (one,) = accused(record).values()
     return one
 
 
-def failed(check: str = LINKS) -> list[Check]:
+def failed(check=LINKS):
     return [Check(check, "failed", 1.0, message="it says so", failed_by="other")]
 
 
-def pairs(*slow: str) -> Finding:
+def pairs(*slow):
     values = {pair: 12.0 if pair in slow else 394.0 for pair in PAIRS}
     return Finding(
         LINKS,
@@ -59,8 +58,8 @@ def pairs(*slow: str) -> Finding:
     )
 
 
-def test_a_figure_that_two_checks_show_counts_once_wherever_figures_are_counted(incomplete: Record) -> None:
-    def counts() -> tuple[Any, ...]:
+def test_a_figure_that_two_checks_show_counts_once_wherever_figures_are_counted(incomplete):
+    def counts():
         unjudged = [gap.subject for gap in gaps(incomplete) if gap.kind == "not judged"]
         tally = re.findall(r"\d+ measurements: [\d a-z,]+", Page(html(incomplete)).text)
         shown = [group.findings for group in groups(incomplete)]
@@ -72,7 +71,7 @@ def test_a_figure_that_two_checks_show_counts_once_wherever_figures_are_counted(
     assert once[2]
 
 
-def test_bad_gpu_is_seen_at_a_glance(bad_gpu: Record) -> None:
+def test_bad_gpu_is_seen_at_a_glance(bad_gpu):
     cells = stand(bad_gpu)
     assert cells["Inventory"]["gpu5"] == cells["Links"]["gpu5"] == "failed"
     assert cells["ResNet-50"]["gpu5"] == "failed 5x"  # alone, in every recipe
@@ -96,9 +95,7 @@ def test_bad_gpu_is_seen_at_a_glance(bad_gpu: Record) -> None:
     ],
     ids=["one pair", "one GPU", "two GPUs", "one GPU and one more pair", "all"],
 )
-def test_pairs_point_to_the_gpu_that_they_share(
-    record_of: RecordOf, slow: list[str], named: list[int], beside: list[int], everybody: bool
-) -> None:
+def test_pairs_point_to_the_gpu_that_they_share(record_of, slow, named, beside, everybody):
     finding = pairs(*slow)
     accused = only(record_of(findings=[finding], checks=failed()))
     assert {*accused.named} == {gpu(index) for index in named}
@@ -106,7 +103,7 @@ def test_pairs_point_to_the_gpu_that_they_share(
     assert accused.everybody == everybody
 
 
-def found(code: str, *subjects: Where, check: str = LINKS) -> Fault:
+def found(code, *subjects, check=LINKS):
     return Fault(code, subjects, "what is wrong", check=check)
 
 
@@ -123,15 +120,13 @@ def found(code: str, *subjects: Where, check: str = LINKS) -> Fault:
         ([], [], False),
     ],
 )
-def test_faults_name_their_subjects(
-    record_of: RecordOf, subjects: list[Where], named: list[Place], everybody: bool
-) -> None:
+def test_faults_name_their_subjects(record_of, subjects, named, everybody):
     record = record_of(checks=failed(), faults=[found("collective_wrong", *subjects)])
     assert only(record) == Accused(tuple(named), {}, everybody)
     assert stand(record)["Links"]["gpu3"] == ("unclear" if everybody else "")
 
 
-def test_what_all_ranks_missed_together_marks_the_machine(record_of: RecordOf) -> None:
+def test_what_all_ranks_missed_together_marks_the_machine(record_of):
     check = "acceptance/test_6_collectives.py::test_bus_bandwidth[all_reduce-64MiB]"
     finding = Finding(check, Measurement("busbw", {"world": 12.0}, {"bytes": 8}), "missed", missed=(WORLD,))
     other = Check("acceptance/test_1_inventory.py::test_shared_memory_is_large_enough", "failed", 0.1, message="64 MB")
@@ -163,9 +158,7 @@ XID = "acceptance/test_2_health.py::test_no_grave_xid_in_the_kernel_log"
         ("ecc_off", [gpu(5)], found("limit_missed", gpu(5)), False),
     ],
 )
-def test_a_cause_outranks_its_effects_at_the_same_place(
-    record_of: RecordOf, cause: str, at: list[Where], effect: Fault, explained: bool
-) -> None:
+def test_a_cause_outranks_its_effects_at_the_same_place(record_of, cause, at, effect, explained):
     inventory = "acceptance/test_1_inventory.py::test_x"
     checks = [*failed(inventory), *failed()]
     record = record_of(checks=checks, faults=[found(cause, *at, check=inventory), effect], verdict="REJECTED")
@@ -188,12 +181,10 @@ RAIL = Place(0, "rail", 3)
     ],
 )
 @pytest.mark.parametrize("cause", ["acs_enabled", "iommu_not_passthrough", "gpudirect_module_missing", "nic_not_local"])
-def test_what_keeps_an_adapter_from_its_gpu_explains_a_slow_rail(
-    record_of: RecordOf, cause: str, transport: str, effect: Fault, explained: bool
-) -> None:
+def test_what_keeps_an_adapter_from_its_gpu_explains_a_slow_rail(record_of, cause, transport, effect, explained):
     record = record_of(run={**RUN, "transport": transport}, faults=[found(cause, RAIL), effect])
     assert bool(explaining(effect, causes(record))) == explained
 
 
-def test_a_rehearsal_has_a_row_of_the_machine_alone(rehearsal: Record) -> None:
+def test_a_rehearsal_has_a_row_of_the_machine_alone(rehearsal):
     assert {place for group in stand(rehearsal).values() for place in group} == {"machine"}

@@ -1,7 +1,6 @@
 """The pages of a fleet and of a run on many nodes: how each host stands, where they lead, and how large they are."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -9,13 +8,11 @@ from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import WORLD
-from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.hosts import (
     ALIKE,
     MOST_FIGURES,
     OWN,
     PEERS,
-    HostRow,
     counts,
     document,
     host_rows,
@@ -24,8 +21,7 @@ from pytest_gpufleet.report.hosts import (
 )
 from pytest_gpufleet.report.page import page as report
 from pytest_gpufleet.report.terminal.summary_lines import MOST_HOSTS, fleet_lines
-from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet, over_nodes
-from pytest_gpufleet.verdict.fleet.host_runs import HostRun, NodeRuns
+from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet, over_nodes
 from tests.fleets import fleet_of, host_run, rejected, slower
 from tests.node_records import Between, of_nodes
 from tests.report.browser import seen
@@ -34,7 +30,7 @@ from tests.report.page import Page
 HOSTS = [f"node-{number:03}" for number in range(1, 65)]
 
 
-def runs_of_64() -> list[HostRun]:
+def runs_of_64():
     """7 is slow by itself, 12 has a slow GPU, 20 another driver, and 31 is rejected by its own run."""
     return fleet_of(
         64,
@@ -46,17 +42,17 @@ def runs_of_64() -> list[HostRun]:
 
 
 @pytest.fixture(scope="module")
-def fleet() -> Fleet:
+def fleet():
     """Of 64 hosts one is missing."""
     return judge_fleet([run for run in runs_of_64() if run.host != "node-055"], (), HOSTS)
 
 
 @pytest.fixture(scope="module")
-def fleet_page(fleet: Fleet) -> Page:
+def fleet_page(fleet):
     return Page(page(fleet, {fleet.hosts[0].folder: "reports/a%20b/report.html"}))
 
 
-def test_each_host_has_a_row_and_those_that_are_wrong_are_marked(fleet: Fleet) -> None:
+def test_each_host_has_a_row_and_those_that_are_wrong_are_marked(fleet):
     rows = {row.host: row for row in host_rows(fleet)}
     assert list(rows) == HOSTS
     assert [host for host, row in rows.items() if row.wrong] == [
@@ -69,7 +65,7 @@ def test_each_host_has_a_row_and_those_that_are_wrong_are_marked(fleet: Fleet) -
     assert (rows["node-012"].named[0].index, rows["node-007"].named) == (2, ())  # no GPU where all are slow
 
 
-def test_the_page_leads_to_what_is_wrong(fleet: Fleet, fleet_page: Page) -> None:
+def test_the_page_leads_to_what_is_wrong(fleet, fleet_page):
     anchors = {values["id"] for tag, values in fleet_page.seen if values.get("id")}
     links = [values["href"] for tag, values in fleet_page.seen if tag == "a"]
     assert {link[1:] for link in links if link.startswith("#")} <= anchors
@@ -82,13 +78,13 @@ def test_the_page_leads_to_what_is_wrong(fleet: Fleet, fleet_page: Page) -> None
         assert told in text
 
 
-def test_the_filter_leaves_what_needs_a_look(fleet_page: Page, tmp_path: Path) -> None:
+def test_the_filter_leaves_what_needs_a_look(fleet_page, tmp_path):
     filtered = fleet_page.html.replace('id="fleet-only"', 'id="fleet-only" checked')
     shown = seen({"all": fleet_page.html, "filtered": filtered}, tmp_path)
     assert (shown["all"].hosts, shown["filtered"].hosts) == (64, 5)
 
 
-def test_a_page_is_small(fleet: Fleet, fleet_page: Page) -> None:
+def test_a_page_is_small(fleet, fleet_page):
     assert len(fleet_page.html) < 1e6 * (64 + 64) / 500  # beside 64 others it has what does not grow
     everywhere = judge_fleet(
         [host_run(name, change=slower(0.1 * (index % 4 == 0))) for index, name in enumerate(HOSTS)]
@@ -97,13 +93,13 @@ def test_a_page_is_small(fleet: Fleet, fleet_page: Page) -> None:
     assert len(page(everywhere, {})) < 5e6
 
 
-def test_the_terminal_stays_short() -> None:
+def test_the_terminal_stays_short():
     lines = fleet_lines(judge_fleet([rejected(name) for name in HOSTS], (), HOSTS))
     assert lines[0][0].startswith("REJECTED")
     assert f"... and {64 - MOST_HOSTS} more" in lines[-1][0]
 
 
-def test_programs_find_the_host_of_every_fault(fleet: Fleet) -> None:
+def test_programs_find_the_host_of_every_fault(fleet):
     told = document(fleet)
     by_host = {host: [fault for fault in told["faults"] if host in fault["hosts"]] for host in HOSTS}
     assert [host for host, faults in by_host.items() if faults] == ["node-007", "node-012", "node-020"]
@@ -111,7 +107,7 @@ def test_programs_find_the_host_of_every_fault(fleet: Fleet) -> None:
     assert [each["host"] for each in told["hosts"]] == [host for host in HOSTS if host != "node-055"]
 
 
-def test_a_healthy_fleet_and_none_at_all_have_nobody_to_look_at() -> None:
+def test_a_healthy_fleet_and_none_at_all_have_nobody_to_look_at():
     healthy = Page(page(judge_fleet(fleet_of(4), (), HOSTS[:4]), {}))
     assert "Hosts to look at" not in healthy.html
     assert "The hosts are alike in everything that is compared" in healthy.html
@@ -122,7 +118,7 @@ PAIRS, RAILS = "Nodes groups", "Nodes rails"
 
 
 @pytest.fixture(scope="module")
-def nodes() -> tuple[Record, NodeRuns]:
+def nodes():
     """Of 64 nodes 31 is left out too, 16 is slow in pairs, 21 and 22 with each other, rail 2 of 41 is slow, and 45 is
     lost."""
     return of_nodes(
@@ -134,18 +130,18 @@ def nodes() -> tuple[Record, NodeRuns]:
 
 
 @pytest.fixture(scope="module")
-def rows(nodes: tuple[Record, NodeRuns]) -> dict[str, HostRow]:
+def rows(nodes):
     record, runs = nodes
     return {row.host: row for row in hosts_of(record, over_nodes(record, runs))}
 
 
 @pytest.fixture(scope="module")
-def node_page(nodes: tuple[Record, NodeRuns]) -> Page:
+def node_page(nodes):
     record, runs = nodes
     return Page(report(record, "5e0" * 21 + "1", runs, {runs[15].folder: "nodes/15-node-016/report.html"}))
 
 
-def test_each_node_stands_by_its_own_run_and_by_the_checks_between(rows: dict[str, HostRow]) -> None:
+def test_each_node_stands_by_its_own_run_and_by_the_checks_between(rows):
     assert len(rows) == 64
     assert [host for host, row in rows.items() if row.wrong] == [
         "node-007", "node-012", "node-016", "node-020", "node-021", "node-022", "node-031", "node-041", "node-045",
@@ -158,7 +154,7 @@ def test_each_node_stands_by_its_own_run_and_by_the_checks_between(rows: dict[st
     assert [rows[host].cells[OWN] for host in ("node-016", "node-031", "node-045")] == ["ok", "failed", "not run"]
 
 
-def test_what_is_told_of_a_node_names_places_by_hosts(rows: dict[str, HostRow]) -> None:
+def test_what_is_told_of_a_node_names_places_by_hosts(rows):
     told = " ".join(rows["node-041"].said)
     assert "node-041 rail 2: with 3 others" in told
     assert "node40" not in told
@@ -167,7 +163,7 @@ def test_what_is_told_of_a_node_names_places_by_hosts(rows: dict[str, HostRow]) 
     assert rows["node-045"].serial == "SN-node-045"
 
 
-def test_the_page_leads_to_each_node_that_is_not_fine_and_to_its_own_report(rows, node_page: Page) -> None:
+def test_the_page_leads_to_each_node_that_is_not_fine_and_to_its_own_report(rows, node_page):
     anchors = {values["id"] for _, values in node_page.seen if values.get("id")}
     links = [values["href"] for tag, values in node_page.seen if tag == "a"]
     assert {link[1:] for link in links if link.startswith("#")} <= anchors
@@ -179,21 +175,21 @@ def test_the_page_leads_to_each_node_that_is_not_fine_and_to_its_own_report(rows
     assert len(node_page.seen) < 20_000
 
 
-def test_what_is_told_of_nodes_is_told_in_chinese_too(nodes: tuple[Record, NodeRuns]) -> None:
+def test_what_is_told_of_nodes_is_told_in_chinese_too(nodes):
     record, runs = nodes
     text = Page(report(record, "", runs, language="zh")).text
     assert "1 台主机（node-045）失联：nothing heard" in text  # noqa: RUF001
     assert "该节点的一条 rail 慢：node-041 rail 2" in text  # noqa: RUF001
 
 
-def test_on_a_phone_nothing_is_cut_off(node_page: Page, standard: Record, bad_gpu: Record, tmp_path: Path) -> None:
+def test_on_a_phone_nothing_is_cut_off(node_page, standard, bad_gpu, tmp_path):
     pages = {"nodes": node_page.html, "standard": report(standard, ""), "bad GPU": report(bad_gpu, "")}
     for name, each in seen(pages, tmp_path, width=400).items():
         assert not each.sticks_out, name
         assert each.narrowest > 300, name  # text is read in lines, not in letters
 
 
-def test_a_node_whose_evidence_is_not_here_has_a_row_all_the_same() -> None:
+def test_a_node_whose_evidence_is_not_here_has_a_row_all_the_same():
     record, _ = of_nodes(fleet_of(3))
     rows = hosts_of(record, over_nodes(record, {}))
     assert [row.host for row in rows] == ["node-001", "node-002", "node-003"]
@@ -209,7 +205,7 @@ def test_a_node_whose_evidence_is_not_here_has_a_row_all_the_same() -> None:
         ((Fault("gpu_bits_differ", (), "a bit"),), ""),
     ],
 )
-def test_what_hosts_compared_adds_up_unless_anything_differed(wrong: tuple[Fault, ...], hours: str) -> None:
+def test_what_hosts_compared_adds_up_unless_anything_differed(wrong, hours):
     bound = Finding("test_4_each_gpu.py::x", Measurement("corruption_bound", {WORLD: 1800.0}, {"precision": "bf16"}))
     runs = [
         replace(run, record=replace(run.record, findings=[*run.record.findings, bound], faults=[*faults]))

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -39,7 +38,7 @@ RECORDED = Path(__file__).parents[1] / "recorded"
 PageOf = Callable[[str], Page]
 
 
-def test_every_page_stands_on_its_own_and_serves_a_screen_reader(every_page: Page) -> None:
+def test_every_page_stands_on_its_own_and_serves_a_screen_reader(every_page):
     links = [value for name in ("src", "href", "xlink:href", "data") for value in every_page.values(name)]
     assert all(value.startswith("#") for value in links)
     assert not {"script", "link", "iframe", "img"} & {tag for tag, _ in every_page.seen}
@@ -67,7 +66,7 @@ def test_every_page_stands_on_its_own_and_serves_a_screen_reader(every_page: Pag
     assert not [value for name in ("class", "id", "href") for value in every_page.values(name) if "—" in value]
 
 
-def test_a_fault_of_no_check_says_what_to_do(tmp_path: Path) -> None:
+def test_a_fault_of_no_check_says_what_to_do(tmp_path):
     fault = Fault("ecc_uncorrected", (THIS_NODE,), "1 more")
     record = written(tmp_path, faults=[fault])
     (failure,) = failures(record, accused(record))
@@ -75,7 +74,7 @@ def test_a_fault_of_no_check_says_what_to_do(tmp_path: Path) -> None:
     assert fault.kind.next_step in " ".join(failure.advice)
 
 
-def test_cause_stands_before_the_figures_that_missed(page_of: PageOf, bad_gpu: Record) -> None:
+def test_cause_stands_before_the_figures_that_missed(page_of, bad_gpu):
     text = page_of("BAD GPU").text
     failed = text[text.index(FAILED) : text.index(FIGURES)]
     cause = "every pair with it reaches 212 GB/s, all others 394"
@@ -86,7 +85,7 @@ def test_cause_stands_before_the_figures_that_missed(page_of: PageOf, bad_gpu: R
     assert f" N{nobody[1:]}." in why(bad_gpu)
 
 
-def test_programmers_words_are_folded_away_and_a_very_long_message_keeps_its_ends(tmp_path: Path) -> None:
+def test_programmers_words_are_folded_away_and_a_very_long_message_keeps_its_ends(tmp_path):
     message = "AssertionError: GPU 5 lost `its` link\nassert not ['x']\n\ndef test_x():\n>   assert not wrong"
     check = Check("a.py::b", "failed", 1.0, "Links are up", "Look at `nvidia-smi`.", message)
     page = Page(html_of(written(tmp_path, checks=[check], verdict="REJECTED")))
@@ -98,7 +97,7 @@ def test_programmers_words_are_folded_away_and_a_very_long_message_keeps_its_end
     assert all(words in html for words in ("the first line", "the last line", "characters left out"))
 
 
-def test_rehearsal_never_looks_accepted(rehearsal: Record) -> None:
+def test_rehearsal_never_looks_accepted(rehearsal):
     rehearsal.verdict = "ACCEPTED"
     page = Page(html_of(rehearsal))
     assert page.of("h2") == [summary_lines(rehearsal)[0][0]] == ["REHEARSAL"]
@@ -111,7 +110,7 @@ def test_rehearsal_never_looks_accepted(rehearsal: Record) -> None:
 OF_NVLINK_5 = {"receive": [1, 2], "symbol": [4, None], "effective": [None, None]}
 
 
-def health_of(run: str, index: int, facts: dict[str, Any]) -> dict[str, str]:
+def health_of(run, index, facts):
     """What the page says of the health of a GPU of a recorded run, with other facts of it."""
     record = read(RECORDED / run / "evidence.jsonl")
     gpus = [*record.topology.gpus]
@@ -120,7 +119,7 @@ def health_of(run: str, index: int, facts: dict[str, Any]) -> dict[str, str]:
     return page.table("Health of the GPUs").row(f"GPU {index}")
 
 
-def test_health_of_a_gpu() -> None:
+def test_health_of_a_gpu():
     facts = {
         "ecc_mode": [1, 1],
         "spare_rows": {"max": 3071, "high": 0, "partial": 0, "low": 1, "none": 0},
@@ -143,13 +142,13 @@ def test_health_of_a_gpu() -> None:
     assert bad[7] == "gpu max 87, shutdown 95"  # some drivers give 0 for what they do not know
 
 
-def test_cases_that_do_not_apply_are_told_together(record_of: Callable[..., Record]) -> None:
+def test_cases_that_do_not_apply_are_told_together(record_of):
     checks = [Check(f"a.py::b[{case}]", "not applicable", 0.0, "All links", message="one GPU") for case in range(21)]
     row = Page(html_of(record_of(checks=checks))).table("Not applicable").row("· not applicable")
     assert row["What"] == "All links (a.py::b) in [0], [1], [2] and 18 more"
 
 
-def test_gpus_beyond_the_first_three_are_counted(bad_gpu: Record) -> None:
+def test_gpus_beyond_the_first_three_are_counted(bad_gpu):
     bad_gpu.checks["a.py::b"] = Check("a.py::b", "failed", 1.0, message="lost links")
     places = [gpu.place for gpu in bad_gpu.topology.gpus[:3]]
     bad_gpu.faults += [Fault("nvlink_down", (place,), "lost a link", check="a.py::b") for place in places]
@@ -157,7 +156,7 @@ def test_gpus_beyond_the_first_three_are_counted(bad_gpu: Record) -> None:
     assert ", 1 more GPU in some of them; 1 points to no single GPU." in Page(html_of(bad_gpu)).text
 
 
-def test_customers_limits_are_marked(standard: Record) -> None:
+def test_customers_limits_are_marked(standard):
     assert "customer's" not in html_of(standard)
     standard.findings = [
         replace(each, limit=each.limit and replace(each.limit, given=True, grade="contract"))
@@ -173,7 +172,7 @@ def test_customers_limits_are_marked(standard: Record) -> None:
     ("lasted", "said"),
     [(152.0, ""), (152.9, ""), (155.2, "ran 2.1 % slow"), (149.0, "ran 2 % fast"), (0.0, "")],
 )
-def test_a_clock_that_runs_wrong_is_told_in_one_sentence(standard: Record, lasted: float, said: str) -> None:
+def test_a_clock_that_runs_wrong_is_told_in_one_sentence(standard, lasted, said):
     standard.run = msgspec.structs.replace(standard.run, utc="2026-11-20T09:14:03Z")
     standard.ended, standard.lasted = "2026-11-20T09:16:35+00:00", lasted
     sentence = machine_section.clock_error(standard)
@@ -182,7 +181,7 @@ def test_a_clock_that_runs_wrong_is_told_in_one_sentence(standard: Record, laste
 
 
 @pytest.mark.parametrize("verdict", ["ACCEPTED", "REJECTED", "INCOMPLETE", "SURPRISE"])
-def test_hostile_text_is_shown_not_run(verdict: str) -> None:
+def test_hostile_text_is_shown_not_run(verdict):
     metric = Metric(HOSTILE, HOSTILE, "higher", HOSTILE)
     conditions = {HOSTILE: HOSTILE, "bytes": HOSTILE}
     measurement = Measurement(HOSTILE, {"world": 1.0}, conditions, {}, {HOSTILE: HOSTILE}, metric)
@@ -206,7 +205,7 @@ def test_hostile_text_is_shown_not_run(verdict: str) -> None:
     html.encode("utf-8")
 
 
-def test_check_of_somebody_else_has_a_group_of_its_own(record_of: Callable[..., Record]) -> None:
+def test_check_of_somebody_else_has_a_group_of_its_own(record_of):
     fans = Metric("fan_speed", "rpm", "higher", "fan speed")
     measurement = Measurement("fan_speed", {"gpu0": 900.0, "gpu1": 950.0}, {"bytes": MiB}, definition=fans)
     finding = Finding("checks/test_my_fans.py::test_fans", measurement, "for information")
@@ -217,7 +216,7 @@ def test_check_of_somebody_else_has_a_group_of_its_own(record_of: Callable[..., 
     assert page.table("Fan speed, rpm").row("1 MiB")["GPU 1"] == "950"
 
 
-def test_matplotlib_waits_for_a_report() -> None:
+def test_matplotlib_waits_for_a_report():
     modules = ("report.page", "report.terminal.summary_lines", "plugin.report_files")
     imports = ", ".join(f"pytest_gpufleet.{module}" for module in modules)
     code = f"import sys, {imports}; sys.exit('matplotlib' in sys.modules)"
@@ -225,9 +224,7 @@ def test_matplotlib_waits_for_a_report() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "drawn"), [(2, False), (16, False), (60, True)])
-def test_what_the_gpus_did_is_drawn_where_there_is_something_to_see(
-    record_of: Callable[..., Record], seconds: int, drawn: bool
-) -> None:
+def test_what_the_gpus_did_is_drawn_where_there_is_something_to_see(record_of, seconds, drawn):
     assert ('id="fleet-seen"' in html_of(record_of(telemetry=list(standard_run.telemetry(seconds))))) is drawn
 
 
@@ -235,7 +232,7 @@ GIVEN = {"technician": "J. Roe", "cost_centre": "88", "order": "4711", "remarks"
 
 
 @pytest.fixture
-def noted(standard: Record) -> Record:
+def noted(standard):
     node = NodeFound(0, "node7", "ABC123")
     standard.run = msgspec.structs.replace(standard.run, notes=GIVEN, commit="0123abcd-dirty", nodes=(node,))
     standard.machines = {0: HostFound(host={"dmi": {"vendor": "Dell Inc.", "product": "PowerEdge XE9680"}})}
@@ -243,7 +240,7 @@ def noted(standard: Record) -> Record:
     return standard
 
 
-def test_notes_stand_in_the_head_and_beside_the_signatures(noted: Record) -> None:
+def test_notes_stand_in_the_head_and_beside_the_signatures(noted):
     page = Page(html_of(noted, "5e" * 32))
     signed = dict(row for row in page.table("What this is about").rows)
     assert list(signed)[:4] == ["Order number", "Technician", "Remarks", "Cost centre"]
@@ -257,7 +254,7 @@ def test_notes_stand_in_the_head_and_beside_the_signatures(noted: Record) -> Non
     assert "b" not in {tag for tag, _ in page.seen}
 
 
-def test_the_foot_names_host_run_and_evidence_and_many_notes_leave_room_for_signatures(noted: Record) -> None:
+def test_the_foot_names_host_run_and_evidence_and_many_notes_leave_room_for_signatures(noted):
     host = 'a"}</style><script>x\\'
     noted.run = msgspec.structs.replace(noted.run, host=host)
     rules = machine_section.page_foot(noted, "5e" * 32)
@@ -272,12 +269,12 @@ def test_the_foot_names_host_run_and_evidence_and_many_notes_leave_room_for_sign
     assert ("And", "28 more notes, which evidence.jsonl has") in rows
 
 
-def commands(record: Record) -> list[str]:
+def commands(record):
     return [step.command for step in next_steps(record)]
 
 
 @pytest.fixture
-def left_out(incomplete: Record) -> Record:
+def left_out(incomplete):
     """A run from which checks were left out; whatever it measured was judged."""
     incomplete.findings[:] = [each for each in incomplete.findings if each.state != "not judged"]
     return incomplete
@@ -295,14 +292,12 @@ ACCEPT = CommandLine("gpufleet accept", "--gpus 8 -k bandwidth")
         ({"command_line": ACCEPT}, "gpufleet accept --gpus 8 --fleet-level standard"),
     ],
 )
-def test_what_was_left_out_runs_without_what_left_it_out(left_out: Record, header: Any, command: str) -> None:
+def test_what_was_left_out_runs_without_what_left_it_out(left_out, header, command):
     left_out.run = msgspec.structs.replace(left_out.run, **header)
     assert commands(left_out) == [command]
 
 
-def test_a_run_that_was_cut_short_goes_on_as_it_was_started(
-    standard: Record, bad_gpu: Record, rehearsal: Record
-) -> None:
+def test_a_run_that_was_cut_short_goes_on_as_it_was_started(standard, bad_gpu, rehearsal):
     assert commands(standard) == commands(bad_gpu) == commands(rehearsal) == []
     died = replace(standard, verdict=None)
     assert commands(died) == [f"{standard.run.command} --fleet-resume FOLDER"]
@@ -312,7 +307,7 @@ def test_a_run_that_was_cut_short_goes_on_as_it_was_started(
     assert commands(died) == ["gpufleet accept --gpus 8 -k bandwidth --fleet-resume FOLDER"]
 
 
-def test_figures_without_limits_need_a_calibration_first(incomplete: Record) -> None:
+def test_figures_without_limits_need_a_calibration_first(incomplete):
     finding = next(each for each in incomplete.findings if each.limit)
     incomplete.findings.append(replace(finding, state="not judged", limit=None, required=True, reason="no profile"))
     assert commands(incomplete) == [
@@ -321,7 +316,7 @@ def test_figures_without_limits_need_a_calibration_first(incomplete: Record) -> 
     ]
 
 
-def test_every_part_is_in_the_index_and_what_is_settled_is_folded(page_of: Callable[[str], Page]) -> None:
+def test_every_part_is_in_the_index_and_what_is_settled_is_folded(page_of):
     page = page_of("BAD GPU")
     index = page.html[page.html.index("<nav") : page.html.index("</nav>")]
     for anchor in ("fleet-gpus", "fleet-failed", "fleet-group-1", "fleet-open", "fleet-machine", "fleet-signoff"):
@@ -337,7 +332,7 @@ def test_every_part_is_in_the_index_and_what_is_settled_is_folded(page_of: Calla
     assert not [part for part in healthy if "<details open>" in part]
 
 
-def test_what_is_not_judged_links_to_its_reason(incomplete: Record) -> None:
+def test_what_is_not_judged_links_to_its_reason(incomplete):
     finding = next(each for each in incomplete.findings if each.limit)
     incomplete.findings[:] = [replace(finding, state="not judged", limit=None, required=True, reason="no profile")]
     page = Page(html_of(incomplete))

@@ -3,18 +3,16 @@ translation: tests/release.py."""
 
 import copy
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from string import Formatter
-from typing import Any
 
 import pytest
 from babel.messages.pofile import read_po
 
 from pytest_gpufleet import cli
-from pytest_gpufleet.model.language import LANGUAGES, LOCALE, Language, Listed, Said, in_language, say
+from pytest_gpufleet.model.language import LANGUAGES, LOCALE, Listed, Said, in_language, say
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.place import read as place_of
 from pytest_gpufleet.model.record import Record
@@ -25,10 +23,9 @@ from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.across_runs.drift import drift
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
-from pytest_gpufleet.verdict.fleet.host_runs import HostRun
 from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import settled
-from tests.conftest import REPORTS, FleetRun
+from tests.conftest import REPORTS
 from tests.fleets import fleet_of, host_run, rejected, slower
 from tests.runs import topology
 
@@ -39,7 +36,7 @@ NUMBERS = {
 SIZES = {0: "0 B", 8: "8 B", 64 * MiB: "64 MiB", 8 * GiB: "8 GiB", 1536: "1.5 KiB"}
 
 
-def test_numbers_and_sizes_are_short_and_conditions_come_in_the_order_of_speech() -> None:
+def test_numbers_and_sizes_are_short_and_conditions_come_in_the_order_of_speech():
     assert {value: wording.number(value) for value in NUMBERS} == NUMBERS
     assert {nbytes: wording.size(nbytes) for nbytes in SIZES} == SIZES
     conditions = {"fan_speed": 3, "nvls": True, "ranks": 1, "bytes": 64 * MiB, "collective": "broadcast"}
@@ -67,7 +64,7 @@ SEVERAL, ONE = {0: "gf1", 1: "gf2", 2: "gf10"}, {0: "gf1"}
         ("node", ONE, "node"),
     ],
 )
-def test_places_are_told_with_their_hosts_where_there_are_several(where: str, hosts: dict[int, str], text: str) -> None:
+def test_places_are_told_with_their_hosts_where_there_are_several(where, hosts, text):
     assert wording.place(place_of(where), hosts) == text
 
 
@@ -76,20 +73,20 @@ RECORDED = ROOT / "tests" / "recorded"
 LATER = RECORDED / "h200x4-a" / "evidence.jsonl"
 
 
-def within(language: Language, made: Callable[..., str], *arguments: Any, **values: object) -> str:
+def within(language, made, *arguments, **values):
     """What `made` makes in that language."""
     with in_language(language):
         return made(*arguments, **values)
 
 
-def test_names_of_values_and_commands_are_not_translated() -> None:
+def test_names_of_values_and_commands_are_not_translated():
     with next(LOCALE.glob("zh/*/*.po")).open("rb") as file:
         for each in (each for each in read_po(file) if each.id):
             assert _values(each.string) == _values(each.id)
             assert set(re.findall(r"`[^`]+`", each.string)) == set(re.findall(r"`[^`]+`", each.id)), each.id
 
 
-def test_what_has_no_translation_is_english() -> None:
+def test_what_has_no_translation_is_english():
     assert within("zh", say, "no such text {count}", count=3) == "no such text 3"
     assert within("zh", say, "") == ""
     assert within("zh", say, "REJECTED").endswith("REJECTED")
@@ -97,7 +94,7 @@ def test_what_has_no_translation_is_english() -> None:
 
 
 @pytest.mark.parametrize("run", ["h200x1-e", "h200x2-f", "h200x4-a", "h200x4-neighbour"])
-def test_recorded_run_in_both_languages_has_the_same_figures_and_names(run: str) -> None:
+def test_recorded_run_in_both_languages_has_the_same_figures_and_names(run):
     folder = RunFolder(RECORDED / run)
     record, digest = folder.record(), folder.digest()
     english, chinese = (report_page.page(record, digest, language=language) for language in ("en", "zh"))
@@ -122,9 +119,7 @@ def test_recorded_run_in_both_languages_has_the_same_figures_and_names(run: str)
     assert not {"measured", "median", "limit", "message size", "ranks", ""} & shown
 
 
-def test_language_of_a_run_is_on_record_and_report_writes_it_again_in_the_other(
-    run_pytest: Callable[..., FleetRun], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_language_of_a_run_is_on_record_and_report_writes_it_again_in_the_other(run_pytest, capsys):
     files = {"test_one.py": "def test_one(): pass"}
     run = run_pytest("--rehearse=1", "--fleet-language=zh", f"--fleet-dir={REPORTS}", files=files)
     (folder,) = run.folders
@@ -141,13 +136,13 @@ def test_language_of_a_run_is_on_record_and_report_writes_it_again_in_the_other(
     assert "签字验收" not in again.read_text(encoding="utf-8")
 
 
-def unlike_each_other() -> list[HostRun]:
+def unlike_each_other():
     """Hosts of which one is rejected, one slower, one of another kernel, and one not there."""
     slow, other = host_run("node-003", change=slower(0.1)), host_run("node-004", facts={"kernel": "6.9.9"})
     return fleet_of(5, node_002=rejected("node-002"), node_003=slow, node_004=other)
 
 
-def test_fleet_and_comparisons_in_both_languages_have_the_same_figures_and_names() -> None:
+def test_fleet_and_comparisons_in_both_languages_have_the_same_figures_and_names():
     fleet = judge_fleet(unlike_each_other(), (), [f"node-{number:03}" for number in range(1, 8)])
     english, chinese = (within(language, hosts_page.page, fleet, {}) for language in ("en", "zh"))
     assert english == hosts_page.page(fleet, {})
@@ -161,7 +156,7 @@ def test_fleet_and_comparisons_in_both_languages_have_the_same_figures_and_names
         assert _structure(chinese) == _structure(english)
 
 
-def test_what_was_said_in_english_can_be_said_again() -> None:
+def test_what_was_said_in_english_can_be_said_again():
     told = Said("{hosts} REJECTED", hosts=Said("1 host ({hosts})", hosts="{odd} ACCEPTED"))
     assert told == "1 host ({odd} ACCEPTED) REJECTED"
     assert within("zh", say, told) == "1 台主机（{odd} ACCEPTED）为 REJECTED"  # noqa: RUF001
@@ -171,7 +166,7 @@ def test_what_was_said_in_english_can_be_said_again() -> None:
     assert within("zh", say, copy.deepcopy(listed)) == "node7: 未知，575.57"  # noqa: RUF001
 
 
-def test_reasons_follow_in_the_language_of_the_page_and_those_of_another_verdict_stay_as_they_are() -> None:
+def test_reasons_follow_in_the_language_of_the_page_and_those_of_another_verdict_stay_as_they_are():
     record = settled(Record(topology=topology(), deselected=["test_1_inventory.py::test_gpu_count"]), "")
     english, chinese = (within(language, reasons, record) for language in LANGUAGES)
     (position,) = (number for number, text in enumerate(english) if text.endswith(": deselected"))
@@ -180,33 +175,33 @@ def test_reasons_follow_in_the_language_of_the_page_and_those_of_another_verdict
     assert within("zh", reasons, record) == record.reasons
 
 
-def test_sentences_are_joined_as_their_language_does() -> None:
+def test_sentences_are_joined_as_their_language_does():
     assert wording.sentences("No GPU is here.", "", "Look.") == "No GPU is here. Look."
     assert wording.sentences("没有 GPU。", "Look.", "请检查。") == "没有 GPU。Look. 请检查。"
     assert wording.sentences() == ""
 
 
-def _structure(page: str) -> list[str]:
+def _structure(page):
     """What refers to what, and the cells that no language changes: figures with their units."""
     return re.findall(r'(?:id|href|class|colspan)="[^"]*"|>-?[\d.,]+ ?[%A-Za-z/]*</td>', page)
 
 
-def _drawings(page: str) -> list[str]:
+def _drawings(page):
     return re.findall(r"<svg .*?</svg>", page, re.DOTALL)
 
 
-def _texts(drawing: str) -> list[str]:
+def _texts(drawing):
     return re.findall(r"<text[^>]*>([^<]*)</text>", drawing)
 
 
-def _shapes(drawing: str) -> str:
+def _shapes(drawing):
     return re.sub(r' aria-label="[^"]*"|(?<=>)[^<]*(?=</text>)', "", drawing)
 
 
-def _values(text: str) -> set[str]:
+def _values(text):
     return {name for _, name, _, _ in Formatter().parse(text) if name}
 
 
-def _figures(page: str) -> list[str]:
+def _figures(page):
     """The cells that begin with a number."""
     return re.findall(r'<td class="fleet-[^"]*fleet-right[^"]*">([-\d][^<]*)', page)

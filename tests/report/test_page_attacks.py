@@ -5,7 +5,6 @@ import re
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -50,19 +49,19 @@ ATTACK = f"""
 
 
 @pytest.fixture(scope="module")
-def live(fleet: Any) -> str:
+def live(fleet):
     """The page of a run that was attacked from everywhere."""
     run = fleet(ATTACK, "--metadata", PAYLOAD, PAYLOAD, CI_COMMIT_REF_NAME=BRANCH, GIT_BRANCH=PAYLOAD, BUILD_URL=LINK)
     assert sum(BRANCH in check for check in run.record.checks) == 2
     return (run.folders[0] / "report.html").read_text(encoding="utf-8")
 
 
-def without_policy(page: str) -> str:
+def without_policy(page):
     assert POLICY.search(page)
     return POLICY.sub("", page)
 
 
-def test_a_branch_name_and_ids_cannot_change_the_verdict_of_the_page_of_a_run(live: str, tmp_path: Path) -> None:
+def test_a_branch_name_and_ids_cannot_change_the_verdict_of_the_page_of_a_run(live, tmp_path):
     shown = seen({"live": live, "escaping-alone": without_policy(live)}, tmp_path)
     for each in shown.values():
         assert each.title.startswith("GPU acceptance report")
@@ -70,9 +69,7 @@ def test_a_branch_name_and_ids_cannot_change_the_verdict_of_the_page_of_a_run(li
     assert unescape(live).count(PAYLOAD) > 5  # also what was printed, and the log of pytest
 
 
-def test_no_string_of_evidence_can_change_the_verdict_of_a_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_string_of_evidence_can_change_the_verdict_of_a_page(tmp_path, monkeypatch):
     record = poisoned("h200x4-neighbour")
     record.judged_again = PAYLOAD  # as the page of `gpufleet judge -o` has it
     pages = {"report": page(record, PAYLOAD)}
@@ -98,7 +95,7 @@ def test_no_string_of_evidence_can_change_the_verdict_of_a_page(
     assert shown["report"].verdict == shown["report-without-policy"].verdict == "✗ REJECTED"
 
 
-def poisoned(name: str) -> Record:
+def poisoned(name):
     """A recorded run with a payload behind every text that is not one of our own words."""
     record = Record()
     for event in map(json.loads, (RECORDED / name / "evidence.jsonl").read_text(encoding="utf-8").splitlines()):
@@ -112,7 +109,7 @@ OUR_WORDS = {
 }  # fmt: skip
 
 
-def _poisoned(value: Any, but: set[str]) -> Any:
+def _poisoned(value, but):
     match value:
         case str():
             return value + PAYLOAD

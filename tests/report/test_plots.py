@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import SLOW_BEAT, Measurement, Sample
 from pytest_gpufleet.model.place import WORLD, gpu
-from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.plots.canvas import ticks
 from pytest_gpufleet.report.plots.figure_plots import curves, draw, training_plot
 from pytest_gpufleet.report.plots.telemetry_plots import QUANTITIES, svgs
@@ -23,16 +21,16 @@ from tests.conftest import EVIDENCE
 Plot = Callable[[list[Finding]], list[tuple[str, str]]]
 
 
-def words_in(svg: str) -> set[str]:
+def words_in(svg):
     return {"".join(each.itertext()).strip() for each in ElementTree.fromstring(svg).iter() if "text" in each.tag}
 
 
-def by_caption(drawn: list[tuple[str, str]]) -> dict[str, str]:
+def by_caption(drawn):
     assert len(dict(drawn)) == len(drawn)
     return dict(drawn)
 
 
-def test_curves_have_a_panel_a_collective_with_limits_and_what_was_published(standard: Record) -> None:
+def test_curves_have_a_panel_a_collective_with_limits_and_what_was_published(standard):
     drawn = by_caption(curves(standard.findings))
     assert [*drawn] == ["Bus bandwidth against message size", "Latency of a collective against message size"]
     bandwidth = drawn["Bus bandwidth against message size"]
@@ -41,8 +39,8 @@ def test_curves_have_a_panel_a_collective_with_limits_and_what_was_published(sta
     assert "published for a healthy machine" not in words_in(drawn["Latency of a collective against message size"])
 
 
-def test_a_curve_is_one_line_whether_graphs_or_launches_made_its_points() -> None:
-    def finding(nbytes: int, **how: str) -> Finding:
+def test_a_curve_is_one_line_whether_graphs_or_launches_made_its_points():
+    def finding(nbytes, **how):
         conditions = {"collective": "all_reduce", "bytes": nbytes, "ranks": 8, **how}
         return Finding("a", Measurement("busbw", {WORLD: 1.0 + nbytes}, conditions), "for information")
 
@@ -53,7 +51,7 @@ def test_a_curve_is_one_line_whether_graphs_or_launches_made_its_points() -> Non
     assert "16\u2009MiB" in words_in(svg)
 
 
-def test_training_has_its_share_of_each_gpu_alone_and_a_panel_for_each_thing_that_differs(standard: Record) -> None:
+def test_training_has_its_share_of_each_gpu_alone_and_a_panel_for_each_thing_that_differs(standard):
     ((_, svg),) = training_plot(standard.findings)
     words = words_in(svg)
     (amp,) = (
@@ -71,7 +69,7 @@ def test_training_has_its_share_of_each_gpu_alone_and_a_panel_for_each_thing_tha
     assert {"amp", "1 GPU", "2 GPUs", "4 GPUs"} <= words_in(svg)
 
 
-def assert_well_drawn(drawn: list[tuple[str, str]]) -> None:
+def assert_well_drawn(drawn):
     """Described, readable in dark mode and on paper, and so that no id is in two of them."""
     ids = [each for _, svg in drawn for each in set(re.findall(r'\bid="([^"]+)"', svg))]
     assert len(ids) == len(set(ids))
@@ -81,7 +79,7 @@ def assert_well_drawn(drawn: list[tuple[str, str]]) -> None:
         assert set(re.findall(r"url\(#([^)]+)\)", svg)) <= set(re.findall(r'\bid="([^"]+)"', svg))
 
 
-def test_drawings_are_small_and_repeatable(bad_gpu: Record) -> None:
+def test_drawings_are_small_and_repeatable(bad_gpu):
     some = [each for each in bad_gpu.findings if each.measurement.metric in ("gemm", "busbw", "train_throughput")]
     drawn = draw(some)
     assert drawn == draw(some)
@@ -89,7 +87,7 @@ def test_drawings_are_small_and_repeatable(bad_gpu: Record) -> None:
     assert_well_drawn(drawn)
 
 
-def test_ticks_of_sizes_that_lie_close_do_not_overlap() -> None:
+def test_ticks_of_sizes_that_lie_close_do_not_overlap():
     batches = [16, 32, 64, 128, 256, 512, 1024, 2048, 2361, 2518]
     chosen = ticks(batches, 5)
     assert chosen[0] == 2518
@@ -99,7 +97,7 @@ def test_ticks_of_sizes_that_lie_close_do_not_overlap() -> None:
 
 
 @pytest.mark.parametrize("plot", [curves, training_plot, draw])
-def test_nothing_to_draw_draws_nothing(plot: Plot) -> None:
+def test_nothing_to_draw_draws_nothing(plot):
     assert plot([]) == []
     nan = float("nan")
     broken = [
@@ -116,21 +114,21 @@ PLACES = [gpu(index) for index in range(8)]
 TITLES = [quantity.title for quantity in QUANTITIES]
 
 
-def at_gpu(sample: Sample, index: int, read: dict[str, float | None]) -> Sample:
+def at_gpu(sample, index, read):
     return replace(sample, gpus=(*sample.gpus[:index], read, *sample.gpus[index + 1 :]))
 
 
-def samples(count: int, **changes: Any) -> list[Sample]:
+def samples(count, **changes):
     return [Sample(START + second, ({**READING, **changes},) * len(PLACES)) for second in range(count)]
 
 
-def checks(files: int, each: int, length: float) -> list[tuple[str, float, float]]:
+def checks(files, each, length):
     step = length / files / each
     ids = [f"acceptance/test_{file}_part.py::test_it[{n}]" for file in range(files) for n in range(each)]
     return [(name, START + index * step, START + (index + 1) * step) for index, name in enumerate(ids)]
 
 
-def test_a_plot_for_each_quantity_with_a_line_for_each_gpu_and_the_files_of_tests() -> None:
+def test_a_plot_for_each_quantity_with_a_line_for_each_gpu_and_the_files_of_tests():
     drawn = svgs(samples(301), PLACES, checks(7, 12, 300))
     assert [title for title, _ in drawn] == TITLES
     for _, svg in drawn:
@@ -145,7 +143,7 @@ def test_a_plot_for_each_quantity_with_a_line_for_each_gpu_and_the_files_of_test
     assert labels[6].endswith(": 0.000046 GB/s to 0.000046 GB/s")  # sent and received
 
 
-def test_a_long_run_stays_small_and_keeps_its_peaks() -> None:
+def test_a_long_run_stays_small_and_keeps_its_peaks():
     run = [Sample(START + at, ({"power_watts": 600 + at % 7},) * len(PLACES)) for at in range(40_000)]
     run[12_345] = at_gpu(run[12_345], 5, {"power_watts": 699})
     run[23_456] = at_gpu(run[23_456], 2, {"power_watts": 88})
@@ -156,7 +154,7 @@ def test_a_long_run_stays_small_and_keeps_its_peaks() -> None:
     assert "hours:minutes since 09:14:03 UTC" in words_in(svg)
 
 
-def test_what_no_gpu_gave_has_no_plot_a_gap_breaks_the_line_and_a_lone_value_is_seen() -> None:
+def test_what_no_gpu_gave_has_no_plot_a_gap_breaks_the_line_and_a_lone_value_is_seen():
     run = samples(12, memory_temperature_c=None)
     assert [title for title, _ in svgs(run, PLACES, [])] == [title for title in TITLES if title != TITLES[3]]
     whole = longest_path(dict(svgs(run, PLACES[:1], []))["Power"])
@@ -172,11 +170,11 @@ def test_what_no_gpu_gave_has_no_plot_a_gap_breaks_the_line_and_a_lone_value_is_
     assert longest_path(dict(svgs(run, PLACES[:1], []))["Power"]).count("M") == 3
 
 
-def longest_path(svg: str) -> str:
+def longest_path(svg):
     return max(re.findall(r' d="([^"]+)"', svg), key=lambda path: (path.count("M"), len(path)))
 
 
-def test_what_is_read_seldom_is_one_line_through_all_readings() -> None:
+def test_what_is_read_seldom_is_one_line_through_all_readings():
     """PCIe traffic is in every fifth sample only; as a real run recorded it."""
     run = read(EVIDENCE / "h200x4-neighbour" / "evidence.jsonl")
     drawn = dict(svgs(run.telemetry, PLACES[:1], []))
@@ -187,7 +185,7 @@ def test_what_is_read_seldom_is_one_line_through_all_readings() -> None:
     assert longest_path(drawn["Power"]).count("M") == 1
 
 
-def test_a_clock_that_was_set_back_during_the_run() -> None:
+def test_a_clock_that_was_set_back_during_the_run():
     run = samples(20)
     run[10:] = [replace(sample, time=sample.time - 3600) for sample in run[10:]]
     drawn = svgs(run, PLACES, checks(3, 2, 19))
@@ -197,7 +195,7 @@ def test_a_clock_that_was_set_back_during_the_run() -> None:
         assert svgs(too_little, PLACES, checks(3, 2, 19)) == []
 
 
-def test_any_group_can_be_named_and_of_too_many_the_longest_are() -> None:
+def test_any_group_can_be_named_and_of_too_many_the_longest_are():
     many = [*checks(90, 1, 290), ("acceptance/test_long_one.py::test_it", START + 290, START + 300)]
     words = words_in(svgs(samples(301), PLACES[:1], many)[0][1])
     assert 20 < len([word for word in words if word.endswith(" part")]) < 40

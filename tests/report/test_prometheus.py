@@ -9,7 +9,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import prometheus
 from pytest_gpufleet.run import opening
 from pytest_gpufleet.verdict.reading import read
@@ -20,7 +19,7 @@ from tests.report.test_terminal import faulty
 __all__ = ["faulty"]
 
 
-def exported(record: Record, folder: Path) -> dict[str, list[tuple[dict[str, str], float]]]:
+def exported(record, folder):
     """By family the labels and values of its series."""
     (folder / "textfiles").mkdir()
     prometheus.write(file := folder / "textfiles" / "x.prom", record)
@@ -30,7 +29,7 @@ def exported(record: Record, folder: Path) -> dict[str, list[tuple[dict[str, str
     return {family.name: [(dict(each.labels), each.value) for each in family.samples] for family in families}
 
 
-def test_figures_and_limits_of_gpus(tmp_path: Path) -> None:
+def test_figures_and_limits_of_gpus(tmp_path):
     limits, host = runs.written(tmp_path / "c.toml"), 'a "strange"\\host'
     folder = runs.record(tmp_path / "run", host=host, limits=limits, values={"busbw world": math.nan})
     record = read(folder / "evidence.jsonl")
@@ -51,7 +50,7 @@ def test_figures_and_limits_of_gpus(tmp_path: Path) -> None:
     }
 
 
-def test_faults_by_code_and_place(tmp_path: Path) -> None:
+def test_faults_by_code_and_place(tmp_path):
     record = read(EVIDENCE / "h200x4-neighbour" / "evidence.jsonl")
     record.run = msgspec.structs.replace(record.run, host="node\udcff")  # no UTF-8, as names of files give it
     told = exported(record, tmp_path)
@@ -66,7 +65,7 @@ def test_faults_by_code_and_place(tmp_path: Path) -> None:
     assert {labels["host"] for labels, _ in told["gpufleet_verdict"]} == {"node"}
 
 
-def test_the_node_of_each_verdict_figure_and_fault(faulty: Record, tmp_path: Path) -> None:
+def test_the_node_of_each_verdict_figure_and_fault(faulty, tmp_path):
     told = exported(faulty, tmp_path)
     verdicts = {labels["node"]: labels["verdict"] for labels, value in told["gpufleet_node_verdict"] if value}
     assert verdicts["node-004"] == "REJECTED"
@@ -90,9 +89,7 @@ def test_the_node_of_each_verdict_figure_and_fault(faulty: Record, tmp_path: Pat
         ("link.prom", "it is there"),
     ],
 )
-def test_a_textfile_that_cannot_be_written_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, why: str
-) -> None:
+def test_a_textfile_that_cannot_be_written_is_refused(tmp_path, monkeypatch, path, why):
     monkeypatch.chdir(tmp_path)
     Path("bash.rc").write_text("secret")
     Path("x.prom").touch()

@@ -23,11 +23,11 @@ from tests.fleets import fleet_of, rejected
 from tests.node_records import Between, of_nodes
 
 
-def text_of(record: Record) -> str:
+def text_of(record):
     return " ".join(" ".join(text.split()) for text, _ in summary_lines(record))
 
 
-def test_verdict_stands_first_in_its_colour_and_lines_fit_eighty_columns(every_record: Record) -> None:
+def test_verdict_stands_first_in_its_colour_and_lines_fit_eighty_columns(every_record):
     colours = {"ACCEPTED": "green", "REJECTED": "red", "INCOMPLETE": "yellow", "REHEARSAL": "cyan"}
     line, markup = summary_lines(every_record)[0]
     word, _, stands_on = line.partition("; ")
@@ -44,7 +44,7 @@ def test_verdict_stands_first_in_its_colour_and_lines_fit_eighty_columns(every_r
 
 
 @pytest.mark.parametrize("message", ["", "\n\n", "\x1b[2J\x1b[31mowned\x07", "word " * 100_000])
-def test_terminal_is_safe_from_messages(message: str) -> None:
+def test_terminal_is_safe_from_messages(message):
     record = Record(checks={"a": Check("a", "failed", 0.1, message=message)}, verdict="REJECTED")
     result = summary_lines(record)
     assert len(result) < 20
@@ -52,7 +52,7 @@ def test_terminal_is_safe_from_messages(message: str) -> None:
     assert not any("\x1b" in text or "\x07" in text for text, _ in result)
 
 
-def test_every_gpu_that_a_message_names_is_told() -> None:
+def test_every_gpu_that_a_message_names_is_told():
     """As pytest words an assertion of several lines."""
     message = "AssertionError: GPU 0 X: process 7\n  GPU 2 Y: process 7\nassert not ['GPU 0 X: process 7', 'GPU 2 Y']"
     shown = [text for text, _ in summary_lines(Record(checks={"a": Check("a", "failed", 0.1, message=message)}))]
@@ -60,7 +60,7 @@ def test_every_gpu_that_a_message_names_is_told() -> None:
     assert not any("assert not" in text for text in shown)
 
 
-def test_of_own_checks_alone_the_suite_is_not_left_open(rehearsal: Record) -> None:
+def test_of_own_checks_alone_the_suite_is_not_left_open(rehearsal):
     assert "Left open" in text_of(rehearsal)
     rehearsal.checks = {"checks/test_own.py::test_it": Check("checks/test_own.py::test_it", "passed", 0.1)}
     text = text_of(rehearsal)
@@ -68,14 +68,14 @@ def test_of_own_checks_alone_the_suite_is_not_left_open(rehearsal: Record) -> No
     assert text.count("REHEARSAL") == 1
 
 
-def test_a_level_that_judges_no_figure_does_not_say_that_all_met(standard: Record) -> None:
+def test_a_level_that_judges_no_figure_does_not_say_that_all_met(standard):
     standard.findings.clear()
     told = " ".join(text_of(standard).split())
     assert "none failed. No measurement was judged." in told
     assert " 0 " not in told
 
 
-def test_each_group_has_a_line_with_its_smallest_margin(standard: Record) -> None:
+def test_each_group_has_a_line_with_its_smallest_margin(standard):
     found = {each.group: each for each in margins(standard)}
     judged = [each for each in distinct(standard.findings) if judged_by(each)]
     assert sum(each.judged for each in found.values()) == len(judged) > len(found) > 2
@@ -87,7 +87,7 @@ def test_each_group_has_a_line_with_its_smallest_margin(standard: Record) -> Non
         assert f"{each.within} of {each.judged}" in text_of(standard)
 
 
-def test_the_text_of_a_run_has_every_check_and_required_measurement_and_ends_as_the_terminal(every_record) -> None:
+def test_the_text_of_a_run_has_every_check_and_required_measurement_and_ends_as_the_terminal(every_record):
     text = "".join(text_report(every_record, "FOLDER"))
     assert all(f"  {check}\n" in text for check in every_record.checks)
     rows = [row for table in required_tables(every_record) for row in table.rows]
@@ -97,14 +97,14 @@ def test_the_text_of_a_run_has_every_check_and_required_measurement_and_ends_as_
 
 
 @pytest.fixture(scope="module")
-def faulty() -> Record:
+def faulty():
     """3 is slow with everybody, rail 1 of 5 is, 4 is rejected by its own run and left out, 7 is lost."""
     hosts = fleet_of(8, node_004=rejected("node-004"))
     between = Between(nodes=(2,), rails=((4, 1),), lost={6: "nothing heard"}, left_out={3: "REJECTED"})
     return of_nodes(hosts, between)[0]
 
 
-def test_the_terminal_names_nodes_by_host_and_serial(faulty: Record) -> None:
+def test_the_terminal_names_nodes_by_host_and_serial(faulty):
     text = text_of(faulty)
     assert text.startswith("REJECTED")
     for told in (
@@ -116,7 +116,7 @@ def test_the_terminal_names_nodes_by_host_and_serial(faulty: Record) -> None:
     assert "node2" not in text
 
 
-def on_kernels(*kernels: str | None, rehearsal: bool = False) -> Record:
+def on_kernels(*kernels, rehearsal=False):
     """A run on as many nodes as kernels, each of which tells that this one runs it, or does not tell."""
     record, _ = of_nodes(fleet_of(len(kernels)))
     machines = {node: HostFound(host={"boot_id": kernel}) for node, kernel in enumerate(kernels)}
@@ -135,7 +135,7 @@ def on_kernels(*kernels: str | None, rehearsal: bool = False) -> Record:
     ],
     ids=["two of three", "all", "none", "nobody tells", "rehearsal"],
 )
-def test_nodes_that_one_kernel_runs_are_told_as_one_host(record: Record, together: dict[int, tuple[int, ...]]) -> None:
+def test_nodes_that_one_kernel_runs_are_told_as_one_host(record, together):
     assert {node.index: node.same_host for node in summary(record, "0" * 64).nodes} == together
     named = [record.hosts[node] for node, others in together.items() if others]
     if named:
@@ -144,7 +144,7 @@ def test_nodes_that_one_kernel_runs_are_told_as_one_host(record: Record, togethe
         assert "one host" not in text_of(record)
 
 
-def test_the_terminal_takes_one_screen_however_many_nodes_are_bad() -> None:
+def test_the_terminal_takes_one_screen_however_many_nodes_are_bad():
     bad = of_nodes([rejected(f"n{number:03}") for number in range(60)], Between(nodes=tuple(range(30))))[0]
     lines = summary_lines(bad)
     assert len(lines) <= SCREEN
@@ -159,9 +159,7 @@ def test_the_terminal_takes_one_screen_however_many_nodes_are_bad() -> None:
         (Between(left_out={1: "no space left on device"}), "node_unfit", "no space left on device", "left out"),
     ],
 )
-def test_a_node_that_is_gone_is_named_once_with_why_and_by_no_check(
-    between: Between, code: str, why: str, named: str
-) -> None:
+def test_a_node_that_is_gone_is_named_once_with_why_and_by_no_check(between, code, why, named):
     record, _ = of_nodes(fleet_of(3), between)
     record.faults.append(Fault(code, (Place(1, "node"),), why))
     told = text_of(record).partition("Nodes to look at")[2]
