@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.measurement import SLOW_BEAT, Measurement, Sample
+from pytest_gpufleet.model.measurement import Measurement, Sample
 from pytest_gpufleet.model.place import WORLD, gpu
 from pytest_gpufleet.report.plots.canvas import ticks
 from pytest_gpufleet.report.plots.figure_plots import curves, draw, training_plot
@@ -140,7 +140,6 @@ def test_a_plot_for_each_quantity_with_a_line_for_each_gpu_and_the_files_of_test
     assert drawn[0] == svgs(samples(301), PLACES, checks(7, 12, 300))[0]  # whenever it is drawn
     labels = [svg.split('"')[3] for _, svg in drawn]
     assert labels[1] == "GPU memory used of 8 GPUs over 5:00 (minutes:seconds): 113 GiB to 113 GiB"
-    assert labels[6].endswith(": 0.000046 GB/s to 0.000046 GB/s")  # sent and received
 
 
 def test_a_long_run_stays_small_and_keeps_its_peaks():
@@ -158,7 +157,7 @@ def test_what_no_gpu_gave_has_no_plot_a_gap_breaks_the_line_and_a_lone_value_is_
     run = samples(12, memory_temperature_c=None)
     assert [title for title, _ in svgs(run, PLACES, [])] == [title for title in TITLES if title != TITLES[3]]
     whole = longest_path(dict(svgs(run, PLACES[:1], []))["Power"])
-    for second in range(3, 3 + SLOW_BEAT):
+    for second in range(3, 8):
         run[second] = at_gpu(run[second], 0, dict.fromkeys(READING))
     run[11] = replace(run[11], gpus=())
     broken = longest_path(dict(svgs(run, PLACES[:1], []))["Power"])
@@ -172,17 +171,6 @@ def test_what_no_gpu_gave_has_no_plot_a_gap_breaks_the_line_and_a_lone_value_is_
 
 def longest_path(svg):
     return max(re.findall(r' d="([^"]+)"', svg), key=lambda path: (path.count("M"), len(path)))
-
-
-def test_what_is_read_seldom_is_one_line_through_all_readings():
-    """PCIe traffic is in every fifth sample only; as a real run recorded it."""
-    run = read(EVIDENCE / "h200x4-neighbour" / "evidence.jsonl")
-    drawn = dict(svgs(run.telemetry, PLACES[:1], []))
-    had = [each for each in run.telemetry if each.gpus[0].get("pcie_received_kilobytes_per_second") is not None]
-    path = longest_path(drawn[TITLES[-1]])
-    assert (path.count("M"), path.count("L") + 1) == (1, len(had))
-    assert len(had) > 10
-    assert longest_path(drawn["Power"]).count("M") == 1
 
 
 def test_a_clock_that_was_set_back_during_the_run():

@@ -204,14 +204,14 @@ def facts(record: Record) -> list[Table]:
     """The run, the software and the host, each a small table."""
     run, topology, several = record.run, record.topology, record.of_cluster
     changes, known_good = (record.profile.changes, record.profile.calibrated_on) if record.profile else ((), ())
-    given = {  # of which nothing is said where nobody gave it
-        "Network between nodes, by --fleet-network": run.network,
-        "Not judged, by --fleet-without": ", ".join(run.without),
-        "Hardware": say("used (--fleet-used)") if run.used else "",
-        "Deadline": wording.duration(run.deadline_seconds) if run.deadline_seconds else "",
-        "Order": run.order,
-        "SHA-256 of the order": run.order_sha256,
-    }
+    given = (  # of which nothing is said where nobody gave it
+        ("Network between nodes, by --fleet-network", run.network),
+        ("Not judged, by --fleet-without", ", ".join(run.without)),
+        ("Hardware", say("used (--fleet-used)") if run.used else ""),
+        ("Deadline", wording.duration(run.deadline_seconds) if run.deadline_seconds else ""),
+        ("Order", run.order),
+        ("SHA-256 of the order", run.order_sha256),
+    )
     tables: dict[str, Facts] = {
         "The run": [
             *notes(record),
@@ -226,7 +226,7 @@ def facts(record: Record) -> list[Table]:
             ("Limits asked for", say("at least {grade}", grade=say(IN_WORDS[run.basis]))),
             ("Profile", run.profile),
             ("SHA-256 of the profile", run.profile_sha256),
-            *((name, value) for name, value in given.items() if value),
+            *((name, value) for name, value in given if value),
             *(("Changed by the profile", str(change)) for change in changes),
             *(("The profile is calibrated on", str(run)) for run in known_good),
         ],

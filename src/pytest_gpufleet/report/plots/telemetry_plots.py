@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 
 from pytest_gpufleet.model.language import Said, say
-from pytest_gpufleet.model.measurement import SLOW_BEAT, Sample
+from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.gpu_grid import group_title
@@ -42,28 +42,22 @@ Points = list[tuple[float, float]]
 
 
 class Quantity(NamedTuple):
-    """What one plot shows: the sum of `readings` times `scale`. `bottom`: where its axis starts, None for anywhere.
-    `every`: of so many samples one has it."""
+    """What one plot shows: a reading times `scale`. `bottom`: where its axis starts, None for anywhere."""
 
     title: str
     unit: str
-    readings: tuple[str, ...]
+    reading: str
     scale: float = 1.0
     bottom: float | None = 0.0
-    every: int = 1
 
 
-PCIE = ("pcie_transmitted_kilobytes_per_second", "pcie_received_kilobytes_per_second")
 QUANTITIES = (
-    Quantity("GPU utilisation", "%", ("utilization_percent",)),
-    Quantity("GPU memory used", "GiB", ("memory_used_bytes",), 1 / 2**30),
-    Quantity("Temperature of the GPU", "°C", ("temperature_c",), bottom=None),
-    Quantity("Temperature of the GPU memory", "°C", ("memory_temperature_c",), bottom=None),
-    Quantity("Power", "W", ("power_watts",)),
-    Quantity("SM clock", "MHz", ("sm_clock_mhz",)),
-    Quantity(
-        f"PCIe traffic, sent and received, as read in one sample of {SLOW_BEAT}", "GB/s", PCIE, 1e-6, every=SLOW_BEAT
-    ),
+    Quantity("GPU utilisation", "%", "utilization_percent"),
+    Quantity("GPU memory used", "GiB", "memory_used_bytes", 1 / 2**30),
+    Quantity("Temperature of the GPU", "°C", "temperature_c", bottom=None),
+    Quantity("Temperature of the GPU memory", "°C", "memory_temperature_c", bottom=None),
+    Quantity("Power", "W", "power_watts"),
+    Quantity("SM clock", "MHz", "sm_clock_mhz"),
 )
 
 
@@ -88,17 +82,15 @@ def _line(samples: Sequence[Sample], index: int, quantity: Quantity) -> Points:
     """(seconds since the first sample, value) where there is a value; NaN, at which the line breaks, where a sample has
     none or is missing."""
     first, last = samples[0].time, -1
-    longest_step = MISSING * quantity.every * median(after.time - before.time for before, after in pairwise(samples))
+    longest_step = MISSING * median(after.time - before.time for before, after in pairwise(samples))
     points: Points = []
     for number, sample in enumerate(samples):
         gpu = sample.gpus[index] if index < len(sample.gpus) else {}
-        values = [value for name in quantity.readings if (value := canvas.drawable(gpu.get(name))) is not None]
-        if len(values) < len(quantity.readings):
-            continue
-        if points and (number - last > quantity.every or sample.time - samples[last].time > longest_step):
-            points.append((points[-1][0], math.nan))
-        points.append((sample.time - first, sum(values) * quantity.scale))
-        last = number
+        if (value := canvas.drawable(gpu.get(quantity.reading))) is not None:
+            if points and (number - last > 1 or sample.time - samples[last].time > longest_step):
+                points.append((points[-1][0], math.nan))
+            points.append((sample.time - first, value * quantity.scale))
+            last = number
     return _decimated(points)
 
 
