@@ -1,8 +1,12 @@
-"""What the driver of real GPUs tells of their health. Skipped without them."""
+"""What the driver of real GPUs tells of their health, and for physical limits. Skipped without them."""
+
+import pytest
 
 from pytest_gpufleet.machine import local_node
 from pytest_gpufleet.machine.gpu_facts import COUNTERS, SLOW_COUNTERS
 from pytest_gpufleet.model.gpu import Missing
+from pytest_gpufleet.verdict import peaks
+from tests.boards import BOARDS
 from tests.gpu.present import GPUS, needs_gpus
 
 pytestmark = needs_gpus(1)
@@ -64,3 +68,13 @@ def test_what_an_ended_process_leaves_behind_speaks_against_no_gpu(run_pytest):
     codes = {fault.name for fault in run.record.faults}
     assert "rank_raised" in codes or "rank_died" in codes
     assert not any(code.startswith("xid_") and code != "xid_of_process" for code in codes), codes
+
+
+def test_peaks_of_this_machine() -> None:
+    for gpu in GPUS:
+        made = [peak(gpu) for peak in (peaks.memory_bandwidth, peaks.host_link, peaks.product_rate, peaks.power_bound)]
+        assert all(peak.value > 0 for peak in made)
+        if board := BOARDS.get(gpu.name):
+            facts = ("cuda_cores", "memory_bus_bits", "memory_clock_max_mhz", "sm_clock_max_mhz")
+            assert {name: gpu.get(name) for name in facts} == {name: board.gpu().get(name) for name in facts}
+            assert made[0].value == pytest.approx(board.memory, rel=0.03)

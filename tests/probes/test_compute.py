@@ -1,6 +1,5 @@
-"""Matmuls that go wrong on one rank are found, and the rank and the element named."""
+"""Matmuls that go wrong on one rank are found, and the rank and the element named; and fingerprints of ranks."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,8 +9,9 @@ from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.probes.compute.rate import full_clock_rates, why_below_full_clock
 from pytest_gpufleet.verdict.judgement import judge
 from tests.boards import BOARDS
+from tests.conftest import ACCEPTANCE
 
-EACH_GPU = Path(__file__).parents[2] / "acceptance" / "test_4_each_gpu.py"
+EACH_GPU, FINGERPRINT = (ACCEPTANCE / f"test_{name}.py" for name in ("4_each_gpu", "3_fingerprint"))
 REPEAT = "test_products_repeat_bit_for_bit"
 EXACT = "test_matrix_product_is_exact"
 
@@ -110,3 +110,32 @@ def test_cards_that_are_at_their_power_limit_even_so_are_measured_under_another_
     """Of three one that the cap holds alone is slow for it."""
     every = [at_full_clock(USUAL, USUAL, PINNED, capped=capped) for capped in ({2}, {1, 2})]
     assert [each.conditions["at_power_limit"] for each in every] == [False, True]
+
+
+# ---------------------------------------------------------------- fingerprints
+
+
+CASES = ("products", "reductions", "training")
+
+
+def test_all_ranks_compute_the_same_and_again_in_another_run(run_pytest):
+    first, second = (
+        run_pytest(FINGERPRINT, "--rehearse=2", "--fleet-dir=runs", OMP_NUM_THREADS=threads) for threads in ("1", "2")
+    )
+    assert (first.status, set(first.outcomes.values())) == (0, {"passed"}), first.text
+    taken = first.record.fingerprints
+    assert len(taken) == len(CASES) + 1
+    assert all(part.output for each in taken.values() for one in each for part in one.parts.values())
+    assert taken == second.record.fingerprints  # whatever the number of threads
+
+
+@pytest.mark.parametrize(
+    ("fault", "what"), [("always bit", "other bits than most"), ("now and then bit", "other bits each time")]
+)
+def test_a_rank_that_computes_otherwise_is_named(planted, fault, what):
+    run = planted(FAULT, fault, FINGERPRINT, "-k", "same_bits", "--rehearse=3")
+    outcomes = {name.partition("[")[2][:-1]: outcome for name, outcome in run.outcomes.items()}
+    assert outcomes == {"products": "failed", "reductions": "passed", "training": "passed"}
+    (fault,) = run.record.faults
+    assert (fault.name, [*map(str, fault.subjects)]) == ("gpu_bits_differ", ["cpu1"])
+    assert what in fault.what
