@@ -5,21 +5,25 @@ INCOMPLETE, whatever happens beside it, or there is no run at all.
 """
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.report.machine_section import FILES_OF_OTHERS
 from pytest_gpufleet.safe_files import sha256
+from pytest_gpufleet.verdict.verdict import concluded
 from tests.conftest import ACCEPTANCE, RECORDED, REPORTS, ROOT, FleetRun, Runs
 from tests.runs import facts_on_the_page
 
 FILES = ("test_2_health.py", "test_9_endurance.py")
 SUITE = {f"acceptance/{name}": ACCEPTANCE / name for name in ("conftest.py", *FILES)}
+IN_FILES = re.compile("|".join(FILES)).match
 # Every level asks for these files of the suite alone: a run of them can be ACCEPTED.
 SMALL_SUITE = f"""
 from pytest_gpufleet.model.suite import Suite
@@ -114,7 +118,6 @@ HARMLESS = {
     "--lf, and none failed": Accident((*CACHE, "--lf")),
     "--ff": Accident((*CACHE, "--ff"), files=cached("lastfailed", {XID: True})),
     "--trace-config": Accident(("--trace-config",)),
-    "--maxfail": Accident(("--maxfail=1",)),
     "-p no:html": Accident(("-p", "no:html", "-p", "no:metadata")),
     "-p no:terminal": Accident(("-p", "no:terminal")),
     "a conftest.py above": Accident(
@@ -144,12 +147,19 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", HARMLESS)
-def test_it_changes_nothing(what: str, run_pytest: Runs) -> None:
-    run = HARMLESS[what].run(run_pytest)
-    assert (run.record.verdict, run.status) == ("ACCEPTED", 0), run.text
+def test_it_changes_nothing(what: str, run_pytest: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     run = HARMLESS[what].run(run_pytest, DEFECT)
     assert [name for name, outcome in run.outcomes.items() if outcome == "failed"] == [FAILED], run.text
     assert (run.record.verdict, run.status) == ("REJECTED", 1), run.text
+    checks = {name: replace(check, outcome="passed", failed_by="") for name, check in run.record.checks.items()}
+    of_all = Suite.required
+    monkeypatch.setattr(Suite, "required", lambda *how, **more: [*filter(IN_FILES, of_all(*how, **more))])
+    assert concluded(replace(run.record, checks=checks, faults=[]))[0] == "ACCEPTED", run.text
+
+
+def test_an_end_at_the_first_failure_changes_nothing_where_there_is_none(run_pytest: Runs) -> None:
+    run = Accident(("--maxfail=1",)).run(run_pytest)
+    assert (run.record.verdict, run.status) == ("ACCEPTED", 0), run.text
 
 
 @pytest.mark.parametrize("what", SHORTENED)
