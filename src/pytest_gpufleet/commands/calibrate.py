@@ -6,17 +6,14 @@ import sys
 from pytest_gpufleet.commands import command, verify
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.verdict import orders, profile
-from pytest_gpufleet.verdict.across_runs.calibration import CannotCalibrate, calibrate, profile_text, too_few
+from pytest_gpufleet.verdict.across_runs.calibration import calibrate, profile_text, too_few
 
 
 def _calibrate(given: argparse.Namespace) -> int:
     command.check_output(given.output, new=True)
     found = verify.all_checked(given.folders)
     runs = {name: run.record for name, run in found.items()}
-    try:
-        limits = calibrate(runs, replace_shipped=given.replace_shipped)
-    except CannotCalibrate as error:
-        raise Refused(f"no profile can be made of these runs: {error}") from None
+    limits = calibrate(runs, replace_shipped=given.replace_shipped)
     command.write(given.output, profile_text(limits, runs, {name: run.digest for name, run in found.items()}))
     written = profile.load(given.output)
     command.print_line(

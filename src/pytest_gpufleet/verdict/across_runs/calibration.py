@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.conditions import Condition
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.finding import Limit, Reference
 from pytest_gpufleet.model.gpu import SOFTWARE, GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
@@ -33,10 +34,7 @@ FEWEST_MACHINES = 3
 DIGITS = 4
 FOUND = 0.99
 MOST_MACHINES = 1000
-
-
-class CannotCalibrate(ValueError):
-    """No limits can be made of the runs; the message says which and why."""
+NONE = "no profile can be made of these runs: "
 
 
 @dataclass(frozen=True)
@@ -108,16 +106,16 @@ def calibrate(runs: Mapping[str, Record], *, replace_shipped: bool = False) -> C
     how much they and their places differ. Where no default says how much those of a figure usually differ, a floor.
 
     `replace_shipped`: also where a shipped limit holds and is weaker; no shipped limit is ever weakened.
-    CannotCalibrate if a run was not clean, if the runs are not of one GPU model and software or differ by more than 10
+    Refused if a run was not clean, if the runs are not of one GPU model and software or differ by more than 10
     % in a figure, or if a machine or a place is further from the others than healthy ones are."""
     problems = [f"{name} {problem}" for name, record in runs.items() for problem in _unclean(record)]
     if problems or (problems := _unlike(runs)):
-        raise CannotCalibrate("; ".join(problems))
+        raise Refused(f"{NONE}{'; '.join(problems)}")
     known = [one for one in _known(runs) if not one.worst <= 0]  # which no limit can be; NaN is refused below
     if not known:
-        raise CannotCalibrate("the runs have no measurement that a limit could rest on")
+        raise Refused(f"{NONE}the runs have no measurement that a limit could rest on")
     if problems := [problem for one in known if (problem := _disagreement(one))]:
-        raise CannotCalibrate("; ".join(problems))
+        raise Refused(f"{NONE}{'; '.join(problems)}")
     base, sources = for_gpu(models(next(iter(runs.values())))), _sources(runs.values())
     made = [(one, limit) for one in known if (limit := _limit(one, *sources))]
     spreads = tuple(one.seen(*sources[:2]) for one, limit in made if limit.reference)
@@ -126,7 +124,7 @@ def calibrate(runs: Mapping[str, Record], *, replace_shipped: bool = False) -> C
     new = [(one, limit) for one, limit in made if not _stands(before, here, limit, one, replace_shipped)]
     if not new:
         sharper = "none of them is weaker" if replace_shipped else "--replace-shipped replaces those that are weaker"
-        raise CannotCalibrate(f"a shipped limit holds for every measurement: {sharper}")
+        raise Refused(f"{NONE}a shipped limit holds for every measurement: {sharper}")
     return CalibratedLimits(
         tuple(limit for _, limit in new),
         tuple(row for row in spreads if row.between is not None or row.within is not None),
