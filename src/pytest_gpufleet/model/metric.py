@@ -184,17 +184,17 @@ class MetricRow:
     """A metric of the suite, and what holds for it wherever it is measured.
 
     `under`: of the conditions that its probes give, those that a limit may name, and the fabric of the machine. A limit
-    that named one that no probe gives could never hold, and nobody would notice. `not_peers`: whether its places are no
-    peers under these conditions, because some share a path or differ by design. `tolerances`: fixed ones, where no
-    spread says by how much peers differ and the metric's own does not hold for all. `per_kelvin`: what a healthy GPU at
-    its power limit loses for each kelvin that it is warmer. `theory`: the rule of verdict/physical_limits.py that makes
-    a limit from the facts of the hardware; "": none does. `spread`: by how much the samples of a judged figure may
-    differ under these conditions. `shared`: whether others than the GPUs of this machine may use the way that is
-    measured. `by_chance`: whether a healthy machine may miss a limit by chance. How much work was done is no chance.
+    that named another one could never hold, and nobody would notice. `not_peers`: whether its places are no peers under
+    these conditions, because some share a path or differ by design. `tolerances`: fixed ones, where no spread says by
+    how much peers differ and the metric's own does not hold for all. `per_kelvin`: what a healthy GPU at its power
+    limit loses for each kelvin that it is warmer. `theory`: the rule of verdict/physical_limits.py that makes a limit
+    from the facts of the hardware; "": none does. `spread`: by how much the samples of a judged figure may differ under
+    these conditions. `shared`: whether others than the GPUs of this machine may use the way that is measured.
+    `by_chance`: whether a healthy machine may miss a limit by chance. How much work was done is no chance.
     `may_be_zero`: events, shares and skews may; of work, which takes time and memory, 0 would meet every limit."""
 
     metric: Metric
-    under: tuple[str, ...] = ()
+    under: tuple[str, ...] = ("method",)
     theory: str = ""
     shared: Literal["", "always", "between GPUs"] = ""
     may_be_zero: bool = True
@@ -262,7 +262,7 @@ ROWS = (
     # and so does half the clock.
     MetricRow(Metric("launch_time", "us", "lower", "time to launch a collective", 0.9, steady=False),
               ("collective", "bytes", "ranks", "method"), may_be_zero=False),
-    MetricRow(Metric("port_events", "events", "lower", "events of network ports", steady=False)),
+    MetricRow(Metric("port_events", "events", "lower", "events of network ports", steady=False), ()),
     # Eight healthy H200 at their power limit were up to 4 % off their median.
     MetricRow(Metric("gemm", "TFLOP/s", "higher", "matmul", 0.08, simultaneous=True),
               ("precision", "at_once", "work", "part", "method"), "products", per_kelvin=0.0015),
@@ -344,11 +344,10 @@ ROWS = (
     MetricRow(Metric("corruption_bound", "s", "higher", "GPU time in which silent data corruption occurs less than "
                      "once, with 95 %", steady=False), ("precision",), by_chance=False),
     # Rooms, racks and positions differ: what is judged is how much warmer a GPU is than its like.
-    MetricRow(Metric("soak_temperature", "C", "lower", "temperature at the end of the soak"), ("method",)),
-    MetricRow(Metric("soak_excess", "K", "lower", "temperature above the peers' at equal power, in the soak"),
-              ("method",)),
+    MetricRow(Metric("soak_temperature", "C", "lower", "temperature at the end of the soak")),
+    MetricRow(Metric("soak_excess", "K", "lower", "temperature above the peers' at equal power, in the soak")),
     # Of such load, on 3 healthy boards of 4x H200: 682 to 702 W, clocks 6 % apart.
-    MetricRow(Metric("soak_clock", "MHz", "higher", "SM clock at the end of the soak", 0.10), ("method",)),
+    MetricRow(Metric("soak_clock", "MHz", "higher", "SM clock at the end of the soak", 0.10)),
     # Where the load does not reach the power limit, a chip that needs less is none the worse: clocks and
     # matmuls show a fault, and power only where it is far too low.
     MetricRow(Metric("soak_power", "W", "higher", "power at the end of the soak", 0.20), ("at_power_limit", "method"),
@@ -356,20 +355,16 @@ ROWS = (
         Tolerance("soak_power", 0.08, source="at their limit of 700 W three machines of 4x NVIDIA H200 drew 682 to 702",
                   conditions={"at_power_limit": True}),
     )),
-    MetricRow(Metric("burn_power", "ratio", "higher", "power while matmuls run, of the power limit"),
-              ("method",)),
-    MetricRow(Metric("burn_peak_power", "ratio", "higher", "highest power under load, of the power limit"),  # until 0.2
-              ("method",)),
+    MetricRow(Metric("burn_power", "ratio", "higher", "power while matmuls run, of the power limit")),
+    MetricRow(Metric("burn_peak_power", "ratio", "higher", "highest power under load, of the power limit")),  # to 0.2
     MetricRow(Metric("burn_retention", "ratio", "higher",
                      "throughput at the end of the burn-in, of that at its beginning"), ("work", "method")),
-    MetricRow(Metric("step_power", "ratio", "higher", "power at the top of power steps, of the power limit"),
-              ("method",)),
-    MetricRow(Metric("power_swing", "W", "higher", "power between top and bottom of power steps"), ("method",)),
+    MetricRow(Metric("step_power", "ratio", "higher", "power at the top of power steps, of the power limit")),
+    MetricRow(Metric("power_swing", "W", "higher", "power between top and bottom of power steps")),
     # The host's own holdups count too.
-    MetricRow(Metric("step_skew", "ms", "lower", "how far loads begin and end off the steps of all GPUs", steady=False),
-              ("method",)),
-    MetricRow(Metric("step_retention", "ratio", "higher", "rate at the last power steps, of that at the first"),
-              ("method",)),
+    MetricRow(Metric("step_skew", "ms", "lower", "how far loads begin and end off the steps of all GPUs",
+                     steady=False)),
+    MetricRow(Metric("step_retention", "ratio", "higher", "rate at the last power steps, of that at the first")),
 )
 # fmt: on
 # How far the samples behind a figure differ: the limit of which is the suite's own.
@@ -381,7 +376,7 @@ _ROWS = {row.metric.name: row for row in ROWS}
 
 def row_of(metric: Metric) -> MetricRow:
     """That of the suite; of an author's own metric one in which nothing is said."""
-    return _ROWS.get(metric.name, MetricRow(metric))
+    return _ROWS.get(metric.name, MetricRow(metric, ()))
 
 
 def metric_under(name: str, conditions: Mapping[str, Condition]) -> Metric:
