@@ -68,7 +68,7 @@ def test_an_installed_wheel_has_the_suite(environment: Path, tmp_path: Path, cal
     assert (record.verdict, record.altered, record.spoiled) == ("REHEARSAL", [], [])
     again = " ".join(["pytest", *arguments[2:]] if program == "python" else called)
     assert record.run.command == f"{again} {shlex.join(options)}"
-    assert record.run.command_line.of_all("--gpus 8") == f"{again} --gpus 8"
+    assert record.run.command_line.typed("--gpus 8", whole_suite=True) == f"{again} --gpus 8"
 
 
 def test_an_installed_wheel_has_all_of_the_suite(environment: Path, tmp_path: Path) -> None:
