@@ -144,8 +144,8 @@ def test_what_is_wrong_with_the_host_is_recognised(line, code, device, before, d
 
 def test_every_row_of_the_table_was_seen_to_match():
     lines = [*(line for line, *_ in LINES), CONTAINER]
-    matched = [next(row for row in TABLE if row.pattern.match(line)) for line in lines]
-    assert [row.pattern.pattern for row in TABLE if row not in matched] == []
+    matched = {next(pattern for pattern, _ in TABLE if pattern.match(line)) for line in lines}
+    assert [pattern.pattern for pattern, _ in TABLE if pattern not in matched] == []
 
 
 @pytest.mark.parametrize("line", HEALTHY)
@@ -423,7 +423,7 @@ def test_what_condemns_is_a_fault_and_the_rest_is_shown():
     logged = [recognised(line) for line in (FATAL, STALLED, CORRECTED)]
     found = [[fault.story for fault in each] for when in ("before", "during") for each in judged(logged, FOUR, when)]
     assert found == [[FATAL], [STALLED, CORRECTED], [FATAL, STALLED], [CORRECTED]]
-    for row in TABLE:  # what never condemns is to be watched
+    for _, row in TABLE:  # what never condemns is to be watched
         assert (CODES[row.code].action == "MONITOR") == (not row.before and not row.during)
 
 

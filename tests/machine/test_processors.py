@@ -114,13 +114,10 @@ def test_threads_are_no_cores(tmp_path):
     assert processors.read_model(tmp_path / "nothing") == Processor()
 
 
-def test_the_firmware_of_a_bmc(tmp_path):
+def test_the_machine_its_bios_and_the_firmware_of_its_bmc(tmp_path):
     """The path and the form of ipmi_msghandler.c: "%u.%x"."""
     root = written(tmp_path, {"sys/devices/platform/ipmi_bmc.0/firmware_revision": "24.9\n"})
     assert bmc.read_firmware(root) == "24.9"
-
-
-def test_the_machine_and_its_bios(tmp_path):
     dmi = host.read_dmi(laid_out("two-drives", tmp_path).root)
     assert (dmi.vendor, dmi.product, dmi.board) == ("QEMU", "Standard PC (Q35 + ICH9, 2009)", None)
     assert dmi.bios_version == "rel-1.16.1-0-g3208b098f51a-prebuilt.qemu.org"
@@ -128,7 +125,6 @@ def test_the_machine_and_its_bios(tmp_path):
 
 def test_a_memory_module_beside_an_empty_slot(tmp_path):
     module, empty = memory.modules(laid_out("two-drives", tmp_path).root)
-
     assert module == memory.Module(
         locator="CPU1_DIMM_Q1", bank="P1 CHANNEL Q", manufacturer="Micron Technology", serial="F3A21FA0",
         part="36ASF4G72PZ-3G2E7", bytes=32 * GiB, type="DDR4", speed=3200, configured_speed=2933,
@@ -143,7 +139,6 @@ def test_a_memory_module_beside_an_empty_slot(tmp_path):
 def test_sizes_of_old_firmware(tmp_path, size, bytes_):
     """16 GiB in MiB as DSP0134 7.18 counts it; with the highest bit set in KiB."""
     tree = laid_out("two-drives", tmp_path, lambda text: text.replace("48 00 40 00 ff 7f", f"48 00 40 00 {size}"))
-
     assert memory.modules(tree.root)[0].bytes == bytes_
 
 

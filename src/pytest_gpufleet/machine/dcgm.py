@@ -51,8 +51,8 @@ OUTERMOST = ("DCGM Diagnostic", "DCGM GPU Diagnostic")  # of DCGM 4, and of vers
 SETTINGS = "Deployment"  # the category of tests that look at software and settings, and at no hardware
 # dcgmErrorSeverity_t (DCGM, dcgmlib/dcgm_errors.h). 0 is none, 3 unknown; versions before 3.3 have none.
 SHOWN = "dcgm_warning"
-SEVERITIES = {1: SHOWN, 2: "dcgm_part_broken", 4: "dcgm_test_failed", 5: "dcgm_setting", 6: "dcgm_reset_needed"}
-WORST_FIRST = ("dcgm_part_broken", "dcgm_reset_needed", "dcgm_test_failed", "dcgm_setting", SHOWN)
+SEVERITIES = {2: "dcgm_part_broken", 6: "dcgm_reset_needed", 4: "dcgm_test_failed", 5: "dcgm_setting", 1: SHOWN}
+WORST_FIRST = list(SEVERITIES.values())
 # dcgmi's exit statuses: all well, an error was reported (DCGM_ST_NVVS_ERROR), one that calls for isolation.
 WELL, REPORTED, ISOLATE = 0, 256 - 30, 256 - 51
 

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from pytest_gpufleet.machine import tools, xids
 from pytest_gpufleet.machine.xids import Xid
@@ -41,14 +41,22 @@ MOST_DEVICES = 64
 FLAPPING, FLAPS, FLAPS_WITHIN, FLAPS_EXCUSED = "network_link_flaps", 2, 86_400, 1_800
 
 
-class Row(NamedTuple):
-    """`code`: a key of CODES. `before`, `during`: whether it condemns if it was logged before the run, or in it. The
-    pattern's group `device` is what the line is about, `times` how many errors it is about."""
+@dataclass(frozen=True)
+class HostMessage:
+    """A message about the host, with all others of its kind about the same device; in TABLE what all of a kind have.
+    `code`: a key of CODES. `before`, `during`: whether it condemns if it was logged before the run, or in it. `device`:
+    as the kernel calls it, "" for the machine. `line`: the first. `first`, `last`: seconds since boot, None where the
+    log has no times. `gpus`: the PCI bus ids of GPUs that are this device, or are below it."""
 
     code: str
     before: bool
     during: bool
-    pattern: re.Pattern[str]
+    device: str = ""
+    line: str = ""
+    times: int = 1
+    first: float | None = None
+    last: float | None = None
+    gpus: tuple[str, ...] = ()
 
 
 ALWAYS, BEFORE, DURING, NEVER = (True, True), (True, False), (False, True), (False, False)
@@ -59,7 +67,8 @@ _CPER = r"(?:\{\d+\})?\[Hardware Error\]: event severity: "
 _WATCHDOG = r"(?:(?:NMI )?watchdog: )?"
 _EDAC = r"EDAC MC\d+: (?P<times>\d+) {kind} (?=\w).*?\bon (?P<device>.+?) \("
 
-TABLE = tuple(Row(code, *when, re.compile(pattern)) for code, when, pattern in (
+# The group `device` of a pattern is what the line is about, `times` how many errors it is about.
+TABLE = tuple((re.compile(pattern), HostMessage(code, *when)) for code, when, pattern in (
     # mce: [Hardware Error]: CPU 0: Machine Check: 0 Bank 4: a600000000020408
     # arch/x86/kernel/cpu/mce/core.c, print_mce; github.com/andikleen/mcelog issue 70. Bit 61 of the status says that it
     # was not corrected: MCI_STATUS_UC of arch/x86/include/asm/mce.h.
@@ -186,29 +195,12 @@ TABLE = tuple(Row(code, *when, re.compile(pattern)) for code, when, pattern in (
 ))  # fmt: skip
 
 
-@dataclass(frozen=True)
-class HostMessage:
-    """A message about the host, with all others of its kind about the same device. `device`: as the kernel calls it,
-    "" for the machine. `line`: the first. `first`, `last`: seconds since boot, None where the log has no times.
-    `before`, `during`: of its Row. `gpus`: the PCI bus ids of GPUs that are this device, or are below it."""
-
-    code: str
-    device: str
-    line: str
-    before: bool
-    during: bool
-    times: int = 1
-    first: float | None = None
-    last: float | None = None
-    gpus: tuple[str, ...] = ()
-
-
 def recognised(line: str, at: float | None = None) -> HostMessage | None:
-    for row in TABLE:
-        if found := row.pattern.match(line):
+    for pattern, row in TABLE:
+        if found := pattern.match(line):
             groups = found.groupdict()
             device, times = groups.get("device") or "", int(groups.get("times") or 1)
-            return HostMessage(row.code, device, line[:LONGEST_LINE], row.before, row.during, times, at, at)
+            return replace(row, device=device, line=line[:LONGEST_LINE], times=times, first=at, last=at)
     return None
 
 
