@@ -1,6 +1,6 @@
 """A machine that is described instead of present: the part of pynvml that pytest-gpufleet uses."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -21,15 +21,15 @@ class Card:
     name: str = "NVIDIA H200"
 
     @property
-    def uuid(self) -> str:
+    def uuid(self):
         return f"GPU-{self.index:08x}-77aa-4c1e-9b1d-5a0c33e9f100"
 
     @property
-    def bus_id(self) -> str:
+    def bus_id(self):
         return f"00000000:{0x1B + 0x10 * self.index:02X}:00.0"
 
 
-def not_supported(*_: Any) -> Any:
+def not_supported(*_):
     raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
@@ -42,56 +42,47 @@ class FakeNvml:
 
     NVMLError, __spec__ = pynvml.NVMLError, pynvml.__spec__
 
-    def __init__(
-        self,
-        *cards: Card,
-        distance: Mapping[tuple[int, int], int] | None = None,
-        unsupported: tuple[str, ...] = (),
-        lost: tuple[int, ...] = (),
-        broken: int | None = None,
-        cuda_driver: int = 13020,
-        processes: Mapping[int, list[SimpleNamespace]] | None = None,
-    ) -> None:
+    def __init__(self, *cards, distance=None, unsupported=(), lost=(), broken=None, cuda_driver=13020, processes=None):
         self.processes = processes or {}
         self.cards, self.distance, self.lost = cards, distance or {}, lost
         self.unsupported, self.broken, self.cuda_driver = unsupported, broken, cuda_driver
         self.sessions = 0
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
+    def __getattr__(self, name):
         answer = not_supported if name in self.unsupported else ANSWERS.get(name)
         if answer is None:
             raise AttributeError(name)
 
-        def call(*args: Any) -> Any:
+        def call(*args):
             assert self.sessions > 0, f"{name} outside nvmlInit and nvmlShutdown"
             return answer(self, *args)
 
         return call
 
-    def nvmlInit(self) -> None:  # noqa: N802
+    def nvmlInit(self):  # noqa: N802
         if self.broken is not None:
             raise pynvml.NVMLError(self.broken)
         self.sessions += 1
 
-    def nvmlShutdown(self) -> None:  # noqa: N802
+    def nvmlShutdown(self):  # noqa: N802
         self.sessions -= 1
 
 
-def _handle(nvml: FakeNvml, index: int) -> Card:
+def _handle(nvml, index):
     if index in nvml.lost:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
     return nvml.cards[index]
 
 
-def _link_state(nvml: FakeNvml, card: Card, link: int) -> int:
+def _link_state(nvml, card, link):
     return int(card.links[link] is not None) if link < len(card.links) else not_supported()
 
 
-def _remote_bus_id(nvml: FakeNvml, card: Card, link: int) -> SimpleNamespace:
+def _remote_bus_id(nvml, card, link):
     return SimpleNamespace(busId=nvml.cards[card.links[link]].bus_id.lower())
 
 
-def _distance(nvml: FakeNvml, one: Card, other: Card) -> int:
+def _distance(nvml, one, other):
     i, j = sorted((one.index, other.index))
     return nvml.distance.get((i, j), FAR)
 
@@ -129,18 +120,18 @@ ANSWERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def switched(count: int, down: int = 0, **machine: Any) -> FakeNvml:
+def switched(count, down=0, **machine):
     """GPUs linked through NVSwitches; on the last one the first `down` links are down."""
     whole = (SWITCH,) * SLOTS
     last = (None,) * down + (SWITCH,) * (SLOTS - down)
     return FakeNvml(*(Card(i, last if i == count - 1 else whole) for i in range(count)), **machine)
 
 
-def linked(*lines: tuple[int, ...], **machine: Any) -> FakeNvml:
+def linked(*lines, **machine):
     """GPUs linked directly: lines[i] has one entry for each NVLink of GPU i, the index of the GPU at its other end."""
     return FakeNvml(*(Card(i, ends) for i, ends in enumerate(lines)), **machine)
 
 
-def plain(count: int, **machine: Any) -> FakeNvml:
+def plain(count, **machine):
     """GPUs without NVLinks."""
     return FakeNvml(*(Card(i) for i in range(count)), **machine)

@@ -1,9 +1,5 @@
 """What is read of a BMC: broken parts are named, and machines that only look so pass."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
 
@@ -48,19 +44,19 @@ Power Redundancy | 02h | ok | 21.1 | Redundancy Lost
 """
 
 
-def read(tmp_path: Path, *changes: tuple[str, str]) -> bmc.Bmc:
+def read(tmp_path, *changes):
     """The BMC of trees/bmc.txt after these changes of its text."""
     tree = laid_out("bmc", tmp_path, replaced(*changes))
     return bmc.read(tree.root, tree.run)
 
 
-def found(faults: list[Fault]) -> set[tuple[str, str]]:
+def found(faults):
     """The code of each, and the part that it names."""
     assert all(str(subject) == "node" for fault in faults for subject in fault.subjects)
     return {(fault.name, fault.what.partition(":")[0]) for fault in faults}
 
 
-def test_a_sound_machine_has_no_faults(tmp_path: Path) -> None:
+def test_a_sound_machine_has_no_faults(tmp_path):
     sound = read(tmp_path)
     for rule in (bmc.failed_supplies, bmc.failed_fans, bmc.high_temperatures):
         assert rule(sound) == []
@@ -89,9 +85,7 @@ SENSORS = {
 
 
 @pytest.mark.parametrize(("rule", "old", "new", "faults"), SENSORS.values(), ids=SENSORS)
-def test_power_supplies_fans_and_temperatures(
-    tmp_path: Path, rule: Callable[[Any], list[Fault]], old: str, new: str, faults: set[tuple[str, str]]
-) -> None:
+def test_power_supplies_fans_and_temperatures(tmp_path, rule, old, new, faults):
     assert found(rule(read(tmp_path, (old, new)))) == faults
 
 
@@ -120,13 +114,11 @@ LEAK = "   8 | 06/17/2025 | 10:03:02 | Cooling Device Leak_Det_CPU0 | State Asse
         ([(CORRECTED, CORRECTED + LEAK.replace("State Asserted", "State Deasserted"))], set()),
     ],
 )  # fmt: skip
-def test_the_log_speaks_against_a_machine(
-    tmp_path: Path, changes: list[tuple[str, str]], errors: set[tuple[str, str]]
-) -> None:
+def test_the_log_speaks_against_a_machine(tmp_path, changes, errors):
     assert found(bmc.logged_errors(read(tmp_path, *changes).log)) == errors
 
 
-def test_what_comes_and_what_goes_during_a_run(tmp_path: Path) -> None:
+def test_what_comes_and_what_goes_during_a_run(tmp_path):
     """What is logged counts also if it went away again; a power supply that is gone at the end is lost."""
     before = read(tmp_path / "before")
     dropped = (
@@ -143,7 +135,7 @@ def test_what_comes_and_what_goes_during_a_run(tmp_path: Path) -> None:
     assert bmc.cleared_since(before.log, cleared)
 
 
-def test_a_log_that_takes_too_long_leaves_the_rest(tmp_path: Path) -> None:
+def test_a_log_that_takes_too_long_leaves_the_rest(tmp_path):
     late = read(tmp_path, ("== $ ipmitool sel elist last 200\n", "== $ ipmitool sel elist last 200 ! too late\n"))
     assert (late.log, late.log_unreadable, len(late.power)) == (None, "too late", 3)
 
@@ -166,7 +158,7 @@ ELIST = "== $ ipmitool sdr elist\nInlet Temp       | 04h | ok  |  7.1 | 14 degre
     ],
     ids=["dry", "asserted", "critical", "beyond its threshold"],
 )
-def test_leak_sensors(tmp_path: Path, old: str, new: str, leaks: set[str]) -> None:
+def test_leak_sensors(tmp_path, old, new, leaks):
     tree = laid_out("bmc", tmp_path, lambda text: text + ELIST + DRY.replace(old, new))
     sensors = bmc.read_leaks(tree.root, tree.run)
     assert len(sensors) == 3
@@ -184,7 +176,7 @@ def test_leak_sensors(tmp_path: Path, old: str, new: str, leaks: set[str]) -> No
     ],
     ids=["air", "rack", "without a reading"],
 )
-def test_leak_sensors_that_say_nothing(gpu: str, sensors: list[bmc.Sensor], what: str) -> None:
+def test_leak_sensors_that_say_nothing(gpu, sensors, what):
     there = recorded(set_gpus(name=gpu))
     assert outcomes(there, now={"leaks": codec.plain(sensors)})["test_no_coolant_leaks"].what == what
 
@@ -195,14 +187,14 @@ CHECKS = (
 )  # fmt: skip
 
 
-def check_all(first: Any, now: Any, notice: Callable[..., None] = lambda faults: None) -> dict[str, str]:
+def check_all(first, now, notice=lambda faults: None):
     """How each check ends."""
     first, now = map(codec.plain, (first, now))
     ended = outcomes(recorded(), now={"bmc": now}, before={"bmc": first}, asked_once={"bmc": first}.get, notice=notice)
     return {name: ended[name].what for name in CHECKS}
 
 
-def test_the_checks(tmp_path: Path) -> None:
+def test_the_checks(tmp_path):
     sound = read(tmp_path / "sound")
     dead = read(tmp_path / "dead", (SUPPLIES, DEAD))
     assert check_all(dead, dead) == {
@@ -221,7 +213,7 @@ def test_the_checks(tmp_path: Path) -> None:
 FULL = ("Overflow         : false", "Overflow         : true")
 
 
-def test_a_full_log_is_shown_beside_the_verdict_and_what_it_holds_counts(tmp_path: Path) -> None:
+def test_a_full_log_is_shown_beside_the_verdict_and_what_it_holds_counts(tmp_path):
     """Also what comes, in one that writes over its oldest entries."""
     shown: list[Fault] = []
     full, sound = read(tmp_path / "full", FULL), read(tmp_path / "sound")

@@ -21,7 +21,7 @@ from tests.machine.fake_nvml import ANSWERS, FakeNvml, linked, plain, switched
 def read(monkeypatch):
     """read(machine, CUDA_VISIBLE_DEVICES or None): its topology, as with that machine's driver."""
 
-    def topology(machine: FakeNvml, visible: str | None = None):
+    def topology(machine, visible=None):
         monkeypatch.setitem(sys.modules, "pynvml", machine)
         environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
         try:

@@ -1,7 +1,6 @@
 """Where --gpus auto may rehearse, and where it must not. The machines are folders, or a driver that is described."""
 
 import sys
-from pathlib import Path
 
 import pynvml
 import pytest
@@ -14,7 +13,7 @@ from tests.machine.fake_nvml import FakeNvml, switched
 from tests.machine.trees import written
 
 
-def pci(address: str, vendor: str, kind: str) -> dict[str, str]:
+def pci(address, vendor, kind):
     device = f"sys/bus/pci/devices/{address}"
     return {f"{device}/vendor": f"{vendor}\n", f"{device}/class": f"{kind}\n"}
 
@@ -40,7 +39,7 @@ MACHINES = {
 
 
 @pytest.mark.parametrize(("files", "expected"), MACHINES.values(), ids=MACHINES)
-def test_what_speaks_for_nvidia_hardware(tmp_path: Path, files: dict[str, str], expected: list[str]) -> None:
+def test_what_speaks_for_nvidia_hardware(tmp_path, files, expected):
     assert signs_of_nvidia(written(tmp_path, files)) == expected
 
 
@@ -54,9 +53,7 @@ DEAD = {
 
 
 @pytest.mark.parametrize(("driver", "words"), DEAD.values(), ids=DEAD)
-def test_a_machine_whose_gpus_cannot_be_used_is_no_rehearsal(
-    monkeypatch: pytest.MonkeyPatch, driver: FakeNvml, words: str
-) -> None:
+def test_a_machine_whose_gpus_cannot_be_used_is_no_rehearsal(monkeypatch, driver, words):
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     seen = [LOADED] if driver is NO_LIBRARY else []
@@ -68,7 +65,7 @@ def test_a_machine_whose_gpus_cannot_be_used_is_no_rehearsal(
     assert Run(Options(rehearse=3)).target.rehearsal_ranks == 3
 
 
-def test_a_machine_without_nvidia_hardware_is_rehearsed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_nvidia_hardware_is_rehearsed_on(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", NO_LIBRARY)
     monkeypatch.setattr(nvml, "signs_of_nvidia", list)
     target = Run(Options(gpus="auto")).target

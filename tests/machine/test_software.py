@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -29,7 +28,7 @@ assert software()["cudnn"] == (_cudnn_text(known) if known else None), software(
 """
 
 
-def test_no_gpu_is_asked_for_versions() -> None:
+def test_no_gpu_is_asked_for_versions():
     ended = subprocess.run([sys.executable, "-c", ON_OLD_GPU], capture_output=True, text=True, timeout=SECONDS)
     assert ended.returncode == 0, ended.stderr
 
@@ -46,7 +45,7 @@ HARMLESS = {
 ELSEWHERE = {"AWS_SESSION": "s3kret-14", "HOME_OF_NCCL_KEYS": "s3kret-15", "NVIDIA_REQUIRE_CUDA": "cuda>=12"}
 
 
-def test_what_looks_like_a_secret_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_looks_like_a_secret_is_hidden(monkeypatch):
     given = {name: url for name, (url, _) in URLS.items()}
     for name, value in {**dict.fromkeys(SECRETS, "s3kret"), **given, **HARMLESS, **ELSEWHERE}.items():
         monkeypatch.setenv(name, value)
@@ -58,7 +57,7 @@ def test_what_looks_like_a_secret_is_hidden(monkeypatch: pytest.MonkeyPatch) -> 
     assert list(found) == sorted(found)
 
 
-def test_what_nccl_reads_from_its_files_counts_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_nccl_reads_from_its_files_counts_too(monkeypatch, tmp_path):
     lines = "# of the image\nNCCL_P2P_DISABLE=1\r\nNCCL_NVLS_ENABLE=0\nOTHER=2\nNCCL_ALGO = Ring\n"
     (tmp_path / "my.conf").write_bytes(lines.encode())
     monkeypatch.setenv("NCCL_CONF_FILE", str(tmp_path / "my.conf"))
@@ -72,7 +71,7 @@ HOPPER = [Gpu(index, {"compute_capability": [9, 0]}) for index in range(2)]
 AMPERE = [Gpu(index, {"compute_capability": [8, 0]}) for index in range(2)]
 
 
-def machine(gpus: list[Gpu], fabric: str, link: str) -> GpuTopology:
+def machine(gpus, fabric, link):
     return GpuTopology(gpus=tuple(gpus), links=(("X", link), (link, "X")), fabric=fabric)
 
 
@@ -106,7 +105,7 @@ SWITCHES = [
 
 
 @pytest.mark.parametrize(("name", "topology", "harm", "do_not"), SWITCHES)
-def test_a_variable_harms_by_its_value(name: str, topology: GpuTopology, harm: list[str], do_not: list[str]) -> None:
+def test_a_variable_harms_by_its_value(name, topology, harm, do_not):
     found = [value for value in (*harm, *do_not) if software.harmful_variables({name: value}, topology)]
     assert found == harm
 
@@ -122,7 +121,7 @@ TOPOLOGY = """<system version="1">
 """
 
 
-def test_a_topology_file_is_absent_unreadable_or_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topology_file_is_absent_unreadable_or_read(tmp_path, monkeypatch):
     monkeypatch.delenv("NCCL_TOPO_FILE", raising=False)
     with pytest.raises(Absent):
         read_topology_file(tmp_path)
@@ -147,9 +146,7 @@ def test_a_topology_file_is_absent_unreadable_or_read(tmp_path: Path, monkeypatc
         ("", "0.0", 0, 0),
     ],
 )
-def test_versions_with_defects_condemn_and_those_without_a_security_update_are_shown(
-    driver: str, firmware: str, wrong: int, shown: int
-) -> None:
+def test_versions_with_defects_condemn_and_those_without_a_security_update_are_shown(driver, firmware, wrong, shown):
     ports = [Port(f"mlx5_{number}/1", adapter="MT4129", firmware=firmware) for number in range(8)]
     others = [Port("bnxt_re0/1", adapter="BCM57608", firmware="1.39.1"), Port("mlx5_8/1", adapter="MT4129")]
     assert tuple(map(len, software.known_defects(driver, [*ports, *others]))) == (wrong, shown)

@@ -8,9 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from statistics import median
-from typing import Any
 
 import pynvml
 import pytest
@@ -28,7 +26,7 @@ from tests.machine import fake_nvml
 MANY_SECONDS = 30  # a deadline for what takes milliseconds
 
 
-def node(driver: object) -> LocalNode:
+def node(driver):
     return LocalNode(driver, GpuTopology())
 
 
@@ -36,34 +34,27 @@ class StandIn:
     """GPUs that give their own index for every reading, but for the errors that they are to give. `meanwhile`: what
     they do first where they are asked for their power."""
 
-    def __init__(
-        self,
-        count: int = 2,
-        errors: dict[tuple[int, str], Missing] | None = None,
-        meanwhile: Callable[[], object] = lambda: None,
-    ) -> None:
+    def __init__(self, count=2, errors=None, meanwhile=lambda: None):
         self.errors = errors or {}
         self.asked: Counter[tuple[int, str]] = Counter()
         self._count, self._meanwhile = count, meanwhile
 
-    def count(self) -> int:
+    def count(self):
         return self._count
 
-    def ask(self, index: int, fact: str) -> int:
+    def ask(self, index, fact):
         self.asked[index, fact] += 1
         if fact == "power_watts":
             self._meanwhile()
         return self.errors.get((index, fact), index)
 
 
-def sampled(
-    source: StandIn, count: int, interval: float = 0.01, on_sample: Callable[[Sample], None] | None = None
-) -> tuple[list[Sample], Sampler]:
+def sampled(source, count, interval=0.01, on_sample=None):
     """The first `count` samples and the sampler, which was stopped then; each sample is given to `on_sample` too."""
     taken: list[Sample] = []
     done = threading.Event()
 
-    def collect(one: Sample) -> None:
+    def collect(one):
         taken.append(one)
         if len(taken) == count:
             done.set()
@@ -77,7 +68,7 @@ def sampled(
     return taken, sampler
 
 
-def test_sample_has_every_reading_of_every_gpu_in_their_order() -> None:
+def test_sample_has_every_reading_of_every_gpu_in_their_order():
     before = time.time()
     taken = node(StandIn(3)).sample()
     assert taken.gpus == tuple(dict.fromkeys(READINGS, index) for index in range(3))
@@ -85,13 +76,13 @@ def test_sample_has_every_reading_of_every_gpu_in_their_order() -> None:
     assert json.loads(json.dumps(codec.plain(taken))) == {"time": taken.time, "gpus": list(taken.gpus)}
 
 
-def test_gpus_are_read_at_the_same_time() -> None:
+def test_gpus_are_read_at_the_same_time():
     meeting = threading.Barrier(3)  # which breaks unless all three are being asked
     asked = node(StandIn(3, meanwhile=lambda: meeting.wait(MANY_SECONDS)))
     assert asked.sample().gpus[2]["power_watts"] == 2
 
 
-def test_what_a_gpu_does_not_have_is_asked_once_and_what_failed_is_asked_again() -> None:
+def test_what_a_gpu_does_not_have_is_asked_once_and_what_failed_is_asked_again():
     absent, lost = Missing("Not Supported", absent=True), Missing("GPU is lost")
     source = StandIn(errors={(1, "memory_temperature_c"): absent, (1, "power_watts"): lost})
     asked = node(source)
@@ -103,16 +94,16 @@ def test_what_a_gpu_does_not_have_is_asked_once_and_what_failed_is_asked_again()
     assert source.asked[1, "power_watts"] == source.asked[0, "memory_temperature_c"] == 3
 
 
-def test_readings_that_cost_much_are_in_one_sample_of_several() -> None:
+def test_readings_that_cost_much_are_in_one_sample_of_several():
     taken, _ = sampled(StandIn(), SLOW_BEAT + 1)
     slow = [one.gpus[1][next(iter(SLOW_READINGS))] for one in taken[: SLOW_BEAT + 1]]
     assert slow == [1, *[None] * (SLOW_BEAT - 1), 1]
     assert None not in [one.gpus[1]["power_watts"] for one in taken]
 
 
-def test_sampler_goes_on_after_failures_and_keeps_the_last() -> None:
+def test_sampler_goes_on_after_failures_and_keeps_the_last():
     class Moody(StandIn):
-        def count(self) -> int:
+        def count(self):
             self._count += 1
             if self._count % 2:
                 raise RuntimeError("the driver is being reloaded")
@@ -120,7 +111,7 @@ def test_sampler_goes_on_after_failures_and_keeps_the_last() -> None:
 
     errors = iter([OSError("disk full")])
 
-    def on_sample(taken: Sample) -> None:
+    def on_sample(taken):
         for error in errors:
             raise error
 
@@ -128,7 +119,7 @@ def test_sampler_goes_on_after_failures_and_keeps_the_last() -> None:
     assert sampler.trouble == "RuntimeError: the driver is being reloaded"
 
 
-def test_sampler_keeps_its_rhythm_though_each_sample_takes_time() -> None:
+def test_sampler_keeps_its_rhythm_though_each_sample_takes_time():
     interval, count = 0.05, 21
     never = threading.Event()
     slow = StandIn(meanwhile=lambda: never.wait(0.4 * interval))  # as NVML blocks
@@ -138,7 +129,7 @@ def test_sampler_keeps_its_rhythm_though_each_sample_takes_time() -> None:
     assert median(min(part, 1 - part) for part in late) < 0.1
 
 
-def test_stop_comes_before_the_next_sample_and_twice_and_without_start() -> None:
+def test_stop_comes_before_the_next_sample_and_twice_and_without_start():
     first = threading.Event()
     sampler = Sampler(node(StandIn()), 3600, lambda _: first.set())
     sampler.start()
@@ -150,7 +141,7 @@ def test_stop_comes_before_the_next_sample_and_twice_and_without_start() -> None
     assert time.monotonic() - before < MANY_SECONDS
 
 
-def test_a_gap_in_the_samples_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gap_in_the_samples_is_reported(monkeypatch):
     monkeypatch.setattr(telemetry, "LONGEST_GAP", 0.1)
     taken: list[Sample] = []
     late = StandIn(meanwhile=lambda: len(taken) == 1 and time.sleep(0.2))  # a driver that is slow for once
@@ -158,7 +149,7 @@ def test_a_gap_in_the_samples_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
     assert re.fullmatch(r"no answer from the driver for \d\.\d s", sampler.trouble)
 
 
-def test_a_gpu_that_hangs_is_reported_and_keeps_neither_stop_nor_the_end_of_python_waiting() -> None:
+def test_a_gpu_that_hangs_is_reported_and_keeps_neither_stop_nor_the_end_of_python_waiting():
     code = """if True:
         import threading
         from pytest_gpufleet.machine.local_node import LocalNode
@@ -180,7 +171,7 @@ def test_a_gpu_that_hangs_is_reported_and_keeps_neither_stop_nor_the_end_of_pyth
     assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr  # no sample after stop()
 
 
-def gpu(power: float | None, reasons: int | None = 0) -> dict[str, float | int | None]:
+def gpu(power, reasons=0):
     return {"power_watts": power, "clock_event_reasons": reasons}
 
 
@@ -192,7 +183,7 @@ SAMPLES = [
 ]
 
 
-def test_activity_from_one_end_to_the_next() -> None:
+def test_activity_from_one_end_to_the_next():
     activity = Activity()
     assert activity.end() == []
     for taken in SAMPLES[1:]:
@@ -205,7 +196,7 @@ def test_activity_from_one_end_to_the_next() -> None:
     assert activity.end() == [{"clock_event_reasons": []}, {"power_watts": [250, 250, 250], "clock_event_reasons": []}]
 
 
-def test_clock_event_reasons_in_words() -> None:
+def test_clock_event_reasons_in_words():
     words = "hw thermal slowdown, hw power brake slowdown, hw slowdown, sw thermal slowdown, sw power cap"
     more = "applications clocks setting, sync boost, display clock setting, gpu idle, unknown reason 0x1000"
     assert clock_events(0x11FF) == f"{words}, {more}".split(", ")
@@ -216,14 +207,14 @@ def test_clock_event_reasons_in_words() -> None:
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Watch]:
+def watched(monkeypatch):
     """watched(power=...): what was seen of GPU 1 of two, of which each of its powers in W was read once; above 500 W
     the driver's power cap holds it."""
 
-    def run(*power: float, unsupported: tuple[str, ...] = (), lost: tuple[int, ...] = ()) -> Watch:
+    def run(*power, unsupported=(), lost=()):
         milliwatts, reasons, all_read = iter(power), iter(power), threading.Event()
 
-        def next_power(nvml: Any, card: Any) -> float:
+        def next_power(nvml, card):
             assert card.index == 1
             try:
                 return 1000 * next(milliwatts)
@@ -251,11 +242,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Watch]:
     return run
 
 
-def test_its_state_is_the_mean_of_what_can_be_read_and_the_energy_of_the_block(watched: Callable[..., Watch]) -> None:
+def test_its_state_is_the_mean_of_what_can_be_read_and_the_energy_of_the_block(watched):
     """In the medians no spike counts. A lost GPU has none, and ends nothing."""
     watch = watched(300, 301, 525, 299, 300)
-    assert watch.state
-    assert watch.medians
     assert (watch.state.power_watts, watch.medians.power_watts) == (345, 300)
     assert (watch.state.energy_joules or 0) >= 5  # six readings and what follows, one joule apart
     alone = watched(unsupported=("nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption")).state
@@ -264,11 +253,11 @@ def test_its_state_is_the_mean_of_what_can_be_read_and_the_energy_of_the_block(w
 
 
 @pytest.mark.parametrize(("watts", "held"), [((700, 700, 300), True), ((700, 300, 300), False)])
-def test_the_power_cap_holds_it_that_is_there_half_of_the_time(watched: Callable[..., Watch], watts, held) -> None:
+def test_the_power_cap_holds_it_that_is_there_half_of_the_time(watched, watts, held):
     assert watched(*watts).held_by(POWER_CAP) == held
 
 
-def test_neither_has_a_cpu_rank_nor_a_gpu_without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_has_a_cpu_rank_nor_a_gpu_without_nvml(monkeypatch):
     with Watch(None) as of_a_cpu_rank:
         pass
     assert of_a_cpu_rank.state is None

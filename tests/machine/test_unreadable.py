@@ -7,7 +7,6 @@ import pytest
 
 from pytest_gpufleet.machine.gpu_facts import MUST_HAVE, TELEMETRY, unreadable_by_model
 from pytest_gpufleet.model.gpu import Gpu, Missing
-from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.gaps import counted, gaps, without_telemetry
 from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import conclude
@@ -33,7 +32,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize(("model", "facts", "expected"), MODELS.values(), ids=MODELS)
-def test_what_a_model_must_have(model: str, facts: dict[str, object], expected: set[str]) -> None:
+def test_what_a_model_must_have(model, facts, expected):
     gpu = Gpu(5, {**dict.fromkeys(MUST_HAVE, ABSENT), "name": model, **facts})
     lines = unreadable_by_model([gpu], MUST_HAVE)
     missing = [fact for fact in MUST_HAVE if any(f": {fact} cannot be read (NVML: Not" in line for line in lines)]
@@ -42,14 +41,14 @@ def test_what_a_model_must_have(model: str, facts: dict[str, object], expected: 
 
 
 @pytest.fixture
-def recorded() -> Record:
+def recorded():
     """A machine that was ACCEPTED."""
     record = read(Path(__file__).parents[1] / "recorded" / "h200x1-e" / "evidence.jsonl")
     return replace(record, verdict=None)
 
 
 @pytest.mark.parametrize("name", TELEMETRY)
-def test_telemetry_without_one_value_is_a_gap(recorded: Record, name: str) -> None:
+def test_telemetry_without_one_value_is_a_gap(recorded, name):
     assert without_telemetry(recorded) == []
     for sample in recorded.telemetry[1:]:
         sample.gpus[0][name] = None
@@ -64,7 +63,7 @@ def test_telemetry_without_one_value_is_a_gap(recorded: Record, name: str) -> No
 
 @pytest.mark.parametrize("kept", ["samples of nothing", "no sample"])
 @pytest.mark.parametrize("model", ["NVIDIA H200", "NVIDIA X9000"])
-def test_telemetry_that_is_not_there_at_all_is_a_gap(recorded: Record, kept: str, model: str) -> None:
+def test_telemetry_that_is_not_there_at_all_is_a_gap(recorded, kept, model):
     (gpu,) = recorded.topology.gpus
     recorded.topology = replace(recorded.topology, gpus=(replace(gpu, facts={**gpu.facts, "name": model}),))
     recorded.telemetry = [replace(sample, gpus=()) for sample in recorded.telemetry if kept == "samples of nothing"]
