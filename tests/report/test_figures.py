@@ -80,11 +80,8 @@ def test_what_is_too_wide_for_a_page_becomes_several_tables():
     some = [figures({f"gpu{index}": 1.0 for index in range(16)}), figures({"gpu3": 2.0, "gpu12": 2.0})]
     some += [figures({"world": 3.0}, "busbw", bytes=8 << step) for step in range(25)]
     *sizes, low, high = figure_tables(some, {})
-    assert [table.columns[:1] + table.columns[-2:-1] for table in sizes] == [
-        ("8 B", "1 KiB"),
-        ("2 KiB", "256 KiB"),
-        ("512 KiB", "128 MiB"),
-    ]
+    ends = [table.columns[:1] + table.columns[-2:-1] for table in sizes]
+    assert ends == [("8 B", "1 KiB"), ("2 KiB", "256 KiB"), ("512 KiB", "128 MiB")]
     assert low.columns[:8] == tuple(f"GPU {index}" for index in range(8))
     assert high.columns[:8] == tuple(f"GPU {index}" for index in range(8, 16))
     assert [cell.text for cell in high.rows[1].cells[:6]] == ["", "", "", "", "2", ""]
@@ -118,9 +115,8 @@ def test_matrix_of_broken_figures_and_of_one_direction(value):
     assert matrix.columns == ("GPU 0", "GPU 1", "GPU 10")
     assert [cell.text for cell in matrix.rows[2].cells] == ["5", "", ""]  # measured once, for both directions
     assert heat_tables([figures({"gpu0": 1.0})]) == []
-    (matrix,) = heat_tables(
-        [figures({"gpu0-gpu1": math.inf, "gpu0-gpu2": 400.0, "gpu1-gpu2": 200.0}, "pair_bandwidth")]
-    )
+    values = {"gpu0-gpu1": math.inf, "gpu0-gpu2": 400.0, "gpu1-gpu2": 200.0}
+    (matrix,) = heat_tables([figures(values, "pair_bandwidth")])
     assert [(cell.text, cell.heat) for cell in matrix.rows[0].cells[1:]] == [("inf", 100), ("400", 100)]
     assert (matrix.rows[1].cells[2].heat, matrix.foot[:11]) == (50, "200 to inf;")
 
@@ -166,10 +162,7 @@ def finding(metric, value, **conditions):
 
 
 def cells(table):
-    return {
-        row.name: [(cell.below and f"{cell.text} {cell.below}") or cell.text for cell in row.cells]
-        for row in table.rows
-    }
+    return {row.name: [f"{cell.text} {cell.below}".rstrip() for cell in row.cells] for row in table.rows}
 
 
 def swept(batch, alone, accumulated=None, **rates):
@@ -177,10 +170,11 @@ def swept(batch, alone, accumulated=None, **rates):
     found = [finding("solo_train_throughput", alone, ranks=1, **conditions)]
     for name, rate in rates.items():
         ranks = int(name[1:])
-        found.append(finding("train_throughput", rate, ranks=ranks, **conditions))
-        found.append(
-            finding("scaling_efficiency", rate / ranks / (alone or 1), ranks=ranks, method=EACH_ALONE, **conditions)
-        )
+        share, apart = rate / ranks / (alone or 1), {"ranks": ranks, "method": EACH_ALONE, **conditions}
+        found += [
+            finding("train_throughput", rate, ranks=ranks, **conditions),
+            finding("scaling_efficiency", share, **apart),
+        ]
     return found
 
 
@@ -190,35 +184,26 @@ def swept(batch, alone, accumulated=None, **rates):
         (  # The figures are those of the earlier suite: docs/earlier-suite.md.
             [*swept(128, 753.0, n8=4630.0), *swept(64, 778.0, n2=1400.0, n8=2657.0)],
             ("1 GPU", "2 GPUs", "8 GPUs", "Epoch of ImageNet"),
-            {
-                "batch 64": ["778", "1,400 90 %", "2,657 42.7 %", "8 min 2 s"],
-                "batch 128": ["753", "", "4,630 76.9 %", "4 min 37 s"],
-            },
+            {"batch 64": ["778", "1,400 90 %", "2,657 42.7 %", "8 min 2 s"],
+             "batch 128": ["753", "", "4,630 76.9 %", "4 min 37 s"]},
         ),
         (
             [*swept(64, 702.0, accumulated=2), *swept(64, 701.0, accumulated=1), *swept(64, 710.0, accumulated=10)],
             ("1 GPU", "Epoch of ImageNet"),
-            {
-                "1 batch a step": ["701", "30 min 28 s"],
-                "2 batches a step": ["702", "30 min 25 s"],
-                "10 batches a step": ["710", "30 min 4 s"],
-            },
+            {"1 batch a step": ["701", "30 min 28 s"], "2 batches a step": ["702", "30 min 25 s"],
+             "10 batches a step": ["710", "30 min 4 s"]},
         ),
         (
-            [
-                finding("train_throughput", 6000.0, ranks=8, batch=256),
-                finding("scaling_efficiency", 0.96, ranks=8, batch=256, method=EACH_ALONE),
-                finding("loader_throughput", 3000.0, ranks=8, batch=256),
-            ],
+            [finding("train_throughput", 6000.0, ranks=8, batch=256),
+             finding("scaling_efficiency", 0.96, ranks=8, batch=256, method=EACH_ALONE),
+             finding("loader_throughput", 3000.0, ranks=8, batch=256)],
             ("1 GPU", "8 GPUs", "Epoch of ImageNet"),
-            {
-                "images that stay on the GPU": ["", "6,000 96 %", "3 min 34 s"],
-                "fed by a data loader": ["", "3,000", "7 min 7 s"],
-            },
+            {"images that stay on the GPU": ["", "6,000 96 %", "3 min 34 s"],
+             "fed by a data loader": ["", "3,000", "7 min 7 s"]},
         ),
     ],
     ids=["batches", "accumulated gradients", "a loader"],
-)
+)  # fmt: skip
 def test_a_row_for_each_way_to_train_and_a_column_for_each_number_of_gpus(found, columns, rows):
     (table,) = training_tables(found)
     assert (table.columns, [*cells(table).items()]) == (columns, [*rows.items()])
@@ -229,10 +214,10 @@ def test_methods_are_held_against_the_same_gpus_alone_and_have_their_memory():
     found = swept(64, 425.0)
     for method, rate, memory in (("dp", 1205.0, (25.0, 11.0)), ("ddp", 1598.0, (12.0, 12.0))):
         conditions = {"ranks": 4, "batch": 64, "workload": "sweep", "method": method}
-        used = dict(zip((gpu(0), gpu(1)), memory, strict=True))
+        used = Measurement("train_memory", {gpu(at): gib for at, gib in enumerate(memory)}, {**WORK, **conditions})
         found.append(finding("train_throughput", rate, **conditions))
         found.append(finding("scaling_efficiency", rate / 1700, **conditions))
-        found.append(Finding("a", Measurement("train_memory", used, {**WORK, **conditions}), "for information"))
+        found.append(Finding("a", used, "for information"))
     (table,) = training_tables(found)
     assert table.title == "Training by method, batch, accumulated gradients and number of GPUs"
     assert table.columns == ("1 GPU", "4 GPUs", "GPU memory", "Epoch of ImageNet")
@@ -268,24 +253,19 @@ def trained(alone, together, share, ranks=4):
 @pytest.mark.parametrize(
     ("figures", "expected", "slowest"),
     [
-        (trained([100.0] * 4, 360.0, 0.1), ("90 %", "10 %", "0 %", "0 %"), 0),
-        (trained([100.0, 100.0, 60.0, 100.0], 240.0, 0.0), ("66.7 %", "0 %", "33.3 %", "0 %"), 2),
-        (trained([100.0] * 4, 200.0, 0.0), ("50 %", "0 %", "0 %", "50 %"), 0),  # nothing explains it
+        (trained([100.0] * 4, 360.0, 0.1), ["90 %", "10 %", "0 %", "0 %"], 0),
+        (trained([100.0, 100.0, 60.0, 100.0], 240.0, 0.0), ["66.7 %", "0 %", "33.3 %", "0 %"], 2),
+        (trained([100.0] * 4, 200.0, 0.0), ["50 %", "0 %", "0 %", "50 %"], 0),  # nothing explains it
+        # And nothing is derived of figures that lack, or cannot be.
+        (trained([100.0] * 4, 360.0, 0.1)[:2], None, 0), (trained([0.0] * 4, 0.0, 0.1), None, 0),
+        (trained([100.0] * 4, 360.0, float("nan")), None, 0), (trained([100.0] * 4, 360.0, 1.0), None, 0),
+        (trained([100.0] * 2, 360.0, 0.1), None, 0),
     ],
-)
-def test_efficiency_is_lost_to_gradients_to_a_slow_gpu_or_to_what_nothing_explains(figures, expected, slowest):
-    (table,) = training_tables(figures)
-    assert tuple(cell.text for cell in table.rows[0].cells) == expected
-    assert [cell.below for cell in table.rows[0].cells] == ["", "", f"of GPU {slowest}", ""]
-
-
-@pytest.mark.parametrize(
-    "figures",
-    [trained([100.0] * 4, 360.0, 0.1)[:2], trained([0.0] * 4, 0.0, 0.1), trained([100.0] * 4, 360.0, float("nan")),
-     trained([100.0] * 4, 360.0, 1.0), trained([100.0] * 2, 360.0, 0.1)],
 )  # fmt: skip
-def test_nothing_is_derived_of_figures_that_lack_or_cannot_be(figures):
-    assert training_tables(figures) == []
+def test_efficiency_is_lost_to_gradients_to_a_slow_gpu_or_to_what_nothing_explains(figures, expected, slowest):
+    rows = [[(cell.text, cell.below) for cell in row.cells] for table in training_tables(figures) for row in table.rows]
+    below = ["", "", f"of GPU {slowest}", ""]
+    assert rows == ([[*zip(expected, below, strict=True)]] if expected else [])
 
 
 def many(count):

@@ -8,17 +8,8 @@ from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import WORLD
-from pytest_gpufleet.report.hosts import (
-    ALIKE,
-    MOST_FIGURES,
-    OWN,
-    PEERS,
-    counts,
-    document,
-    host_rows,
-    page,
-    rows as hosts_of,
-)
+from pytest_gpufleet.report import hosts
+from pytest_gpufleet.report.hosts import ALIKE, MOST_FIGURES, OWN, PEERS, counts, document, host_rows, page
 from pytest_gpufleet.report.page import page as report
 from pytest_gpufleet.report.terminal.summary_lines import MOST_HOSTS, fleet_lines
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet, over_nodes
@@ -65,17 +56,18 @@ def test_each_host_has_a_row_and_those_that_are_wrong_are_marked(fleet):
     assert (rows["node-012"].named[0].index, rows["node-007"].named) == (2, ())  # no GPU where all are slow
 
 
+def hosts_led_to(page, report):
+    """How many links lead to hosts; none leads nowhere, and one to that report."""
+    links = page.values("href")
+    assert {link[1:] for link in links if link.startswith("#")} <= {*page.values("id")}
+    assert report in links
+    return sum(link.startswith("#fleet-host-") for link in links)
+
+
 def test_the_page_leads_to_what_is_wrong(fleet, fleet_page):
-    anchors = {values["id"] for tag, values in fleet_page.seen if values.get("id")}
-    links = [values["href"] for tag, values in fleet_page.seen if tag == "a"]
-    assert {link[1:] for link in links if link.startswith("#")} <= anchors
-    assert sum(link.startswith("#") for link in links) == 5
-    assert "reports/a%20b/report.html" in links
-    text = fleet_page.html
-    for run in fleet.hosts:
-        assert run.sha256 in text
-    for told in ("SN-node-012", "570.86.15", "no run that counts", "Worse than the peers on all hosts"):
-        assert told in text
+    assert hosts_led_to(fleet_page, "reports/a%20b/report.html") == 5
+    told = ("SN-node-012", "570.86.15", "no run that counts", "Worse than the peers on all hosts")
+    assert all(text in fleet_page.html for text in (*told, *(run.sha256 for run in fleet.hosts)))
 
 
 def test_the_filter_leaves_what_needs_a_look(fleet_page, tmp_path):
@@ -86,9 +78,8 @@ def test_the_filter_leaves_what_needs_a_look(fleet_page, tmp_path):
 
 def test_a_page_is_small(fleet, fleet_page):
     assert len(fleet_page.html) < 1e6 * (64 + 64) / 500  # beside 64 others it has what does not grow
-    everywhere = judge_fleet(
-        [host_run(name, change=slower(0.1 * (index % 4 == 0))) for index, name in enumerate(HOSTS)]
-    )
+    runs = [host_run(name, change=slower(0.1 * (index % 4 == 0))) for index, name in enumerate(HOSTS)]
+    everywhere = judge_fleet(runs)
     assert len([row for row in host_rows(everywhere) if len(row.slow) > MOST_FIGURES]) == 16
     assert len(page(everywhere, {})) < 5e6
 
@@ -132,7 +123,7 @@ def nodes():
 @pytest.fixture(scope="module")
 def rows(nodes):
     record, runs = nodes
-    return {row.host: row for row in hosts_of(record, over_nodes(record, runs))}
+    return {row.host: row for row in hosts.rows(record, over_nodes(record, runs))}
 
 
 @pytest.fixture(scope="module")
@@ -164,11 +155,8 @@ def test_what_is_told_of_a_node_names_places_by_hosts(rows):
 
 
 def test_the_page_leads_to_each_node_that_is_not_fine_and_to_its_own_report(rows, node_page):
-    anchors = {values["id"] for _, values in node_page.seen if values.get("id")}
-    links = [values["href"] for tag, values in node_page.seen if tag == "a"]
-    assert {link[1:] for link in links if link.startswith("#")} <= anchors
-    assert sum(link.startswith("#fleet-host-") for link in links) == sum(row.wrong for row in rows.values())
-    assert "nodes/15-node-016/report.html" in links
+    wrong = sum(row.wrong for row in rows.values())
+    assert hosts_led_to(node_page, "nodes/15-node-016/report.html") == wrong
     assert "which only holders of the cluster&#39;s token can read or send" in node_page.html
     assert "SN-node-016" in node_page.html
     assert len(node_page.html.encode()) < 5e6 / 4
@@ -191,25 +179,20 @@ def test_on_a_phone_nothing_is_cut_off(node_page, standard, bad_gpu, tmp_path):
 
 def test_a_node_whose_evidence_is_not_here_has_a_row_all_the_same():
     record, _ = of_nodes(fleet_of(3))
-    rows = hosts_of(record, over_nodes(record, {}))
+    rows = hosts.rows(record, over_nodes(record, {}))
     assert [row.host for row in rows] == ["node-001", "node-002", "node-003"]
     assert all(row.cells[PAIRS] == "ok" and row.cells[OWN] == "not run" for row in rows)
     assert "no run that counts" in report(record, "")
 
 
 @pytest.mark.parametrize(
-    ("wrong", "hours"),
-    [
-        ((), "2 h 0 min"),
-        ((Fault("matmul_nondeterministic", (), "a bit"),), ""),
-        ((Fault("gpu_bits_differ", (), "a bit"),), ""),
-    ],
+    ("wrong", "hours"), [("", "2 h 0 min"), ("matmul_nondeterministic", ""), ("gpu_bits_differ", "")]
 )
 def test_what_hosts_compared_adds_up_unless_anything_differed(wrong, hours):
     bound = Finding("test_4_each_gpu.py::x", Measurement("corruption_bound", {WORLD: 1800.0}, {"precision": "bf16"}))
     runs = [
-        replace(run, record=replace(run.record, findings=[*run.record.findings, bound], faults=[*faults]))
-        for run, faults in zip(fleet_of(4), ((), (), (), wrong), strict=True)
+        replace(run, record=replace(run.record, findings=[*run.record.findings, bound], faults=faults))
+        for run, faults in zip(fleet_of(4), ([], [], [], [Fault(wrong, (), "a bit")] if wrong else []), strict=True)
     ]
     found = [text for text in counts(judge_fleet(runs, (), HOSTS[:4])) if "corruption" in text]
     assert [hours in text for text in found] == [True] * bool(hours)
