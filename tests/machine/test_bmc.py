@@ -95,25 +95,22 @@ MEMORY_FAULT = ("bmc_memory_error", "Memory")
 LEAK = "   8 | 06/17/2025 | 10:03:02 | Cooling Device Leak_Det_CPU0 | State Asserted | Asserted\n"
 
 
-@pytest.mark.parametrize(
-    ("changes", "errors"),
-    [
-        ([(CORRECTED, CORRECTED + MEMORY)], {MEMORY_FAULT}),
-        ([(CORRECTED, CORRECTED + MEMORY), ("06/18/2025 08:00:00", "08/18/2025 08:00:00")], set()),  # long ago
-        # As 1.8.19 writes dates and time.
-        ([(CORRECTED, CORRECTED + MEMORY.replace("/2025", "/25")), ("06/18/2025 08", "08/18/25 08")], set()),
-        ([(" Bus Fatal Error | Deasserted", " Bus Fatal Error | Asserted")],
-         {("bmc_bus_error", "Critical Interrupt #0x90")}),
-        ([("  6 | 06/17/2025 | 09:29:15 | Power Supply #0xc8", "  6 | 06/17/2025 | 09:29:15 | Power Supply #0xc9")],
-         {("bmc_power_error", "Power Supply #0xc8")}),
-        ([("Memory #0x01 | Correctable ECC", "Power Unit #0x01 | AC lost")], set()),  # a machine that was moved
-        # Before the BMC knew the time, and so just before the next event that has one.
-        ([("System ACPI Power State #0xd5 | S0/G0: working", "Processor #0x91 | IERR")],
-         {("bmc_processor_error", "Processor #0x91")}),
-        ([(CORRECTED, CORRECTED + LEAK)], {("coolant_leak", "Cooling Device Leak_Det_CPU0")}),
-        ([(CORRECTED, CORRECTED + LEAK.replace("State Asserted", "State Deasserted"))], set()),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("changes", "errors"), [
+    ([(CORRECTED, CORRECTED + MEMORY)], {MEMORY_FAULT}),
+    ([(CORRECTED, CORRECTED + MEMORY), ("06/18/2025 08:00:00", "08/18/2025 08:00:00")], set()),  # long ago
+    # As 1.8.19 writes dates and time.
+    ([(CORRECTED, CORRECTED + MEMORY.replace("/2025", "/25")), ("06/18/2025 08", "08/18/25 08")], set()),
+    ([(" Bus Fatal Error | Deasserted", " Bus Fatal Error | Asserted")],
+     {("bmc_bus_error", "Critical Interrupt #0x90")}),
+    ([("  6 | 06/17/2025 | 09:29:15 | Power Supply #0xc8", "  6 | 06/17/2025 | 09:29:15 | Power Supply #0xc9")],
+     {("bmc_power_error", "Power Supply #0xc8")}),
+    ([("Memory #0x01 | Correctable ECC", "Power Unit #0x01 | AC lost")], set()),  # a machine that was moved
+    # Before the BMC knew the time, and so just before the next event that has one.
+    ([("System ACPI Power State #0xd5 | S0/G0: working", "Processor #0x91 | IERR")],
+     {("bmc_processor_error", "Processor #0x91")}),
+    ([(CORRECTED, CORRECTED + LEAK)], {("coolant_leak", "Cooling Device Leak_Det_CPU0")}),
+    ([(CORRECTED, CORRECTED + LEAK.replace("State Asserted", "State Deasserted"))], set()),
+])  # fmt: skip
 def test_the_log_speaks_against_a_machine(tmp_path, changes, errors):
     assert found(bmc.logged_errors(read(tmp_path, *changes).log)) == errors
 
@@ -148,16 +145,12 @@ LEAKAGE_3        | A3h | ns  | 30.3 | No Reading
 ELIST = "== $ ipmitool sdr elist\nInlet Temp       | 04h | ok  |  7.1 | 14 degrees C\n"
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "leaks"),
-    [
-        ("", "", set()),
-        ("A1h | ok  | 30.1 | State Deasserted", "A1h | ok  | 30.1 | State Asserted", {"Leak_Det_CPU0 (30.1)"}),
-        ("Transition to OK", "Transition to Critical from less severe", {"Leak_Det_Mfld (30.2)"}),
-        ("A2h | ok  | 30.2 | Transition to OK", "A2h | ucr | 30.2 | 4.9 Volts", {"Leak_Det_Mfld (30.2)"}),
-    ],
-    ids=["dry", "asserted", "critical", "beyond its threshold"],
-)
+@pytest.mark.parametrize(("old", "new", "leaks"), [
+    ("", "", set()),
+    ("A1h | ok  | 30.1 | State Deasserted", "A1h | ok  | 30.1 | State Asserted", {"Leak_Det_CPU0 (30.1)"}),
+    ("Transition to OK", "Transition to Critical from less severe", {"Leak_Det_Mfld (30.2)"}),
+    ("A2h | ok  | 30.2 | Transition to OK", "A2h | ucr | 30.2 | 4.9 Volts", {"Leak_Det_Mfld (30.2)"}),
+], ids=["dry", "asserted", "critical", "beyond its threshold"])  # fmt: skip
 def test_leak_sensors(tmp_path, old, new, leaks):
     tree = laid_out("bmc", tmp_path, lambda text: text + ELIST + DRY.replace(old, new))
     sensors = bmc.read_leaks(tree.root, tree.run)
@@ -167,15 +160,11 @@ def test_leak_sensors(tmp_path, old, new, leaks):
     assert check.what == ("failed" if leaks else "passed")
 
 
-@pytest.mark.parametrize(
-    ("gpu", "sensors", "what"),
-    [
-        ("NVIDIA H200", [], "not applicable"),  # cooled by air
-        ("NVIDIA GB200", [], "skipped"),  # whose trays have them in Redfish alone
-        ("NVIDIA H200", [bmc.Sensor("Leak_1", "30.1", "ns", "No Reading")], "skipped"),
-    ],
-    ids=["air", "rack", "without a reading"],
-)
+@pytest.mark.parametrize(("gpu", "sensors", "what"), [
+    ("NVIDIA H200", [], "not applicable"),  # cooled by air
+    ("NVIDIA GB200", [], "skipped"),  # whose trays have them in Redfish alone
+    ("NVIDIA H200", [bmc.Sensor("Leak_1", "30.1", "ns", "No Reading")], "skipped"),
+], ids=["air", "rack", "without a reading"])  # fmt: skip
 def test_leak_sensors_that_say_nothing(gpu, sensors, what):
     there = recorded(set_gpus(name=gpu))
     assert outcomes(there, now={"leaks": codec.plain(sensors)})["test_no_coolant_leaks"].what == what

@@ -111,43 +111,37 @@ OF_PLACES = failing(NOT_SUPPORTED, lambda *_: 17, lambda handle, kind, since, pl
 OF_ONE_PLACE = failing(pynvml.NVML_ERROR_INVALID_ARGUMENT, lambda *_: 17, lambda handle, kind, since, place: place == 7)
 
 
-@pytest.mark.parametrize(
-    ("asked", "fact", "value"),
-    [
-        (limited(NOT_SUPPORTED), "temperature_limits_c",
-         {"shutdown": 95, "slowdown": 89, "memory_max": 95, "gpu_max": None}),
-        (fields(OF_TWO_LINKS), "nvlink_errors",
-         {**{kind: [n, 100 + n] for kind, n in NVLINK_5_COUNTERS.items()}, "symbol": [221, None]}),
-        (OLDER, "nvlink_errors", {kind: [10 * link + n for link in range(18)] for kind, n in NVLINK_COUNTERS.items()}),
-        (fields({(235 + n, 0): 1000 - n for n in range(16)}), "nvlink_fec", [list(range(1000, 984, -1))]),
-        (fields({269: 5, 270: 6, 271: 7, 75: 8}), "slowdown_ns", {"sw_thermal": 5, "hw_thermal": 6, "power_brake": 7}),
-        (fields({75: 8}), "slowdown_ns", {"thermal": 8}),  # an older driver
-        (source(nvmlDeviceGetMemoryErrorCounter=OF_PLACES), "ecc_corrected", {"dram": 17}),
-        (source(nvmlDeviceGetMemoryErrorCounter=OF_ONE_PLACE), "ecc_corrected", {"dram": 17}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("asked", "fact", "value"), [
+    (limited(NOT_SUPPORTED), "temperature_limits_c",
+     {"shutdown": 95, "slowdown": 89, "memory_max": 95, "gpu_max": None}),
+    (fields(OF_TWO_LINKS), "nvlink_errors",
+     {**{kind: [n, 100 + n] for kind, n in NVLINK_5_COUNTERS.items()}, "symbol": [221, None]}),
+    (OLDER, "nvlink_errors", {kind: [10 * link + n for link in range(18)] for kind, n in NVLINK_COUNTERS.items()}),
+    (fields({(235 + n, 0): 1000 - n for n in range(16)}), "nvlink_fec", [list(range(1000, 984, -1))]),
+    (fields({269: 5, 270: 6, 271: 7, 75: 8}), "slowdown_ns", {"sw_thermal": 5, "hw_thermal": 6, "power_brake": 7}),
+    (fields({75: 8}), "slowdown_ns", {"thermal": 8}),  # an older driver
+    (source(nvmlDeviceGetMemoryErrorCounter=OF_PLACES), "ecc_corrected", {"dram": 17}),
+    (source(nvmlDeviceGetMemoryErrorCounter=OF_ONE_PLACE), "ecc_corrected", {"dram": 17}),
+])  # fmt: skip
 def test_what_a_part_of_which_is_missing_costs_no_other(asked, fact, value):
     assert asked.ask(0, fact) == value
 
 
-@pytest.mark.parametrize(
-    ("asked", "fact", "absent"),
-    [
-        (limited(NOT_SUPPORTED, {0: 0, 1: 0, 2: 0}), "temperature_limits_c", True),  # some drivers give 0
-        (limited(LOST), "temperature_limits_c", False),
-        (source(nvmlDeviceGetCurrentClocksEventReasons=failing(LOST)), "clock_event_reasons", False),
-        (fields({}), "nvlink_fec", True),
-        (fields({(field, 0): -LOST for field in NVLINK_5_COUNTERS.values()}), "nvlink_errors", False),
-        # an H200, and a B200 whose BMC keeps it
-        (fields({}), "power_smoothing", True),
-        (fields(dict.fromkeys((251, 264), -pynvml.NVML_ERROR_NO_PERMISSION)), "power_smoothing", True),
-        (fields(dict.fromkeys((251, 264), -LOST)), "power_smoothing", False),
-        # a driver that does not know these fields
-        (fields(dict.fromkeys(SLOWDOWNS, -pynvml.NVML_ERROR_INVALID_ARGUMENT)), "slowdown_ns", True),
-        (fields(dict.fromkeys(SLOWDOWNS, -NOT_SUPPORTED)), "slowdown_ns", True),
-        (fields(dict.fromkeys(SLOWDOWNS, -LOST)), "slowdown_ns", False),
-    ],
-)
+@pytest.mark.parametrize(("asked", "fact", "absent"), [
+    (limited(NOT_SUPPORTED, {0: 0, 1: 0, 2: 0}), "temperature_limits_c", True),  # some drivers give 0
+    (limited(LOST), "temperature_limits_c", False),
+    (source(nvmlDeviceGetCurrentClocksEventReasons=failing(LOST)), "clock_event_reasons", False),
+    (fields({}), "nvlink_fec", True),
+    (fields({(field, 0): -LOST for field in NVLINK_5_COUNTERS.values()}), "nvlink_errors", False),
+    # an H200, and a B200 whose BMC keeps it
+    (fields({}), "power_smoothing", True),
+    (fields(dict.fromkeys((251, 264), -pynvml.NVML_ERROR_NO_PERMISSION)), "power_smoothing", True),
+    (fields(dict.fromkeys((251, 264), -LOST)), "power_smoothing", False),
+    # a driver that does not know these fields
+    (fields(dict.fromkeys(SLOWDOWNS, -pynvml.NVML_ERROR_INVALID_ARGUMENT)), "slowdown_ns", True),
+    (fields(dict.fromkeys(SLOWDOWNS, -NOT_SUPPORTED)), "slowdown_ns", True),
+    (fields(dict.fromkeys(SLOWDOWNS, -LOST)), "slowdown_ns", False),
+])  # fmt: skip
 def test_what_a_gpu_does_not_have_is_absent_unless_it_is_lost(asked, fact, absent):
     assert asked.ask(0, fact).absent is absent
 
@@ -202,14 +196,11 @@ def test_where_a_gpu_sits(tmp_path, monkeypatch):
     assert Gpu(0).position == ""
 
 
-@pytest.mark.parametrize(
-    ("fact", "virtual", "slots"),
-    [
-        ("module_id", 0, True),  # a card: on no baseboard
-        ("physical_slot", 1, True),  # the slots of a virtual machine are its hypervisor's
-        ("physical_slot", 0, False),
-    ],
-)
+@pytest.mark.parametrize(("fact", "virtual", "slots"), [
+    ("module_id", 0, True),  # a card: on no baseboard
+    ("physical_slot", 1, True),  # the slots of a virtual machine are its hypervisor's
+    ("physical_slot", 0, False),
+])  # fmt: skip
 def test_where_a_gpu_sits_is_absent_where_nothing_shows_it(tmp_path, monkeypatch, fact, virtual, slots):
     node = seated(tmp_path, monkeypatch, virtual)
     if not slots:

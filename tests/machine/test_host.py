@@ -41,16 +41,13 @@ def test_what_a_program_prints():
     assert output("sh", "-c", "echo $LC_ALL; echo noise >&2; exit 4", statuses=(0, 4)) == "C\n"
 
 
-@pytest.mark.parametrize(
-    ("command", "why"),
-    [
-        (("no-such-program", "-x"), "no-such-program is not installed"),
-        (("sh", "-c", "echo first; echo no rights >&2; exit 3"), "sh failed with status 3: no rights"),
-        (("sh", "-c", "exit 3"), "sh failed with status 3"),
-        (("sleep", "60"), "sleep did not answer within 0.1 s"),
-        (("/etc",), "/etc cannot be started: Permission denied"),
-    ],
-)
+@pytest.mark.parametrize(("command", "why"), [
+    (("no-such-program", "-x"), "no-such-program is not installed"),
+    (("sh", "-c", "echo first; echo no rights >&2; exit 3"), "sh failed with status 3: no rights"),
+    (("sh", "-c", "exit 3"), "sh failed with status 3"),
+    (("sleep", "60"), "sleep did not answer within 0.1 s"),
+    (("/etc",), "/etc cannot be started: Permission denied"),
+])  # fmt: skip
 def test_why_nothing_is_printed_is_one_sentence(command, why):
     with pytest.raises(Unreadable) as failure:
         output(*command, seconds=0.1 if command[0] == "sleep" else 20)

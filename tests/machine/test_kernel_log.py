@@ -187,19 +187,16 @@ SEGFAULT = "{}[31744]: segfault at 0 ip 00005566f8a0712d sp 00007ffc9d3e error 4
 XID = "NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus."
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        SEGFAULT,  # names of a program and of its file, as its user likes them; the one of the program has 15 letters
-        "traps: {}[31744] general protection fault ip:401136 sp:7ffd2 error:0 in {}[401000+1000]",
-        "process '/tmp/{}' started with executable stack; {}",
-        "{} invoked oom-killer: gfp_mask=0x140cca(GFP_HIGHUSER_MOVABLE), order=0, oom_score_adj=0",
-        "{} (31744): drop_caches: 3",
-        "{}: page allocation failure: order:4, mode:0xcc0(GFP_KERNEL), cpuset={},mems_allowed=0",
-        'audit: type=1326 comm="{}" exe="{}" sig=31',
-        "usb 1-1: Product: {} {}",
-    ],
-)
+@pytest.mark.parametrize("form", [
+    SEGFAULT,  # names of a program and of its file, as its user likes them; the one of the program has 15 letters
+    "traps: {}[31744] general protection fault ip:401136 sp:7ffd2 error:0 in {}[401000+1000]",
+    "process '/tmp/{}' started with executable stack; {}",
+    "{} invoked oom-killer: gfp_mask=0x140cca(GFP_HIGHUSER_MOVABLE), order=0, oom_score_adj=0",
+    "{} (31744): drop_caches: 3",
+    "{}: page allocation failure: order:4, mode:0xcc0(GFP_KERNEL), cpuset={},mems_allowed=0",
+    'audit: type=1326 comm="{}" exe="{}" sig=31',
+    "usb 1-1: Product: {} {}",
+])  # fmt: skip
 def test_what_a_user_makes_the_kernel_write_is_nothing(form):
     for line in (*(line for line, *_ in LINES), XID, XID.replace("PCI:", "")):
         for name in (line[:15], line[:14], line[:13], *([] if form.startswith("{}") else [line])):
@@ -225,15 +222,12 @@ CONTAINER = (
 )
 
 
-@pytest.mark.parametrize(
-    ("groups", "condemns"),
-    [
-        ("0::/kubepods.slice/kubepods-pod1.slice/cri-ec9e.scope\n", True),
-        ("0::/kubepods.slice/kubepods-pod12.slice/cri-ec9e.scope\n", False),
-        ("12:cpu:/other\n4:memory:/kubepods.slice/kubepods-pod1.slice\n", True),
-        ("0::/\n", False),  # a container that does not see which group is its own
-    ],
-)
+@pytest.mark.parametrize(("groups", "condemns"), [
+    ("0::/kubepods.slice/kubepods-pod1.slice/cri-ec9e.scope\n", True),
+    ("0::/kubepods.slice/kubepods-pod12.slice/cri-ec9e.scope\n", False),
+    ("12:cpu:/other\n4:memory:/kubepods.slice/kubepods-pod1.slice\n", True),
+    ("0::/\n", False),  # a container that does not see which group is its own
+])  # fmt: skip
 def test_a_container_without_memory_counts_if_it_is_that_of_the_run(tmp_path, groups, condemns):
     (tmp_path / "cgroup").write_text(groups)
     (tmp_path / "kmsg").write_text(CONTAINER)
@@ -241,15 +235,12 @@ def test_a_container_without_memory_counts_if_it_is_that_of_the_run(tmp_path, gr
     assert (message.code, message.before, message.during) == ("host_out_of_memory", False, condemns)
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
-        "oom_memcg=/advoom,task_memcg=/advoom,task=,global_oom,,pid=4711,uid=65534",
-        "oom_memcg=/advoom,task_memcg=/advoom,task=oom_memcg=/run,,pid=4711,uid=65534",
-        "oom_memcg=/run,evil,task_memcg=/run,evil,task=a,pid=4711,uid=65534",
-        "oom_memcg=/run,task_memcg=/x,task_memcg=/run,task_memcg=/x,task=a,pid=4711,uid=65534",
-    ],
-)
+@pytest.mark.parametrize("end", [
+    "oom_memcg=/advoom,task_memcg=/advoom,task=,global_oom,,pid=4711,uid=65534",
+    "oom_memcg=/advoom,task_memcg=/advoom,task=oom_memcg=/run,,pid=4711,uid=65534",
+    "oom_memcg=/run,evil,task_memcg=/run,evil,task=a,pid=4711,uid=65534",
+    "oom_memcg=/run,task_memcg=/x,task_memcg=/run,task_memcg=/x,task=a,pid=4711,uid=65534",
+])  # fmt: skip
 def test_no_name_makes_the_memory_of_another_container_that_of_the_host(end):
     line = f"oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=x,mems_allowed=0,{end}"
     assert not [message for message in of_the_host(line, "/run") if message.before or message.during]
@@ -277,18 +268,15 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("device", "gpus"),
-    [
-        ("nvidia 0000:1b:00.0", GPUS[:1]),
-        ("snd_hda_intel 0000:1b:00.1", GPUS[:1]),  # another function of that GPU
-        ("pcieport 0000:17:01.0", GPUS[1:2]),
-        ("pcieport 0000:16:00.0", GPUS[:2]),
-        ("pcieport 0000:97:01.0", GPUS[2:]),
-        ("pcieport 0000:97:01.1", ()),  # another port, beside that one
-        ("mlx5_core 0000:5c:00.0", ()),
-    ],
-)
+@pytest.mark.parametrize(("device", "gpus"), [
+    ("nvidia 0000:1b:00.0", GPUS[:1]),
+    ("snd_hda_intel 0000:1b:00.1", GPUS[:1]),  # another function of that GPU
+    ("pcieport 0000:17:01.0", GPUS[1:2]),
+    ("pcieport 0000:16:00.0", GPUS[:2]),
+    ("pcieport 0000:97:01.0", GPUS[2:]),
+    ("pcieport 0000:97:01.1", ()),  # another port, beside that one
+    ("mlx5_core 0000:5c:00.0", ()),
+])  # fmt: skip
 def test_a_port_is_about_the_gpus_below_it(tmp_path, device, gpus):
     devices = written(tmp_path / "pci", {each: tmp_path / way for each, way in WAYS.items()})
     (message,) = of_the_host(f"{device}: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer")
@@ -344,31 +332,28 @@ def nvlink(number, name, first, second, severity="Nonfatal"):
 RECOVERY = "NVRM: Xid (PCI:0000:1b:00): 154, GPU recovery action changed from "
 
 
-@pytest.mark.parametrize(
-    ("line", "code", "condemning"),
-    [
-        # As drivers before 575 write them, and those since: by other bits of the first number.
-        (nvlink(149, "NETIR_LINK_EVT", "0x025525c6", "0x00000000", "Fatal"), "xid_reset", True),
-        (nvlink(149, "NETIR_BER_EVENT", "0x00000226", "0x00000001"), None, False),
-        (nvlink(144, "SAW_MVB", "0x00000001", "0x00000004"), None, False),
-        (nvlink(144, "SAW_MVB", "0x123456789", "0x00000004"), "xid_workflow", True),  # not as anybody knows it
-        (nvlink(144, "SAW_MVB", "0x00000001", "0x00000002", "Fatal"), "xid_reset", True),
-        (nvlink(145, "RLW_SRC_TRACK", "0x00000007", "0x00000004"), "xid_application", False),
-        # An error of this kind can be promoted to a fatal one.
-        (nvlink(145, "RLW_RXPIPE", "0x00000006", "0x00000001"), None, False),
-        (nvlink(145, "RLW_RXPIPE", "0x00000086", "0x00000001", "Fatal"), "xid_reset", True),
-        (nvlink(150, "MSE", "0x00000000", "0xFFFFFFFF", "Fatal"), "xid_reset", True),
-        # What nobody can decode is not taken for healthy.
-        (nvlink(144, "SAW_NEW", "0x00000001", "0x00000003"), "xid_workflow", True),
-        ("NVRM: Xid (PCI:0000:1b:00): 144, SAW_MVB Nonfatal", "xid_workflow", True),
-        (RECOVERY + "0x0 (None) to 0x1 (GPU Reset Required)", "recovery_pending", False),
-        (RECOVERY + "0x1 (GPU Reset Required) to 0x0 (None)", None, False),
-        ("NVRM: Xid (PCI:0000:1b:00): 31, pid=7, name=python3, Ch 00000008, intr 00000000", "xid_of_process", False),
-        ("NVRM: Xid (PCI:0000:1b:00): 63, Row Remapper: New row marked for remapping", None, False),
-        ("NVRM: Xid (PCI:0000:1b:00): 94, pid=7062, Contained: CE User Channel (0x9).", "xid_application", False),
-        ("NVRM: Xid (PCI:0000:1b:00): 46, GPU stopped processing", "xid_reset", True),
-    ],
-)
+@pytest.mark.parametrize(("line", "code", "condemning"), [
+    # As drivers before 575 write them, and those since: by other bits of the first number.
+    (nvlink(149, "NETIR_LINK_EVT", "0x025525c6", "0x00000000", "Fatal"), "xid_reset", True),
+    (nvlink(149, "NETIR_BER_EVENT", "0x00000226", "0x00000001"), None, False),
+    (nvlink(144, "SAW_MVB", "0x00000001", "0x00000004"), None, False),
+    (nvlink(144, "SAW_MVB", "0x123456789", "0x00000004"), "xid_workflow", True),  # not as anybody knows it
+    (nvlink(144, "SAW_MVB", "0x00000001", "0x00000002", "Fatal"), "xid_reset", True),
+    (nvlink(145, "RLW_SRC_TRACK", "0x00000007", "0x00000004"), "xid_application", False),
+    # An error of this kind can be promoted to a fatal one.
+    (nvlink(145, "RLW_RXPIPE", "0x00000006", "0x00000001"), None, False),
+    (nvlink(145, "RLW_RXPIPE", "0x00000086", "0x00000001", "Fatal"), "xid_reset", True),
+    (nvlink(150, "MSE", "0x00000000", "0xFFFFFFFF", "Fatal"), "xid_reset", True),
+    # What nobody can decode is not taken for healthy.
+    (nvlink(144, "SAW_NEW", "0x00000001", "0x00000003"), "xid_workflow", True),
+    ("NVRM: Xid (PCI:0000:1b:00): 144, SAW_MVB Nonfatal", "xid_workflow", True),
+    (RECOVERY + "0x0 (None) to 0x1 (GPU Reset Required)", "recovery_pending", False),
+    (RECOVERY + "0x1 (GPU Reset Required) to 0x0 (None)", None, False),
+    ("NVRM: Xid (PCI:0000:1b:00): 31, pid=7, name=python3, Ch 00000008, intr 00000000", "xid_of_process", False),
+    ("NVRM: Xid (PCI:0000:1b:00): 63, Row Remapper: New row marked for remapping", None, False),
+    ("NVRM: Xid (PCI:0000:1b:00): 94, pid=7062, Contained: CE User Channel (0x9).", "xid_application", False),
+    ("NVRM: Xid (PCI:0000:1b:00): 46, GPU stopped processing", "xid_reset", True),
+])  # fmt: skip
 def test_what_an_xid_calls_for(line, code, condemning):
     (xid,) = parse(line)
     found = xids_of([Gpu(3, {"pci_bus_id": GPU})], [xid])
@@ -452,18 +437,15 @@ def test_what_is_shown_is_one_remark_a_kind():
 HUNG = Fault("hung_task", (THIS_NODE,), "INFO: task python3:7 blocked for more than 120 seconds.")
 
 
-@pytest.mark.parametrize(
-    ("effect", "cause", "explains"),
-    [
-        (HUNG, Fault("xid_restart", (gpu_place(2),), "XID 79"), True),
-        (HUNG, Fault("disk_failing", (THIS_NODE,), "nvme0"), True),
-        (HUNG, Fault("xid_application", (gpu_place(2),), "XID 94"), False),
-        (Fault("pcie_replays", (gpu_place(2),), ""), Fault("pcie_error_logged", (gpu_place(2),), ""), True),
-        (Fault("pcie_replays", (gpu_place(2),), ""), Fault("pcie_error_logged", (gpu_place(3),), ""), False),
-        (Fault("file_system_failed", (THIS_NODE,), ""), Fault("disk_failing", (THIS_NODE,), ""), True),
-        (Fault("rank_died", (gpu_place(0),), ""), Fault("host_out_of_memory", (THIS_NODE,), ""), True),
-    ],
-)
+@pytest.mark.parametrize(("effect", "cause", "explains"), [
+    (HUNG, Fault("xid_restart", (gpu_place(2),), "XID 79"), True),
+    (HUNG, Fault("disk_failing", (THIS_NODE,), "nvme0"), True),
+    (HUNG, Fault("xid_application", (gpu_place(2),), "XID 94"), False),
+    (Fault("pcie_replays", (gpu_place(2),), ""), Fault("pcie_error_logged", (gpu_place(2),), ""), True),
+    (Fault("pcie_replays", (gpu_place(2),), ""), Fault("pcie_error_logged", (gpu_place(3),), ""), False),
+    (Fault("file_system_failed", (THIS_NODE,), ""), Fault("disk_failing", (THIS_NODE,), ""), True),
+    (Fault("rank_died", (gpu_place(0),), ""), Fault("host_out_of_memory", (THIS_NODE,), ""), True),
+])  # fmt: skip
 def test_causes_explain_effects(effect, cause, explains):
     assert explaining(effect, [cause, effect]) == ([cause] if explains else [])
 

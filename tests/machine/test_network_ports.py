@@ -124,19 +124,16 @@ def test_an_adapter_without_a_driver_is_unreadable_and_another_card_is_none(adap
 SWITCH = "pci0000:15/0000:15:01.0/0000:16:00.0"  # a root port, and the switch behind it
 
 
-@pytest.mark.parametrize(
-    ("places", "near"),
-    [
-        ({"mlx5_0": f"{SWITCH}/0000:17:00.0/0000:18:00.0", "mlx5_1": "pci0000:37/0000:38:00.0"}, ["mlx5_0"]),
-        ({"mlx5_0": f"{SWITCH}/0000:17:00.0", "mlx5_1": "pci0000:15/0000:15:02.0"}, ["mlx5_0"]),
-        ({"mlx5_0": f"{SWITCH}/0000:17:00.0", "mlx5_1": f"{SWITCH}/0000:17:00.1", "mlx5_2": "pci0000:37"},
-         ["mlx5_0", "mlx5_1"]),
-        ({"mlx5_0": "pci0000:15/0000:18:00.0"}, ["mlx5_0"]),
-        ({"mlx5_0": "pci0000:15/0000:18:00.0", "mlx5_1": "pci0000:15/0000:19:00.0"}, []),  # in a virtual machine
-        ({"mlx5_0": "pci0000:37/0000:38:00.0"}, []),
-        ({}, []),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("places", "near"), [
+    ({"mlx5_0": f"{SWITCH}/0000:17:00.0/0000:18:00.0", "mlx5_1": "pci0000:37/0000:38:00.0"}, ["mlx5_0"]),
+    ({"mlx5_0": f"{SWITCH}/0000:17:00.0", "mlx5_1": "pci0000:15/0000:15:02.0"}, ["mlx5_0"]),
+    ({"mlx5_0": f"{SWITCH}/0000:17:00.0", "mlx5_1": f"{SWITCH}/0000:17:00.1", "mlx5_2": "pci0000:37"},
+     ["mlx5_0", "mlx5_1"]),
+    ({"mlx5_0": "pci0000:15/0000:18:00.0"}, ["mlx5_0"]),
+    ({"mlx5_0": "pci0000:15/0000:18:00.0", "mlx5_1": "pci0000:15/0000:19:00.0"}, []),  # in a virtual machine
+    ({"mlx5_0": "pci0000:37/0000:38:00.0"}, []),
+    ({}, []),
+])  # fmt: skip
 def test_the_adapter_next_to_a_device_shares_most_of_its_way(tmp_path, monkeypatch, places, near):
     for name, place in places.items():
         (tmp_path / place).mkdir(parents=True, exist_ok=True)
@@ -158,19 +155,16 @@ def counting(name="mlx5_0/1", state="4: ACTIVE", carrier_changes=2, **changed):
 OF_BEFORE = Port("mlx5_0/1", "4: ACTIVE", errors=ERRORS)  # as older evidence has it
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "faults"),
-    [
-        (counting(), {}, []),
-        (counting(), {"port_xmit_wait": 10**9, "out_of_sequence": 10**6}, []),  # congestion
-        (counting(), {"symbol_error": 27}, []),
-        (counting(), {"symbol_error": 28}, ["symbol_error"]),
-        (counting(), {"carrier_changes": 4}, ["carrier_changes"]),
-        (counting(), {"carrier_changes": 4, "link_downed": 2}, ["link_downed", "carrier_changes"]),
-        (counting(state="1: DOWN"), {"carrier_changes": 9}, []),  # without a cable
-        (OF_BEFORE, {"carrier_changes": 9}, []),
-    ],
-)
+@pytest.mark.parametrize(("before", "now", "faults"), [
+    (counting(), {}, []),
+    (counting(), {"port_xmit_wait": 10**9, "out_of_sequence": 10**6}, []),  # congestion
+    (counting(), {"symbol_error": 27}, []),
+    (counting(), {"symbol_error": 28}, ["symbol_error"]),
+    (counting(), {"carrier_changes": 4}, ["carrier_changes"]),
+    (counting(), {"carrier_changes": 4, "link_downed": 2}, ["link_downed", "carrier_changes"]),
+    (counting(state="1: DOWN"), {"carrier_changes": 9}, []),  # without a cable
+    (OF_BEFORE, {"carrier_changes": 9}, []),
+])  # fmt: skip
 def test_errors_of_a_port_are_faults_and_congestion_is_none(before, now, faults):
     found = network_ports.port_errors([before], [counting(**now)], 600.0)
     assert [fault.what.split()[1] for fault in found] == faults
@@ -201,36 +195,30 @@ def ports(count=8, rate=400, board=NEAT, first=0, **more):
     ]
 
 
-@pytest.mark.parametrize(
-    ("there", "able", "count"),
-    [
-        (ports(), {}, 0),
-        (ports(rate=200), {}, 8),
-        (ports(rate=200, board=HEAT), {}, 0),  # the same adapter model with a lower speed
-        (ports(rate=200, board="DEL0000000041"), {}, 0),  # nobody knows
-        (ports(rate=200, board="DEL0000000041"), {"mlx5_3/1": 400.0}, 1),
-        (ports() + ports(2, 100, first=8), {}, 0),  # for storage
-        (ports(rate=200) + ports(2, 400, first=8), {}, 8),  # storage that is faster
-        (ports(rate=400, board="MT_0000001069"), {"mlx5_0/1": 200.0}, 0),
-        (ports(1, 10, board="MT_0000000547"), {"mlx5_0/1": 25.0}, 0),  # for management: a ConnectX-6 Lx
-        (ports(1, 100, board="MT_0000000223", link_layer="InfiniBand"), {}, 1),
-    ],
-)
+@pytest.mark.parametrize(("there", "able", "count"), [
+    (ports(), {}, 0),
+    (ports(rate=200), {}, 8),
+    (ports(rate=200, board=HEAT), {}, 0),  # the same adapter model with a lower speed
+    (ports(rate=200, board="DEL0000000041"), {}, 0),  # nobody knows
+    (ports(rate=200, board="DEL0000000041"), {"mlx5_3/1": 400.0}, 1),
+    (ports() + ports(2, 100, first=8), {}, 0),  # for storage
+    (ports(rate=200) + ports(2, 400, first=8), {}, 8),  # storage that is faster
+    (ports(rate=400, board="MT_0000001069"), {"mlx5_0/1": 200.0}, 0),
+    (ports(1, 10, board="MT_0000000547"), {"mlx5_0/1": 25.0}, 0),  # for management: a ConnectX-6 Lx
+    (ports(1, 100, board="MT_0000000223", link_layer="InfiniBand"), {}, 1),
+])  # fmt: skip
 def test_adapters_at_half_the_rate_of_their_board(there, able, count):
     assert len(network_ports.below_their_board(network_ports.of_gpus(there, NEAR), able)) == count
 
 
-@pytest.mark.parametrize(
-    ("there", "gpus", "odd"),
-    [
-        (ports(), [], []),
-        (ports(7) + ports(1, first=7, mtu=1500), [], ["mlx5_7/1"]),
-        (ports(7) + ports(1, first=7, mtu=None), [], []),  # its interface is in a container
-        (ports() + ports(1, first=8, mtu=1500), NEAR, []),  # for storage, of the same kind and rate
-        (ports() + ports(2, first=8, mtu=9000), [], []),
-        (ports() + ports(1, 100, first=8, mtu=1500), [], []),  # for management
-        (ports(1) + ports(1, first=1, mtu=1500), [], []),
-    ],
-)
+@pytest.mark.parametrize(("there", "gpus", "odd"), [
+    (ports(), [], []),
+    (ports(7) + ports(1, first=7, mtu=1500), [], ["mlx5_7/1"]),
+    (ports(7) + ports(1, first=7, mtu=None), [], []),  # its interface is in a container
+    (ports() + ports(1, first=8, mtu=1500), NEAR, []),  # for storage, of the same kind and rate
+    (ports() + ports(2, first=8, mtu=9000), [], []),
+    (ports() + ports(1, 100, first=8, mtu=1500), [], []),  # for management
+    (ports(1) + ports(1, first=1, mtu=1500), [], []),
+])  # fmt: skip
 def test_a_port_with_another_mtu(there, gpus, odd):
     assert [fault.what.partition(":")[0] for fault in network_ports.other_mtu(there, gpus)] == odd

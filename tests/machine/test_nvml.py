@@ -53,19 +53,15 @@ STATION = linked((1, 2, 3, 3), (0, 2, 2, 3), (0, 1, 1, 3), (0, 0, 1, 2))
 LEVELS = {(0, 1): 0, (0, 2): 10, (0, 3): 20, (0, 4): 30, (0, 5): 40, (0, 6): 50, (0, 7): 77}
 
 
-@pytest.mark.parametrize(
-    ("machine", "fabric", "first_row", "last_row"),
-    [
-        (switched(8), "nvswitch", "X NV18 NV18 NV18 NV18 NV18 NV18 NV18", "NV18 NV18 NV18 NV18 NV18 NV18 NV18 X"),
-        (switched(3, down=2), "nvswitch", "X NV18 NV16", "NV16 NV16 X"),
-        (STATION, "nvlink", "X NV1 NV1 NV2", "NV2 NV1 NV1 X"),
-        (linked((1, None, 1), (0, 0, None)), "nvlink", "X NV2", "NV2 X"),
-        (linked((1,), (0,), (), distance={(1, 2): 30}), "nvlink", "X NV1 SYS", "SYS PHB X"),
-        (plain(8, distance=LEVELS), "pcie", "X PIX PIX PXB PHB NODE SYS ?", "? SYS SYS SYS SYS SYS SYS X"),
-        (plain(1), "none", "X", "X"),
-    ],
-    ids=["switch", "links down", "direct", "one down", "pair and one", "pcie", "one GPU"],
-)
+@pytest.mark.parametrize(("machine", "fabric", "first_row", "last_row"), [
+    (switched(8), "nvswitch", "X NV18 NV18 NV18 NV18 NV18 NV18 NV18", "NV18 NV18 NV18 NV18 NV18 NV18 NV18 X"),
+    (switched(3, down=2), "nvswitch", "X NV18 NV16", "NV16 NV16 X"),
+    (STATION, "nvlink", "X NV1 NV1 NV2", "NV2 NV1 NV1 X"),
+    (linked((1, None, 1), (0, 0, None)), "nvlink", "X NV2", "NV2 X"),
+    (linked((1,), (0,), (), distance={(1, 2): 30}), "nvlink", "X NV1 SYS", "SYS PHB X"),
+    (plain(8, distance=LEVELS), "pcie", "X PIX PIX PXB PHB NODE SYS ?", "? SYS SYS SYS SYS SYS SYS X"),
+    (plain(1), "none", "X", "X"),
+], ids=["switch", "links down", "direct", "one down", "pair and one", "pcie", "one GPU"])  # fmt: skip
 def test_links_and_fabric(read, machine, fabric, first_row, last_row):
     topology = read(machine)
     assert topology.fabric == fabric
@@ -74,18 +70,15 @@ def test_links_and_fabric(read, machine, fabric, first_row, last_row):
     assert topology.links == tuple(zip(*topology.links, strict=True)), "what links A to B links B to A"
 
 
-@pytest.mark.parametrize(
-    ("visible", "indices"),
-    [
-        (None, [0, 1, 2, 3]),
-        ("1,0", [1, 0]),
-        ("GPU-00000002", [2]),
-        ("GPU-00000003-77aa-4c1e-9b1d-5a0c33e9f100,0", [3, 0]),
-        ("0,9,1", [0]),
-        ("1,nonsense,0", [1]),
-        ("1,GPU-0000,0", [1]),  # fits several
-    ],
-)
+@pytest.mark.parametrize(("visible", "indices"), [
+    (None, [0, 1, 2, 3]),
+    ("1,0", [1, 0]),
+    ("GPU-00000002", [2]),
+    ("GPU-00000003-77aa-4c1e-9b1d-5a0c33e9f100,0", [3, 0]),
+    ("0,9,1", [0]),
+    ("1,nonsense,0", [1]),
+    ("1,GPU-0000,0", [1]),  # fits several
+])  # fmt: skip
 def test_cuda_visible_devices_chooses_and_orders(read, visible, indices):
     assert [gpu.index for gpu in read(switched(4), visible).gpus] == indices
 
@@ -164,15 +157,12 @@ def test_a_driver_that_lists_garbage_is_one_sentence(read, monkeypatch):
         read(switched(2))
 
 
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        (b"\xff\xfe", "\ufffd\ufffd"),
-        (b"\x1bcACCEPTED\x1b[8m", "cACCEPTED"),  # clears the screen of many a terminal, and hides what follows
-        (b"a\nACCEPTED\r", "a ACCEPTED"),
-        (b"\xc2\x9b8m\xe2\x80\xaeDETP\x07", "8mDETP"),  # as one character, and from right to left
-    ],
-)
+@pytest.mark.parametrize(("name", "shown"), [
+    (b"\xff\xfe", "\ufffd\ufffd"),
+    (b"\x1bcACCEPTED\x1b[8m", "cACCEPTED"),  # clears the screen of many a terminal, and hides what follows
+    (b"a\nACCEPTED\r", "a ACCEPTED"),
+    (b"\xc2\x9b8m\xe2\x80\xaeDETP\x07", "8mDETP"),  # as one character, and from right to left
+])  # fmt: skip
 def test_a_process_may_have_any_name(read, name, shown):
     """A process chooses its name by itself, and bytes that are no text are a name too."""
     with open("/proc/self/comm", "r+b", buffering=0) as comm:
@@ -241,15 +231,12 @@ def test_a_driver_that_does_not_answer_is_reported_and_may_answer_later(read, mo
     assert all(word in line for word in ("driver has not answered", "dmesg", f"kill -9 {os.getpid()}"))
 
 
-@pytest.mark.parametrize(
-    ("cuda_driver", "cuda", "words"),
-    [
-        (12080, "13.2", ["driver 580.159.04", "CUDA 12.8", "CUDA 13.2", "update the driver"]),
-        (13000, "13.2", None),  # minor versions are compatible
-        (13000, "12.8", None),
-        (13000, None, ["torch is a CPU build"]),
-    ],
-)
+@pytest.mark.parametrize(("cuda_driver", "cuda", "words"), [
+    (12080, "13.2", ["driver 580.159.04", "CUDA 12.8", "CUDA 13.2", "update the driver"]),
+    (13000, "13.2", None),  # minor versions are compatible
+    (13000, "12.8", None),
+    (13000, None, ["torch is a CPU build"]),
+])  # fmt: skip
 def test_a_driver_too_old_for_torch_is_a_problem(read, monkeypatch, cuda_driver, cuda, words):
     monkeypatch.setattr(torch.version, "cuda", cuda)
     problems = read(switched(2, cuda_driver=cuda_driver)).problems

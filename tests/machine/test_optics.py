@@ -68,34 +68,27 @@ def test_a_module_that_is_not_well(tmp_path, was, now, what):
     assert all(fault.what.startswith("mlx5_0/1 ") and what in fault.what for fault in check.faults)
 
 
-@pytest.mark.parametrize(
-    ("was", "now", "code"),
-    [
-        ("", "", None),
-        ('"Effective Physical BER" : "15E-255"', '"Effective Physical BER" : "6E-15"', None),
-        ('"Effective Physical BER" : "15E-255"', '"Effective Physical BER" : "2E-14"', "network_link_errors"),
-        ('"Raw Physical BER" : "5E-10"', '"Raw Physical BER" : "5E-6"', None),
-        ('"Link Down Counter" : "0"', '"Link Down Counter" : "3"', None),
-        ('"Link Down Counter" : "0"', '"Link Down Counter" : "4"', "network_link_flaps"),
-        ('"Raw Physical BER"', '"Symbol BER" : "2E-14", "Raw Physical BER"', "network_link_errors"),
-    ],
-    ids=["as it is", "marginal", "bad", "corrected", "a few times in two days", "flaps", "symbols"],
-)
+@pytest.mark.parametrize(("was", "now", "code"), [
+    ("", "", None),
+    ('"Effective Physical BER" : "15E-255"', '"Effective Physical BER" : "6E-15"', None),
+    ('"Effective Physical BER" : "15E-255"', '"Effective Physical BER" : "2E-14"', "network_link_errors"),
+    ('"Raw Physical BER" : "5E-10"', '"Raw Physical BER" : "5E-6"', None),
+    ('"Link Down Counter" : "0"', '"Link Down Counter" : "3"', None),
+    ('"Link Down Counter" : "0"', '"Link Down Counter" : "4"', "network_link_flaps"),
+    ('"Raw Physical BER"', '"Symbol BER" : "2E-14", "Raw Physical BER"', "network_link_errors"),
+], ids=["as it is", "marginal", "bad", "corrected", "a few times in two days", "flaps", "symbols"])  # fmt: skip
 def test_a_link_with_errors(tmp_path, was, now, code):
     check = checked(found(tmp_path, was, now))[LINKS]
     assert [fault.name for fault in check.faults] == ([code] if code else [])
     assert all(fault.what.startswith("mlx5_0/1 ") for fault in check.faults)
 
 
-@pytest.mark.parametrize(
-    ("changed", "faults"),
-    [
-        ({"effective_ber": 5e-13}, 1),
-        ({"effective_ber": 5e-13, "fec": "Low_Latency_RS_FEC_PLR"}, 0),  # as NVIDIA's bring-up procedure writes it
-        ({"effective_ber": 2e-11, "fec": "Low_Latency_RS_FEC_PLR"}, 1),
-        ({"effective_ber": 1e-6, "minutes": 60.0}, 0),  # it has just come up
-    ],
-)
+@pytest.mark.parametrize(("changed", "faults"), [
+    ({"effective_ber": 5e-13}, 1),
+    ({"effective_ber": 5e-13, "fec": "Low_Latency_RS_FEC_PLR"}, 0),  # as NVIDIA's bring-up procedure writes it
+    ({"effective_ber": 2e-11, "fec": "Low_Latency_RS_FEC_PLR"}, 1),
+    ({"effective_ber": 1e-6, "minutes": 60.0}, 0),  # it has just come up
+])  # fmt: skip
 def test_more_errors_are_healthy_where_the_link_sends_again_or_is_new(tmp_path, changed, faults):
     assert len(links_with_errors([msgspec.structs.replace(found(tmp_path)[0], **changed)])) == faults
 
@@ -113,17 +106,13 @@ def test_a_flag_of_what_is_over_is_no_fault(tmp_path):
     assert module_faults(optics.read(tree.root, run)) == []
 
 
-@pytest.mark.parametrize(
-    ("was", "now", "state", "why"),
-    [
-        ("sys/class/infiniband/mlx5", "sys/class/infiniband/other/mlx5", Absent, "no NVIDIA network adapter"),
-        ("$ mlxlink", "$ other", Unreadable, "not installed"),
-        (' --json\n', ' --json ! mlxlink failed with status 1: -E- Failed to open device\n', Unreadable, "Failed"),
-        ('"code" : 0,\n\t\t"message" : "success"', '"code" : 1, "message" : "Failed to open"', Unreadable, "Failed"),
-        ("{\n", "-E- unknown flag --json\n", Unreadable, "writes no JSON"),
-    ],
-    ids=["no adapter", "no program", "not root", "not root, as JSON", "an old program"],
-)  # fmt: skip
+@pytest.mark.parametrize(("was", "now", "state", "why"), [
+    ("sys/class/infiniband/mlx5", "sys/class/infiniband/other/mlx5", Absent, "no NVIDIA network adapter"),
+    ("$ mlxlink", "$ other", Unreadable, "not installed"),
+    (' --json\n', ' --json ! mlxlink failed with status 1: -E- Failed to open device\n', Unreadable, "Failed"),
+    ('"code" : 0,\n\t\t"message" : "success"', '"code" : 1, "message" : "Failed to open"', Unreadable, "Failed"),
+    ("{\n", "-E- unknown flag --json\n", Unreadable, "writes no JSON"),
+], ids=["no adapter", "no program", "not root", "not root, as JSON", "an old program"])  # fmt: skip
 def test_nothing_can_be_read(tmp_path, was, now, state, why):
     tree = laid_out("optics", tmp_path, lambda text: text.replace(was, now))
     with pytest.raises(state, match=why) as error:

@@ -155,18 +155,15 @@ def test_an_adapter_of_another_switch_or_socket_is_found():
     assert fault.what == "NUMA node 1 has 3 adapters in use for 4 GPUs, and NUMA node 0 has more than GPUs"
 
 
-@pytest.mark.parametrize(
-    ("gpus", "adapters", "how"),
-    [
-        (BY_TWO, BY_TWO, {}),
-        (ON_TWO_SOCKETS, ON_TWO_SOCKETS, {"switches": False}),
-        (ON_TWO_SOCKETS, (*ON_TWO_SOCKETS, 0), {"switches": False}),  # one more at the same rate, for storage
-        (BY_TWO, (*BY_TWO, 1), {"slow": [8]}),
-        (ON_TWO_SOCKETS, (0, 0, 0, 0, 0, 0, 1, 1), {"switches": False}),  # built so
-        (BY_TWO, (0, 1, 2, 3), {}),  # one for two GPUs
-        ((0, 0, 1, 1), (0, 0, 0, 1), {"switches": False}),  # two for storage
-        (BY_TWO, (0, 0, 1, 1, 2, 2, 3, 3, 3, 3), {"cards": (0, 1, 2, 3, 4, 5, 6, 7, 8, 8)}),  # a card with two ports
-    ],
-)
+@pytest.mark.parametrize(("gpus", "adapters", "how"), [
+    (BY_TWO, BY_TWO, {}),
+    (ON_TWO_SOCKETS, ON_TWO_SOCKETS, {"switches": False}),
+    (ON_TWO_SOCKETS, (*ON_TWO_SOCKETS, 0), {"switches": False}),  # one more at the same rate, for storage
+    (BY_TWO, (*BY_TWO, 1), {"slow": [8]}),
+    (ON_TWO_SOCKETS, (0, 0, 0, 0, 0, 0, 1, 1), {"switches": False}),  # built so
+    (BY_TWO, (0, 1, 2, 3), {}),  # one for two GPUs
+    ((0, 0, 1, 1), (0, 0, 0, 1), {"switches": False}),  # two for storage
+    (BY_TWO, (0, 0, 1, 1, 2, 2, 3, 3, 3, 3), {"cards": (0, 1, 2, 3, 4, 5, 6, 7, 8, 8)}),  # a card with two ports
+])  # fmt: skip
 def test_what_was_built_so_is_none(gpus, adapters, how):
     assert accused(gpus, adapters, **how) == []

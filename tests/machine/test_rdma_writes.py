@@ -90,16 +90,12 @@ def test_a_port_that_cannot_leaves_the_others(installed):
     assert (whole.gigabits, broken.port, "ended with status 1" in broken.why) == (389.61, "mlx5_1/1", True)
 
 
-@pytest.mark.parametrize(
-    ("adapters", "different", "state", "why"),
-    [
-        ([], {}, Absent, "no InfiniBand or RoCE port is active"),
-        (ports("mlx5_0/1"), {"bind": "--source_ip"}, Unreadable, "no --bind_source_ip: install perftest 23.07"),
-        (ports("mlx5_0/1"), {"broken": "mlx5_0"}, Unreadable, "reaches no adapter"),
-        (ports("mlx5_0/1"), {"report": "{"}, Unreadable, "wrote no report"),
-    ],
-    ids=["no port", "an old program", "no port that works", "no report"],
-)
+@pytest.mark.parametrize(("adapters", "different", "state", "why"), [
+    ([], {}, Absent, "no InfiniBand or RoCE port is active"),
+    (ports("mlx5_0/1"), {"bind": "--source_ip"}, Unreadable, "no --bind_source_ip: install perftest 23.07"),
+    (ports("mlx5_0/1"), {"broken": "mlx5_0"}, Unreadable, "reaches no adapter"),
+    (ports("mlx5_0/1"), {"report": "{"}, Unreadable, "wrote no report"),
+], ids=["no port", "an old program", "no port that works", "no report"])  # fmt: skip
 def test_nothing_can_be_measured(installed, adapters, different, state, why):
     installed(adapters, **different)
     with pytest.raises(state, match=why):

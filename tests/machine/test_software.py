@@ -135,17 +135,14 @@ def test_a_topology_file_is_absent_unreadable_or_read(tmp_path, monkeypatch):
     assert read_topology_file(tmp_path) == TopologyFile(str(given))
 
 
-@pytest.mark.parametrize(
-    ("driver", "firmware", "wrong", "shown"),
-    [
-        ("580.159.03", "28.39.8002", 0, 0),
-        ("580.95.05", "28.39.8002", 0, 1),
-        ("535.86.10", "28.39.8002", 1, 1),
-        ("570.133.07", "28.39.2048", 1, 2),
-        ("550.54.14", "28.38.1002", 0, 0),  # trains of which nothing is known
-        ("", "0.0", 0, 0),
-    ],
-)
+@pytest.mark.parametrize(("driver", "firmware", "wrong", "shown"), [
+    ("580.159.03", "28.39.8002", 0, 0),
+    ("580.95.05", "28.39.8002", 0, 1),
+    ("535.86.10", "28.39.8002", 1, 1),
+    ("570.133.07", "28.39.2048", 1, 2),
+    ("550.54.14", "28.38.1002", 0, 0),  # trains of which nothing is known
+    ("", "0.0", 0, 0),
+])  # fmt: skip
 def test_versions_with_defects_condemn_and_those_without_a_security_update_are_shown(driver, firmware, wrong, shown):
     ports = [Port(f"mlx5_{number}/1", adapter="MT4129", firmware=firmware) for number in range(8)]
     others = [Port("bnxt_re0/1", adapter="BCM57608", firmware="1.39.1"), Port("mlx5_8/1", adapter="MT4129")]

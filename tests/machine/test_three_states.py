@@ -145,14 +145,11 @@ HOST_CHECKS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("system", "what", "remedies"),
-    [
-        ("server", "skipped", {ROOT, EDAC}),
-        ("docker", "skipped", {tools.hides_host().remedy}),  # all of it is one gap
-        ("firecracker", "not applicable", None),
-    ],
-)
+@pytest.mark.parametrize(("system", "what", "remedies"), [
+    ("server", "skipped", {ROOT, EDAC}),
+    ("docker", "skipped", {tools.hides_host().remedy}),  # all of it is one gap
+    ("firecracker", "not applicable", None),
+])  # fmt: skip
 def test_the_checks_of_the_host_for_a_plain_user(tmp_path, monkeypatch, system, what, remedies):
     root = written(tmp_path, SYSTEMS[system])
     with monkeypatch.context() as patched:
