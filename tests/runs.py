@@ -7,21 +7,8 @@ from pathlib import Path
 import msgspec
 
 from pytest_gpufleet.machine.gpu_facts import TELEMETRY
-from pytest_gpufleet.model.events import (
-    SCHEMA,
-    Check,
-    CheckFinished,
-    CheckStarted,
-    FailedBy,
-    Judged,
-    Judging,
-    ProfileGiven,
-    RunHeader,
-    SuiteSeen,
-    Telemetry,
-    TopologyFound,
-    Verdict,
-)
+from pytest_gpufleet.model import events
+from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
@@ -110,7 +97,7 @@ def record(
     host: str = "node7",
     values: Mapping[str, float] | None = None,
     limits: Path | None = None,
-    failed: Mapping[str, FailedBy] | None = None,
+    failed: Mapping[str, events.FailedBy] | None = None,
     machine: GpuTopology | None = None,
     ends: bool = True,
     utc: str = "2026-11-21T01:40:06+00:00",
@@ -125,18 +112,19 @@ def record(
     folder.mkdir(parents=True)
     evidence = Evidence(folder / "evidence.jsonl")
     limit = profile.choose(limits, (gpu.name for gpu in machine.gpus))
-    evidence.add(RunHeader(schema=SCHEMA, host=host, utc=utc, command="pytest acceptance/ --gpus 4", level="standard",
+    evidence.add(events.RunHeader(
+        schema=events.SCHEMA, host=host, utc=utc, command="pytest acceptance/ --gpus 4", level="standard",
         gpus="4", rehearsal=False, ranks=4, profile=limit.name if limit else None, profile_sha256=None, environment={},
         python="3.12.3", pytest="9.2.0", plugin=SUITE.version,
     ))  # fmt: skip
-    evidence.add(SuiteSeen(manifest=suite))
-    evidence.add(TopologyFound(nodes=[machine]))
-    evidence.add(Judging(formula=FORMULA))
-    evidence.add(Telemetry(sample={"time": 0.0, "gpus": [dict.fromkeys(readings, 30.0) for _ in machine.gpus]}))
+    evidence.add(events.SuiteSeen(manifest=suite))
+    evidence.add(events.TopologyFound(nodes=[machine]))
+    evidence.add(events.Judging(formula=FORMULA))
+    evidence.add(events.Telemetry(sample={"time": 0.0, "gpus": [dict.fromkeys(readings, 30.0) for _ in machine.gpus]}))
     if limits and limit:
-        evidence.add(ProfileGiven(profile=asdict(as_given(limit, (gpu.name for gpu in machine.gpus)))))
+        evidence.add(events.ProfileGiven(profile=asdict(as_given(limit, (gpu.name for gpu in machine.gpus)))))
     for check in (each for each in _checks() if without not in each.id):
-        evidence.add(CheckStarted(check=check.id))
+        evidence.add(events.CheckStarted(check=check.id))
         findings = [
             judge(replace(measurement, values=_values(measurement, values)), limit, machine, name,
                   rehearsal=False, required=required)
@@ -145,16 +133,16 @@ def record(
         ]  # fmt: skip
         findings += [finding for each in findings if (finding := unsteady(each, machine))]
         for finding in findings:
-            evidence.add(Judged(finding=finding))
+            evidence.add(events.Judged(finding=finding))
         if missed := [finding for finding in findings if finding.state == "missed"]:
             message = str(LimitMissed(missed, machine))
             check = replace(check, outcome="failed", message=message, failed_by="limits")
         if check.id in failed:
             check = replace(check, outcome="failed", message=check.message or "broken", failed_by=failed[check.id])
-        evidence.add(CheckFinished(check=asdict(check)))
+        evidence.add(events.CheckFinished(check=asdict(check)))
     if ends:
         verdict, reasons = conclude(evidence.record)
-        evidence.add(Verdict(verdict=verdict, reasons=reasons, broken="", exit_status=EXIT_STATUS[verdict]))
+        evidence.add(events.Verdict(verdict=verdict, reasons=reasons, broken="", exit_status=EXIT_STATUS[verdict]))
     evidence.close()
     return seal(folder) if ends else folder
 

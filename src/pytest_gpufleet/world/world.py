@@ -20,21 +20,8 @@ from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.metric import Size
 from pytest_gpufleet.model.place import Place
-from pytest_gpufleet.world.call import (
-    START,
-    Call,
-    Members,
-    Outcome,
-    RankSpec,
-    describe,
-    pack,
-    pack_work,
-    raise_again,
-    ranks_text,
-    reporting,
-    show_notices,
-    unpack,
-)
+from pytest_gpufleet.world import call as calls
+from pytest_gpufleet.world.call import Call, Members, Outcome, RankSpec
 from pytest_gpufleet.world.engines.protocol import Engine
 from pytest_gpufleet.world.failure import Answers, Attempts, RankFailure, RankReport, diagnose
 from pytest_gpufleet.world.rank import join, join_alone
@@ -77,7 +64,7 @@ class Pool:
     _owner: int = field(default_factory=os.getpid)
     _closed: bool = False
     _joined: set[Members] = field(default_factory=set)  # the groups that have a process group
-    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(START + 1))
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(calls.START + 1))
     _starts: Attempts = field(default_factory=Attempts)
     _joins: Attempts = field(default_factory=Attempts)
 
@@ -106,14 +93,14 @@ class Pool:
                 if call.with_group and (missing := tuple(each for each in call.groups if each not in self._joined)):
                     self._join(missing, self._start_seconds if timeout is None else max(timeout, MIN_START_SECONDS))
             # Tests of the suite judge machines, and not what libraries warn of.
-            wanted = reporting() if self.foreign_test() else None
+            wanted = calls.reporting() if self.foreign_test() else None
             seconds, until = self.timeout if timeout is None else timeout, self.test_deadline()
             left = seconds if until is None else max(0.0, min(seconds, until - self.clock()))
             outcomes = self._run(replace(call, reporting=wanted), left)
             for rank, outcome in sorted(outcomes.items()):
                 for line in outcome.output.splitlines():  # for pytest's capture, and -s, to show it with the test
                     sys.stdout.write(f"[rank {rank}] {line}\n")
-            raise_again(outcomes)
+            calls.raise_again(outcomes)
             with self._killing_on_error():
                 return {rank: self._result(rank, outcomes[rank], call.name) for rank in call.ranks}
 
@@ -194,7 +181,8 @@ class Pool:
         what = f"process group of {' and '.join(str(len(members)) for members in groups)} ranks"
         several = len({spec.node for spec in self.specs}) > 1
         make, more = (join_alone, (next(self._numbers),)) if several else (join, ())
-        self._run(self._of_everyone(what, pack_work(make, (groups, *more, self.engine.rendezvous()), {})), seconds)
+        work = calls.pack_work(make, (groups, *more, self.engine.rendezvous()), {})
+        self._run(self._of_everyone(what, work), seconds)
         if several:  # their members have left what they had
             gone = {rank for members in groups for rank in members}
             self._joined = {members for members in self._joined if gone.isdisjoint(members)}
@@ -212,7 +200,7 @@ class Pool:
         self.used_by = self.foreign_test() or self.used_by
         numbered = replace(call, number=next(self._numbers), test=self._test)
         with self._killing_on_error():
-            self.engine.submit(call.ranks, pack(numbered))
+            self.engine.submit(call.ranks, calls.pack(numbered))
             return self._collect(numbered, timeout)
 
     def _collect(self, call: Call, timeout: float) -> dict[int, Outcome]:
@@ -233,14 +221,14 @@ class Pool:
                 answers.add(event, call.number)
             missing -= answers.ranks
             if missing and self.clock() - began >= said_after:
-                who = ranks_text(missing) if len(missing) < len(call.ranks) else "all ranks"
+                who = calls.ranks_text(missing) if len(missing) < len(call.ranks) else "all ranks"
                 what = f"waiting for {who} for {said_after:g} s, the deadline is {timeout:g} s"
                 self.on_wait(f"{call.name}: {what}")
                 said_after *= 2
             if answers.failed and graceful:
                 graceful = False
                 until = min(until, self.clock() + GRACE_SECONDS)
-        show_notices(answers.outcomes)
+        calls.show_notices(answers.outcomes)
         for rank in sorted(answers.outcomes):
             for curve in answers.outcomes[rank].losses:
                 placed = msgspec.structs.replace(curve, place=curve.place or self.specs[rank].place)
@@ -252,7 +240,7 @@ class Pool:
     def _result(self, rank: int, outcome: Outcome, what: str) -> Any:
         __tracebackhide__ = True
         try:
-            return unpack(outcome.result)
+            return calls.unpack(outcome.result)
         except (Exception, SystemExit) as error:  # unpickling runs the object's own code, which may raise anything
             why = f"what cannot be unpickled here: {type(error).__name__}: {error}"
             report = RankReport(rank, self.specs[rank].name, "returned", why, output=outcome.output, to_blame=True)
@@ -369,9 +357,9 @@ class World:
             raise ValueError(f"groups that run at the same time share no rank, as {shown} do")
         sized = [value.on(self) if isinstance(value, Size) else value for value in (*args, *kwargs.values())]
         named = dict(zip(kwargs, sized[len(args) :], strict=True))
-        work = pack_work(function, tuple(sized[: len(args)]), named)
+        work = calls.pack_work(function, tuple(sized[: len(args)]), named)
         nodes = tuple(self._pool.specs[rank].node for rank in ranks)
-        call = Call(describe(function), members, nodes, self._with_group, work)
+        call = Call(calls.describe(function), members, nodes, self._with_group, work)
         results = self._pool.call(call, timeout)
         return [[results[rank] for rank in group] for group in members]
 
