@@ -210,7 +210,8 @@ class Judge:
             findings = [*set_aside(figures, last), *last]
         for finding in findings:
             run.record(Judged(finding=finding))
-            listeners.announce_finding(item, finding)
+            listeners.into_junit(item.config, item.nodeid, finding.properties())
+            listeners.announce(item.config, "pytest_gpufleet_finding", finding=finding, item=item)
         if still := [finding for finding in findings if finding.state == "missed"]:
             missed, causes = item.stash.setdefault(MISSED, ([], []))
             missed += still

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_gpufleet.plugin import compat
-from pytest_gpufleet.plugin.compat import RUN
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,32 +50,18 @@ class Hooks:
 ENDING = (KeyboardInterrupt, pytest.exit.Exception)  # what an implementation may end the run by
 
 
-def announce_finding(item: pytest.Item, finding: Finding) -> None:
-    _into_junit(item.config, item.nodeid, finding.properties())
-    _call(item.config, "pytest_gpufleet_finding", finding=finding, item=item)
-
-
 def announce_fault(config: pytest.Config, fault: Fault) -> None:
-    _into_junit(config, fault.check, [("fault", f"{fault.kind.number} {fault.name} {fault.described()}")])
-    _call(config, "pytest_gpufleet_fault", fault=fault)
+    into_junit(config, fault.check, [("fault", f"{fault.kind.number} {fault.name} {fault.described()}")])
+    announce(config, "pytest_gpufleet_fault", fault=fault)
 
 
-def announce_verdict(config: pytest.Config, exit_status: int) -> None:
-    run = config.stash[RUN]
-    assert run.evidence is not None
-    record = replace(run.evidence.record, exit_status=exit_status)
-    write_textfile(run, record)
-    # pytest.exit would end nothing.
-    _call(config, "pytest_gpufleet_verdict", (KeyboardInterrupt,), record=record, folder=run.folder.path)
-
-
-def _call(config: pytest.Config, hook: str, ends_run: tuple[type[BaseException], ...] = ENDING, **event: Any) -> None:
+def announce(config: pytest.Config, hook: str, ends: tuple[type[BaseException], ...] = ENDING, **event: Any) -> None:
     """Call each implementation by itself: what goes wrong in one says nothing about the machine."""
     for each in getattr(config.hook, hook).get_hookimpls():
         try:
             if not (each.wrapper or each.hookwrapper):
                 each.function(*({**event, "config": config}[name] for name in each.argnames))
-        except ends_run:
+        except ends:
             raise
         except BaseException as error:  # pytest.skip and pytest.fail too
             with warnings.catch_warnings():
@@ -94,10 +78,10 @@ def note_requirements(config: pytest.Config, run: Run) -> None:
     own = [each.record for each in run.runs_of_nodes().values()]
     for each in answered(run.evidence.record, own):
         state = ": ".join(filter(None, (each.state, each.why)))
-        _into_junit(config, "", [(f"requirement {each.requirement.id}", state)])
+        into_junit(config, "", [(f"requirement {each.requirement.id}", state)])
 
 
-def _into_junit(config: pytest.Config, check: str, named: Iterable[tuple[str, str]]) -> None:
+def into_junit(config: pytest.Config, check: str, named: Iterable[tuple[str, str]]) -> None:
     """As properties of the whole file: by the schema that Jenkins reads it with (junit-10.xsd of its plugin xUnit) a
     test case has none."""
     from pytest_gpufleet.redaction import redacted

@@ -126,8 +126,12 @@ class ReportFiles:
             if self._run.exit_status is not None:
                 conclusion.summarize(self._run)
                 status = self._run.exit_status or (conclusion.INCOMPLETE if self._run.unwritten else 0)
+                assert self._run.evidence is not None
+                record, folder = replace(self._run.evidence.record, exit_status=status), self._run.folder.path
+                listeners.write_textfile(self._run, record)
+                hook, ends = "pytest_gpufleet_verdict", (KeyboardInterrupt,)  # pytest.exit would end nothing
                 try:
-                    listeners.announce_verdict(session.config, status)
+                    listeners.announce(session.config, hook, ends, record=record, folder=folder)
                 finally:
                     status = status or (conclusion.INCOMPLETE if self._run.unwritten else 0)
                     session.exitstatus = self._run.exit_status = status
