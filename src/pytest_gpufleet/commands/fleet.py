@@ -84,12 +84,6 @@ def _states(fleet: Fleet, most: str) -> list[State]:
     return states
 
 
-def _codes(reasons: tuple[Reason, ...]) -> str:
-    """ "404 links_slow, 201 ecc_uncorrected" """
-    codes = list(dict.fromkeys(f"{each.code} {each.name}" for each in reasons))
-    return ", ".join(codes[:MOST_CODES]) + f" and {len(codes) - MOST_CODES} more" * (len(codes) > MOST_CODES)
-
-
 def _messages(reasons: tuple[Reason, ...]) -> str:
     return "; ".join(f"{each.code} {each.name}: {each.message}" for each in reasons)[:MOST_CHARACTERS]
 
@@ -98,7 +92,9 @@ def _slurm(states: list[State]) -> Iterator[str]:
     """Commands of scontrol. Nodes that are good are not resumed: who drained them knows what else it was for."""
     for name, reasons in states:
         if reasons:
-            reason = shlex.quote(f"Reason=gpufleet REJECTED: {_codes(reasons)}")
+            codes = list(dict.fromkeys(f"{each.code} {each.name}" for each in reasons))  # "404 links_slow"
+            text = ", ".join(codes[:MOST_CODES]) + f" and {len(codes) - MOST_CODES} more" * (len(codes) > MOST_CODES)
+            reason = shlex.quote(f"Reason=gpufleet REJECTED: {text}")
             yield f"scontrol update NodeName={name} State=DRAIN {reason}"
 
 

@@ -229,7 +229,10 @@ class Agent:
             self._wait()
             self._receive()
             self._background.take_in()
-            self._look_after_ranks()
+            while self._for_ranks and self._background.idle(RANKS):
+                self._for_ranks.popleft()()
+            for event in self._engine.wait(0.0) if self._background.idle(RANKS) else ():
+                self._send(event if isinstance(event, Answer) else self._death(event.rank, event.reason))
             for news in self._suite.news() if self._suite else ():
                 self._send(news)
                 if isinstance(news, messages.SuiteEnded):  # other nodes may still be at theirs
@@ -290,12 +293,6 @@ class Agent:
         if self._connected is None and now - self._began > self._settings.join_seconds:
             return f"nothing listens at {head}, the head of the run, or it cannot be reached from here"
         return ""
-
-    def _look_after_ranks(self) -> None:
-        while self._for_ranks and self._background.idle(RANKS):
-            self._for_ranks.popleft()()
-        for event in self._engine.wait(0.0) if self._background.idle(RANKS) else ():
-            self._send(event if isinstance(event, Answer) else self._death(event.rank, event.reason))
 
     def _send(self, message: messages.FromAgent | messages.DialIn) -> None:
         self._connection.line.send(codec.packed(message))

@@ -174,14 +174,8 @@ def _python_files(folder: Path) -> Iterator[Path]:
 
 def own_install(settings: AgentSettings) -> DialIn:
     """Of this process: a node, or the controller, which the nodes are held against."""
-    return DialIn(
-        name=settings.name or own_name(),
-        index=settings.index,
-        version=__version__,
-        package=code(),
-        suite=suite(Path(settings.run_folder), settings.suite),
-        python=platform.python_version(),
-    )
+    checks, python = suite(Path(settings.run_folder), settings.suite), platform.python_version()
+    return DialIn(settings.name or own_name(), settings.index, __version__, code(), checks, python)
 
 
 def refuse_others(own: DialIn, nodes: Mapping[str, DialIn]) -> None:

@@ -34,6 +34,9 @@ OPTIONS = {
     zmq.RECONNECT_IVL: 200,
     zmq.RECONNECT_IVL_MAX: 1000,
 }
+REFUSED = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
+)  # fmt: skip
 HEADER = struct.Struct("!QQ")  # the number of this message, and how many of the other side's have come
 AGAIN = (1 << 64) - 1  # instead of a number: the connection is new, send what was not confirmed
 
@@ -229,24 +232,16 @@ class Dialled:
     def receive(self) -> list[bytes]:
         """The messages that have come by now."""
         while self._monitor.poll(0):
-            self._note(zmq.utils.monitor.recv_monitor_message(self._monitor)["event"])
+            event = zmq.utils.monitor.recv_monitor_message(self._monitor)["event"]
+            self.was_connected = self.was_connected or event == zmq.EVENT_CONNECTED
+            self.was_refused = self.was_refused or event in REFUSED
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.line.connected_again()
         messages = []
         while self._socket.poll(0):
             if (message := self.line.take(self._socket.recv())) is not None:
                 messages.append(message)
         return messages
-
-    def _note(self, event: int) -> None:
-        if event == zmq.EVENT_CONNECTED:
-            self.was_connected = True
-        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self.line.connected_again()
-        elif event in (
-            zmq.EVENT_HANDSHAKE_FAILED_AUTH,
-            zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
-            zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
-        ):
-            self.was_refused = True
 
     def close(self, linger: float = 0.0) -> None:
         self._context.destroy(linger=int(linger * 1000))

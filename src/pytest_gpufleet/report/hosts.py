@@ -91,21 +91,16 @@ def host_rows(fleet: Fleet) -> list[HostRow]:
     for node, run in enumerate(fleet.hosts):
         gaps, slow, unlike = gaps_of.pop(run.host, []), slow_of.get(node, []), differences_of.get(run.host, [])
         cells, named = _states_and_named(run, slow)
-        cells[OWN] = _own(run, gaps)
+        record, cells[OWN] = run.record, "ok"  # how its own run ended, and whether it counts as it is
+        if record.verdict == "REJECTED" or (record.run.rehearsal and record.exit_status == 1) or _is_lost(gaps):
+            cells[OWN] = "failed"
+        elif gaps or record.verdict == "INCOMPLETE" or (record.run.rehearsal and record.exit_status):
+            cells[OWN] = "not judged"
         cells[ALIKE] = "failed" if unlike else "ok"
         cells[PEERS] = "failed" if slow else "ok" if any(each.tolerances for each in run.record.findings) else ""
         rows.append(HostRow(run.host, gaps, run, node, cells, named, slow, unlike))
     rows += [HostRow(host, gaps) for host, gaps in gaps_of.items()]  # of hosts that are not there
     return sorted(rows, key=lambda row: natural(row.host))
-
-
-def _own(run: HostRun, gaps: Collection[Gap]) -> str:
-    """How a host's own run ended, and whether it counts as it is."""
-    record = run.record
-    if record.verdict == "REJECTED" or (record.run.rehearsal and record.exit_status == 1) or _is_lost(gaps):
-        return "failed"
-    rehearsed = record.run.rehearsal and record.exit_status
-    return "not judged" if gaps or record.verdict == "INCOMPLETE" or rehearsed else "ok"
 
 
 def _is_lost(gaps: Iterable[Gap]) -> bool:

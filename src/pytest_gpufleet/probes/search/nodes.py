@@ -67,12 +67,9 @@ class Culprits:
 
 
 def culprits(
-    nodes: Sequence[int],
-    measure: Measure,
-    seen: Mapping[IndexPair, float] | None = None,
-    share: float = SLOW,
+    nodes: Sequence[int], measure: Measure, seen: Mapping[IndexPair, float] | None = None, share: float = SLOW,
     meet: Callable[[int, int], bool] = lambda a, b: True,
-) -> Culprits:
+) -> Culprits:  # fmt: skip
     """Who makes pairs of these nodes slow: what reaches less than this share of what is usual. `seen`: what pairs have
     reached already; without it, some are measured. `meet`: which two can be compared with others."""
     known = {pair: 0.0 if isnan(figure) else figure for pair, figure in (seen or {}).items()}
@@ -234,7 +231,11 @@ def who_slows_nodes(world: World, measurements: Iterable[Measurement], nbytes: i
     """Who makes nodes slow together: some of them, what lies between two, or what all share. Pairs of nodes among the
     `measurements` are not measured again; without any, some are. Where every pair is fine, groups of nodes are. Nodes
     with other numbers of GPUs than most take no part: they reach less, or more, without being ill."""
-    nodes, left, share = _equally_large(world), deadline(), SLOW if world.gpus else SLOW_CPU
+    sizes = {node: len(ranks) for node, ranks in ranks_by_node(world).items()}
+    count = Counter(sizes.values())
+    most = max(count, key=lambda size: (count[size], size))  # of equally many nodes those with more GPUs
+    nodes = tuple(node for node, size in sizes.items() if size == most)
+    left, share = deadline(), SLOW if world.gpus else SLOW_CPU
     seen = {
         (where.first.node, where.second.node): value
         for each in measurements
@@ -243,9 +244,8 @@ def who_slows_nodes(world: World, measurements: Iterable[Measurement], nbytes: i
     }
 
     def measure(groups: Sequence[Group]) -> list[float]:
-        by_group = world.each(
-            between_nodes.ranks_of(world, groups), between_nodes.group_bandwidth, nbytes, timeout=left()
-        )
+        ranks = between_nodes.ranks_of(world, groups)
+        by_group = world.each(ranks, between_nodes.group_bandwidth, nbytes, timeout=left())
         return [min(reading.value for reading in readings) for readings in by_group]
 
     domains = between_nodes.nvlink_domains(world)
@@ -264,13 +264,9 @@ def who_slows_nodes(world: World, measurements: Iterable[Measurement], nbytes: i
 
 
 def among_nodes(
-    nodes: Sequence[int],
-    domains: Sequence[Sequence[int]],
-    measure: Measure,
-    seen: Mapping[IndexPair, float],
-    hosts: Hosts,
-    share: float = SLOW,
-) -> tuple[Culprits, list[Fault]]:
+    nodes: Sequence[int], domains: Sequence[Sequence[int]], measure: Measure, seen: Mapping[IndexPair, float],
+    hosts: Hosts, share: float = SLOW,
+) -> tuple[Culprits, list[Fault]]:  # fmt: skip
     """Who is slow, as faults, and what was found last. What nodes of an NVLink domain reach with each other is held
     against what those of all domains do, and pairs of two domains against such pairs."""
     at, home = partial(Place, kind="node"), {node: number for number, each in enumerate(domains) for node in each}
@@ -296,14 +292,6 @@ def among_nodes(
         known = {subject for fault in faults for subject in fault.subjects}
         faults += [fault for fault in _named(found, "node_slow", at, hosts) if not known & {*fault.subjects}]
     return found, faults
-
-
-def _equally_large(world: World) -> tuple[int, ...]:
-    """The nodes with as many GPUs as most of them have; of equally many nodes those with more GPUs."""
-    sizes = {node: len(ranks) for node, ranks in ranks_by_node(world).items()}
-    nodes = Counter(sizes.values())
-    usual = max(nodes, key=lambda size: (nodes[size], size))
-    return tuple(node for node, size in sizes.items() if size == usual)
 
 
 def who_slows_rails(world: World, rails: between_nodes.Rails, nbytes: int) -> list[Fault]:

@@ -103,11 +103,9 @@ class Fleet:
 
 
 def judge_fleet(
-    runs: Iterable[HostRun],
-    unusable: Sequence[Unusable] = (),
-    expected: Collection[str] | None = None,
+    runs: Iterable[HostRun], unusable: Sequence[Unusable] = (), expected: Collection[str] | None = None,
     over_nodes: Sequence[Record] = (),
-) -> Fleet:
+) -> Fleet:  # fmt: skip
     """REJECTED if any host is, was lost, is unlike most others, or has a place that is worse than its peers on all
     hosts, or if what was done between hosts is; else INCOMPLETE if a host is missing, was not expected, was left out or
     is incomplete, or if it is not clear whose runs they are, or if they were made in different ways, or if what was
