@@ -208,7 +208,7 @@ def ports(count=8, rate=400, board=NEAT, first=0, **more):
     (ports(1, 100, board="MT_0000000223", link_layer="InfiniBand"), {}, 1),
 ])  # fmt: skip
 def test_adapters_at_half_the_rate_of_their_board(there, able, count):
-    assert len(network_ports.below_their_board(network_ports.of_gpus(there, NEAR), able)) == count
+    assert len([*network_ports.below_their_board(network_ports.of_gpus(there, NEAR), able)]) == count
 
 
 @pytest.mark.parametrize(("there", "gpus", "odd"), [

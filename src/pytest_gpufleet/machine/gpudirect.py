@@ -191,29 +191,25 @@ def pairs_over_pcie(topology: GpuTopology, devices: Devices) -> list[tuple[str, 
     ]
 
 
-def acs_between_gpus(topology: GpuTopology, devices: Devices, control: Controls) -> list[Fault]:
+def acs_between_gpus(topology: GpuTopology, devices: Devices, control: Controls) -> Iterator[Fault]:
     """GPUs below a port that redirects what they send to another GPU of their switch."""
-    known = gpus_by_address(topology.gpus)
-    pairs, faults = pairs_over_pcie(topology, devices), []
+    known, pairs = gpus_by_address(topology.gpus), pairs_over_pcie(topology, devices)
     for gpu, there in grouped(each for one, other in pairs for each in ((one, other), (other, one))).items():
         if ports := _redirecting(devices, control, [(gpu, other) for other in there]):
             names = ", ".join(f"GPU {known[each].index}" for each in there)
             what = f"by the ACS control of {ports} what it sends to {names} goes over the root"
-            faults.append(Fault("acs_between_gpus", (known[gpu].place,), what))
-    return faults
+            yield Fault("acs_between_gpus", (known[gpu].place,), what)
 
 
 def acs_between_gpus_and_adapters(
     gpus: Sequence[Gpu], devices: Devices, ports: Sequence[Port], control: Controls
-) -> list[Fault]:
+) -> Iterator[Fault]:
     """GPUs with an adapter below the same switch, of which a port redirects what they send each other."""
-    known, faults = gpus_by_address(gpus), []
+    known = gpus_by_address(gpus)
     for gpu, adapters in adapters_by_gpu(gpus, devices, ports).items():
         ends = [end for each in adapters for end in ((gpu, each), (each, gpu))]
         if between := _redirecting(devices, control, ends):
-            what = f"by the ACS control of {between} requests are redirected"
-            faults.append(Fault("acs_enabled", (rail(known[gpu]),), what))
-    return faults
+            yield Fault("acs_enabled", (rail(known[gpu]),), f"by the ACS control of {between} requests are redirected")
 
 
 def _redirecting(devices: Devices, control: Controls, ways: Iterable[tuple[str, str]]) -> str:

@@ -4,7 +4,7 @@ after DCGM's health checks (row remapping, clock events, PCIe replay rates, NVLi
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from operator import or_
 from typing import Any, NamedTuple
@@ -308,25 +308,21 @@ def pcie_errors(before: Gpu, now: Gpu, seconds: float) -> list[Fault]:
     return [gpu_fault("pcie_replays", before, what)] if grown > allowed else []
 
 
-def fabric_faults(gpus: Sequence[Gpu]) -> list[Fault]:
+def fabric_faults(gpus: Sequence[Gpu]) -> Iterator[Fault]:
     """What is wrong with a fabric that has taken in all its GPUs: what its health mask says, and GPUs that are in
     another clique or cluster than most, which no NVLink then connects with them."""
     members = [gpu for gpu in gpus if (gpu.get("fabric") or {}).get("state") == COMPLETED]
     known = [(gpu, health) for gpu in members if (health := gpu.get("fabric_health")) is not None]
-    faults = [fault for gpu in members for fault in unreadable(gpu, ["fabric_health"])]
-    faults += [
-        gpu_fault("fabric_degraded", gpu, words)
-        for gpu, health in known
-        for (shift, width, bad), words in FABRIC_HEALTH.items()
-        if health["mask"] >> shift & (1 << width) - 1 == bad
-    ]
+    yield from (fault for gpu in members for fault in unreadable(gpu, ["fabric_health"]))
+    for gpu, health in known:
+        for (shift, width, bad), words in FABRIC_HEALTH.items():
+            if health["mask"] >> shift & (1 << width) - 1 == bad:
+                yield gpu_fault("fabric_degraded", gpu, words)
     for key in ("cluster", "clique"):
         values = [health[key] for _, health in known]
         usual = max(values, key=values.count, default=None)
         for gpu, value in ((gpu, health[key]) for gpu, health in known if health[key] != usual):
-            what = f"it is in {key} {value} of the fabric, others are in {usual}"
-            faults.append(gpu_fault("fabric_split", gpu, what))
-    return faults
+            yield gpu_fault("fabric_split", gpu, f"it is in {key} {value} of the fabric, others are in {usual}")
 
 
 def has_nvswitch(gpus: Sequence[Gpu], topology: GpuTopology, links_of_model: int) -> bool:

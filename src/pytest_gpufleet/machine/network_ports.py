@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
@@ -373,53 +373,46 @@ def _not_up(ports: Iterable[Port]) -> list[Fault]:
     return [Fault("network_port_unlike_others", (THIS_NODE,), text) for text in texts]
 
 
-def ports_behind_slow_pcie(ports: Iterable[Port]) -> list[Fault]:
+def ports_behind_slow_pcie(ports: Iterable[Port]) -> Iterator[Fault]:
     """Active ports whose PCIe link runs with less than adapter and slot can, or with less than the port itself in a
     slot that is the wrong one: with fewer lanes than the adapter has, or slower than that of another port. Where all
     slots are of a generation that is too slow for these ports, the machine was built so."""
-    used, faults = [port for port in active(ports) if port.pcie.gigabits], []
-    fastest = max((port.pcie.gigabits for port in used), default=0.0)
-    for port, link in ((port, port.pcie) for port in used):
+    links = [(port, port.pcie) for port in active(ports) if port.pcie.gigabits]
+    fastest = max((link.gigabits for _, link in links), default=0.0)
+    for port, link in links:
         lanes = min(filter(None, (link.lanes_able, link.lanes_of_port)), default=link.lanes)
         speed = min(filter(None, (link.speed_able, link.speed_of_port)), default=link.speed)
-        wrong = ""
-        if link.lanes < lanes or link.speed < speed:
-            wrong = f"adapter and slot can {speed:g} GT/s on {lanes:g}"
-        elif link.gigabits < port.gigabits and (link.lanes < link.lanes_able or link.gigabits < fastest):
-            wrong = f"too little for its {port.gigabits:g} Gbit/s"
         runs = f"its PCIe link runs at {link.speed:g} GT/s on {link.lanes:g} lanes"
-        faults += [port_fault("nic_pcie_slow", port.port, f"{runs}, {wrong}")] if wrong else []
-    return faults
+        if link.lanes < lanes or link.speed < speed:
+            what = f"{runs}, adapter and slot can {speed:g} GT/s on {lanes:g}"
+            yield port_fault("nic_pcie_slow", port.port, what)
+        elif link.gigabits < port.gigabits and (link.lanes < link.lanes_able or link.gigabits < fastest):
+            yield port_fault("nic_pcie_slow", port.port, f"{runs}, too little for its {port.gigabits:g} Gbit/s")
 
 
-def below_their_board(ports: Iterable[Port], able: Mapping[str, float]) -> list[Fault]:
+def below_their_board(ports: Iterable[Port], able: Mapping[str, float]) -> Iterator[Fault]:
     """Ports that run at half the rate of their board or less. `able`: Gbit/s of ports that are known otherwise."""
-    faults = []
     for port in ports:
         most = rate_of_board(port, able)
         least = 0 if port.link_layer == "InfiniBand" else OF_MANAGEMENT
         if 0 < 2 * port.gigabits <= most > least:
-            what = f"runs at {port.rate}, and its board can {most:g} Gbit/s"
-            faults.append(port_fault("nic_rate_low", port.port, what))
-    return faults
+            yield port_fault("nic_rate_low", port.port, f"runs at {port.rate}, and its board can {most:g} Gbit/s")
 
 
 def rate_of_board(port: Port, able: Mapping[str, float]) -> float:
     return able.get(port.port) or BOARDS.get(port.board or "", 0)
 
 
-def other_mtu(ports: Sequence[Port], gpus: Sequence[Gpu]) -> list[Fault]:
+def other_mtu(ports: Sequence[Port], gpus: Sequence[Gpu]) -> Iterator[Fault]:
     """Active ports whose MTU is not that of at least three others in the same role: of one kind, at one rate. It is one
     port of them: where several differ they may have another task."""
-    faults = []
     for role in _kinds((port for port in active(ports) if port.mtu), gpus, "rate"):
         mtus = grouped((port.mtu, port) for port in role)
         alone = [each[0] for each in mtus.values() if len(each) == 1]
         if len(mtus) == 2 and len(alone) == 1 and len(role) > 3:
             (usual,) = mtus.keys() - {alone[0].mtu}
             what = f"its MTU is {alone[0].mtu}, that of {len(role) - 1} others like it {usual}"
-            faults.append(port_fault("mtu_mismatch", alone[0].port, what))
-    return faults
+            yield port_fault("mtu_mismatch", alone[0].port, what)
 
 
 def port_errors(before: Iterable[Port], now: Iterable[Port], seconds: float) -> list[Fault]:

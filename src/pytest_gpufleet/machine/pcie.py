@@ -179,11 +179,11 @@ def gpus_by_address(gpus: Iterable[Gpu]) -> dict[str, Gpu]:
     return {f"{int(domain, 16):04x}:{rest}": gpu for gpu, (domain, _, rest) in parts if domain}
 
 
-def reduced_links(devices: Devices, gpus: Sequence[Gpu]) -> list[Fault]:
+def reduced_links(devices: Devices, gpus: Sequence[Gpu]) -> Iterator[Fault]:
     """Links between ports that run with fewer lanes or slower than both their ends can, and those of NVMe drives that
     do so where others of their kind run with more: if none does, the machine was built so. Links that end at a GPU or a
     network adapter are judged elsewhere: theirs may rest at a lower speed."""
-    faults, judged = [], judged_links(devices)
+    judged = judged_links(devices)
     for link in judged:
         runs, wanted = link.runs, link.able
         if link.kind == "nvme":
@@ -191,8 +191,7 @@ def reduced_links(devices: Devices, gpus: Sequence[Gpu]) -> list[Fault]:
             wanted = max(lanes for lanes, _ in alike), max(speed for _, speed in alike)
         if 0 < runs[0] < wanted[0] or 0 < runs[1] < wanted[1]:
             what = f"it runs at {runs[1]:g} GT/s on {runs[0]:g} lanes, and can {wanted[1]:g} GT/s on {wanted[0]:g}"
-            faults.append(_fault("pcie_path_reduced", devices, gpus, link, what))
-    return faults
+            yield _fault("pcie_path_reduced", devices, gpus, link, what)
 
 
 def judged_links(devices: Devices) -> list[Link]:
@@ -219,7 +218,7 @@ def uncorrected_errors(devices: Devices, gpus: Sequence[Gpu]) -> list[Fault]:
     return _uncorrected(started, devices, gpus, "since the machine was started")
 
 
-def path_errors(before: Devices, now: Devices, gpus: Sequence[Gpu], seconds: float) -> list[Fault]:
+def path_errors(before: Devices, now: Devices, gpus: Sequence[Gpu], seconds: float) -> Iterator[Fault]:
     """Links with errors between two readings so many seconds apart: any that could not be corrected, more corrected
     ones than a healthy link has, and devices that are gone. DCGM's rates of replays are one wrong bit in 10^12, what
     the PCIe specification allows a link: 32 GT/s are 1.92 a minute and lane. Each corrected error counted here is a
@@ -227,16 +226,15 @@ def path_errors(before: Devices, now: Devices, gpus: Sequence[Gpu], seconds: flo
     lost = [address for address, each in before.items() if each.kind not in MAY_LEAVE and address not in now]
     ways = {port for address in lost for port in (*ports_above(before, address), address)}
     gone = [link for link in links(before) if link.lower in ways and link.lower not in now]
-    faults = [_fault("pcie_uncorrected", before, gpus, link, f"{link.lower} is gone") for link in gone]
-    faults += _uncorrected(before, now, gpus, f"in {seconds:.0f} s")
+    yield from (_fault("pcie_uncorrected", before, gpus, link, f"{link.lower} is gone") for link in gone)
+    yield from _uncorrected(before, now, gpus, f"in {seconds:.0f} s")
     for link in links(now):
         rate = REPLAYS.get(GENERATIONS.get(link.able[1], 0), min(REPLAYS.values()))
         allowed = rate * (link.runs[0] or 1) * max(seconds / 60, 1.0)
         for end, name, count in _grown(before, now, link, "corrected"):
             if count > allowed and name not in NO_LINK_ERRORS:
                 what = f"{end} counted {count} {name} in {seconds:.0f} s, a healthy link has at most {allowed:.0f}"
-                faults.append(_fault("pcie_corrected", now, gpus, link, what))
-    return faults
+                yield _fault("pcie_corrected", now, gpus, link, what)
 
 
 def _uncorrected(before: Devices, now: Devices, gpus: Sequence[Gpu], when: str) -> list[Fault]:
