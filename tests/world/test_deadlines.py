@@ -32,7 +32,8 @@ def test_after(world):
 
 @pytest.fixture(scope="module")
 def hangs(fleet):
-    return fleet(HANG, "--timeout=3")
+    patience = "from pytest_gpufleet.plugin import supervision\nsupervision.GRACE_SECONDS = 1.0\n"
+    return fleet(HANG, "--timeout=2", files={"conftest.py": patience})
 
 
 @pytest.mark.parametrize("name", ["test_of_all_tests", "test_marker"])

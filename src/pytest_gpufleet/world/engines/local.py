@@ -117,12 +117,8 @@ class LocalEngine:
     def environment(self, spec: RankSpec) -> dict[str, str]:
         """What a rank finds when it starts: all that the controller has, DEFAULTS where it has nothing, how ranks of
         several nodes reach each other, what torchrun sets, and what its spec says."""
-        counted = {
-            "RANK": spec.index,
-            "LOCAL_RANK": spec.local_index,
-            "WORLD_SIZE": spec.size,
-            "LOCAL_WORLD_SIZE": spec.local_size,
-        }
+        counted = {"RANK": spec.index, "LOCAL_RANK": spec.local_index}
+        counted |= {"WORLD_SIZE": spec.size, "LOCAL_WORLD_SIZE": spec.local_size}
         defaults = {**DEFAULTS, recorder(): RECORDED, **({} if self._network else ON_LOOPBACK)}
         network = self._network(spec) if self._network else {}
         numbers = {name: str(number) for name, number in counted.items()}
