@@ -112,11 +112,13 @@ class Cluster:
         if self.takes_part(node):
             self.transport.send(node, codec.packed(message))
 
-    def ask_each(self, questions: Mapping[int, messages.Asked], timeout: float = 10.0) -> dict[int, Any]:
+    def ask_each(
+        self, questions: Mapping[int, messages.Asked], timeout: float = 10.0, also_lost: bool = False
+    ) -> dict[int, Any]:
         """What each node answers to its own question, as the type that belongs to it, or the Trouble why it did not.
-        Nodes that do not take part can be asked too, if they are still there."""
+        Nodes that are left out can be asked too, and those that were lost, if they are back."""
         with self._changed:
-            there = [node for node in questions if node not in self._gone]
+            there = [node for node in questions if node not in self._gone and (also_lost or node not in self.lost)]
             may_be_back = self.lost.keys() & there
             numbers = {node: next(self._numbers) for node in there}
             self._asked.update(dict.fromkeys(numbers.values()))
@@ -135,8 +137,8 @@ class Cluster:
             return {node: self._answer(node, each, replies.get(node), timeout) for node, each in questions.items()}
 
     def ask_one(self, node: int, question: messages.Asked, timeout: float = 10.0) -> Any:
-        """What a node answers. Trouble if it does not."""
-        answer = self.ask_each({node: question}, timeout)[node]
+        """What a node answers, also one that was lost and is back. Trouble if it does not."""
+        answer = self.ask_each({node: question}, timeout, also_lost=True)[node]
         if isinstance(answer, Trouble):
             raise answer
         return answer
@@ -335,17 +337,18 @@ class ClusterEngine:
         asked = self._by_node(ranks)
         questions = {node: messages.Examine(tuple(here)) for node, here in asked.items()}
         traces: dict[int, Trace] = {}
-        for node, answer in self._answers(questions, EXAMINE_SECONDS).items():
+        for node, answer in self._cluster.ask_each(questions, EXAMINE_SECONDS).items():
             why = answer if isinstance(answer, Trouble) else "its node has ended it"  # as one does that is left out
             traces |= dict.fromkeys(asked[node], Trace(state=f"(nothing can be seen of it: {why})"))
             traces |= {} if isinstance(answer, Trouble) else answer
         return traces
 
     def kill(self, timeout: float) -> dict[int, str]:
-        """A node that does not end its ranks is left out: nothing more can be started on their GPUs."""
+        """A node that does not end its ranks is left out: nothing more can be started on their GPUs. Those of a node that
+        is lost end with its agent, or by the fence."""
         questions = dict.fromkeys(set(self._nodes.values()), messages.KillRanks(timeout))
         left: dict[int, str] = {}
-        for node, answer in self._answers(questions, timeout + ANSWER_SECONDS).items():
+        for node, answer in self._cluster.ask_each(questions, timeout + ANSWER_SECONDS).items():
             if isinstance(answer, Trouble):
                 self._cluster.leave_out(node, f"it did not confirm that it ended its ranks: {answer}")
             elif answer:
@@ -354,13 +357,6 @@ class ClusterEngine:
         self._cluster.rank_news(0.0)
         self._nodes, self._deaths = {}, []
         return left
-
-    def _answers(self, questions: Mapping[int, messages.Asked], timeout: float) -> dict[int, Any]:
-        """Nobody waits for a node that is lost already: its ranks end with its agent, or by the fence."""
-        lost = self._cluster.lost
-        asked = {node: question for node, question in questions.items() if node not in lost}
-        silent = {node: Trouble(f"it is lost: {lost[node]}") for node in questions if node in lost}
-        return {**self._cluster.ask_each(asked, timeout), **silent}
 
     def _deaths_of(self, node: int) -> list[Death]:
         """Of the ranks of a node that takes no part."""
