@@ -344,8 +344,8 @@ class ClusterEngine:
         return traces
 
     def kill(self, timeout: float) -> dict[int, str]:
-        """A node that does not end its ranks is left out: nothing more can be started on their GPUs. Those of a lost node
-        end with its agent, or by the fence."""
+        """A node that does not end its ranks is left out: nothing more can be started on their GPUs. Those of a lost
+        node end with its agent, or by the fence."""
         questions = dict.fromkeys(set(self._nodes.values()), messages.KillRanks(timeout))
         left: dict[int, str] = {}
         for node, answer in self._cluster.ask_each(questions, timeout + ANSWER_SECONDS).items():
