@@ -11,7 +11,7 @@ process.
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from statistics import median
 from typing import Literal
@@ -24,7 +24,7 @@ from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.place import Pair, Where
 from pytest_gpufleet.probes.links import copying
-from pytest_gpufleet.probes.links.copying import Copied, Copier, Copy, Ends, Meet, Offer
+from pytest_gpufleet.probes.links.copying import Copied, Copy, Ends, Offer
 from pytest_gpufleet.probes.measure import together, watched
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
@@ -32,7 +32,9 @@ from pytest_gpufleet.world.world import World
 IndexPair = tuple[int, int]  # of ranks, or of nodes
 PairDirection = Literal["read", "write", "both"]
 Samples = tuple[float, ...]
-Sampled = Callable[[Copier, Sequence[Copy], Meet | None], Samples]
+# What is made of copies: GB/s; the same of samples that last equally long, however fast each pair is, so that nobody's
+# copies have the way to themselves; microseconds of a copy; or nothing, since they are made once.
+Sampling = Literal["bandwidth", "lasting", "latency", "once"]
 
 SMALL_BYTES = 16
 SMALL_COPIES = 100
@@ -45,7 +47,7 @@ def pair_bandwidth(world: World, topology: GpuTopology, direction: PairDirection
     writes, both_ways = direction != "read", direction == "both"
     conditions = {"direction": "write both ways" if both_ways else direction}
     at_once = _each_pair(world.size, topology, both_ways)
-    return _copied(world, topology, "pair_bandwidth", conditions, nbytes, at_once, copying.bandwidth, writes, both_ways)
+    return _copied(world, topology, "pair_bandwidth", conditions, nbytes, at_once, "bandwidth", writes, both_ways)
 
 
 def ring_bandwidth(world: World, topology: GpuTopology, nbytes: int) -> Copied:
@@ -53,20 +55,20 @@ def ring_bandwidth(world: World, topology: GpuTopology, nbytes: int) -> Copied:
     Where hops share a PCIe switch, the way between sockets or host memory, the slowest one with all at once decides how
     fast collectives are, and no pair by itself."""
     ring = [(index, (index + 1) % world.size) for index in range(world.size)]
-    return _copied(world, topology, "ring_bandwidth", {}, nbytes, [ring], _lasting, True, True)
+    return _copied(world, topology, "ring_bandwidth", {}, nbytes, [ring], "lasting", True, True)
 
 
 def pair_latency(world: World, topology: GpuTopology) -> Copied:
     """Microseconds from one copy of 16 bytes to the next, of 100 that read from the memory of the other GPU of every
     pair, as p2pBandwidthLatencyTest of NVIDIA's CUDA samples does."""
     at_once = _each_pair(world.size, topology)
-    return _copied(world, topology, "pair_latency", {}, SMALL_BYTES, at_once, _microseconds)
+    return _copied(world, topology, "pair_latency", {}, SMALL_BYTES, at_once, "latency")
 
 
 def wrong_data(world: World, topology: GpuTopology, nbytes: int) -> list[Fault]:
     """What every GPU reads wrong from the memory of every other one."""
     at_once = _each_pair(world.size, topology, both_ways=True)
-    return _copied(world, topology, "pair_bandwidth", {}, nbytes, at_once, _once, lined_up=True).faults
+    return _copied(world, topology, "pair_bandwidth", {}, nbytes, at_once, "once", lined_up=True).faults
 
 
 def rounds(n: int) -> list[list[IndexPair]]:
@@ -113,17 +115,17 @@ def _copied(
     conditions: Mapping[str, Condition],
     nbytes: int,
     groups: Sequence[Sequence[IndexPair]],
-    sampled: Sampled,
+    sampling: Sampling,
     writes: bool = False,
     lined_up: bool = False,
 ) -> Copied:
-    """Copy between the pairs of each group at once: figures of what `sampled` made of it, and faults of the data. The
+    """Copy between the pairs of each group at once: figures by `sampling`, and faults of the data. The
     first GPU of a pair reads from the memory of the other one, or `writes` to it. `lined_up`: those that copy to each
     other, directly or round a ring, begin together. Pairs with another kind of link have another condition."""
     by_rank, faults = [list[Reading]() for _ in range(world.size)], list[Fault]()
     direct = world.run(_reach, world.run(_prepare, nbytes))
     for at_once in groups:
-        found = world.run(watched(_copy), dict(at_once), sampled, writes, lined_up)
+        found = world.run(watched(_copy), dict(at_once), sampling, writes, lined_up)
         # Whose memory has been copied to, and from whose.
         filled = dict((j, i) if writes else (i, j) for i, j in at_once)
         differences = world.run(_difference, filled)
@@ -170,7 +172,7 @@ def _reach(rank: Rank, offers: list[list[Offer]]) -> list[bool]:
     return [index != rank.index and ends.copier.reaches_directly(source) for index, (source, *_) in enumerate(offers)]
 
 
-def _copy(rank: Rank, pairs: dict[int, int], sampled: Sampled, writes: bool, lined_up: bool) -> Samples:
+def _copy(rank: Rank, pairs: dict[int, int], sampling: Sampling, writes: bool, lined_up: bool) -> Samples:
     if rank.index not in pairs:
         return ()
     ends: Ends = rank.kept[copying.ENDS]
@@ -178,26 +180,15 @@ def _copy(rank: Rank, pairs: dict[int, int], sampled: Sampled, writes: bool, lin
     while lined_up and pairs[others[-1]] != rank.index:
         others.append(pairs[others[-1]])
     (own_source, own_sink), (source, sink) = ends.ways[PAIR], ends.others[others[0]]
+    to, origin = (sink, own_source.data_ptr()) if writes else (own_sink.data_ptr(), source)
+    copies, meet = [Copy(to, origin, own_sink.nbytes)], partial(ends.line.meet, others) if lined_up else None
     with rank.phase(f"rank {rank.index} {'writes to' if writes else 'reads from'} rank {others[0]}"):
-        to, origin = (sink, own_source.data_ptr()) if writes else (own_sink.data_ptr(), source)
-        meet = partial(ends.line.meet, others) if lined_up else None
-        return sampled(ends.copier, [Copy(to, origin, own_sink.nbytes)], meet)
-
-
-def _lasting(copier: Copier, copies: Sequence[Copy], meet: Meet | None) -> Samples:
-    """Samples that last equally long, however fast each hop is: so nobody's copies have the way to themselves."""
-    kind = "cpu" if isinstance(copier, copying.HostCopier) else "cuda"
-    return copying.bandwidth(copier, copies, meet, lasting=copying.LASTING[kind])
-
-
-def _microseconds(copier: Copier, small: Sequence[Copy], meet: Meet | None) -> Samples:
-    copier.seconds(small, 0, 1)  # the first use of a way makes it
-    return tuple(1e6 * copier.seconds(small, copying.WARM_UP, SMALL_COPIES, meet) for _ in range(copying.SAMPLES))
-
-
-def _once(copier: Copier, one: Sequence[Copy], meet: Meet | None) -> Samples:
-    copier.seconds(one, 0, 1, meet)
-    return ()
+        if sampling in ("bandwidth", "lasting"):
+            lasting = copying.LASTING[rank.device.type] if sampling == "lasting" else 0.0
+            return copying.bandwidth(ends.copier, copies, meet, lasting)
+        ends.copier.seconds(copies, 0, 1, meet)  # the first use of a way makes it
+        count = 0 if sampling == "once" else copying.SAMPLES
+        return tuple(1e6 * ends.copier.seconds(copies, copying.WARM_UP, SMALL_COPIES) for _ in range(count))
 
 
 def _difference(rank: Rank, filled: dict[int, int]) -> str:
