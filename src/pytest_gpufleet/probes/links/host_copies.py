@@ -98,14 +98,11 @@ def _prepare(rank: Rank, nbytes: int) -> copying.Offer:
     return copying.prepare(rank, nbytes, {way: way.split(" to ") for way in ONE_WAY}).line.offer
 
 
-# What a rank saw of a direction: samples in GB/s of each way, and what did not arrive; "" if all did.
-_Crossed = tuple[dict[HostDirection, tuple[float, ...]], str]
-
-
 def _copied(
     rank: Rank, directions: Sequence[HostDirection], at_once: bool, lines: list[copying.Offer], again: bool
-) -> dict[HostDirection, _Crossed]:
-    """In each direction, while this rank's others are busy."""
+) -> dict[HostDirection, tuple[dict[HostDirection, tuple[float, ...]], str]]:
+    """By direction the samples in GB/s of each way, while this rank's others are busy, and what did not arrive; "" if
+    all did."""
     ends: Ends = rank.kept[copying.ENDS]
     if at_once:
         ends.line.draw(rank.index, lines)
@@ -114,22 +111,21 @@ def _copied(
         with rank.phase("copies between host and device: the first ones"):
             while time.monotonic() < until:
                 ends.copier.seconds(_copies(ends, ONE_WAY), 0, copying.WARM_UP)  # both ways, so that neither has rested
-    return {direction: _crossed(rank, ends, direction, at_once, again) for direction in directions}
-
-
-def _crossed(rank: Rank, ends: Ends, direction: HostDirection, at_once: bool, again: bool) -> _Crossed:
-    for way in WAYS[direction]:
-        ends.ways[way][1].fill_(copying.BLANK)
     lasting = copying.LASTING[rank.device.type] if at_once or again else 0.0
     everyone = partial(ends.line.meet, [other for other in range(rank.size) if other != rank.index])
-    count, samples = SAMPLES_AGAIN if again else copying.SAMPLES, {}
-    for way in WAYS[direction]:
-        with rank.phase(f"copies between host and device: {way}"):
-            copies = _copies(ends, sorted(WAYS[direction], key=lambda other: other != way))
-            samples[way] = copying.bandwidth(ends.copier, copies, everyone if at_once else None, lasting, count)
-    # What lies on the side of a sink was filled alike.
-    texts = (copying.difference(ends.ways[way][1], ends.ways[BACK[way]][0]) for way in WAYS[direction])
-    return samples, "; ".join(filter(None, texts))
+    count, found = SAMPLES_AGAIN if again else copying.SAMPLES, {}
+    for direction in directions:
+        ways, samples = WAYS[direction], {}
+        for way in ways:
+            ends.ways[way][1].fill_(copying.BLANK)
+        for way in ways:
+            with rank.phase(f"copies between host and device: {way}"):
+                copies = _copies(ends, [way, *(other for other in ways if other != way)])
+                samples[way] = copying.bandwidth(ends.copier, copies, everyone if at_once else None, lasting, count)
+        # What lies on the side of a sink was filled alike.
+        texts = (copying.difference(ends.ways[way][1], ends.ways[BACK[way]][0]) for way in ways)
+        found[direction] = samples, "; ".join(filter(None, texts))
+    return found
 
 
 def _copies(ends: Ends, ways: Sequence[HostDirection]) -> list[Copy]:
