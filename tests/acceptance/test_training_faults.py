@@ -39,10 +39,6 @@ def flip(tensor, bit=LOWEST):
     local.detach().view(-1)[:1].view(torch.uint8)[bit[0]] ^= 1 << bit[1]
 
 
-def change(owner, name, make):
-    setattr(owner, name, make(getattr(owner, name)))
-
-
 def around_step(before=lambda optimizer, weight: None, after=lambda optimizer, weight: None):
     def make(genuine):
         def step(self, *args, **kwargs):
@@ -51,52 +47,45 @@ def around_step(before=lambda optimizer, weight: None, after=lambda optimizer, w
             genuine(self, *args, **kwargs)
             after(self, weight)
         return step
-    change(torch.optim.SGD, "step", make)
+    return torch.optim.SGD, "step", make
 
 
-def after_saving(damage):
-    def make(genuine):
-        def save(state, **kwargs):
-            genuine(state, **kwargs)
-            damage(state)
-        return save
-    change(state_dict_saver, "save", make)
+def changed_since(genuine):
+    def save(state, **kwargs):
+        genuine(state, **kwargs)
+        flip(state["model"]["3.weight"])
+    return save
 
 
 ON_RANK_1 = {
-    "lost gradient": lambda: change(nn.Linear, "forward", lambda genuine: lambda self, x: genuine(self, 0 * x)),
-    "no step": lambda: change(torch.optim.SGD, "step", lambda genuine: lambda self: None),
-    "weight": lambda: around_step(after=lambda optimizer, weight: flip(weight)),
-    "momentum": lambda: around_step(after=lambda optimizer, weight: flip(optimizer.state[weight]["momentum_buffer"])),
-    "gradient": lambda: around_step(before=lambda optimizer, weight: flip(weight.grad)),
-    "shard": lambda: around_step(
-        after=lambda optimizer, weight: flip(weight, EXPONENT) if hasattr(weight, "to_local") else None
-    ),
-    "changed since": lambda: after_saving(lambda state: flip(state["model"]["3.weight"])),
-    "unseen overflow": lambda: change(
+    "lost gradient": (nn.Linear, "forward", lambda genuine: lambda self, x: genuine(self, 0 * x)),
+    "no step": (torch.optim.SGD, "step", lambda genuine: lambda self: None),
+    "weight": around_step(after=lambda optimizer, weight: flip(weight)),
+    "momentum": around_step(after=lambda optimizer, weight: flip(optimizer.state[weight]["momentum_buffer"])),
+    "gradient": around_step(before=lambda optimizer, weight: flip(weight.grad)),
+    "shard": around_step(after=lambda optimizer, weight: hasattr(weight, "to_local") and flip(weight, EXPONENT)),
+    "changed since": (state_dict_saver, "save", changed_since),
+    "unseen overflow": (
         torch.amp.GradScaler, "_maybe_opt_step", lambda genuine: lambda self, optimizer, state: optimizer.step()
     ),
-    "shard of rank 0": lambda: change(
-        DistributedSampler, "__init__", lambda genuine: lambda self, data, size, rank, **kwargs:
-        genuine(self, data, size, 0, **kwargs)
+    "shard of rank 0": (
+        DistributedSampler, "__init__",
+        lambda genuine: lambda self, data, size, rank, **kwargs: genuine(self, data, size, 0, **kwargs),
     ),
-    "lost samples": lambda: change(
-        DistributedSampler, "__iter__", lambda genuine: lambda self: iter([*genuine(self)][:-3])
-    ),
-    "NaN": lambda: change(nn.functional, "cross_entropy", lambda genuine: lambda *args: genuine(*args) * torch.nan),
+    "lost samples": (DistributedSampler, "__iter__", lambda genuine: lambda self: iter([*genuine(self)][:-3])),
+    "NaN": (nn.functional, "cross_entropy", lambda genuine: lambda *args: genuine(*args) * torch.nan),
 }
 ON_ALL = {
-    "no_sync ignored": lambda: change(DDP, "no_sync", lambda genuine: lambda self: nullcontext()),
-    "never shuffled anew": lambda: change(DistributedSampler, "set_epoch", lambda genuine: lambda self, epoch: None),
-    "buffers kept": lambda: change(DDP, "_sync_buffers", lambda genuine: lambda self: None),
+    "no_sync ignored": (DDP, "no_sync", lambda genuine: lambda self: nullcontext()),
+    "never shuffled anew": (DistributedSampler, "set_epoch", lambda genuine: lambda self, epoch: None),
+    "buffers kept": (DDP, "_sync_buffers", lambda genuine: lambda self: None),
 }
 
 
 def plant(rank, fault):
-    if fault in ON_ALL:
-        ON_ALL[fault]()
-    elif rank.index == 1:
-        ON_RANK_1[fault]()
+    if fault in ON_ALL or rank.index == 1:
+        owner, name, make = {**ON_RANK_1, **ON_ALL}[fault]
+        setattr(owner, name, make(getattr(owner, name)))
 
 
 def pytest_generate_tests(metafunc):

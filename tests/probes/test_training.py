@@ -3,10 +3,11 @@
 import os
 import sys
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -32,7 +33,6 @@ QUICK = Workload(batch=4, steps=2, warm_up=1)
 PAUSE = 0.1
 
 
-@contextmanager
 def slowed(owner, name, seconds=PAUSE):
     genuine = getattr(owner, name)
 
@@ -40,22 +40,14 @@ def slowed(owner, name, seconds=PAUSE):
         time.sleep(seconds)
         return genuine(*args, **kwargs)
 
-    setattr(owner, name, slow)
-    try:
-        yield
-    finally:
-        setattr(owner, name, genuine)
+    return patch.object(owner, name, slow)
 
 
 def few_steps(rank, name, *, alone=False):
+    made, genuine = [], loop.network
     with loop.precision(RECIPES[name]):
-        made = []
-        genuine = loop.network
-        loop.network = lambda *args: made.append(genuine(*args)) or made[-1]
-        try:
+        with patch.object(loop, "network", lambda *args: made.append(genuine(*args)) or made[-1]):
             step, quiet = loop.steps_of(rank, plan(name, QUICK, rank.device), together=True)
-        finally:
-            loop.network = genuine
         losses = [step().item(), *((quiet if alone else step)().item() for _ in range(5))]
     return losses, differences(rank, dict(made[0].named_parameters()))
 
@@ -114,11 +106,8 @@ def sampled_since(rank):
             time.sleep(10 * PAUSE)
         return genuine(*args, **options)
 
-    loop.lap = lap
-    try:
+    with patch.object(loop, "lap", lap):
         loop.train_throughput(rank, "fp32", QUICK, together=False)
-    finally:
-        loop.lap = genuine
     return began[2]
 
 
@@ -151,12 +140,9 @@ def fed(rank, folder):
     from torchvision import datasets
 
     # A network that takes no time: on a busy host a real one may be slower than the slow loader.
-    genuine, loop.eager = loop.eager, lambda *_: lambda images, labels: images.mean()
-    try:
-        with slowed(datasets.ImageFolder, "__getitem__"):
-            return loader.fed_throughput(rank, folder, "amp", QUICK)
-    finally:
-        loop.eager = genuine
+    at_once = patch.object(loop, "eager", lambda *_: lambda images, labels: images.mean())
+    with at_once, slowed(datasets.ImageFolder, "__getitem__"):
+        return loader.fed_throughput(rank, folder, "amp", QUICK)
 
 
 def test_a_slow_loader_is_host_bound(two_ranks, tmp_path):
