@@ -3,6 +3,7 @@
 import re
 import runpy
 from collections import defaultdict
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pynvml
@@ -10,7 +11,9 @@ import pytest
 
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.suite import shipped
-from tests.conftest import ACCEPTANCE, FILES, ROOT
+from pytest_gpufleet.plugin import selection
+from pytest_gpufleet.plugin.compat import RUN
+from tests.conftest import ACCEPTANCE, FILES, ROOT, lay_out
 
 FOLDER = "--fleet-dir=runs"
 EXACT = "test_3_exactness.py::test_collective_is_exact"
@@ -89,38 +92,29 @@ def test_level_quick_waits_for_nothing_that_others_need(run_fresh):
     assert re.findall(r"^loaded: (.*)$", run.text, re.MULTILINE) == ["torch"]
 
 
-BEGUN = """
-import pytest
-from pytest_gpufleet.plugin.compat import RUN
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_finish(session):
-    pool = session.config.stash[RUN].ranks.in_use
-    print("begun:", pool is not None and pool.started)
-"""
-
-
 OWN = "def test_own(world): pass"
 BESIDE = {f"checks/{name}": ACCEPTANCE / name for name in ("test_1_inventory.py", "conftest.py")}
 INVENTORY = ACCEPTANCE / "test_1_inventory.py"
 OF_SUITE_ALONE = {
-    "the suite": ([INVENTORY], {}, "True"),
-    "a part without ranks": ([INVENTORY, "-k", "gpu_count"], {}, "True"),  # what is deselected is not known yet
-    "beside a test of somebody's own": ([INVENTORY, "test_own.py"], {"test_own.py": OWN}, "False"),
-    "under a name of the suite": (["test_1_inventory.py"], {"test_1_inventory.py": OWN}, "False"),
-    "a folder of the suite's": (["checks"], BESIDE, "True"),
-    "in a folder with a test of somebody's own": (["checks"], {**BESIDE, "checks/own_test.py": OWN}, "False"),
+    "the suite": ([INVENTORY], {}, True),
+    "beside a test of somebody's own": ([INVENTORY, "test_own.py"], {"test_own.py": OWN}, False),
+    "under a name of the suite": (["test_1_inventory.py"], {"test_1_inventory.py": OWN}, False),
+    "a folder of the suite's": (["checks"], BESIDE, True),
+    "in a folder with a test of somebody's own": (["checks"], {**BESIDE, "checks/own_test.py": OWN}, False),
 }
 
 
 @pytest.mark.parametrize("what", OF_SUITE_ALONE)
-def test_ranks_of_the_suite_alone_start_while_it_is_collected(run_pytest, what):
-    """Those of other tests find what they need by what their files do when they are collected."""
-    arguments, files, begun = OF_SUITE_ALONE[what]
-    options = ("-p", "begun", "--rehearse", "--fleet-level=quick", FOLDER)
-    run = run_pytest(*options, *arguments, files={"begun.py": BEGUN, **files})
-    assert re.findall(r"^begun: (.*)$", run.text, re.MULTILINE) == [begun], run.text
-    assert set(run.outcomes.values()) <= {"passed", "not applicable"}, run.text
+def test_ranks_of_the_suite_alone_start_while_it_is_collected(tmp_path, what):
+    """Those of other tests find what they need by what their files do when they are collected. That ranks do start,
+    tests/acceptance/test_elsewhere.py shows."""
+    arguments, files, alone = OF_SUITE_ALONE[what]
+    begun = []
+    ranks, here = SimpleNamespace(begin=lambda: begun.append(True)), SimpleNamespace(dir=lay_out(tmp_path, files))
+    run = SimpleNamespace(evidence="some", options=SimpleNamespace(nodes=None), ranks=ranks)
+    given = {"args": [*map(str, arguments)], "option": SimpleNamespace(pyargs=False), "invocation_params": here}
+    selection.pytest_sessionstart(SimpleNamespace(config=SimpleNamespace(stash={RUN: run}, **given)))
+    assert bool(begun) is alone
 
 
 def test_trainings_record_their_losses(rehearsal):

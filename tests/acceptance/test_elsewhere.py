@@ -13,9 +13,17 @@ import pytest
 
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.verdict.reading import read
-from tests.acceptance.test_acceptance import BEGUN
 from tests.conftest import ACCEPTANCE, KEPT, REPORTS, ROOT, SECONDS, FleetRun
 
+BEGUN = """
+import pytest
+from pytest_gpufleet.plugin.compat import RUN
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session):
+    pool = session.config.stash[RUN].ranks.in_use
+    print("begun:", pool is not None and pool.started)
+"""
 FEW = "harmful or (product_is_exact and bf16)"
 # One check of each file, none of which takes long.
 ONE_OF_EACH = (
