@@ -23,12 +23,13 @@ from pytest_gpufleet.world.engines.channel import ControllerEnd, Garbled, Messag
 from pytest_gpufleet.world.engines.forkserver import Forkserver
 from pytest_gpufleet.world.engines.processes import current_folder
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
-from pytest_gpufleet.world.engines.rank_files import RankFiles, wait_for_stacks
+from pytest_gpufleet.world.engines.rank_files import RankFiles
 from pytest_gpufleet.world.worker import main
 
 PRELOAD = ["torch", "torch.distributed", "cloudpickle", main.__name__]
 NEWS_SECONDS = 0.2  # the connection of a dying rank closes a moment before its exit status is there
 TURN_SECONDS = 0.005  # between two looks at what is still alive
+STACK_SECONDS, STACK_TURN_SECONDS = 0.3, 0.02  # for ranks to write their stacks, and between two looks at it
 END_SECONDS = 1.0  # for ranks to go when the controller ends
 # What ranks find in their environment unless the controller has something else there.
 # CUDA_DEVICE_ORDER: CUDA counts GPUs as nvidia-smi does. The heartbeat is torch's own deadline for a stuck NCCL
@@ -196,12 +197,18 @@ class LocalEngine:
     def examine(self, ranks: Iterable[int]) -> dict[int, Trace]:
         known = [self._ranks[rank] for rank in ranks if rank in self._ranks]
         asked = [rank for rank in known if rank.pid and rank.exitcode is None]
-        before = {rank.files: rank.files.stack_bytes() for rank in asked}
+        before = last = {rank.files: rank.files.stack_bytes() for rank in asked}
         for rank in asked:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rank.pid, signal.SIGUSR2)
                 os.kill(rank.pid, signal.SIGUSR1)
-        wait_for_stacks(before)
+        until = time.monotonic() + STACK_SECONDS
+        while before and time.monotonic() < until:
+            now = {files: files.stack_bytes() for files in before}
+            if now == last and all(now[files] > size for files, size in before.items()):
+                break  # all have written, and nobody is still writing
+            last = now
+            time.sleep(STACK_TURN_SECONDS)
         return {rank.index: rank.files.trace(self._state(rank), before.get(rank.files, 0)) for rank in known}
 
     def _state(self, rank: _Rank) -> str:

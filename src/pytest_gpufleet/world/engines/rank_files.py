@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from functools import wraps
 from pathlib import Path
@@ -62,8 +62,6 @@ def make_scratch() -> tuple[Path, int]:
     return make(PREFIX, tempfile.gettempdir() if plain else SHORT)
 
 
-STACK_SECONDS = 0.3
-TURN_SECONDS = 0.02  # between two looks at whether all have written
 STACK_BYTES = 32 * 1024
 OUTPUT_BYTES = 8 * 1024
 WORKER = "pytest_gpufleet/world/worker/main.py"
@@ -98,19 +96,6 @@ class RankFiles(NamedTuple):
             recorder=_tail(self.path("recorder")),
             state=state,
         )
-
-
-def wait_for_stacks(before: Mapping[RankFiles, int]) -> None:
-    """Until all whose files had these sizes have written their stacks, and nobody is still writing; at most
-    STACK_SECONDS."""
-    deadline = time.monotonic() + STACK_SECONDS
-    last = {**before}
-    while before and time.monotonic() < deadline:
-        now = {files: files.stack_bytes() for files in before}
-        if now == last and all(now[files] > size for files, size in before.items()):
-            break
-        last = now
-        time.sleep(TURN_SECONDS)
 
 
 def _without_own_frames(stacks: str) -> str:
