@@ -44,6 +44,9 @@ class Case:
     at: frozenset[str]
     named: Callable[[float], Named]
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "named", cache(self.named))  # which takes long, and the page asks for each twice
+
 
 @dataclass(frozen=True)
 class Row:
