@@ -3,10 +3,10 @@ that make NCCL or CUDA slower than the machine is, or other arithmetic than was 
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -194,42 +194,36 @@ def unfit_topology_file(file: TopologyFile, gpus: Iterable[Gpu]) -> list[Fault]:
     ]
 
 
-class Minimum(NamedTuple):
-    """The version of a train from which on it has a known defect no more. `condemns`: results or the machine suffer
-    from it; a security update that is missing breaks nothing, and is shown."""
-
-    version: str
-    why: str
-    condemns: bool = False
-
-
-# NVIDIA's release notes of data centre drivers ("Fixed Issues" of that version), and its security bulletins
-# (github.com/NVIDIA/product-security).
-DRIVERS = (
-    Minimum("535.104.05", "it compiles some comparisons of a 64-bit AND with 0 wrongly (fixed issue 4191930)", True),
-    Minimum("570.133.20", "its GPU accounting follows a stale pointer (fixed issues of 570.133.20)", True),
-    *(Minimum(each, "security bulletin 5821 of May 2026") for each in ("535.309.01", "580.159.03", "595.71.05")),
-    *(Minimum(each, "security bulletin 5747 of January 2026") for each in ("570.211.01", "590.48.01")),
-)
-# Of ConnectX and BlueField without the first number, which is the model. It matters to those who give virtual functions
-# to others, says the bulletin.
-OF_JUNE = ("35.8002", "39.8002", "43.8002", "46.3008")
-FIRMWARE = tuple(Minimum(each, "security bulletin 5699 of June 2026") for each in OF_JUNE)
+# The version of a train from which on it has a known defect no more, and which: NVIDIA's release notes of data centre
+# drivers ("Fixed Issues" of that version). Results or the machine suffer from it.
+DEFECTS = {
+    "535.104.05": "it compiles some comparisons of a 64-bit AND with 0 wrongly (fixed issue 4191930)",
+    "570.133.20": "its GPU accounting follows a stale pointer (fixed issues of 570.133.20)",
+}
+# The same of its security bulletins (github.com/NVIDIA/product-security): a security update that is missing breaks
+# nothing, and is shown. Firmware is that of ConnectX and BlueField without the first number, which is the model; it
+# matters to those who give virtual functions to others, says the bulletin.
+UPDATES = {
+    **dict.fromkeys(("535.309.01", "580.159.03", "595.71.05"), "security bulletin 5821 of May 2026"),
+    **dict.fromkeys(("570.211.01", "590.48.01"), "security bulletin 5747 of January 2026"),
+}
+FIRMWARE = dict.fromkeys(("35.8002", "39.8002", "43.8002", "46.3008"), "security bulletin 5699 of June 2026")
 
 
 def known_defects(driver: str, ports: Iterable[Port]) -> tuple[list[Fault], list[Fault]]:
     """What condemns the versions of driver and adapters, and what is only shown."""
     of_nvidia = (port for port in ports if (port.adapter or "").startswith("MT"))
     adapters = grouped((port.firmware, port.device) for port in of_nvidia if port.firmware)
-    old = [(each, f"driver {driver}") for each in _above(driver, DRIVERS)]
+    shown = _older("version_old", f"driver {driver}", driver, UPDATES)
     for version, devices in adapters.items():
-        found = _above(version.partition(".")[2], FIRMWARE)
-        old += [(each, f"firmware {version} of {', '.join(devices)}") for each in found]
-    texts = [(each.condemns, f"{what} is older than {each.version}: {each.why}") for each, what in old]
-    wrong = [Fault("version_defective", (THIS_NODE,), text) for condemns, text in texts if condemns]
-    return wrong, [Fault("version_old", (THIS_NODE,), text) for condemns, text in texts if not condemns]
+        what = f"firmware {version} of {', '.join(devices)}"
+        shown += _older("version_old", what, version.partition(".")[2], FIRMWARE)
+    return _older("version_defective", f"driver {driver}", driver, DEFECTS), shown
 
 
-def _above(version: str, minimums: Sequence[Minimum]) -> list[Minimum]:
-    numbers, *least = (tuple(map(int, re.findall(r"\d+", text))) for text in (version, *(m.version for m in minimums)))
-    return [each for each, known in zip(minimums, least, strict=True) if known[:1] == numbers[:1] and numbers < known]
+def _older(code: str, what: str, version: str, minimums: Mapping[str, str]) -> list[Fault]:
+    """Than those of its train, which its first number names."""
+    own, *least = (tuple(map(int, re.findall(r"\d+", text))) for text in (version, *minimums))
+    known = zip(least, minimums.items(), strict=True)
+    older = (each for numbers, each in known if numbers[:1] == own[:1] and own < numbers)
+    return [Fault(code, (THIS_NODE,), f"{what} is older than {minimum}: {why}") for minimum, why in older]
