@@ -18,9 +18,7 @@ from tests.machines import recorded
 PRINTED = Path(__file__).parent / "dcgm"
 FOUR = recorded().machine.gpus
 ONE = FOUR[:1]
-EIGHT = [
-    replace(gpu, index=index, facts={**gpu.facts, "serial": f"{index:013d}"}) for index, gpu in enumerate(FOUR * 2)
-]
+EIGHT = [replace(gpu, index=i, facts={**gpu.facts, "serial": f"{i:013d}"}) for i, gpu in enumerate(FOUR * 2)]
 BROKEN = {"error_category": 7, "error_id": 4, "error_severity": 2, "warning": "GPU 5: 3 uncorrectable memory errors"}
 
 

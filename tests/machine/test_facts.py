@@ -153,10 +153,7 @@ def slot(tmp_path, monkeypatch, gpu, port):
     widths = {f"{each}/max_link_width": f"{lanes}\n" for each, lanes in ((device, gpu), (device.parent, port)) if lanes}
     written(tmp_path, {"devices/0000:1b:00.0": device, **widths})
     monkeypatch.setattr(gpu_facts, "PCI_DEVICES", tmp_path / "devices")
-    return source(
-        NVML_ERROR_NOT_SUPPORTED=pynvml.NVML_ERROR_NOT_SUPPORTED,
-        nvmlDeviceGetPciInfo=lambda handle: SimpleNamespace(busId=b"00000000:1B:00.0"),
-    )
+    return source(nvmlDeviceGetPciInfo=lambda handle: SimpleNamespace(busId=b"00000000:1B:00.0"))
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,7 @@ from pytest_gpufleet import Gpu
 from pytest_gpufleet.machine import locks
 from pytest_gpufleet.machine.locks import GpuTaken, lock
 
-GPUS = [
-    Gpu(index, {"name": "NVIDIA H200", "uuid": f"GPU-{index}", "serial": f"S{index}", "minor": 2 - index})
-    for index in range(3)
-]
+GPUS = [Gpu(i, {"name": "NVIDIA H200", "uuid": f"GPU-{i}", "serial": f"S{i}", "minor": 2 - i}) for i in range(3)]
 NOBODY = 65534
 # argv: the folder of the device files, the user to be.
 HOLDER = """

@@ -175,10 +175,8 @@ def test_what_grew_on_the_ports_in_use_is_shown():
     names = [("mlx5_0/1", "4: ACTIVE"), ("mlx5_1/1", "4: ACTIVE"), ("mlx5_2/1", "1: DOWN")]
     changed = [{"port_xmit_wait": 1_500}, {"out_of_sequence": 10}, {"port_xmit_wait": 9_999}]
     now = [counting(*name, **each) for name, each in zip(names, changed, strict=True)]
-    assert network_ports.port_traffic([counting(*name) for name in names], now) == {
-        "port_xmit_wait": 500,
-        "out_of_sequence": 7,
-    }
+    grown = network_ports.port_traffic([counting(*name) for name in names], now)
+    assert grown == {"port_xmit_wait": 500, "out_of_sequence": 7}
     assert network_ports.port_traffic([OF_BEFORE], [counting()]) == {}
 
 
@@ -189,10 +187,8 @@ NEAT, HEAT = "MT_0000000838", "MT_0000000834"  # ConnectX-7 of 400 and of 200 Gb
 def ports(count=8, rate=400, board=NEAT, first=0, **more):
     """Each in a subnet of its own."""
     usual = {"state": "4: ACTIVE", "rate": f"{rate} Gb/sec (4X)", "link_layer": "Ethernet", "board": board, "mtu": 4200}
-    return [
-        Port(f"mlx5_{number}/1", **{**usual, "subnet": f"10.0.{number}.0/24", **more})
-        for number in range(first, first + count)
-    ]
+    numbers = range(first, first + count)
+    return [Port(f"mlx5_{each}/1", **{**usual, "subnet": f"10.0.{each}.0/24", **more}) for each in numbers]
 
 
 @pytest.mark.parametrize(("there", "able", "count"), [

@@ -61,10 +61,8 @@ def node(there=None, gpus=NEAR, vendor="Dell"):
 def named(port=3, **differing):
     """Ports of which one has something else."""
     usual = {"adapter": "MT4129", "gid_index": 3, "pkeys": ("0xffff",)}
-    return [
-        ports(1, first=number, **{**usual, "interface": f"ens{number}np0", **(differing if number == port else {})})[0]
-        for number in range(8)
-    ]
+    own = [{**usual, "interface": f"ens{each}np0", **(differing if each == port else {})} for each in range(8)]
+    return [ports(1, first=number, **each)[0] for number, each in enumerate(own)]
 
 
 def alike(*last):
@@ -139,10 +137,8 @@ def sent(nodes, lost=lambda one, other: 0.0001, ring=False, reordered=0.0, packe
             of_one, of_other = counts[one], counts[other]
             of_one[0] += data + data // 4  # a quarter acknowledges
             of_one[1] += again
-            of_other[2], of_other[3] = (
-                of_other[2] + data + data // 4,
-                of_other[3] + 40 * again + round(data * reordered),
-            )
+            of_other[2] += data + data // 4
+            of_other[3] += 40 * again + round(data * reordered)
     return {(node, "TCP"): Packets(*each) for node, each in counts.items()}
 
 

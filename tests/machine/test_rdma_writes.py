@@ -64,11 +64,8 @@ def installed(tmp_path, monkeypatch):
 
 def test_each_port_at_the_highest_rate_writes_to_itself(installed):
     """Ports for storage, those without a cable, and those that are no InfiniBand and no RoCE are not asked."""
-    others = [
-        *ports("mlx5_8/1", rate="200 Gb/sec (4X HDR)"),
-        *ports("mlx5_9/1", state="1: DOWN"),
-        *ports("rdmap79s0/1", layer="Unspecified"),
-    ]
+    others = [*ports("mlx5_8/1", rate="200 Gb/sec (4X HDR)"), *ports("mlx5_9/1", state="1: DOWN")]
+    others += ports("rdmap79s0/1", layer="Unspecified")
     installed([*ports("mlx5_0/1", "mlx5_1/1"), *others], help_status=1)
     assert rdma.read() == [Write(name, 8 << 20, 389.61) for name in ("mlx5_0/1", "mlx5_1/1")]
 
