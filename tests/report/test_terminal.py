@@ -14,8 +14,7 @@ from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.banner import reasons, why
 from pytest_gpufleet.report.gpu_grid import group_title
 from pytest_gpufleet.report.margins import margins, required_tables, texts
-from pytest_gpufleet.report.terminal.summary_lines import SCREEN, summary_lines
-from pytest_gpufleet.report.terminal.text_report import text_report
+from pytest_gpufleet.report.terminal.summary_lines import SCREEN, summary_lines, text_report
 from pytest_gpufleet.run.summary import summary
 from pytest_gpufleet.verdict.basis import judged_by
 from pytest_gpufleet.verdict.verdict import settled

@@ -62,7 +62,7 @@ def judged(folder: RunFolder, given: Path | None, basis: Grade | None) -> Record
 
 def _make_again(given: argparse.Namespace, folder: RunFolder) -> tuple[int, dict[str, Any]]:
     from pytest_gpufleet.report.page import page
-    from pytest_gpufleet.report.terminal.text_report import text_report
+    from pytest_gpufleet.report.terminal.summary_lines import text_report
 
     output, files = given.output, {}
     with folder.of_anybody():

@@ -19,7 +19,7 @@ from pytest_gpufleet.plugin import compat, listeners
 from pytest_gpufleet.plugin.compat import CHECK, ONLY_LIMITS, PHASES, RUN, Phases
 from pytest_gpufleet.redaction import redacted
 from pytest_gpufleet.report.page import page
-from pytest_gpufleet.report.terminal import text_report
+from pytest_gpufleet.report.terminal import summary_lines
 from pytest_gpufleet.run import conclusion, opening
 from pytest_gpufleet.run.folder import JUNIT, REPORT, TEXT
 from pytest_gpufleet.run.run import Run
@@ -38,7 +38,7 @@ def write_report(run: Run) -> None:
     runs = run.runs_of_nodes() or folder.own_runs(record)
     reports = folder.reports(runs.values(), folder.path)
     run.write(folder.report, lambda path: safe_files.write_text(path, page(record, digest, runs, reports)))
-    _add_text(folder / TEXT, text_report.ending(record, str(folder)))
+    _add_text(folder / TEXT, summary_lines.ending(record, str(folder)))
 
 
 def _add_text(path: Path, text: str) -> None:
@@ -65,7 +65,7 @@ class ReportFiles:
         """Have junit.xml written into the folder of the run, and no page by pytest-html."""
         assert self._run.evidence is not None
         self._text = (self._run.folder / TEXT).absolute()  # a test may go into another folder
-        _add_text(self._text, text_report.beginning(self._run.evidence.record))
+        _add_text(self._text, summary_lines.beginning(self._run.evidence.record))
         for name, where in (("htmlpath", None), ("xmlpath", str(self._run.folder / JUNIT))):
             if hasattr(self._option, name):  # else pytest has no such plugin
                 setattr(self._option, name, where)
@@ -87,7 +87,7 @@ class ReportFiles:
         record = self._run.evidence.record
         if nodeid in record.checks:
             findings = (each for each in record.findings if each.check == nodeid)
-            _add_text(self._text, text_report.of_check(record, nodeid, findings))
+            _add_text(self._text, summary_lines.of_check(record, nodeid, findings))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection(self, session: pytest.Session) -> Generator[None, object, object]:

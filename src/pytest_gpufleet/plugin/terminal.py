@@ -121,7 +121,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         how = "processes of this machine" if header.transport == "local" else f"by {header.transport}"
         lines.append(f"nodes: {some(names, MOST_NAMES)}, {how}{safe}")
         return [*lines, *one_host(run.evidence.record)]
-    from pytest_gpufleet.report.terminal.text_report import software
+    from pytest_gpufleet.report.terminal.summary_lines import software
 
     return [*lines, *software(run.evidence.record)]
 

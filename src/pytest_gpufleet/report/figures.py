@@ -287,16 +287,12 @@ def _pairs(finding: Finding, hosts: wording.Hosts) -> list[Table]:
     if len(names) <= MOST_PLACES or 2 * len(given) > len(names) ** 2:
         return _matrices(finding, "From, to", names, names, given)
     # Few of many: those of each place, the lowest first. NaN is worse than any figure.
-    partners = grouped(sorted(given, key=lambda pair: _nan_first(values[given[pair]])))
+    partners = grouped(sorted(given, key=lambda pair: (not math.isnan(values[given[pair]]), values[given[pair]])))
     columns = {at: f"{at + 1}." if at else say("lowest") for at in range(max(map(len, partners.values())))}
     others = {(place, number): other for place, found in partners.items() for number, other in enumerate(found)}
     at = {(place, number): given[place, other] for (place, number), other in others.items()}
     beside = {cell: say("with {place}", place=names[other]) for cell, other in others.items()}
     return _matrices(finding, "With others", names, columns, at, beside)
-
-
-def _nan_first(value: float) -> float:
-    return -math.inf if math.isnan(value) else value
 
 
 def _matrices(

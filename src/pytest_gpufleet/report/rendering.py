@@ -26,18 +26,9 @@ HTML_LANGUAGES = {"zh": "zh-CN"}  # by which browsers choose the forms of charac
 
 def render(template: str, title: str, made: str, **content: object) -> str:
     """A template as a page that needs no other file. `made`: from what, and by which tool."""
-    return (
-        templates()
-        .get_template(template)
-        .render(
-            title=wording.clean(title),
-            made=say(made, tool=f"pytest-gpufleet {__version__}"),
-            policy=POLICY,
-            style=STYLESHEET.read_text(encoding="utf-8"),
-            version=__version__,
-            **content,
-        )
-    )
+    made, style = say(made, tool=f"pytest-gpufleet {__version__}"), STYLESHEET.read_text(encoding="utf-8")
+    of_frame = {"title": wording.clean(title), "made": made, "policy": POLICY, "style": style, "version": __version__}
+    return templates().get_template(template).render(of_frame, **content)
 
 
 @cache
@@ -52,12 +43,11 @@ def templates() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
+    saying = jinja2.pass_context(lambda _, text, **values: say(text, **values))  # not folded when compiled
     environment.filters |= {
         "prose": _prose,
         "titled": titled,
-        "say": jinja2.pass_context(
-            lambda _, text, **values: say(text, **values)
-        ),  # not folded when a template is compiled
+        "say": saying,
         "gap": wording.gap,
         "some": some,
         "moment": wording.moment,

@@ -10,21 +10,17 @@ from pytest_gpufleet.model.conditions import CONDITIONS, Condition, ConditionTyp
 from pytest_gpufleet.model.finding import Finding, Limit
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.language import say, some
+from pytest_gpufleet.model.measurement import goodness
 from pytest_gpufleet.model.metric import METRICS, Metric
 from pytest_gpufleet.model.place import CALLED, WORLD, Place, Where
 from pytest_gpufleet.redaction import clean as clean, one_line as one_line
 
 SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 SYMBOLS = {
-    "met": "✓",
-    "missed": "✗",
-    "not judged": "○",
-    "passed": "✓",
-    "failed": "✗",
-    "skipped": "○",
-    "unfinished": "✗",
-    "not applicable": "·",
-    "for information": "·",
+    **dict.fromkeys(("met", "passed"), "✓"),
+    **dict.fromkeys(("missed", "failed", "unfinished"), "✗"),
+    **dict.fromkeys(("not judged", "skipped"), "○"),
+    **dict.fromkeys(("not applicable", "for information"), "·"),
 }
 Hosts = Mapping[int, str]  # the names of the nodes of a run, by their numbers
 ALONE: Hosts = {}
@@ -177,18 +173,15 @@ def shared_and_own(findings: Sequence[Finding], without: Collection[str] = ()) -
         return "", []
     conditions = [finding.measurement.conditions for finding in findings]
     every = {key for each in conditions for key in each}
-    shared, keys = (
-        {key for key in every - LEADING if len({each.get(key) for each in conditions}) == 1},
-        every - {*without},
-    )
-    if len(findings) == 1 or any(not (each.keys() & (keys - shared)) for each in conditions):
-        shared = set()
-    common = words({key: value for key, value in conditions[0].items() if key in shared})
-    own = [
-        say(", ").join(words({key: value for key, value in each.items() if key in keys - shared}))
-        for each in conditions
-    ]
-    return say(", ").join(common), own
+    shared = {key for key in every - LEADING if len({each.get(key) for each in conditions}) == 1}
+    apart = every - {*without} - shared
+    if len(findings) == 1 or any(not each.keys() & apart for each in conditions):
+        shared, apart = set(), every - {*without}
+
+    def named(given: Mapping[str, Condition], keys: set[str]) -> str:
+        return say(", ").join(words({key: value for key, value in given.items() if key in keys}))
+
+    return named(conditions[0], shared), [named(each, apart) for each in conditions]
 
 
 def title(finding: Finding) -> str:
@@ -230,10 +223,8 @@ def worst(finding: Finding) -> tuple[Where, float] | None:
     values = finding.measurement.values
     blamed = finding.missed or tuple(finding.slower_than_peers or ())
     missed = {name: values[name] for name in blamed if name in values}
-    candidates = (missed or values).items()
-    sign = 1 if metric(finding).better == "higher" else -1
-    # NaN compares as neither better nor worse, and is worse than any figure.
-    return min(candidates, key=lambda item: -math.inf if math.isnan(item[1]) else sign * item[1], default=None)
+    of = metric(finding)
+    return min((missed or values).items(), key=lambda item: goodness(item[1], of), default=None)
 
 
 def places(every: Sequence[Where], most: int = 4, hosts: Hosts = ALONE) -> str:

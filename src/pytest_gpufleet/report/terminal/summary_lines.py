@@ -1,17 +1,19 @@
-"""The end of the run on the terminal: the verdict, why, and what to look at."""
+"""The end of the run on the terminal: the verdict, why, and what to look at; and a run as text."""
 
 import io
 import textwrap
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.place import on_node
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report import wording
+from pytest_gpufleet.report import machine_section, wording
 from pytest_gpufleet.report.banner import STAMPS, headline, next_steps, reasons, stamp, to_look_at, why
-from pytest_gpufleet.report.failures import Failure, accused, failures
+from pytest_gpufleet.report.failures import Failure, accused, failures, message
 from pytest_gpufleet.report.hosts import HostRow, counts, host_rows, nodes_in_words
-from pytest_gpufleet.report.margins import group_table, narrow, required_tables
+from pytest_gpufleet.report.margins import group_table, named, narrow, required_tables, texts
 from pytest_gpufleet.report.tables import Table, on_screen
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import all_faults
@@ -234,3 +236,58 @@ def _failure(failure: Failure, shown: Collection[str]) -> list[Line]:
     return result + _indented(
         [*(f"{file}: {', '.join(names)}" for file, names in failure.by_file.items()), *failure.advice]
     )
+
+
+# report.txt and `gpufleet report --text`: a run as text. Its beginning and its checks are there while it goes on.
+
+
+WIDEST = 400  # columns of a matrix of links
+
+
+def software(record: Record) -> list[str]:
+    """The versions of what the GPUs run with, and how they are linked: in a line where all pairs are alike."""
+    topology = record.topology
+    versions = {
+        "driver": topology.driver, "CUDA": topology.cuda, "cuDNN": topology.cudnn, "NCCL": topology.nccl,
+        "torch": topology.torch,
+    }  # fmt: skip
+    lines = [f"versions: {', '.join(f'{name} {version}' for name, version in versions.items() if version)}"]
+    links = machine_section.links(topology)
+    kinds = {cell.text for row, each in enumerate(links.rows) for at, cell in enumerate(each.cells) if row != at}
+    if len(kinds) == 1:
+        return [*lines, f"links: {kinds.pop()} between every two GPUs"]
+    return [*lines, *(line for line, _ in table_lines(links, WIDEST))]
+
+
+def beginning(record: Record) -> str:
+    run = record.run
+    gpus = wording.models(record.topology.gpus) or "no GPU"
+    head = f"pytest-gpufleet {run.plugin} on {run.host}, {wording.moment(run.utc)}, level {run.level}: {gpus}"
+    return _joined([head, f"command: {run.command}", *software(record), ""])
+
+
+def of_check(record: Record, check_id: str, findings: Iterable[Finding]) -> str:
+    """How a check ended, what it measured, and all that it said if it failed."""
+    check = record.checks[check_id]
+    lines = [f"{check.outcome:<14} {wording.duration(check.seconds):>12}  {check.id}"]
+    for finding in findings:
+        value, limit, margin, where = texts(finding, record.hosts)
+        held = f" ({', '.join(filter(None, (limit, margin)))})" if limit else ""
+        lines.append(f"    {finding.state}: {named(finding)}: {value}{held}, {where}")
+    said = message(check).whole or message(check).head
+    return _joined([*lines, *(f"    {line}" for line in said.splitlines())])
+
+
+def ending(record: Record, folder: str) -> str:
+    return _joined(["", *(line for line, _ in summary_lines(record, folder, detailed=True))])
+
+
+def text_report(record: Record, folder: str) -> Iterator[str]:
+    yield beginning(record)
+    findings = grouped((finding.check, finding) for finding in record.findings)
+    yield from (of_check(record, check_id, findings.get(check_id, ())) for check_id in record.checks)
+    yield ending(record, folder)
+
+
+def _joined(lines: list[str]) -> str:
+    return "".join(f"{wording.ascii_signs(wording.clean(line))}\n" for line in lines)
