@@ -148,10 +148,7 @@ def _shared_ways(record: Record) -> list[str]:
         for at, spread in scattered(finding).items() if shares_its_way(finding.measurement, record.topology) else ():
             title = finding.measurement.definition.title
             widest[title] = max(widest.get(title, (0.0, "")), (spread, str(at)))
-    text = (
-        "{metric}: samples differ by up to {spread} at {place}, as where others use the host or the network "
-        "too; their median counts"
-    )
+    text = "{metric}: samples differ by up to {spread} at {place}, as where others use the host or the network too"
     rows = ((say(title), f"{spread:.0%}", place) for title, (spread, place) in widest.items())
     return [say(text, metric=title, spread=spread, place=place) for title, spread, place in rows]
 
