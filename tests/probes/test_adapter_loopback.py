@@ -16,10 +16,9 @@ from pytest_gpufleet.probes.adapter_loopback import (
     LOOPBACK_INTERFACE,
     adapter_bandwidth,
     adapters_in_loopback,
+    carried,
     environments,
     exchange,
-    grew,
-    least_sent,
     turns,
 )
 from pytest_gpufleet.world.world import World
@@ -83,7 +82,7 @@ def test_counters_are_words_of_four_bytes(tmp_path, monkeypatch):
 )
 def test_a_port_that_did_not_count_what_was_sent_proves_nothing(before, now, proven):
     reading = Reading("busbw", 1.0, {}, (1.0, 1.0), details={"iterations": 4, "runs": 1})
-    assert grew(before, now, least_sent(reading, 50)) == proven
+    assert carried(before, now, reading, 50) == proven
 
 
 def test_figures_have_places_and_names_and_are_held_against_what_ports_or_all_slots_carry():

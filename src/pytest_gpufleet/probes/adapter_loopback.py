@@ -115,21 +115,17 @@ def _send(world: World, turn: Turn, nbytes: int, into: dict[str, tuple[float, ..
         return
     for name, readings in zip(turn.values(), answers, strict=True):
         slowest = min(readings, key=lambda reading: reading.value)
-        if not grew(before[name], network_ports.carried(name), least_sent(slowest, nbytes)):
+        if not carried(before[name], network_ports.carried(name), slowest, nbytes):
             found.unseen.append(name)
         else:
             into[name] = tuple(2 * sample for sample in slowest.samples)  # both ranks send as much through it
 
 
-def least_sent(reading: Reading, nbytes: int) -> int:
-    """Bytes that both ranks together sent in the timed operations: in an all_reduce of two each sends all it has."""
-    timed = int(reading.details["iterations"]) * int(reading.details["runs"]) * len(reading.samples)
-    return 2 * nbytes * timed
-
-
-def grew(before: tuple[int, int] | None, now: tuple[int, int] | None, nbytes: int) -> bool:
-    """Whether a port has sent and received at least so many bytes between two readings of its counters."""
-    return before is not None and now is not None and all(b - a >= nbytes for a, b in zip(before, now, strict=True))
+def carried(before: tuple[int, int] | None, now: tuple[int, int] | None, reading: Reading, nbytes: int) -> bool:
+    """Whether a port has sent and received, between two readings of its counters, at least what both ranks sent in the
+    timed operations: in an all_reduce of two each sends all it has."""
+    least = 2 * nbytes * int(reading.details["iterations"]) * int(reading.details["runs"]) * len(reading.samples)
+    return before is not None and now is not None and all(b - a >= least for a, b in zip(before, now, strict=True))
 
 
 # ---------------------------------------------------------------- on ranks

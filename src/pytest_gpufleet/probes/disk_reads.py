@@ -65,7 +65,15 @@ def read_drive(folder: Path | None, nbytes: int = GiB, run: RunTool = output) ->
         not_judged("fio is not installed: apt install fio")
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
-            return _read_back(f"/proc/{os.getpid()}/fd/{file.fileno()}", _made_room(file.fileno(), nbytes), folder, run)
+            number = file.fileno()
+            if (system := _file_system(os.fstat(number).st_dev)) in IN_MEMORY:
+                not_applicable(f"the folder lies in memory ({system}), and on no drive")
+            state = os.fstatvfs(number)
+            if state.f_bavail * state.f_frsize < 2 * nbytes:
+                not_applicable(f"the folder has less room than {2 * nbytes / GiB:g} GiB")
+            os.close(os.open(f"/proc/self/fd/{number}", os.O_RDWR | os.O_DIRECT))
+            os.posix_fallocate(number, 0, nbytes)
+            return _read_back(f"/proc/{os.getpid()}/fd/{number}", nbytes, folder, run)
     except OSError as error:
         why = f"{folder} cannot be written past the page cache: {error.strerror}"
         if error.errno == EIO:
@@ -73,18 +81,6 @@ def read_drive(folder: Path | None, nbytes: int = GiB, run: RunTool = output) ->
         if error.errno == EROFS:  # which the kernel makes of a file system whose drive had errors
             not_judged(why)
         not_applicable(why)
-
-
-def _made_room(file: int, nbytes: int) -> int:
-    """OSError if this file cannot be opened past the page cache."""
-    if (system := _file_system(os.fstat(file).st_dev)) in IN_MEMORY:
-        not_applicable(f"the folder lies in memory ({system}), and on no drive")
-    state = os.fstatvfs(file)
-    if state.f_bavail * state.f_frsize < 2 * nbytes:
-        not_applicable(f"the folder has less room than {2 * nbytes / GiB:g} GiB")
-    os.close(os.open(f"/proc/self/fd/{file}", os.O_RDWR | os.O_DIRECT))
-    os.posix_fallocate(file, 0, nbytes)
-    return nbytes
 
 
 def _file_system(device: int) -> str:
