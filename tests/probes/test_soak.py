@@ -2,14 +2,12 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import GpuState, Measurement, Reading
-from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.probes.compute.corruption import Soaked, soak_figures
 from pytest_gpufleet.probes.compute.rate import relative_rate
 from pytest_gpufleet.probes.search.collective import why_slow
@@ -17,7 +15,7 @@ from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.profile import for_gpu
 from tests.machines import recorded
 
-PLACES: list[Where] = [place.gpu(index) for index in range(4)]
+PLACES = [place.gpu(index) for index in range(4)]
 TOPOLOGY = recorded().topology
 PROFILE = for_gpu("NVIDIA H200")
 
@@ -25,7 +23,7 @@ PROFILE = for_gpu("NVIDIA H200")
 HEALTHY = [(63.0, 1425.0, 690.0), (56.0, 1485.0, 691.0), (54.0, 1470.0, 693.0), (63.0, 1425.0, 691.0)]
 
 
-def slow_places(measurement: Measurement) -> set[Where]:
+def slow_places(measurement):
     finding = judge(measurement, PROFILE, TOPOLOGY, "a check", rehearsal=False, required=False)
     return {*finding.missed, *(finding.slower_than_peers or ())}
 
@@ -33,26 +31,25 @@ def slow_places(measurement: Measurement) -> set[Where]:
 # ---------------- temperature, clock and power at the end of the soak
 
 
-def at_the_end(state: GpuState | None) -> Soaked:
-    nothing: Any = None
-    return Soaked(nothing, Reading("gemm", 1.0, {}), state)
+def at_the_end(state):
+    return Soaked(None, Reading("gemm", 1.0, {}), state)
 
 
-def soaked(*states: tuple[float, float, float] | None) -> dict[str, set[Where]]:
+def soaked(*states):
     """By metric, the places that are worse than their peers."""
     return {figure.metric: slow_places(figure) for figure in figures(*(state and GpuState(*state) for state in states))}
 
 
-def figures(*states: GpuState | None, halves: tuple[int, ...] = (), model: str = "NVIDIA H200") -> list[Measurement]:
+def figures(*states, halves=(), model="NVIDIA H200"):
     """`halves`: the NUMA node of each GPU, if anybody knows."""
     facts = {"name": model, "power_limit_watts": 700.0}
     masks = [{"cpu_affinity": [half]} for half in halves] or [{}] * len(states)
     gpus = tuple(Gpu(index, {**facts, **mask}) for index, mask in enumerate(masks))
-    world: Any = SimpleNamespace(places=tuple(gpu.place for gpu in gpus), gpus=gpus, size=len(gpus))
+    world = SimpleNamespace(places=tuple(gpu.place for gpu in gpus), gpus=gpus, size=len(gpus))
     return soak_figures(world, [at_the_end(state) for state in states])
 
 
-def test_a_healthy_board_passes_the_soak() -> None:
+def test_a_healthy_board_passes_the_soak():
     warmer = [(temperature + 8, clock, power) for temperature, clock, power in HEALTHY]
     needs_less = [(60.0, 1980.0, 400.0), (58.0, 1980.0, 385.0), (61.0, 1980.0, 395.0), (55.0, 1980.0, 345.0)]
     # One is warmer by 8 K more than its board ever showed; chips below their limit need more power or less.
@@ -80,22 +77,20 @@ REAR = (55, 56, 54, 57, 63, 64, 62, 65)  # air that the others have warmed
         ((55, 56, 54, 63), (), set()),  # one of four stands in the rear
     ],
 )
-def test_a_gpu_is_too_warm_beside_those_that_stand_as_it_does(
-    celsius: tuple[float, ...], halves: tuple[int, ...], hot: set[int]
-) -> None:
+def test_a_gpu_is_too_warm_beside_those_that_stand_as_it_does(celsius, halves, hot):
     every = figures(*(GpuState(each, 1400.0, 690.0) for each in celsius), halves=halves)
     (excess,) = (each for each in every if each.metric == "soak_excess")
     assert slow_places(excess) == {place.gpu(index) for index in hot}
 
 
-def test_of_two_cards_of_a_workstation_the_upper_one_is_warmer() -> None:
+def test_of_two_cards_of_a_workstation_the_upper_one_is_warmer():
     states = [GpuState(each, 2700.0, 440.0) for each in (62.0, 79.0, 78.0)]
     for count, most in ((2, 0.0), (3, 1.0)):
         *_, excess = figures(*states[:count], model="NVIDIA GeForce RTX 4090")
         assert max(excess.values.values()) == pytest.approx(most)
 
 
-def test_a_gpu_that_is_warm_although_it_draws_less_is_the_worse_for_it() -> None:
+def test_a_gpu_that_is_warm_although_it_draws_less_is_the_worse_for_it():
     states = [GpuState(each, 1400.0, watts) for each, watts in ((55.0, 690.0), (56.0, 690.0), (65.0, 500.0))]
     (excess,) = (each for each in figures(*states) if each.metric == "soak_excess")
     assert excess.values[place.gpu(2)] == pytest.approx(9 / 500 * 690)
@@ -109,14 +104,12 @@ def test_a_gpu_that_is_warm_although_it_draws_less_is_the_worse_for_it() -> None
         ((48.0, 1410.0, 520.0), "soak_power"),  # it does not draw power
     ],
 )
-def test_a_gpu_that_differs_from_its_peers_in_the_soak_is_found(
-    planted: tuple[float, float, float], metric: str
-) -> None:
+def test_a_gpu_that_differs_from_its_peers_in_the_soak_is_found(planted, metric):
     worse = soaked(HEALTHY[0], planted, *HEALTHY[2:])
     assert {name: places for name, places in worse.items() if places} == {metric: {PLACES[1]}}
 
 
-def test_what_nvml_does_not_know_is_no_figure() -> None:
+def test_what_nvml_does_not_know_is_no_figure():
     found = figures(GpuState(temperature_c=60.0), None, None)
     known = {"soak_temperature": {PLACES[0]: 60.0}, "soak_clock": {}, "soak_power": {}, "soak_excess": {}}
     assert {figure.metric: figure.values for figure in found} == known
@@ -125,7 +118,7 @@ def test_what_nvml_does_not_know_is_no_figure() -> None:
 # ---------------- rates over all precisions
 
 
-def test_the_mean_over_precisions_has_its_temperature() -> None:
+def test_the_mean_over_precisions_has_its_temperature():
     """Of h200x4-c: TFLOP/s of each GPU. What a slow or a warm GPU makes of it is planted in tests/planted.py."""
     tflops = {"fp64": (52.27, 54.60, 54.78, 52.99), "bf16": (675.8, 681.9, 697.0, 680.9)}
     states = {at: GpuState(state[0]) for at, state in zip(PLACES, HEALTHY, strict=True)}
@@ -146,7 +139,7 @@ def test_the_mean_over_precisions_has_its_temperature() -> None:
 COURSE = (1.035, 0.980, 1.012, 0.984, 1.017, 0.988, 1.011, 0.990)
 
 
-def window(*factors: tuple[float, ...]) -> Measurement:
+def window(*factors):
     samples = {
         at: tuple(52.0 * common * own for common, own in zip(COURSE, each, strict=True))
         for at, each in zip(PLACES, factors, strict=False)
@@ -161,7 +154,7 @@ DISTURBED = (1.0, 1.0, 1.0, 0.9, 0.9, 1.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_spread_is_what_gpus_do_not_have_in_common(count: int) -> None:
+def test_spread_is_what_gpus_do_not_have_in_common(count):
     spread = window(*[STEADY] * count).spread
     assert len(spread) == count
     assert max(spread.values()) < 0.01
@@ -173,7 +166,7 @@ def test_spread_is_what_gpus_do_not_have_in_common(count: int) -> None:
 # ---------------- why products are slow
 
 
-def gemm(*values: float) -> Measurement:
+def gemm(*values):
     return Measurement("gemm", dict(zip(PLACES, values, strict=False)), {"precision": "bf16"})
 
 
@@ -186,8 +179,6 @@ def gemm(*values: float) -> Measurement:
         ((600.0, 605.0, 603.0, 602.0), (601.0, 606.0), "cause_unclear", ()),  # the driver, or lowered clocks
     ],
 )
-def test_what_it_means_how_fast_a_slow_gpu_is_alone(
-    together: tuple[float, ...], alone: tuple[float, ...], code: str, subjects: tuple[Where, ...]
-) -> None:
+def test_what_it_means_how_fast_a_slow_gpu_is_alone(together, alone, code, subjects):
     fault = why_slow(gemm(*together), gemm(*alone))
     assert (fault.name, fault.subjects) == (code, subjects)
