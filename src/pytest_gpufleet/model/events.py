@@ -221,8 +221,6 @@ FailedBy = Literal["", "limits", "other"]
 
 @dataclass(frozen=True)
 class Check:
-    """One acceptance test after it ran."""
-
     id: str
     outcome: Outcome
     seconds: Amount
@@ -418,8 +416,6 @@ class Judging(Event, frozen=True, tag="judging"):
 
 
 class FingerprintsTaken(Event, frozen=True, tag="fingerprint"):
-    """What the GPUs computed of fixed data in a check."""
-
     check: str
     fingerprints: tuple[Fingerprint, ...]
 

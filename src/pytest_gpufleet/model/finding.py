@@ -59,7 +59,6 @@ class Limit:
 
     @property
     def healthy(self) -> float | None:
-        """The healthy figure that it comes from, if it comes from one."""
         return self.reference.value if self.reference else self.measured
 
     @property
@@ -194,7 +193,6 @@ class Finding:
         return found
 
     def properties(self) -> list[tuple[str, str]]:
-        """The figures as names and values, for junit.xml."""
         metric, unit = self.measurement.metric, self.measurement.unit
         figures = [(f"{metric} {place}", f"{value:g} {unit}") for place, value in self.measurement.values.items()]
         limit = f"{self.limit} ({self.limit.origin}: {self.limit.full_source})" if self.limit else "none"

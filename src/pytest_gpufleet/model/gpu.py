@@ -246,7 +246,6 @@ class Gpu:
 
     @cached_property
     def place(self) -> Place:
-        """The place of this GPU's values in measurements."""
         return place.gpu(self.index, self.node)
 
     @property
@@ -285,12 +284,10 @@ class GpuTopology:
     absent: str = ""  # why there are no GPUs, also in a rehearsal
 
     def on_node(self, number: int) -> "GpuTopology":
-        """The same machine as that node of a run."""
         return replace(self, gpus=tuple(replace(gpu, node=number) for gpu in self.gpus))
 
     @cached_property
     def _position(self) -> dict[Place, int]:
-        """Of each GPU among `gpus`."""
         return {gpu.place: position for position, gpu in enumerate(self.gpus)}
 
     def of(self, where: Where) -> list[Gpu]:
@@ -321,7 +318,6 @@ class GpuTopology:
         return self.links[ends[0]][ends[1]] if len(ends) == 2 else ""
 
     def nvlinks(self, where: Where) -> int:
-        """How many NVLinks connect the two GPUs of a place."""
         link = self.link(where)
         return int(link[2:]) if link.startswith("NV") else 0
 
@@ -379,7 +375,6 @@ class ClusterTopology(GpuTopology):
 
     @cached_property
     def _domains(self) -> dict[int, Domain]:
-        """The NVLink domains of nodes that are in one."""
         return {node: found for node, topology in self.nodes.items() if (found := topology.domain)}
 
     def kind(self, where: Where) -> tuple[str, ...]:
@@ -400,7 +395,6 @@ class ClusterTopology(GpuTopology):
         return "\n".join(f"{self.hosts[number]}\n{node}" for number, node in self.nodes.items())
 
     def _on(self, where: Where) -> list[GpuTopology]:
-        """The nodes of a place, each once."""
         numbers = dict.fromkeys(part.node for part in where.parts if part.is_on_node)
         return [self.nodes.get(number, GpuTopology()) for number in numbers]
 

@@ -57,7 +57,6 @@ class Place(Where):
 
     @property
     def is_on_node(self) -> bool:
-        """Whether it is a node, or something of one."""
         return self.kind not in ("group", "domain", "world")
 
     def __repr__(self) -> str:

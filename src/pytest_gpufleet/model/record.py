@@ -78,7 +78,6 @@ class Record:
 
     @property
     def word(self) -> events.VerdictWord:
-        """The verdict of a run that has one."""
         assert self.verdict is not None
         return self.verdict
 
@@ -133,7 +132,6 @@ class Record:
 
     @property
     def again(self) -> dict[str, None]:
-        """What has to run again after a repair."""
         return self.before.to_run_again if self.before else {}
 
     @property
@@ -200,7 +198,6 @@ class Record:
                 self.exit_status, self.ended, self.lasted = event.exit_status, event.t, event.lasted
 
     def _by_node(self, given: list[T]) -> dict[int, T]:
-        """What is given of each node, in the order in which the run names them."""
         if len(given) != len(self.hosts):
             raise ValueError(f"it tells of {len(given)} nodes, and the run has {len(self.hosts)}")
         return dict(zip(self.hosts, given, strict=True))

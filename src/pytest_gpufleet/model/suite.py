@@ -70,7 +70,6 @@ class Suite:
         return known is not None and known.nodes > 0
 
     def cases(self, name: str) -> list[str]:
-        """The names of all cases of a check; its own where it is not parametrized."""
         return [f"{name}[{case}]" for case in self.checks[name].cases] or [name]
 
     def known_as(self, node_id: str) -> str:
@@ -80,7 +79,6 @@ class Suite:
 
 @cache
 def shipped() -> Suite:
-    """The manifest of this version's suite."""
     return codec.typed(json.loads(SHIPPED.read_text(encoding="utf-8")), Suite)
 
 

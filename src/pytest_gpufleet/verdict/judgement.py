@@ -244,7 +244,6 @@ def _possible(value: float, measurement: Measurement) -> bool:
 
 
 def allowed_spread(measurement: Measurement) -> float:
-    """By how much the samples of a judged figure may differ."""
     return row_of(measurement.definition).spread(measurement.conditions)
 
 

@@ -133,7 +133,6 @@ class Line:
 
 
 def asks(order: Order, key: str) -> bool:
-    """Whether an order says anything of this key of ORDER_LINES."""
     return any(_asked(order, key))
 
 
@@ -339,7 +338,6 @@ def order_text(record: Record, run: str) -> str:
 
 
 def _line(text: str) -> str:
-    """As a comment can have it."""
     return " ".join(text.split())
 
 

@@ -120,7 +120,6 @@ FAULTS: tuple[tuple[str, tuple[tuple[With, tuple[str, ...]], ...]], ...] = (
 
 
 def showing(fault: str, made: Iterable[Comparison]) -> list[Comparison]:
-    """Those of these comparisons that show a fault, the best first."""
     by = dict(FAULTS)[fault]
     some = [each for each in made if any(each.held == held and each.metric in metrics for held, metrics in by)]
     return sorted(some, key=lambda each: size_found(0.95, each.line))

@@ -97,7 +97,6 @@ def answers(given: Requirements, runs: Sequence[Record], opened: Mapping[str, st
 
 
 def names(requirement: Requirement) -> list[str]:
-    """What answers it, as people call it."""
     metrics = (say(METRICS[name].title) if name in METRICS else name for name in requirement.metrics)
     return [*map(titled, requirement.checks), *metrics]
 

@@ -33,7 +33,6 @@ class FileError(Refused):
 
 
 def table_type(name: str, required: Mapping[str, Any], optional: Mapping[str, Any] = {}) -> type[msgspec.Struct]:
-    """The type of a table with these keys and no others."""
     keys: list[Any] = [*required.items(), *((key, kind, msgspec.UNSET) for key, kind in optional.items())]
     return msgspec.defstruct(name, keys, kw_only=True, forbid_unknown_fields=True)
 
@@ -89,7 +88,6 @@ class Table:
             raise self.error(f"{error}.") from None
 
     def check_key(self, key: str, kind: Any) -> None:
-        """FileError if the value of this key is not of this type."""
         value, form, inner = self.values[key], get_origin(kind), get_args(kind)
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             self.table(key).check(kind)

@@ -124,7 +124,6 @@ BASIS = {
 
 
 def parts_of(record: Record) -> list[Part]:
-    """Of the machine of a run."""
     return list(parts(record.topology.gpus, record.machine))
 
 
@@ -144,7 +143,6 @@ def matched(record: Record) -> list[tuple[Part | None, Part | None]]:
 
 
 def is_other(old: Part | None, part: Part | None) -> bool:
-    """Whether it is known to be another part than before."""
     return old is None or part is None or bool(old.ids and part.ids and not old.ids & part.ids)
 
 
@@ -161,7 +159,6 @@ def not_as_before(record: Record, kind: str) -> list[Fault | str] | None:
 
 
 def _held(old: Part | None, part: Part | None, returns: Returns) -> Iterator[Fault | str]:
-    """What is wrong with a part, or cannot be read any more."""
     if part is None:
         yield Fault("part_gone", (THIS_NODE,), f"{old.called} ({old.number}) is not there any more" if old else "")
         return

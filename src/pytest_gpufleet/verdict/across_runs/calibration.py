@@ -136,7 +136,6 @@ def calibrate(runs: Mapping[str, Record], *, replace_shipped: bool = False) -> C
 
 
 def _unclean(record: Record) -> list[str]:
-    """Why a run does not show that its machine is good."""
     failed = [check.id for check in record.checks.values() if check.outcome == "failed"]
     missed = [finding.check for finding in record.findings if finding.state == "missed"]
     proving = {name.partition("::")[0]: name for name, check in shipped().checks.items() if check.proves_sound}
@@ -207,7 +206,6 @@ def _known(runs: Mapping[str, Record]) -> list[_Known]:
 
 
 def _disagreement(one: _Known) -> str:
-    """Why no limit can be made of this figure; empty if one can."""
     unit = one.figure.metric.unit
     said = ", ".join(f"{value:,.4g} {unit} in {name}" for name, value in one.by_run.items())
     numbers = one.by_run.values()

@@ -56,7 +56,6 @@ def judge_again(record: Record, profile: Profile | None, basis: Grade | None = N
 
 
 def _with_nodes(record: Record, own: NodeRuns) -> Record:
-    """With what the nodes' own runs come to now."""
     finished = dict(record.finished)
     for number, now in ((number, run.record) for number, run in own.items()):
         reasons = tuple(reason for reason in now.reasons if reason != now.judged_again)
