@@ -4,8 +4,7 @@ from typing import NoReturn
 
 
 class NotApplicable(BaseException):
-    """The hardware has no such thing: unlike a skipped check, this does not make a verdict incomplete. No failure, so
-    that no `except Exception` takes it for one."""
+    """The hardware has no such thing, which leaves nothing open. No failure: no `except Exception` takes it for one."""
 
 
 # Of checks that nobody asked for: what they would need was not given.
@@ -35,5 +34,4 @@ def not_judged(reason: str) -> NoReturn:
 
 
 class Refused(Exception):
-    """What somebody has to know or to change, in one sentence. The plugin makes a usage error of it, the command line
-    an exit status of 1."""
+    """What somebody has to know or change, in one sentence: a usage error of pytest, or exit status 1."""

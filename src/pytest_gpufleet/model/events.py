@@ -195,8 +195,7 @@ class LossCurve(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One piece of fixed work: the SHA-256 of the bits that go in and of those that come out. `output` is "" if the
-    same device gave other bits when it did the work again."""
+    """A piece of work: SHA-256 of the bits that go in and out; `output` "" if the second time gave others."""
 
     inputs: Sum
     output: Sum

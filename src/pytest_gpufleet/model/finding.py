@@ -25,8 +25,7 @@ IN_WORDS: dict[Grade, str] = {**dict(zip(GRADES, GRADES, strict=True)), "physica
 
 @dataclass(frozen=True)
 class Reference:
-    """What healthy machines reach: the mean of so many. `noise`: what the line below it follows from, once it is held
-    against a machine."""
+    """What healthy machines reach: the mean of so many. `noise`: what its line follows from, once it has one."""
 
     value: Finite
     machines: int = 1

@@ -38,8 +38,7 @@ def _catalogue(language: Language) -> gettext.NullTranslations:
 
 
 def say(text: str, **values: object) -> str:
-    """`text` in the language of what is being written, with `values` for its {names}; one that is Said brings its
-    own."""
+    """`text` in the language of what is being written, with `values` for its {names}; Said brings its own."""
     if isinstance(text, Said):
         return text.translated()
     get = _catalogue(_language.get()).gettext
@@ -50,8 +49,7 @@ def say(text: str, **values: object) -> str:
 
 
 class Said(str):
-    """A text in English that can be said in another language later: `text` with `values` for its {names}, which may be
-    such texts too."""
+    """A text that can be said in another language later, with `values` for its {names}, which may be Said."""
 
     def __new__(cls, text: str, **values: object) -> "Said":
         said = super().__new__(cls, text.format(**values) if values else text)

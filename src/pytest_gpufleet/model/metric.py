@@ -130,8 +130,7 @@ class SpreadRow:
 
 @dataclass(frozen=True)
 class Noise:
-    """What a line follows from: the standard deviation of what is compared, as a fraction, seen on so many GPUs and
-    machines (0: a default), and how many comparisons the run makes."""
+    """What a line follows from: a standard deviation (a fraction), seen on so many (0: a default); comparisons."""
 
     sd: Finite
     gpus: int

@@ -125,8 +125,7 @@ class Record:
 
     @property
     def to_run_again(self) -> dict[str, None]:
-        """What a repair has to mend, by the names by which checks are known: those that failed, and those that began
-        and did not come to their end."""
+        """What a repair has to mend, by known names: checks that failed, or began and did not come to their end."""
         unfinished = (check for check in self.started if check not in self.checks)
         return dict.fromkeys(map(self.suite.known_as, (*self.failed, *unfinished)))
 

@@ -24,8 +24,7 @@ OUTDATED = "{count} of the limits come from {software} {old}, and this run has {
 
 
 def judged_by(finding: Finding) -> Grade | None:
-    """The grade of the limit that a figure was held against; None if it was held against none. Of how far samples
-    spread the limit is the suite's own, for every machine."""
+    """The grade of the limit that a figure was held against, if any; a spread of samples counts for none."""
     judged = finding.state in ("met", "missed") and finding.measurement.metric != "spread"
     return finding.limit.grade if judged and finding.limit else None
 
@@ -98,8 +97,7 @@ def grades(counts: Mapping[Grade, int]) -> str:
 
 
 def too_low(findings: Iterable[Finding], wanted: Grade) -> list[tuple[Finding, str]]:
-    """The figures that need a limit and were held against one of a lower grade than --fleet-basis asks for, and that in
-    words."""
+    """What was held against a limit of a lower grade than --fleet-basis asks for, and that in words."""
     found = []
     for finding in findings:
         grade = judged_by(finding) if finding.required else None

@@ -103,8 +103,7 @@ def inapplicable(record: Record) -> list[Gap]:
 
 
 def newer(record: Record) -> list[Gap]:
-    """The checks that this version requires at the level of the run, and that did not exist in the version that ran:
-    they leave nothing open."""
+    """The checks that this version requires and the one that ran did not have: they leave nothing open."""
     why, known = say("it did not exist in {version}", version=record.run.plugin), record.suite.checks
     return [Gap("not there yet", name, why) for name in record.required_by(shipped()) if name not in known]
 

@@ -180,8 +180,7 @@ FORMULA = 2
 
 
 def held(finding: Finding, topology: GpuTopology, no_limit: str, rehearsal: bool = False) -> Finding:
-    """The finding that follows from a measurement and what it is held against: the one way to it, when it is made and
-    when it is read. `no_limit`: why it has no limit."""
+    """The finding that follows from a measurement and what it is held against. `no_limit`: why it has none."""
     measurement, limit = finding.measurement, finding.limit
     unjudged = replace(finding, state="not judged", missed=(), slower_than_peers=None, reason=no_limit)
     if rehearsal:

@@ -313,8 +313,7 @@ HEAD = """\
 
 
 def order_text(record: Record, run: str) -> str:
-    """An order as TOML that this machine meets: what is not known, and what differs among its GPUs, is a comment.
-    `run`: the name of the run's folder."""
+    """An order as TOML that this machine meets; what is not known or differs is a comment. `run`: its folder's name."""
     import tomli_w
 
     topology, dmi = record.topology, host.DMI.of(record.machine.host)

@@ -102,8 +102,7 @@ ALONE = ("solo_train_throughput", "train_throughput")
 
 
 def physical_limit(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Limit:
-    """The least that a machine with these GPUs must reach. `measured`: all figures of the run so far. NoPeak, with the
-    reason, where nothing can be said."""
+    """The least that a machine must reach, by its GPUs and all that was `measured`. NoPeak, with the reason."""
     under = measurement.conditions
     known = over_network(measurement.metric, under) or under.get("domain") == INSIDE
     if not (theory := row_of(measurement.definition).theory):
@@ -279,8 +278,7 @@ def _of_all_nodes(measurement: Measurement, topology: GpuTopology, measured: Seq
 
 
 def is_required(measurement: Measurement, measured: Iterable[Measurement]) -> bool:
-    """Whether a verdict needs this figure between nodes, in any check: of each rail, and what an all_reduce makes of
-    them on the most nodes with the most bytes."""
+    """Whether a verdict needs it between nodes: each rail, and the all_reduce on most nodes with most bytes."""
     own = _scale(measurement)
     return measurement.metric == "rail_bandwidth" or bool(own and own >= max(map(_scale, measured), default=()))
 

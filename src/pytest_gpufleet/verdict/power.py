@@ -53,8 +53,7 @@ def of_gpu(spread: Spread, gpus: int, comparisons: int, matters: float) -> Line:
 
 
 def _line(at: float, seen: float, df: float) -> Line:
-    """By a standard deviation that is known with so many degrees of freedom: the true one may be sqrt(df / chi2_0.05)
-    times it."""
+    """`df`: of freedom, by which the true standard deviation may be sqrt(df / chi2_0.05) times it."""
     return Line(at, seen, seen * factor(1.0, math.inf, df))
 
 

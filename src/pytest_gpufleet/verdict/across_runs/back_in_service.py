@@ -206,8 +206,7 @@ def required(before: Record, replaced: Iterable[str], suite: Suite) -> tuple[str
 
 
 def turn(check: str, before: Record, suite: Suite) -> int:
-    """When a check of such a run has its turn: 0 what failed before and what its limits follow from, 1 level quick, 2
-    what the replaced parts touch."""
+    """When a check has its turn: 0 what failed before and what its limits follow from, 1 level quick, 2 the rest."""
     known = suite.checks.get(levels.check_name(check))
     again = (suite.checks.get(levels.check_name(each)) for each in before.to_run_again)
     basis = {chapter for each in again if each and each.figures for chapter in BASIS.get(each.chapter, ())}

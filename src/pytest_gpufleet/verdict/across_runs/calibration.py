@@ -286,8 +286,7 @@ def _digits(value: float, rounding: str | None = None) -> float:
 
 
 def _stands(before: Profile, here: Profile, limit: Limit, one: _Known, replace_shipped: bool) -> bool:
-    """Whether a shipped limit stays what holds for this figure: such runs met it. A reference is worth more than a
-    floor that is the judgement of this project."""
+    """Whether a shipped limit stays what holds. A reference is worth more than a floor of this project."""
     values: dict[Where, float] = {Place(0, "gpu", index): value for index, value in enumerate(one.places[0])}
     measured = Measurement(one.figure.name, values, dict(one.figure.conditions), definition=one.figure.metric)
     stated = before.limit_for(measured, one.topology.fabric, one.topology.part)

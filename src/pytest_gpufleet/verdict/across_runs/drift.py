@@ -60,8 +60,7 @@ class _Measured:
     per_kelvin: float
 
     def at(self, temperature: float | None, per_kelvin: float) -> dict[GpuIds, float]:
-        """The values as they would be if the GPUs had this mean temperature. What one of them is warmer than the others
-        stays: that is no warmer room."""
+        """The values at another mean temperature. What one GPU is warmer than the others stays."""
         kelvin = self.temperature - temperature if temperature is not None and self.temperature is not None else 0.0
         factor = 1 + self.figure.metric.sign * per_kelvin * max(-MOST_KELVIN, min(MOST_KELVIN, kelvin))
         return {gpus: factor * value for gpus, value in self.values.items()}

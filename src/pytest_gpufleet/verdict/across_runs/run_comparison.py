@@ -24,8 +24,7 @@ from pytest_gpufleet.verdict.outliers import (
 
 
 def held_to_limits(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """The findings that the suite holds against a limit, or would if there were one. What is only shown, like the
-    bandwidth of small messages, is too unsteady for that."""
+    """What the suite holds against a limit, or would. What is only shown, as of small messages, is too unsteady."""
     return (finding for finding in findings if finding.required or finding.limit is not None)
 
 
@@ -34,8 +33,7 @@ def to_compare(runs: Mapping[str, Record]) -> set[Figure]:
 
 
 def figures(findings: Iterable[Finding]) -> dict[Figure, dict[Where, float]]:
-    """Each figure that counts and its value for every place, in the order of the findings; the worst one if it was
-    measured twice."""
+    """Each figure that counts and its value for every place, in their order; the worst one if it was measured twice."""
     result: dict[Figure, dict[Where, float]] = {}
     for finding in that_count(findings):
         figure = figure_of(finding.measurement)
