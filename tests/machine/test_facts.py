@@ -1,6 +1,8 @@
-"""Single facts of NVML where a part of them cannot be had. The driver is described, not present."""
+"""Single facts of NVML where a part of them cannot be had, and what a GPU must have by its model."""
 
 import sys
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pynvml
@@ -8,11 +10,20 @@ import pytest
 
 from pytest_gpufleet import expect
 from pytest_gpufleet.machine import gpu_facts, local_node, network_ports, nvml as driver
-from pytest_gpufleet.machine.gpu_facts import NVLINK_5_COUNTERS, NVLINK_COUNTERS
-from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.machine.gpu_facts import (
+    MUST_HAVE,
+    NVLINK_5_COUNTERS,
+    NVLINK_COUNTERS,
+    TELEMETRY,
+    unreadable_by_model,
+)
+from pytest_gpufleet.model.gpu import Gpu, Missing
 from pytest_gpufleet.plugin.assertions import LiveMachine
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import Options
+from pytest_gpufleet.verdict.gaps import counted, gaps, without_telemetry
+from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.verdict import conclude
 from tests.machine.fake_nvml import switched
 from tests.machine.trees import written
 
@@ -235,3 +246,63 @@ def test_a_misspelt_fact_raises(ask):
 def test_a_fact_that_an_old_snapshot_lacks_is_not_recorded():
     assert str(Gpu(0, {})["pcie_width"]) == "not recorded"
     assert Gpu(0, {"of_a_later_version": 3})["of_a_later_version"] == 3
+
+
+ABSENT = Missing("NVML: Not Supported", absent=True)
+ECC = {"ecc_uncorrected_volatile", "ecc_uncorrected_aggregate", "ecc_corrected_volatile"}
+ALWAYS = {"ecc_mode", "pcie_replays", "power_limit_watts", *TELEMETRY}
+SERVER, LINKED = ALWAYS | ECC | {"remapped_rows"}, ALWAYS | ECC | {"remapped_rows", "nvlink_errors"}
+LINKS = [1] * 18
+
+# Name, what can be read, and the facts that it must have besides.
+MODELS = {
+    "an H200 of which only the name can be read": ("NVIDIA H200", {}, SERVER),
+    "an H200 with links": ("NVIDIA H200", {"nvlink_states": LINKS, "compute_capability": [9, 0]}, LINKED),
+    "an unknown model of a data centre": ("NVIDIA H200 NVL", {"compute_capability": [9, 0]}, SERVER),
+    "a B300": ("NVIDIA B300 SXM6 AC", {"nvlink_states": LINKS, "compute_capability": [10, 3]}, LINKED),
+    "a T4 retires pages": ("Tesla T4", {"compute_capability": [7, 5]}, ALWAYS | ECC | {"retired_pages_pending"}),
+    "sold with error correction off": ("NVIDIA RTX A6000", {"ecc_mode": [0, 0]}, ALWAYS - {"ecc_mode"}),
+    "a GeForce of a shipped profile": ("NVIDIA GeForce RTX 3090", {"compute_capability": [8, 6]}, set()),
+    "a TITAN": ("NVIDIA TITAN V", {"compute_capability": [7, 0]}, set()),
+    "an unknown card": ("NVIDIA X9000", {"compute_capability": [8, 6]}, set()),
+}
+
+
+@pytest.mark.parametrize(("model", "facts", "expected"), MODELS.values(), ids=MODELS)
+def test_what_a_model_must_have(model, facts, expected):
+    gpu = Gpu(5, {**dict.fromkeys(MUST_HAVE, ABSENT), "name": model, **facts})
+    lines = unreadable_by_model([gpu], MUST_HAVE)
+    missing = [fact for fact in MUST_HAVE if any(f": {fact} cannot be read (NVML: Not" in line for line in lines)]
+    assert set(missing) == expected
+    assert all(line.startswith(f"GPU 5 {model}, ") for line in lines)
+
+
+@pytest.fixture
+def recorded():
+    """A machine that was ACCEPTED."""
+    record = read(Path(__file__).parents[1] / "recorded" / "h200x1-e" / "evidence.jsonl")
+    return replace(record, verdict=None)
+
+
+@pytest.mark.parametrize("name", TELEMETRY)
+def test_telemetry_without_one_value_is_a_gap(recorded, name):
+    assert without_telemetry(recorded) == []
+    for sample in recorded.telemetry[1:]:
+        sample.gpus[0][name] = None
+    assert without_telemetry(recorded) == [], "one value is enough"
+    recorded.telemetry[0].gpus[0][name] = None
+    identity = recorded.topology.gpus[0].identity
+    verdict, reasons = conclude(recorded)
+    assert verdict == "INCOMPLETE"
+    assert f"{identity}: telemetry never had {name}: no slowdown would have been seen" in reasons
+    assert "1 GPU without telemetry" in counted(gaps(recorded))
+
+
+@pytest.mark.parametrize("kept", ["samples of nothing", "no sample"])
+@pytest.mark.parametrize("model", ["NVIDIA H200", "NVIDIA X9000"])
+def test_telemetry_that_is_not_there_at_all_is_a_gap(recorded, kept, model):
+    (gpu,) = recorded.topology.gpus
+    recorded.topology = replace(recorded.topology, gpus=(replace(gpu, facts={**gpu.facts, "name": model}),))
+    recorded.telemetry = [replace(sample, gpus=()) for sample in recorded.telemetry if kept == "samples of nothing"]
+    assert len(without_telemetry(recorded)) == 1
+    assert conclude(recorded)[0] == "INCOMPLETE"
