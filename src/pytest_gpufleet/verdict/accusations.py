@@ -75,10 +75,10 @@ def explaining(fault: Fault, causes: Iterable[Fault]) -> list[Fault]:
     full = fault.name == "rank_raised" and NO_MEMORY.search(fault.what)
     crashed = fault.name == "xid_of_process"  # whose process it was, the driver does not always say
     category, found = "occupied memory" if full or crashed else fault.kind.category, []
-    for cause in causes:  # what has no subject may be anywhere
-        ours, theirs = ([part for at in each.subjects or (WORLD,) for part in at.parts] for each in (fault, cause))
-        meet = any(a == b or _holds(a, b) or _holds(b, a) for a, b in product(ours, theirs))
-        found += [cause] * (meet and category in cause.kind.explains)
+    for cause in causes:
+        if category in cause.kind.explains:  # what has no subject may be anywhere
+            ours, theirs = ([part for at in each.subjects or (WORLD,) for part in at.parts] for each in (fault, cause))
+            found += [cause] * any(a == b or _holds(a, b) or _holds(b, a) for a, b in product(ours, theirs))
     return found
 
 

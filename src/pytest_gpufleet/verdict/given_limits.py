@@ -45,8 +45,8 @@ def unused(record: Record) -> list[tuple[int, Limit]]:
     nothing in a run of one machine, nor those of one machine in a run on many nodes, each of which has its own run."""
     measured = [finding.measurement for finding in record.findings if finding.measurement.values]
     checks, here = record.suite.checks.values(), (record.topology.fabric, record.topology.part)
-    of_one, of_several = ({each for check in checks if (check.nodes > 0) == several for each in check.metrics(True)}
-                          for several in (False, True))  # fmt: skip
+    of_one = {metric for check in checks if not check.nodes for metric in check.metrics(several=True)}
+    of_several = {metric for check in checks if check.nodes for metric in check.metrics(several=True)}
     found = []
     for number, limit in enumerate(record.profile.limits if record.profile else (), 1):
         between = "nodes" in limit.conditions or limit.metric in of_several - of_one

@@ -72,11 +72,9 @@ def factor(z: float, n: float, df: float) -> float:
     points = [low + (index + 0.5) * step for index in range(STEPS)]
     weights = [step * math.exp(constant + (df - 1) * math.log(c) - df * c * c / 2) for c in points]
 
-    def confidence(k: float) -> float:
-        below = (
-            math.erfc(-(math.sqrt(n) * (k * c - z)) / math.sqrt(2)) / 2 if math.isfinite(n) else float(k * c > z)
-            for c in points
-        )  # Phi
+    def confidence(k: float) -> float:  # Phi(x) = erfc(-x / sqrt(2)) / 2
+        off, known = (math.sqrt(n) * (k * c - z) for c in points), (float(k * c > z) for c in points)
+        below = (math.erfc(-x / math.sqrt(2)) / 2 for x in off) if math.isfinite(n) else known
         return sum(weight * share for weight, share in zip(weights, below, strict=True))
 
     begin, end = 0.0, 100.0

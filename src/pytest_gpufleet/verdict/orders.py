@@ -51,6 +51,7 @@ Asked = Mapping[str, Any]
 # One value of the machine, or those of its GPUs by their places, or of its parts by their names; Missing or None where
 # it is not known.
 Read = Callable[[Machine, GpuTopology, Asked], Any]
+Are = Callable[[Any, Asked], bool]  # which of the parts that a fact lists a table of the order is about
 
 # Makers count the gigabytes of a drive in one way (IDEMA LBA1-03): 3.84 TB are 3840.8 GB, 0.02 % more than the label
 # says.
@@ -59,13 +60,7 @@ GIB, GB = 1 << 30, 10**9
 UNKNOWN = Missing("this system does not say", absent=True)
 
 
-def of_host(
-    fact: HostFact[Any],
-    read: Callable[[Any], Any] = lambda found: found,
-    are: Callable[[Any, Asked], bool] | None = None,
-) -> Read:
-    """`are`: which of the parts that the fact lists a table of the order is about."""
-
+def of_host(fact: HostFact[Any], read: Callable[[Any], Any] = lambda found: found, are: Are | None = None) -> Read:
     def values(machine: Machine, topology: GpuTopology, asked: Asked) -> Any:
         if isinstance(found := fact.of(machine.host), Missing):
             return found
