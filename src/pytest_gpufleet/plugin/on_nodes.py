@@ -31,8 +31,6 @@ WITHOUT = (
     "--sw", "--stepwise", "--sw-skip", "--stepwise-skip", "--sw-reset", "--stepwise-reset", "--pdb", "--trace",
     "--rehearse",
 )  # fmt: skip
-
-
 MOST_NAMES = 6  # of nodes that are waited for
 
 
