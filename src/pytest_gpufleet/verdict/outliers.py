@@ -196,7 +196,7 @@ def _groups(
         return
     board = {place: (topology.kind(place), topology.boards(place)) for place in places}
     of_board, others = Counter(board.values()), tolerance.peers == "others of the model"
-    alike: dict[Where, object] = {place: topology.kind(place) for place in places}
+    alike: dict[Where, object] = {place: kind for place, (kind, _) in board.items()}
     if tolerance.peers == "part number":
         alike = dict(board)
     elif near:

@@ -11,7 +11,6 @@ import msgspec
 
 from pytest_gpufleet.model.events import NodeFinished
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Said, say, some
 from pytest_gpufleet.model.place import Where
@@ -108,6 +107,10 @@ class Common:
         known: T = self._known.setdefault((type(value), *key) if key else value, value)
         return known if known == value else value
 
+    def facts(self, facts: Mapping[str, Any], *key: object) -> dict[str, Any]:
+        large = {fact: self(value, fact, *key) for fact, value in facts.items() if isinstance(value, dict | list)}
+        return {**facts, **large}
+
     def finding(self, found: Finding) -> Finding:
         measured = found.measurement
         under = self(measured.conditions, found.check, measured.metric, *measured.conditions.items())
@@ -133,12 +136,10 @@ def kept(record: Record, common: Common, host: str = "") -> Record:
     record = ended(record)
     checks = [common(replace(check, seconds=0.0)) for check in record.checks.values()]
     machines = {
-        node: msgspec.structs.replace(found, host={fact: common(value, fact) for fact, value in found.host.items()})
-        for node, found in record.machines.items()
+        node: msgspec.structs.replace(found, host=common.facts(found.host)) for node, found in record.machines.items()
     }
-    facts = {gpu.index: {fact: common(value, fact, gpu.index) for fact, value in gpu.facts.items()}
-             for gpu in record.topology.gpus}  # fmt: skip
-    topology = replace(record.topology, gpus=tuple(Gpu(index, each) for index, each in facts.items()))
+    gpus = tuple(replace(gpu, facts=common.facts(gpu.facts, gpu.index)) for gpu in record.topology.gpus)
+    topology = replace(record.topology, gpus=gpus)
     return replace(
         record,
         run=msgspec.structs.replace(record.run, host=host or record.run.host),
