@@ -34,9 +34,6 @@ def hangs_on_1(rank):
         raise Hangs
 
 
-# ---------------------------------------------------------------- deadlines
-
-
 @pytest.mark.parametrize(
     ("of_test", "of_call", "seconds"), [(None, None, 10.0), (None, 1.25, 1.25), (3.0, None, 3.0), (3.0, 1.25, 1.25)]
 )
@@ -98,9 +95,6 @@ def test_a_call_that_hangs_says_whom_it_waits_for_after_half_a_minute(engine, en
         world_of(engine, 3, timeout=300.0, on_wait=heard.append).run(lambda rank: ending if rank.index else None)
     late = "waiting for ranks 1, 2 for {} s, the deadline is 300 s"
     assert [text.partition(": ")[2] for text in heard] == list(map(late.format, seconds))
-
-
-# ---------------------------------------------------------------- failures
 
 
 def ends_one_after_the_other(rank):
@@ -235,22 +229,16 @@ def test_a_rank_that_raises_and_dies_of_it_is_reported_by_what_it_raised(engine)
     assert (fault.name, fault.subjects) == ("rank_raised", (gpu(1),))
 
 
-def report(rank, state):
-    return RankReport(rank, f"rank {rank}", state, "", to_blame=rank == 0)
-
-
 def test_of_thousands_of_ranks_those_to_blame_are_reported_and_the_others_counted():
     states = ["died"] * 8 + ["running"] * 3990 + ["returned"] * 2
-    failure = RankFailure("crash", "test_x", tuple(report(rank, state) for rank, state in enumerate(states)))
+    reports = (RankReport(i, f"rank {i}", state, "", to_blame=i == 0) for i, state in enumerate(states))
+    failure = RankFailure("crash", "test_x", tuple(reports))
     named = [line.split(":")[0] for line in str(failure).splitlines() if line.startswith("rank")]
     assert named == [f"rank {rank}" for rank in range(32)]
     assert str(failure).endswith("and 3968 more ranks: 3966 running, 2 returned")
     assert len(failure.reports) == 4000
     assert call.ranks_text(range(4000)) == f"ranks {', '.join(map(str, range(16)))} and 3984 more"
     assert call.ranks_text([2, 0]) == "ranks 0, 2"
-
-
-# ---------------------------------------------------------------- starts, joins and kills
 
 
 def test_a_rank_that_dies_while_it_starts_is_named_and_a_hopeless_start_is_not_tried_for_ever(engine):
@@ -362,9 +350,6 @@ def test_a_test_that_is_none_of_the_suite_leaves_its_name_on_the_ranks(engine):
     assert world._pool.used_by == ""
 
 
-# ---------------------------------------------------------------- who calls
-
-
 def test_a_thread_that_is_left_behind_keeps_nobody(engine):
     world, ended = world_of(engine, 1, timeout=1e12), []
     waiting = threading.Event()
@@ -397,9 +382,6 @@ def test_a_call_within_a_call_of_the_same_thread_is_refused(engine):
     engine.starting = lambda rank: world.run(print)
     with pytest.raises(RankFailure, match="was not yet done"):
         world.run(print)
-
-
-# ---------------------------------------------------------------- groups at the same time
 
 
 def place(rank):
