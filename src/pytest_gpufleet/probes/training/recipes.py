@@ -32,16 +32,13 @@ class Recipe:
     graph: bool = False  # flat parameters, kernels of our own, the whole step a CUDA graph: see cuda_graph.py
 
     def __str__(self) -> str:
-        parts = ["TF32" if self.tf32 else "fp32 without TF32"]
+        words = "TF32" if self.tf32 else "fp32 without TF32"
         if self.autocast is not None:
-            parts = [f"{SHORT[self.autocast]} autocast"]
-        if self.autocast is torch.float16:
-            parts += ["gradient scaling"]
+            words = f"{SHORT[self.autocast]} autocast{', gradient scaling' * (self.autocast is torch.float16)}"
         if self.weights is not torch.float32:
-            parts = [f"{SHORT[self.weights]} weights with fp32 master weights", "fp32 BatchNorm"]
-            parts += ["Triton kernels for BatchNorm, ReLU, add and max pooling", "CUDA graph of the whole step"]
-        parts += ["channels_last" if self.memory_format is torch.channels_last else "NCHW"]
-        return ", ".join(parts)
+            words = f"{SHORT[self.weights]} weights with fp32 master weights, fp32 BatchNorm, Triton kernels for "
+            words += "BatchNorm, ReLU, add and max pooling, CUDA graph of the whole step"
+        return f"{words}, {'channels_last' if self.memory_format is torch.channels_last else 'NCHW'}"
 
 
 _LAST = torch.channels_last
