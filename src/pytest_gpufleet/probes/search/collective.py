@@ -4,10 +4,10 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -113,19 +113,16 @@ LAUNCH_BYTES = 1 * GiB
 GROUP_BYTES = 64 * MiB
 
 
-@dataclass(frozen=True)
-class Slow:
-    """The collective over `world` that is slow at S = `nbytes`, and how long its cause may be looked for."""
+class Slow(NamedTuple):
+    """The collective over `world` that is slow at S = `nbytes`, how long its cause may be looked for, and the share of
+    the others below which a rank or pair is slow."""
 
     world: World
     topology: GpuTopology
     collective: str
     nbytes: int
-    left: Callable[[], float] = field(default_factory=deadline)
-
-    @property
-    def share(self) -> float:
-        return SLOW["gpu" if self.world.gpus else "cpu"]
+    left: Callable[[], float]
+    share: float
 
 
 Step = Fault | str  # who it is, or, if that is not known, what was seen
@@ -134,7 +131,8 @@ Step = Fault | str  # who it is, or, if that is not known, what was seen
 def who_is_slow(world: World, topology: GpuTopology, collective: str, nbytes: int) -> list[Fault]:
     """Who made a collective over `world` slow at S = `nbytes`: looks at launches, then at all pairs, leaves out one
     rank after the other and tries both halves, and stops as soon as it knows."""
-    slow, clues = Slow(world, topology, collective, nbytes), list[str]()
+    share, clues = SLOW["gpu" if world.gpus else "cpu"], list[str]()
+    slow = Slow(world, topology, collective, nbytes, deadline(), share)
     try:
         for step in (_late_rank, _slow_links, _left_out):
             if isinstance(found := step(slow), Fault):
