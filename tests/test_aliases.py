@@ -3,7 +3,6 @@
 import json
 import re
 import socket
-from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -11,7 +10,7 @@ from pytest_gpufleet import cli
 from pytest_gpufleet.redaction import ALIAS_KEY, aliased, use_aliases
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.reading import read
-from tests.conftest import RECORDED, REPORTS, FleetRun
+from tests.conftest import RECORDED, REPORTS
 from tests.run.test_resume import interrupted
 
 UUID = "9f0e8a1c-1111-4222-8333-444455556666"
@@ -35,7 +34,7 @@ HARMLESS = (
 
 
 @pytest.fixture
-def active(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def active(monkeypatch):
     monkeypatch.delenv(ALIAS_KEY, raising=False)
     monkeypatch.setenv("HOME", "/nfs/bob")
     use_aliases(True)
@@ -46,7 +45,7 @@ def active(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("active")
 @pytest.mark.parametrize("text", SECRET)
-def test_what_tells_a_machine_from_others_is_replaced_once(text: str) -> None:
+def test_what_tells_a_machine_from_others_is_replaced_once(text):
     hidden = aliased(text)
     known = re.compile(
         r"dgx|a017|example|1653220812345|9f0e8a1c|444455556666|node7|52\.1|10\.1\.2|db8|fe80|fd42|0c.?42|bob|ann|vm\b"
@@ -57,12 +56,12 @@ def test_what_tells_a_machine_from_others_is_replaced_once(text: str) -> None:
 
 @pytest.mark.usefixtures("active")
 @pytest.mark.parametrize("text", HARMLESS)
-def test_what_only_looks_like_it_stays(text: str) -> None:
+def test_what_only_looks_like_it_stays(text):
     assert aliased(text) == text
 
 
 @pytest.mark.usefixtures("active")
-def test_a_thing_has_one_alias_everywhere_by_one_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thing_has_one_alias_everywhere_by_one_key(monkeypatch):
     hidden = aliased(MACHINE)
     modules = [each["serial"] for each in hidden["memory_modules"]]
     assert (modules[2], hidden["dmi"]["product"]) == (None, "DGX H200")
@@ -86,7 +85,7 @@ def test_fails():
 """
 
 
-def test_a_run_with_aliases_can_be_published_verified_and_resumed(run_pytest: Callable[..., FleetRun]) -> None:
+def test_a_run_with_aliases_can_be_published_verified_and_resumed(run_pytest):
     options, files = ("--gpus=4", f"--fleet-dir={REPORTS}", "--fleet-alias", *RECORDED), {"test_inner.py": CHECK}
     (folder,) = run_pytest(*options, files=files).folders
     texts = {path.name: path.read_text() for path in folder.iterdir()}

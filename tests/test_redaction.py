@@ -64,7 +64,7 @@ MADE = (
         (f"E   {BEGIN}\nE   {LINE}\nE   {LINE}\nE   and more", f"E   {BEGIN}\n(hidden)\n(hidden)\nE   and more"),
     ],
 )
-def test_a_secret_is_known_by_where_it_stands(text: str, shown: str) -> None:
+def test_a_secret_is_known_by_where_it_stands(text, shown):
     assert redacted(text) == shown
     assert redacted(shown) == shown
 
@@ -88,18 +88,18 @@ def test_a_secret_is_known_by_where_it_stands(text: str, shown: str) -> None:
         "git@github.com:them/it.git, 12:30:45@node17, rank 1 of 2, GPU 1: hangs",
     ],
 )
-def test_what_only_looks_like_a_secret_stays(text: str) -> None:
+def test_what_only_looks_like_a_secret_stays(text):
     assert redacted(text) == text
 
 
-def test_no_word_and_no_number_of_recorded_runs_is_taken_for_a_secret() -> None:
+def test_no_word_and_no_number_of_recorded_runs_is_taken_for_a_secret():
     for path in sorted(RECORDED.glob("h200x4-[an]*/evidence.jsonl")):
         lines = path.read_text(encoding="utf-8").splitlines()
         events = [event for event in map(json.loads, lines) if event["event"] != "telemetry"]
         assert throughout(events) == events
 
 
-def test_a_secret_of_the_environment_is_known_by_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_of_the_environment_is_known_by_its_value(monkeypatch):
     monkeypatch.setenv("MY_TOKEN", LONG)
     monkeypatch.setenv("DEPLOY_KEY", "-----BEGIN-----\nfirst line of it\nsecond line of it")
     key = os.environ["DEPLOY_KEY"]
@@ -120,10 +120,10 @@ def test_a_secret_of_the_environment_is_known_by_its_value(monkeypatch: pytest.M
     "part",
     ["-", "--a ", "--a-", "://?", "://a?b", "eyJ-", "eyJa.", "A_", "token ", "a:b@", "curl -u ", "sk-a1", f"{BEGIN}a"],
 )
-def test_a_long_line_is_redacted_in_time_that_grows_with_its_length(part: str) -> None:
+def test_a_long_line_is_redacted_in_time_that_grows_with_its_length(part):
     """Of the processor, which a busy machine does not make longer."""
 
-    def seconds(length: int) -> float:
+    def seconds(length):
         line = (part * length)[:length] + " token"
         return min(timeit.repeat(lambda: redacted(line), timer=time.process_time, number=1, repeat=5))
 
@@ -132,11 +132,11 @@ def test_a_long_line_is_redacted_in_time_that_grows_with_its_length(part: str) -
 
 @settings(derandomize=True, deadline=None, max_examples=50, database=None)
 @given(some.text(alphabet="token='\":@/?& s3k-.\n", max_size=60))
-def test_what_is_redacted_stays_as_it_is(text: str) -> None:
+def test_what_is_redacted_stays_as_it_is(text):
     assert redacted(redacted(text)) == redacted(text)
 
 
-def test_a_command_line_tells_options_and_hides_what_they_promise() -> None:
+def test_a_command_line_tells_options_and_hides_what_they_promise():
     given = "a/ --metadata token 1234 -o api_key=s3k --db-password 1234 --proxy=http://u:s3k@h -k token x.py::a[b=c]"
     shown = "a/ --metadata token (hidden) -o api_key=(hidden) --db-password (hidden) --proxy=http://(hidden)@h"
     assert command(given.split()) == f"{shown} -k token 'x.py::a[b=c]'"
@@ -169,7 +169,7 @@ ATTACK = """
 """
 
 
-def test_no_secret_is_in_what_a_run_leaves_behind_or_prints(fleet) -> None:
+def test_no_secret_is_in_what_a_run_leaves_behind_or_prints(fleet):
     run = fleet(
         ATTACK, "-l", "-vv", "--metadata", "my_token", "s3kret-1", "-o", "junit_suite_name=x",
         SESSION_TOKEN=LONG, NVIDIA_NGC_APIKEY="s3kret-2", TORCH_INDEX_URL="https://me:s3kret-3@host/simple",
@@ -210,7 +210,7 @@ STEERS = """
 
 
 @pytest.mark.parametrize("colour", ["yes", "no"])
-def test_nothing_of_others_steers_a_terminal_or_is_in_a_file(fleet, colour: str) -> None:
+def test_nothing_of_others_steers_a_terminal_or_is_in_a_file(fleet, colour):
     run = fleet(STEERS, f"--color={colour}", "-ra", "-l", "--fleet-prometheus=fleet.prom", HOST="\x1bc")
     (folder,) = run.folders
     paths = [run.root / "fleet.prom", *(path for path in folder.rglob("*") if path.is_file())]

@@ -324,13 +324,8 @@ def _fault(fault: Fault, record: Record) -> OfFault:
 def _finding(finding: Finding) -> OfFinding:
     measurement, limit = finding.measurement, finding.limit
     return _part(
-        OfFinding, finding,
-        metric=measurement.metric,
-        unit=measurement.unit,
-        better=measurement.definition.better,
-        conditions=measurement.conditions,
-        values=_numbers(measurement.values),
-        limit=limit and _limit(limit),
+        OfFinding, finding, metric=measurement.metric, unit=measurement.unit, better=measurement.definition.better,
+        conditions=measurement.conditions, values=_numbers(measurement.values), limit=limit and _limit(limit),
         worse_than_peers=_numbers(finding.slower_than_peers or {}),
     )  # fmt: skip
 
