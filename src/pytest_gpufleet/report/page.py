@@ -24,9 +24,7 @@ from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns, between
 from pytest_gpufleet.verdict.gaps import Gap, Kind, answered, gaps, in_cases, inapplicable, newer, not_applied
 
 SETTLED = ("passed", "not applicable", "met", "for information")  # checks, and figures
-STATE_WORDS = {
-    "met": "within limits", "missed": "outside limits", "for information": "informational",
-}  # fmt: skip
+STATE_WORDS = {"met": "within limits", "missed": "outside limits", "for information": "informational"}
 STATES = ("met", figures.LIKE_PEERS, "missed", "not judged", "for information")
 # Seconds of telemetry below which it is not drawn. Level quick of recorded machines had 7 to 16 samples, one a second,
 # in which no GPU became warm; to load matplotlib and draw them took a tenth of the run.
