@@ -314,29 +314,19 @@ def holds(limit: Limit, measurement: Measurement, fabric: str, part: str = "") -
 def shipped() -> tuple[Profile, ...]:
     """The profiles that come with this package, one a GPU model."""
     paths = sorted(set(_HERE.glob("*.toml")) - {_HERE / EVERY_GPU})
-    return tuple(replace(_load(path), base=of_every_gpu()) for path in paths)
+    return tuple(load(path, given=False) for path in paths)
 
 
 @cache
 def of_every_gpu() -> Profile:
     """What is asked of GPUs of every model, also of those that no shipped profile is for."""
-    return _load(_HERE / EVERY_GPU)
+    return load(_HERE / EVERY_GPU, given=False)
 
 
 def for_gpu(name: str) -> Profile | None:
     """The shipped profile for a GPU, by the exact name that NVML gives, since limits of one model fail or flatter
     another: "NVIDIA H100 NVL" has fewer links than "NVIDIA H100 80GB HBM3". None for an unknown model."""
     return next((profile for profile in shipped() if name in profile.match), None)
-
-
-def load(path: Path) -> Profile:
-    """Read a customer's profile from a TOML file and check all of it. Raises FileError for a file that cannot be read,
-    an unknown key, a limit without unit, grade or source, a value in the wrong unit or sense, or two limits of which
-    neither is more specific: a typing error in a profile must not let a machine pass."""
-    profile = _load(path, given=True)
-    if not profile.match:
-        raise FileError(f'{path}: "match" is missing; list the names that NVML gives such GPUs, or extend a profile.')
-    return profile if profile.base else replace(profile, base=of_every_gpu())
 
 
 def choose(path: Path | None, gpu_names: Iterable[str]) -> Profile | None:
@@ -354,15 +344,21 @@ def choose(path: Path | None, gpu_names: Iterable[str]) -> Profile | None:
     return given
 
 
-def _load(path: Path, *, given: bool = False) -> Profile:
+def load(path: Path, *, given: bool = True) -> Profile:
+    """Read a customer's profile from a TOML file and check all of it. Raises FileError for a file that cannot be read,
+    an unknown key, a limit without unit, grade or source, a value in the wrong unit or sense, or two limits of which
+    neither is more specific: a typing error in a profile must not let a machine pass."""
     top = toml_table.read(path)
     top.check(ProfileTable)
     values, by_name = top.values, {profile.name: profile for profile in (shipped() if given else ())}
-    base = by_name[top.choice("extends", by_name)] if "extends" in values else None
-    metrics = metrics_named(top)
+    base = None if path == _HERE / EVERY_GPU else of_every_gpu()
+    base = by_name[top.choice("extends", by_name)] if "extends" in values else base
+    metrics, match = metrics_named(top), tuple(values.get("match", base.match if base else ()))
+    if given and not match:
+        raise FileError(f'{path}: "match" is missing; list the names that NVML gives such GPUs, or extend a profile.')
     return Profile(
         name=values["name"],
-        match=tuple(values.get("match", base.match if base else ())),
+        match=match,
         facts={**(base.facts if base else {}), **values.get("facts", {})},
         limits=limits(top, metrics, given=given),
         path=path,
