@@ -412,10 +412,8 @@ def _corrects_errors(gpu: Gpu) -> bool:
 # SRAM threshold under an older driver, PCIe links and NUMA nodes in a virtual machine.
 MUST_HAVE: dict[str, Callable[[Gpu], bool]] = {
     **dict.fromkeys(("ecc_mode", "pcie_replays", "power_limit_watts", *TELEMETRY), professional),
-    **{
-        f"ecc_{errors}": _corrects_errors
-        for errors in ("uncorrected_volatile", "uncorrected_aggregate", "corrected_volatile")
-    },
+    **dict.fromkeys(("ecc_uncorrected_volatile", "ecc_uncorrected_aggregate"), _corrects_errors),
+    "ecc_corrected_volatile": _corrects_errors,
     # From Ampere on; before, whole pages were retired.
     "remapped_rows": lambda gpu: _corrects_errors(gpu) and not gpu.name.startswith("Tesla"),
     "retired_pages_pending": lambda gpu: _corrects_errors(gpu) and gpu.name.startswith("Tesla"),

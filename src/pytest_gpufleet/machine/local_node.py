@@ -43,11 +43,10 @@ class LocalNode:
         """The readings of all GPUs now. `slow`: also SLOW_READINGS, which are None otherwise. The GPUs are asked at the
         same time, for some calls block for tens of milliseconds."""
         assert self._driver is not None
+        wanted = [name for name in READINGS if slow or name not in SLOW_READINGS]
         now, asked = round(time.time(), 3), []
         for gpu in range(self._driver.count()):
-            names = [
-                name for name in READINGS if (gpu, name) not in self._absent and (slow or name not in SLOW_READINGS)
-            ]
+            names = [name for name in wanted if (gpu, name) not in self._absent]
             asked.append(nvml.in_thread(nvml.read, self._driver, gpu, names))
         readings: list[dict[str, Any]] = []
         for gpu, found in enumerate(each.result() for each in asked):

@@ -173,6 +173,7 @@ def _port(port: Path) -> Port:
     # Documentation/ABI/stable/sysfs-class-infiniband; an IPv4 address begins with ::ffff.
     ipv4 = (index for index in range(GIDS) if (tools.text(port / f"gids/{index}") or "").startswith(IPV4))
     packets = [[count for path in paths if (count := tools.whole(port / path)) is not None] for paths in PACKETS]
+    pauses = _pauses(interface.name) if interface and layer == "Ethernet" else {}
     pkeys = (tools.text(port / f"pkeys/{index}") for index in range(len(list(port.glob("pkeys/*")))))
     # A virtual function does not show its lanes.
     ways = (device, "current"), (device, "max"), (device.parent, "max")
@@ -190,11 +191,7 @@ def _port(port: Path) -> Port:
         function=device.name.rpartition(".")[2],
         pcie=PcieLink(*lanes, *speeds),
         errors=_counts(port / "counters", ERRORS_A_DAY),
-        traffic={
-            **_counts(port / "counters", TRAFFIC),
-            **_counts(port / "hw_counters", ROCE),
-            **(_pauses(interface.name) if interface and layer == "Ethernet" else {}),
-        },
+        traffic=_counts(port / "counters", TRAFFIC) | _counts(port / "hw_counters", ROCE) | pauses,
         carrier_changes=sum(each or 0 for each in changes) if changes else None,
         mtu=tools.whole(interface / "mtu") if interface and not infiniband else None,
         subnet=prefix if infiniband else _ip_subnet({path.name for path in interfaces}),

@@ -101,12 +101,10 @@ def lost_packets(places: Mapping[tuple[int, str], Packets]) -> list[Fault]:
     share of all that was sent again. Named is who loses more than is usual; where nobody does, all that lose much."""
     again = sum(each.resent for each in places.values())
     out_of_order = sum(each.out_of_order for each in places.values())
+    part = again / max(1, out_of_order)
     shares = {
         "sent": {at: each.resent / max(each.sent, LEAST_PACKETS) for at, each in places.items()},
-        "received": {
-            at: again * each.out_of_order / max(1, out_of_order) / max(each.received, LEAST_PACKETS)
-            for at, each in places.items()
-        },
+        "received": {at: part * each.out_of_order / max(each.received, LEAST_PACKETS) for at, each in places.items()},
     }
     usual = {way: median(lost.values()) for way, lost in shares.items() if lost}
     much = [(at, way, share) for way, lost in shares.items() for at, share in lost.items() if share > LOST]

@@ -187,11 +187,9 @@ def unfit_topology_file(file: TopologyFile, gpus: Iterable[Gpu]) -> list[Fault]:
     that of another one does: NCCL then goes by what the system shows, and says so in its log alone."""
     if file.unreadable:
         return [Fault("topology_file_unfit", (THIS_NODE,), f"{file.path} cannot be read: {file.unreadable}")]
-    return [
-        Fault("topology_file_unfit", (gpu.place,), f"{file.path} has no PCI device {address}")
-        for address, gpu in gpus_by_address(gpus).items()
-        if address not in file.devices
-    ]
+    lacking = {address: gpu for address, gpu in gpus_by_address(gpus).items() if address not in file.devices}
+    texts = ((gpu.place, f"{file.path} has no PCI device {address}") for address, gpu in lacking.items())
+    return [Fault("topology_file_unfit", (place,), text) for place, text in texts]
 
 
 # The version of a train from which on it has a known defect no more, and which: NVIDIA's release notes of data centre

@@ -193,19 +193,13 @@ def is_virtual(root: Path = Path("/")) -> bool:
 
 
 def in_container(root: Path = Path("/")) -> bool:
-    first = text(root / "proc/1/comm")
-    return (
-        any((root / mark).exists() for mark in MARKS)
-        or CGROUPS.search(text(root / "proc/1/cgroup") or "") is not None
-        or (first is not None and first not in INITS)
-    )
+    first, grouped = text(root / "proc/1/comm"), CGROUPS.search(text(root / "proc/1/cgroup") or "")
+    return any((root / mark).exists() for mark in MARKS) or grouped is not None or first not in (None, *INITS)
 
 
 def hides_host() -> Unreadable:
-    return Unreadable(
-        "this container hides the host",
-        "run on the host, or start the container with --privileged -v /dev:/dev -v /sys:/sys",
-    )
+    remedy = "run on the host, or start the container with --privileged -v /dev:/dev -v /sys:/sys"
+    return Unreadable("this container hides the host", remedy)
 
 
 def unreadable_here(root: Path, why: str, remedy: str = AS_ROOT) -> Unreadable:
