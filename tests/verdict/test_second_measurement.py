@@ -49,7 +49,7 @@ def run(monkeypatch):
         ],
         record=lambda event: found.recorded.append(event.finding),
     )
-    monkeypatch.setattr(assertions.listeners, "announce_finding", lambda item, finding: None)
+    monkeypatch.setattr(assertions.listeners, "announce", lambda *given, **event: None)
     found.run, config = run, SimpleNamespace(stash={RUN: run})
     found.judge = Judge(SimpleNamespace(config=config, nodeid="check", stash=found.stash, user_properties=[]))
     return found
