@@ -1,7 +1,6 @@
 """The GPUs at a glance: whom failures name, and what each group of checks says of each GPU."""
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,6 @@ from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import WORLD, Pair, Place, gpu, read as read_place
-from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.banner import why
 from pytest_gpufleet.report.failures import Accused, accused
 from pytest_gpufleet.report.gpu_grid import grid_rows, groups
@@ -25,8 +23,6 @@ from tests.report.page import Page
 
 LINKS = "acceptance/test_5_links.py::test_pair_bandwidth[read]"
 PAIRS = [f"gpu{i}-gpu{j}" for i in range(8) for j in range(8) if i != j]
-
-RecordOf = Callable[..., Record]
 
 
 def stand(record):
@@ -50,12 +46,8 @@ def failed(check=LINKS):
 
 def pairs(*slow):
     values = {pair: 12.0 if pair in slow else 394.0 for pair in PAIRS}
-    return Finding(
-        LINKS,
-        Measurement("pair_bandwidth", values, {"direction": "read"}),
-        "missed",
-        missed=tuple(map(read_place, slow)),
-    )
+    measured = Measurement("pair_bandwidth", values, {"direction": "read"})
+    return Finding(LINKS, measured, "missed", missed=tuple(map(read_place, slow)))
 
 
 def test_a_figure_that_two_checks_show_counts_once_wherever_figures_are_counted(incomplete):

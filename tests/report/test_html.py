@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -34,8 +33,6 @@ HOSTILE = "<script>alert('x')</script> & \x1b[31mred\x1b[0m \x00 \ud800 \"quoted
 FAILED, FIGURES = "What failed, what it means", "What was checked and measured"
 
 RECORDED = Path(__file__).parents[1] / "recorded"
-
-PageOf = Callable[[str], Page]
 
 
 def test_every_page_stands_on_its_own_and_serves_a_screen_reader(every_page):
@@ -186,18 +183,13 @@ def test_hostile_text_is_shown_not_run(verdict):
     conditions = {HOSTILE: HOSTILE, "bytes": HOSTILE}
     measurement = Measurement(HOSTILE, {"world": 1.0}, conditions, {}, {HOSTILE: HOSTILE}, metric)
     several = Measurement(HOSTILE, {"gpu0": 1.0, "gpu1": 2.0}, {HOSTILE: HOSTILE}, {}, {}, metric)
+    nothing = Finding("c", Measurement("busbw", {}, {}), "missed")
     record = Record(
         run=RunHeader(host=HOSTILE, command=HOSTILE, environment={HOSTILE: HOSTILE}),
-        findings=[
-            Finding("a", measurement, "missed", reason=HOSTILE),
-            Finding("b", several, "not judged"),
-            Finding("c", Measurement("busbw", {}, {}), "missed"),
-        ],
+        findings=[Finding("a", measurement, "missed", reason=HOSTILE), Finding("b", several, "not judged"), nothing],
         checks={HOSTILE: Check(HOSTILE, "failed", 0.1, HOSTILE, HOSTILE, HOSTILE)},
-        deselected=[HOSTILE],
-        verdict=verdict,
-        reasons=[HOSTILE],
-    )
+        deselected=[HOSTILE], verdict=verdict, reasons=[HOSTILE],
+    )  # fmt: skip
     html = html_of(record, HOSTILE)
     assert "script" not in {tag for tag, _ in Page(html).seen}
     assert "<script>alert" in Page(html).text  # as text
@@ -247,10 +239,8 @@ def test_notes_stand_in_the_head_and_beside_the_signatures(noted):
     assert signed["Machine"] == "Dell Inc. PowerEdge XE9680, serial ABC123"
     assert signed["Suite"].endswith(", commit 0123abcd-dirty")
     assert signed["Time"] == "2026-11-20 09:14:03 UTC to 2026-11-20 09:45:15 UTC, 31 min 12 s"
-    assert (signed["Order number"], signed["Technician"], signed["Cost centre"]) == ("4711", "J. Roe", "88")
-    assert "</style><b>bold</b>" in signed["Remarks"]
+    assert [*signed.values()][:4] == ["4711", "J. Roe", "</style><b>bold</b>", "88"]
     assert "5e5e" in page.text[page.text.index("Sign-off") :]
-    assert "b" not in page.headings()
     assert "b" not in {tag for tag, _ in page.seen}
 
 
@@ -273,13 +263,6 @@ def commands(record):
     return [step.command for step in next_steps(record)]
 
 
-@pytest.fixture
-def left_out(incomplete):
-    """A run from which checks were left out; whatever it measured was judged."""
-    incomplete.findings[:] = [each for each in incomplete.findings if each.state != "not judged"]
-    return incomplete
-
-
 ACCEPT = CommandLine("gpufleet accept", "--gpus 8 -k bandwidth")
 
 
@@ -292,9 +275,10 @@ ACCEPT = CommandLine("gpufleet accept", "--gpus 8 -k bandwidth")
         ({"command_line": ACCEPT}, "gpufleet accept --gpus 8 --fleet-level standard"),
     ],
 )
-def test_what_was_left_out_runs_without_what_left_it_out(left_out, header, command):
-    left_out.run = msgspec.structs.replace(left_out.run, **header)
-    assert commands(left_out) == [command]
+def test_what_was_left_out_runs_without_what_left_it_out(incomplete, header, command):
+    incomplete.findings[:] = [each for each in incomplete.findings if each.state != "not judged"]
+    incomplete.run = msgspec.structs.replace(incomplete.run, **header)
+    assert commands(incomplete) == [command]
 
 
 def test_a_run_that_was_cut_short_goes_on_as_it_was_started(standard, bad_gpu, rehearsal):
@@ -317,19 +301,16 @@ def test_figures_without_limits_need_a_calibration_first(incomplete):
 
 
 def test_every_part_is_in_the_index_and_what_is_settled_is_folded(page_of):
-    page = page_of("BAD GPU")
-    index = page.html[page.html.index("<nav") : page.html.index("</nav>")]
+    index = page_of("BAD GPU").html.partition("<nav")[2].partition("</nav>")[0]
     for anchor in ("fleet-gpus", "fleet-failed", "fleet-group-1", "fleet-open", "fleet-machine", "fleet-signoff"):
         assert f'href="#{anchor}"' in index
-    opened = {
-        " ".join(part.partition("<h4")[2].partition("</h4>")[0].partition(">")[2].split()): "<details open>" in part
-        for part in page.html.split('<section class="fleet-group"')[1:]
-    }
-    assert opened["Inventory"]
-    assert not opened["What the GPUs did during the run"]
-    healthy = page_of("STANDARD").html.split('<section class="fleet-group"')[1:]
-    assert healthy
-    assert not [part for part in healthy if "<details open>" in part]
+    opened, healthy = (
+        {re.search(r"<h4[^>]*>([^<]*)<", part)[1]: "<details open>" in part
+         for part in page_of(name).html.split('<section class="fleet-group"')[1:]}
+        for name in ("BAD GPU", "STANDARD")
+    )  # fmt: skip
+    assert (opened["Inventory"], opened["What the GPUs did during the run"]) == (True, False)
+    assert {*healthy.values()} == {False}
 
 
 def test_what_is_not_judged_links_to_its_reason(incomplete):

@@ -88,16 +88,14 @@ def _named(faults: Iterable[Fault], everyone: Collection[Place]) -> tuple[list[P
     """Who is to blame, who is only in a pair with one of these, and whether it could be any of all."""
     named: list[Place] = []
     pairs: list[Pair] = []
-    everybody = False
+    everybody, there = False, {*everyone}
     for fault in faults:
         singles = [subject for subject in fault.subjects if isinstance(subject, Place) and subject in everyone]
         if len(singles) == len(everyone) > 1 or WORLD in fault.subjects:
             everybody = True
         else:
             named += singles
-        pairs += [
-            at for at in fault.subjects if isinstance(at, Pair) and at.first in everyone and at.second in everyone
-        ]
+        pairs += [each for each in fault.subjects if isinstance(each, Pair) and there.issuperset(each.parts)]
     culprits = _cover([pair for pair in pairs if not {*pair.parts} & {*named}], everyone)
     named = list(dict.fromkeys((*named, *(culprits or ()))))
     turned = (parts for pair in pairs for parts in (pair.parts, pair.parts[::-1]))
