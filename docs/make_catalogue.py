@@ -107,11 +107,10 @@ def _of_code() -> Iterator[str]:
                  if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)}  # fmt: skip
         for node in assigned if of_reports or (says and "verdict" in parts) else ():
             yield from (each.value for each in ast.walk(node) if _is_text(each) and _is_prose(each.value))
-        docstrings = {node.value for node in ast.walk(module) if isinstance(node, ast.Expr)}
         for node in ast.walk(module):
             match node:
                 case ast.Constant(value=str(text)) if says and NAMES.search(text) and "\n" not in text:
-                    yield from () if node in docstrings else (text,)
+                    yield text
                 case ast.Tuple(elts=[ast.Constant(value=str(text)), _]) if of_reports and _is_prose(text):
                     yield text  # the name of a fact, before what it is
                 case ast.Call(func=ast.Name(id=name), args=[first, *_]) if name in SAYING:

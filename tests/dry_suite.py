@@ -37,10 +37,9 @@ from tests.acceptance.checks import checks_of
 from tests.boards import Board
 from tests.conftest import ACCEPTANCE
 
-# Of work that no shipped limit may name (test_vocabulary): ways to train beside each other, and transformers.
+# Of work that no shipped limit may name (test_vocabulary): ways to train beside each other.
 FOR_INFORMATION = (
-    "test_training_sweep", "test_training_in_full_memory", "test_speed", "test_speed_of_each_gpu_alone",
-    "test_ddp_and_fsdp",
+    "test_training_sweep", "test_training_in_full_memory", "test_ddp_and_fsdp",
 )  # fmt: skip
 STATE = GpuState(60.0, 1500.0, 700.0)
 WATCHED = SimpleNamespace(state=STATE, medians=STATE, held_by=lambda reason: False)

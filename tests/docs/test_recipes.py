@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import prometheus
 from pytest_gpufleet.run.settings import OPTIONS
 from tests.conftest import ROOT
@@ -235,7 +236,9 @@ ALERTS = (MONITORING / "alerts.yml").read_text(encoding="utf-8")
 
 def written():
     """The names of all metrics that a textfile can have."""
-    return {*prometheus.HELP}
+    record = Record()
+    lines = (*prometheus._of_the_run(record), *prometheus._of_nodes(record), *prometheus._of_places(record))
+    return {name for name, _, _ in lines}
 
 
 def metrics(text):

@@ -156,21 +156,21 @@ def test_a_long_run_stays_small_and_keeps_its_peaks():
 def test_what_no_gpu_gave_has_no_plot_a_gap_breaks_the_line_and_a_lone_value_is_seen():
     run = samples(12, memory_temperature_c=None)
     assert [title for title, _ in svgs(run, PLACES, [])] == [title for title in TITLES if title != TITLES[3]]
-    assert breaks(run) == 1
+    whole = longest_path(dict(svgs(run, PLACES[:1], []))["Power"])
     for second in range(3, 8):
         run[second] = at_gpu(run[second], 0, dict.fromkeys(READING))
     run[11] = replace(run[11], gpus=())
-    assert breaks(run) == 2
+    broken = longest_path(dict(svgs(run, PLACES[:1], []))["Power"])
+    assert (whole.count("M"), broken.count("M")) == (1, 2)
     run = samples(40)
     with_gap = [*run[:10], *run[20:]]  # ten seconds in which nobody looked
     run[11], run[13] = at_gpu(run[11], 0, {}), at_gpu(run[13], 0, {})  # what is between them stands alone
-    assert (breaks(with_gap), breaks(run)) == (2, 3)
+    assert longest_path(dict(svgs(with_gap, PLACES[:1], []))["Power"]).count("M") == 2
+    assert longest_path(dict(svgs(run, PLACES[:1], []))["Power"]).count("M") == 3
 
 
-def breaks(run):
-    """Of how many pieces the line of the first GPU's power is."""
-    svg = dict(svgs(run, PLACES[:1], []))["Power"]
-    return max(path.count("M") for path in re.findall(r' d="([^"]+)"', svg))
+def longest_path(svg):
+    return max(re.findall(r' d="([^"]+)"', svg), key=lambda path: (path.count("M"), len(path)))
 
 
 def test_a_clock_that_was_set_back_during_the_run():

@@ -16,6 +16,7 @@ from pytest_gpufleet.model.finding import Limit
 from pytest_gpufleet.model.levels import LEVELS
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import METRICS, over_network
+from pytest_gpufleet.probes.training import transformer
 from pytest_gpufleet.verdict import toml_table
 from pytest_gpufleet.verdict.judgement import comparisons, judge
 from pytest_gpufleet.verdict.profile import Profile, for_gpu, holds, load, of_every_gpu, shipped
@@ -105,6 +106,12 @@ def peak_of(facts, limit):
             flops = facts.get(PEAKS.get(when["recipe"], "peak_tflops_fp16"))
             wide = 2 if when["recipe"] in PEAKS else 1
             return flops and hbm and when["ranks"] * min(flops * 1e12 / FLOP, hbm * 1e12 / (wide * BYTES))
+        case "decode_throughput" | "solo_decode_throughput":  # weights of 16 bits are read for each step
+            weights = 2 * transformer.SHAPES[when["model"]].multiplied
+            return hbm and when["ranks"] * when["batch"] * hbm * 1e12 / weights
+        case "solo_token_throughput":
+            flops = facts.get(f"peak_tflops_{when['recipe']}")
+            return flops and flops * 1e12 / transformer.SHAPES[when["model"]].least_flop_a_token
         case _:
             return 1.0 if METRICS[limit.metric].unit == "ratio" else None
 

@@ -15,7 +15,13 @@ WITHIN = "{met} of {count} measurements within limits"
 WITHIN_ONE = "{met} of 1 measurement within limits"
 TOO_LOW = "judged by a {grade} limit, and --fleet-basis asks for a {wanted} one"
 # Machines that the suite has run on at level standard or above, by model and number of GPUs: docs/results/README.md.
-RAN = {("NVIDIA H200", 1): 7, ("NVIDIA H200", 2): 4, ("NVIDIA H200", 4): 3, ("NVIDIA H100 80GB HBM3", 1): 7}
+RAN = {
+    ("NVIDIA H200", 1): 7,
+    ("NVIDIA H200", 2): 4,
+    ("NVIDIA H200", 4): 3,
+    ("NVIDIA H100 80GB HBM3", 1): 7,
+    ("NVIDIA H100 80GB HBM3", 2): 2,
+}
 HAS_RUN = "machines with {gpus} x {name} that ran this suite: {count}"
 # How many numbers of a version say which release it is, and by how much one is so much older that figures may differ:
 # NCCL 2.26 for 2.28, driver 560 for 580.

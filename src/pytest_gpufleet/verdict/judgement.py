@@ -215,8 +215,8 @@ def _held_to_limit(measurement: Measurement, limit: Limit | None, slower: Mappin
 def comparisons(suite: Suite, level: str, gpus: int, nodes: int) -> int:
     """With how many comparisons a level counts, each of which a healthy machine may fail by chance: of each case of its
     checks and each metric that it is there for, one of the machine with its reference, and one with the peers for each
-    place that has some. Places are the GPUs, or their pairs; one of what all ranks measure together; the nodes in a
-    check between nodes."""
+    place that has some. Places are the GPUs, or their pairs, one each way; one of what all ranks measure together; the
+    nodes in a check between nodes."""
     count = 0
     for name in suite.required(level, nodes):
         check = suite.checks[name]
@@ -226,7 +226,7 @@ def comparisons(suite: Suite, level: str, gpus: int, nodes: int) -> int:
             if known and not row_of(known).by_chance:
                 continue
             peers = known is not None and known.peer_tolerance is not None
-            places = (among * (among - 1) // 2 if metric.startswith("pair_") else among) if peers else 1
+            places = (among * (among - 1) if metric.startswith("pair_") else among) if peers else 1
             count += len(suite.cases(name)) * (1 + places * (places > 1))
     return count
 
