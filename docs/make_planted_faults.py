@@ -8,7 +8,6 @@ A row says what is planted and where; all else that the page tells is what the p
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,14 +25,13 @@ from pytest_gpufleet.machine.rails import lost_packets, wired_otherwise
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound
 from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.place import Where, gpu
+from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.run import resume
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.fleet.equality import ports_unlike
 from pytest_gpufleet.verdict.fleet.fleet_peers import clocks_apart, nodes_unlike_others, slower_than_other_nodes
-from pytest_gpufleet.verdict.fleet.host_runs import HostRun
 from pytest_gpufleet.verdict.profile import for_gpu
 from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import remarks
@@ -47,14 +45,13 @@ from tests.machine import test_rails as network_tests
 from tests.machine.test_kernel_log import SEGFAULT
 from tests.machine.test_nccl_log import PORTS, TWO_NODES, cards, log
 from tests.machine.test_pcie import BY_TWO, ON_TWO_SOCKETS, machine as described
-from tests.machines import Change, recorded, set_gpu, set_gpus, set_host, set_machine, set_port, then
+from tests.machines import recorded, set_gpu, set_gpus, set_host, set_machine, set_port, then
 from tests.planted import (
     FOUR,
     H100,
     H200,
     TWO,
     Case,
-    Named,
     Row,
     as_recorded,
     collectives,
@@ -99,7 +96,7 @@ APART = "healthy ones were seen 6 % apart"
 ALL = "gpu0 gpu1 gpu2 gpu3"
 
 
-def always(at: str, named: Callable[[], Named]) -> list[Case]:
+def always(at, named):
     """A fault that has no size. `at`: its places, "" for none."""
     return [Case(frozenset(at.split() or [""]), lambda size: named())]
 
@@ -197,46 +194,46 @@ MODELS = [
 # ---------------------------------------------------------------- nodes
 
 
-def network(carried: float, said: str = "", ports: int = 1) -> Named:
+def network(carried, said="", ports=1):
     return of_run(two_recorded_nodes([port(number) for number in range(ports)], said, carried))
 
 
-def slow_nodes(*runs: HostRun) -> Named:
+def slow_nodes(*runs):
     """By the tolerances of today."""
     today = [replace(run, record=judge_again(run.record, for_gpu(H200))) for run in runs]
     return of(slower_than_other_nodes(dict(enumerate(today))))
 
 
-def boards() -> Named:
+def boards():
     return slow_nodes(*(host_run(name, folder=name) for name in ("h200x4-a", "h200x4-c", "h200x1-e", "h200x2-g")))
 
 
-def among_nodes(**differing: object) -> Callable[[], Named]:
+def among_nodes(**differing):
     """One node of four: what differs in its evidence."""
     return lambda: of(
         nodes_unlike_others(dict(enumerate(host_run(f"node-{n}", **(differing if n == 2 else {})) for n in range(4))))
     )
 
 
-def of_one_node(percent: float) -> Named:
-    def change(metric: str, at: Where, value: float) -> float:
+def of_one_node(percent):
+    def change(metric, at, value):
         return value * (1 - percent / 100 * (metric == "memory_bandwidth" and at == gpu(1)))
 
     slow = measured_twice(host_run("node-2", change=change))  # as a run does that misses at home
     return slow_nodes(*(slow if n == 2 else host_run(f"node-{n}") for n in range(4)))
 
 
-def wired(code: str, last: str) -> Named:
+def wired(code, last):
     """The networks, a letter each, of four ports of four nodes; of the last these."""
     nodes = [dict(zip(("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"), each, strict=True)) for each in ("ABCD",) * 3 + (last,)]
     return of(wired_otherwise(code, dict(enumerate(nodes))))
 
 
-def set_up(**last: object) -> Named:
+def set_up(**last):
     return of(ports_unlike(dict(enumerate(network_tests.alike(network_tests.node(network_tests.named(**last)))))))
 
 
-def losing(percent: float) -> Named:
+def losing(percent):
     """Of what is sent to one of four nodes."""
     return of(lost_packets(network_tests.sent(4, lambda one, other: percent / 100 if other == 1 else 0.0)))
 
@@ -280,10 +277,10 @@ NODES = [
 # ---------------------------------------------------------------- runs
 
 
-def hang(*traces: Trace) -> Named:
+def hang(*traces):
     engine = FakeEngine(traces=dict(enumerate(traces)))
 
-    def hangs(rank: object) -> None:
+    def hangs(rank):
         raise Hangs
 
     with pytest.raises(RankFailure) as failure:
@@ -291,7 +288,7 @@ def hang(*traces: Trace) -> Named:
     return of([failure.value.fault([gpu(index) for index in range(len(traces))])])
 
 
-def resumed(**now: object) -> Named:
+def resumed(**now):
     """Whether a run that was cut short goes on here."""
     then, here = (Record(machines={0: HostFound("", {**CHASSIS, **facts})}) for facts in ({}, now))
     try:
@@ -301,10 +298,10 @@ def resumed(**now: object) -> Named:
     return set()
 
 
-def whole(name: str, at: Where | None, *metrics: str) -> Callable[[float], Named]:
+def whole(name, at, *metrics):
     """A whole run in which these metrics are worse, all without any name, at this place or at all."""
 
-    def named(percent: float) -> Named:
+    def named(percent):
         record, found = run_of(name), []
         for each in record.findings:
             worse = each.measurement.metric in metrics or not metrics
@@ -353,35 +350,27 @@ RUNS = [
 UNCHANGED = then()
 
 
-def fact(
-    planted: str,
-    change: Change,
-    code: str,
-    at: str = "gpu2",
-    alike: str = "",
-    healthy: Change = UNCHANGED,
-    later: str = "",
-) -> Row:
+def fact(planted, change, code, at="gpu2", alike="", healthy=UNCHANGED, later=""):
     """By all checks of inventory and health of a recorded 4x H200 after a change."""
     named = partial(of_facts, healthy) if alike else set
     return Row(planted, always(at, partial(of_facts, change)), code, alike, named, later=later)
 
 
-def clock(which: str, reasons: int = 0, watts: float = 480.0) -> Callable[[float], Named]:
+def clock(which, reasons=0, watts=480.0):
     free = ClocksUnderLoad(1980, 3201, reasons, watts)
     (bad,) = (each for each in recorded().machine.gpus if each.index == 2)
     return lambda percent: of(held_clocks(bad, free._replace(**{which: getattr(free, which) * (1 - percent / 100)})))
 
 
-def generation(*links: int) -> Named:
+def generation(*links):
     return of_facts(then(), "pcie_generation_under_load", [(each, 5) for each in links])
 
 
-def xid(number: int) -> Change:
+def xid(number):
     return set_machine(log=f"NVRM: Xid (PCI:0000:00:08): {number}, pid=1, ")
 
 
-def later(symbol_errors: int) -> Named:
+def later(symbol_errors):
     """What is said of a B200 with so many errors on one NVLink a moment after the run began."""
     now = recorded(faulty.blackwell, faulty.counted("symbol", symbol_errors, 5))
     return of_facts(faulty.blackwell, now=now)
@@ -454,7 +443,7 @@ XIDS = {
 }  # fmt: skip
 
 
-def leaks(state: str) -> Change:
+def leaks(state):
     return set_host(leaks=[{"name": "Leak_Det_CPU0", "entity": "30.1", "status": "ok", "reading": state}])
 
 
@@ -482,23 +471,23 @@ OF_GPUS = range(4)  # the ports that GPUs use
 MTUS = then(faulty.ports, set_port(mtu=4200))
 
 
-def adapters(groups: Sequence[int], at: Sequence[int]) -> Named:
+def adapters(groups, at):
     """Of eight GPUs that are in these groups."""
     return of(misplaced_adapters(*described(groups, at, switches=groups is BY_TWO)))
 
 
-def memory_of_nodes(*nbytes: int) -> Change:
+def memory_of_nodes(*nbytes):
     memory = {str(number): each for number, each in enumerate(nbytes)}
     return then(faulty.two_sockets, faulty.set_setup(numa_memory=memory))
 
 
-def acs_of(control: int) -> Named:
+def acs_of(control):
     with TemporaryDirectory() as folder:
         here = test_pcie.machine(Path(folder), test_pcie.one_switch(control))
         return set.union(*(of(each.faults) for each in test_pcie.checked(here).values()))
 
 
-def nccl(name: str, topology: GpuTopology, at: Sequence[Where] = (), **beside: object) -> Named:
+def nccl(name, topology, at=(), **beside):
     places = at or [each.place for each in topology.gpus]
     return of(fallbacks(log(name), places, [Beside(**beside)] * len(places), topology)[0])
 
@@ -605,7 +594,7 @@ NOTES = """\
 - `h200x4-neighbour`: somebody else computed on GPU 2."""
 
 
-def smallest(row: Row) -> str:
+def smallest(row):
     """From which size on the fault is found, at the first place and at the last."""
     most, found = MOST[row.unit], []
     for case in row.cases:
@@ -620,7 +609,7 @@ def smallest(row: Row) -> str:
     return f"{first if first == last else f'{first} to {last}'} {row.unit}"
 
 
-def where(row: Row, named: list[tuple[Case, Named]]) -> str:
+def where(row, named):
     """At which places it was found, if that was right everywhere."""
     if not all({place for _, place in found} <= case.at for case, found in named):
         return "**at other places too**"
@@ -630,7 +619,7 @@ def where(row: Row, named: list[tuple[Case, Named]]) -> str:
     return "at no place" if places == [""] else f"all {len(places)}" if len(places) > 2 else ", ".join(places)
 
 
-def line(row: Row) -> str:
+def line(row):
     later, places = f"**not yet**: {row.later}" if row.later else "", len(row.cases)
     if not row.cases:
         return f"| {row.planted} | {later} | | nothing reads it | |"
@@ -647,7 +636,7 @@ def line(row: Row) -> str:
     return f"| {row.planted} | {found} | {smallest(row) if row.sizes else ''} | {said_at} | {alike} |"
 
 
-def of_record(name: str) -> str:
+def of_record(name):
     """What a recorded run comes to by the limits of today, and why."""
     again = by_todays_limits(read(RECORDED[name] / "evidence.jsonl"))
     beside, why = {*remarks(again), again.judged_again}, Counter[str]()
@@ -660,11 +649,11 @@ def of_record(name: str) -> str:
     return f"| `{name}` | {again.verdict} | {named} |"
 
 
-def table(head: str, rows: Iterable[str]) -> list[str]:
+def table(head, rows):
     return ["", head, re.sub(r"[^|]+", " --- ", head), *rows]
 
 
-def page() -> str:
+def page():
     rows = [row for _, each in SUBJECTS.values() for row in each]
     missing, alike = [row for row in rows if row.later], [row for row in rows if row.alike]
     rejected = [row.alike for row in alike if row.healthy()]

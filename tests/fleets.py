@@ -2,19 +2,14 @@
 noise of healthy machines."""
 
 import random
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from msgspec import structs
 
 from pytest_gpufleet.model.events import NodeFound
-from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.place import Where
-from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, kept
 from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import settled
@@ -23,15 +18,14 @@ RECORDED = Path(__file__).parent / "recorded"
 NOISE = 0.002  # half of the least tolerance that healthy H200 have among themselves is 0.25 %
 
 # What becomes of the value of a metric at a place.
-Change = Callable[[str, Where, float], float]
 
 
-def unchanged(metric: str, place: Where, value: float) -> float:
+def unchanged(metric, place, value):
     return value
 
 
 @cache
-def healthy(folder: str = "h200x4-a") -> Record:
+def healthy(folder="h200x4-a"):
     """A recorded machine whose checks all passed: what failed there is left out."""
     record = read(RECORDED / folder / "evidence.jsonl")
     findings = [finding for finding in record.findings if finding.state != "missed"]
@@ -41,17 +35,8 @@ def healthy(folder: str = "h200x4-a") -> Record:
 
 
 def host_run(
-    host: str,
-    *,
-    folder: str = "h200x4-a",
-    change: Change = unchanged,
-    noise: float = NOISE,
-    utc: str = "",
-    run: Mapping[str, Any] | None = None,
-    machine: Callable[[GpuTopology], GpuTopology] | None = None,
-    facts: Mapping[str, Any] | None = None,
-    **record: Any,
-) -> HostRun:
+    host, *, folder="h200x4-a", change=unchanged, noise=NOISE, utc="", run=None, machine=None, facts=None, **record
+):
     """The run of a host. `change`: of its figures; `run`, `machine`, `facts` (of the host) and `record`: what else is
     different."""
     base = healthy(folder)
@@ -62,7 +47,7 @@ def host_run(
     )
     topology = replace(base.topology, gpus=gpus)
     node = NodeFound(0, host, f"SN-{host}", tuple(gpu.uuid for gpu in gpus))
-    header: dict[str, Any] = {"host": host, "nodes": (node,), **({"utc": utc} if utc else {}), **(run or {})}
+    header = {"host": host, "nodes": (node,), **({"utc": utc} if utc else {}), **(run or {})}
     made = replace(
         base,
         run=structs.replace(base.run, **header),
@@ -74,13 +59,13 @@ def host_run(
     return HostRun(f"reports/{host}-20261122T000000Z", f"{dice.randrange(16**64):064x}", kept(made, Common()))
 
 
-def measured_twice(run: HostRun) -> HostRun:
+def measured_twice(run):
     """It missed at home, and was measured again: both are on record."""
     first = [replace(each, again="1 place misses the limit") for each in run.record.findings]
     return replace(run, record=replace(run.record, findings=[*first, *run.record.findings]))
 
 
-def rejected(host: str, check: str = "test_2_health.py::test_no_ecc_errors") -> HostRun:
+def rejected(host, check="test_2_health.py::test_no_ecc_errors"):
     """A host on which a check failed."""
     base = healthy()
     name = next(name for name in base.checks if "test_2_health" in name)
@@ -89,17 +74,17 @@ def rejected(host: str, check: str = "test_2_health.py::test_no_ecc_errors") -> 
     return replace(run, record=settled(run.record, ""))
 
 
-def fleet_of(count: int, **differing: HostRun) -> list[HostRun]:
+def fleet_of(count, **differing):
     """So many healthy hosts, node-001 and so on, but those that are given, as node_002=..."""
     names = [f"node-{number:03}" for number in range(1, count + 1)]
     given = {name.replace("_", "-"): run for name, run in differing.items()}
     return [given.get(name) or host_run(name) for name in names]
 
 
-def slower(fraction: float, *gpus: int) -> Change:
+def slower(fraction, *gpus):
     """All figures of these GPUs are worse, of all if none is named: rates lower, times longer."""
 
-    def change(metric: str, place: Where, value: float) -> float:
+    def change(metric, place, value):
         hit = not gpus or any(part.kind == "gpu" and part.index in gpus for part in place.parts)
         longer = "latency" in metric or "time" in metric
         return value * (1 + fraction if longer else 1 - fraction) if hit else value
@@ -107,7 +92,7 @@ def slower(fraction: float, *gpus: int) -> Change:
     return change
 
 
-def _measured(finding: Finding, change: Change, dice: random.Random, noise: float) -> Finding:
+def _measured(finding, change, dice, noise):
     measurement = finding.measurement
     values = {
         place: change(measurement.metric, place, value) * (1 - noise * dice.random())

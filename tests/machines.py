@@ -1,7 +1,7 @@
 """Machines that are not here: H200 that were recorded, with the one fact changed that a test is about."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
 
 # Facts that the snapshots are too old for: as two H200 had them on 2026-11-22, with driver 580.159.04.
-SINCE_THE_SNAPSHOTS: dict[str, Any] = {
+SINCE_THE_SNAPSHOTS = {
     "fabric_health": {"mask": 0, "clique": 0, "cluster": "0" * 32},
     "pcie_width_able": {"gpu": 16, "port": 0},
     "sm_clock_max_mhz": 1980,
@@ -54,33 +54,30 @@ class Draft:
     driver: str | None = None
 
 
-Change = Callable[[Draft], object]
-
-
-def then(*changes: Change) -> Change:
+def then(*changes):
     return lambda machine: [change(machine) for change in changes]
 
 
-def set_machine(**state: Any) -> Change:
+def set_machine(**state):
     return lambda machine: vars(machine).update(state)
 
 
-def set_host(**facts: Any) -> Change:
+def set_host(**facts):
     return lambda machine: machine.host.update(deepcopy(facts))
 
 
-def set_gpu(index: int, **facts: Any) -> Change:
+def set_gpu(index, **facts):
     return lambda machine: machine.gpus[index].update(deepcopy(facts))
 
 
-def set_gpus(**facts: Any) -> Change:
+def set_gpus(**facts):
     return lambda machine: [gpu.update(deepcopy(facts)) for gpu in machine.gpus]
 
 
-def set_port(*indices: int, **facts: Any) -> Change:
+def set_port(*indices, **facts):
     """Of these network ports, or of all."""
 
-    def change(machine: Draft) -> None:
+    def change(machine):
         ports = machine.host["network_ports"]
         for index in indices or range(len(ports)):
             ports[index].update(deepcopy(facts))
@@ -88,7 +85,7 @@ def set_port(*indices: int, **facts: Any) -> Change:
     return change
 
 
-def recorded(*changes: Change, snapshot: str = "h200x4") -> Recorded:
+def recorded(*changes, snapshot="h200x4"):
     """The machine of a snapshot after these changes.
 
     `gpufleet snapshot --anonymous` made the snapshots, with schema 1: without the topology. That of h200x4 was added:
@@ -96,7 +93,7 @@ def recorded(*changes: Change, snapshot: str = "h200x4") -> Recorded:
     """
     document = json.loads((SNAPSHOTS / f"{snapshot}.json").read_text())
     taken = Machine(codec.typed(document["gpus"], tuple[Gpu, ...]), document["host"], document["taken"])
-    gpus: list[dict[str, Any]] = [dict(gpu.facts) for gpu in taken.gpus]
+    gpus = [dict(gpu.facts) for gpu in taken.gpus]
     for values in gpus:  # a snapshot has no readings of telemetry; these are those of an idle H200
         values.update(clock_event_reasons=0x1, temperature_c=30, power_watts=75.0)
         values.update({name: value for name, value in SINCE_THE_SNAPSHOTS.items() if name not in values})
@@ -124,5 +121,5 @@ def recorded(*changes: Change, snapshot: str = "h200x4") -> Recorded:
     return Recorded(read, first_gpus(whole, here.count), here.log)
 
 
-def first_gpus(topology: GpuTopology, count: int) -> GpuTopology:
+def first_gpus(topology, count):
     return replace(topology, gpus=topology.gpus[:count], links=tuple(row[:count] for row in topology.links[:count]))

@@ -1,18 +1,15 @@
 """Faults planted into what was recorded of machines: what is said of each is asked of the judge, the checks or the
 comparison of nodes when it is needed. `planted_rows` has the table of them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from statistics import fmean
 
 from pytest_gpufleet.model.conditions import ONE_WINDOW
-from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.model.metric import METRICS, UNSTEADY_IN_NCCL, GiB, row_of
-from pytest_gpufleet.model.place import WORLD, Where, gpu, where
-from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.place import WORLD, gpu, where
 from pytest_gpufleet.probes.compute.corruption import excess
 from pytest_gpufleet.probes.compute.rate import relative_rate
 from pytest_gpufleet.probes.search.collective import who_slows_pairs
@@ -24,7 +21,7 @@ from pytest_gpufleet.verdict.reading import read
 from tests.acceptance.checks import outcomes, ranks_answer
 from tests.boards import BOARDS
 from tests.conftest import EVIDENCE
-from tests.machines import Change, recorded
+from tests.machines import recorded
 from tests.verdict import test_between_nodes as between
 from tests.without_switch import MACHINES, Fault as SlowWay, named as named_there
 
@@ -44,7 +41,7 @@ class Case:
     at: frozenset[str]
     named: Callable[[float], Named]
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         object.__setattr__(self, "named", cache(self.named))  # which takes long, and the page asks for each twice
 
 
@@ -66,16 +63,16 @@ class Row:
 # ---------------------------------------------------------------- what is said
 
 
-def of(faults: Iterable[Fault]) -> Named:
+def of(faults):
     return {(fault.name, str(place)) for fault in faults for place in fault.subjects or ("",)}
 
 
 @cache
-def run_of(name: str) -> Record:
+def run_of(name):
     return read(EVIDENCE / name / "evidence.jsonl")
 
 
-def said(topology: GpuTopology, measurements: Iterable[Measurement], model: str = H200, **how: object) -> Named:
+def said(topology, measurements, model=H200, **how):
     named = Named()
     for each in measurements:
         found = judge(each, for_gpu(model), topology, "check", rehearsal=False, **how)
@@ -84,7 +81,7 @@ def said(topology: GpuTopology, measurements: Iterable[Measurement], model: str 
     return named
 
 
-def of_run(record: Record) -> Named:
+def of_run(record):
     """By the limits of today: what is said against places, or that the run is INCOMPLETE, and what kept it from being
     tested."""
     limits = choose(None, {gpu.name for gpu in record.topology.gpus})
@@ -94,7 +91,7 @@ def of_run(record: Record) -> Named:
     return of(accusations(again)) or (set() if again.verdict == "ACCEPTED" else {(str(again.verdict), "")})
 
 
-def of_facts(change: Change, *probe: object, **more: object) -> Named:
+def of_facts(change, *probe, **more):
     """By all checks of inventory and health of a recorded 4x H200, and where a `probe` is given what its ranks read."""
     world = {"world": ranks_answer(probe[1], probe[0])} if probe else {}
     found = outcomes(recorded(change), **world, **more).values()
@@ -104,23 +101,23 @@ def of_facts(change: Change, *probe: object, **more: object) -> Named:
 # ---------------------------------------------------------------- figures
 
 
-def figures(name: str, metric: str, **under: object) -> list[Measurement]:
+def figures(name, metric, **under):
     every = [finding.measurement for finding in run_of(name).findings if not finding.again]
     return [each for each in every if each.metric == metric and under.items() <= each.conditions.items()]
 
 
-def slowed(measurement: Measurement, percent: float, by: Where | None = None) -> Measurement:
+def slowed(measurement, percent, by=None):
     """With all places, or those that one device is part of, slower by so much of what they reached."""
     slow = {at: value * (1 - percent / 100) for at, value in measurement.values.items() if by in (None, at, *at.parts)}
     return replace(measurement, values={**measurement.values, **slow}, samples={})
 
 
-def gpus(name: str) -> list[Where]:
+def gpus(name):
     return [each.place for each in run_of(name).topology.gpus]
 
 
 @cache
-def products(name: str) -> list[Measurement]:
+def products(name):
     """Matrix products at each precision as they are measured today, with the temperature that each GPU had."""
     found, record = [], run_of(name)
     for finding in record.findings:
@@ -135,17 +132,17 @@ def products(name: str) -> list[Measurement]:
     return found
 
 
-def computing(name: str, rates: Sequence[Measurement]) -> Named:
+def computing(name, rates):
     return said(run_of(name).topology, [relative_rate(rates), *rates])
 
 
-def slow_gpu(name: str, bad: Where, percent: float) -> Named:
+def slow_gpu(name, bad, percent):
     training = [slowed(each, percent, bad) for each in figures(name, "solo_train_throughput")]
     rates = [slowed(each, percent, bad) for each in products(name)]
     return computing(name, rates) | said(run_of(name).topology, training)
 
 
-def slow_beside_peers(name: str, bad: Where, percent: float) -> Named:
+def slow_beside_peers(name, bad, percent):
     """Of what its peers reach at its temperature, on the average."""
     per_kelvin = row_of(METRICS["gemm_relative"]).per_kelvin
     rates = []
@@ -157,7 +154,7 @@ def slow_beside_peers(name: str, bad: Where, percent: float) -> Named:
     return computing(name, rates)
 
 
-def warmer(name: str, hot: Where, kelvin: float) -> Named:
+def warmer(name, hot, kelvin):
     rates = []
     for rate in products(name):
         state = replace(rate.gpu_states[hot], temperature_c=(rate.gpu_states[hot].temperature_c or 0.0) + kelvin)
@@ -165,14 +162,14 @@ def warmer(name: str, hot: Where, kelvin: float) -> Named:
     return computing(name, rates)
 
 
-def each_gpu(plant: Callable[[str, Where, float], Named], machines: Sequence[str] = FOUR) -> list[Case]:
+def each_gpu(plant, machines=FOUR):
     return [Case(frozenset({str(bad)}), partial(plant, name, bad)) for name in machines for bad in gpus(name)]
 
 
-def one(metric: str, machines: Sequence[str] = FOUR, whole: bool = False, **under: object) -> list[Case]:
+def one(metric, machines=FOUR, whole=False, **under):
     """A figure with one place after the other slower; `whole`: all places that a GPU is part of."""
 
-    def plant(name: str, each: Measurement, bad: Where, percent: float) -> Named:
+    def plant(name, each, bad, percent):
         return said(run_of(name).topology, [slowed(each, percent, bad)])
 
     return [
@@ -183,8 +180,8 @@ def one(metric: str, machines: Sequence[str] = FOUR, whole: bool = False, **unde
     ]
 
 
-def every(metric: str, machines: Sequence[str] = (*FOUR, *TWO), **under: object) -> list[Case]:
-    def plant(name: str, each: Measurement, percent: float) -> Named:
+def every(metric, machines=(*FOUR, *TWO), **under):
+    def plant(name, each, percent):
         return said(run_of(name).topology, [slowed(each, percent)])
 
     return [
@@ -194,26 +191,26 @@ def every(metric: str, machines: Sequence[str] = (*FOUR, *TWO), **under: object)
     ]
 
 
-def pairs(case: Callable[..., list[Case]], machines: Sequence[str] = FOUR, **how: bool) -> list[Case]:
+def pairs(case, machines=FOUR, **how):
     return [each for way in ("read", "write") for each in case("pair_bandwidth", machines, direction=way, **how)]
 
 
-def links(case: Callable[..., list[Case]], machines: Sequence[str] = FOUR) -> list[Case]:
+def links(case, machines=FOUR):
     ways = ("host to device", "device to host")
     return [each for way in ways for each in case("host_bandwidth", machines, direction=way, at_once="one")]
 
 
-def who_has_slow_pairs(name: str, bad: Where, percent: float) -> Named:
+def who_has_slow_pairs(name, bad, percent):
     return of(who_slows_pairs([slowed(each, percent, bad).values]) for each in figures(name, "pair_bandwidth"))
 
 
-def collectives(*machines: str) -> list[Case]:
+def collectives(*machines):
     names = ("all_reduce", "broadcast", "reduce", "sendrecv", "all_to_all")
     sizes = [(each, nbytes) for each in names for nbytes in (GiB, 8 * GiB)]
     return [case for each, size in sizes for case in every("busbw", machines, collective=each, bytes=size)]
 
 
-def of_eight(unsteady_in_nccl: bool = False) -> list[Case]:
+def of_eight(unsteady_in_nccl=False):
     """The figures that the limits of 8x H200 were made from."""
     eight, found = BOARDS[H200].machine(8), []
     for limit in for_gpu(H200).limits:
@@ -226,25 +223,25 @@ def of_eight(unsteady_in_nccl: bool = False) -> list[Case]:
     return found
 
 
-def of_values(metric: str, usual: Sequence[float], at: str = "gpu2", **under: object) -> list[Case]:
+def of_values(metric, usual, at="gpu2", **under):
     """The last of these places of H200 beside the others: so many per cent less."""
     places = [where(f"{at[:-1]}{int(at[-1]) + 1 + index - len(usual)}") for index in range(len(usual))]
 
-    def plant(size: float) -> Named:
+    def plant(size):
         values = dict(zip(places, (*usual[:-1], usual[-1] * (1 - size / 100)), strict=True))
         return said(BOARDS[H200].machine(4), [Measurement(metric, values, under)], required=False)
 
     return [Case(frozenset({at}), plant)]
 
 
-def load(celsius: Sequence[float]) -> list[Measurement]:
+def load(celsius):
     """What the soak measures of as many GPUs at 690 W."""
     places = {gpu(index): float(each) for index, each in enumerate(celsius)}
     there = BOARDS[H200].machine(8).gpus[: len(celsius)]
     return [Measurement("soak_excess", excess(places, dict.fromkeys(places, 690.0), there), {})]
 
 
-def soak(celsius: Sequence[float]) -> list[Case]:
+def soak(celsius):
     """The last of these GPUs is so many K warmer."""
     last = Case(
         frozenset({str(gpu(len(celsius) - 1))}),
@@ -253,7 +250,7 @@ def soak(celsius: Sequence[float]) -> list[Case]:
     return [last]
 
 
-def exchanged() -> Named:
+def exchanged():
     """Every GPU of a machine exchanged for one of a machine whose boards have another part number."""
     named, here, other = Named(), run_of("h200x4-a").topology, run_of("h200x4-c").topology
     for index, place in enumerate(gpus("h200x4-a")):
@@ -265,22 +262,22 @@ def exchanged() -> Named:
     return named
 
 
-def half_of_the_sockets() -> Named:
+def half_of_the_sockets():
     values = {gpu(index): 53.1 if index < 4 else 55.5 for index in range(8)}
     ways = [{"direction": way, "at_once": "one"} for way in ("host to device", "device to host")]
     return said(BOARDS[H200].machine(8), [Measurement("host_bandwidth", values, way) for way in ways])
 
 
-def as_recorded(metric: str) -> Callable[[], Named]:
+def as_recorded(metric):
     """Of every recorded machine as it is."""
     return lambda: set.union(*(case.named(0) for case in every(metric)))
 
 
-def samples(metric: str, **under: object) -> list[Case]:
+def samples(metric, **under):
     """One of four samples of the H100 is so much lower."""
     (figure,) = figures("h100x1-h", metric, **under)
 
-    def plant(percent: float) -> Named:
+    def plant(percent):
         ((at, value),) = figure.values.items()
         four = [value, value, value, value * (1 - percent / 100)]
         return said(run_of("h100x1-h").topology, [replace(figure, samples={at: four})], H100)
@@ -288,10 +285,10 @@ def samples(metric: str, **under: object) -> list[Case]:
     return [Case(frozenset({"gpu0"}), plant)]
 
 
-def without_switch(way: frozenset[int], *names: str) -> list[Case]:
+def without_switch(way, *names):
     """Slow ways of these GPUs, in machines of some kinds, by what was measured of their links."""
 
-    def plant(name: str, percent: float) -> Named:
+    def plant(name, percent):
         return named_there(name, SlowWay(way, 1 - percent / 100), ("host_bandwidth", "pair_bandwidth"))
 
     found = []
@@ -302,7 +299,7 @@ def without_switch(way: frozenset[int], *names: str) -> list[Case]:
     return found
 
 
-def model_row(model: str, metric: str, under: Mapping[str, object], value: float, source: str, size: float = 30) -> Row:
+def model_row(model, metric, under, value, source, size=30):
     """All GPUs of a machine of which only a healthy figure is known."""
     topology, world = BOARDS[model].machine(8), metric == "busbw"
     at = [WORLD] if world else [gpu(index) for index in range(8)]
@@ -313,7 +310,7 @@ def model_row(model: str, metric: str, under: Mapping[str, object], value: float
     return Row(what, [case], "limit_missed", f"{value:,g} {figure.unit}, {source}", lambda: case.named(0), (size,))
 
 
-def two_of_eight(reached: float, nvls: bool) -> Named:
+def two_of_eight(reached, nvls):
     """all_reduce of two nodes of 8x H100."""
     figures = between.pairs(2, reached)
     figures = replace(figures, conditions={**figures.conditions, "nvls": nvls})

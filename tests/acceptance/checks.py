@@ -4,11 +4,9 @@ import inspect
 import itertools
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType, ModuleType, SimpleNamespace
-from typing import Any
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 
@@ -17,7 +15,6 @@ from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.model.fault import Fault, Faults
-from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.world.world import World
 from tests.conftest import ACCEPTANCE
@@ -40,14 +37,14 @@ class Outcome:
     faults: tuple[Fault, ...] = ()
 
     @property
-    def gpus(self) -> set[int]:
+    def gpus(self):
         """The indices of the GPUs that it names."""
         places = {part for fault in self.faults for subject in fault.subjects for part in subject.parts}
         named = {part.index for part in places if part.kind == "gpu"}
         return named | set(map(int, re.findall(r"\bGPU (\d+) ", self.message)))
 
 
-def checks_of(module: ModuleType) -> Iterator[tuple[Callable[..., None], dict[str, Any], list[pytest.Mark]]]:
+def checks_of(module):
     """Every check of a module with each of its cases as arguments, and its marks, those of the module first."""
     of_module = getattr(module, "pytestmark", [])
     for check in [each for name, each in vars(module).items() if name.startswith("test_")]:
@@ -61,7 +58,7 @@ def checks_of(module: ModuleType) -> Iterator[tuple[Callable[..., None], dict[st
             yield check, case, [*(mark for mark in marks if mark.name != "parametrize"), *more]
 
 
-def checks() -> Iterator[tuple[str, Callable[..., None], dict[str, Any]]]:
+def checks():
     """Every check of MODULES by its name with its case, and the case as arguments."""
     for module in map(__import__, MODULES):
         for check, case, _ in checks_of(module):
@@ -71,24 +68,18 @@ def checks() -> Iterator[tuple[str, Callable[..., None], dict[str, Any]]]:
 class Answering(Machine):
     """The fixture machine: `now` and `before` are facts of its host, or another recorded machine that answers."""
 
-    def __init__(self, here: Machine, now: Recorded | Mapping[str, Any] | None, before: Mapping[str, Any]) -> None:
+    def __init__(self, here, now, before):
         vars(self).update(vars(here))
         there = now.machine if isinstance(now, Recorded) else replace(here, host={**here.host, **(now or {})})
         vars(self)["now"] = lambda fact: facts_of(there).get(fact)
         vars(self)["before"] = lambda fact: {**facts_of(here), **before}.get(fact)
 
 
-def facts_of(machine: Machine) -> dict[str, Any]:
+def facts_of(machine):
     return {**machine.host, **{fact: [gpu[fact] for gpu in machine.gpus] for fact in NAMES}}
 
 
-def outcomes(
-    here: Recorded,
-    asked: int = 4,
-    now: Recorded | Mapping[str, Any] | None = None,
-    before: Mapping[str, Any] = MappingProxyType({}),
-    **more: Any,
-) -> dict[str, Outcome]:
+def outcomes(here, asked=4, now=None, before=MappingProxyType({}), **more):
     """What every check says of this machine of which `asked` GPUs were asked for. Checks that take a fixture of which
     nothing is known, such as ranks, are left out; `more` are other fixtures. `now`: what another machine answers in its
     place, or what its host does; `before`: what its host has answered."""
@@ -111,10 +102,10 @@ def outcomes(
     }
 
 
-def ranks_answer(answers: list[Any], to: str) -> SimpleNamespace:
+def ranks_answer(answers, to):
     """The fixture world: its ranks answer this `to` the probe of that name, and nothing to others."""
 
-    def run(probe: Callable[..., Any]) -> list[Any]:
+    def run(probe):
         return answers if probe.__name__ == to else [None] * len(answers)
 
     world = SimpleNamespace(run=run, places=[place.gpu(index) for index in range(len(answers))])
@@ -122,7 +113,7 @@ def ranks_answer(answers: list[Any], to: str) -> SimpleNamespace:
     return world
 
 
-def _outcome(check: Callable[..., None], fixtures: dict[str, Any], topology: GpuTopology) -> Outcome:
+def _outcome(check, fixtures, topology):
     try:
         check(**{name: fixtures[name] for name in inspect.signature(check).parameters})
     except NotApplicable as end:

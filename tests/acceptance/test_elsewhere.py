@@ -6,14 +6,13 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.verdict.reading import read
-from tests.conftest import ACCEPTANCE, KEPT, REPORTS, ROOT, SECONDS, FleetRun
+from tests.conftest import ACCEPTANCE, KEPT, REPORTS, ROOT, SECONDS
 
 BEGUN = """
 import pytest
@@ -35,7 +34,7 @@ ONE_OF_EACH = (
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def environment(tmp_path_factory):
     """A virtual environment outside of the checkout with the wheel in it; all else it has from this Python's."""
     pytest.importorskip("hatchling", reason="builds the wheel")
     folder = tmp_path_factory.mktemp("installed")
@@ -56,7 +55,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [["gpufleet", "accept"], ["python", "-m", "pytest", "--pyargs", "pytest_gpufleet.acceptance"]],
     ids=["accept", "pyargs"],
 )
-def test_an_installed_wheel_has_the_suite(environment: Path, tmp_path: Path, called: list[str]) -> None:
+def test_an_installed_wheel_has_the_suite(environment, tmp_path, called):
     """The same checks under the same names, and the report in the folder where it was called. Where it is not said
     what to run on, it is what there is, and here that is no GPU."""
     present = Path("/dev/nvidiactl").exists()
@@ -79,7 +78,7 @@ def test_an_installed_wheel_has_the_suite(environment: Path, tmp_path: Path, cal
     assert record.run.command_line.typed("--gpus 8", whole_suite=True) == f"{again} --gpus 8"
 
 
-def test_an_installed_wheel_has_all_of_the_suite(environment: Path, tmp_path: Path) -> None:
+def test_an_installed_wheel_has_all_of_the_suite(environment, tmp_path):
     options = ["--fleet-level=burnin", "--collect-only", "-qq"]
     listed = _run([environment / "gpufleet", "accept", *options], tmp_path)
     counted = {name: int(count) for name, count in re.findall(r"(test_\w+\.py): (\d+)", listed)}
@@ -88,7 +87,7 @@ def test_an_installed_wheel_has_all_of_the_suite(environment: Path, tmp_path: Pa
     assert not (tmp_path / "reports").exists()
 
 
-def _run(command: Sequence[object], folder: Path) -> str:
+def _run(command, folder):
     """What it prints, in a process that knows nothing of this checkout."""
     outside = {**KEPT, "PYTHONPATH": ""} if folder != ROOT else None
     ended = subprocess.run(
@@ -98,7 +97,7 @@ def _run(command: Sequence[object], folder: Path) -> str:
     return ended.stdout
 
 
-def test_every_file_is_a_start_for_ones_own_checks(run_pytest: Callable[..., FleetRun]) -> None:
+def test_every_file_is_a_start_for_ones_own_checks(run_pytest):
     files = {f"checks/test_own_{path.stem[5:]}.py": path for path in ACCEPTANCE.glob("test_[0-9]*.py")}
     options = ("--rehearse", f"--fleet-dir={REPORTS}", "--fleet-level=burnin", "-k", ONE_OF_EACH)
     run = run_pytest("checks", *options, files=files)
@@ -110,7 +109,7 @@ def test_every_file_is_a_start_for_ones_own_checks(run_pytest: Callable[..., Fle
 @pytest.mark.parametrize(
     "start", [(), ("-m", "torch.distributed.run", "--nproc_per_node=2")], ids=["python", "torchrun"]
 )
-def test_who_starts_a_file_of_the_suite_without_pytest_is_told(start: Sequence[str], tmp_path: Path) -> None:
+def test_who_starts_a_file_of_the_suite_without_pytest_is_told(start, tmp_path):
     copy = tmp_path / "checks"
     shutil.copytree(ACCEPTANCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("test_1_order.py", *(() if start else ("conftest.py", "__init__.py"))):
@@ -122,7 +121,7 @@ def test_who_starts_a_file_of_the_suite_without_pytest_is_told(start: Sequence[s
         assert re.search(r"^(import|from) pytest_gpufleet ", path.read_text(), re.MULTILINE), path.name
 
 
-def test_a_file_that_does_something_by_itself_may_be_started(tmp_path: Path) -> None:
+def test_a_file_that_does_something_by_itself_may_be_started(tmp_path):
     own = tmp_path / "test_own.py"
     for text in ("def test_it(): pass\nif __name__ == '__main__': print('ran')", "print('ran')"):
         own.write_text(f"import pytest_gpufleet\n{text}\n")

@@ -5,7 +5,6 @@ import re
 import time
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -18,18 +17,7 @@ from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
 from tests.acceptance.checks import outcomes, ranks_answer
 from tests.conftest import ACCEPTANCE, RECORDED
-from tests.machines import (
-    SINCE_THE_SNAPSHOTS,
-    Change,
-    Draft,
-    recorded,
-    set_gpu,
-    set_gpus,
-    set_host,
-    set_machine,
-    set_port,
-    then,
-)
+from tests.machines import SINCE_THE_SNAPSHOTS, recorded, set_gpu, set_gpus, set_host, set_machine, set_port, then
 
 # What needs ranks, and so real GPUs.
 NEEDS_GPUS = "not under_load and not every_rank"
@@ -39,7 +27,7 @@ PORTS_UP, FULL_PCIE = "test_network_ports_are_active", "test_network_ports_have_
 PORTS_CLEAN = "test_network_ports_stayed_clean"
 AS_MUCH_MEMORY, FEW_ERRORS = "test_every_socket_has_as_much_memory", "test_host_memory_had_few_errors"
 SERIAL = "serial 0000000000002"
-NOBODY: set[str] = set()
+NOBODY = set()
 NODE, GPU_2, ALL = {"node"}, {"gpu2"}, {"gpu0", "gpu1", "gpu2", "gpu3"}
 ABSENT, LOST = Missing("NVML: Not Supported", absent=True), Missing("NVML: GPU is lost")
 
@@ -56,12 +44,12 @@ def named(text):
 # ---------------------------------------------------------------- machines
 
 
-def port(number: int, **more: Any) -> dict[str, Any]:
+def port(number, **more):
     usual = {"state": "4: ACTIVE", "rate": "400 Gb/sec", "link_layer": "InfiniBand", "adapter": "MT4129"}
     return {"port": f"mlx5_{number}/1", **usual, "function": "0", **more}
 
 
-def ports(machine: Draft) -> None:
+def ports(machine):
     """Four InfiniBand ports, a management port of another adapter, and the second ports of two adapters, without a
     cable."""
     management = port(4, link_layer="Ethernet", adapter="MT4120", rate="40 Gb/sec")
@@ -69,14 +57,14 @@ def ports(machine: Draft) -> None:
     machine.host["network_ports"] = [*map(port, range(4)), management, port(5, **unplugged), port(6, **unplugged)]
 
 
-def with_storage(machine: Draft) -> None:
+def with_storage(machine):
     """A card for storage that is down, as a DGX H100 has two beside those of its GPUs."""
     machine.host["network_ports"].append(port(7, state="1: DOWN", rate="10 Gb/sec"))
     for index, gpu in enumerate(machine.gpus):
         gpu["network_adapters"] = [f"mlx5_{index}"]
 
 
-def pcie(**link: int) -> dict[str, int]:
+def pcie(**link):
     able = {"lanes_able": 16, "lanes_of_port": 16, "speed_able": 32, "speed_of_port": 32}
     return {"lanes": 16, "speed": 32, **able, **link}
 
@@ -84,45 +72,45 @@ def pcie(**link: int) -> dict[str, int]:
 PORT_ERRORS = {"link_downed": 1, "symbol_error": 15}
 
 
-def ports_with_pcie(machine: Draft) -> None:
+def ports_with_pcie(machine):
     machine.host["network_ports"] = [port(number, pcie=pcie(), errors=PORT_ERRORS) for number in range(4)]
 
 
-def set_setup(**more: Any) -> Change:
+def set_setup(**more):
     return lambda machine: machine.host["processor_setup"].update(more)
 
 
-def two_sockets(machine: Draft) -> None:
+def two_sockets(machine):
     memory = {"0": 1 << 40, "1": 1 << 40}
     setup = {"clock_source": "tsc", "offline": [], "smt": "on", "numa_memory": memory, "virtual": False, "sockets": 2}
     machine.host["processor_setup"] = setup
 
 
-def set_modules(**of_the_fourth: Any) -> Change:
+def set_modules(**of_the_fourth):
     module = {"bytes": 64 << 30, "type": "DDR5", "speed": 5600, "configured_speed": 4800}
     modules = [{**module, "locator": f"DIMM_{slot}", **(of_the_fourth if slot == 3 else {})} for slot in range(16)]
     return set_host(memory_modules=modules)
 
 
-def memory_errors(uncorrected: int = 0) -> Change:
+def memory_errors(uncorrected=0):
     counts = {"corrected": 3, "uncorrected": uncorrected}
     module = {"label": "DIMM_A1", "location": "channel 0 slot 0", **counts}
     return set_host(memory_errors=[{"controller": "mc0", "driver": "", "seconds": 900, "modules": [module], **counts}])
 
 
-def fell_off(device: str) -> Change:
+def fell_off(device):
     return set_machine(log=f"NVRM: Xid (PCI:0000:00:{device}): 79, pid=1, GPU has fallen off the bus.")
 
 
-def fabric(**health: Any) -> dict[str, Any]:
+def fabric(**health):
     return {"fabric_health": {**SINCE_THE_SNAPSHOTS["fabric_health"], "mask": 0x1AA, **health}}
 
 
-def topology_file(**read: Any) -> Change:
+def topology_file(**read):
     return set_host(topology_file={"path": "/opt/microsoft/ndv5-topo.xml", **read})
 
 
-def narrow(gpu: int, port: int) -> dict[str, Any]:
+def narrow(gpu, port):
     return {"pcie_width": 8, "pcie_width_max": 8, "pcie_width_able": {"gpu": gpu, "port": port}}
 
 
@@ -142,7 +130,7 @@ NO_FABRIC = {"fabric": {"state": 0, "status": 0}}
 ONE_DOWN = [*[1] * 4, 0, *[1] * 13]  # NVLinks
 
 
-def tray(**imex: Any) -> Change:
+def tray(**imex):
     """Of an NVL72: four GPUs whose NVLinks leave it."""
     ready = {"nodes": [f"10.0.0.{number}" for number in range(18)], "channels": 1, "daemon": "READY"}
     of_model = {"memory_bytes": 186 * 10**9, "power_limit_watts": 1200.0, "power_limit_default_watts": 1200.0}
@@ -150,7 +138,7 @@ def tray(**imex: Any) -> Change:
     return then(gpus, set_host(imex={**ready, **imex}))
 
 
-def bridged(machine: Draft) -> None:
+def bridged(machine):
     """Without NVSwitch and profile facts that count NVLinks: A100 PCIe, of which bridges connect GPU 0 with 1 and 2
     with 3."""
     row = ["X", "NV12", "SYS", "SYS"]
@@ -164,13 +152,13 @@ def bridged(machine: Draft) -> None:
         gpu["p2p"] = {name: [0 if link in ("X", "NV12") else 1 for link in of_gpu] for name in gpu["p2p"]}
 
 
-def reach(status: int) -> Change:
+def reach(status):
     """By nvmlGpuP2PStatus_t to read and to write, of all with each other."""
     rows = [[status if row != column else 0 for column in range(4)] for row in range(4)]
     return then(*(set_gpu(index, p2p={"read": row, "write": row}) for index, row in enumerate(rows)))
 
 
-def no_read_of_1(machine: Draft) -> None:
+def no_read_of_1(machine):
     machine.gpus[2]["p2p"]["read"][1] = 4
 
 
@@ -186,7 +174,7 @@ unbridged = then(
 over_pcie = then(unbridged, reach(0))
 
 
-def blackwell(machine: Draft) -> None:
+def blackwell(machine):
     """A B200 as it might describe itself: NVLink 5 with its counters, and errors in the kernel log that call for
     nothing."""
     machine.log = """
@@ -205,7 +193,7 @@ NVRM: Xid (PCI:0000:00:08): 154, GPU recovery action changed from 0x1 (GPU Reset
         gpu["nvlink_errors"] = {kind: [0] * 18 for kind in ("receive", "recovery", "effective", "symbol")}
 
 
-def fatal_of_nvlink_5(machine: Draft) -> None:
+def fatal_of_nvlink_5(machine):
     machine.log += "NVRM: Xid (PCI:0000:00:08): 149, NETIR_LINK_DOWN Fatal XC0 i0 Link 03 (0x00200011 0x00000000 0x0)\n"
 
 
@@ -213,7 +201,7 @@ def fatal_of_nvlink_5(machine: Draft) -> None:
 FIRST, SECOND = [2**48 - 1] + [0] * 15, [2**64 - 2**48, 2**32 - 1] + [0] * 14
 
 
-def affinity_by_socket(machine: Draft) -> None:
+def affinity_by_socket(machine):
     for index, gpu in enumerate(machine.gpus):
         first = index // 2 * 48
         gpu.update(cpu_affinity=(FIRST, SECOND)[index // 2], pci_bus_cpus=list(range(first, first + 48)))
@@ -223,7 +211,7 @@ SMOOTHED = set_gpus(power_smoothing=[1, 2])  # enabled, by preset 2
 SAME_GSP, SAME_BAR1 = set_gpus(gsp_firmware="580.159.04"), set_gpus(bar1_bytes=256 << 30)
 ABOVE = 10_001, 20_000_001  # corrected errors in SRAM and DRAM that are too many in a day
 # What is there before the change, for checks that look at more than a recorded machine has.
-THERE: dict[str, Change] = {
+THERE = {
     FULL_PCIE: ports_with_pcie,
     PORTS_UP: ports,
     "test_memory_modules_are_alike": set_modules(),
@@ -232,12 +220,12 @@ THERE: dict[str, Change] = {
 }
 
 
-def described(check: str, change: Change) -> Any:
+def described(check, change):
     return recorded(two_sockets, THERE.get(check, then()), change)
 
 
 # Check, change, the code of its faults, the places that they name, and words of what they say.
-FAULTY: list[tuple[Any, ...]] = [
+FAULTY = [
     ("test_gpu_count",
      then(set_machine(count=3), lambda machine: machine.host["environment"].update(CUDA_VISIBLE_DEVICES="0,1,2")),
      "gpu_missing", NODE, "hides"),
@@ -284,7 +272,7 @@ FAULTY: list[tuple[Any, ...]] = [
 ]  # fmt: skip
 NOBODY_COUNTS = set_host(memory_errors=Missing("no EDAC driver counts them", absent=True))
 # By check: look-alikes that pass, and machines to which it does not apply; others are in docs/planted-faults.md.
-HEALTHY: dict[str, list[Change]] = {
+HEALTHY = {
     "test_fabric_is_ready": [set_gpus(fabric_health=ABSENT)],
     "test_imex_is_ready": [tray()],
     "test_gpus_are_alike[power_smoothing]": [set_gpus(power_smoothing=[0, 0])],
@@ -303,11 +291,7 @@ HEALTHY: dict[str, list[Change]] = {
     ],
     # a file of more than was asked for; and firmware without a security update
     TOPOLOGY_FILE: [topology_file(devices=[*FOUR_GPUS, "0000:00:0a.0", "ffff:ff:01.0"])],
-    VERSIONS: [
-        then(),
-        set_machine(driver="550.163.01"),
-        set_host(network_ports=[port(0, firmware="28.39.2048")]),
-    ],
+    VERSIONS: [then(), set_machine(driver="550.163.01"), set_host(network_ports=[port(0, firmware="28.39.2048")])],
     "test_power_limit_is_default": [set_gpus(power_limit_watts=750.0)],
     # a cloud's topology file
     "test_no_harmful_variable": [
@@ -326,7 +310,7 @@ HEALTHY: dict[str, list[Change]] = {
     FEW_ERRORS: [then()],
     "test_host_memory_errors_stayed_rare": [then()],
 }
-NOT_APPLICABLE: dict[str, list[Change]] = {
+NOT_APPLICABLE = {
     # GeForce, and boards of workstations
     "test_persistence_mode_is_on": [set_gpus(persistence_mode=0, brand=brand) for brand in (5, 12)],
     TOPOLOGY_FILE: [then()],
@@ -386,14 +370,14 @@ GENERATION = "pcie_generation_under_load", "test_pcie_generation_is_full_under_l
 CLOCKS = "clocks_under_load", "test_clocks_are_full_under_load"
 
 
-def one(answer: Any, of: Any = FREE) -> list[Any]:
+def one(answer, of=FREE):
     """What four ranks read, of which the third reads something else."""
     return [of, of, answer, of]
 
 
 # Probe and check, machine, what each rank reads while data flows, and the outcome. Of a link its generation, and the
 # highest it can; None: NVML cannot say.
-UNDER_LOAD: list[tuple[Any, ...]] = [
+UNDER_LOAD = [
     (GENERATION, then(), [(4, 4)] * 4, "failed", {0, 1, 2, 3}, "generation 4 of 5"),
     (GENERATION, then(), one(None, (5, 5)), "failed", {2}, "generation unknown of 5"),
     (GENERATION, then(), [None] * 4, "not applicable", set(), "NVML does not"),
@@ -518,10 +502,10 @@ def test_every_call_that_fails_alone_is_a_finding(reason):
 # ---------------------------------------------------------------- what a run has left behind
 
 
-def counted(kind: str, more: int, *links: int) -> Change:
+def counted(kind, more, *links):
     """So many errors more on these NVLinks of GPU 2, or on all."""
 
-    def change(machine: Draft) -> None:
+    def change(machine):
         counts = machine.gpus[2]["nvlink_errors"][kind]
         for link in links or range(18):
             counts[link] += more
@@ -529,18 +513,18 @@ def counted(kind: str, more: int, *links: int) -> Change:
     return change
 
 
-def one_link_less(machine: Draft) -> None:
+def one_link_less(machine):
     machine.gpus[2]["nvlink_errors"] = {kind: row[1:] for kind, row in machine.gpus[2]["nvlink_errors"].items()}
 
 
-def unreadable_link(machine: Draft) -> None:
+def unreadable_link(machine):
     machine.gpus[2]["nvlink_errors"]["recovery"][17] = None
 
 
 LINKS, RARE, REPLAYS = "test_nvlinks_stayed_clean", "test_memory_errors_stayed_rare", "test_pcie_links_stayed_clean"
 # The machine, the check of what GPU 2 reads in the end, after how many minutes, and what is said against it; "":
 # nothing.
-AFTER: list[tuple[Change, str, int, Change, str]] = [
+AFTER = [
     (then(), LINKS, 1, set_gpu(2, nvlink_errors=LOST), "cannot be read (NVML: GPU is lost)"),
     (then(), LINKS, 1, one_link_less, "on 17 NVLinks, at the beginning on 18"),
     (then(), LINKS, 1, set_gpu(2, nvlink_errors={"symbol": [0] * 18}), "replay errors are counted on 0 NVLinks"),

@@ -2,7 +2,6 @@
 
 import inspect
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -14,13 +13,13 @@ from pytest_gpufleet.probes import adapter_loopback
 from pytest_gpufleet.verdict.judgement import judge
 from tests.acceptance.checks import _outcome, outcomes, ranks_answer
 from tests.acceptance.test_faulty_machines import port
-from tests.machines import Change, recorded, set_host, set_port, then
+from tests.machines import recorded, set_host, set_port, then
 
 test_nodes_2_ports = __import__("test_nodes_2_ports")  # of the folder that tests.acceptance.checks found
 PORTS = set_host(network_ports=[port(number) for number in range(4)])
 
 
-def wrote(usual: float = 389.6, **third: Any) -> Change:
+def wrote(usual=389.6, **third):
     """What each port wrote to itself; of the third something else."""
     every = [{"port": f"mlx5_{number}/1", "bytes": 8 << 20, "gigabits": usual} for number in range(4)]
     every[2].update(third)
@@ -31,7 +30,7 @@ NEAT, OF_DELL = "MT_0000000838", "DEL0000000041"  # a ConnectX-7 of 400 Gbit/s, 
 NOT_INSTALLED = Missing("mlxlink is not installed", remedy="apt install mstflint")
 
 
-def able(gigabits: int) -> list[dict[str, Any]]:
+def able(gigabits):
     return [{"port": f"mlx5_{number}/1", "able": gigabits} for number in range(4)]
 
 

@@ -1,9 +1,6 @@
 """Whole checks of an order on a recorded machine: what each of them says, and what its verdict is."""
 
-from pathlib import Path
-
 from pytest_gpufleet import cli
-from pytest_gpufleet.model.events import Order
 from pytest_gpufleet.verdict.orders import load
 from tests.acceptance.checks import outcomes
 from tests.acceptance.test_faulty_machines import ONE_DOWN, port
@@ -21,7 +18,7 @@ driver = { at_least = "580.95.05" }
 """
 
 
-def given(text: str, folder: Path) -> Order:
+def given(text, folder):
     file = folder / "order.toml"
     file.write_text(text)
     return load(file)

@@ -1,11 +1,8 @@
 """What gets worse while a test runs, on a recorded 4x H200: the test fails, and the GPUs are named."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
-from pytest_gpufleet.machine.health import Guard, Health, slowdowns
+from pytest_gpufleet.machine.health import Guard, slowdowns
 from pytest_gpufleet.machine.local_node import LocalNode
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.gpu import Gpu, Missing
@@ -49,20 +46,20 @@ def machine(tmp_path):
     return Worsening(tmp_path / "kernel-log")
 
 
-def set_to(**facts: Any) -> Callable[[Worsening], None]:
+def set_to(**facts):
     return lambda machine: machine.facts.update(facts)
 
 
-def slowed(**spent: int) -> Callable[[Worsening], None]:
+def slowed(**spent):
     """By the driver's counters, in nanoseconds: between two samples of telemetry."""
     return lambda machine: machine.facts.update(slowdown_ns={**machine.facts["slowdown_ns"], **spent})
 
 
-def logged(*lines: str) -> Callable[[Worsening], None]:
+def logged(*lines):
     return lambda machine: machine.kernel(*lines)
 
 
-def xid(number: int, what: str = "name=python3, Ch 00000008") -> str:
+def xid(number, what="name=python3, Ch 00000008"):
     return f"NVRM: Xid (PCI:0000:00:08): {number}, pid=7, {what}"
 
 
@@ -70,7 +67,7 @@ SXID = "nvidia-nvswitch1: SXid (PCI:0000:86:00.0): 20034, {}, Link 30 LTSSM Faul
 PCIE = "nvidia 0000:00:08.0: PCIe Bus Error: severity={}, type=Data Link Layer, (Receiver ID)"
 GPU_2, NODE = ["gpu2"], ["node"]
 # What happens, the code and the places of the fault, and words of it; "": there is none.
-WORSE: dict[str, tuple[Callable[[Worsening], object], str, list[str], str]] = {
+WORSE = {
     "an uncorrectable error": (
         set_to(ecc_uncorrected_volatile=1), "ecc_uncorrected", GPU_2, "ecc_uncorrected_volatile was 0, is 1"),
     "nothing": (lambda machine: None, "", [], ""),
@@ -108,7 +105,7 @@ WORSE: dict[str, tuple[Callable[[Worsening], object], str, list[str], str]] = {
 }  # fmt: skip
 
 
-def described(health: Health) -> list[tuple[str, list[str]]]:
+def described(health):
     return [(fault.name, [str(subject) for subject in fault.subjects]) for fault in health.faults]
 
 

@@ -1,9 +1,7 @@
 """A machine that is described instead of present: the part of pynvml that pytest-gpufleet uses."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
 
 import pynvml
 
@@ -87,7 +85,7 @@ def _distance(nvml, one, other):
     return nvml.distance.get((i, j), FAR)
 
 
-ANSWERS: dict[str, Callable[..., Any]] = {
+ANSWERS = {
     "nvmlSystemGetDriverVersion": lambda nvml: "580.159.04",
     "nvmlSystemGetCudaDriverVersion_v2": lambda nvml: nvml.cuda_driver,
     "nvmlDeviceGetCount": lambda nvml: len(nvml.cards),

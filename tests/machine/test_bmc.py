@@ -5,7 +5,6 @@ from msgspec.structs import replace
 
 from pytest_gpufleet.machine import bmc
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.fault import Fault
 from tests.acceptance.checks import outcomes
 from tests.machine.trees import laid_out, replaced
 from tests.machines import recorded, set_gpus
@@ -200,7 +199,7 @@ FULL = ("Overflow         : false", "Overflow         : true")
 
 def test_a_full_log_is_shown_beside_the_verdict_and_what_it_holds_counts(tmp_path):
     """Also what comes, in one that writes over its oldest entries."""
-    shown: list[Fault] = []
+    shown = []
     full, sound = read(tmp_path / "full", FULL), read(tmp_path / "sound")
     assert set(check_all(sound, sound, shown.extend).values()) == {"passed"}
     assert shown == []

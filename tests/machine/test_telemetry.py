@@ -36,7 +36,7 @@ class StandIn:
 
     def __init__(self, count=2, errors=None, meanwhile=lambda: None):
         self.errors = errors or {}
-        self.asked: Counter[tuple[int, str]] = Counter()
+        self.asked = Counter()
         self._count, self._meanwhile = count, meanwhile
 
     def count(self):
@@ -51,7 +51,7 @@ class StandIn:
 
 def sampled(source, count, interval=0.01, on_sample=None):
     """The first `count` samples and the sampler, which was stopped then; each sample is given to `on_sample` too."""
-    taken: list[Sample] = []
+    taken = []
     done = threading.Event()
 
     def collect(one):
@@ -143,7 +143,7 @@ def test_stop_comes_before_the_next_sample_and_twice_and_without_start():
 
 def test_a_gap_in_the_samples_is_reported(monkeypatch):
     monkeypatch.setattr(telemetry, "LONGEST_GAP", 0.1)
-    taken: list[Sample] = []
+    taken = []
     late = StandIn(meanwhile=lambda: len(taken) == 1 and time.sleep(0.2))  # a driver that is slow for once
     _, sampler = sampled(late, 2, on_sample=taken.append)
     assert re.fullmatch(r"no answer from the driver for \d\.\d s", sampler.trouble)

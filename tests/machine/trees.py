@@ -7,7 +7,7 @@ printed, and "== $ ipmitool sel list ! ipmitool failed: no device" is one that f
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,10 +25,10 @@ class Tree:
     run: Callable[..., str]
 
 
-def replaced(*pairs: tuple[str, str]) -> Callable[[str], str]:
+def replaced(*pairs):
     """A change of a tree: of each pair the one text instead of the other, which has to be there."""
 
-    def change(text: str) -> str:
+    def change(text):
         for old, new in pairs:
             assert old in text
             text = text.replace(old, new)
@@ -37,7 +37,7 @@ def replaced(*pairs: tuple[str, str]) -> Callable[[str], str]:
     return change
 
 
-def written(root: Path, files: Mapping[str, str | bytes | Path]) -> Path:
+def written(root, files):
     """Files under `root` by their names, each with its text or its bytes; a Path is what a link leads to."""
     for name, content in files.items():
         path = root / name
@@ -49,10 +49,10 @@ def written(root: Path, files: Mapping[str, str | bytes | Path]) -> Path:
     return root
 
 
-def laid_out(name: str, root: Path, change: Callable[[str], str] = str) -> Tree:
+def laid_out(name, root, change=str):
     """The recorded tree of this name as files under `root`; `change` is what its text is changed by before."""
-    printed: dict[str, str] = {}
-    failed: dict[str, str] = {}
+    printed = {}
+    failed = {}
     _, *parts = HEAD.split(change((TREES / f"{name}.txt").read_text()))
     for head, content in zip(parts[::2], parts[1::2], strict=True):
         if head.startswith("$ "):
@@ -63,7 +63,7 @@ def laid_out(name: str, root: Path, change: Callable[[str], str] = str) -> Tree:
         path, in_hex, _ = path.partition(" : hex")
         written(root, {path: Path(target) if target else bytes.fromhex(content) if in_hex else content})
 
-    def run(*command: str, seconds: float = 20, statuses: tuple[int, ...] = (0,)) -> str:
+    def run(*command, seconds=20, statuses=(0,)):
         line = " ".join(command)
         if line not in printed:
             raise Unreadable(failed.get(line, f"{command[0]} is not installed"))

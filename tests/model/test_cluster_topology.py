@@ -22,11 +22,11 @@ THREE = clusters.topology("gf1", "gf2", "gf3")
     ("world", "world"),
     ("node7", "node 7"),
 ])  # fmt: skip
-def test_places_are_called_by_the_host(place: str, beginning: str) -> None:
+def test_places_are_called_by_the_host(place, beginning):
     assert THREE.identity(read(place)).startswith(beginning)
 
 
-def test_a_rail_is_called_by_the_network_adapter_next_to_its_gpu() -> None:
+def test_a_rail_is_called_by_the_network_adapter_next_to_its_gpu():
     alone = runs.topology("gf2")
     gpus = [replace(gpu, facts={**gpu.facts, "network_adapters": [f"mlx5_{gpu.index}"]}) for gpu in alone.gpus]
     both = joined({0: runs.topology("gf1"), 1: replace(alone, gpus=tuple(gpus))}, {0: "gf1", 1: "gf2"})
@@ -34,13 +34,13 @@ def test_a_rail_is_called_by_the_network_adapter_next_to_its_gpu() -> None:
     assert both.identity(read("node1/rail9")) == "gf2 rail 9"
 
 
-def test_a_node_describes_itself_as_if_it_were_alone_and_is_numbered_by_the_run() -> None:
+def test_a_node_describes_itself_as_if_it_were_alone_and_is_numbered_by_the_run():
     assert [gpu.place for gpu in THREE.gpus][3:6] == [gpu(3), gpu(0, node=1), gpu(1, node=1)]
     alone = runs.topology("gf1")
     assert joined({0: alone}, {0: "gf1"}) is alone
 
 
-def test_what_nodes_have_in_common_is_told_as_such_and_one_that_was_never_heard_takes_nothing_from_it() -> None:
+def test_what_nodes_have_in_common_is_told_as_such_and_one_that_was_never_heard_takes_nothing_from_it():
     newer = replace(runs.topology("gf2"), driver="590.1", fabric="pcie")
     both = joined({0: runs.topology("gf1"), 1: newer}, {0: "gf1", 1: "gf2"})
     assert (THREE.driver, THREE.fabric) == ("580.159.04", "nvswitch")
@@ -50,11 +50,11 @@ def test_what_nodes_have_in_common_is_told_as_such_and_one_that_was_never_heard_
     assert (rest.driver, rest.fabric, rest.absent, len(rest.gpus)) == ("580.159.04", "nvswitch", "", 4)
 
 
-def peers(topology: GpuTopology, *places: str) -> bool:
+def peers(topology, *places):
     return len({topology.kind(read(place)) for place in places}) == 1
 
 
-def test_only_like_places_are_peers() -> None:
+def test_only_like_places_are_peers():
     other = joined(
         {0: runs.topology("gf1"), 1: runs.topology("gf2"), 2: runs.topology("gf3", runs.H200)},
         dict(enumerate(("gf1", "gf2", "gf3"))),
@@ -72,6 +72,6 @@ def test_only_like_places_are_peers() -> None:
     assert [two for two in unlike if peers(other, *two)] == []
 
 
-def test_all_ranks_of_a_machine_are_its_node_among_others() -> None:
+def test_all_ranks_of_a_machine_are_its_node_among_others():
     assert on_node(WORLD, 2) == Place(2, "node")
     assert on_node(Pair(gpu(0), gpu(3)), 2) == Pair(gpu(0, node=2), gpu(3, node=2))

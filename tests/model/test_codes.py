@@ -77,7 +77,7 @@ def test_every_code_says_what_it_is_and_what_to_do():
         assert set(code.explains) <= categories - {code.category}
 
 
-def test_every_code_is_given_somewhere() -> None:
+def test_every_code_is_given_somewhere():
     root = Path(__file__).parents[2]
     files = [path for folder in ("src", "acceptance") for path in (root / folder).rglob("*.py")]
     source = "\n".join(path.read_text(encoding="utf-8") for path in files if not path.name.endswith("codes.py"))

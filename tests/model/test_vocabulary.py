@@ -3,7 +3,7 @@
 import math
 import os
 from collections import defaultdict
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import torch
@@ -123,11 +123,11 @@ def test_a_shipped_limit_depends_on_nothing_out_of_the_ordinary():
 WARM = GpuState(temperature_c=61.5, sm_clock_mhz=1410.0)
 
 
-def evidence_of(measurement: Measurement) -> dict[str, Any]:
+def evidence_of(measurement):
     return codec.plain(Finding("a check", measurement, "for information"))
 
 
-def test_it_stands_in_evidence_but_for_that_of_before() -> None:
+def test_it_stands_in_evidence_but_for_that_of_before():
     measured = Measurement("gemm", {"gpu0": 690.0, "gpu1": 680.0}, {}, gpu_states={"gpu1": WARM})
     written = evidence_of(measured)
     assert codec.typed(written, Finding).measurement == measured
@@ -136,12 +136,12 @@ def test_it_stands_in_evidence_but_for_that_of_before() -> None:
 
 
 @pytest.mark.parametrize("wrong", [61.5, {"temperature_c": 61.5}, None])
-def test_it_is_a_gpu_state_and_nothing_else(wrong: Any) -> None:
+def test_it_is_a_gpu_state_and_nothing_else(wrong):
     with pytest.raises(TypeError, match="GpuState"):
         Measurement("gemm", {"gpu0": 690.0}, {}, gpu_states={"gpu0": wrong})
 
 
-def test_evidence_with_a_state_that_is_no_number_is_not_read() -> None:
+def test_evidence_with_a_state_that_is_no_number_is_not_read():
     written = evidence_of(Measurement("gemm", {"gpu0": 690.0}, {}, gpu_states={"gpu0": WARM}))
     for value in ("hot", math.inf):
         written["measurement"]["gpu_states"]["gpu0"]["temperature_c"] = value
@@ -156,7 +156,7 @@ DERIVED = {
 }  # fmt: skip
 
 
-def test_it_stands_beside_every_figure_that_gpus_give_at_level_standard() -> None:
+def test_it_stands_beside_every_figure_that_gpus_give_at_level_standard():
     machine = H200.machine(4, "pcie", memory_bytes=141 << 30)
     measured = dry_suite.measured(H200, machine, 1, False, "standard", METRICS)
     assert {each.metric for each in measured if len(each.gpu_states) < len(each.values)} == DERIVED

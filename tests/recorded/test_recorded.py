@@ -18,17 +18,12 @@ from dataclasses import replace
 from difflib import unified_diff
 from html import unescape
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pytest_gpufleet import __version__
 from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.place import Where
-from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.page import page
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 from pytest_gpufleet.run import summary
@@ -36,7 +31,6 @@ from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.fleet.fleet_verdict import ALONE, ended, settled
-from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns
 from tests.acceptance.checks import outcomes
 from tests.machines import Recorded
 
@@ -48,7 +42,7 @@ BLOCKS = "p|li|tr|h1|h2|h3|h4|div|table|caption|section|summary|pre"
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_recorded_run_comes_to_what_is_expected(name: str) -> None:
+def test_a_recorded_run_comes_to_what_is_expected(name):
     differences = []
     for file, text in texts(RunFolder(RUNS[name])).items():
         expected = HERE / name / "expected" / file
@@ -61,7 +55,7 @@ def test_a_recorded_run_comes_to_what_is_expected(name: str) -> None:
         pytest.fail("\n".join([*differences, told]), pytrace=False)
 
 
-def texts(folder: RunFolder) -> dict[str, str]:
+def texts(folder):
     """What is expected of a run, by the names of the files."""
     record, digest = folder.record(), folder.digest()
     runs = folder.own_runs(record)
@@ -81,13 +75,13 @@ def texts(folder: RunFolder) -> dict[str, str]:
     return found
 
 
-def by_todays_limits(record: Record, runs: NodeRuns = ALONE) -> Record:
+def by_todays_limits(record, runs=ALONE):
     """Of a run on many nodes each node's own run first."""
     own = {node: replace(run, record=by_todays_limits(run.record)) for node, run in runs.items()}
     return judge_again(record, profile.choose(None, {gpu.name for gpu in record.topology.gpus}), own=own)
 
 
-def told(record: Record) -> str:
+def told(record):
     """The verdict, its reasons, the faults, and a line for each finding."""
     lines = [f"{record.verdict}, exit status {record.exit_status}", *(f"  {reason}" for reason in record.reasons)]
     lines += ["", "faults", *map(told_fault, record.faults)]
@@ -99,17 +93,17 @@ def told(record: Record) -> str:
     return "\n".join(lines) + "\n"
 
 
-def told_fault(fault: Fault) -> str:
+def told_fault(fault):
     where = ", ".join(map(str, fault.subjects)) or "nowhere"
     return f"  {fault.kind.number} {fault.name} ({fault.kind.category}, {fault.kind.action}) at {where}: {fault.check}"
 
 
-def told_finding(finding: Finding) -> str:
+def told_finding(finding):
     """ "  met memory_bandwidth operation=copy: gpu0 4261, gpu1 4270; >= 4130 GB/s calibrated; ...": the places that
     missed with a "!", those that are slower than their peers with by how much."""
     measurement, limit, slower = finding.measurement, finding.limit, finding.slower_than_peers
 
-    def value(at: Where, number: float) -> str:
+    def value(at, number):
         missed = "!" if at in finding.missed else ""
         return f"{at} {number:.4g}{missed}" + (f" ({(slower or {})[at]:.1%} worse)" if at in (slower or {}) else "")
 
@@ -122,7 +116,7 @@ def told_finding(finding: Finding) -> str:
     return f"  {finding.state} {measurement.metric}{conditions}: {values}; {'; '.join(parts)}{reason}"
 
 
-def said_of_facts(record: Record) -> str:
+def said_of_facts(record):
     """What the checks of inventory and health say today of the facts that were read when the run began."""
     gpus = record.topology.gpus
     present = tuple(gpu.get("pci_bus_id") or "" for gpu in gpus)
@@ -136,13 +130,13 @@ def said_of_facts(record: Record) -> str:
     return "\n".join(lines) + "\n"
 
 
-def one_a_line(document: dict[str, Any]) -> str:
+def one_a_line(document):
     """JSON with each element of a list or an object at the top on a line of its own."""
     texts = (f"{json.dumps(key)}: {_inner(value)}" for key, value in document.items())
     return "{\n" + ",\n".join(texts) + "\n}\n"
 
 
-def _inner(value: Any) -> str:
+def _inner(value):
     if isinstance(value, dict) and value:
         return "{\n" + ",\n".join(f"{json.dumps(key)}: {json.dumps(each)}" for key, each in value.items()) + "\n}"
     if isinstance(value, (list, tuple)) and value:
@@ -150,7 +144,7 @@ def _inner(value: Any) -> str:
     return json.dumps(value)
 
 
-def text_of(html: str) -> str:
+def text_of(html):
     """A line for each row of a table and for each block, and of pictures their descriptions."""
     html = re.sub(r"<(head|style|script)\b.*?</\1>", "", html, flags=re.DOTALL)
     html = re.sub(r'<svg\b(?:[^>]*?aria-label="([^"]*)")?.*?</svg>', r"<p>[picture: \1]</p>", html, flags=re.DOTALL)
@@ -160,7 +154,7 @@ def text_of(html: str) -> str:
     return "".join(f"{line}\n" for line in tidy if line)
 
 
-def rewrite() -> None:
+def rewrite():
     for name, path in RUNS.items():
         folder = HERE / name / "expected"
         shutil.rmtree(folder, ignore_errors=True)

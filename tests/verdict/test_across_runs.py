@@ -2,7 +2,6 @@
 
 import math
 import random
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +10,13 @@ import pytest
 
 from pytest_gpufleet.model.events import Fingerprint, Part, RunHeader
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.model.metric import METRICS, Metric, Tolerance
 from pytest_gpufleet.model.place import Place, gpu
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.several_runs import compared
-from pytest_gpufleet.verdict.across_runs.drift import Drift, drift, noise
+from pytest_gpufleet.verdict.across_runs.drift import drift, noise
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 from pytest_gpufleet.verdict.fingerprint_rules import gpus_apart, nothing_repeats
 from pytest_gpufleet.verdict.fleet.equality import not_compared, other_bits
@@ -34,7 +33,7 @@ BUSBW = METRICS["busbw"]  # no peers: 3 %
 BANKS = {"max": 3072, "high": 0, "partial": 0, "low": 0, "none": 0}  # by spare rows, as an H200 tells them
 
 
-def machine(host: str = "node7", order: tuple[int, ...] = (0, 1, 2, 3), **facts: object) -> GpuTopology:
+def machine(host="node7", order=(0, 1, 2, 3), **facts):
     """The four GPUs of node7 in the slots of a host, in this order. `facts`: of GPU 1, wherever it is."""
     whole = runs.topology("node7")
     gpus = (
@@ -44,7 +43,7 @@ def machine(host: str = "node7", order: tuple[int, ...] = (0, 1, 2, 3), **facts:
     return replace(whole, gpus=tuple(gpus))
 
 
-def run(day: int, *measurements: Measurement, at: GpuTopology | None = None, host: str = "node7") -> Record:
+def run(day, *measurements, at=None, host="node7"):
     return Record(
         run=RunHeader(host=host, utc=f"2026-11-{day:02}T08:00:00+00:00"),
         topology=at or machine(),
@@ -52,13 +51,13 @@ def run(day: int, *measurements: Measurement, at: GpuTopology | None = None, hos
     )
 
 
-def memory(*values: float, metric: Metric = MEMORY, **conditions: str) -> Measurement:
+def memory(*values, metric=MEMORY, **conditions):
     return Measurement(
         metric.name, {f"gpu{index}": value for index, value in enumerate(values)}, conditions, definition=metric
     )
 
 
-def pairs(slow: int, value: float) -> Measurement:
+def pairs(slow, value):
     """Of all pairs in both directions: with the GPU `slow` in them this value, else 100."""
     every = ((one, other) for one in range(4) for other in range(4) if one != other)
     values = {f"gpu{one}-gpu{other}": value if slow in (one, other) else 100.0 for one, other in every}
@@ -67,25 +66,25 @@ def pairs(slow: int, value: float) -> Measurement:
     )
 
 
-def together(value: float, **conditions: str | int) -> Measurement:
+def together(value, **conditions):
     return Measurement("busbw", {"world": value}, conditions, definition=BUSBW)
 
 
-def by_name(*records: Record) -> dict[str, Record]:
+def by_name(*records):
     return {f"r{index}": record for index, record in enumerate(records)}
 
 
-def ids(*indexes: int) -> tuple[str, ...]:
+def ids(*indexes):
     return tuple(f"GPU-node7-{index}" for index in indexes)
 
 
-def days(*each: tuple[float, ...]) -> tuple[Record, ...]:
+def days(*each):
     """Runs in which the four GPUs reached this."""
     return tuple(run(day, memory(*values)) for day, values in enumerate(each, 1))
 
 
 SAME = (100, 100, 100, 100)
-CASES: Mapping[str, tuple[tuple[Record, ...], Mapping[tuple[str, ...], float]]] = {
+CASES = {
     "healthy": (days((100, 101, 99, 100), (99.5, 100.4, 99, 100.6)), {}),
     "better": (days((100, 100, 100, 90), SAME), {}),
     "one is slow": (days(SAME, (100, 98, 100, 100)), {ids(1): 0.02}),
@@ -122,12 +121,12 @@ CASES: Mapping[str, tuple[tuple[Record, ...], Mapping[tuple[str, ...], float]]] 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_got_worse_is_named(name: str) -> None:
+def test_what_got_worse_is_named(name):
     records, worse = CASES[name]
     assert {each.gpus: each.worse for each in drift(by_name(*records)).worse} == pytest.approx(worse)
 
 
-def warm(day: int, warmer: float, *values: float) -> Record:
+def warm(day, warmer, *values):
     """Products of GPUs that lose 0.3 % by each kelvin, the first of them 40 K warmer than the others."""
     states = {f"gpu{index}": GpuState(temperature_c=50.0 + warmer + (40 if index == 0 else 0)) for index in range(4)}
     found = run(day, replace(memory(*values), gpu_states=states))
@@ -142,7 +141,7 @@ def warm(day: int, warmer: float, *values: float) -> Record:
     (-5, 101.2, []),
     (-5, 99.8, ["gpu1"]),  # and in a colder one it should be faster
 ])  # fmt: skip
-def test_figures_are_taken_at_the_temperature_of_the_last_run(warmer: float, now: float, worse: list[str]) -> None:
+def test_figures_are_taken_at_the_temperature_of_the_last_run(warmer, now, worse):
     healthy = 100 - 0.3 * min(warmer, 10)
     cold, later = warm(1, 0, 100, 100, 100, 100), warm(2, warmer, healthy, now, healthy, healthy)
     assert [str(each.place) for each in drift(by_name(cold, later)).worse] == worse
@@ -152,7 +151,7 @@ ALONE = METRICS["solo_train_throughput"]
 
 
 @pytest.mark.parametrize(("lost", "found"), [(0.0, 0), (0.02, 1)])
-def test_what_a_gpu_lost_since_its_own_runs_is_found_from_2_percent_on(lost: float, found: int) -> None:
+def test_what_a_gpu_lost_since_its_own_runs_is_found_from_2_percent_on(lost, found):
     """By eight runs of a machine that differ by 0.1 %, though GPUs differ by 1 %; and nothing else is."""
     dice = random.Random(31)
     for _ in range(20):
@@ -163,7 +162,7 @@ def test_what_a_gpu_lost_since_its_own_runs_is_found_from_2_percent_on(lost: flo
         assert [each.gpus for each in drift(by_name(*records)).worse] == [ids(2)] * found
 
 
-def test_the_place_is_that_of_the_last_run() -> None:
+def test_the_place_is_that_of_the_last_run():
     before, now = run(1, memory(100, 110, 100, 100)), run(2, memory(100, 100, 107, 100), at=machine(order=(0, 2, 1, 3)))
     (worse,) = drift(by_name(before, now)).worse
     assert (worse.gpus, worse.worse) == (ids(1), pytest.approx(3 / 110))
@@ -171,7 +170,7 @@ def test_the_place_is_that_of_the_last_run() -> None:
     assert worse.history == {"r0": 110.0, "r1": 107.0}
 
 
-def test_figures_that_are_only_shown_are_not_held_against_anything() -> None:
+def test_figures_that_are_only_shown_are_not_held_against_anything():
     only_shown = [
         replace(each, findings=[replace(finding, state="for information", required=False) for finding in each.findings])
         for each in CASES["one is slow"][0]
@@ -179,11 +178,11 @@ def test_figures_that_are_only_shown_are_not_held_against_anything() -> None:
     assert drift(by_name(*only_shown)).compared == 0
 
 
-def counted(first: Mapping[str, object], last: Mapping[str, object]) -> Drift:
+def counted(first, last):
     return drift(by_name(run(1, at=machine(**first)), run(2, at=machine(**last))))
 
 
-def test_rows_remapped_after_uncorrectable_errors_are_a_fault() -> None:
+def test_rows_remapped_after_uncorrectable_errors_are_a_fault():
     found = counted({"remapped_rows": [0, 1, 0, 0]}, {"remapped_rows": [0, 3, 0, 0]})
     assert [(fault.name, list(map(str, fault.subjects))) for fault in found.faults] == [("rows_remapped", ["gpu1"])]
 
@@ -196,13 +195,13 @@ def test_rows_remapped_after_uncorrectable_errors_are_a_fault() -> None:
     ({"spare_rows": BANKS}, {"spare_rows": BANKS}, ""),
     ({"ecc_corrected_volatile": 70}, {"ecc_corrected_volatile": 0}, ""),  # the driver was loaded anew
 ])  # fmt: skip
-def test_what_was_corrected_is_told(first: Mapping[str, object], last: Mapping[str, object], said: str) -> None:
+def test_what_was_corrected_is_told(first, last, said):
     found = counted(first, last)
     assert found.faults == ()
     assert [said in note for note in found.notes] == [True] * bool(said)
 
 
-def test_gpus_that_moved_came_or_went_are_told() -> None:
+def test_gpus_that_moved_came_or_went_are_told():
     whole = machine()
     other = replace(whole, gpus=(*whole.gpus[:3], Gpu(3, {**runs.topology("node8").gpus[3].facts})))
     moved = drift(by_name(run(1), run(2, at=machine("node8"), host="node8"))).notes
@@ -222,11 +221,11 @@ def test_gpus_that_moved_came_or_went_are_told() -> None:
     ([[99.0, 100.0, 99.0]] * 3, 1.4826 * 0.02 / math.sqrt(6), 0.6),
     ([[100.0, 100.0, 100.0]] * 3 + [[100.0, 50.0, 100.0]], 0.0, 0.8),  # one GPU is no noise of the others
 ])  # fmt: skip
-def test_noise_is_what_a_straight_line_leaves(histories: list[list[float]], sigma: float, df: float) -> None:
+def test_noise_is_what_a_straight_line_leaves(histories, sigma, df):
     assert noise(histories, Figure("memory_bandwidth", (), MEMORY)) == pytest.approx((sigma, df))
 
 
-def test_two_runs_of_a_real_machine() -> None:
+def test_two_runs_of_a_real_machine():
     """Between them another process computed on GPU 2: nothing is worse without it, and GPU 2 is with it."""
     alone, beside = (read(RECORDED / f"h200x4-{name}" / "evidence.jsonl") for name in ("c", "neighbour"))
     healthy = drift({"beside": beside, "alone": alone})

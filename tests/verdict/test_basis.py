@@ -3,17 +3,14 @@
 import json
 import re
 from argparse import ArgumentTypeError
-from collections.abc import Callable
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pytest_gpufleet.cli import main
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import RunHeader
-from pytest_gpufleet.model.finding import GRADES, IN_WORDS, GivenLimits, Grade, Reference
+from pytest_gpufleet.model.finding import GRADES, IN_WORDS, GivenLimits, Reference
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import prometheus
 from pytest_gpufleet.report.banner import headline, reasons, why
@@ -30,29 +27,29 @@ from pytest_gpufleet.verdict.verdict import conclude
 from tests import runs
 from tests.conftest import ROOT
 
-PROJECT: Grade = "project"
-OF_METRIC: dict[str, Grade] = {"busbw": "calibrated", "collective_latency": PROJECT, "solo_train_throughput": PROJECT}
+PROJECT = "project"
+OF_METRIC = {"busbw": "calibrated", "collective_latency": PROJECT, "solo_train_throughput": PROJECT}
 RAN = "; machines with 4 x NVIDIA X9000 that ran this suite: 0"
 TOLD = f"3 of 3 measurements within limits: 1 calibrated, 2 project{RAN}"
 
 
-def limits(folder: Path, more: str = "") -> Path:
+def limits(folder, more=""):
     """A profile that runs.FIGURES meet, by limits of these grades."""
     return runs.written(folder / "limits.toml", runs.contract(OF_METRIC) + more)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """Of a run that was accepted, one figure by a calibrated limit and two by project ones."""
     return runs.record(tmp_path / "run", limits=limits(tmp_path))
 
 
 @pytest.fixture
-def record(folder: Path) -> Record:
+def record(folder):
     return read(folder / "evidence.jsonl")
 
 
-def test_the_verdict_names_what_it_stands_on_by_exact_counts(record: Record) -> None:
+def test_the_verdict_names_what_it_stands_on_by_exact_counts(record):
     assert (record.verdict, basis.lowest(record)) == ("ACCEPTED", "project")
     assert basis.by_grade(record) == {"calibrated": 1, "project": 2}
     assert record.reasons[1] == TOLD
@@ -64,14 +61,14 @@ def test_the_verdict_names_what_it_stands_on_by_exact_counts(record: Record) -> 
 
 
 @pytest.mark.parametrize("grade", GRADES)
-def test_only_physical_limits_come_with_a_warning(record: Record, grade: Grade) -> None:
+def test_only_physical_limits_come_with_a_warning(record, grade):
     judged = [(each, replace(each.limit, grade=grade)) for each in record.findings if each.limit]
     record.findings = [replace(finding, limit=limit) for finding, limit in judged]
     warning = " (theoretical limits catch defects, not a 10 % slowdown)" if grade == "physical" else ""
     assert basis.described(record) == f"3 of 3 measurements within limits: 3 {IN_WORDS[grade]}{warning}{RAN}"
 
 
-def test_the_machines_that_ran_the_suite_are_those_of_the_results() -> None:
+def test_the_machines_that_ran_the_suite_are_those_of_the_results():
     text = (ROOT / "docs/results/README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (NVIDIA [^|]+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", text, re.M)
     counts = {(name, gpus): int(n) for name, *each in rows for gpus, n in zip((1, 2, 4, 8), each, strict=True)}
@@ -82,9 +79,7 @@ def test_the_machines_that_ran_the_suite_are_those_of_the_results() -> None:
     ("nccl", "driver", "told"),
     [("2.18.5", "550.54", ["NCCL", "driver"]), ("2.26.2", "", ["NCCL"]), ("2.27.7", "570.1", [])],
 )
-def test_limits_of_much_older_software_are_named_on_the_page(
-    record: Record, nccl: str, driver: str, told: list[str]
-) -> None:
+def test_limits_of_much_older_software_are_named_on_the_page(record, nccl, driver, told):
     record.topology = replace(record.topology, nccl="2.28.9", driver="580.159.04")
     of = Reference(100.0, nccl=nccl, driver=driver)
     judged = [(each, each.limit) for each in record.findings if each.limit]
@@ -94,7 +89,7 @@ def test_limits_of_much_older_software_are_named_on_the_page(
     assert [line for line in lines if f"<li>{line}</li>" not in page(record, "0" * 64)] == []
 
 
-def test_figures_for_information_and_spread_are_no_basis(record: Record) -> None:
+def test_figures_for_information_and_spread_are_no_basis(record):
     finding = next(each for each in record.findings if each.limit)
     spread = replace(finding, measurement=replace(finding.measurement, metric="spread"), state="missed")
     others = [replace(finding, state=state) for state in ("not judged", "for information")]
@@ -104,7 +99,7 @@ def test_figures_for_information_and_spread_are_no_basis(record: Record) -> None
 
 
 @pytest.mark.parametrize("asked", GRADES)
-def test_below_what_is_asked_for_nothing_is_accepted(record: Record, tmp_path: Path, asked: Grade) -> None:
+def test_below_what_is_asked_for_nothing_is_accepted(record, tmp_path, asked):
     again = judge_again(record, profile.load(tmp_path / "limits.toml"), asked)
     assert again.verdict == ("ACCEPTED" if asked in ("project", "physical") else "INCOMPLETE")
     named = [finding.measurement.metric for finding, _ in basis.too_low(again.findings, asked)]
@@ -114,14 +109,14 @@ def test_below_what_is_asked_for_nothing_is_accepted(record: Record, tmp_path: P
     assert again.run.basis == asked
 
 
-def test_judge_asks_for_another_basis(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_judge_asks_for_another_basis(folder, tmp_path, capsys):
     given = ("judge", str(folder), "--fleet-profile", str(tmp_path / "limits.toml"))
     assert main([*given]) == 0
     assert main([*given, "--fleet-basis", "published"]) == 10
     assert "2 measurements below the basis" in capsys.readouterr().out
 
 
-def test_a_failure_stays_a_rejection_on_whatever_basis(tmp_path: Path) -> None:
+def test_a_failure_stays_a_rejection_on_whatever_basis(tmp_path):
     given = limits(tmp_path)
     slow = runs.record(tmp_path / "run", limits=given, values={"busbw world": 100.0})
     assert judge_again(read(slow / "evidence.jsonl"), profile.load(given), "contract").verdict == "REJECTED"
@@ -130,7 +125,7 @@ def test_a_failure_stays_a_rejection_on_whatever_basis(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- where it stands
 
 
-def test_programs_read_the_lowest_grade_and_people_each(folder: Path, record: Record, tmp_path: Path) -> None:
+def test_programs_read_the_lowest_grade_and_people_each(folder, record, tmp_path):
     told = json.loads((folder / "summary.json").read_text())
     counts = {"calibrated": 1, "project": 2}
     assert told["basis"] == {"wanted": "physical", "lowest": "project", "figures": counts, "told": TOLD}
@@ -153,12 +148,12 @@ def test_programs_read_the_lowest_grade_and_people_each(folder: Path, record: Re
     *(("network", wrong, f"{wrong!r} is not the Gbit/s") for wrong in ("fast", "0", "nan")),
     ("without", "bmc,bios", "'bios' is no part of the host: there are acs, bmc, cabling, dcgm, disks,"),
 ])  # fmt: skip
-def test_what_cannot_be_asked_for_is_refused(option: str, text: str, words: str) -> None:
+def test_what_cannot_be_asked_for_is_refused(option, text, words):
     with pytest.raises(ArgumentTypeError, match=re.escape(words)):
         OPTIONS[option].read(text)
 
 
-def test_what_was_asked_for_is_on_record(fleet: Callable[..., Any]) -> None:
+def test_what_was_asked_for_is_on_record(fleet):
     run = fleet("def test_it(): pass", "--fleet-basis=calibrated", "--fleet-network=400.0", "--fleet-without=disks,bmc")
     assert (run.record.run.basis, run.record.run.network) == ("calibrated", "400")
     said = json.loads((run.folders[0] / "summary.json").read_text())["run"]
@@ -177,7 +172,7 @@ UNUSED = {grade: runs.limit("busbw", "min", 99999, "GB/s", OF_NVLS, grade) for g
 STRICTER = runs.limit("busbw", "min", 355, "GB/s", 'bytes = "8 GiB", dtype = "float32"')
 
 
-def run(tmp_path: Path, text: str, again: str = "") -> Record:
+def run(tmp_path, text, again=""):
     """A run with this profile, or one with another that is judged again with it."""
     (tmp_path / "c.toml").write_text(again or text)
     record = read(runs.record(tmp_path / "run", limits=tmp_path / "c.toml") / "evidence.jsonl")
@@ -188,7 +183,7 @@ def run(tmp_path: Path, text: str, again: str = "") -> Record:
 
 
 @pytest.mark.parametrize("again", ["", MET], ids=["run", "judge"])
-def test_a_limit_of_the_contract_that_nothing_was_held_against_is_a_gap(tmp_path: Path, again: str) -> None:
+def test_a_limit_of_the_contract_that_nothing_was_held_against_is_a_gap(tmp_path, again):
     record = run(tmp_path, MET + UNUSED["contract"], again)
     assert record.verdict == "INCOMPLETE"
     (told,) = [reason for reason in record.reasons if "never applied" in reason]
@@ -203,7 +198,7 @@ SPREAD = '[[spread]]\nmetric = "memory_bandwidth"\nwithin = 0.9\nmachines = 9\ng
 
 
 @pytest.mark.parametrize("again", ["", MET, MET + SPREAD], ids=["run", "judge", "judge instead of another"])
-def test_what_else_a_profile_says_is_told(tmp_path: Path, again: str) -> None:
+def test_what_else_a_profile_says_is_told(tmp_path, again):
     """Another limit that nothing was held against, and by how much peers may differ where the customer says it."""
     record = run(tmp_path, MET + UNUSED["calibrated"] + SPREAD * (again in ("", MET)), again)
     assert record.verdict == "ACCEPTED"
@@ -215,7 +210,7 @@ def test_what_else_a_profile_says_is_told(tmp_path: Path, again: str) -> None:
     assert [reason for reason in record.reasons if "differs" in reason] == [says] * (again in ("", MET))
 
 
-def test_a_limit_whose_conditions_were_measured_is_not_told_though_another_decides(tmp_path: Path) -> None:
+def test_a_limit_whose_conditions_were_measured_is_not_told_though_another_decides(tmp_path):
     record = run(tmp_path, MET + STRICTER)
     assert (record.verdict, not_applied(record)) == ("ACCEPTED", [])
 
@@ -228,7 +223,7 @@ FACTS = {
 
 
 @pytest.mark.parametrize("name", FACTS)
-def test_a_fact_that_a_profile_changes_is_told(tmp_path: Path, name: str) -> None:
+def test_a_fact_that_a_profile_changes_is_told(tmp_path, name):
     fact, said = FACTS[name]
     path = tmp_path / "c.toml"
     path.write_text(f'name = "C"\nextends = "H200"\n[facts]\n{fact}\n')
@@ -242,14 +237,14 @@ def test_a_fact_that_a_profile_changes_is_told(tmp_path: Path, name: str) -> Non
     assert runs.facts_on_the_page(record).get("Changed by the profile", "") == said
 
 
-def test_a_profile_that_stands_alone_leaves_facts_out(tmp_path: Path) -> None:
+def test_a_profile_that_stands_alone_leaves_facts_out(tmp_path):
     path = tmp_path / "c.toml"
     path.write_text(f'name = "C"\nmatch = ["{runs.H200}"]\n')
     changes = list(map(str, as_given(profile.load(path), [runs.H200]).changes))
     assert "the customer's profile c.toml leaves out memory_gigabytes (141)" in changes
 
 
-def test_facts_that_the_run_was_held_against_are_told_when_its_figures_are_judged_again(tmp_path: Path) -> None:
+def test_facts_that_the_run_was_held_against_are_told_when_its_figures_are_judged_again(tmp_path):
     """The checks that rested on them are not judged again."""
     path = tmp_path / "c.toml"
     path.write_text('name = "C"\nextends = "H200"\n[facts]\nmemory_gigabytes = 60\n')
@@ -285,12 +280,12 @@ SPARING = {
 
 
 @pytest.mark.parametrize("name", SPARING)
-def test_what_only_a_given_profile_lets_pass_is_told_beside_the_verdict(tmp_path: Path, name: str) -> None:
+def test_what_only_a_given_profile_lets_pass_is_told_beside_the_verdict(tmp_path, name):
     text, values, what = SPARING[name]
     (tmp_path / "c.toml").write_text(text)
     machine = runs.topology("node7", runs.UNKNOWN if MET in text else runs.H200)
 
-    def told(run: str, values: dict[str, float]) -> list[str]:
+    def told(run, values):
         folder = runs.record(tmp_path / run, values=values, limits=tmp_path / "c.toml", machine=machine)
         record = read(folder / "evidence.jsonl")
         assert record.verdict in ("ACCEPTED", "INCOMPLETE")

@@ -1,21 +1,17 @@
 """Figures between nodes, held against those of their peers and against limits that were made for such nodes."""
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import Any
 
 import msgspec
 import pytest
 
 from pytest_gpufleet.machine.network_ports import gigabits_for_each_gpu, kinds_down, ports_of, unlike_others
-from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing, joined
+from pytest_gpufleet.model.gpu import Gpu, Missing, joined
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
-from pytest_gpufleet.model.place import Pair, Place, Where, read
-from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.place import Pair, Place, read
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.judgement import judge
@@ -27,26 +23,26 @@ H100 = "NVIDIA H100 80GB HBM3"
 PAIRS = {"collective": "all_reduce", "bytes": 8 * GiB, "dtype": "float32", "ranks": 16, "nodes": 2, "network": 400}
 
 
-def cluster(count: int, model: str = H100) -> GpuTopology:
+def cluster(count, model=H100):
     return joined(
         {node: runs.topology(f"gf{node}", model) for node in range(count)}, {n: f"gf{n}" for n in range(count)}
     )
 
 
-def judged(measurement: Measurement, nodes: int, model: str = H100) -> Finding:
+def judged(measurement, nodes, model=H100):
     topology = cluster(nodes, model)
     return judge(measurement, for_gpu(model), topology, "a", rehearsal=False, required=False, network=400)
 
 
-def rails(nodes: int, **slow: float) -> Measurement:
-    values: dict[Where, float] = {Place(node, "rail", rail): 48.0 for node in range(nodes) for rail in range(4)}
+def rails(nodes, **slow):
+    values = {Place(node, "rail", rail): 48.0 for node in range(nodes) for rail in range(4)}
     values |= {read(where.replace("_", "/")): value for where, value in slow.items()}
     return Measurement("rail_bandwidth", values, {"at_once": "all", "bytes": GiB})
 
 
-def pairs(nodes: int, reached: float = 449.0, **slow: float) -> Measurement:
+def pairs(nodes, reached=449.0, **slow):
     each = combinations([Place(node, "node") for node in range(nodes)], 2)
-    values: dict[Where, float] = {Pair(*two): reached for two in each}
+    values = {Pair(*two): reached for two in each}
     values |= {read(where.replace("_", "-")): value for where, value in slow.items()}
     return Measurement("node_group_busbw", values, PAIRS)
 
@@ -59,14 +55,14 @@ def pairs(nodes: int, reached: float = 449.0, **slow: float) -> Measurement:
         ({f"node1_rail{rail}": 24.0 for rail in range(4)}, [f"node1/rail{rail}" for rail in range(4)]),
     ],
 )
-def test_a_rail_is_held_against_all_rails_of_all_nodes(slow: dict[str, float], told: list[str]) -> None:
+def test_a_rail_is_held_against_all_rails_of_all_nodes(slow, told):
     """And against its limit: one direction that is slow makes both of them so."""
     finding = judged(rails(3, **slow), 3)
     assert [str(where) for where in finding.slower_than_peers or ()] == [*map(str, finding.missed)] == told
     assert finding.state == ("missed" if told else "met")
 
 
-def test_the_rails_of_two_nodes_are_told_as_pairs() -> None:
+def test_the_rails_of_two_nodes_are_told_as_pairs():
     ends = [(Place(0, "rail", rail), Place(1, "rail", rail)) for rail in range(4)]
     figures = {Pair(*two): 48.0 for two in ends[:3]} | {Pair(*ends[3]): 20.0}
     finding = judged(Measurement("rail_bandwidth", figures, {"at_once": "one", "bytes": GiB}), 2)
@@ -82,7 +78,7 @@ def test_the_rails_of_two_nodes_are_told_as_pairs() -> None:
         (4, {"node1_node3": 300.0}, ["node1-node3"]),
     ],
 )
-def test_a_pair_of_nodes_is_held_against_the_other_pairs(nodes: int, slow: dict[str, float], told: list[str]) -> None:
+def test_a_pair_of_nodes_is_held_against_the_other_pairs(nodes, slow, told):
     """Of nodes whose GPUs no profile knows."""
     topology = cluster(nodes, runs.UNKNOWN)
     finding = judge(pairs(nodes, **slow), None, topology, "a", rehearsal=False, required=False)
@@ -95,7 +91,7 @@ def test_a_pair_of_nodes_is_held_against_the_other_pairs(nodes: int, slow: dict[
     ("nvls", "reached", "state", "limit"),
     [(True, 449.0, "met", 440), (True, 391, "missed", 440), (False, 391, "met", 360), (False, 231, "missed", 360)],
 )
-def test_all_pairs_alike_are_held_against_what_nccl_can_do(nvls: bool, reached: float, state: str, limit: int) -> None:
+def test_all_pairs_alike_are_held_against_what_nccl_can_do(nvls, reached, state, limit):
     """Where all are slow, peers tell nothing: 216 to 231 GB/s were seen where 450 are usual (nccl#2409). By the ring no
     more goes over the wires than they carry."""
     figures = pairs(4, reached)
@@ -104,7 +100,7 @@ def test_all_pairs_alike_are_held_against_what_nccl_can_do(nvls: bool, reached: 
 
 
 @pytest.mark.parametrize("sd", [0.03, 0.04])
-def test_healthy_pairs_of_nodes_are_not_slow_however_much_they_differ(sd: float) -> None:
+def test_healthy_pairs_of_nodes_are_not_slow_however_much_they_differ(sd):
     """All 990 pairs of 45 nodes. 10 % below the better half, as it was until 0.3, 6 and 39 of 1,000 would be."""
     dice, found = random.Random(31), pairs(45)
     found = replace(found, values={pair: 449 * (1 + dice.gauss(0, sd)) for pair in found.values})
@@ -113,7 +109,7 @@ def test_healthy_pairs_of_nodes_are_not_slow_however_much_they_differ(sd: float)
     assert judged(replace(found, values={**found.values, slow: 0.7 * 449}), 45).slower_than_peers.keys() == {slow}
 
 
-def test_what_nodes_do_together_is_not_held_against_a_limit_of_one_machine() -> None:
+def test_what_nodes_do_together_is_not_held_against_a_limit_of_one_machine():
     alone = {**PAIRS, "ranks": 8, "nvls": True}
     del alone["nodes"]
     slow = Measurement("busbw", {"world": 50.0}, alone)
@@ -125,24 +121,24 @@ def test_what_nodes_do_together_is_not_held_against_a_limit_of_one_machine() -> 
 # ---------------------------------------------------------------- what a network can do
 
 
-def port(number: int, gigabits: float = 400, name: str = "mlx5", **other: Any) -> dict[str, Any]:
+def port(number, gigabits=400, name="mlx5", **other):
     usual = {"state": "4: ACTIVE", "link_layer": "InfiniBand", "adapter": "MT4129", "function": "0"}
     return {"port": f"{name}_{number}/1", "rate": f"{gigabits:g} Gb/sec (4X)", **usual, **other}
 
 
-def ports(count: int, gigabits: float = 400, first: int = 0, **other: Any) -> list[dict[str, Any]]:
+def ports(count, gigabits=400, first=0, **other):
     return [port(first + number, gigabits, **other) for number in range(count)]
 
 
-def slot(lanes: int, speed: float) -> dict[str, float]:
+def slot(lanes, speed):
     return {"lanes": lanes, "speed": speed, "lanes_able": lanes, "lanes_of_port": lanes, "speed_able": speed}
 
 
 DOWN = {"state": "1: DOWN", "rate": "10 Gb/sec (4X SDR)"}
 ETHERNET = {"link_layer": "Ethernet", "adapter": "MT4119"}
 ADAPTERS = [{"network_adapters": [f"mlx5_{number}"]} for number in range(8)]
-EIGHT: list[dict[str, Any]] = [{}] * 8
-NETWORKS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], float]] = {
+EIGHT = [{}] * 8
+NETWORKS = {
     "one port a GPU": (ports(8), EIGHT, 400),
     "B300": (ports(16), EIGHT, 800),
     "one of them is down": (ports(15) + ports(1, first=15, **DOWN), EIGHT, 400),
@@ -171,13 +167,13 @@ NETWORKS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], float]] = 
 
 
 @pytest.mark.parametrize("case", NETWORKS)
-def test_a_network_is_what_each_gpu_has_of_its_ports(case: str) -> None:
+def test_a_network_is_what_each_gpu_has_of_its_ports(case):
     there, facts, gigabits = NETWORKS[case]
     gpus = [Gpu(index, each) for index, each in enumerate(facts)]
     assert gigabits_for_each_gpu(gpus, {"network_ports": there}) == gigabits
 
 
-def test_ports_of_gpus_that_take_no_part_are_not_those_of_the_others() -> None:
+def test_ports_of_gpus_that_take_no_part_are_not_those_of_the_others():
     devices = {f"0000:{number}:00.0": {"kind": "gpu"} for number in range(8)}
     gpus = [Gpu(index, {}) for index in range(4)]
     assert gigabits_for_each_gpu(gpus, {"network_ports": ports(8), "pci_devices": devices}) == 400
@@ -186,7 +182,7 @@ def test_ports_of_gpus_that_take_no_part_are_not_those_of_the_others() -> None:
 
 
 @pytest.mark.parametrize("case", ["a port is down", "all are down", "B300"])
-def test_ports_that_are_down_are_named(case: str) -> None:
+def test_ports_that_are_down_are_named(case):
     there, facts, _ = NETWORKS[case]
     gpus = [Gpu(index, each) for index, each in enumerate(facts)]
     each = ports_of({"network_ports": there})
@@ -206,9 +202,7 @@ def test_ports_that_are_down_are_named(case: str) -> None:
         (EIGHT[:1], ports(1, 25, 8, **ETHERNET), 0),
     ],
 )
-def test_a_kind_that_is_down_is_named_where_gpus_have_no_other(
-    gpus: list[dict[str, Any]], kept: list[dict[str, Any]], named: int
-) -> None:
+def test_a_kind_that_is_down_is_named_where_gpus_have_no_other(gpus, kept, named):
     down = ports(max(len(gpus), 1), **DOWN)
     there = ports_of({"network_ports": [*down, *kept]})
     assert len(kinds_down(there, [Gpu(index, each) for index, each in enumerate(gpus)])) == named
@@ -217,12 +211,12 @@ def test_a_kind_that_is_down_is_named_where_gpus_have_no_other(
 # ---------------------------------------------------------------- what is required between nodes
 
 
-def all_reduce(reached: float, nbytes: int = 8 * GiB, nodes: int = 2) -> Measurement:
+def all_reduce(reached, nbytes=8 * GiB, nodes=2):
     under = {"collective": "all_reduce", "bytes": nbytes, "ranks": 4 * nodes, "nodes": nodes}
     return Measurement("busbw", {"world": reached}, under)
 
 
-def states(measured: Sequence[Measurement], network: float | None, fabric: str = "nvswitch") -> list[str]:
+def states(measured, network, fabric="nvswitch"):
     topology = replace(cluster(2, runs.UNKNOWN), fabric=fabric)
     how = {"rehearsal": False, "required": False, "measured": measured, "network": network}
     return [judge(each, None, topology, "a", **how).state for each in measured]
@@ -230,7 +224,7 @@ def states(measured: Sequence[Measurement], network: float | None, fabric: str =
 
 @pytest.mark.parametrize("gigabits", [12.5, 50, 400, 800])
 @pytest.mark.parametrize(("part", "state"), [(1.0, "met"), (0.8, "missed"), (0.5, "missed"), (0.01, "missed")])
-def test_rails_and_all_reduce_are_held_against_the_network(gigabits: float, part: float, state: str) -> None:
+def test_rails_and_all_reduce_are_held_against_the_network(gigabits, part, state):
     """A rail at 97 %, as healthy ones, and all_reduce at 86 % (two nodes of H20)."""
     rail = gigabits / 8 * part
     slow = Measurement("rail_bandwidth", rails(2).values, {"at_once": "all", "bytes": GiB})
@@ -240,7 +234,7 @@ def test_rails_and_all_reduce_are_held_against_the_network(gigabits: float, part
     assert states([slow, all_reduce(4 * 0.86 * rail)], None) == ["for information", "for information"]
 
 
-def test_of_collectives_the_largest_all_reduce_of_all_nodes_is_required() -> None:
+def test_of_collectives_the_largest_all_reduce_of_all_nodes_is_required():
     few, fewer = all_reduce(1.0, 64 * MiB), all_reduce(1.0, nodes=1)
     gathered = replace(all_reduce(1.0), conditions={**all_reduce(1.0).conditions, "collective": "all_gather"})
     told = ["for information", "for information", "for information", "missed"]
@@ -249,7 +243,7 @@ def test_of_collectives_the_largest_all_reduce_of_all_nodes_is_required() -> Non
     assert states([few], 1) == ["met"]  # which takes 128 ms
 
 
-def test_gpus_without_a_switch_carry_between_nodes_what_they_do_in_one() -> None:
+def test_gpus_without_a_switch_carry_between_nodes_what_they_do_in_one():
     """Eight L40S with 400 Gb/s each: PCIe is slower."""
     one = replace(all_reduce(20.0), conditions={"collective": "all_reduce", "bytes": 8 * GiB, "ranks": 4})
     assert states([one, all_reduce(15.0)], 400, "pcie") == ["for information", "met"]
@@ -257,7 +251,7 @@ def test_gpus_without_a_switch_carry_between_nodes_what_they_do_in_one() -> None
     assert states([one, all_reduce(15.0)], 400)[1] == "missed"
 
 
-def two_recorded_nodes(there: list[dict[str, Any]], said: str, part: float) -> Record:
+def two_recorded_nodes(there, said, part):
     """Of a single H200 each, with what a network of 400 Gb/s carries, or a part of it, in place of their loopback."""
     folder = RunFolder(RUNS["h200x2-as-two-nodes"])
     record = folder.record()
@@ -289,9 +283,7 @@ BOUND = ["rail0-node1/rail0"]
         ([], "400", 0.5, "REJECTED"),
     ],
 )
-def test_what_two_recorded_nodes_come_to_with_a_network(
-    there: list[dict[str, Any]], said: str, part: float, verdict: str
-) -> None:
+def test_what_two_recorded_nodes_come_to_with_a_network(there, said, part, verdict):
     again = two_recorded_nodes(there, said, part)
     assert again.verdict == verdict
     missed = [str(at) for each in again.findings if each.state == "missed" for at in each.missed]

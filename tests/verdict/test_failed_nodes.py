@@ -3,9 +3,6 @@ HealthEvents of NVSentinel."""
 
 import json
 import shlex
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
@@ -23,22 +20,21 @@ from tests.edited_evidence import seal
 
 SCHEMA = ROOT / "docs" / "summary.schema.json"
 HOSTS = tuple(f"gf{number}" for number in range(10))
-N1, N2, N3 = (Place(number, "node") for number in (1, 2, 3))
-Names = Callable[..., dict[str, list[str]]]
+N1, N2 = (Place(number, "node") for number in (1, 2))
 
 
-def test_the_schema_in_the_repository_is_that_of_the_types() -> None:
+def test_the_schema_in_the_repository_is_that_of_the_types():
     assert SCHEMA.read_text() == summary.schema() + "\n", (
         "python -m pytest_gpufleet.run.summary > docs/summary.schema.json"
     )
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Callable[..., Path]:
+def folder(tmp_path):
     """folder(*faults, ...): of a run on ten healthy nodes, between which these were found."""
     limits = clusters.limits(tmp_path / "contract.toml")
 
-    def make(*faults: Fault, **how: Any) -> Path:
+    def make(*faults, **how):
         more = [FaultFound(fault=fault) for fault in faults]
         return cluster(tmp_path / "run", limits, hosts=HOSTS, wanted=len(HOSTS), more=more, **how)
 
@@ -46,10 +42,10 @@ def folder(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def names(folder: Callable[..., Path]) -> Names:
+def names(folder):
     """names(...): the failed nodes of such a run, by its summary, with what failed."""
 
-    def named(*faults: Fault, **how: Any) -> dict[str, list[str]]:
+    def named(*faults, **how):
         document = json.loads((folder(*faults, **how) / "summary.json").read_text())
         jsonschema.validate(document, json.loads(SCHEMA.read_text()))
         return {each["host"]: [why["name"] for why in each["reasons"]] for each in document["failed_nodes"]}
@@ -79,13 +75,11 @@ SLOW = {"solo_train_throughput gpu1": 100.0}
         ),
     ],
 )  # fmt: skip
-def test_a_node_failed_that_is_rejected_lost_or_named_alone(
-    names: Names, faults: tuple[Fault, ...], how: dict[str, Any], expected: dict[str, list[str]]
-) -> None:
+def test_a_node_failed_that_is_rejected_lost_or_named_alone(names, faults, how, expected):
     assert names(*faults, **how) == expected
 
 
-def test_one_machine_is_its_own_failed_node_with_the_gpus_to_blame(tmp_path: Path) -> None:
+def test_one_machine_is_its_own_failed_node_with_the_gpus_to_blame(tmp_path):
     folder = seal(runs.record(tmp_path / "run", values=SLOW, limits=runs.written(tmp_path / "limits.toml")))
     (failed,) = json.loads((folder / "summary.json").read_text())["failed_nodes"]
     (why,) = failed["reasons"]
@@ -99,9 +93,7 @@ def test_one_machine_is_its_own_failed_node_with_the_gpus_to_blame(tmp_path: Pat
     ("own", "again"),
     [("", ("gf2", "gf0", "gf1")), ("gf5.example", ("gf2", "gf5", "gf0")), ("gf2", ("gf2", "gf0", "gf1"))],
 )
-def test_what_failed_runs_again_with_two_good_nodes_one_of_them_the_head(
-    folder: Callable[..., Path], own: str, again: tuple[str, ...]
-) -> None:
+def test_what_failed_runs_again_with_two_good_nodes_one_of_them_the_head(folder, own, again):
     run = folder(other={2: SLOW}, ends=Ends(died=(3,)))
     assert summary.to_run_again(run, own) == again
     for other in ("gf3", "elsewhere"):  # INCOMPLETE, and none of that run
@@ -112,7 +104,7 @@ def test_what_failed_runs_again_with_two_good_nodes_one_of_them_the_head(
 @pytest.mark.parametrize(
     ("other", "why"), [({}, "no node failed"), (dict.fromkeys(range(10), SLOW), "no node was good")]
 )
-def test_nothing_to_run_again(folder: Callable[..., Path], other: dict[int, dict[str, float]], why: str) -> None:
+def test_nothing_to_run_again(folder, other, why):
     with pytest.raises(Refused, match=why):
         summary.to_run_again(folder(other=other))
 
@@ -121,15 +113,15 @@ def test_nothing_to_run_again(folder: Callable[..., Path], other: dict[int, dict
 
 
 @pytest.fixture
-def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def fleet(*arguments: object) -> tuple[int, str, str]:
+def printed(capsys):
+    def fleet(*arguments):
         status = cli.main(["fleet", *map(str, arguments)])
         return (status, *capsys.readouterr())
 
     return fleet
 
 
-def test_slurm_drains_who_failed_with_codes(folder: Any, printed: Any) -> None:
+def test_slurm_drains_who_failed_with_codes(folder, printed):
     status, out, _ = printed(folder(other={2: SLOW}, ends=Ends(died=(3,))), "--as", "slurm")
     assert status == 1
     reason = "Reason=gpufleet REJECTED: 401 limit_missed"
@@ -137,7 +129,7 @@ def test_slurm_drains_who_failed_with_codes(folder: Any, printed: Any) -> None:
 
 
 @pytest.mark.parametrize("form", ["slurm", "node-condition", "healthevent"])
-def test_no_run_drains_more_than_its_share(folder: Any, printed: Any, form: str) -> None:
+def test_no_run_drains_more_than_its_share(folder, printed, form):
     run = folder(other={2: SLOW, 5: SLOW})
     status, out, err = printed(run, "--as", form)
     assert (status, out, "2 of 10 nodes failed" in err, "--drain-at-most 2" in err) == (1, "", True, True)
@@ -146,13 +138,13 @@ def test_no_run_drains_more_than_its_share(folder: Any, printed: Any, form: str)
         assert ("gf2" in out, "gf5" in out, err) == (True, True, "")
 
 
-def test_a_name_that_would_be_a_command_is_not_printed(tmp_path: Path, printed: Any) -> None:
+def test_a_name_that_would_be_a_command_is_not_printed(tmp_path, printed):
     limits = runs.written(tmp_path / "limits.toml")
     _, out, err = printed(runs.record(tmp_path / "run", "n;reboot", SLOW, limits), "--as", "slurm")
     assert (out, "'n;reboot' is no name of a host" in err) == ("", True)
 
 
-def test_conditions_of_good_nodes_are_taken_back(folder: Any, printed: Any, tmp_path: Path) -> None:
+def test_conditions_of_good_nodes_are_taken_back(folder, printed, tmp_path):
     """A node is called as the site calls it."""
     (hosts := tmp_path / "hosts.txt").write_text("gf[0-9].cluster.example\n")
     _, out, _ = printed(folder(other={2: SLOW}, ends=Ends(died=(3,))), "--as", "node-condition", "--expect", hosts)
@@ -172,7 +164,7 @@ def test_conditions_of_good_nodes_are_taken_back(folder: Any, printed: Any, tmp_
 # commit 264bfab85e3c490468f9239858fa52bb6b977e3f.
 TEXT, YES = {"type": "string"}, {"type": "boolean"}
 ENTITY = {"entityType": TEXT, "entityValue": TEXT}
-EVENT: dict[str, Any] = {
+EVENT = {
     "version": {"const": 1}, "agent": TEXT, "componentClass": TEXT, "checkName": TEXT, "isFatal": YES, "isHealthy": YES,
     "message": TEXT, "recommendedAction": {"enum": ["NONE", "CONTACT_SUPPORT"]}, "nodeName": TEXT,
     "errorCode": {"type": "array", "items": TEXT},
@@ -182,7 +174,7 @@ EVENT: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_nvsentinel_can_read_its_events(folder: Any, printed: Any) -> None:
+def test_nvsentinel_can_read_its_events(folder, printed):
     _, out, _ = printed(folder(other={2: SLOW}), "--as", "healthevent")
     document = json.loads(out)
     assert (document.pop("version"), [*document]) == (1, ["events"])

@@ -1,13 +1,12 @@
 """What the runs of many hosts, or of the nodes of one run, amount to: who is missing, unlike the others, slower."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.metric import METRICS
-from pytest_gpufleet.model.place import Place, Where, gpu
+from pytest_gpufleet.model.place import Place, gpu
 from pytest_gpufleet.verdict.fleet.fleet_peers import (
     FAMILY,
     clocks_apart,
@@ -17,7 +16,7 @@ from pytest_gpufleet.verdict.fleet.fleet_peers import (
     slower_than_other_nodes,
 )
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet
-from pytest_gpufleet.verdict.fleet.host_runs import HostRun, Unusable, expected_as, natural
+from pytest_gpufleet.verdict.fleet.host_runs import Unusable, expected_as, natural
 from pytest_gpufleet.verdict.outliers import Figure, beside_most
 from tests.fleets import fleet_of, host_run, measured_twice, rejected, slower
 from tests.machines import first_gpus
@@ -26,25 +25,25 @@ PAIRS = Figure("node_group_busbw", (), METRICS["node_group_busbw"])
 NAMES = [f"node-{number:03}" for number in range(1, 9)]
 
 
-def fleet(unusable: tuple[Unusable, ...] = (), expected: list[str] | None = NAMES, **differing: HostRun) -> Fleet:
+def fleet(unusable=(), expected=NAMES, **differing):
     return judge_fleet(fleet_of(8, **differing), unusable, expected)
 
 
-def gaps(found: Fleet) -> list[tuple[str, tuple[str, ...]]]:
+def gaps(found):
     return [(gap.kind, gap.hosts) for gap in found.gaps]
 
 
-def without_driver(topology: GpuTopology) -> GpuTopology:
+def without_driver(topology):
     return replace(topology, driver="570.86.15")
 
 
-def with_facts(**facts: object) -> Callable[[GpuTopology], GpuTopology]:
+def with_facts(**facts):
     return lambda topology: replace(
         topology, gpus=tuple(Gpu(each.index, {**each.facts, **facts}) for each in topology.gpus)
     )
 
 
-def of_the_first(**facts: object) -> Callable[[GpuTopology], GpuTopology]:
+def of_the_first(**facts):
     """These facts of the first GPU alone."""
     return lambda topology: replace(topology, gpus=(Gpu(0, {**topology.gpus[0].facts, **facts}), *topology.gpus[1:]))
 
@@ -67,13 +66,13 @@ def test_a_host_of_which_a_part_was_tested_is_named():
 # ---------------------------------------------------------------- who is there
 
 
-def of_another_host() -> HostRun:
+def of_another_host():
     copy = host_run("node-002")
     return replace(copy, record=replace(copy.record, run=host_run("node-003").record.run))
 
 
 # The third host as it is given, or all that there is, and the gaps that this leaves.
-GAPS: dict[str, tuple[Callable[[], HostRun | Fleet], list[tuple[str, tuple[str, ...]]]]] = {
+GAPS = {
     "missing": (lambda: judge_fleet(fleet_of(7), (), NAMES), [("missing", ("node-008",))]),
     "not expected": (lambda: fleet(expected=NAMES[1:]), [("unexpected", ("node-001",))]),
     "a folder that cannot be used": (
@@ -252,7 +251,7 @@ def test_one_figure_that_is_too_good_speaks_against_nobody():
 OTHER_BOARD = {"copy": 0.006, "triad": -0.007, "bf16": -0.024, "fp8": -0.030}
 
 
-def of_other_board(name: str, by: float = 0.0) -> HostRun:
+def of_other_board(name, by=0.0):
     made = host_run(name, machine=with_facts(board_part_number="692-2G520-0282-001"), change=slower(by))
     findings = []
     for finding in made.record.findings:
@@ -306,7 +305,7 @@ def test_one_family_of_measurements_is_one_witness_and_no_fault():
     assert all(each in found.notes[0] for each in ("node-003", "test_6_collectives.py::test_bus_bandwidth"))
 
 
-def slow_copies(metric: str, place: Where, value: float) -> float:
+def slow_copies(metric, place, value):
     return value * 0.95 if metric == "memory_bandwidth" else value
 
 

@@ -1,22 +1,18 @@
 """NVLink domains: racks that are not here, of 18 trays with 4 GPUs each, and what is wrong with one of them."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pytest_gpufleet.machine import nvlink_domain
-from pytest_gpufleet.machine.nvlink_domain import Imex, Tray, domain_faults, imex_faults
+from pytest_gpufleet.machine.nvlink_domain import Tray, domain_faults, imex_faults
 from pytest_gpufleet.machine.tools import Absent, Unreadable
 from pytest_gpufleet.model.events import Order
-from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import ClusterTopology, Domain, Gpu, GpuTopology, joined
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB
-from pytest_gpufleet.model.place import Pair, Place, Where
+from pytest_gpufleet.model.place import Pair, Place
 from pytest_gpufleet.probes.between_nodes import ROUNDS, meetings, mixed, squares
 from pytest_gpufleet.probes.search.nodes import among_nodes
 from pytest_gpufleet.verdict.judgement import judge
@@ -27,19 +23,19 @@ RACKS, TRAYS = 28, 18
 CLIQUE = 32766  # which racks have in common
 
 
-def rack_of(node: int) -> int:
+def rack_of(node):
     return node // TRAYS
 
 
-def cluster_uuid(rack: int) -> str:
+def cluster_uuid(rack):
     return f"{rack + 1:032x}"
 
 
-def addresses(rack: int) -> tuple[str, ...]:
+def addresses(rack):
     return tuple(f"10.0.{rack}.{tray}" for tray in range(TRAYS))
 
 
-def gpu(index: int, rack: int, **facts: Any) -> Gpu:
+def gpu(index, rack, **facts):
     health = {"mask": 0, "clique": CLIQUE, "cluster": cluster_uuid(rack)}
     usual = {
         "name": "NVIDIA GB200",
@@ -50,17 +46,17 @@ def gpu(index: int, rack: int, **facts: Any) -> Gpu:
     return Gpu(index, {**usual, "nvlink_states": [1] * 18, **facts})
 
 
-def tray(rack: int, **facts: Any) -> GpuTopology:
+def tray(rack, **facts):
     links = tuple(tuple("X" if a == b else "NV18" for b in range(4)) for a in range(4))
     return GpuTopology(tuple(gpu(index, rack, **facts) for index in range(4)), links, "nvswitch")
 
 
-def trays(racks: int = RACKS, **other: Tray) -> dict[int, Tray]:
+def trays(racks=RACKS, **other):
     found = {node: Tray(tray(rack_of(node)).domain, addresses(rack_of(node))) for node in range(racks * TRAYS)}
     return {**found, **{int(name[1:]): each for name, each in other.items()}}
 
 
-def cluster(racks: int, trays_of: int = TRAYS) -> ClusterTopology:
+def cluster(racks, trays_of=TRAYS):
     nodes = {node: tray(node // trays_of) for node in range(racks * trays_of)}
     found = joined(nodes, {node: f"r{node // trays_of}t{node % trays_of}" for node in nodes})
     assert isinstance(found, ClusterTopology)
@@ -78,11 +74,11 @@ def cluster(racks: int, trays_of: int = TRAYS) -> ClusterTopology:
         ({"fabric": {"state": 0, "status": 0}}, False),  # GB200 NVL4
     ],
 )
-def test_a_domain_is_a_cluster_and_a_clique_of_a_gpu_made_for_racks(facts: Mapping[str, Any], inside: bool) -> None:
+def test_a_domain_is_a_cluster_and_a_clique_of_a_gpu_made_for_racks(facts, inside):
     assert tray(4, **facts).domain == (Domain(cluster_uuid(4), CLIQUE) if inside else None)
 
 
-def test_racks_that_share_a_clique_are_two_domains() -> None:
+def test_racks_that_share_a_clique_are_two_domains():
     two = cluster(2, trays_of=3)
     pair, across = (Pair(Place(0, "node"), Place(node, "node")) for node in (2, 3))
     assert (two.kind(pair)[-1], two.kind(across)[-1]) == ("domain", "network")
@@ -92,14 +88,14 @@ def test_racks_that_share_a_clique_are_two_domains() -> None:
 # ---------------------------------------------------------------- facts
 
 
-def imex(root: Path, answer: tuple[int, str, str] | None, nodes: str, channels: int) -> Imex:
+def imex(root, answer, nodes, channels):
     for name, text in ((nvlink_domain.NODES_CONFIG, nodes), *((f"{nvlink_domain.CHANNELS}/channel{n}", "")
                                                                for n in range(channels))):  # fmt: skip
         if text or "channel" in name:
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(text)
 
-    def ended(*command: str, seconds: float = 0) -> tuple[int, str, str]:
+    def ended(*command, seconds=0):
         assert command == ("nvidia-imex-ctl", "-q")
         if answer is None:
             raise Unreadable("nvidia-imex-ctl is not installed")
@@ -122,9 +118,7 @@ LIST = "# rack 7\n10.0.0.1\n10.0.0.2\n"
         ((1, "", ""), 1, ["imex_down"]),
     ],
 )
-def test_imex_is_ready_with_channels(
-    answer: tuple[int, str, str], channels: int, faults: list[str], tmp_path: Path
-) -> None:
+def test_imex_is_ready_with_channels(answer, channels, faults, tmp_path):
     found = imex(tmp_path, answer, LIST, channels)
     assert found.nodes == ("10.0.0.1", "10.0.0.2")
     assert [fault.name for fault in imex_faults(found)] == faults
@@ -139,9 +133,7 @@ def test_imex_is_ready_with_channels(
         (None, LIST, 1, Unreadable),
     ],
 )
-def test_imex_that_is_not_here_or_cannot_be_asked(
-    answer: tuple[int, str, str] | None, nodes: str, channels: int, why: type[Exception], tmp_path: Path
-) -> None:
+def test_imex_that_is_not_here_or_cannot_be_asked(answer, nodes, channels, why, tmp_path):
     with pytest.raises(why):
         imex(tmp_path, answer, nodes, channels)
 
@@ -161,18 +153,18 @@ NODE = 5 * TRAYS + 7
         ("", {}),
         ("nvlink_domain_split", {f"n{NODE}": STRAY}),
         ("nvlink_domain_split", {f"n{NODE}": Tray(None, addresses(5))}),
-        ("nvlink_domain_split", {f"n{NODE}": Tray(tray(6).domain._replace(clique=1), addresses(5))}),  # type: ignore[union-attr]
+        ("nvlink_domain_split", {f"n{NODE}": Tray(tray(6).domain._replace(clique=1), addresses(5))}),
         ("imex_nodes_differ", {f"n{NODE}": DIFFERENT}),
         ("imex_nodes_differ", {f"n{NODE}": Tray(tray(5).domain, addresses(5)[::-1])}),
         ("", {f"n{NODE}": Tray(tray(5).domain)}),  # its list cannot be read
     ],
 )
-def test_of_28_healthy_racks_only_what_is_wrong_is_named(name: str, other: dict[str, Tray], ordered: int) -> None:
+def test_of_28_healthy_racks_only_what_is_wrong_is_named(name, other, ordered):
     found = [(fault.name, fault.subjects) for fault in domain_faults(trays(**other), ordered)]
     assert found == ([(name, (Place(NODE, "node"),))] if name else [])
 
 
-def test_a_domain_is_as_large_as_ordered() -> None:
+def test_a_domain_is_as_large_as_ordered():
     there = trays(3)
     del there[TRAYS + 3]
     assert domain_faults(there) == []
@@ -183,14 +175,14 @@ def test_a_domain_is_as_large_as_ordered() -> None:
     assert domain_faults(without_lists) == []  # nobody says that it belongs to them
 
 
-def test_part_of_a_rack_is_no_fault_where_nobody_ordered_more() -> None:
+def test_part_of_a_rack_is_no_fault_where_nobody_ordered_more():
     some = {node: each for node, each in trays(2).items() if node < 22}
     one_list = {node: Tray(each.domain, ("10.0.0.1", "10.0.0.2")) for node, each in trays(2).items()}
     assert domain_faults(some) == domain_faults(one_list) == []
 
 
 @pytest.mark.parametrize(("nodes", "size"), [(18, 18), ({"at_least": 16}, 16), (None, 0)])
-def test_an_order_says_how_many_nodes_a_domain_has(nodes: Any, size: int) -> None:
+def test_an_order_says_how_many_nodes_a_domain_has(nodes, size):
     assert nodes_of_domain(Order("o.toml", "", {"domain": {"nodes": nodes}} if nodes else {"name": "x"})) == size
     assert nodes_of_domain(None) == 0
 
@@ -202,20 +194,19 @@ INSIDE, ACROSS, RAIL = 811.0, 190.0, 48.0  # GB/s of healthy ones
 DOMAINS = [[*range(rack * TRAYS, (rack + 1) * TRAYS)] for rack in range(RACKS)]
 NODES = [*range(RACKS * TRAYS)]
 HOSTS = {node: f"r{rack_of(node)}t{node % TRAYS}" for node in NODES}
-Slow = Callable[[int, int], float]  # of what is healthy, which part two nodes reach
 
 
-def reached(slow: Slow = lambda a, b: 1.0, seed: int = 7) -> Callable[[Sequence[tuple[int, ...]]], list[float]]:
+def reached(slow=lambda a, b: 1.0, seed=7):
     dice = random.Random(seed)
 
-    def measure(pairs: Sequence[tuple[int, ...]]) -> list[float]:
+    def measure(pairs):
         usual = (INSIDE if rack_of(a) == rack_of(b) else ACROSS for a, *_, b in pairs)
         return [each * slow(p[0], p[-1]) * dice.gauss(1, 0.01) for p, each in zip(pairs, usual, strict=True)]
 
     return measure
 
 
-def test_pairs_meet_inside_every_domain_and_across() -> None:
+def test_pairs_meet_inside_every_domain_and_across():
     rounds = meetings(NODES, DOMAINS, seed=16)
     assert all(len({node for pair in pairs for node in pair}) == 2 * len(pairs) for pairs in rounds)
     partners = grouped((node, pair) for pairs in rounds for pair in pairs for node in pair)
@@ -227,14 +218,14 @@ def test_pairs_meet_inside_every_domain_and_across() -> None:
     assert {len({*map(rack_of, group)}) for group in groups} == {len(groups[0])}
 
 
-def findings(slow: Slow, rails: Mapping[Where, float] = {}) -> list[Finding]:
+def findings(slow, rails=()):
     """All pairs of a run on 28 racks, and their rails without NVLink, as they are judged."""
     measure, topology, profile = reached(slow), cluster(RACKS), for_gpu(GB200)
     pairs = [pair for each in meetings(NODES, DOMAINS, 16) for pair in each]
     figures = dict(zip(pairs, measure(pairs), strict=True))
     found = []
     for name in ("inside", "across"):
-        values: dict[Where, float] = {
+        values = {
             Pair(Place(a, "node"), Place(b, "node")): figure
             for (a, b), figure in figures.items()
             if (rack_of(a) == rack_of(b)) == (name == "inside")
@@ -242,39 +233,37 @@ def findings(slow: Slow, rails: Mapping[Where, float] = {}) -> list[Finding]:
         under = {"collective": "all_reduce", "bytes": 8 * GiB, "ranks": 8, "nodes": 2, "domain": name}
         found.append(Measurement("node_group_busbw", values, under))
     dice = random.Random(3)
-    of_rails: dict[Where, float] = {
-        Place(node, "rail", rail): RAIL * dice.gauss(1, 0.01) for node in NODES for rail in range(4)
-    }
-    found.append(Measurement("rail_bandwidth", {**of_rails, **rails}, {"at_once": "all", "bytes": GiB}))
-    how: dict[str, Any] = {"rehearsal": False, "required": False, "network": 400}
+    of_rails = {Place(node, "rail", rail): RAIL * dice.gauss(1, 0.01) for node in NODES for rail in range(4)}
+    found.append(Measurement("rail_bandwidth", of_rails | dict(rails), {"at_once": "all", "bytes": GiB}))
+    how = {"rehearsal": False, "required": False, "network": 400}
     return [judge(each, profile, topology, "a", **how) for each in found]
 
 
-def blamed(finding: Finding) -> set[str]:
+def blamed(finding):
     return {str(place) for place in (*finding.missed, *(finding.slower_than_peers or ()))}
 
 
-def searched(slow: Slow) -> list[tuple[str, str]]:
+def searched(slow):
     _, faults = among_nodes(NODES, DOMAINS, reached(slow), {}, HOSTS)
     return [(fault.name, " ".join(map(str, fault.subjects))) for fault in faults]
 
 
-def plane(a: int, b: int) -> float:
+def plane(a, b):
     """NVLink switches of a rack have lost a quarter of their links."""
     return 0.75 if rack_of(a) == rack_of(b) == 5 else 1.0
 
 
-def cables(a: int, b: int) -> float:
+def cables(a, b):
     """A tray whose NVLinks are slow."""
     return 0.7 if NODE in (a, b) and rack_of(a) == rack_of(b) else 1.0
 
 
-def uplink(a: int, b: int) -> float:
+def uplink(a, b):
     """A node whose network is slow."""
     return 0.5 if NODE in (a, b) and rack_of(a) != rack_of(b) else 1.0
 
 
-def test_28_healthy_racks_meet_each_other_and_nobody_is_slow() -> None:
+def test_28_healthy_racks_meet_each_other_and_nobody_is_slow():
     """All inside a domain are four times as fast as across."""
     assert [(each.state, blamed(each)) for each in findings(lambda a, b: 1.0)] == [
         ("for information", set()), ("for information", set()), ("met", set()),
@@ -290,9 +279,7 @@ def test_28_healthy_racks_meet_each_other_and_nobody_is_slow() -> None:
         (uplink, (1, {f"node{NODE}"}), ("node_slow", f"node{NODE}")),
     ],
 )
-def test_of_28_racks_the_slow_domain_or_node_is_named(
-    slow: Slow, where: tuple[int, set[str]], fault: tuple[str, str]
-) -> None:
+def test_of_28_racks_the_slow_domain_or_node_is_named(slow, where, fault):
     population, names = where
     missed = [blamed(each) for each in findings(slow)]
     assert all(names & {*pair.split("-")} for pair in missed[population])
@@ -300,7 +287,7 @@ def test_of_28_racks_the_slow_domain_or_node_is_named(
     assert searched(slow) == [fault]
 
 
-def test_a_dead_adapter_shows_on_its_rail_although_nvlink_goes_round_it() -> None:
+def test_a_dead_adapter_shows_on_its_rail_although_nvlink_goes_round_it():
     dead = Place(NODE, "rail", 2)
     assert [blamed(each) for each in findings(lambda a, b: 1.0, {dead: 0.3})] == [set(), set(), {str(dead)}]
 
@@ -319,13 +306,11 @@ def test_a_dead_adapter_shows_on_its_rail_although_nvlink_goes_round_it() -> Non
         (72, "across", 500.0, "met", "physical"),
     ],
 )
-def test_collectives_over_nvlink_are_not_held_against_the_network(
-    nodes: int, domain: str, value: float, state: str, grade: str
-) -> None:
+def test_collectives_over_nvlink_are_not_held_against_the_network(nodes, domain, value, state, grade):
     """Nor against what one domain reaches, where it is more than one."""
     under = {"collective": "all_reduce", "bytes": 8 * GiB, "dtype": "float32", "ranks": 4 * nodes, "nodes": nodes}
     measured = Measurement("busbw", {"world": value}, {**under, "domain": domain})
-    how: dict[str, Any] = {"rehearsal": False, "required": False, "measured": [measured]}
+    how = {"rehearsal": False, "required": False, "measured": [measured]}
     finding = judge(measured, for_gpu(GB200), cluster(4), "a", network=400, **how)
     assert (finding.state, finding.limit and finding.limit.grade) == (state, grade)
     unknown = judge(measured, for_gpu(GB200), cluster(4), "a", network=0, **how)  # of no port is known what it can do

@@ -6,7 +6,6 @@ import pytest
 
 from pytest_gpufleet.machine import disks, memory
 from pytest_gpufleet.machine.host import read_dmi
-from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.machine.network_ports import ports_of
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import Order
@@ -39,7 +38,7 @@ BAD = {
 }
 
 
-def order(text: str) -> Order:
+def order(text):
     return Order("order.toml", "0" * 64, orders.toml_table.tomllib.loads(NAME + text))
 
 
@@ -72,7 +71,7 @@ def port(index, **other):
 
 
 @pytest.fixture
-def machine(tmp_path) -> Machine:
+def machine(tmp_path):
     """Four H200 in a host with two drives, a memory module beside an empty slot, and four ports."""
     root = laid_out("two-drives", tmp_path).root
     here = recorded().machine

@@ -1,13 +1,11 @@
 """What a run on many nodes amounts to: by what became of each, and by what was found between them."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from pytest_gpufleet.model.events import FaultFound, NodeFinished
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.finding import Grade
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.run.folder import RunFolder
@@ -23,20 +21,20 @@ HEALTH = "acceptance/test_2_health.py::test_no_memory_error_is_recorded"
 
 
 @pytest.fixture
-def limits(tmp_path: Path) -> Path:
+def limits(tmp_path):
     return clusters.limits(tmp_path / "contract.toml")
 
 
-def ended(tmp_path: Path, limits: Path, ends: Ends | None = None, **otherwise: object) -> Record:
-    return read(cluster(tmp_path / "run", limits, ends, **otherwise) / "evidence.jsonl")  # type: ignore[arg-type]
+def ended(tmp_path, limits, ends=None, **otherwise):
+    return read(cluster(tmp_path / "run", limits, ends, **otherwise) / "evidence.jsonl")
 
 
-def gaps(tmp_path: Path, record: Record) -> list[tuple[str, tuple[str, ...]]]:
+def gaps(tmp_path, record):
     found = over_nodes(record, RunFolder(tmp_path / "run").own_runs(record)).gaps
     return [(gap.kind, gap.hosts) for gap in found]
 
 
-def test_healthy_nodes_that_reach_each_other_are_accepted(tmp_path: Path, limits: Path) -> None:
+def test_healthy_nodes_that_reach_each_other_are_accepted(tmp_path, limits):
     record = ended(tmp_path, limits)
     assert (record.verdict, record.exit_status, gaps(tmp_path, record)) == ("ACCEPTED", 0, [])
     assert record.reasons[0].startswith("3 hosts (gf1, gf2, gf10) are ACCEPTED")
@@ -56,18 +54,14 @@ def test_healthy_nodes_that_reach_each_other_are_accepted(tmp_path: Path, limits
         (Ends(lost={1: "silent"}, left_out={1: "it is lost"}), "REJECTED", ["lost"]),
     ],
 )
-def test_one_node_that_is_not_fine_is_named(
-    ends: Ends, verdict: str, found: list[str], tmp_path: Path, limits: Path
-) -> None:
+def test_one_node_that_is_not_fine_is_named(ends, verdict, found, tmp_path, limits):
     record = ended(tmp_path, limits, ends)
     assert record.verdict == verdict
     assert sorted(gaps(tmp_path, record)) == sorted((kind, ("gf2",)) for kind in found)
     assert any("gf2" in reason for reason in record.reasons)
 
 
-def test_nodes_of_which_the_same_is_true_are_one_reason_and_the_gravest_come_first(
-    tmp_path: Path, limits: Path
-) -> None:
+def test_nodes_of_which_the_same_is_true_are_one_reason_and_the_gravest_come_first(tmp_path, limits):
     ends = Ends(without={0: "test_2_health", 1: "test_2_health"}, lost={2: "silent for 10 s"})
     first, second, *_ = ended(tmp_path, limits, ends).reasons
     assert first == "1 host (gf10) lost: silent for 10 s"
@@ -75,13 +69,13 @@ def test_nodes_of_which_the_same_is_true_are_one_reason_and_the_gravest_come_fir
 
 
 @pytest.mark.parametrize(("wanted", "verdict"), [(4, "REJECTED"), (2, "REJECTED"), (3, "ACCEPTED"), (0, "ACCEPTED")])
-def test_as_many_nodes_are_there_as_were_asked_for(wanted: int, verdict: str, tmp_path: Path, limits: Path) -> None:
+def test_as_many_nodes_are_there_as_were_asked_for(wanted, verdict, tmp_path, limits):
     record = ended(tmp_path, limits, wanted=wanted)
     assert (record.verdict, gaps(tmp_path, record)) == (verdict, [])
     assert (f"{wanted} were asked for" in record.reasons[0]) == (verdict == "REJECTED")
 
 
-def test_what_is_slow_between_healthy_nodes_rejects_all(tmp_path: Path, limits: Path) -> None:
+def test_what_is_slow_between_healthy_nodes_rejects_all(tmp_path, limits):
     record = ended(tmp_path, limits, values={"world": 200.0})
     assert (record.verdict, gaps(tmp_path, record)) == ("REJECTED", [])
     assert [finding.check for finding in record.findings if finding.state == "missed"] == [
@@ -89,7 +83,7 @@ def test_what_is_slow_between_healthy_nodes_rejects_all(tmp_path: Path, limits: 
     ]
 
 
-def test_a_figure_that_missed_on_a_node_rejects_it_and_stands_in_its_own_evidence(tmp_path: Path, limits: Path) -> None:
+def test_a_figure_that_missed_on_a_node_rejects_it_and_stands_in_its_own_evidence(tmp_path, limits):
     record = ended(tmp_path, limits, other={2: {"solo_train_throughput gpu3": 5000.0}})
     assert record.verdict == "REJECTED"
     assert record.reasons[0] == "1 host (gf10) is REJECTED"
@@ -97,15 +91,13 @@ def test_a_figure_that_missed_on_a_node_rejects_it_and_stands_in_its_own_evidenc
     assert (record.faults, ALONE in record.checks) == ([], False)
 
 
-def test_the_same_gpu_in_two_nodes_is_one_node_said_twice(tmp_path: Path, limits: Path) -> None:
+def test_the_same_gpu_in_two_nodes_is_one_node_said_twice(tmp_path, limits):
     record = ended(tmp_path, limits, hosts=("gf1", "gf1", "gf3"))
     assert record.verdict == "INCOMPLETE"
     assert gaps(tmp_path, record) == [("one GPU", ("gf1", "gf1"))]
 
 
-def test_what_each_node_checked_counts_once_where_the_evidence_of_0_3_has_it_twice(
-    tmp_path: Path, limits: Path
-) -> None:
+def test_what_each_node_checked_counts_once_where_the_evidence_of_0_3_has_it_twice(tmp_path, limits):
     """Its own run has the failure, which was repeated in the run over all."""
     record = ended(tmp_path, limits, Ends(failed={1: (HEALTH,)}))
     own = RunFolder(tmp_path / "run").own_runs(record)
@@ -121,7 +113,7 @@ def test_what_each_node_checked_counts_once_where_the_evidence_of_0_3_has_it_twi
     assert settled(twice, "").verdict == "REJECTED"  # where the node's own evidence is not here
 
 
-def fault(code: str, *nodes: int) -> FaultFound:
+def fault(code, *nodes):
     return FaultFound(fault=Fault(code, tuple(Place(node, "node") for node in nodes), "gone"))
 
 
@@ -135,16 +127,14 @@ def fault(code: str, *nodes: int) -> FaultFound:
         (Ends(lost={1: "gone"}), 3, fault("node_lost", 2), 2),
     ],
 )
-def test_a_node_that_is_gone_is_told_once(
-    ends: Ends, wanted: int, told: FaultFound, reasons: int, tmp_path: Path, limits: Path
-) -> None:
+def test_a_node_that_is_gone_is_told_once(ends, wanted, told, reasons, tmp_path, limits):
     record = ended(tmp_path, limits, ends, wanted=wanted, more=[told])
     against = [reason for reason in record.reasons if "judged by limits" not in reason]
     assert (record.verdict, len(against)) == ("REJECTED", reasons)
 
 
-def test_a_verdict_stands_on_the_lowest_grade_of_all_nodes() -> None:
-    grades: tuple[Grade, ...] = ("calibrated", "physical", "published")
+def test_a_verdict_stands_on_the_lowest_grade_of_all_nodes():
+    grades = ("calibrated", "physical", "published")
     ends = {node: NodeFinished(node=node, run="", verdict="ACCEPTED", basis=grade) for node, grade in enumerate(grades)}
     record = Record(finished=ends)
     assert basis.lowest(record) == "physical"

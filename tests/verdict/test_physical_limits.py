@@ -1,26 +1,22 @@
 """Limits that a machine's own facts make: every healthy machine that was recorded or published meets them, none with a
 fault of 30 % does, and where nothing fair can be said there is none."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pytest_gpufleet.model.finding import Limit
-from pytest_gpufleet.model.gpu import ARCHITECTURES, Capability, Gpu, Missing
+from pytest_gpufleet.model.gpu import ARCHITECTURES, Gpu, Missing
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.place import WORLD
-from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import peaks, physical_limits as parts_of
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.peaks import NoPeak
 from pytest_gpufleet.verdict.physical_limits import COLLECTIVES, MEMORY, physical_limit
-from pytest_gpufleet.verdict.profile import Profile, for_gpu, shipped
+from pytest_gpufleet.verdict.profile import for_gpu, shipped
 from pytest_gpufleet.verdict.reading import read
-from tests.boards import BOARDS, H200, Board
+from tests.boards import BOARDS, H200
 from tests.without_switch import HEALTHY, MACHINES, NARROW_SLOT, SLOW_HOP, named, standard_run
 
 RECORDED = Path(__file__).parents[1] / "recorded"
@@ -35,11 +31,11 @@ BANDWIDTH = {"collective": "all_reduce", "bytes": GiB, "dtype": "float32", "rank
 TRAINING = {"model": "resnet50", "recipe": "amp", "ranks": 1, "batch": 256, "image": 224}
 
 
-def figure(metric: str, value: float = 1.0, places: tuple[str, ...] = ("gpu0",), **under: Any) -> Measurement:
+def figure(metric, value=1.0, places=("gpu0",), **under):
     return Measurement(metric, dict.fromkeys(places, value), under)
 
 
-def recorded(name: str) -> Record:
+def recorded(name):
     """A recorded run, on whose GPUs the facts were read that its version did not know."""
     record = read(RECORDED / name / "evidence.jsonl")
     told = H200.gpu().facts
@@ -47,7 +43,7 @@ def recorded(name: str) -> Record:
     return replace(record, topology=replace(record.topology, gpus=gpus))
 
 
-def is_required(measurement: Measurement) -> bool:
+def is_required(measurement):
     """As the suite asks it today, of figures that a physical limit can be for."""
     under = measurement.conditions
     match measurement.metric:
@@ -64,7 +60,7 @@ def is_required(measurement: Measurement) -> bool:
     return measurement.metric in ("memory_bandwidth", "solo_train_throughput")
 
 
-def limited(record: Record) -> Iterator[tuple[Measurement, Limit]]:
+def limited(record):
     measured = [finding.measurement for finding in record.findings]
     for each in filter(is_required, measured):
         try:
@@ -77,7 +73,7 @@ def limited(record: Record) -> Iterator[tuple[Measurement, Limit]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recorded_machine_meets_its_physical_limits_and_not_with_a_fault_of_30_percent(name: str) -> None:
+def test_a_recorded_machine_meets_its_physical_limits_and_not_with_a_fault_of_30_percent(name):
     """Slow memory shows in the triad: how fast cudaMemcpy is depends on the driver too."""
     found = list(limited(recorded(name)))
     assert found
@@ -91,7 +87,7 @@ def test_a_recorded_machine_meets_its_physical_limits_and_not_with_a_fault_of_30
 # ---------------- published figures
 
 
-def published() -> list[tuple[Board, Measurement, float]]:
+def published():
     """What the sources of the shipped profiles tell of healthy machines, with the figure; gates of operators too."""
     found = []
     for profile in shipped():
@@ -106,7 +102,7 @@ def published() -> list[tuple[Board, Measurement, float]]:
     return found
 
 
-def test_no_published_healthy_figure_falls_below_a_physical_limit() -> None:
+def test_no_published_healthy_figure_falls_below_a_physical_limit():
     held, below = 0, []
     for board, measurement, value in published():
         topology = board.machine(int(measurement.conditions.get("ranks", 8)))
@@ -137,9 +133,7 @@ MORE = [
 
 
 @pytest.mark.parametrize(("name", "what", "value", "source"), MORE, ids=lambda each: str(each)[:30])
-def test_other_published_figures_meet_physical_limits_too(
-    name: str, what: tuple[str, dict[str, Any]], value: float, source: str
-) -> None:
+def test_other_published_figures_meet_physical_limits_too(name, what, value, source):
     metric, under = what
     places = ("gpu0-gpu1",) if metric == "pair_bandwidth" else ("gpu0",)
     limit = physical_limit(figure(metric, places=places, at_once="one", **under), BOARDS[name].machine(), ())
@@ -159,15 +153,13 @@ PUBLISHED_TRAINING = [
 
 
 @pytest.mark.parametrize(("recipe", "products", "memory", "images", "source"), PUBLISHED_TRAINING)
-def test_published_training_meets_what_its_parts_make(
-    recipe: str, products: float, memory: float, images: float, source: str
-) -> None:
+def test_published_training_meets_what_its_parts_make(recipe, products, memory, images, source):
     measured = parts(products, memory, "fp16" if recipe == "amp" else "tf32")
     limit = physical_limit(figure("train_throughput", **{**TRAINING, "recipe": recipe}), H200.machine(), measured)
     assert limit.met_by(images), source
 
 
-def parts(products: float, memory: float, precision: str = "fp16") -> list[Measurement]:
+def parts(products, memory, precision="fp16"):
     return [
         figure("gemm", products, precision=precision, at_once="all"),
         figure("memory_bandwidth", memory, operation="triad", at_once="all"),
@@ -188,7 +180,7 @@ OF_SEVERAL = [
 
 
 @pytest.mark.parametrize("capability", ARCHITECTURES, ids=lambda each: ".".join(map(str, each)))
-def test_every_architecture_has_a_limit_for_each_figure_that_a_verdict_needs(capability: Capability) -> None:
+def test_every_architecture_has_a_limit_for_each_figure_that_a_verdict_needs(capability):
     """Or its machines could never be ACCEPTED as shipped."""
     known = ARCHITECTURES[capability]
     topology = replace(H200, capability=capability, links=18 if known.nvlink else 0).machine()
@@ -197,7 +189,7 @@ def test_every_architecture_has_a_limit_for_each_figure_that_a_verdict_needs(cap
         assert limit.value > 0
 
 
-def test_gpus_of_capability_10_3_are_asked_for_what_their_data_sheets_make_of_them() -> None:
+def test_gpus_of_capability_10_3_are_asked_for_what_their_data_sheets_make_of_them():
     b300, b200 = (BOARDS[name].machine() for name in ("NVIDIA B300 SXM6 AC", "NVIDIA B200"))
     for each in OF_ONE + OF_SEVERAL:
         measured = parts(1500.0, 6000.0)
@@ -209,20 +201,20 @@ def test_gpus_of_capability_10_3_are_asked_for_what_their_data_sheets_make_of_th
 # ---------------- what a limit is, and where there is none
 
 
-def test_a_limit_says_what_it_follows_from() -> None:
+def test_a_limit_says_what_it_follows_from():
     limit = physical_limit(figure("memory_bandwidth", operation="triad", at_once="all"), H200.machine(), ())
     assert (limit.grade, limit.sense, limit.value, limit.unit) == ("physical", "min", 3129.0, "GB/s")
     assert limit.source.endswith("65 % of what the hardware can do at best, 3,201 MHz x 2 x 6,016 bits: 4,814 GB/s")
 
 
-def test_a_power_limit_decides_where_it_alone_does() -> None:
+def test_a_power_limit_decides_where_it_alone_does():
     t4 = BOARDS["Tesla T4"]
     limit = physical_limit(figure("gemm", precision="fp16", at_once="one"), t4.machine(), ())
     assert limit.value == 19.2
     assert "70 W x 0.343 TFLOP a joule" in limit.source
 
 
-def test_the_least_able_of_several_gpus_decides() -> None:
+def test_the_least_able_of_several_gpus_decides():
     machine = H200.machine(2)
     slow = Gpu(1, {**machine.gpus[1].facts, "pcie_width_max": 8})
     measurement = figure("host_bandwidth", places=("gpu0", "gpu1"), direction="host to device", at_once="one")
@@ -231,7 +223,7 @@ def test_the_least_able_of_several_gpus_decides() -> None:
 
 
 @pytest.mark.parametrize("metric", ["solo_train_throughput", "train_throughput"])
-def test_training_on_several_is_held_against_one_gpu_of_the_same_run(metric: str) -> None:
+def test_training_on_several_is_held_against_one_gpu_of_the_same_run(metric):
     alone = figure(metric, 1000.0, **TRAINING)
     together = figure("train_throughput", **{**TRAINING, "ranks": 8})
     assert physical_limit(together, H200.machine(), [alone]).value == 6000.0
@@ -253,7 +245,7 @@ NONE = {
 
 
 @pytest.mark.parametrize("case", NONE)
-def test_where_nothing_fair_can_be_said_the_figure_stays_not_judged(case: str) -> None:
+def test_where_nothing_fair_can_be_said_the_figure_stays_not_judged(case):
     metric, under, topology = NONE[case]
     measurement = figure(metric, places=("gpu0-gpu1",) if metric == "pair_bandwidth" else ("gpu0",), **under)
     finding = judge(measurement, None, topology, "a.py::b", rehearsal=False)
@@ -261,10 +253,10 @@ def test_where_nothing_fair_can_be_said_the_figure_stays_not_judged(case: str) -
     assert "nor do the facts of the hardware make one" in finding.reason
 
 
-def test_any_other_limit_goes_before_a_physical_one() -> None:
+def test_any_other_limit_goes_before_a_physical_one():
     measurement = figure("memory_bandwidth", 4200.0, operation="copy", at_once="all")
 
-    def judged(profile: Profile | None = None, **how: bool) -> tuple[str, str | None]:
+    def judged(profile=None, **how):
         finding = judge(measurement, profile, H200.machine(), "a.py::b", **{"rehearsal": False, **how})
         return finding.state, finding.limit and finding.limit.grade
 
@@ -274,14 +266,14 @@ def test_any_other_limit_goes_before_a_physical_one() -> None:
     assert judged(rehearsal=True) == ("not judged", None)
 
 
-def test_two_gpus_with_a_bridge_have_limits_of_collectives_too() -> None:
+def test_two_gpus_with_a_bridge_have_limits_of_collectives_too():
     """Somebody asks 208 GB/s of an all_reduce of two H100 NVL (Azure)."""
     under, two = {**BANDWIDTH, "ranks": 2}, BOARDS["NVIDIA H100 NVL"].machine(2, "nvlink")
     limits = [physical_limit(figure("busbw", **under | {"collective": name}), two, ()).value for name in COLLECTIVES]
     assert limits[0] == 180.0
 
 
-def test_the_documentation_has_every_part() -> None:
+def test_the_documentation_has_every_part():
     text = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text(encoding="utf-8")
     _, _, section = text.partition("### Theoretical limits")
     section, _, _ = section.partition("### Conditions")
@@ -293,7 +285,7 @@ def test_the_documentation_has_every_part() -> None:
     assert [name for name in COLLECTIVES if f"`{name}`" not in section] == []
 
 
-def test_a_published_gate_decides_where_the_hardware_is_asked_for_less() -> None:
+def test_a_published_gate_decides_where_the_hardware_is_asked_for_less():
     """Of the L4 a gate for another program's memory bandwidth stands above what its facts make."""
     board = BOARDS["NVIDIA L4"]
     profile, topology = for_gpu(board.name), board.machine(1)
@@ -311,7 +303,7 @@ def test_a_published_gate_decides_where_the_hardware_is_asked_for_less() -> None
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_a_healthy_machine_is_accepted(name: str) -> None:
+def test_a_healthy_machine_is_accepted(name):
     record = standard_run(name, HEALTHY)
     assert [each for each in record.findings if each.state in ("missed", "not judged")] == []
     assert record.verdict == "ACCEPTED"
@@ -321,13 +313,13 @@ def test_a_healthy_machine_is_accepted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_one_slow_hop_rejects_and_is_named(name: str) -> None:
+def test_one_slow_hop_rejects_and_is_named(name):
     assert standard_run(name, SLOW_HOP).verdict == "REJECTED"
     assert {place for _, place in named(name, SLOW_HOP)} == {"gpu0-gpu1", "gpu1-gpu0"}
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_one_card_in_a_slot_of_four_lanes_rejects_and_is_named(name: str) -> None:
+def test_one_card_in_a_slot_of_four_lanes_rejects_and_is_named(name):
     assert standard_run(name, NARROW_SLOT).verdict == "REJECTED"
     found = {place for _, place in named(name, NARROW_SLOT)}
     assert "gpu2" in found
@@ -336,7 +328,7 @@ def test_one_card_in_a_slot_of_four_lanes_rejects_and_is_named(name: str) -> Non
 
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize("collective", ["all_reduce", "sendrecv", "all_to_all"])
-def test_a_collective_at_a_tenth_of_a_healthy_one_is_too_slow(name: str, collective: str) -> None:
+def test_a_collective_at_a_tenth_of_a_healthy_one_is_too_slow(name, collective):
     """As over sockets in place of peer access or shared memory."""
     every = [each for each in standard_run(name, HEALTHY).findings if each.measurement.metric == "busbw"]
     at_full_speed = [each for each in every if each.measurement.conditions["bytes"] == GiB and each.limit]
@@ -344,14 +336,14 @@ def test_a_collective_at_a_tenth_of_a_healthy_one_is_too_slow(name: str, collect
     assert not any(found.limit.met_by(value / 10) for value in found.measurement.values.values())
 
 
-def test_the_source_of_a_limit_names_the_hop_that_decides() -> None:
+def test_the_source_of_a_limit_names_the_hop_that_decides():
     topology = MACHINES["4x L40S"].topology
     ring = Measurement("ring_bandwidth", {"gpu0-gpu1": 25.0, "gpu1-gpu2": 9.5}, {"link": "SYS"})
     both = {"direction": "device to host both ways", "at_once": "all", "method": "lined up"}
     host = Measurement("host_bandwidth", {"gpu0": 14.0, "gpu3": 12.0}, both)
     busbw = Measurement("busbw", {"world": 9.0}, {"collective": "broadcast", "bytes": GiB, "ranks": 4})
 
-    def source(*measured: Measurement) -> str:
+    def source(*measured):
         return physical_limit(busbw, topology, measured).source
 
     assert source(ring, host).endswith(
@@ -371,7 +363,7 @@ DATA_SHEETS = [board for board in BOARDS.values() if board.name != "NVIDIA GB200
 
 
 @pytest.mark.parametrize("board", DATA_SHEETS, ids=lambda board: board.name)
-def test_peaks_are_those_of_the_data_sheet(board: Board) -> None:
+def test_peaks_are_those_of_the_data_sheet(board):
     at_boost = board.gpu(sm_clock_max_mhz=board.boost)
     assert peaks.memory_bandwidth(at_boost).value == pytest.approx(board.memory, rel=WITHIN)
     assert peaks.host_link(at_boost).value == pytest.approx(board.host, rel=WITHIN)
@@ -380,7 +372,7 @@ def test_peaks_are_those_of_the_data_sheet(board: Board) -> None:
         assert peaks.nvlinks(at_boost, board.links).value == pytest.approx(board.nvlink, rel=WITHIN)
 
 
-def test_a_peak_says_how_it_comes_about() -> None:
+def test_a_peak_says_how_it_comes_about():
     gpu = H200.gpu()
     assert str(peaks.memory_bandwidth(gpu)) == "3,201 MHz x 2 x 6,016 bits: 4,814 GB/s"
     assert str(peaks.product_rate(gpu)) == "132 SMs x 1,980 MHz x 4,096 operations (H100 white paper): 1,071 TFLOP/s"
@@ -397,13 +389,13 @@ FOLLOWS = {
 
 
 @pytest.mark.parametrize(("peak", "fact"), [(peak, fact) for peak, facts in FOLLOWS.items() for fact in facts])
-def test_a_fact_that_the_driver_does_not_give_is_not_guessed(peak, fact: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_fact_that_the_driver_does_not_give_is_not_guessed(peak, fact):
     for untold in (Missing("NVML: Not Supported", absent=True), 0):
         with pytest.raises(peaks.NoPeak, match=f"does not give {fact} of GPU 0"):
             peak(H200.gpu(**{fact: untold}))
 
 
-def test_the_brand_is_asked_for_where_it_decides() -> None:
+def test_the_brand_is_asked_for_where_it_decides():
     ada, hopper = BOARDS["NVIDIA L40S"], BOARDS["NVIDIA H200"]
     with pytest.raises(peaks.NoPeak, match="brand"):
         peaks.product_rate(ada.gpu(brand=Missing("NVML: Not Supported", absent=True)))
@@ -415,12 +407,12 @@ def test_the_brand_is_asked_for_where_it_decides() -> None:
     ({"virtualization": 2}, "a virtual one"),
     ({"compute_capability": [99, 0]}, "nobody has looked up the matrix products of compute capability 99.0"),
 ])  # fmt: skip
-def test_parts_of_gpus_and_what_nobody_has_looked_up_have_no_peak(facts: dict[str, object], why: str) -> None:
+def test_parts_of_gpus_and_what_nobody_has_looked_up_have_no_peak(facts, why):
     with pytest.raises(peaks.NoPeak, match=why):
         peaks.product_rate(H200.gpu(**facts))
 
 
-def test_a_virtual_machine_that_does_not_see_the_slot_asks_for_what_the_link_runs_at() -> None:
+def test_a_virtual_machine_that_does_not_see_the_slot_asks_for_what_the_link_runs_at():
     """A GPU that could do PCIe 5 in a host that cannot is healthy; otherwise it is whole."""
     assert peaks.product_rate(H200.gpu(virtualization=1)) == peaks.product_rate(H200.gpu())
     in_slow_host = H200.gpu(virtualization=1, pcie_generation=4, pcie_width=16)

@@ -25,7 +25,7 @@ KNOWN = Spread(0.008, 0.01, within_df=10_000, between_df=10_000)  # as good as c
 MACHINES, GPUS, DRAWN = 3, 8, 4000
 
 
-def machine(by_chance: random.Random, slow: float, gpus: int) -> list[float]:
+def machine(by_chance, slow, gpus):
     """The values of a machine whose first GPUs are slow."""
     mean = 1 + by_chance.gauss(0, KNOWN.between)
     every = [mean + by_chance.gauss(0, KNOWN.within) for _ in range(GPUS)]
@@ -101,9 +101,9 @@ FACTORS = {2: 49.43, 4: 9.201, 8: 5.689, 13: 4.787, 24: 4.170, 64: 3.673}
 
 
 @pytest.mark.parametrize("n", FACTORS)
-def test_factors_are_those_that_were_drawn(n: int) -> None:
+def test_factors_are_those_that_were_drawn(n):
     assert factor(Z, n, n - 1) == pytest.approx(FACTORS[n], rel=0.004)
 
 
-def test_with_endless_data_the_factor_is_the_quantile() -> None:
+def test_with_endless_data_the_factor_is_the_quantile():
     assert factor(Z, 1e7, 1e7) == pytest.approx(Z, abs=0.003)

@@ -2,13 +2,10 @@
 
 import json
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pytest_gpufleet.model.events import Judged, RunHeader, TopologyFound
-from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.model.suite import Suite, SuiteCheck, shipped
@@ -23,7 +20,7 @@ GPUS = topology("node7", H200)
 UNDER = {"operation": "copy", "at_once": "all"}
 
 
-def judged(*values: float, metric: str = "memory_bandwidth", **how: Any) -> Finding:
+def judged(*values, metric="memory_bandwidth", **how):
     measurement = Measurement(metric, {gpu(index): value for index, value in enumerate(values)}, UNDER)
     return judge(measurement, for_gpu(H200), GPUS, "a.py::b", **{"rehearsal": False, **how})
 
@@ -41,7 +38,7 @@ FINDINGS = {
 }
 
 
-def written_down(folder: Path, finding: Finding, rehearsal: bool = False) -> Evidence:
+def written_down(folder, finding, rehearsal=False):
     evidence = Evidence(folder / "evidence.jsonl")
     for event in (RunHeader(rehearsal=rehearsal), TopologyFound(nodes=[GPUS]), Judged(finding=finding)):
         evidence.add(event)
@@ -50,7 +47,7 @@ def written_down(folder: Path, finding: Finding, rehearsal: bool = False) -> Evi
 
 
 @pytest.mark.parametrize("what", FINDINGS)
-def test_what_is_read_is_what_was_found_and_none_of_it_was_written(what: str, tmp_path: Path) -> None:
+def test_what_is_read_is_what_was_found_and_none_of_it_was_written(what, tmp_path):
     evidence = written_down(tmp_path, FINDINGS[what], rehearsal=what == "rehearsal")
     written = json.loads(evidence.path.read_text().splitlines()[-1])["finding"]
     assert written.keys().isdisjoint({"state", "missed", "slower_than_peers"})
@@ -60,7 +57,7 @@ def test_what_is_read_is_what_was_found_and_none_of_it_was_written(what: str, tm
     assert evidence.record.findings == [FINDINGS[what]]
 
 
-def test_what_somebody_wrote_beside_a_measurement_is_not_looked_at(tmp_path: Path) -> None:
+def test_what_somebody_wrote_beside_a_measurement_is_not_looked_at(tmp_path):
     evidence = written_down(tmp_path, FINDINGS["missed"])
     *before, last = evidence.path.read_text().splitlines()
     event = json.loads(last)
@@ -76,7 +73,7 @@ def test_what_somebody_wrote_beside_a_measurement_is_not_looked_at(tmp_path: Pat
     (("busbw",), 8, 1),  # of all together
     ((), 8, 0),
 ])  # fmt: skip
-def test_how_many_comparisons_a_level_counts_with(figures: tuple[str, ...], gpus: int, count: int) -> None:
+def test_how_many_comparisons_a_level_counts_with(figures, gpus, count):
     once = SuiteCheck("quick", "Of this", figures=figures)
     twice, later = SuiteCheck("quick", "Of that", ("x", "y"), figures), SuiteCheck("burnin", "Later", (), figures)
     suite = Suite("1", {"a.py::a": once, "a.py::b": twice, "a.py::c": later})

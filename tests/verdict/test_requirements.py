@@ -10,7 +10,6 @@ import pytest
 from pytest_gpufleet.model.events import Requirement, Requirements
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import Place
-from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import requirements
 from pytest_gpufleet.verdict.fleet.fleet_verdict import settled
 from pytest_gpufleet.verdict.gaps import answered
@@ -22,7 +21,7 @@ FANS, COUNT = "test_2_host.py::test_fans_are_sound", "test_1_inventory.py::test_
 BURN, RAILS = "test_9_endurance.py::test_burn_in", "test_nodes_3_rails.py::test_rail_bandwidth"
 
 
-def text(*lines: str) -> str:
+def text(*lines):
     return 'name = "Ours"\n' + "".join(
         f"[[requirement]]\nid = 'R{n}'\ntext = 'x'\n{line}\n" for n, line in enumerate(lines)
     )
@@ -62,14 +61,14 @@ def test_what_is_shipped_and_checks_of_ones_own_are_known(tmp_path):
     assert requirements.load(file).content[0].checks == ("test_of_mine.py::test_x",)
 
 
-def given(**lines: dict[str, tuple[str, ...]]) -> Requirements:
+def given(**lines):
     return Requirements(
         "f.toml", "0" * 64, "Ours", tuple(Requirement(name, "x", **what) for name, what in lines.items())
     )
 
 
 @pytest.fixture(scope="module")
-def record() -> Record:
+def record():
     """A machine that was accepted at level standard."""
     return read(EVIDENCE / "h200x2-g" / "evidence.jsonl")
 

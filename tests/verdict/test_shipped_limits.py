@@ -5,23 +5,21 @@ sheet, which finds a GB/s that should be Gb/s, a row from another model's table,
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from pytest_gpufleet.model import suite
-from pytest_gpufleet.model.finding import Limit
 from pytest_gpufleet.model.levels import LEVELS
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import METRICS, over_network
 from pytest_gpufleet.probes.training import transformer
 from pytest_gpufleet.verdict import toml_table
 from pytest_gpufleet.verdict.judgement import comparisons, judge
-from pytest_gpufleet.verdict.profile import Profile, for_gpu, holds, load, of_every_gpu, shipped
+from pytest_gpufleet.verdict.profile import for_gpu, holds, load, of_every_gpu, shipped
 from tests import dry_suite
-from tests.boards import BOARDS, Board
+from tests.boards import BOARDS
 
 # GB/s in one direction, 16 lanes, after the encoding of the line (8b/10b up to generation 2, 128b/130b from 3 on).
 PCIE = {3: 15.75, 4: 31.5, 5: 63.0}
@@ -186,10 +184,9 @@ GPUS = (1, 2, 4, 8)  # of a machine
 NETWORKS = (25, 50, 100, 200, 400, 800)  # Gb/s for each GPU, as nodes are sold
 EVERY = (*shipped(), of_every_gpu())
 LIMITED = frozenset(limit.metric for profile in EVERY for limit in profile.limits)
-Station = tuple[int, str, int, int, bool]
 
 
-def stations(profile: Profile, limit: Limit) -> Iterator[Station]:
+def stations(profile, limit):
     """Machines, or clusters of them, that could have what the limit says of hardware: how many GPUs with which fabric,
     on how many nodes with which network, and NVLS. All else that it says must come from the suite."""
     under, nvls = limit.conditions, limit.conditions.get("nvls", False)
@@ -207,12 +204,12 @@ def stations(profile: Profile, limit: Limit) -> Iterator[Station]:
                     yield gpus, fabric, nodes, network, nvls
 
 
-def board_of(profile: Profile) -> Board:
+def board_of(profile):
     return BOARDS[next((name for name in profile.match if name in BOARDS), "NVIDIA H200")]
 
 
 @cache
-def measured(board: Board, gigabytes: float, station: Station, level: str) -> tuple[Measurement, ...]:
+def measured(board, gigabytes, station, level):
     gpus, fabric, nodes, network, nvls = station
     topology = board.machine(gpus, fabric, memory_bytes=int(gigabytes * 1e9))
     found = dry_suite.measured(board, topology, nodes, nvls, level, LIMITED)
@@ -222,7 +219,7 @@ def measured(board: Board, gigabytes: float, station: Station, level: str) -> tu
     return tuple(found)
 
 
-def applies(profile: Profile, limit: Limit) -> bool:
+def applies(profile, limit):
     gigabytes = profile.facts.get("memory_gigabytes", 141)
     return any(
         holds(limit, each, station[1], str(limit.conditions.get("part", "")))
