@@ -10,7 +10,6 @@ import msgspec
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.nodes import agent_process, messages, wire
-from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.world.engines import processes
 from tests.forked import is_nursery
 
@@ -20,32 +19,32 @@ PATIENCE = 300.0  # seconds: far more than anything here takes
 class Controller:
     """`heard`: what has come and nobody has asked for yet. `process`: the agent. `lifeline`: the agent ends with it."""
 
-    def __init__(self, settings: AgentSettings, environment=None, lifeline: bool = True):
+    def __init__(self, settings, environment=None, lifeline=True):
         secret = os.urandom(wire.KEY_BYTES)
         self.listener = wire.Listener(secret, "", "127.0.0.1", 0)
         reached = msgspec.structs.replace(settings, head=f"127.0.0.1:{self.listener.port}", lifeline=lifeline)
         self.process = agent_process.start(reached, secret, environment)
-        self.heard: deque = deque()
-        self._lines: dict[bytes, wire.Line] = {}
+        self.heard = deque()
+        self._lines = {}
         self._numbers = itertools.count()
         self.dialled = self.hear(messages.DialIn)
 
     @property
-    def pid(self) -> int:
+    def pid(self):
         return self.process.pid
 
-    def tell(self, message: messages.Message) -> None:
+    def tell(self, message):
         self.send(codec.packed(message))
 
-    def send(self, message: bytes) -> None:
+    def send(self, message):
         for line in self._lines.values():
             line.send(message)
 
-    def let_go(self) -> None:
+    def let_go(self):
         """As if this process had died."""
         self.process.stdin.close()
 
-    def hear(self, kind: type):
+    def hear(self, kind):
         """The next message of this kind; a Beat is sent while it is waited for. EOFError if the agent is gone."""
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
@@ -57,7 +56,7 @@ class Controller:
             self.take_in(0.1)
         raise AssertionError(f"no {kind.__name__}, but {list(self.heard)}")
 
-    def take_in(self, timeout: float) -> None:
+    def take_in(self, timeout):
         if self.process.poll() is not None:
             raise EOFError
         self.listener.wait(timeout)
@@ -66,13 +65,13 @@ class Controller:
             if (message := line.take(frame)) is not None:
                 self.heard.append(codec.unpacked(message, messages.FromAgent | messages.DialIn))
 
-    def listen_until_its_end(self) -> None:
+    def listen_until_its_end(self):
         """Without a word."""
         with suppress(EOFError):
             while True:
                 self.take_in(1.0)
 
-    def ask(self, question: messages.Asked):
+    def ask(self, question):
         """Its answer, as its type, or a Reply with trouble."""
         number = next(self._numbers)
         self.tell(messages.Ask(number, question))
@@ -82,7 +81,7 @@ class Controller:
 
 
 @contextmanager
-def controlled(settings: AgentSettings, environment=None, lifeline: bool = True):
+def controlled(settings, environment=None, lifeline=True):
     """An agent that has said Hello. Nothing that it has started is left when the block ends."""
     controller = Controller(settings, environment, lifeline)
     try:
@@ -93,12 +92,12 @@ def controlled(settings: AgentSettings, environment=None, lifeline: bool = True)
         controller.listener.close()
 
 
-def started_by(controller: Controller) -> set[int]:
+def started_by(controller):
     """All processes below an agent."""
     return {pid for pid in processes.descendants(controller.pid) if not is_nursery(pid)}
 
 
-def wait_until_gone(pids) -> None:
+def wait_until_gone(pids):
     until = time.monotonic() + PATIENCE
     while left := {pid for pid in pids if processes.look(pid)}:
         assert time.monotonic() < until, f"{left} live on"

@@ -8,13 +8,12 @@ import msgspec
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import HostFound
 from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.nodes.messages import End, Hello, Message, ToAgent
-from pytest_gpufleet.nodes.transport import Event
+from pytest_gpufleet.nodes.messages import End, Hello, ToAgent
 
 LONG = 30.0  # seconds; nothing here lasts for so long, unless it is broken
 
 
-def hello(node: int = 0, **other: object) -> Hello:
+def hello(node=0, **other):
     usual = Hello(None, 1000 + node, "eth0", GpuTopology(()), (), HostFound())
     return msgspec.structs.replace(usual, **other)
 
@@ -27,33 +26,33 @@ class FakeTransport:
     secured = "loopback"
     own = missing = strangers = ()
 
-    def __init__(self, nodes: int = 3, greeting: range | tuple[int, ...] | None = None, deaf: tuple[int, ...] = ()):
+    def __init__(self, nodes=3, greeting=None, deaf=()):
         self.own = self.names = {node: f"gf{node}" for node in range(nodes)}
-        self.sent: list[tuple[int, ToAgent]] = []
+        self.sent = []
         self.now = 0.0
         self._deaf = deaf
         self._greeting = range(nodes) if greeting is None else greeting
-        self._steps: queue.SimpleQueue[tuple[float, list[Event]]] = queue.SimpleQueue()
+        self._steps = queue.SimpleQueue()
         self._happened = self._entered = 0
         self._turned = threading.Condition()
         self._ending = False
 
-    def clock(self) -> float:
+    def clock(self):
         return self.now
 
-    def start(self) -> dict[int, str]:
+    def start(self):
         for node in self._greeting:
             self._steps.put((0.0, [(node, codec.packed(hello(node)))]))
             self._happened += 1
         return self.names
 
-    def send(self, node: int, message: bytes) -> None:
+    def send(self, node, message):
         self.sent.append((node, codec.unpacked(message, ToAgent)))
         if isinstance(self.sent[-1][1], End):
             self._ending = True
             self._steps.put((0.0, [] if node in self._deaf else [(node, "its agent ended")]))
 
-    def receive(self, timeout: float) -> list[Event]:
+    def receive(self, timeout):
         with self._turned:
             self._entered += 1
             self._turned.notify_all()
@@ -64,7 +63,7 @@ class FakeTransport:
         self.now += seconds
         return events
 
-    def happens(self, *said: tuple[int, Message] | Event, after: float = 0.0) -> None:
+    def happens(self, *said, after=0.0):
         """This comes from nodes after so many seconds, and the controller has taken it in."""
         events = [(node, what if isinstance(what, bytes | str) else codec.packed(what)) for node, what in said]
         self._happened += 1
@@ -72,8 +71,8 @@ class FakeTransport:
         with self._turned:
             assert self._turned.wait_for(lambda: self._entered > self._happened, LONG)
 
-    def told(self, node: int, kind: type) -> list[ToAgent]:
+    def told(self, node, kind):
         return [message for to, message in self.sent if to == node and isinstance(message, kind)]
 
-    def close(self, timeout: float) -> dict[int, str]:
+    def close(self, timeout):
         return dict.fromkeys(self._deaf, "it does not end")

@@ -3,14 +3,11 @@
 Nothing of them has a name outside: they end with the processes that hold them, and so with whoever made them.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +22,7 @@ mount --make-rprivate / && hostname {name} && mkdir -p /tmp/ray {own} {own}/tmp 
 SWITCH = "ip link set lo up && echo ready && exec sleep infinity"
 
 
-def possible() -> str:
+def possible():
     """Why there can be no hosts here; "" if there can."""
     if os.geteuid() != 0:
         return "namespaces need root"
@@ -39,7 +36,7 @@ def possible() -> str:
     return f"no namespaces with networks: {tried.stderr.strip()}" if tried.returncode else ""
 
 
-def _do(*command: object) -> None:
+def _do(*command):
     subprocess.run([str(each) for each in command], check=True, capture_output=True, text=True)
 
 
@@ -51,7 +48,7 @@ class Namespace:
     pid: int
 
     @classmethod
-    def begin(cls, script: str, *kinds: str) -> Namespace:
+    def begin(cls, script, *kinds):
         holder = subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", "unshare", *kinds, "-f", "--kill-child", "sh", "-c", script],
             stdout=subprocess.PIPE,
@@ -62,7 +59,7 @@ class Namespace:
         children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()
         return cls(holder, int(children[0]))
 
-    def end(self) -> None:
+    def end(self):
         """As when the power fails: every process in it is gone at once."""
         self.holder.kill()
         self.holder.wait()
@@ -82,21 +79,19 @@ class Host:
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)  # the other ends, outside
 
     @property
-    def temporary(self) -> Path:
+    def temporary(self):
         """Its folder for temporary files."""
         return self.folder / "tmp"
 
-    def inside(self, *command: object, folder: Path = Path("/")) -> list[str]:
+    def inside(self, *command, folder=Path("/")):
         """A command, as it is started on this host from outside."""
         into = ("nsenter", "-t", self.space.pid, "-n", "-u", "-p", "-m", "env", "-C", folder)
         return [str(word) for word in (*into, *command)]
 
-    def do(self, *command: object) -> None:
+    def do(self, *command):
         _do(*self.inside(*command))
 
-    def start(
-        self, *command: object, environment: Mapping[str, str], output: Path, folder: Path
-    ) -> subprocess.Popen[bytes]:
+    def start(self, *command, environment, output, folder):
         """A process of this host, whose output goes into a file."""
         with output.open("ab") as file:
             process = subprocess.Popen(
@@ -106,7 +101,7 @@ class Host:
         self.started.append(process)
         return process
 
-    def processes(self) -> dict[int, str]:
+    def processes(self):
         """All of this host but its first, by their number outside, with their command lines; none without power."""
         if self.space.holder.poll() is not None:
             return {}
@@ -122,7 +117,7 @@ class Host:
                 pass
         return found
 
-    def signal(self, number: signal.Signals, *words: str) -> list[int]:
+    def signal(self, number, *words):
         """Send a signal to the processes in whose command line all these words are; to all, without any."""
         meant = [pid for pid, line in self.processes().items() if all(word in line for word in words)]
         for pid in meant:
@@ -132,45 +127,45 @@ class Host:
                 process.send_signal(number)
         return meant
 
-    def slow(self, megabits: int, rail: int = 0) -> None:
+    def slow(self, megabits, rail=0):
         """Let no more through in a second, in both directions: out of the host, and out of its port of the switch."""
         limit = ("root", "tbf", "rate", f"{megabits}mbit", "burst", "64kb", "latency", "400ms")
         self.do("tc", "qdisc", "replace", "dev", f"rail{rail}", *limit)
         _do(*self._at_switch("tc", "qdisc", "replace", "dev", self._port(rail), *limit))
 
-    def pull_cable(self, rail: int = 0) -> None:
+    def pull_cable(self, rail=0):
         _do(*self._at_switch("ip", "link", "set", self._port(rail), "down"))
 
-    def put_cable_back(self, rail: int = 0) -> None:
+    def put_cable_back(self, rail=0):
         _do(*self._at_switch("ip", "link", "set", self._port(rail), "up"))
 
-    def do_not_send_to(self, other: Host, ports: str = "") -> None:
+    def do_not_send_to(self, other, ports=""):
         """What this host sends to another one goes nowhere, or what it sends to these TCP ports. It hears all."""
         where = ("to", other.addresses[0], *(("ipproto", "tcp", "dport", ports) if ports else ()))
         self.do("ip", "rule", "add", *where, "priority", 100, "blackhole")
 
-    def send_again(self) -> None:
+    def send_again(self):
         self.do("sh", "-c", "while ip rule del priority 100 2>/dev/null; do :; done")
 
-    def fill_disk(self) -> None:
+    def fill_disk(self):
         """That of its temporary files."""
         self.do("sh", "-c", f"cat /dev/zero >{self.temporary}/much 2>/dev/null || true")
 
-    def mend(self) -> None:
+    def mend(self):
         """Take back whatever was done to its network and its disk."""
         if self.space.holder.poll() is None:
             self.put_cable_back()
             self.send_again()
             self.do("sh", "-c", f"umount --lazy {self.temporary} 2>/dev/null || true")
 
-    def put_over(self, folder: Path, other: Path) -> None:
+    def put_over(self, folder, other):
         """Let this host alone find `other` where `folder` is."""
         self.do("mount", "--bind", other, folder)
 
-    def take_off(self, folder: Path) -> None:
+    def take_off(self, folder):
         self.do("umount", folder)
 
-    def connect(self, rail: int) -> None:
+    def connect(self, rail):
         port, inside = self._port(rail), f"rail{rail}"
         _do(
             *self._at_switch("ip", "link", "add", port, "type", "veth", "peer", "name", inside, "netns", self.space.pid)
@@ -179,15 +174,15 @@ class Host:
         self.do("ip", "addr", "add", f"{self.addresses[rail]}/24", "dev", inside)
         self.do("ip", "link", "set", inside, "up")
 
-    def _port(self, rail: int) -> str:
+    def _port(self, rail):
         return f"port{self.index}r{rail}"
 
-    def _at_switch(self, *command: object) -> tuple[object, ...]:
+    def _at_switch(self, *command):
         return ("nsenter", "-t", self.switch.pid, "-n", *command)
 
 
 @contextmanager
-def hosts(count: int, folder: Path, rails: int = 1) -> Iterator[list[Host]]:
+def hosts(count, folder, rails=1):
     """Hosts "gf0", "gf1" ... that reach each other on `rails` networks 10.99.0.0/24, 10.99.1.0/24 ... `folder` is for
     what each has of its own."""
     with ExitStack() as stack:
@@ -212,7 +207,7 @@ def hosts(count: int, folder: Path, rails: int = 1) -> Iterator[list[Host]]:
         yield made
 
 
-def until(what: str, holds: Callable[[], object], seconds: float) -> None:
+def until(what, holds, seconds):
     """Wait for something that another process does. AssertionError that says what, after so many seconds."""
     deadline = time.monotonic() + seconds
     while not holds():

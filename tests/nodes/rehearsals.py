@@ -1,13 +1,11 @@
 """Runs on hosts that are not there, which stop where something is done to a node: by srun, or by Ray."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,10 +31,10 @@ class Rehearsal:
     folder: Path
     tasks: list[subprocess.Popen[bytes]]
 
-    def at(self, station: str, *hosts: Host, ranks: int = 1) -> None:
+    def at(self, station, *hosts, ranks=1):
         """Wait until so many processes of each of these hosts stand there."""
 
-        def are_there() -> bool:
+        def are_there():
             there = [path.name for path in (self.shared / "at").iterdir()]
             ended = self.tasks[0].poll()
             assert ended is None, f"it has ended with {ended}:\n{self.text}"
@@ -44,22 +42,22 @@ class Rehearsal:
 
         until(f"{', '.join(host.name for host in hosts)} at {station}", are_there, PATIENCE_SECONDS)
 
-    def go(self, station: str) -> None:
+    def go(self, station):
         (self.shared / "held" / station).unlink()
 
     @property
-    def text(self) -> str:
+    def text(self):
         return self.says(self.hosts[0])
 
-    def says(self, host: Host) -> str:
+    def says(self, host):
         return (self.shared / f"out-{host.name}").read_text()
 
     @property
-    def who(self) -> list[str]:
+    def who(self):
         """The hosts of the ranks that took part in the last check."""
         return (self.shared / "who").read_text().split()
 
-    def end(self) -> FleetRun:
+    def end(self):
         """When the head has ended."""
         try:
             status = self.tasks[0].wait(PATIENCE_SECONDS)
@@ -68,7 +66,7 @@ class Rehearsal:
         return FleetRun(status, self.text, self.folder)
 
 
-def _lay_out(folder: Path, held: Iterable[str]) -> tuple[Path, Path]:
+def _lay_out(folder, held):
     """A folder that all hosts share, and one in it in which a run is started."""
     shared = Path(tempfile.mkdtemp(dir=folder))
     for made in ("at", "held", "run"):
@@ -80,7 +78,7 @@ def _lay_out(folder: Path, held: Iterable[str]) -> tuple[Path, Path]:
     return shared, shared / "run"
 
 
-def _arguments(checks: Sequence[str], nodes: int) -> list[str]:
+def _arguments(checks, nodes):
     chosen = [check if "/" in check else f"{SUITE}::test_{check}" for check in checks]
     return ["-p", "no:cacheprovider", "--rehearse=2", f"--nodes={nodes}", f"--fleet-dir={REPORTS}", *chosen]
 
@@ -95,9 +93,9 @@ class Srun:
     name = "srun"
 
     def rehearse(
-        self, *checks: str, held: Iterable[str] = (), of_host: Mapping[str, Mapping[str, str]] | None = None,
-        absent: Iterable[Host] = (), options: Sequence[str] = (),
-    ) -> Rehearsal:  # fmt: skip
+        self, *checks, held = (), of_host = None,
+        absent = (), options = ()
+    ):  # fmt: skip
         shared, folder = _lay_out(self.folder, held)
         tasks = []
         for number, host in enumerate(self.hosts):
@@ -121,12 +119,12 @@ class Srun:
             tasks.append(task)
         return Rehearsal(self.hosts, shared, folder, tasks)
 
-    def end_run(self) -> None:
+    def end_run(self):
         """Whatever a test that failed has left."""
         for host in self.hosts:
             host.signal(signal.SIGKILL)
 
-    def left(self, host: Host) -> list[str]:
+    def left(self, host):
         return [*host.processes().values()]
 
 
@@ -164,16 +162,16 @@ class RayCluster:
     name = "ray"
 
     @property
-    def address(self) -> str:
+    def address(self):
         return f"{self.hosts[0].addresses[0]}:{RAY_PORT}"
 
-    def start(self) -> None:
+    def start(self):
         """Start Ray on all hosts."""
         self._begin(self.hosts[0])
         until("the head is there", lambda: self._has_joined(self.hosts[0]), PATIENCE_SECONDS)
         self._count()
 
-    def _begin(self, host: Host) -> None:
+    def _begin(self, host):
         where = ["--address", self.address]
         if host is self.hosts[0]:
             where = ["--head", "--port", str(RAY_PORT), "--temp-dir=/tmp/ray"]
@@ -185,7 +183,7 @@ class RayCluster:
             output=self.folder / f"ray-{host.name}.txt",
         )  # fmt: skip
 
-    def stop(self, host: Host) -> None:
+    def stop(self, host):
         """End all that runs there. A raylet that is asked to says good-bye to the cluster."""
         host.signal(signal.SIGTERM, RAYLET)
         with suppress(AssertionError):
@@ -195,18 +193,18 @@ class RayCluster:
         for session in host.folder.glob("session_2*"):
             shutil.rmtree(session)
 
-    def _has_joined(self, host: Host) -> bool:
+    def _has_joined(self, host):
         """If not, it is begun again where Ray has given up: it waits 30 s for its raylet, however busy the machine."""
         if host.name not in self.started or self.started[host.name].poll() is not None:
             self.stop(host)
             self._begin(host)
         return any(host.folder.glob("session_2*/sockets/raylet"))
 
-    def _count(self) -> None:
+    def _count(self):
         """Wait until Ray knows of as many nodes as there are."""
         counting = self._counting()
 
-        def all_are_there() -> bool:
+        def all_are_there():
             nonlocal counting
             joined = all(self._has_joined(host) for host in self.hosts)
             if counting.poll():
@@ -215,7 +213,7 @@ class RayCluster:
 
         until("Ray runs on all hosts", all_are_there, PATIENCE_SECONDS)
 
-    def _counting(self) -> subprocess.Popen[bytes]:
+    def _counting(self):
         with (self.folder / "count.txt").open("ab") as output:
             return subprocess.Popen(
                 self.hosts[0].inside(sys.executable, "-c", COUNT, self.address, len(self.hosts), folder=self.folder),
@@ -223,9 +221,9 @@ class RayCluster:
             )  # fmt: skip
 
     def rehearse(
-        self, *checks: str, held: Iterable[str] = (), environment: Mapping[str, str] | None = None,
-        options: Sequence[str] = (),
-    ) -> Rehearsal:  # fmt: skip
+        self, *checks, held = (), environment = None,
+        options = ()
+    ):  # fmt: skip
         """Start a run of these checks of tests/inner/stations.py with two ranks a node, in a folder that all share."""
         shared, folder = _lay_out(self.folder, held)
         process = self.hosts[0].start(
@@ -235,20 +233,20 @@ class RayCluster:
         )  # fmt: skip
         return Rehearsal(self.hosts, shared, folder, [process])
 
-    def end_run(self) -> None:
+    def end_run(self):
         """And Ray: it gives a host up that was cut off or frozen, and only some time later."""
         for host in self.hosts:
             host.signal(signal.SIGCONT)
             self.stop(host)
 
-    def left(self, host: Host) -> list[str]:
+    def left(self, host):
         return [*filter(is_of_a_run, host.processes().values())]
 
 
-def has_raylet(host: Host) -> bool:
+def has_raylet(host):
     return any(RAYLET in line for line in host.processes().values())
 
 
-def is_of_a_run(line: str) -> bool:
+def is_of_a_run(line):
     """Whether it is the command line of anything beside Ray."""
     return not any(words in line for words in OF_RAY)

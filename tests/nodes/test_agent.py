@@ -43,7 +43,7 @@ ALONE = 5.0  # seconds without a beat: far more than between two, on a machine t
 HERE = (2, 3)  # the ranks of node 1, of two nodes with two each
 
 
-def settings(folder: Path, **other) -> AgentSettings:
+def settings(folder, **other):
     return AgentSettings(**{"run_folder": str(folder), "rehearse": 2, "keep_in": str(folder), **other})
 
 

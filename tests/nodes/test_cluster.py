@@ -15,7 +15,7 @@ PULSE = messages.Pulse(clock=0.0)
 
 
 @contextmanager
-def running(fake: FakeTransport, timeout: float = LONG):
+def running(fake, timeout=LONG):
     cluster = Cluster(fake, lost_after=10.0, clock=fake.clock)
     try:
         cluster.start(timeout)
@@ -36,7 +36,7 @@ def cluster(fake):
         yield cluster
 
 
-def silence(fake: FakeTransport, of: int, seconds: int) -> None:
+def silence(fake, of, seconds):
     """All other nodes go on to send their pulse."""
     for _ in range(seconds):
         fake.happens(*((node, PULSE) for node in fake.names if node != of), after=1.0)
@@ -45,14 +45,14 @@ def silence(fake: FakeTransport, of: int, seconds: int) -> None:
 @contextmanager
 def in_the_background(function, *arguments):
     """What it returns, in a list, when the block has ended."""
-    result: list = []
+    result = []
     thread = threading.Thread(target=lambda: result.append(function(*arguments)))
     thread.start()
     yield result
     thread.join(LONG)
 
 
-def asked(fake: FakeTransport, node: int) -> int:
+def asked(fake, node):
     """The number of the last question that a node was asked, once it was."""
     while not (found := fake.told(node, messages.Ask)):
         threading.Event().wait(0.001)

@@ -25,7 +25,7 @@ from tests.world.fake_engine import specs
 class AnsweringTransport(FakeTransport):
     """Nodes that answer questions as `answers` says, by the kind of question; without an entry they do not answer."""
 
-    def __init__(self, nodes: int, **answers):
+    def __init__(self, nodes, **answers):
         super().__init__(nodes)
         self.answers = answers
 

@@ -4,25 +4,13 @@ srun and by Ray: each is named, costs one check at most, and leaves nothing runn
 import shutil
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from pytest_gpufleet.model.place import Pair, Place
-from tests.conftest import ACCEPTANCE, ROOT, FleetRun
+from tests.conftest import ACCEPTANCE, ROOT
 from tests.nodes.hosts import hosts, possible, until
-from tests.nodes.rehearsals import (
-    AGENT,
-    PATIENCE_SECONDS,
-    PORT,
-    RAYLET,
-    SECRET,
-    RayCluster,
-    Rehearsal,
-    Srun,
-    has_raylet,
-)
+from tests.nodes.rehearsals import AGENT, PATIENCE_SECONDS, PORT, RAYLET, SECRET, RayCluster, Srun, has_raylet
 
 OUT_SECONDS = 5.0  # that a cable may be out
 FROZEN_SECONDS = 15.0
@@ -38,7 +26,7 @@ time.time = lambda: genuine() + 2.0
 
 
 @pytest.fixture(scope="module")
-def srun_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Srun]:
+def srun_hosts(tmp_path_factory):
     """Three hosts. Tests leave them as they found them, but for the last one."""
     if why := possible():
         pytest.skip(why)
@@ -48,7 +36,7 @@ def srun_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Srun]:
 
 
 @pytest.fixture(scope="module")
-def ray_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+def ray_hosts(tmp_path_factory):
     """Three more, with Ray on them."""
     pytest.importorskip("ray", reason="Ray is not installed")
     if why := possible():
@@ -58,7 +46,7 @@ def ray_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
         yield RayCluster(made, folder)
 
 
-def clean_up(launcher: Srun | RayCluster) -> None:
+def clean_up(launcher):
     """Whatever a test has left."""
     launcher.end_run()
     for host in launcher.hosts:
@@ -66,42 +54,42 @@ def clean_up(launcher: Srun | RayCluster) -> None:
 
 
 @pytest.fixture
-def srun(srun_hosts: Srun) -> Iterator[Srun]:
+def srun(srun_hosts):
     yield srun_hosts
     clean_up(srun_hosts)
 
 
 @pytest.fixture
-def ray(ray_hosts: RayCluster) -> Iterator[RayCluster]:
+def ray(ray_hosts):
     ray_hosts.start()
     yield ray_hosts
     clean_up(ray_hosts)
 
 
 @pytest.fixture(params=["srun", "ray"])
-def launcher(request: pytest.FixtureRequest) -> Srun | RayCluster:
+def launcher(request):
     return request.getfixturevalue(request.param)
 
 
-def nothing_runs(launcher: Srun | RayCluster, seconds: float = PATIENCE_SECONDS) -> None:
+def nothing_runs(launcher, seconds=PATIENCE_SECONDS):
     for host in launcher.hosts:
         until(f"nothing of a run is on {host.name}", lambda host=host: not launcher.left(host), seconds)
 
 
-def lost(ended: FleetRun) -> dict[str, str]:
+def lost(ended):
     """The hosts that were lost, and at which check each."""
     at = {fault.subjects[0].node: fault.check for fault in ended.record.faults if fault.name == "node_lost"}
     assert at.keys() == ended.record.lost.keys()
     return {ended.record.hosts[node]: check.partition("::test_")[2] for node, check in at.items()}
 
 
-def failed(ended: FleetRun) -> set[str]:
+def failed(ended):
     """The checks that apply and did not pass."""
     fine = ("passed", "not applicable")
     return {name.removeprefix("test_") for name, outcome in ended.outcomes.items() if outcome not in fine}
 
 
-def assert_lost(ended: FleetRun, hosts: dict[str, str]) -> None:
+def assert_lost(ended, hosts):
     """That these hosts were lost, each at one check, that this check failed and no other did, and that all that names
     them does so."""
     assert (ended.status, lost(ended)) == (1, hosts), ended.text
@@ -109,7 +97,7 @@ def assert_lost(ended: FleetRun, hosts: dict[str, str]) -> None:
     assert all(host in ended.text and any(host in why for why in ended.record.reasons) for host in hosts), ended.text
 
 
-def assert_all_well(run: Rehearsal) -> None:
+def assert_all_well(run):
     ended = run.end()
     assert (ended.status, set(ended.outcomes.values()), lost(ended)) == (0, {"passed"}, {}), ended.text
     assert run.who == ["gf0", "gf0", "gf1", "gf1", "gf2", "gf2"]
@@ -117,7 +105,7 @@ def assert_all_well(run: Rehearsal) -> None:
     assert {run.says(host) for host in run.hosts[1 : len(run.tasks)]} <= {""}
 
 
-def test_healthy_nodes_lose_nothing_and_the_others_say_nothing(launcher: Srun | RayCluster) -> None:
+def test_healthy_nodes_lose_nothing_and_the_others_say_nothing(launcher):
     run = launcher.rehearse("alone", "alone_on_ranks", "then", "together", "last")
     assert_all_well(run)
     record = run.end().record
@@ -126,7 +114,7 @@ def test_healthy_nodes_lose_nothing_and_the_others_say_nothing(launcher: Srun | 
     nothing_runs(launcher)
 
 
-def test_a_cable_that_is_out_for_five_seconds_twice_costs_nothing(launcher: Srun | RayCluster) -> None:
+def test_a_cable_that_is_out_for_five_seconds_twice_costs_nothing(launcher):
     _, second, _ = launcher.hosts
     run = launcher.rehearse("then", "together", "last", held=["together"])
     run.at("together", *launcher.hosts, ranks=2)
@@ -141,7 +129,7 @@ def test_a_cable_that_is_out_for_five_seconds_twice_costs_nothing(launcher: Srun
 
 
 @pytest.mark.parametrize("way", ["cable", "one direction"])
-def test_a_node_that_cannot_be_heard_or_hear_is_lost_and_ends_by_itself(launcher: Srun | RayCluster, way: str) -> None:
+def test_a_node_that_cannot_be_heard_or_hear_is_lost_and_ends_by_itself(launcher, way):
     first, _, third = launcher.hosts
     run = launcher.rehearse("then", "together", "last", held=["together"])
     run.at("together", *launcher.hosts, ranks=2)
@@ -158,7 +146,7 @@ def test_a_node_that_cannot_be_heard_or_hear_is_lost_and_ends_by_itself(launcher
     assert len(run.tasks) == 1 or "nothing was heard" in run.says(third)
 
 
-def test_two_nodes_that_are_cut_off_from_each_other_are_named(launcher: Srun | RayCluster) -> None:
+def test_two_nodes_that_are_cut_off_from_each_other_are_named(launcher):
     """Each of them reaches the head, and the head reaches both."""
     _, second, third = launcher.hosts
     run = launcher.rehearse("then", "together", "last", held=["together"], options=["--fleet-timeout=20"])
@@ -173,7 +161,7 @@ def test_two_nodes_that_are_cut_off_from_each_other_are_named(launcher: Srun | R
     nothing_runs(launcher)
 
 
-def test_a_frozen_node_is_lost_and_does_not_come_back(launcher: Srun | RayCluster) -> None:
+def test_a_frozen_node_is_lost_and_does_not_come_back(launcher):
     _, second, _ = launcher.hosts
     run = launcher.rehearse("then", "together", "later", "last", held=["together", "later"])
     run.at("together", *launcher.hosts, ranks=2)
@@ -191,7 +179,7 @@ def test_a_frozen_node_is_lost_and_does_not_come_back(launcher: Srun | RayCluste
 
 
 @pytest.mark.parametrize("who", [0, 2], ids=["head", "other"])
-def test_an_agent_is_killed_and_costs_its_node_and_one_check(launcher: Srun | RayCluster, who: int) -> None:
+def test_an_agent_is_killed_and_costs_its_node_and_one_check(launcher, who):
     run = launcher.rehearse("then", "together", "last", held=["together"])
     run.at("together", *launcher.hosts, ranks=2)
     assert launcher.hosts[who].signal(signal.SIGKILL, AGENT)
@@ -200,7 +188,7 @@ def test_an_agent_is_killed_and_costs_its_node_and_one_check(launcher: Srun | Ra
     nothing_runs(launcher)
 
 
-def test_ranks_are_killed_and_cost_one_check(launcher: Srun | RayCluster) -> None:
+def test_ranks_are_killed_and_cost_one_check(launcher):
     _, _, third = launcher.hosts
     run = launcher.rehearse("then", "together", "last", held=["together"])
     run.at("together", *launcher.hosts, ranks=2)
@@ -214,7 +202,7 @@ def test_ranks_are_killed_and_cost_one_check(launcher: Srun | RayCluster) -> Non
     nothing_runs(launcher)
 
 
-def test_the_launchers_daemon_is_killed_and_the_run_goes_on(srun: Srun) -> None:
+def test_the_launchers_daemon_is_killed_and_the_run_goes_on(srun):
     """Of the head, and of another node: what has started a task there."""
     run = srun.rehearse("then", "together", "last", held=["together"])
     run.at("together", *srun.hosts, ranks=2)
@@ -227,7 +215,7 @@ def test_the_launchers_daemon_is_killed_and_the_run_goes_on(srun: Srun) -> None:
     nothing_runs(srun)
 
 
-def test_a_run_survives_all_of_ray(ray: RayCluster) -> None:
+def test_a_run_survives_all_of_ray(ray):
     run = ray.rehearse("then", "together", "last", held=["together"])
     run.at("together", *ray.hosts, ranks=2)
     for host in ray.hosts:
@@ -239,7 +227,7 @@ def test_a_run_survives_all_of_ray(ray: RayCluster) -> None:
     nothing_runs(ray)
 
 
-def test_the_own_run_of_a_node_is_killed(launcher: Srun | RayCluster) -> None:
+def test_the_own_run_of_a_node_is_killed(launcher):
     _, second, _ = launcher.hosts
     run = launcher.rehearse("alone", "then", "last", held=["alone"])
     run.at("alone", *launcher.hosts)
@@ -252,7 +240,7 @@ def test_the_own_run_of_a_node_is_killed(launcher: Srun | RayCluster) -> None:
     nothing_runs(launcher)
 
 
-def test_the_own_run_of_a_node_hangs_and_the_others_go_on(launcher: Srun | RayCluster) -> None:
+def test_the_own_run_of_a_node_hangs_and_the_others_go_on(launcher):
     _, second, _ = launcher.hosts
     run = launcher.rehearse("alone", "then", "last", held=["alone"], options=["--fleet-hung=10s"])
     run.at("alone", *launcher.hosts)
@@ -265,7 +253,7 @@ def test_the_own_run_of_a_node_hangs_and_the_others_go_on(launcher: Srun | RayCl
     nothing_runs(launcher)
 
 
-def test_the_disk_of_a_node_is_full(launcher: Srun | RayCluster) -> None:
+def test_the_disk_of_a_node_is_full(launcher):
     """Its ranks have no place. Its own run needs little: whether it comes to its end is up to a last page."""
     _, second, _ = launcher.hosts
     second.do("mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", second.temporary)
@@ -280,7 +268,7 @@ def test_the_disk_of_a_node_is_full(launcher: Srun | RayCluster) -> None:
     nothing_runs(launcher)
 
 
-def test_who_has_another_secret_is_told_by_address_and_says_so_itself(srun: Srun) -> None:
+def test_who_has_another_secret_is_told_by_address_and_says_so_itself(srun):
     _, _, third = srun.hosts
     run = srun.rehearse("then", "last", of_host={"gf2": {"GPUFLEET_SECRET": SECRET[::-1]}}, options=[SOON])
     ended = run.end()
@@ -292,14 +280,14 @@ def test_who_has_another_secret_is_told_by_address_and_says_so_itself(srun: Srun
     nothing_runs(srun)
 
 
-def test_another_token_of_ray_is_described_in_one_sentence(ray: RayCluster) -> None:
+def test_another_token_of_ray_is_described_in_one_sentence(ray):
     ended = ray.rehearse("then", environment={"RAY_AUTH_TOKEN": "0" * 48}).end()
     assert (ended.status, ended.folders) == (4, []), ended.text
     (line,) = filter(None, ended.text.splitlines())
     assert "asks for a token" in line
 
 
-def test_a_node_that_does_not_come_and_one_that_cannot_reach_the_head_have_names(srun: Srun) -> None:
+def test_a_node_that_does_not_come_and_one_that_cannot_reach_the_head_have_names(srun):
     first, second, third = srun.hosts
     third.do_not_send_to(first, str(PORT))
     run = srun.rehearse("then", absent=[second], options=[SOON])
@@ -317,7 +305,7 @@ def test_a_node_that_does_not_come_and_one_that_cannot_reach_the_head_have_names
 REACH = f"{ACCEPTANCE}/test_nodes_2_reach.py"
 
 
-def test_two_nodes_that_cannot_reach_each_other_are_named_before_they_hang(srun: Srun) -> None:
+def test_two_nodes_that_cannot_reach_each_other_are_named_before_they_hang(srun):
     _, second, third = srun.hosts
     second.do_not_send_to(third)
     run = srun.rehearse("then", REACH, "last")
@@ -333,7 +321,7 @@ def test_two_nodes_that_cannot_reach_each_other_are_named_before_they_hang(srun:
 # ---------------------------------------------------------------- nodes that differ
 
 
-def test_a_node_with_other_files_of_the_package_is_refused(srun: Srun, tmp_path: Path) -> None:
+def test_a_node_with_other_files_of_the_package_is_refused(srun, tmp_path):
     package = ROOT / "src" / "pytest_gpufleet"
     other = shutil.copytree(package, tmp_path / "package", ignore=shutil.ignore_patterns("__pycache__"))
     with (other / "__init__.py").open("a") as file:
@@ -349,7 +337,7 @@ def test_a_node_with_other_files_of_the_package_is_refused(srun: Srun, tmp_path:
     second.take_off(package)
 
 
-def test_another_environment_and_another_clock_are_named(srun: Srun, tmp_path: Path) -> None:
+def test_another_environment_and_another_clock_are_named(srun, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(SHIFTED)  # which Python imports when it starts
     of_host = {"gf1": {"NCCL_ALGO": "Ring"}, "gf2": {"PYTHONPATH": str(tmp_path)}}
     ended = srun.rehearse("then", f"{ACCEPTANCE}/test_nodes_1_alike.py", "last", of_host=of_host).end()
@@ -360,14 +348,14 @@ def test_another_environment_and_another_clock_are_named(srun: Srun, tmp_path: P
     nothing_runs(srun)
 
 
-def test_nothing_runs_when_the_controller_was_killed(srun: Srun) -> None:
+def test_nothing_runs_when_the_controller_was_killed(srun):
     run = srun.rehearse("alone_on_ranks", held=["alone on ranks"])
     run.at("alone on ranks", *srun.hosts, ranks=2)
     srun.hosts[0].signal(signal.SIGKILL, "--nodes=3")
     nothing_runs(srun, ALONE_SECONDS)
 
 
-def test_the_head_without_power_takes_the_run_with_it_and_nothing_else_stays(srun: Srun) -> None:
+def test_the_head_without_power_takes_the_run_with_it_and_nothing_else_stays(srun):
     run = srun.rehearse("together", held=["together"])
     run.at("together", *srun.hosts, ranks=2)
     srun.hosts[0].space.end()

@@ -14,7 +14,7 @@ spec.loader.exec_module(planted)
 NODES = 200
 
 
-def test_what_shows_beside_the_others_and_in_own_runs() -> None:
+def test_what_shows_beside_the_others_and_in_own_runs():
     assert planted.alone(NODES) == {
         ("gf0007", "slow"), ("gf0012", "slow"), ("gf0013", "slow"), ("gf0020", "unlike"), ("gf0031", "rejected"),
         ("gf0033", "missing"),
@@ -24,7 +24,7 @@ def test_what_shows_beside_the_others_and_in_own_runs() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_shows_between_nodes(seed: int) -> None:
+def test_what_shows_between_nodes(seed):
     found, links, fabric = planted.pairs(NODES, seed)
     assert (found.nodes, found.links) == (tuple(planted.SLOW), tuple(sorted(links)))
     assert {min(each, key=len) for each in found.between} == {tuple(planted.LEAF), tuple(planted.HALF_A_RACK)}

@@ -1,7 +1,5 @@
 """Slow cables between hosts that are separate, with a network for each rail: the node or the rail is named."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from pytest_gpufleet.model.place import Place
@@ -14,7 +12,7 @@ RAILS = (0, 1)
 
 
 @pytest.fixture(scope="module")
-def srun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Srun]:
+def srun(tmp_path_factory):
     """Four hosts with a network for each of the two ranks that each has."""
     if why := possible():
         pytest.skip(why)
@@ -26,7 +24,7 @@ def srun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Srun]:
         yield Srun(made, folder)
 
 
-def test_a_slow_rail_and_a_slow_node_are_named(srun: Srun) -> None:
+def test_a_slow_rail_and_a_slow_node_are_named(srun):
     _, second, third, _ = srun.hosts
     third.slow(SLOW_MEGABITS, rail=1)
     of_host = {host.name: {"GLOO_SOCKET_IFNAME": "rail0,rail1"} for host in srun.hosts}
@@ -38,10 +36,9 @@ def test_a_slow_rail_and_a_slow_node_are_named(srun: Srun) -> None:
     run.go("pairs")
     ended = run.end()
     found = [(fault.check.partition("::test_")[2], fault.name, fault.subjects) for fault in ended.record.faults]
-    assert found == [
-        ("rails", "rail_slow", (Place(2, "rail", 1),)),
-        ("pairs", "node_slow", (Place(1, "node"),)),
-    ], ended.text
+    assert found == [("rails", "rail_slow", (Place(2, "rail", 1),)), ("pairs", "node_slow", (Place(1, "node"),))], (
+        ended.text
+    )
     assert ended.status == 1
     assert "gf2 rail 1" in ended.text
     assert "gf1" in ended.text

@@ -72,7 +72,7 @@ class Launched:
         return {}
 
 
-def dialling(*who: tuple[str, int | None], secret=SECRET, run="7.0"):
+def dialling(*who, secret=SECRET, run="7.0"):
     """Connections of these, by name and index, which stay open."""
     made = []
 

@@ -1,11 +1,9 @@
 """Ranks for tests of probes, in this process: what one test changes on them, the next one does not find. Those of
 several nodes are of this machine, and take themselves for ranks of several."""
 
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import pytest
 
@@ -14,15 +12,14 @@ from pytest_gpufleet.world.engines.local import LocalEngine
 from pytest_gpufleet.world.world import Pool
 from tests.world.fake_engine import specs
 
-OnRanks = Callable[[int, int], World]
 SECONDS = 300.0
 
 
 @pytest.fixture(scope="module")
-def worlds() -> Iterator[OnRanks]:
+def worlds():
     with ExitStack() as stack:
 
-        def made(nodes: int, each: int) -> World:
+        def made(nodes, each):
             on_one_core = [replace(spec, cpu_threads=1) for spec in specs(*[each] * nodes)]
             pool = Pool(LocalEngine(), on_one_core, SECONDS)
             stack.callback(pool.close)
@@ -32,10 +29,10 @@ def worlds() -> Iterator[OnRanks]:
 
 
 @pytest.fixture
-def on_ranks(worlds: OnRanks) -> OnRanks:
+def on_ranks(worlds):
     """on_ranks(nodes, each): so many ranks on each of so many nodes, with a process group, as they were at first."""
 
-    def as_at_first(nodes: int, each: int) -> World:
+    def as_at_first(nodes, each):
         world = worlds(nodes, each)
         world._pool.begin_test()
         return world
@@ -43,9 +40,9 @@ def on_ranks(worlds: OnRanks) -> OnRanks:
     return as_at_first
 
 
-def ranks(nodes: int, each: int) -> Any:
+def ranks(nodes, each):
     @pytest.fixture
-    def fixture(on_ranks: OnRanks) -> World:
+    def fixture(on_ranks):
         return on_ranks(nodes, each)
 
     return fixture

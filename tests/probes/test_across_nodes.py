@@ -1,33 +1,30 @@
 """What probes of one machine do on ranks of several nodes: conditions, sizes, and who is blamed for wrong data."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_gpufleet import MiB, Rank, Reading, World, measure, measure_all
+from pytest_gpufleet import MiB, Rank, Reading, measure, measure_all
 from pytest_gpufleet.model.place import WORLD, Pair, Place
 from pytest_gpufleet.probes import between_nodes
 from pytest_gpufleet.probes.between_nodes import affordable, collective_curve, doubling
 from pytest_gpufleet.probes.collectives.exactness import LARGE, MOST_NUMBERS, bounded, exchange
 from pytest_gpufleet.probes.search.collective import who_corrupts
 from pytest_gpufleet.probes.training.correctness import known_average, known_input
-from tests.probes.conftest import OnRanks
 from tests.probes.test_between_nodes import ranks_of_all
 
 FLOATS = [torch.float32]
 
 
-def one_figure(rank: Rank) -> Reading:
+def one_figure(rank):
     return Reading("busbw", 1.0 + rank.index, {"ranks": rank.size}, place=WORLD)
 
 
-def each_alone(rank: Rank) -> Reading:
+def each_alone(rank):
     return Reading("gemm", 1.0, {"precision": "fp32"})
 
 
-def test_what_ranks_of_several_nodes_do_together_has_their_number(three_nodes: World) -> None:
+def test_what_ranks_of_several_nodes_do_together_has_their_number(three_nodes):
     assert measure(three_nodes, one_figure).conditions == {"ranks": 6, "nodes": 3}
     assert measure(three_nodes.subset(range(4)), one_figure).conditions == {"ranks": 4, "nodes": 2}
     assert measure(three_nodes.nodes[1], one_figure).conditions == {"ranks": 2}
@@ -41,11 +38,11 @@ def test_what_ranks_of_several_nodes_do_together_has_their_number(three_nodes: W
 @pytest.mark.parametrize(
     ("nodes", "sizes"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (5, [1, 2, 4, 5]), (8, [1, 2, 4, 8])]
 )
-def test_nodes_are_doubled_up_to_all_of_them(on_ranks: OnRanks, nodes: int, sizes: list[int]) -> None:
+def test_nodes_are_doubled_up_to_all_of_them(on_ranks, nodes, sizes):
     assert [some.size for some in doubling(on_ranks(nodes, 1))] == sizes  # no process starts before it is used
 
 
-def test_the_curve_has_a_figure_for_each_number_of_nodes_and_size(three_nodes: World) -> None:
+def test_the_curve_has_a_figure_for_each_number_of_nodes_and_size(three_nodes):
     curve = [
         (each.conditions.get("nodes", 1), each.conditions["bytes"])
         for some in doubling(three_nodes)
@@ -54,11 +51,11 @@ def test_the_curve_has_a_figure_for_each_number_of_nodes_and_size(three_nodes: W
     assert curve == [(nodes, nbytes) for nodes in (1, 2, 3) for nbytes in (96, 1536)]
 
 
-def has_time_for(rank: Rank, trial: int, seconds: float) -> None:
+def has_time_for(rank, trial, seconds):
     between_nodes.TRIAL, between_nodes.LONGEST_SECONDS = trial, seconds
 
 
-def test_sizes_that_take_too_long_are_left_out_but_for_the_smallest(three_nodes: World) -> None:
+def test_sizes_that_take_too_long_are_left_out_but_for_the_smallest(three_nodes):
     assert affordable(three_nodes, [8, MiB]) == [8, MiB]
     usual = between_nodes.TRIAL, between_nodes.LONGEST_SECONDS
     three_nodes.run(has_time_for, 1024, 1e-9)
@@ -69,11 +66,11 @@ def test_sizes_that_take_too_long_are_left_out_but_for_the_smallest(three_nodes:
 # ---------------------------------------------------------------- wrong data
 
 
-def flip(rank: Rank, spoiled: Callable[[list[int]], bool]) -> None:
+def flip(rank, spoiled):
     """Have this rank receive one wrong element in every exchange among ranks that are `spoiled`."""
     genuine = dist.all_reduce
 
-    def wrong(tensor: torch.Tensor, *args: object, group: dist.ProcessGroup, **kwargs: object) -> object:
+    def wrong(tensor, *args, group, **kwargs):
         work = genuine(tensor, *args, group=group, **kwargs)
         if work is not None:
             work.wait()
@@ -85,14 +82,14 @@ def flip(rank: Rank, spoiled: Callable[[list[int]], bool]) -> None:
 
 
 @pytest.mark.parametrize("culprit", [0, 3])
-def test_a_node_that_corrupts_data_is_named(three_nodes: World, culprit: int) -> None:
+def test_a_node_that_corrupts_data_is_named(three_nodes, culprit):
     three_nodes.run(flip, lambda ranks: culprit in ranks)
     deliveries = three_nodes.run(exchange, "all_reduce", "sum", dtypes=FLOATS)
     fault = who_corrupts(three_nodes, deliveries, "all_reduce", "sum", dtypes=FLOATS)
     assert (fault.name, fault.subjects) == ("collective_wrong", (Place(culprit // 2, "node"),))
 
 
-def test_of_two_nodes_the_network_between_them_is_named(three_nodes: World) -> None:
+def test_of_two_nodes_the_network_between_them_is_named(three_nodes):
     two = three_nodes.subset(range(4))
     three_nodes.run(flip, lambda ranks: len({index // 2 for index in ranks}) > 1)
     deliveries = two.run(exchange, "all_reduce", "sum", dtypes=FLOATS)
@@ -104,16 +101,16 @@ def test_of_two_nodes_the_network_between_them_is_named(three_nodes: World) -> N
 
 
 @pytest.mark.parametrize("n", [2, 8, 16, 512, 4096])
-def test_exact_data_of_thousands_of_ranks_fit_into_memory(n: int) -> None:
+def test_exact_data_of_thousands_of_ranks_fit_into_memory(n):
     count = bounded(LARGE["cuda"], n)
     assert n * count <= MOST_NUMBERS
     assert count == LARGE["cuda"] if n <= 8 else count < LARGE["cuda"]
 
 
 @pytest.mark.parametrize("n", [1, 8, 24, 25, 512, 4096])
-def test_known_gradients_are_exact_however_they_are_added_up(n: int) -> None:
-    def rank(index: int) -> Rank:
-        return Rank(index, n, 0, n, torch.device("cpu"), None, {}, {}, None, None)  # type: ignore[arg-type]
+def test_known_gradients_are_exact_however_they_are_added_up(n):
+    def rank(index):
+        return Rank(index, n, 0, n, torch.device("cpu"), None, {}, {}, None, None)
 
     inputs = torch.cat([known_input(rank(index)).flatten() for index in range(n)])
     inverse = torch.tensor(1 / n)

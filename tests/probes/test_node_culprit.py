@@ -10,16 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.probes.links.pairs import IndexPair, rounds, some_rounds
-from pytest_gpufleet.probes.search.nodes import (
-    FIRST_ROUNDS,
-    MOST_CALLS,
-    NOISE,
-    Culprits,
-    Group,
-    culprits,
-    narrowed,
-    of_rails,
-)
+from pytest_gpufleet.probes.search.nodes import FIRST_ROUNDS, MOST_CALLS, NOISE, culprits, narrowed, of_rails
 
 
 @dataclass
@@ -36,11 +27,11 @@ class Fabric:
     seed: int = 0
     noise: float = NOISE
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.random = random.Random(self.seed)
         self.calls = 0
 
-    def reaches(self, group: Group) -> float:
+    def reaches(self, group):
         figures = [1.0, *(self.bad.get(node, 1.0) for node in group)]
         figures += [self.links.get(pair, 1.0) for pair in combinations(sorted(group), 2)]
         shares = [len({*group} & {*rack}) for rack in self.racks]
@@ -48,14 +39,14 @@ class Fabric:
         figures += [self.crowded] * (sum(share > 1 for share in shares) > 1)
         return 48.0 * min(figures) * self.random.uniform(1 - self.noise, 1 + self.noise)
 
-    def measure(self, groups: Sequence[Group]) -> list[float]:
+    def measure(self, groups):
         everyone = [node for group in groups for node in group]
         assert len(everyone) == len({*everyone}), "groups that are measured at the same time share nobody"
         assert {*everyone} <= {*range(self.n)}
         self.calls += 1
         return [self.reaches(group) for group in groups]
 
-    def searched(self) -> Culprits:
+    def searched(self):
         """After pairs as the suite measures them: all up to 16 nodes, 4 rounds beyond."""
         seen = {
             pair: figure
@@ -74,7 +65,7 @@ FACTORS = st.floats(0.01, 0.8)
 
 @given(SIZES, SEEDS)
 @settings(max_examples=60, deadline=None)
-def test_nobody_is_named_where_all_are_well_and_nothing_is_measured(n: int, seed: int) -> None:
+def test_nobody_is_named_where_all_are_well_and_nothing_is_measured(n, seed):
     fabric = Fabric(n, seed=seed)
     found = fabric.searched()
     assert (found.nodes, found.links, found.between, fabric.calls) == ((), (), (), 0)
@@ -82,9 +73,7 @@ def test_nobody_is_named_where_all_are_well_and_nothing_is_measured(n: int, seed
 
 @given(SIZES, SEEDS, FACTORS)
 @settings(max_examples=60, deadline=None)
-def test_a_single_slow_node_is_always_found_also_without_anything_measured_before(
-    n: int, seed: int, factor: float
-) -> None:
+def test_a_single_slow_node_is_always_found_also_without_anything_measured_before(n, seed, factor):
     fabric = Fabric(n, {seed % n: factor}, seed=seed)
     found = fabric.searched()
     assert (found.nodes, found.links, found.between) == ((seed % n,), (), ())
@@ -96,7 +85,7 @@ def test_a_single_slow_node_is_always_found_also_without_anything_measured_befor
 
 @given(SIZES, SEEDS, st.data())
 @settings(max_examples=80, deadline=None)
-def test_up_to_a_quarter_of_all_nodes_is_found_and_nobody_else(n: int, seed: int, data: st.DataObject) -> None:
+def test_up_to_a_quarter_of_all_nodes_is_found_and_nobody_else(n, seed, data):
     bad = data.draw(st.dictionaries(st.integers(0, n - 1), FACTORS, min_size=1, max_size=n // 4))
     fabric = Fabric(n, bad, seed=seed)
     found = fabric.searched()
@@ -107,7 +96,7 @@ def test_up_to_a_quarter_of_all_nodes_is_found_and_nobody_else(n: int, seed: int
 
 @given(SIZES, SEEDS, st.data())
 @settings(max_examples=80, deadline=None)
-def test_no_healthy_node_is_named_however_many_are_slow(n: int, seed: int, data: st.DataObject) -> None:
+def test_no_healthy_node_is_named_however_many_are_slow(n, seed, data):
     slow = st.floats(0.01, 0.97)  # also by so little that nobody can be sure
     bad = data.draw(st.dictionaries(st.integers(0, n - 1), slow, max_size=n))
     fabric = Fabric(n, bad, seed=seed)
@@ -119,7 +108,7 @@ def test_no_healthy_node_is_named_however_many_are_slow(n: int, seed: int, data:
 
 @given(st.integers(4, 16), SEEDS, FACTORS)
 @settings(max_examples=60, deadline=None)
-def test_a_slow_link_blames_none_of_its_nodes(n: int, seed: int, factor: float) -> None:
+def test_a_slow_link_blames_none_of_its_nodes(n, seed, factor):
     pair = random.Random(seed).choice(list(combinations(range(n), 2)))
     fabric = Fabric(n, links={pair: factor}, seed=seed)
     found = fabric.searched()
@@ -129,7 +118,7 @@ def test_a_slow_link_blames_none_of_its_nodes(n: int, seed: int, factor: float) 
 
 @given(SIZES, SEEDS, st.data())
 @settings(max_examples=80, deadline=None)
-def test_slow_links_blame_no_node(n: int, seed: int, data: st.DataObject) -> None:
+def test_slow_links_blame_no_node(n, seed, data):
     """Of which no node has so many that it is cut off."""
     matching = data.draw(st.sampled_from(rounds(n)))
     links = {(min(pair), max(pair)): data.draw(FACTORS) for pair in matching}
@@ -142,9 +131,7 @@ def test_slow_links_blame_no_node(n: int, seed: int, data: st.DataObject) -> Non
 
 @given(SIZES, SEEDS, FACTORS, st.booleans(), st.data())
 @settings(max_examples=80, deadline=None)
-def test_a_slow_switch_between_halves_blames_no_node(
-    n: int, seed: int, factor: float, in_order: bool, data: st.DataObject
-) -> None:
+def test_a_slow_switch_between_halves_blames_no_node(n, seed, factor, in_order, data):
     mixed = list(range(n))
     if not in_order:
         random.Random(seed).shuffle(mixed)
@@ -159,7 +146,7 @@ def test_a_slow_switch_between_halves_blames_no_node(
 
 
 @pytest.mark.parametrize("n", [4, 8, 16, 40, 200, 500])
-def test_a_slow_switch_between_halves_is_named(n: int) -> None:
+def test_a_slow_switch_between_halves_is_named(n):
     racks = [range(n // 2), range(n // 2, n)]
     fabric = Fabric(n, racks=racks, between=0.5)
     found = fabric.searched()
@@ -167,14 +154,14 @@ def test_a_slow_switch_between_halves_is_named(n: int) -> None:
     assert fabric.calls <= 8
 
 
-def test_a_slow_node_is_found_beside_a_slow_switch() -> None:
+def test_a_slow_node_is_found_beside_a_slow_switch():
     racks = [range(8), range(8, 16)]
     found = Fabric(16, {3: 0.3}, racks=racks, between=0.6).searched()
     assert found.nodes == (3,)
     assert found.between == (((0, 1, 2, 4, 5, 6, 7), tuple(range(8, 16))),)
 
 
-def test_a_lone_pair_blames_nobody_and_of_three_nodes_the_one_that_is_slow_with_both_others() -> None:
+def test_a_lone_pair_blames_nobody_and_of_three_nodes_the_one_that_is_slow_with_both_others():
     fabric = Fabric(2, {1: 0.1})
     found = fabric.searched()
     assert (found.nodes, found.links, found.between, fabric.calls) == ((), (), (), 0)
@@ -182,7 +169,7 @@ def test_a_lone_pair_blames_nobody_and_of_three_nodes_the_one_that_is_slow_with_
     assert Fabric(3, links={(0, 2): 0.5}).searched().links == ((0, 2),)
 
 
-def test_what_was_slow_once_is_no_slow_link() -> None:
+def test_what_was_slow_once_is_no_slow_link():
     fabric = Fabric(8)
     seen = dict.fromkeys(combinations(range(8), 2), 48.0)
     found = culprits(range(8), fabric.measure, {**seen, (2, 5): 12.0})
@@ -190,14 +177,14 @@ def test_what_was_slow_once_is_no_slow_link() -> None:
 
 
 @pytest.mark.parametrize("figure", [0.0, float("nan")])
-def test_a_pair_without_a_figure_is_slow(figure: float) -> None:
+def test_a_pair_without_a_figure_is_slow(figure):
     seen = {pair: figure if 3 in pair else 48.0 for pair in combinations(range(6), 2)}
     assert culprits(range(6), Fabric(6).measure, seen).nodes == (3,)
 
 
 @given(st.integers(4, 60), st.integers(2, 8), SEEDS, st.data())
 @settings(max_examples=60, deadline=None)
-def test_slow_rails_are_named_and_no_other(nodes: int, rails: int, seed: int, data: st.DataObject) -> None:
+def test_slow_rails_are_named_and_no_other(nodes, rails, seed, data):
     each = st.tuples(st.integers(0, nodes - 1), st.integers(0, rails - 1))
     bad = data.draw(st.sets(each, min_size=1, max_size=nodes // 4))
     whole = data.draw(st.integers(0, nodes - 1))
@@ -213,7 +200,7 @@ def test_slow_rails_are_named_and_no_other(nodes: int, rails: int, seed: int, da
     assert named == alone | {Place(node, "node") for node in slow}
 
 
-def test_a_rail_that_is_slow_on_all_nodes_and_a_slow_switch_of_a_rail_are_named() -> None:
+def test_a_rail_that_is_slow_on_all_nodes_and_a_slow_switch_of_a_rail_are_named():
     healthy = Fabric(8).searched()
     (fault,) = of_rails({0: healthy, 1: Fabric(8, dict.fromkeys(range(8), 0.5)).searched(), 2: healthy}, NAMES)
     assert (fault.name, fault.subjects) == ("network_between_nodes_slow", ())
@@ -228,14 +215,14 @@ def test_a_rail_that_is_slow_on_all_nodes_and_a_slow_switch_of_a_rail_are_named(
 
 @given(st.integers(4, 500), SEEDS)
 @settings(max_examples=40, deadline=None)
-def test_halves_of_a_group_without_a_slow_part_are_nothing(n: int, seed: int) -> None:
+def test_halves_of_a_group_without_a_slow_part_are_nothing(n, seed):
     fabric = Fabric(n, seed=seed)
     assert narrowed(tuple(range(n)), fabric.measure) == ()
     assert fabric.calls <= 4
 
 
 @pytest.mark.parametrize("n", [8, 9, 22, 64, 500])
-def test_a_group_is_halved_down_to_its_slow_part(n: int) -> None:
+def test_a_group_is_halved_down_to_its_slow_part(n):
     for bad in {0, n // 3, n - 2}:
         fabric = Fabric(n, {bad: 0.5})
         (part,) = narrowed(tuple(range(n)), fabric.measure)
@@ -245,7 +232,7 @@ def test_a_group_is_halved_down_to_its_slow_part(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [8, 16, 64, 500])
-def test_a_switch_that_is_slow_for_several_pairs_at_a_time_lies_between_halves(n: int) -> None:
+def test_a_switch_that_is_slow_for_several_pairs_at_a_time_lies_between_halves(n):
     halves = tuple(range(n // 2)), tuple(range(n // 2, n))
     fabric = Fabric(n, racks=halves, crowded=0.5)
     assert fabric.searched().nodes == ()
@@ -257,7 +244,7 @@ def test_a_switch_that_is_slow_for_several_pairs_at_a_time_lies_between_halves(n
 
 @given(st.integers(2, 500), SEEDS, st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
-def test_rounds_are_of_pairs_that_share_nobody_and_never_the_same(n: int, seed: int, most: int) -> None:
+def test_rounds_are_of_pairs_that_share_nobody_and_never_the_same(n, seed, most):
     among = range(3, 3 + 2 * n, 2)  # numbers of nodes have gaps where some are left out
     some = some_rounds(among, seed, most)
     assert some == some_rounds(list(reversed(among)), seed, most)
@@ -272,5 +259,5 @@ def test_rounds_are_of_pairs_that_share_nobody_and_never_the_same(n: int, seed: 
 
 
 @pytest.mark.parametrize("n", [3, 4, 7, 16])
-def test_all_rounds_have_every_pair(n: int) -> None:
+def test_all_rounds_have_every_pair(n):
     assert sorted(pair for pairs in some_rounds(range(n), 7, n) for pair in pairs) == [*combinations(range(n), 2)]

@@ -1,15 +1,11 @@
 """Power steps: what their turns amount to, what ends them, and all of it on CPU ranks."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.fault import Fault, Faults
-from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.probes import endurance
 from pytest_gpufleet.probes.endurance import Step, StepTurn as Turn
 from pytest_gpufleet.verdict.judgement import judge
@@ -22,22 +18,22 @@ GPUS = TOPOLOGY.gpus
 STEPS = f"{ACCEPTANCE / 'test_9_endurance.py'}::test_power_steps"
 
 
-def turn(off: float = 0.0005, matmuls: int = 16, trouble: str = "", top: float | None = 695.0) -> Turn:
+def turn(off=0.0005, matmuls=16, trouble="", top=695.0):
     """A turn of ten steps at 10 Hz on a healthy GPU, but for what is given."""
     return Turn((Step(off, off, 0.05, matmuls),) * 10, trouble, top, None if top is None else 118.0)
 
 
-def a_world(gpus: tuple[Gpu, ...] = GPUS, results: Any = None) -> Any:
+def a_world(gpus=GPUS, results=None):
     """Ranks that give these results to each turn, and nothing to other calls."""
 
-    def run(function: Callable[..., Any], *args: Any) -> Any:
+    def run(function, *args):
         return next(results) if function.__name__ == "_step_turn" else None
 
     places = [gpu.place for gpu in gpus]
     return SimpleNamespace(gpus=gpus, places=places, size=len(gpus), run=run, name_of=lambda index: f"rank {index}")
 
 
-def worse(calls: list[list[Turn]]) -> dict[str, set[Where]]:
+def worse(calls):
     """By figure, the GPUs that miss its limit."""
     findings = [
         judge(figure, for_gpu("NVIDIA H200"), TOPOLOGY, "a check", rehearsal=False)
@@ -48,11 +44,11 @@ def worse(calls: list[list[Turn]]) -> dict[str, set[Where]]:
     return {finding.measurement.metric: set(finding.missed) for finding in findings if finding.missed}
 
 
-def with_gpu_2(planted: Turn) -> list[Turn]:
+def with_gpu_2(planted):
     return [turn(), turn(), planted, turn()]
 
 
-def test_a_healthy_machine_meets_all() -> None:
+def test_a_healthy_machine_meets_all():
     held_up_once = Turn((Step(0.04, 0.0, 0.01, 3), *turn().steps[1:]), "", 690.0, 120.0)
     warming = turn(matmuls=15)
     assert worse([with_gpu_2(held_up_once), with_gpu_2(warming)]) == {}
@@ -66,33 +62,33 @@ def test_a_healthy_machine_meets_all() -> None:
         (turn(top=400.0), turn(top=400.0), "step_power"),  # a load that proves nothing
     ],
 )
-def test_a_gpu_that_does_not_step_with_the_others_is_named(first: Turn, last: Turn, metric: str) -> None:
+def test_a_gpu_that_does_not_step_with_the_others_is_named(first, last, metric):
     assert worse([with_gpu_2(first), with_gpu_2(last)]) == {metric: {place.gpu(2)}}
 
 
-def test_the_swing_is_in_watts() -> None:
+def test_the_swing_is_in_watts():
     figures = {each.metric: each for each in endurance.step_figures(a_world(), {0.1: [[turn()] * 4]})}
     swing = figures["power_swing"]
     assert set(swing.values.values()) == {577.0}
 
 
-def test_no_power_is_no_figure() -> None:
+def test_no_power_is_no_figure():
     figures = {each.metric: each.values for each in endurance.step_figures(a_world(), {0.1: [[turn(top=None)] * 4]})}
     assert not figures["step_power"]
     assert not figures["power_swing"]
-    without = endurance.step_figures(SimpleNamespace(gpus=[], places=[place.gpu(0)]), {5.0: [[turn()]]})  # type: ignore[arg-type]
+    without = endurance.step_figures(SimpleNamespace(gpus=[], places=[place.gpu(0)]), {5.0: [[turn()]]})
     assert [each.metric for each in without] == ["step_skew", "step_retention"]
 
 
 @pytest.fixture(autouse=True)
-def prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+def prepared(monkeypatch):
     monkeypatch.setattr(endurance, "_prepare_all_steps", lambda world: None)
 
 
-def test_a_fault_ends_the_steps_at_once() -> None:
-    calls: list[str] = []
+def test_a_fault_ends_the_steps_at_once():
+    calls = []
 
-    def after_turn(doing: str, done: float, resident: list[int]) -> None:
+    def after_turn(doing, done, resident):
         calls.append(doing)
         raise Faults([Fault("gpu_lost", (place.gpu(1),), "fell off the bus")])
 
@@ -101,20 +97,20 @@ def test_a_fault_ends_the_steps_at_once() -> None:
     assert calls == ["power steps at 0.1 Hz"]
 
 
-def test_a_wrong_bit_ends_the_steps_and_names_the_rank() -> None:
+def test_a_wrong_bit_ends_the_steps_and_names_the_rank():
     results = iter([[turn()] * 4, with_gpu_2(turn(trouble="1 of 160 matmuls at 0.1 Hz differ from the first"))])
     with pytest.raises(AssertionError, match="rank 2: 1 of 160 matmuls"):
         endurance.power_steps(a_world(results=results), lambda *of_turn: None)
 
 
-def test_a_gpu_that_becomes_slow_ends_the_steps_with_figures() -> None:
+def test_a_gpu_that_becomes_slow_ends_the_steps_with_figures():
     results = iter([[turn()] * 4, with_gpu_2(turn(matmuls=8))])
     figures = {each.metric: each for each in endurance.power_steps(a_world(results=results), lambda *of_turn: None)}
     kept = figures["step_retention"].values
     assert {where for where, value in kept.items() if value < 0.9} == {place.gpu(2)}
 
 
-def test_all_of_it_on_cpu_ranks(run_pytest: Callable[..., Any]) -> None:
+def test_all_of_it_on_cpu_ranks(run_pytest):
     run = run_pytest(STEPS, "--rehearse", "--fleet-level=burnin", "--fleet-dir=runs")
     assert run.status == 0, run.text
     (name,) = run.record.progress

@@ -265,5 +265,5 @@ def test_of_a_gpu_it_is_what_nvml_reads(monkeypatch, unsupported, index, busy):
 
 
 @pytest.mark.parametrize(("computed", "share"), [(0.5, 0.25), (7.0, 1.0)])  # of several cores it is not more than all
-def test_of_a_cpu_rank_it_is_its_share_of_a_core(computed: float, share: float) -> None:
+def test_of_a_cpu_rank_it_is_its_share_of_a_core(computed, share):
     assert utilization(SimpleNamespace(gpu=None), Lap(2.0, (1.0, 1.0), 0.1, computed)) == share

@@ -149,8 +149,7 @@ def test_it():
 
 
 @pytest.mark.parametrize(
-    ("name", "what", "status"),
-    [("SIGINT", "interrupted", 2), ("SIGTERM", "ended by SIGTERM", -signal.SIGTERM)],
+    ("name", "what", "status"), [("SIGINT", "interrupted", 2), ("SIGTERM", "ended by SIGTERM", -signal.SIGTERM)]
 )
 def test_a_signal_is_answered_at_once_and_a_second_one_does_not_take_the_report_away(
     controller, tmp_path, name, what, status

@@ -31,9 +31,7 @@ def carried(folder, then):
     return [event.check.id for event in resume.carried(folder, then) if isinstance(event, CheckFinished)]
 
 
-def test_the_checks_between_nodes_and_the_runs_of_nodes_that_are_whole_are_taken_over(
-    interrupted,
-):
+def test_the_checks_between_nodes_and_the_runs_of_nodes_that_are_whole_are_taken_over(interrupted):
     folder, then = interrupted()
     assert carried(folder, then) == [BETWEEN]
     assert {node: own.name for node, own in resume.whole_nodes(folder, then).items()} == {
@@ -90,9 +88,7 @@ def test_another_set_of_nodes_is_refused(hosts, wanted, words, interrupted):
     assert words in told
 
 
-def test_a_gpu_that_was_exchanged_is_named_with_its_node(
-    interrupted,
-):
+def test_a_gpu_that_was_exchanged_is_named_with_its_node(interrupted):
     folder, then = interrupted()
     now = clusters.begun(("gf1", "gf2", "gf10"), 3, then.run.profile, machines=("gf1", "gf2", "other"))
     with pytest.raises(Refused, match=r"gf10 GPU 0: serial number was gf10-S0, is other-S0"):

@@ -3,7 +3,6 @@
 import json
 import threading
 from argparse import ArgumentTypeError
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -16,18 +15,18 @@ from pytest_gpufleet.safe_files import sha256
 class Receiver(ThreadingHTTPServer):
     """`statuses`: of its next answers, then 200. `heard`: the key and the body of each request."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(("127.0.0.1", 0), Answer)
-        self.statuses: list[int] = []
-        self.heard: list[tuple[str | None, bytes]] = []
-        self.tokens: set[str | None] = set()
+        self.statuses = []
+        self.heard = []
+        self.tokens = set()
         self.url = f"http://127.0.0.1:{self.server_port}/hook"
 
 
 class Answer(BaseHTTPRequestHandler):
     server: Receiver
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.heard.append((self.headers["Idempotency-Key"], body))
         self.server.tokens.add(self.headers["Authorization"])
@@ -36,15 +35,15 @@ class Answer(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self.server.heard.append(("GET", b""))
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, format, *args):
         pass
 
 
 @pytest.fixture
-def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+def receiver(monkeypatch):
     monkeypatch.setattr(webhook, "PAUSE_SECONDS", 0.0)
     with Receiver() as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -64,16 +63,14 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
         ([302], 1, "HTTP status 302"),
     ],
 )
-def test_what_may_succeed_is_tried_again_under_one_key(
-    receiver: Receiver, statuses: list[int], times: int, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_may_succeed_is_tried_again_under_one_key(receiver, statuses, times, why, monkeypatch):
     monkeypatch.setenv("GPUFLEET_WEBHOOK_TOKEN", "t0ken")
     receiver.statuses += statuses
     assert post(receiver.url, "{}", "abc") == (why and f"127.0.0.1: {why}")
     assert (receiver.heard, receiver.tokens) == ([('"abc"', b"{}")] * times, {"Bearer t0ken"})
 
 
-def test_a_run_posts_its_summary_and_its_verdict_stays_where_that_fails(fleet, receiver: Receiver) -> None:
+def test_a_run_posts_its_summary_and_its_verdict_stays_where_that_fails(fleet, receiver):
     """The address may hold a secret, and stands in no file of the run."""
     receiver.statuses += [401]  # which is not tried again
     for text in ("was not posted (127.0.0.1: HTTP status 401)", "was posted"):
@@ -88,6 +85,6 @@ def test_a_run_posts_its_summary_and_its_verdict_stays_where_that_fails(fleet, r
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://host/x", "host:80", "https://"])
-def test_an_address_that_cannot_be_posted_to_is_refused_before_the_run(url: str) -> None:
+def test_an_address_that_cannot_be_posted_to_is_refused_before_the_run(url):
     with pytest.raises(ArgumentTypeError, match="no address of http or https"):
         settings.webhook(url)

@@ -7,11 +7,11 @@ answer.
 import heapq
 import itertools
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_gpufleet.world.call import START, Call, Outcome, RankSpec, pack, unpack
+from pytest_gpufleet.world.call import START, Outcome, RankSpec, pack, unpack
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
 from pytest_gpufleet.world.rank import Rank, join, join_alone
 from pytest_gpufleet.world.world import Pool, World
@@ -59,20 +59,20 @@ class FakeEngine:
     _coming: list[tuple[float, int, Answer | Death]] = field(default_factory=list)
     _order: Any = field(default_factory=itertools.count)
 
-    def clock(self) -> float:
+    def clock(self):
         return self.now
 
-    def start(self, specs: Sequence[RankSpec]) -> None:
+    def start(self, specs):
         self.starts += 1
         self.specs = specs
         for spec in specs:
             self._perform(spec.index, START, self.starting, spec.index)
 
-    def rendezvous(self) -> str:
+    def rendezvous(self):
         return "fake://"
 
-    def submit(self, ranks: Iterable[int], parcel: bytes) -> None:
-        call: Call = pickle.loads(parcel)
+    def submit(self, ranks, parcel):
+        call = pickle.loads(parcel)
         function, args, kwargs = unpack(call.work)
         if function in (join, join_alone):
             self.joined += args[0]
@@ -82,16 +82,16 @@ class FakeEngine:
             else:
                 self._perform(index, call.number, function, self._rank(index, call), *args, **kwargs)
 
-    def then(self, rank: int, ending: Any) -> None:
+    def then(self, rank, ending):
         """A rank to which nobody has sent anything ends like this."""
         self._perform(rank, START, lambda: ending)
 
-    def _rank(self, index: int, call: Call) -> Rank:
+    def _rank(self, index, call):
         members, spec = call.group_of(index), self.specs[index]
-        sizes: Any = (members.index(index), len(members), spec.node, call.nodes.count(spec.node), "fake", spec.gpu)
+        sizes = (members.index(index), len(members), spec.node, call.nodes.count(spec.node), "fake", spec.gpu)
         return Rank(*sizes, {}, {members: members}, members if call.with_group else None, Phases())
 
-    def _perform(self, rank: int, number: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    def _perform(self, rank, number, function, *args, **kwargs):
         seconds = 0.0
         try:
             ending = function(*args, **kwargs)
@@ -102,7 +102,7 @@ class FakeEngine:
         except Hangs:
             return
         except Dies as death:
-            event: Answer | Death = Death(rank, str(death))
+            event = Death(rank, str(death))
         except Exception as error:
             kind = f"{type(error).__module__}.{type(error).__qualname__}"
             event = _answer(rank, Outcome("raised", number, error_type=kind, error_text=str(error), seconds=seconds))
@@ -112,7 +112,7 @@ class FakeEngine:
             event = Answer(rank, ending.parcel) if sent else _answer(rank, Outcome("returned", number, packed))
         heapq.heappush(self._coming, (self.now + seconds, next(self._order), event))
 
-    def wait(self, timeout: float) -> list[Answer | Death]:
+    def wait(self, timeout):
         until = self.now + max(0.0, timeout)
         if self._coming and self._coming[0][0] <= until:
             self.now, _, event = heapq.heappop(self._coming)
@@ -120,21 +120,21 @@ class FakeEngine:
         self.now = until
         return []
 
-    def examine(self, ranks: Iterable[int]) -> dict[int, Trace]:
+    def examine(self, ranks):
         self.examined = list(ranks)
         return {rank: self.traces.get(rank, Trace()) for rank in self.examined}
 
-    def kill(self, timeout: float) -> dict[int, str]:
+    def kill(self, timeout):
         self.kills += 1
         self._coming.clear()
         return self.unkillable
 
 
-def _answer(rank: int, outcome: Outcome) -> Answer:
+def _answer(rank, outcome):
     return Answer(rank, pickle.dumps(outcome))
 
 
-def specs(*ranks_of_nodes: int) -> list[RankSpec]:
+def specs(*ranks_of_nodes):
     """Of nodes with so many ranks each, on CPUs."""
     size, result = sum(ranks_of_nodes), []
     for node, count in enumerate(ranks_of_nodes):
@@ -142,7 +142,7 @@ def specs(*ranks_of_nodes: int) -> list[RankSpec]:
     return result
 
 
-def world_of(engine: FakeEngine, *ranks_of_nodes: int, with_group: bool = False, **options: Any) -> World:
+def world_of(engine, *ranks_of_nodes, with_group=False, **options):
     """A world whose calls have 10 s by default."""
     options = {"timeout": 10.0, "clock": engine.clock, **options}
     return World(Pool(engine, specs(*ranks_of_nodes), **options), with_group)

@@ -58,7 +58,7 @@ class Unpicklable(Exception):
         raise TypeError("no")
 
 
-def raises(error: BaseException | type[BaseException]):
+def raises(error):
     def act(rank):
         raise error
 
@@ -73,7 +73,7 @@ def fails_deep_down(rank):
             raise ValueError("the outer one") from error
 
 
-def kills_itself(number: int):
+def kills_itself(number):
     def act(rank):
         print("a last word", flush=True)
         with rank.phase("about to die"):
@@ -128,7 +128,7 @@ def cannot_return(rank):
     return threading.Lock()
 
 
-def answers(garbage: bytes, then: Callable[[], object]):
+def answers(garbage, then):
     """In the place of its answer the rank sends this, and does `then`."""
 
     def act(rank):

@@ -12,7 +12,7 @@ from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.world import call, world as pool_module
 from pytest_gpufleet.world.call import Outcome
 from pytest_gpufleet.world.engines.processes import CANNOT_ANSWER
-from pytest_gpufleet.world.engines.protocol import Engine, Trace
+from pytest_gpufleet.world.engines.protocol import Trace
 from pytest_gpufleet.world.failure import MAX_FAILED_STARTS
 from pytest_gpufleet.world.world import GRACE_SECONDS
 
@@ -20,7 +20,7 @@ from .fake_engine import Dies, FakeEngine, Hangs, Sends, Takes, specs, world_of
 
 
 @pytest.fixture
-def engine() -> Engine:
+def engine():
     return FakeEngine()
 
 
