@@ -9,7 +9,6 @@ rate of the memory.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 
@@ -37,7 +36,7 @@ class Board:
     nvlink: float = 0.0
     brand: int = NVIDIA
 
-    def gpu(self, index: int = 0, **facts: Any) -> Gpu:
+    def gpu(self, index=0, **facts):
         own = {
             "name": self.name, "compute_capability": list(self.capability), "brand": self.brand, "virtualization": 0,
             "cuda_cores": self.cores, "memory_bus_bits": self.bus, "memory_clock_max_mhz": self.memory_clock,
@@ -46,7 +45,7 @@ class Board:
         }  # fmt: skip
         return Gpu(index, {**own, **facts})
 
-    def machine(self, count: int = 8, fabric: str = "", **facts: Any) -> GpuTopology:
+    def machine(self, count=8, fabric="", **facts):
         """So many of them, connected by NVSwitches if they have NVLinks, unless another fabric is given."""
         fabric = fabric or ("nvswitch" if self.links else "pcie")
         link = f"NV{self.links}" if fabric != "pcie" else "PHB"

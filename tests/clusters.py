@@ -1,12 +1,10 @@
 """Folders of runs on many nodes that are not here, with those of their nodes in them, written as runs write them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any
 
 from pytest_gpufleet.model import codec, events
-from pytest_gpufleet.model.gpu import GpuTopology, joined
+from pytest_gpufleet.model.gpu import joined
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.record import Record
@@ -34,8 +32,6 @@ SUITE = replace(
 )
 UNDER = {**runs.RING, "ranks": 12, "nodes": 3, "bytes": 8 * GiB}
 
-Event = tuple[str, dict[str, Any]]
-
 
 @dataclass(frozen=True)
 class Ends:
@@ -50,27 +46,17 @@ class Ends:
     left_out: Mapping[int, str] = field(default_factory=dict)
 
 
-def limits(path: Path, between: float = 300.0, alone: float = 6000.0) -> Path:
+def limits(path, between=300.0, alone=6000.0):
     """A contract for the figures of each machine, and for the one between nodes."""
     of_nodes = runs.limit(BETWEEN, "min", between, "GB/s", "nodes = 3")
     return runs.written(path, runs.contract(solo_train_throughput=alone) + of_nodes)
 
 
-def cluster(
-    folder: Path,
-    limits: Path,
-    ends: Ends | None = None,
-    *,
-    hosts: Sequence[str] = HOSTS,
-    wanted: int = 3,
-    values: Mapping[str, float] | None = None,
-    other: Mapping[int, Mapping[str, float]] | None = None,
-    more: Iterable[Event] = (),
-) -> Path:
+def cluster(folder, limits, ends=None, *, hosts=HOSTS, wanted=3, values=None, other=None, more=()):
     """The folder of a run of level standard on nodes with 4 GPUs each. `values`: between nodes, by place; `other`: of a
     node's own run, as runs.record takes them; `more`: events before the verdict."""
     ends, found = ends or Ends(), nodes(hosts)
-    own: dict[int, Record] = {}
+    own = {}
     for node in found:
         path = RunFolder(folder).of_node(node).path
         runs.record(
@@ -114,7 +100,7 @@ def cluster(
     return seal(folder)
 
 
-def header(nodes: Sequence[events.NodeFound], wanted: int, profile_name: str | None) -> dict[str, Any]:
+def header(nodes, wanted, profile_name):
     return {
         "schema": events.SCHEMA, "host": nodes[0].host, "nodes": codec.plain(nodes), "utc": "2026-11-21T01:40:06+00:00",
         "command": f"pytest acceptance/ --nodes {wanted} --gpus 4", "level": "standard", "gpus": "4",
@@ -124,23 +110,23 @@ def header(nodes: Sequence[events.NodeFound], wanted: int, profile_name: str | N
     }  # fmt: skip
 
 
-def topology(*hosts: str) -> GpuTopology:
+def topology(*hosts):
     """Of machines with 4 GPUs each."""
     return joined(dict(enumerate(map(runs.topology, hosts))), dict(enumerate(hosts)))
 
 
-def begun(hosts: Sequence[str], wanted: int, profile_name: str | None, machines: Sequence[str] = ()) -> Record:
+def begun(hosts, wanted, profile_name, machines=()):
     """A run on nodes with 4 GPUs each that has just begun. `machines`: which they are, if not those of these names."""
     first = codec.typed(header(nodes(hosts), wanted, profile_name), events.RunHeader)
     return Record.of(first, events.TopologyFound(nodes=[runs.topology(name) for name in machines or hosts]))
 
 
-def nodes(hosts: Sequence[str]) -> tuple[events.NodeFound, ...]:
+def nodes(hosts):
     gpus = {host: tuple(gpu.uuid for gpu in runs.topology(host).gpus) for host in hosts}
     return tuple(events.NodeFound(number, host, f"SN-{host}", gpus[host]) for number, host in enumerate(hosts))
 
 
-def _between(evidence: Evidence, given: profile.Profile, values: Mapping[str, float]) -> None:
+def _between(evidence, given, values):
     check_id = f"acceptance/{NODES_CHECK}"
     evidence.add(events.CheckStarted(check=check_id))
     finding = judge(

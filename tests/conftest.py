@@ -6,18 +6,14 @@ import signal
 import subprocess
 import sys
 import termios
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
 
 import pytest
 
-from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.language import current_language
-from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import page as report_page
 from pytest_gpufleet.verdict.reading import read
 from tests.forked import Forked, Started, Zygote
@@ -48,13 +44,13 @@ DROPPED = ("PYTEST_", "CUDA_", "NCCL_", "COV_", "CI", "BUILD_NUMBER")
 KEPT = {name: value for name, value in os.environ.items() if not name.startswith(DROPPED) or name == "NCCL_NVLS_ENABLE"}
 
 
-def as_on_a_terminal() -> None:
+def as_on_a_terminal():
     """For `preexec_fn`: whoever runs these tests under nohup or in the background has these signals ignored."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
 
-def lead_the_terminal() -> None:
+def lead_the_terminal():
     """For `preexec_fn` of a process with a session of its own: its standard input is the terminal of the session."""
     as_on_a_terminal()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -69,27 +65,27 @@ class FleetRun:
     root: Path
 
     @property
-    def folders(self) -> list[Path]:
+    def folders(self):
         """The report folders it made."""
         return sorted((self.root / REPORTS).glob("*")) if (self.root / REPORTS).is_dir() else []
 
     @cached_property
-    def record(self) -> Record:
+    def record(self):
         (folder,) = self.folders
         return read(folder / "evidence.jsonl")
 
     @property
-    def outcomes(self) -> dict[str, str]:
+    def outcomes(self):
         """Outcome of each test by its name, without file and class."""
         return {check.id.rsplit("::", 1)[-1]: check.outcome for check in self.record.checks.values()}
 
-    def check(self, name: str) -> Check:
+    def check(self, name):
         (check,) = (check for check in self.record.checks.values() if check.id.endswith(f"::{name}"))
         return check
 
 
 @pytest.fixture(scope="session", autouse=True)
-def disks_are_not_waited_for() -> Iterator[None]:
+def disks_are_not_waited_for():
     """No machine loses its power here. Evidence is forced onto the disk line by line, 330 lines a run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
@@ -97,13 +93,13 @@ def disks_are_not_waited_for() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def equal_figures_are_drawn_once() -> Iterator[None]:
+def equal_figures_are_drawn_once():
     """matplotlib takes seconds for the pictures of a run, and most of the pages that are made here show the same."""
 
-    def once(draw: Callable[..., Any], of: Callable[..., object]) -> Callable[..., Any]:
-        drawn: dict[str, Any] = {}
+    def once(draw, of):
+        drawn = {}
 
-        def drawing(*shown: Any) -> Any:
+        def drawing(*shown):
             known = repr((current_language(), of(*shown)))
             if known not in drawn:
                 drawn[known] = draw(*shown)
@@ -119,7 +115,7 @@ def equal_figures_are_drawn_once() -> Iterator[None]:
         yield
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     """Pythons are forked: those that tests start, those that what they test starts, and the workers that run the tests.
     `forked.Started` starts one all the same."""
     if subprocess.Popen is not Forked:  # as it is in a worker
@@ -131,7 +127,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(patch.undo)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """The files that take longest come first: one that came last would run beside workers with nothing to do."""
     if not os.environ.get("GPUFLEET_ALONE"):
         skipped = pytest.mark.skip(reason="needs the machine to itself: make hosts")
@@ -143,7 +139,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
-def lay_out(root: Path, files: Mapping[str, str | Path]) -> Path:
+def lay_out(root, files):
     """Write files by their names, with a text or the content of another file, and an ini file."""
     for name, content in {"pytest.ini": "[pytest]\n", **files}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -151,11 +147,8 @@ def lay_out(root: Path, files: Mapping[str, str | Path]) -> Path:
     return root
 
 
-Runs = Callable[..., FleetRun]
-
-
-def runs(start: type[subprocess.Popen[bytes]], folders: pytest.TempPathFactory) -> Runs:
-    def run(*arguments: object, files: Mapping[str, str | Path] | None = None, **environment: str) -> FleetRun:
+def runs(start, folders):
+    def run(*arguments, files=None, **environment):
         root = lay_out(folders.mktemp("run"), files or {})
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *map(str, arguments)]
         around = {**KEPT, "PYTHONPATH": str(ROOT), **environment}
@@ -172,17 +165,17 @@ def runs(start: type[subprocess.Popen[bytes]], folders: pytest.TempPathFactory) 
 
 
 @pytest.fixture(scope="session")
-def run_pytest(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+def run_pytest(tmp_path_factory):
     """run_pytest(*arguments, files={name: text or file}, **environment): pytest in a process and folder of its own."""
     return runs(Forked, tmp_path_factory)
 
 
 @pytest.fixture
-def in_a_session(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+def in_a_session(tmp_path):
     """in_a_session(*arguments): pytest in tmp_path, in a session of its own. What it prints is in the file `log`."""
     started = []
 
-    def start(*arguments: str) -> subprocess.Popen[bytes]:
+    def start(*arguments):
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
         with (tmp_path / "log").open("w") as log:
             run = subprocess.Popen(
@@ -209,12 +202,10 @@ def fault(world):
 
 
 @pytest.fixture(scope="session")
-def planted(run_pytest: Runs) -> Runs:
+def planted(run_pytest):
     """planted(text, fault, *arguments, files={}, **environment): with the text's `plant(rank, fault)` on every rank."""
 
-    def run(
-        text: str, fault: str, *arguments: object, files: Mapping[str, str] | None = None, **around: str
-    ) -> FleetRun:
+    def run(text, fault, *arguments, files=None, **around):
         options = ("-p", "faulty", f"--fleet-dir={REPORTS}")
         files = {"faulty.py": text + PLANTED, **(files or {})}
         return run_pytest(*arguments, *options, files=files, PYTHONPATH=".", FAULT=fault, **around)
@@ -223,27 +214,21 @@ def planted(run_pytest: Runs) -> Runs:
 
 
 @pytest.fixture(scope="session")
-def run_fresh(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+def run_fresh(tmp_path_factory):
     """The same in a fresh Python, as are those that it starts: for tests about what is imported."""
     return runs(Started, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
-def fleet(run_pytest: Runs) -> Runs:
+def fleet(run_pytest):
     """fleet(test_module, *arguments, ranks=2, files={}): a test module, as text or a file, rehearsed on CPU ranks."""
     return rehearsal(run_pytest)
 
 
-def rehearsal(run: Runs) -> Runs:
+def rehearsal(run):
     """`fleet` by run_pytest or by run_fresh."""
 
-    def rehearse(
-        module: str | Path,
-        *arguments: object,
-        ranks: int = 2,
-        files: Mapping[str, str | Path] | None = None,
-        **environment: str,
-    ) -> FleetRun:
+    def rehearse(module, *arguments, ranks=2, files=None, **environment):
         options = (f"--rehearse={ranks}", f"--fleet-dir={REPORTS}")
         return run(*options, *arguments, files={"test_inner.py": module, **(files or {})}, **environment)
 

@@ -7,20 +7,18 @@ for it.
 
 import importlib
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
 from pytest_gpufleet.model.endings import NotApplicable
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.levels import includes
-from pytest_gpufleet.model.measurement import GpuState, Measurement
+from pytest_gpufleet.model.measurement import GpuState
 from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.plugin.assertions import taken
 from pytest_gpufleet.probes import between_nodes, endurance, inference, measure, memory, timing
@@ -30,11 +28,10 @@ from pytest_gpufleet.probes.links import copying, host_copies, pairs
 from pytest_gpufleet.probes.search import collective
 from pytest_gpufleet.probes.timing import Timing
 from pytest_gpufleet.probes.training import loader, loop, recipes, sweep, transformer
-from pytest_gpufleet.world.call import Call, Members, RankSpec, unpack
+from pytest_gpufleet.world.call import RankSpec, unpack
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 from tests.acceptance.checks import checks_of
-from tests.boards import Board
 from tests.conftest import ACCEPTANCE
 
 # Of work that no shipped limit may name (test_vocabulary): ways to train beside each other.
@@ -48,39 +45,39 @@ LAP = loop.Lap(1.0, (1.0,), 1.0, 1.0)
 COMPARED = corruption.Compared("", "bf16", (1, 1, 1), "", 0, torch.empty(0), 1.0, 1.0, 1)
 
 
-def timed(rank: Rank, launch: object, samples: int, **how: object) -> Timing:
+def timed(rank, launch, samples, **how):
     return Timing((1.0,) * samples, 1, 1)
 
 
-def crossed(rank: Rank, directions: Iterable[Any], *how: object) -> dict[Any, Any]:
+def crossed(rank, directions, *how):
     return {each: (dict.fromkeys(host_copies.WAYS[each], SAMPLES), "") for each in directions}
 
 
-def stepped(rank: Rank, moment: float, hertz: float, count: int) -> endurance.StepTurn:
+def stepped(rank, moment, hertz, count):
     return endurance.StepTurn((endurance.Step(0.0, 0.0, 1.0, 1),) * count, "", 1.0, 0.0)
 
 
-def giving(value: Any) -> Callable[..., Any]:
+def giving(value):
     return lambda *_, **__: value
 
 
 nothing = giving(None)
 
 
-def alike(rank: Rank, values: Iterable[float]) -> list[list[float]]:
+def alike(rank, values):
     return [list(values)] * rank.size
 
 
 TRAYS = 18  # of an NVL72
 
 
-def in_rack(gpu: Gpu, node: int) -> Gpu:
+def in_rack(gpu, node):
     """A GPU of this node, whose domain it has if it is of a model that is made for one."""
     health = {"mask": 0, "clique": 32766, "cluster": f"{1 + node // TRAYS:032x}"}
     return Gpu(gpu.index, {**gpu.facts, "fabric": {"state": 3, "status": 0}, "fabric_health": health})
 
 
-def of_all(rank: Rank, values: list[float]) -> list[list[float]]:
+def of_all(rank, values):
     """What all ranks of a group would say that this one says: of their domains each its own."""
     *alike, domain = values
     (members,) = rank._groups
@@ -88,7 +85,7 @@ def of_all(rank: Rank, values: list[float]) -> list[list[float]]:
 
 
 # What stands in for work on GPUs, by the module that calls it.
-WORK: list[tuple[ModuleType, dict[str, Any]]] = [
+WORK = [
     (torch.distributed, {"all_reduce": nothing}),
     (speed, {"timing": timed, "replayed": timed, "_each": giving(1.0)}),
     (timing, {"own_stream": nothing}),
@@ -135,7 +132,7 @@ class NotOfRanks(Exception):
 class OnMeta(TorchFunctionMode):
     """Tensors of GPUs have a shape and no memory."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         if getattr(kwargs.get("device"), "type", "") == "cuda":
             kwargs["device"] = "meta"
@@ -145,7 +142,7 @@ class OnMeta(TorchFunctionMode):
 class DryPool:
     """Ranks in this process, as World asks a pool for them."""
 
-    def __init__(self, topology: GpuTopology, nodes: int) -> None:
+    def __init__(self, topology, nodes):
         each = len(topology.gpus)
         self.limit = None
         self.specs = [
@@ -156,50 +153,41 @@ class DryPool:
         ]  # fmt: skip
         self.everyone = tuple(range(nodes * each))
 
-    def call(self, call: Call, timeout: float | None) -> dict[int, Any]:
+    def call(self, call, timeout):
         """Each group has its answer by its first rank."""
         function, args, kwargs = unpack(call.work)
         answers = {members: function(self._rank(members, call), *args, **kwargs) for members in call.groups}
         return {number: answers[members] for members in call.groups for number in members}
 
-    def restarted(self, environments: object) -> Any:
+    def restarted(self, environments):
         return nullcontext()
 
-    def _rank(self, members: Members, call: Call) -> Rank:
+    def _rank(self, members, call):
         spec, board = self.specs[members[0]], SimpleNamespace(phase=nothing)
         local_size, device = call.nodes.count(spec.node), torch.device(spec.device)
         return Rank(0, len(members), spec.node, local_size, device, spec.gpu, {}, {members: None}, members, board)
 
 
 @cache
-def checks() -> list[tuple[ModuleType, Callable[..., None], dict[str, Any], list[pytest.Mark]]]:
+def checks():
     """Every check of figures with each of its cases as arguments, and its marks, those of its module first."""
     modules = map(importlib.import_module, sorted(path.stem for path in ACCEPTANCE.glob("test_*.py")))
     found = [(module, *each) for module in modules for each in checks_of(module)]
     return [each for each in found if figures(each[3])]
 
 
-def figures(marks: Iterable[pytest.Mark]) -> set[str]:
+def figures(marks):
     """The metrics that a check says it measures."""
     named = [mark for mark in marks if mark.name == "figures"]
     return {name for mark in named for name in (*mark.args, *mark.kwargs.get("of_several", ()))}
 
 
-def measured(
-    board: Board,
-    topology: GpuTopology,
-    nodes: int,
-    nvls: bool,
-    level: str,
-    metrics: Collection[str],
-    judge: Callable[[str], Callable[..., None]] | None = None,
-    without: Collection[str] = FOR_INFORMATION,
-) -> list[Measurement]:
+def measured(board, topology, nodes, nvls, level, metrics, judge=None, without=FOR_INFORMATION):
     """All that those checks of this level which measure any of these metrics hand to `judge`, on so many nodes. `nvls`:
     whether NCCL may use it there. `judge` gives each check, by its name, one of its own. Checks `without` these."""
-    judged: list[Measurement] = []
+    judged = []
 
-    def judging(*measurements: Any, shown: Iterable[Measurement] = (), **_: object) -> None:
+    def judging(*measurements, shown=(), **_):
         judged.extend([*taken(measurements), *shown])
 
     world = World(DryPool(topology, nodes), with_group=True)
@@ -231,7 +219,7 @@ def measured(
     return judged
 
 
-def _arguments(module: ModuleType, function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
+def _arguments(module, function, given):
     """The fixtures of a check: those given, and its module's own. One that takes others measures without ranks."""
     for name in inspect.signature(function).parameters:
         if name not in given:
@@ -243,7 +231,7 @@ def _arguments(module: ModuleType, function: Callable[..., Any], given: dict[str
 
 
 @contextmanager
-def _pretending(board: Board, topology: GpuTopology, nvls: bool) -> Iterator[None]:
+def _pretending(board, topology, nvls):
     driver = {
         "get_device_capability": giving(board.capability),
         "get_device_properties": giving(SimpleNamespace(total_memory=topology.gpus[0].memory_bytes)),

@@ -1,9 +1,6 @@
 """Evidence that somebody edited after its run, and the files that go with it."""
 
 import json
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any
 
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import RunFolder
@@ -11,24 +8,22 @@ from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.fleet.fleet_verdict import ended
 from pytest_gpufleet.verdict.reading import read
 
-Event = dict[str, Any]
 
-
-def events(evidence: Path) -> list[Event]:
+def events(evidence):
     return [json.loads(line) for line in evidence.read_text().splitlines()]
 
 
-def write(evidence: Path, written: Iterable[Event]) -> None:
+def write(evidence, written):
     evidence.write_text("".join(json.dumps(event) + "\n" for event in written))
 
 
-def edit(evidence: Path, change: Callable[[list[Event]], object]) -> None:
+def edit(evidence, change):
     written = events(evidence)
     change(written)
     write(evidence, written)
 
 
-def seal(folder: Path) -> Path:
+def seal(folder):
     """Write the summary and the page that go with the evidence in a folder, the page as far as commands read it."""
     evidence = folder / "evidence.jsonl"
     record, digest = read(evidence), sha256(evidence)
@@ -40,10 +35,10 @@ def seal(folder: Path) -> Path:
     return folder
 
 
-def insert(line: str) -> Callable[[Path], None]:
+def insert(line):
     """What makes this line the second of the evidence in a folder."""
 
-    def change(folder: Path) -> None:
+    def change(folder):
         first, rest = (folder / "evidence.jsonl").read_text().split("\n", 1)
         (folder / "evidence.jsonl").write_text(f"{first}\n{line}\n{rest}")
 

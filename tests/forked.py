@@ -18,11 +18,11 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import cloudpickle
 
@@ -49,11 +49,11 @@ class Birth:
 class Nursery:
     """The other end of `serve`, for one who starts Pythons."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control):
         self._control = control
         self._one_at_a_time = threading.Lock()
 
-    def born(self, birth: Birth, descriptors: Sequence[int]) -> int:
+    def born(self, birth, descriptors):
         """The process id of a new child of this process. OSError if there is nobody to fork it from."""
         with self._one_at_a_time:
             prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(before := ctypes.c_int()))
@@ -73,7 +73,7 @@ class Nursery:
             raise ChildProcessError("it is nobody's child")
         return int(pid)
 
-    def close(self) -> None:
+    def close(self):
         self._control.close()
 
 
@@ -83,7 +83,7 @@ class Forked(subprocess.Popen[bytes]):
 
     nursery: ClassVar[Callable[[], Nursery | None]] = staticmethod(lambda: None)
 
-    def _execute_child(self, *parts: Any) -> None:
+    def _execute_child(self, *parts):
         given = inspect.signature(super()._execute_child).bind(*parts).arguments
         with suppress(OSError, EOFError):
             if (arguments := of_ours(given["args"])) and (nursery := Forked.nursery()):
@@ -91,7 +91,7 @@ class Forked(subprocess.Popen[bytes]):
                 return
         super()._execute_child(*parts)
 
-    def _be_born(self, nursery: Nursery, arguments: Sequence[str], given: dict[str, Any]) -> None:
+    def _be_born(self, nursery, arguments, given):
         ends = ("p2cread", "c2pwrite", "errwrite")
         numbers = (0, 1, 2, *given["pass_fds"])
         descriptors = [
@@ -116,7 +116,7 @@ class Forked(subprocess.Popen[bytes]):
         self._close_pipe_fds(*(given[pipe] for pipe in pipes))
 
 
-def is_nursery(pid: int) -> bool:
+def is_nursery(pid):
     """Not one of the processes that a test is about."""
     try:
         return Path(f"/proc/{pid}/comm").read_text() == f"{NAME}\n"
@@ -124,7 +124,7 @@ def is_nursery(pid: int) -> bool:
         return False
 
 
-def of_ours(command: Any) -> Sequence[str]:
+def of_ours(command):
     """The arguments of a Python that can be forked; of all else none."""
     from execnet import gateway_io
 
@@ -149,10 +149,10 @@ def of_ours(command: Any) -> Sequence[str]:
 class Zygote:
     """The first nursery, a child of this process, from the first time that it is wanted."""
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self):
+        self._process = None
 
-    def nursery(self) -> Nursery:
+    def nursery(self):
         if self._process is None:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
@@ -166,11 +166,11 @@ class Zygote:
             self._nursery = Nursery(ours)
         return self._nursery
 
-    def end(self) -> None:
+    def end(self):
         if self._process is not None:
             self._nursery.close()
             self._process.wait()
 
 
-def prctl(option: int, value: Any) -> None:
+def prctl(option, value):
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

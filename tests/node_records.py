@@ -1,7 +1,7 @@
 """Records of runs on many nodes that are not here: each node a recorded machine (fleets.py), with figures between
 them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 
@@ -16,7 +16,6 @@ from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.place import WORLD, Pair, Place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.fleet.fleet_verdict import settled
-from pytest_gpufleet.verdict.fleet.host_runs import HostRun, NodeRuns
 
 GROUPS = "acceptance/test_nodes_groups.py::test_pairs_of_nodes"
 RAILS = "acceptance/test_nodes_rails.py::test_each_rail"
@@ -36,7 +35,7 @@ class Between:
     left_out: Mapping[int, str] = field(default_factory=dict)
 
 
-def of_nodes(hosts: Sequence[HostRun], between: Between | None = None) -> tuple[Record, NodeRuns]:
+def of_nodes(hosts, between=None):
     """The record of a run on these hosts, and the nodes' own runs. A lost node has no run."""
     between = between or Between()
     runs = {node: run for node, run in enumerate(hosts) if node not in between.lost}
@@ -66,13 +65,13 @@ def of_nodes(hosts: Sequence[HostRun], between: Between | None = None) -> tuple[
     return settled(record, "", runs), runs
 
 
-def _finished(node: int, run: HostRun) -> NodeFinished:
+def _finished(node, run):
     own = run.record
     return NodeFinished(node=node, run=run.folder, verdict=own.verdict, reasons=tuple(own.reasons), basis="physical",
                         exit_status=own.exit_status, sha256=run.sha256)  # fmt: skip
 
 
-def _add_between(record: Record, nodes: Sequence[int], between: Between) -> None:
+def _add_between(record, nodes, between):
     pairs = list(combinations(nodes, 2)) if len(nodes) <= 16 else _some_pairs(nodes)
     values = {Pair(*(Place(node, "node") for node in pair)): _pair(pair, between) for pair in pairs}
     rails = {Place(node, "rail", rail): RAIL * (0.5 if (node, rail) in between.rails else 1) - 0.01 * (node % 7)
@@ -95,19 +94,19 @@ def _add_between(record: Record, nodes: Sequence[int], between: Between) -> None
     ], [])  # fmt: skip
 
 
-def _some_pairs(nodes: Sequence[int]) -> list[tuple[int, int]]:
+def _some_pairs(nodes):
     count = len(nodes)
     found = {(min(a, b), max(a, b)) for step in (1, 2) for index in range(count)
              for a, b in [(nodes[index], nodes[(index + step) % count])]}  # fmt: skip
     return sorted(found)
 
 
-def _pair(pair: tuple[int, int], between: Between) -> float:
+def _pair(pair, between):
     slow = {*pair} & {*between.nodes} or pair in between.links
     return PAIR * (0.5 if slow else 1) + 0.1 * ((pair[0] + pair[1]) % 9)
 
 
-def _judged(check: str, metric: str, values, least: float | None, **conditions) -> Finding:
+def _judged(check, metric, values, least, **conditions):
     measurement = Measurement(metric, values, conditions)
     if least is None:
         return Finding(check, measurement, "for information")
@@ -116,7 +115,7 @@ def _judged(check: str, metric: str, values, least: float | None, **conditions) 
     return Finding(check, measurement, "missed" if missed else "met", limit, missed)
 
 
-def _check(record: Record, name: str, findings: list[Finding], faults: list[Fault]) -> None:
+def _check(record, name, findings, faults):
     failed = any(finding.state == "missed" for finding in findings)
     record.findings += findings
     record.faults += faults

@@ -29,18 +29,18 @@ NAMES = ("node-", "run ", "ResNet-50")  # that stay
 # ---------------------------------------------------------------- what is generated
 
 
-def test_page_of_checks_is_up_to_date() -> None:
+def test_page_of_checks_is_up_to_date():
     make_checks = runpy.run_path(str(ROOT / "docs" / "make_checks.py"))
     written = make_checks["PAGE"].read_text(encoding="utf-8")
     assert written == make_checks["page"](), f"docs/checks.md is out of date: run `{make_checks['COMMAND']}`"
 
 
-def test_changes_have_this_version() -> None:
+def test_changes_have_this_version():
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert re.search(rf"^## {re.escape(__version__)}$", text, re.MULTILINE)
 
 
-def test_packages_hold_what_is_under_version_control_and_nothing_else(tmp_path: Path) -> None:
+def test_packages_hold_what_is_under_version_control_and_nothing_else(tmp_path):
     subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", tmp_path], cwd=ROOT, check=True)
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     tracked = set(listed.splitlines())
@@ -67,28 +67,28 @@ MAKE_CATALOGUE = runpy.run_path(str(ROOT / "docs" / "make_catalogue.py"))
 CHINESE = MAKE_CATALOGUE["read"](FILE)
 
 
-def test_every_text_has_a_translation() -> None:
+def test_every_text_has_a_translation():
     texts = set(MAKE_CATALOGUE["texts"]())
     assert len(texts) > 400
     assert {"a rehearsal has no GPUs", "this system shows no drive of its own"} <= texts  # why a check does not apply
     assert MAKE_CATALOGUE["untranslated"](CHINESE) == [], f"translate them in {FILE}: python docs/make_catalogue.py"
 
 
-def test_the_compiled_catalogue_is_that_of_the_text() -> None:
+def test_the_compiled_catalogue_is_that_of_the_text():
     with FILE.with_suffix(".mo").open("rb") as file:
         compiled = gettext.GNUTranslations(file)
     for each in CHINESE:
         assert not each.id or compiled.gettext(each.id) == each.string, "python docs/make_catalogue.py"
 
 
-def test_punctuation_of_chinese_is_of_full_width() -> None:
+def test_punctuation_of_chinese_is_of_full_width():
     for said in (str(each.string) for each in CHINESE if each.id):
         text = re.sub(r"`[^`]*`|\{\w+\}|(?<=\u3002)[?!] ", "x", said)  # ? and ! are marks in the legend of a map
         if re.search("[\u4e00-\u9fff]", text):
             assert not re.search(r"[\u4e00-\u9fff] ?[,;:?!()]|[,;:?!()] ?[\u4e00-\u9fff]", text), said
 
 
-def test_a_page_of_a_fleet_in_chinese_has_no_english() -> None:
+def test_a_page_of_a_fleet_in_chinese_has_no_english():
     fleet = judge_fleet(unlike_each_other(), (), [f"node-{number:03}" for number in range(1, 8)])
     with in_language("zh"):
         page, reasons = hosts_page.page(fleet, {}), {say(reason) for reason in fleet.reasons}
@@ -98,7 +98,7 @@ def test_a_page_of_a_fleet_in_chinese_has_no_english() -> None:
 
 
 @pytest.mark.parametrize("same_machine", [False, True])
-def test_a_comparison_in_chinese_has_no_english(same_machine: bool) -> None:
+def test_a_comparison_in_chinese_has_no_english(same_machine):
     runs = {run.host: run.record for run in unlike_each_other()}
     same = {f"run {number}": record for number, record in enumerate([read(LATER)] * 3)}
     with in_language("zh"):
@@ -106,18 +106,18 @@ def test_a_comparison_in_chinese_has_no_english(same_machine: bool) -> None:
         assert not _english(several_runs.page(section))
 
 
-def _english(page: str) -> list[str]:
+def _english(page):
     """Headings of tables and sections that are in no other language."""
     found = re.findall(r"<(?:h\d|caption|th scope=\"col\")[^>]*>([^<]+)<", page)
     return [text for text in found if text.isascii() and re.search("[a-z]{3}", text) and not text.startswith(NAMES)]
 
 
-def test_readme_in_chinese_has_the_same_commands_links_and_code() -> None:
+def test_readme_in_chinese_has_the_same_commands_links_and_code():
     english, chinese = (_parts((ROOT / name).read_text(encoding="utf-8")) for name in ("README.md", "README.zh-CN.md"))
     assert chinese == english
 
 
-def _parts(text: str) -> dict[str, list[str]]:
+def _parts(text):
     """What is the same in every language: commands without their remarks, code, links, headings by their depth."""
     return {
         "commands": re.findall(

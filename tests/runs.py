@@ -1,8 +1,6 @@
 """Folders of runs on machines that are not here, written as a run writes them: through Evidence, judged for real."""
 
-from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import msgspec
 
@@ -12,7 +10,6 @@ from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
-from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite, shipped
 from pytest_gpufleet.report.machine_section import facts
 from pytest_gpufleet.run.evidence import Evidence
@@ -55,7 +52,7 @@ CONTRACT = {
 }
 
 
-def limit(metric: str, sense: str, value: float, unit: str, when: str = "", grade: str = "contract") -> str:
+def limit(metric, sense, value, unit, when="", grade="contract"):
     """A limit as a profile has it."""
     return (
         f'[[limit]]\nmetric = "{metric}"\n{sense} = {value}\nunit = "{unit}"\ngrade = "{grade}"\n'
@@ -63,7 +60,7 @@ def limit(metric: str, sense: str, value: float, unit: str, when: str = "", grad
     )
 
 
-def contract(grades: Mapping[str, str] | None = None, **values: float) -> str:
+def contract(grades=None, **values):
     """The text of a profile with the limits of CONTRACT: of other grades, and with other values, by their metrics."""
     limits = (
         limit(metric, sense, values.get(metric, value), unit, when, (grades or {}).get(metric, "contract"))
@@ -72,15 +69,13 @@ def contract(grades: Mapping[str, str] | None = None, **values: float) -> str:
     return f'name = "Contract 4711"\nmatch = ["{UNKNOWN}"]\n{"".join(limits)}'
 
 
-def written(path: Path, text: str = contract()) -> Path:
+def written(path, text=contract()):  # noqa: B008
     """A file with this text."""
     path.write_text(text)
     return path
 
 
-def topology(
-    host: str = "node7", model: str = UNKNOWN, driver: str = "580.159.04", gpus: int = 4, **facts: object
-) -> GpuTopology:
+def topology(host="node7", model=UNKNOWN, driver="580.159.04", gpus=4, **facts):
     """GPUs behind an NVSwitch; `facts` are more of each."""
     own = [
         {"name": model, "uuid": f"GPU-{host}-{index}", "pci_bus_id": f"00000000:{0x5D + 8 * index:02X}:00.0",
@@ -93,18 +88,18 @@ def topology(
 
 
 def record(
-    folder: Path,
-    host: str = "node7",
-    values: Mapping[str, float] | None = None,
-    limits: Path | None = None,
-    failed: Mapping[str, events.FailedBy] | None = None,
-    machine: GpuTopology | None = None,
-    ends: bool = True,
-    utc: str = "2026-11-21T01:40:06+00:00",
-    without: str = "no file",
-    suite: Suite = SUITE,
-    readings: Iterable[str] = TELEMETRY,
-) -> Path:
+    folder,
+    host="node7",
+    values=None,
+    limits=None,
+    failed=None,
+    machine=None,
+    ends=True,
+    utc="2026-11-21T01:40:06+00:00",
+    without="no file",
+    suite=SUITE,
+    readings=TELEMETRY,
+):
     """The folder of a run of level standard on 4 GPUs in which every check ran; it can be ACCEPTED if `limits` has one
     for each figure. `values`: other values, by "metric place". `failed`: checks that failed, and by what. `without`:
     the file whose checks did not run. `readings`: the readings of telemetry."""
@@ -147,15 +142,15 @@ def record(
     return seal(folder) if ends else folder
 
 
-def _values(measurement: Measurement, other: Mapping[str, float]) -> dict[str, float]:
+def _values(measurement, other):
     return {place: other.get(f"{measurement.metric} {place}", value) for place, value in measurement.values.items()}
 
 
-def _checks() -> Iterable[Check]:
+def _checks():
     for name in SUITE.required("standard"):
         yield from (Check(f"acceptance/{case}", "passed", 1.5, name.split("::")[1]) for case in SUITE.cases(name))
 
 
-def facts_on_the_page(record: Record) -> dict[str, str]:
+def facts_on_the_page(record):
     """Of the run, the software and the host."""
     return {each.name: each.cells[0].text for table in facts(record) for each in table.rows}

@@ -33,15 +33,15 @@ VAGUE = ("utils", "helpers", "common", "base", "manager")
 MOST_LINES_OF_A_MODULE, MOST_LINES_OF_A_FUNCTION = 600, 60
 
 
-def name_of(path: Path) -> str:
+def name_of(path):
     parts = path.relative_to(SRC).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 @cache
-def imports(path: Path) -> frozenset[str]:
+def imports(path):
     """The modules that a module imports, wherever in it, and be it for their types alone."""
-    found: set[str] = set()
+    found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
@@ -54,7 +54,7 @@ def imports(path: Path) -> frozenset[str]:
 MODULES = {name_of(path): path for path in FILES}
 
 
-def room(module: str) -> str:
+def room(module):
     return [*module.split("."), "__init__"][1]
 
 
@@ -80,7 +80,7 @@ def test_no_modules_import_each_other():
     TopologicalSorter(graph).prepare()
 
 
-def outside(module: str) -> set[str]:
+def outside(module):
     return {name.partition(".")[0] for name in imports(MODULES[module])} - {*sys.stdlib_module_names, "pytest_gpufleet"}
 
 

@@ -1,13 +1,12 @@
 """Waiting for what other processes do, on a machine that may be busy."""
 
 import time
-from collections.abc import Callable
 
 PATIENCE_SECONDS = 600.0  # what is waited for hangs for an hour if it is not ended
 TURN_SECONDS = 0.01  # between two looks
 
 
-def comes_true(condition: Callable[[], object]) -> bool:
+def comes_true(condition):
     """Whether it does in time."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():

@@ -1,16 +1,15 @@
 """Machines without an NVSwitch that are not here: what each measures at level standard, healthy or with one fault."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from unittest.mock import patch
 
 from pytest_gpufleet.machine.gpu_facts import TELEMETRY
 from pytest_gpufleet.model.events import RunHeader
-from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.measurement import Measurement, Sample
+from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.model.metric import METRICS
-from pytest_gpufleet.model.place import WORLD, Where
+from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.probes.links import pairs
@@ -24,10 +23,10 @@ from tests.boards import BOARDS, Board
 Rows = tuple[tuple[str, ...], ...]
 
 
-def on_sockets(n: int, near: str, each: int = 4, bridge: str = "") -> Rows:
+def on_sockets(n, near, each=4, bridge=""):
     """`each` GPUs on a socket, `near` each other; neighbours by twos have a bridge."""
 
-    def link(i: int, j: int) -> str:
+    def link(i, j):
         return bridge if bridge and i // 2 == j // 2 else near if i // each == j // each else "SYS"
 
     return tuple(tuple("X" if i == j else link(i, j) for j in range(n)) for i in range(n))
@@ -61,12 +60,12 @@ class Machine:
     mesh: bool = False
 
     @property
-    def topology(self) -> GpuTopology:
+    def topology(self):
         fabric = "nvlink" if any(link.startswith("NV") for row in self.links for link in row) else "pcie"
         machine = self.board.machine(len(self.links), fabric, memory_bytes=self.gigabytes * 10**9)
         return replace(machine, links=self.links)
 
-    def reached(self, measurement: Measurement, at: Where, fault: "Fault") -> float | None:
+    def reached(self, measurement, at, fault):
         under, topology = measurement.conditions, self.topology
         link = topology.kind(at)[-1]
         slow = fault.of(at, link)
@@ -93,10 +92,10 @@ class Fault:
     share: float = 1.0
 
     @property
-    def of_slot(self) -> bool:
+    def of_slot(self):
         return len(self.gpus) == 1
 
-    def of(self, at: Where, link: str) -> float:
+    def of(self, at, link):
         here = self.gpus and self.gpus <= {part.index for part in at.parts}
         return self.share if here and not (self.of_slot and link == "NV") else 1.0
 
@@ -140,22 +139,20 @@ MACHINES = {
 HEALTHY, SLOW_HOP, NARROW_SLOT = Fault(), Fault(frozenset({0, 1}), 0.5), Fault(frozenset({2}), 0.25)
 
 
-def named(name: str, fault: Fault, metrics: Collection[str] = METRICS) -> set[tuple[str, str]]:
+def named(name, fault, metrics=METRICS):
     """The faults of its run by place; collectives, which are slow with whatever is, left out."""
     found = accusations(standard_run(name, fault, frozenset(metrics)))
     return {(each.name, str(place)) for each in found for place in each.subjects if place != WORLD}
 
 
 @cache
-def standard_run(name: str, fault: Fault, metrics: frozenset[str] = frozenset(METRICS)) -> Record:
+def standard_run(name, fault, metrics=frozenset(METRICS)):
     """A run at level standard in which all but figures of these metrics is in order. What the machine does not say of
     itself meets its limit."""
     machine = MACHINES[name]
     topology, limits, record = machine.topology, choose(None, {machine.board.name}), Record()
 
-    def judging(
-        check: str, *given: object, shown: Sequence[Measurement] = (), required: bool = True, **_: object
-    ) -> None:
+    def judging(check, *given, shown=(), required=True, **_):
         for each in [*shown, *dry_suite.taken(given)]:
             anew = partial(
                 judge, profile=limits, topology=topology, check=check, rehearsal=False,

@@ -15,13 +15,11 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
-from tests.forked import NAME, NUMBER, PR_SET_NAME, Birth, Forked, Nursery, prctl
+from tests.forked import NAME, NUMBER, PR_SET_NAME, Forked, Nursery, prctl
 
 # What a run imports from elsewhere, besides the plugins of pytest.
 IMPORTED = (
@@ -30,10 +28,10 @@ IMPORTED = (
 )  # fmt: skip
 MOST_BYTES, MOST_DESCRIPTORS = 1 << 17, 16  # of a request: less than the kernel lets a datagram have
 HUGE_PAGE, MADV_COLLAPSE = 2 << 20, 25  # linux/mman.h, from 6.1 on
-OWN_PATH: set[str] = set()  # what PYTHONPATH was for the zygote
+OWN_PATH = set()  # what PYTHONPATH was for the zygote
 
 
-def begin(control: int) -> NoReturn:
+def begin(control):
     """The life of the zygote."""
     OWN_PATH.update(python_path())
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests in the background has it ignored
@@ -49,7 +47,7 @@ class Imports:
     """All that a run imports, and reads of files that never change. A run of pytest imports it, and so its plugins with
     their assertions rewritten: the runs that are forked later would complain of any others."""
 
-    def pytest_configure(self) -> None:
+    def pytest_configure(self):
         import pytest_gpufleet
         from pytest_gpufleet.machine import software
         from pytest_gpufleet.report import rendering
@@ -65,7 +63,7 @@ class Imports:
         software.software()  # loads cuDNN to ask it
 
 
-def serve(control: socket.socket) -> NoReturn:
+def serve(control):
     """Fork Pythons until nobody is left who could want one."""
     prctl(PR_SET_NAME, NAME.encode())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -84,7 +82,7 @@ def serve(control: socket.socket) -> NoReturn:
             os.close(descriptor)
 
 
-def live(control: socket.socket, first: int, birth: Birth, descriptors: Sequence[int]) -> NoReturn:
+def live(control, first, birth, descriptors):
     """The life of a Python that was forked. `first`: its first parent, which ends at once."""
     while (parent := os.getppid()) == first:
         os.sched_yield()
@@ -118,7 +116,7 @@ def live(control: socket.socket, first: int, birth: Birth, descriptors: Sequence
     _end(status)
 
 
-def _take_over(birth: Birth, descriptors: Sequence[int]) -> None:
+def _take_over(birth, descriptors):
     """The descriptors that came along, by the numbers that they are to have."""
     folder, *others = descriptors
     os.fchdir(folder)
@@ -132,7 +130,7 @@ def _take_over(birth: Birth, descriptors: Sequence[int]) -> None:
         os.close(descriptor)
 
 
-def _run(arguments: Sequence[str]) -> int:
+def _run(arguments):
     """What a Python does with these arguments."""
     from pytest_gpufleet.world.engines import forkserver
 
@@ -150,11 +148,11 @@ def _run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def python_path() -> list[str]:
+def python_path():
     return [os.path.abspath(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
 
 
-def have_nursery() -> None:
+def have_nursery():
     """One of this process's own, as it is now."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
@@ -178,19 +176,19 @@ class Heir:
 
     had = False
 
-    def before(self) -> None:
+    def before(self):
         nursery, Forked.nursery = Forked.nursery(), staticmethod(lambda: None)
         self.had = nursery is not None
         if nursery:
             nursery.close()
 
-    def after_in_child(self) -> None:
+    def after_in_child(self):
         if self.had:
             self.had = False
             have_nursery()
 
 
-def _end(status: int) -> NoReturn:
+def _end(status):
     """As a Python ends, but for taking to pieces all that was imported."""
     threading._shutdown()  # waits for threads, as multiprocessing does
     atexit._run_exitfuncs()
@@ -199,7 +197,7 @@ def _end(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _collapse() -> None:
+def _collapse():
     """Put what was imported on huge pages, if the kernel can: a fork copies a table of all its pages, 445 MB of them,
     in 28 ms, and on huge pages in 9 ms."""
     madvise = ctypes.CDLL(None).madvise

@@ -3,9 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,16 +13,14 @@ from pytest_gpufleet.model.hosts_file import read_hosts
 from pytest_gpufleet.safe_files import sha256
 from tests import runs
 
-Answer = Callable[..., tuple[int, dict[str, Any]]]
-
 
 @pytest.fixture
-def limits(tmp_path: Path) -> Path:
+def limits(tmp_path):
     return runs.written(tmp_path / "contract.toml", runs.contract(solo_train_throughput=5000.0))
 
 
 @pytest.fixture
-def reports(tmp_path: Path, limits: Path) -> Path:
+def reports(tmp_path, limits):
     """The folders of four healthy hosts, node1 to node4."""
     for number in range(1, 5):
         runs.record(tmp_path / "reports" / f"node{number}-x", f"node{number}", limits=limits)
@@ -32,11 +28,11 @@ def reports(tmp_path: Path, limits: Path) -> Path:
 
 
 @pytest.fixture
-def fleet(reports: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Answer:
+def fleet(reports, tmp_path, capsys):
     """fleet(*options): exit status and document, of four expected hosts unless another file is given."""
     (tmp_path / "hosts.txt").write_text("# rack 3\nnode[1-4]\n")
 
-    def run(*options: object, expect: object = tmp_path / "hosts.txt") -> tuple[int, dict[str, Any]]:
+    def run(*options, expect=tmp_path / "hosts.txt"):
         folders = sorted(reports.iterdir())
         status = cli.main(["fleet", *map(str, folders), "--expect", str(expect), "--json", *map(str, options)])
         return status, json.loads(capsys.readouterr().out)
@@ -44,11 +40,11 @@ def fleet(reports: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     return run
 
 
-def kinds(document: dict[str, Any]) -> list[tuple[str, list[str]]]:
+def kinds(document):
     return [(gap["kind"], gap["hosts"]) for gap in document["gaps"]]
 
 
-def test_four_healthy_hosts(fleet: Answer, reports: Path) -> None:
+def test_four_healthy_hosts(fleet, reports):
     status, document = fleet()
     assert (status, document["verdict"], document["exit_status"]) == (0, "ACCEPTED", 0)
     assert [host["host"] for host in document["hosts"]] == ["node1", "node2", "node3", "node4"]
@@ -59,7 +55,7 @@ def test_four_healthy_hosts(fleet: Answer, reports: Path) -> None:
         assert host["evidence_sha256"] == sha256(Path(host["folder"]) / "evidence.jsonl")
 
 
-def test_a_folder_without_evidence_and_a_file_beside_the_folders(fleet: Answer, reports: Path) -> None:
+def test_a_folder_without_evidence_and_a_file_beside_the_folders(fleet, reports):
     (reports / "fleet.html").write_text("the report of yesterday")  # is no run
     status, document = fleet()
     assert (status, document["verdict"], kinds(document)) == (0, "ACCEPTED", [])
@@ -72,7 +68,7 @@ def test_a_folder_without_evidence_and_a_file_beside_the_folders(fleet: Answer, 
 @pytest.mark.parametrize(
     ("value", "why"), [("6300.0", "was not made of this evidence.jsonl"), ("4200.0", "missed a limit")]
 )
-def test_a_tampered_figure(fleet: Answer, reports: Path, value: str, why: str) -> None:
+def test_a_tampered_figure(fleet, reports, value, why):
     """Of evidence that is not the one of its summary, or amounts to something else than its verdict, nothing counts,
     and the host that it names is named."""
     evidence = reports / "node2-x" / "evidence.jsonl"
@@ -82,7 +78,7 @@ def test_a_tampered_figure(fleet: Answer, reports: Path, value: str, why: str) -
     assert why in document["unusable"][0]["why"]
 
 
-def test_what_is_found_among_hosts_is_reported_with_their_names(fleet: Answer, reports: Path, limits: Path) -> None:
+def test_what_is_found_among_hosts_is_reported_with_their_names(fleet, reports, limits):
     """GPUs meet their limit (5,000) and are like those beside them, in two runs; node3 ran again, and node5 has another
     driver."""
     shutil.rmtree(reports / "node2-x")
@@ -102,7 +98,7 @@ def test_what_is_found_among_hosts_is_reported_with_their_names(fleet: Answer, r
     assert ("host_unlike_others", "node5", "CONFIG") in faults
 
 
-def test_the_page_is_written_once(fleet: Answer, reports: Path, tmp_path: Path) -> None:
+def test_the_page_is_written_once(fleet, reports, tmp_path):
     page = tmp_path / "fleet page.html"
     assert fleet("-o", page)[0] == 0
     assert '<a href="reports/node1-x/report.html">reports/node1-x/report.html</a>' in page.read_text()
@@ -112,7 +108,7 @@ def test_the_page_is_written_once(fleet: Answer, reports: Path, tmp_path: Path) 
     assert cli.main(["fleet", str(reports / "node1-x"), "-o", str(reports / "node1-x" / "report.html")]) == 1
 
 
-def test_the_terminal_names_verdict_and_hosts(reports: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_terminal_names_verdict_and_hosts(reports, capsys):
     shutil.rmtree(reports / "node4-x")
     (reports.parent / "hosts.txt").write_text("node[1-4]")
     folders = map(str, sorted(reports.iterdir()))
@@ -135,12 +131,12 @@ def test_the_terminal_names_verdict_and_hosts(reports: Path, capsys: pytest.Capt
         ("node-[9-11]", ["node-9", "node-10", "node-11"]),
     ],
 )
-def test_hosts_are_read(tmp_path: Path, text: str, names: list[str]) -> None:
+def test_hosts_are_read(tmp_path, text, names):
     (tmp_path / "hosts").write_text(text)
     assert list(read_hosts(tmp_path / "hosts")) == names
 
 
-def test_a_rack_may_stand_behind_hosts(tmp_path: Path) -> None:
+def test_a_rack_may_stand_behind_hosts(tmp_path):
     (tmp_path / "hosts").write_text("a rack1\nn[1-2],b\track2\nc\n")
     assert read_hosts(tmp_path / "hosts") == {"a": "rack1", "n1": "rack2", "n2": "rack2", "b": "rack2", "c": ""}
 
@@ -152,7 +148,7 @@ def test_a_rack_may_stand_behind_hosts(tmp_path: Path) -> None:
         "node-[a-b]", "node-[5-3]", "n[1-999999999]", "node[1]]", "<b>",
     ],
 )  # fmt: skip
-def test_what_names_no_host_is_refused(tmp_path: Path, text: str) -> None:
+def test_what_names_no_host_is_refused(tmp_path, text):
     with pytest.raises(Refused):
         read_hosts(tmp_path / "hosts")  # which is not there
     (tmp_path / "hosts").write_text(text)
@@ -161,8 +157,8 @@ def test_what_names_no_host_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_pages_of_several_runs_are_in_the_language_that_is_asked_for_and_terminal_and_json_are_not(
-    fleet: Answer, reports: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    fleet, reports, tmp_path, capsys
+):
     page, in_english = tmp_path / "fleet.html", fleet()
     assert fleet("--language", "zh", "-o", page) == in_english
     assert '<html lang="zh-CN">' in page.read_text(encoding="utf-8")

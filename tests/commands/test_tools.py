@@ -288,12 +288,7 @@ def test_a_healthy_machine_over_time(tmp_path, gpufleet):
 
 
 LEFT = ("evidence.jsonl", "summary.json", "report.html", "junit.xml", "report.txt", "link.html")
-WRITING = (
-    "judge {} -o",
-    "report {} -o",
-    "compare {} {} -o",
-    "calibrate {} {} -o",
-)
+WRITING = ("judge {} -o", "report {} -o", "compare {} {} -o", "calibrate {} {} -o")
 
 
 @pytest.mark.parametrize(

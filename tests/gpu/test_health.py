@@ -70,7 +70,7 @@ def test_what_an_ended_process_leaves_behind_speaks_against_no_gpu(run_pytest):
     assert not any(code.startswith("xid_") and code != "xid_of_process" for code in codes), codes
 
 
-def test_peaks_of_this_machine() -> None:
+def test_peaks_of_this_machine():
     for gpu in GPUS:
         made = [peak(gpu) for peak in (peaks.memory_bandwidth, peaks.host_link, peaks.product_rate, peaks.power_bound)]
         assert all(peak.value > 0 for peak in made)

@@ -9,8 +9,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +16,7 @@ from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.report.machine_section import FILES_OF_OTHERS
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.verdict import concluded
-from tests.conftest import ACCEPTANCE, RECORDED, REPORTS, ROOT, FleetRun, Runs
+from tests.conftest import ACCEPTANCE, RECORDED, REPORTS, ROOT
 from tests.runs import facts_on_the_page
 
 FILES = ("test_2_health.py", "test_9_endurance.py")
@@ -88,17 +86,17 @@ class Accident:
     files: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
 
-    def run(self, run: Runs, change: str = "") -> FleetRun:
+    def run(self, run, change=""):
         files = {**SUITE, "small.py": SMALL_SUITE, "pytest.ini": f"[pytest]\n{self.ini}\n", **self.files}
         return run(*OPTIONS, "-p", "small", *self.arguments, files=files, CHANGE=change, **self.variables)
 
 
-def cached(name: str, value: object) -> dict[str, str]:
+def cached(name, value):
     """A file of pytest's cache."""
     return {f".pytest_cache/v/cache/{name}": json.dumps(value)}
 
 
-def plugin(text: str) -> dict[str, Any]:
+def plugin(text):
     return {"arguments": ("-p", "other"), "files": {"other.py": text}}
 
 
@@ -147,7 +145,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", HARMLESS)
-def test_it_changes_nothing(what: str, run_pytest: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_changes_nothing(what, run_pytest, monkeypatch):
     run = HARMLESS[what].run(run_pytest, DEFECT)
     assert [name for name, outcome in run.outcomes.items() if outcome == "failed"] == [FAILED], run.text
     assert (run.record.verdict, run.status) == ("REJECTED", 1), run.text
@@ -157,26 +155,26 @@ def test_it_changes_nothing(what: str, run_pytest: Runs, monkeypatch: pytest.Mon
     assert concluded(replace(run.record, checks=checks, faults=[]))[0] == "ACCEPTED", run.text
 
 
-def test_an_end_at_the_first_failure_changes_nothing_where_there_is_none(run_pytest: Runs) -> None:
+def test_an_end_at_the_first_failure_changes_nothing_where_there_is_none(run_pytest):
     run = Accident(("--maxfail=1",)).run(run_pytest)
     assert (run.record.verdict, run.status) == ("ACCEPTED", 0), run.text
 
 
 @pytest.mark.parametrize("what", SHORTENED)
-def test_it_leaves_checks_out(what: str, run_pytest: Runs) -> None:
+def test_it_leaves_checks_out(what, run_pytest):
     run = SHORTENED[what].run(run_pytest)
     assert (run.record.verdict, run.status) == ("INCOMPLETE", 10), run.text
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_it_is_refused(what: str, run_pytest: Runs) -> None:
+def test_it_is_refused(what, run_pytest):
     accident, words = REFUSED[what]
     run = accident.run(run_pytest)
     assert (run.status in (1, 4), run.folders) == (True, []), run.text
     assert words in run.text
 
 
-def test_a_test_that_is_run_again_until_it_passes_has_failed(run_pytest: Runs) -> None:
+def test_a_test_that_is_run_again_until_it_passes_has_failed(run_pytest):
     files = {"other.py": RERUNS, "acceptance/test_own.py": ONCE_WRONG}
     run = Accident(("-p", "other", "--reruns=2"), files=files).run(run_pytest)
     assert (run.outcomes["test_it"], run.record.verdict, run.status) == ("failed", "REJECTED", 1), run.text
@@ -186,12 +184,12 @@ def test_a_test_that_is_run_again_until_it_passes_has_failed(run_pytest: Runs) -
     ("variables", "status", "words"),
     [({"PYTHONWARNINGS": "error"}, 0, "ACCEPTED"), ({"PYTHONOPTIMIZE": "1"}, 4, "python -O")],
 )
-def test_what_a_python_begins_with(variables: dict[str, str], status: int, words: str, run_fresh: Runs) -> None:
+def test_what_a_python_begins_with(variables, status, words, run_fresh):
     run = Accident(("--assert=plain",), variables=variables).run(run_fresh)
     assert (run.status, words in run.text) == (status, True), run.text
 
 
-def test_what_else_ran_is_on_record(run_fresh: Runs, tmp_path: Path) -> None:
+def test_what_else_ran_is_on_record(run_fresh, tmp_path):
     site = tmp_path / "sitecustomize.py"
     site.write_text("import sys\nsys.ran = sys.modules.pop(__name__)\n")  # as who does not want to be seen
     other = "import sys\nassert sys.ran\n"

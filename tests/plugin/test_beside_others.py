@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.conftest import REPORTS, Runs
+from tests.conftest import REPORTS
 
 ENDINGS = """
     import gc, sys, weakref
@@ -54,7 +54,7 @@ ENDINGS = """
 
 
 @pytest.mark.parametrize("options", [(), ("--rehearse=2", f"--fleet-dir={REPORTS}")], ids=["plain", "rehearsal"])
-def test_nothing_of_an_ended_test_stays_alive(run_pytest: Runs, options: tuple[str, ...]) -> None:
+def test_nothing_of_an_ended_test_stays_alive(run_pytest, options):
     """Frames of a traceback hold whatever the test had: buffers, models, open files."""
     run = run_pytest("-v", "--tb=no", *options, files={"test_inner.py": ENDINGS})
     assert "test_nothing_is_left PASSED" in run.text, run.text
@@ -68,7 +68,7 @@ SUBTESTS = """
 """
 
 
-def test_a_check_with_subtests_fails_once_and_others_report_it_too(run_pytest: Runs) -> None:
+def test_a_check_with_subtests_fails_once_and_others_report_it_too(run_pytest):
     """As docs/trackers.md has it: subtests of pytest 9, and a CTRF report beside ours."""
     pytest.importorskip("_pytest.subtests")
     pytest.importorskip("ctrf")

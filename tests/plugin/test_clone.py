@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ FEW = "harmful or (product_is_exact and bf16)"
 ONE_ON_RANKS = "acceptance/test_3_exactness.py"
 
 
-def lay_out_clone(folder: Path) -> Path:
+def lay_out_clone(folder):
     for name in ("src", "acceptance"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("conftest.py", "pyproject.toml"):
@@ -30,15 +29,15 @@ def lay_out_clone(folder: Path) -> Path:
 
 
 @pytest.fixture
-def clone(tmp_path: Path) -> Path:
+def clone(tmp_path):
     return lay_out_clone(tmp_path / "clone")
 
 
 @pytest.fixture
-def run_without_installation(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def run_without_installation(tmp_path):
     """pytest with all packages of this Python but this one, and those of `without`."""
 
-    def run(folder: Path, *arguments: str, without: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    def run(folder, *arguments, without=()):
         packages = tmp_path / "packages"
         packages.mkdir()
         for path in INSTALLED.iterdir():

@@ -2,13 +2,11 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.reading import read
 from tests.conftest import KEPT, RECORDED, REPORTS, ROOT, lay_out
 
@@ -46,32 +44,32 @@ class Node:
     process: subprocess.Popen[str]
     root: Path
 
-    def says(self, what: str) -> str:
+    def says(self, what):
         """The line in which it says so, as soon as it does. StopIteration if it ends before."""
         assert self.process.stdout is not None
         return next(line for line in self.process.stdout if what in line)
 
-    def ends(self) -> None:
+    def ends(self):
         self.process.communicate()
 
     @property
-    def record(self) -> Record:
+    def record(self):
         (folder,) = (self.root / REPORTS).glob("*")
         return read(folder / "evidence.jsonl")
 
     @property
-    def outcomes(self) -> list[str]:
+    def outcomes(self):
         return [check.outcome for check in self.record.checks.values()]
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Callable[..., Node]]:
+def node(tmp_path):
     """node(name, *options): a run of its own on the host whose device files are in tmp_path."""
     devices, started = tmp_path / "dev", []
     devices.mkdir()
     (devices / "nvidiactl").touch()
 
-    def start(name: str, *options: str, more: str = "", **variables: str) -> Node:
+    def start(name, *options, more="", **variables):
         root = lay_out(tmp_path / name, {"devices_there.py": DEVICES, "test_alone.py": ALONE + more})
         around = {**KEPT, "DEVICES": str(devices), "PYTHONPATH": f"{ROOT}:{root}", "PYTHONUNBUFFERED": "1", **variables}
         command = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "-p", "devices_there", *options,

@@ -2,14 +2,12 @@
 
 import json
 import re
-from collections.abc import Callable
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from pytest_gpufleet.model.fault import CODES
-from tests.conftest import RECORDED, REPORTS, ROOT, FleetRun
+from tests.conftest import RECORDED, REPORTS, ROOT
 
 EXAMPLE = re.search(r"```python\n(.*?)```", (ROOT / "docs/trackers.md").read_text(encoding="utf-8"), re.DOTALL)[1]
 CHECKS = """
@@ -44,12 +42,12 @@ LEAVING = """
 """
 
 
-def heard(run: FleetRun) -> list[dict[str, Any]]:
+def heard(run):
     return [json.loads(line) for line in (run.root / "heard.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
-def run(run_pytest: Callable[..., FleetRun]) -> FleetRun:
+def run(run_pytest):
     files = {
         "conftest.py": EXAMPLE, "hoarse.py": HOARSE, "checks/conftest.py": LEAVING, "checks/test_inner.py": CHECKS,
     }  # fmt: skip
@@ -57,7 +55,7 @@ def run(run_pytest: Callable[..., FleetRun]) -> FleetRun:
     return run_pytest("--gpus=4", f"--fleet-dir={REPORTS}", *options, files=files, PYTHONPATH=f".:{ROOT}")
 
 
-def test_the_example_hears_of_all(run: FleetRun) -> None:
+def test_the_example_hears_of_all(run):
     (folder,) = run.folders
     figure, fault, *verdict = heard(run)
     assert figure == {"metric": "busbw", "place": "world", "value": 360.0, "state": "met"}
@@ -65,7 +63,7 @@ def test_the_example_hears_of_all(run: FleetRun) -> None:
     assert verdict == [{"verdict": "REJECTED", "reasons": run.record.reasons, "run": folder.name}]
 
 
-def test_what_a_listener_raises_is_reported_and_changes_nothing(run: FleetRun) -> None:
+def test_what_a_listener_raises_is_reported_and_changes_nothing(run):
     assert run.outcomes == {"test_figure": "passed", "test_faulty": "failed"}
     assert "pytest_gpufleet_finding of hoarse raised Skipped: no figures today" in run.text
     assert "pytest_gpufleet_fault of hoarse raised AssertionError" in run.text
@@ -74,7 +72,7 @@ def test_what_a_listener_raises_is_reported_and_changes_nothing(run: FleetRun) -
     assert (run.record.verdict, run.status) == ("REJECTED", 1)
 
 
-def test_the_plugin_hears_before_all_others(run: FleetRun) -> None:
+def test_the_plugin_hears_before_all_others(run):
     (folder,) = run.folders
     values = {
         each.get("name").partition(" ")[2]: each.get("value")
@@ -86,7 +84,7 @@ def test_the_plugin_hears_before_all_others(run: FleetRun) -> None:
     assert re.findall(r'^gpufleet_verdict{.*verdict="(\w+)"} 1.0', text, re.MULTILINE) == ["REJECTED"]
 
 
-def test_of_many_nodes_each_run_of_its_own_hears_and_the_run_over_all(run_pytest: Callable[..., FleetRun]) -> None:
+def test_of_many_nodes_each_run_of_its_own_hears_and_the_run_over_all(run_pytest):
     module = """
         from pytest_gpufleet import Measurement
 

@@ -14,7 +14,7 @@ from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.world.engines.processes import descendants, look as alive
 from tests.clusters import cluster, limits
-from tests.conftest import FILES, INNER, REPORTS, ROOT, SECONDS, FleetRun, lay_out
+from tests.conftest import FILES, INNER, REPORTS, ROOT, SECONDS, lay_out
 from tests.forked import is_nursery
 from tests.waiting import comes_true
 
@@ -34,13 +34,13 @@ def between(run_pytest):
     return run_pytest("--rehearse=2", *ON_THREE, files=files)
 
 
-def faults(run: FleetRun, check: str = "") -> list[tuple[str, list[str]]]:
+def faults(run, check=""):
     """Code and places."""
     found = [fault for fault in run.record.faults if fault.check.endswith(check)]
     return [(fault.name, [str(subject) for subject in fault.subjects]) for fault in found]
 
 
-def parts(run: FleetRun) -> dict[str, int]:
+def parts(run):
     """The nodes by the parts that they played in on_each_node.py."""
     lost = next(iter(run.record.lost))
     failed = next(node for node, end in run.record.finished.items() if end.exit_status == 1)

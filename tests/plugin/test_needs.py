@@ -1,7 +1,6 @@
 """What the marker `needs` says of machines that lack something."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from tests.machines import first_gpus
 REHEARSAL = GpuTopology(), 2, 1
 
 
-def gpus(count: int, capability: tuple[int, int] | None = (9, 0)) -> tuple[GpuTopology, int, int]:
+def gpus(count, capability=(9, 0)):
     topology = first_gpus(runs.topology("node7", runs.H200), count)
     able = tuple(Gpu(gpu.index, {**gpu.facts, "compute_capability": capability}) for gpu in topology.gpus)
     return replace(topology, gpus=able), count, 1
@@ -34,5 +33,5 @@ def gpus(count: int, capability: tuple[int, int] | None = (9, 0)) -> tuple[GpuTo
         ((GpuTopology(), 6, 3), {"nodes": 3, "ranks": 6}, ""),
     ],
 )
-def test_what_is_lacking(here: tuple[GpuTopology, int, int], needs: dict[str, Any], words: str) -> None:
+def test_what_is_lacking(here, needs, words):
     assert lacking(*here, **needs) == words

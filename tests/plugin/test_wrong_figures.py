@@ -3,7 +3,6 @@ and report are none the worse."""
 
 import subprocess
 import sys
-from collections.abc import Callable
 
 import numpy
 import pytest
@@ -11,7 +10,6 @@ import torch
 
 from pytest_gpufleet import Measurement, Metric, Reading
 from pytest_gpufleet.model.place import WORLD, Place
-from tests.conftest import FleetRun
 
 SORTING = Metric("sort_rate", "Mkeys/s", "higher", "sorting")
 WRONG = [
@@ -110,12 +108,12 @@ when = { batch = 4096 }  # which no rehearsal has
 
 
 @pytest.fixture(scope="module")
-def run(fleet: Callable[..., FleetRun]) -> FleetRun:
+def run(fleet):
     checks = [f"def test_{name}(world, judge):\n    {body}\n" for name, (body, _) in WRONG_CHECKS.items()]
     return fleet("\n".join([HEAD, *checks]), "--fleet-profile=my.toml", files={"my.toml": PROFILE})
 
 
-def test_only_the_wrong_checks_fail(run: FleetRun) -> None:
+def test_only_the_wrong_checks_fail(run):
     assert run.status == 1, run.text
     right = dict.fromkeys(("test_right", "test_losses_alone", "test_losses_of_nobody"), "passed")
     assert run.outcomes == {**right, **{f"test_{name}": "failed" for name in ("fails_after_losses", *WRONG_CHECKS)}}
@@ -125,18 +123,18 @@ def test_only_the_wrong_checks_fail(run: FleetRun) -> None:
 
 
 @pytest.mark.parametrize("name", WRONG_CHECKS)
-def test_a_wrong_check_says_what_is_wrong(run: FleetRun, name: str) -> None:
+def test_a_wrong_check_says_what_is_wrong(run, name):
     assert WRONG_CHECKS[name][1] in run.check(f"test_{name}").message
 
 
 @pytest.mark.parametrize(("make", "words"), WRONG)
-def test_what_is_wrong_is_said_where_it_is_made(make: Callable[[], object], words: str) -> None:
+def test_what_is_wrong_is_said_where_it_is_made(make, words):
     with pytest.raises((TypeError, ValueError)) as wrong:
         make()
     assert words in str(wrong.value)
 
 
-def test_losses_are_on_record_whatever_becomes_of_the_check(run: FleetRun) -> None:
+def test_losses_are_on_record_whatever_becomes_of_the_check(run):
     recorded = [(each.check.rsplit("::", 1)[-1], str(each.curve.place), each.curve.steps, each.curve.losses)
             for each in run.record.losses]  # fmt: skip
     assert recorded == [
@@ -147,7 +145,7 @@ def test_losses_are_on_record_whatever_becomes_of_the_check(run: FleetRun) -> No
     assert run.record.losses[2].curve.training == {"model": "mine", "ranks": 2}
 
 
-def test_a_tensor_without_dimensions_is_a_number(run: FleetRun) -> None:
+def test_a_tensor_without_dimensions_is_a_number(run):
     (finding,) = run.record.findings
     assert finding.measurement.values == {Place(0, "cpu", 0): 5.0, Place(0, "cpu", 1): 5.0}
     assert finding.measurement.samples == dict.fromkeys(finding.measurement.values, (1.0, 1.0))
@@ -155,7 +153,7 @@ def test_a_tensor_without_dimensions_is_a_number(run: FleetRun) -> None:
 
 
 @pytest.mark.parametrize("five", [5, 5.0, numpy.float32(5), numpy.int64(5), numpy.array(5.0), torch.tensor(5)])
-def test_every_kind_of_number_is_a_float(five: float) -> None:
+def test_every_kind_of_number_is_a_float(five):
     reading = Reading("busbw", five, {}, [five])
     measurement = Measurement("busbw", {"world": five}, {"keys": five}, {"world": [five]})
     for value in (reading.value, *reading.samples, *measurement.values.values(), *measurement.samples[WORLD]):
@@ -163,6 +161,6 @@ def test_every_kind_of_number_is_a_float(five: float) -> None:
     assert type(measurement.conditions["keys"]) in (int, float)
 
 
-def test_readings_load_neither_torch_nor_numpy() -> None:
+def test_readings_load_neither_torch_nor_numpy():
     program = "import sys, pytest_gpufleet.model.metric; print({'torch', 'numpy'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "set()\n"

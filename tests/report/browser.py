@@ -4,10 +4,8 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 
 import pytest
 
@@ -46,7 +44,7 @@ class Seen:
     hosts: int  # of a fleet, that are in sight
 
 
-def seen(pages: Mapping[str, str], folder: Path, width: int = 1000) -> dict[str, Seen]:
+def seen(pages, folder, width=1000):
     """What a reader gets to see of each page, `width` pixels wide; skips the test where there is no Chromium."""
     if CHROMIUM is None:
         pytest.skip("needs Chromium (Debian: apt install chromium)")

@@ -84,7 +84,7 @@ SAMPLE = Sample(1.0, (dict.fromkeys(TELEMETRY, 1.0),) * 8)
 
 def written(
     folder, run=RUN, topology=H200X8, findings=(), checks=(), faults=(), unfinished=(), deselected=(), verdict=None,
-    reasons=(), telemetry=(SAMPLE,),
+    reasons=(), telemetry=(SAMPLE,)
 ):  # fmt: skip
     (folder / "evidence.jsonl").unlink(missing_ok=True)
     evidence = Evidence(folder / "evidence.jsonl")

@@ -1,29 +1,25 @@
 """A page as a browser would find it."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 VOID = {"br", "img", "hr", "input", "meta", "link"}
-
-Attributes = dict[str, str]
 
 
 class Page(HTMLParser):
     """Tags in balance, text, headings, attributes, tables."""
 
-    def __init__(self, html: str) -> None:
+    def __init__(self, html):
         super().__init__()
         self.html = html
-        self.open: list[str] = []
-        self.seen: list[tuple[str, Attributes]] = []
-        self.texts: list[tuple[str, str]] = []
-        self.tables: list[Table] = []
+        self.open = []
+        self.seen = []
+        self.texts = []
+        self.tables = []
         self.feed(html)
         self.close()
         assert self.open == []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.seen.append((tag, {name: value or "" for name, value in attrs}))
         if tag == "table":
             self.tables.append(Table())
@@ -34,13 +30,13 @@ class Page(HTMLParser):
         if tag not in VOID:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_startendtag(self, tag, attrs):
         self.seen.append((tag, {name: value or "" for name, value in attrs}))
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.texts.append((self.open[-1] if self.open else "", data))
         if "table" in self.open and "caption" in self.open:
             self.tables[-1].caption += data
@@ -48,29 +44,29 @@ class Page(HTMLParser):
             self.tables[-1].rows[-1][-1] += data
 
     @property
-    def text(self) -> str:
+    def text(self):
         return " ".join(" ".join(text for _, text in self.texts).split())
 
-    def headings(self) -> list[str]:
+    def headings(self):
         return [tag for tag, _ in self.seen if tag in {"h1", "h2", "h3", "h4", "h5", "h6"}]
 
-    def of(self, tag: str) -> list[str]:
+    def of(self, tag):
         return [text.strip() for at, text in self.texts if at == tag and text.strip()]
 
-    def values(self, attribute: str) -> list[str]:
+    def values(self, attribute):
         return [attributes[attribute] for _, attributes in self.seen if attribute in attributes]
 
-    def table(self, caption: str) -> Table:
+    def table(self, caption):
         """The first one whose caption begins so."""
         return next(table for table in self.tables if table.caption.strip().startswith(caption))
 
 
 class Table:
-    def __init__(self) -> None:
+    def __init__(self):
         self.caption = ""
-        self.rows: list[list[str]] = []
+        self.rows = []
 
-    def row(self, name: str) -> dict[str, str]:
+    def row(self, name):
         """The cells of the row that begins with a name, by their column."""
         heads, *rows = [[" ".join(cell.split()) for cell in row] for row in self.rows]
         cells = next(row for row in rows if row[0].startswith(name))

@@ -11,7 +11,7 @@ from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.conditions import EACH_ALONE
 from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.finding import Finding, Limit
+from pytest_gpufleet.model.finding import Limit
 from pytest_gpufleet.model.measurement import Measurement, Sample
 from pytest_gpufleet.model.metric import GiB, KiB, MiB
 from pytest_gpufleet.model.place import WORLD, Pair, gpu
@@ -52,9 +52,9 @@ class Run:
     def __init__(self, topology, bad):
         self.topology = topology
         self.bad = bad  # metric -> the factor by which GPU 5, or what all GPUs do together, is off
-        self.findings: list[Finding] = []
-        self.failed: dict[str, str] = {}
-        self.faults: list[Fault] = []
+        self.findings = []
+        self.failed = {}
+        self.faults = []
         self._noise = random.Random(5)
 
     def add(self, places, name, metric, value, required=True, **conditions):

@@ -25,11 +25,10 @@ from pytest_gpufleet.report.plots.telemetry_plots import svgs
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 from pytest_gpufleet.verdict.across_runs.drift import drift
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
-from tests.report.page import Page
 
 
 def figures(values, metric="gemm", **conditions):
-    return Finding("a.py::b", Measurement(metric, values, conditions), "for information")  # type: ignore[arg-type]
+    return Finding("a.py::b", Measurement(metric, values, conditions), "for information")
 
 
 def test_a_figure_without_a_limit_stands_apart_but_where_it_is_held_against_its_peers(standard):
@@ -103,7 +102,7 @@ def test_matrix_of_pairs_shows_numbers_heat_and_what_missed(bad_gpu, page_of):
         for column, cell in enumerate(line.cells):
             assert (cell.state == "missed") == (row != column and 5 in (row, column))
             assert cell.heat is None if row == column else (cell.heat < 60) == (cell.state == "missed")
-    page: Page = page_of("BAD GPU")
+    page = page_of("BAD GPU")
     shown = page.table("Bandwidth between two GPUs, GB/s").row("GPU 0")
     assert shown["GPU 5"].startswith("✗")
     assert 390 < float(shown["GPU 1"]) < 400

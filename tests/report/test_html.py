@@ -166,8 +166,7 @@ def test_customers_limits_are_marked(standard):
 
 
 @pytest.mark.parametrize(
-    ("lasted", "said"),
-    [(152.0, ""), (152.9, ""), (155.2, "ran 2.1 % slow"), (149.0, "ran 2 % fast"), (0.0, "")],
+    ("lasted", "said"), [(152.0, ""), (152.9, ""), (155.2, "ran 2.1 % slow"), (149.0, "ran 2 % fast"), (0.0, "")]
 )
 def test_a_clock_that_runs_wrong_is_told_in_one_sentence(standard, lasted, said):
     standard.run = msgspec.structs.replace(standard.run, utc="2026-11-20T09:14:03Z")

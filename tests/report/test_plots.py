@@ -1,7 +1,6 @@
 """The drawings: that they are drawn when there is something to draw, small, readable and always the same."""
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from xml.etree import ElementTree
@@ -17,8 +16,6 @@ from pytest_gpufleet.report.plots.telemetry_plots import QUANTITIES, svgs
 from pytest_gpufleet.verdict.reading import read
 from tests.commands.test_monitor import READING
 from tests.conftest import EVIDENCE
-
-Plot = Callable[[list[Finding]], list[tuple[str, str]]]
 
 
 def words_in(svg):
