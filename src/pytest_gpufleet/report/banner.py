@@ -110,7 +110,6 @@ MOST_GPUS = 3
 ALL_RAN = "Every check that level {level} requires ran on {gpus} GPUs, and none failed."
 OF_RETURN = "Every check that the return from repair requires at level {level} ran, and none failed."
 ALL_RAN_ON_ONE = ALL_RAN.replace("{gpus} GPUs", "1 GPU")
-NOTHING_JUDGED = "No measurement was judged."
 NAMED = "{gpu} ({serial}) is named in {count}"
 NO_SINGLE_GPU = "None of them points to a single GPU: look at what all GPUs share (switches, host, software, settings)."
 
@@ -146,7 +145,8 @@ def _why(record: Record, no_gpu: bool) -> str:
     if word == "ACCEPTED":
         text = OF_RETURN if record.before else ALL_RAN if gpus != 1 else ALL_RAN_ON_ONE
         judged = any(basis.judged_by(finding) for finding in record.findings)
-        return wording.sentences(say(text, level=level, gpus=gpus), "" if judged else say(NOTHING_JUDGED), *beside)
+        nothing = "" if judged else say("No measurement was judged.")
+        return wording.sentences(say(text, level=level, gpus=gpus), nothing, *beside)
     own = own_limits(record)
     first = _first(record, said, {})
     return wording.sentences(meaning, first, _sentence(own) if own else "", left_open, *beside)

@@ -118,9 +118,6 @@ def _cover(pairs: list[Pair], everyone: Collection[Place]) -> list[Place] | None
     return cover
 
 
-OF_THE_RUN = "the same kind in this run; how much healthy ones differ was not measured"
-
-
 class Miss(NamedTuple):
     """One figure that missed its limit, or its peers, or both, in one place or in several; ready to be shown."""
 
@@ -147,7 +144,8 @@ def _miss(finding: Finding, hosts: wording.Hosts) -> Miss:
         kind, source = limit.origin, limit.full_source
     elif slower:
         text = say("at most {worse}", worse=say(" and ").join(say(each.text) for each in finding.tolerances))
-        kind, source = "peers", "; ".join(each.source or say(OF_THE_RUN) for each in finding.tolerances)
+        of_run = say("the same kind in this run; how much healthy ones differ was not measured")
+        kind, source = "peers", "; ".join(each.source or of_run for each in finding.tolerances)
     common = set.intersection(*(set(place.parts) for place in places)) if places else set()
     if len(places) > 1 and len(common) == 1 and all(isinstance(place, Pair) for place in places):
         where = say("{count} pairs with {place}", count=len(places), place=wording.place(common.pop(), hosts))

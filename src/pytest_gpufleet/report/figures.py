@@ -36,11 +36,12 @@ def figure_tables(findings: Sequence[Finding], sources: Sources, hosts: wording.
     """A table for each metric, in the order in which the metrics are defined; what has no value is left out."""
     known = list(METRICS)
     of_names = grouped((finding.measurement.metric, finding) for finding in findings if finding.measurement.values)
-    result = []
+    result: list[Table] = []
     for name in sorted(of_names, key=lambda name: known.index(name) if name in known else len(known)):
         curved = len({size_of(finding) for finding in of_names[name] if _is_curve(finding)}) >= FEWEST_SIZES
         forms = grouped((_form(finding, curved), finding) for finding in of_names[name])
-        result += [table for form in FORMS if form in forms for table in form(forms[form], sources, hosts)]
+        for form in (_by_gpu, _by_size, _singly):
+            result += form(forms[form], sources, hosts) if form in forms else []
     return result
 
 
@@ -138,9 +139,6 @@ def _by_size(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts
                 rows.append(Row(name, (*cells, _spread(here, hosts)), details, all(map(for_information, here))))
         result.append(_table(findings, shared, (*map(wording.size, sizes), "Spread"), rows))
     return result
-
-
-FORMS: tuple[Form, ...] = (_by_gpu, _by_size, _singly)
 
 
 def by_size(
@@ -354,10 +352,8 @@ LOST = (
     "per cent of what the GPUs do alone, added up, derived from the share of communication and from each GPU alone; "
     "what these do not tell apart is the host, or clocks"
 )
-TITLE_LOST = "Where efficiency is lost"
 HEADS_LOST = ("Efficiency", "all_reduce of gradients", "Pace of the slowest", "Anything else")
 EPOCH, GPU_MEMORY = "Epoch of ImageNet", "GPU memory"
-BY_LOADER, FROM_MEMORY = "fed by a data loader", "images that stay on the GPU"
 
 
 @dataclass(frozen=True)
@@ -375,7 +371,7 @@ class Way:
 
     def words(self) -> list[str]:
         words = wording.words({key: value for key, value in self.way.items() if key != "workload"})
-        return [*words, say(BY_LOADER)] if self.fed else words
+        return [*words, say("fed by a data loader")] if self.fed else words
 
 
 def training_tables(findings: Sequence[Finding]) -> list[Table]:
@@ -387,7 +383,7 @@ def training_tables(findings: Sequence[Finding]) -> list[Table]:
         if any(way.efficiencies or kind == SWEEP for way in ways)
     ]
     lost = tuple(lost for ways in rows.values() for way in ways for lost in _lost(way))
-    title = wording.capitalised(say(TITLE_LOST))
+    title = wording.capitalised(say("Where efficiency is lost"))
     return [*tables, Table(title, "Conditions", HEADS_LOST, lost, (say(LOST),))] if lost else tables
 
 
@@ -445,7 +441,12 @@ def _by_gpus(title: str, rows: Sequence[Way]) -> Table:
             cells.append(Cell(used, figure=True))
         fastest = max(row.rates.values(), default=0.0)
         cells.append(Cell(wording.duration(EPOCH_IMAGES / fastest) if fastest > 0 else "", figure=True))
-        lines.append(Row(say(", ").join(word for word in words if word not in shared) or say(FROM_MEMORY), (*cells,)))
+        lines.append(
+            Row(
+                say(", ").join(word for word in words if word not in shared) or say("images that stay on the GPU"),
+                (*cells,),
+            )
+        )
     heads = [say("1 GPU" if count == 1 else "{gpus} GPUs", gpus=count) for count in counts]
     columns = (*heads, *([GPU_MEMORY] if memory else []), EPOCH)
     notes = say(NOTE, images=f"{EPOCH_IMAGES:,}"), say(", ").join(word for word in names[0] if word in shared)
