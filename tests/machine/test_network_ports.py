@@ -94,8 +94,9 @@ def test_a_virtual_adapter_shows_neither_link_nor_errors(adapter):
     device = (adapter.parents[1] / "device").resolve()
     written(device, {"current_link_width": "255", "current_link_speed": "Unknown"})
     shutil.rmtree(adapter / "counters")
+    (device / "net/ib0/carrier_changes").unlink()
     (port,) = network_ports.read()
-    assert (port.pcie.lanes, port.pcie.speed, port.errors) == (0, 0, {})
+    assert (port.pcie.lanes, port.pcie.speed, port.errors, port.carrier_changes) == (0, 0, {}, None)
 
 
 def test_what_cannot_be_read_is_no_zero_and_a_port_that_does_not_answer_is_not_active(adapter):

@@ -62,6 +62,7 @@ def test_what_is_no_value_of_an_option_is_refused():
 BAD_FILES = {
     "test_inner.py": TRIVIAL,
     "file": "",
+    "all": "",
     "broken.toml": "name = broken",
     "unit.toml": LIMIT.replace("GB/s", "parsecs"),
     "bad_order.toml": 'name = "Mine"\n[gpus]\nnvlink = 18\n',

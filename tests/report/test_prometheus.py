@@ -84,6 +84,7 @@ def test_the_node_of_each_verdict_figure_and_fault(faulty, tmp_path):
         ("no/such/folder/x.prom", "No such file or directory"),
         (".", "it is a folder"),
         ("/proc/x.prom", ""),
+        (f"{'x' * 300}/x.prom", "File name too long"),
         ("/dev/null", "it is there and is no textfile of an earlier run"),
         ("bash.rc", "it is there and is no textfile of an earlier run; give another name, or remove it"),
         ("link.prom", "it is there"),

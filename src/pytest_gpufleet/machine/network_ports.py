@@ -165,7 +165,7 @@ def _port(port: Path) -> Port:
     adapter, device = port.parents[1], (port.parents[1] / "device").resolve()
     interfaces = sorted(device.glob("net/*"))
     interface = interfaces[0] if len(interfaces) == 1 else None
-    changes = [tools.whole(path / "carrier_changes") for path in interfaces]
+    changes = [tools.whole(path) for path in device.glob("net/*/carrier_changes")]
     layer = tools.text(port / "link_layer")
     infiniband = layer == "InfiniBand"
     gid = (tools.text(port / "gids/0") or "").split(":")  # its own address, of which the first half is the subnet's

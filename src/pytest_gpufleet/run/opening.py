@@ -144,14 +144,14 @@ def check_evidence(folder: Path, wanted: int) -> None:
 
 def check_copy(option: str, path: Path, make_folder: bool = True) -> None:
     """Refused if what an option asks for could not be put in its place when the run is over."""
-    problem: str | None = "it is a folder" if path.is_dir() else ""
     try:
+        problem = "it is a folder" if path.is_dir() else ""
         if make_folder:
             path.parent.mkdir(parents=True, exist_ok=True)
         if path.parent not in STREAMS:
             tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
-        problem = error.strerror
+        problem = str(error.strerror)
     if problem:
         raise Refused(f"{option} {path} cannot be written: {problem}")
 

@@ -97,7 +97,8 @@ duration = _reader(
 
 def nodes(text: str) -> Nodes:
     wrong = "is not a number of nodes, all or a file of hosts"
-    found: Nodes = path(text) if os.path.isfile(path(text)) else _reader(f"all|{_COUNT}", _count_or_word, wrong)(text)
+    is_file = text != "all" and os.path.isfile(path(text))
+    found: Nodes = path(text) if is_file else _reader(f"all|{_COUNT}", _count_or_word, wrong)(text)
     return found
 
 
