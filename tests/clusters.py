@@ -60,15 +60,10 @@ def cluster(folder, limits, ends=None, *, hosts=HOSTS, wanted=3, values=None, ot
     for node in found:
         path = RunFolder(folder).of_node(node).path
         runs.record(
-            path,
-            node.host,
-            (other or {}).get(node.index),
-            limits,
-            dict.fromkeys(ends.failed.get(node.index, ()), "other"),
-            ends=node.index not in ends.died,
-            without=ends.without.get(node.index, "no file"),
-            suite=SUITE,
-        )
+            path, node.host, (other or {}).get(node.index), limits,
+            dict.fromkeys(ends.failed.get(node.index, ()), "other"), ends=node.index not in ends.died,
+            without=ends.without.get(node.index, "no file"), suite=SUITE,
+        )  # fmt: skip
         own[node.index] = read(path / "evidence.jsonl")
     evidence = Evidence(folder / "evidence.jsonl")
     given = profile.choose(limits, [runs.UNKNOWN])

@@ -61,8 +61,6 @@ class Row:
 
 
 # ---------------------------------------------------------------- what is said
-
-
 def of(faults):
     return {(fault.name, str(place)) for fault in faults for place in fault.subjects or ("",)}
 
@@ -99,8 +97,6 @@ def of_facts(change, *probe, **more):
 
 
 # ---------------------------------------------------------------- figures
-
-
 def figures(name, metric, **under):
     every = [finding.measurement for finding in run_of(name).findings if not finding.again]
     return [each for each in every if each.metric == metric and under.items() <= each.conditions.items()]

@@ -27,8 +27,6 @@ NAMES = ("node-", "run ", "ResNet-50")  # that stay
 
 
 # ---------------------------------------------------------------- what is generated
-
-
 def test_page_of_checks_is_up_to_date():
     make_checks = runpy.run_path(str(ROOT / "docs" / "make_checks.py"))
     written = make_checks["PAGE"].read_text(encoding="utf-8")
@@ -60,8 +58,6 @@ def test_packages_hold_what_is_under_version_control_and_nothing_else(tmp_path):
 
 
 # ---------------------------------------------------------------- Chinese
-
-
 MAKE_CATALOGUE = runpy.run_path(str(ROOT / "docs" / "make_catalogue.py"))
 (FILE,) = MAKE_CATALOGUE["CATALOGUES"]
 CHINESE = MAKE_CATALOGUE["read"](FILE)

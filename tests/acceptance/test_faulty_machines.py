@@ -42,8 +42,6 @@ def named(text):
 
 
 # ---------------------------------------------------------------- machines
-
-
 def port(number, **more):
     usual = {"state": "4: ACTIVE", "rate": "400 Gb/sec", "link_layer": "InfiniBand", "adapter": "MT4129"}
     return {"port": f"mlx5_{number}/1", **usual, "function": "0", **more}
@@ -212,12 +210,9 @@ SAME_GSP, SAME_BAR1 = set_gpus(gsp_firmware="580.159.04"), set_gpus(bar1_bytes=2
 ABOVE = 10_001, 20_000_001  # corrected errors in SRAM and DRAM that are too many in a day
 # What is there before the change, for checks that look at more than a recorded machine has.
 THERE = {
-    FULL_PCIE: ports_with_pcie,
-    PORTS_UP: ports,
-    "test_memory_modules_are_alike": set_modules(),
-    FEW_ERRORS: memory_errors(),
-    "test_host_memory_errors_stayed_rare": memory_errors(),
-}
+    FULL_PCIE: ports_with_pcie, PORTS_UP: ports, "test_memory_modules_are_alike": set_modules(),
+    FEW_ERRORS: memory_errors(), "test_host_memory_errors_stayed_rare": memory_errors(),
+}  # fmt: skip
 
 
 def described(check, change):
@@ -471,7 +466,6 @@ def test_xid_of_a_gpu_that_is_only_hidden_is_nothing_against_this_run():
 
 
 # ---------------------------------------------------------------- facts that cannot be had
-
 REASONS = "Not Supported", "Insufficient Permissions", "GPU is lost", "Unknown Error"
 # Facts that the report shows and no check of inventory and health judges; those of the last line, telemetry does.
 SHOWN = {
@@ -500,8 +494,6 @@ def test_every_call_that_fails_alone_is_a_finding(reason):
 
 
 # ---------------------------------------------------------------- what a run has left behind
-
-
 def counted(kind, more, *links):
     """So many errors more on these NVLinks of GPU 2, or on all."""
 
@@ -604,8 +596,6 @@ def test_what_nvml_does_not_count(check, facts, what):
 
 
 # ---------------------------------------------------------------- whole runs
-
-
 @pytest.fixture
 def run_described(run_pytest):
     """run_described(change, *arguments): a run of inventory and health on the recorded machine after `change`."""

@@ -20,11 +20,9 @@ FULL, RECORDED, CLEAN = (
     "test_pcie_paths_stayed_clean",
 )
 NEAR, GPUDIRECT, SWITCHES, P2P = (
-    "test_adapters_are_next_to_gpus",
-    "test_gpudirect_rdma_can_work",
-    "test_switches_let_adapters_reach_gpus",
+    "test_adapters_are_next_to_gpus", "test_gpudirect_rdma_can_work", "test_switches_let_adapters_reach_gpus",
     "test_switches_let_gpus_reach_each_other",
-)
+)  # fmt: skip
 CHECKS = (FULL, RECORDED, CLEAN, NEAR, GPUDIRECT, SWITCHES, P2P)
 
 UP = "sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0"
@@ -306,8 +304,6 @@ def test_nothing_is_wrong(tmp_path, what):
 
 
 # ---------------------------------------------------------------- errors
-
-
 # One wrong bit in 10^12 on 16 lanes of 32 GT/s are 30.7 a minute; the recorded machine was read a moment ago.
 @pytest.mark.parametrize(
     ("kind", "name", "at_boot", "now", "code"),
@@ -347,8 +343,6 @@ def test_an_interface_that_a_container_took_is_not_gone(tmp_path):
 
 
 # ---------------------------------------------------------------- GPUDirect RDMA
-
-
 def test_an_adapter_for_management_alone_asks_for_no_such_way(tmp_path):
     """Two functions of one card, or two slow cards, and no GPU next to them."""
 

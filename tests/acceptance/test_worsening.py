@@ -161,7 +161,6 @@ def test_a_t4_may_slow_down_for_heat_until_its_hardware_does(reasons, bits, of_t
 
 
 # ---------------------------------------------------------------- whole runs
-
 ENDS = """
 import pytest
 from pytest_gpufleet import not_applicable

@@ -32,8 +32,6 @@ def changed(evidence, change):
 
 
 # ---------------------------------------------------------------- verify
-
-
 def test_evidence_of_a_node_that_was_changed_is_not_the_one_that_the_run_vouches_for(folder, limits, gpufleet):
     own = folder / "nodes" / "1-gf2"
     changed(own / "evidence.jsonl", lambda events: events[0].update(command="pytest acceptance/ --gpus 3"))
@@ -61,8 +59,6 @@ def test_a_node_whose_folder_is_gone_or_in_the_place_of_another_is_named(folder,
 
 
 # ---------------------------------------------------------------- summary.json
-
-
 def test_the_summary_says_what_each_node_came_to(tmp_path, limits):
     folder = cluster(tmp_path / "run", limits, Ends(died=(0,), lost={2: "silent for 10 s"}))
     document = json.loads((folder / "summary.json").read_text())
@@ -79,8 +75,6 @@ def test_the_summary_says_what_each_node_came_to(tmp_path, limits):
 
 
 # ---------------------------------------------------------------- report and fleet
-
-
 def test_its_nodes_are_hosts_of_a_fleet_called_as_the_run_over_all_calls_them(folder, gpufleet):
     """Nodes that are processes of one machine have its name in their own evidence."""
     status, text = gpufleet("fleet", folder, "--json")
@@ -112,8 +106,6 @@ def test_a_fleet_of_it_has_its_verdict_and_its_reasons(how, tmp_path, limits, gp
 
 
 # ---------------------------------------------------------------- judge
-
-
 def test_other_limits_hold_on_each_node_and_between_them(tmp_path, limits):
     slow = {node: {f"solo_train_throughput gpu{index}": 5000.0 for index in range(4)} for node in range(3)}
     folder = cluster(tmp_path / "run", limits, other=slow, values={"world": 280.0})

@@ -119,8 +119,6 @@ def test_the_terminal_names_verdict_and_hosts(reports, capsys):
 
 
 # ---------------------------------------------------------------- the file of hosts
-
-
 @pytest.mark.parametrize(
     ("text", "names"),
     [

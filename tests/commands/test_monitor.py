@@ -90,8 +90,6 @@ def test_what_cannot_be_had_and_what_is_wrong(changes, expected):
 
 
 # ---------------------------------------------------------------- the running check
-
-
 def write(path, *events):
     path.parent.mkdir(exist_ok=True)
     with path.open("a") as file:
@@ -138,8 +136,6 @@ def test_running_check_in_a_folder_of_somebody_else(tmp_path):
 
 
 # ---------------------------------------------------------------- the command
-
-
 def environment(**changes):
     taken_out = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
     kept = {name: value for name, value in os.environ.items() if name not in taken_out}
@@ -198,8 +194,6 @@ def test_what_cannot_be_done_is_said_in_a_sentence(arguments, status, words):
 
 
 # ---------------------------------------------------------------- on a terminal
-
-
 class Terminal:
     """A pseudo-terminal of 80 columns with a process on it, and all that was written to it."""
 

@@ -68,8 +68,6 @@ def test_each_folder_gets_its_own_report(ran, tmp_path):
 
 
 # ---------------------------------------------------------------- compare
-
-
 def with_fingerprint(folder, output):
     """A recorded run, with what its first GPU computed."""
     *events, verdict = (ACCEPTED / "evidence.jsonl").read_text().splitlines()

@@ -56,8 +56,6 @@ def contract(path, **limits):
 
 
 # ---------------------------------------------------------------- verify and summary.json
-
-
 def test_nothing_is_added_after_the_verdict(tmp_path):
     evidence = Evidence(tmp_path / "evidence.jsonl")
     evidence.add(Verdict(verdict="INCOMPLETE", reasons=[]))
@@ -110,8 +108,6 @@ def test_the_schema_of_the_summary_is_printed_and_takes_nothing_else(rehearsed):
 
 
 # ---------------------------------------------------------------- report
-
-
 def test_a_run_that_died_has_a_report_after_all(tmp_path, gpufleet):
     folder = runs.record(tmp_path / "run", ends=False)
     evidence = folder / "evidence.jsonl"
@@ -146,8 +142,6 @@ def test_both_ways_to_the_report_show_the_same(folder, gpufleet):
 
 
 # ---------------------------------------------------------------- judge
-
-
 SLOW = {"values": {"solo_train_throughput gpu2": 5000.0}}
 OTHER_LIMITS = [  # the limits of the run, how it went, and the limits that it is held against
     ({}, {}, {}, 0),
@@ -192,8 +186,6 @@ def test_a_profile_for_other_gpus_is_refused(tmp_path, gpufleet):
 
 
 # ---------------------------------------------------------------- compare
-
-
 def test_an_outlier_is_named_by_node_and_gpu(tmp_path, gpufleet):
     slow = {"solo_train_throughput gpu2": 5200.0}
     folders = [
@@ -285,8 +277,6 @@ def test_a_healthy_machine_over_time(tmp_path, gpufleet):
 
 
 # ---------------------------------------------------------------- what they write, and where
-
-
 LEFT = ("evidence.jsonl", "summary.json", "report.html", "junit.xml", "report.txt", "link.html")
 WRITING = ("judge {} -o", "report {} -o", "compare {} {} -o", "calibrate {} {} -o")
 
@@ -342,8 +332,6 @@ def test_a_reader_that_leaves_early_changes_nothing(tmp_path, ends, status):
 
 
 # ---------------------------------------------------------------- all of them
-
-
 COMMANDS = ("verify", "report", "judge", "compare", "fleet", "calibrate")
 
 

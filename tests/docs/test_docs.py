@@ -29,8 +29,6 @@ def make_checks():
 
 
 # ---------------------------------------------------------------- docs/checks.md
-
-
 def test_manifest_of_the_suite_is_up_to_date(make_checks):
     written = suite.SHIPPED.read_text(encoding="utf-8")
     assert written == make_checks["manifest_text"](), f"run `{make_checks['COMMAND']}`"
@@ -54,8 +52,6 @@ def _judging(module):
 
 
 # ---------------------------------------------------------------- README and the other pages
-
-
 def test_readme_leads_to_every_page():
     text = PAGES[0].read_text(encoding="utf-8")
     assert [page.name for page in DOCS.glob("*.md") if f"(docs/{page.name})" not in text] == []
@@ -100,8 +96,6 @@ def _anchors(page):
 
 
 # ---------------------------------------------------------------- docs/troubleshooting.md
-
-
 BUSBW = {"collective": "all_reduce", "bytes": 64 * MiB, "dtype": "float32", "ranks": 8}
 RESNET = {"model": "resnet50", "ranks": 8}
 AMP = ("train_throughput", {**RESNET, "recipe": "amp"})

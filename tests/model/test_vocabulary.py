@@ -119,7 +119,6 @@ def test_a_shipped_limit_depends_on_nothing_out_of_the_ordinary():
 
 
 # ---------------- what a GPU was like meanwhile stands beside a figure, in evidence too
-
 WARM = GpuState(temperature_c=61.5, sm_clock_mhz=1410.0)
 
 

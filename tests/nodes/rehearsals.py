@@ -129,7 +129,6 @@ class Srun:
 
 
 # ---------------------------------------------------------------- Ray
-
 RAY_PORT = 6379
 # No dashboard, no telling home, the least memory for objects, and nobody is killed for what memory others take.
 RAY = {

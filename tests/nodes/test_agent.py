@@ -130,8 +130,6 @@ def test_a_question_without_an_answer_is_told_so_and_the_agent_lives_on(agent):
 
 
 # ---------------------------------------------------------------- its own run
-
-
 OWN = """
 import os, subprocess
 
@@ -209,8 +207,6 @@ def test_one_run_at_a_time(agent, tmp_path):
 
 
 # ---------------------------------------------------------------- however it ends, nothing is left
-
-
 def everything(agent, tmp_path):
     """Ranks, of which one holds the GIL, and a run in the middle of a check whose ranks hang. All their processes."""
     (tmp_path / "wait").touch()
@@ -373,7 +369,6 @@ def test_ranks_that_nothing_can_be_sent_to_have_died(broken):
 
 
 # ---------------------------------------------------------------- its node, on a machine with GPUs that is not here
-
 GONE = "the driver is not loaded"
 THERMAL_SLOWDOWN = 0x40  # nvml.h, nvmlClocksEventReasonHwThermalSlowdown
 

@@ -19,9 +19,8 @@ from pytest_gpufleet.world.world import Pool, World
 from tests.nodes.fake_transport import LONG, FakeTransport
 from tests.world.fake_engine import specs
 
+
 # ---------------------------------------------------------------- without processes
-
-
 class AnsweringTransport(FakeTransport):
     """Nodes that answer questions as `answers` says, by the kind of question; without an entry they do not answer."""
 
@@ -151,8 +150,6 @@ def test_a_node_that_does_not_end_its_ranks_is_left_out(answer, left):
 
 
 # ---------------------------------------------------------------- with two agents of this machine
-
-
 @pytest.fixture(scope="module")
 def agents(tmp_path_factory):
     """A cluster of two agents, whose ranks are started anew by each test that uses `world`."""

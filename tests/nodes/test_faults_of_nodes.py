@@ -301,7 +301,6 @@ def test_a_node_that_does_not_come_and_one_that_cannot_reach_the_head_have_names
 
 
 # ---------------------------------------------------------------- who is cut off from whom
-
 REACH = f"{ACCEPTANCE}/test_nodes_2_reach.py"
 
 
@@ -319,8 +318,6 @@ def test_two_nodes_that_cannot_reach_each_other_are_named_before_they_hang(srun)
 
 
 # ---------------------------------------------------------------- nodes that differ
-
-
 def test_a_node_with_other_files_of_the_package_is_refused(srun, tmp_path):
     package = ROOT / "src" / "pytest_gpufleet"
     other = shutil.copytree(package, tmp_path / "package", ignore=shutil.ignore_patterns("__pycache__"))

@@ -104,8 +104,6 @@ def test_an_interface_that_is_not_there_is_named(variable):
 
 
 # ---------------------------------------------------------------- as the controller asks
-
-
 def doors_of(node, question):
     return listen([LOOPBACK], question.token)
 
@@ -174,8 +172,6 @@ def test_an_agent_listens_and_connects(tmp_path):
 
 
 # ---------------------------------------------------------------- addresses and interfaces
-
-
 def has(address):
     try:
         network.towards(address)

@@ -51,8 +51,6 @@ def test_nothing_is_left_of_agents(how, cluster):
 
 
 # ---------------------------------------------------------------- who has dialled in
-
-
 @dataclass
 class Launched:
     """A Starter of nobody but the node `own`, on whose host the head is. `dial`: what happens then."""
@@ -174,8 +172,6 @@ def test_a_port_that_somebody_else_has_is_refused():
 
 
 # ---------------------------------------------------------------- messages are there once, and in their order
-
-
 class Cable:
     """Two lines, between which frames are lost while it is out."""
 
@@ -231,8 +227,6 @@ def test_a_large_message_and_many_small_ones_come_whole_from_any_thread_and_go_b
 
 
 # ---------------------------------------------------------------- the secret
-
-
 def test_a_secret_comes_from_a_file_or_the_variable_which_nobody_else_sees(tmp_path, monkeypatch):
     (tmp_path / "secret").write_text("s" * 32 + "\n")
     monkeypatch.setenv(wire.SECRET, "s" * 32)

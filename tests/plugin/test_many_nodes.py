@@ -92,19 +92,11 @@ def test_a_node_that_came_to_its_end_has_the_run_that_it_would_have_had_alone(on
     record = read(own / "evidence.jsonl")
     assert (record.exit_status, end.verdict, record.of_cluster) == (1, "REHEARSAL", False)
     assert {name.partition("::test_")[2]: check.outcome for name, check in record.checks.items()} == {
-        "on_ranks": "passed",
-        "does_not_apply": "not applicable",
-        "does_not_apply_on_one": "not applicable",
-        "skipped_on_one": "skipped",
-        "cases[a b]": "passed",
-        "cases[c[d]]": "passed",
-        "cases[e::f]": "passed",
-        "fails_on_one": "failed",
-        "ends_on_one": "passed",
-        "after_one_has_ended": "passed",
-        "one_is_lost": "passed",
+        "on_ranks": "passed", "does_not_apply": "not applicable", "does_not_apply_on_one": "not applicable",
+        "skipped_on_one": "skipped", "cases[a b]": "passed", "cases[c[d]]": "passed", "cases[e::f]": "passed",
+        "fails_on_one": "failed", "ends_on_one": "passed", "after_one_has_ended": "passed", "one_is_lost": "passed",
         "after_one_was_lost": "passed",
-    }
+    }  # fmt: skip
 
 
 def test_checks_between_nodes(between):
@@ -143,11 +135,9 @@ def test_packages_that_pytest_loads_past_sys_path_are_found_on_all_nodes(run_pyt
             assert (double(2), triple(2)) == (4, 6)
     """
     files = {
-        "checks/mine/__init__.py": "",
-        "checks/mine/shared.py": "def double(x): return 2 * x",
-        "checks/mine/other.py": "def triple(x): return 3 * x",
-        "checks/mine/test_there.py": module,
-    }
+        "checks/mine/__init__.py": "", "checks/mine/shared.py": "def double(x): return 2 * x",
+        "checks/mine/other.py": "def triple(x): return 3 * x", "checks/mine/test_there.py": module,
+    }  # fmt: skip
     options = ("--rehearse=1", "--nodes=2", f"--fleet-dir={REPORTS}", "--import-mode=importlib")
     run = run_pytest(*options, files=files)
     assert run.outcomes == {"test_between_nodes": "passed"}, run.text
@@ -247,8 +237,6 @@ def test_checks_of_an_installed_package_have_the_same_names_on_the_nodes(run_fre
 
 
 # ---------------------------------------------------------------- arguments on each node, and how far they are
-
-
 @pytest.mark.parametrize(
     ("given", "left"),
     [

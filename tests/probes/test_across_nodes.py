@@ -64,8 +64,6 @@ def test_sizes_that_take_too_long_are_left_out_but_for_the_smallest(three_nodes)
 
 
 # ---------------------------------------------------------------- wrong data
-
-
 def flip(rank, spoiled):
     """Have this rank receive one wrong element in every exchange among ranks that are `spoiled`."""
     genuine = dist.all_reduce
@@ -98,8 +96,6 @@ def test_of_two_nodes_the_network_between_them_is_named(three_nodes):
 
 
 # ---------------------------------------------------------------- thousands of ranks
-
-
 @pytest.mark.parametrize("n", [2, 8, 16, 512, 4096])
 def test_exact_data_of_thousands_of_ranks_fit_into_memory(n):
     count = bounded(LARGE["cuda"], n)

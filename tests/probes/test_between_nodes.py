@@ -57,8 +57,6 @@ def slowest(measurement, usual=0.5):
 
 
 # ---------------------------------------------------------------- rails
-
-
 @pytest.mark.parametrize("at_once", ["one", "all"])
 def test_each_rail_of_each_node_has_a_figure(three_nodes, at_once):
     rails = rail_bandwidth(three_nodes, at_once, SMALL, SEED)
@@ -86,8 +84,6 @@ def test_slow_rails_are_named(three_nodes, case):
 
 
 # ---------------------------------------------------------------- pairs
-
-
 def test_every_pair_of_nodes_has_a_figure(three_nodes):
     (pairs,) = pairs_of_nodes(three_nodes, SMALL, SEED)
     assert {str(where) for where in pairs.values} == {"node-node1", "node-node2", "node1-node2"}
@@ -139,8 +135,6 @@ def test_a_search_that_fails_leaves_the_miss(four_nodes, monkeypatch):
 
 
 # ---------------------------------------------------------------- groups
-
-
 @pytest.mark.parametrize(
     ("n", "sizes"), [(9, [[3, 3, 3]]), (10, [[4, 4], [4]]), (16, [[4] * 4]), (500, [[23] * 21, [23]])]
 )

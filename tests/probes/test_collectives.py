@@ -157,8 +157,6 @@ def test_nccl_reduces_in_the_switch_unless_a_variable_rules_it_out(monkeypatch, 
 
 
 # ---------------------------------------------------------------- works that run at once
-
-
 @pytest.mark.parametrize(("own", "others", "seconds"), [
     # The other ends in the midst of the third.
     ([0.0, 2.0, 4.0, 5.0, 6.0], [0.0, 1.0, 2.0, 3.0, 4.5], 2.0),
@@ -172,8 +170,6 @@ def test_what_ran_alone_does_not_count(own, others, seconds):
 
 
 # ---------------------------------------------------------------- what NCCL's log says of a short run
-
-
 exchanged = transport._exchanged
 
 

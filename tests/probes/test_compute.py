@@ -113,8 +113,6 @@ def test_cards_that_are_at_their_power_limit_even_so_are_measured_under_another_
 
 
 # ---------------------------------------------------------------- fingerprints
-
-
 CASES = ("products", "reductions", "training")
 
 

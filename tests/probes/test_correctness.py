@@ -23,8 +23,6 @@ def test_shards_of_torch_are_right_and_an_epoch_that_comes_again_has_the_same_or
 
 
 # ---------------------------------------------------------------- copies that differ between ranks: which rank is named
-
-
 def lines(rank, odd):
     copies = {"a": torch.zeros(3, 2, device=rank.device), "b": torch.zeros(5, dtype=torch.float16, device=rank.device)}
     if rank.index in odd:

@@ -67,8 +67,6 @@ def test_kernels_that_compute_otherwise_than_torch_are_not_used(monkeypatch, off
 
 
 # ---------------------------------------------------------------- the kernels of recipe peak compute what torch does
-
-
 def test_fused_kernels_compute_what_torch_does(run_fresh):
     pytest.importorskip("triton")
     # Triton reads the variable when it is imported.

@@ -95,8 +95,6 @@ def test_a_search_that_fails(four_ranks):
 
 
 # ---------------------------------------------------------------- by figures
-
-
 def rates(n, slow=(), fast=380.0, low=12.0):
     return {pair: low if pair in slow or set(pair) & set(slow) else fast for pair in combinations(range(n), 2)}
 

@@ -78,8 +78,6 @@ def test_nan_is_wrong_and_only_the_allowed_rounding_is_right():
 
 
 # ---------------------------------------------------------------- collectives that give wrong results
-
-
 def plant(rank, name, every):
     genuine, calls = getattr(dist, name), []
 

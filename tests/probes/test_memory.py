@@ -95,8 +95,6 @@ def test_a_block_and_its_comparison_fit_beside_what_is_tested():
 
 
 # ---------------------------------------------------------------- clocks under load
-
-
 FULL = {CLOCK_SM: 1980, CLOCK_MEMORY: 3201}
 
 
@@ -143,8 +141,6 @@ def test_clocks_are_looked_at_until_they_are_at_their_maximum(driver, clocks, su
 
 
 # ---------------------------------------------------------------- host memory
-
-
 NODES = {0: [0, 1, 4], 2: [2, 3]}
 RATES = {0: 100.0, 1: 20.0, 2: 70.0, 3: 40.0, 4: 90.0}
 

@@ -211,8 +211,6 @@ def test_a_rail_that_is_slow_on_all_nodes_and_a_slow_switch_of_a_rail_are_named(
 
 
 # ---------------------------------------------------------------- what shows in groups only
-
-
 @given(st.integers(4, 500), SEEDS)
 @settings(max_examples=40, deadline=None)
 def test_halves_of_a_group_without_a_slow_part_are_nothing(n, seed):
@@ -240,8 +238,6 @@ def test_a_switch_that_is_slow_for_several_pairs_at_a_time_lies_between_halves(n
 
 
 # ---------------------------------------------------------------- who meets whom
-
-
 @given(st.integers(2, 500), SEEDS, st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
 def test_rounds_are_of_pairs_that_share_nobody_and_never_the_same(n, seed, most):

@@ -29,8 +29,6 @@ def slow_places(measurement):
 
 
 # ---------------- temperature, clock and power at the end of the soak
-
-
 def at_the_end(state):
     return Soaked(None, Reading("gemm", 1.0, {}), state)
 
@@ -116,8 +114,6 @@ def test_what_nvml_does_not_know_is_no_figure():
 
 
 # ---------------- rates over all precisions
-
-
 def test_the_mean_over_precisions_has_its_temperature():
     """Of h200x4-c: TFLOP/s of each GPU. What a slow or a warm GPU makes of it is planted in tests/planted.py."""
     tflops = {"fp64": (52.27, 54.60, 54.78, 52.99), "bf16": (675.8, 681.9, 697.0, 680.9)}
@@ -134,7 +130,6 @@ def test_the_mean_over_precisions_has_its_temperature():
 
 
 # ---------------- parts of a window
-
 # 2x H200, fp64: eight parts of half a second, of the power controller's transient (2026-11-22).
 COURSE = (1.035, 0.980, 1.012, 0.984, 1.017, 0.988, 1.011, 0.990)
 
@@ -164,8 +159,6 @@ def test_spread_is_what_gpus_do_not_have_in_common(count):
 
 
 # ---------------- why products are slow
-
-
 def gemm(*values):
     return Measurement("gemm", dict(zip(PLACES, values, strict=False)), {"precision": "bf16"})
 

@@ -172,8 +172,6 @@ def test_workers_end_with_their_rank(two_ranks, tmp_path):
 
 
 # ---------------------------------------------------------------- what figures say
-
-
 def test_scaling_is_held_against_what_the_same_gpus_do_alone():
     """A GPU that is slow by itself holds all up, and is no slow communication."""
     alone = Measurement("solo_train_throughput", {"gpu0": 100.0, "gpu1": 80.0, "gpu2": 100.0, "gpu3": 100.0}, {})
@@ -238,8 +236,6 @@ def test_out_of_memory_is_an_answer(error, is_answer):
 
 
 # ---------------------------------------------------------------- the search for algorithms
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_all_but_tf32_search_where_the_work_allows_it(recipe):
     before = torch.backends.cudnn.benchmark
@@ -250,8 +246,6 @@ def test_all_but_tf32_search_where_the_work_allows_it(recipe):
 
 
 # ---------------------------------------------------------------- how busy a GPU is while it trains
-
-
 NO_RATES = ("nvmlDeviceGetUtilizationRates",)
 
 

@@ -51,14 +51,9 @@ RUN = {
     "plugin": SUITE.version,
 }
 H200X8 = runs.topology(
-    "node17",
-    runs.H200,
-    gpus=8,
-    memory_bytes=150754820096,
-    board_part_number="692-2G520-0282-000",
-    compute_capability=[9, 0],
-    power_limit_watts=700.0,
-)
+    "node17", runs.H200, gpus=8, memory_bytes=150754820096, board_part_number="692-2G520-0282-000",
+    compute_capability=[9, 0], power_limit_watts=700.0,
+)  # fmt: skip
 
 
 def passed(*ids):

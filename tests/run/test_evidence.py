@@ -136,8 +136,6 @@ def test_all_that_a_run_leaves_says_the_same(fleet, tmp_path):
 
 
 # ---------------------------------------------------------------- evidence from anybody
-
-
 def deep(levels):
     return '{"event": "machine", "machine": ' + '{"a": ' * levels + "1" + "}" * levels + "}"
 

@@ -45,8 +45,6 @@ def test_a_regular_file_is_read_as_it_is(tmp_path):
 
 
 # ---------------------------------------------------------------- writing
-
-
 @pytest.fixture
 def victim(tmp_path):
     """A file in another folder, which stays as it is."""
@@ -96,8 +94,6 @@ def test_rows_are_appended_to_a_file_and_written_to_a_stream(tmp_path):
 
 
 # ---------------------------------------------------------------- room for evidence
-
-
 def per_sample(evidence):
     """Bytes of telemetry for each GPU and sample, and all other bytes."""
     lines = evidence.read_bytes().splitlines(keepends=True)

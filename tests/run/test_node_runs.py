@@ -133,8 +133,6 @@ def test_evidence_that_is_none_is_not_here(cluster, runs):
 
 
 # ---------------------------------------------------------------- one that does not get on
-
-
 @pytest.mark.parametrize(
     ("own", "others", "now", "usual"),
     [

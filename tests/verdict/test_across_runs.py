@@ -236,7 +236,6 @@ def test_two_runs_of_a_real_machine():
 
 
 # ----------------------------------------------------------------
-
 HIGHER = Figure("busbw", (), Metric("busbw", "GB/s", "higher", "bus bandwidth"))
 LOWER = Figure("collective_latency", (), Metric("collective_latency", "us", "lower", "latency"))
 SHARE = Figure("communication_share", (), Metric("communication_share", "ratio", "lower", "share of communication"))
@@ -280,7 +279,6 @@ def test_what_no_run_has_measured_is_no_figure_of_the_comparison():
 
 
 # ---------------- who computes other bits: a GPU beside its machine's, a machine beside others
-
 CHECK = "acceptance/test_3_fingerprint.py::test_gpus_compute_the_same_bits[products]"
 H200, H100 = "NVIDIA H200, 132 SMs, compute capability 9.0", "NVIDIA H100 PCIe, 114 SMs, compute capability 9.0"
 LIBRARIES = {"torch": "2.9.0", "cuda": "13.0", "cudnn": "9.13.0", "cublas": "130002"}
@@ -334,8 +332,6 @@ def test_where_nothing_repeats_there_is_nothing_to_compare():
 
 
 # ---------------------------------------------------------------- machines
-
-
 def record(*outputs, driver="580.159.04", **how):
     base = healthy()
     found = fingerprints(*outputs, **how)

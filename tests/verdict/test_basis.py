@@ -123,8 +123,6 @@ def test_a_failure_stays_a_rejection_on_whatever_basis(tmp_path):
 
 
 # ---------------------------------------------------------------- where it stands
-
-
 def test_programs_read_the_lowest_grade_and_people_each(folder, record, tmp_path):
     told = json.loads((folder / "summary.json").read_text())
     counts = {"calibrated": 1, "project": 2}
@@ -163,7 +161,6 @@ def test_what_was_asked_for_is_on_record(fleet):
 
 
 # ---------------- what is told of a profile that somebody gave
-
 MET = runs.contract()
 # NVLS was off, so nobody has measured this.
 OF_NVLS = 'collective = "all_reduce", bytes = "8 GiB", dtype = "float32", nvls = true'

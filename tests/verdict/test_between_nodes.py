@@ -119,8 +119,6 @@ def test_what_nodes_do_together_is_not_held_against_a_limit_of_one_machine():
 
 
 # ---------------------------------------------------------------- what a network can do
-
-
 def port(number, gigabits=400, name="mlx5", **other):
     usual = {"state": "4: ACTIVE", "link_layer": "InfiniBand", "adapter": "MT4129", "function": "0"}
     return {"port": f"{name}_{number}/1", "rate": f"{gigabits:g} Gb/sec (4X)", **usual, **other}
@@ -209,8 +207,6 @@ def test_a_kind_that_is_down_is_named_where_gpus_have_no_other(gpus, kept, named
 
 
 # ---------------------------------------------------------------- what is required between nodes
-
-
 def all_reduce(reached, nbytes=8 * GiB, nodes=2):
     under = {"collective": "all_reduce", "bytes": nbytes, "ranks": 4 * nodes, "nodes": nodes}
     return Measurement("busbw", {"world": reached}, under)

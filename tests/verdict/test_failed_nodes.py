@@ -87,8 +87,6 @@ def test_one_machine_is_its_own_failed_node_with_the_gpus_to_blame(tmp_path):
 
 
 # ---------------------------------------------------------------- run again
-
-
 @pytest.mark.parametrize(
     ("own", "again"),
     [("", ("gf2", "gf0", "gf1")), ("gf5.example", ("gf2", "gf5", "gf0")), ("gf2", ("gf2", "gf0", "gf1"))],
@@ -110,8 +108,6 @@ def test_nothing_to_run_again(folder, other, why):
 
 
 # ---------------------------------------------------------------- what schedulers take
-
-
 @pytest.fixture
 def printed(capsys):
     def fleet(*arguments):

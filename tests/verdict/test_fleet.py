@@ -64,8 +64,6 @@ def test_a_host_of_which_a_part_was_tested_is_named():
 
 
 # ---------------------------------------------------------------- who is there
-
-
 def of_another_host():
     copy = host_run("node-002")
     return replace(copy, record=replace(copy.record, run=host_run("node-003").record.run))
@@ -158,8 +156,6 @@ def test_runs_that_are_not_alike_are_named(run):
 
 
 # ---------------------------------------------------------------- who is unlike the others
-
-
 @pytest.mark.parametrize(
     ("fact", "differing"),
     [
@@ -209,8 +205,6 @@ def test_what_names_the_devices_of_a_host_may_differ(variable):
 
 
 # ---------------------------------------------------------------- who is slower than all others
-
-
 def test_a_host_that_is_slow_everywhere_is_found():
     """Its GPUs are all alike, so no run of its own could say so."""
     found = fleet(node_003=host_run("node-003", change=slower(0.1)))
@@ -344,7 +338,6 @@ def test_names_are_sorted_as_people_count():
 
 
 # ----------------------------------------------------------------
-
 NUMBERS = (0, 2, 5, 7)
 
 

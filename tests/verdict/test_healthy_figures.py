@@ -217,8 +217,6 @@ def test_no_healthy_machine_is_rejected_by_what_the_others_reach():
 
 
 # ---------------- the page of planted faults says what the program says, and is right
-
-
 def test_each_planted_fault_is_found_at_its_places_nothing_healthy_is_rejected_and_the_page_says_so():
     make = runpy.run_path(str(ROOT / "docs" / "make_planted_faults.py"))
     rows, wrong = [row for _, rows in make["SUBJECTS"].values() for row in rows], []
@@ -242,7 +240,6 @@ def test_each_planted_fault_is_found_at_its_places_nothing_healthy_is_rejected_a
 
 
 # ---------------- a place is held against what its healthy peers reach, however many are not
-
 NOISE = "three machines"  # whose noise was measured
 
 

@@ -38,11 +38,9 @@ def addresses(rack):
 def gpu(index, rack, **facts):
     health = {"mask": 0, "clique": CLIQUE, "cluster": cluster_uuid(rack)}
     usual = {
-        "name": "NVIDIA GB200",
-        "compute_capability": [10, 0],
-        "fabric": {"state": 3, "status": 0},
+        "name": "NVIDIA GB200", "compute_capability": [10, 0], "fabric": {"state": 3, "status": 0},
         "fabric_health": health,
-    }
+    }  # fmt: skip
     return Gpu(index, {**usual, "nvlink_states": [1] * 18, **facts})
 
 
@@ -86,8 +84,6 @@ def test_racks_that_share_a_clique_are_two_domains():
 
 
 # ---------------------------------------------------------------- facts
-
-
 def imex(root, answer, nodes, channels):
     for name, text in ((nvlink_domain.NODES_CONFIG, nodes), *((f"{nvlink_domain.CHANNELS}/channel{n}", "")
                                                                for n in range(channels))):  # fmt: skip
@@ -139,8 +135,6 @@ def test_imex_that_is_not_here_or_cannot_be_asked(answer, nodes, channels, why, 
 
 
 # ---------------------------------------------------------------- whole racks
-
-
 STRAY = Tray(Domain("f" * 32, CLIQUE), addresses(5))
 DIFFERENT = Tray(tray(5).domain, addresses(5)[:-1])
 NODE = 5 * TRAYS + 7
@@ -188,7 +182,6 @@ def test_an_order_says_how_many_nodes_a_domain_has(nodes, size):
 
 
 # ---------------------------------------------------------------- figures between nodes
-
 GB200 = "NVIDIA GB200"
 INSIDE, ACROSS, RAIL = 811.0, 190.0, 48.0  # GB/s of healthy ones
 DOMAINS = [[*range(rack * TRAYS, (rack + 1) * TRAYS)] for rack in range(RACKS)]

@@ -70,8 +70,6 @@ def limited(record):
 
 
 # ---------------- recorded machines
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recorded_machine_meets_its_physical_limits_and_not_with_a_fault_of_30_percent(name):
     """Slow memory shows in the triad: how fast cudaMemcpy is depends on the driver too."""
@@ -85,8 +83,6 @@ def test_a_recorded_machine_meets_its_physical_limits_and_not_with_a_fault_of_30
 
 
 # ---------------- published figures
-
-
 def published():
     """What the sources of the shipped profiles tell of healthy machines, with the figure; gates of operators too."""
     found = []
@@ -199,8 +195,6 @@ def test_gpus_of_capability_10_3_are_asked_for_what_their_data_sheets_make_of_th
 
 
 # ---------------- what a limit is, and where there is none
-
-
 def test_a_limit_says_what_it_follows_from():
     limit = physical_limit(figure("memory_bandwidth", operation="triad", at_once="all"), H200.machine(), ())
     assert (limit.grade, limit.sense, limit.value, limit.unit) == ("physical", "min", 3129.0, "GB/s")
@@ -300,8 +294,6 @@ def test_a_published_gate_decides_where_the_hardware_is_asked_for_less():
 
 
 # ---------------- machines without an NVSwitch: each kind can be ACCEPTED, a fault is found at its place
-
-
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_healthy_machine_is_accepted(name):
     record = standard_run(name, HEALTHY)
@@ -357,7 +349,6 @@ def test_the_source_of_a_limit_names_the_hop_that_decides():
 
 
 # ---------------- what a GPU can do at best, the share of it that training uses, and what no GPU can reach
-
 WITHIN = 0.03
 DATA_SHEETS = [board for board in BOARDS.values() if board.name != "NVIDIA GB200"]  # has two clocks, and C2C for PCIe
 
@@ -424,7 +415,6 @@ def test_a_virtual_machine_that_does_not_see_the_slot_asks_for_what_the_link_run
 
 
 # ----------------------------------------------------------------
-
 FLOP = 4.2e9
 
 

@@ -89,7 +89,6 @@ def trained(**conditions):
 
 
 # ---------------- what is refused: the text, the line that is named, and words of the sentence
-
 REFUSED = [
     ("match = ['x']", None, ['"name" is missing']),
     ("name = ' '\nmatch = ['x']", 1, ['"name"', "empty"]),
@@ -161,8 +160,6 @@ def test_a_file_that_is_not_there_or_not_text(tmp_path):
 
 
 # ---------------- what is read, and which limit decides
-
-
 def test_what_is_read_is_what_was_written(tmp_path):
     text = HEAD + "[facts]\nnvlinks = 0\npower_watts = 70.5\n" + limit(when="bytes = '8 GiB', nvls = false")
     profile = load(write(tmp_path, text))
@@ -224,7 +221,6 @@ def test_training_out_of_the_ordinary_meets_only_limits_that_name_it(tmp_path):
 
 
 # ---------------- contracts: limits of the customer's own
-
 H200 = "NVIDIA H200"
 ALL_REDUCE = {"collective": "all_reduce", "bytes": 8 * GiB, "dtype": "float32", "ranks": 8, "nvls": True}
 WHEN = "collective = 'all_reduce', bytes = '8 GiB', dtype = 'float32', ranks = 8, nvls = true"
@@ -293,8 +289,6 @@ def test_the_profile_is_chosen_by_the_gpus(tmp_path):
 
 
 # ---------------- metrics of an author's own
-
-
 def test_a_limit_for_a_figure_of_an_authors_own_check(tmp_path):
     profile = load(write(tmp_path, HEAD + OWN))
     metric = Metric("decode_rate", "tokens/s", "higher", "decode rate")
@@ -323,8 +317,6 @@ def test_a_figure_in_another_unit_is_never_judged_in_silence(tmp_path, unit, bet
 
 
 # ---------------- the shipped profiles
-
-
 def test_every_promised_model_has_one_profile():
     names = [name for profile in shipped() for name in profile.match]
     assert sorted(names) == sorted({*names, *MODELS})
@@ -373,8 +365,6 @@ def test_hopper_with_nvswitch_has_a_limit_for_every_collective(model):
 
 
 # ---------------- the documentation
-
-
 def test_what_the_documentation_shows_can_be_loaded(tmp_path):
     text = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text(encoding="utf-8")
     examples = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)

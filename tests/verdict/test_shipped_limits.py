@@ -179,7 +179,6 @@ def test_the_linter_finds_what_is_not_plausible(tmp_path, metric, value, when, n
 
 
 # ---------------- every limit is for something that the suite measures: one that is not judges nobody
-
 GPUS = (1, 2, 4, 8)  # of a machine
 NETWORKS = (25, 50, 100, 200, 400, 800)  # Gb/s for each GPU, as nodes are sold
 EVERY = (*shipped(), of_every_gpu())

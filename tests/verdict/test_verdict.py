@@ -131,7 +131,6 @@ def test_limit_missed_names_identity_value_limit_and_source():
 
 
 # ---------------------------------------------------------------- the verdict of a run
-
 LEVEL = "standard"
 
 
@@ -357,7 +356,6 @@ def test_one_gpu_leaves_no_figures_of_several():
 
 
 # ---------------------------------------------------------------- the suite of another version
-
 OLD = Suite("0.0.1", {ANY: SuiteCheck("quick", "As it was")})
 
 
