@@ -99,7 +99,7 @@ def _of_code() -> Iterator[str]:
     say anything, what has {names} of values. In those that make reports, constants that read like prose too."""
     for path in sorted([*SOURCES.rglob("*.py"), *(ROOT / "acceptance").rglob("*.py")]):
         source = path.read_text(encoding="utf-8")
-        module, says = ast.parse(source), re.search(r"\b(say|Said)\(", source)
+        module, says = ast.parse(source), path.name != "language.py" and re.search(r"\b(say|Said)\(", source)
         parts = path.relative_to(ROOT).parts
         of_reports = "report" in parts and not {"terminal", "prometheus.py"} & {*parts}
         assigned = [node for node in module.body if isinstance(node, ast.Assign | ast.AnnAssign) and node.value]

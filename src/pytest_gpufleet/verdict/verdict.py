@@ -89,8 +89,9 @@ def remarks(record: Record) -> list[str]:
     if bound > present > 0:  # as the kernel lists them, whatever the driver says
         text = (
             "{bound} GPUs are bound to the NVIDIA driver, which shows {present}: the others are hidden from here, or "
+            "did not start (RmInitAdapter in the kernel log)"
         )
-        lines.append(say(f"{text}did not start (RmInitAdapter in the kernel log)", bound=bound, present=present))
+        lines.append(say(text, bound=bound, present=present))
     able = all((gpu.compute_capability or (0, 0)) >= NVLS_SINCE for gpu in record.topology.gpus)
     off = c_number(record.run.environment.get("NCCL_NVLS_ENABLE") or "2") == 0
     if off and able and record.topology.fabric == "nvswitch":
