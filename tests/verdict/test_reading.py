@@ -69,7 +69,7 @@ def test_what_somebody_wrote_beside_a_measurement_is_not_looked_at(tmp_path):
 @pytest.mark.parametrize(("figures", "gpus", "count"), [
     (("memory_bandwidth",), 1, 1),  # with its limit
     (("memory_bandwidth",), 8, 9),  # and each with the others
-    (("pair_bandwidth",), 4, 7),
+    (("pair_bandwidth",), 4, 13),  # each way
     (("busbw",), 8, 1),  # of all together
     ((), 8, 0),
 ])  # fmt: skip

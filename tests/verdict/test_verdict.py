@@ -122,9 +122,9 @@ def test_limit_missed_names_identity_value_limit_and_source():
         f"{CARDS.gpus[0].identity} and {CARDS.gpus[5].identity}: 81.25 GB/s, limit ≥ 100 GB/s",
         "limit from profile card.toml, published: somebody, 8x Card",
         f"{CARDS.gpus[3].identity}: 900 images/s, 10.0% worse than its peers "
-        "(at most 7.8 % worse than the others with its part number)",
+        "(at most 7.9 % worse than the others with its part number)",
         "GPU 3 is 10.0 % below the others; healthy ones differ by 0.93 % (a default); this run makes",
-        "such comparisons, so the line is at 7.8 %",
+        "such comparisons, so the line is at 7.9 %",
     ):
         assert words in text
     assert CARDS.gpus[1].identity not in text
