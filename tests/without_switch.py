@@ -146,14 +146,30 @@ def named(name, fault, metrics=METRICS):
 
 
 @cache
+def checks_of_figures(name, metrics):
+    """What each of those checks hands to `judge` on such a machine, whatever is wrong with it: what is shown, what is
+    judged, and whether it is required."""
+    machine, found = MACHINES[name], []
+
+    def judging(check, *given, shown=(), required=True, **_):
+        found.append((check, [*shown], dry_suite.taken(given), required))
+
+    apart = (pairs, {"_reach": lambda rank, offers: [machine.direct] * rank.size})
+    with patch.object(dry_suite, "WORK", [*dry_suite.WORK, apart]):
+        dry_suite.measured(
+            machine.board, machine.topology, 1, False, "standard", metrics, lambda check: partial(judging, check)
+        )
+    return found
+
+
+@cache
 def standard_run(name, fault, metrics=frozenset(METRICS)):
     """A run at level standard in which all but figures of these metrics is in order. What the machine does not say of
     itself meets its limit."""
     machine = MACHINES[name]
     topology, limits, record = machine.topology, choose(None, {machine.board.name}), Record()
-
-    def judging(check, *given, shown=(), required=True, **_):
-        for each in [*shown, *dry_suite.taken(given)]:
+    for check, shown, judged, required in checks_of_figures(name, metrics):
+        for each in [*shown, *judged]:
             anew = partial(
                 judge, profile=limits, topology=topology, check=check, rehearsal=False,
                 required=required and each not in shown, measured=[every.measurement for every in record.findings],
@@ -165,12 +181,6 @@ def standard_run(name, fault, metrics=frozenset(METRICS)):
                     usual = limit.value * (1.05 if limit.sense == "min" else 0.95)
             values = {at: machine.reached(each, at, fault) or usual for at in each.values}
             record.findings.append(anew(replace(each, values=values, samples={})))
-
-    apart = (pairs, {"_reach": lambda rank, offers: [machine.direct] * rank.size})
-    with patch.object(dry_suite, "WORK", [*dry_suite.WORK, apart]):
-        dry_suite.measured(
-            machine.board, topology, 1, False, "standard", metrics, lambda check: partial(judging, check)
-        )
     samples = [Sample(0.0, tuple(dict.fromkeys(TELEMETRY, 1.0) for _ in topology.gpus))]
     done = replace(
         record, run=RunHeader(level="standard"), manifest=Suite(), topology=topology, telemetry=samples,

@@ -31,12 +31,12 @@ def test_the_schema_in_the_repository_is_that_of_the_types():
 
 @pytest.fixture
 def folder(tmp_path):
-    """folder(*faults, ...): of a run on ten healthy nodes, between which these were found."""
+    """folder(*faults, ...): of a run on so many healthy nodes, between which these were found."""
     limits = clusters.limits(tmp_path / "contract.toml")
 
-    def make(*faults, **how):
+    def make(*faults, nodes=10, **how):
         more = [FaultFound(fault=fault) for fault in faults]
-        return cluster(tmp_path / "run", limits, hosts=HOSTS, wanted=len(HOSTS), more=more, **how)
+        return cluster(tmp_path / "run", limits, hosts=HOSTS[:nodes], wanted=nodes, more=more, **how)
 
     return make
 
@@ -46,7 +46,7 @@ def names(folder):
     """names(...): the failed nodes of such a run, by its summary, with what failed."""
 
     def named(*faults, **how):
-        document = json.loads((folder(*faults, **how) / "summary.json").read_text())
+        document = json.loads((folder(*faults, nodes=4, **how) / "summary.json").read_text())
         jsonschema.validate(document, json.loads(SCHEMA.read_text()))
         return {each["host"]: [why["name"] for why in each["reasons"]] for each in document["failed_nodes"]}
 
@@ -67,7 +67,7 @@ SLOW = {"solo_train_throughput gpu1": 100.0}
         ((Fault("node_slow", (N1,), "slow"), Fault("node_slow", (N1,), "slow")), {}, {"gf1": ["node_slow"]}),
         ((Fault("rank_died", (gpu(2, node=3),), "SIGKILL"),), {}, {"gf3": ["rank_died"]}),
         ((Fault("node_link_slow", (Pair(N1, N2),), "slow"),), {}, {}),  # neither end
-        ((Fault("rank_hung", tuple(Place(number, "node") for number in range(10)), "all"),), {}, {}),
+        ((Fault("rank_hung", tuple(Place(number, "node") for number in range(4)), "all"),), {}, {}),
         ((Fault("limit_missed", (N1,), "a rail of it, measured with one partner"),), {}, {}),
         (  # what explains it is to be mended first, and alone counts
             (Fault("harmful_variable", (N2,), "NCCL_IB_DISABLE=1"), Fault("node_slow", (N2,), "slow")),
@@ -100,11 +100,11 @@ def test_what_failed_runs_again_with_two_good_nodes_one_of_them_the_head(folder,
 
 
 @pytest.mark.parametrize(
-    ("other", "why"), [({}, "no node failed"), (dict.fromkeys(range(10), SLOW), "no node was good")]
+    ("other", "why"), [({}, "no node failed"), (dict.fromkeys(range(4), SLOW), "no node was good")]
 )
 def test_nothing_to_run_again(folder, other, why):
     with pytest.raises(Refused, match=why):
-        summary.to_run_again(folder(other=other))
+        summary.to_run_again(folder(other=other, nodes=4))
 
 
 # ---------------------------------------------------------------- what schedulers take
