@@ -1,4 +1,4 @@
-"""The languages that a report can be written in. Terminal, evidence and summary.json are English."""
+"""The languages that a report, and the end of the terminal, can be written in. Evidence and summary.json are English."""
 
 import gettext
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +13,7 @@ LANGUAGES: tuple[Language, ...] = get_args(Language)
 
 LOCALE = Path(__file__).parents[1] / "report" / "locale"  # gettext's catalogues: a folder a language
 
-# Of what is being written. Only a page sets it (in_language), so that all else is English.
+# Of what is being written. Only a page and the end of the terminal set it (in_language), so that all else is English.
 _language: ContextVar[Language] = ContextVar("language", default="en")
 
 

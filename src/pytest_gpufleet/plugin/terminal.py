@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
 
-from pytest_gpufleet.model.language import some
+from pytest_gpufleet.model.language import in_language, some
 from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.plugin.compat import RUN
 from pytest_gpufleet.plugin.markers import uses_ranks
@@ -148,7 +148,9 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
             return
         detailed = config.get_verbosity() > 0
         shown = () if config.option.tbstyle == "no" else compat.failures_shown(config)
-        for text, markup in summary_lines.summary_lines(record, str(run.folder), detailed, shown):
+        with in_language(record.run.language):
+            lines = summary_lines.summary_lines(record, str(run.folder), detailed, shown)
+        for text, markup in lines:
             terminalreporter.write_line(text, **markup)
         for trouble in filter(None, [run.evidence.trouble, *run.unwritten]):
             if trouble not in record.reasons:

@@ -62,7 +62,7 @@ def stamp(record: Record) -> Stamp:
 def headline(record: Record) -> str:
     """The verdict in a line, with what one of ACCEPTED stands on: who is rejected, is so by what failed."""
     word = stamp(record).word
-    return "; ".join(filter(None, (word, basis.described(record) if word == "ACCEPTED" else "")))
+    return say("; ").join(filter(None, (say(word), basis.described(record) if word == "ACCEPTED" else "")))
 
 
 def reasons(
@@ -126,7 +126,7 @@ def why(record: Record) -> str:
 
 def _why(record: Record, no_gpu: bool) -> str:
     """`no_gpu`: where none is here nothing else needs to be explained."""
-    word, level, gpus = stamp(record).word, record.run.level, len(record.topology.gpus)
+    word, level, gpus = stamp(record).word, say(record.run.level), len(record.topology.gpus)
     meaning = say(STAMPS[word].meaning)
     if word == "REHEARSAL":
         because = record.run.rehearsal_because.rstrip(".")
@@ -161,7 +161,7 @@ def _of_nodes(record: Record, beside: Iterable[str]) -> str:
     nodes = len(record.hosts)
     if stamp(record).word == "ACCEPTED":
         text = "Every check that level {level} requires ran on {nodes} nodes and between them, and met its limits."
-        return wording.sentences(say(text, level=record.run.level, nodes=nodes), *beside)
+        return wording.sentences(say(text, level=say(record.run.level), nodes=nodes), *beside)
     found = to_look_at(record)
     if not found:
         return say("No node is named: look at what all nodes share (switches, network, software, settings).")

@@ -89,7 +89,7 @@ def signed(record: Record) -> list[tuple[str, str]]:
             ("Serial numbers", say(some(gpus, MOST_NAMED))),
         ]
     commit = f"commit {run.commit}" if run.commit else ""
-    suite = f"pytest-gpufleet {run.plugin}", say("level {level}", level=run.level), commit
+    suite = f"pytest-gpufleet {run.plugin}", say("level {level}", level=say(run.level)), commit
     rows = [
         *noted[:MOST_NOTES],
         ("And", say("{count} more notes, which evidence.jsonl has", count=more) if more > 0 else ""),
@@ -152,15 +152,17 @@ def _fact(name: str, value: Any) -> str:
     """Of counters by name and link what is not 0, all links together. 0 is also what some drivers do not know."""
     match value:
         case None:
-            return "not recorded"
+            return say("not recorded")
         case Missing(absent=absent):
-            return "not supported" if absent else "not readable"
+            return say("not supported" if absent else "not readable")
         case dict():
             sums = {key: sum(filter(None, of)) if isinstance(of, list) else of for key, of in value.items()}
-            counts = (f"{key.replace('_', ' ')} {wording.number(count, 12)}" for key, count in sums.items() if count)
-            return ", ".join(counts) or "none"
+            counts = (
+                f"{say(key.replace('_', ' '))} {wording.number(count, 12)}" for key, count in sums.items() if count
+            )
+            return say(", ").join(counts) or say("none")
         case list():
-            return " / ".join(("on" if each else "off") if name == "ecc_mode" else str(each) for each in value)
+            return " / ".join(say("on" if each else "off") if name == "ecc_mode" else str(each) for each in value)
     return str(value)
 
 
@@ -192,7 +194,7 @@ INVENTORY: dict[str, Callable[[Gpu], Any]] = {
 def _pcie(gpu: Gpu, fact: str, form: str) -> str:
     """A fact of its PCIe link, and the maximum where the two differ."""
     now, most = gpu.get(f"pcie_{fact}"), gpu.get(f"pcie_{fact}_max")
-    return "" if now is None else form.format(now) + (f" of {most}" if most not in (None, now) else "")
+    return "" if now is None else form.format(now) + (say(" of {most}", most=most) if most not in (None, now) else "")
 
 
 def inventory(gpus: Sequence[Gpu]) -> Table:
@@ -220,7 +222,7 @@ def facts(record: Record) -> list[Table]:
             ("End", wording.moment(record.ended)),
             ("Duration", wording.duration(record.lasted) if record.lasted else None),
             ("Command", run.command),
-            ("Level", run.level),
+            ("Level", say(run.level)),
             *([("Nodes asked for", run.nodes_wanted or say("all")), ("Nodes", len(run.nodes))] if several else []),
             ("GPUs asked for", say("{gpus} of each node", gpus=run.gpus) if several else run.gpus),
             ("Limits asked for", say("at least {grade}", grade=say(IN_WORDS[run.basis]))),
@@ -278,15 +280,18 @@ def _host(host: HostFound) -> Facts:
         ("BIOS", ", ".join(filter(None, (dmi.bios_version, dmi.bios_date)))),
         ("System", ", ".join(filter(None, (host.get("system"), host.get("kernel"))))),
         ("Processors (allowed)", host.get("processors_allowed")),
-        ("Memory", _size(host.get("memory_bytes"))),
+        ("Host memory", _size(host.get("memory_bytes"))),
         ("Shared memory (/dev/shm)", _size(host.get("shared_memory_bytes"))),
         ("Locked memory (memlock)", _size(host.get("locked_memory_limit"))),
         ("Open files, soft / hard", " / ".join(f"{of:,}" if isinstance(of, int) else of for of in files if of)),
         ("Clock source", setup.clock_source),
         ("Second threads (SMT)", setup.smt),
-        ("NUMA balancing", None if balancing is None else "off" if balancing == 0 else f"on ({balancing})"),
+        ("NUMA balancing", None if balancing is None else f"{say('on')} ({balancing})" if balancing else say("off")),
         ("Transparent hugepages", setup.transparent_hugepages),
-        ("Deepest idle state", deepest and f"{deepest.name}, {deepest.microseconds} µs to leave"),
+        (
+            "Deepest idle state",
+            deepest and say("{name}, {time} µs to leave", name=deepest.name, time=deepest.microseconds),
+        ),
         ("Swap in use", _size(setup.swap_used_bytes)),
     ]
 

@@ -73,7 +73,12 @@ def narrow(table: Table) -> Table:
     rows = []
     for row in table.rows:
         within, margin, value, limit, _, where = (cell.text for cell in row.cells)
-        rows.append(Row(row.name, (*map(Cell, (within, margin, f"{row.details}: {value} ({limit}), {where}")),)))
+        rows.append(
+            Row(
+                row.name,
+                (*map(Cell, (within, margin, f"{row.details}{say(': ')}{value} ({limit}){say(', ')}{where}")),),
+            )
+        )
     return Table("", "Group", ("In limits", "Margin", "Nearest to its limit"), tuple(rows))
 
 

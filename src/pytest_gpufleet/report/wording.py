@@ -234,7 +234,7 @@ def places(every: Sequence[Where], most: int = 4, hosts: Hosts = ALONE) -> str:
 
 def count(number: int, noun: str) -> str:
     """ "1 check", "3 checks" """
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{number} {say(noun if number == 1 else f'{noun}s')}"
 
 
 def margin(finding: Finding) -> float:

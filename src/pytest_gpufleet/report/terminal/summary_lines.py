@@ -1,12 +1,14 @@
 """The end of the run on the terminal: the verdict, why, and what to look at; and a run as text."""
 
 import io
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.grouping import grouped
+from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.place import on_node
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import machine_section, wording
@@ -29,16 +31,21 @@ BAD = {"red": True}
 HEADING = {"bold": True}
 
 
+class Wrapper(textwrap.TextWrapper):
+    """Breaks lines between Chinese characters too, but not before punctuation; each takes two columns, the second of
+    which is a NUL here."""
+
+    WIDE, STOP = "[\u2e80-\u9fff\uff00-\uffef]", "[\u3001\u3002\uff01\uff09\uff0c\uff1a\uff1b\uff1f]\0"
+    wordsep_simple_re = re.compile(rf"(\s+|(?:{WIDE}\0|[!-~]+(?={STOP}))(?:{STOP})*)")
+
+
 def wrapped(text: str, indent: str, markup: dict[str, bool] = PLAIN) -> list[Line]:
-    texts = textwrap.wrap(
-        wording.ascii_signs(wording.clean(text)),
-        WIDTH,
-        initial_indent=indent,
-        subsequent_indent=" " * len(indent),
-        break_long_words=False,
-        break_on_hyphens=False,
+    below = " " * len(indent)
+    wrapper = Wrapper(
+        WIDTH, initial_indent=indent, subsequent_indent=below, break_long_words=False, break_on_hyphens=False
     )
-    return [(line, markup) for line in texts]
+    wide = re.sub(f"({Wrapper.WIDE})", "\\1\0", wording.ascii_signs(wording.clean(text)))
+    return [(line.replace("\0", ""), markup) for line in wrapper.wrap(wide)]
 
 
 def table_lines(table: Table, width: int = WIDTH) -> list[Line]:
@@ -60,7 +67,9 @@ def first_few(
 ) -> list[Line]:
     """The lines of the first `most`, and that there are so many more of `what`, if there are."""
     more = len(each) - most
-    left = wrapped(f"... and {wording.count(more, what) if what else more} more, {where}", indent) if more > 0 else []
+    things = wording.count(more, what) if what else more
+    text = "... and {things} more, {where}" if what else "... and {count} more, {where}"
+    left = wrapped(say(text, things=things, count=more, where=say(where)), indent) if more > 0 else []
     return [*(line for lines in each[:most] for line in lines), *left]
 
 
@@ -87,10 +96,10 @@ def _host(row: HostRow) -> list[Line]:
     below = [gap.what for gap in row.gaps]
     for each in row.slow[:1]:
         some = wording.places([on_node(one.place, 0) for one in each.places])
-        where = "all of its places" if each.everywhere else some
+        at = "all of its places" if each.everywhere else some
         more = f", and {wording.count(len(row.slow) - 1, 'measurement')} more" if len(row.slow) > 1 else ""
         worse = wording.percent(each.worst.worse)
-        below.append(f"{each.figure.metric.title} of {where} {worse} worse than the fleet's peers{more}")
+        below.append(f"{each.figure.metric.title} of {at} {worse} worse than the fleet's peers{more}")
     for difference in row.differences:
         value = next(value for value, hosts in difference.others.items() if row.host in hosts)
         below.append(f"{difference.fact}: {value}, most hosts: {difference.usual or 'nothing in common'}")
@@ -111,7 +120,10 @@ TWO_LINES = 2 * WIDTH - 8
 
 def node_lines(record: Record) -> list[Line]:
     """No more than SCREEN, however many nodes there are."""
-    lines = [*wrapped(headline(record), "", stamp(record).markup), *wrapped("; ".join(nodes_in_words(record)), "  ")]
+    lines = [
+        *wrapped(headline(record), "", stamp(record).markup),
+        *wrapped(say("; ").join(nodes_in_words(record)), "  "),
+    ]
     lines += wrapped(why(record), "  ")
     against = [wrapped(_short(reason), "  - ") for reason in reasons(record, with_checks=True)]
     lines += first_few(against, MOST_NODE_REASONS, "  - ")
@@ -119,7 +131,7 @@ def node_lines(record: Record) -> list[Line]:
     # The checks between nodes that failed, with what was found out about each.
     said = {check: each for check, each in accused(record).items() if record.suite.between_nodes(check)}
     failed = failures(record, said)
-    below: list[Line] = [(f"Failed checks between nodes: {len(failed)}", HEADING)] if failed else []
+    below: list[Line] = [(say("Failed checks between nodes: {count}", count=len(failed)), HEADING)] if failed else []
     for failure in failed[:MOST_CHECKS]:
         texts = (*failure.causes, *(message.head for message in failure.messages))[:1]
         below += [*wrapped(_short(failure.title), "  ", BAD), *_indented([*map(_short, texts)])]
@@ -130,19 +142,20 @@ def node_lines(record: Record) -> list[Line]:
 def _nodes(record: Record, room: int) -> list[Line]:
     """The nodes to look at, as many as there is room for."""
     found = to_look_at(record)
-    lines: list[Line] = [(f"Nodes to look at: {len(found)}", HEADING)] if found else []
+    lines: list[Line] = [(say("Nodes to look at: {count}", count=len(found)), HEADING)] if found else []
     for shown, (node, state) in enumerate(found.items()):
         own = _node(record, node, state)
         if len(lines) + len(own) >= room:
-            more = f"... and {wording.count(len(found) - shown, 'more node')}, which the report lists"
-            return [*lines, *wrapped(more, "  ")]
+            things, listed = wording.count(len(found) - shown, "more node"), say("which the report lists")
+            return [*lines, *wrapped(say("... and {things}, {where}", things=things, where=listed), "  ")]
         lines += own
     return lines
 
 
 def _node(record: Record, node: int, state: str) -> list[Line]:
     """Why it was lost, or else the first reason of its own run; and what is said of it beside that."""
-    serial = f", serial {number}" if (number := record.node(node).serial) else ""
+    number = record.node(node).serial
+    serial = f"{say(', ')}{say('serial {serial}', serial=number)}" if number else ""
     end = record.finished.get(node)
     texts = [reason for reason in end.reasons if end.verdict == "REJECTED"][:1] if end else []
     texts = [record.lost[node].why] if node in record.lost else texts
@@ -150,7 +163,10 @@ def _node(record: Record, node: int, state: str) -> list[Line]:
         if any(part.node == node for at in fault.subjects for part in at.parts):
             texts.append(fault.described(record.topology.identity))
     shown = [*dict.fromkeys(texts)][:MOST_FAULTS]
-    return [*wrapped(f"{record.hosts[node]}{serial}: {state}", "  ", BAD), *_indented([*map(_short, shown)])]
+    return [
+        *wrapped(f"{record.hosts[node]}{serial}{say(': ')}{say(state)}", "  ", BAD),
+        *_indented([*map(_short, shown)]),
+    ]
 
 
 def _short(text: str) -> str:
@@ -180,12 +196,12 @@ def summary_lines(
     result += table_lines(narrow(group_table(record)))
     blamed = accused(record)
     if failed := [_failure(failure, shown) for failure in failures(record, blamed)]:
-        result.append((f"Failed checks: {len(blamed)}", HEADING))
+        result.append((say("Failed checks: {count}", count=len(blamed)), HEADING))
         result += first_few(failed, MOST_FAILURES, "  ", "failed check", "which are in evidence.jsonl")
     for step in next_steps(record, folder):
-        result += [*wrapped(f"Next, {step.why}:", ""), (f"  {step.command}", {})]
+        result += [*wrapped(say("Next, {why}:", why=step.why), ""), (f"  {step.command}", {})]
     for run, count in Counter(check.run for check in record.checks.values() if check.run).items():
-        result += wrapped(f"Carried over from {run}: {wording.count(count, 'check')}", "")
+        result += wrapped(say("Carried over from {run}: {checks}", run=run, checks=wording.count(count, "check")), "")
     if stamp(record).word != "INCOMPLETE":  # the paragraph says it
         result += wrapped(_left_open(record), "", {"yellow": True})
     return result + _inapplicable(record)
@@ -195,7 +211,8 @@ def _left_open(record: Record) -> str:
     suite = any(map(record.suite.contains, record.checks))
     # Of own checks nobody asked for the suite.
     points = counted(gaps(record)) if suite or not record.run.rehearsal else []
-    return f"Left open: {', '.join(points)} (the report lists each with its reason)" if points else ""
+    text = "Left open: {points} (the report lists each with its reason)"
+    return say(text, points=say(", ").join(points)) if points else ""
 
 
 def _inapplicable(record: Record) -> list[Line]:
@@ -204,31 +221,36 @@ def _inapplicable(record: Record) -> list[Line]:
     if not reasons:
         return []
     commonest = [
-        f"{textwrap.shorten(reason, SHORT, placeholder=' ...')} ({count})"
+        f"{textwrap.shorten(say(reason), SHORT, placeholder=' ...')} ({count})"
         for reason, count in reasons.most_common(MOST_REASONS)
     ]
-    text = f"Not applicable: {wording.count(reasons.total(), 'check')}: {'; '.join(commonest)}"
+    text = say("Not applicable: {checks}", checks=wording.count(reasons.total(), "check"))
+    text += say(": ") + say("; ").join(commonest)
     if (more := len(reasons) - MOST_REASONS) > 0:
-        text += f"; and for {wording.count(more, 'other reason')}, which the report lists"
+        text += say("; and for {reasons}, which the report lists", reasons=wording.count(more, "other reason"))
     return wrapped(text, "")
 
 
 def _failure(failure: Failure, shown: Collection[str]) -> list[Line]:
     """What failed, why if that was found out, which GPUs, how far off, what it means and what to do."""
-    cases = f", {len(failure.cases)} cases" if len(failure.cases) > 1 else ""
+    several = len(failure.cases) > 1
     result = wrapped(failure.title, "  ", BAD)
     if failure.title != failure.name and not failure.alike:
-        result += wrapped(f"{failure.name}{cases}", "    ")
+        name, count = failure.name, len(failure.cases)
+        result += wrapped(say("{reason}, {count} cases", reason=name, count=count) if several else name, "    ")
     said = failure.messages[0].head if failure.messages and failure.name not in shown else ""
     bad = [line for text in failure.causes for line in text.splitlines()]
     bad += [gpu.identity for gpu in failure.gpus if gpu.identity not in "\n".join((said, *failure.causes))]
     result += [line for text in bad for line in wrapped(text, "    ", BAD)]
     misses = []
     for miss in failure.misses:
-        lines = wrapped(", ".join(filter(None, (f"{miss.place}: {miss.metric}", miss.conditions))), "    ", BAD)
-        lines += wrapped(", ".join(filter(None, (miss.value, miss.peers, f"limit: {miss.limit}"))), "      ")
+        what = f"{miss.place}{say(': ')}{miss.metric}", miss.conditions
+        held = miss.value, miss.peers, f"{say('limit: ')}{miss.limit}"
+        lines = wrapped(say(", ").join(filter(None, what)), "    ", BAD)
+        lines += wrapped(say(", ").join(filter(None, held)), "      ")
         if miss.kind != "peers" and miss.source:
-            lines += wrapped(f"source of the limit: {miss.kind}, {miss.source}", "      ")
+            text = say("source of the limit: {kind}, {source}", kind=say(miss.kind), source=miss.source)
+            lines += wrapped(text, "      ")
         misses.append(lines)
     result += first_few(misses, MOST_MISSES, "    ", "measurement")
     texts = [textwrap.shorten(line, 400, placeholder=" ...") for line in said.splitlines() if line.strip()]
