@@ -1,4 +1,4 @@
-"""The languages that a report, and the end of the terminal, can be written in. Evidence and summary.json are English."""
+"""The languages of a report and of the end of the terminal. Evidence and summary.json are English."""
 
 import gettext
 from collections.abc import Iterable, Iterator, Sequence
