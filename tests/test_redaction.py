@@ -29,65 +29,59 @@ MADE = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("https://me:s3k@host/x", "https://(hidden)@host/x"),
-        ("a=http://x/y b=http://me:s3/k@s3k@z", "a=http://x/y b=http://(hidden)@z"),
-        ("gitlab-ci-token:s3k@host.example", "(hidden)@host.example"),
-        ("https://host/x?sv=1&sig=s3k end", "https://host/x?(hidden) end"),
-        ("https://host/x;sig=s3k;v=1", "https://host/x;sig=(hidden);v=1"),
-        ("https://host/#access_token=s3k&v=1", "https://host/#access_token=(hidden)&v=1"),
-        ("curl -H 'Authorization: Basic s3k==' host", "curl -H 'Authorization: (hidden)' host"),
-        ("{'Cookie': 'a=s3k', 'Host': 'x'}", "{'Cookie': '(hidden)', 'Host': 'x'}"),
-        ("sent with bearer s3kret-12", "sent with bearer (hidden)"),
-        ('{"apiToken": "s3k", "n": 1}', '{"apiToken": "(hidden)", "n": 1}'),
-        (r"'{\"api_key\": \"s3k\", \"n\": 1}'", r"'{\"api_key\": \"(hidden)\", \"n\": 1}'"),
-        ("environ({'NGC_KEY': 's3k', 'HOME': '/root'})", "environ({'NGC_KEY': '(hidden)', 'HOME': '/root'})"),
-        ('os.environ["MY_PASS"] = "s3k"', 'os.environ["MY_PASS"] = "(hidden)"'),
-        ("password   = 's3k'", "password   = '(hidden)'"),
-        ("assert client_secret == 's3k'", "assert client_secret == '(hidden)'"),
-        ("login(password=s3k, retries=3)", "login(password=(hidden), retries=3)"),
-        ("Command '['curl', '--token', 's3kret-12']'", "Command '['curl', '--token', '(hidden)']'"),
-        ("nvapi-s3krets3kret and hf_s3krets3kret", "(hidden) and (hidden)"),
-        *((f"has {made} of it", "has (hidden) of it") for made in MADE),
-        ("curl -sS -u ada:s3k https://h/x -o y", "curl -sS -u (hidden) https://h/x -o y"),
-        ("['curl', '--user', 'ada:s3k s3k', 'https://h']", "['curl', '--user', '(hidden)', 'https://h']"),
-        ("mysql -h db -u root -ps3k db", "mysql -h db -u root -p(hidden) db"),
-        ("mysqldump -p 's3k s3k' db > x", "mysqldump -p '(hidden)' db > x"),
-        ("sshpass -p 12345 ssh -p 22 host", "sshpass -p (hidden) ssh -p 22 host"),
-        ("docker login -u ada -p s3k ghcr.io", "docker login -u ada -p (hidden) ghcr.io"),
-        ("ipmitool -I lanplus -H b -U a -P 0penBmc sdr", "ipmitool -I lanplus -H b -U a -P (hidden) sdr"),
-        ('["ipmitool", "-p", "623", "-P", "s3k"]', '["ipmitool", "-p", "623", "-P", "(hidden)"]'),
-        (PEM, "\n".join((BEGIN, *["(hidden)"] * 3, END, "after it"))),
-        (repr(PEM), f"'{BEGIN}(hidden){END}\\nafter it'"),
-        (f"E   {BEGIN}\nE   {LINE}\nE   {LINE}\nE   and more", f"E   {BEGIN}\n(hidden)\n(hidden)\nE   and more"),
-    ],
-)
+@pytest.mark.parametrize(("text", "shown"), [
+    ("https://me:s3k@host/x", "https://(hidden)@host/x"),
+    ("a=http://x/y b=http://me:s3/k@s3k@z", "a=http://x/y b=http://(hidden)@z"),
+    ("gitlab-ci-token:s3k@host.example", "(hidden)@host.example"),
+    ("https://host/x?sv=1&sig=s3k end", "https://host/x?(hidden) end"),
+    ("https://host/x;sig=s3k;v=1", "https://host/x;sig=(hidden);v=1"),
+    ("https://host/#access_token=s3k&v=1", "https://host/#access_token=(hidden)&v=1"),
+    ("curl -H 'Authorization: Basic s3k==' host", "curl -H 'Authorization: (hidden)' host"),
+    ("{'Cookie': 'a=s3k', 'Host': 'x'}", "{'Cookie': '(hidden)', 'Host': 'x'}"),
+    ("sent with bearer s3kret-12", "sent with bearer (hidden)"),
+    ('{"apiToken": "s3k", "n": 1}', '{"apiToken": "(hidden)", "n": 1}'),
+    (r"'{\"api_key\": \"s3k\", \"n\": 1}'", r"'{\"api_key\": \"(hidden)\", \"n\": 1}'"),
+    ("environ({'NGC_KEY': 's3k', 'HOME': '/root'})", "environ({'NGC_KEY': '(hidden)', 'HOME': '/root'})"),
+    ('os.environ["MY_PASS"] = "s3k"', 'os.environ["MY_PASS"] = "(hidden)"'),
+    ("password   = 's3k'", "password   = '(hidden)'"),
+    ("assert client_secret == 's3k'", "assert client_secret == '(hidden)'"),
+    ("login(password=s3k, retries=3)", "login(password=(hidden), retries=3)"),
+    ("Command '['curl', '--token', 's3kret-12']'", "Command '['curl', '--token', '(hidden)']'"),
+    ("nvapi-s3krets3kret and hf_s3krets3kret", "(hidden) and (hidden)"),
+    *((f"has {made} of it", "has (hidden) of it") for made in MADE),
+    ("curl -sS -u ada:s3k https://h/x -o y", "curl -sS -u (hidden) https://h/x -o y"),
+    ("['curl', '--user', 'ada:s3k s3k', 'https://h']", "['curl', '--user', '(hidden)', 'https://h']"),
+    ("mysql -h db -u root -ps3k db", "mysql -h db -u root -p(hidden) db"),
+    ("mysqldump -p 's3k s3k' db > x", "mysqldump -p '(hidden)' db > x"),
+    ("sshpass -p 12345 ssh -p 22 host", "sshpass -p (hidden) ssh -p 22 host"),
+    ("docker login -u ada -p s3k ghcr.io", "docker login -u ada -p (hidden) ghcr.io"),
+    ("ipmitool -I lanplus -H b -U a -P 0penBmc sdr", "ipmitool -I lanplus -H b -U a -P (hidden) sdr"),
+    ('["ipmitool", "-p", "623", "-P", "s3k"]', '["ipmitool", "-p", "623", "-P", "(hidden)"]'),
+    (PEM, "\n".join((BEGIN, *["(hidden)"] * 3, END, "after it"))),
+    (repr(PEM), f"'{BEGIN}(hidden){END}\\nafter it'"),
+    (f"E   {BEGIN}\nE   {LINE}\nE   {LINE}\nE   and more", f"E   {BEGIN}\n(hidden)\n(hidden)\nE   and more"),
+])  # fmt: skip
 def test_a_secret_is_known_by_where_it_stands(text, shown):
     assert redacted(text) == shown
     assert redacted(shown) == shown
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "KEYS=3 TOKENIZERS_PARALLELISM=false CUDA_CACHE_PATH=/x NCCL_IB_HCA==mlx5_0:1,mlx5_1:1 PWD=/root",
-        "SSH_AUTH_SOCK=/tmp/ssh-x/agent.12345 GIT_AUTHOR_NAME='Ada Lovelace' LD_PRELOAD=/a.so:/b@2.so",
-        "KeyError: 'serial' in {'key': 'value', 'tokens': 'many'}",
-        "sorted(pairs, key=len), signature = inspect.signature(f), token=None, max_tokens=4096",
-        "the password is wrong; --token must be given; invalid token: unexpected end of file",
-        "PASSED tests/test_1_inventory.py::test_count[x@y:z]",
-        "GPU 5 (serial 1654324000005, 00000000:5D:00.0, GPU-8f2c41d5-77aa-4c1e-9b1d-5a0c33e9f105): 301.3 GB/s",
-        "token: 1654324000005",
-        "sk-learn-contrib-2024 disk-0123456789abcdef task-live npm_config_cache npm_package_version=1 pypi-server-2",
-        "ASIA_PACIFIC ASIANETWORK asia-southeast1-b AIzawa glrt-based xapp-manager dckr_image sk_live_view ya29",
-        "curl -u ada https://host:8080/x; curl -fsSL http://h:1/x; mkdir -p a/b; docker run -p 8080:80 img",
-        "mysql -P 3306 -p -h db, sshpass -p $PASS ssh, mysql -u root -p; ipmitool -p 623 sdr; docker login --help -p",
-        f"assert {BEGIN!r} in text\n  File /usr/lib/python3/a, line 3\n-----BEGIN CERTIFICATE-----\n{LINE}",
-        "git@github.com:them/it.git, 12:30:45@node17, rank 1 of 2, GPU 1: hangs",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "KEYS=3 TOKENIZERS_PARALLELISM=false CUDA_CACHE_PATH=/x NCCL_IB_HCA==mlx5_0:1,mlx5_1:1 PWD=/root",
+    "SSH_AUTH_SOCK=/tmp/ssh-x/agent.12345 GIT_AUTHOR_NAME='Ada Lovelace' LD_PRELOAD=/a.so:/b@2.so",
+    "KeyError: 'serial' in {'key': 'value', 'tokens': 'many'}",
+    "sorted(pairs, key=len), signature = inspect.signature(f), token=None, max_tokens=4096",
+    "the password is wrong; --token must be given; invalid token: unexpected end of file",
+    "PASSED tests/test_1_inventory.py::test_count[x@y:z]",
+    "GPU 5 (serial 1654324000005, 00000000:5D:00.0, GPU-8f2c41d5-77aa-4c1e-9b1d-5a0c33e9f105): 301.3 GB/s",
+    "token: 1654324000005",
+    "sk-learn-contrib-2024 disk-0123456789abcdef task-live npm_config_cache npm_package_version=1 pypi-server-2",
+    "ASIA_PACIFIC ASIANETWORK asia-southeast1-b AIzawa glrt-based xapp-manager dckr_image sk_live_view ya29",
+    "curl -u ada https://host:8080/x; curl -fsSL http://h:1/x; mkdir -p a/b; docker run -p 8080:80 img",
+    "mysql -P 3306 -p -h db, sshpass -p $PASS ssh, mysql -u root -p; ipmitool -p 623 sdr; docker login --help -p",
+    f"assert {BEGIN!r} in text\n  File /usr/lib/python3/a, line 3\n-----BEGIN CERTIFICATE-----\n{LINE}",
+    "git@github.com:them/it.git, 12:30:45@node17, rank 1 of 2, GPU 1: hangs",
+])  # fmt: skip
 def test_what_only_looks_like_a_secret_stays(text):
     assert redacted(text) == text
 

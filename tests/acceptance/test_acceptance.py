@@ -166,13 +166,10 @@ def test_junit_has_every_figure_as_a_property(rehearsal):
         assert {(f"{finding.check} {name}", value) for name, value in finding.properties()} <= found
 
 
-@pytest.mark.parametrize(
-    ("fault", "ranks", "check", "blame", "words"),
-    [
-        ("flip", 2, f"{EXACT}[all_reduce-sum]", "CPU rank 1: has wrong data", "1 of 16,384 elements are wrong: [7]"),
-        ("flip in the input", 3, f"{EXACT}[all_reduce-max]", "CPU rank 1: corrupts data", "all ranks alike"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "ranks", "check", "blame", "words"), [
+    ("flip", 2, f"{EXACT}[all_reduce-sum]", "CPU rank 1: has wrong data", "1 of 16,384 elements are wrong: [7]"),
+    ("flip in the input", 3, f"{EXACT}[all_reduce-max]", "CPU rank 1: corrupts data", "all ranks alike"),
+])  # fmt: skip
 def test_a_planted_fault_is_found_and_the_rank_named(planted, fault, ranks, check, blame, words):
     run = planted(FAULT, fault, ACCEPTANCE / check, f"--rehearse={ranks}")
     assert run.status == 1, run.text
@@ -230,16 +227,12 @@ def test_inventory_of_a_described_machine(described):
     assert (run.record.verdict, run.status) == ("REJECTED", 1)
 
 
-@pytest.mark.parametrize(
-    ("options", "verdict", "status"),
-    [
-        (["--gpus=8"], "REJECTED", 1),
-        (["--gpus=auto", "-q"], "REJECTED", 1),
-        (["--rehearse", "-q"], "REHEARSAL", 0),
-        (["--gpus=all"], None, 4),
-    ],
-    ids=lambda value: str(value),
-)
+@pytest.mark.parametrize(("options", "verdict", "status"), [
+    (["--gpus=8"], "REJECTED", 1),
+    (["--gpus=auto", "-q"], "REJECTED", 1),
+    (["--rehearse", "-q"], "REHEARSAL", 0),
+    (["--gpus=all"], None, 4),
+], ids=lambda value: str(value))  # fmt: skip
 def test_a_machine_whose_driver_is_not_loaded(described, options, verdict, status):
     run = described(f"FakeNvml(broken={pynvml.NVML_ERROR_DRIVER_NOT_LOADED})", *options, "-k", "gpu_count")
     assert run.status == status

@@ -118,14 +118,11 @@ def test_no_power_or_limit_of_it_is_no_figure(state):
 WARMING = [1.0 - 0.004 * min(turn, 10) for turn in range(30)]
 
 
-@pytest.mark.parametrize(
-    ("rates", "state"),
-    [
-        (WARMING, "met"),  # 4 % as it becomes 10 K warmer, as a healthy one does
-        ([*WARMING[:20], *(rate - 0.005 * turn for turn, rate in enumerate(WARMING[20:], 1))], "missed"),
-        ([1.0] * 2, "met"),
-    ],
-)
+@pytest.mark.parametrize(("rates", "state"), [
+    (WARMING, "met"),  # 4 % as it becomes 10 K warmer, as a healthy one does
+    ([*WARMING[:20], *(rate - 0.005 * turn for turn, rate in enumerate(WARMING[20:], 1))], "missed"),
+    ([1.0] * 2, "met"),
+])  # fmt: skip
 def test_what_is_kept_is_of_the_rate_of_a_warm_gpu(rates, state):
     gpu = Gpu(0, {})
     kept = endurance._retention("matrix products", {gpu.place: rates}, cold=10)

@@ -427,17 +427,13 @@ def test_what_ages_is_no_fault_of_used_hardware(change, names):
     assert {fault.name for fault in outcomes(recorded(change), fleet_used=True)[ECC].faults} == names
 
 
-@pytest.mark.parametrize(
-    ("change", "gpus"),
-    [
-        (set_gpu(2, temperature_c=61), {2}),
-        (set_gpus(temperature_c=75), {0, 1, 2, 3}),
-        (set_gpu(2, temperature_c=60), set()),
-        # which another check names
-        (then(set_gpu(2, temperature_c=75), set_machine(processes={2: ["process 4711 (miner)"]})), set()),
-    ],
-    ids=["one", "all", "at the ceiling", "at work"],
-)
+@pytest.mark.parametrize(("change", "gpus"), [
+    (set_gpu(2, temperature_c=61), {2}),
+    (set_gpus(temperature_c=75), {0, 1, 2, 3}),
+    (set_gpu(2, temperature_c=60), set()),
+    # which another check names
+    (then(set_gpu(2, temperature_c=75), set_machine(processes={2: ["process 4711 (miner)"]})), set()),
+], ids=["one", "all", "at the ceiling", "at work"])  # fmt: skip
 def test_gpus_that_stay_hot_without_work_are_named(change, gpus, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     found = outcomes(recorded(change))[COOL]
@@ -581,15 +577,12 @@ def test_what_could_be_read_of_the_host_when_the_run_began_and_cannot_any_more_i
         assert outcomes(replace(before, machine=here))[check].what == what
 
 
-@pytest.mark.parametrize(
-    ("check", "facts", "what"),
-    [
-        (RARE, {"ecc_corrected": ABSENT}, "not applicable"),  # a GPU without error correction
-        # An H200 does count them: its driver or nvidia-ml-py cannot read them. Of a GeForce nobody can say.
-        (REPLAYS, {"pcie_replays": ABSENT, "name": "NVIDIA H200"}, "skipped"),
-        (REPLAYS, {"pcie_replays": ABSENT, "name": "NVIDIA GeForce RTX 3090"}, "not applicable"),
-    ],
-)
+@pytest.mark.parametrize(("check", "facts", "what"), [
+    (RARE, {"ecc_corrected": ABSENT}, "not applicable"),  # a GPU without error correction
+    # An H200 does count them: its driver or nvidia-ml-py cannot read them. Of a GeForce nobody can say.
+    (REPLAYS, {"pcie_replays": ABSENT, "name": "NVIDIA H200"}, "skipped"),
+    (REPLAYS, {"pcie_replays": ABSENT, "name": "NVIDIA GeForce RTX 3090"}, "not applicable"),
+])  # fmt: skip
 def test_what_nvml_does_not_count(check, facts, what):
     here = recorded(set_gpus(compute_capability=[8, 6], **facts))
     assert outcomes(here, now=here)[check].what == what

@@ -37,18 +37,15 @@ def able(gigabits):
 SLOW_ORDER = [{"adapter": "MT4129", "count": 4, "gigabits_per_second": 200}]
 
 
-@pytest.mark.parametrize(
-    ("rate", "board", "optics", "order", "what"),
-    [
-        (400, NEAT, NOT_INSTALLED, None, "passed"),
-        (200, NEAT, NOT_INSTALLED, None, "failed"),
-        (200, NEAT, NOT_INSTALLED, SLOW_ORDER, "passed"),
-        (200, OF_DELL, NOT_INSTALLED, None, "skipped"),
-        (200, OF_DELL, NOT_INSTALLED, SLOW_ORDER, "passed"),
-        (200, OF_DELL, able(400), None, "failed"),
-        (200, OF_DELL, able(200), None, "passed"),
-    ],
-)
+@pytest.mark.parametrize(("rate", "board", "optics", "order", "what"), [
+    (400, NEAT, NOT_INSTALLED, None, "passed"),
+    (200, NEAT, NOT_INSTALLED, None, "failed"),
+    (200, NEAT, NOT_INSTALLED, SLOW_ORDER, "passed"),
+    (200, OF_DELL, NOT_INSTALLED, None, "skipped"),
+    (200, OF_DELL, NOT_INSTALLED, SLOW_ORDER, "passed"),
+    (200, OF_DELL, able(400), None, "failed"),
+    (200, OF_DELL, able(200), None, "passed"),
+])  # fmt: skip
 def test_ports_at_half_the_rate_of_their_board(rate, board, optics, order, what):
     given = order and Order("order.toml", "", {"ports": order})
     here = recorded(PORTS, set_port(rate=f"{rate} Gb/sec", board=board), set_host(optics=optics))
@@ -79,15 +76,12 @@ def test_adapters_that_write_to_themselves():
     assert measurement.conditions == {"method": "ib_write_bw", "bytes": 8 << 20, "port_rate": 400}
 
 
-@pytest.mark.parametrize(
-    ("change", "state", "peers", "limits", "named"),
-    [
-        (wrote(gigabits=340.0), "missed", ["nic2"], 0, [("network_adapter_slow", "nic2", "mlx5_2/1")]),
-        (wrote(200.0), "missed", [], 4, None),  # half, as where all traffic goes through the memory of the host
-        (wrote(360.0), "met", [], 0, None),  # Azure's gate for H200
-        (wrote(384.0), "met", [], 0, None),  # that of oci-hpc
-    ],
-)
+@pytest.mark.parametrize(("change", "state", "peers", "limits", "named"), [
+    (wrote(gigabits=340.0), "missed", ["nic2"], 0, [("network_adapter_slow", "nic2", "mlx5_2/1")]),
+    (wrote(200.0), "missed", [], 4, None),  # half, as where all traffic goes through the memory of the host
+    (wrote(360.0), "met", [], 0, None),  # Azure's gate for H200
+    (wrote(384.0), "met", [], 0, None),  # that of oci-hpc
+])  # fmt: skip
 def test_slow_adapters_miss_their_peers_or_what_their_ports_can(change, state, peers, limits, named):
     _, [(measurement, on_miss)] = written(change)
     finding = judge(measurement, None, recorded().topology, "x.py::y", rehearsal=False)

@@ -120,15 +120,12 @@ ONLY_ROOT = set_host(pcie_acs=Missing("only root may read it", remedy="run as ro
 NO_DRIVER = set_host(network_ports=Missing("no RDMA driver", remedy="modprobe mlx5_ib"))
 
 
-@pytest.mark.parametrize(
-    ("changes", "checks"),
-    [
-        ({"change": unknown}, {FULL}),
-        ({"change": kept_by_the_firmware}, {RECORDED, CLEAN}),
-        (ONLY_ROOT, {SWITCHES}),
-        (NO_DRIVER, {NEAR, GPUDIRECT, SWITCHES}),
-    ],
-)
+@pytest.mark.parametrize(("changes", "checks"), [
+    ({"change": unknown}, {FULL}),
+    ({"change": kept_by_the_firmware}, {RECORDED, CLEAN}),
+    (ONLY_ROOT, {SWITCHES}),
+    (NO_DRIVER, {NEAR, GPUDIRECT, SWITCHES}),
+])  # fmt: skip
 def test_what_cannot_be_read_of_a_real_machine_is_not_judged(tmp_path, changes, checks):
     outcome = checked(changed(tmp_path, changes))
     assert {name for name, each in outcome.items() if each.what == "skipped"} == checks
@@ -305,17 +302,14 @@ def test_nothing_is_wrong(tmp_path, what):
 
 # ---------------------------------------------------------------- errors
 # One wrong bit in 10^12 on 16 lanes of 32 GT/s are 30.7 a minute; the recorded machine was read a moment ago.
-@pytest.mark.parametrize(
-    ("kind", "name", "at_boot", "now", "code"),
-    [
-        ("correctable", "BadTLP", 0, 31, "pcie_corrected"),
-        ("correctable", "BadTLP", 0, 30, None),
-        ("correctable", "BadTLP", 9000, 9000, None),
-        ("correctable", "NonFatalErr", 0, 4000, None),  # a request that the device does not know
-        ("fatal", "DLP", 0, 1, "pcie_uncorrected"),
-        ("nonfatal", "UnsupReq", 2, 3, "pcie_uncorrected"),  # at boot it comes of probing for devices
-    ],
-)
+@pytest.mark.parametrize(("kind", "name", "at_boot", "now", "code"), [
+    ("correctable", "BadTLP", 0, 31, "pcie_corrected"),
+    ("correctable", "BadTLP", 0, 30, None),
+    ("correctable", "BadTLP", 9000, 9000, None),
+    ("correctable", "NonFatalErr", 0, 4000, None),  # a request that the device does not know
+    ("fatal", "DLP", 0, 1, "pcie_uncorrected"),
+    ("nonfatal", "UnsupReq", 2, 3, "pcie_uncorrected"),  # at boot it comes of probing for devices
+])  # fmt: skip
 def test_errors_while_the_run_lasted(tmp_path, kind, name, at_boot, now, code):
     machines = [machine(tmp_path / str(place), change=counted(TO_GPU, kind, name, count))
                 for place, count in enumerate((at_boot, now))]  # fmt: skip

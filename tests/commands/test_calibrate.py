@@ -168,20 +168,17 @@ def test_a_gpu_that_is_not_like_the_others_is_not_known_to_be_good(tmp_path, gpu
     assert "decode rate has a GPU too far from the others of its machine to be one of them" in text
 
 
-@pytest.mark.parametrize(
-    ("second", "said"),
-    [
-        ({"values": {"busbw world": 310.0}}, "differs by 15%: 360 GB/s in a, 310 GB/s in b"),
-        ({"values": {"busbw world": math.nan}}, f"b was rejected: {runs.BANDWIDTH}[0], {runs.BANDWIDTH}[1] failed"),
-        ({"values": {"solo_train_throughput gpu1": 5700.0}}, f"b was rejected: {runs.ALONE} failed"),
-        ({"failed": {runs.ALONE: "other"}}, f"b was rejected: {runs.ALONE} failed"),
-        ({"ends": False}, "b did not come to its end"),
-        ({"host": "node7"}, "a and b are one and the same run"),
-        ({"without": "test_2_health.py"}, "b did not show that its machine is sound: nothing of test_2_health.py ran"),
-        ({"machine": runs.topology("node8", driver="575.57.08")}, "driver: 580.159.04 (a), 575.57.08 (b)"),
-        ({"machine": runs.topology("node8", "NVIDIA B300")}, "GPU model: NVIDIA X9000 (a), NVIDIA B300 (b)"),
-    ],
-)
+@pytest.mark.parametrize(("second", "said"), [
+    ({"values": {"busbw world": 310.0}}, "differs by 15%: 360 GB/s in a, 310 GB/s in b"),
+    ({"values": {"busbw world": math.nan}}, f"b was rejected: {runs.BANDWIDTH}[0], {runs.BANDWIDTH}[1] failed"),
+    ({"values": {"solo_train_throughput gpu1": 5700.0}}, f"b was rejected: {runs.ALONE} failed"),
+    ({"failed": {runs.ALONE: "other"}}, f"b was rejected: {runs.ALONE} failed"),
+    ({"ends": False}, "b did not come to its end"),
+    ({"host": "node7"}, "a and b are one and the same run"),
+    ({"without": "test_2_health.py"}, "b did not show that its machine is sound: nothing of test_2_health.py ran"),
+    ({"machine": runs.topology("node8", driver="575.57.08")}, "driver: 580.159.04 (a), 575.57.08 (b)"),
+    ({"machine": runs.topology("node8", "NVIDIA B300")}, "GPU model: NVIDIA X9000 (a), NVIDIA B300 (b)"),
+])  # fmt: skip
 def test_no_profile_is_made_of_doubtful_runs(tmp_path, gpufleet, second, said):
     folders = [runs.record(tmp_path / "a"), runs.record(tmp_path / "b", **{"host": "node8", **second})]
     status, text = gpufleet("calibrate", *folders, "-o", tmp_path / "my.toml")

@@ -119,16 +119,13 @@ def test_the_terminal_names_verdict_and_hosts(reports, capsys):
 
 
 # ---------------------------------------------------------------- the file of hosts
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("a\nb\n", ["a", "b"]),
-        ("# all\n\n a # the first\nb\na\n", ["a", "b"]),
-        ("node-[001,003-005]", ["node-001", "node-003", "node-004", "node-005"]),
-        ("r[1-2]n[09-10].example", ["r1n09.example", "r1n10.example", "r2n09.example", "r2n10.example"]),
-        ("node-[9-11]", ["node-9", "node-10", "node-11"]),
-    ],
-)
+@pytest.mark.parametrize(("text", "names"), [
+    ("a\nb\n", ["a", "b"]),
+    ("# all\n\n a # the first\nb\na\n", ["a", "b"]),
+    ("node-[001,003-005]", ["node-001", "node-003", "node-004", "node-005"]),
+    ("r[1-2]n[09-10].example", ["r1n09.example", "r1n10.example", "r2n09.example", "r2n10.example"]),
+    ("node-[9-11]", ["node-9", "node-10", "node-11"]),
+])  # fmt: skip
 def test_hosts_are_read(tmp_path, text, names):
     (tmp_path / "hosts").write_text(text)
     assert list(read_hosts(tmp_path / "hosts")) == names
@@ -139,13 +136,10 @@ def test_a_rack_may_stand_behind_hosts(tmp_path):
     assert read_hosts(tmp_path / "hosts") == {"a": "rack1", "n1": "rack2", "n2": "rack2", "b": "rack2", "c": ""}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "# none", "a b c", "a <b>", "node-[", "node-[]",
-        "node-[a-b]", "node-[5-3]", "n[1-999999999]", "node[1]]", "<b>",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("text", [
+    "", "# none", "a b c", "a <b>", "node-[", "node-[]",
+    "node-[a-b]", "node-[5-3]", "n[1-999999999]", "node[1]]", "<b>",
+])  # fmt: skip
 def test_what_names_no_host_is_refused(tmp_path, text):
     with pytest.raises(Refused):
         read_hosts(tmp_path / "hosts")  # which is not there

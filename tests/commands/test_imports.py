@@ -18,22 +18,18 @@ RUN = [
 ]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--version"],
-        ["verify", EVIDENCE / "h200x4-a"],
-        ["report", EVIDENCE / "h200x4-a", "-o", "report.html"],
-        ["judge", EVIDENCE / "h200x4-a"],
-        ["compare", EVIDENCE / "h200x4-a", EVIDENCE / "h200x4-b"],
-        ["fleet", EVIDENCE / "h200x4-a", EVIDENCE / "h200x4-b", "-o", "fleet.html"],
-        ["calibrate", EVIDENCE / "h200x4-a", EVIDENCE / "h200x4-b", "-o", "limits.toml"],
-        ["sign", EVIDENCE / "h200x4-a", "--key=missing", "--as=ann"],
-        ["snapshot"],
-        ["monitor", "--once"],
-    ],
-    ids=lambda arguments: arguments[0],
-)
+@pytest.mark.parametrize("arguments", [
+    ["--version"],
+    ["verify", EVIDENCE / "h200x4-a"],
+    ["report", EVIDENCE / "h200x4-a", "-o", "report.html"],
+    ["judge", EVIDENCE / "h200x4-a"],
+    ["compare", EVIDENCE / "h200x4-a", EVIDENCE / "h200x4-b"],
+    ["fleet", EVIDENCE / "h200x4-a", EVIDENCE / "h200x4-b", "-o", "fleet.html"],
+    ["calibrate", EVIDENCE / "h200x4-a", EVIDENCE / "h200x4-b", "-o", "limits.toml"],
+    ["sign", EVIDENCE / "h200x4-a", "--key=missing", "--as=ann"],
+    ["snapshot"],
+    ["monitor", "--once"],
+], ids=lambda arguments: arguments[0])  # fmt: skip
 def test_a_command_loads_nothing_heavy(tmp_path, arguments):
     command = [sys.executable, "-c", "\n".join(RUN), *map(str, arguments)]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)

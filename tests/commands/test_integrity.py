@@ -111,13 +111,10 @@ def test_a_run_as_it_was_left_is_read(command, whole, tmp_path, command_on):
     assert COMMANDS[command][0] in text
 
 
-@pytest.mark.parametrize(
-    ("command", "difference"),
-    [
-        *(("verify", each) for each in DIFFERENCES),
-        *((each, "all lines of the evidence alike") for each in sorted(COMMANDS.keys() - {"verify"})),
-    ],
-)
+@pytest.mark.parametrize(("command", "difference"), [
+    *(("verify", each) for each in DIFFERENCES),
+    *((each, "all lines of the evidence alike") for each in sorted(COMMANDS.keys() - {"verify"})),
+])  # fmt: skip
 def test_a_difference_is_refused_in_one_sentence(command, difference, whole, tmp_path, command_on):
     folder = shutil.copytree(whole, tmp_path / "run")
     change, said = DIFFERENCES[difference]

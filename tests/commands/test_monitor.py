@@ -77,14 +77,11 @@ def test_fits_any_width_in_the_same_number_of_lines(width):
     assert max(map(cell_len, lines)) <= width
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"power_watts": None, "clock_event_reasons": None}, ["72", "n/a", "1980", "n/a"]),
-        ({"clock_event_reasons": 0}, ["none"]),
-        (dict.fromkeys(READING), ["does", "not", "answer"]),
-    ],
-)
+@pytest.mark.parametrize(("changes", "expected"), [
+    ({"power_watts": None, "clock_event_reasons": None}, ["72", "n/a", "1980", "n/a"]),
+    ({"clock_event_reasons": 0}, ["none"]),
+    (dict.fromkeys(READING), ["does", "not", "answer"]),
+])  # fmt: skip
 def test_what_cannot_be_had_and_what_is_wrong(changes, expected):
     assert drawn(80, **changes)[3].split()[-len(expected) :] == expected
 
@@ -180,14 +177,11 @@ def test_json_goes_on_line_by_line_until_the_reader_leaves():
     assert sorted(set(times)) == times
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "words"),
-    [
-        ("monitor --interval 0", 2, "'0' is not a number of seconds above 0\n"),
-        ("", 2, "Each COMMAND has a --help of its own.\n"),
-        ("montior", 2, "'montior' is no command: did you mean monitor?\n"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "status", "words"), [
+    ("monitor --interval 0", 2, "'0' is not a number of seconds above 0\n"),
+    ("", 2, "Each COMMAND has a --help of its own.\n"),
+    ("montior", 2, "'montior' is no command: did you mean monitor?\n"),
+])  # fmt: skip
 def test_what_cannot_be_done_is_said_in_a_sentence(arguments, status, words):
     done = monitor(*arguments.split())
     assert (done.returncode, done.stdout, done.stderr.endswith(words)) == (status, "", True), done.stderr

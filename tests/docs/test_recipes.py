@@ -93,19 +93,16 @@ def test_options_in_recipes_are_there(path):
     assert {*re.findall(r"--fleet-[a-z-]+", path.read_text(encoding="utf-8"))} <= known
 
 
-@pytest.mark.parametrize(
-    ("status", "gpus", "logged"),
-    [
-        (0, 8, ""),
-        (1, 8, ""),
-        (10, 8, "INCOMPLETE"),
-        (143, 8, "exit status 143"),
-        (4, 8, "exit status 4"),  # another run has the GPUs
-        (1, 4, ""),  # the job has a part of them: nothing is run
-        (1, 0, ""),  # no job: HealthCheckProgram
-        (1, 8, "not checked"),  # the folder cannot be made
-    ],
-)
+@pytest.mark.parametrize(("status", "gpus", "logged"), [
+    (0, 8, ""),
+    (1, 8, ""),
+    (10, 8, "INCOMPLETE"),
+    (143, 8, "exit status 143"),
+    (4, 8, "exit status 4"),  # another run has the GPUs
+    (1, 4, ""),  # the job has a part of them: nothing is run
+    (1, 0, ""),  # no job: HealthCheckProgram
+    (1, 8, "not checked"),  # the folder cannot be made
+])  # fmt: skip
 def test_the_prolog_drains_what_is_rejected_alone_and_logs_the_rest(tmp_path, status, gpus, logged):
     reports = tmp_path / "reports"
     if logged == "not checked":

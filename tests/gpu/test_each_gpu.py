@@ -59,16 +59,13 @@ def test_the_gpus_are_near_their_power_limit_in_the_soak_and_nearly_alike(health
     assert max(relative.values.values()) <= 1
 
 
-@pytest.mark.parametrize(
-    ("fault", "precision", "words"),
-    [
-        ("one bit", "bf16", "round 0, matmul 3, row 5, column 9 is 0x"),
-        ("one bit", "fp32", "wrong elements: 1, in "),
-        ("one NaN", "fp16", "round 0, matmul 3, row 5, column 9 is 0x7e00, expected 0x"),
-        ("always NaN", "bf16", "NaN or infinite elements: 1"),
-        ("always bit", "fp16", "so it is again, in 1 row and 1 column: row 5, column 9 is 0x"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "precision", "words"), [
+    ("one bit", "bf16", "round 0, matmul 3, row 5, column 9 is 0x"),
+    ("one bit", "fp32", "wrong elements: 1, in "),
+    ("one NaN", "fp16", "round 0, matmul 3, row 5, column 9 is 0x7e00, expected 0x"),
+    ("always NaN", "bf16", "NaN or infinite elements: 1"),
+    ("always bit", "fp16", "so it is again, in 1 row and 1 column: row 5, column 9 is 0x"),
+])  # fmt: skip
 def test_a_wrong_element_is_found_and_the_gpu_named(planted, fault, precision, words):
     check = f"{EACH_GPU}::{REPEAT}[{precision}]"
     faults = planted(test_compute.FAULT, fault, check, "--gpus=all").record.faults

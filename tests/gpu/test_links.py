@@ -82,14 +82,11 @@ def plant(rank, fault):
 """
 
 
-@pytest.mark.parametrize(
-    ("gpus", "module"),
-    [
-        pytest.param("all", ALONE, marks=needs_gpus(4), id="as fast alone as while others copy"),
-        pytest.param("2", BOTH_WAYS, marks=over_nvlink, id="nearly as fast while the other direction is busy"),
-        pytest.param("2", THROUGH_HOST_MEMORY, id="through host memory if they cannot reach each other"),
-    ],
-)
+@pytest.mark.parametrize(("gpus", "module"), [
+    pytest.param("all", ALONE, marks=needs_gpus(4), id="as fast alone as while others copy"),
+    pytest.param("2", BOTH_WAYS, marks=over_nvlink, id="nearly as fast while the other direction is busy"),
+    pytest.param("2", THROUGH_HOST_MEMORY, id="through host memory if they cannot reach each other"),
+])  # fmt: skip
 def test_pairs_copy(run_pytest, gpus, module):
     run = run_pytest(f"--gpus={gpus}", "--fleet-dir=runs", files={"test_inner.py": MODULE + module})
     assert set(run.outcomes.values()) == {"passed"}, run.text

@@ -228,14 +228,10 @@ def _is_sleep(pid):
     return False
 
 
-@pytest.mark.parametrize(
-    ("ends", "why"),
-    [
-        (lambda agent: agent.tell(messages.End("the run is over")), "the run is over"),
-        (lambda agent: agent.let_go(), "its controller is gone"),
-    ],
-    ids=["it is told to end", "its controller is gone"],
-)
+@pytest.mark.parametrize(("ends", "why"), [
+    (lambda agent: agent.tell(messages.End("the run is over")), "the run is over"),
+    (lambda agent: agent.let_go(), "its controller is gone"),
+], ids=["it is told to end", "its controller is gone"])  # fmt: skip
 def test_nothing_is_left_of_it_when(agent, tmp_path, ends, why):
     found, _ = everything(agent, tmp_path)
     ends(agent)

@@ -59,14 +59,11 @@ def asked(fake, node):
     return found[-1].number
 
 
-@pytest.mark.parametrize(
-    ("says", "why"),
-    [
-        ([], "not started"),
-        ([(1, "its agent died by SIGSEGV")], "its agent died by SIGSEGV"),
-        ([(1, codec.packed({"is": "hello", "new": 1}))], "what this version cannot read"),
-    ],
-)
+@pytest.mark.parametrize(("says", "why"), [
+    ([], "not started"),
+    ([(1, "its agent died by SIGSEGV")], "its agent died by SIGSEGV"),
+    ([(1, codec.packed({"is": "hello", "new": 1}))], "what this version cannot read"),
+])  # fmt: skip
 def test_a_node_that_does_not_say_our_hello_is_lost_and_the_others_are_there(says, why):
     fake = FakeTransport(greeting=(0, 2))
     if says:
@@ -149,14 +146,11 @@ def test_a_node_that_is_left_out_is_fenced_and_not_lost(fake, cluster):
     assert [type(told.question) for told in fake.told(2, messages.Ask)] == [messages.KillRanks]
 
 
-@pytest.mark.parametrize(
-    ("event", "why"),
-    [
-        ((1, "its agent died by SIGKILL"), "its agent died by SIGKILL"),
-        ((1, messages.Ending("no controller for 30 s")), "its agent ended: no controller for 30 s"),
-        ((1, b"\xc1"), "its agent sent what this version cannot read"),
-    ],
-)
+@pytest.mark.parametrize(("event", "why"), [
+    ((1, "its agent died by SIGKILL"), "its agent died by SIGKILL"),
+    ((1, messages.Ending("no controller for 30 s")), "its agent ended: no controller for 30 s"),
+    ((1, b"\xc1"), "its agent sent what this version cannot read"),
+])  # fmt: skip
 def test_a_node_whose_agent_is_gone_is_lost_at_once(event, why, fake, cluster):
     fake.happens((1, Answer(0, b"before")), event)
     assert cluster.lost[1].startswith(why)

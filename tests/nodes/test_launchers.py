@@ -24,28 +24,25 @@ BATCH_SCRIPT = {"SLURM_NTASKS_PER_NODE": "8", "SLURM_TASKS_PER_NODE": "8(x2)", "
 POD = {"JOB_COMPLETION_INDEX": "3", "NODE_NAME": "worker-7"}
 
 
-@pytest.mark.parametrize(
-    ("environment", "head", "task"),
-    [
-        (SRUN, None, Task("srun", 2, 3, "gf0", PORT, "x7", ("gf0", "gf1", "x7"), "9.0")),
-        (SRUN, "x7:5", Task("srun", 2, 3, "x7", 5, "x7", ("gf0", "gf1", "x7"), "9.0")),
-        (TORCHRUN, None, Task("torchrun", 3, 16, "gf0", PORT)),
-        (SRUN | TORCHRUN, None, Task("torchrun", 3, 16, "gf0", PORT)),  # one within the other
-        ({"MASTER_ADDR": "gf0", "RANK": "3", "WORLD_SIZE": "16"}, None, Task("torchrun", 3, 16, "gf0", PORT)),
-        (OPEN_MPI, "gf0", Task("mpirun", 3, 16, "gf0", PORT)),
-        (SRUN | OPEN_MPI, "gf0", Task("mpirun", 3, 16, "gf0", PORT)),
-        (HYDRA, "[fd00::1]:77", Task("mpirun", 3, 16, "fd00::1", 77)),
-        ({"PMIX_RANK": "3", "PMIX_NAMESPACE": "a"}, "fd00::1", Task("PMIx", 3, None, "fd00::1", PORT, run="a")),
-        (POD, "job-0.fleet", Task("Kubernetes", 3, None, "job-0.fleet", PORT, "worker-7")),
-        ({"PSSH_NODENUM": "3", "PSSH_NUMNODES": "4"}, "192.0.2.1", Task("pssh", 3, 4, "192.0.2.1", PORT)),
-        ({}, "192.0.2.1:1", Task("--fleet-head", None, None, "192.0.2.1", 1)),
-        ({}, "127.0.0.1:1", Task("--fleet-head", 0, None, "127.0.0.1", 1)),  # which is this host
-        ({}, None, None),
-        (BATCH_SCRIPT, None, None),  # in which srun starts nothing
-        (SRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, None, None),  # a shell, by srun --pty
-        ({"MASTER_ADDR": "localhost", "RANK": "0", "WORLD_SIZE": "1"}, None, None),
-    ],
-)
+@pytest.mark.parametrize(("environment", "head", "task"), [
+    (SRUN, None, Task("srun", 2, 3, "gf0", PORT, "x7", ("gf0", "gf1", "x7"), "9.0")),
+    (SRUN, "x7:5", Task("srun", 2, 3, "x7", 5, "x7", ("gf0", "gf1", "x7"), "9.0")),
+    (TORCHRUN, None, Task("torchrun", 3, 16, "gf0", PORT)),
+    (SRUN | TORCHRUN, None, Task("torchrun", 3, 16, "gf0", PORT)),  # one within the other
+    ({"MASTER_ADDR": "gf0", "RANK": "3", "WORLD_SIZE": "16"}, None, Task("torchrun", 3, 16, "gf0", PORT)),
+    (OPEN_MPI, "gf0", Task("mpirun", 3, 16, "gf0", PORT)),
+    (SRUN | OPEN_MPI, "gf0", Task("mpirun", 3, 16, "gf0", PORT)),
+    (HYDRA, "[fd00::1]:77", Task("mpirun", 3, 16, "fd00::1", 77)),
+    ({"PMIX_RANK": "3", "PMIX_NAMESPACE": "a"}, "fd00::1", Task("PMIx", 3, None, "fd00::1", PORT, run="a")),
+    (POD, "job-0.fleet", Task("Kubernetes", 3, None, "job-0.fleet", PORT, "worker-7")),
+    ({"PSSH_NODENUM": "3", "PSSH_NUMNODES": "4"}, "192.0.2.1", Task("pssh", 3, 4, "192.0.2.1", PORT)),
+    ({}, "192.0.2.1:1", Task("--fleet-head", None, None, "192.0.2.1", 1)),
+    ({}, "127.0.0.1:1", Task("--fleet-head", 0, None, "127.0.0.1", 1)),  # which is this host
+    ({}, None, None),
+    (BATCH_SCRIPT, None, None),  # in which srun starts nothing
+    (SRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, None, None),  # a shell, by srun --pty
+    ({"MASTER_ADDR": "localhost", "RANK": "0", "WORLD_SIZE": "1"}, None, None),
+])  # fmt: skip
 def test_the_task_of_each_launcher(environment, head, task):
     assert find(environment, head) == task
 
@@ -66,23 +63,20 @@ def test_where_nobody_says_where_the_head_is_one_is_told_to(environment):
         find(environment)
 
 
-@pytest.mark.parametrize(
-    ("environment", "launcher"),
-    [
-        ({}, ""),
-        (TORCHRUN, ""),
-        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "8"}, "torchrun"),
-        ({"WORLD_SIZE": "8", "RANK": "0"}, ""),  # of a training job's scheduler, which starts one process
-        (OPEN_MPI, ""),
-        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, "mpirun"),
-        ({**HYDRA, "MPI_LOCALNRANKS": "8"}, "mpirun"),
-        ({"SLURM_STEP_TASKS_PER_NODE": "8(x2)", "SLURM_LOCALID": "0"}, "srun"),
-        ({"SLURM_STEP_TASKS_PER_NODE": "1(x2),2", "SLURM_LOCALID": "0"}, "srun"),
-        ({"SLURM_LOCALID": "1"}, "srun"),
-        (SRUN, ""),
-        (BATCH_SCRIPT, ""),
-    ],
-)
+@pytest.mark.parametrize(("environment", "launcher"), [
+    ({}, ""),
+    (TORCHRUN, ""),
+    ({**TORCHRUN, "LOCAL_WORLD_SIZE": "8"}, "torchrun"),
+    ({"WORLD_SIZE": "8", "RANK": "0"}, ""),  # of a training job's scheduler, which starts one process
+    (OPEN_MPI, ""),
+    ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, "mpirun"),
+    ({**HYDRA, "MPI_LOCALNRANKS": "8"}, "mpirun"),
+    ({"SLURM_STEP_TASKS_PER_NODE": "8(x2)", "SLURM_LOCALID": "0"}, "srun"),
+    ({"SLURM_STEP_TASKS_PER_NODE": "1(x2),2", "SLURM_LOCALID": "0"}, "srun"),
+    ({"SLURM_LOCALID": "1"}, "srun"),
+    (SRUN, ""),
+    (BATCH_SCRIPT, ""),
+])  # fmt: skip
 def test_who_starts_a_process_for_each_gpu(environment, launcher):
     assert starts_several(environment) == launcher
 

@@ -60,15 +60,11 @@ def test_a_slow_node_is_reached():
         assert connect({1: [door]}) == {}
 
 
-@pytest.mark.parametrize(
-    ("answer", "why"),
-    [
-        (None, "timed out"),
-        (lambda guest: guest.close(), "no data"),
-        (lambda guest: guest.sendall(bytes(MESSAGE_BYTES)), "another node has this address"),
-    ],
-    ids=["does not accept", "closes", "is another"],
-)
+@pytest.mark.parametrize(("answer", "why"), [
+    (None, "timed out"),
+    (lambda guest: guest.close(), "no data"),
+    (lambda guest: guest.sendall(bytes(MESSAGE_BYTES)), "another node has this address"),
+], ids=["does not accept", "closes", "is another"])  # fmt: skip
 def test_who_is_not_reached_is_named_with_address_port_and_interface(answer, why):
     (fine,) = listen([LOOPBACK], TOKEN)
     with somebody(answer) as door:
@@ -83,15 +79,12 @@ def test_a_port_that_nobody_has_is_refused():
     assert "refused" in connect({2: [door]})[2]
 
 
-@pytest.mark.parametrize(
-    ("environment", "names"),
-    [
-        ({}, ["lo"]),
-        ({"NCCL_SOCKET_IFNAME": "=lo", "GLOO_SOCKET_IFNAME": ""}, ["lo"]),
-        ({"NCCL_SOCKET_IFNAME": "l", "GLOO_SOCKET_IFNAME": "lo"}, ["lo"]),
-        ({"NCCL_SOCKET_IFNAME": "ib0,lo"}, ["lo"]),
-    ],
-)
+@pytest.mark.parametrize(("environment", "names"), [
+    ({}, ["lo"]),
+    ({"NCCL_SOCKET_IFNAME": "=lo", "GLOO_SOCKET_IFNAME": ""}, ["lo"]),
+    ({"NCCL_SOCKET_IFNAME": "l", "GLOO_SOCKET_IFNAME": "lo"}, ["lo"]),
+    ({"NCCL_SOCKET_IFNAME": "ib0,lo"}, ["lo"]),
+])  # fmt: skip
 def test_interfaces_are_those_that_nccl_and_gloo_are_told(environment, names):
     assert [each.name for each in of_traffic(LOOPBACK, environment)] == names
     assert {each.address for each in of_traffic(LOOPBACK, environment)} == {"127.0.0.1"}
@@ -207,15 +200,12 @@ def test_ranks_meet_at_a_port_that_can_be_had(address):
         pass
 
 
-@pytest.mark.parametrize(
-    ("environment", "nccl", "gloo"),
-    [
-        ({}, "=eth0", ["eth0", "eth0", "eth0"]),
-        ({"NCCL_SOCKET_IFNAME": "ib", "GLOO_SOCKET_IFNAME": "ib0"}, "ib", ["ib0", "ib0", "ib0"]),
-        ({"GLOO_SOCKET_IFNAME": "rail0,rail1"}, "=eth0", ["rail0", "rail1", "rail0"]),
-        ({"NCCL_SOCKET_IFNAME": "", "GLOO_SOCKET_IFNAME": ""}, "=eth0", ["eth0", "eth0", "eth0"]),
-    ],
-)
+@pytest.mark.parametrize(("environment", "nccl", "gloo"), [
+    ({}, "=eth0", ["eth0", "eth0", "eth0"]),
+    ({"NCCL_SOCKET_IFNAME": "ib", "GLOO_SOCKET_IFNAME": "ib0"}, "ib", ["ib0", "ib0", "ib0"]),
+    ({"GLOO_SOCKET_IFNAME": "rail0,rail1"}, "=eth0", ["rail0", "rail1", "rail0"]),
+    ({"NCCL_SOCKET_IFNAME": "", "GLOO_SOCKET_IFNAME": ""}, "=eth0", ["eth0", "eth0", "eth0"]),
+])  # fmt: skip
 def test_ranks_talk_on_the_interface_of_their_node_unless_somebody_chose_others(environment, nccl, gloo):
     found = [for_ranks("eth0", index, environment) for index in range(3)]
     assert found == [{"NCCL_SOCKET_IFNAME": nccl, "GLOO_SOCKET_IFNAME": name} for name in gloo]

@@ -23,17 +23,14 @@ def test_nodes_with_the_same_installation_are_welcome():
     agent_process.refuse_others(OWN, {"gf0": other("gf0"), "gf1": other("gf1", index=1)})
 
 
-@pytest.mark.parametrize(
-    ("differs", "described"),
-    [
-        ({"python": "3.12.4"}, "gf1: Python 3.12.4."),
-        ({"package": "q"}, "gf1: other files of pytest-gpufleet."),
-        ({"package": "q", "version": "2"}, "gf1: pytest-gpufleet 2."),
-        ({"suite": "t", "python": "3.13.0"}, "gf1: Python 3.13.0, other checks, conftest"),
-        ({"suite": ""}, f"gf1: {agent_process.NO_FOLDER}."),
-        ({"suite": agent_process.EMPTY}, f"gf1: {agent_process.NO_CHECKS}."),
-    ],
-)
+@pytest.mark.parametrize(("differs", "described"), [
+    ({"python": "3.12.4"}, "gf1: Python 3.12.4."),
+    ({"package": "q"}, "gf1: other files of pytest-gpufleet."),
+    ({"package": "q", "version": "2"}, "gf1: pytest-gpufleet 2."),
+    ({"suite": "t", "python": "3.13.0"}, "gf1: Python 3.13.0, other checks, conftest"),
+    ({"suite": ""}, f"gf1: {agent_process.NO_FOLDER}."),
+    ({"suite": agent_process.EMPTY}, f"gf1: {agent_process.NO_CHECKS}."),
+])  # fmt: skip
 def test_a_node_with_another_one_is_named_with_what_differs(differs, described):
     with pytest.raises(Refused) as refused:
         agent_process.refuse_others(OWN, {"gf0": other("gf0"), "gf1": other("gf1", **differs)})
@@ -75,20 +72,17 @@ def test_the_same_files_elsewhere_are_the_same_suite(folder, tmp_path_factory):
     assert agent_process.suite(folder, ["checks"]) == before
 
 
-@pytest.mark.parametrize(
-    ("suite", "change", "another"),
-    [
-        ("checks", lambda at: (at / "checks/test_a.py").write_text("A\n"), True),
-        ("checks", lambda at: (at / "checks/test_a.py").unlink(), True),
-        ("checks", lambda at: (at / "checks/test_a.py").rename(at / "checks/test_b.py"), True),
-        ("checks", lambda at: (at / "checks/inner/test_c.py").touch(), True),
-        ("checks/test_a.py", lambda at: (at / "conftest.py").write_text("fixtures"), True),
-        ("checks/test_a.py", lambda at: (at / "checks/conftest.py").write_text("fixtures"), True),
-        ("test_none.py", lambda at: (at / "test_none.py").write_text("it is there now"), True),
-        ("checks", lambda at: (at / "checks/notes.txt").write_text("to do"), False),
-        ("checks", lambda at: shutil.copytree(at / "checks/inner", at / "checks/.venv"), False),
-    ],
-)
+@pytest.mark.parametrize(("suite", "change", "another"), [
+    ("checks", lambda at: (at / "checks/test_a.py").write_text("A\n"), True),
+    ("checks", lambda at: (at / "checks/test_a.py").unlink(), True),
+    ("checks", lambda at: (at / "checks/test_a.py").rename(at / "checks/test_b.py"), True),
+    ("checks", lambda at: (at / "checks/inner/test_c.py").touch(), True),
+    ("checks/test_a.py", lambda at: (at / "conftest.py").write_text("fixtures"), True),
+    ("checks/test_a.py", lambda at: (at / "checks/conftest.py").write_text("fixtures"), True),
+    ("test_none.py", lambda at: (at / "test_none.py").write_text("it is there now"), True),
+    ("checks", lambda at: (at / "checks/notes.txt").write_text("to do"), False),
+    ("checks", lambda at: shutil.copytree(at / "checks/inner", at / "checks/.venv"), False),
+])  # fmt: skip
 def test_files_that_pytest_looks_at_make_the_suite(folder, suite, change, another):
     before = agent_process.suite(folder, [suite])
     change(folder)

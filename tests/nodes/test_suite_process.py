@@ -92,13 +92,10 @@ def test_evidence_that_was_removed_and_written_again_goes_on(suite, evidence, tm
     assert ended.verdict is None
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        b"no JSON", b"[]", b"{}", b"\xff", b"", line("telemetry", sample=7), line("check_finished", check={"id": "a"}),
-        finished("a", "divine"), line("verdict", verdict="FINE"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("damage", [
+    b"no JSON", b"[]", b"{}", b"\xff", b"", line("telemetry", sample=7), line("check_finished", check={"id": "a"}),
+    finished("a", "divine"), line("verdict", verdict="FINE"),
+])  # fmt: skip
 def test_what_somebody_else_wrote_is_no_news(suite, evidence, tmp_path, damage):
     write(evidence, damage, b"\n", finished("b"), b"\n")
     assert suite.news() == [CheckEnded("b", "passed", 1.5)]
@@ -141,13 +138,10 @@ def test_parts(folder):
     assert suite_process.part(folder, "inner/page.html", 0, 100) == b"<p>"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "", ".", "..", "../secret", "inner/../../secret", "/etc/passwd",
-        "link", "way/secret", "fifo", "inner", "none", "a\0b",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("name", [
+    "", ".", "..", "../secret", "inner/../../secret", "/etc/passwd",
+    "link", "way/secret", "fifo", "inner", "none", "a\0b",
+])  # fmt: skip
 def test_no_way_out(folder, name):
     with pytest.raises((OSError, ValueError)):
         suite_process.part(folder, name, 0, 100)

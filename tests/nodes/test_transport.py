@@ -88,15 +88,12 @@ def close(transport, *agents):
     transport.close(0.0)
 
 
-@pytest.mark.parametrize(
-    ("who", "names"),
-    [
-        ([("gf1", 1), ("gf0", 0), ("gf2", 2)], ["gf0", "gf1", "gf2"]),
-        ([("gf10", None), ("gf9", None), ("gf2", 0)], ["gf2", "gf9", "gf10"]),
-        ([("b", None), ("a", None), ("x", None)], ["x", "b", "a"]),  # the order of the file
-        ([("vm", 0), ("vm", 1), ("gf2", 2)], ["vm (1)", "vm (2)", "gf2"]),
-    ],
-)
+@pytest.mark.parametrize(("who", "names"), [
+    ([("gf1", 1), ("gf0", 0), ("gf2", 2)], ["gf0", "gf1", "gf2"]),
+    ([("gf10", None), ("gf9", None), ("gf2", 0)], ["gf2", "gf9", "gf10"]),
+    ([("b", None), ("a", None), ("x", None)], ["x", "b", "a"]),  # the order of the file
+    ([("vm", 0), ("vm", 1), ("gf2", 2)], ["vm (1)", "vm (2)", "gf2"]),
+])  # fmt: skip
 def test_nodes_have_the_numbers_of_their_launcher_or_the_order_of_their_names(who, names):
     agents, launched = dialling(*who)
     transport = Transport(launched, 3, LONG, ("x", "b", "a"), run="7.0")

@@ -71,14 +71,10 @@ def test_it_runs_from_another_folder_and_a_changed_conftest_is_reported(clone, t
     assert record.altered == ["../conftest.py"]
 
 
-@pytest.mark.parametrize(
-    ("without", "named"),
-    [
-        (("cloudpickle", "msgspec"), "cloudpickle, msgspec"),
-        (("jinja2", "pytest_html"), "jinja2"),  # pytest-html, where it is installed, needs it too
-    ],
-    ids=["messages", "report"],
-)
+@pytest.mark.parametrize(("without", "named"), [
+    (("cloudpickle", "msgspec"), "cloudpickle, msgspec"),
+    (("jinja2", "pytest_html"), "jinja2"),  # pytest-html, where it is installed, needs it too
+], ids=["messages", "report"])  # fmt: skip
 def test_what_is_missing_is_named_in_one_sentence(clone, run_without_installation, without, named):
     ended = run_without_installation(clone, "acceptance", "--gpus=8", without=without)
     assert ended.returncode == pytest.ExitCode.USAGE_ERROR

@@ -237,35 +237,26 @@ def test_checks_of_an_installed_package_have_the_same_names_on_the_nodes(run_fre
 
 
 # ---------------------------------------------------------------- arguments on each node, and how far they are
-@pytest.mark.parametrize(
-    ("given", "left"),
-    [
-        (["acceptance/", "--nodes", "16", "--gpus", "8"], ["acceptance/"]),
-        (["--nodes=16", "--gpus=8", "--rehearse", "--rehearse=2", "--fleet-insecure"], []),
-        (["--fleet-level", "quick", "--fleet-network=none"], ["--fleet-level", "quick", "--fleet-network=none"]),
-        (["-x", "-v", "--maxfail", "3", "--mine", "yes"], ["-x", "-v", "--maxfail", "3", "--mine", "yes"]),
-        (
-            ["-k", "links", "-m", "not slow", "--deselect", "a::b"],
-            ["-k", "links", "-m", "not slow", "--deselect", "a::b"],
-        ),
-        (["-p", "ours", "-W", "error", "-o", "a=b"], ["-p", "ours", "-W", "error", "-o", "a=b"]),
-        (["-c", "site.ini", "--html=a.html", "--junitxml", "b.xml", "--lf", "--pdb"], ["-c", "site.ini"]),
-        (["--fleet-resume", "reports/a", "--fleet-deadline=1h", "--fleet-dir", "b", "--fleet-keep=2"], []),
-    ],
-)
+@pytest.mark.parametrize(("given", "left"), [
+    (["acceptance/", "--nodes", "16", "--gpus", "8"], ["acceptance/"]),
+    (["--nodes=16", "--gpus=8", "--rehearse", "--rehearse=2", "--fleet-insecure"], []),
+    (["--fleet-level", "quick", "--fleet-network=none"], ["--fleet-level", "quick", "--fleet-network=none"]),
+    (["-x", "-v", "--maxfail", "3", "--mine", "yes"], ["-x", "-v", "--maxfail", "3", "--mine", "yes"]),
+    (["-k", "links", "-m", "not slow", "--deselect", "a::b"], ["-k", "links", "-m", "not slow", "--deselect", "a::b"]),
+    (["-p", "ours", "-W", "error", "-o", "a=b"], ["-p", "ours", "-W", "error", "-o", "a=b"]),
+    (["-c", "site.ini", "--html=a.html", "--junitxml", "b.xml", "--lf", "--pdb"], ["-c", "site.ini"]),
+    (["--fleet-resume", "reports/a", "--fleet-deadline=1h", "--fleet-dir", "b", "--fleet-keep=2"], []),
+])  # fmt: skip
 def test_what_is_about_all_nodes_or_about_files_of_this_machine_is_left_out(given, left):
     assert [*on_nodes.kept(given)] == left
 
 
-@pytest.mark.parametrize(
-    ("at_work", "started", "shown"),
-    [
-        ({1, 2}, [], "each node by itself, 3 of 5 checks, waiting for gf1, gf2"),
-        ({0, 1, 2}, [], "each node by itself, 3 of 5 checks"),
-        (None, ["a", "b"], "b"),
-        (None, ["a"], "no check is on"),
-    ],
-)
+@pytest.mark.parametrize(("at_work", "started", "shown"), [
+    ({1, 2}, [], "each node by itself, 3 of 5 checks, waiting for gf1, gf2"),
+    ({0, 1, 2}, [], "each node by itself, 3 of 5 checks"),
+    (None, ["a", "b"], "b"),
+    (None, ["a"], "no check is on"),
+])  # fmt: skip
 def test_a_line_says_how_far_nodes_are_and_who_is_waited_for(at_work, started, shown):
     runs = {
         node: SimpleNamespace(host=f"gf{node}", at_work=node in (at_work or ()), outcomes=Counter(passed=2 + node))

@@ -18,20 +18,17 @@ def gpus(count, capability=(9, 0)):
     return replace(topology, gpus=able), count, 1
 
 
-@pytest.mark.parametrize(
-    ("here", "needs", "words"),
-    [
-        (REHEARSAL, {"gpus": True}, "a rehearsal has no GPUs"),
-        (REHEARSAL, {"ranks": 4}, "needs 4 ranks, this run has 2"),
-        (REHEARSAL, {"ranks": 2, "capability": (8, 0)}, ""),
-        (gpus(1), {"gpus": True}, ""),
-        (gpus(1), {"ranks": 2}, "needs 2 ranks, this run has 1"),
-        (gpus(2), {"ranks": 2, "capability": (9, 0)}, ""),
-        (gpus(2, (7, 5)), {"capability": (8, 0)}, "needs compute capability 8.0, GPU 0 has 7.5"),
-        (gpus(2, None), {"capability": (8, 0)}, ""),
-        (REHEARSAL, {"nodes": 2}, "needs 2 nodes, this run has 1"),
-        ((GpuTopology(), 6, 3), {"nodes": 3, "ranks": 6}, ""),
-    ],
-)
+@pytest.mark.parametrize(("here", "needs", "words"), [
+    (REHEARSAL, {"gpus": True}, "a rehearsal has no GPUs"),
+    (REHEARSAL, {"ranks": 4}, "needs 4 ranks, this run has 2"),
+    (REHEARSAL, {"ranks": 2, "capability": (8, 0)}, ""),
+    (gpus(1), {"gpus": True}, ""),
+    (gpus(1), {"ranks": 2}, "needs 2 ranks, this run has 1"),
+    (gpus(2), {"ranks": 2, "capability": (9, 0)}, ""),
+    (gpus(2, (7, 5)), {"capability": (8, 0)}, "needs compute capability 8.0, GPU 0 has 7.5"),
+    (gpus(2, None), {"capability": (8, 0)}, ""),
+    (REHEARSAL, {"nodes": 2}, "needs 2 nodes, this run has 1"),
+    ((GpuTopology(), 6, 3), {"nodes": 3, "ranks": 6}, ""),
+])  # fmt: skip
 def test_what_is_lacking(here, needs, words):
     assert lacking(*here, **needs) == words

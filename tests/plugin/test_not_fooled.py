@@ -121,15 +121,12 @@ def test_pytest_exit_leaves_a_run_incomplete(fleet):
     assert (run.status, run.record.broken) == (10, "pytest.exit() ended the run: that will do")
 
 
-@pytest.mark.parametrize(
-    "ending",
-    [
-        "def pytest_sessionstart(session): pytest.exit('at once', returncode=0)",
-        "def pytest_sessionfinish(session): pytest.exit('after all', returncode=0)",
-        "def pytest_terminal_summary(): os._exit(0)",
-        "def pytest_unconfigure(): raise SystemExit",
-    ],
-)
+@pytest.mark.parametrize("ending", [
+    "def pytest_sessionstart(session): pytest.exit('at once', returncode=0)",
+    "def pytest_sessionfinish(session): pytest.exit('after all', returncode=0)",
+    "def pytest_terminal_summary(): os._exit(0)",
+    "def pytest_unconfigure(): raise SystemExit",
+])  # fmt: skip
 def test_no_hook_makes_a_success_of_a_failure(fleet, ending):
     conftest = f"import os\nimport pytest\n\n@pytest.hookimpl(trylast=True)\n{ending}\n"
     run = fleet("def test_it(): assert False", files={"conftest.py": conftest})

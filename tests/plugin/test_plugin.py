@@ -25,15 +25,12 @@ LISTED = """
 """
 
 
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [
-        ("--help", ["--gpus=N|all|auto", "--rehearse", "--fleet-level={quick,standard,burnin}", "--fleet-dir=DIR"]),
-        ("--markers", ["pytest.mark.spmd:", "world_size(n):", "level(name):", "fresh_world:"]),
-        ("--fixtures", ["gpu_topology", "world ", "nccl_group", "rank ", "judge"]),
-        ("--setup-plan", ["SETUP    S world", "test_inner.py::test_alone"]),
-    ],
-)
+@pytest.mark.parametrize(("option", "words"), [
+    ("--help", ["--gpus=N|all|auto", "--rehearse", "--fleet-level={quick,standard,burnin}", "--fleet-dir=DIR"]),
+    ("--markers", ["pytest.mark.spmd:", "world_size(n):", "level(name):", "fresh_world:"]),
+    ("--fixtures", ["gpu_topology", "world ", "nccl_group", "rank ", "judge"]),
+    ("--setup-plan", ["SETUP    S world", "test_inner.py::test_alone"]),
+])  # fmt: skip
 def test_pytest_explains_and_makes_no_run(run_pytest, option, words):
     run = run_pytest(option, "--rehearse=2", f"--fleet-dir={REPORTS}", files={"test_inner.py": LISTED})
     assert run.status == 0
@@ -70,29 +67,26 @@ BAD_FILES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("--gpus 0", ["--gpus", "'0'"]),
-        ("--gpus 0,1", ["--gpus", "'0,1'", "CUDA_VISIBLE_DEVICES"]),
-        ("--rehearse 3", ["--rehearse 3", "--rehearse=N"]),
-        ("--gpus 8 --rehearse", ["--gpus N", "--rehearse", "give one of them"]),
-        ("--nodes all --rehearse", ["--nodes all", "--nodes N"]),
-        ("--gpus 1 --fleet-address head:6379", ["--fleet-address", "--nodes N"]),
-        ("--gpus 1 --fleet-insecure", ["--fleet-insecure", "--nodes N"]),
-        ("--rehearse --fleet-profile missing.toml", ["missing.toml", "cannot be read"]),
-        ("--rehearse --fleet-profile .", ["--fleet-profile", "cannot be read"]),
-        ("--rehearse --fleet-profile broken.toml", ["broken.toml", "not valid TOML", "line 1"]),
-        ("--rehearse --fleet-profile unit.toml", ["unit.toml", "limit 1", '"unit"', '"parsecs"']),
-        ("--rehearse --fleet-profile twice.toml", ["twice.toml", "limit 1", "limit 2", "more specific"]),
-        ("--rehearse --fleet-order bad_order.toml", ["bad_order.toml:3", 'unknown key "nvlink"', '"nvlinks"?']),
-        ("--rehearse --fleet-burn-in=2h --fleet-level=quick", ["--fleet-burn-in is part of level burnin", "quick was"]),
-        ("--rehearse --resnet-model=resnet34", ["--resnet-model: invalid choice: 'resnet34'"]),
-        ("--rehearse --resnet-batch=1e3", ["--resnet-batch: '1e3' is not a whole number, 1 or more"]),
-        ("--rehearse --fleet-prometheus=broken.toml", ["broken.toml", "is no textfile of an earlier run"]),
-        ("--rehearse --fleet-dir=file", ["file", "cannot be written", "--fleet-dir"]),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "words"), [
+    ("--gpus 0", ["--gpus", "'0'"]),
+    ("--gpus 0,1", ["--gpus", "'0,1'", "CUDA_VISIBLE_DEVICES"]),
+    ("--rehearse 3", ["--rehearse 3", "--rehearse=N"]),
+    ("--gpus 8 --rehearse", ["--gpus N", "--rehearse", "give one of them"]),
+    ("--nodes all --rehearse", ["--nodes all", "--nodes N"]),
+    ("--gpus 1 --fleet-address head:6379", ["--fleet-address", "--nodes N"]),
+    ("--gpus 1 --fleet-insecure", ["--fleet-insecure", "--nodes N"]),
+    ("--rehearse --fleet-profile missing.toml", ["missing.toml", "cannot be read"]),
+    ("--rehearse --fleet-profile .", ["--fleet-profile", "cannot be read"]),
+    ("--rehearse --fleet-profile broken.toml", ["broken.toml", "not valid TOML", "line 1"]),
+    ("--rehearse --fleet-profile unit.toml", ["unit.toml", "limit 1", '"unit"', '"parsecs"']),
+    ("--rehearse --fleet-profile twice.toml", ["twice.toml", "limit 1", "limit 2", "more specific"]),
+    ("--rehearse --fleet-order bad_order.toml", ["bad_order.toml:3", 'unknown key "nvlink"', '"nvlinks"?']),
+    ("--rehearse --fleet-burn-in=2h --fleet-level=quick", ["--fleet-burn-in is part of level burnin", "quick was"]),
+    ("--rehearse --resnet-model=resnet34", ["--resnet-model: invalid choice: 'resnet34'"]),
+    ("--rehearse --resnet-batch=1e3", ["--resnet-batch: '1e3' is not a whole number, 1 or more"]),
+    ("--rehearse --fleet-prometheus=broken.toml", ["broken.toml", "is no textfile of an earlier run"]),
+    ("--rehearse --fleet-dir=file", ["file", "cannot be written", "--fleet-dir"]),
+])  # fmt: skip
 def test_bad_input_ends_with_one_sentence_before_anything_starts(run_pytest, arguments, words):
     run = run_pytest(f"--fleet-dir={REPORTS}", *shlex.split(arguments), files=BAD_FILES)
     assert_one_sentence(run, words)
@@ -133,14 +127,10 @@ def test_gpus_that_are_left_out_are_reported(run_pytest, gpus, hidden):
     assert (f"{reason}." in unescape((run.folders[0] / "report.html").read_text())) == hidden
 
 
-@pytest.mark.parametrize(
-    ("module", "status", "verdict", "reason"),
-    [
-        ("def test_count(gpu_topology): assert len(gpu_topology.gpus) == 99", 1, "REJECTED", "test_count"),
-        ("", pytest.ExitCode.NO_TESTS_COLLECTED, "INCOMPLETE", "no test was selected"),
-    ],
-    ids=["more GPUs than there are: on those present", "no tests"],
-)
+@pytest.mark.parametrize(("module", "status", "verdict", "reason"), [
+    ("def test_count(gpu_topology): assert len(gpu_topology.gpus) == 99", 1, "REJECTED", "test_count"),
+    ("", pytest.ExitCode.NO_TESTS_COLLECTED, "INCOMPLETE", "no test was selected"),
+], ids=["more GPUs than there are: on those present", "no tests"])  # fmt: skip
 def test_a_run_that_accepts_nothing(run_pytest, module, status, verdict, reason):
     run = run_pytest("--gpus", "99", f"--fleet-dir={REPORTS}", files={"test_inner.py": module})
     assert (run.status, run.record.verdict) == (status, verdict)

@@ -28,24 +28,21 @@ def ports(count, rate="400 Gb/sec (4X NDR)", **more):
     return [Port(f"mlx5_{number}/1", "4: ACTIVE", rate, "InfiniBand", **more) for number in range(count)]
 
 
-@pytest.mark.parametrize(
-    ("near", "count", "expected"),
-    [
-        (
-            [[f"mlx5_{number}"] for number in (7, 6, 5, 4, 3, 2, 1, 0)],
-            8,
-            [
-                {0: "mlx5_6/1", 1: "mlx5_4/1", 2: "mlx5_2/1", 3: "mlx5_0/1"},
-                {0: "mlx5_7/1", 1: "mlx5_5/1", 2: "mlx5_3/1", 3: "mlx5_1/1"},
-            ],
-        ),
-        # Where it is not known what is near, they go to pairs in their order.
-        ([[]] * 4, 2, [{0: "mlx5_0/1", 1: "mlx5_1/1"}]),
-        ([[]] * 2, 2, [{0: "mlx5_0/1"}, {0: "mlx5_1/1"}]),
-        ([[]] * 5, 1, [{0: "mlx5_0/1"}]),
-        ([[], [], ["mlx5_0"]], 1, [{0: "mlx5_0/1"}]),  # its GPU has no partner
-    ],
-)
+@pytest.mark.parametrize(("near", "count", "expected"), [
+    (
+        [[f"mlx5_{number}"] for number in (7, 6, 5, 4, 3, 2, 1, 0)],
+        8,
+        [
+            {0: "mlx5_6/1", 1: "mlx5_4/1", 2: "mlx5_2/1", 3: "mlx5_0/1"},
+            {0: "mlx5_7/1", 1: "mlx5_5/1", 2: "mlx5_3/1", 3: "mlx5_1/1"},
+        ],
+    ),
+    # Where it is not known what is near, they go to pairs in their order.
+    ([[]] * 4, 2, [{0: "mlx5_0/1", 1: "mlx5_1/1"}]),
+    ([[]] * 2, 2, [{0: "mlx5_0/1"}, {0: "mlx5_1/1"}]),
+    ([[]] * 5, 1, [{0: "mlx5_0/1"}]),
+    ([[], [], ["mlx5_0"]], 1, [{0: "mlx5_0/1"}]),  # its GPU has no partner
+])  # fmt: skip
 def test_each_adapter_goes_to_the_pair_of_the_gpu_next_to_it(near, count, expected):
     gpus = [SimpleNamespace(get={"network_adapters": adapters}.get) for adapters in near]
     assert turns(SimpleNamespace(size=len(near), gpus=gpus), ports(count)) == expected
@@ -69,17 +66,14 @@ def test_counters_are_words_of_four_bytes(tmp_path, monkeypatch):
     assert network_ports.carried("mlx5_0/1") == (4000, 2000)
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "proven"),
-    [
-        ((0, 0), (800, 900), True),
-        ((100, 100), (900, 900), True),
-        ((0, 0), (800, 799), False),
-        ((0, 0), (0, 0), False),
-        (None, (800, 800), False),
-        ((0, 0), None, False),
-    ],
-)
+@pytest.mark.parametrize(("before", "now", "proven"), [
+    ((0, 0), (800, 900), True),
+    ((100, 100), (900, 900), True),
+    ((0, 0), (800, 799), False),
+    ((0, 0), (0, 0), False),
+    (None, (800, 800), False),
+    ((0, 0), None, False),
+])  # fmt: skip
 def test_a_port_that_did_not_count_what_was_sent_proves_nothing(before, now, proven):
     reading = Reading("busbw", 1.0, {}, (1.0, 1.0), details={"iterations": 4, "runs": 1})
     assert carried(before, now, reading, 50) == proven

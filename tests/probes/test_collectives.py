@@ -40,17 +40,14 @@ def test_factors_are_those_of_nccl_tests_and_buffers_count_what_a_rank_holds():
     assert {name: (each.factor(8), each.held(8 * GiB, 8) // GiB) for name, each in COLLECTIVES.items()} == TABLE
 
 
-@pytest.mark.parametrize(
-    ("each", "iterations", "runs", "ahead"),
-    [
-        (10e-6, 20, 7, 50),
-        (250e-6, 20, 7, 20),  # 64 MiB on two H200
-        (3.2e-3, 18, 3, 2),  # 1 GiB
-        (24.6e-3, 2, 3, 1),  # 8 GiB
-        (0.1, 2, 3, 1),
-        (2.5, 2, 1, 0),  # 8 GiB on a machine on which everything is a hundred times as slow
-    ],
-)
+@pytest.mark.parametrize(("each", "iterations", "runs", "ahead"), [
+    (10e-6, 20, 7, 50),
+    (250e-6, 20, 7, 20),  # 64 MiB on two H200
+    (3.2e-3, 18, 3, 2),  # 1 GiB
+    (24.6e-3, 2, 3, 1),  # 8 GiB
+    (0.1, 2, 3, 1),
+    (2.5, 2, 1, 0),  # 8 GiB on a machine on which everything is a hundred times as slow
+])  # fmt: skip
 def test_samples_are_long_enough_and_end_on_a_broken_machine(each, iterations, runs, ahead):
     assert plan("cuda", each) == (iterations, runs, ahead)
 
@@ -76,14 +73,11 @@ def test_parts_are_equal_and_in_place_shares_memory(name, n):
         assert output == (part if collective.one_part == "output" else range(total))
 
 
-@pytest.mark.parametrize(
-    ("usual", "slow", "named"),
-    [
-        (36.4, 50.5, []),  # two healthy H200 differed so
-        (30.6, 53.7, []),  # and so where the samples of one were the lowest and of the other the highest
-        (40.0, 85.0, [gpu(2)]),  # its processor has another program on it
-    ],
-)
+@pytest.mark.parametrize(("usual", "slow", "named"), [
+    (36.4, 50.5, []),  # two healthy H200 differed so
+    (30.6, 53.7, []),  # and so where the samples of one were the lowest and of the other the highest
+    (40.0, 85.0, [gpu(2)]),  # its processor has another program on it
+])  # fmt: skip
 def test_a_rank_of_which_the_host_launches_slowly_is_named(usual, slow, named):
     values = {gpu(index): slow if index == 2 else usual for index in range(8)}
     launching = Measurement("launch_time", values, {"collective": "all_reduce", "bytes": 8, "ranks": 8})
@@ -210,15 +204,12 @@ def four(bad):
     return SimpleNamespace(size=4, gpus=places, nodes=[0], places=places, each=each, restarted=lambda _: nullcontext())
 
 
-@pytest.mark.parametrize(
-    ("kind", "bad", "fault", "subjects"),
-    [
-        ("hang", {(1, 2)}, "p2p_hangs", ["gpu1-gpu2"]),
-        ("hang", {(0, 3), (1, 2)}, "p2p_hangs", ["gpu0-gpu3", "gpu1-gpu2"]),
-        ("hang", set(), "p2p_hangs", ["node"]),
-        ("exception", set(), "nvls_not_used", ["node"]),
-    ],
-)
+@pytest.mark.parametrize(("kind", "bad", "fault", "subjects"), [
+    ("hang", {(1, 2)}, "p2p_hangs", ["gpu1-gpu2"]),
+    ("hang", {(0, 3), (1, 2)}, "p2p_hangs", ["gpu0-gpu3", "gpu1-gpu2"]),
+    ("hang", set(), "p2p_hangs", ["node"]),
+    ("exception", set(), "nvls_not_used", ["node"]),
+])  # fmt: skip
 def test_a_first_collective_that_works_without_p2p_or_nvls_names_it(kind, bad, fault, subjects, monkeypatch):
     def logged(group, sizes, variables=None):
         if not variables:
@@ -237,16 +228,13 @@ def test_one_that_fails_all_the_same_is_the_failure_of_its_ranks(kind, monkeypat
         transport.transport(four(set()), four(set()), {})
 
 
-@pytest.mark.parametrize(
-    ("log", "beside", "ends"),
-    [
-        (NcclLog(ways=(Way(0, 1, "P2P/CUMEM"),)), Beside(nvlink=4096), nullcontext()),
-        (NcclLog(ways=(Way(0, 1, "P2P/CUMEM"),)), Beside(nvlink=0), pytest.raises(NotJudged, match="counted no bytes")),
-        (NcclLog(unknown=("via TELEPORT",)), Beside(), pytest.raises(NotJudged, match="TELEPORT")),
-        (NcclLog(), Beside(), pytest.raises(NotJudged, match="does not say")),
-        (NcclLog(ways=(Way(0, 1, "SHM"),)), Beside(), pytest.raises(Faults, match="SHM")),
-    ],
-)
+@pytest.mark.parametrize(("log", "beside", "ends"), [
+    (NcclLog(ways=(Way(0, 1, "P2P/CUMEM"),)), Beside(nvlink=4096), nullcontext()),
+    (NcclLog(ways=(Way(0, 1, "P2P/CUMEM"),)), Beside(nvlink=0), pytest.raises(NotJudged, match="counted no bytes")),
+    (NcclLog(unknown=("via TELEPORT",)), Beside(), pytest.raises(NotJudged, match="TELEPORT")),
+    (NcclLog(), Beside(), pytest.raises(NotJudged, match="does not say")),
+    (NcclLog(ways=(Way(0, 1, "SHM"),)), Beside(), pytest.raises(Faults, match="SHM")),
+])  # fmt: skip
 def test_what_the_log_leaves_open_is_not_judged(log, beside, ends):
     with ends:
         assert transport.expect_fastest(transport.Transport(log, [beside] * 4), four(set()), H200.machine(4)) == []

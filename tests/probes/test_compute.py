@@ -88,15 +88,12 @@ def at_full_clock(*each, capped=()):
     return full_clock_rates(SimpleNamespace(run=lambda probe: readings, size=len(each), places=places))
 
 
-@pytest.mark.parametrize(
-    ("each", "slow", "why"),
-    [
-        ([USUAL] * 3 + [PINNED], {gpu(3)}, "its SM clock was 1,947 MHz, that of the fastest 1,980"),
-        ([USUAL, FEWER, USUAL, USUAL], {gpu(1)}, "at 1,980 MHz it does 1.5% less than the fastest"),
-        ([USUAL] * 3 + [(50.95, 1980.0)], set(), "all alike, at 1,980 MHz"),
-        ([PINNED] * 4, set(), "all alike, at 1,947 MHz"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("each", "slow", "why"), [
+    ([USUAL] * 3 + [PINNED], {gpu(3)}, "its SM clock was 1,947 MHz, that of the fastest 1,980"),
+    ([USUAL, FEWER, USUAL, USUAL], {gpu(1)}, "at 1,980 MHz it does 1.5% less than the fastest"),
+    ([USUAL] * 3 + [(50.95, 1980.0)], set(), "all alike, at 1,980 MHz"),
+    ([PINNED] * 4, set(), "all alike, at 1,947 MHz"),
+])  # fmt: skip
 def test_a_gpu_that_is_a_hundredth_slow_at_full_clock_is_found_and_why(each, slow, why):
     measured = at_full_clock(*each)
     board = BOARDS["NVIDIA H200"]

@@ -19,17 +19,14 @@ def use_kernels(workload=USUAL):
     cuda_graph._use_kernels(RANK, torch.nn.Identity(), plan("peak", workload, RANK.device))
 
 
-@pytest.mark.parametrize(
-    ("files", "compiler", "triton", "words"),
-    [
-        ("gcc Python.h", "", None, "need Triton"),
-        ("cc Python.h", "", "triton", "install gcc"),  # for which Triton does not look
-        ("gcc", "", "triton", "python3-dev"),
-        ("gcc Python.h", "", "triton", "up to 131,071 images"),
-        ("clang Python.h", "", "triton", "up to 131,071 images"),
-        ("Python.h", "/opt/icx", "triton", "up to 131,071 images"),
-    ],
-)
+@pytest.mark.parametrize(("files", "compiler", "triton", "words"), [
+    ("gcc Python.h", "", None, "need Triton"),
+    ("cc Python.h", "", "triton", "install gcc"),  # for which Triton does not look
+    ("gcc", "", "triton", "python3-dev"),
+    ("gcc Python.h", "", "triton", "up to 131,071 images"),
+    ("clang Python.h", "", "triton", "up to 131,071 images"),
+    ("Python.h", "/opt/icx", "triton", "up to 131,071 images"),
+])  # fmt: skip
 def test_what_triton_lacks_is_named_and_it_does_not_apply(monkeypatch, tmp_path, files, compiler, triton, words):
     """Where it lacks nothing, no batch is larger than kernels can count."""
     for name in files.split():
@@ -42,17 +39,14 @@ def test_what_triton_lacks_is_named_and_it_does_not_apply(monkeypatch, tmp_path,
         use_kernels(Workload(batch=200_000))
 
 
-@pytest.mark.parametrize(
-    ("off", "raised"),
-    [
-        ([0.014, 0.014], None),
-        ([1.4, 1.4], NotApplicable),  # a fault of the compiler
-        ([float("nan"), float("nan")], NotApplicable),
-        ([1.4, 0.014], ArithmeticError),  # of this GPU
-        ([float("nan"), 0.014], ArithmeticError),
-        ([0.014, 1.4], None),  # of another
-    ],
-)
+@pytest.mark.parametrize(("off", "raised"), [
+    ([0.014, 0.014], None),
+    ([1.4, 1.4], NotApplicable),  # a fault of the compiler
+    ([float("nan"), float("nan")], NotApplicable),
+    ([1.4, 0.014], ArithmeticError),  # of this GPU
+    ([float("nan"), 0.014], ArithmeticError),
+    ([0.014, 1.4], None),  # of another
+])  # fmt: skip
 def test_kernels_that_compute_otherwise_than_torch_are_not_used(monkeypatch, off, raised):
     fused_norm = pytest.importorskip("pytest_gpufleet.probes.training.peak")
     fused = []

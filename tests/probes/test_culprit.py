@@ -49,16 +49,12 @@ def cpu(index):
     return Place(0, "cpu", index)
 
 
-@pytest.mark.parametrize(
-    ("planted", "code", "subject", "words"),
-    [
-        ({"late": 2}, "straggler", cpu(2), r".*ms late to every all_reduce"),
-        ({"links": 2}, "links_slow", cpu(2), r"every pair with it takes .* us, all others "),
-        ({"link": {1, 3}}, "link_slow", Pair(cpu(1), cpu(3)), ""),
-        ({"end": 1}, "slows_collectives", cpu(1), r".*without any other "),
-    ],
-    ids=["late", "links", "link", "end"],
-)
+@pytest.mark.parametrize(("planted", "code", "subject", "words"), [
+    ({"late": 2}, "straggler", cpu(2), r".*ms late to every all_reduce"),
+    ({"links": 2}, "links_slow", cpu(2), r"every pair with it takes .* us, all others "),
+    ({"link": {1, 3}}, "link_slow", Pair(cpu(1), cpu(3)), ""),
+    ({"end": 1}, "slows_collectives", cpu(1), r".*without any other "),
+], ids=["late", "links", "link", "end"])  # fmt: skip
 def test_a_single_one(four_ranks, planted, code, subject, words):
     four_ranks.run(plant, **planted)
     (found,) = find(four_ranks)
@@ -127,15 +123,11 @@ SOCKETS = {"NODE": [pair for half in (range(4), range(4, 8)) for pair in combina
 BRIDGES = {"NV": [(0, 1), (2, 3)]}
 
 
-@pytest.mark.parametrize(
-    ("n", "links", "usual", "share"),
-    [
-        (8, CUBE_MESH, {"NV2": 44.0, "NV1": 22.0, "SYS": 9.0}, 0.5),
-        (8, SOCKETS, {"NODE": 25.0, "SYS": 18.0}, 0.6),
-        (4, BRIDGES, {"NV": 100.0, "SYS": 20.0}, 0.5),
-    ],
-    ids=["cube mesh", "two sockets", "bridges"],
-)
+@pytest.mark.parametrize(("n", "links", "usual", "share"), [
+    (8, CUBE_MESH, {"NV2": 44.0, "NV1": 22.0, "SYS": 9.0}, 0.5),
+    (8, SOCKETS, {"NODE": 25.0, "SYS": 18.0}, 0.6),
+    (4, BRIDGES, {"NV": 100.0, "SYS": 20.0}, 0.5),
+], ids=["cube mesh", "two sockets", "bridges"])  # fmt: skip
 def test_pairs_are_held_against_those_of_their_kind(n, links, usual, share):
     kind = {pair: next((name for name in links if pair in links[name]), "SYS") for pair in combinations(range(n), 2)}
     healthy = {pair: usual[kind[pair]] for pair in kind}

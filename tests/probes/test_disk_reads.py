@@ -45,15 +45,11 @@ def giving(text):
     return lambda *command, **how: text
 
 
-@pytest.mark.parametrize(
-    ("text", "code", "words"),
-    [
-        (printed(FAILED, order=EILSEQ), "drive_data_error", "read in order"),
-        (printed(FAILED, random=EILSEQ), "drive_data_error", "read at random"),
-        (printed(written=EIO), "drive_unreadable", "Input/output error"),
-    ],
-    ids=["changed", "changed, read at random", "not written"],
-)
+@pytest.mark.parametrize(("text", "code", "words"), [
+    (printed(FAILED, order=EILSEQ), "drive_data_error", "read in order"),
+    (printed(FAILED, random=EILSEQ), "drive_data_error", "read at random"),
+    (printed(written=EIO), "drive_unreadable", "Input/output error"),
+], ids=["changed", "changed, read at random", "not written"])  # fmt: skip
 def test_what_does_not_come_back(tmp_path, fio, text, code, words):
     (fault, *more) = disk_reads.read_drive(tmp_path, MiB, giving(text)).faults
     assert {each.name for each in (fault, *more)} == {code}
@@ -85,16 +81,13 @@ def no_answer(*command, **how):
     raise Unreadable("fio failed with status 1")
 
 
-@pytest.mark.parametrize(
-    ("folder", "nbytes", "run", "why"),
-    [
-        (None, MiB, no_answer, "no folder for it was named: --fleet-disk-folder DIR"),
-        (Path("/nonexistent"), MiB, no_answer, "/nonexistent cannot be written"),
-        ("here", 1 << 60, no_answer, "the folder has less room"),
-        ("here", MiB, no_answer, "fio failed with status 1"),
-        ("here", MiB, giving("fio: unrecognized option"), "fio printed no JSON"),
-    ],
-)
+@pytest.mark.parametrize(("folder", "nbytes", "run", "why"), [
+    (None, MiB, no_answer, "no folder for it was named: --fleet-disk-folder DIR"),
+    (Path("/nonexistent"), MiB, no_answer, "/nonexistent cannot be written"),
+    ("here", 1 << 60, no_answer, "the folder has less room"),
+    ("here", MiB, no_answer, "fio failed with status 1"),
+    ("here", MiB, giving("fio: unrecognized option"), "fio printed no JSON"),
+])  # fmt: skip
 def test_why_nothing_was_read(tmp_path, fio, folder, nbytes, run, why):
     with pytest.raises(NotApplicable, match=why):
         disk_reads.read_drive(tmp_path if folder == "here" else folder, nbytes, run)

@@ -78,15 +78,12 @@ def rounded(measurement):
 PAIRS = [(i, j) for i in (1, 2, 3) for j in (1, 2, 3) if i != j]
 
 
-@pytest.mark.parametrize(
-    ("direction", "values"),
-    [
-        ("read", {f"cpu{i}-cpu{j}": 10 * i + j for i, j in PAIRS}),
-        ("write", {f"cpu{i}-cpu{j}": 11 * i for i, j in PAIRS}),
-        ("write both ways", {f"cpu{i}-cpu{j}": 100_000 + 11 * i for i, j in PAIRS}),
-        ("ring", {"cpu1-cpu2": 100_011, "cpu2-cpu3": 100_022, "cpu3-cpu1": 100_033}),  # all meet; the last is before 1
-    ],
-)
+@pytest.mark.parametrize(("direction", "values"), [
+    ("read", {f"cpu{i}-cpu{j}": 10 * i + j for i, j in PAIRS}),
+    ("write", {f"cpu{i}-cpu{j}": 11 * i for i, j in PAIRS}),
+    ("write both ways", {f"cpu{i}-cpu{j}": 100_000 + 11 * i for i, j in PAIRS}),
+    ("ring", {"cpu1-cpu2": 100_011, "cpu2-cpu3": 100_022, "cpu3-cpu1": 100_033}),  # all meet; the last is before 1
+])  # fmt: skip
 def test_every_figure_belongs_to_its_pair(three, direction, values):
     if direction == "ring":
         copied, under = ring_bandwidth(three, GpuTopology(), 4096), {}
@@ -116,14 +113,10 @@ def test_every_figure_belongs_to_its_rank(three, at_once, met, method):
         ]
 
 
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        ("a bit is flipped", "1 of 131,072 words of 8 bytes are wrong: word 131,071 is 0x"),
-        ("nothing is copied", "131,072 of 131,072 words of 8 bytes are wrong: word 0 is 0xffffffffffffffff, expected"),
-    ],
-    ids=["a flipped bit", "a copy that does nothing"],
-)
+@pytest.mark.parametrize(("fault", "words"), [
+    ("a bit is flipped", "1 of 131,072 words of 8 bytes are wrong: word 131,071 is 0x"),
+    ("nothing is copied", "131,072 of 131,072 words of 8 bytes are wrong: word 0 is 0xffffffffffffffff, expected"),
+], ids=["a flipped bit", "a copy that does nothing"])  # fmt: skip
 def test_wrong_data_fails_the_links_that_it_crossed_and_no_others(planted, fault, words):
     run = planted(PLANT, fault, ACCEPTANCE / "test_5_links.py", "--rehearse=3", "-k", "not memory")
     assert set(run.outcomes.values()) == {"failed"}, run.text

@@ -125,14 +125,11 @@ def under_load():
     return memory.clocks_under_load(SimpleNamespace(gpu=Gpu(0, {"uuid": Card(0).uuid}), device=torch.device("cpu")))
 
 
-@pytest.mark.parametrize(
-    ("clocks", "supported", "seen", "looks"),
-    [
-        ([345, 1410, 1980, 1410], True, 1980, 3),  # at its maximum it is looked at no longer
-        ([1410], True, 1410, None),
-        ([1980], False, 1980, None),  # nobody knows the maximum
-    ],
-)
+@pytest.mark.parametrize(("clocks", "supported", "seen", "looks"), [
+    ([345, 1410, 1980, 1410], True, 1980, 3),  # at its maximum it is looked at no longer
+    ([1410], True, 1410, None),
+    ([1980], False, 1980, None),  # nobody knows the maximum
+])  # fmt: skip
 def test_clocks_are_looked_at_until_they_are_at_their_maximum(driver, clocks, supported, seen, looks):
     driver.sm = clocks
     driver.nvmlDeviceGetMaxClockInfo = driver.nvmlDeviceGetMaxClockInfo if supported else not_supported
@@ -175,18 +172,14 @@ def test_a_container_with_a_quota_has_no_figure(three_ranks):
         memory.host_memory_bandwidth(three_ranks, MiB, 0.01)
 
 
-@pytest.mark.parametrize(
-    ("lists", "expected"),
-    [
-        ({0: "0-1,4", 1: "2"}, {0: [0, 1, 4], 1: [2]}),
-        ({0: "0-2,4", 1: "64-127", 2: ""}, {0: [0, 1, 2, 4]}),  # processors of others, and memory without processors
-        ({0: "0-1,4", 1: "2-3"}, {0: [0, 1, 4]}),  # a cpuset with one processor of two would show half
-        ({0: "0,2", 3: "1,4"}, {0: [0, 2]}),  # without the memory of node 3 its processors would fill that of node 0
-        ({0: "0-63"}, {}),
-        ({}, {0: [0, 1, 2, 4]}),
-    ],
-    ids=["two nodes", "some without", "part of one", "memory of one", "part of all", "not known"],
-)
+@pytest.mark.parametrize(("lists", "expected"), [
+    ({0: "0-1,4", 1: "2"}, {0: [0, 1, 4], 1: [2]}),
+    ({0: "0-2,4", 1: "64-127", 2: ""}, {0: [0, 1, 2, 4]}),  # processors of others, and memory without processors
+    ({0: "0-1,4", 1: "2-3"}, {0: [0, 1, 4]}),  # a cpuset with one processor of two would show half
+    ({0: "0,2", 3: "1,4"}, {0: [0, 2]}),  # without the memory of node 3 its processors would fill that of node 0
+    ({0: "0-63"}, {}),
+    ({}, {0: [0, 1, 2, 4]}),
+], ids=["two nodes", "some without", "part of one", "memory of one", "part of all", "not known"])  # fmt: skip
 def test_a_numa_node_is_measured_where_this_process_has_all_of_it(tmp_path, monkeypatch, lists, expected):
     files = {f"sys/devices/system/node/node{number}/cpulist": text for number, text in lists.items()}
     for name, text in {**files, "proc/self/status": "Mems_allowed:\t7\nMems_allowed_list:\t0-2"}.items():
@@ -196,17 +189,13 @@ def test_a_numa_node_is_measured_where_this_process_has_all_of_it(tmp_path, monk
     assert processors.by_numa_node(tmp_path) == expected
 
 
-@pytest.mark.parametrize(
-    ("files", "words"),
-    [
-        ({}, ""),
-        ({"cpu.max": "max 100000", "memory.max": "max", "memory.current": "5"}, ""),
-        ({"cpu.max": "6400000 100000", "memory.max": "64000000000", "memory.current": "32000000000"}, ""),
-        ({"cpu.max": "800000 100000"}, "the container has the time of 8 processors, and 64 to run on"),
-        ({"memory.max": "16000000000", "memory.current": "13000000000"}, "the container has 3 GB of memory left"),
-    ],
-    ids=["no container", "no limits", "enough", "a quota", "little memory"],
-)
+@pytest.mark.parametrize(("files", "words"), [
+    ({}, ""),
+    ({"cpu.max": "max 100000", "memory.max": "max", "memory.current": "5"}, ""),
+    ({"cpu.max": "6400000 100000", "memory.max": "64000000000", "memory.current": "32000000000"}, ""),
+    ({"cpu.max": "800000 100000"}, "the container has the time of 8 processors, and 64 to run on"),
+    ({"memory.max": "16000000000", "memory.current": "13000000000"}, "the container has 3 GB of memory left"),
+], ids=["no container", "no limits", "enough", "a quota", "little memory"])  # fmt: skip
 def test_what_a_container_leaves(tmp_path, monkeypatch, files, words):
     for name, text in files.items():
         (tmp_path / name).write_text(f"{text}\n")

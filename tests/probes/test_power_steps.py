@@ -54,14 +54,11 @@ def test_a_healthy_machine_meets_all():
     assert worse([with_gpu_2(held_up_once), with_gpu_2(warming)]) == {}
 
 
-@pytest.mark.parametrize(
-    ("first", "last", "metric"),
-    [
-        (turn(off=0.02), turn(off=0.02), "step_skew"),  # steps when the others rest
-        (turn(), turn(matmuls=8), "step_retention"),  # half the clock, as with a power brake
-        (turn(top=400.0), turn(top=400.0), "step_power"),  # a load that proves nothing
-    ],
-)
+@pytest.mark.parametrize(("first", "last", "metric"), [
+    (turn(off=0.02), turn(off=0.02), "step_skew"),  # steps when the others rest
+    (turn(), turn(matmuls=8), "step_retention"),  # half the clock, as with a power brake
+    (turn(top=400.0), turn(top=400.0), "step_power"),  # a load that proves nothing
+])  # fmt: skip
 def test_a_gpu_that_does_not_step_with_the_others_is_named(first, last, metric):
     assert worse([with_gpu_2(first), with_gpu_2(last)]) == {metric: {place.gpu(2)}}
 

@@ -61,20 +61,17 @@ WATER = (33, 33, 33, 33, 44, 44, 44, 44)  # in series
 REAR = (55, 56, 54, 57, 63, 64, 62, 65)  # air that the others have warmed
 
 
-@pytest.mark.parametrize(
-    ("celsius", "halves", "hot"),
-    [
-        ((40, 41, 53), (), {2}),
-        ((49, 59), (), set()),  # two H200 of 2026-11-23
-        ((49, 61), (), {1}),
-        ((*WATER[:7], 56), (), {7}),
-        ((45, *WATER[1:]), (), set()),  # as warm as the second half: nobody knows that it is of the first
-        ((45, *WATER[1:]), (1, 1, 1, 1, 2, 2, 2, 2), {0}),
-        (REAR, (1, 2, 1, 2, 1, 2, 1, 2), set()),
-        ((*REAR[:7], 77), (), {7}),
-        ((55, 56, 54, 63), (), set()),  # one of four stands in the rear
-    ],
-)
+@pytest.mark.parametrize(("celsius", "halves", "hot"), [
+    ((40, 41, 53), (), {2}),
+    ((49, 59), (), set()),  # two H200 of 2026-11-23
+    ((49, 61), (), {1}),
+    ((*WATER[:7], 56), (), {7}),
+    ((45, *WATER[1:]), (), set()),  # as warm as the second half: nobody knows that it is of the first
+    ((45, *WATER[1:]), (1, 1, 1, 1, 2, 2, 2, 2), {0}),
+    (REAR, (1, 2, 1, 2, 1, 2, 1, 2), set()),
+    ((*REAR[:7], 77), (), {7}),
+    ((55, 56, 54, 63), (), set()),  # one of four stands in the rear
+])  # fmt: skip
 def test_a_gpu_is_too_warm_beside_those_that_stand_as_it_does(celsius, halves, hot):
     every = figures(*(GpuState(each, 1400.0, 690.0) for each in celsius), halves=halves)
     (excess,) = (each for each in every if each.metric == "soak_excess")
@@ -94,14 +91,11 @@ def test_a_gpu_that_is_warm_although_it_draws_less_is_the_worse_for_it():
     assert excess.values[place.gpu(2)] == pytest.approx(9 / 500 * 690)
 
 
-@pytest.mark.parametrize(
-    ("planted", "metric"),
-    [
-        ((82.0, 1400.0, 691.0), "soak_excess"),  # its cold plate does not sit flat
-        ((58.0, 1200.0, 690.0), "soak_clock"),  # it throttles
-        ((48.0, 1410.0, 520.0), "soak_power"),  # it does not draw power
-    ],
-)
+@pytest.mark.parametrize(("planted", "metric"), [
+    ((82.0, 1400.0, 691.0), "soak_excess"),  # its cold plate does not sit flat
+    ((58.0, 1200.0, 690.0), "soak_clock"),  # it throttles
+    ((48.0, 1410.0, 520.0), "soak_power"),  # it does not draw power
+])  # fmt: skip
 def test_a_gpu_that_differs_from_its_peers_in_the_soak_is_found(planted, metric):
     worse = soaked(HEALTHY[0], planted, *HEALTHY[2:])
     assert {name: places for name, places in worse.items() if places} == {metric: {PLACES[1]}}
@@ -163,15 +157,12 @@ def gemm(*values):
     return Measurement("gemm", dict(zip(PLACES, values, strict=False)), {"precision": "bf16"})
 
 
-@pytest.mark.parametrize(
-    ("together", "alone", "code", "subjects"),
-    [
-        ((600.0, 690.0, 692.0, 688.0), (605.0, 695.0), "slower_than_peers", (PLACES[0],)),
-        ((600.0, 690.0, 692.0, 688.0), (685.0, 695.0), "cause_unclear", ()),  # power or cooling that all share
-        ((600.0, 605.0, 603.0, 602.0), (690.0, 695.0), "cause_unclear", ()),
-        ((600.0, 605.0, 603.0, 602.0), (601.0, 606.0), "cause_unclear", ()),  # the driver, or lowered clocks
-    ],
-)
+@pytest.mark.parametrize(("together", "alone", "code", "subjects"), [
+    ((600.0, 690.0, 692.0, 688.0), (605.0, 695.0), "slower_than_peers", (PLACES[0],)),
+    ((600.0, 690.0, 692.0, 688.0), (685.0, 695.0), "cause_unclear", ()),  # power or cooling that all share
+    ((600.0, 605.0, 603.0, 602.0), (690.0, 695.0), "cause_unclear", ()),
+    ((600.0, 605.0, 603.0, 602.0), (601.0, 606.0), "cause_unclear", ()),  # the driver, or lowered clocks
+])  # fmt: skip
 def test_what_it_means_how_fast_a_slow_gpu_is_alone(together, alone, code, subjects):
     fault = why_slow(gemm(*together), gemm(*alone))
     assert (fault.name, fault.subjects) == (code, subjects)

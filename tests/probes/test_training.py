@@ -218,14 +218,11 @@ def test_who_holds_up_whom():
     assert bound(24500, 25000) == "GPU-bound: 24,500 images/s, and 25,000 without the loader"
 
 
-@pytest.mark.parametrize(
-    ("error", "is_answer"),
-    [
-        (torch.cuda.OutOfMemoryError("CUDA out of memory"), True),
-        (RuntimeError("FIND was unable to find an engine to execute this computation"), True),
-        (RuntimeError("an illegal memory access was encountered"), False),
-    ],
-)
+@pytest.mark.parametrize(("error", "is_answer"), [
+    (torch.cuda.OutOfMemoryError("CUDA out of memory"), True),
+    (RuntimeError("FIND was unable to find an engine to execute this computation"), True),
+    (RuntimeError("an illegal memory access was encountered"), False),
+])  # fmt: skip
 def test_out_of_memory_is_an_answer(error, is_answer):
     def attempt():
         raise error

@@ -177,32 +177,28 @@ def swept(batch, alone, accumulated=None, **rates):
     return found
 
 
-@pytest.mark.parametrize(
-    ("found", "columns", "rows"),
-    [
-        (  # The figures are those of the earlier suite: docs/earlier-suite.md.
-            [*swept(128, 753.0, n8=4630.0), *swept(64, 778.0, n2=1400.0, n8=2657.0)],
-            ("1 GPU", "2 GPUs", "8 GPUs", "Epoch of ImageNet"),
-            {"batch 64": ["778", "1,400 90 %", "2,657 42.7 %", "8 min 2 s"],
-             "batch 128": ["753", "", "4,630 76.9 %", "4 min 37 s"]},
-        ),
-        (
-            [*swept(64, 702.0, accumulated=2), *swept(64, 701.0, accumulated=1), *swept(64, 710.0, accumulated=10)],
-            ("1 GPU", "Epoch of ImageNet"),
-            {"1 batch a step": ["701", "30 min 28 s"], "2 batches a step": ["702", "30 min 25 s"],
-             "10 batches a step": ["710", "30 min 4 s"]},
-        ),
-        (
-            [finding("train_throughput", 6000.0, ranks=8, batch=256),
-             finding("scaling_efficiency", 0.96, ranks=8, batch=256, method=EACH_ALONE),
-             finding("loader_throughput", 3000.0, ranks=8, batch=256)],
-            ("1 GPU", "8 GPUs", "Epoch of ImageNet"),
-            {"images that stay on the GPU": ["", "6,000 96 %", "3 min 34 s"],
-             "fed by a data loader": ["", "3,000", "7 min 7 s"]},
-        ),
-    ],
-    ids=["batches", "accumulated gradients", "a loader"],
-)  # fmt: skip
+@pytest.mark.parametrize(("found", "columns", "rows"), [
+    (  # The figures are those of the earlier suite: docs/earlier-suite.md.
+        [*swept(128, 753.0, n8=4630.0), *swept(64, 778.0, n2=1400.0, n8=2657.0)],
+        ("1 GPU", "2 GPUs", "8 GPUs", "Epoch of ImageNet"),
+        {"batch 64": ["778", "1,400 90 %", "2,657 42.7 %", "8 min 2 s"],
+         "batch 128": ["753", "", "4,630 76.9 %", "4 min 37 s"]},
+    ),
+    (
+        [*swept(64, 702.0, accumulated=2), *swept(64, 701.0, accumulated=1), *swept(64, 710.0, accumulated=10)],
+        ("1 GPU", "Epoch of ImageNet"),
+        {"1 batch a step": ["701", "30 min 28 s"], "2 batches a step": ["702", "30 min 25 s"],
+         "10 batches a step": ["710", "30 min 4 s"]},
+    ),
+    (
+        [finding("train_throughput", 6000.0, ranks=8, batch=256),
+         finding("scaling_efficiency", 0.96, ranks=8, batch=256, method=EACH_ALONE),
+         finding("loader_throughput", 3000.0, ranks=8, batch=256)],
+        ("1 GPU", "8 GPUs", "Epoch of ImageNet"),
+        {"images that stay on the GPU": ["", "6,000 96 %", "3 min 34 s"],
+         "fed by a data loader": ["", "3,000", "7 min 7 s"]},
+    ),
+], ids=["batches", "accumulated gradients", "a loader"])  # fmt: skip
 def test_a_row_for_each_way_to_train_and_a_column_for_each_number_of_gpus(found, columns, rows):
     (table,) = training_tables(found)
     assert (table.columns, [*cells(table).items()]) == (columns, [*rows.items()])
@@ -249,18 +245,15 @@ def trained(alone, together, share, ranks=4):
     return [Finding("a", figure, "for information") for figure in figures]
 
 
-@pytest.mark.parametrize(
-    ("figures", "expected", "slowest"),
-    [
-        (trained([100.0] * 4, 360.0, 0.1), ["90 %", "10 %", "0 %", "0 %"], 0),
-        (trained([100.0, 100.0, 60.0, 100.0], 240.0, 0.0), ["66.7 %", "0 %", "33.3 %", "0 %"], 2),
-        (trained([100.0] * 4, 200.0, 0.0), ["50 %", "0 %", "0 %", "50 %"], 0),  # nothing explains it
-        # And nothing is derived of figures that lack, or cannot be.
-        (trained([100.0] * 4, 360.0, 0.1)[:2], None, 0), (trained([0.0] * 4, 0.0, 0.1), None, 0),
-        (trained([100.0] * 4, 360.0, float("nan")), None, 0), (trained([100.0] * 4, 360.0, 1.0), None, 0),
-        (trained([100.0] * 2, 360.0, 0.1), None, 0),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("figures", "expected", "slowest"), [
+    (trained([100.0] * 4, 360.0, 0.1), ["90 %", "10 %", "0 %", "0 %"], 0),
+    (trained([100.0, 100.0, 60.0, 100.0], 240.0, 0.0), ["66.7 %", "0 %", "33.3 %", "0 %"], 2),
+    (trained([100.0] * 4, 200.0, 0.0), ["50 %", "0 %", "0 %", "50 %"], 0),  # nothing explains it
+    # And nothing is derived of figures that lack, or cannot be.
+    (trained([100.0] * 4, 360.0, 0.1)[:2], None, 0), (trained([0.0] * 4, 0.0, 0.1), None, 0),
+    (trained([100.0] * 4, 360.0, float("nan")), None, 0), (trained([100.0] * 4, 360.0, 1.0), None, 0),
+    (trained([100.0] * 2, 360.0, 0.1), None, 0),
+])  # fmt: skip
 def test_efficiency_is_lost_to_gradients_to_a_slow_gpu_or_to_what_nothing_explains(figures, expected, slowest):
     rows = [[(cell.text, cell.below) for cell in row.cells] for table in training_tables(figures) for row in table.rows]
     below = ["", "", f"of GPU {slowest}", ""]

@@ -76,17 +76,13 @@ def test_bad_gpu_is_seen_at_a_glance(bad_gpu):
     assert "GPU 5 (serial node17-S5) is named in 41 of them" in why(bad_gpu)
 
 
-@pytest.mark.parametrize(
-    ("slow", "named", "beside", "everybody"),
-    [
-        (["gpu0-gpu5"], [0, 5], [], False),
-        ([pair for pair in PAIRS if "gpu5" in pair], [5], [0, 1, 2, 3, 4, 6, 7], False),
-        ([pair for pair in PAIRS if "gpu2" in pair or "gpu5" in pair], [2, 5], [0, 1, 3, 4, 6, 7], False),
-        ([pair for pair in PAIRS if "gpu5" in pair or pair == "gpu0-gpu1"], [5, 0, 1], [2, 3], False),
-        (PAIRS, [], [], True),
-    ],
-    ids=["one pair", "one GPU", "two GPUs", "one GPU and one more pair", "all"],
-)
+@pytest.mark.parametrize(("slow", "named", "beside", "everybody"), [
+    (["gpu0-gpu5"], [0, 5], [], False),
+    ([pair for pair in PAIRS if "gpu5" in pair], [5], [0, 1, 2, 3, 4, 6, 7], False),
+    ([pair for pair in PAIRS if "gpu2" in pair or "gpu5" in pair], [2, 5], [0, 1, 3, 4, 6, 7], False),
+    ([pair for pair in PAIRS if "gpu5" in pair or pair == "gpu0-gpu1"], [5, 0, 1], [2, 3], False),
+    (PAIRS, [], [], True),
+], ids=["one pair", "one GPU", "two GPUs", "one GPU and one more pair", "all"])  # fmt: skip
 def test_pairs_point_to_the_gpu_that_they_share(record_of, slow, named, beside, everybody):
     finding = pairs(*slow)
     accused = only(record_of(findings=[finding], checks=failed()))
@@ -99,19 +95,16 @@ def found(code, *subjects, check=LINKS):
     return Fault(code, subjects, "what is wrong", check=check)
 
 
-@pytest.mark.parametrize(
-    ("subjects", "named", "everybody"),
-    [
-        ([gpu(5)], [gpu(5)], False),
-        ([gpu(5), gpu(6)], [gpu(5), gpu(6)], False),
-        ([gpu(index) for index in range(8)], [], True),
-        ([WORLD], [], True),
-        ([Pair(gpu(2), gpu(5))], [gpu(2), gpu(5)], False),
-        ([Place(0, "node")], [], False),
-        ([gpu(31)], [], False),
-        ([], [], False),
-    ],
-)
+@pytest.mark.parametrize(("subjects", "named", "everybody"), [
+    ([gpu(5)], [gpu(5)], False),
+    ([gpu(5), gpu(6)], [gpu(5), gpu(6)], False),
+    ([gpu(index) for index in range(8)], [], True),
+    ([WORLD], [], True),
+    ([Pair(gpu(2), gpu(5))], [gpu(2), gpu(5)], False),
+    ([Place(0, "node")], [], False),
+    ([gpu(31)], [], False),
+    ([], [], False),
+])  # fmt: skip
 def test_faults_name_their_subjects(record_of, subjects, named, everybody):
     record = record_of(checks=failed(), faults=[found("collective_wrong", *subjects)])
     assert only(record) == Accused(tuple(named), {}, everybody)
@@ -133,23 +126,20 @@ def test_what_all_ranks_missed_together_marks_the_machine(record_of):
 XID = "acceptance/test_2_health.py::test_no_grave_xid_in_the_kernel_log"
 
 
-@pytest.mark.parametrize(
-    ("cause", "at", "effect", "explained"),
-    [
-        ("foreign_process", [gpu(5)], found("limit_missed", gpu(5)), True),
-        ("foreign_process", [gpu(5)], found("limit_missed", Pair(gpu(2), gpu(5))), True),
-        ("foreign_process", [gpu(5)], found("limit_missed", WORLD), True),
-        ("foreign_process", [gpu(5)], found("cause_unclear"), True),
-        ("foreign_process", [gpu(5)], found("memory_occupied", gpu(5)), True),
-        ("foreign_process", [gpu(5)], found("xid_of_process", gpu(5)), True),
-        ("foreign_process", [gpu(5)], found("xid_of_process", gpu(4)), False),
-        ("foreign_process", [gpu(5)], found("limit_missed", gpu(4)), False),
-        ("foreign_process", [gpu(5)], found("matmul_wrong", gpu(5)), False),
-        ("harmful_variable", [Place(0, "node")], found("limit_missed", gpu(4)), True),
-        ("harmful_variable", [Place(1, "node")], found("limit_missed", gpu(4)), False),
-        ("ecc_off", [gpu(5)], found("limit_missed", gpu(5)), False),
-    ],
-)
+@pytest.mark.parametrize(("cause", "at", "effect", "explained"), [
+    ("foreign_process", [gpu(5)], found("limit_missed", gpu(5)), True),
+    ("foreign_process", [gpu(5)], found("limit_missed", Pair(gpu(2), gpu(5))), True),
+    ("foreign_process", [gpu(5)], found("limit_missed", WORLD), True),
+    ("foreign_process", [gpu(5)], found("cause_unclear"), True),
+    ("foreign_process", [gpu(5)], found("memory_occupied", gpu(5)), True),
+    ("foreign_process", [gpu(5)], found("xid_of_process", gpu(5)), True),
+    ("foreign_process", [gpu(5)], found("xid_of_process", gpu(4)), False),
+    ("foreign_process", [gpu(5)], found("limit_missed", gpu(4)), False),
+    ("foreign_process", [gpu(5)], found("matmul_wrong", gpu(5)), False),
+    ("harmful_variable", [Place(0, "node")], found("limit_missed", gpu(4)), True),
+    ("harmful_variable", [Place(1, "node")], found("limit_missed", gpu(4)), False),
+    ("ecc_off", [gpu(5)], found("limit_missed", gpu(5)), False),
+])  # fmt: skip
 def test_a_cause_outranks_its_effects_at_the_same_place(record_of, cause, at, effect, explained):
     inventory = "acceptance/test_1_inventory.py::test_x"
     checks = [*failed(inventory), *failed()]
@@ -161,17 +151,14 @@ def test_a_cause_outranks_its_effects_at_the_same_place(record_of, cause, at, ef
 RAIL = Place(0, "rail", 3)
 
 
-@pytest.mark.parametrize(
-    ("transport", "effect", "explained"),
-    [
-        ("local", found("rail_slow", RAIL), True),
-        ("local", found("node_slow", Place(0, "node")), True),
-        ("local", found("limit_missed", Pair(RAIL, Place(1, "rail", 3))), True),
-        ("local", found("rail_slow", Place(1, "rail", 3)), False),
-        ("local", found("limit_missed", gpu(3)), False),  # what a GPU does by itself
-        ("", found("limit_missed", WORLD), False),  # one machine uses no rail
-    ],
-)
+@pytest.mark.parametrize(("transport", "effect", "explained"), [
+    ("local", found("rail_slow", RAIL), True),
+    ("local", found("node_slow", Place(0, "node")), True),
+    ("local", found("limit_missed", Pair(RAIL, Place(1, "rail", 3))), True),
+    ("local", found("rail_slow", Place(1, "rail", 3)), False),
+    ("local", found("limit_missed", gpu(3)), False),  # what a GPU does by itself
+    ("", found("limit_missed", WORLD), False),  # one machine uses no rail
+])  # fmt: skip
 @pytest.mark.parametrize("cause", ["acs_enabled", "iommu_not_passthrough", "gpudirect_module_missing", "nic_not_local"])
 def test_what_keeps_an_adapter_from_its_gpu_explains_a_slow_rail(record_of, cause, transport, effect, explained):
     record = record_of(run={**RUN, "transport": transport}, faults=[found(cause, RAIL), effect])

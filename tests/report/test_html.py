@@ -265,15 +265,12 @@ def commands(record):
 ACCEPT = CommandLine("gpufleet accept", "--gpus 8 -k bandwidth")
 
 
-@pytest.mark.parametrize(
-    ("header", "command"),
-    [
-        ({"command": "pytest acceptance/ --gpus 8 -k bandwidth"}, "pytest acceptance/ --gpus 8 --fleet-level standard"),
-        ({"level": "burnin", "burn_in_seconds": 7200.0}, "pytest acceptance/ --gpus 8 --fleet-burn-in 7200s"),
-        ({"level": "burnin", "burn_in_seconds": 30.0}, "pytest acceptance/ --gpus 8 --fleet-level burnin"),  # too short
-        ({"command_line": ACCEPT}, "gpufleet accept --gpus 8 --fleet-level standard"),
-    ],
-)
+@pytest.mark.parametrize(("header", "command"), [
+    ({"command": "pytest acceptance/ --gpus 8 -k bandwidth"}, "pytest acceptance/ --gpus 8 --fleet-level standard"),
+    ({"level": "burnin", "burn_in_seconds": 7200.0}, "pytest acceptance/ --gpus 8 --fleet-burn-in 7200s"),
+    ({"level": "burnin", "burn_in_seconds": 30.0}, "pytest acceptance/ --gpus 8 --fleet-level burnin"),  # too short
+    ({"command_line": ACCEPT}, "gpufleet accept --gpus 8 --fleet-level standard"),
+])  # fmt: skip
 def test_what_was_left_out_runs_without_what_left_it_out(incomplete, header, command):
     incomplete.findings[:] = [each for each in incomplete.findings if each.state != "not judged"]
     incomplete.run = msgspec.structs.replace(incomplete.run, **header)

@@ -46,24 +46,21 @@ def test_numbers_and_sizes_are_short_and_conditions_come_in_the_order_of_speech(
 SEVERAL, ONE = {0: "gf1", 1: "gf2", 2: "gf10"}, {0: "gf1"}
 
 
-@pytest.mark.parametrize(
-    ("where", "hosts", "text"),
-    [
-        ("gpu3", SEVERAL, "gf1 GPU 3"),
-        ("node2/gpu3", SEVERAL, "gf10 GPU 3"),
-        ("node1/gpu0-node1/gpu5", SEVERAL, "gf2 GPU 0 to GPU 5"),
-        ("gpu0-node2/gpu0", SEVERAL, "gf1 GPU 0 to gf10 GPU 0"),
-        ("node", SEVERAL, "gf1"),
-        ("node1-node2", SEVERAL, "gf2 to gf10"),
-        ("group3", SEVERAL, "group 3"),
-        ("world", SEVERAL, "all ranks together"),
-        ("node7/cpu1", SEVERAL, "node 7 CPU rank 1"),
-        ("gpu0-gpu5", ONE, "GPU 0 to GPU 5"),
-        ("gpu0-gpu5", {}, "GPU 0 to GPU 5"),
-        ("cpu3", ONE, "CPU rank 3"),
-        ("node", ONE, "node"),
-    ],
-)
+@pytest.mark.parametrize(("where", "hosts", "text"), [
+    ("gpu3", SEVERAL, "gf1 GPU 3"),
+    ("node2/gpu3", SEVERAL, "gf10 GPU 3"),
+    ("node1/gpu0-node1/gpu5", SEVERAL, "gf2 GPU 0 to GPU 5"),
+    ("gpu0-node2/gpu0", SEVERAL, "gf1 GPU 0 to gf10 GPU 0"),
+    ("node", SEVERAL, "gf1"),
+    ("node1-node2", SEVERAL, "gf2 to gf10"),
+    ("group3", SEVERAL, "group 3"),
+    ("world", SEVERAL, "all ranks together"),
+    ("node7/cpu1", SEVERAL, "node 7 CPU rank 1"),
+    ("gpu0-gpu5", ONE, "GPU 0 to GPU 5"),
+    ("gpu0-gpu5", {}, "GPU 0 to GPU 5"),
+    ("cpu3", ONE, "CPU rank 3"),
+    ("node", ONE, "node"),
+])  # fmt: skip
 def test_places_are_told_with_their_hosts_where_there_are_several(where, hosts, text):
     assert wording.place(place_of(where), hosts) == text
 

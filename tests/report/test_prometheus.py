@@ -78,18 +78,15 @@ def test_the_node_of_each_verdict_figure_and_fault(faulty, tmp_path):
     assert {("node_slow", "node-003"), ("rail_slow", "node-005")} <= faults
 
 
-@pytest.mark.parametrize(
-    ("path", "why"),
-    [
-        ("no/such/folder/x.prom", "No such file or directory"),
-        (".", "it is a folder"),
-        ("/proc/x.prom", ""),
-        (f"{'x' * 300}/x.prom", "File name too long"),
-        ("/dev/null", "it is there and is no textfile of an earlier run"),
-        ("bash.rc", "it is there and is no textfile of an earlier run; give another name, or remove it"),
-        ("link.prom", "it is there"),
-    ],
-)
+@pytest.mark.parametrize(("path", "why"), [
+    ("no/such/folder/x.prom", "No such file or directory"),
+    (".", "it is a folder"),
+    ("/proc/x.prom", ""),
+    (f"{'x' * 300}/x.prom", "File name too long"),
+    ("/dev/null", "it is there and is no textfile of an earlier run"),
+    ("bash.rc", "it is there and is no textfile of an earlier run; give another name, or remove it"),
+    ("link.prom", "it is there"),
+])  # fmt: skip
 def test_a_textfile_that_cannot_be_written_is_refused(tmp_path, monkeypatch, path, why):
     monkeypatch.chdir(tmp_path)
     Path("bash.rc").write_text("secret")

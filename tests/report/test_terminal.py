@@ -123,17 +123,13 @@ def on_kernels(*kernels, rehearsal=False):
     return settled(replace(record, machines=machines, run=run, verdict=None), "")
 
 
-@pytest.mark.parametrize(
-    ("record", "together"),
-    [
-        (on_kernels("a", "b", "a"), {0: (2,), 1: (), 2: (0,)}),
-        (on_kernels("a", "a", "a"), {0: (1, 2), 1: (0, 2), 2: (0, 1)}),
-        (on_kernels("a", "b", "c"), {0: (), 1: (), 2: ()}),
-        (on_kernels(None, None, ""), {0: (), 1: (), 2: ()}),
-        (on_kernels("a", "a", rehearsal=True), {0: (), 1: ()}),
-    ],
-    ids=["two of three", "all", "none", "nobody tells", "rehearsal"],
-)
+@pytest.mark.parametrize(("record", "together"), [
+    (on_kernels("a", "b", "a"), {0: (2,), 1: (), 2: (0,)}),
+    (on_kernels("a", "a", "a"), {0: (1, 2), 1: (0, 2), 2: (0, 1)}),
+    (on_kernels("a", "b", "c"), {0: (), 1: (), 2: ()}),
+    (on_kernels(None, None, ""), {0: (), 1: (), 2: ()}),
+    (on_kernels("a", "a", rehearsal=True), {0: (), 1: ()}),
+], ids=["two of three", "all", "none", "nobody tells", "rehearsal"])  # fmt: skip
 def test_nodes_that_one_kernel_runs_are_told_as_one_host(record, together):
     assert {node.index: node.same_host for node in summary(record, "0" * 64).nodes} == together
     named = [record.hosts[node] for node, others in together.items() if others]
@@ -149,13 +145,10 @@ def test_the_terminal_takes_one_screen_however_many_nodes_are_bad():
     assert max(len(text) for text, _ in lines) <= 80 or "serial" in max((text for text, _ in lines), key=len)
 
 
-@pytest.mark.parametrize(
-    ("between", "code", "why", "named"),
-    [
-        (Between(lost={1: "its cable was pulled"}), "node_lost", "its cable was pulled", "lost"),
-        (Between(left_out={1: "no space left on device"}), "node_unfit", "no space left on device", "left out"),
-    ],
-)
+@pytest.mark.parametrize(("between", "code", "why", "named"), [
+    (Between(lost={1: "its cable was pulled"}), "node_lost", "its cable was pulled", "lost"),
+    (Between(left_out={1: "no space left on device"}), "node_unfit", "no space left on device", "left out"),
+])  # fmt: skip
 def test_a_node_that_is_gone_is_named_once_with_why_and_by_no_check(between, code, why, named):
     record, _ = of_nodes(fleet_of(3), between)
     record.faults.append(Fault(code, (Place(1, "node"),), why))

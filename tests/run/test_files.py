@@ -14,18 +14,14 @@ from pytest_gpufleet.run.folder import REPORT_BYTES
 from tests.conftest import EVIDENCE
 
 
-@pytest.mark.parametrize(
-    ("make", "told"),
-    [
-        (lambda path: path.symlink_to("/etc/hostname"), "it is a link, which is not followed"),
-        (lambda path: path.symlink_to("nowhere"), "it is a link, which is not followed"),
-        (os.mkfifo, "it is not a regular file"),
-        (lambda path: path.mkdir(), "it is not a regular file"),
-        (lambda path: path.write_bytes(bytes(101)), "it has 101 bytes, and at most 100 are read"),
-        (lambda path: None, "No such file or directory"),
-    ],
-    ids=["link", "dangling link", "FIFO", "folder", "too long", "missing"],
-)
+@pytest.mark.parametrize(("make", "told"), [
+    (lambda path: path.symlink_to("/etc/hostname"), "it is a link, which is not followed"),
+    (lambda path: path.symlink_to("nowhere"), "it is a link, which is not followed"),
+    (os.mkfifo, "it is not a regular file"),
+    (lambda path: path.mkdir(), "it is not a regular file"),
+    (lambda path: path.write_bytes(bytes(101)), "it has 101 bytes, and at most 100 are read"),
+    (lambda path: None, "No such file or directory"),
+], ids=["link", "dangling link", "FIFO", "folder", "too long", "missing"])  # fmt: skip
 def test_only_a_regular_file_is_opened(tmp_path, make, told):
     make(tmp_path / "it")
     with pytest.raises(OSError, match=told) as refused:

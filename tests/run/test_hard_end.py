@@ -155,14 +155,11 @@ def test_a_signal_is_for_the_run(controller, tmp_path, number):
         assert read(folder / "evidence.jsonl").broken != DEADLINE
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (["--fleet-deadline=30s"], "too short to start and to write a report: give 60s or more"),
-        (["--fleet-deadline=2h", "--fleet-burn-in=2h"], "a burn-in of 7200 s does not fit into --fleet-deadline 7200s"),
-        (["--fleet-deadline=10m", "--fleet-level=burnin"], "a burn-in of 900 s does not fit"),
-    ],
-)
+@pytest.mark.parametrize(("options", "told"), [
+    (["--fleet-deadline=30s"], "too short to start and to write a report: give 60s or more"),
+    (["--fleet-deadline=2h", "--fleet-burn-in=2h"], "a burn-in of 7200 s does not fit into --fleet-deadline 7200s"),
+    (["--fleet-deadline=10m", "--fleet-level=burnin"], "a burn-in of 900 s does not fit"),
+])  # fmt: skip
 def test_a_deadline_that_cannot_be_kept_is_refused_before_anything_starts(run_pytest, options, told):
     run = run_pytest("--gpus=8", f"--fleet-dir={REPORTS}", *options, files={"test_inner.py": "def test_it(): pass"})
     assert (run.status, run.folders) == (4, [])

@@ -133,19 +133,16 @@ def test_evidence_that_is_none_is_not_here(cluster, runs):
 
 
 # ---------------------------------------------------------------- one that does not get on
-@pytest.mark.parametrize(
-    ("own", "others", "now", "usual"),
-    [
-        ([], [[10.0], [12.0], [11.0]], 700.0, 11.0),
-        ([], [[10.0], [12.0], [11.0]], 600.0, None),  # not yet
-        ([10.0], [[10.0, 20.0], [10.0, 40.0], [10.0]], 640.0, 20.0),
-        ([10.0], [[10.0, 20.0], [10.0], [10.0]], 9999.0, None),  # with most others
-        ([0.0], [[0.0, 1000.0]] * 3, 5000.0, None),  # five times a long check is longer
-        ([0.0], [[0.0, 1000.0]] * 3, 6500.0, 1000.0),
-        ([0.0, 20.0], [[1.0, 2.0, 3.0]] * 3, 650.0, 1.0),  # at its end
-        ([], [], 9999.0, None),
-    ],
-)
+@pytest.mark.parametrize(("own", "others", "now", "usual"), [
+    ([], [[10.0], [12.0], [11.0]], 700.0, 11.0),
+    ([], [[10.0], [12.0], [11.0]], 600.0, None),  # not yet
+    ([10.0], [[10.0, 20.0], [10.0, 40.0], [10.0]], 640.0, 20.0),
+    ([10.0], [[10.0, 20.0], [10.0], [10.0]], 9999.0, None),  # with most others
+    ([0.0], [[0.0, 1000.0]] * 3, 5000.0, None),  # five times a long check is longer
+    ([0.0], [[0.0, 1000.0]] * 3, 6500.0, 1000.0),
+    ([0.0, 20.0], [[1.0, 2.0, 3.0]] * 3, 650.0, 1.0),  # at its end
+    ([], [], 9999.0, None),
+])  # fmt: skip
 def test_who_is_behind_most_others(own, others, now, usual):
     late = node_runs.behind(own, others, now, 600.0)
     assert (late and late[1]) == usual

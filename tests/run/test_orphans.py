@@ -98,16 +98,13 @@ def test_a_terminal_that_is_closed_takes_no_report_away(tmp_path):
 BROKEN = "def pytest_runtest_logreport(report): report.when == 'call' and 'BROKEN' in os.environ and 1 / 0"
 
 
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        ("assert False", 1),  # with -x
-        ("pytest.exit('enough')", 2),
-        ("os._exit(9)", 9),
-        ("raise SystemExit(7)", 1),
-        ("os.environ['BROKEN'] = 'yes'", 3),  # an internal error
-    ],
-)
+@pytest.mark.parametrize(("body", "status"), [
+    ("assert False", 1),  # with -x
+    ("pytest.exit('enough')", 2),
+    ("os._exit(9)", 9),
+    ("raise SystemExit(7)", 1),
+    ("os.environ['BROKEN'] = 'yes'", 3),  # an internal error
+])  # fmt: skip
 def test_end_of_the_session(controller, tmp_path, body, status):
     (tmp_path / "conftest.py").write_text(f"import os\n{BROKEN}")
     process = controller(ENDING % body, *(["-x"] if body == "assert False" else []))

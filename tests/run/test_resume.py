@@ -105,15 +105,11 @@ def limits(tmp_path):
     return runs.written(tmp_path / "limits.toml")
 
 
-@pytest.mark.parametrize(
-    ("failed", "changed", "words"),
-    [
-        ({}, "31.4159", "came to its end .ACCEPTED.: there is nothing to resume; start a new run"),
-        ({runs.ALONE: "other"}, "31.4159", "came to its end .REJECTED.: there is nothing to resume; start a new run"),
-        ({}, "3.14159", "was not made of this evidence.jsonl"),
-    ],
-    ids=["accepted", "rejected", "changed by hand"],
-)
+@pytest.mark.parametrize(("failed", "changed", "words"), [
+    ({}, "31.4159", "came to its end .ACCEPTED.: there is nothing to resume; start a new run"),
+    ({runs.ALONE: "other"}, "31.4159", "came to its end .REJECTED.: there is nothing to resume; start a new run"),
+    ({}, "3.14159", "was not made of this evidence.jsonl"),
+], ids=["accepted", "rejected", "changed by hand"])  # fmt: skip
 def test_a_run_that_came_to_its_end_or_was_changed_is_refused(tmp_path, limits, failed, changed, words):
     evidence = (folder := runs.record(tmp_path / "run", limits=limits, failed=failed)) / "evidence.jsonl"
     evidence.write_text(evidence.read_text().replace("31.4159", changed))
@@ -353,36 +349,30 @@ def machine(**facts):
     return Record(machines={0: HostFound("", {**CHASSIS, **facts})})
 
 
-@pytest.mark.parametrize(
-    ("then", "now", "told"),
-    [
-        (run(), run(level="quick"), ["level was standard, is quick"]),
-        (run(), run(network="none"), ["what --fleet-network says was nothing, is none"]),
-        (run(burn_in_seconds=1), run(burn_in_seconds=259200), [
-            "the length of the burn-in in seconds was 1, is 259200"]),
-        (run(), run(environment={"NCCL_ALGO": "Ring"}), ["variable NCCL_ALGO is another"]),
-        (machine(), machine(boot_id="2", memory_bytes=(2 << 40) - 4096), []),  # a reboot
-        (machine(), machine(pci_devices={
-            "0000:18:00.0": {"kind": "gpu", "lanes": 8, "errors": {"corrected": {}}}}), []),
-        (machine(), machine(name="node8"), ["machine: host name was node7, is node8"]),
-        (machine(), machine(kernel="6.8.0-50"), ["machine: kernel was 6.8.0-45, is 6.8.0-50"]),
-        (machine(), machine(memory_bytes=1 << 40), ["machine: memory in GiB was 2048, is 1024"]),
-        (machine(), machine(processor={"model": "Xeon 8592"}), [
-            "machine: model of the processors was Xeon 8480C, is Xeon 8592"]),
-        (machine(), machine(dmi={**DMI, "serial": "SN-B"}), [
-            "machine: serial number of the machine was SN-A, is SN-B"]),
-        (machine(), machine(dmi=Missing("as no root", absent=True)), [
-            "machine: serial number of the machine was SN-A, is unknown"]),
-        (machine(), machine(network_ports=[{**PORT, "guid": "1"}]), [
-            "network port mlx5_0/1: guid was 0c42:a103:0065:a1b2, is 1"]),
-        (machine(), machine(network_ports=[]), ["network port mlx5_0/1 is not there any more"]),
-        (machine(), machine(memory_modules=[{**DIMM, "serial": "2"}]), [
-            "memory module DIMM_A1: serial was 1F3A9C1D, is 2"]),
-        (machine(), machine(nvme=[]), ["drive 0000:01:00.0 is not there any more"]),
-        (machine(), machine(pci_devices={"0000:2a:00.0": {"kind": "gpu"}}), [
-            "PCI device 0000:18:00.0 is not there any more", "PCI device 0000:2a:00.0 was not there"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("then", "now", "told"), [
+    (run(), run(level="quick"), ["level was standard, is quick"]),
+    (run(), run(network="none"), ["what --fleet-network says was nothing, is none"]),
+    (run(burn_in_seconds=1), run(burn_in_seconds=259200), ["the length of the burn-in in seconds was 1, is 259200"]),
+    (run(), run(environment={"NCCL_ALGO": "Ring"}), ["variable NCCL_ALGO is another"]),
+    (machine(), machine(boot_id="2", memory_bytes=(2 << 40) - 4096), []),  # a reboot
+    (machine(), machine(pci_devices={"0000:18:00.0": {"kind": "gpu", "lanes": 8, "errors": {"corrected": {}}}}), []),
+    (machine(), machine(name="node8"), ["machine: host name was node7, is node8"]),
+    (machine(), machine(kernel="6.8.0-50"), ["machine: kernel was 6.8.0-45, is 6.8.0-50"]),
+    (machine(), machine(memory_bytes=1 << 40), ["machine: memory in GiB was 2048, is 1024"]),
+    (machine(), machine(processor={"model": "Xeon 8592"}), [
+        "machine: model of the processors was Xeon 8480C, is Xeon 8592"]),
+    (machine(), machine(dmi={**DMI, "serial": "SN-B"}), ["machine: serial number of the machine was SN-A, is SN-B"]),
+    (machine(), machine(dmi=Missing("as no root", absent=True)), [
+        "machine: serial number of the machine was SN-A, is unknown"]),
+    (machine(), machine(network_ports=[{**PORT, "guid": "1"}]), [
+        "network port mlx5_0/1: guid was 0c42:a103:0065:a1b2, is 1"]),
+    (machine(), machine(network_ports=[]), ["network port mlx5_0/1 is not there any more"]),
+    (machine(), machine(memory_modules=[{**DIMM, "serial": "2"}]), [
+        "memory module DIMM_A1: serial was 1F3A9C1D, is 2"]),
+    (machine(), machine(nvme=[]), ["drive 0000:01:00.0 is not there any more"]),
+    (machine(), machine(pci_devices={"0000:2a:00.0": {"kind": "gpu"}}), [
+        "PCI device 0000:18:00.0 is not there any more", "PCI device 0000:2a:00.0 was not there"]),
+])  # fmt: skip
 def test_another_machine_or_setup_is_refused_and_a_reboot_is_not(then, now, told):
     with pytest.raises(Refused) if told else nullcontext() as refused:
         resume.check_same(RunFolder(Path("there")), then, now)

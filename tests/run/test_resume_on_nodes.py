@@ -41,16 +41,13 @@ def test_the_checks_between_nodes_and_the_runs_of_nodes_that_are_whole_are_taken
     assert not told & {NodeFinished, NodeLost, NodeLeftOut, TopologyFound, RunHeader}
 
 
-@pytest.mark.parametrize(
-    ("ends", "whole"),
-    [
-        (Ends(failed={1: ("acceptance/test_2_health.py::test_no_memory_error_is_recorded",)}), [0, 1, 2]),
-        (Ends(died=(1,)), [0, 2]),
-        (Ends(without={1: "test_2_health"}), [0, 2]),
-        (Ends(not_here=(1,)), [0, 2]),
-        (Ends(lost={1: "silent"}), [0, 2]),
-    ],
-)
+@pytest.mark.parametrize(("ends", "whole"), [
+    (Ends(failed={1: ("acceptance/test_2_health.py::test_no_memory_error_is_recorded",)}), [0, 1, 2]),
+    (Ends(died=(1,)), [0, 2]),
+    (Ends(without={1: "test_2_health"}), [0, 2]),
+    (Ends(not_here=(1,)), [0, 2]),
+    (Ends(lost={1: "silent"}), [0, 2]),
+])  # fmt: skip
 def test_a_node_whose_run_gave_no_answer_runs_again(ends, whole, interrupted):
     folder, then = interrupted(ends)
     assert [*resume.whole_nodes(folder, then)] == whole
@@ -69,14 +66,11 @@ def test_evidence_of_a_node_that_was_changed_is_refused(interrupted):
         resume.whole_nodes(folder, then)
 
 
-@pytest.mark.parametrize(
-    ("hosts", "wanted", "words"),
-    [
-        (("gf1", "gf2", "gf10"), 3, ""),
-        (("gf1", "gf2", "gf10"), 4, "what --nodes asks for was 3, is 4"),
-        (("gf1", "gf2", "gf11"), 3, "nodes was gf1, gf2, gf10, is gf1, gf2, gf11"),
-    ],
-)
+@pytest.mark.parametrize(("hosts", "wanted", "words"), [
+    (("gf1", "gf2", "gf10"), 3, ""),
+    (("gf1", "gf2", "gf10"), 4, "what --nodes asks for was 3, is 4"),
+    (("gf1", "gf2", "gf11"), 3, "nodes was gf1, gf2, gf10, is gf1, gf2, gf11"),
+])  # fmt: skip
 def test_another_set_of_nodes_is_refused(hosts, wanted, words, interrupted):
     folder, then = interrupted()
     try:

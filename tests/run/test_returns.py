@@ -63,8 +63,7 @@ def held_against(before, now, *replaced):
 CASES = {
     "nothing": ("gpu", "", as_it_was, as_it_was, [], 0),
     "a GPU": ("gpu", "gpu3", as_it_was, NEW, [], 0),
-    "a GPU that nobody named": ("gpu", "gpu2", as_it_was, NEW,
-                                ["part_not_replaced gpu2", "part_not_named gpu3"], 0),
+    "a GPU that nobody named": ("gpu", "gpu2", as_it_was, NEW, ["part_not_replaced gpu2", "part_not_named gpu3"], 0),
     "no GPU, though one was named": ("gpu", "gpu3", as_it_was, as_it_was, ["part_not_replaced gpu3"], 0),
     "another model": ("gpu", "gpu3", as_it_was, then(NEW, set_gpu(3, name="NVIDIA H100")), ["part_changed gpu3"], 0),
     "a GPU is gone": ("gpu", "", as_it_was, set_machine(count=3), ["part_gone node"], 0),
@@ -197,16 +196,13 @@ def test_what_cannot_be_held_against_it_is_refused_in_a_sentence(before, header,
         resume.returned(before, replaced, was, now)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--fleet-returns=nowhere",), "nowhere is not the folder of a run"),
-        (("--fleet-resume=nowhere",), "--fleet-resume: nowhere is not the folder of a run"),
-        (("--fleet-returns=nowhere", "--fleet-level=quick"), "--fleet-returns has the level of the run before"),
-        (("--fleet-returns=nowhere", "--nodes=2"), "--fleet-returns is about one machine"),
-        (("--fleet-replaced=gpu3",), "give the run before with --fleet-returns DIR"),
-    ],
-)
+@pytest.mark.parametrize(("options", "words"), [
+    (("--fleet-returns=nowhere",), "nowhere is not the folder of a run"),
+    (("--fleet-resume=nowhere",), "--fleet-resume: nowhere is not the folder of a run"),
+    (("--fleet-returns=nowhere", "--fleet-level=quick"), "--fleet-returns has the level of the run before"),
+    (("--fleet-returns=nowhere", "--nodes=2"), "--fleet-returns is about one machine"),
+    (("--fleet-replaced=gpu3",), "give the run before with --fleet-returns DIR"),
+])  # fmt: skip
 def test_what_makes_no_sense_is_refused_before_anything_runs(run_pytest, options, words):
     run = run_pytest("--rehearse=2", "--fleet-dir=runs", *options, files={"test_own.py": OWN})
     assert (run.status, run.folders) == (4, [])
@@ -250,14 +246,10 @@ def test_a_healthy_machine_comes_back_in_a_rehearsal_with_what_failed_first(come
     assert outcomes["test_only_what_was_replaced_is_new[gpu]"] == "passed"
 
 
-@pytest.mark.parametrize(
-    ("repaired", "change", "failed"),
-    [
-        (True, "gpus[2]['serial'] = '4711'; gpus[2]['uuid'] = 'new'", "test_only_what_was_replaced_is_new[gpu]"),
-        (False, "", "test_link"),
-    ],
-    ids=["a GPU was swapped and nobody said so", "the fault is still there"],
-)
+@pytest.mark.parametrize(("repaired", "change", "failed"), [
+    (True, "gpus[2]['serial'] = '4711'; gpus[2]['uuid'] = 'new'", "test_only_what_was_replaced_is_new[gpu]"),
+    (False, "", "test_link"),
+], ids=["a GPU was swapped and nobody said so", "the fault is still there"])  # fmt: skip
 def test_a_machine_that_is_not_right_again_is_rejected(comes_back, repaired, change, failed):
     run = comes_back("--gpus=4", *RECORDED, repaired=repaired, change=change)
     assert (run.status, run.record.verdict) == (1, "REJECTED"), run.text

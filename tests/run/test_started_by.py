@@ -18,19 +18,16 @@ QUOTED = """--gpus 8 -k '"'"'bandwidth or soak'"'"'"""  # the same within '...'
 TO_MAKE = f"make accept ARGS='{QUOTED}'"
 
 
-@pytest.mark.parametrize(
-    ("caller", "arguments", "typed", "whole"),
-    [
-        ("", [EACH, *PART], f"pytest {EACH} {TYPED}", "pytest acceptance/ --gpus 8"),
-        ("", [*PART, f"{THERE}::test_soak", "a"], f"pytest {TYPED} {THERE}::test_soak a", f"pytest {SUITE}/ --gpus 8"),
-        ("", [PYARGS, f"{PACKAGED}.x", *PART], f"pytest {PYARGS} {PACKAGED}.x {TYPED}", f"{BY_PACKAGE} --gpus 8"),
-        ("gpufleet accept", [PYARGS, PACKAGED, *PART], f"gpufleet accept {TYPED}", "gpufleet accept --gpus 8"),
-        ("gpufleet accept", [f"{SUITE}", *PART], f"gpufleet accept {TYPED}", "gpufleet accept --gpus 8"),  # in a clone
-        ("make accept", ["acceptance/", *PART], TO_MAKE, "make accept ARGS='--gpus 8'"),
-        ("make accept", ["acceptance/"], "make accept", None),
-        ("rm -rf", ["acceptance/"], "pytest acceptance/", None),  # whatever somebody has set
-    ],
-)
+@pytest.mark.parametrize(("caller", "arguments", "typed", "whole"), [
+    ("", [EACH, *PART], f"pytest {EACH} {TYPED}", "pytest acceptance/ --gpus 8"),
+    ("", [*PART, f"{THERE}::test_soak", "a"], f"pytest {TYPED} {THERE}::test_soak a", f"pytest {SUITE}/ --gpus 8"),
+    ("", [PYARGS, f"{PACKAGED}.x", *PART], f"pytest {PYARGS} {PACKAGED}.x {TYPED}", f"{BY_PACKAGE} --gpus 8"),
+    ("gpufleet accept", [PYARGS, PACKAGED, *PART], f"gpufleet accept {TYPED}", "gpufleet accept --gpus 8"),
+    ("gpufleet accept", [f"{SUITE}", *PART], f"gpufleet accept {TYPED}", "gpufleet accept --gpus 8"),  # in a clone
+    ("make accept", ["acceptance/", *PART], TO_MAKE, "make accept ARGS='--gpus 8'"),
+    ("make accept", ["acceptance/"], "make accept", None),
+    ("rm -rf", ["acceptance/"], "pytest acceptance/", None),  # whatever somebody has set
+])  # fmt: skip
 def test_what_was_typed_can_be_typed_again(monkeypatch, caller, arguments, typed, whole):
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv(STARTED_BY, caller)

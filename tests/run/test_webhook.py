@@ -53,16 +53,13 @@ def receiver(monkeypatch):
         thread.join()
 
 
-@pytest.mark.parametrize(
-    ("statuses", "times", "why"),
-    [
-        ([202], 1, ""),
-        ([503, 429], 3, ""),
-        ([503] * TRIES, TRIES, "HTTP status 503"),
-        ([401], 1, "HTTP status 401"),
-        ([302], 1, "HTTP status 302"),
-    ],
-)
+@pytest.mark.parametrize(("statuses", "times", "why"), [
+    ([202], 1, ""),
+    ([503, 429], 3, ""),
+    ([503] * TRIES, TRIES, "HTTP status 503"),
+    ([401], 1, "HTTP status 401"),
+    ([302], 1, "HTTP status 302"),
+])  # fmt: skip
 def test_what_may_succeed_is_tried_again_under_one_key(receiver, statuses, times, why, monkeypatch):
     monkeypatch.setenv("GPUFLEET_WEBHOOK_TOKEN", "t0ken")
     receiver.statuses += statuses

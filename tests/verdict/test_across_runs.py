@@ -95,9 +95,7 @@ CASES = {
         (run(1, pairs(2, 100)), run(2, pairs(2, 99.3)), run(3, pairs(2, 98.6))),
         {ids(one, other): 0.014 for one in range(4) for other in range(4) if one != other and 2 in (one, other)},
     ),
-    "the runs are given in another order": (
-        (run(9, memory(100, 98, 100, 100)), run(2, memory(*SAME))), {ids(1): 0.02},
-    ),
+    "the runs are given in another order": ((run(9, memory(100, 98, 100, 100)), run(2, memory(*SAME))), {ids(1): 0.02}),
     "a machine that is always that noisy": (
         days(*((100 + way, 100 - way, 100 + way, 100 - way) for way in (1, -1, 1)), (98.5, 98.5, 98.5, 98.5)), {},
     ),

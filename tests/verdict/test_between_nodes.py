@@ -47,14 +47,11 @@ def pairs(nodes, reached=449.0, **slow):
     return Measurement("node_group_busbw", values, PAIRS)
 
 
-@pytest.mark.parametrize(
-    ("slow", "told"),
-    [
-        ({"node2_rail1": 46.0}, []),
-        ({"node2_rail1": 24.0}, ["node2/rail1"]),
-        ({f"node1_rail{rail}": 24.0 for rail in range(4)}, [f"node1/rail{rail}" for rail in range(4)]),
-    ],
-)
+@pytest.mark.parametrize(("slow", "told"), [
+    ({"node2_rail1": 46.0}, []),
+    ({"node2_rail1": 24.0}, ["node2/rail1"]),
+    ({f"node1_rail{rail}": 24.0 for rail in range(4)}, [f"node1/rail{rail}" for rail in range(4)]),
+])  # fmt: skip
 def test_a_rail_is_held_against_all_rails_of_all_nodes(slow, told):
     """And against its limit: one direction that is slow makes both of them so."""
     finding = judged(rails(3, **slow), 3)
@@ -69,15 +66,12 @@ def test_the_rails_of_two_nodes_are_told_as_pairs():
     assert [str(where) for where in finding.slower_than_peers or ()] == ["rail3-node1/rail3"]
 
 
-@pytest.mark.parametrize(
-    ("nodes", "slow", "told"),
-    [
-        (2, {}, []),
-        (3, {}, []),
-        (3, {"node_node2": 216.0, "node1_node2": 231.0}, ["node-node2", "node1-node2"]),
-        (4, {"node1_node3": 300.0}, ["node1-node3"]),
-    ],
-)
+@pytest.mark.parametrize(("nodes", "slow", "told"), [
+    (2, {}, []),
+    (3, {}, []),
+    (3, {"node_node2": 216.0, "node1_node2": 231.0}, ["node-node2", "node1-node2"]),
+    (4, {"node1_node3": 300.0}, ["node1-node3"]),
+])  # fmt: skip
 def test_a_pair_of_nodes_is_held_against_the_other_pairs(nodes, slow, told):
     """Of nodes whose GPUs no profile knows."""
     topology = cluster(nodes, runs.UNKNOWN)
@@ -191,15 +185,12 @@ def test_ports_that_are_down_are_named(case):
     ]
 
 
-@pytest.mark.parametrize(
-    ("gpus", "kept", "named"),
-    [
-        (EIGHT, ports(1, 25, 8, **ETHERNET), 8),  # for management
-        (EIGHT, ports(8, 200, 8, adapter="MT41692"), 0),  # the network of the GPUs is another
-        (ADAPTERS, ports(8, 25, 8, **ETHERNET), 8),  # none of which is next to a GPU
-        (EIGHT[:1], ports(1, 25, 8, **ETHERNET), 0),
-    ],
-)
+@pytest.mark.parametrize(("gpus", "kept", "named"), [
+    (EIGHT, ports(1, 25, 8, **ETHERNET), 8),  # for management
+    (EIGHT, ports(8, 200, 8, adapter="MT41692"), 0),  # the network of the GPUs is another
+    (ADAPTERS, ports(8, 25, 8, **ETHERNET), 8),  # none of which is next to a GPU
+    (EIGHT[:1], ports(1, 25, 8, **ETHERNET), 0),
+])  # fmt: skip
 def test_a_kind_that_is_down_is_named_where_gpus_have_no_other(gpus, kept, named):
     down = ports(max(len(gpus), 1), **DOWN)
     there = ports_of({"network_ports": [*down, *kept]})
@@ -266,19 +257,16 @@ HOST = [port(0)]
 BOUND = ["rail0-node1/rail0"]
 
 
-@pytest.mark.parametrize(
-    ("there", "said", "part", "verdict"),
-    [
-        (HOST, "", 1.0, "ACCEPTED"),
-        (HOST, "", 0.5, "REJECTED"),
-        (HOST, "", 0.01, "REJECTED"),
-        ([], "", 1.0, "INCOMPLETE"),
-        ([], "none", 0.01, "ACCEPTED"),
-        (HOST, "none", 0.01, "ACCEPTED"),
-        ([], "200", 0.5, "ACCEPTED"),
-        ([], "400", 0.5, "REJECTED"),
-    ],
-)
+@pytest.mark.parametrize(("there", "said", "part", "verdict"), [
+    (HOST, "", 1.0, "ACCEPTED"),
+    (HOST, "", 0.5, "REJECTED"),
+    (HOST, "", 0.01, "REJECTED"),
+    ([], "", 1.0, "INCOMPLETE"),
+    ([], "none", 0.01, "ACCEPTED"),
+    (HOST, "none", 0.01, "ACCEPTED"),
+    ([], "200", 0.5, "ACCEPTED"),
+    ([], "400", 0.5, "REJECTED"),
+])  # fmt: skip
 def test_what_two_recorded_nodes_come_to_with_a_network(there, said, part, verdict):
     again = two_recorded_nodes(there, said, part)
     assert again.verdict == verdict

@@ -56,25 +56,22 @@ def names(folder):
 SLOW = {"solo_train_throughput gpu1": 100.0}
 
 
-@pytest.mark.parametrize(
-    ("faults", "how", "expected"),
-    [
-        ((), {}, {}),
-        ((), {"other": {2: SLOW}}, {"gf2": ["limit_missed"]}),
-        ((), {"other": {2: SLOW}, "ends": Ends(not_here=(2,))}, {"gf2": ["check_failed"]}),
-        ((), {"ends": Ends(lost={3: "silent for 10 s"})}, {"gf3": ["node_lost"]}),
-        ((), {"ends": Ends(died=(3,))}, {}),  # INCOMPLETE
-        ((Fault("node_slow", (N1,), "slow"), Fault("node_slow", (N1,), "slow")), {}, {"gf1": ["node_slow"]}),
-        ((Fault("rank_died", (gpu(2, node=3),), "SIGKILL"),), {}, {"gf3": ["rank_died"]}),
-        ((Fault("node_link_slow", (Pair(N1, N2),), "slow"),), {}, {}),  # neither end
-        ((Fault("rank_hung", tuple(Place(number, "node") for number in range(4)), "all"),), {}, {}),
-        ((Fault("limit_missed", (N1,), "a rail of it, measured with one partner"),), {}, {}),
-        (  # what explains it is to be mended first, and alone counts
-            (Fault("harmful_variable", (N2,), "NCCL_IB_DISABLE=1"), Fault("node_slow", (N2,), "slow")),
-            {}, {"gf2": ["harmful_variable"]},
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("faults", "how", "expected"), [
+    ((), {}, {}),
+    ((), {"other": {2: SLOW}}, {"gf2": ["limit_missed"]}),
+    ((), {"other": {2: SLOW}, "ends": Ends(not_here=(2,))}, {"gf2": ["check_failed"]}),
+    ((), {"ends": Ends(lost={3: "silent for 10 s"})}, {"gf3": ["node_lost"]}),
+    ((), {"ends": Ends(died=(3,))}, {}),  # INCOMPLETE
+    ((Fault("node_slow", (N1,), "slow"), Fault("node_slow", (N1,), "slow")), {}, {"gf1": ["node_slow"]}),
+    ((Fault("rank_died", (gpu(2, node=3),), "SIGKILL"),), {}, {"gf3": ["rank_died"]}),
+    ((Fault("node_link_slow", (Pair(N1, N2),), "slow"),), {}, {}),  # neither end
+    ((Fault("rank_hung", tuple(Place(number, "node") for number in range(4)), "all"),), {}, {}),
+    ((Fault("limit_missed", (N1,), "a rail of it, measured with one partner"),), {}, {}),
+    (  # what explains it is to be mended first, and alone counts
+        (Fault("harmful_variable", (N2,), "NCCL_IB_DISABLE=1"), Fault("node_slow", (N2,), "slow")),
+        {}, {"gf2": ["harmful_variable"]},
+    ),
+])  # fmt: skip
 def test_a_node_failed_that_is_rejected_lost_or_named_alone(names, faults, how, expected):
     assert names(*faults, **how) == expected
 

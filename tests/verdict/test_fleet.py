@@ -100,17 +100,14 @@ def test_two_machines_of_one_name_are_no_two_runs_of_one():
     assert (found.verdict, gaps(found)) == ("INCOMPLETE", [("one name", ("node-003",))])
 
 
-@pytest.mark.parametrize(
-    ("host", "expected", "known"),
-    [
-        ("node-1", ["node-1"], "node-1"),
-        ("node-1.rack.example", ["node-1"], "node-1"),
-        ("node-1", ["node-1.rack.example"], "node-1.rack.example"),
-        ("node-1", ["node-1.rack.example", "node-1.other.example"], None),
-        ("node-1.rack.example", ["node-1.other.example"], None),
-        ("node-11", ["node-1"], None),
-    ],
-)
+@pytest.mark.parametrize(("host", "expected", "known"), [
+    ("node-1", ["node-1"], "node-1"),
+    ("node-1.rack.example", ["node-1"], "node-1"),
+    ("node-1", ["node-1.rack.example"], "node-1.rack.example"),
+    ("node-1", ["node-1.rack.example", "node-1.other.example"], None),
+    ("node-1.rack.example", ["node-1.other.example"], None),
+    ("node-11", ["node-1"], None),
+])  # fmt: skip
 def test_a_domain_makes_no_other_host(host, expected, known):
     assert expected_as(host, expected) == known
 
@@ -156,22 +153,19 @@ def test_runs_that_are_not_alike_are_named(run):
 
 
 # ---------------------------------------------------------------- who is unlike the others
-@pytest.mark.parametrize(
-    ("fact", "differing"),
-    [
-        ("driver", {"machine": without_driver}),
-        ("VBIOS", {"machine": with_facts(vbios="96.00.00.00.00")}),
-        ("VBIOS", {"machine": of_the_first(vbios="96.00.00.00.00")}),
-        ("InfoROM", {"machine": with_facts(inforom_version="G520.0280.00.00")}),
-        ("number of GPUs", {"machine": lambda topology: first_gpus(topology, 3)}),
-        ("GPU model", {"machine": with_facts(name="NVIDIA H100 80GB HBM3")}),
-        ("ECC", {"machine": with_facts(ecc_mode=[0, 0])}),
-        ("kernel", {"facts": {"kernel": "5.15.0"}}),
-        ("IOMMU of the GPUs", {"facts": {"pci_devices": {"0000:18:00.0": {"kind": "gpu", "iommu": "DMA-FQ"}}}}),
-        ("open NVIDIA driver", {"facts": {"gpudirect": {"peer_module": None, "open_modules": False}}}),
-        ("variable NCCL_ALGO", {"run": {"environment": {"NCCL_ALGO": "Ring"}}}),
-    ],
-)
+@pytest.mark.parametrize(("fact", "differing"), [
+    ("driver", {"machine": without_driver}),
+    ("VBIOS", {"machine": with_facts(vbios="96.00.00.00.00")}),
+    ("VBIOS", {"machine": of_the_first(vbios="96.00.00.00.00")}),
+    ("InfoROM", {"machine": with_facts(inforom_version="G520.0280.00.00")}),
+    ("number of GPUs", {"machine": lambda topology: first_gpus(topology, 3)}),
+    ("GPU model", {"machine": with_facts(name="NVIDIA H100 80GB HBM3")}),
+    ("ECC", {"machine": with_facts(ecc_mode=[0, 0])}),
+    ("kernel", {"facts": {"kernel": "5.15.0"}}),
+    ("IOMMU of the GPUs", {"facts": {"pci_devices": {"0000:18:00.0": {"kind": "gpu", "iommu": "DMA-FQ"}}}}),
+    ("open NVIDIA driver", {"facts": {"gpudirect": {"peer_module": None, "open_modules": False}}}),
+    ("variable NCCL_ALGO", {"run": {"environment": {"NCCL_ALGO": "Ring"}}}),
+])  # fmt: skip
 def test_a_host_that_is_unlike_the_others_is_named(fact, differing):
     found = fleet(node_003=host_run("node-003", **differing))
     assert fact in [each.fact for each in found.differences]
@@ -345,16 +339,13 @@ def nodes(**differing):
     return dict(zip(NUMBERS, fleet_of(4, **differing), strict=True))
 
 
-@pytest.mark.parametrize(
-    ("change", "of", "named", "left_out"),
-    [
-        (None, (), [], set()),
-        (without_driver, (3,), [(Place(5, "node"),)], {5}),
-        (with_facts(gsp_firmware="1"), (3,), [(Place(5, "node"),)], {5}),
-        (of_the_first(power_limit_watts=500.0), (3,), [(Place(5, "node"),)], set()),  # it works with the others
-        (without_driver, (1, 2), [()], set()),  # of two halves nobody is the minority
-    ],
-)
+@pytest.mark.parametrize(("change", "of", "named", "left_out"), [
+    (None, (), [], set()),
+    (without_driver, (3,), [(Place(5, "node"),)], {5}),
+    (with_facts(gsp_firmware="1"), (3,), [(Place(5, "node"),)], {5}),
+    (of_the_first(power_limit_watts=500.0), (3,), [(Place(5, "node"),)], set()),  # it works with the others
+    (without_driver, (1, 2), [()], set()),  # of two halves nobody is the minority
+])  # fmt: skip
 def test_a_node_unlike_the_others_is_named_and_left_out_for_its_software(change, of, named, left_out):
     runs = nodes(**{f"node_00{n}": host_run(f"node-00{n}", machine=change) for n in of})
     faults = nodes_unlike_others(runs)
@@ -371,18 +362,14 @@ def test_a_gpu_that_is_slower_than_those_of_all_nodes_is_named_with_its_node():
     assert all(gpu(1, 7) in subject.parts for fault in faults for subject in fault.subjects)
 
 
-@pytest.mark.parametrize(
-    ("ahead", "off"),
-    [
-        ({0: 0.0, 2: 0.049, 5: -0.049}, []),
-        ({0: 0.0, 2: 0.2, 5: 0.001}, [2]),
-        ({0: 5.0, 2: 5.0, 5: -3.0}, [5]),
-        ({0: 0.0, 2: 0.06}, [0, 2]),
-        ({0: 0.0, 2: 0.04}, []),
-        ({}, []),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("ahead", "off"), [
+    ({0: 0.0, 2: 0.049, 5: -0.049}, []),
+    ({0: 0.0, 2: 0.2, 5: 0.001}, [2]),
+    ({0: 5.0, 2: 5.0, 5: -3.0}, [5]),
+    ({0: 0.0, 2: 0.06}, [0, 2]),
+    ({0: 0.0, 2: 0.04}, []),
+    ({}, []),
+], ids=str)  # fmt: skip
 def test_the_clock_of_a_node_is_held_against_those_of_most(ahead, off):
     assert [(fault.name, fault.subjects) for fault in clocks_apart(ahead)] == [
         ("clock_skew", (Place(node, "node"),)) for node in off

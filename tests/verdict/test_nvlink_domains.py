@@ -61,17 +61,14 @@ def cluster(racks, trays_of=TRAYS):
     return found
 
 
-@pytest.mark.parametrize(
-    ("facts", "inside"),
-    [
-        ({}, True),
-        ({"name": "NVIDIA GB300"}, True),
-        ({"name": "NVIDIA H100 80GB HBM3"}, False),  # with a UUID that other machines have too
-        ({"fabric_health": {"mask": 0, "clique": 0, "cluster": "0" * 32}}, False),
-        ({"fabric": {"state": 3, "status": 26}}, False),  # "Insufficient Resources" (Azure/azhpc-images issue 506)
-        ({"fabric": {"state": 0, "status": 0}}, False),  # GB200 NVL4
-    ],
-)
+@pytest.mark.parametrize(("facts", "inside"), [
+    ({}, True),
+    ({"name": "NVIDIA GB300"}, True),
+    ({"name": "NVIDIA H100 80GB HBM3"}, False),  # with a UUID that other machines have too
+    ({"fabric_health": {"mask": 0, "clique": 0, "cluster": "0" * 32}}, False),
+    ({"fabric": {"state": 3, "status": 26}}, False),  # "Insufficient Resources" (Azure/azhpc-images issue 506)
+    ({"fabric": {"state": 0, "status": 0}}, False),  # GB200 NVL4
+])  # fmt: skip
 def test_a_domain_is_a_cluster_and_a_clique_of_a_gpu_made_for_racks(facts, inside):
     assert tray(4, **facts).domain == (Domain(cluster_uuid(4), CLIQUE) if inside else None)
 
@@ -103,17 +100,14 @@ def imex(root, answer, nodes, channels):
 LIST = "# rack 7\n10.0.0.1\n10.0.0.2\n"
 
 
-@pytest.mark.parametrize(
-    ("answer", "channels", "faults"),
-    [
-        ((0, "READY\n", ""), 1, []),
-        ((0, "READY\n", ""), 0, ["imex_channel_missing"]),
-        ((0, "WAITING_FOR_RECOVERY\n", ""), 1, []),  # of another tray
-        ((0, "UNAVAILABLE\n", ""), 1, ["imex_down"]),
-        ((1, "", "Error: failed to connect\n"), 1, ["imex_down"]),
-        ((1, "", ""), 1, ["imex_down"]),
-    ],
-)
+@pytest.mark.parametrize(("answer", "channels", "faults"), [
+    ((0, "READY\n", ""), 1, []),
+    ((0, "READY\n", ""), 0, ["imex_channel_missing"]),
+    ((0, "WAITING_FOR_RECOVERY\n", ""), 1, []),  # of another tray
+    ((0, "UNAVAILABLE\n", ""), 1, ["imex_down"]),
+    ((1, "", "Error: failed to connect\n"), 1, ["imex_down"]),
+    ((1, "", ""), 1, ["imex_down"]),
+])  # fmt: skip
 def test_imex_is_ready_with_channels(answer, channels, faults, tmp_path):
     found = imex(tmp_path, answer, LIST, channels)
     assert found.nodes == ("10.0.0.1", "10.0.0.2")
@@ -121,14 +115,11 @@ def test_imex_is_ready_with_channels(answer, channels, faults, tmp_path):
     assert found.waits == found.daemon.startswith("WAITING")
 
 
-@pytest.mark.parametrize(
-    ("answer", "nodes", "channels", "why"),
-    [
-        (None, "", 0, Absent),
-        ((1, "", ""), "", 1, Unreadable),  # the daemon is another container's
-        (None, LIST, 1, Unreadable),
-    ],
-)
+@pytest.mark.parametrize(("answer", "nodes", "channels", "why"), [
+    (None, "", 0, Absent),
+    ((1, "", ""), "", 1, Unreadable),  # the daemon is another container's
+    (None, LIST, 1, Unreadable),
+])  # fmt: skip
 def test_imex_that_is_not_here_or_cannot_be_asked(answer, nodes, channels, why, tmp_path):
     with pytest.raises(why):
         imex(tmp_path, answer, nodes, channels)
@@ -141,18 +132,15 @@ NODE = 5 * TRAYS + 7
 
 
 @pytest.mark.parametrize("ordered", [0, TRAYS])
-@pytest.mark.parametrize(
-    ("name", "other"),
-    [
-        ("", {}),
-        ("nvlink_domain_split", {f"n{NODE}": STRAY}),
-        ("nvlink_domain_split", {f"n{NODE}": Tray(None, addresses(5))}),
-        ("nvlink_domain_split", {f"n{NODE}": Tray(tray(6).domain._replace(clique=1), addresses(5))}),
-        ("imex_nodes_differ", {f"n{NODE}": DIFFERENT}),
-        ("imex_nodes_differ", {f"n{NODE}": Tray(tray(5).domain, addresses(5)[::-1])}),
-        ("", {f"n{NODE}": Tray(tray(5).domain)}),  # its list cannot be read
-    ],
-)
+@pytest.mark.parametrize(("name", "other"), [
+    ("", {}),
+    ("nvlink_domain_split", {f"n{NODE}": STRAY}),
+    ("nvlink_domain_split", {f"n{NODE}": Tray(None, addresses(5))}),
+    ("nvlink_domain_split", {f"n{NODE}": Tray(tray(6).domain._replace(clique=1), addresses(5))}),
+    ("imex_nodes_differ", {f"n{NODE}": DIFFERENT}),
+    ("imex_nodes_differ", {f"n{NODE}": Tray(tray(5).domain, addresses(5)[::-1])}),
+    ("", {f"n{NODE}": Tray(tray(5).domain)}),  # its list cannot be read
+])  # fmt: skip
 def test_of_28_healthy_racks_only_what_is_wrong_is_named(name, other, ordered):
     found = [(fault.name, fault.subjects) for fault in domain_faults(trays(**other), ordered)]
     assert found == ([(name, (Place(NODE, "node"),))] if name else [])
@@ -264,14 +252,11 @@ def test_28_healthy_racks_meet_each_other_and_nobody_is_slow():
     assert searched(lambda a, b: 1.0) == []
 
 
-@pytest.mark.parametrize(
-    ("slow", "where", "fault"),
-    [
-        (plane, (0, {f"node{node}" for node in DOMAINS[5]}), ("nvlink_domain_slow", f"node{DOMAINS[5][0]}/domain0")),
-        (cables, (0, {f"node{NODE}"}), ("node_slow", f"node{NODE}")),
-        (uplink, (1, {f"node{NODE}"}), ("node_slow", f"node{NODE}")),
-    ],
-)
+@pytest.mark.parametrize(("slow", "where", "fault"), [
+    (plane, (0, {f"node{node}" for node in DOMAINS[5]}), ("nvlink_domain_slow", f"node{DOMAINS[5][0]}/domain0")),
+    (cables, (0, {f"node{NODE}"}), ("node_slow", f"node{NODE}")),
+    (uplink, (1, {f"node{NODE}"}), ("node_slow", f"node{NODE}")),
+])  # fmt: skip
 def test_of_28_racks_the_slow_domain_or_node_is_named(slow, where, fault):
     population, names = where
     missed = [blamed(each) for each in findings(slow)]
@@ -285,20 +270,17 @@ def test_a_dead_adapter_shows_on_its_rail_although_nvlink_goes_round_it():
     assert [blamed(each) for each in findings(lambda a, b: 1.0, {dead: 0.3})] == [set(), set(), {str(dead)}]
 
 
-@pytest.mark.parametrize(
-    ("nodes", "domain", "value", "state", "grade"),
-    [
-        (18, "inside", 834.6, "met", "published"),
-        (18, "inside", 700.0, "missed", "published"),
-        (16, "inside", 600.0, "met", "physical"),
-        (16, "inside", 500.0, "missed", "physical"),
-        (36, "across", 792.0, "met", "published"),
-        (36, "across", 640.0, "missed", "published"),
-        (360, "across", 381.5, "met", "published"),
-        (360, "across", 300.0, "missed", "published"),
-        (72, "across", 500.0, "met", "physical"),
-    ],
-)
+@pytest.mark.parametrize(("nodes", "domain", "value", "state", "grade"), [
+    (18, "inside", 834.6, "met", "published"),
+    (18, "inside", 700.0, "missed", "published"),
+    (16, "inside", 600.0, "met", "physical"),
+    (16, "inside", 500.0, "missed", "physical"),
+    (36, "across", 792.0, "met", "published"),
+    (36, "across", 640.0, "missed", "published"),
+    (360, "across", 381.5, "met", "published"),
+    (360, "across", 300.0, "missed", "published"),
+    (72, "across", 500.0, "met", "physical"),
+])  # fmt: skip
 def test_collectives_over_nvlink_are_not_held_against_the_network(nodes, domain, value, state, grade):
     """Nor against what one domain reaches, where it is more than one."""
     under = {"collective": "all_reduce", "bytes": 8 * GiB, "dtype": "float32", "ranks": 4 * nodes, "nodes": nodes}

@@ -41,19 +41,16 @@ def test_healthy_nodes_that_reach_each_other_are_accepted(tmp_path, limits):
     assert {end.basis for end in record.finished.values()} == {"contract"}
 
 
-@pytest.mark.parametrize(
-    ("ends", "verdict", "found"),
-    [
-        (Ends(lost={1: "its agent died by SIGKILL"}), "REJECTED", ["lost"]),
-        (Ends(failed={1: (HEALTH,)}), "REJECTED", []),
-        (Ends(failed={1: (HEALTH,)}, left_out={1: "REJECTED"}), "REJECTED", []),
-        (Ends(left_out={1: "it has another driver"}), "INCOMPLETE", ["left out"]),
-        (Ends(died=(1,)), "INCOMPLETE", ["unfinished", "incomplete"]),
-        (Ends(without={1: "test_2_health"}), "INCOMPLETE", ["incomplete"]),
-        (Ends(not_here=(1,)), "INCOMPLETE", ["not here"]),
-        (Ends(lost={1: "silent"}, left_out={1: "it is lost"}), "REJECTED", ["lost"]),
-    ],
-)
+@pytest.mark.parametrize(("ends", "verdict", "found"), [
+    (Ends(lost={1: "its agent died by SIGKILL"}), "REJECTED", ["lost"]),
+    (Ends(failed={1: (HEALTH,)}), "REJECTED", []),
+    (Ends(failed={1: (HEALTH,)}, left_out={1: "REJECTED"}), "REJECTED", []),
+    (Ends(left_out={1: "it has another driver"}), "INCOMPLETE", ["left out"]),
+    (Ends(died=(1,)), "INCOMPLETE", ["unfinished", "incomplete"]),
+    (Ends(without={1: "test_2_health"}), "INCOMPLETE", ["incomplete"]),
+    (Ends(not_here=(1,)), "INCOMPLETE", ["not here"]),
+    (Ends(lost={1: "silent"}, left_out={1: "it is lost"}), "REJECTED", ["lost"]),
+])  # fmt: skip
 def test_one_node_that_is_not_fine_is_named(ends, verdict, found, tmp_path, limits):
     record = ended(tmp_path, limits, ends)
     assert record.verdict == verdict
@@ -117,16 +114,13 @@ def fault(code, *nodes):
     return FaultFound(fault=Fault(code, tuple(Place(node, "node") for node in nodes), "gone"))
 
 
-@pytest.mark.parametrize(
-    ("ends", "wanted", "told", "reasons"),
-    [
-        (Ends(lost={1: "gone"}), 3, fault("node_lost", 1), 1),
-        (Ends(), 4, fault("node_missing"), 1),
-        (Ends(), 3, fault("node_lost", 1), 1),  # somebody took the event away
-        (Ends(), 3, fault("node_missing"), 1),
-        (Ends(lost={1: "gone"}), 3, fault("node_lost", 2), 2),
-    ],
-)
+@pytest.mark.parametrize(("ends", "wanted", "told", "reasons"), [
+    (Ends(lost={1: "gone"}), 3, fault("node_lost", 1), 1),
+    (Ends(), 4, fault("node_missing"), 1),
+    (Ends(), 3, fault("node_lost", 1), 1),  # somebody took the event away
+    (Ends(), 3, fault("node_missing"), 1),
+    (Ends(lost={1: "gone"}), 3, fault("node_lost", 2), 2),
+])  # fmt: skip
 def test_a_node_that_is_gone_is_told_once(ends, wanted, told, reasons, tmp_path, limits):
     record = ended(tmp_path, limits, ends, wanted=wanted, more=[told])
     against = [reason for reason in record.reasons if "judged by limits" not in reason]

@@ -61,12 +61,8 @@ def each(*values):
     (math.nan, CEILING, "missed", (WORLD,)),
     (0.0, CEILING, "missed", (WORLD,)),  # no collective takes no time
     (0.0, replace(CEILING, metric="communication_share", unit="ratio"), "met", ()),
-    (
-        {"gpu0-gpu1": 120.0, "gpu0-gpu2": 80.0, "gpu1-gpu2": math.nan},
-        FLOOR,
-        "missed",
-        (at("gpu0-gpu2"), at("gpu1-gpu2")),
-    ),
+    ({"gpu0-gpu1": 120.0, "gpu0-gpu2": 80.0, "gpu1-gpu2": math.nan}, FLOOR, "missed",
+     (at("gpu0-gpu2"), at("gpu1-gpu2"))),
 ])  # fmt: skip
 def test_a_limit_is_met_or_missed_by_every_place(values, limit, state, missed):
     finding = judged(values, [limit], limit.metric)

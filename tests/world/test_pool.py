@@ -123,13 +123,10 @@ class Exits:
         return exit, (3,)
 
 
-@pytest.mark.parametrize(
-    ("parcel", "says"),
-    [
-        (b"no pickle", "cannot be unpickled"), (b"", "cannot be unpickled"), (pickle.dumps("text"), "is no answer"),
-        (pickle.dumps(Exits()), "cannot be unpickled .SystemExit"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("parcel", "says"), [
+    (b"no pickle", "cannot be unpickled"), (b"", "cannot be unpickled"), (pickle.dumps("text"), "is no answer"),
+    (pickle.dumps(Exits()), "cannot be unpickled .SystemExit"),
+])  # fmt: skip
 def test_what_is_no_answer_is_the_death_of_its_rank(engine, parcel, says):
     with pytest.raises(RankFailure, match=says) as failure:
         world_of(engine, 2).run(lambda rank: Sends(parcel) if rank.index else None)
@@ -168,18 +165,15 @@ def fault_of(engine, *endings):
     return fault.name, [place.index for place in fault.subjects], failure.value
 
 
-@pytest.mark.parametrize(
-    ("endings", "code", "ranks"),
-    [
-        ([RETURNS, RAISES, RETURNS, RETURNS], "rank_raised", [1]),
-        ([Hangs(), RAISES, RAISES, Hangs()], "rank_raised", [1, 2]),
-        ([RAISES, RAISES, DIES, RAISES], "rank_died", [2]),  # their connection is gone
-        ([RAISES] * 4, "rank_raised", [0, 1, 2, 3]),
-        ([Takes(1.2, Dies("by SIGABRT")), DIES, Hangs(), Hangs()], "rank_died", [1]),  # as they were seen
-        ([LOST] * 4, "rank_died", []),
-        ([LOST], "rank_died", [0]),
-    ],
-)
+@pytest.mark.parametrize(("endings", "code", "ranks"), [
+    ([RETURNS, RAISES, RETURNS, RETURNS], "rank_raised", [1]),
+    ([Hangs(), RAISES, RAISES, Hangs()], "rank_raised", [1, 2]),
+    ([RAISES, RAISES, DIES, RAISES], "rank_died", [2]),  # their connection is gone
+    ([RAISES] * 4, "rank_raised", [0, 1, 2, 3]),
+    ([Takes(1.2, Dies("by SIGABRT")), DIES, Hangs(), Hangs()], "rank_died", [1]),  # as they were seen
+    ([LOST] * 4, "rank_died", []),
+    ([LOST], "rank_died", [0]),
+])  # fmt: skip
 def test_a_failure_is_the_fault_of_who_failed_and_not_of_who_tells_it(engine, endings, code, ranks):
     *found, failure = fault_of(engine, *endings)
     assert found == [code, ranks]
@@ -190,25 +184,22 @@ ALL_HANG, ONE_HANGS = [Hangs()] * 4, [RETURNS, Hangs(), RETURNS, RETURNS]
 ONE_RETURNS = [Hangs(), Hangs(), RETURNS, Hangs()]
 
 
-@pytest.mark.parametrize(
-    ("endings", "traces", "ranks"),
-    [
-        (ALL_HANG, [HERE] * 4, []),
-        (ALL_HANG, [Trace()] * 4, []),
-        (ALL_HANG, [HERE, BEFORE, HERE, HERE], [1]),
-        (ALL_HANG, [HERE, BEFORE, Trace(), HERE], [1, 2]),
-        (ALL_HANG, [HERE, HERE, HERE, replace(HERE, state=STUCK)], [3]),
-        (ALL_HANG, [HERE, BEFORE, HERE, replace(HERE, state=STOPPED)], [1, 3]),
-        (ALL_HANG, [replace(HERE, state=STUCK)] * 4, []),  # what they share: the driver, the host
-        (ALL_HANG, [Trace(state="(nothing can be seen of it: no answer)")] * 4, []),
-        ([Hangs()], [Trace()], [0]),
-        (ONE_HANGS, [Trace()] * 4, [1]),
-        (ONE_RETURNS, [Trace()] * 4, [0, 1, 3]),  # each works alone
-        (ONE_HANGS, [HERE] * 4, [1]),
-        (ONE_RETURNS, [HERE] * 4, []),  # they wait for each other
-        ([Hangs(), RETURNS, Hangs()], [HERE, BEFORE, HERE], [1]),  # it has returned without the others
-    ],
-)
+@pytest.mark.parametrize(("endings", "traces", "ranks"), [
+    (ALL_HANG, [HERE] * 4, []),
+    (ALL_HANG, [Trace()] * 4, []),
+    (ALL_HANG, [HERE, BEFORE, HERE, HERE], [1]),
+    (ALL_HANG, [HERE, BEFORE, Trace(), HERE], [1, 2]),
+    (ALL_HANG, [HERE, HERE, HERE, replace(HERE, state=STUCK)], [3]),
+    (ALL_HANG, [HERE, BEFORE, HERE, replace(HERE, state=STOPPED)], [1, 3]),
+    (ALL_HANG, [replace(HERE, state=STUCK)] * 4, []),  # what they share: the driver, the host
+    (ALL_HANG, [Trace(state="(nothing can be seen of it: no answer)")] * 4, []),
+    ([Hangs()], [Trace()], [0]),
+    (ONE_HANGS, [Trace()] * 4, [1]),
+    (ONE_RETURNS, [Trace()] * 4, [0, 1, 3]),  # each works alone
+    (ONE_HANGS, [HERE] * 4, [1]),
+    (ONE_RETURNS, [HERE] * 4, []),  # they wait for each other
+    ([Hangs(), RETURNS, Hangs()], [HERE, BEFORE, HERE], [1]),  # it has returned without the others
+])  # fmt: skip
 def test_a_hang_names_those_that_others_wait_for_and_else_nobody(engine, endings, traces, ranks):
     engine.traces = dict(enumerate(traces))
     code, blamed, failure = fault_of(engine, *endings)

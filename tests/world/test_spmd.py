@@ -235,29 +235,26 @@ def failures(fleet):
     return fleet(module, files={"conftest.py": conftest, "test_forgotten.py": forgotten})
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("lists", ["rank 1 of 2, CPU: raised AssertionError: they should agree", "rank 0 of 2, CPU: returned"]),
-        ("lists", ["assert [1, 2, 3] == [1, 2, 4]", "At index 2 diff: 3 != 4"]),
-        ("texts", ["100 % of one", "- and three", "+ and two"]),
-        ("operands", ["rank 1 of 2, CPU: raised", "assert 1 < (2 - 1)", "where 1 = ", ".index"]),
-        ("helper", ["AssertionError", "assert 'found' == 'expected'", "in check"]),
-        ("fixture_that_stays", ["cannot be sent to the ranks: ", "guard (lock)"]),
-        ("fixture_world", ["cannot use world", "call world.run(function)"]),
-        ("fixture_capsys", ["cannot use capsys", "redirect_stdout"]),
-        ("fixture_request", ["cannot use request", "have a fixture of yours use it"]),
-        ("fixture_that_uses_rank", ["rank.index is known on ranks only"]),
-        ("fail", ["given up", "in test_fail"]),
-        ("async", ["the body of an spmd test cannot be async"]),
-        ("returned_value", ["must return None", "on rank 0 it returned a value of type bool"]),
-        ("hidden_generator", ["must return None", "type generator"]),
-        ("unittest", ["a method of unittest.TestCase cannot be spmd"]),
-        ("called_by_another_plugin", ["ran on no rank"]),
-        ("forgotten_marker", ["nccl_group.allreduce", "@pytest.mark.spmd", "nccl_group.run(function)"]),
-        ("forgotten_marker_and_rank", ["only in tests marked @pytest.mark.spmd"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "words"), [
+    ("lists", ["rank 1 of 2, CPU: raised AssertionError: they should agree", "rank 0 of 2, CPU: returned"]),
+    ("lists", ["assert [1, 2, 3] == [1, 2, 4]", "At index 2 diff: 3 != 4"]),
+    ("texts", ["100 % of one", "- and three", "+ and two"]),
+    ("operands", ["rank 1 of 2, CPU: raised", "assert 1 < (2 - 1)", "where 1 = ", ".index"]),
+    ("helper", ["AssertionError", "assert 'found' == 'expected'", "in check"]),
+    ("fixture_that_stays", ["cannot be sent to the ranks: ", "guard (lock)"]),
+    ("fixture_world", ["cannot use world", "call world.run(function)"]),
+    ("fixture_capsys", ["cannot use capsys", "redirect_stdout"]),
+    ("fixture_request", ["cannot use request", "have a fixture of yours use it"]),
+    ("fixture_that_uses_rank", ["rank.index is known on ranks only"]),
+    ("fail", ["given up", "in test_fail"]),
+    ("async", ["the body of an spmd test cannot be async"]),
+    ("returned_value", ["must return None", "on rank 0 it returned a value of type bool"]),
+    ("hidden_generator", ["must return None", "type generator"]),
+    ("unittest", ["a method of unittest.TestCase cannot be spmd"]),
+    ("called_by_another_plugin", ["ran on no rank"]),
+    ("forgotten_marker", ["nccl_group.allreduce", "@pytest.mark.spmd", "nccl_group.run(function)"]),
+    ("forgotten_marker_and_rank", ["only in tests marked @pytest.mark.spmd"]),
+])  # fmt: skip
 def test_failure_of_a_body_explains_itself(failures, name, words):
     check = failures.check(f"test_{name}")
     assert check.outcome == "failed"
