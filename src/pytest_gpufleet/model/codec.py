@@ -52,6 +52,12 @@ def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
     return msgspec.msgpack.Decoder(kind, dec_hook=_read)
 
 
+def json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    """Reads JSON as objects of this type, faster than `typed` reads what json.loads makes of it. It refuses some JSON
+    that this does not: NaN, infinities, halves of a character."""
+    return msgspec.json.Decoder(kind, dec_hook=_read)
+
+
 def _read(kind: type, value: Any) -> Any:
     if not isinstance(value, str):
         raise ValueError(f"{value!r} is no text")

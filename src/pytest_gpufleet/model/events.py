@@ -4,8 +4,11 @@ Other versions have fewer fields or more: what is missing is left out, and what 
 import json
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -39,10 +42,10 @@ class Order(msgspec.Struct, frozen=True):
     content: Mapping[str, Any]
 
 
-def read_events(path: Path, telemetry: bool = True) -> Iterator[tuple[int, Any]]:
-    """What each line holds, with its number. A last line that a dying machine cut short is left out. `telemetry`: also
-    that, which is most of a file of many GPUs. OSError if the file cannot be read; ValueError that names the line if
-    one is not JSON, or beyond all bounds."""
+def read_events(path: Path, telemetry: bool = True) -> "Iterator[tuple[int, Event | None]]":
+    """The event of each line, None if this version knows no such event, with the line's number. A last line that a
+    dying machine cut short is left out. `telemetry`: also that, which is most of a file of many GPUs. OSError if the
+    file cannot be read; ValueError that names the line if one is no event, or beyond all bounds; Refused as `typed`."""
     with open_regular(path) as file:
         number, ended = 0, False
         while line := file.readline(LONGEST_LINE + 1):
@@ -56,7 +59,7 @@ def read_events(path: Path, telemetry: bool = True) -> Iterator[tuple[int, Any]]
             if len(line) > LONGEST_LINE:
                 raise ValueError(f"{where}: it is longer than {LONGEST_LINE >> 20} MiB")
             try:
-                event = json.loads(line)
+                found = _event_or_json(line)
             except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
                 if line.endswith(b"\n") or ended:
                     raise ValueError(f"{where}: not JSON") from None
@@ -64,8 +67,20 @@ def read_events(path: Path, telemetry: bool = True) -> Iterator[tuple[int, Any]]
             if line.count(b"[") + line.count(b"{") > DEEPEST and _is_too_deep(line):  # the first as in nearly none
                 within = f"more than {DEEPEST} lists and objects are within each other"
                 raise ValueError(f"{where}: not an event of a run ({within})")
-            ended = isinstance(event, dict) and event.get("event") == "verdict"
+            try:
+                event = found if isinstance(found, Event) else typed(found)
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{where}: not an event of a run ({error})") from None
+            ended = isinstance(event, Verdict)
             yield number, event
+
+
+def _event_or_json(line: bytes) -> Any:
+    """The event of a line; what JSON it is if it may be none: `typed` says what is wrong with it."""
+    with suppress(KeyError, TypeError, ValueError, RecursionError):
+        if line.isascii():  # as `line` writes it: what is skipped is not looked at for characters that are none
+            return LINES.decode(line)
+    return json.loads(line)
 
 
 def _is_too_deep(line: bytes) -> bool:
@@ -514,6 +529,7 @@ class Returns(Event, frozen=True, tag="returns"):
 
 
 KINDS: dict[str, type[Event]] = {str(kind.__struct_config__.tag): kind for kind in Event.__subclasses__()}
+LINES = codec.json_decoder(reduce(or_, {*KINDS.values()} - {RunHeader}))  # `typed` looks at the schema of a run
 
 
 def now() -> Moment:

@@ -325,6 +325,16 @@ class GpuTopology:
         """The part number of the board of each GPU in a place, sorted; "" of one that tells none."""
         return tuple(sorted(str(gpu.get("board_part_number") or "") for gpu in self.of(where)))
 
+    def board(self, where: Where) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """`kind` and `boards`, which are asked for in each figure: found once."""
+        if where not in self._boards:
+            self._boards[where] = self.kind(where), self.boards(where)
+        return self._boards[where]
+
+    @cached_property
+    def _boards(self) -> dict[Where, tuple[tuple[str, ...], tuple[str, ...]]]:
+        return {}
+
     @property
     def domain(self) -> Domain | None:
         """The NVLink domain that all its GPUs are in."""

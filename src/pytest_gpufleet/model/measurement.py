@@ -84,9 +84,9 @@ class Measurement:
                 use = f"use one of {', '.join(METRICS)}, or give a Metric of your own"
                 raise ValueError(f"there is no metric {self.metric!r}: {use}")
             object.__setattr__(self, "definition", METRICS[self.metric])
-        values = _by_place(self.values, number, f"the value of {self.metric}")
-        samples = _by_place(self.samples, numbers, f"the samples of {self.metric}")
-        states = _by_place(self.gpu_states, _state, f"the state of the GPUs of {self.metric}")
+        values = _by_place(self.values, _is_float, number, f"the value of {self.metric}")
+        samples = _by_place(self.samples, _are_floats, numbers, f"the samples of {self.metric}")
+        states = _by_place(self.gpu_states, _is_state, _state, f"the state of the GPUs of {self.metric}")
         _settle(self, self.metric, values=values, samples=samples, gpu_states=states)
 
     @property
@@ -131,20 +131,33 @@ def _settle(made: Reading | Measurement, name: str, **checked: Any) -> None:
         object.__setattr__(made, attribute, value)
 
 
-def _by_place(given: Mapping[Any, Any], checked: Callable[[Any, str], Any], what: str) -> dict[Where, Any]:
+def _by_place(
+    given: Mapping[Any, Any], fine: Callable[[Any], bool], checked: Callable[[Any, str], Any], what: str
+) -> dict[Where, Any]:
+    """`fine`: of which values nothing is to be checked, as of nearly all."""
     if not isinstance(given, Mapping):
         raise TypeError(f'{what} must be given by place, like {{"gpu0": 1.5}}, not {reprlib.repr(given)}')
-    where, plain = f"the places of {what}", [float] if checked is number else []
+    where = f"the places of {what}"
     return {
-        _where(at, where): value if type(value) in plain else checked(value, f"{what} at {at}")
+        at if isinstance(at, Where) else _where(at, where): value if fine(value) else checked(value, f"{what} at {at}")
         for at, value in given.items()
     }
 
 
+def _is_float(given: Any) -> bool:
+    return type(given) is float
+
+
+def _is_state(given: Any) -> bool:
+    return isinstance(given, GpuState)
+
+
+def _are_floats(given: Any) -> bool:
+    return type(given) is tuple and {*map(type, given)} == {float}
+
+
 def _state(given: Any, what: str) -> GpuState:
-    if not isinstance(given, GpuState):
-        raise TypeError(f"{what} must be a GpuState, not {reprlib.repr(given)}")
-    return given
+    raise TypeError(f"{what} must be a GpuState, not {reprlib.repr(given)}")
 
 
 def _where(given: Any, what: str) -> Where:

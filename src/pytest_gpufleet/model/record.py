@@ -144,11 +144,22 @@ class Record:
         if isinstance(event, ONCE) and type(event) in self._kinds:  # as where two files were joined
             raise ValueError(f"it is the second event {event.__struct_config__.tag} of one run")
         self._kinds.add(type(event))
-        named = str(event.__struct_config__.tag) if event else ""  # as are fields of the record
         match event:
+            case events.Telemetry(sample=sample):
+                self._keep(sample)
+            case events.CheckStarted(check=started):
+                self.started.append(started)
+                self._begun[started] = event.seconds
+            case events.CheckFinished(check=check):
+                self.checks[check.id] = check
+                if check.id in self._begun:
+                    self.spans.append((check.id, self._begun[check.id], event.seconds))
+            case events.Judged(finding=finding):
+                self.findings.append(finding)
             case events.RunHeader() | events.Judging() | events.TransportRead():
-                setattr(self, named, event)
+                setattr(self, str(event.__struct_config__.tag), event)  # as the field is named
             case events.ProfileGiven() | events.OrderGiven() | events.RequirementsGiven():
+                named = str(event.__struct_config__.tag)
                 setattr(self, named, getattr(event, named))
             case events.Returns():
                 self.returns, self.before = event, Record.of(*event.kept)
@@ -163,15 +174,8 @@ class Record:
                 self._note(event)
             case events.WorldStarted():
                 self.worlds.append(event)
-            case events.CheckStarted(check=started):
-                self.started.append(started)
-                self._begun[started] = event.seconds
             case events.Progress():
                 self.progress[event.check] = (event.done, event.of)
-            case events.Telemetry(sample=sample):
-                self._keep(sample)
-            case events.Judged(finding=finding):
-                self.findings.append(finding)
             case events.FingerprintsTaken():
                 self.fingerprints[event.check] = event.fingerprints
             case events.Losses():
@@ -179,10 +183,6 @@ class Record:
             case events.FaultFound() | events.Noticed():
                 fault = event.fault.changed(what=f"{event.fault.what}{event.where}")
                 (self.noticed if isinstance(event, events.Noticed) else self.faults).append(fault)
-            case events.CheckFinished(check=check):
-                self.checks[check.id] = check
-                if check.id in self._begun:
-                    self.spans.append((check.id, self._begun[check.id], event.seconds))
             case events.SuiteSeen():
                 self.altered += [f"{name}{event.where}" for name in event.altered]
                 self.manifest = self.manifest if event.in_run else event.manifest or self.manifest

@@ -181,8 +181,7 @@ def carried(folder: RunFolder, then: Record) -> list[events.Event]:
     """Events that the new run takes over: of checks that need not run again, and of the run, with what spoiled it."""
     passed, name = _passed(then), folder.name
     taken: list[events.Event] = []
-    for _, line in read_events(folder.evidence):
-        event = events.typed(line)
+    for _, event in read_events(folder.evidence):
         match event:
             case events.Judged(finding=finding):
                 taken += [event] * (finding.check in passed)

@@ -163,7 +163,7 @@ def tolerances_of(
         values = measurement.values.values()
         _, worse = usual_and_allowed(figure_of(measurement), values, within, max(count, len(values)), known.matters)
         return (tolerance("model", worse, within),)
-    boards = Counter((topology.kind(place), topology.boards(place)) for place in measurement.values)
+    boards = Counter(map(topology.board, measurement.values))
     several = [size for size in boards.values() if size > 1]
     found = []
     if several:
@@ -182,11 +182,11 @@ FORMULA = 2
 def held(finding: Finding, topology: GpuTopology, no_limit: str, rehearsal: bool = False) -> Finding:
     """The finding that follows from a measurement and what it is held against. `no_limit`: why it has none."""
     measurement, limit = finding.measurement, finding.limit
-    unjudged = replace(finding, state="not judged", missed=(), slower_than_peers=None, reason=no_limit)
+    unjudged = partial(replace, finding, state="not judged", missed=(), slower_than_peers=None)
     if rehearsal:
-        return unjudged
+        return unjudged(reason=no_limit)
     if not measurement.values:  # which would meet every limit
-        return replace(unjudged, limit=None, tolerances=(), reason="nothing was measured")
+        return unjudged(limit=None, tolerances=(), reason="nothing was measured")
     slower = slower_than_peers(measurement, finding.tolerances, topology)
     missed = tuple(
         place

@@ -194,7 +194,7 @@ def _groups(
     places, near = list(measurement.values), tolerance.peers == "numa node"
     if near and len({topology.processors_near(place) for place in places}) < 2:
         return
-    board = {place: (topology.kind(place), topology.boards(place)) for place in places}
+    board = {place: topology.board(place) for place in places}
     of_board, others = Counter(board.values()), tolerance.peers == "others of the model"
     alike: dict[Where, object] = {place: kind for place, (kind, _) in board.items()}
     if tolerance.peers == "part number":

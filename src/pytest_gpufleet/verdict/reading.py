@@ -18,14 +18,12 @@ def add(record: Record, event: events.Event | None) -> None:
 
 def read(path: Path, to_compare: bool = False) -> Record:
     """The record of a run from its evidence.jsonl. A last line cut short by a dying machine is left out. `to_compare`:
-    without what nobody holds against that of other hosts, as telemetry and samples. OSError if it cannot be read;
+    without telemetry, which nobody holds against that of other hosts. OSError if it cannot be read;
     ValueError that names the line if one is no event; Refused if it has another schema."""
     record = Record()
     for line, event in events.read_events(path, telemetry=not to_compare):
         try:
-            if to_compare and event["event"] == "finding":
-                event["finding"]["measurement"] |= {"samples": {}, "details": {}}
-            add(record, events.typed(event))
+            add(record, event)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}, line {line}: not an event of a run ({error})") from None
     return record

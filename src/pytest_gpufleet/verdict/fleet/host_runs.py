@@ -134,7 +134,7 @@ def kept(record: Record, common: Common, host: str = "") -> Record:
     is `common` to many. A run that died has the verdict that it amounts to. `host`: what a run on many nodes calls this
     one, if it is one of its."""
     record = ended(record)
-    checks = [common(replace(check, seconds=0.0)) for check in record.checks.values()]
+    checks = [common(replace(check, seconds=0.0), check.id) for check in record.checks.values()]
     machines = {
         node: msgspec.structs.replace(found, host=common.facts(found.host)) for node, found in record.machines.items()
     }
