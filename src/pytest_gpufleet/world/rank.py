@@ -52,11 +52,6 @@ class Rank:
             raise RuntimeError("this rank has no process group: use the fixture nccl_group instead of world")
         return self._groups[self._members]
 
-    def within(self, group: ProcessGroup) -> Rank:
-        """This rank with another process group of the same ranks."""
-        assert self._members is not None
-        return replace(self, _groups={self._members: group})
-
     def record_losses(
         self, training: Mapping[str, Condition], by_step: Mapping[int, float], place: Where | None = None
     ) -> None:

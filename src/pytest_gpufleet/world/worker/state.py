@@ -1,7 +1,8 @@
 """What is cheap to change on a rank, and is put back before another test uses it. Runs on ranks.
 
-Between the calls of one test everything stays as the test left it. What only a new process can put back (niceness,
-threads that still run, memory that is held, modules that are loaded) is left to the marker fresh_world.
+Between the calls of one test everything stays as the test left it, but for filters of warnings and the level of the
+root logger. What only a new process can put back (niceness, threads that still run, memory that is held, modules that
+are loaded) is left to the marker fresh_world.
 """
 
 import faulthandler
