@@ -117,6 +117,11 @@ def _of_code() -> Iterator[str]:
                     given = named.get(first.id) if isinstance(first, ast.Name) else first
                     parts = (given.body, given.orelse) if isinstance(given, ast.IfExp) else (given,)
                     yield from (part.value for part in parts if _is_text(part))
+                case ast.FunctionDef(name=name) if name.startswith("test_") and path.is_relative_to(
+                    ROOT / "acceptance"
+                ):
+                    advice = (ast.get_docstring(node) or "").split("\n\n")[1:]  # what a failure means, what to do
+                    yield from (" ".join(paragraph.split()) for paragraph in advice)
                 case ast.FunctionDef(name="lacking" | "missing", body=body):  # what a check cannot do without
                     ends = [each.value for part in body for each in ast.walk(part) if isinstance(each, ast.Return)]
                     yield from (end.value for end in ends if _is_text(end))

@@ -1,6 +1,5 @@
 """What failed, as a reader meets it: what it means, where, how far off, and what to do."""
 
-import inspect
 import math
 import re
 from collections import Counter
@@ -237,7 +236,7 @@ def _failure(
     ]
     heads = {message.head for message in messages}
     more = causes or named or len(messages) < len(checks) or missed
-    advice = [part for part in inspect.cleandoc(checks[0].doc).split("\n\n") if part.strip()]
+    advice = [say(" ".join(part.split())) for part in checks[0].doc.split("\n\n") if part.strip()]
     found_here = any(cause.check in ids for each in its for cause in each.causes)  # what explains it
     if all(each.is_explained for each in its) and not found_here:
         until = say("Until then this says nothing against the hardware.")
