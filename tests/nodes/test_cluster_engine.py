@@ -210,6 +210,19 @@ def test_groups_of_ranks_of_several_nodes_are_worlds_of_their_own(world):
     assert world.subset([2, 3]).run(sum_of_all) == [(3, 0, 1), (3, 1, 1)]
 
 
+def is_in_a_world(rank):
+    import torch.distributed as dist
+
+    return dist.is_initialized()
+
+
+def test_all_members_of_a_world_leave_it_together(world):
+    """NCCL waits for all: of two H200 as two nodes the one that got a world of its own waited for ever."""
+    world.run(sum_of_all)
+    assert len(world.subset([1, 3]).run(sum_of_all)) == 2
+    assert World(world._pool, with_group=False).run(is_in_a_world) == [False, True, False, True]
+
+
 def two_meet(rank):
     from pytest_gpufleet.world.rank import join_alone
 

@@ -125,11 +125,14 @@ def join_alone(rank: Rank, groups: Sequence[Members], number: int, init_method: 
     if not _stores:
         with rank.phase("meeting of all ranks"):
             _stores.append(next(rendezvous(init_method, rank.index, rank.size, timeout=TIMEOUT))[0])
+    # All members of a world leave it together, also those that get no other: with NCCL 2.28 each waits for all of them.
+    leaving = {each for members in groups for each in members}
+    if dist.is_initialized() and not leaving.isdisjoint({rank.index}.union(*rank._groups)):
+        with rank.phase("leaving a process group"):
+            dist.destroy_process_group()
+        rank._groups.clear()
     for index, members in enumerate(groups):
         if rank.index in members:
-            if dist.is_initialized():
-                dist.destroy_process_group()
-                rank._groups.clear()
             with rank.phase(f"process group of ranks {list(members)}"):
                 store = PrefixStore(f"{number}/{index}", _stores[0])
                 _begin(rank, store=store, rank=members.index(rank.index), world_size=len(members))
