@@ -12,7 +12,13 @@ from pytest_gpufleet import cli
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESULTS = sorted(path.parent for path in (DOCS / "results").glob("*/evidence.jsonl"))
-KINDS = {"h200": "ACCEPTED", "nodes": "ACCEPTED", "rejected": "REJECTED", "incomplete": "INCOMPLETE"}  # by the names
+KINDS = {
+    "h100": "ACCEPTED",
+    "h200": "ACCEPTED",
+    "nodes": "ACCEPTED",
+    "rejected": "REJECTED",
+    "incomplete": "INCOMPLETE",
+}  # by the names
 MOST_BYTES = 5 << 20  # of all of them
 ON_GPUS = ("gpufleet accept", "gpufleet monitor", "gpufleet snapshot", "pytest ")  # which this is not about
 PROGRAMS = ("gpufleet", "cp", "cd", "echo", "ssh-keygen", "grep")
