@@ -22,20 +22,17 @@ import time
 import torch
 import torch.distributed as dist
 
-
 def attention(genuine):
     def wrong(q, k, v, **how):
         result = genuine(q, k, v, **how)
         return result * 0 if q.dtype == torch.bfloat16 else result
     return wrong
 
-
 def weight(genuine):
     def step(self, *args, **kwargs):
         genuine(self, *args, **kwargs)
         self.param_groups[0]["params"][0].detach().view(-1)[:1].view(torch.uint8)[0] ^= 1
     return step
-
 
 def bit(times):
     def make(genuine):
@@ -48,7 +45,6 @@ def bit(times):
         return linear
     return make
 
-
 def late(seconds):
     def make(genuine):
         def call(*args, **how):
@@ -56,7 +52,6 @@ def late(seconds):
             return genuine(*args, **how)
         return call
     return make
-
 
 FAULTS = {
     "attention": (torch.nn.functional, "scaled_dot_product_attention", attention),
@@ -66,7 +61,6 @@ FAULTS = {
     "always": (torch.nn.functional, "linear", bit(range(10**9))),
     "once": (torch.nn.functional, "linear", bit({40})),
 }
-
 
 def plant(rank, fault):
     if rank.index == 1 and fault:

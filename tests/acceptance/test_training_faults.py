@@ -33,11 +33,9 @@ local.PRELOAD.append(__name__)  # each check that fails costs a world: the next 
 FAULTS = json.loads(os.environ["FAULTS"])
 LOWEST, EXPONENT = (0, 0), (3, 6)  # byte and bit of a float32
 
-
 def flip(tensor, bit=LOWEST):
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     local.detach().view(-1)[:1].view(torch.uint8)[bit[0]] ^= 1 << bit[1]
-
 
 def around_step(before=lambda optimizer, weight: None, after=lambda optimizer, weight: None):
     def make(genuine):
@@ -49,13 +47,11 @@ def around_step(before=lambda optimizer, weight: None, after=lambda optimizer, w
         return step
     return torch.optim.SGD, "step", make
 
-
 def changed_since(genuine):
     def save(state, **kwargs):
         genuine(state, **kwargs)
         flip(state["model"]["3.weight"])
     return save
-
 
 ON_RANK_1 = {
     "lost gradient": (nn.Linear, "forward", lambda genuine: lambda self, x: genuine(self, 0 * x)),
@@ -81,16 +77,13 @@ ON_ALL = {
     "buffers kept": (DDP, "_sync_buffers", lambda genuine: lambda self: None),
 }
 
-
 def plant(rank, fault):
     if fault in ON_ALL or rank.index == 1:
         owner, name, make = {**ON_RANK_1, **ON_ALL}[fault]
         setattr(owner, name, make(getattr(owner, name)))
 
-
 def pytest_generate_tests(metafunc):
     metafunc.parametrize("fault", FAULTS.get(metafunc.function.__name__, []), indirect=True)
-
 
 @pytest.fixture(autouse=True)
 def fault(nccl_group, request):
