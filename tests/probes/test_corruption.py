@@ -40,7 +40,7 @@ def planting(monkeypatch):
 @pytest.mark.parametrize("precision", ["bf16", "fp64"])
 def test_events_at_the_rate_that_is_excluded_are_found_in_95_of_100_runs(planting, precision):
     """Of the lowest bit of one element of one matmul."""
-    work, rounds, chance = Matmuls(CPU, precision), 10, random.Random(0)
+    work, rounds, chance = Matmuls(CPU, precision), 6, random.Random(0)
     rarely = corruption.NO_EVENT / (rounds * ROUND)
 
     def spoil(bits):
