@@ -73,7 +73,7 @@ def test_gpu_count(machine: LiveMachine, gpu_topology: GpuTopology, pytestconfig
 
 @needs_gpus
 def test_software_fits_driver(gpu_topology: GpuTopology) -> None:
-    """Driver, CUDA, cuDNN, NCCL and torch are there and fit together
+    """Driver, CUDA, cuDNN, NCCL and torch are installed and compatible
 
     A driver older than the CUDA that torch was built for runs nothing; a missing NCCL leaves GPUs unable to talk to
     each other. Update the driver, or install a torch that was built for it.
@@ -119,7 +119,7 @@ def test_gpus_are_alike(machine: LiveMachine, fact: str) -> None:
 
 @needs_gpus
 def test_bar1_is_as_large_as_of_others(machine: LiveMachine) -> None:
-    """Every GPU's BAR1 is as large as that of the others
+    """BAR1 size is the same on all GPUs
 
     The host and network adapters reach a GPU's memory through this window. Where the BIOS gave one GPU a smaller one,
     GPUDirect RDMA and large pinned buffers fail or crawl on it alone. `nvidia-smi -q -d MEMORY` shows it. Turn on
@@ -133,7 +133,7 @@ def test_bar1_is_as_large_as_of_others(machine: LiveMachine) -> None:
 
 @needs_gpus
 def test_memory_is_complete(machine: LiveMachine, gpu_profile: Profile | None) -> None:
-    """Every GPU has all the memory of its model
+    """GPU memory size is that of the model
 
     A GPU that shows less has lost a part of its memory, is a lesser model under the same name, or only a share of one
     (a virtual GPU). Compare `nvidia-smi --query-gpu=name,memory.total --format=csv` with the order.
@@ -148,8 +148,8 @@ def test_memory_is_complete(machine: LiveMachine, gpu_profile: Profile | None) -
 def test_no_foreign_process(gpu_topology: GpuTopology) -> None:
     """No other process is using the GPUs
 
-    A process that was there before this run shares the GPU with every test: it makes figures low and verdicts
-    worthless. End it (`nvidia-smi` lists it), or ask who runs it; in a container it may belong to another one.
+    A process from before this run shares the GPU with every test, lowers measurements and makes the verdict worthless.
+    End it (`nvidia-smi` lists it), or ask its owner; in a container it may belong to another one.
     """
     expect_none(
         Fault("foreign_process", (gpu.place,), ", ".join(gpu.processes)) for gpu in gpu_topology.gpus if gpu.processes
@@ -157,7 +157,7 @@ def test_no_foreign_process(gpu_topology: GpuTopology) -> None:
 
 
 def test_no_harmful_variable(machine: LiveMachine, gpu_topology: GpuTopology) -> None:
-    """No variable in the environment slows NCCL or CUDA down
+    """No environment variable slows down NCCL or CUDA
 
     Left from debugging or baked into an image, they turn links or algorithms off for every program. Unset those that
     are named; the report lists all others that steer NCCL, CUDA and torch.
@@ -179,7 +179,7 @@ def test_topology_file_fits(machine: LiveMachine) -> None:
 
 @needs_gpus
 def test_pcie_width_is_full(machine: LiveMachine, gpu_profile: Profile | None) -> None:
-    """Every GPU's PCIe link has all the lanes that the GPU can use
+    """PCIe link width of every GPU is full
 
     A link with fewer lanes halves the speed to the host. If it trained with fewer than the slot has, reseat the GPU or
     riser and clean the contacts; if it stays, the board or the slot is bad. If the slot itself has fewer, the GPU is in
@@ -195,7 +195,7 @@ def test_pcie_width_is_full(machine: LiveMachine, gpu_profile: Profile | None) -
 
 @needs_gpus
 def test_pcie_generation_is_full_under_load(world: World, gpu_profile: Profile | None) -> None:
-    """Every GPU's PCIe link runs at the highest speed of its model while data flows
+    """PCIe link speed of every GPU under load is that of its model
 
     Read under load, since an idle link saves power at a lower speed. A lower generation: BIOS setting of the slot,
     riser or retimer, or a slot that is older than the GPU. If the machine was ordered with such slots, say so in a
@@ -215,7 +215,7 @@ def test_pcie_generation_is_full_under_load(world: World, gpu_profile: Profile |
 
 @needs_gpus
 def test_nvlinks_are_up(machine: LiveMachine, gpu_profile: Profile | None, gpu_topology: GpuTopology) -> None:
-    """Every NVLink is active, and there are as many as this model has
+    """All NVLinks of the model are active
 
     A link that is down or missing takes its share of the bandwidth of every collective. `nvidia-smi nvlink -s` shows
     them; reset the GPU and look at the kernel log for XID 74; if it stays, the GPU, the bridge or the switch board is
@@ -239,7 +239,7 @@ def test_nvlinks_are_up(machine: LiveMachine, gpu_profile: Profile | None, gpu_t
 
 @needs_gpus
 def test_nvlinks_are_equally_fast(machine: LiveMachine, gpu_profile: Profile | None) -> None:
-    """All NVLinks of all GPUs run at one speed, and at that of this model
+    """NVLink speed is that of the model on all links
 
     A slower link was trained down after errors. `nvidia-smi nvlink -s` names it; reset the GPU, then replace it.
     """
@@ -280,7 +280,7 @@ def test_fabric_is_ready(machine: LiveMachine, gpu_profile: Profile | None, gpu_
 
 @needs_gpus
 def test_imex_is_ready(machine: LiveMachine) -> None:
-    """IMEX is set up and ready where NVLinks leave the machine
+    """IMEX is configured and ready for multi-node NVLink
 
     The trays of a rack (GB200 and GB300 NVL72) share memory over NVLink only if the daemon of each is ready, has a list
     of all nodes, and gives programs a channel; else NCCL fails, or takes the network. `systemctl status nvidia-imex`,
@@ -300,11 +300,11 @@ def test_imex_is_ready(machine: LiveMachine) -> None:
 
 @needs_gpus
 def test_every_pair_reaches_each_other(machine: LiveMachine, gpu_topology: GpuTopology) -> None:
-    """Peer access works over NVLinks, and over PCIe for all pairs alike
+    """P2P access works over NVLink, and over PCIe for all pairs alike
 
-    Without it data takes the way through host memory. GPUs without NVLinks need not have it; where one pair has it, so
-    have all with that kind of way between them. Look at `nvidia-smi topo -p2p r`; usual causes are IOMMU or ACS
-    settings and a fabric that is not ready.
+    Without it data goes through host memory. GPUs without NVLinks need not have it; if one pair has it, all pairs with
+    the same kind of PCIe path must. Look at `nvidia-smi topo -p2p r`; usual causes are IOMMU or ACS settings and a
+    fabric that is not ready.
     """
     if len(machine.gpus) < 2:
         not_applicable("one GPU has no other to reach")
@@ -313,7 +313,7 @@ def test_every_pair_reaches_each_other(machine: LiveMachine, gpu_topology: GpuTo
 
 @needs_gpus
 def test_ecc_is_on(machine: LiveMachine) -> None:
-    """Error correction is on, now and after the next boot
+    """ECC is on, now and after the next boot
 
     Without it a flipped bit in memory goes unseen. Turn it on: `nvidia-smi -e 1`, then reboot. Models that are sold
     with it off, and can have it for a part of their memory and speed, are left as they are.
@@ -399,7 +399,7 @@ def test_application_clocks_are_default(machine: LiveMachine) -> None:
 
 @needs_gpus
 def test_clocks_are_full_under_load(machine: LiveMachine, world: World) -> None:
-    """No GPU's clocks are held below their maximum
+    """GPU clocks are not locked below their maximum
 
     Locked clocks (`nvidia-smi -lgc`, `-lmc`) and some management software make a GPU slower than it is, and no setting
     that NVML has shows them. While its memory is copied a GPU reaches its highest clocks, unless heat or its power
@@ -427,7 +427,7 @@ def test_no_recovery_is_pending(machine: LiveMachine) -> None:
 def test_inforom_is_valid(machine: LiveMachine) -> None:
     """InfoROM is valid
 
-    A corrupted InfoROM loses serial numbers and error history, or gives texts that nobody can read: replace the GPU.
+    A corrupted InfoROM loses serial numbers and error history, or returns garbage: replace the GPU.
     """
     expect_none(fault for gpu in machine.gpus for fault in health.unreadable(gpu, ("serial", "uuid", "pci_bus_id")))
     expect(machine.gpus, "inforom_valid", True, code="inforom_invalid")
@@ -454,7 +454,7 @@ def test_memory_may_be_locked(machine: LiveMachine) -> None:
 
 @needs_gpus
 def test_files_may_be_opened(machine: LiveMachine) -> None:
-    """Programs may open at least 16,384 files at once (hard limit)
+    """nofile limit (open files, hard) is at least 16,384
 
     Data loaders and NCCL pass memory and connections along as open files. Raise `ulimit -Hn`: --ulimit nofile=1048576
     for containers, limits.conf on the host.
@@ -480,7 +480,7 @@ def test_processors_run_at_full_clock(machine: LiveMachine) -> None:
 
 @needs_gpus
 def test_processors_near_each_gpu_may_be_used(machine: LiveMachine) -> None:
-    """CPU affinity: programs may run on processors next to every GPU
+    """CPU affinity allows the CPUs next to every GPU
 
     A container or job that was given processors on the other side of the machine only sends everything over the link
     between the sockets. Give it the processors that `nvidia-smi topo -m` lists under CPU affinity.
@@ -511,10 +511,10 @@ def test_network_ports_are_active(machine: LiveMachine, fleet_order: Order | Non
     """All InfiniBand and RoCE ports are up, at one speed
 
     A port that is down or slower than the others takes its share of every transfer between machines. Look at cable,
-    transceiver and switch port: `ibstat`. A port is held against those of its kind: the same adapter model, link layer
-    and place on the adapter, next to a GPU or not. A kind that is down as a whole is left out where GPUs have other
-    ports that are up, unless the order (--fleet-order) says that it is in use. Where no port of the GPUs is up, all are
-    named: if that is meant, say `--fleet-network none`.
+    transceiver and switch port: `ibstat`. A port is compared with those of its kind: the same adapter model, link layer
+    and place on the adapter, next to a GPU or not. A kind that is down as a whole is left out if GPUs have other ports
+    that are up, unless the order (--fleet-order) has it in use. If no port of the GPUs is up, all are named: if that is
+    intended, give `--fleet-network none`.
     """
     there = assertions.of_host(machine.host.get, network_ports.NETWORK_PORTS)
     expect_none(orders.ports_down(fleet_order, there))
@@ -525,7 +525,7 @@ def test_network_ports_are_active(machine: LiveMachine, fleet_order: Order | Non
 
 @needs_gpus
 def test_network_ports_have_full_pcie(machine: LiveMachine) -> None:
-    """The PCIe link of every network adapter in use runs at full speed, and is fast enough for its port
+    """PCIe link of every network adapter in use is at full speed, and fast enough for its port
 
     An adapter whose link trained with fewer lanes or at a lower speed sends slower than its port, and nothing but the
     transfers between machines shows it. Reseat it and clean its contacts; a slot that has less than the port needs

@@ -20,11 +20,10 @@ pytestmark = [
 def test_as_ordered(machine: LiveMachine, gpu_topology: GpuTopology, fleet_order: Order | None, line: str) -> None:
     """Each line of the order (--fleet-order) is met
 
-    A part that is missing, of another model or with other firmware is nobody's fault that a speed test would find, or
-    shows up later as one. The message names the part, what it is and what was ordered. Compare with the order and the
-    delivery note: reseat what is missing, have exchanged what is another model, bring firmware and software to the
-    version that was agreed on. If the order is wrong, correct its file. What the order asks for and nobody can read
-    here leaves the verdict INCOMPLETE: run as root (memory modules), on the host instead of a virtual machine or
-    container, or leave the line out.
+    No speed test finds a part that is missing, of another model or with other firmware. The message names the part,
+    what was found and what was ordered. Compare with the order and the delivery note: reseat missing parts, have wrong
+    models exchanged, install the agreed firmware and software. If the order is wrong, correct its file. A part that
+    cannot be read here leaves the verdict INCOMPLETE: run as root (memory modules), on the host instead of a virtual
+    machine or container, or remove the line.
     """
     assertions.expect_as_ordered(machine, gpu_topology, fleet_order, line)

@@ -17,10 +17,10 @@ pytestmark = pytest.mark.chapter("Back in service", "Is the machine as it was, b
 def test_only_what_was_replaced_is_new(fleet_returns: Record | None, kind: str) -> None:
     """Parts, firmware and links are as before the repair (--fleet-returns)
 
-    What --fleet-replaced names must have another serial number, and all else the same one, at the same place, with the
-    same firmware. A part that still has its serial number was not replaced. One that is another and is not named was
-    swapped on the way: ask who worked on the machine, or name it. A part that is gone, or links that are fewer: reseat
-    what was opened. What cannot be read any more leaves the verdict INCOMPLETE: run as root if the run before did.
+    Parts in --fleet-replaced must have another serial number, all others the same one, at the same place, with the same
+    firmware. A part with its old serial number was not replaced. A new part that is not named was swapped: ask who
+    worked on the machine, or name it. Missing parts or links: reseat what was opened. A part that can no longer be read
+    leaves the verdict INCOMPLETE: run as root if the run before did.
     """
     if fleet_returns is None:
         not_applicable(NO_RETURN)
@@ -36,9 +36,9 @@ def test_only_what_was_replaced_is_new(fleet_returns: Record | None, kind: str) 
 def test_measures_as_before(fleet_returns: Record | None) -> None:
     """Measurements and fingerprints are as before the repair (--fleet-returns)
 
-    Each GPU, pair and group of GPUs that stayed is held against what it did itself in the run before, by the rules of
-    `gpufleet compare --same-machine`, and all of them must compute the same bits. What got slower in a repair is often
-    a cooler, a cable or a riser that was touched: look at it first.
+    Each GPU, pair and group of GPUs that stayed is compared with itself in the run before, by the rules of `gpufleet
+    compare --same-machine`, and all must compute the same bits. If one got slower, look first at coolers, cables and
+    risers touched in the repair.
     """
     if fleet_returns is None:
         not_applicable(NO_RETURN)

@@ -37,14 +37,13 @@ def test_drives_are_healthy(machine: LiveMachine) -> None:
 @pytest.mark.needs(gpus=True)
 @pytest.mark.figures("drive_bandwidth", "drive_iops")
 def test_drive_gives_back_what_is_written(disk_folder: Path | None, judge: Judge) -> None:
-    """The drive of --fleet-disk-folder gives back what was written, in order and at random
+    """Drive of --fleet-disk-folder: verified write and read, sequential and random
 
     1 GiB with a checksum for every 4 KiB, past the page cache, in a minute; the file has no name and leaves nothing
-    behind. Data that come back changed mean that the drive, its cable, its controller or memory on the way corrupts
-    them, and nobody notices until a checkpoint does not load: look at the kernel log and replace the drive. How fast
-    one thread reads them is shown; a data sheet has higher rates, for many threads on a whole drive that is empty. One
-    far slower than another of its kind: look at its PCIe link and temperature. Name a folder on each drive in turn to
-    test them all. It needs fio, and room for 2 GiB.
+    behind. Changed data mean corruption by drive, cable, controller or memory, unnoticed until a checkpoint does not
+    load: look at the kernel log and replace the drive. The read rate of one thread is shown; a data sheet has higher
+    rates, for many threads on an empty drive. One far slower than another of its kind: look at its PCIe link and
+    temperature. Name a folder on each drive in turn to test them all. It needs fio, and room for 2 GiB.
     """
     found = read_drive(disk_folder)
     judge(*found.figures, required=False)

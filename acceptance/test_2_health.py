@@ -18,7 +18,7 @@ pytestmark = [
 
 
 def test_no_memory_error_is_recorded(machine: LiveMachine, fleet_used: bool) -> None:
-    """No GPU has uncorrectable memory errors, and no repair of its memory is pending or has failed
+    """No uncorrectable GPU memory error, no row remapping pending or failed
 
     An uncorrectable error kills the program that meets it. Pending repairs are done by a reset of the GPU; a repair
     that failed, memory that the driver calls unrepairable, a bank without spare rows or hundreds of remapped rows call
@@ -31,22 +31,22 @@ def test_no_memory_error_is_recorded(machine: LiveMachine, fleet_used: bool) -> 
 
 
 def test_no_grave_xid_in_the_kernel_log(machine: LiveMachine) -> None:
-    """The kernel log holds no XID that condemns a GPU, and no fatal SXid of an NVSwitch
+    """No grave XID of a GPU and no fatal SXid of an NVSwitch in the kernel log
 
-    The driver reports GPU errors there as XIDs. Those that speak against the hardware fail this test with the action
-    that NVIDIA calls for; others may come from programs that went wrong. An XID of a GPU that NVML no longer lists
-    counts too: that GPU has failed since. GPUs that are only hidden from this run are left out. Errors of NVSwitches
-    are SXids. All GPUs share the NVSwitches, so every one that calls itself fatal fails this test.
+    The driver reports GPU errors there as XIDs. Hardware errors fail this test with the action that NVIDIA recommends;
+    others may come from faulty programs. An XID of a GPU that NVML no longer lists counts too: that GPU has failed
+    since. GPUs that are only hidden from this run are left out. Errors of NVSwitches are SXids. All GPUs share the
+    NVSwitches, so every fatal one fails this test.
     """
     expect_none(assertions.grave_xids(machine))
 
 
 def test_gpus_are_cool_at_idle(machine: LiveMachine) -> None:
-    """GPUs without work are at most 60 °C
+    """Idle GPU temperature is at most 60 °C
 
-    A cold plate without contact, blocked air or a fan curve that somebody changed shows before any load: healthy GPUs
-    from Hopper on idle at 30 to 45 °C. One that has just worked gets two minutes to cool down. All are hot: look at the
-    air or water that comes in. One is: look at its heat sink, cold plate and thermal paste.
+    A cold plate without contact, blocked air or a changed fan curve shows before any load: healthy GPUs from Hopper on
+    idle at 30 to 45 °C. A GPU that has just worked gets two minutes to cool down. If all are hot, look at inlet air or
+    water; if one is, at its heat sink, cold plate and thermal paste.
     """
     if not any(map(health.has_idle_ceiling, machine.gpus)):
         not_applicable("no ceiling at idle is known for this model")

@@ -24,22 +24,21 @@ pytestmark = [
 
 
 def test_no_grave_message_of_the_host_in_the_kernel_log(machine: LiveMachine) -> None:
-    """The kernel log has no uncorrected hardware error of the host
+    """No uncorrected hardware error of the host in the kernel log
 
-    Half of what goes wrong in a GPU server shows up later as a slow GPU. The kernel says it first: machine checks,
-    memory errors (EDAC), PCIe errors (AER), lockups, disks that do not answer or a file system that became read-only,
-    network adapters without enough power, too hot or with failed firmware, Ethernet links that went down twice in the
-    last 24 hours. Each such line since boot fails this check, with the device that it is about; what to do stands
-    beside it. The line stays until the machine restarts: mend the part, restart, run again. Errors that were corrected,
-    and stalls and full memory from before the run, are shown beside the verdict and fail nothing; while the run goes
-    on, stalls and full memory fail the check in which they come. What a container with a memory limit of its own met is
-    only shown.
+    Host errors often show up later as a slow GPU. The kernel reports them first: machine checks, memory errors (EDAC),
+    PCIe errors (AER), lockups, disks that do not answer or a file system that became read-only, network adapters
+    without enough power, too hot or with failed firmware, Ethernet links that went down twice in the last 24 hours.
+    Each such line since boot fails this check, with its device and what to do. The line stays until the machine
+    restarts: repair the part, restart, run again. Corrected errors, and stalls and full memory from before the run, are
+    shown beside the verdict and fail nothing; during the run, stalls and full memory fail the check in which they
+    occur. Events of a container with its own memory limit are only shown.
     """
     expect_none(assertions.grave_host_messages(machine))
 
 
 def test_every_socket_has_as_much_memory(machine: LiveMachine) -> None:
-    """All NUMA nodes have equally much memory
+    """NUMA nodes have equal memory
 
     A module that is missing, not seated or switched off after errors takes its channel along, and the processors next
     to it work with less memory and slower. Compare `dmidecode -t memory` and `numactl --hardware` with the order, and
@@ -54,7 +53,7 @@ def test_every_socket_has_as_much_memory(machine: LiveMachine) -> None:
 
 
 def test_memory_modules_are_alike(machine: LiveMachine) -> None:
-    """Memory modules (DIMMs) are alike, run at one speed, and are equally many at each socket
+    """Memory modules (DIMMs) are alike, at one speed, the same number on each socket
 
     One that is smaller, slower or missing makes its channel the slowest of the socket, and interleaved memory runs at
     the pace of that. The slot is named as on the board. Compare `dmidecode -t memory` with the order; reseat or replace
@@ -68,7 +67,7 @@ def test_memory_modules_are_alike(machine: LiveMachine) -> None:
 
 
 def test_host_memory_had_few_errors(machine: LiveMachine) -> None:
-    """Host memory (EDAC) had no uncorrected errors since boot, and no module many corrected ones
+    """Host memory (EDAC): no uncorrected and few corrected errors since boot
 
     An uncorrected error kills what used the memory, or the whole machine; many corrected ones come before it. The
     module that is named is bad or badly seated: reseat it, and replace it if the errors come back. `edac-util -v` or
@@ -91,7 +90,7 @@ def test_clock_source_is_fast(machine: LiveMachine) -> None:
 
 
 def test_processors_are_online(machine: LiveMachine) -> None:
-    """All processors are online
+    """All CPUs are online
 
     Single ones that are offline, by the kernel after errors or by hand, leave the GPUs next to them with fewer
     processors than others have. Bring them back: `echo 1 > /sys/devices/system/cpu/cpuN/online`. Second threads that
@@ -117,7 +116,7 @@ def log_of(found: bmc.Bmc) -> bmc.EventLog:
 
 @pytest.mark.level("standard")
 def test_power_supplies_are_sound(asked_once: Now) -> None:
-    """Power supplies work, have mains, and are redundant
+    """Power supplies work, have input power, and are redundant
 
     With a dead power supply the others carry its load: the machine runs, until a step of load or the next failure takes
     it down, or GPUs are slowed down by the power brake. A bay that is empty shows as redundancy that is lost. Look at
@@ -131,7 +130,7 @@ def test_power_supplies_are_sound(asked_once: Now) -> None:
 
 @pytest.mark.level("standard")
 def test_fans_are_sound(asked_once: Now) -> None:
-    """Fans are within the BMC's thresholds
+    """Fans are within BMC thresholds
 
     A dead fan shows as GPUs or memory modules that become slow in one part of the machine only. A fan without a reading
     is taken for one that is not there. Replace the one that is named, and look for what blocks it; `ipmitool sdr type
@@ -145,7 +144,7 @@ def test_fans_are_sound(asked_once: Now) -> None:
 
 @pytest.mark.level("standard")
 def test_air_comes_in_cool(asked_once: Now) -> None:
-    """Inlet air and parts are within the BMC's temperature thresholds
+    """Inlet and component temperatures are within BMC thresholds
 
     Where the air is warm already, GPUs run hotter and slower, and that is the room's fault and not theirs. Look at the
     cooling of the room and the rack, at blanking panels and at what blocks the air. A part that is too hot: look at its
@@ -176,7 +175,7 @@ def test_no_coolant_leaks(machine: LiveMachine) -> None:
 
 @pytest.mark.level("standard")
 def test_bmc_logged_no_grave_error(asked_once: Now, notice: Notice) -> None:
-    """The BMC's event log (SEL) has no uncorrected error and no failed power of the last 30 days
+    """BMC event log (SEL): no uncorrected error or power failure in the last 30 days
 
     The BMC remembers what the kernel forgets at a reboot: memory modules, processors, slots and power supplies that
     failed before. What went away again does not count, nor what is older by the BMC's own clock. `ipmitool sel elist`
@@ -191,14 +190,13 @@ def test_bmc_logged_no_grave_error(asked_once: Now, notice: Notice) -> None:
 @pytest.mark.level("standard")
 @pytest.mark.at_the_end
 def test_bmc_logged_nothing_during_the_run(machine: LiveMachine, notice: Notice) -> None:
-    """The BMC logged no error of power, cooling, memory or PCIe during the run
+    """BMC event log (SEL): no power, cooling, memory or PCIe error during the run
 
-    A power supply that drops out for a second under load, a fan that stalls or an error that was noticed below the
-    kernel leaves its trace here only, also where it went away again since. A run that was resumed looks back to the
-    begin of its first session. `ipmitool sel elist` shows the log. Look at the part that is named. A log that is full
-    and took nothing cannot show such an event: that is named beside the verdict, and what the sensors say counts. To
-    see more, save and clear it (`ipmitool sel save FILE`, `ipmitool sel clear`) and run again; so also where somebody
-    has cleared it while this run lasted, for then it proves nothing.
+    A power supply that drops out for a second under load, a stalled fan or an error below the kernel shows only here,
+    even if it went away again. A resumed run looks back to the begin of its first session. `ipmitool sel elist` shows
+    the log. Look at the part that is named. A full log cannot show such an event: that is named beside the verdict, and
+    the sensors count. To see more, save and clear it (`ipmitool sel save FILE`, `ipmitool sel clear`) and run again;
+    the same if it was cleared during this run, for then it proves nothing.
     """
     if machine.before("bmc") is None:
         not_applicable("the BMC was not asked when this run began")

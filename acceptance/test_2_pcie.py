@@ -17,7 +17,7 @@ pytestmark = [
 
 
 def test_links_to_the_root_are_full(machine: LiveMachine) -> None:
-    """PCIe links between processors and switches have all lanes and full speed, those of NVMe drives as many as others'
+    """PCIe width and speed of root ports and switches are full, those of NVMe drives alike
 
     A riser, retimer or cable that is bad costs lanes or speed above the GPU, where the GPU's own link shows nothing,
     and everything below that switch shares what is left. Reseat riser or cable at the two addresses that are named
@@ -33,7 +33,7 @@ def test_links_to_the_root_are_full(machine: LiveMachine) -> None:
 
 
 def test_no_uncorrected_pcie_error_is_recorded(machine: LiveMachine) -> None:
-    """No PCIe link of a GPU, network adapter or NVMe drive had an uncorrectable error since boot
+    """No uncorrectable PCIe error (AER) of a GPU, network adapter or NVMe drive since boot
 
     Such an error loses what was sent: a fatal one takes the link down, and the device with it. The kernel counts them
     by device (`aer_dev_fatal`, `aer_dev_nonfatal` in /sys/bus/pci/devices). What is named are the two ends of the
@@ -48,12 +48,12 @@ def test_no_uncorrected_pcie_error_is_recorded(machine: LiveMachine) -> None:
 
 @pytest.mark.at_the_end
 def test_pcie_paths_stayed_clean(machine: LiveMachine) -> None:
-    """PCIe links of GPUs, network adapters and NVMe drives had no more errors during the run than healthy ones have
+    """PCIe errors (AER) of GPUs, network adapters and NVMe drives during the run
 
-    NVML counts those of the GPU's own link. A riser, retimer or switch above it goes bad unseen until it takes all
-    below it down. Of errors that could not be corrected one is too many; corrected ones are held against the rate that
-    the PCIe specification allows a link, one wrong bit in 10^12. The two ends of the link are named (`lspci -tv`):
-    reseat what is there, look at riser, cable and retimer; errors that come back in another slot belong to the device.
+    NVML counts only errors of the GPU's own link. A riser, retimer or switch above it degrades unseen until everything
+    below it fails. One uncorrected error is too many; corrected ones are limited to the rate that the PCIe
+    specification allows a link, one wrong bit in 10^12. The two ends of the link are named (`lspci -tv`): reseat what
+    is there, look at riser, cable and retimer; errors that come back in another slot belong to the device.
     """
     before = assertions.of_host(machine.host.get, pcie.PCI_DEVICES)
     now = assertions.of_host(machine.now, pcie.PCI_DEVICES, read_before=True)
@@ -62,7 +62,7 @@ def test_pcie_paths_stayed_clean(machine: LiveMachine) -> None:
 
 
 def test_adapters_are_next_to_gpus(machine: LiveMachine) -> None:
-    """Network adapters are next to their GPUs: under the same PCIe switch, at the same NUMA node
+    """Network adapters are next to their GPUs: same PCIe switch, same NUMA node
 
     A GPU whose adapter is elsewhere sends its data over the processor, perhaps to the other socket, and its rail is
     slow. Where most GPUs of this machine have an adapter under their switch, all should; where there is one for each

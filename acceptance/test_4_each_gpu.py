@@ -195,9 +195,9 @@ def test_products_repeat_bit_for_bit(
     """No silent data corruption in matmuls
 
     Each GPU multiplies other random matrices every round for seconds under full load. Every result is compared bit for
-    bit with a second computation, and by its hash with the other GPUs of its model. The figure is what that excludes:
-    with 95 % an event is rarer than one in so many seconds of a GPU. One wrong bit means that this GPU corrupts results
-    without any error message. Replace the named GPU.
+    bit with a second computation, and by its hash with the other GPUs of its model. The measurement is a bound: with 95
+    % confidence an event is rarer than one in so many seconds of a GPU. One wrong bit means that this GPU corrupts
+    results without any error message. Replace the named GPU.
     """
     unlike = corruption.dissenters(world, [each.compared for each in soaked(precision)])
     wrong = world.faults("matmul_wrong", [unlike.get(index, "") for index in range(world.size)])

@@ -80,7 +80,7 @@ def test_host_bandwidth_of_each_gpu(
 ) -> None:
     """Host-GPU bandwidth, one GPU at a time
 
-    Data loading and checkpoints take this path; with both directions busy each has its own figure. Low for one GPU:
+    Data loading and checkpoints take this path; with both directions busy each is measured by itself. Low for one GPU:
     lower PCIe generation or fewer lanes (`nvidia-smi -q -d PCIE` under load), a bad slot or riser, or another user of
     the link. Low for half of them: a CPU socket or its memory. Low for all: BIOS settings, or the IOMMU of a virtual
     machine.
@@ -122,10 +122,10 @@ def test_host_bandwidth_of_all_gpus(
 def test_host_memory_bandwidth(world: World, judge: Judge, machine: LiveMachine) -> None:
     """Host memory bandwidth of each NUMA node
 
-    All data that GPUs get from the host come out of this memory. A NUMA node that is slower than the others lacks a
-    memory module or has one in the wrong slot (`dmidecode -t memory`, `edac-util`). Where root can read the modules,
-    all nodes together must reach two fifths of what these carry. It needs whole NUMA nodes, which a container may not
-    have; other programs on the host lower the figure.
+    All data that GPUs get from the host come out of this memory. A NUMA node slower than the others lacks a memory
+    module or has one in the wrong slot (`dmidecode -t memory`, `edac-util`). If root can read the modules, all nodes
+    together must reach two fifths of their rated bandwidth. It needs whole NUMA nodes, which a container may not have;
+    other programs on the host lower the measurement.
     """
     found: list[Measurement] = []
 
@@ -171,9 +171,9 @@ def test_pair_bandwidth(world: World, judge: Judge, gpu_topology: GpuTopology, d
 def test_ring_bandwidth(world: World, judge: Judge, gpu_topology: GpuTopology) -> None:
     """Bandwidth from each GPU to the next, all at once
 
-    So collectives move data where there is no NVSwitch. Hops share PCIe switches, the way between sockets and host
-    memory; the slowest one decides how fast collectives are, which are held against it. Slow while each pair by itself
-    is fast: look for what these hops share, at the BIOS (NUMA nodes per socket, IOMMU), and at ACS.
+    Without an NVSwitch collectives move data this way. Hops share PCIe switches, the link between sockets and host
+    memory; the slowest one is the theoretical limit of collectives. Slow while each pair by itself is fast: look for
+    what these hops share, at the BIOS (NUMA nodes per socket, IOMMU), and at ACS.
     """
     if gpu_topology.fabric == "nvswitch":
         not_applicable("behind NVSwitches hops share no way")

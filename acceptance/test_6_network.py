@@ -23,7 +23,7 @@ needs_gpus = pytest.mark.needs(gpus=True)
 @needs_gpus
 @pytest.mark.proves_sound
 def test_transceivers_are_well(machine: LiveMachine) -> None:
-    """Transceivers report no fault and work within their own limits
+    """Transceivers (optics): no fault, within their thresholds
 
     Temperature, voltage, laser current and light of each lane, against the limits that the module itself has, and the
     flags that it raises. A module that is too hot or gets too little light goes on for weeks, until its link flaps. Too
@@ -38,7 +38,7 @@ def test_transceivers_are_well(machine: LiveMachine) -> None:
 @needs_gpus
 @pytest.mark.proves_sound
 def test_links_have_few_bit_errors(machine: LiveMachine) -> None:
-    """Network links have no more bit errors than healthy ones, and stay up
+    """Network links: bit error rate is normal, no link flaps
 
     What is left of bit errors after correction, by the limits from which NVIDIA calls a link faulty, and how often the
     link went down since its counters were cleared. Errors cost bandwidth first, and then the job. Clean and reseat the
@@ -57,11 +57,11 @@ def test_ports_run_at_the_rate_of_their_board(
 ) -> None:
     """Network ports run at more than half the rate of their board
 
-    Ports that all run at half their rate look alike, and every transfer between nodes takes twice as long: a switch or
-    its ports are set to less, cables or splitters are those of a slower network, or half of the lanes are dead. Of the
-    InfiniBand and RoCE ports that are up, those at the highest rate, and those of which there is one for each GPU, are
-    held against what their board has (by its settings' name, PSID) or, with `mlxlink`, what board and cable can both
-    do. A network that was built slower is right where the order (--fleet-order) or --fleet-network says its rate.
+    If all ports run at half their rate they look alike, and every transfer between nodes takes twice as long: a switch
+    or its ports are configured slower, cables or splitters are those of a slower network, or half of the lanes are
+    dead. Of the InfiniBand and RoCE ports that are up, those at the highest rate, and those of which there is one for
+    each GPU, are compared with the rate of their board (by its PSID) or, with `mlxlink`, of board and cable. If the
+    network was built slower, give its rate in the order (--fleet-order) or by --fleet-network.
     """
     if fleet_network == NO_NETWORK:
         not_applicable("--fleet-network none")
@@ -84,9 +84,9 @@ def test_ports_run_at_the_rate_of_their_board(
 def test_ports_have_one_mtu(machine: LiveMachine) -> None:
     """Network ports in the same role have the same MTU
 
-    One port with a smaller MTU makes its rail slower than the others, or drops what they send. It is held against
-    those of its kind and rate which are next to GPUs too, or are not: `ip link`, `ibv_devinfo` (active_mtu). Set it in
-    the configuration of the network, at the port of the switch too.
+    One port with a smaller MTU makes its rail slower than the others, or drops what they send. It is compared with
+    those of its kind and rate, next to GPUs or not: `ip link`, `ibv_devinfo` (active_mtu). Set it in the network
+    configuration, also at the switch port.
     """
     ports = assertions.ports_in_use(machine)
     if not any(port.mtu for port in network_ports.active(ports)):
@@ -98,12 +98,12 @@ def test_ports_have_one_mtu(machine: LiveMachine) -> None:
 @needs_gpus
 @pytest.mark.figures("nic_bandwidth", required=("nic_bandwidth",), peers="which are the adapters at the highest rate")
 def test_adapters_write_to_themselves(machine: LiveMachine, judge: Judge) -> None:
-    """Each network adapter writes to itself as fast as its port can
+    """RDMA loopback write bandwidth of each network adapter
 
-    By ib_write_bw of perftest, server and client on this machine: the adapter and its way to memory, without cable,
-    switch or another machine. Of the InfiniBand and RoCE ports that are up, those at the highest rate, which GPUs use.
-    Low for one: look at its PCIe link (`lspci -vv`), reseat or exchange it. Low for all: IOMMU and ACS, or processors
-    that save power. perftest from 23.07 on has to be installed.
+    By ib_write_bw of perftest, server and client on this machine: the adapter and its path to memory, without cable,
+    switch or another machine. Of the InfiniBand and RoCE ports that are up, those at the highest rate, which GPUs use,
+    against their line rate. Low for one: look at its PCIe link (`lspci -vv`), reseat or exchange it. Low for all: IOMMU
+    and ACS, or CPU power saving. Needs perftest 23.07 or newer.
     """
     failed: dict[str, str] = {}
     written: list[Measurement] = []
@@ -126,14 +126,14 @@ def test_adapters_write_to_themselves(machine: LiveMachine, judge: Judge) -> Non
 @pytest.mark.needs(ranks=2)
 @pytest.mark.figures("nic_bandwidth", required=("nic_bandwidth",), peers="which are the adapters at the highest rate")
 def test_gpus_reach_each_other_through_each_adapter(machine: LiveMachine, world: World, judge: Judge) -> None:
-    """GPUs of this machine exchange data through each network adapter as fast as its port can
+    """NCCL bandwidth between GPUs through each network adapter
 
-    NCCL between two GPUs to which one adapter alone is left, neither NVLink nor shared memory: out through the adapter
-    and back in, one adapter after the other, then as many as there are pairs of GPUs at once. So a slow adapter, a bad
-    PCIe way or missing GPUDirect RDMA is found without a second machine. A figure counts if the counters of the port
-    have grown by what was sent. Low for one: its PCIe link, then the adapter itself. Low for all: GPUDirect RDMA
-    (nvidia-peermem or dma-buf), IOMMU and ACS, NCCL_* variables. Ranks are started anew for it, so it is part of level
-    burnin. A rehearsal sends through the loopback interface.
+    NCCL between two GPUs restricted to one adapter, without NVLink and shared memory: out through the adapter and back
+    in, one adapter after the other, then as many as there are pairs of GPUs at once, against their line rate. This
+    finds a slow adapter, a bad PCIe path or missing GPUDirect RDMA without a second machine. A measurement counts if
+    the counters of the port have grown by what was sent. Low for one: its PCIe link, then the adapter itself. Low for
+    all: GPUDirect RDMA (nvidia-peermem or dma-buf), IOMMU and ACS, NCCL_* variables. It restarts the ranks, so it is
+    part of level burnin. A rehearsal sends through the loopback interface.
     """
     every = network_ports.ports_of(machine.host) if world.gpus else [adapter_loopback.LOOPBACK_INTERFACE]
     ports = network_ports.fastest_ports(every) if world.gpus else every

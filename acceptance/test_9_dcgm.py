@@ -18,11 +18,11 @@ pytestmark = pytest.mark.chapter("DCGM", "Does NVIDIA's own diagnostic find anyt
 def test_dcgm_diagnostic_passes(dcgm_diagnosis: Callable[[], dcgm.Diagnosis]) -> None:
     """NVIDIA's own diagnostic (`dcgmi diag`) passes on every GPU
 
-    Whoever takes a GPU back asks for its result first. It runs at level 2, in a few minutes, or at the level of
+    Vendors ask for its result before they take a GPU back. It runs at level 2, in a few minutes, or at the level of
     --fleet-dcgm: 3 takes half an hour, 4 up to two hours. It needs DCGM with its host engine (`systemctl start
-    nvidia-dcgm`) and all GPUs of the machine, which the suite leaves to it meanwhile. Do what the fault says that is
-    named; its JSON is part of the evidence. Warnings and tests that it skipped are shown beside the verdict. Where it
-    could not run, or printed what is not known here, nothing is judged.
+    nvidia-dcgm`) and all GPUs of the machine, which the suite leaves to it meanwhile. Follow the fault's next step; its
+    JSON is part of the evidence. Warnings and tests that it skipped are shown beside the verdict. If it could not run,
+    or its output is unknown, nothing is judged.
     """
     found = dcgm_diagnosis()
     expect_none(found.faults)

@@ -26,9 +26,9 @@ def test_nodes_are_alike(own_runs: Mapping[int, host_runs.HostRun]) -> None:
     """All nodes have the same hardware, firmware, software, environment and limits
 
     A node with another driver, firmware, NCCL or network plugin hangs or slows down all others, and passes every check
-    by itself. Bring the node that is named to what most have: its image, its BIOS and firmware, its limits
-    (`ulimit -a`), the variables of its environment. Nodes with other software or firmware take no part in the checks
-    between nodes. Where no more than half of the nodes agree, nobody can say who differs, and none is left out.
+    by itself. Bring the node that is named to what most have: its image, its BIOS and firmware, its limits (`ulimit
+    -a`), the variables of its environment. Nodes with other software or firmware take no part in the checks between
+    nodes. Without a majority no node can be blamed, and none is left out.
     """
     expect_none(fleet_peers.nodes_unlike_others(own_runs))
 
@@ -50,7 +50,7 @@ def test_nodes_compute_the_same_bits(own_runs: Mapping[int, host_runs.HostRun]) 
     Each node's own run has hashed what its GPUs compute of fixed data. A node on which all GPUs agree on wrong bits
     passes every check by itself, and spoils what is trained on all. Compare its CUDA libraries and its environment with
     the others' (`pip list`, LD_PRELOAD); if they are the same, its GPUs, or what they share, are bad. Of two nodes
-    nobody can say which is wrong: add a third. Nodes with other GPUs or versions are not compared.
+    neither can be named: add a third. Nodes with other GPUs or versions are not compared.
     """
     if not fleet_peers.fingerprints_in_common(own_runs):
         not_applicable("no two nodes have fingerprints of the same GPU model and libraries")
@@ -58,11 +58,11 @@ def test_nodes_compute_the_same_bits(own_runs: Mapping[int, host_runs.HostRun]) 
 
 
 def test_clocks_agree(machine: LiveMachine) -> None:
-    """The clocks of all nodes show the same time
+    """Clock skew between nodes is small
 
-    Where they do not, nobody can put the logs of a failure in order, and certificates and leases of file systems fail.
-    Look at `chronyc tracking` or `timedatectl` of the node that is named, and whether it reaches its time server. By
-    the network's own delays clocks seem up to some milliseconds apart; 50 ms are allowed.
+    With clock skew the logs of a failure cannot be put in order, and certificates and leases of file systems fail. Look
+    at `chronyc tracking` or `timedatectl` of the node that is named, and whether it reaches its time server. Network
+    delays make clocks seem up to some milliseconds apart; 50 ms are allowed.
     """
     ahead = {node.number: node.clock_ahead for node in machine.nodes if node.clock_ahead is not None}
     expect_none(fleet_peers.clocks_apart(ahead))

@@ -18,7 +18,7 @@ pytestmark = [
 
 
 def test_nvlink_domains_are_whole(machine: LiveMachine, fleet_order: Order | None) -> None:
-    """Nodes of one rack are in one NVLink domain, as many as ordered, with the same list of nodes for IMEX
+    """NVLink domain of each rack has all nodes ordered, with one IMEX node list
 
     A domain is a ClusterUUID and a CliqueId of `nvidia-smi -q` together: racks share clique numbers. A node outside
     the domain of its rack reaches the others over the network, at a fraction of the rate, or not at all. Look at the

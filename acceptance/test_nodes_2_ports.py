@@ -49,7 +49,7 @@ def require_answers(ports: Iterable[Ports]) -> None:
 
 
 def test_ports_stayed_clean(ports: list[Ports]) -> None:
-    """No network port went down or counted more errors than a healthy one while all nodes worked together
+    """Network ports between nodes: no link down, few errors under load
 
     A cable, transceiver or switch port that is bad shows under load: errors are sent again and cost bandwidth, until
     the link goes down and takes a job with it. Look at cable, transceiver and switch port of the one that is named:
@@ -71,9 +71,9 @@ def test_ports_have_the_mtu_of_their_peers(ports: list[Ports]) -> None:
 
     A port with a smaller MTU drops what others send, or makes its rail slow for all. Jobs name adapters, interfaces,
     the index of the address for RoCE (GID) and of the partition (PKey) alike on all nodes: where they differ, one node
-    uses another network, or none. Of the ports at the highest rate each is held against that of its name on the other
-    nodes, and so is the adapter next to each GPU. Names may differ between machines of different models. `ip link`,
-    `rdma link`, `show_gids`, `nvidia-smi topo -m`.
+    uses another network, or none. Each port at the highest rate is compared with that of its name on the other nodes,
+    and so is the adapter next to each GPU. Names may differ between machines of different models. `ip link`, `rdma
+    link`, `show_gids`, `nvidia-smi topo -m`.
     """
     nodes = {each.machine.node: (each.machine.gpus, each.machine.host) for each in ports}
     if sum(bool(network_ports.fastest_ports(each.before)) for each in ports) < 2:
@@ -122,7 +122,7 @@ def test_cables_are_in_the_switches_of_their_peers(machine: LiveMachine) -> None
 
 
 def test_few_packets_are_lost(machine: LiveMachine, ports: list[Ports]) -> None:
-    """The network loses few packets while all nodes work together
+    """Packet loss between nodes under load is low
 
     A network that loses 1 % of its packets works, and is many times slower: each has to be sent again. Counted are TCP
     (`nstat`) and RDMA (`rdma statistic`), what a node sends again and what reaches it out of order, since the run
@@ -150,7 +150,7 @@ def test_few_packets_are_lost(machine: LiveMachine, ports: list[Ports]) -> None:
 
 @pytest.mark.figures("port_events")
 def test_what_ports_waited_for(judge: Judge, ports: list[Ports]) -> None:
-    """How often network ports had to wait, discard or send again, by node
+    """Network port waits, discards and retransmissions, by node
 
     For information: congestion makes these grow as well as a fault does. One node or one kind of counter far above the
     others points to a slow receiver, a missing route, or, with RoCE, to a network that is not lossless as it should be

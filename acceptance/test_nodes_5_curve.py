@@ -23,10 +23,10 @@ SIZES = [Size(nbytes, rehearsal=nbytes // (64 * KiB)) for nbytes in (1 * MiB, 16
 def test_collectives_over_nodes(nccl_group: World, judge: Judge, collective: str) -> None:
     """Bus bandwidth of collectives by number of nodes
 
-    Measured on 1, 2, 4 ... nodes and on all, by size; from some number of nodes on the curves hardly fall. Figures are
-    judged against those published for such nodes and networks, and the largest all_reduce of all nodes against 70 % of
-    the rails of a node. If all nodes are too slow, the first line says what the search among pairs and halves found.
-    Else check routing, congestion control and the algorithm of NCCL (NCCL_DEBUG=INFO).
+    Measured on 1, 2, 4 ... nodes and on all, by size; from some number of nodes on the curves hardly fall. Measurements
+    are judged by limits published for such nodes and networks, and the largest all_reduce of all nodes by 70 % of the
+    rails of a node. If all nodes are too slow, the first line has the result of the search among pairs and halves. Else
+    check routing, congestion control and the algorithm of NCCL (NCCL_DEBUG=INFO).
     """
     sizes = between_nodes.affordable(nccl_group, fitting(nccl_group, collective, SIZES))
     nodes = [some for some in between_nodes.doubling(nccl_group) if some.size > 1]

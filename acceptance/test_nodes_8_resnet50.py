@@ -31,7 +31,7 @@ def test_throughput_over_nodes(nccl_group: World, judge: Judge) -> None:
 
     Each GPU trains alone first: one that is slower than those of all nodes is hot, power-capped or used by another
     process. Scaling is the throughput of nodes together, of the sum of what each GPU reaches alone, so a slow GPU does
-    not lower it. Low on many nodes only: communication; see rails and pairs. Nobody publishes limits for it.
+    not lower it. Low on many nodes only: communication; see rails and pairs. There are no published limits.
     """
     *fewer, nodes = doubling(nccl_group)
 
