@@ -176,7 +176,7 @@ def test_a_rehearsal_stays_one(folder, tmp_path, gpufleet):
     status, text = gpufleet("judge", folder, "--fleet-profile", contract(tmp_path / "contract.toml", busbw=1e9))
     assert (status, text.split()[0]) == (0, "REHEARSAL")
     status, text = gpufleet("calibrate", folder, "-o", tmp_path / "my.toml")
-    assert (status, "run is a rehearsal: its figures are those of CPU ranks" in text) == (1, True)
+    assert (status, "run is a rehearsal: its measurements are those of CPU ranks" in text) == (1, True)
 
 
 def test_a_profile_for_other_gpus_is_refused(tmp_path, gpufleet):

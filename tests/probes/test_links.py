@@ -134,7 +134,7 @@ def figures(slow):
     return {read(place): slow(place) or 390.0 for place in places}
 
 
-OF_14, EQUALLY = "of the 14 figures of pairs with it are slow", "no single GPU: all pairs are about equally slow"
+OF_14, EQUALLY = "of the 14 measurements of pairs with it are slow", "no single GPU: all pairs are about equally slow"
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def test_what_else_a_profile_says_is_told(tmp_path, again):
     """Another limit that nothing was held against, and by how much peers may differ where the customer says it."""
     record = run(tmp_path, MET + UNUSED["calibrated"] + SPREAD * (again in ("", MET)), again)
     assert record.verdict == "ACCEPTED"
-    assert "1 limit of the customer's profile c.toml held for no figure of this run." in why(record)
+    assert "1 limit of the customer's profile c.toml applied to no measurement." in why(record)
     assert "limit 4, bus bandwidth ≥ 99,999 GB/s" in not_applied(record)[0].subject
     (unused,) = summary(record, "").limits_not_applied
     assert (unused.number, unused.metric, unused.conditions["nvls"]) == (4, "busbw", True)

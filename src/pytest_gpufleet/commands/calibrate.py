@@ -22,14 +22,15 @@ def _calibrate(given: argparse.Namespace) -> int:
     for reach in limits.reaches:
         command.print_line(reach)
     if limits.kept:
-        command.print_line(f"{given.output}: for {limits.kept} figures the shipped limits hold on (--replace-shipped)")
+        kept = f"{limits.kept} measurements keep their shipped limits (--replace-shipped)"
+        command.print_line(f"{given.output}: {kept}")
     if problem := too_few(runs):
         command.print_line(f"{given.output}: {problem}", file=sys.stderr)
     return 0
 
 
 CALIBRATE = command.Command(
-    "write a profile with limits from runs on machines that are known to be good",
+    "write a profile with limits from runs on known-good machines",
     _calibrate,
     (
         command.folders("the folders of known-good runs"),
@@ -38,7 +39,7 @@ CALIBRATE = command.Command(
                          help="also write limits where weaker shipped ones hold (default: only where none holds)"),
     ),
     "A limit is the mean of these machines, with how much they and their GPUs differ. It refuses runs that were not "
-    "clean, and runs that differ in GPU model, in software, or by more than 10 % in a figure.",
+    "clean, and runs that differ in GPU model, in software, or by more than 10 % in a measurement.",
 )  # fmt: skip
 
 
@@ -62,7 +63,7 @@ def _order(given: argparse.Namespace) -> int:
 
 
 ORDER = command.Command(
-    "write what a machine that is right has, to hold others against it with --fleet-order",
+    "write an order file from a known-good machine, for --fleet-order",
     _order,
     (
         command.folder("the folder of a run on a machine that is right"),

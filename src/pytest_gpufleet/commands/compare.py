@@ -54,13 +54,13 @@ def _compared(runs: Mapping[str, Record], same_machine: bool) -> Callable[[int],
 
 
 COMPARE = command.Command(
-    "set runs side by side: one node over time, or many nodes of one GPU model, and name the outliers",
+    "compare runs: one node over time, or many nodes of one GPU model, and name the outliers",
     _run,
     (
         command.folder(name="first"),
         command.folders("the folders of those to compare it with", "others"),
         command.argument("--same-machine", action="store_true",
-                         help="hold each GPU of the last run, by its UUID, against its own earlier runs, and name what "
+                         help="compare each GPU of the last run, by its UUID, with its own earlier runs, and name what "
                          "got worse"),
         command.as_json("no tables, but one JSON object"),
         command.output("write the comparison as HTML"),

@@ -191,8 +191,7 @@ FLEET = command.Command(
         command.folders("the folders of the hosts' runs"),
         command.file(
             "--expect",
-            help="the hosts that there have to be: a name on each line, ranges as in "
-            "node-[001,003-007], remarks behind #",
+            help="the hosts ordered: a name on each line, ranges as in node-[001,003-007], comments after #",
         ),
         command.as_json(),
         command.argument(

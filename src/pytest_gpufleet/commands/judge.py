@@ -101,7 +101,7 @@ JUDGE = command.Command(
         command.folders("the folders of runs"),
         command.file("--fleet-profile", metavar="PATH",
                      help="limits from this TOML file (default: the shipped ones for this GPU model)"),
-        command.argument("--fleet-basis", choices=GRADES, metavar="GRADE", help="what limits have to be at least: "
+        command.argument("--fleet-basis", choices=GRADES, metavar="GRADE", help="lowest accepted grade of limits: "
                          f"{', '.join(GRADES)} (default: what the run asked for)"),
         command.as_json(),
         command.output("write a report of this judgement as HTML, of one folder"),

@@ -88,7 +88,7 @@ def _print_json(topology: GpuTopology, running: Callable[[], str], sample: Sampl
 
 
 MONITOR = Command(
-    "show what all GPUs do, once a second",
+    "show utilisation, power, clocks and temperatures of all GPUs, once a second",
     _monitor,
     (
         argument("--once", action="store_true", help="show one sample and end"),

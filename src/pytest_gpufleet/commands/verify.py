@@ -203,7 +203,7 @@ def _verify(given: argparse.Namespace) -> int:
 
 
 VERIFY = Command(
-    "check that evidence, report and summary of a run belong together, and its signatures",
+    "check that evidence, report and summary of a run match, and its signatures",
     _verify,
     (
         folder(),

@@ -34,14 +34,14 @@ HELP = {
     "gpufleet_run_timestamp_seconds": "When the last acceptance run began.",
     "gpufleet_run_end_timestamp_seconds": "When the last acceptance run ended; NaN while it goes on.",
     "gpufleet_exit_status": "Exit status of the last acceptance run.",
-    "gpufleet_figures_judged": "Figures of the last acceptance run by the grade of their limits.",
+    "gpufleet_figures_judged": "Measurements of the last acceptance run by the grade of their limits.",
     "gpufleet_basis": "Whether this is the lowest grade of the limits of the last acceptance run.",
     "gpufleet_checks": "Checks of the last acceptance run by outcome.",
     # Of a run on many nodes what the own run of each came to; of one on its own machine nothing.
     "gpufleet_node_verdict": "Whether the own run of a node came to this verdict in the last run of many.",
     "gpufleet_node_lost": "Whether a node was lost in the last acceptance run of many.",
     "gpufleet_figure": "What was measured, by place; the label unit has its unit.",
-    "gpufleet_limit": "The limit that a figure was held against: min or max.",
+    "gpufleet_limit": "The limit of a measurement: min or max.",
     "gpufleet_fault": "What is wrong, by code and place.",
 }
 

@@ -190,30 +190,30 @@ class Options:
 
     # fmt: off
     gpus: Gpus = _option("auto", "--gpus", gpu_count, "N|all|auto",
-        "run on N GPUs, on all, or (auto) on all there are, and as a rehearsal where nothing speaks for NVIDIA "
-        "hardware. Fewer GPUs than N: the run goes on with those present and is rejected.", site=True)
+        "run on N GPUs, on all, or (auto) on all there are, and as a rehearsal if no NVIDIA hardware is detected. "
+        "Fewer GPUs than N: the run goes on with those present and is rejected.", site=True)
     rehearse: int | None = _option(None, "--rehearse", rank_count, "N",
         f"use N CPU ranks with Gloo ({REHEARSAL_RANKS} without =N) instead of GPUs; never accepts a machine")
     nodes: Nodes | None = _option(None, "--nodes", nodes, "N|all|FILE",
         "run on N nodes, with --gpus of each, on which the same command is started (srun, mpirun, Indexed Job, "
         "--fleet-head), or on those of a Ray cluster; on all that a launcher or Ray has; or on the hosts of a file, a "
-        "name a line, and its rack or leaf switch. With --rehearse and no launcher on N that are made of this machine. "
+        "name a line, and its rack or leaf switch. With --rehearse and no launcher on N simulated on this machine. "
         "Another number than N: the run goes on and is rejected.", site=True)
     head: str | None = _option(None, "--fleet-head", str, "HOST:PORT",
-        "where nodes dial in, the same on every node, where no launcher says it: the node with this address is the "
-        "head, and has the verdict")
+        "where nodes connect, the same on every node, if no launcher says it: the node with this address is the head, "
+        "and has the verdict")
     index: int | None = _option(None, "--fleet-index", index, "N",
-        "the number of this node, 0 at the head, where neither launcher nor address says it")
+        "the number of this node, 0 at the head, if neither launcher nor address says it")
     secret_file: Path | None = _option(None, "--fleet-secret-file", path, "FILE",
         "the secret of the run, at least 32 bytes, the same on every node (or in GPUFLEET_SECRET)", site=True)
     join: float = _option(120.0, "--fleet-join", duration, "DURATION",
-        "how long nodes are waited for that have not come (default: 2m)", site=True)
+        "how long to wait for late nodes (default: 2m)", site=True)
     hung: float = _option(600.0, "--fleet-hung", duration, "DURATION",
-        "by how much a node's own run may fall behind most others before the run goes on without it (default: 10m); "
-        "five times what they need, if that is more", site=True)
+        "how far a node's own run may fall behind most others before the run goes on without it (default: 10m); five "
+        "times their time, if that is more", site=True)
     only_failed: Path | None = _option(None, "--fleet-only-failed", path, "DIR",
-        "run again the nodes that failed in the run on many nodes in DIR, which the head reads, with two that were "
-        "good; on the others the command ends")
+        "repeat the nodes that failed in the run on many nodes in DIR, which the head reads, with two good ones; on "
+        "the others the command ends")
     address: str | None = _option(None, "--fleet-address", str, "ADDRESS",
         "the Ray cluster (default: the one that Ray finds by itself); with --rehearse its nodes are rehearsed on")
     insecure: bool = _option(False, "--fleet-insecure", bool, None,
@@ -223,64 +223,65 @@ class Options:
     burn_in: float | None = _option(None, "--fleet-burn-in", duration, "DURATION",
         "how long the sustained load of level burnin lasts, like 15m (the default), 2h or 72h; implies that level")
     bound: float | None = _option(None, "--fleet-corruption-bound", duration, "DURATION",
-        "burn in, beyond --fleet-burn-in if need be, until silent data corruption in matmuls is known to be rarer than "
-        "once in DURATION of a GPU, at 95 percent confidence; implies level burnin")
+        "burn in, beyond --fleet-burn-in if needed, until silent data corruption in matmuls is rarer than once per "
+        "DURATION and GPU, at 95 percent confidence; implies level burnin")
     profile: Path | None = _option(None, "--fleet-profile", path, "PATH",
         "limits from this TOML file, which may extend a shipped profile (default: the shipped ones for this GPU model)",
         site=True)
     order: Path | None = _option(None, "--fleet-order", path, "FILE",
-        "what was bought, a TOML file that `gpufleet order` can write: each line is a check of its own", site=True)
+        "what was bought, a TOML file that `gpufleet order` can write: each line is a check", site=True)
     requirements: Path | None = _option(None, "--fleet-requirements", path, "FILE",
-        "what somebody requires: a TOML file, or clustermax or nvidia-ai-cloud, which are shipped; a line that no "
-        "check answers makes the verdict INCOMPLETE", site=True)
+        "requirements of a customer: a TOML file, or the shipped clustermax or nvidia-ai-cloud; a line that no check "
+        "answers makes the verdict INCOMPLETE", site=True)
     basis: str = _option("physical", "--fleet-basis", _grade, "GRADE",
-        "what limits have to be at least: contract, calibrated, published, project or physical (the default); where a "
-        "measurement that needs a limit has a lower one, the verdict is INCOMPLETE", site=True)
+        "lowest accepted grade of limits: contract, calibrated, published, project or physical (the default); if a "
+        "required measurement has a lower one, the verdict is INCOMPLETE", site=True)
     network: str = _option("", "--fleet-network", network, "none|GBIT",
-        "Gbit/s, one way, that each GPU has of the network between nodes (default: by the ports that are up); none: "
-        "nothing is asked of it, and no port has to be up", site=True)
+        "port rate of each GPU in the network between nodes, Gbit/s one way (default: by the ports that are up); none: "
+        "no limit, and no port has to be up", site=True)
     without: tuple[str, ...] = _option((), "--fleet-without", subjects, "SUBJECT,...",
-        "parts of the host that are not judged, such as bmc,disks, which the verdict names", site=True)
+        "subjects of the host not to judge, such as bmc,disks, which the verdict names", site=True)
     used: bool = _option(False, "--fleet-used", bool, None,
-        "the hardware is not new: rows that were remapped and memory errors of its life before the run are no fault")
+        "the hardware is not new: earlier remapped rows and memory errors are no fault")
     folder: Path = _option(Path("reports"), "--fleet-dir", path, "DIR",
         "where the folder of each run is made (default: reports)", site=True)
     keep: int | None = _option(None, "--fleet-keep", whole_number, "N",
-        "in the end remove the folders of earlier runs of this machine in --fleet-dir but for the N latest; what was "
-        "signed stays, and the last that was ACCEPTED", site=True)
+        "after the run remove all but the N latest folders of this machine in --fleet-dir; signed ones stay, and the "
+        "last that was ACCEPTED", site=True)
     disk_folder: Path | None = _option(None, "--fleet-disk-folder", path, "DIR",
-        "a folder on the drive that level burnin writes 1 GiB to and reads again; nothing stays there", site=True)
+        "a folder on the drive that level burnin tests: 1 GiB written, read and removed", site=True)
     dcgm: int = _option(2, "--fleet-dcgm", dcgm_level, "LEVEL",
-        "how thorough NVIDIA's own diagnostic is at level burnin (`dcgmi diag -r`): 2 (the default), 3 or 4", site=True)
+        "level of NVIDIA's own diagnostic (`dcgmi diag -r`) at level burnin: 2 (the default), 3 or 4", site=True)
     timeout: float = _option(300.0, "--fleet-timeout", seconds, "SECONDS",
         "deadline of one call on the ranks (default: 300)", site=True)
     deadline: float | None = _option(None, "--fleet-deadline", duration, "DURATION",
-        "when the whole run must be over, like 10m, with its report: what has not run by then is left out, and the "
+        "when the whole run must be over, like 10m, with its report: checks not run by then are left out, and the "
         "verdict is INCOMPLETE", site=True)
     notes: tuple[tuple[str, str], ...] = _option((), "--fleet-note", note, "KEY=VALUE",
-        "what stands in the report's head and beside the signatures: order, asset, location, technician, remarks or "
-        "any other key; several times", site=True, many=True)
+        "a note for the report's head and signatures: order, asset, location, technician, remarks or any other key; "
+        "repeatable", site=True, many=True)
     alias: bool = _option(False, "--fleet-alias", bool, None,
-        "put aliases for serial numbers, UUIDs, names of hosts and users and addresses into all files of the run, so "
-        "that they can be published and still be verified, resumed and compared")
+        "write aliases instead of serial numbers, UUIDs, names of hosts and users and addresses into all files of the "
+        "run, which can be published and still be verified, resumed and compared")
     language: Language = _option(
         "en", "--fleet-language", _one_of("language of the report", LANGUAGES), f"{{{','.join(LANGUAGES)}}}",
-        "what the report is written in (default: en)", site=True)
+        "language of the report (default: en)", site=True)
     resume: Path | None = _option(None, "--fleet-resume", path, "DIR",
-        "go on where the run whose folder this is died or was interrupted: checks that met their limits there are not "
-        "run again, but for inventory and health")
+        "continue the run in DIR that died or was interrupted: checks that met their limits are not run again, except "
+        "inventory and health")
     returns: Path | None = _option(None, "--fleet-returns", path, "DIR",
-        "the machine of the run in DIR comes back from repair: what failed there runs first, then level quick, then "
-        "what the replaced parts touch, and all that was not replaced must be as it was")
+        "the machine of the run in DIR comes back from repair: failed checks run first, then level quick, then those "
+        "of the replaced parts, and all other parts must be unchanged")
     replaced: tuple[str, ...] = _option((), "--fleet-replaced", listed, "PART,...",
-        "of --fleet-returns: the parts that were replaced, such as gpu3,nic1 (gpuN, nicN, diskN, dimmN, board), and "
-        "firmware where any was updated")
+        "of --fleet-returns: the parts replaced, such as gpu3,nic1 (gpuN, nicN, diskN, dimmN, board), and firmware if "
+        "any was updated")
     interval: float = _option(1.0, "--fleet-interval", interval, "SECONDS",
         f"time between two samples of telemetry, {LONGEST_INTERVAL_SECONDS:g} at most (default: 1)", site=True)
     monitor: bool = _option(False, "--fleet-monitor", bool, None,
-        "show what the GPUs, or nodes, do below pytest's own output")
+        "show the state of the GPUs, or nodes, below pytest's own output")
     prometheus: Path | None = _option(None, "--fleet-prometheus", path, "FILE",
-        "write verdict and values to FILE for the textfile collector of node_exporter, which reads *.prom", site=True)
+        "write verdict and measurements to FILE for the textfile collector of node_exporter, which reads *.prom",
+        site=True)
     webhook: str = _option("", "--fleet-webhook", webhook, "URL",
         "POST summary.json there when the run is over, up to four times; a bearer token in GPUFLEET_WEBHOOK_TOKEN. A "
         "failure changes no verdict.")

@@ -68,7 +68,7 @@ class OfRun(Part, frozen=True):
     commit: Annotated[str, about("Of the checkout that the suite ran from, -dirty where it differed.")] = ""
     notes: Annotated[Mapping[str, str], about("What --fleet-note gave.")] = {}
     ended: Annotated[str, about("When the verdict was written, ISO 8601.")] = ""
-    seconds: Annotated[float, about("How long the run took; 0 if nobody knows.", ge=0)] = 0
+    seconds: Annotated[float, about("How long the run took; 0 if unknown.", ge=0)] = 0
     rehearsal_because: Annotated[str, about("Why there were no GPUs; only in a rehearsal.")] = ""
     deadline_seconds: Annotated[float, about("What --fleet-deadline gave it, if anything.")] = 0
     nodes_wanted: Annotated[Natural, about("What --nodes asked for, if it was a number.")] = 0
@@ -110,18 +110,18 @@ class OfGpu(Part, frozen=True):
     uuid: str
     serial: str | None
     pci_bus_id: str
-    position: Annotated[str, about("Where it sits, if the machine tells: module 3, slot 21.")] = ""
+    position: Annotated[str, about("Where it sits, if known: module 3, slot 21.")] = ""
 
 
 class Counts(Part, frozen=True):
     checks: Annotated[Mapping[Outcome, Some], about("", Outcome)]
-    findings: Annotated[Mapping[State, Some], about("Each figure once, also if several checks show it.", State)]
+    findings: Annotated[Mapping[State, Some], about("Each measurement once, also if several checks show it.", State)]
 
 
 class OfBasis(Part, frozen=True):
     wanted: Annotated[Grade, about("The lowest grade of limits that --fleet-basis is content with.")]
-    lowest: Annotated[Grade | None, about("Of the limits that figures were held against.")]
-    figures: Annotated[Mapping[Grade, Some], about("How many were held against limits of each grade.", Grade)]
+    lowest: Annotated[Grade | None, about("Of the limits used.")]
+    figures: Annotated[Mapping[Grade, Some], about("Number of measurements judged by limits of each grade.", Grade)]
     told: Annotated[str, about("The same in words.")]
 
 
@@ -151,8 +151,8 @@ class OfLimit(Part, frozen=True):
     value: Annotated[float, about("In the unit of the finding.")]
     grade: Grade
     source: str
-    profile: Annotated[str | None, about("The file in which the limit stands.")]
-    measured: Annotated[float | None, about("The healthy figure that it was made from, in the same unit.")]
+    profile: Annotated[str | None, about("The file of the limit.")]
+    measured: Annotated[float | None, about("The healthy value that it was made from, in the same unit.")]
     given: Annotated[bool, about("Whether it is the customer's and not a shipped one.")]
 
 
@@ -202,12 +202,12 @@ class Summary(Part, frozen=True):
     software: Software
     gpus: tuple[OfGpu, ...]
     counts: Counts
-    basis: Annotated[OfBasis, about("What the verdict stands on.")]
+    basis: Annotated[OfBasis, about("What the verdict rests on.")]
     checks: tuple[OfCheck, ...]
     faults: Annotated[tuple[OfFault, ...], about("What is wrong, as codes: match these, and no text.")]
     failed_nodes: Annotated[tuple[FailedNode, ...], about("That are REJECTED, lost or missing, and why: drain these.")]
     findings: tuple[OfFinding, ...]
-    limits_not_applied: Annotated[tuple[OfUnusedLimit, ...], about("Of a given profile, that held for no figure.")]
+    limits_not_applied: Annotated[tuple[OfUnusedLimit, ...], about("Of a given profile, without a measurement.")]
     report_sha256: Annotated[str, about("Of report.html beside this one.", pattern=SUM)] = ""
     requirements: Annotated[tuple[OfRequirement, ...], about("Of --fleet-requirements, as answered.")] = ()
 

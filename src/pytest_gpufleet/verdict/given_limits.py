@@ -101,5 +101,5 @@ def remarks_on(record: Record) -> list[str]:
     if record.of_cluster:
         lines.append(f"what only {whose} lets pass on a node, its own report tells")
     if others := len(unused_limits(record)):
-        lines.append(f"{'1 limit' if others == 1 else f'{others} limits'} of {whose} held for no figure of this run")
+        lines.append(f"{'1 limit' if others == 1 else f'{others} limits'} of {whose} applied to no measurement")
     return lines

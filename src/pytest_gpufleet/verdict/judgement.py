@@ -78,7 +78,7 @@ def judge(
     # First, so that a metric that contradicts the profile fails in a rehearsal too.
     limit = profile.limit_for(measurement, topology.fabric, topology.part) if profile else None
     if rehearsal:
-        why = "rehearsal: figures of CPU ranks are not judged"
+        why = "rehearsal: measurements of CPU ranks are not judged"
         return held(Finding(check, measurement, required=required), topology, why, rehearsal)
     limits, count = profile or of_every_gpu(), comparisons or _usual_comparisons(len(topology.gpus))
     limit = line_of(limit, measurement, limits, topology, count) if limit else None

@@ -315,7 +315,7 @@ def who_slows_pairs(figures: Sequence[Mapping[Where, float]]) -> Fault:
     if len(common) == 2:
         return Fault("link_slow", (Pair(*common),), f"only the way between these two is slow ({rates})")
     own = [place for place in (*slow, *others) if common[0] in place.parts]
-    what = f"{len(slow)} of the {len(own)} figures of pairs with it are slow ({rates})"
+    what = f"{len(slow)} of the {len(own)} measurements of pairs with it are slow ({rates})"
     return Fault("links_slow", (common[0],), what)
 
 

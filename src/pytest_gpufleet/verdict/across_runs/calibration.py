@@ -143,7 +143,7 @@ def _unclean(record: Record) -> list[str]:
     had = {name.partition("::")[0] for name in (record.suite.checks or shipped().checks)}  # the suite of then
     unseen = [file for file in proving if file in had and file not in ran]  # however fast the machine was
     rules = (
-        (record.run.rehearsal, "is a rehearsal: its figures are those of CPU ranks"),
+        (record.run.rehearsal, "is a rehearsal: its measurements are those of CPU ranks"),
         (record.verdict is None, "did not come to its end"),
         (record.broken, f"was cut short: {record.broken}"),
         (record.spoiled, f"is not complete: {'; '.join(record.spoiled)}"),
