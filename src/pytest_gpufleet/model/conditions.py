@@ -120,7 +120,7 @@ CONDITIONS: dict[str, ConditionType] = {
     "queue_depth": ConditionType(int, "queue depth {}"),
     "nccl": ConditionType(int, "NCCL {}"),  # as NCCL writes its version: 22809 is 2.28.9
     "workload": ConditionType(("custom", "sweep", "transformer", "inference"), "workload {}"),
-    "work": ConditionType(("burn-in", "matrix products", "training"), "work {}"),
+    "work": ConditionType(("burn-in", "matrix products", "training"), "work {}", {"burn-in": "work burn-in"}),
     "counter": ConditionType(None, leads=True),  # of a network port, as the kernel names it
     "fabric": ConditionType(("nvswitch", "nvlink", "pcie"), "fabric {}"),
     "part": ConditionType(str, "part number {}"),  # of the boards of all GPUs, where they have one in common

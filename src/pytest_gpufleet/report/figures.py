@@ -119,7 +119,7 @@ def _a_row_each(
         shown = state(finding)
         ended = Cell(shown, "met" if shown == LIKE_PEERS else shown, open=_why_open(finding))
         held = _limit(finding, sources), _spread([finding], hosts), ended
-        details = ", ".join(wording.words(finding.measurement.details))
+        details = say(", ").join(wording.words(finding.measurement.details))
         rows.append(Row(name, (*own, *held), details, for_information(finding)))
     return _table(findings, shared, (*heads, "Limit", "Spread", "State"), rows)
 
@@ -134,7 +134,7 @@ def _by_size(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts
         for name, line in lines.items():
             if here := [line[size] for size in sizes if size in line]:
                 cells = [_with_limit(line[size], sources) if size in line else Cell() for size in sizes]
-                same = {", ".join(wording.words(finding.measurement.details)) for finding in here}
+                same = {say(", ").join(wording.words(finding.measurement.details)) for finding in here}
                 details = same.pop() if len(same) == 1 else ""
                 rows.append(Row(name, (*cells, _spread(here, hosts)), details, all(map(for_information, here))))
         result.append(_table(findings, shared, (*map(wording.size, sizes), "Spread"), rows))

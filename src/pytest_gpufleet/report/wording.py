@@ -153,9 +153,9 @@ def _condition(key: str, value: Condition) -> str:
     if value in known.words:
         return say(known.words[value])
     if isinstance(value, bool):
-        text = "on" if value else "off"
+        text = say("on" if value else "off")
     elif isinstance(value, str):
-        text = value
+        text = say(value)
     else:
         text = size(value) if key == "bytes" else number(value, 6)
     return say(known.form).replace("{}", text)
