@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -13,6 +12,7 @@ from pytest_gpufleet.model.events import NodeFinished
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Said, say, some
+from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.accusations import NEIGHBOUR, at, causes
@@ -24,6 +24,8 @@ GapKind = Literal[
     "missing", "unexpected", "unusable", "rehearsal", "incomplete", "lost", "left out", "unfinished", "not here",
     "one name", "one GPU", "run otherwise",
 ]  # fmt: skip
+NOTHING: Mapping[Any, Any] = {}
+FIELDS = tuple(each.name for each in fields(Measurement))
 NUMBERS = re.compile("([0-9]+)")
 
 
@@ -108,19 +110,19 @@ class Common:
         return known if known == value else value
 
     def facts(self, facts: Mapping[str, Any], *key: object) -> dict[str, Any]:
-        large = {fact: self(value, fact, *key) for fact, value in facts.items() if isinstance(value, dict | list)}
+        large = {fact: self(value, fact, *key) for fact, value in facts.items() if isinstance(value, dict | list | str)}
         return {**facts, **large}
 
     def finding(self, found: Finding) -> Finding:
         measured = found.measurement
         under = self(measured.conditions, found.check, measured.metric, *measured.conditions.items())
         key = found.check, measured.metric, id(under)
-        measured = copy(measured)  # what stands in it was checked before, which takes longer than all of this
-        shared = {"conditions": under, "samples": {}, "details": {}, "definition": self(measured.definition, *key)}
-        for name, value in shared.items():
-            object.__setattr__(measured, name, value)
+        lean = object.__new__(Measurement)  # what stands in it was checked before, which takes longer than all of this
+        shared = self(measured.metric), measured.values, under, NOTHING, NOTHING, self(measured.definition, *key)
+        for name, value in zip(FIELDS, (*shared, measured.gpu_states or NOTHING), strict=True):
+            object.__setattr__(lean, name, value)
         limit, tolerances = self(found.limit, *key), self(found.tolerances, *key)
-        return replace(found, measurement=measured, limit=limit, tolerances=tolerances)
+        return replace(found, check=self(found.check), measurement=lean, limit=limit, tolerances=tolerances)
 
 
 def read_own(path: Path, common: Common, host: str = "") -> Record:
