@@ -30,6 +30,7 @@ from pytest_gpufleet.redaction import aliased
 from pytest_gpufleet.safe_files import open_regular
 
 LONGEST_LINE = 64 << 20  # bytes
+BEGINNING = 80  # bytes, in which a run writes which event it is
 DEEPEST = 64  # lists and objects within each other
 NO_BRACKETS = bytes({*range(256)} - {*b"[]{}"})
 
@@ -51,7 +52,7 @@ def read_events(path: Path, telemetry: bool = True) -> "Iterator[tuple[int, Even
         while line := file.readline(LONGEST_LINE + 1):
             number += 1
             if not telemetry:
-                if b'"event": "telemetry"' in line:  # no text has quotes without a backslash
+                if line.find(b'"event": "telemetry"', 0, BEGINNING) > 0:  # no text has quotes without a backslash
                     continue
                 if (at := line.find(b', "telemetry": [')) > 0 and line.endswith(b"]}\n"):  # of a check
                     line = line[:at] + b"}\n"

@@ -1,5 +1,6 @@
 """The nodes' own runs as the controller of all hears of them, and their folders, which are brought here."""
 
+import gc
 import os
 import shutil
 import time
@@ -196,11 +197,14 @@ class NodeRuns:
         found = []
         for node, run in self.all.items():
             if run.digest and node not in self.own:
+                gc.disable()  # all that is read stays, and refers to nothing that refers to it
                 try:
                     record = read_own(run.folder.evidence, self._common, run.host)
                 except (OSError, ValueError, Refused):  # somebody changed it there
                     run.digest = ""
                     continue
+                finally:
+                    gc.enable()
                 self.own[node] = HostRun(f"{NODES}/{run.folder.name}", run.digest, record)
                 found.append(run)
         return found
