@@ -19,6 +19,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import hosts as hosts_page, page as report_page, several_runs, wording
 from pytest_gpufleet.report.banner import reasons, why
 from pytest_gpufleet.report.several_runs import compared, drifted
+from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.across_runs.drift import drift
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
@@ -114,6 +115,15 @@ def test_recorded_run_in_both_languages_has_the_same_figures_and_names(run):
     shown = {text for _, two in words for text in two}
     assert shown & {"限值", "数据量", "rank 数"} or any("UTC 起的" in each for each in shown)
     assert not {"measured", "median", "limit", "message size", "ranks", ""} & shown
+
+
+@pytest.mark.parametrize("run", ["h200x2-f", "h200x4-a", "h200x4-neighbour"])
+def test_the_end_of_the_terminal_in_chinese_is_80_columns_wide_and_breaks_before_no_punctuation(run):
+    lines = [text for text, _ in within("zh", summary_lines, RunFolder(RECORDED / run).record())]
+    chinese = [line for line in lines if re.search("[\u4e00-\u9fff]", line)]
+    assert len(chinese) > 5
+    assert not [line for line in chinese if len(line) + len(re.findall("[\u2e80-\u9fff\uff00-\uffef]", line)) > 80]
+    assert not [line for line in chinese if line.lstrip()[0] in "\u3001\u3002\uff0c\uff1a\uff1b"]
 
 
 def test_language_of_a_run_is_on_record_and_report_writes_it_again_in_the_other(run_pytest, capsys):
