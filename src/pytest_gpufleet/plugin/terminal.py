@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
 
-from pytest_gpufleet.model.language import in_language, some
+from pytest_gpufleet.model.language import in_language, say, some
 from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.plugin.compat import RUN
 from pytest_gpufleet.plugin.markers import uses_ranks
@@ -150,6 +150,8 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
         shown = () if config.option.tbstyle == "no" else compat.failures_shown(config)
         with in_language(record.run.language):
             lines = summary_lines.summary_lines(record, str(run.folder), detailed, shown)
+            report = say("report: {file}", file=run.folder.report)
+            evidence = say("evidence: {file}", file=run.evidence.path)
         for text, markup in lines:
             terminalreporter.write_line(text, **markup)
         for trouble in filter(None, [run.evidence.trouble, *run.unwritten]):
@@ -163,6 +165,6 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
         for problem in problems:
             terminalreporter.write_line(problem, red=True)
         if not run.no_report:
-            terminalreporter.write_line(f"report: {run.folder.report}")
+            terminalreporter.write_line(report)
         elif run.evidence.path.exists():
-            terminalreporter.write_line(f"evidence: {run.evidence.path}")
+            terminalreporter.write_line(evidence)
