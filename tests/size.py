@@ -11,10 +11,10 @@ GENERATED = {DOCS / "checks.md", DOCS / "planted-faults.md", DOCS / "power.md"}
 
 # What there may be at most, blank lines included. Who adds, removes.
 BOUNDS = {
-    "lines of src": 41_629,
-    "modules of src": 216,
-    "lines of tests": 35_900,
-    "words of docs": 28_000,
+    "lines of src": 38_044,
+    "modules of src": 202,
+    "lines of tests": 33_050,
+    "words of docs": 27_300,
 }
 
 

@@ -223,8 +223,8 @@ class Options:
     burn_in: float | None = _option(None, "--fleet-burn-in", duration, "DURATION",
         "how long the sustained load of level burnin lasts, like 15m (the default), 2h or 72h; implies that level")
     bound: float | None = _option(None, "--fleet-corruption-bound", duration, "DURATION",
-        "burn in, beyond --fleet-burn-in if needed, until silent data corruption in matmuls is rarer than once per "
-        "DURATION and GPU, at 95 percent confidence; implies level burnin")
+        "burn in, beyond --fleet-burn-in if needed, until silent data corruption in matmuls is known to be rarer "
+        "than once per DURATION and GPU, at 95 percent confidence; implies level burnin")
     profile: Path | None = _option(None, "--fleet-profile", path, "PATH",
         "limits from this TOML file, which may extend a shipped profile (default: the shipped ones for this GPU model)",
         site=True)
