@@ -217,7 +217,7 @@ def is_in_a_world(rank):
 
 
 def test_all_members_of_a_world_leave_it_together(world):
-    """NCCL waits for all: of two H200 as two nodes the one that got a world of its own waited for ever."""
+    """Of two H200 as two nodes the one that got a world of its own did not come back from leaving that of both."""
     world.run(sum_of_all)
     assert len(world.subset([1, 3]).run(sum_of_all)) == 2
     assert World(world._pool, with_group=False).run(is_in_a_world) == [False, True, False, True]

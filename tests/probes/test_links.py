@@ -5,6 +5,7 @@ import math
 import re
 from itertools import combinations
 from pathlib import Path
+from statistics import median
 from threading import Thread
 
 import pytest
@@ -111,6 +112,15 @@ def test_every_figure_belongs_to_its_rank(three, at_once, met, method):
             ({f"cpu{i}": met + busy + 11 * i for i in (1, 2, 3)}, {"direction": each, "at_once": at_once, **method})
             for each, busy in under.items()
         ]
+
+
+@pytest.mark.parametrize(("at_once", "counts"), [("one", max), ("all", median)])
+def test_of_a_link_that_copies_alone_the_fastest_sample_counts(worlds, at_once, counts):
+    copied = host_bandwidth(worlds(1, 4).subset([0]), ["host to device"], at_once, 4096)  # the rank that is not counted
+    (measured,) = copied["host to device"].measurements
+    ((place, samples),) = measured.samples.items()
+    assert len(set(samples)) > 1
+    assert measured.values[place] == counts(samples)
 
 
 @pytest.mark.parametrize(("fault", "words"), [

@@ -125,7 +125,8 @@ def join_alone(rank: Rank, groups: Sequence[Members], number: int, init_method: 
     if not _stores:
         with rank.phase("meeting of all ranks"):
             _stores.append(next(rendezvous(init_method, rank.index, rank.size, timeout=TIMEOUT))[0])
-    # All members of a world leave it together, also those that get no other: with NCCL 2.28 each waits for all of them.
+    # All members of a world leave it together, also those that get no other: on two H200 (NCCL 2.28) one that went
+    # alone did not come back, and torch asks that all ranks call destroy_process_group.
     leaving = {each for members in groups for each in members}
     if dist.is_initialized() and not leaving.isdisjoint({rank.index}.union(*rank._groups)):
         with rank.phase("leaving a process group"):
