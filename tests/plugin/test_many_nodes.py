@@ -113,37 +113,6 @@ def test_checks_between_nodes(between):
     assert between.text.count("1 passed, REHEARSAL") == 3
 
 
-def test_packages_that_pytest_loads_past_sys_path_are_found_on_all_nodes(run_pytest):
-    module = """
-        import pytest
-        from mine.shared import double
-
-        @pytest.mark.needs(nodes=2)
-        def test_between_nodes(world):
-            def doubled(rank):
-                from mine.shared import double as again
-                from .other import triple
-
-                return double(rank.index), again(rank.index), triple(rank.index)
-
-            assert world.run(doubled) == [(0, 0, 0), (2, 2, 3)]
-
-        @pytest.mark.spmd
-        def test_on_each_node(rank):
-            from mine.other import triple
-
-            assert (double(2), triple(2)) == (4, 6)
-    """
-    files = {
-        "checks/mine/__init__.py": "", "checks/mine/shared.py": "def double(x): return 2 * x",
-        "checks/mine/other.py": "def triple(x): return 3 * x", "checks/mine/test_there.py": module,
-    }  # fmt: skip
-    options = ("--rehearse=1", "--nodes=2", f"--fleet-dir={REPORTS}", "--import-mode=importlib")
-    run = run_pytest(*options, files=files)
-    assert run.outcomes == {"test_between_nodes": "passed"}, run.text
-    assert run.text.count("1 passed, REHEARSAL") == 2
-
-
 def test_a_node_that_is_lost_between_nodes_is_named_and_left_out(between):
     assert ("node_lost", ["node1"]) in faults(between, "::test_one_is_lost")
     assert [*between.record.lost] == [1]

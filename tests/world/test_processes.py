@@ -203,7 +203,7 @@ def asked_for_a_rank(server, main, before=lambda: None, after=lambda: None):
         before()
         server.fork(0, theirs.fileno(), held)
         after()
-        for parcel in ((sys.path, {}, sys.argv, os.getcwd()), (main,)):
+        for parcel in ((sys.path, sys.argv, os.getcwd()), (main,)):
             channel.send(ours, pickle.dumps(parcel))
         yield pickle.loads(channel.receive(ours))
     os.close(held)

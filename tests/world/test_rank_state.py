@@ -7,14 +7,10 @@ from tests import edited_evidence
 ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
 
 MODULE = """
-    import gc, logging, os, random, signal, sys
+    import os, random, sys
 
-    import numpy
     import pytest
     import torch
-    import torch.distributed as dist
-
-    from pytest_gpufleet import RankFailure
 
     def flags():
         import torch
@@ -27,11 +23,6 @@ MODULE = """
 
         torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark = False, True
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = False, True
-
-    def umask():
-        umask = os.umask(0)
-        os.umask(umask)
-        return umask
 
     def change_environment():
         os.environ["LEFT"] = "1"
@@ -47,46 +38,14 @@ MODULE = """
         sys.stdout.close()
         sys.stderr = None
 
-    def change_logging():
-        logging.basicConfig(level=1, handlers=[logging.NullHandler()])
-        logging.disable(50)
-
-    def change_inference():
-        global mode
-        mode = torch.inference_mode()
-        mode.__enter__()
-
-    def patched(*args, **kwargs):
-        return "patched"
-
-    def handles(number):
-        return lambda: signal.getsignal(number), lambda: signal.signal(number, lambda number, frame: None)
-
     # How each is read, and changed.
     STATE = {
         "environment": (lambda: sorted(os.environ.items()), change_environment),
-        "umask": (umask, lambda: os.umask(0o777)),
-        "mask": (lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()),
-                 lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})),
-        "alarm": handles(signal.SIGALRM),
-        "timer": (lambda: signal.getitimer(signal.ITIMER_REAL) != (0, 0),
-                  lambda: signal.setitimer(signal.ITIMER_REAL, 1000)),
-        "stack": handles(signal.SIGUSR1),
-        "flight recorder": handles(signal.SIGUSR2),
-        "interrupt": handles(signal.SIGINT),
         "output": (lambda: [os.path.realpath(f"/proc/self/fd/{number}") for number in (1, 2)], change_output),
         "streams": (lambda: [each is None or each.closed for each in (sys.stdout, sys.stderr)], change_streams),
         "modules": (lambda: list(sys.path), lambda: setattr(sys, "path", ["left"])),
-        "logging": (lambda: (logging.root.level, logging.root.manager.disable, len(logging.root.handlers)),
-                    change_logging),
-        "garbage": (gc.isenabled, gc.disable),
-        "cores": (lambda: os.sched_getaffinity(0), lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})),
-        "anomalies": (torch.is_anomaly_enabled, lambda: torch.autograd.set_detect_anomaly(True)),
-        "autocast": (lambda: torch.is_autocast_enabled("cpu"), lambda: torch.set_autocast_enabled("cpu", True)),
-        "GPU autocast": (lambda: torch.is_autocast_enabled("cuda"), lambda: torch.set_autocast_enabled("cuda", True)),
         "threads": (torch.get_num_threads, lambda: torch.set_num_threads(torch.get_num_threads() + 1)),
         "grad": (torch.is_grad_enabled, lambda: torch.set_grad_enabled(False)),
-        "inference": (torch.is_inference_mode_enabled, change_inference),
         "deterministic": (torch.are_deterministic_algorithms_enabled, lambda: torch.use_deterministic_algorithms(True)),
         "flags": (flags, change_flags),
         "precision": (torch.get_float32_matmul_precision, lambda: torch.set_float32_matmul_precision("medium")),
@@ -94,10 +53,6 @@ MODULE = """
         "torch's random": (torch.random.initial_seed, lambda: torch.manual_seed(7)),
         "dtype": (torch.get_default_dtype, lambda: torch.set_default_dtype(torch.float64)),
         "device": (torch.get_default_device, lambda: torch.set_default_device("meta")),
-        "function": (lambda: dist.all_reduce.__name__, lambda: setattr(dist, "all_reduce", patched)),
-        "operator": (lambda: torch.matmul.__name__, lambda: setattr(torch, "matmul", patched)),
-        "method": (lambda: torch.Tensor.allclose(torch.ones(1), torch.ones(1)),
-                   lambda: setattr(torch.Tensor, "allclose", patched)),
         "folder": (lambda: os.readlink("/proc/self/cwd"), lambda: None),
     }
 
@@ -145,14 +100,6 @@ MODULE = """
 
         world.run(change)
 
-    def test_the_stack_of_a_hang_is_shown_whatever_was_there_before(world):
-        def for_ever_in_here(rank):
-            assert snapshot(rank)["precision"] == "highest"
-            while True:
-                pass
-
-        with pytest.raises(RankFailure, match="for_ever_in_here"):
-            world.run(for_ever_in_here, timeout=1)
 """
 
 

@@ -15,7 +15,6 @@ from pytest_gpufleet.nodes import messages
 from pytest_gpufleet.nodes.messages import BEAT, BEAT_SECONDS, Hello, Listening, Pulse
 from pytest_gpufleet.nodes.transport import Transport
 from pytest_gpufleet.world.call import RankSpec
-from pytest_gpufleet.world.engines import forkserver
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
 
 
@@ -298,9 +297,8 @@ class ClusterEngine:
         self._cluster.rank_news(0.0)  # of ranks before these
         self._nodes = {spec.index: spec.node for spec in specs}
         self._deaths, self._dead = [], set()
-        packages = forkserver.beside_the_path()  # of pytest, which is not on the nodes
         there = self._cluster.alive  # asked after the old news: of who is lost from here on there will be new
-        for node, here in grouped((spec.node, replace(spec, packages=packages)) for spec in specs).items():
+        for node, here in grouped((spec.node, spec) for spec in specs).items():
             if node in there:
                 self._cluster.send(node, messages.StartRanks(pickle.dumps(here, protocol=pickle.HIGHEST_PROTOCOL)))
             else:

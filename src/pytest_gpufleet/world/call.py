@@ -1,14 +1,12 @@
-"""What is run on ranks as it travels to them, values as bytes; how a call ends there, what it prints and warns of."""
+"""What is run on ranks as it travels to them, values as bytes; how a call ends there, and what it prints."""
 
 import io
-import logging
 import os
 import pickle
 import pkgutil
 import sys
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -20,7 +18,6 @@ from pytest_gpufleet.model import place
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.model.events import LossCurve
 from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.place import Place
 
 
@@ -33,8 +30,7 @@ class RankSpec:
     """Rank `index` of `size`, which is rank `local_index` of the `local_size` on its node. `device` is a torch device
     of that node ("cuda:3", "cpu"), `gpu` the GPU behind it; None in a rehearsal. `prepare` is called on the
     rank when it starts. `host`: the name of its node, where there are several. `environment`: variables that it finds
-    whatever else there is. `packages`: those that it finds past sys.path, as loaded_packages tells them, beside those
-    of the process that starts it."""
+    whatever else there is."""
 
     index: int
     size: int
@@ -47,7 +43,6 @@ class RankSpec:
     prepare: Callable[[], None] = nothing
     host: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
-    packages: Mapping[str, tuple[str, list[str]]] = field(default_factory=dict)
 
     @property
     def place(self) -> Place:
@@ -65,15 +60,11 @@ MOST_RANKS = 16  # in a sentence
 START = 0  # the call that a rank answers when it is ready: nobody has sent it
 
 
-Reporting = tuple[bytes, int]  # the filters of the module warnings, packed, and the level below which nothing is logged
-
-
 @dataclass(frozen=True)
 class Call:
     """Run `work`, a packed (function, args, kwargs), on disjoint groups of ranks at the same time, with or without the
     process group of each. `nodes`: of each of these ranks, group by group.
 
-    `reporting`: what is to be heard of warnings and log records; None: what a rank does by itself.
     `number`: no other call of this world has it, and its answers bear it. `test`: no other test of this session has it.
     """
 
@@ -84,7 +75,6 @@ class Call:
     work: bytes
     number: int = START
     test: int = 0
-    reporting: Reporting | None = None
 
     @property
     def ranks(self) -> Members:
@@ -179,21 +169,10 @@ def ship_by_value(module: ModuleType) -> None:
 
 
 @dataclass(frozen=True)
-class Notice:
-    """A warning as plain data; `category` is "module.name"."""
-
-    category: str
-    text: str
-    file: str
-    line: int
-
-
-@dataclass(frozen=True)
 class Outcome:
     """What a rank answers. Plain data: an exception itself often cannot be pickled. `kind`: "returned", "raised" or one
     of ENDINGS. `call` is the number of the call that it answers, `result` what was returned, packed, `phase` the one in
-    which it was raised, `seconds` how long the call took on this rank, `notices` what it has warned of, and
-    `losses` those of its trainings."""
+    which it was raised, `seconds` how long the call took on this rank, `losses` those of its trainings."""
 
     kind: str
     call: int
@@ -204,7 +183,6 @@ class Outcome:
     output: str = ""
     phase: str = ""
     seconds: float = 0.0
-    notices: tuple[Notice, ...] = ()
     losses: tuple[LossCurve, ...] = ()
 
 
@@ -262,48 +240,6 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # it was closed, or is anything that a test has put there
             stream.flush()
-
-
-NOTICES_LIMIT = 100  # of one call: a warning in each step of a long loop must not flood the report
-
-
-def reporting() -> Reporting:
-    """What holds in this process now, for a rank to do likewise."""
-    return pack(list(warnings.filters)), logging.root.level
-
-
-@contextmanager
-def heard(wanted: Reporting | None, noticed: dict[Notice, None]) -> Iterator[None]:
-    """On a rank: warn and log as the controller does, whose filters come before those of this process, and collect what
-    is warned of. None: as Python does by itself."""
-    if wanted is None:
-        yield
-        return
-
-    def note(
-        message: Warning | str, category: type[Warning], filename: str, lineno: int, file: object = None,
-        line: object = None,
-    ) -> None:  # fmt: skip
-        if len(noticed) < NOTICES_LIMIT:
-            name = f"{category.__module__}.{category.__qualname__}"
-            noticed[Notice(name, str(message), filename, lineno)] = None
-
-    logging.root.setLevel(wanted[1])
-    with warnings.catch_warnings():
-        warnings.showwarning = note
-        with suppress(Exception):  # a category that cannot be imported here is not warned of here
-            filters = [*pickle.loads(wanted[0]), *warnings.filters]
-            warnings.resetwarnings()  # which also drops what is cached of them
-            warnings.filters[:] = filters  # type: ignore[index]  # a list, not declared as one
-        yield
-
-
-def show_notices(outcomes: Mapping[int, Outcome]) -> None:
-    """Hand on what ranks have warned of, each once, past the filters, which were asked on the rank."""
-    by_notice = grouped((notice, rank) for rank in sorted(outcomes) for notice in outcomes[rank].notices)
-    for notice, ranks in by_notice.items():
-        category = loaded_type(notice.category, Warning) or UserWarning
-        warnings.showwarning(f"{notice.text} ({ranks_text(ranks)})", category, notice.file, notice.line)
 
 
 def loaded_type(name: str, kind: type[T]) -> type[T] | None:

@@ -92,11 +92,9 @@ class Pool:
                 self._start()
                 if call.with_group and (missing := tuple(each for each in call.groups if each not in self._joined)):
                     self._join(missing, self._start_seconds if timeout is None else max(timeout, MIN_START_SECONDS))
-            # Tests of the suite judge machines, and not what libraries warn of.
-            wanted = calls.reporting() if self.foreign_test() else None
             seconds, until = self.timeout if timeout is None else timeout, self.test_deadline()
             left = seconds if until is None else max(0.0, min(seconds, until - self.clock()))
-            outcomes = self._run(replace(call, reporting=wanted), left)
+            outcomes = self._run(call, left)
             for rank, outcome in sorted(outcomes.items()):
                 for line in outcome.output.splitlines():  # for pytest's capture, and -s, to show it with the test
                     sys.stdout.write(f"[rank {rank}] {line}\n")
@@ -228,7 +226,6 @@ class Pool:
             if answers.failed and graceful:
                 graceful = False
                 until = min(until, self.clock() + GRACE_SECONDS)
-        calls.show_notices(answers.outcomes)
         for rank in sorted(answers.outcomes):
             for curve in answers.outcomes[rank].losses:
                 placed = msgspec.structs.replace(curve, place=curve.place or self.specs[rank].place)

@@ -19,37 +19,10 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import spec_from_file_location
 from multiprocessing import resource_tracker
-from types import ModuleType
 from typing import NoReturn
 
 from pytest_gpufleet.world.engines import channel, processes
-
-
-def beside_the_path() -> dict[str, tuple[str, list[str]]]:
-    """The packages that this process has imported and would not find: by name the file of each ("" of a namespace) and
-    its folders."""
-    packages = {name: module for name, module in list(sys.modules.items()) if "." not in name}
-    return {
-        name: (getattr(module, "__file__", None) or "", list(module.__path__))
-        for name, module in packages.items()
-        if isinstance(module, ModuleType) and hasattr(module, "__path__") and PathFinder.find_spec(name) is None
-    }
-
-
-class Finder(dict[str, tuple[str, list[str]]]):
-    """On a rank, asked for a module when nobody else knows it: has what `beside_the_path` gave."""
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        if name not in self:
-            return None
-        file, folders = self[name]
-        spec = spec_from_file_location(name, file) if file else ModuleSpec(name, None, is_package=True)
-        if spec:
-            spec.submodule_search_locations = folders
-        return spec
 
 
 REQUEST = struct.Struct("=q")  # a number, with two descriptors: the rank's end of the connection and of the lifeline
@@ -205,8 +178,7 @@ def _become_rank(connection: int, lifeline: int) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         end = socket.socket(fileno=connection)
         # Before the function that it is to run is imported.
-        sys.path[:], packages, sys.argv, folder = pickle.loads(channel.receive(end))
-        sys.meta_path.append(Finder(packages))
+        sys.path[:], sys.argv, folder = pickle.loads(channel.receive(end))
         with suppress(OSError):  # it was removed, or this user may not enter it: the fork server's own then
             os.chdir(folder)
         main, *arguments = pickle.loads(channel.receive(end))

@@ -100,7 +100,7 @@ class LocalEngine:
         self.get_ready(specs[0].prepare)
         assert self._server is not None
         folder, _ = self._scratch = rank_files.make_scratch()
-        self._ranks, packages = {}, forkserver.beside_the_path()
+        self._ranks = {}
         for spec in specs:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             held, lifeline = os.pipe()
@@ -111,7 +111,7 @@ class LocalEngine:
             finally:
                 theirs.close()
                 os.close(held)
-            found = sys.path, {**packages, **spec.packages}, sys.argv, current_folder()
+            found = sys.path, sys.argv, current_folder()
             for parcel in (found, (main.main, spec, rank.files, self.environment(spec))):
                 rank.connection.send(Message(pickle.dumps(parcel, protocol=pickle.HIGHEST_PROTOCOL)))
 

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_gpufleet.model.events import LossCurve
-from pytest_gpufleet.world.call import ENDINGS, START, Call, Notice, Outcome, Output, RankSpec, heard, pack, unpack
+from pytest_gpufleet.world.call import ENDINGS, START, Call, Outcome, Output, RankSpec, pack, unpack
 from pytest_gpufleet.world.engines import channel, processes
 from pytest_gpufleet.world.engines.rank_files import Progress, RankFiles
 from pytest_gpufleet.world.rank import Rank
@@ -39,14 +39,13 @@ TEXT_LIMIT = 64 * 1024  # characters of one exception's story: a rank must not f
 
 def main(end: socket.socket, lifeline: int, spec: RankSpec, files: RankFiles, environment: dict[str, str]) -> None:
     """The whole life of a rank process."""
-    output, stacks = _settle_in(lifeline, files, environment)
+    output = _settle_in(lifeline, files, environment)
     spec.prepare()
     progress = Progress(files.path("progress"))
     bdb.Bdb.set_trace = _refuse_a_debugger  # type: ignore[method-assign]  # breakpoint() and pdb.set_trace() end there
     started: tuple[Rank, RankState] | None = None
     test = 0
     losses: list[LossCurve] = []  # recorded by the call at work
-    noticed: dict[Notice, None] = {}
 
     def start() -> None:
         nonlocal started
@@ -54,7 +53,7 @@ def main(end: socket.socket, lifeline: int, spec: RankSpec, files: RankFiles, en
         from pytest_gpufleet.world.worker.state import RankState
 
         rank = Rank(spec.index, spec.size, spec.node, spec.local_size, device, spec.gpu, {}, {}, None, progress)
-        started = replace(rank, _losses=losses), RankState(device, stacks, output)
+        started = replace(rank, _losses=losses), RankState(device, output)
 
     def run(call: Call) -> Any:
         __tracebackhide__ = True
@@ -73,17 +72,15 @@ def main(end: socket.socket, lifeline: int, spec: RankSpec, files: RankFiles, en
             local_size=call.nodes.count(spec.node),
             _members=members if call.with_group else None,
         )
-        with heard(call.reporting, noticed):
-            function, args, kwargs = unpack(call.work)
-            return function(rank, *args, **kwargs)
+        function, args, kwargs = unpack(call.work)
+        return function(rank, *args, **kwargs)
 
     def answer(number: int, name: str, body: Callable[[], Any]) -> None:
         progress.begin(name)
         began = time.monotonic()
         ending = _ending(body, progress)
         seconds = time.monotonic() - began
-        outcome = Outcome(call=number, output=output.take(), notices=tuple(noticed), losses=tuple(losses), **ending)
-        noticed.clear()
+        outcome = Outcome(call=number, output=output.take(), losses=tuple(losses), **ending)
         losses.clear()
         channel.send(end, pickle.dumps(replace(outcome, seconds=seconds)))
 
@@ -96,8 +93,8 @@ def main(end: socket.socket, lifeline: int, spec: RankSpec, files: RankFiles, en
         answer(call.number, call.name, partial(run, call))
 
 
-def _settle_in(lifeline: int, files: RankFiles, environment: dict[str, str]) -> tuple[Output, IO[bytes]]:
-    """What the process prints goes to the one, stacks that it is asked for to the other."""
+def _settle_in(lifeline: int, files: RankFiles, environment: dict[str, str]) -> Output:
+    """Gives where what the process prints goes."""
     # The kernel kills it and its children the moment the controller, which alone holds the other end of `lifeline`, is
     # gone, however it went. No thread of ours has to run, so a rank that holds the GIL for ever ends too.
     processes.end_with(lifeline, os.getpgrp())
@@ -117,7 +114,7 @@ def _settle_in(lifeline: int, files: RankFiles, environment: dict[str, str]) -> 
     # Blocked before any other thread starts, so that the signal is left to sigwait.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     threading.Thread(target=_wait_for_requests, args=[files.path("recorder")], daemon=True).start()
-    return output, stacks
+    return output
 
 
 def _refuse_a_debugger(*args: object, **kwargs: object) -> NoReturn:
