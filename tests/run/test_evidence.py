@@ -1,6 +1,5 @@
 """Evidence that somebody else changes while the run goes on, and evidence that is damaged or made to do harm."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -31,21 +30,21 @@ def rewritten(change):
 
 append_a_line = rewritten(lambda text: text + b'{"event": "progress"}\n')
 CHANGED = "was changed by something else while the run went on: it is not what the run wrote"
-AGAIN = "was {} while the run went on, and was written again"
-# What somebody does to the file, what is told, and whether the file has all that the run wrote afterwards.
+GONE = "the evidence of this run is not at "
+# What somebody does to the file, and what is told.
 ATTACKS = {
-    "copytruncate": (lambda path: (shutil.copy(path, f"{path}.1"), os.truncate(path, 0)), CHANGED, False),
-    "a line deleted": (rewritten(lambda text: b"".join(text.splitlines(keepends=True)[::2])), CHANGED, False),
-    "a line appended": (append_a_line, CHANGED, False),
+    "copytruncate": (lambda path: (shutil.copy(path, f"{path}.1"), os.truncate(path, 0)), CHANGED),
+    "a line deleted": (rewritten(lambda text: b"".join(text.splitlines(keepends=True)[::2])), CHANGED),
+    "a line appended": (append_a_line, CHANGED),
     # Neither its size nor its place tells.
-    "a letter changed": (rewritten(lambda text: text.replace(b"test_b", b"test_X")), CHANGED, False),
+    "a letter changed": (rewritten(lambda text: text.replace(b"test_b", b"test_X")), CHANGED),
     "saved in an editor": (
-        lambda path: Path(shutil.copy(path, path.with_name("copy"))).replace(path), AGAIN.format("replaced"), True),
+        lambda path: Path(shutil.copy(path, path.with_name("copy"))).replace(path), CHANGED),
     "folder renamed": (
-        lambda path: path.parent.rename(path.parent.with_name("kept")), AGAIN.format("moved away"), True),
-    "folder removed": (lambda path: shutil.rmtree(path.parent), AGAIN.format("removed"), True),
+        lambda path: path.parent.rename(path.parent.with_name("kept")), GONE),
+    "folder removed": (lambda path: shutil.rmtree(path.parent), GONE),
     "a file in its place": (
-        lambda path: (shutil.rmtree(path.parent), path.parent.write_text("not a folder")), "cannot be kept at", False),
+        lambda path: (shutil.rmtree(path.parent), path.parent.write_text("not a folder")), GONE),
 }  # fmt: skip
 
 
@@ -62,7 +61,7 @@ def evidence(tmp_path):
 @pytest.mark.parametrize("goes_on", [True, False], ids=["in the middle", "at the end"])
 @pytest.mark.parametrize("what", ATTACKS)
 def test_what_is_done_to_evidence_while_the_run_goes_on_is_told(evidence, what, goes_on):
-    attack, told, whole = ATTACKS[what]
+    attack, told = ATTACKS[what]
     attack(evidence.path)
     for name in ("test_c", "test_d") if goes_on else ():
         evidence.add(CheckStarted(check=name))
@@ -71,9 +70,6 @@ def test_what_is_done_to_evidence_while_the_run_goes_on_is_told(evidence, what, 
     assert told in reason
     evidence.add(Verdict(verdict="INCOMPLETE", reasons=evidence.record.spoiled))
     assert evidence.seal() == ""  # it was told before the verdict
-    assert whole == (evidence.path.exists() and sha256(evidence.path) == evidence.sha256)
-    if whole:
-        assert read(evidence.path).spoiled == [reason]
 
 
 def test_what_is_done_after_the_verdict_is_told_too(evidence):
@@ -109,32 +105,6 @@ def test_no_half_of_a_line_is_left_where_the_disk_is_full(evidence, monkeypatch)
     assert record.spoiled == [f"the evidence could not be written to {evidence.path}: Bad file descriptor"]
 
 
-def test_all_that_a_run_leaves_says_the_same(fleet, tmp_path):
-    """The folder is renamed while the run goes on: exit status, summary, report, terminal and evidence agree."""
-    run = fleet(
-        """
-        from pathlib import Path
-
-        def test_x():
-            (folder,) = Path("runs").iterdir()
-            folder.rename("elsewhere")
-        """,
-        f"--fleet-prometheus={tmp_path / 'gpufleet.prom'}",
-    )
-    (folder,) = run.folders
-    told = "was moved away while the run went on"
-    summary = json.loads((folder / "summary.json").read_text())
-    assert run.status == summary["exit_status"] == run.record.exit_status == 10
-    assert 'gpufleet_exit_status{host="' in (prometheus := (tmp_path / "gpufleet.prom").read_text())
-    assert prometheus.count("} 10.0") == 1
-    assert told in " ".join(summary["reasons"])
-    assert told in " ".join(run.text.split())
-    assert told in (folder / "report.html").read_text()
-    assert told in " ".join(run.record.reasons)
-    assert summary["evidence_sha256"] == sha256(folder / "evidence.jsonl")
-    assert (run.root / "elsewhere" / "evidence.jsonl").exists()
-
-
 # ---------------------------------------------------------------- evidence from anybody
 def deep(levels):
     return '{"event": "machine", "machine": ' + '{"a": ' * levels + "1" + "}" * levels + "}"
@@ -166,7 +136,6 @@ RESUMED = '{"event": "run", "host": "x", "resumed": [%s]}'
 # What is done to the folder of a run, and what every command says.
 HOSTILE = {
     "deep": (insert(deep(100_000)), "line 2: not JSON"),
-    "rather deep": (insert(deep(100)), "more than 64 lists and objects are within each other"),
     "huge whole number": (insert(FINISHED % ("passed", "1" + "0" * 400)), "$.check.seconds"),
     "unknown outcome": (insert(FINISHED % ("crashed", 1)), "'crashed' - at `$.check.outcome`"),
     "resumed without a time": (insert(RESUMED % '{"run": "a", "failed": []}'), "field `utc` - at `$.resumed[0]`"),

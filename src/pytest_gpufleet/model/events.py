@@ -31,8 +31,6 @@ from pytest_gpufleet.safe_files import open_regular
 
 LONGEST_LINE = 64 << 20  # bytes
 BEGINNING = 80  # bytes, in which a run writes which event it is
-DEEPEST = 64  # lists and objects within each other
-NO_BRACKETS = bytes({*range(256)} - {*b"[]{}"})
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -65,12 +63,9 @@ def read_events(path: Path, telemetry: bool = True) -> "Iterator[tuple[int, Even
                 if line.endswith(b"\n") or ended:
                     raise ValueError(f"{where}: not JSON") from None
                 return
-            if line.count(b"[") + line.count(b"{") > DEEPEST and _is_too_deep(line):  # the first as in nearly none
-                within = f"more than {DEEPEST} lists and objects are within each other"
-                raise ValueError(f"{where}: not an event of a run ({within})")
             try:
                 event = found if isinstance(found, Event) else typed(found)
-            except (KeyError, TypeError, ValueError) as error:
+            except (KeyError, TypeError, ValueError, RecursionError) as error:
                 raise ValueError(f"{where}: not an event of a run ({error})") from None
             ended = isinstance(event, Verdict)
             yield number, event
@@ -82,15 +77,6 @@ def _event_or_json(line: bytes) -> Any:
         if line.isascii():  # as `line` writes it: what is skipped is not looked at for characters that are none
             return LINES.decode(line)
     return json.loads(line)
-
-
-def _is_too_deep(line: bytes) -> bool:
-    """Of JSON, of which the brackets outside of texts are left: the innermost go first."""
-    outside = line.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2]
-    brackets = b"".join(outside).translate(None, NO_BRACKETS)
-    for _ in range(DEEPEST):
-        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
-    return bool(brackets)
 
 
 # The variable of the environment by which what calls pytest with the suite, and behind it all that was typed, says so.

@@ -6,7 +6,6 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from pytest_gpufleet.model import codec

@@ -1,10 +1,6 @@
 """--fleet-deadline: the session in a process of its own, and its report if it could not write it."""
 
-import os
-import signal
 import sys
-import threading
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,60 +8,23 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.plugin import listeners, markers, options
+from pytest_gpufleet.plugin import listeners, options
 from pytest_gpufleet.plugin.compat import RUN, SUPERVISED
 from pytest_gpufleet.run.interruption import Supervised, supervise
 from pytest_gpufleet.run.settings import Options
 
 LIMIT_LEFT_OUT = pytest.StashKey[bool]()  # said, once
 DEADLINES = "calls on the ranks have --fleet-timeout, a run has --fleet-deadline"
-GRACE_SECONDS = 5.0  # for ranks that hang to be asked what they do, and killed
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
-    """pytest-timeout's limit of a test becomes the deadline of its ranks, so that a hang is reported by rank.
-
-    Its own timer comes GRACE_SECONDS later, for a test that hangs in the controller. In a run it is the limit that the
-    test has itself, or that stands in the command line: one for all tests of a project judges no machine.
-    """
+    """A limit of pytest-timeout judges no machine: a run leaves it out, and says so once."""
     run = item.config.stash[RUN]
-    if run.options.makes_a_run and run.options.nodes is not None and not markers.is_between_nodes(item):
-        return True  # each node's own run holds it
-    if run.options.makes_a_run and (origin := _of_others(item)):
-        if LIMIT_LEFT_OUT not in item.config.stash:
-            item.config.stash[LIMIT_LEFT_OUT] = True
-            run.tell(f"pytest-timeout's limit of {settings.timeout:g} s a test ({origin}) is left out: {DEADLINES}")
-        return True
-    if not markers.uses_ranks(item):
-        return None
-    import pytest_timeout
-
-    run.ranks.test_deadline = time.monotonic() + settings.timeout
-    later = settings.timeout + GRACE_SECONDS
-    if settings.method != "signal" or threading.current_thread() is not threading.main_thread():
-        return bool(pytest_timeout.pytest_timeout_set_timer(item, settings._replace(timeout=later)))
-    pytest_timeout.pytest_timeout_set_timer(item, settings)  # whose handler names the limit that was given
-    signal.setitimer(signal.ITIMER_REAL, later)
-    return True
-
-
-def _of_others(item: pytest.Item) -> str:
-    """Where a limit of pytest-timeout stands that was not made for this test, or for this run; "" if it was."""
-    from pytest_gpufleet.model import suite
-
-    given = any(argument.partition("=")[0] == "--timeout" for argument in item.config.invocation_params.args)
-    if not suite.belongs(item.path) and (given or item.get_closest_marker("timeout")):
-        return ""
-    if given:
-        return "--timeout"
-    in_file = f"timeout in {item.config.inipath}" if item.config.getini("timeout") else ""
-    return in_file or ("PYTEST_TIMEOUT" if "PYTEST_TIMEOUT" in os.environ else "--timeout in addopts, or a marker")
-
-
-@pytest.hookimpl(tryfirst=True, optionalhook=True)
-def pytest_timeout_cancel_timer(item: pytest.Item) -> None:
-    item.config.stash[RUN].ranks.test_deadline = None
+    if run.options.makes_a_run and LIMIT_LEFT_OUT not in item.config.stash:
+        item.config.stash[LIMIT_LEFT_OUT] = True
+        run.tell(f"pytest-timeout's limit of {settings.timeout:g} s a test is left out: {DEADLINES}")
+    return run.options.makes_a_run or None
 
 
 STUCK = "the machine did not tell what GPUs it has before the deadline: look at the driver and the kernel log"

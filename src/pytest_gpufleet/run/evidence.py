@@ -3,9 +3,7 @@
 import hashlib
 import io
 import os
-import shutil
 import threading
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -23,8 +21,8 @@ NEW = os.O_CREAT | os.O_EXCL  # a file that was not there
 class Evidence:
     """Writes evidence.jsonl, one line an event, on disk before `add` returns; `record` is what it amounts to.
 
-    If the disk is full, or somebody removes the folder or changes the file, the run goes on. What happened is an event
-    of its own (`spoiled`), which no verdict can pass over. `trouble` says what else could not be written."""
+    If the disk is full, or somebody removes or changes the file, the run goes on. What happened is an event of its own
+    (`spoiled`), which no verdict can pass over. `trouble` says what else could not be written."""
 
     sha256 = ""  # of all that was written, once it is sealed
 
@@ -35,12 +33,11 @@ class Evidence:
         self._written = hashlib.sha256()
         self._owed: list[bytes] = []  # what went wrong, and could not be written when it did
         self._late = ""  # what went wrong after the verdict
-        self._kept = True
-        self._file = _opened(path, 0 if of_dead_process else NEW)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | (0 if of_dead_process else NEW)
+        self._file = io.FileIO(os.open(path, flags, 0o666), "r+")
         written = b"".join(self._file.readall().rpartition(b"\n")[:2])  # without a last line that was cut short
         self._file.truncate(len(written))
         self._written.update(written)
-        self._length = len(written)
         self.record = read(path) if of_dead_process else Record()
         self._place = path.absolute()  # a test may go into another folder
         self._lock = threading.RLock()  # telemetry comes from a thread of its own
@@ -49,8 +46,6 @@ class Evidence:
         with self._lock:
             if self._file.closed:  # a GPU that hung in its driver may answer after the verdict
                 return
-            if self._kept and not isinstance(event, Spoiled):
-                self.spoil(self._tampered())
             given = msgspec.structs.replace(event, t=events.now())
             event = events.recorded(given)
             line = events.line(event).encode() + b"\n"
@@ -82,7 +77,7 @@ class Evidence:
     def compare(self) -> None:
         """Hold the whole file against what was written, before the verdict is told."""
         with self._lock:
-            self.spoil(self._tampered(whole=True))
+            self.spoil(self._tampered())
 
     def seal(self) -> str:
         """Nothing is added from here on, and `sha256` is known. What was done to the file since `compare`, or ""."""
@@ -107,43 +102,13 @@ class Evidence:
             os.ftruncate(self._file.fileno(), before)  # no half of a line before the next one
             raise
         self._written.update(line)
-        self._length += len(line)
 
-    def _tampered(self, whole: bool = False) -> str:
-        """What somebody else did to the file, by size and place or the `whole`. If it is gone, it is written again."""
+    def _tampered(self) -> str:
+        """What somebody else did to the file."""
         try:
-            done, ours, there = "", os.fstat(self._file.fileno()), None
-            with suppress(FileNotFoundError):
-                there = self._place.lstat()
-            if there is None or not os.path.samestat(ours, there):
-                done = "replaced" if there else "moved away" if ours.st_nlink else "removed"
-                self._write_again()
-            size = os.fstat(self._file.fileno()).st_size
-            if size != self._length or (whole and sha256(self._place) != self._written.hexdigest()):
-                return f"{self.path} was changed by something else while the run went on: it is not what the run wrote"
-            return f"{self.path} was {done} while the run went on, and was written again" if done else ""
+            same = os.path.samestat(os.fstat(self._file.fileno()), self._place.lstat())
+            if same and sha256(self._place) == self._written.hexdigest():
+                return ""
         except OSError as error:
-            self._kept = False  # not tried again before the end
-            return f"the evidence cannot be kept at {self.path}: {error.strerror}"
-
-    def _write_again(self) -> None:
-        """Its content is still there for who has it open. What stands in its place is kept beside it."""
-        self._place.parent.mkdir(parents=True, exist_ok=True)
-        if os.path.lexists(self._place):
-            self._place.replace(f"{self._place}.found")
-        copy = _opened(self._place, NEW)
-        try:
-            self._file.seek(0)
-            shutil.copyfileobj(self._file, copy, 1 << 20)
-            os.fsync(copy.fileno())
-        except OSError:
-            copy.close()
-            self._place.unlink()
-            raise
-        self._file.close()
-        self._file = copy
-
-
-def _opened(path: Path, more: int = 0) -> io.FileIO:
-    """A file that grows at its end only."""
-    return io.FileIO(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | more, 0o666), "r+")
+            return f"the evidence of this run is not at {self.path} any more: {error.strerror}"
+        return f"{self.path} was changed by something else while the run went on: it is not what the run wrote"

@@ -135,28 +135,21 @@ class RunFolder:
 
 # --fleet-keep: which folders of earlier runs are removed when a run is over.
 #
-# Each of these stays, however old it is: the last run of these GPUs at its level that ended ACCEPTED, one that is
-# signed, one that has not ended, that another user or another machine has made, or in which anything stands that no
-# run writes.
+# Each of these stays, however old it is: the last run that ended ACCEPTED, one that is signed, one that has not ended,
+# that another user or another machine has made, or in which anything stands that no run writes.
 
 WRITTEN = {EVIDENCE, SUMMARY, REPORT, JUNIT, TEXT}
 ENDED = {EVIDENCE, SUMMARY, REPORT}  # what is there when a run has ended
+WHEN = re.compile(r"-\d{8}T\d{6}Z(-\d+)?$")  # behind the name of the host
 
 
-class _Run(msgspec.Struct, frozen=True):
-    host: str
-    utc: str
-    level: str
+class Stated(msgspec.Struct, frozen=True):
+    """What a summary of any version says of itself."""
 
-
-class _Node(msgspec.Struct, frozen=True):
-    gpus: tuple[str, ...]
-
-
-class _Summary(msgspec.Struct, frozen=True):
+    schema: int
     verdict: str
-    run: _Run
-    nodes: tuple[_Node, ...]
+    evidence_sha256: str
+    report_sha256: str = ""
 
 
 def prune(own: RunFolder, host: str, keep: int) -> tuple[list[str], list[str]]:
@@ -180,16 +173,14 @@ def prune(own: RunFolder, host: str, keep: int) -> tuple[list[str], list[str]]:
 
 def removable(own: RunFolder, host: str, keep: int) -> list[Path]:
     """The folders that would be removed, the latest first."""
-    here, found = own.path.absolute(), {}
-    for path in (each for each in here.parent.iterdir() if each.name.startswith(f"{host}-")):
-        with suppress(OSError, Refused, ValueError, RecursionError):
-            if not path.is_symlink() and path.lstat().st_uid == os.geteuid():
-                found[path] = msgspec.json.decode(RunFolder(path).content(SUMMARY) or b"", type=_Summary)
-    of_host = [path for path, said in found.items() if said.run.host == host]
-    runs = sorted(of_host, key=lambda path: (found[path].run.utc, path.name), reverse=True)
-    accepted = [path for path in reversed(runs) if found[path].verdict == "ACCEPTED"]
-    last_accepted = {(found[path].run.level, found[path].nodes): path for path in accepted}
-    stay = {here, *last_accepted.values()}
+    here, verdicts = own.path.absolute(), {}
+    for path in here.parent.iterdir():
+        with suppress(OSError, Refused, msgspec.MsgspecError):
+            if WHEN.sub("", path.name) == host and not path.is_symlink() and path.lstat().st_uid == os.geteuid():
+                summary = RunFolder(path).content(SUMMARY) or b""
+                verdicts[path] = msgspec.json.decode(summary, type=Stated).verdict
+    runs = sorted(verdicts, reverse=True)
+    stay = {here, next((path for path in runs if verdicts[path] == "ACCEPTED"), here)}
     return [path for path in runs[keep:] if path not in stay and _is_only_a_run(path, ENDED)]
 
 

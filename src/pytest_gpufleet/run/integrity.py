@@ -12,8 +12,7 @@ from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import code
 from pytest_gpufleet.run import summary
-from pytest_gpufleet.run.folder import EVIDENCE, REPORT, SUMMARY, RunFolder
-from pytest_gpufleet.run.summary import Stated
+from pytest_gpufleet.run.folder import EVIDENCE, REPORT, SUMMARY, RunFolder, Stated
 from pytest_gpufleet.verdict.fleet.fleet_verdict import ended, settled
 from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns
 from pytest_gpufleet.verdict.judgement import FORMULA

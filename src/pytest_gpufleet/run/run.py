@@ -317,7 +317,6 @@ class Ranks:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self.test_deadline: float | None = None  # monotonic time, where pytest-timeout sets one
         self.test = ""  # the running one
         self.foreign_test = ""  # the running test, if it is none of the suite
         self.environment: dict[str, str] = {}  # what of it steers drivers and libraries, when the run began
@@ -349,7 +348,7 @@ class Ranks:
             raise Refused(f"there is no GPU to run on: {run.target.why}")
         run.lock()
         return Pool(
-            self._engine(), self._specs(), run.options.timeout, test_deadline=lambda: self.test_deadline,
+            self._engine(), self._specs(), run.options.timeout,
             foreign_test=lambda: self.foreign_test, on_event=self._record, on_wait=run.tell,
         )  # fmt: skip
 

@@ -212,15 +212,6 @@ class Summary(Part, frozen=True):
     requirements: Annotated[tuple[OfRequirement, ...], about("Of --fleet-requirements, as answered.")] = ()
 
 
-class Stated(msgspec.Struct, frozen=True):
-    """What a summary of any version says of itself."""
-
-    schema: int
-    verdict: str
-    evidence_sha256: str
-    report_sha256: str = ""
-
-
 class NodesOfSummary(msgspec.Struct, frozen=True):
     """What a summary says of the nodes."""
 

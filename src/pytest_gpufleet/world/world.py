@@ -40,15 +40,13 @@ TURN_SECONDS = 0.5  # between two looks at whether the world was stopped by anot
 class Pool:
     """Warm rank processes, and what is shared by everything that runs on them: waiting, deadlines and diagnosis.
 
-    `timeout` is the default deadline of a call in seconds, `test_deadline()` the time on `clock` by which the running
-    test must be done, if it has one; `foreign_test()` the running test if it is none of the suite; `on_event` hears of
-    every start, and of losses that ranks give, `on_wait` of a call that takes long.
+    `timeout` is the default deadline of a call in seconds, `foreign_test()` the running test if it is none of the
+    suite; `on_event` hears of every start, and of losses that ranks give, `on_wait` of a call that takes long.
     """
 
     engine: Engine
     specs: Sequence[RankSpec]
     timeout: float
-    test_deadline: Callable[[], float | None] = lambda: None
     foreign_test: Callable[[], str] = lambda: ""
     on_event: Callable[[WorldStarted | Losses], None] = lambda event: None
     on_wait: Callable[[str], None] = lambda text: None
@@ -84,7 +82,7 @@ class Pool:
 
     def call(self, call: Call, timeout: float | None = None) -> dict[int, Any]:
         """The result of each rank. Calls of several threads follow one another, and the deadline of each begins with
-        it: `timeout` or the default, or that of the whole test if it comes first."""
+        it: `timeout` or the default."""
         __tracebackhide__ = True
         with self._one_at_a_time():
             joins = self._joins if timeout is None else Attempts()  # with a time of its own it tries something out
@@ -92,9 +90,7 @@ class Pool:
                 self._start()
                 if call.with_group and (missing := tuple(each for each in call.groups if each not in self._joined)):
                     self._join(missing, self._start_seconds if timeout is None else max(timeout, MIN_START_SECONDS))
-            seconds, until = self.timeout if timeout is None else timeout, self.test_deadline()
-            left = seconds if until is None else max(0.0, min(seconds, until - self.clock()))
-            outcomes = self._run(call, left)
+            outcomes = self._run(call, self.timeout if timeout is None else timeout)
             for rank, outcome in sorted(outcomes.items()):
                 for line in outcome.output.splitlines():  # for pytest's capture, and -s, to show it with the test
                     sys.stdout.write(f"[rank {rank}] {line}\n")

@@ -24,7 +24,6 @@ from typing import NoReturn
 
 from pytest_gpufleet.world.engines import channel, processes
 
-
 REQUEST = struct.Struct("=q")  # a number, with two descriptors: the rank's end of the connection and of the lifeline
 KILL_SECONDS = 1.0
 ENDING_SECONDS = 10.0  # after the controller

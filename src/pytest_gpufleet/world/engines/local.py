@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pytest_gpufleet.world.call import RankSpec
-from pytest_gpufleet.world.engines import forkserver, processes, rank_files
+from pytest_gpufleet.world.engines import processes, rank_files
 from pytest_gpufleet.world.engines.channel import ControllerEnd, Garbled, Message
 from pytest_gpufleet.world.engines.forkserver import Forkserver
 from pytest_gpufleet.world.engines.processes import current_folder
