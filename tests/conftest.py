@@ -107,10 +107,10 @@ def equal_figures_are_drawn_once():
 
         return drawing
 
-    figures = once(report_page._drawn, lambda *shown: shown)
+    figures = once(report_page._curves, lambda *shown: shown)
     telemetry = once(report_page._telemetry, lambda record: (record.telemetry, record.topology, record.spans))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report_page, "_drawn", figures)
+        patch.setattr(report_page, "_curves", figures)
         patch.setattr(report_page, "_telemetry", telemetry)
         yield
 

@@ -21,7 +21,7 @@ from pytest_gpufleet.report import several_runs, wording
 from pytest_gpufleet.report.figures import EPOCH_IMAGES, figure_tables, heat_tables, training_tables
 from pytest_gpufleet.report.page import MOST_FAILURES, MOST_FIGURES, MOST_ROWS, page as html_of
 from pytest_gpufleet.report.plots.figure_plots import curves
-from pytest_gpufleet.report.plots.telemetry_plots import svgs
+from pytest_gpufleet.report.plots.telemetry_plots import drawn
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 from pytest_gpufleet.verdict.across_runs.drift import drift
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
@@ -326,7 +326,7 @@ def test_figures_of_broken_machines_can_be_shown_everywhere(values):
         checks={"a.py::b": Check("a.py::b", "failed", 1.0, message="it missed")},
     )  # fmt: skip
     assert "fleet-verdict" in html_of(record)
-    assert svgs(telemetry, [read_place(place) for place in PLACES], []) is not None
+    assert drawn(telemetry, [read_place(place) for place in PLACES], []) is not None
     assert summary_lines(record)
     runs = {"one": record, "other": record}
     assert several_runs.page(several_runs.compared(compare(runs), 2))

@@ -5,17 +5,13 @@ from dataclasses import replace
 from itertools import pairwise
 from xml.etree import ElementTree
 
-import pytest
-
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement, Sample
 from pytest_gpufleet.model.place import WORLD, gpu
 from pytest_gpufleet.report.plots.canvas import ticks
-from pytest_gpufleet.report.plots.figure_plots import curves, draw, training_plot
-from pytest_gpufleet.report.plots.telemetry_plots import QUANTITIES, svgs
-from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.report.plots.figure_plots import curves
+from pytest_gpufleet.report.plots.telemetry_plots import CAPTION, QUANTITIES, drawn
 from tests.commands.test_monitor import READING
-from tests.conftest import EVIDENCE
 
 
 def words_in(svg):
@@ -29,7 +25,7 @@ def by_caption(drawn):
 
 def test_curves_have_a_panel_a_collective_with_limits_and_what_was_published(standard):
     drawn = by_caption(curves(standard.findings))
-    assert [*drawn] == ["Bus bandwidth against message size", "Latency of a collective against message size"]
+    assert [*drawn][:2] == ["Bus bandwidth against message size", "Latency of a collective against message size"]
     bandwidth = drawn["Bus bandwidth against message size"]
     panels = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "sendrecv", "gather", "scatter"}
     assert panels | {"limit", "published for a healthy machine", "1\u2009MiB", "4\u2009GiB"} <= words_in(bandwidth)
@@ -48,22 +44,11 @@ def test_a_curve_is_one_line_whether_graphs_or_launches_made_its_points():
     assert "16\u2009MiB" in words_in(svg)
 
 
-def test_training_has_its_share_of_each_gpu_alone_and_a_panel_for_each_thing_that_differs(standard):
-    ((_, svg),) = training_plot(standard.findings)
-    words = words_in(svg)
-    (amp,) = (
-        each.measurement.values[WORLD]
-        for each in standard.findings
-        if (each.measurement.metric, each.measurement.conditions.get("recipe")) == ("scaling_efficiency", "amp")
-    )
-    assert {"recipe", "fp32", "tf32", "amp", "peak", f"{100 * amp:.3g} %"} <= words
-    assert {"method", "DataParallel", "DDP", "FSDP", "batch of each GPU", "1,024", "batches a step", "8"} <= words
-    assert {"1 GPU", "2 GPUs", "8 GPUs", "images/s a GPU"} <= words
-    one = [f for f in standard.findings if f.measurement.conditions.get("method") in (None, "fsdp")]
-    assert "method" not in words_in(training_plot(one)[0][1])
-    before = read(EVIDENCE / "h200x4-b" / "evidence.jsonl").findings  # of one recipe
-    ((_, svg),) = training_plot([each for each in before if each.measurement.conditions.get("recipe") == "amp"])
-    assert {"amp", "1 GPU", "2 GPUs", "4 GPUs"} <= words_in(svg)
+def test_the_sweep_is_a_curve_against_the_batch_with_a_line_for_each_number_of_gpus(standard):
+    svg = by_caption(curves(standard.findings))["Training throughput against batch of each GPU"]
+    assert {"bf16", "16", "1,024", "images/s", "batch of each GPU"} <= words_in(svg)
+    lines = {f"DDP, {ranks} ranks, 1 batch a step" for ranks in (2, 8)}
+    assert {word for word in words_in(svg) if "ranks" in word} == lines
 
 
 def assert_well_drawn(drawn):
@@ -78,8 +63,8 @@ def assert_well_drawn(drawn):
 
 def test_drawings_are_small_and_repeatable(bad_gpu):
     some = [each for each in bad_gpu.findings if each.measurement.metric in ("gemm", "busbw", "train_throughput")]
-    drawn = draw(some)
-    assert drawn == draw(some)
+    drawn = curves(some)
+    assert drawn == curves(some)
     assert max(len(svg) for _, svg in drawn) < 150_000
     assert_well_drawn(drawn)
 
@@ -93,9 +78,8 @@ def test_ticks_of_sizes_that_lie_close_do_not_overlap():
     assert ticks([64], 5) == [64]
 
 
-@pytest.mark.parametrize("plot", [curves, training_plot, draw])
-def test_nothing_to_draw_draws_nothing(plot):
-    assert plot([]) == []
+def test_nothing_to_draw_draws_nothing():
+    assert curves([]) == []
     nan = float("nan")
     broken = [
         Finding("a", Measurement(metric, {place: nan}, {"bytes": 8 << step, "ranks": step}), "not judged")
@@ -103,7 +87,7 @@ def test_nothing_to_draw_draws_nothing(plot):
         for place in ("world", "gpu0")
         for step in range(1, 5)
     ]
-    assert plot(broken) == []
+    assert curves(broken) == []
 
 
 START = 1795166043.0  # 09:14:03 UTC
@@ -125,70 +109,72 @@ def checks(files, each, length):
     return [(name, START + index * step, START + (index + 1) * step) for index, name in enumerate(ids)]
 
 
-def test_a_plot_for_each_quantity_with_a_line_for_each_gpu_and_the_files_of_tests():
-    drawn = svgs(samples(301), PLACES, checks(7, 12, 300))
-    assert [title for title, _ in drawn] == TITLES
-    for _, svg in drawn:
-        words = words_in(svg)
-        assert {f"GPU {index}" for index in range(8)} <= words
-        assert sorted(word for word in words if word.endswith("part")) == [f"{file} part" for file in range(7)]
-        assert {"0:00", "5:00", "minutes:seconds since 09:14:03 UTC"} <= words
-    assert_well_drawn(drawn)
-    assert drawn[0] == svgs(samples(301), PLACES, checks(7, 12, 300))[0]  # whenever it is drawn
-    labels = [svg.split('"')[3] for _, svg in drawn]
-    assert labels[1] == "GPU memory used of 8 GPUs over 5:00 (minutes:seconds): 113 GiB to 113 GiB"
+def panels_of(svg):
+    return [each.title for each in QUANTITIES if f"{each.title}, {each.unit}" in words_in(svg)]
+
+
+def test_a_panel_for_each_quantity_with_a_line_for_each_gpu_and_the_files_of_tests():
+    svg = drawn(samples(301), PLACES, checks(7, 12, 300))
+    assert panels_of(svg) == TITLES
+    words = words_in(svg)
+    assert {f"GPU {index}" for index in range(8)} <= words
+    assert sorted(word for word in words if word.endswith("part")) == [f"{file} part" for file in range(7)]
+    assert {"0:00", "5:00", "minutes:seconds since 09:14:03 UTC"} <= words
+    assert_well_drawn([(CAPTION, svg)])
+    assert svg == drawn(samples(301), PLACES, checks(7, 12, 300))  # whenever it is drawn
+    assert "; GPU memory used 113 GiB; Temperature of the GPU" in svg.split('"')[3]
 
 
 def test_a_long_run_stays_small_and_keeps_its_peaks():
     run = [Sample(START + at, ({"power_watts": 600 + at % 7},) * len(PLACES)) for at in range(40_000)]
     run[12_345] = at_gpu(run[12_345], 5, {"power_watts": 699})
     run[23_456] = at_gpu(run[23_456], 2, {"power_watts": 88})
-    svg = dict(svgs(run, PLACES, []))["Power"]
-    assert ": 88 W to 699 W" in svg.split('"')[3]
+    svg = drawn(run, PLACES, [])
+    assert svg.split('"')[3].endswith(": Power 88 to 699 W")
     assert max(path.count("L") for path in re.findall(r' d="([^"]+)"', svg)) <= 600
     assert len(svg) < 250_000
     assert "hours:minutes since 09:14:03 UTC" in words_in(svg)
 
 
-def test_what_no_gpu_gave_has_no_plot_a_gap_breaks_the_line_and_a_lone_value_is_seen():
+def test_what_no_gpu_gave_has_no_panel_a_gap_breaks_the_line_and_a_lone_value_is_seen():
     run = samples(12, memory_temperature_c=None)
-    assert [title for title, _ in svgs(run, PLACES, [])] == [title for title in TITLES if title != TITLES[3]]
-    whole = longest_path(dict(svgs(run, PLACES[:1], []))["Power"])
+    assert panels_of(drawn(run, PLACES, [])) == [title for title in TITLES if title != TITLES[3]]
+    assert breaks(run) == 1
     for second in range(3, 8):
         run[second] = at_gpu(run[second], 0, dict.fromkeys(READING))
     run[11] = replace(run[11], gpus=())
-    broken = longest_path(dict(svgs(run, PLACES[:1], []))["Power"])
-    assert (whole.count("M"), broken.count("M")) == (1, 2)
+    assert breaks(run) == 2
     run = samples(40)
     with_gap = [*run[:10], *run[20:]]  # ten seconds in which nobody looked
     run[11], run[13] = at_gpu(run[11], 0, {}), at_gpu(run[13], 0, {})  # what is between them stands alone
-    assert longest_path(dict(svgs(with_gap, PLACES[:1], []))["Power"]).count("M") == 2
-    assert longest_path(dict(svgs(run, PLACES[:1], []))["Power"]).count("M") == 3
+    assert breaks(with_gap) == 2
+    assert breaks(run) == 3
 
 
-def longest_path(svg):
-    return max(re.findall(r' d="([^"]+)"', svg), key=lambda path: (path.count("M"), len(path)))
+def breaks(run):
+    """Of the line with most: into how many parts it is broken."""
+    return max(path.count("M") for path in re.findall(r' d="([^"]+)"', drawn(run, PLACES[:1], [])))
 
 
 def test_a_clock_that_was_set_back_during_the_run():
     run = samples(20)
     run[10:] = [replace(sample, time=sample.time - 3600) for sample in run[10:]]
-    drawn = svgs(run, PLACES, checks(3, 2, 19))
-    assert [title for title, _ in drawn] == TITLES
-    assert " over 0:09 (minutes:seconds)" in drawn[0][1].split('"')[3]
+    svg = drawn(run, PLACES, checks(3, 2, 19))
+    assert panels_of(svg) == TITLES
+    assert {"0:00", "0:09"} <= words_in(svg)
     for too_little in ([run[0], *run[10:]], run[:1], []):  # in the first no time has passed
-        assert svgs(too_little, PLACES, checks(3, 2, 19)) == []
+        assert drawn(too_little, PLACES, checks(3, 2, 19)) == ""
 
 
 def test_any_group_can_be_named_and_of_too_many_the_longest_are():
     many = [*checks(90, 1, 290), ("acceptance/test_long_one.py::test_it", START + 290, START + 300)]
-    words = words_in(svgs(samples(301), PLACES[:1], many)[0][1])
+    words = words_in(drawn(samples(301), PLACES[:1], many))
     assert 20 < len([word for word in words if word.endswith(" part")]) < 40
     assert "Long one" in words
     hostile = "a/test_<b>&$x^2$\x1b[31m.py::test_x", "test_" + "long_" * 30 + ".py", "", "no_python::x"
     run = [(name, START + second, START + second + 1) for second, name in enumerate(hostile)]
     run += [("test_a.py::x", START - 50, START - 1), ("test_b.py::x", START + 900, START + 999)]  # beyond the samples
-    words = words_in(svgs(samples(5), [gpu(index) for index in range(16)], run)[0][1])
+    words = words_in(drawn(samples(5), [gpu(index) for index in range(16)], run))
     assert {"<b>&$x^2$", "Long long lon...", "GPU 15", "A", "B"} <= words
     suite = [(f"acceptance/{file}::test_x", START, START + 4) for file in ("test_2_host.py", "test_4_each_gpu.py")]
-    assert {"Host", "Compute"} <= words_in(svgs(samples(5), PLACES, suite)[0][1])  # as the tables call them
+    assert {"Host", "Compute"} <= words_in(drawn(samples(5), PLACES, suite))  # as the tables call them

@@ -111,7 +111,7 @@ def _content(record: Record, nodes: HostsPart | None) -> dict[str, Any]:
         "anchors": {name: f"fleet-failure-{number}" for number, failure in shown for name in failure.names},
         "sections": list(_sections(parts, said, sources, record.hosts)),
         "sources": sources,
-        "telemetry": _telemetry(record) if times and max(times) - times[0] >= SHORTEST_DRAWN else [],
+        "telemetry": _telemetry(record) if times and max(times) - times[0] >= SHORTEST_DRAWN else "",
         "requirements": _requirements(record, own),
         **_open(record, nodes),
         **MAY_DIFFER,
@@ -187,24 +187,24 @@ def _sections(
             say("; ").join([*tallies, *([_tally("measurement", states, STATES)] if states else [])]),
             all(line.state in SETTLED for line in lines) and not any(open_),
             lines,
-            _drawn(every) if every and number < MOST_DRAWN else [],
+            _curves(every) if every and number < MOST_DRAWN else [],
             figures.heat_tables(apart, hosts),
             [*figures.training_tables(every), *figures.figure_tables(apart, sources, hosts)],
             len(group.findings) - len(every),
         )
 
 
-def _drawn(findings: Sequence[Finding]) -> Plots:
+def _curves(findings: Sequence[Finding]) -> Plots:
     """The plots of a group. matplotlib is loaded here, once there is something to draw."""
-    from pytest_gpufleet.report.plots.figure_plots import draw
+    from pytest_gpufleet.report.plots.figure_plots import curves
 
-    return draw(findings)
+    return curves(findings)
 
 
-def _telemetry(record: Record) -> Plots:
+def _telemetry(record: Record) -> str:
     from pytest_gpufleet.report.plots import telemetry_plots
 
-    return telemetry_plots.svgs(record.telemetry, [gpu.place for gpu in record.topology.gpus], record.spans)
+    return telemetry_plots.drawn(record.telemetry, [gpu.place for gpu in record.topology.gpus], record.spans)
 
 
 def _requirements(record: Record, own: Sequence[Record]) -> Table | None:

@@ -27,7 +27,7 @@ ALONE: Hosts = {}
 # A figure is named by these even if all beside it have them in common.
 LEADING = {name for name, condition in CONDITIONS.items() if condition.leads}
 # What changes along a curve: small messages are launched in CUDA graphs, large ones one by one.
-ALONG = {"bytes": ("bytes", "method"), "nodes": ("nodes", "ranks")}
+ALONG = {"bytes": ("bytes", "method"), "nodes": ("nodes", "ranks"), "batch": ("batch",)}
 SIGNS = {"min": "≥", "max": "≤"}
 
 

@@ -36,7 +36,7 @@ _STYLE: Any = {
 WIDTH = 8.2  # of every plot, in inches
 # Room around panels, in inches. The reader's font may be wider than the one that was measured here.
 LEFT, RIGHT, TOP, BOTTOM, GAP = 0.72, 0.3, 0.28, 0.5, 0.42
-LEGEND = 0.34
+LEGEND, LEGEND_COLUMNS = 0.34, 6
 LIMIT = "limit"  # in the legend
 LARGEST = 1e30  # that matplotlib's arithmetic of axes takes without an overflow
 
@@ -46,11 +46,11 @@ def style(salt: str) -> Any:
     return matplotlib.rc_context({**_STYLE, "svg.hashsalt": wording.clean(salt)})
 
 
-def panels(count: int, columns: int, height: float, legend: bool) -> tuple[Figure, list[Any]]:
-    """A figure with `count` panels side by side in as many rows as it takes, each `height` inches high."""
-    columns = max(2, min(columns, count))  # one alone is not drawn wider than two
+def panels(count: int, columns: int, height: float, legend: bool, above: float = 0.0) -> tuple[Figure, list[Any]]:
+    """`count` panels, side by side in as many rows as it takes and `height` inches high, and room `above` them."""
+    columns = min(columns, max(2, count))  # one alone is not drawn wider than two
     rows = math.ceil(count / columns)
-    head = TOP + (LEGEND if legend else 0.0)
+    head = TOP + (LEGEND if legend else 0.0) + above
     total = head + rows * height + (rows - 1) * (TOP + BOTTOM) + BOTTOM
     width = (WIDTH - LEFT - RIGHT - (columns - 1) * GAP) / columns
     figure = Figure(figsize=(WIDTH, total))
@@ -85,7 +85,7 @@ def title(axes: Any, text: str) -> None:
 
 def legend(figure: Figure, handles: list[Any]) -> None:
     shown = figure.legend(
-        handles=handles, loc="upper left", bbox_to_anchor=(0.0, 1.0), ncols=6, frameon=False, fontsize=8.5,
+        handles=handles, loc="upper left", bbox_to_anchor=(0.0, 1.0), ncols=LEGEND_COLUMNS, frameon=False, fontsize=8.5,
         borderaxespad=0.1, handlelength=1.8, columnspacing=1.4,
     )  # fmt: skip
     for text in shown.get_texts():

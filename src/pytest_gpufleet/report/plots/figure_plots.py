@@ -1,5 +1,4 @@
-"""The plots of the figures of a group of checks: curves against a size, and what each way to train makes of a GPU.
-Importing this loads matplotlib."""
+"""The plots of the figures of a group of checks: curves against a size. Importing this loads matplotlib."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -7,33 +6,24 @@ from typing import Any
 
 from matplotlib.lines import Line2D
 
-from pytest_gpufleet.model.conditions import METHODS, Condition
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import in_language, say
 from pytest_gpufleet.model.metric import Metric
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.figures import TITLES, Way, by_size, is_swept, size_of, ways_of
+from pytest_gpufleet.report.figures import by_size, size_of
 from pytest_gpufleet.report.plots import canvas
 
 MOST_PANELS = 24
 MOST_METRICS = 12  # far more than any group has: evidence may come from anybody
-
-
-def draw(findings: Sequence[Finding]) -> list[tuple[str, str]]:
-    """(caption, SVG) of everything that can be drawn of the figures of one group of checks."""
-    metrics = [*dict.fromkeys(finding.measurement.metric for finding in findings)][:MOST_METRICS]
-    some = [each for each in findings if each.measurement.metric in metrics]
-    return [*training_plot(some), *curves([each for each in some if not is_swept(each.measurement.conditions)])]
-
-
 COLUMNS = 3
 
 # What may stand on the horizontal axis, and how many points are worth a curve.
 SIZES: dict[str, tuple[int, str, Callable[[float], str]]] = {
     "bytes": (3, "message size", wording.size),
     "nodes": (2, "number of nodes", wording.number),
+    "batch": (3, "batch of each GPU", wording.number),
 }
 PANEL = ("collective", "operation", "recipe")  # the first of these that a figure has gives it its panel
 CURVE_HEIGHT = 1.35
@@ -56,7 +46,7 @@ def curves(findings: Sequence[Finding]) -> list[tuple[str, str]]:
             for each in findings
             if canvas.drawable(each.measurement.values.get(WORLD)) and 0 < size_of(each, key) <= canvas.LARGEST
         )
-        for some in grouped((each.measurement.metric, each) for each in shown).values():
+        for some in [*grouped((each.measurement.metric, each) for each in shown).values()][:MOST_METRICS]:
             with in_language("en"):  # which matplotlib lays out
                 names = _line_names(some, key)
             lines = by_size(some, zip(map(_panel_name, some), names, strict=True), key)
@@ -84,7 +74,8 @@ def _line_names(findings: Sequence[Finding], key: str) -> list[str]:
     shown = []
     for finding, name in zip(findings, names, strict=True):
         given = finding.measurement.conditions
-        known = wording.words({each: given[each] for each in ("ranks", "in_place") if {each, "nodes"} <= {*given}})
+        left_out = ("ranks", "in_place") if "nodes" in given else ("workload",)
+        known = wording.words({each: given[each] for each in left_out if each in given})
         parts = (part for part in name.split(say(", ")) if part not in (_panel_name(finding), *known))
         shown.append(say(", ").join(parts))
     return shown
@@ -148,77 +139,3 @@ def _draw_curve(axes: Any, line: Line, index: int) -> None:
             axes.plot([x - 0.6, x + 0.6], [bound] * 2, color=canvas.INK, linewidth=1.8)
         if finding.state == "missed":
             axes.plot([x], [value], "X", color=canvas.BAD, markersize=8, markeredgewidth=0)
-
-
-TRAINING_HEIGHT, TRAINING_COLUMNS = 1.5, 2
-MOST_TICKS = 6
-TRAINING_CAPTION = "Training throughput of each GPU by recipe, method, batch and accumulated gradients"
-RATE = "images/s a GPU"
-# A panel for each of what differs, and the name of its axis. Recipes have batches of their own.
-AXES = {"recipe": "recipe", "method": "method", "batch": "batch of each GPU", "accumulated": "batches a step"}
-APART: Mapping[str, tuple[str, ...]] = {"recipe": ("recipe", "batch")}
-
-Panel = dict[Condition, Way]
-
-
-def training_plot(findings: Sequence[Finding]) -> list[tuple[str, str]]:
-    """(caption, SVG) of images/s a GPU, with a line for each number of GPUs, and the efficiency on most of them: lines
-    that lie apart are communication. Of the sweep nothing where no two ways differ by one thing alone."""
-    every = [row for kind in TITLES for row in ways_of(findings, kind)]
-    rows = [row for row in every if not row.fed and "nodes" not in row.way and _drawable(row)]
-    panels = {axis: panel for axis in AXES if (panel := _panel_of(rows, axis))}
-    if not panels:
-        return []
-    counts = sorted({count for panel in panels.values() for row in panel.values() for count in row.rates})
-    names = {count: "1 GPU" if count == 1 else f"{count} GPUs" for count in counts}
-    said = canvas.translated(RATE, *AXES.values())
-    said |= {name: say("1 GPU" if count == 1 else "{gpus} GPUs", gpus=count) for count, name in names.items()}
-    texts = []
-    with canvas.style(TRAINING_CAPTION):
-        figure, axes = canvas.panels(len(panels), TRAINING_COLUMNS, TRAINING_HEIGHT, legend=True)
-        for each, (axis, panel) in zip(axes, panels.items(), strict=True):
-            _draw_training(each, panel, counts)
-            canvas.title(each, AXES[axis])
-            best = ((wording.words({axis: value})[0], max(row.rates), row) for value, row in panel.items())
-            shown = ", ".join(f"{word} {wording.number(row.rates[count] / count)}" for word, count, row in best)
-            texts.append(f"{say(AXES[axis])}: {shown}")
-        canvas.legend(figure, [Line2D([], [], label=name, **canvas.look(at)) for at, name in enumerate(names.values())])
-        for each in axes[::TRAINING_COLUMNS]:
-            each.set_ylabel(RATE)
-        return [(TRAINING_CAPTION, canvas.svg(figure, f"{say(TRAINING_CAPTION)}. {'; '.join(texts)}", said))]
-
-
-def _drawable(row: Way) -> dict[int, float]:
-    """Images/s a GPU by the number of GPUs, as far as they can be drawn."""
-    each = {count: rate / count for count, rate in row.rates.items()}
-    return {count: rate for count, rate in each.items() if canvas.drawable(rate) is not None}
-
-
-def _panel_of(rows: Sequence[Way], axis: str) -> Panel:
-    """The most ways that differ by one condition alone, by its values; of recipes one is enough, of others two are."""
-    panels: dict[tuple[object, ...], Panel] = {}
-    for row in rows:
-        if axis in row.way and is_swept(row.way) == (axis != "recipe"):
-            others = sorted((key, value) for key, value in row.way.items() if key not in APART.get(axis, (axis,)))
-            panels.setdefault(tuple(others), {})[row.way[axis]] = row
-    most = max(panels.values(), key=len, default={})
-    return most if len(most) > (axis != "recipe") else {}
-
-
-def _draw_training(axes: Any, panel: Panel, counts: Sequence[int]) -> None:
-    line = {"linestyle": ""} if any(isinstance(value, str) for value in panel) else {}
-    rates = [_drawable(row) for row in panel.values()]
-    for number, count in enumerate(counts):
-        points = [(at, each[count]) for at, each in enumerate(rates) if count in each]
-        axes.plot([at for at, _ in points], [rate for _, rate in points], **canvas.look(number), **line)
-    for at, (row, each) in enumerate(zip(panel.values(), rates, strict=True)):
-        if row.efficiencies and (most := max(row.efficiencies)) in each:
-            text, where = wording.percent(row.efficiencies[most]), (at, each[most])
-            axes.annotate(text, where, (0, -11), textcoords="offset points", ha="center", fontsize=7)
-    step = math.ceil(len(panel) / MOST_TICKS)
-    names = (METHODS.get(each, each) if isinstance(each, str) else wording.number(each) for each in panel)
-    axes.set_xticks(range(0, len(panel), step), [*map(wording.clean, names)][::step])
-    axes.set_xlim(-0.5, len(panel) - 0.5)
-    axes.set_ylim(0, max(1e-9, *(rate for each in rates for rate in each.values())) * 1.1)
-    canvas.numbered(axes.yaxis)
-    axes.tick_params(labelsize=7.5)
