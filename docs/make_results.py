@@ -23,7 +23,6 @@ RUNS = {
     "2026-11-21-2x-h200-incomplete": "h200x2-f",
     "2026-11-21-4x-h200-rejected": "h200x4-a",
     "2026-11-23-2x-h200": "h200x2-g",
-    "2026-11-23-2x-h200-as-two-nodes": "h200x2-as-two-nodes/run",
 }
 SAMPLES = 24  # of telemetry
 

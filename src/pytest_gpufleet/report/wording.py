@@ -156,6 +156,8 @@ def _condition(key: str, value: Condition) -> str:
         text = say("on" if value else "off")
     elif isinstance(value, str):
         text = say(value)
+    elif key == "nccl":
+        text = f"{value // 10_000:.0f}.{value // 100 % 100:.0f}.{value % 100:.0f}"
     else:
         text = size(value) if key == "bytes" else number(value, 6)
     return say(known.form).replace("{}", text)
