@@ -115,7 +115,7 @@ WORK = [
     (loader, {"normalised": nothing, "photo_loader": nothing, "everyones": alike, "closing": nullcontext}),
     (transformer, {"transformer": giving(SimpleNamespace(blocks=(), dtype=None)), "trainer": giving((nothing, None))}),
     (transformer, {"agree": lambda rank, number: number, "sequences": nothing, "Watch": giving(nullcontext(WATCHED))}),
-    (endurance, {"_turn": giving(endurance.Turn(1.0, "", 0, STATE, COMPARED)), "put_away": nothing}),
+    (endurance, {"_turn": giving(endurance.Turn(1.0, "", STATE, COMPARED)), "put_away": nothing}),
     (endurance, {"_prepare_steps": giving((None, 0.0)), "_step_turn": stepped}),
     (inference, {"Decoder": giving(SimpleNamespace(begin=nothing, nbytes=1)), "_unlike_others": giving([])}),
     (inference, {"_timed": giving((SAMPLES, [])), "everyones": lambda rank, values: [values]}),

@@ -17,10 +17,10 @@ from pytest_gpufleet.machine import telemetry
 from pytest_gpufleet.machine.gpu_facts import READINGS, SLOW_READINGS
 from pytest_gpufleet.machine.health import POWER_CAP
 from pytest_gpufleet.machine.local_node import LocalNode
-from pytest_gpufleet.machine.telemetry import Activity, Sampler, Watch
+from pytest_gpufleet.machine.telemetry import Sampler, Watch
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing, clock_events
-from pytest_gpufleet.model.measurement import SLOW_BEAT, GpuState, Sample
+from pytest_gpufleet.model.measurement import SLOW_BEAT, GpuState
 from tests.machine import fake_nvml
 
 MANY_SECONDS = 30  # a deadline for what takes milliseconds
@@ -169,30 +169,6 @@ def test_a_gpu_that_hangs_is_reported_and_keeps_neither_stop_nor_the_end_of_pyth
     """
     ended = subprocess.run([sys.executable, "-c", code], timeout=MANY_SECONDS, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr  # no sample after stop()
-
-
-def gpu(power, reasons=0):
-    return {"power_watts": power, "clock_event_reasons": reasons}
-
-
-SAMPLES = [
-    Sample(100.0, (gpu(100, 0x1), gpu(None, None))),
-    Sample(101.0, (gpu(400, 0x4), gpu(None, None))),
-    Sample(102.0, (gpu(700, 0x4 | 0x8), gpu(350))),
-    Sample(103.0, (gpu(None), gpu(250))),
-]
-
-
-def test_activity_from_one_end_to_the_next():
-    activity = Activity()
-    assert activity.end() == []
-    for taken in SAMPLES[1:]:
-        activity.add(taken)
-    one, other = activity.end()
-    assert one == {"power_watts": [400, 550, 700], "clock_event_reasons": ["hw slowdown", "sw power cap"]}
-    assert other == {"power_watts": [250, 300, 350], "clock_event_reasons": []}
-    # Between two samples, the one before stands for what happened.
-    assert activity.end() == [{"clock_event_reasons": []}, {"power_watts": [250, 250, 250], "clock_event_reasons": []}]
 
 
 def test_clock_event_reasons_in_words():

@@ -85,7 +85,7 @@ def prepared(monkeypatch):
 def test_a_fault_ends_the_steps_at_once():
     calls = []
 
-    def after_turn(doing, done, resident):
+    def after_turn(doing, done):
         calls.append(doing)
         raise Faults([Fault("gpu_lost", (place.gpu(1),), "fell off the bus")])
 

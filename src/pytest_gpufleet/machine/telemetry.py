@@ -1,4 +1,4 @@
-"""What the GPUs do while a run goes on: a thread that takes samples, and what they amount to."""
+"""What the GPUs do while a run goes on, sampled in threads."""
 
 import itertools
 import math
@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from statistics import fmean, median
-from typing import Any
 
 from pytest_gpufleet.machine import nvml
 from pytest_gpufleet.machine.local_node import LocalNode
 from pytest_gpufleet.machine.nvml import NoGpus, Nvml
-from pytest_gpufleet.model.gpu import Gpu, Missing, clock_events
+from pytest_gpufleet.model.gpu import Gpu, Missing
 from pytest_gpufleet.model.measurement import SLOW_BEAT, GpuState, Sample
 
 READ, ENERGY = ("temperature_c", "sm_clock_mhz", "power_watts"), "energy_joules"  # the fields of GpuState
@@ -121,42 +120,3 @@ class Sampler:
                 self.trouble = f"{type(error).__name__}: {error}"
             # The next beat of a fixed rhythm; beats that were missed are left out, not made up for.
             due += self._interval * max(1, math.ceil((time.monotonic() - due) / self._interval))
-
-
-class Activity:
-    """What each GPU does from one moment to the next, without keeping the samples: a test may last for days."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()  # samples come from a thread of their own
-        self._latest: Sample | None = None
-        # For each GPU: reading -> [minimum, sum, maximum, count]; of REASONS, which are bits, all that were seen.
-        self._seen: list[dict[str, Any]] = []
-
-    def add(self, sample: Sample) -> None:
-        with self._lock:
-            self._latest = sample
-            self._seen = self._seen or [{} for _ in sample.gpus]
-            for seen, readings in zip(self._seen, sample.gpus, strict=True):
-                for name, value in readings.items():
-                    if name == REASONS and value is not None:
-                        seen[name] = seen.get(name, 0) | value
-                    elif value is not None:
-                        low, total, high, count = seen.get(name, (value, 0, value, 0))
-                        seen[name] = [min(low, value), total + value, max(high, value), count + 1]
-
-    def end(self) -> list[dict[str, list[Any]]]:
-        """reading -> [minimum, mean, maximum] of every GPU since the last end, and begin again. Of
-        `clock_event_reasons` the words of all that were seen. A reading that was never had is left out. If no sample
-        came, the one before stands for it."""
-        with self._lock:
-            if not self._seen and self._latest is not None:
-                self.add(self._latest)
-            seen, self._seen = self._seen, []
-        for gpu in seen:
-            for name, each in gpu.items():
-                if name == REASONS:
-                    gpu[name] = clock_events(each)
-                else:
-                    low, total, high, count = each
-                    gpu[name] = [low, round(total / count, 3), high]
-        return seen

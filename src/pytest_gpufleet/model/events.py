@@ -49,11 +49,8 @@ def read_events(path: Path, telemetry: bool = True) -> "Iterator[tuple[int, Even
         number, ended = 0, False
         while line := file.readline(LONGEST_LINE + 1):
             number += 1
-            if not telemetry:
-                if line.find(b'"event": "telemetry"', 0, BEGINNING) > 0:  # no text has quotes without a backslash
-                    continue
-                if (at := line.find(b', "telemetry": [')) > 0 and line.endswith(b"]}\n"):  # of a check
-                    line = line[:at] + b"}\n"
+            if not telemetry and line.find(b'"event": "telemetry"', 0, BEGINNING) > 0:  # in a text quotes are escaped
+                continue
             where = f"{path}, line {number}"
             if len(line) > LONGEST_LINE:
                 raise ValueError(f"{where}: it is longer than {LONGEST_LINE >> 20} MiB")
@@ -388,13 +385,12 @@ class CheckStarted(Event, frozen=True, tag="check_started"):
 
 
 class Progress(Event, frozen=True, tag="progress"):
-    """Of a check that takes long: seconds, and of how many. `doing`: what was done; `resident`: bytes of each rank."""
+    """Of a check that takes long: seconds, and of how many. `doing`: what was done."""
 
     check: str
     done: Amount
     of: Amount
     doing: str = ""
-    resident: tuple[int, ...] = ()
 
 
 class Telemetry(Event, frozen=True, tag="telemetry"):
@@ -454,10 +450,7 @@ class Noticed(Event, frozen=True, tag="noticed"):
 
 
 class CheckFinished(Event, frozen=True, tag="check_finished"):
-    """`telemetry`: of each GPU while the check ran, by reading: minimum, mean and maximum. For who reads the file."""
-
     check: Check
-    telemetry: list[dict[str, list[Any]]] | None = None
 
 
 class SuiteSeen(Event, frozen=True, tag="suite"):
@@ -465,13 +458,6 @@ class SuiteSeen(Event, frozen=True, tag="suite"):
 
     altered: tuple[str, ...] = ()
     manifest: Suite | None = None
-
-
-class FreshWorld(Event, frozen=True, tag="fresh_world"):
-    """For who reads the file: a check of the suite got new ranks after another test."""
-
-    check: str
-    after: str
 
 
 class Session(Event, frozen=True, tag="session"):

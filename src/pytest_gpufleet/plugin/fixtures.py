@@ -213,8 +213,8 @@ def _after_turn(item: pytest.Item, seconds: float) -> AfterTurn:
     run, check = item.config.stash[RUN], item.nodeid
     show = item.config.stash[SCREEN].progress(seconds)
 
-    def after_turn(doing: str, done: float, resident: list[int]) -> None:
-        run.record(Progress(check=check, done=round(done), of=seconds, doing=doing, resident=tuple(resident)))
+    def after_turn(doing: str, done: float) -> None:
+        run.record(Progress(check=check, done=round(done), of=seconds, doing=doing))
         show(done, run.latest)
         if faults := run.check_health(check):
             raise Faults(faults)

@@ -136,6 +136,4 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
             stash[HOST_IS_KEPT] = True  # nobody waits as long for each of the other tests
             assert run.evidence is not None
             run.evidence.spoil(f"checks that need this host to themselves had no turn, which was kept by {kept_by}")
-        if run.activity is not None:
-            run.activity.end()  # nor are the GPUs' readings meanwhile those of the test
         return (yield)

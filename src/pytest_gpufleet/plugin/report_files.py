@@ -169,8 +169,7 @@ def keep(item: pytest.Item, report: pytest.TestReport, error: BaseException | No
     phases = item.stash.setdefault(PHASES, [])
     phases.append((report, error))
     if report.when == "teardown":
-        telemetry = run.activity.end() if run.activity else None
-        run.record(CheckFinished(check=_finished(item, phases), telemetry=telemetry))
+        run.record(CheckFinished(check=_finished(item, phases)))
 
 
 def _finished(item: pytest.Item, phases: Phases) -> Check:

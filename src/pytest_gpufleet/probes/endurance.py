@@ -3,7 +3,6 @@ compared, bit for bit, with what it must be or with the first one; the first tro
 
 import itertools
 import math
-import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,9 +38,7 @@ ROUNDS_APART = 1_000_003  # of two turns: more than a turn has
 RECIPE = "amp"
 SHOWN = 3
 
-# What was done, seconds since the beginning, bytes of host memory of each process: the controller, then the ranks; none
-# where nobody has looked.
-AfterTurn = Callable[[str, float, list[int]], None]
+AfterTurn = Callable[[str, float], None]  # what was done, and seconds since the beginning
 
 
 class Turn(NamedTuple):
@@ -49,7 +46,6 @@ class Turn(NamedTuple):
 
     rate: float = 0.0  # of matmuls and training
     trouble: str = ""
-    resident_bytes: int = 0  # host memory of the process
     state: GpuState | None = None
     compared: corruption.Compared | None = None  # of matmuls
 
@@ -79,8 +75,7 @@ def burn_in(world: World, seconds: float, after_turn: AfterTurn, bound: float = 
         if compared := [result.compared for result in results if result.compared]:
             no_trouble(world, f"burn-in, {name}", corruption.dissenters(world, compared))
             every += [replace(each, hashes=each.hashes[:0]) for each in compared]
-        resident = [resident_bytes(), *(result.resident_bytes for result in results)]
-        after_turn(name, time.monotonic() - began, resident)
+        after_turn(name, time.monotonic() - began)
     world.run(put_away, MATMUL)
     by_place: dict[Where, tuple[Turn, ...]] = dict(
         zip(world.places, zip(*turns["matrix products"], strict=True), strict=True)
@@ -132,7 +127,7 @@ def _power(metric: str, world: World, watts: Mapping[Where, Sequence[float]]) ->
 def _turn(rank: Rank, name: str, seconds: float, number: int) -> Turn:
     with rank.phase(f"burn-in: {name}"), Watch(rank.gpu) as watch:
         turn = LOADS[name][1](rank, seconds, number)
-    return turn._replace(resident_bytes=resident_bytes(), state=watch.medians)
+    return turn._replace(state=watch.medians)
 
 
 def put_away(rank: Rank, work: str) -> None:
@@ -171,12 +166,6 @@ LOADS: dict[str, tuple[float, Callable[[Rank, float, int], Turn]]] = {
     "memory patterns": (0.1, lambda rank, seconds, _: Turn(trouble=memory.hold_patterns(rank, seconds).trouble)),
     "training": (0.2, _training),
 }
-
-
-def resident_bytes() -> int:
-    """Host memory of this process."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 # Power steps: all GPUs go from idle to full load and back together, which trips supplies that carry a steady load.
@@ -227,7 +216,7 @@ def power_steps(world: World, after_turn: AfterTurn) -> list[Measurement]:
         results: list[StepTurn] = world.run(_step_turn, time.monotonic() + LEAD_SECONDS, hertz, count)
         turns[hertz].append(results)
         no_trouble(world, "power steps", dict(enumerate(result.trouble for result in results)))
-        after_turn(f"power steps at {hertz:g} Hz", time.monotonic() - began, [])
+        after_turn(f"power steps at {hertz:g} Hz", time.monotonic() - began)
         rates = zip(*([_rate(each.steps) for each in call] for call in (turns[hertz][0], results)), strict=True)
         if any(last < SLOW * first for first, last in rates):
             break

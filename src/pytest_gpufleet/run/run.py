@@ -23,7 +23,7 @@ from pytest_gpufleet.run.settings import Options, naming
 if TYPE_CHECKING:
     from pytest_gpufleet.machine.health import Guard, Health
     from pytest_gpufleet.machine.local_node import Machine
-    from pytest_gpufleet.machine.telemetry import Activity, Sampler
+    from pytest_gpufleet.machine.telemetry import Sampler
     from pytest_gpufleet.model.events import Event, Losses, Order, RunHeader, WorldStarted
     from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.finding import Finding
@@ -55,7 +55,6 @@ class Run:
 
     evidence: Evidence | None = None
     folder: RunFolder  # only beside evidence
-    activity: Activity | None = None  # what the GPUs did since somebody last asked for it; None without telemetry
     latest: Sample | None = None  # of telemetry
     of_nodes: tuple[str, ...] = ()  # the checks that each of many nodes runs by itself
 
@@ -140,15 +139,12 @@ class Run:
         health = self.health
         if health is None:
             return
-        from pytest_gpufleet.machine.telemetry import Activity, Sampler
+        from pytest_gpufleet.machine.telemetry import Sampler
         from pytest_gpufleet.model.events import Telemetry
-
-        activity = self.activity = Activity()
 
         def take_in(sample: Sample) -> None:
             self.note_lost_samples()
             self.record(Telemetry(sample=sample))
-            activity.add(sample)
             self.latest = sample
             health.note(sample)
             hear(sample)
@@ -407,12 +403,7 @@ class Ranks:
         if (pool := self.in_use) is None:
             return
         pool.begin_test()
-        if pool.started and pool.used_by and of_the_suite:
-            from pytest_gpufleet.model.events import FreshWorld
-
-            self._run.record(FreshWorld(check=test, after=pool.used_by))
-            pool.stop()
-        elif fresh:
+        if fresh or (pool.started and pool.used_by and of_the_suite):
             pool.stop()
 
     def let_go(self) -> None:
