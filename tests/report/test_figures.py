@@ -334,5 +334,5 @@ def test_figures_of_broken_machines_can_be_shown_everywhere(values):
     assert drawn(telemetry, [read_place(place) for place in PLACES], []) is not None
     assert summary_lines(record)
     runs = {"one": record, "other": record}
-    assert several_runs.page(several_runs.compared(compare(runs), 2))
-    assert several_runs.page(several_runs.drifted(drift(runs)))
+    assert several_runs.page(compare(runs))
+    assert several_runs.page(drift(runs))

@@ -18,7 +18,6 @@ from pytest_gpufleet.model.place import read as place_of
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import hosts as hosts_page, page as report_page, several_runs, wording
 from pytest_gpufleet.report.banner import reasons, why
-from pytest_gpufleet.report.several_runs import compared, drifted
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.across_runs.drift import drift
@@ -158,8 +157,8 @@ def test_fleet_and_comparisons_in_both_languages_have_the_same_figures_and_names
     assert _structure(chinese) == _structure(english)
     differing = {run.host: run.record for run in unlike_each_other()}
     same = {f"run {number}": record for number, record in enumerate([read(LATER)] * 3)}
-    for made in (lambda: compared(compare(differing), len(differing)), lambda: drifted(drift(same))):
-        english, chinese = (within(language, lambda: several_runs.page(made())) for language in ("en", "zh"))  # noqa: B023
+    for found in (compare(differing), drift(same)):
+        english, chinese = (within(language, several_runs.page, found) for language in ("en", "zh"))
         assert _structure(chinese) == _structure(english)
 
 

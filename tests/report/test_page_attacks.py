@@ -74,8 +74,8 @@ def test_no_string_of_evidence_can_change_the_verdict_of_a_page(tmp_path, monkey
     record.judged_again = PAYLOAD  # as the page of `gpufleet judge -o` has it
     pages = {"report": page(record, PAYLOAD)}
     twins = {f"a{PAYLOAD}": record, f"b{PAYLOAD}": record}
-    pages["compared"] = several_runs.page(several_runs.compared(compare(twins), 2))
-    pages["over time"] = several_runs.page(several_runs.drifted(drift(twins)))
+    pages["compared"] = several_runs.page(compare(twins))
+    pages["over time"] = several_runs.page(drift(twins))
     payload = HostRun(f"a{PAYLOAD}", PAYLOAD, kept(record, Common()))
     hosts = [payload, HostRun("b", "", kept(poisoned("h200x4-a"), Common()))]
     fleet = judge_fleet(hosts, [Unusable(PAYLOAD, PAYLOAD, PAYLOAD)], [PAYLOAD])

@@ -15,7 +15,7 @@ from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.model.metric import METRICS, Metric, Tolerance
 from pytest_gpufleet.model.place import Place, gpu
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report.several_runs import compared
+from pytest_gpufleet.report.several_runs import document
 from pytest_gpufleet.verdict.across_runs.drift import drift, noise
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 from pytest_gpufleet.verdict.fingerprint_rules import gpus_apart, nothing_repeats
@@ -381,10 +381,9 @@ def test_a_run_without_a_fingerprint_is_told_beside_others():
 
 def test_the_comparison_of_runs_tells_of_it():
     comparison = compare({"a": A, "b": B, "c": ALSO_A})
-    document = compared(comparison, 4).document
-    assert [list(each["others"].values()) for each in document["fingerprints"]] == [[["b"]]]
-    assert compared(comparison, 4).bad
-    assert not compared(compare({"a": A, "again": ALSO_A}), 4).bad
+    assert [list(each["others"].values()) for each in document(comparison)["fingerprints"]] == [[["b"]]]
+    assert comparison.bad
+    assert not compare({"a": A, "again": ALSO_A}).bad
 
 
 def test_a_fleet_with_such_a_machine_is_rejected():

@@ -1,56 +1,36 @@
 """`gpufleet compare`: runs side by side, or one machine over time."""
 
-from __future__ import annotations
-
 import argparse
 import json
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING
 
 from pytest_gpufleet.commands import command, verify
 from pytest_gpufleet.model.language import LANGUAGES, in_language
-
-if TYPE_CHECKING:
-    from pytest_gpufleet.model.record import Record
-    from pytest_gpufleet.report.several_runs import SeveralRuns
 
 FILE_COLUMNS = 160  # where the output is no terminal, which would say how wide it is
 
 
 def _run(given: argparse.Namespace) -> int:
-    from pytest_gpufleet.report.several_runs import MOST_COLUMNS, page, screen
+    from pytest_gpufleet.report.several_runs import document, page, screen
+    from pytest_gpufleet.verdict.across_runs.drift import drift
+    from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 
     command.check_output(given.output)
     runs = {name: run.record for name, run in verify.all_checked([given.first, *given.others]).items()}
-    build = _compared(runs, given.same_machine)
-    shown = build(MOST_COLUMNS)
+    found = drift(runs) if given.same_machine else compare(runs)
     if given.output:
         with in_language(given.language):
-            command.write(given.output, page(build(len(runs))))
+            command.write(given.output, page(found))
     console = command.new_console(highlight=False)
     if not console.is_terminal:
         console.width = FILE_COLUMNS
     with command.printing():
         if given.json:
-            print(json.dumps(shown.document))
-            return int(shown.bad)
-        console.print(screen(shown))
-        if given.output:
-            command.print_line(f"report: {given.output}")
-    return int(shown.bad)
-
-
-def _compared(runs: Mapping[str, Record], same_machine: bool) -> Callable[[int], SeveralRuns]:
-    """The tables, for as many columns as there is room for."""
-    from pytest_gpufleet.report.several_runs import compared, drifted
-    from pytest_gpufleet.verdict.across_runs.drift import drift
-    from pytest_gpufleet.verdict.across_runs.run_comparison import compare
-
-    if same_machine:
-        found = drift(runs)
-        return lambda columns: drifted(found)
-    return partial(compared, compare(runs))
+            print(json.dumps(document(found)))
+        else:
+            console.print(screen(found))
+            if given.output:
+                command.print_line(f"report: {given.output}")
+    return int(found.bad)
 
 
 COMPARE = command.Command(

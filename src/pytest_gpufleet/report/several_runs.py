@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.place import WORLD, Where
-from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.rendering import render
-from pytest_gpufleet.report.tables import Table, difference, number, of_figure, on_screen, row, what
-from pytest_gpufleet.verdict.across_runs.drift import Drift
+from pytest_gpufleet.report.tables import Row, Table, difference, number, of_figure, on_screen, row, what
 from pytest_gpufleet.verdict.across_runs.run_comparison import ComparedFigure, RunComparison
 from pytest_gpufleet.verdict.fleet.equality import models
 from pytest_gpufleet.verdict.outliers import Outlier
@@ -21,143 +18,155 @@ from pytest_gpufleet.verdict.outliers import Outlier
 if TYPE_CHECKING:
     from rich.console import Group
 
-
-class SeveralRuns(NamedTuple):
-    """What was found, in one line and in tables; `bad`: it is something that should not be. Tables without rows are
-    left out. `document`: the same for programs."""
-
-    headline: str
-    bad: bool
-    notes: tuple[str, ...]
-    tables: tuple[Table, ...]
-    document: Mapping[str, Any]
+# A column for each run only if they are at most so many: more no terminal has room for.
+MOST_COLUMNS = 4
 
 
-def page(found: SeveralRuns) -> str:
+def page(found: RunComparison) -> str:
     """A self-contained HTML page."""
     return render(
         "comparison.html.jinja",
         title=say("GPU acceptance runs compared"),
         made="Made by {tool} from the evidence of each run.",
-        headline=found.headline,
+        headline=headline(found),
         notes=[wording.clean(say(note)) for note in found.notes],
-        tables=[table for table in found.tables if table.rows],
+        tables=tables(found, len(found.runs)),
     )
 
 
-def screen(found: SeveralRuns) -> Group:
+def screen(found: RunComparison) -> Group:
     """What rich prints on a terminal."""
     from rich.console import Group
     from rich.text import Text
 
     return Group(
-        *(on_screen(table) for table in found.tables if table.rows),
+        *map(on_screen, tables(found, MOST_COLUMNS)),
         *(Text(f"Note: {wording.clean(note)}", style="yellow") for note in found.notes),
-        Text(wording.clean(found.headline), style="bold red" if found.bad else "bold green"),
+        Text(wording.clean(headline(found)), style="bold red" if found.bad else "bold green"),
     )
 
 
-def _runs(runs: Mapping[str, Record]) -> Table:
-    rows = []
-    for name, record in runs.items():
-        run, gpus = record.run, record.topology.gpus
-        fields = {"host": run.host, "utc": run.utc, "verdict": record.verdict}
-        model = f"{len(gpus)} x {models(record)}" if gpus else say(models(record))
-        rows.append(row(name, run.host, wording.moment(run.utc), model, say(record.verdict or "died"), fields=fields))
-    return Table(say("The runs"), "Run", ("Host", "Began", "GPUs", "Verdict"), tuple(rows))
+def document(found: RunComparison) -> dict[str, Any]:
+    """The same for programs."""
+    runs = {name: (each.run.host, each.run.utc, each.verdict) for name, each in found.runs.items()}
+    return {
+        "runs": {name: dict(zip(("host", "utc", "verdict"), of_run, strict=True)) for name, of_run in runs.items()},
+        "notes": list(found.notes),
+        "compared": found.compared,
+        "worse" if found.over_time else "outliers": [
+            {
+                "run": each.run,
+                "place": str(each.place),
+                "identity": each.identity,
+                **of_figure(each.figure),
+                "value": number(each.value),
+                "reference": number(each.reference),
+                "worse": each.worse,
+                "noise": each.allowed,
+                "gpus": list(each.gpus),
+                "history": {name: number(value) for name, value in each.history.items()},
+            }
+            for each in found.worse
+        ],
+        "fingerprints": [difference(each) for each in found.other_bits],
+        "faults": codec.plain(found.faults),
+        "figures": [
+            {
+                **of_figure(each.figure),
+                "worst": {
+                    name: {"place": str(at[0]), "value": number(at[1])}
+                    for name, at in zip(found.runs, each.worst, strict=True)
+                    if at
+                },
+                "median": number(each.median),
+                "spread": number(each.spread),
+            }
+            for each in found.rows
+        ],
+    }
 
 
-def _document(runs: Table, notes: Iterable[str], **found: Any) -> dict[str, Any]:
-    tables = {name: each.fields if isinstance(each, Table) else each for name, each in found.items()}
-    return {"runs": {row.name: row.fields for row in runs.rows}, "notes": list(notes), **tables}
-
-
-def _fields(of: Outlier) -> dict[str, Any]:
-    where = {"place": str(of.place), "identity": of.identity, **of_figure(of.figure)}
-    return {**where, "reference": number(of.reference), "worse": of.worse}
-
-
-def _who(found: Outlier) -> str:
-    return found.identity if found.identity != str(found.place) else wording.place(found.place)
-
-
-def _worst(worst: Outlier) -> dict[str, str]:
-    """What a headline says of it."""
-    metric, place = say(worst.figure.metric.title), wording.place(worst.place)
-    return {"metric": metric, "place": place, "percent": wording.percent(worst.worse)}
-
-
-# More columns than this no terminal has room for.
-MOST_COLUMNS = 4
-
-
-def compared(comparison: RunComparison, most_columns: int) -> SeveralRuns:
-    """What is to be told of a comparison; a column for each run only if they are at most so many."""
-    runs, outliers, compared = _runs(comparison.runs), _outliers(comparison), _figures(comparison, most_columns)
-    bits = [difference(each) for each in comparison.other_bits]
-    document = _document(runs, comparison.notes, outliers=outliers, fingerprints=bits, figures=compared)
-    bad = bool(comparison.outliers or comparison.other_bits) or not comparison.rows
-    others = tuple(
-        row(machine, say(each.fact), value, each.usual or say("not known"))
-        for each in comparison.other_bits
-        for value, machines in each.others.items()
-        for machine in machines
-    )
-    other_bits = Table(say("Other bits from the same data"), "Run", ("What", "Computed", "Most have"), others)
-    tables = (runs, other_bits, outliers, compared)
-    return SeveralRuns(_side_by_side(comparison), bad, comparison.notes, tables, document)
-
-
-def _side_by_side(comparison: RunComparison) -> str:
-    """What the comparison found, in one line."""
-    outliers, runs, figures = comparison.outliers, len(comparison.runs), len(comparison.rows)
-    if comparison.other_bits:
-        apart = comparison.other_bits[0]
+def headline(found: RunComparison) -> str:
+    """What was found, in one line."""
+    *earlier, last = found.runs
+    figures, several = wording.count(found.compared, "measurement"), wording.count(len(found.runs), "run")
+    if found.other_bits:
+        apart = found.other_bits[0]
         unknown = "These compute different bits, and which are wrong is not known: {machines}."
         known = "Computes other bits than most with the same GPUs and libraries: {machines}."
         return say(unknown if apart.usual is None else known, machines=say(", ").join(apart.hosts))
-    if not figures:
-        return say("There is nothing to compare: the runs have no measurement in common.")
-    if not outliers:
-        one, several = (
-            "No outlier among 1 measurement of {runs} runs.",
-            "No outlier among {count} measurements of {runs} runs.",
-        )
-        return say(one if figures == 1 else several, count=figures, runs=runs)
-    one = "1 outlier; the worst: {metric} of {place} in {run}, {percent} worse."
-    several = "{count} outliers; the worst: {metric} of {place} in {run}, {percent} worse."
-    text = one if len(outliers) == 1 else several
-    return say(text, count=len(outliers), run=outliers[0].run, **_worst(outliers[0]))
+    if not found.compared and not found.faults:
+        none_before = "There is nothing to compare: no earlier run has a measurement of a GPU of {run}."
+        nothing = "There is nothing to compare: the runs have no measurement in common."
+        return say(none_before, run=last) if found.over_time else say(nothing)
+    if not found.worse and not found.faults:
+        if not found.over_time:
+            return say("No outlier among {figures} of {runs}.", figures=figures, runs=several)
+        runs = wording.count(len(earlier), "earlier run")
+        return say("Nothing got worse in {run}: {figures} compared with {runs}.", run=last, figures=figures, runs=runs)
+    parts = []
+    if found.faults:
+        parts.append(say("{counters} grew", counters=wording.count(len(found.faults), "counter of errors")))
+    for worst in found.worse[:1]:
+        count = wording.count(len(found.worse), "measurement" if found.over_time else "outlier")
+        text = "{count} got worse in {run}; the worst: {metric} of {place}, {percent} worse"
+        text = text if found.over_time else "{count}; the worst: {metric} of {place} in {run}, {percent} worse"
+        metric, place = say(worst.figure.metric.title), wording.place(worst.place)
+        percent = wording.percent(worst.worse)
+        parts.append(say(text, count=count, run=worst.run, metric=metric, place=place, percent=percent))
+    return f"{say('; ').join(parts)}{say('.')}"
 
 
-def _outliers(comparison: RunComparison) -> Table:
-    rows = []
-    for each in comparison.outliers:
-        held = (wording.quantity(value, each.figure.metric.unit) for value in (each.value, each.reference))
-        fields = {"run": each.run, **_fields(each), "value": number(each.value)}
-        rows.append(row(each.run, _who(each), what(each.figure), *held, wording.percent(each.worse), fields=fields))
-    reference = "First run" if len(comparison.runs) == 2 else "Median"
-    heads = ("Where", "What", "Measured", reference, "Worse by")
-    return Table(say("Outliers, the worst first"), "Run", heads, tuple(rows))
-
-
-def _figures(comparison: RunComparison, most_columns: int) -> Table:
-    runs = tuple(comparison.runs) if len(comparison.runs) <= most_columns else ()
-    last = "Change" if len(comparison.runs) == 2 else "Spread"
-    rows = []
-    for each in comparison.rows:
-        by_run = zip(comparison.runs, each.worst, strict=True)
-        worst = {name: {"place": str(at[0]), "value": number(at[1])} for name, at in by_run if at}
-        fields = {"worst": worst, "median": number(each.median), "spread": number(each.spread)}
-        cells = (
-            *(_cell(at, each.figure.metric.unit) for at in each.worst[: len(runs)]),
+def tables(found: RunComparison, most_columns: int) -> list[Table]:
+    """Those that have rows, with a column for each run only if they are at most so many."""
+    newest = list(found.runs.values())[-1].topology
+    runs = []
+    for name, record in found.runs.items():
+        gpus, run = len(record.topology.gpus), record.run
+        model = f"{gpus} x {models(record)}" if gpus else say(models(record))
+        runs.append(row(name, run.host, wording.moment(run.utc), model, say(record.verdict or "died")))
+    bits = (
+        row(machine, say(each.fact), value, each.usual or say("not known"))
+        for each in found.other_bits
+        for value, machines in each.others.items()
+        for machine in machines
+    )
+    grew = (
+        row(", ".join(map(newest.identity, each.subjects)), each.what, say(each.kind.action)) for each in found.faults
+    )
+    shown = tuple(found.runs) if len(found.runs) <= most_columns else ()
+    last = "Change" if len(found.runs) == 2 else "Spread"
+    figures = (
+        row(
+            what(each.figure),
+            *(_cell(at, each.figure.metric.unit) for at in each.worst[: len(shown)]),
             wording.quantity(each.median, each.figure.metric.unit),
             _change(each) if last == "Change" else wording.percent(each.spread),
-            str(each.outliers or ""),
+            each.outliers or "",
         )
-        rows.append(row(what(each.figure), *cells, fields={**of_figure(each.figure), **fields}))
-    caption = "Measurements: the worst place of each run" if runs else "Measurements"
-    return Table(say(caption), "Measurement", (*runs, "Median of all places", last, "Outliers"), tuple(rows))
+        for each in found.rows
+    )
+    caption = "Measurements: the worst place of each run" if shown else "Measurements"
+    over_time = "What got worse, the worst first" if found.over_time else "Outliers, the worst first"
+    heads = ("What", "Measured", "Held against", "Worse by", "Noise")
+    made = (
+        Table(say("The runs"), "Run", ("Host", "Began", "GPUs", "Verdict"), tuple(runs)),
+        Table(say("Other bits from the same data"), "Run", ("What", "Computed", "Most have"), tuple(bits)),
+        Table(say(over_time), "Run", ("Where", *heads), tuple(map(_worse, found.worse))),
+        Table(say("Counters of errors that grew"), "Where", ("What", "Action"), tuple(grew)),
+        Table(say(caption), "Measurement", (*shown, "Median of all places", last, "Outliers"), tuple(figures)),
+    )
+    return [table for table in made if table.rows]
+
+
+def _worse(each: Outlier) -> Row:
+    """Over time with what was measured in each run: "6,200, 6,110, 5,900 images/s"."""
+    unit, before = each.figure.metric.unit, list(each.history.values())[:-1]
+    form = wording.percent if unit == "ratio" else wording.number
+    measured = ", ".join([*map(form, before), wording.quantity(each.value, unit)])
+    shares = map(wording.percent, (each.worse, each.allowed))
+    where = each.identity if each.identity != str(each.place) else wording.place(each.place)
+    return row(each.run, where, what(each.figure), measured, wording.quantity(each.reference, unit), *shares)
 
 
 def _cell(worst: tuple[Where, float] | None, unit: str) -> str:
@@ -173,54 +182,3 @@ def _change(row: ComparedFigure) -> str:
     if first is None or second is None or not math.isfinite(first[1]) or first[1] == 0:
         return "—"
     return f"{round(100 * (second[1] - first[1]) / abs(first[1]), 1) + 0.0:+.1f} %"  # never -0.0
-
-
-def drifted(drift: Drift) -> SeveralRuns:
-    """What is to be told of a machine over time."""
-    bad = bool(drift.worse or drift.faults) or not drift.compared
-    newest = list(drift.runs.values())[-1].topology
-    grew = tuple(
-        row(", ".join(map(newest.identity, each.subjects)), each.what, say(each.kind.action), fields=codec.plain(each))
-        for each in drift.faults
-    )
-    faults = Table(say("Counters of errors that grew"), "Where", ("What", "Action"), grew)
-    runs, worse = _runs(drift.runs), _worse(drift)
-    document = _document(runs, drift.notes, compared=drift.compared, worse=worse, faults=faults)
-    return SeveralRuns(_over_time(drift), bad, drift.notes, (runs, worse, faults), document)
-
-
-def _over_time(drift: Drift) -> str:
-    """What was found, in one line."""
-    *earlier, last = drift.runs
-    if not drift.compared and not drift.faults:
-        return say("There is nothing to compare: no earlier run has a measurement of a GPU of {run}.", run=last)
-    if not drift.worse and not drift.faults:
-        figures = say("{count} measurements" if drift.compared != 1 else "1 measurement", count=drift.compared)
-        runs = say("{count} earlier runs" if len(earlier) != 1 else "1 earlier run", count=len(earlier))
-        return say("Nothing got worse in {run}: {figures} compared with {runs}.", run=last, figures=figures, runs=runs)
-    parts = []
-    if count := len(drift.faults):
-        parts.append(say("{count} counters of errors grew" if count != 1 else "1 counter of errors grew", count=count))
-    if count := len(drift.worse):
-        one = "1 measurement got worse in {run}; the worst: {metric} of {place}, {percent} worse"
-        more = "{count} measurements got worse in {run}; the worst: {metric} of {place}, {percent} worse"
-        parts.append(say(one if count == 1 else more, count=count, run=last, **_worst(drift.worse[0])))
-    return f"{say('; ').join(parts)}{say('.')}"
-
-
-def _worse(drift: Drift) -> Table:
-    rows = []
-    for each in drift.worse:
-        history = {name: number(value) for name, value in each.history.items()}
-        fields = {**_fields(each), "gpus": list(each.gpus), "history": history, "noise": each.allowed}
-        shares = map(wording.percent, (each.worse, each.allowed))
-        rows.append(row(_who(each), what(each.figure), _history(each), *shares, fields=fields))
-    heads = ("What", "From run to run", "Worse by", "Noise")
-    return Table(say("What got worse, the worst first"), "Where", heads, tuple(rows))
-
-
-def _history(each: Outlier) -> str:
-    """ "6,200, 6,110, 5,900 images/s" """
-    *before, last = each.history.values()
-    form = wording.percent if each.figure.metric.unit == "ratio" else wording.number
-    return ", ".join([*map(form, before), wording.quantity(last, each.figure.metric.unit)])

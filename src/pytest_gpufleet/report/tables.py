@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from rich.table import Table as ScreenTable
 
 
-NOTHING: Mapping[str, Any] = {}
-
-
 class Cell(NamedTuple):
     """`state` puts a mark in front of the text, `below` a line under it, and `source` the number of a footnote. `open`:
     why it was not judged. `heat`: how full its colour is, in per cent. `bar`: how far it is from its limit, of what
@@ -38,13 +35,12 @@ class Cell(NamedTuple):
 
 
 class Row(NamedTuple):
-    """`details`: a line under its name. `for_information`: the page folds it. `fields`: the same for programs."""
+    """`details`: a line under its name. `for_information`: the page folds it."""
 
     name: str
     cells: tuple[Cell, ...]
     details: str = ""
     for_information: bool = False
-    fields: Mapping[str, Any] = NOTHING
 
 
 class Table(NamedTuple):
@@ -70,14 +66,9 @@ class Table(NamedTuple):
     def folded(self) -> list[Row]:
         return [row for row in self.rows if row.for_information]
 
-    @property
-    def fields(self) -> list[Mapping[str, Any]]:
-        """What JSON has of it."""
-        return [row.fields for row in self.rows]
 
-
-def row(name: str, *values: object, fields: Mapping[str, Any] | None = None) -> Row:
-    return Row(name, tuple(Cell("" if value is None else str(value)) for value in values), fields=fields or NOTHING)
+def row(name: str, *values: object) -> Row:
+    return Row(name, tuple(Cell("" if value is None else str(value)) for value in values))
 
 
 def on_screen(table: Table) -> ScreenTable:

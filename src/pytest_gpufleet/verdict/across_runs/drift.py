@@ -14,7 +14,7 @@ from pytest_gpufleet.model.language import Said
 from pytest_gpufleet.model.measurement import goodness
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.verdict.across_runs import run_comparison
+from pytest_gpufleet.verdict.across_runs.run_comparison import RunComparison, figures, to_compare, whose
 from pytest_gpufleet.verdict.fleet.equality import unlike
 from pytest_gpufleet.verdict.noise import Spread, gpu_line, pooled
 from pytest_gpufleet.verdict.outliers import MOST_KELVIN, Figure, GpuIds, Outlier, figure_of, healthy_spread, outliers
@@ -37,19 +37,6 @@ CORRECTED: tuple[tuple[str, Callable[[Any], int | None], str], ...] = (
 
 
 @dataclass(frozen=True)
-class Drift:
-    """The runs by their time, the last of which is held against the others. `compared`: how many figures, each of every
-    place, the last run and an earlier one have. `faults`: counters of errors that grew and must not. `notes`: counters
-    that may grow, GPUs that moved, came or went, other software."""
-
-    runs: Mapping[str, Record]
-    compared: int
-    worse: tuple[Outlier, ...]  # the worst first
-    faults: tuple[Fault, ...]
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class _Measured:
     """A figure of one run: by GPUs its values and places, and their mean temperature."""
 
@@ -66,7 +53,7 @@ class _Measured:
         return {gpus: factor * value for gpus, value in self.values.items()}
 
 
-def drift(runs: Mapping[str, Record]) -> Drift:
+def drift(runs: Mapping[str, Record]) -> RunComparison:
     """Hold each GPU of the last of two or more runs against what it did itself in the earlier ones.
 
     A GPU is known by its UUID, in whatever slot or machine it was; a pair by its two GPUs; what several did together by
@@ -77,7 +64,7 @@ def drift(runs: Mapping[str, Record]) -> Drift:
     and as four runs or more of the machine itself show it. The more figures are compared, the more may be by chance."""
     runs = dict(sorted(runs.items(), key=lambda item: item[1].run.began))
     *_, last = runs
-    judged = run_comparison.to_compare(runs)
+    judged = to_compare(runs)
     measured = {name: _measured(record, judged) for name, record in runs.items()}
     before = {}
     for figure, now in measured[last].items():
@@ -104,7 +91,8 @@ def drift(runs: Mapping[str, Record]) -> Drift:
                 worse.append(replace(each, identity=identity, gpus=gpus, history=history))
     worse.sort(key=lambda each: (-each.worse, each.place))
     faults, grown = _counters(list(runs.values()))
-    return Drift(runs, compared, tuple(worse), faults, (*(each.text for each in unlike(runs)), *_moved(runs), *grown))
+    notes = (*(each.text for each in unlike(runs)), *_moved(runs), *grown)
+    return RunComparison(runs, notes, compared, tuple(worse), faults=faults, over_time=True)
 
 
 def _measured(record: Record, wanted: Collection[Figure]) -> dict[Figure, _Measured]:
@@ -114,9 +102,9 @@ def _measured(record: Record, wanted: Collection[Figure]) -> dict[Figure, _Measu
     known = ((figure, state.temperature_c) for figure, state in states if state.temperature_c is not None)
     temperatures = grouped(known)
     found = {}
-    for figure, values in run_comparison.figures(record.findings).items():
+    for figure, values in figures(record.findings).items():
         if figure in wanted:
-            gpus = {ids: place for place in values if (ids := run_comparison.whose(record, figure, place))}
+            gpus = {ids: place for place in values if (ids := whose(record, figure, place))}
             found[figure] = _Measured(
                 figure,
                 {ids: values[place] for ids, place in gpus.items()},

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
+from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, that_count
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Said
@@ -70,13 +71,25 @@ class ComparedFigure:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """`notes` says what makes the runs hard to compare: other GPUs, other software, figures that only some have."""
+    """Runs beside each other; or (`over_time`) by their time those of one machine, the last held against the others.
+
+    `notes`: what makes them hard to compare, like other GPUs or software. `compared`: how many figures they have in
+    common; over time each of every place. `rows`: these figures. `other_bits`: in the fingerprints of machines that
+    must have the same. `faults`: counters of errors that grew over time and must not."""
 
     runs: Mapping[str, Record]
     notes: tuple[str, ...]
-    rows: tuple[ComparedFigure, ...]
-    outliers: tuple[Outlier, ...]  # the worst first
-    other_bits: tuple[Difference, ...] = ()  # in the fingerprints of machines that must have the same
+    compared: int
+    worse: tuple[Outlier, ...]  # the worst first
+    rows: tuple[ComparedFigure, ...] = ()
+    other_bits: tuple[Difference, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    over_time: bool = False
+
+    @property
+    def bad(self) -> bool:
+        """Whether there is anything that should not be, or nothing to compare."""
+        return bool(self.worse or self.other_bits or self.faults) or not self.compared
 
 
 def compare(runs: Mapping[str, Record]) -> RunComparison:
@@ -99,14 +112,18 @@ def compare(runs: Mapping[str, Record]) -> RunComparison:
             continue
         found = _outliers(figure, values, runs, comparisons) if figure in judged else []
         outliers += found
-        rows.append(_row(figure, values, runs, len(found)))
+        numbers = [each for of_run in values.values() for each in of_run.values() if math.isfinite(each)] or [math.nan]
+        middle, of_runs = median(numbers), (values.get(name, {}).items() for name in runs)
+        worst = (min(each, key=lambda item: goodness(item[1], figure.metric), default=None) for each in of_runs)
+        spread = (max(numbers) - min(numbers)) / abs(middle) if middle else 0.0
+        rows.append(ComparedFigure(figure, tuple(worst), middle, spread, len(found)))
     notes = [*(each.text for each in unlike(runs)), *_exchanged(runs), *not_compared(runs)]
     if alone:
         one = "1 measurement is in one of the runs only: not compared"
         more = "{count} measurements are in one of the runs only: not compared"
         notes.append(Said(one if alone == 1 else more, count=alone))
     outliers.sort(key=lambda outlier: -outlier.worse)
-    return RunComparison(runs, tuple(notes), tuple(rows), tuple(outliers), tuple(other_bits(runs)))
+    return RunComparison(runs, tuple(notes), len(rows), tuple(outliers), tuple(rows), tuple(other_bits(runs)))
 
 
 def _outliers(
@@ -124,16 +141,6 @@ def _outliers(
         for group in groups:
             found += beside_most(figure, group, healthy.spread.sd(), comparisons, least, reference=usual)
     return [replace(each, identity=runs[each.run].topology.identity(each.place)) for each in found]
-
-
-def _row(
-    figure: Figure, values: Mapping[str, Mapping[Where, float]], runs: Mapping[str, Record], outliers: int
-) -> ComparedFigure:
-    numbers = [value for of_run in values.values() for value in of_run.values() if math.isfinite(value)] or [math.nan]
-    middle, found = median(numbers), (values.get(name, {}).items() for name in runs)
-    worst = tuple(min(each, key=lambda item: goodness(item[1], figure.metric), default=None) for each in found)
-    spread = (max(numbers) - min(numbers)) / abs(middle) if middle else 0.0
-    return ComparedFigure(figure, worst, middle, spread, outliers)
 
 
 def _exchanged(runs: Mapping[str, Record]) -> list[str]:
