@@ -88,7 +88,7 @@ class FleetRun:
 def disks_are_not_waited_for():
     """No machine loses its power here. Evidence is forced onto the disk line by line, 330 lines a run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda file: None)
+        patch.setattr(os, "fdatasync", lambda file: None)
         yield
 
 

@@ -94,7 +94,7 @@ def test_who_goes_into_another_folder_changes_nothing(tmp_path, monkeypatch):
 def test_no_half_of_a_line_is_left_where_the_disk_is_full(evidence, monkeypatch):
     whole = evidence.path.read_bytes()
     with monkeypatch.context() as full:
-        full.setattr(os, "fsync", lambda _: os.write(-1, b""))  # after the line was written
+        full.setattr(os, "fdatasync", lambda _: os.write(-1, b""))  # after the line was written
         evidence.add(CheckStarted(check="test_c"))
     assert evidence.path.read_bytes() == whole
     evidence.add(CheckStarted(check="test_d"))  # there is room again

@@ -97,7 +97,7 @@ class Evidence:
             rest = line
             while rest:
                 rest = rest[self._file.write(rest) :]
-            os.fsync(self._file.fileno())  # a machine that dies now must leave this line
+            os.fdatasync(self._file.fileno())  # a machine that dies now must leave this line
         except OSError:
             os.ftruncate(self._file.fileno(), before)  # no half of a line before the next one
             raise
