@@ -79,7 +79,7 @@ H200, A100 = machine(HOPPER, "nvswitch", "NV18"), machine(AMPERE, "nvlink", "NV1
 PCIE, SOCKETS = machine(AMPERE, "pcie", "PXB"), machine(AMPERE, "pcie", "SYS")
 # Of each variable values that harm, and such that do not, with the machine that they stand on.
 SWITCHES = [
-    ("NCCL_P2P_DISABLE", H200, ["1", " 1", "0x1", "1 # later"], ["0", "", "00", "off", "2"]),
+    ("NCCL_P2P_DISABLE", H200, ["1", " 1", "1 # later"], ["0", "", "00", "off", "2"]),
     ("NCCL_SHM_DISABLE", H200, ["1"], ["0", "", "false"]),
     ("NCCL_P2P_DIRECT_DISABLE", H200, ["1", "-1"], ["0", ""]),
     ("NCCL_P2P_LEVEL", H200, ["LOC", "0"], ["NVL", "PIX", "SYS", "1", "5", "nvl", "", "-1"]),
@@ -96,7 +96,7 @@ SWITCHES = [
     ("NCCL_MIN_NRINGS", H200, ["128"], ["1"]),
     ("NCCL_MAX_P2P_NCHANNELS", H200, ["1", "0", "-2"], ["32", "64"]),
     ("NCCL_MAX_CTAS", H200, ["1", "16"], ["0", "-1", "32", "64", ""]),
-    ("NCCL_NTHREADS", H200, ["64", "256", "0x80"], ["512", "0", "-2", "100", "1024"]),
+    ("NCCL_NTHREADS", H200, ["64", "256"], ["512", "0", "-2", "100", "1024"]),
     ("NCCL_BUFFSIZE", H200, ["1048576", "0", "4M"], ["4194304", "8388608", "-2", ""]),
     ("NCCL_GRAPH_FILE", H200, [], ["/opt/microsoft/ncv4/graph.xml"]),
     ("CUDA_LAUNCH_BLOCKING", H200, ["1", " 1", "01"], ["0", "", "00", "2", "true"]),

@@ -1,7 +1,6 @@
 """Starts, deadlines, grace, kills and groups, on an engine without processes."""
 
 import pickle
-import threading
 from dataclasses import replace
 
 import pytest
@@ -337,40 +336,6 @@ def test_a_test_that_is_none_of_the_suite_leaves_its_name_on_the_ranks(engine):
     world._pool.stop()
     world.run(lambda rank: None)
     assert world._pool.used_by == ""
-
-
-def test_a_thread_that_is_left_behind_keeps_nobody(engine):
-    world, ended = world_of(engine, 1, timeout=1e12), []
-    waiting = threading.Event()
-    wait = engine.wait
-
-    def left_behind():
-        with pytest.raises(RuntimeError, match="stopped by another thread"):
-            world.run(lambda rank: Takes(1e12))
-        ended.append(True)
-
-    engine.wait = lambda timeout: waiting.set() or wait(timeout)
-    thread = threading.Thread(target=left_behind)
-    thread.start()
-    waiting.wait()
-    world._pool.stop()
-    thread.join(60)
-    assert ended == [True]
-
-
-def test_a_thread_that_a_test_has_left_behind_starts_no_ranks_after_the_last_test(engine):
-    world = world_of(engine, 1)
-    world._pool.close()
-    with pytest.raises(RuntimeError, match="after the last test"):
-        world.run(print)
-    assert engine.starts == 0
-
-
-def test_a_call_within_a_call_of_the_same_thread_is_refused(engine):
-    world = world_of(engine, 1)
-    engine.starting = lambda rank: world.run(print)
-    with pytest.raises(RankFailure, match="was not yet done"):
-        world.run(print)
 
 
 def place(rank):

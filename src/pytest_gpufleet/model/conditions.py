@@ -64,16 +64,11 @@ WAYS = {
     "nccl at once": "by NCCL, several adapters at once",
 }
 
-_NUMBER = re.compile(r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]+)|(0[0-7]*)|([1-9][0-9]*))")
-
 
 def c_number(text: str) -> int:
-    """What C's strtoll with base 0 makes of a text: of what is no number 0, and nothing of what stands behind one."""
-    found = _NUMBER.match(text)
-    if found is None:
-        return 0
-    sign, hexadecimal, octal, decimal = found.groups()
-    return int(f"{sign}{hexadecimal or octal or decimal}", 16 if hexadecimal else 8 if octal else 10)
+    """The number that a text begins with, as C's strtoll reads it; 0 if it begins with none."""
+    found = re.match(r"\s*[+-]?\d+", text)
+    return int(found[0]) if found else 0
 
 
 # Those of NCCL, as NCCL_ALGO names them, in lower case.

@@ -84,9 +84,9 @@ class Measurement:
                 use = f"use one of {', '.join(METRICS)}, or give a Metric of your own"
                 raise ValueError(f"there is no metric {self.metric!r}: {use}")
             object.__setattr__(self, "definition", METRICS[self.metric])
-        values = _by_place(self.values, _is_float, number, f"the value of {self.metric}")
-        samples = _by_place(self.samples, _are_floats, numbers, f"the samples of {self.metric}")
-        states = _by_place(self.gpu_states, _is_state, _state, f"the state of the GPUs of {self.metric}")
+        values = _by_place(self.values, float, number, f"the value of {self.metric}")
+        samples = _by_place(self.samples, tuple, numbers, f"the samples of {self.metric}")
+        states = _by_place(self.gpu_states, GpuState, _state, f"the state of the GPUs of {self.metric}")
         _settle(self, self.metric, values=values, samples=samples, gpu_states=states)
 
     @property
@@ -131,29 +131,16 @@ def _settle(made: Reading | Measurement, name: str, **checked: Any) -> None:
         object.__setattr__(made, attribute, value)
 
 
-def _by_place(
-    given: Mapping[Any, Any], fine: Callable[[Any], bool], checked: Callable[[Any, str], Any], what: str
-) -> dict[Where, Any]:
-    """`fine`: of which values nothing is to be checked, as of nearly all."""
+def _by_place(given: Mapping[Any, Any], kind: type, checked: Callable[[Any, str], Any], what: str) -> dict[Where, Any]:
+    """`kind`: of the values of which nothing is to be checked, as of nearly all; of a tuple all must be floats."""
     if not isinstance(given, Mapping):
         raise TypeError(f'{what} must be given by place, like {{"gpu0": 1.5}}, not {reprlib.repr(given)}')
     where = f"the places of {what}"
-    return {
-        at if isinstance(at, Where) else _where(at, where): value if fine(value) else checked(value, f"{what} at {at}")
-        for at, value in given.items()
-    }
-
-
-def _is_float(given: Any) -> bool:
-    return type(given) is float
-
-
-def _is_state(given: Any) -> bool:
-    return isinstance(given, GpuState)
-
-
-def _are_floats(given: Any) -> bool:
-    return type(given) is tuple and {*map(type, given)} == {float}
+    found = {}
+    for at, value in given.items():
+        fine = type(value) is kind and (kind is not tuple or {*map(type, value)} == {float})
+        found[at if isinstance(at, Where) else _where(at, where)] = value if fine else checked(value, f"{what} at {at}")
+    return found
 
 
 def _state(given: Any, what: str) -> GpuState:

@@ -212,15 +212,10 @@ def _kill(child: int) -> None:
     from pytest_gpufleet.world.engines import processes
 
     processes.kill([child])
-    for wait in (True, False):
-        until = time.monotonic() + KILL_SECONDS
-        while (left := processes.descendants(os.getpid())) and time.monotonic() < until:
-            if not wait:
-                processes.kill(left)
-            with suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-            time.sleep(TURN_SECONDS / 10)
+    until = time.monotonic() + KILL_SECONDS
+    while processes.descendants(os.getpid()) and time.monotonic() < until:
+        time.sleep(TURN_SECONDS / 10)
+    processes.end(lambda: processes.descendants(os.getpid()), KILL_SECONDS)
 
 
 def _prctl(option: int, value: int) -> None:

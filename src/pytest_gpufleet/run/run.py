@@ -414,6 +414,6 @@ class Ranks:
     def close(self) -> None:
         """Kill the ranks, wait until they are gone, and end what they are forked from."""
         if self.in_use is not None:
-            self.in_use.close()
+            self.in_use.stop()
         if (engine := self.__dict__.get("_local_engine")) is not None:
             engine.end()

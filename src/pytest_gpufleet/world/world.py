@@ -33,7 +33,7 @@ SECONDS_A_RANK = 0.1  # for all to meet at one store
 # After the first failure the other ranks get this long to tell their own story before they are killed.
 GRACE_SECONDS = 0.4
 SILENT_SECONDS = 30.0  # that a call may take before somebody wonders
-TURN_SECONDS = 0.5  # between two looks at whether the world was stopped by another thread
+TURN_SECONDS = 0.5  # between two looks at how long a call has taken
 
 
 @dataclass(eq=False)
@@ -57,10 +57,7 @@ class Pool:
     _ready: bool = False  # they were waited for, too
     _test: int = 0
     _turn: threading.Lock = field(default_factory=threading.Lock)  # of the thread whose call is at work
-    _caller: int = 0  # that thread
-    _stopping: threading.Event = field(default_factory=threading.Event)
     _owner: int = field(default_factory=os.getpid)
-    _closed: bool = False
     _joined: set[Members] = field(default_factory=set)  # the groups that have a process group
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(calls.START + 1))
     _starts: Attempts = field(default_factory=Attempts)
@@ -120,38 +117,20 @@ class Pool:
 
     def stop(self) -> None:
         """Kill the ranks; the next use starts fresh ones, unless one could not be killed. The call of a thread that a
-        test has left behind ends with them."""
-        self._stopping.set()
-        in_turn = self._turn.acquire(timeout=KILL_SECONDS)
+        test has left behind fails with them."""
+        in_turn = self._turn.acquire(timeout=TURN_SECONDS)
         try:
             self._stop()
         finally:
-            self._stopping.clear()
             if in_turn:
                 self._turn.release()
 
-    def close(self) -> None:
-        """Kill the ranks, and start none again."""
-        self._closed = True
-        self.stop()
-
     @contextlib.contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
-        thread = threading.get_ident()
         if os.getpid() != self._owner:
             raise RuntimeError("world.run was called in a process that a test has forked, to which no rank listens")
-        if self._caller == thread:
-            raise RuntimeError("world.run was called while another world.run of the same thread was not yet done")
         with self._turn:
-            try:
-                self._caller = thread
-                if self._closed:
-                    raise RuntimeError(
-                        "world.run was called by a thread that a test has left behind, after the last test"
-                    )
-                yield
-            finally:
-                self._caller = 0
+            yield
 
     def _start(self) -> None:
         """Start the ranks, unless they run already. RankFailure if one does not come up, or if starting is hopeless."""
@@ -198,9 +177,8 @@ class Pool:
             return self._collect(numbered, timeout)
 
     def _collect(self, call: Call, timeout: float) -> dict[int, Outcome]:
-        """The outcome of each rank. RankFailure if one fails or does not answer within `timeout` seconds; RuntimeError
-        if another thread has stopped the world. `on_wait` hears after 30 s, and whenever the time has doubled, who has
-        not answered."""
+        """The outcome of each rank. RankFailure if one fails or does not answer within `timeout` seconds. `on_wait`
+        hears after 30 s, and whenever the time has doubled, who has not answered."""
         __tracebackhide__ = True
         answers, missing = Answers(), {*call.ranks}
         began, until = self.clock(), self.clock() + timeout
@@ -208,8 +186,6 @@ class Pool:
         remaining = timeout
         # One look after the deadline: this process may have been stopped (Ctrl-Z), and not the ranks.
         while missing and remaining > 0:
-            if self._stopping.is_set():
-                raise RuntimeError("the world was stopped by another thread")
             remaining = until - self.clock()
             for event in self.engine.wait(min(remaining, TURN_SECONDS)):
                 answers.add(event, call.number)

@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from pytest_gpufleet.world.engines import channel, processes
 
-REQUEST = struct.Struct("=q")  # a number, with two descriptors: the rank's end of the connection and of the lifeline
+REQUEST = struct.Struct("=q")  # a number, with a descriptor: the rank's end of the connection
 KILL_SECONDS = 1.0
 ENDING_SECONDS = 10.0  # after the controller
 NEWS = struct.Struct("=qq?q")  # number of the request, process id, whether it has ended, its exit status
@@ -74,10 +74,10 @@ class Forkserver:
     def fileno(self) -> int:
         return self._control.fileno()
 
-    def fork(self, request: int, connection: int, lifeline: int) -> None:
+    def fork(self, request: int, connection: int) -> None:
         """Ask for a rank, of which news will bear this number. OSError if more requests are waiting than fit."""
         with suppress(ConnectionError):  # the process is gone, which `news` reports
-            socket.send_fds(self._control, [REQUEST.pack(request)], [connection, lifeline])
+            socket.send_fds(self._control, [REQUEST.pack(request)], [connection])
 
     def news(self) -> Iterator[tuple[int, int, int | None]]:
         """Which request has become which process since, and which of them has ended: with its exit code then, negative
@@ -134,7 +134,7 @@ def serve(control_descriptor: int, preload: Sequence[str], idle: Sequence[str]) 
                     _tell(control, NEWS.pack(request, pid, True, os.waitstatus_to_exitcode(status)))
         if control.fileno() in ready:
             try:
-                datagram, descriptors, _, _ = socket.recv_fds(control, REQUEST.size, 2)
+                datagram, descriptors, _, _ = socket.recv_fds(control, REQUEST.size, 1)
             except OSError:  # the controller has gone without hearing all news
                 break
             if not datagram:
@@ -169,7 +169,7 @@ def _ended() -> Iterator[tuple[int, int]]:
             yield ended
 
 
-def _become_rank(connection: int, lifeline: int) -> NoReturn:
+def _become_rank(connection: int) -> NoReturn:
     status = 1
     try:
         os.setsid()
@@ -181,7 +181,7 @@ def _become_rank(connection: int, lifeline: int) -> NoReturn:
         with suppress(OSError):  # it was removed, or this user may not enter it: the fork server's own then
             os.chdir(folder)
         main, *arguments = pickle.loads(channel.receive(end))
-        main(end, lifeline, *arguments)
+        main(end, *arguments)
         status = 0
     except BaseException:
         traceback.print_exc()

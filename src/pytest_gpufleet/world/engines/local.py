@@ -54,7 +54,6 @@ class _Rank:
 
     request: int
     connection: ControllerEnd
-    lifeline: int
     files: RankFiles
     pid: int = 0
     exitcode: int | None = None
@@ -103,14 +102,10 @@ class LocalEngine:
         self._ranks = {}
         for spec in specs:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            held, lifeline = os.pipe()
-            rank = _Rank(next(self._requests), ControllerEnd(ours), lifeline, RankFiles(folder, spec.index))
+            rank = _Rank(next(self._requests), ControllerEnd(ours), RankFiles(folder, spec.index))
             self._ranks[spec.index] = rank
-            try:
-                self._server.fork(rank.request, theirs.fileno(), held)
-            finally:
-                theirs.close()
-                os.close(held)
+            with theirs:
+                self._server.fork(rank.request, theirs.fileno())
             found = sys.path, sys.argv, current_folder()
             for parcel in (found, (main.main, spec, rank.files, self.environment(spec))):
                 rank.connection.send(Message(pickle.dumps(parcel, protocol=pickle.HIGHEST_PROTOCOL)))
@@ -246,7 +241,6 @@ class LocalEngine:
         while self._ranks:  # each once, wherever Ctrl-C comes
             _, rank = self._ranks.popitem()
             rank.connection.close()
-            os.close(rank.lifeline)
         (folder, held), self._scratch = self._scratch or (None, -1), None
         if folder is not None:
             if remove:

@@ -7,7 +7,6 @@ import faulthandler
 import multiprocessing
 import os
 import pickle
-import select
 import signal
 import socket
 import sys
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_gpufleet.model.events import LossCurve
 from pytest_gpufleet.world.call import ENDINGS, START, Call, Outcome, Output, RankSpec, pack, unpack
-from pytest_gpufleet.world.engines import channel, processes
+from pytest_gpufleet.world.engines import channel
 from pytest_gpufleet.world.engines.rank_files import Progress, RankFiles
 from pytest_gpufleet.world.rank import Rank
 
@@ -37,9 +36,9 @@ FLIGHT_RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 TEXT_LIMIT = 64 * 1024  # characters of one exception's story: a rank must not flood the report
 
 
-def main(end: socket.socket, lifeline: int, spec: RankSpec, files: RankFiles, environment: dict[str, str]) -> None:
+def main(end: socket.socket, spec: RankSpec, files: RankFiles, environment: dict[str, str]) -> None:
     """The whole life of a rank process."""
-    output = _settle_in(lifeline, files, environment)
+    output = _settle_in(files, environment)
     spec.prepare()
     progress = Progress(files.path("progress"))
     bdb.Bdb.set_trace = _refuse_a_debugger  # type: ignore[method-assign]  # breakpoint() and pdb.set_trace() end there
@@ -93,13 +92,8 @@ def main(end: socket.socket, lifeline: int, spec: RankSpec, files: RankFiles, en
         answer(call.number, call.name, partial(run, call))
 
 
-def _settle_in(lifeline: int, files: RankFiles, environment: dict[str, str]) -> Output:
+def _settle_in(files: RankFiles, environment: dict[str, str]) -> Output:
     """Gives where what the process prints goes."""
-    # The kernel kills it and its children the moment the controller, which alone holds the other end of `lifeline`, is
-    # gone, however it went. No thread of ours has to run, so a rank that holds the GIL for ever ends too.
-    processes.end_with(lifeline, os.getpgrp())
-    if select.select([lifeline], [], [], 0)[0]:  # it closed before the kernel knew
-        os.kill(os.getpid(), signal.SIGKILL)
     os.environ.clear()
     os.environ.update(environment)
     # multiprocessing, by which data loaders pass tensors, would put its sockets below TMPDIR, where the path may be too
