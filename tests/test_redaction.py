@@ -49,17 +49,11 @@ MADE = (
     ("Command '['curl', '--token', 's3kret-12']'", "Command '['curl', '--token', '(hidden)']'"),
     ("nvapi-s3krets3kret and hf_s3krets3kret", "(hidden) and (hidden)"),
     *((f"has {made} of it", "has (hidden) of it") for made in MADE),
-    ("curl -sS -u ada:s3k https://h/x -o y", "curl -sS -u (hidden) https://h/x -o y"),
-    ("['curl', '--user', 'ada:s3k s3k', 'https://h']", "['curl', '--user', '(hidden)', 'https://h']"),
-    ("mysql -h db -u root -ps3k db", "mysql -h db -u root -p(hidden) db"),
-    ("mysqldump -p 's3k s3k' db > x", "mysqldump -p '(hidden)' db > x"),
-    ("sshpass -p 12345 ssh -p 22 host", "sshpass -p (hidden) ssh -p 22 host"),
-    ("docker login -u ada -p s3k ghcr.io", "docker login -u ada -p (hidden) ghcr.io"),
     ("ipmitool -I lanplus -H b -U a -P 0penBmc sdr", "ipmitool -I lanplus -H b -U a -P (hidden) sdr"),
     ('["ipmitool", "-p", "623", "-P", "s3k"]', '["ipmitool", "-p", "623", "-P", "(hidden)"]'),
     (PEM, "\n".join((BEGIN, *["(hidden)"] * 3, END, "after it"))),
     (repr(PEM), f"'{BEGIN}(hidden){END}\\nafter it'"),
-    (f"E   {BEGIN}\nE   {LINE}\nE   {LINE}\nE   and more", f"E   {BEGIN}\n(hidden)\n(hidden)\nE   and more"),
+    (f"E   {BEGIN}\nE   {LINE}\nE   {LINE}\nE   and more", "\n".join((f"E   {BEGIN}", *["(hidden)"] * 3))),
 ])  # fmt: skip
 def test_a_secret_is_known_by_where_it_stands(text, shown):
     assert redacted(text) == shown
@@ -77,8 +71,7 @@ def test_a_secret_is_known_by_where_it_stands(text, shown):
     "token: 1654324000005",
     "sk-learn-contrib-2024 disk-0123456789abcdef task-live npm_config_cache npm_package_version=1 pypi-server-2",
     "ASIA_PACIFIC ASIANETWORK asia-southeast1-b AIzawa glrt-based xapp-manager dckr_image sk_live_view ya29",
-    "curl -u ada https://host:8080/x; curl -fsSL http://h:1/x; mkdir -p a/b; docker run -p 8080:80 img",
-    "mysql -P 3306 -p -h db, sshpass -p $PASS ssh, mysql -u root -p; ipmitool -p 623 sdr; docker login --help -p",
+    "curl -u ada https://host:8080/x; mysql -P 3306 -p -h db; ipmitool -p 623 sdr; ipmitool -P $PASS sdr",
     f"assert {BEGIN!r} in text\n  File /usr/lib/python3/a, line 3\n-----BEGIN CERTIFICATE-----\n{LINE}",
     "git@github.com:them/it.git, 12:30:45@node17, rank 1 of 2, GPU 1: hangs",
 ])  # fmt: skip
@@ -112,7 +105,21 @@ def test_a_secret_of_the_environment_is_known_by_its_value(monkeypatch):
 
 @pytest.mark.parametrize(
     "part",
-    ["-", "--a ", "--a-", "://?", "://a?b", "eyJ-", "eyJa.", "A_", "token ", "a:b@", "curl -u ", "sk-a1", f"{BEGIN}a"],
+    [
+        "-",
+        "--a ",
+        "--a-",
+        "://?",
+        "://a?b",
+        "eyJ-",
+        "eyJa.",
+        "A_",
+        "token ",
+        "a:b@",
+        "ipmitool -P ",
+        "sk-a1",
+        f"{BEGIN}a",
+    ],
 )
 def test_a_long_line_is_redacted_in_time_that_grows_with_its_length(part):
     """Of the processor, which a busy machine does not make longer."""

@@ -14,7 +14,6 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from ipaddress import ip_address
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +67,6 @@ _BARE = r"[^\s\"'`&;,()\[\]{}<>]+"
 _NO_WORD = rf"(?=\S*\d)(?=\S*[A-Za-z])(?=\S{{8}}){_BARE}"
 
 
-def _given(programs: str, option: str, looks: str = "") -> str:
-    """What a program is given first by an option, in a line of a shell or a list of arguments: "-p X", "-pX" and
-    "'-p', 'X'". Names of variables and of what is to be filled in stay. `looks`: what it has to look like."""
-    option, begin = rf"[\s\"']{option}", r"[^\s\"'=,;|&)\]$<{%*(-]"
-    value = rf"(?:(?<=\"){begin}[^\"\n]*|(?<='){begin}[^'\n]*|{begin}[^\s\"']*)"
-    return rf"\b(?:{programs})\b(?:(?!{option})[^\n|;&]){{0,512}}{option}(?:[\"'],)?[ =]*[\"']?{looks}(?P<sure>{value})"
-
-
 # Not compiled before the first line that is looked at: that takes longer than importing all else here. A line can be
 # long: no part that many places of it could begin with goes on without a bound.
 _PATTERNS = (
@@ -102,26 +93,21 @@ _PATTERNS = (
     rf"{_NAME}=(?P<secret>{_BARE})",
     rf"{_NAME}: ?(?P<secret>{_NO_WORD})",
     rf"(?<![\w-])--[\w-]*?{_NAME}[\"']?,? +[\"']?(?P<secret>{_NO_WORD})",
-    _given(r"mysql(?:dump|admin|import|check|show)?|mariadb|sshpass|(?:docker|podman|nerdctl)[\s\"',]+login", "-p"),
-    _given("ipmitool", "-P"),
-    _given("curl", "(?:-u|--user|-U|--proxy-user)", looks=r"(?=[^\s\"':]+:)"),
+    # What ipmitool is given first by -P, in a line of a shell or a list of arguments.
+    r"\bipmitool\b[^\n|;&]{0,512}?[\s\"']-P(?:[\"'],)?[ =]*[\"']?(?P<sure>[^\s\"'=,;|&)\]$<{%*(-][^\s\"']*)",
 )
 # Without one of these in it a line is not looked at any closer: output can be long.
 _MARKS = (
     "://", "@", "auth", "cookie", "bearer", "token", "secret", "pass", "pwd", "key", "cred", "jwt", "sig", "pat",
     "login", "ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_", "glpat-", "hf_", "nvapi-", "xox", "akia", "eyj", "aiza",
-    "ya29.", "k_live_", "dckr_", "glrt-", "xapp-", "asia", "sk-", "hvs.", "gsk_", "pypi-", "npm_", "mysql", "mariadb",
-    "ipmitool", "curl",
+    "ya29.", "k_live_", "dckr_", "glrt-", "xapp-", "asia", "sk-", "hvs.", "gsk_", "pypi-", "npm_", "ipmitool",
 )  # fmt: skip
 _HARMLESS = re.compile(
     r"[\d.,:+-]*|0x[\da-f]+|[~/.].*|true|false|yes|no|on|off|none|null|default|auto|password|secret|token|\(hidden\)\W*",
     re.IGNORECASE,
 )
-# All lines of a private key (RFC 7468), as far as they are there.
-_KEY = re.compile(
-    r"(-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)((?:(?!-----BEGIN|-----END)[\s\S])*)(-----END)?"
-)
-_OF_A_KEY = re.compile(r"[A-Za-z0-9+/]{20,}={0,2}\W*$")
+# A private key (RFC 7468), as far as it is there.
+_KEY = re.compile(r"(-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)((?:(?!-----BEGIN|-----END)[^\"'])*)")
 SHORTEST = 12  # of a value that is looked for everywhere: a shorter one may be a word that means something else there
 
 
@@ -136,13 +122,7 @@ def redacted(text: str) -> str:
 
 
 def _hide_key(found: re.Match[str]) -> str:
-    begin, body, end = found.groups()
-    first, *lines = body.split("\n")
-    length = len(lines) if end else sum(1 for _ in takewhile(_OF_A_KEY.search, lines))
-    hidden = [HIDDEN if line.strip() else line for line in lines[:length]]
-    if end or _OF_A_KEY.search(first):  # all of it in one line, as Python writes it
-        first = HIDDEN if first.strip() else first
-    return "\n".join([begin + first, *hidden, *lines[length:]]) + (end or "")
+    return found[1] + "\n".join(HIDDEN if line.strip() else line for line in found[2].split("\n"))
 
 
 def _line(line: str) -> str:

@@ -1,5 +1,6 @@
 """Which commit a suite is of."""
 
+import os
 import subprocess
 
 import pytest
@@ -40,6 +41,13 @@ def test_the_commit_of_a_checkout_and_whether_it_was_changed(checkout):
     assert of_checkout(checkout) == f"{head}-dirty"
     (checkout / "a.py").unlink()
     assert of_checkout(checkout) == f"{head}-dirty"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to others")
+def test_a_repository_of_somebody_else_is_not_asked(checkout):
+    assert of_checkout(checkout) != ""
+    os.chown(checkout.parents[1] / ".git", 65534, 65534)
+    assert of_checkout(checkout) == ""
 
 
 def test_what_has_no_commit(checkout):

@@ -44,7 +44,9 @@ def of_checkout(package: Path = PACKAGE, run: RunTool = output) -> str:
     """The commit of the checkout that `package` stands in, with "-dirty" where tracked files differ from it; "" if it
     stands in none, or git is not there to tell, or does not trust who owns the repository."""
     root = package.parents[1]
-    if root / "src" / package.name != package or not all((root / each).exists() for each in (".git", "acceptance")):
+    git = root / ".git"  # of whoever has the package: its settings name programs that git runs
+    there = root / "src" / package.name == package and git.exists() and (root / "acceptance").exists()
+    if not there or git.lstat().st_uid != package.lstat().st_uid:
         return ""
     with suppress(Unreadable):
         describe = ("describe", "--always", "--exclude=*", "--abbrev=64", "--dirty")
