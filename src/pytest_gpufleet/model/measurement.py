@@ -131,14 +131,14 @@ def _settle(made: Reading | Measurement, name: str, **checked: Any) -> None:
         object.__setattr__(made, attribute, value)
 
 
-def _by_place(given: Mapping[Any, Any], kind: type, checked: Callable[[Any, str], Any], what: str) -> dict[Where, Any]:
+def _by_place(given: Mapping[Any, Any], kind: Any, checked: Callable[[Any, str], Any], what: str) -> dict[Where, Any]:
     """`kind`: of the values of which nothing is to be checked, as of nearly all; of a tuple all must be floats."""
     if not isinstance(given, Mapping):
         raise TypeError(f'{what} must be given by place, like {{"gpu0": 1.5}}, not {reprlib.repr(given)}')
     where = f"the places of {what}"
     found = {}
     for at, value in given.items():
-        fine = type(value) is kind and (kind is not tuple or {*map(type, value)} == {float})
+        fine = type(value) is kind and (kind is not tuple or all(type(each) is float for each in value))
         found[at if isinstance(at, Where) else _where(at, where)] = value if fine else checked(value, f"{what} at {at}")
     return found
 
