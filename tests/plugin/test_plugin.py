@@ -49,8 +49,15 @@ def test_what_is_no_value_of_an_option_is_refused():
     for flag, text, words in (
         ("--gpus", "٣", "'٣'"), ("--rehearse", "two", "'two'"), ("--nodes", "0", "'0'"), ("--fleet-timeout", "0", "0"),
         ("--fleet-interval", "11", "'11'.* 10 seconds"), ("--fleet-level", "turbo", "'turbo' is no level"),
-        ("--fleet-burn-in", "15", "'15' is no duration"), ("--fleet-keep", "1e3", "'1e3' is not a whole number"),
+        ("--fleet-keep", "1e3", "'1e3' is not a whole number"),
         ("--fleet-note", "4711", "4711.*write KEY=VALUE"), ("--fleet-note", "order=", "order=.*write KEY=VALUE"),
+        ("--fleet-basis", "best", "'best' is no grade of limits"),
+        *(("--fleet-network", wrong, f"'{wrong}' is not the Gbit/s") for wrong in ("fast", "0", "nan")),
+        ("--fleet-without", "bmc,bios", "'bios' is no part of the host: there are acs, bmc, cabling, dcgm, disks,"),
+        *(("--fleet-webhook", url, "no address of http or https")
+          for url in ("file:///etc/passwd", "ftp://host/x", "host:80", "https://")),
+        *(("--fleet-burn-in", text, "is no duration: write a whole number and s, m, h or d, like 15m or")
+          for text in ("", "15", "m", "0m", "1.5h", "-3m", "15 m", "15w")),
     ):  # fmt: skip
         with pytest.raises(ArgumentTypeError, match=words):
             read[flag](text)

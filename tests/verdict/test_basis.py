@@ -2,7 +2,6 @@
 
 import json
 import re
-from argparse import ArgumentTypeError
 from dataclasses import asdict, replace
 
 import pytest
@@ -16,7 +15,6 @@ from pytest_gpufleet.report import prometheus
 from pytest_gpufleet.report.banner import headline, reasons, why
 from pytest_gpufleet.report.page import page
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
-from pytest_gpufleet.run.settings import OPTIONS
 from pytest_gpufleet.run.summary import summary
 from pytest_gpufleet.verdict import basis, profile
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
@@ -89,7 +87,7 @@ def test_limits_of_much_older_software_are_named_on_the_page(record, nccl, drive
     assert [line for line in lines if f"<li>{line}</li>" not in page(record, "0" * 64)] == []
 
 
-def test_figures_for_information_and_spread_are_no_basis(record):
+def test_measurements_for_information_and_spread_are_no_basis(record):
     finding = next(each for each in record.findings if each.limit)
     spread = replace(finding, measurement=replace(finding.measurement, metric="spread"), state="missed")
     others = [replace(finding, state=state) for state in ("not judged", "for information")]
@@ -109,17 +107,13 @@ def test_below_what_is_asked_for_nothing_is_accepted(record, tmp_path, asked):
     assert again.run.basis == asked
 
 
-def test_judge_asks_for_another_basis(folder, tmp_path, capsys):
-    given = ("judge", str(folder), "--fleet-profile", str(tmp_path / "limits.toml"))
-    assert main([*given]) == 0
-    assert main([*given, "--fleet-basis", "published"]) == 10
+def test_judge_asks_for_another_basis_and_a_failure_stays_a_rejection_on_any(folder, tmp_path, capsys):
+    given = ("--fleet-profile", str(tmp_path / "limits.toml"))
+    assert main(["judge", str(folder), *given]) == 0
+    assert main(["judge", str(folder), *given, "--fleet-basis", "published"]) == 10
     assert "2 measurements below the basis" in capsys.readouterr().out
-
-
-def test_a_failure_stays_a_rejection_on_whatever_basis(tmp_path):
-    given = limits(tmp_path)
-    slow = runs.record(tmp_path / "run", limits=given, values={"busbw world": 100.0})
-    assert judge_again(read(slow / "evidence.jsonl"), profile.load(given), "contract").verdict == "REJECTED"
+    slow = runs.record(tmp_path / "slow", limits=tmp_path / "limits.toml", values={"busbw world": 100.0})
+    assert main(["judge", str(slow), *given, "--fleet-basis", "contract"]) == 1
 
 
 # ---------------------------------------------------------------- where it stands
@@ -139,16 +133,6 @@ def test_programs_read_the_lowest_grade_and_people_each(folder, record, tmp_path
     for grade in ("calibrated", "project"):
         assert f'<span class="fleet-note">{grade}, customer&#39;s' in html
     assert html.count("Limits: 1 calibrated, 2 project") == html.count(RAN.removeprefix("; ")) == 1
-
-
-@pytest.mark.parametrize(("option", "text", "words"), [
-    ("basis", "best", "'best' is no grade of limits"),
-    *(("network", wrong, f"{wrong!r} is not the Gbit/s") for wrong in ("fast", "0", "nan")),
-    ("without", "bmc,bios", "'bios' is no part of the host: there are acs, bmc, cabling, dcgm, disks,"),
-])  # fmt: skip
-def test_what_cannot_be_asked_for_is_refused(option, text, words):
-    with pytest.raises(ArgumentTypeError, match=re.escape(words)):
-        OPTIONS[option].read(text)
 
 
 def test_what_was_asked_for_is_on_record(fleet):
@@ -212,44 +196,38 @@ def test_a_limit_whose_conditions_were_measured_is_not_told_though_another_decid
     assert (record.verdict, not_applied(record)) == ("ACCEPTED", [])
 
 
-FACTS = {
-    "lowers": ("memory_gigabytes = 60", "the customer's profile c.toml lowers memory_gigabytes from 141 to 60"),
-    "raises": ("memory_gigabytes = 180", "the customer's profile c.toml raises memory_gigabytes from 141 to 180"),
-    "repeats": ("memory_gigabytes = 141", ""),
-}
+OWN = 'name = "C"\nextends = "H200"\n[facts]\nmemory_gigabytes = {}\n'
 
 
-@pytest.mark.parametrize("name", FACTS)
-def test_a_fact_that_a_profile_changes_is_told(tmp_path, name):
-    fact, said = FACTS[name]
+@pytest.mark.parametrize(("text", "said"), [
+    (OWN.format(60), "the customer's profile c.toml lowers memory_gigabytes from 141 to 60"),
+    (OWN.format(180), "the customer's profile c.toml raises memory_gigabytes from 141 to 180"),
+    (OWN.format(141), ""),
+    (f'name = "C"\nmatch = ["{runs.H200}"]\n', "the customer's profile c.toml leaves out memory_gigabytes (141)"),
+], ids=["lowers", "raises", "repeats", "stands alone"])  # fmt: skip
+def test_a_fact_that_a_profile_changes_is_told(tmp_path, text, said):
     path = tmp_path / "c.toml"
-    path.write_text(f'name = "C"\nextends = "H200"\n[facts]\n{fact}\n')
+    path.write_text(text)
     given = as_given(profile.load(path), [runs.H200])
-    assert list(map(str, given.changes)) == ([said] if said else [])
+    assert ([str(each) for each in given.changes if "memory_gigabytes" in str(each)] or [""]) == [said]
+    assert bool(given.changes) == bool(said)
     # As it comes back from the evidence.
     assert codec.typed(json.loads(json.dumps(asdict(given))), GivenLimits) == given
     record = Record(run=RunHeader(level="quick"), topology=runs.topology("node7", runs.H200), profile=given)
     _, reasons = conclude(record)
     assert (said in reasons) == bool(said)
-    assert runs.facts_on_the_page(record).get("Changed by the profile", "") == said
-
-
-def test_a_profile_that_stands_alone_leaves_facts_out(tmp_path):
-    path = tmp_path / "c.toml"
-    path.write_text(f'name = "C"\nmatch = ["{runs.H200}"]\n')
-    changes = list(map(str, as_given(profile.load(path), [runs.H200]).changes))
-    assert "the customer's profile c.toml leaves out memory_gigabytes (141)" in changes
+    assert bool(runs.facts_on_the_page(record).get("Changed by the profile")) == bool(said)
 
 
 def test_facts_that_the_run_was_held_against_are_told_when_its_figures_are_judged_again(tmp_path):
     """The checks that rested on them are not judged again."""
     path = tmp_path / "c.toml"
-    path.write_text('name = "C"\nextends = "H200"\n[facts]\nmemory_gigabytes = 60\n')
+    path.write_text(OWN.format(60))
     given = as_given(profile.load(path), [runs.H200])
     record = read(runs.record(tmp_path / "run", machine=runs.topology("node7", runs.H200)) / "evidence.jsonl")
     again = judge_again(replace(record, profile=given), profile.for_gpu(runs.H200))
     assert again.profile is not None
-    assert list(map(str, again.profile.changes)) == [FACTS["lowers"][1]]
+    assert ["lowers memory_gigabytes from 141 to 60" in str(each) for each in again.profile.changes] == [True]
     assert not_applied(again) == []
 
 

@@ -86,6 +86,9 @@ def test_a_recorded_machine_meets_its_physical_limits_and_not_with_a_fault_of_30
 def published():
     """What the sources of the shipped profiles tell of healthy machines, with the figure; gates of operators too."""
     found = []
+    for name, (metric, under), value, _ in MORE:
+        places = ("gpu0-gpu1",) if metric == "pair_bandwidth" else ("gpu0",)
+        found.append((BOARDS[name], figure(metric, places=places, at_once="one", **under), value))
     for profile in shipped():
         for limit in profile.limits:
             if limit.grade == "published" and limit.metric in ("gemm", "memory_bandwidth", "host_bandwidth", "busbw"):
@@ -110,7 +113,7 @@ def test_no_published_healthy_figure_falls_below_a_physical_limit():
         if not limit.met_by(value):
             below.append((board.name, measurement.metric, dict(measurement.conditions), value, str(limit)))
     assert below == []
-    assert held > 60
+    assert held > 70
 
 
 # Of the same boards, published or measured by others: (board, figure, GB/s or TFLOP/s, where).
@@ -126,14 +129,6 @@ MORE = [
     ("NVIDIA H200", ("memory_bandwidth", {"operation": "copy"}), 2232, "H20-3e by this memory, nvbandwidth issue 48"),
     ("Tesla V100-SXM2-16GB", ("host_bandwidth", {"direction": "host to device"}), 9, "azurehpc-health-checks, a gate"),
 ]
-
-
-@pytest.mark.parametrize(("name", "what", "value", "source"), MORE, ids=lambda each: str(each)[:30])
-def test_other_published_figures_meet_physical_limits_too(name, what, value, source):
-    metric, under = what
-    places = ("gpu0-gpu1",) if metric == "pair_bandwidth" else ("gpu0",)
-    limit = physical_limit(figure(metric, places=places, at_once="one", **under), BOARDS[name].machine(), ())
-    assert limit.met_by(value), source
 
 
 # ResNet-50 on one GPU, and what its parts were published at: TFLOP/s, memory GB/s, images/s. In fp16 channels_last, as
@@ -199,12 +194,8 @@ def test_a_limit_says_what_it_follows_from():
     limit = physical_limit(figure("memory_bandwidth", operation="triad", at_once="all"), H200.machine(), ())
     assert (limit.grade, limit.sense, limit.value, limit.unit) == ("physical", "min", 3129.0, "GB/s")
     assert limit.source.endswith("65 % of what the hardware can do at best, 3,201 MHz x 2 x 6,016 bits: 4,814 GB/s")
-
-
-def test_a_power_limit_decides_where_it_alone_does():
-    t4 = BOARDS["Tesla T4"]
-    limit = physical_limit(figure("gemm", precision="fp16", at_once="one"), t4.machine(), ())
-    assert limit.value == 19.2
+    limit = physical_limit(figure("gemm", precision="fp16", at_once="one"), BOARDS["Tesla T4"].machine(), ())
+    assert limit.value == 19.2  # where the power limit alone decides
     assert "70 W x 0.343 TFLOP a joule" in limit.source
 
 
@@ -305,14 +296,9 @@ def test_a_healthy_machine_is_accepted(name):
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_one_slow_hop_rejects_and_is_named(name):
-    assert standard_run(name, SLOW_HOP).verdict == "REJECTED"
+def test_one_slow_hop_and_one_card_in_a_slot_of_four_lanes_reject_and_are_named(name):
+    assert standard_run(name, SLOW_HOP).verdict == standard_run(name, NARROW_SLOT).verdict == "REJECTED"
     assert {place for _, place in named(name, SLOW_HOP)} == {"gpu0-gpu1", "gpu1-gpu0"}
-
-
-@pytest.mark.parametrize("name", MACHINES)
-def test_one_card_in_a_slot_of_four_lanes_rejects_and_is_named(name):
-    assert standard_run(name, NARROW_SLOT).verdict == "REJECTED"
     found = {place for _, place in named(name, NARROW_SLOT)}
     assert "gpu2" in found
     assert [place for place in found if "gpu2" not in place.split("-")] == []
@@ -415,10 +401,7 @@ def test_a_virtual_machine_that_does_not_see_the_slot_asks_for_what_the_link_run
 
 
 # ----------------------------------------------------------------
-FLOP = 4.2e9
-
-
-BOARD = H200.machine(4)
+FLOP, BOARD = 4.2e9, H200.machine(4)
 
 
 def tokens(values):
@@ -430,7 +413,7 @@ def at(share):
     return share * peaks.product_rate(BOARD.gpus[0]).value * 1e12 / FLOP
 
 
-def test_it_is_the_share_of_the_peak_of_the_gpus_that_train():
+def test_it_is_the_share_of_the_peak_of_the_gpus_that_train_and_above_it_is_a_fault():
     places = [gpu.place for gpu in BOARD.gpus]
     (alone,) = peaks.model_flops_utilization(tokens({place: at(0.5) for place in places}), FLOP, BOARD)
     assert [*alone.values] == places
@@ -441,10 +424,6 @@ def test_it_is_the_share_of_the_peak_of_the_gpus_that_train():
     half = peaks.product_rate(BOARD.gpus[0]).value / 2
     (published,) = peaks.model_flops_utilization(tokens({WORLD: 4 * at(0.4)}), FLOP, BOARD, half)
     assert published.details["by the data sheet"].startswith("80.0%")
-
-
-def test_what_no_gpu_can_reach_is_a_fault_of_that_place():
-    places = [gpu.place for gpu in BOARD.gpus]
     rates = dict.fromkeys(places, at(0.99)) | {places[2]: at(1.01)}
     (fault,) = peaks.above_peak(tokens(rates), FLOP, BOARD)
     assert (fault.name, fault.subjects) == ("implausible_value", (places[2],))

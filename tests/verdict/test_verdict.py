@@ -162,7 +162,8 @@ def test_accepted_when_every_required_check_passed(level):
     assert verdict == "ACCEPTED"
     assert level in reason
     assert ["published" in each for each in basis] == ([] if level == "quick" else [True])
-    assert EXIT_STATUS[verdict] == 0
+    assert (EXIT_STATUS[verdict], EXIT_STATUS["REJECTED"]) == (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+    assert EXIT_STATUS["INCOMPLETE"] not in list(pytest.ExitCode)
 
 
 @pytest.mark.parametrize(("outcomes", "verdict", "words"), [
@@ -206,10 +207,12 @@ def test_a_process_of_somebody_else_leaves_untested_what_it_may_have_caused_and_
     assert (miner in reasons[0]) == (verdict == "INCOMPLETE")
 
 
-def test_every_required_check_is_required():
+def test_every_required_check_is_required_and_none_of_a_level_above():
     required = shipped().required(LEVEL)
     expected = [("INCOMPLETE", [f"{titled(name)}: not run"]) for name in required]
     assert [conclude(run(left_out=[name])) for name in required] == expected
+    above = [name for name, check in shipped().checks.items() if check.level != "quick"]
+    assert conclude(run(left_out=above, level="quick"))[0] == "ACCEPTED"
 
 
 @pytest.mark.parametrize(("left_out", "where"), [(ANY, ""), (f"{SEVERAL}[fp16]", " in [fp16]")])
@@ -239,12 +242,6 @@ def test_one_case_of_a_check_is_not_the_check():
     assert conclude(record) == ("INCOMPLETE", [told])
     add(record, f"elsewhere/{SEVERAL}[fp16]", "passed")
     assert conclude(record)[0] == "ACCEPTED"
-
-
-def test_a_level_does_not_require_what_is_above_it():
-    above = [name for name, check in shipped().checks.items() if check.level != "quick"]
-    assert conclude(run(left_out=above, level="quick"))[0] == "ACCEPTED"
-    assert conclude(run(left_out=above, level="standard"))[0] == "INCOMPLETE"
 
 
 @pytest.mark.parametrize(("state", "verdict"), [
@@ -296,13 +293,9 @@ def test_a_check_that_left_no_figures_shows_nothing(outcome):
     assert conclude(record)[1][:1] == (passed if outcome == "passed" else conclude(run())[1][:1])
 
 
-PAIRS = "test_5_links.py::test_pair_bandwidth"
-HOST = "test_5_links.py::test_host_bandwidth_of_each_gpu"
-RAILS = "test_nodes_3_rails.py::test_rail_bandwidth"
-
-
-ON_RAILS = ("rail_bandwidth", RAILS)
-OF_PAIRS = ("pair_bandwidth", PAIRS)
+OF_PAIRS = ("pair_bandwidth", "test_5_links.py::test_pair_bandwidth")
+OF_HOST = ("host_bandwidth", "test_5_links.py::test_host_bandwidth_of_each_gpu")
+ON_RAILS = ("rail_bandwidth", "test_nodes_3_rails.py::test_rail_bandwidth")
 
 
 @pytest.mark.parametrize(("of", "found", "left_out", "missing"), [
@@ -315,9 +308,8 @@ OF_PAIRS = ("pair_bandwidth", PAIRS)
     (("host_memory_bandwidth", "test_5_links.py::test_host_memory_bandwidth"), [({}, "numa0")], None, ""),
     (("gemm", "test_own.py::test_mine"), [({}, "gpu0")], None, ""),
     # Under each of the conditions; but ways differ from pair to pair.
-    (("host_bandwidth", HOST), [({"direction": way}, "gpu0 gpu1 gpu2 gpu3") for way in "AB"], None, ""),
-    (("host_bandwidth", HOST),
-     [({"direction": "A"}, "gpu0 gpu1 gpu2 gpu3"), ({"direction": "B"}, "gpu0 gpu2 gpu3")], None, "gpu1"),
+    (OF_HOST, [({"direction": way}, "gpu0 gpu1 gpu2 gpu3") for way in "AB"], None, ""),
+    (OF_HOST, [({"direction": "A"}, "gpu0 gpu1 gpu2 gpu3"), ({"direction": "B"}, "gpu0 gpu2 gpu3")], None, "gpu1"),
     (OF_PAIRS, [({"link": "PIX"}, "gpu0-gpu1 gpu2-gpu3"), ({"link": "SYS"}, "gpu0-gpu2 gpu0-gpu3 gpu1-gpu2 gpu1-gpu3")],
      None, ""),
     # Of a run on three nodes.
@@ -372,12 +364,6 @@ def test_a_case_of_the_suite_is_known_without_its_folders_and_no_other_test():
     assert [shipped().known_as(node) for node in (name, f"a/b/{name}", own)] == [name, name, own]
 
 
-def test_exit_statuses_differ_from_each_other_and_from_pytests_own():
-    assert EXIT_STATUS["ACCEPTED"] == pytest.ExitCode.OK
-    assert EXIT_STATUS["REJECTED"] == pytest.ExitCode.TESTS_FAILED
-    assert EXIT_STATUS["INCOMPLETE"] not in list(pytest.ExitCode)
-
-
 def test_a_board_with_another_part_number_is_told_and_no_fault():
     boards = ["692-1", "692-1", "965-2", None]
     gpus = tuple(Gpu(i, {**CARDS.gpus[i].facts, "board_part_number": board}) for i, board in enumerate(boards))
@@ -399,12 +385,10 @@ def test_what_a_variable_kept_from_being_tested_is_told(environment, fabric, cap
     assert any("NCCL_NVLS_ENABLE=0" in reason and "not tested" in reason for reason in conclude(record)[1]) == told
 
 
-@pytest.mark.parametrize(("asked", "remark"), [
-    ({"without": ("bmc", "disks")}, "not judged by request (--fleet-without): bmc, disks"),
-    ({"used": True}, "judged as used hardware, as --fleet-used says"),
-])  # fmt: skip
-def test_an_accepted_machine_says_what_was_not_asked_of_it(asked, remark):
-    assert remarks(Record(run=RunHeader(**asked))) == [remark]
+def test_an_accepted_machine_says_what_was_not_asked_of_it():
+    assert remarks(Record(run=RunHeader(without=("bmc", "disks"), used=True))) == [
+        "not judged by request (--fleet-without): bmc, disks", "judged as used hardware, as --fleet-used says",
+    ]  # fmt: skip
 
 
 def test_what_several_checks_could_not_read_is_one_reason():
