@@ -50,7 +50,7 @@ pages:
 	cd build/pages && CHROMIUM=$$(command -v chromium) node $(CURDIR)/tests/report/pages.mjs $(CURDIR)/docs/results/*/report.html
 
 hosts: $(READY)
-	GPUFLEET_ALONE=1 $(BIN)/pytest tests/nodes/test_faults_of_nodes.py tests/nodes/test_slow_nodes.py $(ARGS)
+	GPUFLEET_ALONE=1 $(BIN)/pytest tests/nodes/test_faults_of_nodes.py $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

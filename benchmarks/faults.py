@@ -103,7 +103,7 @@ NODES = Path(__file__).parents[1] / "tests" / "nodes"
 def of_nodes(count):
     """How often each fault was not as it should be, and how long its test took. Each round is a pytest of its own."""
     seconds, flakes = collections.defaultdict(list), collections.Counter()
-    files = [str(NODES / name) for name in ("test_faults_of_nodes.py", "test_slow_nodes.py")]
+    files = [str(NODES / "test_faults_of_nodes.py")]
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.xml"
         for number in range(1, count + 1):

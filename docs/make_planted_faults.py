@@ -41,7 +41,7 @@ from pytest_gpufleet.world.failure import RankFailure
 from tests.acceptance import test_faulty_machines as faulty, test_pcie
 from tests.boards import BOARDS
 from tests.fleets import host_run, measured_twice
-from tests.machine import test_rails as network_tests
+from tests.machine import test_network_ports as network_tests
 from tests.machine.test_kernel_log import SEGFAULT
 from tests.machine.test_nccl_log import PORTS, TWO_NODES, cards, log
 from tests.machine.test_pcie import BY_TWO, ON_TWO_SOCKETS, machine as described

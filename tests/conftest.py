@@ -31,7 +31,7 @@ LONGEST = (  # in seconds of the clock, which are not those of the cores: some w
 )  # fmt: skip
 # Hosts of namespaces, where a busy machine's silence is taken for death: they have the machine to themselves (`make
 # hosts`).
-ALONE = tuple(f"nodes/{name}" for name in ("test_faults_of_nodes.py", "test_slow_nodes.py"))
+ALONE = ("nodes/test_faults_of_nodes.py",)
 FILES = {"evidence.jsonl", "junit.xml", "report.html", "report.txt", "summary.json"}  # of a run that ended
 REPORTS = "runs"  # not pytest-gpufleet's own default, so that a report in a wrong place shows
 SECONDS = 600  # far more than any run takes: a run that hangs must not hang the tests

@@ -8,8 +8,14 @@ import jsonschema
 import pytest
 
 from pytest_gpufleet import cli
+from pytest_gpufleet.commands import judge
 from pytest_gpufleet.run import summary
-from tests import runs
+from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.safe_files import sha256
+from tests import clusters, runs
+from tests.clusters import NODES_CHECK, Ends, cluster
+from tests.edited_evidence import edit, seal
+from tests.runs import ALONE
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 ACCEPTED, REJECTED = RECORDED / "h200x4-a", RECORDED / "h200x4-neighbour"
@@ -103,3 +109,128 @@ def test_no_word_of_evidence_is_a_formula_and_no_figure_is_nan(ran, tmp_path, ho
     assert ["host", shown] in tables["run"]
     assert len(tables["figures"]) > 1
     assert not {"nan", "inf"} & {cell for row in tables["figures"] for cell in row}
+
+
+# ---------------- the folder of a run on many nodes, and of one that somebody changed
+@pytest.fixture
+def limits(tmp_path):
+    return clusters.limits(tmp_path / "contract.toml")
+
+
+@pytest.fixture
+def folder(tmp_path, limits):
+    """Of three healthy nodes."""
+    return cluster(tmp_path / "run", limits)
+
+
+def changed(evidence, change):
+    """Evidence that somebody changed, with the summary and the report that go with it."""
+    edit(evidence, change)
+    seal(evidence.parent)
+
+
+# ---------------------------------------------------------------- verify
+def test_evidence_of_a_node_that_was_changed_is_not_the_one_that_the_run_vouches_for(folder, limits, gpufleet):
+    own = folder / "nodes" / "1-gf2"
+    changed(own / "evidence.jsonl", lambda events: events[0].update(command="pytest acceptance/ --gpus 3"))
+    status, text = gpufleet("verify", folder)
+    assert (status, text.count("nodes/1-gf2"), "is not that of which" in text) == (1, 1, True)
+    assert gpufleet("verify", own)[0] == 0  # by itself it belongs together
+    status, text = gpufleet("fleet", folder, "--json")
+    assert (status, [each["host"] for each in json.loads(text)["unusable"]]) == (10, ["gf2"])
+    status, text = gpufleet("judge", folder, "--fleet-profile", limits)
+    assert (status, "1-gf2" in text) == (1, True)
+
+
+def test_a_node_whose_folder_is_gone_or_in_the_place_of_another_is_named(folder, gpufleet):
+    status, text = gpufleet("verify", folder)
+    assert (status, text.count("ACCEPTED"), "3 nodes" in text) == (0, 1, True)
+    assert gpufleet("report", folder, "-o", page := folder / "again.html")[0] == 0
+    assert NODES_CHECK in page.read_text()
+    (nodes := folder / "nodes").joinpath("2-gf10").rename(nodes / "x")
+    status, text = gpufleet("verify", folder)
+    assert (status, "nodes/2-gf10" in text) == (1, True)
+    (nodes / "0-gf1").rename(nodes / "2-gf10")
+    (nodes / "x").rename(nodes / "0-gf1")
+    status, text = gpufleet("verify", folder)
+    assert (status, "nodes/0-gf1" in text) == (1, True)
+
+
+# ---------------------------------------------------------------- summary.json
+def test_the_summary_says_what_each_node_came_to(tmp_path, limits):
+    folder = cluster(tmp_path / "run", limits, Ends(died=(0,), lost={2: "silent for 10 s"}))
+    document = json.loads((folder / "summary.json").read_text())
+    first, second, third = document["nodes"]
+    assert (document["schema"], document["run"]["nodes_wanted"], document["run"]["secured"]) == (2, 3, "token")
+    assert "verdict" not in first  # it died
+    assert first["evidence_sha256"]
+    assert (second["host"], second["verdict"], second["reasons"]) == ("gf2", "ACCEPTED", second["reasons"])
+    assert second["evidence_sha256"] == sha256(folder / "nodes" / "1-gf2" / "evidence.jsonl")
+    assert (third["lost"], third.get("evidence_sha256")) == ("silent for 10 s", None)
+    assert [gpu["place"] for gpu in document["gpus"]][3:6] == ["gpu3", "node1/gpu0", "node1/gpu1"]
+    of_one_machine = json.loads((folder / "nodes" / "1-gf2" / "summary.json").read_text())
+    assert not {"nodes_wanted", "transport", "secured", "interfaces"} & of_one_machine["run"].keys()
+
+
+# ---------------------------------------------------------------- report and fleet
+def test_its_nodes_are_hosts_of_a_fleet_called_as_the_run_over_all_calls_them(folder, gpufleet):
+    """Nodes that are processes of one machine have its name in their own evidence."""
+    status, text = gpufleet("fleet", folder, "--json")
+    document = json.loads(text)
+    assert (status, document["verdict"], document["gaps"]) == (0, "ACCEPTED", [])
+    assert [host["host"] for host in document["hosts"]] == ["gf1", "gf2", "gf10"]
+    changed(folder / "evidence.jsonl", lambda events: events[0]["nodes"][1].update(host="elsewhere"))
+    (folder / "nodes" / "1-gf2").rename(folder / "nodes" / "1-elsewhere")
+    _, text = gpufleet("fleet", folder, "--json")
+    assert [host["host"] for host in json.loads(text)["hosts"]] == ["elsewhere", "gf1", "gf10"]
+
+
+@pytest.mark.parametrize("how", [
+    {},
+    {"ends": Ends(lost={2: "silent for 10 s"})},
+    {"ends": Ends(left_out={0: "another driver"}, not_here=(1,))},
+    {"values": {"world": 200.0}},
+    {"wanted": 4},
+])  # fmt: skip
+def test_a_fleet_of_it_has_its_verdict_and_its_reasons(how, tmp_path, limits, gpufleet):
+    folder = cluster(tmp_path / "run", limits, **how)
+    record = RunFolder(folder).record()
+    status, text = gpufleet("fleet", folder, "--json")
+    document = json.loads(text)
+    assert (status, document["verdict"], document["reasons"]) == (record.exit_status, record.verdict, record.reasons)
+
+
+# ---------------------------------------------------------------- judge
+def test_other_limits_hold_on_each_node_and_between_them(tmp_path, limits):
+    slow = {node: {f"solo_train_throughput gpu{index}": 5000.0 for index in range(4)} for node in range(3)}
+    folder = cluster(tmp_path / "run", limits, other=slow, values={"world": 280.0})
+    easy = clusters.limits(tmp_path / "easy.toml", between=250.0, alone=4500.0)
+    record = judged(folder, easy)
+    assert (record.verdict, record.exit_status) == ("ACCEPTED", 0)
+    assert {check.outcome for check in record.checks.values()} == {"passed"}
+
+    # Either half alone does not do.
+    for easier, of_each in (({"between": 250.0}, "REJECTED"), ({"alone": 4500.0}, "ACCEPTED")):
+        record = judged(folder, clusters.limits(tmp_path / "half.toml", **easier))
+        assert record.verdict == "REJECTED"
+        assert [end.verdict for end in record.finished.values()] == [of_each] * 3
+
+
+def test_a_node_that_limits_reject_only_now_is_named(folder, limits, tmp_path):
+    assert judged(folder, limits).verdict == "ACCEPTED"
+    strict = clusters.limits(tmp_path / "strict.toml", alone=6300.0)
+    record = judged(folder, strict)
+    assert record.verdict == "REJECTED"
+    assert [end.verdict for end in record.finished.values()] == ["REJECTED"] * 3
+    assert all(ALONE in end.reasons[0] for end in record.finished.values())
+
+
+def test_limits_bring_no_lost_node_back(tmp_path, limits):
+    folder = cluster(tmp_path / "run", limits, Ends(lost={1: "silent"}))
+    record = judged(folder, clusters.limits(tmp_path / "easy.toml", between=1.0, alone=1.0))
+    assert (record.verdict, [*record.lost]) == ("REJECTED", [1])
+
+
+def judged(folder, limits):
+    """What `gpufleet judge` makes of it."""
+    return judge.judged(RunFolder(folder), limits, None)

@@ -1,9 +1,13 @@
 """The documents say what the code does: what is generated is up to date, what is written by hand leaves nothing out."""
 
 import ast
+import json
 import re
 import runpy
+import shlex
 import subprocess
+import zipfile
+from glob import glob
 from pathlib import Path
 
 import pytest
@@ -156,3 +160,105 @@ def _unknown_words(line, known):
 def test_no_two_checks_have_one_name():
     names = [name.rpartition("::")[2] for name in suite.shipped().checks]
     assert len(set(names)) == len(names)
+
+
+# ---------------------------------------------------------------- published runs, and the commands of docs/commands.md
+RESULTS = sorted(path.parent for path in (DOCS / "results").glob("*/evidence.jsonl"))
+KINDS = {
+    "h100": "ACCEPTED",
+    "h200": "ACCEPTED",
+    "nodes": "ACCEPTED",
+    "rejected": "REJECTED",
+    "incomplete": "INCOMPLETE",
+}  # by the names
+MOST_BYTES = 6 << 20  # of all of them
+ON_GPUS = ("gpufleet accept", "gpufleet monitor", "gpufleet snapshot", "pytest ")  # which this is not about
+PROGRAMS = ("gpufleet", "cp", "cd", "echo", "ssh-keygen", "grep")
+# A verdict may change with the limits of the day; whether a command can do what it is asked may not.
+STATUSES = {"judge": (0, 1, 10), "fleet": (0, 1, 10), "compare": (0, 1)}
+COMMANDS = ("verify", "sign", "report", "judge", "compare", "fleet", "calibrate", "order", "export")
+
+
+def test_there_is_a_run_of_each_kind_and_they_are_small():
+    assert {folder.name.rpartition("-")[2] for folder in RESULTS} == KINDS.keys()
+    assert sum(path.stat().st_size for path in (DOCS / "results").rglob("*") if path.is_file()) < MOST_BYTES
+
+
+@pytest.mark.parametrize("folder", RESULTS, ids=lambda folder: folder.name)
+def test_a_published_run_is_verified(folder, capsys):
+    assert cli.main(["verify", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "evidence.jsonl and summary.json and report.html" in said
+    assert f": {KINDS[folder.name.rpartition('-')[2]]}\n" in said
+
+
+def printed():
+    """The lines of the page that are to be typed, but for what is in its first block, which says what there is."""
+    page = (DOCS / "commands.md").read_text(encoding="utf-8").partition("--help` of each")[2]
+    lines = re.findall(r"^ {4,7}(\S.*)$", page, re.MULTILINE)
+    return [line for line in lines if line.startswith(PROGRAMS) and not line.startswith(ON_GPUS)]
+
+
+def test_every_command_of_the_page_runs_on_them(tmp_path, monkeypatch, capfd):
+    """One after the other, as somebody types them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    Path("docs").symlink_to(DOCS)
+    lines, wrong = printed(), {}
+    assert [name for name in COMMANDS if not any(line.startswith(f"gpufleet {name} ") for line in lines)] == []
+    for line in lines:
+        program, *words = shlex.split(line)
+        if program == "gpufleet":
+            status = cli.main([each for word in words for each in sorted(glob(word)) or [word]])
+        elif program == "cd":
+            status = monkeypatch.chdir(*words) or 0
+        else:
+            status = subprocess.run(["bash", "-c", line]).returncode
+        text = "".join(capfd.readouterr())
+        if status not in STATUSES.get(line.split()[1], (0,)) or re.search(
+            r"^(gpufleet: |Traceback)", text, re.MULTILINE
+        ):
+            wrong[line] = text
+    assert wrong == {}
+
+
+# ---------------------------------------------------------------- the table of XIDs
+MAIN = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
+MADE = runpy.run_path(str(ROOT / "docs" / "make_xid_table.py"))
+XIDS, RULES = (MADE["HEADS"][name] for name in ("Xids", "Xid 144-150 Decode"))
+XID = {"A": "XID", "B": "31", "I": "RESTART_APP", "J": "WORKFLOW_XID_31"}
+CELLS = ("145", "RLW_RXPIPE", "--01", "-010", "0x1/0x2", "IGNORE", "--11", "-110", "RESET_GPU")
+RULE = dict(zip("ABCDEFGHI", CELLS, strict=True))
+TEXTS = list({*XIDS.values(), *RULES.values(), *XID.values(), *CELLS})
+
+
+def sheet(*rows):
+    cells = ("".join(f'<c r="{at}2" t="s"><v>{TEXTS.index(text)}</v></c>' for at, text in row.items()) for row in rows)
+    return f"<worksheet {MAIN}><sheetData>{''.join(f'<row>{row}</row>' for row in cells)}</sheetData></worksheet>"
+
+
+def spreadsheet(path, rules):
+    with zipfile.ZipFile(path, "w") as file:
+        texts = "".join(f"<si><t>{text}</t></si>" for text in TEXTS)
+        file.writestr("xl/sharedStrings.xml", f"<sst {MAIN}>{texts}</sst>")
+        sheets = '<sheet name="Xids"/><sheet name="Xid 144-150 Decode"/>'
+        file.writestr("xl/workbook.xml", f"<workbook {MAIN}>{sheets}</workbook>")
+        file.writestr("xl/worksheets/sheet1.xml", sheet(XIDS, XID))
+        file.writestr("xl/worksheets/sheet2.xml", rules)
+        changed = "<dcterms:modified>2025-09-30T21:15:53Z</dcterms:modified>"
+        file.writestr("docProps/core.xml", f'<c xmlns:dcterms="http://purl.org/dc/terms/">{changed}</c>')
+    return path
+
+
+def test_what_is_made_of_a_spreadsheet(tmp_path):
+    table = MADE["table"](spreadsheet(tmp_path / "x.xlsx", sheet(RULES, RULE)))
+    assert (table["changed"], table["actions"]) == ("2025-09-30", {"31": ["RESTART_APP", "WORKFLOW_XID_31"]})
+    assert table["nvlink"] == [
+        [145, "RLW_RXPIPE", first, second, status, action]
+        for status in ("0x1", "0x2")
+        for first, second, action in (("--01", "-010", "IGNORE"), ("--11", "-110", "RESET_GPU"))
+    ]
+    with pytest.raises(ValueError, match="has other columns"):
+        MADE["table"](spreadsheet(tmp_path / "y.xlsx", sheet(XIDS, RULE)))
+    shipped = MADE["TABLE"].read_text(encoding="utf-8")
+    assert MADE["as_text"](json.loads(shipped)) == shipped

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.test_acceptance import FAULT
-from tests.gpu.intruder import MULTIPLIES, intruder
-from tests.gpu.present import COUNT, GPUS, needs_gpus
+from tests.gpu.present import COUNT, GPUS, MULTIPLIES, intruder, needs_gpus
 
 ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
 EXACT, SPEED = ACCEPTANCE / "test_3_exactness.py", ACCEPTANCE / "test_6_collectives.py"

@@ -7,8 +7,7 @@ import pytest
 
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.probes.compute import rate
-from tests.gpu.intruder import MULTIPLIES, intruder
-from tests.gpu.present import COUNT, needs_gpus
+from tests.gpu.present import COUNT, MULTIPLIES, intruder, needs_gpus
 from tests.probes import test_compute, test_memory
 
 EACH_GPU = Path(__file__).parents[2] / "acceptance" / "test_4_each_gpu.py"

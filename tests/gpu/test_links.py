@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.intruder import COPIES, intruder
-from tests.gpu.present import GPUS, needs_gpus
+from tests.gpu.present import COPIES, GPUS, intruder, needs_gpus
 
 LINKS = Path(__file__).parents[2] / "acceptance" / "test_5_links.py"
 

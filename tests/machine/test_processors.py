@@ -4,8 +4,16 @@ what of it is wrong."""
 import pytest
 
 from pytest_gpufleet.machine import bmc, host, memory, processors
-from pytest_gpufleet.machine.memory import errors_grown, recorded_errors
+from pytest_gpufleet.machine.memory import (
+    Module,
+    errors_grown,
+    filled_slots,
+    recorded_errors,
+    slower_than_modules,
+    unfit_modules,
+)
 from pytest_gpufleet.machine.processors import IdleState, Processor, ProcessorSetup
+from pytest_gpufleet.model import codec
 from tests.machine.test_three_states import SERVER
 from tests.machine.trees import laid_out, replaced, written
 
@@ -146,3 +154,53 @@ def test_an_entry_that_ends_early_has_what_it_has(tmp_path):
     """SMBIOS 2.1 had no speed and no texts of the maker."""
     (module,) = memory.modules(written(tmp_path, SERVER))
     assert module == memory.Module(locator="DIMM_A1", bytes=8 * GiB, type="DDR4")
+
+
+# ---------------- modules that are unlike the others, and what all carry together
+def modules(*changes, count=24):
+    """As of an m6a.metal of AWS: 24 modules of 32 GB, DDR4-3200 at 2933 MT/s (tests/machine/trees/two-drives.txt);
+    `changes`: slot and values."""
+    usual = {"bytes": 32 * GiB, "type": "DDR4", "speed": 3200, "configured_speed": 2933}
+    return tuple(Module(f"DIMM_{slot}", **usual | dict(changes).get(slot, {})) for slot in range(count))
+
+
+EMPTY = {"bytes": 0, "type": None, "configured_speed": None}
+MADE_UP = {"type": None, "speed": None, "configured_speed": None}  # as QEMU tells
+MODULES = {
+    "below their rating, all of them": (modules(), []),
+    "one smaller": (modules((7, {"bytes": 16 * GiB})), ["dimm_mismatch"]),
+    "one slower": (modules((7, {"configured_speed": 2666})), ["dimm_slow"]),
+    "one missing": (modules((7, EMPTY)), ["numa_memory_imbalance"]),
+    "two missing, as it may have been bought": (modules((7, EMPTY), (19, EMPTY)), []),
+    "half of them larger": (modules(*((slot, {"bytes": 64 * GiB}) for slot in range(0, 24, 2))), []),
+    "those of a virtual machine": (modules(*((slot, MADE_UP) for slot in range(3)), count=3), []),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules(name):
+    there, codes = MODULES[name]
+    found = unfit_modules(there, 2)
+    assert [fault.name for fault in found] == codes
+    assert all("DIMM_7" in fault.what for fault in found)
+    assert bool(filled_slots(there)) == ("virtual" not in name)
+
+
+def with_modules(**setup):
+    return {
+        "memory_modules": codec.plain(modules()),
+        "processor_setup": {"virtual": False, "numa_memory": {"0": 384 * GiB, "1": 384 * GiB}} | setup,
+    }
+
+
+@pytest.mark.parametrize(("figures", "facts", "codes"), [
+    ([150.0, 151.0], with_modules(), []),
+    ([57.0, 57.0], with_modules(), []),  # two fifths of 12 channels with 2933 MT/s are 112.6 GB/s
+    ([56.0, 56.0], with_modules(), ["host_memory_slow"]),
+    ([50.0], with_modules(), []),  # a container that may use one of two nodes
+    ([1.0, 1.0], with_modules(virtual=True), []),
+    ([1.0, 1.0], {"memory_modules": None, "processor_setup": with_modules()["processor_setup"]}, []),
+    ([1.0], {}, []),
+])  # fmt: skip
+def test_what_modules_carry(figures, facts, codes):
+    assert [fault.name for fault in slower_than_modules(figures, facts)] == codes

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import sysconfig
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -12,20 +13,23 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.data import DistributedSampler
 
 from pytest_gpufleet import Place, measure, measure_all
 from pytest_gpufleet.model.conditions import EACH_ALONE
+from pytest_gpufleet.model.endings import NotApplicable
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.measure import scaling_efficiency
-from pytest_gpufleet.probes.training import loader, loop
-from pytest_gpufleet.probes.training.correctness import differences
+from pytest_gpufleet.probes.training import cuda_graph, loader, loop
+from pytest_gpufleet.probes.training.correctness import differences, sampler_errors
 from pytest_gpufleet.probes.training.loader import bound
 from pytest_gpufleet.probes.training.loop import Lap, precision, utilization
-from pytest_gpufleet.probes.training.recipes import RECIPES, Workload, plan
+from pytest_gpufleet.probes.training.recipes import RECIPES, USUAL, Workload, plan
 from pytest_gpufleet.probes.training.sweep import full, largest, within_memory
 from pytest_gpufleet.world.engines.processes import look as alive
+from tests.conftest import INNER
 from tests.machine.fake_nvml import switched
 from tests.waiting import comes_true
 
@@ -258,3 +262,98 @@ def test_of_a_gpu_it_is_what_nvml_reads(monkeypatch, unsupported, index, busy):
 @pytest.mark.parametrize(("computed", "share"), [(0.5, 0.25), (7.0, 1.0)])  # of several cores it is not more than all
 def test_of_a_cpu_rank_it_is_its_share_of_a_core(computed, share):
     assert utilization(SimpleNamespace(gpu=None), Lap(2.0, (1.0, 1.0), 0.1, computed)) == share
+
+
+# ---------------------------------------------------------------- what recipe peak needs of the host and of Triton
+RANK = SimpleNamespace(device=torch.device("cpu"))
+
+
+def use_kernels(workload=USUAL):
+    cuda_graph._use_kernels(RANK, torch.nn.Identity(), plan("peak", workload, RANK.device))
+
+
+@pytest.mark.parametrize(("files", "compiler", "triton", "words"), [
+    ("gcc Python.h", "", None, "need Triton"),
+    ("cc Python.h", "", "triton", "install gcc"),  # for which Triton does not look
+    ("gcc", "", "triton", "python3-dev"),
+    ("gcc Python.h", "", "triton", "up to 131,071 images"),
+    ("clang Python.h", "", "triton", "up to 131,071 images"),
+    ("Python.h", "/opt/icx", "triton", "up to 131,071 images"),
+])  # fmt: skip
+def test_what_triton_lacks_is_named_and_it_does_not_apply(monkeypatch, tmp_path, files, compiler, triton, words):
+    """Where it lacks nothing, no batch is larger than kernels can count."""
+    for name in files.split():
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CC", compiler)
+    monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
+    monkeypatch.setattr(cuda_graph, "find_spec", lambda name: triton)
+    with pytest.raises(NotApplicable, match=words):
+        use_kernels(Workload(batch=200_000))
+
+
+@pytest.mark.parametrize(("off", "raised"), [
+    ([0.014, 0.014], None),
+    ([1.4, 1.4], NotApplicable),  # a fault of the compiler
+    ([float("nan"), float("nan")], NotApplicable),
+    ([1.4, 0.014], ArithmeticError),  # of this GPU
+    ([float("nan"), 0.014], ArithmeticError),
+    ([0.014, 1.4], None),  # of another
+])  # fmt: skip
+def test_kernels_that_compute_otherwise_than_torch_are_not_used(monkeypatch, off, raised):
+    fused_norm = pytest.importorskip("pytest_gpufleet.probes.training.peak")
+    fused = []
+    monkeypatch.setenv("TRITON_CACHE_DIR", "as the site says")
+    monkeypatch.setattr(cuda_graph, "lacking", lambda: None)
+    monkeypatch.setattr(cuda_graph, "everyones", lambda rank, values: [[each] for each in off])
+    monkeypatch.setattr(fused_norm, "off_torch", lambda device: off[0])
+    monkeypatch.setattr(fused_norm, "fuse", fused.append)
+    with pytest.raises(raised) if raised else nullcontext():
+        use_kernels()
+    assert bool(fused) == (raised is None)
+
+
+# ---------------------------------------------------------------- the kernels of recipe peak compute what torch does
+def test_fused_kernels_compute_what_torch_does(run_fresh):
+    pytest.importorskip("triton")
+    # Triton reads the variable when it is imported.
+    run = run_fresh("test_inner.py", files={"test_inner.py": INNER / "fused_network.py"}, TRITON_INTERPRET="1")
+    assert run.status == 0, run.text
+    assert "4 passed" in run.text
+
+
+# ---------------- shards of DistributedSampler, and copies that differ between ranks
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(("ranks", "samples"), [(1, 100), (2, 101), (3, 99), (8, 1021), (16, 1021)])
+def test_shards_of_torch_are_right_and_an_epoch_that_comes_again_has_the_same_order(ranks, samples, drop_last):
+    """Other errors are planted in the check itself: tests/acceptance/test_training_faults.py."""
+    by_rank, other = [], []
+    for rank in range(ranks):
+        sampler = DistributedSampler(torch.arange(samples), ranks, rank, drop_last=drop_last)
+        first, second = [*sampler], [sampler.set_epoch(1), *sampler][1:]
+        by_rank.append([first, second, first])
+        other.append([first, second, second])
+    assert sampler_errors(by_rank, samples, drop_last=drop_last) == []
+    again = [f"rank {rank}: epoch 0 is another one when it comes again" for rank in range(ranks)]
+    assert sampler_errors(other, samples, drop_last=drop_last) == again
+
+
+# ---------------------------------------------------------------- copies that differ between ranks: which rank is named
+def lines(rank, odd):
+    copies = {"a": torch.zeros(3, 2, device=rank.device), "b": torch.zeros(5, dtype=torch.float16, device=rank.device)}
+    if rank.index in odd:
+        copies["b"].view(torch.uint8)[7] ^= 1
+    return differences(rank, copies)
+
+
+WRONG = "b: 1 of 10 bytes, first in element 3"
+DOUBT = WRONG + ", against rank {}: no majority says which of them is right"
+
+
+def test_who_differs(four_ranks):
+    assert four_ranks.run(lines, []) == [[], [], [], []]
+    assert four_ranks.run(lines, [2]) == [[], [], [WRONG], []]
+    assert four_ranks.subset(range(3)).run(lines, [0]) == [[WRONG], [], []]
+    # Without a majority all are named.
+    assert four_ranks.subset(range(2)).run(lines, [1]) == [[DOUBT.format(1)], [DOUBT.format(0)]]
+    assert four_ranks.run(lines, [2, 3]) == [[DOUBT.format(other)] for other in (2, 2, 0, 0)]

@@ -15,8 +15,7 @@ from pytest_gpufleet.report.terminal.summary_lines import MOST_HOSTS, fleet_line
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet, over_nodes
 from tests.fleets import fleet_of, host_run, rejected, slower
 from tests.node_records import Between, of_nodes
-from tests.report.browser import seen
-from tests.report.page import Page
+from tests.report.page import Page, seen
 
 HOSTS = [f"node-{number:03}" for number in range(1, 65)]
 

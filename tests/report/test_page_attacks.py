@@ -16,7 +16,7 @@ from pytest_gpufleet.verdict.across_runs.drift import drift
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
 from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, Unusable, kept
-from tests.report.browser import seen
+from tests.report.page import seen
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 
