@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import starmap
 
 import pytest
 
@@ -17,11 +18,13 @@ from pytest_gpufleet import (
     MiB,
     Place,
     Profile,
+    RankFailure,
     Size,
     World,
     expect_none,
     measure_all,
 )
+from pytest_gpufleet.probes.collectives.exactness import Kept
 from pytest_gpufleet.probes.compute import corruption
 from pytest_gpufleet.probes.compute.rate import (
     PRECISIONS,
@@ -32,13 +35,14 @@ from pytest_gpufleet.probes.compute.rate import (
     why_below_full_clock,
 )
 from pytest_gpufleet.probes.memory import PatternTest, hold_patterns, memory_bandwidth
-from pytest_gpufleet.probes.search import collective
 
 pytestmark = pytest.mark.chapter("Compute", "Does each GPU compute right, and as fast as it should?")
 of_memory = pytest.mark.chapter("Memory", "Is each GPU's memory sound, and as fast as it should be?")
 
 SOAK_SECONDS = Size(60.0, rehearsal=0.3)  # of all precisions together
+EXCHANGE_SECONDS = Size(0.1, rehearsal=0.0)  # of a collective behind each of them
 Turn = list[corruption.Soaked]  # of the soak: what each GPU did in it
+Exchanges = list[list[dict[str, Kept]] | RankFailure]
 Soaked = Callable[..., Turn]
 PATTERN_SECONDS = Size(3.0, rehearsal=0.0)  # whole rounds of all patterns; the burn-in goes on with them
 OWN_BYTES = 2 * GiB  # and a tenth: contexts and NCCL's communicators of the tests before; 5 GiB were seen on an H200
@@ -97,7 +101,15 @@ def turns() -> dict[str, list[Turn]]:
 
 
 @pytest.fixture(scope="module")
-def soaked(world: World, precisions: list[str], turns: dict[str, list[Turn]]) -> Soaked:
+def exchanges() -> Exchanges:
+    """What each GPU found in the collectives behind each turn of the soak, or why they ended."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def soaked(
+    world: World, nccl_group: World, precisions: list[str], turns: dict[str, list[Turn]], exchanges: Exchanges
+) -> Soaked:
     """soaked(precision): what each GPU did in its first turn of the soak. The check that asks for it first has the GPUs
     work for it; the others look at what came of it. soaked(precision, again=True): what each does in another turn."""
     seconds = SOAK_SECONDS.on(world) / len(precisions)
@@ -105,6 +117,11 @@ def soaked(world: World, precisions: list[str], turns: dict[str, list[Turn]]) ->
     def turn(precision: str, again: bool = False) -> Turn:
         if again or not turns[precision]:
             turns[precision].append(world.run(corruption.soak, precision, seconds))
+            if world.size > 1 and not any(isinstance(each, RankFailure) for each in exchanges):
+                try:
+                    exchanges.append(nccl_group.run(corruption.exchanged, EXCHANGE_SECONDS.on(world)))
+                except RankFailure as failure:  # matmuls need no collectives: it is the failure of their own check
+                    exchanges.append(failure)
         return turns[precision][-1 if again else 0]
 
     return turn
@@ -141,32 +158,15 @@ def test_matrix_product_is_fast(
 ) -> None:
     """Matmul throughput with all GPUs under full load
 
-    This is the speed of training and inference, measured at the end of each precision of the soak. If it is too low,
-    the slowest and the fastest GPU are measured again while the others are idle, and the first line says what that
-    shows. All GPUs slow: check power limit, clocks, cooling and driver. One GPU slow: compare `nvidia-smi -q -d
+    This is the speed of training and inference, measured at the end of each precision of the soak. All GPUs slow: check
+    power limit, clocks, cooling and driver. One GPU slow: compare `nvidia-smi -q -d
     CLOCK,TEMPERATURE,POWER,PERFORMANCE` with its peers, and check its heat sink and fans.
     """
-    rates: list[Measurement] = []
 
     def rate(again: bool = False) -> Measurement:
-        rates.append(corruption.rate_of(world, soaked(precision, again)))
-        return beside_the_peak(rates[-1], gpu_profile)
+        return beside_the_peak(corruption.rate_of(world, soaked(precision, again)), gpu_profile)
 
-    judge(
-        rate(),
-        required=precision == usual_precision(world.gpus),
-        again=lambda: rate(again=True),
-        on_miss=lambda: slow_alone(world, judge, rates[-1]),
-    )
-
-
-def slow_alone(world: World, judge: Judge, rate: Measurement) -> str | Fault:
-    """What the slowest GPU does while all others rest, for the record too."""
-    if world.size == 1:
-        return ""
-    alone = collective.one_at_a_time(world, rate)
-    judge(alone, required=False)
-    return collective.why_slow(rate, alone)
+    judge(rate(), required=precision == usual_precision(world.gpus), again=lambda: rate(again=True))
 
 
 @pytest.mark.level("standard")
@@ -194,9 +194,9 @@ def test_products_repeat_bit_for_bit(
 ) -> None:
     """No silent data corruption in matmuls
 
-    Each GPU multiplies other random matrices every round for seconds under full load. Every result is compared bit for
-    bit with a second computation, and by its hash with the other GPUs of its model. The measurement is a bound: with 95
-    % confidence an event is rarer than one in so many seconds of a GPU. One wrong bit means that this GPU corrupts
+    Each GPU multiplies other random matrices every round of the soak. Every result is compared bit for bit with a
+    second computation, and by its hash with the other GPUs of its model. The measurement is a bound: with 95 %
+    confidence an event is rarer than one in so many seconds of a GPU. One wrong bit means that this GPU corrupts
     results without any error message. Replace the named GPU.
     """
     unlike = corruption.dissenters(world, [each.compared for each in soaked(precision)])
@@ -205,7 +205,31 @@ def test_products_repeat_bit_for_bit(
         wrong += world.faults("matmul_nondeterministic", [each.compared.trouble for each in turn])
     expect_none(wrong)
     every = [each for turn in turns[precision] for each in turn]
-    judge(corruption.bound(world, [each.compared for each in every], [each.state for each in every]), required=False)
+    judge(corruption.bound(world, [each.compared for each in every]), required=False)
+
+
+@pytest.mark.level("standard")
+@pytest.mark.needs(ranks=2)
+@pytest.mark.figures("collective_corruption_bound")
+def test_collectives_of_the_soak_are_exact(
+    nccl_group: World, judge: Judge, soaked: Soaked, precisions: list[str], exchanges: Exchanges
+) -> None:
+    """No silent data corruption in collectives under load
+
+    Between the precisions of the soak, while the GPUs are hot and their clocks change, all of them add up whole numbers
+    and copy to each other over every link. Every element is compared. If one GPU is named, check its NVLink and ECC
+    errors; if all are, one of them corrupts the sum of all.
+    """
+    for precision in precisions:
+        soaked(precision)
+    every = defaultdict[str, list[Kept]](list)
+    for turn in exchanges:
+        if isinstance(turn, RankFailure):
+            raise turn
+        for name in turn[0]:
+            every[name] += (each[name] for each in turn)
+            expect_none(nccl_group.faults("collective_wrong", [each[name].trouble for each in turn]))
+    judge(*starmap(corruption.bound_of_collective, every.items()), required=False)
 
 
 @of_memory

@@ -59,5 +59,5 @@ def test_all_reduce_of_all_nodes_stays_exact(nccl_group: World, fleet_level: str
     them corrupts the sum of all: check the errors that the ports of each node counted.
     """
     answers = nccl_group.run(exactness.stays_exact, SECONDS[fleet_level])
-    print(f"{answers[0][0]:,} all_reduces")
-    expect_none(nccl_group.faults("collective_wrong", [wrong for _, wrong in answers]))
+    print(f"{answers[0].times:,} all_reduces")
+    expect_none(nccl_group.faults("collective_wrong", [each.trouble for each in answers]))

@@ -39,10 +39,17 @@ FOR_INFORMATION = (
     "test_training_sweep", "test_training_in_full_memory", "test_ddp_and_fsdp",
 )  # fmt: skip
 STATE = GpuState(60.0, 1500.0, 700.0)
-WATCHED = SimpleNamespace(state=STATE, medians=STATE, held_by=lambda reason: False)
+WATCHED = SimpleNamespace(state=STATE, medians=STATE, held_by=lambda _: False, state_since=lambda _: STATE)
 SAMPLES = (1.0, 1.0, 1.0)
 LAP = loop.Lap(1.0, (1.0,), 1.0, 1.0)
-COMPARED = corruption.Compared("", "bf16", (1, 1, 1), "", 0, torch.empty(0), 1.0, 1.0, 1)
+
+
+def giving(value):
+    return lambda *_, **__: value
+
+
+COMPARED = corruption.Compared("", "bf16", (1, 1, 1), "", 0, torch.empty(0), 1, {0: corruption.Amount(1.0, 1)})
+SOAKED = SimpleNamespace(run=giving(COMPARED), laps=[(float(moment), 1.0) for moment in range(rate.PARTS)])
 
 
 def timed(rank, launch, samples, **how):
@@ -55,10 +62,6 @@ def crossed(rank, directions, *how):
 
 def stepped(rank, moment, hertz, count):
     return endurance.StepTurn((endurance.Step(0.0, 0.0, 1.0, 1),) * count, "", 1.0, 0.0)
-
-
-def giving(value):
-    return lambda *_, **__: value
 
 
 nothing = giving(None)
@@ -99,7 +102,8 @@ WORK = [
     (rate, {"parts": giving(SAMPLES), "_rested": giving(SAMPLES), "calls_in": nothing}),
     (measure, {"Watch": giving(nullcontext(WATCHED))}),
     (rate, {"Watch": giving(nullcontext(WATCHED))}),
-    (corruption, {"compare": giving(COMPARED), "dissenters": giving({})}),
+    (corruption, {"Matmuls": giving(SOAKED), "dissenters": giving({})}),
+    (corruption, {"stays_exact": giving(corruption.Kept(1, "", 1.0, 1))}),
     (corruption, {"Watch": giving(nullcontext(WATCHED))}),
     (host_copies, {"_prepare": giving(""), "_copied": crossed}),
     (pairs, {"_prepare": nothing, "_reach": lambda rank, offers: [True] * rank.size, "_copy": giving(SAMPLES)}),

@@ -84,6 +84,3 @@ def test_a_gpu_that_somebody_else_uses_is_named(run_pytest):
         run = run_pytest(f"{EACH_GPU}::test_matrix_product_is_fast[bf16]", "--gpus=all", "--fleet-dir=runs")
     slower = [place for finding in run.record.findings for place in finding.slower_than_peers or ()]
     assert set(slower) == {gpu(2)}, run.text
-    alone = [measured for measured in figures(run, "gemm") if measured.conditions["at_once"] == "one"]
-    assert all(gpu(2) in measured.values for measured in alone)
-    assert alone, "the slowest and the fastest GPU were to be measured while the others rest"

@@ -150,8 +150,8 @@ def test_evidence_with_a_state_that_is_no_number_is_not_read():
 
 # Made of other figures, of the state itself, or of how much was compared.
 DERIVED = {
-    "corruption_bound", "scaling_efficiency", "model_flops_utilization", "soak_temperature", "soak_excess",
-    "soak_clock", "soak_power",
+    "corruption_bound", "collective_corruption_bound", "scaling_efficiency", "model_flops_utilization",
+    "soak_temperature", "soak_excess", "soak_clock", "soak_power",
 }  # fmt: skip
 
 

@@ -6,11 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pytest_gpufleet.model.measurement import GpuState
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes import comparison
 from pytest_gpufleet.probes.compute import corruption, rate
-from pytest_gpufleet.probes.compute.corruption import ROUND, Compared, Matmuls, bound, dissents
+from pytest_gpufleet.probes.compute.corruption import ROUND, Amount, Compared, Matmuls, bound, dissents
 
 CPU = torch.device("cpu")
 
@@ -88,7 +87,7 @@ def test_operands_change_every_round_and_come_again_by_their_number():
 
 def test_gpus_of_other_kinds_and_other_numbers_of_rounds_do_not_dissent():
     def did(kind, *hashes):
-        return Compared(kind, "bf16", (1, 1, 1), "", 7, torch.tensor(hashes), 1.0, 1.0, 1)
+        return Compared(kind, "bf16", (1, 1, 1), "", 7, torch.tensor(hashes), 2, {})
 
     assert dissents([did("A", 1, 2, 3), did("B", 4, 5), did("A", 1, 2)]) == {}
     (found,) = dissents([did("A", 1, 2, 3), did("A", 1, 2, 9), did("B", 4), did("A", 1, 2, 3)]).items()
@@ -96,10 +95,30 @@ def test_gpus_of_other_kinds_and_other_numbers_of_rounds_do_not_dissent():
 
 
 @pytest.mark.parametrize(("kinds", "alone"), [("AA", False), ("A", True), ("AAB", True)])
-def test_the_bound_counts_what_was_compared(kinds, alone):
-    every = [Compared(kind, "bf16", (1, 1, 1), "", 0, torch.empty(0), 50.0, 3e15, 4e12) for kind in kinds]
-    clocks = [GpuState(60.0, clock, 700.0) for clock in (1400.0, 1500.0, 1450.0)[: len(kinds)]]
-    measured = bound(SimpleNamespace(size=len(kinds)), every, clocks)
-    assert measured.values == {WORLD: pytest.approx(50 * len(kinds) / 2.9957, rel=1e-4)}
+def test_the_bound_counts_what_was_compared_by_clock(kinds, alone):
+    amounts = {1400: Amount(30.0, 3000), 1410: Amount(10.0, 1000), 1980: Amount(10.0, 1000), 1200: Amount(0.5, 30)}
+    every = [Compared(kind, "bf16", (1000, 1000, 500), "", 0, torch.empty(0), 2_000_000, amounts) for kind in kinds]
+    several, many = len(kinds) > 1, len(kinds)
+    measured = bound(SimpleNamespace(size=many), [every[0].and_also(every[0]), *every[1:]] if several else every)
+    many += several
+    assert measured.values == {WORLD: pytest.approx(50.5 * many / 2.9957, rel=1e-4)}
     assert ("not seen" in str(measured.details["compared"])) == alone
-    assert str(measured.details["SM clock"]).startswith("1,400")
+    lower, usual, higher = (str(measured.details[f"at {state} SM clocks"]) for state in ("lower", "usual", "higher"))
+    assert lower.startswith(f"1,200 MHz: {0.5 * many:,.1f} GPU-seconds, ")
+    assert usual.startswith(f"1,400 to 1,410 MHz: {40 * many:,.1f} GPU-seconds, {4e-3 * many:.2f} PFLOP, ")
+    assert higher.endswith(f" TB, 0 differences: less than one in {10 * many / 2.9957:,.3g} s at 95 %")
+
+
+def test_nobody_knows_clocks_of_cpu_ranks():
+    compared = Matmuls(CPU, "fp32").run(0.0, least=3)
+    assert compared.amounts.keys() == {0}
+    assert compared.amounts[0].matmuls == 3 * ROUND
+    assert bound(SimpleNamespace(size=1), [compared]).details.keys() == {"compared"}
+
+
+def test_of_a_soak_all_is_compared_and_the_rate_is_of_its_end(two_ranks):
+    every = two_ranks.run(corruption.soak, "fp32", 0.3)
+    for compared, measured, _ in every:
+        assert 0.3 <= compared.seconds < 3
+        assert (len(measured.samples), len(compared.hashes)) == (rate.PARTS, compared.amounts[0].matmuls // ROUND)
+    assert dissents([compared for compared, *_ in every]) == {}

@@ -10,7 +10,6 @@ from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import GpuState, Measurement, Reading
 from pytest_gpufleet.probes.compute.corruption import Soaked, soak_figures
 from pytest_gpufleet.probes.compute.rate import relative_rate
-from pytest_gpufleet.probes.search.collective import why_slow
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.profile import for_gpu
 from tests.machines import recorded
@@ -150,19 +149,3 @@ def test_spread_is_what_gpus_do_not_have_in_common(count):
     assert max(window(STEADY).spread.values()) > 0.05  # alone, nobody can tell
     disturbed = window(DISTURBED, *[STEADY] * (count - 1)).spread
     assert {at for at, each in disturbed.items() if each > 0.05} == {PLACES[0]}
-
-
-# ---------------- why products are slow
-def gemm(*values):
-    return Measurement("gemm", dict(zip(PLACES, values, strict=False)), {"precision": "bf16"})
-
-
-@pytest.mark.parametrize(("together", "alone", "code", "subjects"), [
-    ((600.0, 690.0, 692.0, 688.0), (605.0, 695.0), "slower_than_peers", (PLACES[0],)),
-    ((600.0, 690.0, 692.0, 688.0), (685.0, 695.0), "cause_unclear", ()),  # power or cooling that all share
-    ((600.0, 605.0, 603.0, 602.0), (690.0, 695.0), "cause_unclear", ()),
-    ((600.0, 605.0, 603.0, 602.0), (601.0, 606.0), "cause_unclear", ()),  # the driver, or lowered clocks
-])  # fmt: skip
-def test_what_it_means_how_fast_a_slow_gpu_is_alone(together, alone, code, subjects):
-    fault = why_slow(gemm(*together), gemm(*alone))
-    assert (fault.name, fault.subjects) == (code, subjects)

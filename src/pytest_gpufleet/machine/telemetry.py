@@ -14,7 +14,8 @@ from pytest_gpufleet.machine.nvml import NoGpus, Nvml
 from pytest_gpufleet.model.gpu import Gpu, Missing
 from pytest_gpufleet.model.measurement import SLOW_BEAT, GpuState, Sample
 
-READ, ENERGY = ("temperature_c", "sm_clock_mhz", "power_watts"), "energy_joules"  # the fields of GpuState
+CLOCK = "sm_clock_mhz"
+READ, ENERGY = ("temperature_c", CLOCK, "power_watts"), "energy_joules"  # the fields of GpuState
 REASONS = "clock_event_reasons"
 INTERVAL_SECONDS = 0.1  # as often as a GPU measures its power anew
 
@@ -24,7 +25,7 @@ class Watch:
     NVML cannot read is left out; nothing that it does ends the work. None stands for a CPU rank."""
 
     def __init__(self, gpu: Gpu | None) -> None:
-        self._read: dict[str, list[float]] = {}
+        self._read: list[tuple[float, dict[str, float]]] = []  # when, and what was read by its name
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(gpu,), name="gpufleet-watch", daemon=True)
 
@@ -39,21 +40,32 @@ class Watch:
     @property
     def state(self) -> GpuState | None:
         """The means of what was read, and the energy from the first reading to the last; None if nothing was read."""
-        return self._over_all(fmean)
+        return self.state_since(-math.inf)
+
+    def state_since(self, moment: float) -> GpuState | None:
+        """The same from a moment of time.monotonic() on."""
+        return self._over_all(fmean, moment)
 
     @property
     def medians(self) -> GpuState | None:
         """The same without the spikes, of which a mean has its part: for what is a figure itself."""
         return self._over_all(median)
 
+    @property
+    def sm_clock_mhz(self) -> int:
+        """As it was read last; 0 if it was not."""
+        return int(next((read[CLOCK] for _, read in reversed(self._read) if CLOCK in read), 0))
+
     def held_by(self, reason: int) -> bool:
         """Whether a clock event reason was there half of the time or more, as far as NVML showed any."""
-        seen = [int(reasons) & reason > 0 for reasons in self._read.get(REASONS, [])]
+        seen = [int(read[REASONS]) & reason > 0 for _, read in self._read if REASONS in read]
         return 2 * sum(seen) >= len(seen) > 0
 
-    def _over_all(self, of: Callable[[list[float]], float]) -> GpuState | None:
-        states = {name: of(values) for name, values in self._read.items() if name in READ}
-        energy = self._read.get(ENERGY, [])
+    def _over_all(self, of: Callable[[list[float]], float], since: float = -math.inf) -> GpuState | None:
+        read = [each for moment, each in self._read if moment >= since]
+        values = {name: [each[name] for each in read if name in each] for name in (*READ, ENERGY)}
+        energy = values.pop(ENERGY)
+        states = {name: of(each) for name, each in values.items() if each}
         spent = {ENERGY: energy[-1] - energy[0]} if len(energy) > 1 else {}
         return GpuState(**states, **spent) if states else None
 
@@ -63,9 +75,11 @@ class Watch:
         with suppress(NoGpus), nvml.session() as driver, suppress(driver.NVMLError):
             one, over = Nvml(driver, [driver.nvmlDeviceGetHandleByIndex(gpu.index)]), False
             while True:
-                for name, value in nvml.read(one, 0, (*READ, ENERGY, REASONS)).items():
-                    if not isinstance(value, Missing) and (name == ENERGY or not over):  # the means are of the block
-                        self._read.setdefault(name, []).append(float(value))
+                found = nvml.read(one, 0, (*READ, ENERGY, REASONS)).items()
+                known = {name: float(value) for name, value in found if not isinstance(value, Missing)}
+                # The means are of the block.
+                here = {name: value for name, value in known.items() if name == ENERGY or not over}
+                self._read.append((time.monotonic(), here))
                 if over:
                     return
                 over = self._over.wait(INTERVAL_SECONDS)

@@ -342,6 +342,8 @@ ROWS = (
                      "an all_reduce beside matmuls, of that alone", steady=False), _UNDER_LOAD),
     MetricRow(Metric("corruption_bound", "s", "higher", "GPU time in which silent data corruption occurs less than "
                      "once, with 95 %", steady=False), ("precision",), by_chance=False),
+    MetricRow(Metric("collective_corruption_bound", "s", "higher", "GPU time in which a collective corrupts data less "
+                     "than once, with 95 %", steady=False), ("collective",), by_chance=False),
     # Rooms, racks and positions differ: what is judged is how much warmer a GPU is than its like.
     MetricRow(Metric("soak_temperature", "C", "lower", "temperature at the end of the soak")),
     MetricRow(Metric("soak_excess", "K", "lower", "temperature above the peers' at equal power, in the soak")),

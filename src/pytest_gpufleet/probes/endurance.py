@@ -6,7 +6,6 @@ import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from statistics import median, quantiles
 from typing import NamedTuple
@@ -74,7 +73,7 @@ def burn_in(world: World, seconds: float, after_turn: AfterTurn, bound: float = 
         no_trouble(world, f"burn-in, {name}", dict(enumerate(result.trouble for result in results)))
         if compared := [result.compared for result in results if result.compared]:
             no_trouble(world, f"burn-in, {name}", corruption.dissenters(world, compared))
-            every += [replace(each, hashes=each.hashes[:0]) for each in compared]
+            every = [one.and_also(more) for one, more in zip(every, compared, strict=True)] if every else compared
         after_turn(name, time.monotonic() - began)
     world.run(put_away, MATMUL)
     by_place: dict[Where, tuple[Turn, ...]] = dict(
@@ -87,7 +86,7 @@ def burn_in(world: World, seconds: float, after_turn: AfterTurn, bound: float = 
     watts = {place: _watts(turn.state for turn in own) for place, own in by_place.items()}
     return [
         Measurement("gemm", {place: median(each) for place, each in samples.items()}, conditions, samples),
-        corruption.bound(world, every, [turn.state for results in turns["matrix products"] for turn in results]),
+        corruption.bound(world, every),
         _retention("matrix products", samples, cold["matrix products"]),
         _retention("training", {WORLD: slowest}, cold["training"]),
         *_power("burn_power", world, watts),
@@ -126,7 +125,7 @@ def _power(metric: str, world: World, watts: Mapping[Where, Sequence[float]]) ->
 
 def _turn(rank: Rank, name: str, seconds: float, number: int) -> Turn:
     with rank.phase(f"burn-in: {name}"), Watch(rank.gpu) as watch:
-        turn = LOADS[name][1](rank, seconds, number)
+        turn = LOADS[name][1](rank, seconds, number, watch)
     return turn._replace(state=watch.medians)
 
 
@@ -136,16 +135,17 @@ def put_away(rank: Rank, work: str) -> None:
     loop.release(rank.device)
 
 
-def _matmuls(rank: Rank, seconds: float, number: int) -> Turn:
+def _matmuls(rank: Rank, seconds: float, number: int, watch: Watch) -> Turn:
     """TFLOP/s. All ranks begin a turn at the same round, to which no turn before came."""
     if MATMUL not in rank.kept:
         rank.kept[MATMUL] = corruption.Matmuls(rank.device, heaviest(rank.device))
-    compared: corruption.Compared = rank.kept[MATMUL].run(seconds, number * ROUNDS_APART)
-    return Turn(compared.flop / compared.seconds / 1e12, compared.trouble, compared=compared)
+    clock = partial(getattr, watch, "sm_clock_mhz")
+    compared: corruption.Compared = rank.kept[MATMUL].run(seconds, number * ROUNDS_APART, clock=clock)
+    return Turn(compared.tflops, compared.trouble, compared=compared)
 
 
 @loop.returns_memory
-def _training(rank: Rank, seconds: float, number: int) -> Turn:
+def _training(rank: Rank, seconds: float, *_: object) -> Turn:
     """Images a second, all ranks together: ResNet-50, begun anew; in the end all ranks must have the same bits."""
     training = plan(RECIPE, USUAL, rank.device)
     module = loop.module_of(rank, training)
@@ -160,10 +160,13 @@ def _training(rank: Rank, seconds: float, number: int) -> Turn:
 
 # By name its share of the time, and what loads a rank for so many seconds in its turn of this number. Matmuls on the
 # tensor cores draw the most power.
-LOADS: dict[str, tuple[float, Callable[[Rank, float, int], Turn]]] = {
+LOADS: dict[str, tuple[float, Callable[[Rank, float, int, Watch], Turn]]] = {
     "matrix products": (0.6, _matmuls),
-    "all_reduce": (0.1, lambda rank, seconds, _: Turn(trouble=stays_exact(rank, seconds)[1] if rank.size > 1 else "")),
-    "memory patterns": (0.1, lambda rank, seconds, _: Turn(trouble=memory.hold_patterns(rank, seconds).trouble)),
+    "all_reduce": (
+        0.1,
+        lambda rank, seconds, *_: Turn(trouble=stays_exact(rank, seconds).trouble if rank.size > 1 else ""),
+    ),
+    "memory patterns": (0.1, lambda rank, seconds, *_: Turn(trouble=memory.hold_patterns(rank, seconds).trouble)),
     "training": (0.2, _training),
 }
 

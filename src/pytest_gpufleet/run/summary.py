@@ -179,6 +179,7 @@ class OfFinding(Part, frozen=True):
     unit: str
     better: Literal["higher", "lower"]
     conditions: Mapping[str, Condition]
+    details: Annotated[Mapping[str, Condition], about("What people read beside it, such as what was compared.")]
     values: Annotated[
         Values, about("By place: gpu3, pair gpu0-gpu5, node1, its rail node1/rail3, or world. null: no number.")
     ]
@@ -316,8 +317,8 @@ def _finding(finding: Finding) -> OfFinding:
     measurement, limit = finding.measurement, finding.limit
     return _part(
         OfFinding, finding, metric=measurement.metric, unit=measurement.unit, better=measurement.definition.better,
-        conditions=measurement.conditions, values=_numbers(measurement.values), limit=limit and _limit(limit),
-        worse_than_peers=_numbers(finding.slower_than_peers or {}),
+        conditions=measurement.conditions, details=measurement.details, values=_numbers(measurement.values),
+        limit=limit and _limit(limit), worse_than_peers=_numbers(finding.slower_than_peers or {}),
     )  # fmt: skip
 
 

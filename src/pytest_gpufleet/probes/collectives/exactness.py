@@ -6,6 +6,7 @@ right (0 ULP).
 """
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
@@ -291,6 +292,7 @@ class Repeated:
 
     def launch(self) -> None:
         with torch.cuda.stream(self.stream):
+            self.output.zero_()  # what was right the last time; in place it is the input too
             self.input.copy_(self.mine)
             self.works = self.start()
 
@@ -307,20 +309,31 @@ class Repeated:
         return self.compare()
 
 
-def stays_exact(rank: Rank, duration: float) -> tuple[int, str]:
-    """all_reduce of one large tensor of float32 again and again for about `duration` seconds: how often it was done,
-    and "" if every element of every result was exactly right."""
-    job = Repeated(rank, "all_reduce", rank.group, current_stream(rank.device))
-    with rank.phase("all_reduce, repeated"):
+class Kept(NamedTuple):
+    """How often a collective was done, and "" if every element of every result was exactly right; how many seconds that
+    took, and S of all together."""
+
+    times: int
+    trouble: str
+    seconds: float
+    nbytes: int
+
+
+def stays_exact(rank: Rank, duration: float, name: str = "all_reduce") -> Kept:
+    """A collective of one large tensor of float32 again and again for about `duration` seconds."""
+    job = Repeated(rank, name, rank.group, current_stream(rank.device))
+    with rank.phase(f"{name}, repeated"):
         seconds(rank, job.once, 1)
         times = agree(rank, max(1, int(duration / seconds(rank, job.once, 3))))
         wrong = torch.zeros(times, dtype=torch.int64, device=rank.device)
+        began = time.monotonic()
         for number in range(times):
             wrong[number] = job.once()
-    if not (bad := wrong.nonzero().flatten().tolist()):
-        return times, ""
+        bad = wrong.nonzero().flatten().tolist()
+        taken = time.monotonic() - began
     where = ", ".join(f"number {i:,} ({int(wrong[i]):,} elements)" for i in bad[:SHOWN])
-    return times, f"{len(bad):,} of {times:,} results of {job.count:,} elements are wrong: {where}"
+    text = f"{len(bad):,} of {times:,} results of {job.count:,} elements are wrong: {where}" if bad else ""
+    return Kept(times, text, taken, times * job.count * job.mine.element_size())
 
 
 def two_at_once(rank: Rank, times: int = 10) -> str:

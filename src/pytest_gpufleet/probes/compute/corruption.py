@@ -1,11 +1,13 @@
 """Matmuls that come out wrong: once, every time, or otherwise than on other GPUs."""
 
+import itertools
 import math
 import time
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
 from typing import NamedTuple
 
 import torch
@@ -14,17 +16,21 @@ from torch import Tensor
 from pytest_gpufleet.machine import processors
 from pytest_gpufleet.machine.gpu_facts import consumer
 from pytest_gpufleet.machine.telemetry import Watch
+from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.measurement import GpuState, Measurement, Reading
 from pytest_gpufleet.model.place import WORLD, Where
+from pytest_gpufleet.probes.collectives.exactness import Kept, stays_exact
 from pytest_gpufleet.probes.comparison import SHOWN, bits, hexadecimal, unlike, wrong_elements
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.measure import together
+from pytest_gpufleet.probes.timing import Mark, between, current_stream, mark
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
 ELEMENT = "row {}, column {}"
+NEAR = 0.02  # of the usual SM clock: the power controller of a healthy GPU swings by as much
 ROUND = 4  # matmuls of the same operands, after which one answer is waited for
 # A round's operands are windows of two fixed arrays of random numbers, which costs nothing: to draw them anew takes a
 # tenth of the time. They begin at whole multiples of STEP numbers: matmuls of fp8 on others are a fifth slower.
@@ -51,10 +57,18 @@ def exact_matmul(rank: Rank, precision: str) -> str:
     return wrong_elements(result, expected, at=ELEMENT)
 
 
+class Amount(NamedTuple):
+    """How long it took, and how many there were."""
+
+    seconds: float
+    matmuls: int
+
+
 @dataclass(frozen=True)
 class Compared:
     """What one rank computed and compared. `kind`: devices of one kind must compute the same bits. `trouble`: results
-    of a round that are not the same bits, "" if all are. `hashes`: one a round (int64), from round `first` on."""
+    of a round that are not the same bits, "" if all are. `hashes`: one a round (int64), from round `first` on.
+    `nbytes`: of one result. `amounts`: by SM clock in MHz, 0 where nobody knows it."""
 
     kind: str
     precision: str
@@ -62,26 +76,63 @@ class Compared:
     trouble: str
     first: int
     hashes: Tensor
-    seconds: float
-    flop: float
     nbytes: int
+    amounts: Mapping[int, Amount]
+
+    @property
+    def seconds(self) -> float:
+        return sum(each.seconds for each in self.amounts.values())
+
+    @property
+    def tflops(self) -> float:
+        matmuls = sum(each.matmuls for each in self.amounts.values())
+        return 2.0 * math.prod(self.shape) * matmuls / self.seconds / 1e12
+
+    def and_also(self, more: "Compared") -> "Compared":
+        """The amounts of both, without hashes: of a rank that goes on for hours."""
+        return replace(self, hashes=self.hashes[:0], amounts=_added([self, more]))
+
+
+def _added(every: Sequence[Compared]) -> dict[int, Amount]:
+    """The amounts of all, by clock from the lowest on."""
+    found = grouped(item for each in every for item in each.amounts.items())
+    return {at: Amount(sum(s for s, _ in found[at]), sum(n for _, n in found[at])) for at in sorted(found)}
+
+
+class _Round(NamedTuple):
+    """Results of one round that are on their way, and their hashes; marks when it began, when the matmuls and when all
+    is done."""
+
+    number: int
+    multiply: Callable[[], Tensor]
+    results: list[Tensor]
+    hashes: Tensor
+    marks: tuple[Mark, Mark, Mark]
 
 
 class Matmuls:
     """Matmuls whose operands change every round, alike on all devices of one kind: a round can be computed again by its
     number. Every result is compared bit for bit with the others of its round. It goes on after a wrong one. What they
-    should have been only other devices know: compare the hashes, `dissenters`."""
+    should have been only other devices know: compare the hashes, `dissenters`.
+
+    `laps`: when each round of the last run was done, by time.monotonic(), and seconds of one of its matmuls, which the
+    hashes are no part of."""
 
     def __init__(self, device: torch.device, precision: str, shape: rate.Shape | None = None) -> None:
         self.shape = m, n, k = shape or rate.shape_on(device, precision)
         self.precision, self.kind = precision, kind(device)
-        self._steps = STEPS[device.type]
+        self.laps: list[tuple[float, float]] = []
+        self._stream, self._steps = current_stream(device), STEPS[device.type]
         more = -(-self._steps * STEP // k)
         a, b = rate.operands(precision, (m + more, n + more, k), device)
         self._arrays = ((a.flatten(), m * k), (b.t().flatten(), n * k))
         generator = torch.Generator().manual_seed(0)
         self._factors = (torch.randint(-(1 << 62), 1 << 62, (DISTANCE,), generator=generator) | 1).to(device)
         self._usual: Tensor | None = None
+        with rate.strictly(precision):
+            result = self.of(0)()  # the first call may load or choose a kernel, which is no time of matmuls
+            self._sums(result).tolist()
+        self._nbytes = result.nbytes
 
     def of(self, number: int) -> Callable[[], Tensor]:
         """What computes the matmul of a round, within `strictly(precision)`."""
@@ -93,40 +144,54 @@ class Matmuls:
         )
         return rate.multiplication(self.precision, a, b.t())
 
-    def run(self, seconds: float, first: int = 0) -> Compared:
-        """Multiply for `seconds`, at least one round, from round `first` on."""
+    def run(self, seconds: float, first: int = 0, least: int = 1, clock: Callable[[], int] = lambda: 0) -> Compared:
+        """Multiply for `seconds`, at least so many rounds, from round `first` on. `clock`: the SM clock now."""
         hashes: list[int] = []
+        amounts: dict[int, Amount] = {}
         wrong, texts = 0, list[str]()
-        began, elapsed, nbytes = time.perf_counter(), 0.0, 0
+        self.laps, began = [], time.monotonic()
+        done = began
         with rate.strictly(self.precision):
-            while not hashes or elapsed < seconds:
-                number = first + len(hashes)
-                multiply = self.of(number)
-                results = [multiply() for _ in range(ROUND)]
-                # One answer for the round: no waiting between matmuls.
-                every = (torch.stack([self._sums(each) for each in results]) * self._factors).sum(1).tolist()
+            ahead: _Round | None = self._launched(first)
+            while now := ahead:
+                # While a round is looked at the device computes the next one: a pause would let it cool down.
+                more = len(hashes) + 1 < least or time.monotonic() - began < seconds
+                ahead = self._launched(now.number + 1) if more else None
+                if self._stream is not None:
+                    now.marks[-1].synchronize()
+                every = now.hashes.tolist()
                 usual = Counter(every).most_common(1)[0][0]
                 if set(every) != {usual}:
-                    right, before = results[every.index(usual)], wrong
-                    for index, result in enumerate(results):
+                    right, before = now.results[every.index(usual)], wrong
+                    for index, result in enumerate(now.results):
                         count, elements = _unlike(result, right)
                         wrong += count
                         shown = elements[: max(0, SHOWN - len(texts))]
-                        texts += [f"round {number}, matmul {index + 1}, {each}" for each in shown]
+                        texts += [f"round {now.number}, matmul {index + 1}, {each}" for each in shown]
                     if not before:
-                        again, _ = _unlike(multiply(), right)
+                        again, _ = _unlike(now.multiply(), right)
                         texts.append(f"computed again {f'{again:,} are wrong' if again else 'it is right'}")
-                if not hashes and not (finite := results[0].isfinite()).all():
+                if not hashes and not (finite := now.results[0].isfinite()).all():
                     texts.append(f"NaN or infinite elements: {int((~finite).sum()):,}")
                 hashes.append(usual)
-                nbytes += ROUND * results[0].nbytes
-                elapsed = time.perf_counter() - began
+                done, since, at = time.monotonic(), done, clock()
+                spent, matmuls = amounts.get(at, (0.0, 0))
+                amounts[at] = Amount(spent + done - since, matmuls + ROUND)
+                self.laps.append((done, between(*now.marks[:2]) / ROUND))
         computed = ROUND * len(hashes)
         trouble = "; ".join([*([f"wrong elements: {wrong:,}, in {computed:,} matmuls"] if wrong else []), *texts])
-        flop = 2.0 * math.prod(self.shape) * computed
         return Compared(
-            self.kind, self.precision, self.shape, trouble, first, torch.tensor(hashes), elapsed, flop, nbytes
+            self.kind, self.precision, self.shape, trouble, first, torch.tensor(hashes), self._nbytes, amounts
         )
+
+    def _launched(self, number: int) -> _Round:
+        multiply = self.of(number)
+        began = mark(self._stream)
+        results = [multiply() for _ in range(ROUND)]
+        computed = mark(self._stream)
+        sums = torch.stack([self._sums(each) for each in results])
+        hashes = (sums * self._factors).sum(1).to("cpu", non_blocking=True)
+        return _Round(number, multiply, results, hashes, (began, computed, mark(self._stream)))
 
     def launch(self) -> Tensor:
         """Begin the matmul of round 0, within `strictly(precision)`: whether it differs from the first such one, on the
@@ -141,11 +206,6 @@ class Matmuls:
         sums = words[:whole].view(-1, DISTANCE).sum(0)
         sums[: len(words) - whole] += words[whole:]
         return sums
-
-
-def compare(rank: Rank, precision: str, seconds: float) -> Compared:
-    with rank.phase(f"{precision} matmuls, compared"):
-        return Matmuls(rank.device, precision).run(seconds)
 
 
 def kind(device: torch.device) -> str:
@@ -218,19 +278,56 @@ def _again(rank: Rank, rows: list[int], number: int, precision: str, shape: rate
         return [result[rows].cpu()] if rows else [result.sum(axis, dtype=torch.int64).cpu() for axis in (1, 0)]
 
 
-def bound(world: World, every: Sequence[Compared], states: Sequence[GpuState | None]) -> Measurement:
+def bound(world: World, every: Sequence[Compared]) -> Measurement:
     """Of matmuls at one precision without a difference, first one turn of all ranks: silent corruption is rarer than
-    one event in so many seconds of a GPU at this load, with 95 %. Only what was compared counts."""
-    seconds, flop, nbytes = (sum(getattr(each, name) for each in every) for name in ("seconds", "flop", "nbytes"))
-    kinds = Counter(each.kind for each in every[: world.size])
+    one event in so many seconds of a GPU at this load, with 95 %; and the same by SM clock, as the load made it."""
+    amounts, kinds = _added(every), Counter(each.kind for each in every[: world.size])
+
+    def said(clocks: Iterable[int]) -> str:
+        seconds, matmuls = (sum(column) for column in zip(*(amounts[clock] for clock in clocks), strict=True))
+        return amount(seconds, every[0].nbytes * matmuls, 2.0 * math.prod(every[0].shape) * matmuls)
+
     alone = "; of a GPU that has no like here a fault that always comes is not seen" if 1 in kinds.values() else ""
-    details = {"compared": f"{seconds:,.1f} GPU-seconds, {flop / 1e15:,.2f} PFLOP, {nbytes / 1e12:,.3g} TB{alone}"}
-    clocks = [state.sm_clock_mhz for state in states if state is not None and state.sm_clock_mhz is not None]
-    if clocks:
-        details["SM clock"] = " to ".join(dict.fromkeys(f"{edge(clocks):,.0f}" for edge in (min, max))) + " MHz"
+    details: dict[str, Condition] = {"compared": said(amounts) + alone}
+    if clocks := [*filter(None, amounts)]:
+        until = [*itertools.accumulate(amounts[clock].seconds for clock in clocks)]
+        usual = clocks[bisect_left(until, until[-1] / 2)]
+        near = [clock for clock in clocks if abs(clock / usual - 1) <= NEAR]
+        for name, own in (
+            ("lower", [clock for clock in clocks if clock < near[0]]),
+            ("usual", near),
+            ("higher", [clock for clock in clocks if clock > near[-1]]),
+        ):
+            if own:
+                span = " to ".join(dict.fromkeys(f"{edge(own):,}" for edge in (min, max)))
+                details[f"at {name} SM clocks"] = f"{span} MHz: {said(own)}"
+    seconds = sum(each.seconds for each in amounts.values())
     return Measurement(
         "corruption_bound", {WORLD: seconds / NO_EVENT}, {"precision": every[0].precision}, details=details
     )
+
+
+# That a soak does between its turns. The latter copies over the link of each pair.
+COLLECTIVES = ("all_reduce", "all_to_all")
+
+
+def exchanged(rank: Rank, seconds: float) -> dict[str, Kept]:
+    return {name: stays_exact(rank, seconds, name) for name in COLLECTIVES}
+
+
+def bound_of_collective(name: str, every: Sequence[Kept]) -> Measurement:
+    """The same of a collective."""
+    seconds, nbytes = sum(each.seconds for each in every), sum(each.nbytes for each in every)
+    details = {"compared": amount(seconds, nbytes)}
+    values: dict[Where, float] = {WORLD: seconds / NO_EVENT}
+    return Measurement("collective_corruption_bound", values, {"collective": name}, details=details)
+
+
+def amount(seconds: float, nbytes: float, flop: float = 0.0) -> str:
+    """What was compared without a difference, and what that excludes."""
+    computed = f" {flop / 1e15:,.2f} PFLOP," if flop else ""
+    found = f"{seconds:,.1f} GPU-seconds,{computed} {nbytes / 1e12:,.3g} TB, 0 differences"
+    return f"{found}: less than one in {seconds / NO_EVENT:,.3g} s at 95 %"
 
 
 def _unlike(found: Tensor, right: Tensor) -> tuple[int, list[str]]:
@@ -241,9 +338,6 @@ def _unlike(found: Tensor, right: Tensor) -> tuple[int, list[str]]:
 # The soak: a GPU under matmuls until it is warm, one precision after the other. Whether it computes the same bits again
 # and again, how fast, and what it is like at the end.
 
-# Of matmuls alone, between those that are compared and the window: after a pause of 0.3 s an H200 was up to 8 %
-# faster than it stays.
-SETTLING_SECONDS = {"cuda": 0.5, "cpu": 0.0}
 SOAK_METRICS = {"soak_temperature": "temperature_c", "soak_clock": "sm_clock_mhz", "soak_power": "power_watts"}
 AT_POWER_LIMIT = 0.95  # of it: at 700 W, three machines of 4x H200 drew 682 to 702
 
@@ -257,14 +351,17 @@ class Soaked(NamedTuple):
 
 
 def soak(rank: Rank, precision: str, seconds: float) -> Soaked:
-    """Compute matmuls at one precision for `seconds` without a rest: first those that are compared, which warms the GPU
-    up; then the window of `matmul_rate`, whose results nobody reads: that would change the rate."""
+    """Compute and compare matmuls at one precision for `seconds` without a rest. The rate is that of a window at the
+    end, of the matmuls alone: what hashes take is no part of it."""
     rate.must_have(precision, rank.device)
-    settling = SETTLING_SECONDS[rank.device.type]
-    with Watch(rank.gpu) as watch:
-        compared = compare(rank, precision, seconds - settling - rate.WINDOW_SECONDS[rank.device.type])
-        measured = rate.matmul_rate(rank, precision, lead_in=settling)
-    return Soaked(compared, measured, watch.medians)
+    with Watch(rank.gpu) as watch, rank.phase(f"{precision} matmuls, compared"):
+        work = Matmuls(rank.device, precision)
+        compared = work.run(seconds, least=rate.PARTS, clock=lambda: watch.sm_clock_mhz)
+    begin = work.laps[-1][0] - rate.WINDOW_SECONDS[rank.device.type]
+    each = max(1, sum(done > begin for done, _ in work.laps) // rate.PARTS)
+    window = work.laps[-each * rate.PARTS :]
+    taken = [fmean(took for _, took in window[part * each :][:each]) for part in range(rate.PARTS)]
+    return Soaked(compared, rate.reading(rank, precision, taken, watch.state_since(window[0][0])), watch.medians)
 
 
 def rate_of(world: World, soaked: Sequence[Soaked]) -> Measurement:

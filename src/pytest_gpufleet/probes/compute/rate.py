@@ -41,11 +41,10 @@ def matmul_in_tf32(allowed: bool) -> Iterator[None]:
 
 Shape = tuple[int, int, int]  # m, n, k of an m x k matrix times a k x n matrix
 
-# The power controller of an H200 swings by some per cent within a second: a window holds several of its swings.
+# The power controller of an H200 swings by some per cent within a second: a window holds several of its swings. As much
+# load of the same kind comes before it: an H200 needs some seconds until its clock has settled at the power limit.
 WINDOW_SECONDS = {"cuda": 4.5, "cpu": 0.02}
 PARTS = 8
-# Of load before a window. An H200 needs some seconds until its clock has settled at the power limit.
-LEAD_IN_SECONDS = {"cuda": 2.5, "cpu": 0.0}
 
 
 @dataclass(frozen=True)
@@ -132,22 +131,13 @@ def shape_on(device: torch.device, precision: str) -> Shape:
     return PRECISIONS[precision].shape if device.type == "cuda" else REHEARSAL_SHAPE
 
 
-def matmul_rate(rank: Rank, precision: str, lead_in: float | None = None) -> Reading:
-    """TFLOP/s of matmuls on every rank at the same time, under load that lasts: the mean over one window of some
-    seconds, with its parts as samples. `lead_in`: seconds of the same work before it, LEAD_IN_SECONDS unless the GPU is
-    warm from such work. Not applicable where the GPU does not have the precision."""
-    must_have(precision, rank.device)
-    kind, (m, n, k) = rank.device.type, shape_on(rank.device, precision)
-    with strictly(precision), rank.phase(f"{precision} matmul, {m} x {n} x {k}"):
-        work = multiplication(precision, *operands(precision, (m, n, k), rank.device))
-        seconds_each(rank.device, work, 1)  # the first call may load or choose a kernel
-        warm_up(rank.device, work, LEAD_IN_SECONDS[kind] if lead_in is None else lead_in)
-        with Watch(rank.gpu) as watch:
-            seconds = parts(rank.device, work, calls_in(rank.device, work, WINDOW_SECONDS[kind] / PARTS), PARTS)
+def reading(rank: Rank, precision: str, seconds: Sequence[float], state: GpuState | None) -> Reading:
+    """TFLOP/s of matmuls that took so many seconds each in the parts of one window: all, and each as a sample."""
+    m, n, k = shape_on(rank.device, precision)
     rates = tuple(2 * m * n * k / each / 1e12 for each in seconds)
     conditions = {"precision": precision, "at_once": "all" if rank.size > 1 else "one", "method": ONE_WINDOW}
     shape = {"shape": f"{m} x {n} x {k}"}
-    return Reading("gemm", 2 * m * n * k / fmean(seconds) / 1e12, conditions, rates, None, shape, watch.state)
+    return Reading("gemm", 2 * m * n * k / fmean(seconds) / 1e12, conditions, rates, None, shape, state)
 
 
 def precisions_of(rank: Rank) -> list[str]:

@@ -4,7 +4,6 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
@@ -16,15 +15,12 @@ from pytest_gpufleet.machine import software
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.grouping import grouped
-from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.place import Pair, Place, Where
 from pytest_gpufleet.probes.collectives.exactness import Delivery, exchange
 from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
-from pytest_gpufleet.probes.compute.rate import matmul_rate
 from pytest_gpufleet.probes.links.pairs import IndexPair, schedule
-from pytest_gpufleet.probes.measure import measure
 from pytest_gpufleet.probes.timing import agree, line_up, seconds, synchronize, timing, wait
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
@@ -262,33 +258,6 @@ def gigabytes(rates: Iterable[float], unit: str = "GB/s") -> str:
     """ "44.1 to 48.2 GB/s" """
     texts = [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in sorted(rates)]
     return f"{texts[0]} {unit}" if texts[0] == texts[-1] else f"{texts[0]} to {texts[-1]} {unit}"
-
-
-NOISE = 0.04  # by so much healthy H200 of one board differ at their power limit
-
-
-def one_at_a_time(world: World, all_at_once: Measurement) -> Measurement:
-    """The rates of the slowest and of the fastest GPU of a measurement, each while all others rest."""
-    by_rate = sorted(range(world.size), key=lambda index: all_at_once.values[world.places[index]])
-    precision = all_at_once.conditions["precision"]
-    slow, fast = (measure(world.subset([index]), matmul_rate, precision) for index in (by_rate[0], by_rate[-1]))
-    values, samples = {**slow.values, **fast.values}, {**slow.samples, **fast.samples}
-    return replace(slow, values=values, samples=samples, gpu_states={**slow.gpu_states, **fast.gpu_states})
-
-
-def why_slow(all_at_once: Measurement, alone: Measurement) -> Fault:
-    """What it means for the slowest GPU of `all_at_once` what it and the fastest one reach alone."""
-    (slow, slow_alone), (_, fast_alone) = alone.values.items()
-    among_all, fastest = all_at_once.values[slow], max(all_at_once.values.values())
-    figures = f"{slow_alone:.4g} {alone.unit} alone and {among_all:.4g} while all GPUs work"
-    behind, behind_alone = 1 - among_all / fastest, 1 - slow_alone / fast_alone
-    if behind > NOISE and behind_alone > behind / 2:
-        what = f"it is slow by itself: {figures}, the fastest {fast_alone:.4g} alone"
-        return Fault("slower_than_peers", (slow,), what)
-    what = "no faster while all others rest, so that driver, clocks or power limit are to be looked at:"
-    if slow_alone > among_all * (1 + NOISE):
-        what = "only while all GPUs work, which share power supplies and cooling: the slowest reaches"
-    return unclear(f"{what} {figures}")
 
 
 # By so much the slowest pair must differ from the fastest. Pairs of a healthy H200 board differ by 0.03 % in one

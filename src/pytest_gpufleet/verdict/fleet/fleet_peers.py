@@ -34,7 +34,7 @@ FAMILIES = {
     "memory": ("memory_bandwidth", "train_memory", "solo_decode_throughput"),
     "links": (
         "busbw", "collective_latency", "pair_bandwidth", "pair_latency", "ring_bandwidth", "scaling_efficiency",
-        "communication_share", "reduction_retention", "step_skew", "decode_throughput",
+        "communication_share", "reduction_retention", "step_skew", "decode_throughput", "collective_corruption_bound",
     ),
     "host": (
         "host_bandwidth", "host_memory_bandwidth", "drive_bandwidth", "drive_iops", "launch_time", "loader_throughput",
