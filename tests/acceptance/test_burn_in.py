@@ -12,7 +12,7 @@ import pytest
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import GpuState
 from pytest_gpufleet.probes import endurance
-from pytest_gpufleet.report.terminal import progress
+from pytest_gpufleet.report.terminal import live
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.profile import for_gpu
 from pytest_gpufleet.verdict.reading import read
@@ -79,7 +79,7 @@ def test_it_lasts_until_corruption_is_as_rare_as_asked(tmp_path):
 def test_a_terminal_shows_how_far_it_is_by_lines_or_by_the_table(drawn):
     stream = io.StringIO()
     stream.isatty = lambda: True
-    show = progress.teller(stream, 900.0, lambda: drawn)
+    show = live.teller(stream, 900.0, lambda: drawn)
     for second in range(0, 200, 5):
         show(second, None)
     lines = [line.partition(" of 15 min")[0].strip() for line in stream.getvalue().splitlines() if line]

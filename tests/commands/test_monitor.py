@@ -22,8 +22,7 @@ from rich.text import Text
 from pytest_gpufleet.machine.gpu_facts import READINGS
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import Sample
-from pytest_gpufleet.report.terminal.live import AROUND, table
-from pytest_gpufleet.report.terminal.progress import RunningCheck
+from pytest_gpufleet.report.terminal.live import AROUND, RunningCheck, table
 from tests.conftest import RECORDED, ROOT, SECONDS as DEADLINE, as_on_a_terminal
 
 READING = dict(zip(READINGS, (97, 113 << 30, 61, 72, 655.4, 1980, 3201, 4, 12, 34), strict=True))

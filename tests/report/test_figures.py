@@ -1,5 +1,5 @@
-"""The tables of figures, the matrices of pairs, and training by the number of GPUs with where efficiency is lost; and
-figures as broken machines and broken probes make them, which do not cost the report."""
+"""The tables of figures, the matrices of pairs, and training by the number of GPUs; and figures as broken machines and
+broken probes make them, which do not cost the report."""
 
 import math
 import re
@@ -20,11 +20,9 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import several_runs, wording
 from pytest_gpufleet.report.figures import EPOCH_IMAGES, figure_tables, heat_tables, training_tables
 from pytest_gpufleet.report.page import MOST_FAILURES, MOST_FIGURES, MOST_ROWS, page as html_of
-from pytest_gpufleet.report.plots.figure_plots import curves
-from pytest_gpufleet.report.plots.telemetry_plots import drawn
+from pytest_gpufleet.report.plots import curves, telemetry as drawn_telemetry
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
-from pytest_gpufleet.verdict.across_runs.drift import drift
-from pytest_gpufleet.verdict.across_runs.run_comparison import compare
+from pytest_gpufleet.verdict.across_runs.run_comparison import compare, drift
 
 
 def figures(values, metric="gemm", **conditions):
@@ -240,31 +238,6 @@ def test_nothing_without_an_efficiency_and_no_epoch_without_a_rate():
     assert table.rows[0].cells[-1].text == ""
 
 
-def trained(alone, together, share, ranks=4):
-    each = {gpu(index): rate for index, rate in enumerate(alone)}
-    figures = (
-        Measurement("solo_train_throughput", each, {**WORK, "batch": 256, "ranks": 1}),
-        Measurement("train_throughput", {WORLD: together}, {**WORK, "batch": 256, "ranks": ranks}),
-        Measurement("communication_share", {WORLD: share}, {**WORK, "batch": 256, "ranks": ranks}),
-    )
-    return [Finding("a", figure, "for information") for figure in figures]
-
-
-@pytest.mark.parametrize(("figures", "expected", "slowest"), [
-    (trained([100.0] * 4, 360.0, 0.1), ["90 %", "10 %", "0 %", "0 %"], 0),
-    (trained([100.0, 100.0, 60.0, 100.0], 240.0, 0.0), ["66.7 %", "0 %", "33.3 %", "0 %"], 2),
-    (trained([100.0] * 4, 200.0, 0.0), ["50 %", "0 %", "0 %", "50 %"], 0),  # nothing explains it
-    # And nothing is derived of figures that lack, or cannot be.
-    (trained([100.0] * 4, 360.0, 0.1)[:2], None, 0), (trained([0.0] * 4, 0.0, 0.1), None, 0),
-    (trained([100.0] * 4, 360.0, float("nan")), None, 0), (trained([100.0] * 4, 360.0, 1.0), None, 0),
-    (trained([100.0] * 2, 360.0, 0.1), None, 0),
-])  # fmt: skip
-def test_efficiency_is_lost_to_gradients_to_a_slow_gpu_or_to_what_nothing_explains(figures, expected, slowest):
-    rows = [[(cell.text, cell.below) for cell in row.cells] for table in training_tables(figures) for row in table.rows]
-    below = ["", "", f"of GPU {slowest}", ""]
-    assert rows == ([[*zip(expected, below, strict=True)]] if expected else [])
-
-
 def many(count):
     """A record of so many findings of each kind: of a curve, of GPUs, missed by checks and by cases, not judged."""
     made = {
@@ -331,7 +304,7 @@ def test_figures_of_broken_machines_can_be_shown_everywhere(values):
         checks={"a.py::b": Check("a.py::b", "failed", 1.0, message="it missed")},
     )  # fmt: skip
     assert "fleet-verdict" in html_of(record)
-    assert drawn(telemetry, [read_place(place) for place in PLACES], []) is not None
+    assert drawn_telemetry(telemetry, [read_place(place) for place in PLACES], []) is not None
     assert summary_lines(record)
     runs = {"one": record, "other": record}
     assert several_runs.page(compare(runs))

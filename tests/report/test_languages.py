@@ -20,8 +20,7 @@ from pytest_gpufleet.report import hosts as hosts_page, page as report_page, sev
 from pytest_gpufleet.report.banner import reasons, why
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 from pytest_gpufleet.run.folder import RunFolder
-from pytest_gpufleet.verdict.across_runs.drift import drift
-from pytest_gpufleet.verdict.across_runs.run_comparison import compare
+from pytest_gpufleet.verdict.across_runs.run_comparison import compare, drift
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
 from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import settled

@@ -12,8 +12,7 @@ from pytest_gpufleet.model.events import typed
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import hosts as hosts_page, rendering, several_runs
 from pytest_gpufleet.report.page import page
-from pytest_gpufleet.verdict.across_runs.drift import drift
-from pytest_gpufleet.verdict.across_runs.run_comparison import compare
+from pytest_gpufleet.verdict.across_runs.run_comparison import compare, drift
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
 from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, Unusable, kept
 from tests.report.page import seen

@@ -8,9 +8,7 @@ from xml.etree import ElementTree
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement, Sample
 from pytest_gpufleet.model.place import WORLD, gpu
-from pytest_gpufleet.report.plots.canvas import ticks
-from pytest_gpufleet.report.plots.figure_plots import curves
-from pytest_gpufleet.report.plots.telemetry_plots import CAPTION, QUANTITIES, drawn
+from pytest_gpufleet.report.plots import CAPTION, QUANTITIES, curves, telemetry, ticks
 from tests.commands.test_monitor import READING
 
 
@@ -114,14 +112,14 @@ def panels_of(svg):
 
 
 def test_a_panel_for_each_quantity_with_a_line_for_each_gpu_and_the_files_of_tests():
-    svg = drawn(samples(301), PLACES, checks(7, 12, 300))
+    svg = telemetry(samples(301), PLACES, checks(7, 12, 300))
     assert panels_of(svg) == TITLES
     words = words_in(svg)
     assert {f"GPU {index}" for index in range(8)} <= words
     assert sorted(word for word in words if word.endswith("part")) == [f"{file} part" for file in range(7)]
     assert {"0:00", "5:00", "minutes:seconds since 09:14:03 UTC"} <= words
     assert_well_drawn([(CAPTION, svg)])
-    assert svg == drawn(samples(301), PLACES, checks(7, 12, 300))  # whenever it is drawn
+    assert svg == telemetry(samples(301), PLACES, checks(7, 12, 300))  # whenever it is drawn
     assert "; GPU memory used 113 GiB; Temperature of the GPU" in svg.split('"')[3]
 
 
@@ -129,7 +127,7 @@ def test_a_long_run_stays_small_and_keeps_its_peaks():
     run = [Sample(START + at, ({"power_watts": 600 + at % 7},) * len(PLACES)) for at in range(40_000)]
     run[12_345] = at_gpu(run[12_345], 5, {"power_watts": 699})
     run[23_456] = at_gpu(run[23_456], 2, {"power_watts": 88})
-    svg = drawn(run, PLACES, [])
+    svg = telemetry(run, PLACES, [])
     assert svg.split('"')[3].endswith(": Power 88 to 699 W")
     assert max(path.count("L") for path in re.findall(r' d="([^"]+)"', svg)) <= 600
     assert len(svg) < 250_000
@@ -138,7 +136,7 @@ def test_a_long_run_stays_small_and_keeps_its_peaks():
 
 def test_what_no_gpu_gave_has_no_panel_a_gap_breaks_the_line_and_a_lone_value_is_seen():
     run = samples(12, memory_temperature_c=None)
-    assert panels_of(drawn(run, PLACES, [])) == [title for title in TITLES if title != TITLES[3]]
+    assert panels_of(telemetry(run, PLACES, [])) == [title for title in TITLES if title != TITLES[3]]
     assert breaks(run) == 1
     for second in range(3, 8):
         run[second] = at_gpu(run[second], 0, dict.fromkeys(READING))
@@ -153,28 +151,28 @@ def test_what_no_gpu_gave_has_no_panel_a_gap_breaks_the_line_and_a_lone_value_is
 
 def breaks(run):
     """Of the line with most: into how many parts it is broken."""
-    return max(path.count("M") for path in re.findall(r' d="([^"]+)"', drawn(run, PLACES[:1], [])))
+    return max(path.count("M") for path in re.findall(r' d="([^"]+)"', telemetry(run, PLACES[:1], [])))
 
 
 def test_a_clock_that_was_set_back_during_the_run():
     run = samples(20)
     run[10:] = [replace(sample, time=sample.time - 3600) for sample in run[10:]]
-    svg = drawn(run, PLACES, checks(3, 2, 19))
+    svg = telemetry(run, PLACES, checks(3, 2, 19))
     assert panels_of(svg) == TITLES
     assert {"0:00", "0:09"} <= words_in(svg)
     for too_little in ([run[0], *run[10:]], run[:1], []):  # in the first no time has passed
-        assert drawn(too_little, PLACES, checks(3, 2, 19)) == ""
+        assert telemetry(too_little, PLACES, checks(3, 2, 19)) == ""
 
 
 def test_any_group_can_be_named_and_of_too_many_the_longest_are():
     many = [*checks(90, 1, 290), ("acceptance/test_long_one.py::test_it", START + 290, START + 300)]
-    words = words_in(drawn(samples(301), PLACES[:1], many))
+    words = words_in(telemetry(samples(301), PLACES[:1], many))
     assert 20 < len([word for word in words if word.endswith(" part")]) < 40
     assert "Long one" in words
     hostile = "a/test_<b>&$x^2$\x1b[31m.py::test_x", "test_" + "long_" * 30 + ".py", "", "no_python::x"
     run = [(name, START + second, START + second + 1) for second, name in enumerate(hostile)]
     run += [("test_a.py::x", START - 50, START - 1), ("test_b.py::x", START + 900, START + 999)]  # beyond the samples
-    words = words_in(drawn(samples(5), [gpu(index) for index in range(16)], run))
+    words = words_in(telemetry(samples(5), [gpu(index) for index in range(16)], run))
     assert {"<b>&$x^2$", "Long long lon...", "GPU 15", "A", "B"} <= words
     suite = [(f"acceptance/{file}::test_x", START, START + 4) for file in ("test_2_host.py", "test_4_each_gpu.py")]
-    assert {"Host", "Compute"} <= words_in(drawn(samples(5), PLACES, suite))  # as the tables call them
+    assert {"Host", "Compute"} <= words_in(telemetry(samples(5), PLACES, suite))  # as the tables call them

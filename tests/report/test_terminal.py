@@ -8,12 +8,13 @@ import pytest
 from pytest_gpufleet.model.events import Check, HostFound
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import distinct
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.banner import reasons, why
+from pytest_gpufleet.report.figures import group_table, required_tables, texts
 from pytest_gpufleet.report.gpu_grid import group_title
-from pytest_gpufleet.report.margins import margins, required_tables, texts
 from pytest_gpufleet.report.terminal.summary_lines import SCREEN, summary_lines, text_report
 from pytest_gpufleet.run.summary import summary
 from pytest_gpufleet.verdict.basis import judged_by
@@ -75,15 +76,16 @@ def test_a_level_that_judges_no_figure_does_not_say_that_all_met(standard):
 
 
 def test_each_group_has_a_line_with_its_smallest_margin(standard):
-    found = {each.group: each for each in margins(standard)}
-    judged = [each for each in distinct(standard.findings) if judged_by(each)]
-    assert sum(each.judged for each in found.values()) == len(judged) > len(found) > 2
-    for title, each in found.items():
-        of_group = [finding for finding in judged if group_title(finding.check) == title]
-        assert wording.margin(each.nearest) == min(map(wording.margin, of_group))
-        value, limit, margin, where = texts(each.nearest)
-        assert all(part in text_of(standard) for part in (title, value, wording.ascii_signs(limit), margin, where))
-        assert f"{each.within} of {each.judged}" in text_of(standard)
+    found, text = group_table(standard).rows, text_of(standard)
+    judged = grouped((group_title(each.check), each) for each in distinct(standard.findings) if judged_by(each))
+    assert {row.name for row in found} == judged.keys()
+    assert len(found) > 2
+    for row in found:
+        of_group = judged[row.name]
+        nearest = texts(min(of_group, key=wording.margin))
+        assert [row.cells[column].text for column in (2, 3, 1, 5)] == [*nearest]
+        assert row.cells[0].text == f"{sum(each.state == 'met' for each in of_group)} of {len(of_group)}"
+        assert all(wording.ascii_signs(part) in text for part in (row.name, row.cells[0].text, *nearest))
 
 
 def test_the_text_of_a_run_has_every_check_and_required_measurement_and_ends_as_the_terminal(every_record):

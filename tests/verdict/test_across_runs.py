@@ -16,8 +16,7 @@ from pytest_gpufleet.model.metric import METRICS, Metric, Tolerance
 from pytest_gpufleet.model.place import Place, gpu
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.several_runs import document
-from pytest_gpufleet.verdict.across_runs.drift import drift, noise
-from pytest_gpufleet.verdict.across_runs.run_comparison import compare
+from pytest_gpufleet.verdict.across_runs.run_comparison import compare, drift, noise
 from pytest_gpufleet.verdict.fingerprint_rules import gpus_apart, nothing_repeats
 from pytest_gpufleet.verdict.fleet.equality import not_compared, other_bits
 from pytest_gpufleet.verdict.fleet.fleet_peers import fingerprints_in_common, nodes_compute_otherwise

@@ -11,8 +11,7 @@ FILE_COLUMNS = 160  # where the output is no terminal, which would say how wide 
 
 def _run(given: argparse.Namespace) -> int:
     from pytest_gpufleet.report.several_runs import document, page, screen
-    from pytest_gpufleet.verdict.across_runs.drift import drift
-    from pytest_gpufleet.verdict.across_runs.run_comparison import compare
+    from pytest_gpufleet.verdict.across_runs.run_comparison import compare, drift
 
     command.check_output(given.output)
     runs = {name: run.record for name, run in verify.all_checked([given.first, *given.others]).items()}

@@ -125,22 +125,22 @@ def rejects(made: Sequence[Comparison], nodes: int = 1) -> list[str]:
 
 def plot(made: Sequence[Comparison], title: str) -> str:
     """An SVG: the probability that a fault is found, by its size."""
-    from pytest_gpufleet.report.plots import canvas
+    from pytest_gpufleet.report import plots
 
     sizes = [number / 1000 for number in range(101)]
     shown = [(fault, some) for fault, _ in power.FAULTS if (some := power.showing(fault, made))]
-    with canvas.style(title):
-        figure, axes = canvas.panels(2, 2, 3.0, legend=False)
+    with plots.style(title):
+        figure, axes = plots.panels(2, 2, 3.0, legend=False)
         for panel, held in zip(axes, power.HELD, strict=True):
-            canvas.title(panel, f"held against {held}")
+            plots.title(panel, f"held against {held}")
             for number, (fault, some) in enumerate(each for each in shown if each[1][0].held == held):
                 found = [100 * max(power.found(size, each.line) for each in some) for size in sizes]
-                panel.plot([100 * size for size in sizes], found, label=fault, **canvas.look(number, 0))
+                panel.plot([100 * size for size in sizes], found, label=fault, **plots.look(number, 0))
             panel.set_xlabel("slow by, per cent")
             if panel.lines:
                 panel.legend(frameon=False, fontsize=8, loc="lower right")
         axes[0].set_ylabel("found, per cent")
-        return canvas.svg(figure, f"{title}: the probability that a fault is found, by its size", {})
+        return plots.svg(figure, f"{title}: the probability that a fault is found, by its size", {})
 
 
 POWER = command.Command(

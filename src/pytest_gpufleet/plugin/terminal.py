@@ -61,8 +61,7 @@ class Screen:
 
     def draw(self, topology: GpuTopology, reports: Path, config: pytest.Config, stack: ExitStack) -> None:
         """Keep a table of all GPUs below everything else, until `stack` is closed."""
-        from pytest_gpufleet.report.terminal.live import AROUND, table
-        from pytest_gpufleet.report.terminal.progress import RunningCheck
+        from pytest_gpufleet.report.terminal.live import AROUND, RunningCheck, table
 
         running = RunningCheck(reports)
         shown = lambda: table(self.sample, topology, running()) if self.sample else ""  # noqa: E731
@@ -94,9 +93,9 @@ class Screen:
 
     def progress(self, seconds: float) -> Callable[[float, Any], None]:
         """tell(seconds done, latest sample) writes how far something long is, unless the table says so."""
-        from pytest_gpufleet.report.terminal import progress
+        from pytest_gpufleet.report.terminal import live
 
-        return progress.teller(self._stream, seconds, lambda: self._below is not None)
+        return live.teller(self._stream, seconds, lambda: self._below is not None)
 
 
 SCREEN = pytest.StashKey[Screen]()  # of the configuration

@@ -131,7 +131,14 @@ def _why(record: Record, no_gpu: bool) -> str:
     if word == "REHEARSAL":
         because = record.run.rehearsal_because.rstrip(".")
         why_none = say("Why it is a rehearsal: {because}.", because=say(because)) if because else ""
-        return wording.sentences(_rehearsed(record), meaning, why_none)
+        outcomes = Counter(check.outcome for check in record.checks.values() if check.asked)
+        passed, failed, absent = (outcomes[name] for name in ("passed", "failed", "not applicable"))
+        parts = [
+            say("{count} checks passed" if passed != 1 else "1 check passed", count=passed),
+            say("{count} failed", count=failed) if failed else say("none failed"),
+            *([say("{count} not applicable", count=absent)] if absent else []),
+        ]
+        return wording.sentences(f"{say(', ').join(parts)}{say('.')}", meaning, why_none)
     texts = counted(gaps(record))
     left_open = say("Open: {points}.", points=say(", ").join(texts)) if texts else ""
     if record.verdict is None:
@@ -186,18 +193,8 @@ def to_look_at(record: Record) -> dict[int, str]:
     return found
 
 
-def _rehearsed(record: Record) -> str:
-    outcomes = Counter(check.outcome for check in record.checks.values() if check.asked)
-    passed, failed, absent = (outcomes[name] for name in ("passed", "failed", "not applicable"))
-    texts = [
-        say("{count} checks passed" if passed != 1 else "1 check passed", count=passed),
-        say("{count} failed", count=failed) if failed else say("none failed"),
-        *([say("{count} not applicable", count=absent)] if absent else []),
-    ]
-    return f"{say(', ').join(texts)}{say('.')}"
-
-
 def _rejected(record: Record, said: Mapping[str, Accused], no_gpu: bool) -> str:
+    """ "3 of 56 checks failed. GPU 5 (serial 1654124046124) is named in 2 of them." """
     of_all = "{failed} of {checks} checks failed." if len(record.checks) != 1 else "{failed} of 1 check failed."
     failed = say(of_all, failed=len(said), checks=len(record.checks))
     if no_gpu:
@@ -210,25 +207,8 @@ def _rejected(record: Record, said: Mapping[str, Accused], no_gpu: bool) -> str:
     for fault in [fault for check_id in unexplained for fault in searched(record, check_id)][:1]:
         text = fault.described(partial(wording.place, hosts=record.hosts)).splitlines()[0].rstrip(".") + "."
         cause = text if fault.subjects else wording.capitalised(text)  # a host is called as it is called
-    return wording.sentences(failed, first, _named(record, unexplained), cause)
-
-
-def _first(record: Record, said: Mapping[str, Accused], unexplained: Mapping[str, Accused]) -> str:
-    """What has to be mended first: it is the cause of what it explains, and not the GPU below it."""
-    texts = explanations(said.values(), record.hosts)
-    named = times_named(unexplained.values())
-    clear = dict.fromkeys(where for each in said.values() for where in each.explained if where not in named)
-    if clear:
-        places = say(" or ").join(wording.place(where, record.hosts) for where in sorted(clear))
-        texts.append(say("No evidence of a fault in {places}.", places=places))
-    return wording.sentences(*texts)
-
-
-def _named(record: Record, unexplained: Mapping[str, Accused]) -> str:
-    """ "GPU 5 (serial 1654124046124) is named in 2 of them." """
-    times = times_named(unexplained.values()).most_common()
-    if not times:
-        return say(NO_SINGLE_GPU)
+    if not (times := times_named(unexplained.values()).most_common()):
+        return wording.sentences(failed, first, say(NO_SINGLE_GPU), cause)
     serials = {
         gpu.place: say("serial {serial}", serial=gpu.serial) if gpu.serial else gpu.pci_bus_id
         for gpu in record.topology.gpus
@@ -242,7 +222,18 @@ def _named(record: Record, unexplained: Mapping[str, Accused]) -> str:
     nobody = sum(not each.named for each in unexplained.values())
     text = "{gpus} of them; {count} point to no single GPU." if nobody else "{gpus} of them."
     text = "{gpus} of them; 1 points to no single GPU." if nobody == 1 else text
-    return say(text, gpus=say(", ").join(texts), count=nobody)
+    return wording.sentences(failed, first, say(text, gpus=say(", ").join(texts), count=nobody), cause)
+
+
+def _first(record: Record, said: Mapping[str, Accused], unexplained: Mapping[str, Accused]) -> str:
+    """What has to be mended first: it is the cause of what it explains, and not the GPU below it."""
+    texts = explanations(said.values(), record.hosts)
+    named = times_named(unexplained.values())
+    clear = dict.fromkeys(where for each in said.values() for where in each.explained if where not in named)
+    if clear:
+        places = say(" or ").join(wording.place(where, record.hosts) for where in sorted(clear))
+        texts.append(say("No evidence of a fault in {places}.", places=places))
+    return wording.sentences(*texts)
 
 
 NOTHING_LEFT_OUT = "with no check left out"

@@ -210,16 +210,14 @@ def failures(record: Record, accused: Mapping[str, Accused]) -> list[Failure]:
         _failure(name, ids, record, accused, [miss for check_id in ids for miss in missed.get(check_id, ())])
         for name, ids in cases.items()
     )
-    groups = grouped((("", each.said) if each.said else (each.name, ""), each) for each in found)
-    return [each for group in groups.values() for each in (group if len(group) < ALIKE else [_as_one(group)])]
-
-
-def _as_one(group: Sequence[Failure]) -> Failure:
-    count = sum(len(failure.cases) or 1 for failure in group)
-    (first, *_) = group
-    message = first.messages[0]._replace(case="")
-    title = say("{count} checks failed with one and the same message", count=count)
-    return first._replace(title=title, cases=(), messages=(message,), silent=0, advice=(), alike=tuple(group))
+    told = []
+    for group in grouped((("", each.said) if each.said else (each.name, ""), each) for each in found).values():
+        if len(group) >= ALIKE:
+            count, message = sum(len(each.cases) or 1 for each in group), group[0].messages[0]._replace(case="")
+            title, alike = say("{count} checks failed with one and the same message", count=count), tuple(group)
+            group = [group[0]._replace(title=title, cases=(), messages=(message,), silent=0, advice=(), alike=alike)]
+        told += group
+    return told
 
 
 def _failure(

@@ -6,25 +6,28 @@ training a table by the number of GPUs.
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, TypeVar
 
 from pytest_gpufleet.model.conditions import COMPARED_WORK, EACH_ALONE, Condition
-from pytest_gpufleet.model.finding import IN_WORDS, Finding, Limit
+from pytest_gpufleet.model.finding import IN_WORDS, Finding, Limit, distinct, that_count
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.place import WORLD, Pair, Place, Where
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.tables import Cell, Row, Table
+from pytest_gpufleet.report.gpu_grid import group_title
+from pytest_gpufleet.report.tables import Cell, Row, Table, row
+from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.judgement import allowed_spread
 
 # Numbers by grade and source of limits, so that a table need not repeat a sentence in every row.
 Sources = dict[tuple[str, str], int]
-Form = Callable[[Sequence[Finding], Sources, wording.Hosts], list[Table]]
 Column = TypeVar("Column", bound=Hashable)
 
 FEWEST_SIZES = 3
@@ -38,22 +41,19 @@ def figure_tables(findings: Sequence[Finding], sources: Sources, hosts: wording.
     of_names = grouped((finding.measurement.metric, finding) for finding in findings if finding.measurement.values)
     result: list[Table] = []
     for name in sorted(of_names, key=lambda name: known.index(name) if name in known else len(known)):
-        curved = len({size_of(finding) for finding in of_names[name] if _is_curve(finding)}) >= FEWEST_SIZES
-        forms = grouped((_form(finding, curved), finding) for finding in of_names[name])
-        for form in (_by_gpu, _by_size, _singly):
-            result += form(forms[form], sources, hosts) if form in forms else []
+        sizes = {size_of(each) for each in of_names[name] if each.measurement.values.keys() == {WORLD}}
+        curved = len(sizes - {0}) >= FEWEST_SIZES
+        by_gpu: list[Finding] = []
+        by_size: list[Finding] = []
+        singly: list[Finding] = []
+        for each in of_names[name]:
+            at = each.measurement.values
+            of_gpus = len(at) > 1 and all(isinstance(place, Place) and place.is_device for place in at)
+            curve = curved and at.keys() == {WORLD} and size_of(each) > 0
+            (by_gpu if of_gpus and not _spans_nodes(each) else by_size if curve else singly).append(each)
+        for form, some in ((_by_gpu, by_gpu), (_by_size, by_size), (_singly, singly)):
+            result += form(some, sources, hosts) if some else []
     return result
-
-
-def _form(finding: Finding, curved: bool) -> Form:
-    places = finding.measurement.values
-    if len(places) > 1 and not _spans_nodes(finding) and all(isinstance(at, Place) and at.is_device for at in places):
-        return _by_gpu
-    return _by_size if curved and _is_curve(finding) else _singly
-
-
-def _is_curve(finding: Finding) -> bool:
-    return finding.measurement.values.keys() == {WORLD} and size_of(finding) > 0
 
 
 def size_of(finding: Finding, key: str = "bytes") -> float:
@@ -79,17 +79,12 @@ def state(finding: Finding) -> str:
 
 def _by_gpu(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts) -> list[Table]:
     """A column for each GPU; the limit is one for all of them."""
-    every = sorted({place for finding in findings for place in finding.measurement.values})
-    return [
-        _a_row_each(
-            findings,
-            [wording.place(place, hosts) for place in places],
-            [[_figure(finding, place) for place in places] for finding in findings],
-            sources,
-            hosts,
-        )
-        for places in _pages(every)
-    ]
+    result = []
+    for places in _pages(sorted({place for finding in findings for place in finding.measurement.values})):
+        cells = [[_figure(finding, place) for place in places] for finding in findings]
+        heads = [wording.place(place, hosts) for place in places]
+        result.append(_a_row_each(findings, heads, cells, sources, hosts))
+    return result
 
 
 def _singly(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts) -> list[Table]:
@@ -97,9 +92,8 @@ def _singly(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts)
     placed = any(finding.measurement.values.keys() != {WORLD} for finding in findings)
     cells = []
     for finding in findings:
-        worst = wording.worst(finding)
+        worst, count = wording.worst(finding), len(finding.measurement.values)
         assert worst is not None  # it has values
-        count = len(finding.measurement.values)
         where = wording.place(worst[0], hosts) + (say(", worst of {count}", count=count) if count > 1 else "")
         cells.append([_figure(finding, worst[0]), *[Cell(where)] * placed])
     return [_a_row_each(findings, ["Measured", *["Where"] * placed], cells, sources, hosts)]
@@ -118,9 +112,9 @@ def _a_row_each(
     for finding, name, own in zip(findings, names, cells, strict=True):
         shown = state(finding)
         ended = Cell(shown, "met" if shown == LIKE_PEERS else shown, open=_why_open(finding))
-        held = _limit(finding, sources), _spread([finding], hosts), ended
         details = say(", ").join(wording.words(finding.measurement.details))
-        rows.append(Row(name, (*own, *held), details, for_information(finding)))
+        cells_of = (*own, _limit(finding, sources), _spread([finding], hosts), ended)
+        rows.append(Row(name, cells_of, details, for_information(finding)))
     return _table(findings, shared, (*heads, "Limit", "Spread", "State"), rows)
 
 
@@ -249,21 +243,15 @@ def heat_tables(findings: Sequence[Finding], hosts: wording.Hosts = wording.ALON
     pairs were measured, the pairs of each place; and of each with figures of what several nodes have: a row a node."""
     tables = []
     for finding in (each for each in findings if each.measurement.values):
-        if _is_by_node(finding):
+        places = finding.measurement.values
+        # Every figure is of one device of a node, or of the same device of two.
+        same = all(len({(part.kind, part.index) for part in place.parts}) == 1 for place in places)
+        on_nodes = all(part.is_on_node for place in places for part in place.parts)
+        if same and on_nodes and _spans_nodes(finding) and any(each.is_device for at in places for each in at.parts):
             tables += _by_node(finding, hosts)
-        elif all(isinstance(place, Pair) for place in finding.measurement.values):
+        elif all(isinstance(place, Pair) for place in places):
             tables += _pairs(finding, hosts)
     return tables
-
-
-def _is_by_node(finding: Finding) -> bool:
-    """Whether every figure is of one device of a node, or of the same device of two."""
-    one_device = all(
-        len({(part.kind, part.index) for part in place.parts}) == 1 and all(part.is_on_node for part in place.parts)
-        for place in finding.measurement.values
-    )
-    devices = any(part.is_device for place in finding.measurement.values for part in place.parts)
-    return one_device and devices and _spans_nodes(finding)
 
 
 def _by_node(finding: Finding, hosts: wording.Hosts) -> list[Table]:
@@ -327,14 +315,13 @@ def _matrices(
     ]
 
 
-# Training by the number of GPUs: throughput, efficiency and where it is lost, memory and time of an epoch.
+# Training by the number of GPUs: throughput, efficiency, memory and time of an epoch.
 
 
 # Images of ImageNet's training set (ILSVRC 2012): https://image-net.org/download.php
 EPOCH_IMAGES = 1_281_167
-ALONE, TOGETHER, EFFICIENCY, FED, MEMORY, SHARE = (
+ALONE, TOGETHER, EFFICIENCY, FED, MEMORY = (
     "solo_train_throughput", "train_throughput", "scaling_efficiency", "loader_throughput", "train_memory",
-    "communication_share",
 )  # fmt: skip
 SWEEP = "sweep"
 # A table for each kind of workload.
@@ -348,26 +335,20 @@ NOTE = (
     "1 GPU: each alone, all at the same time, on average. "
     "Derived: an epoch, {images} images at the row's best rate"
 )
-LOST = (
-    "per cent of what the GPUs do alone, added up, derived from the share of communication and from each GPU alone; "
-    "what these do not tell apart is the host, or clocks"
-)
-HEADS_LOST = ("Efficiency", "all_reduce of gradients", "Pace of the slowest", "Anything else")
 EPOCH, GPU_MEMORY = "Epoch of ImageNet", "GPU memory"
 
 
 @dataclass(frozen=True)
 class Way:
-    """What is trained in one `way`, the conditions of its figures: images/s, efficiency, share of communication and GiB
-    of each GPU, all by the number of GPUs; 1: each `alone`, on average. `fed`: by a data loader."""
+    """What is trained in one `way`, the conditions of its figures: images/s, efficiency and GiB of each GPU, all by the
+    number of GPUs; 1: each alone, on average. `kind`: of TITLES. `fed`: by a data loader."""
 
+    kind: Condition
     way: dict[str, Condition]
     fed: bool = False
     rates: dict[int, float] = field(default_factory=dict)
     efficiencies: dict[int, float] = field(default_factory=dict)
-    shares: dict[int, float] = field(default_factory=dict)
     memory: dict[int, list[float]] = field(default_factory=dict)
-    alone: dict[Where, float] = field(default_factory=dict)
 
     def words(self) -> list[str]:
         words = wording.words({key: value for key, value in self.way.items() if key != "workload"})
@@ -376,15 +357,9 @@ class Way:
 
 def training_tables(findings: Sequence[Finding]) -> list[Table]:
     """The tables of a group of checks; but for the sweep none where no efficiency was measured."""
-    rows = {kind: ways_of(findings, kind) for kind in TITLES}
-    tables = [
-        _by_gpus(TITLES[kind], ways)
-        for kind, ways in rows.items()
-        if any(way.efficiencies or kind == SWEEP for way in ways)
-    ]
-    lost = tuple(lost for ways in rows.values() for way in ways for lost in _lost(way))
-    title = wording.capitalised(say("Where efficiency is lost"))
-    return [*tables, Table(title, "Conditions", HEADS_LOST, lost, (say(LOST),))] if lost else tables
+    ways = grouped((way.kind, way) for way in ways_of(findings))
+    shown = {kind: of for kind, of in ways.items() if kind == SWEEP or any(way.efficiencies for way in of)}
+    return [_by_gpus(title, shown[kind]) for kind, title in TITLES.items() if kind in shown]
 
 
 def is_swept(conditions: Mapping[str, Condition]) -> bool:
@@ -392,82 +367,140 @@ def is_swept(conditions: Mapping[str, Condition]) -> bool:
     return conditions.get("workload") in COMPARED_WORK
 
 
-def ways_of(findings: Sequence[Finding], kind: Condition) -> list[Way]:
-    """What was trained of one kind of workload, by all that training depends on but the number of GPUs; by the numbers
-    in which they differ. Of other work than the sweep only what several GPUs did together."""
+def ways_of(findings: Sequence[Finding]) -> list[Way]:
+    """What was trained, by all that training depends on but the number of GPUs; by the numbers in which they differ. Of
+    other work than the sweep only what several GPUs did together."""
     rows: dict[tuple[object, ...], Way] = {}
-    each_alone: list[tuple[Measurement, int, dict[str, Condition]]] = []
+    each_alone: list[tuple[Measurement, int, Way]] = []
     for one in (finding.measurement for finding in findings if finding.measurement.values):
         count, method = one.conditions.get("ranks"), ("method", EACH_ALONE)
-        way = {key: value for key, value in one.conditions.items() if key != "ranks" and (key, value) != method}
-        if (SWEEP if is_swept(way) else way.get("workload", "")) != kind or not isinstance(count, int):
+        under = {key: value for key, value in one.conditions.items() if key != "ranks" and (key, value) != method}
+        kind = SWEEP if is_swept(under) else under.get("workload", "")
+        if not isinstance(count, int):
             continue
-        if one.metric in (TOGETHER, FED, EFFICIENCY, SHARE) and WORLD in one.values:
-            row = rows.setdefault((one.metric == FED, *sorted(way.items())), Way(way, one.metric == FED))
-            of_all = {EFFICIENCY: row.efficiencies, SHARE: row.shares}.get(one.metric, row.rates)
-            of_all[count] = one.values[WORLD]
+        if one.metric in (TOGETHER, FED, EFFICIENCY) and WORLD in one.values:
+            row = rows.setdefault((one.metric == FED, *sorted(under.items())), Way(kind, under, one.metric == FED))
+            (row.efficiencies if one.metric == EFFICIENCY else row.rates)[count] = one.values[WORLD]
         elif one.metric in (ALONE, MEMORY):
-            each_alone.append((one, count, way))
-    for one, count, way in each_alone:
+            each_alone.append((one, count, Way(kind, under)))
+    for one, count, of in each_alone:
         # GPUs alone are those of a row whatever trains them together.
-        held = {key: value for key, value in way.items() if count > 1 or key != "method"}
-        ours = [row for row in rows.values() if not row.fed and held.items() <= row.way.items()]
-        if not ours and kind == SWEEP:
-            ours = [rows.setdefault((False, *sorted(way.items())), Way(way))]
+        held = {key: value for key, value in of.way.items() if count > 1 or key != "method"}.items()
+        ours = [row for row in rows.values() if row.kind == of.kind and not row.fed and held <= row.way.items()]
+        if not ours and of.kind == SWEEP:
+            ours = [rows.setdefault((False, *sorted(of.way.items())), of)]
         for row in ours:
             if one.metric == ALONE:
                 row.rates[1] = fmean(one.values.values())
-                row.alone.update(one.values)
             else:
                 row.memory[count] = [*one.values.values()]
-    shown = [row for row in rows.values() if kind == SWEEP or max(row.rates, default=1) > 1]
+    shown = [row for row in rows.values() if row.kind == SWEEP or max(row.rates, default=1) > 1]
     return sorted(shown, key=lambda row: [value for value in row.way.values() if isinstance(value, int)])
 
 
 def _by_gpus(title: str, rows: Sequence[Way]) -> Table:
-    counts = sorted({1, *(count for row in rows for count in row.rates)})
-    memory = any(row.memory for row in rows)
-    names = [row.words() for row in rows]
+    counts = sorted({1, *(count for way in rows for count in way.rates)})
+    memory = any(way.memory for way in rows)
+    names = [way.words() for way in rows]
     shared = set.intersection(*map(set, names)) if len(rows) > 1 else set()
     lines = []
-    for row, words in zip(rows, names, strict=True):
+    for way, words in zip(rows, names, strict=True):
         cells = []
         for count in counts:
-            rate, efficiency = row.rates.get(count), row.efficiencies.get(count)
+            rate, efficiency = way.rates.get(count), way.efficiencies.get(count)
             below = wording.percent(efficiency) if efficiency is not None else ""
             cells.append(Cell() if rate is None else Cell(wording.number(rate), below=below, figure=True))
         if memory:
-            used = wording.span(row.memory[max(row.memory)], "GiB", 3) if row.memory else ""
+            used = wording.span(way.memory[max(way.memory)], "GiB", 3) if way.memory else ""
             cells.append(Cell(used, figure=True))
-        fastest = max(row.rates.values(), default=0.0)
+        fastest = max(way.rates.values(), default=0.0)
         cells.append(Cell(wording.duration(EPOCH_IMAGES / fastest) if fastest > 0 else "", figure=True))
-        lines.append(
-            Row(
-                say(", ").join(word for word in words if word not in shared) or say("images that stay on the GPU"),
-                (*cells,),
-            )
-        )
+        name = say(", ").join(word for word in words if word not in shared)
+        lines.append(Row(name or say("images that stay on the GPU"), (*cells,)))
     heads = [say("1 GPU" if count == 1 else "{gpus} GPUs", gpus=count) for count in counts]
     columns = (*heads, *([GPU_MEMORY] if memory else []), EPOCH)
     notes = say(NOTE, images=f"{EPOCH_IMAGES:,}"), say(", ").join(word for word in names[0] if word in shared)
     return Table(wording.capitalised(say(title)), "Conditions", columns, tuple(lines), notes)
 
 
-def _lost(way: Way) -> Iterator[Row]:
-    """Parts of what the GPUs do alone, added up, for each number of GPUs whose share of communication was measured;
-    together 1, or more where the figures do not fit together. Delivered: what they do together. Gradients: lost to
-    communication, as its share of a step says. Imbalance: what faster GPUs could do beyond the pace of the slowest. The
-    rest cannot be separated by what is measured: the host, or clocks that are lower when all communicate."""
-    total = sum(way.alone.values())
-    for count, share in way.shares.items():
-        together = way.rates.get(count, math.nan)
-        if len(way.alone) != count or not (total > 0 and 0 <= share < 1 and together >= 0):  # NaN is neither
-            continue
-        slowest, pace = min(way.alone.items(), key=lambda item: item[1])
-        delivered = together / total
-        gradients, imbalance = delivered * share / (1 - share), 1 - count * pace / total
-        parts = (delivered, gradients, imbalance, max(0.0, 1 - delivered - gradients - imbalance))
-        below = ("", "", say("of {place}", place=wording.place(slowest)), "")
-        cells = (Cell(wording.percent(part), below=text, figure=True) for part, text in zip(parts, below, strict=True))
-        conditions = {key: value for key, value in way.way.items() if key not in ("image", "model")}
-        yield Row(say(", ").join(wording.words({**conditions, "ranks": count})), tuple(cells))
+# ---------------------------------------------------------------- how near a run came to its limits
+
+FULL_BAR = 0.25  # of a limit: far from it is far from it
+
+
+def _by_group(findings: Iterable[tuple[Finding, Record]]) -> dict[str, list[tuple[Finding, Record]]]:
+    order = {title: number for number, title in enumerate(shipped().chapters)}
+    found = grouped((group_title(each.check), (each, record)) for each, record in findings)
+    return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order))))
+
+
+def group_table(*records: Record) -> Table:
+    """A row for each group of which something was judged, in the order of the suite, on many nodes of all of them
+    together: how many measurements are within their limits, and the one that came nearest to its limit, or is furthest
+    beyond it, which has in `details` how people call it."""
+    rows = []
+    judged = ((each, record) for record in records for each in distinct(record.findings) if basis.judged_by(each))
+    for group, of_group in _by_group(judged).items():
+        nearest, record = min(of_group, key=lambda each: wording.margin(each[0]))
+        within = sum(each.state == "met" for each, _ in of_group)
+        value, limit, margin, where = texts(nearest, record.hosts)
+        host = record.run.host if len(records) > 1 and not record.of_cluster else ""
+        share = max(-FULL_BAR, min(1.0, wording.margin(nearest) / FULL_BAR))  # beyond it there is less room
+        cells = (
+            Cell(say("{met} of {count}", met=within, count=len(of_group)), "missed" if within < len(of_group) else ""),
+            Cell(margin, nearest.state, bar=share),
+            *map(Cell, (value, limit, named(nearest), " ".join(filter(None, (host, where))))),
+        )
+        leads = {key: of for key, of in nearest.measurement.conditions.items() if key in SHORT}
+        rows.append(Row(say(group), cells, say(", ").join([wording.title(nearest), *wording.words(leads)])))
+    columns = ("Within limits", "Smallest margin", "Measured", "Limit", "What", "Where")
+    note = say("the bar begins at the limit and is full at {share} or more", share=wording.percent(FULL_BAR))
+    return Table("Margin to the limits, by group", "Group", columns, tuple(rows), (note,))
+
+
+SHORT = (*wording.LEADING, "bytes")  # conditions by which people call a measurement
+
+
+def narrow(table: Table) -> Table:
+    """`group_table` for a terminal."""
+    rows = []
+    for each in table.rows:
+        within, margin, value, limit, _, where = (cell.text for cell in each.cells)
+        rows.append(row(each.name, within, margin, f"{each.details}{say(': ')}{value} ({limit}){say(', ')}{where}"))
+    return Table("", "Group", ("In limits", "Margin", "Nearest to its limit"), tuple(rows))
+
+
+def required_tables(record: Record) -> list[Table]:
+    """A table for each group and metric, with every measurement that the verdict requires."""
+    tables = []
+    required = ((each, record) for each in that_count(distinct(record.findings)) if each.required)
+    for group, found in _by_group(required).items():
+        for findings in grouped((each.measurement.metric, each) for each, _ in found).values():
+            shared, names = wording.shared_and_own(findings)
+            title = say(", ").join(filter(None, (wording.title(findings[0]), shared)))
+            rows = []
+            for name, each in zip(names, findings, strict=True):
+                value, limit, margin, where = texts(each, record.hosts)
+                rows.append(row(name, value, limit or say(each.state), margin, where))
+            columns = ("Value", "Limit", "Margin", "Where")
+            tables.append(Table(f"{say(group)}{say(': ')}{title}", "Conditions", columns, tuple(rows)))
+    return tables
+
+
+def texts(finding: Finding, hosts: wording.Hosts = wording.ALONE) -> tuple[str, str, str, str]:
+    """The value that is nearest to the limit, the limit without its unit, the margin ("+2.1 %") and the place; "" for
+    what there is not."""
+    nearest, limit = wording.worst(finding), finding.limit
+    if nearest is None:
+        return "", "", "", ""
+    place = wording.place(nearest[0], hosts)
+    if limit is None:
+        return wording.quantity(nearest[1], finding.measurement.unit), "", "", place
+    share = wording.margin(finding)
+    margin = f"{'+' if share >= 0 else ''}{wording.percent(share, 2)}" if math.isfinite(share) else ""
+    value, line = wording.value_and_limit(nearest[1], limit)
+    return value, line.removesuffix(value.rpartition(" ")[2]).strip(), margin, place
+
+
+def named(finding: Finding) -> str:
+    return say(", ").join([wording.title(finding), *wording.conditions(finding)])

@@ -15,8 +15,8 @@ from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.report import figures, gpu_grid, machine_section, wording
 from pytest_gpufleet.report.banner import next_steps, reasons, stamp, why
 from pytest_gpufleet.report.failures import Accused, accused, failures, return_tables
+from pytest_gpufleet.report.figures import group_table, named
 from pytest_gpufleet.report.hosts import HostsPart, nodes_in_words, nodes_part
-from pytest_gpufleet.report.margins import group_table, named
 from pytest_gpufleet.report.rendering import render
 from pytest_gpufleet.report.tables import Cell, Row, Table
 from pytest_gpufleet.verdict import basis, requirements
@@ -196,15 +196,15 @@ def _sections(
 
 def _curves(findings: Sequence[Finding]) -> Plots:
     """The plots of a group. matplotlib is loaded here, once there is something to draw."""
-    from pytest_gpufleet.report.plots.figure_plots import curves
+    from pytest_gpufleet.report.plots import curves
 
     return curves(findings)
 
 
 def _telemetry(record: Record) -> str:
-    from pytest_gpufleet.report.plots import telemetry_plots
+    from pytest_gpufleet.report.plots import telemetry
 
-    return telemetry_plots.drawn(record.telemetry, [gpu.place for gpu in record.topology.gpus], record.spans)
+    return telemetry(record.telemetry, [gpu.place for gpu in record.topology.gpus], record.spans)
 
 
 def _requirements(record: Record, own: Sequence[Record]) -> Table | None:

@@ -14,8 +14,8 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import machine_section, wording
 from pytest_gpufleet.report.banner import STAMPS, headline, next_steps, reasons, stamp, to_look_at, why
 from pytest_gpufleet.report.failures import Failure, accused, failures, message
+from pytest_gpufleet.report.figures import group_table, named, narrow, required_tables, texts
 from pytest_gpufleet.report.hosts import HostRow, counts, host_rows, nodes_in_words
-from pytest_gpufleet.report.margins import group_table, named, narrow, required_tables, texts
 from pytest_gpufleet.report.tables import Table, on_screen
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import all_faults

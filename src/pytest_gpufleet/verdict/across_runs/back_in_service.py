@@ -12,7 +12,7 @@ from pytest_gpufleet.model.gpu import Gpu, Missing
 from pytest_gpufleet.model.place import THIS_NODE, Place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
-from pytest_gpufleet.verdict.across_runs.drift import drift
+from pytest_gpufleet.verdict.across_runs.run_comparison import drift
 from pytest_gpufleet.verdict.fleet.equality import other_bits
 
 Labels = Mapping[str, str]  # of facts, as errors call them, and their names in evidence

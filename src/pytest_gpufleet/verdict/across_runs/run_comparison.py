@@ -1,10 +1,13 @@
-"""Runs side by side: what each measured, by what it is, for one node over time or many nodes of one model."""
+"""Runs side by side: what each measured, by what it is, for many nodes of one model, or for one machine over time."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median
+from typing import Any
 
+from pytest_gpufleet.machine.gpu_facts import COUNTERS
+from pytest_gpufleet.machine.health import worsened
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, that_count
 from pytest_gpufleet.model.grouping import grouped
@@ -12,16 +15,10 @@ from pytest_gpufleet.model.language import Said
 from pytest_gpufleet.model.measurement import goodness
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.verdict import outliers
 from pytest_gpufleet.verdict.fleet.equality import Difference, not_compared, other_bits, unlike
-from pytest_gpufleet.verdict.outliers import (
-    BETWEEN_BOARDS,
-    Figure,
-    GpuIds,
-    Outlier,
-    beside_most,
-    figure_of,
-    healthy_spread,
-)
+from pytest_gpufleet.verdict.noise import Spread, gpu_line, pooled
+from pytest_gpufleet.verdict.outliers import MOST_KELVIN, Figure, GpuIds, Outlier, figure_of, healthy_spread
 
 
 def held_to_limits(findings: Iterable[Finding]) -> Iterator[Finding]:
@@ -104,14 +101,14 @@ def compare(runs: Mapping[str, Record]) -> RunComparison:
     judged = to_compare(runs)
     every = dict.fromkeys(figure for of_run in measured.values() for figure in of_run)
     comparisons = sum(len(of_run[figure]) for of_run in measured.values() for figure in of_run.keys() & judged)
-    rows, outliers, alone = [], [], 0
+    rows, worse, alone = [], [], 0
     for figure in every:
         values = {name: of_run[figure] for name, of_run in measured.items() if of_run.get(figure)}
         if len(values) < 2:  # 0: no run has measured it, as temperatures of CPU ranks
             alone += len(values)
             continue
         found = _outliers(figure, values, runs, comparisons) if figure in judged else []
-        outliers += found
+        worse += found
         numbers = [each for of_run in values.values() for each in of_run.values() if math.isfinite(each)] or [math.nan]
         middle, of_runs = median(numbers), (values.get(name, {}).items() for name in runs)
         worst = (min(each, key=lambda item: goodness(item[1], figure.metric), default=None) for each in of_runs)
@@ -122,8 +119,8 @@ def compare(runs: Mapping[str, Record]) -> RunComparison:
         one = "1 measurement is in one of the runs only: not compared"
         more = "{count} measurements are in one of the runs only: not compared"
         notes.append(Said(one if alone == 1 else more, count=alone))
-    outliers.sort(key=lambda outlier: -outlier.worse)
-    return RunComparison(runs, tuple(notes), len(rows), tuple(outliers), tuple(rows), tuple(other_bits(runs)))
+    worse.sort(key=lambda outlier: -outlier.worse)
+    return RunComparison(runs, tuple(notes), len(rows), tuple(worse), tuple(rows), tuple(other_bits(runs)))
 
 
 def _outliers(
@@ -136,10 +133,10 @@ def _outliers(
         boards = grouped((runs[at[0]].topology.boards(place), (at, value)) for at, value in at_place.items())
         groups, least = [dict(each) for each in boards.values()], healthy.matters
         if len(groups) > 1 and min(map(len, groups)) == 1:  # alone with its part number: beside all
-            groups, least = [at_place], BETWEEN_BOARDS
+            groups, least = [at_place], outliers.BETWEEN_BOARDS
         usual = values[first].get(place) if len(values) == 2 else None
         for group in groups:
-            found += beside_most(figure, group, healthy.spread.sd(), comparisons, least, reference=usual)
+            found += outliers.beside_most(figure, group, healthy.spread.sd(), comparisons, least, reference=usual)
     return [replace(each, identity=runs[each.run].topology.identity(each.place)) for each in found]
 
 
@@ -156,3 +153,150 @@ def _exchanged(runs: Mapping[str, Record]) -> list[str]:
                 notes.append(Said(text, place=gpu.place, host=at[0], now=name, before=run, gpu=gpu.identity))
             seen[at] = (gpu.uuid, name)
     return notes
+
+
+# ---------------------------------------------------------------- one machine over time
+
+MATTERS = 0.01  # the smallest change that does
+# GPUs 0, 1 and 3 of a machine of 4x H200 that ran twice differed from run to run by a quarter of what its GPUs differ
+# among themselves: matrix products by 0.07 to 0.45 %, training by 0.14 %.
+REPEAT = 1 / 3
+MAD_TO_SIGMA = 1.4826  # of a normal distribution (Rousseeuw and Croux 1993)
+# Degrees of freedom of each second difference: 0.37 by the median of the deviations, and each shares two runs with the
+# next, which halves it.
+WORTH = 0.2
+
+# What the hardware corrected by itself, by counter and part of it: more of it is a note, and no fault.
+CORRECTED: tuple[tuple[str, Callable[[Any], int | None], str], ...] = (
+    ("ecc_corrected_volatile", lambda count: count, "corrected ECC errors"),
+    ("remapped_rows", lambda rows: rows[0], "rows remapped after corrected errors"),
+    ("spare_rows", lambda banks: banks["low"], "banks of memory with few spare rows left"),
+)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A figure of one run: by GPUs its values and places, and their mean temperature."""
+
+    figure: Figure
+    values: Mapping[GpuIds, float]
+    places: Mapping[GpuIds, Where]
+    temperature: float | None
+    per_kelvin: float
+
+    def at(self, temperature: float | None, per_kelvin: float) -> dict[GpuIds, float]:
+        """The values at another mean temperature. What one GPU is warmer than the others stays."""
+        kelvin = self.temperature - temperature if temperature is not None and self.temperature is not None else 0.0
+        factor = 1 + self.figure.metric.sign * per_kelvin * max(-MOST_KELVIN, min(MOST_KELVIN, kelvin))
+        return {gpus: factor * value for gpus, value in self.values.items()}
+
+
+def drift(runs: Mapping[str, Record]) -> RunComparison:
+    """Hold each GPU of the last of two or more runs against what it did itself in the earlier ones.
+
+    A GPU is known by its UUID, in whatever slot or machine it was; a pair by its two GPUs; what several did together by
+    all of them. A figure is the same where metric and all conditions are, so methods are never mixed; those that no run
+    held against a limit are left out. Where the cost of a kelvin is known, figures are taken at the temperature of the
+    last run. The reference is the median of the better half of the earlier runs, which a slow drift does not draw
+    along. A figure got worse if it did by more than MATTERS and by more than figures differ from run to run: by REPEAT,
+    and as four runs or more of the machine itself show it. The more figures are compared, the more may be by chance."""
+    runs = dict(sorted(runs.items(), key=lambda item: item[1].run.began))
+    *_, last = runs
+    judged = to_compare(runs)
+    measured = {name: _measured(record, judged) for name, record in runs.items()}
+    before = {}
+    for figure, now in measured[last].items():
+        earlier = [of_run[figure] for name, of_run in measured.items() if name != last and figure in of_run]
+        of_gpus = grouped(item for each in earlier for item in each.at(now.temperature, now.per_kelvin).items())
+        before[figure] = {gpus: values for gpus, values in of_gpus.items() if gpus in now.values}
+    compared = sum(map(len, before.values()))
+    worse: list[Outlier] = []
+    for figure, of_gpus in before.items():
+        now, healthy = measured[last][figure], healthy_spread(figure, runs[last].topology)
+        default = REPEAT * (healthy.spread.within or healthy.spread.between)
+        least = MATTERS if healthy.seen else healthy.matters
+        seen, df = noise(of_gpus.values(), figure)
+        sd, df = pooled(default, seen, df)
+        for gpus, values in of_gpus.items():
+            numbers = sorted(filter(math.isfinite, values), key=lambda value: -goodness(value, figure.metric))
+            good = numbers[: math.ceil(len(numbers) / 2)]
+            allowed = gpu_line(Spread(sd, 0.0, within_df=df), len(good) + 1, compared, least) if good else math.inf
+            usual = median(good) if good else math.nan
+            for each in outliers.outliers(figure, {(last, now.places[gpus]): now.values[gpus]}, usual, allowed):
+                of_runs = ((name, of_run[figure].values) for name, of_run in measured.items() if figure in of_run)
+                history = {name: of_run[gpus] for name, of_run in of_runs if gpus in of_run}
+                identity = runs[last].topology.identity(each.place)
+                worse.append(replace(each, identity=identity, gpus=gpus, history=history))
+    worse.sort(key=lambda each: (-each.worse, each.place))
+    faults, grown = _counters(list(runs.values()))
+    notes = (*(each.text for each in unlike(runs)), *_moved(runs), *grown)
+    return RunComparison(runs, notes, compared, tuple(worse), faults=faults, over_time=True)
+
+
+def _measured(record: Record, wanted: Collection[Figure]) -> dict[Figure, _Measured]:
+    measured = [(figure_of(finding.measurement), finding) for finding in record.findings]
+    tolerances = grouped((figure, each) for figure, finding in measured for each in finding.tolerances)
+    states = ((figure, state) for figure, each in measured for state in each.measurement.gpu_states.values())
+    known = ((figure, state.temperature_c) for figure, state in states if state.temperature_c is not None)
+    temperatures = grouped(known)
+    found = {}
+    for figure, values in figures(record.findings).items():
+        if figure in wanted:
+            gpus = {ids: place for place in values if (ids := whose(record, figure, place))}
+            found[figure] = _Measured(
+                figure,
+                {ids: values[place] for ids, place in gpus.items()},
+                gpus,
+                fmean(temperatures[figure]) if figure in temperatures else None,
+                max((each.per_kelvin for each in tolerances.get(figure, ())), default=0.0),
+            )
+    return found
+
+
+def noise(histories: Iterable[list[float]], figure: Figure) -> tuple[float, float]:
+    """The standard deviation of a figure from run to run as a fraction, from all GPUs of the machine, and with how many
+    degrees of freedom; both 0 if none has three runs. By second differences x1 - 2 x2 + x3, to which a steady drift
+    adds nothing, and whose variance is 6 times that of one run. Their median, which one unsteady GPU does not widen."""
+    found = [
+        abs(figure.share(one - 2 * two + three, two)) / math.sqrt(6)
+        for history in histories
+        for one, two, three in zip(history, history[1:], history[2:], strict=False)
+    ]
+    numbers = [each for each in found if math.isfinite(each)]
+    return (MAD_TO_SIGMA * median(numbers), WORTH * len(numbers)) if numbers else (0.0, 0.0)
+
+
+def _counters(runs: list[Record]) -> tuple[tuple[Fault, ...], list[str]]:
+    """What the errors that GPUs count say of the time since their first run: faults, and notes."""
+    faults: list[Fault] = []
+    notes: list[str] = []
+    first = {gpu.lasting_id: (gpu, record) for record in reversed(runs[:-1]) for gpu in record.topology.gpus}
+    for gpu in runs[-1].topology.gpus:
+        if not gpu.lasting_id or gpu.lasting_id not in first:
+            continue
+        before, record = first[gpu.lasting_id]
+        minutes = (runs[-1].run.began - record.run.began) / 60
+        faults += worsened(before, replace(gpu, facts={name: gpu[name] for name in COUNTERS}), minutes)
+        for counter, count, what in CORRECTED:
+            values = (each.get(counter) for each in (before, gpu))
+            then, now = (0 if value is None else count(value) or 0 for value in values)
+            if now > then:
+                text = "{gpu}: {then} {what} at {utc}, {now} now"
+                notes.append(Said(text, gpu=gpu.identity, then=then, what=Said(what), utc=record.run.utc, now=now))
+    return tuple(faults), notes
+
+
+def _moved(runs: Mapping[str, Record]) -> list[str]:
+    """GPUs of the last run that were elsewhere before or that no earlier run has, and those that it lacks."""
+    *earlier, last = runs
+    before = {gpu.lasting_id: (gpu, name) for name in earlier for gpu in runs[name].topology.gpus}
+    notes: list[str] = []
+    for gpu in runs[last].topology.gpus:
+        old, name = before.pop(gpu.lasting_id, (None, ""))
+        if old is None:
+            notes.append(Said("{gpu}: in none of the earlier runs", gpu=gpu.identity))
+        elif (was := (runs[name].hosts[old.node], old.pci_bus_id)) != (runs[last].hosts[gpu.node], gpu.pci_bus_id):
+            text, host = "{gpu} of {host}: was at {bus} of {old} in {run}", runs[last].hosts[gpu.node]
+            notes.append(Said(text, gpu=gpu.identity, host=host, bus=was[1], old=was[0], run=name))
+    gone = "{gpu}: in {run}, and not in {last}"
+    return notes + [Said(gone, gpu=gpu.identity, run=name, last=last) for gpu, name in before.values()]
