@@ -63,7 +63,7 @@ def template(seed: int) -> tuple[bytes, list[Check]]:
             case "telemetry":
                 event["sample"]["gpus"] *= TIMES
             case "check_finished":
-                event["telemetry"] = (event.get("telemetry") or []) * TIMES
+                event.pop("telemetry", None)  # which runs of today do not write
                 if event["check"]["outcome"] == "failed":
                     event["check"] |= {"outcome": "passed", "message": "", "failed_by": ""}
                 checks.append(codec.typed(event["check"], Check))
@@ -105,15 +105,12 @@ class Node:
 
     def turn(self, now: float) -> None:
         """Once a second: it is there, and which checks have ended since."""
-        self._send(say.Pulse(time.time(), "test_3_memory.py::test_memory_bandwidth"))
-        if self._began is None or self.over:
-            return
-        due = min(len(self._checks), int(len(self._checks) * (now - self._began) / SECONDS))
-        ended = self._checks[self._told : due]
-        self._told = due
-        for each in ended:
-            self._send(say.CheckEnded(each.id, each.outcome, each.seconds))
-        if due == len(self._checks):
+        running = self._began is not None and not self.over
+        due = min(len(self._checks), int(len(self._checks) * (now - (self._began or now)) / SECONDS))
+        ended = [say.CheckEnded(each.id, each.outcome, each.seconds) for each in self._checks[self._told : due]]
+        self._told = max(due, self._told)
+        self._send(say.Pulse(time.time(), "test_3_memory.py::test_memory_bandwidth", tuple(ended)))
+        if running and due == len(self._checks):
             self.over = True
             sizes = {EVIDENCE: self._size, **{name: len(content) for name, content in LEFT.items()}}
             self._send(say.SuiteEnded(0, "", f"{self._name}-20261122T000000Z", sizes, "ACCEPTED"))

@@ -157,8 +157,8 @@ def run_suite(agent, folder, *arguments):
 def outcomes_of(agent):
     """Those of its checks, until its run is over, and how it ended."""
     outcomes = []
-    while not isinstance(news := agent.hear(messages.CheckEnded | messages.SuiteEnded), messages.SuiteEnded):
-        outcomes.append(news.outcome)
+    while not isinstance(news := agent.hear(messages.Pulse | messages.SuiteEnded), messages.SuiteEnded):
+        outcomes += [each.outcome for each in news.ended]
     return outcomes, news
 
 

@@ -115,7 +115,7 @@ def test_a_lost_node_hears_no_beat_until_it_comes_back_to_be_fenced(fake, cluste
     assert len(fake.told(1, messages.Beat)) == before
     cluster.send(1, messages.Submit((0,), b"nothing"))
     own = [messages.CheckEnded("a", "passed", 1.0), messages.SuiteEnded(0, "", "run", {})]
-    fake.happens((1, Answer(0, b"too late")), *((1, each) for each in own))
+    fake.happens((1, Answer(0, b"too late")), (1, messages.Pulse(ended=(own[0],))), (1, own[1]))
     silence(fake, of=-1, seconds=3)
     assert cluster.alive == (0, 2)
     assert cluster.rank_news(0) == []
@@ -159,22 +159,17 @@ def test_a_node_whose_agent_is_gone_is_lost_at_once(event, why, fake, cluster):
 
 def test_what_each_node_says_comes_to_those_who_wait_for_it_in_its_order():
     fake = FakeTransport()
-    ended = messages.SuiteEnded(0, "", "run", {})
+    first, second, ended = (
+        messages.CheckEnded("a", "passed", 1.0), messages.CheckEnded("b", "passed", 1.0),
+        messages.SuiteEnded(0, "", "run", {}),
+    )  # fmt: skip
     with running(fake) as cluster:
-        fake.happens(
-            (0, messages.CheckEnded("a", "passed", 1.0)),
-            (2, Answer(1, b"a")),
-            (0, messages.CheckEnded("b", "passed", 1.0)),
-            (2, Death(0, "x")),
-        )
+        pulse = messages.Pulse(check="b", ended=(first, second))
+        fake.happens((0, pulse), (2, Answer(1, b"a")), (2, Death(0, "x")))
         fake.happens((0, ended), (1, PULSE))
-        assert cluster.suite_news(0) == [
-            (0, messages.CheckEnded("a", "passed", 1.0)),
-            (0, messages.CheckEnded("b", "passed", 1.0)),
-            (0, ended),
-        ]
+        assert cluster.suite_news(0) == [(0, first), (0, second), (0, ended)]
         assert cluster.rank_news(0) == [(2, Answer(1, b"a")), (2, Death(0, "x"))]
-        assert cluster.pulses == {1: PULSE}
+        assert cluster.pulses == {0: pulse, 1: PULSE}
 
 
 def test_questions_are_answered_by_those_that_can():

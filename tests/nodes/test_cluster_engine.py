@@ -169,7 +169,7 @@ def agents(tmp_path_factory):
 def world(agents):
     pool = Pool(ClusterEngine(agents), specs(2, 2), timeout=LONG * 10)
     yield World(pool, with_group=True)
-    pool.close()
+    pool.stop()
 
 
 def sums(rank, value):

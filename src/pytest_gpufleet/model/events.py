@@ -4,7 +4,6 @@ Other versions have fewer fields or more: what is missing is left out, and what 
 import json
 import shlex
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import reduce
@@ -41,39 +40,42 @@ class Order(msgspec.Struct, frozen=True):
     content: Mapping[str, Any]
 
 
-def read_events(path: Path, telemetry: bool = True) -> "Iterator[tuple[int, Event | None]]":
+def read_events(path: Path, to_compare: bool = False) -> "Iterator[tuple[int, Event | None]]":
     """The event of each line, None if this version knows no such event, with the line's number. A last line that a
-    dying machine cut short is left out. `telemetry`: also that, which is most of a file of many GPUs. OSError if the
-    file cannot be read; ValueError that names the line if one is no event, or beyond all bounds; Refused as `typed`."""
+    dying machine cut short is left out. `to_compare`: without telemetry and samples, which are most of a file. OSError
+    if the file cannot be read; ValueError that names the line if one is no event, or beyond all bounds; Refused as
+    `typed`."""
     with open_regular(path) as file:
         number, ended = 0, False
         while line := file.readline(LONGEST_LINE + 1):
             number += 1
-            if not telemetry and line.find(b'"event": "telemetry"', 0, BEGINNING) > 0:  # in a text quotes are escaped
-                continue
-            where = f"{path}, line {number}"
+            if to_compare:
+                if line.find(b'"event": "telemetry"', 0, BEGINNING) > 0:  # in a text quotes are escaped
+                    continue
+                line = line.replace(b'"samples": {', b'"": {')  # a field that nobody knows
             if len(line) > LONGEST_LINE:
-                raise ValueError(f"{where}: it is longer than {LONGEST_LINE >> 20} MiB")
-            try:
-                found = _event_or_json(line)
-            except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
-                if line.endswith(b"\n") or ended:
-                    raise ValueError(f"{where}: not JSON") from None
-                return
-            try:
-                event = found if isinstance(found, Event) else typed(found)
-            except (KeyError, TypeError, ValueError, RecursionError) as error:
-                raise ValueError(f"{where}: not an event of a run ({error})") from None
+                raise ValueError(f"{path}, line {number}: it is longer than {LONGEST_LINE >> 20} MiB")
+            if (event := _as_written(line)) is None:
+                try:
+                    found = json.loads(line)
+                except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
+                    if line.endswith(b"\n") or ended:
+                        raise ValueError(f"{path}, line {number}: not JSON") from None
+                    return
+                try:
+                    event = typed(found)
+                except (KeyError, TypeError, ValueError, RecursionError) as error:
+                    raise ValueError(f"{path}, line {number}: not an event of a run ({error})") from None
             ended = isinstance(event, Verdict)
             yield number, event
 
 
-def _event_or_json(line: bytes) -> Any:
-    """The event of a line; what JSON it is if it may be none: `typed` says what is wrong with it."""
-    with suppress(KeyError, TypeError, ValueError, RecursionError):
-        if line.isascii():  # as `line` writes it: what is skipped is not looked at for characters that are none
-            return LINES.decode(line)
-    return json.loads(line)
+def _as_written(line: bytes) -> "Event | None":
+    """The event of a line as `line` writes it; None of any other, of which `typed` says what is wrong with it."""
+    try:
+        return LINES.decode(line) if line.isascii() else None  # what is skipped is not looked at for other characters
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return None
 
 
 # The variable of the environment by which what calls pytest with the suite, and behind it all that was typed, says so.

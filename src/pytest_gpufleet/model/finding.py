@@ -3,7 +3,6 @@
 import math
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from statistics import fmean
 from typing import Literal, get_args
 
@@ -166,7 +165,7 @@ class Finding:
             slower = {where(at): fraction for at, fraction in self.slower_than_peers.items()}
             object.__setattr__(self, "slower_than_peers", slower)
 
-    @cached_property
+    @property
     def shown(self) -> tuple[Hashable, ...]:
         """By what a reader tells it from others."""
         of = self.measurement

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -327,12 +327,13 @@ class GpuTopology:
 
     def board(self, where: Where) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """`kind` and `boards`, which are asked for in each figure: found once."""
-        if where not in self._boards:
-            self._boards[where] = self.kind(where), self.boards(where)
-        return self._boards[where]
+        if where not in self.known:
+            self.known[where] = self.kind(where), self.boards(where)
+        return self.known[where]  # type: ignore[no-any-return]
 
     @cached_property
-    def _boards(self) -> dict[Where, tuple[tuple[str, ...], tuple[str, ...]]]:
+    def known(self) -> dict[Hashable, Any]:
+        """What is asked for in each figure, and follows from this alone."""
         return {}
 
     @property

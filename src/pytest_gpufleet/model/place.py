@@ -2,7 +2,7 @@
 
 import re
 from functools import lru_cache
-from typing import Final
+from typing import ClassVar
 
 CALLED = {  # by people
     "gpu": "GPU", "cpu": "CPU rank", "numa": "NUMA node", "nic": "NIC", "rail": "rail", "group": "group",
@@ -12,25 +12,16 @@ DEVICE = re.compile(r"(?:node(\d+)/)?([a-z]+)(\d+)")
 
 
 class Where:
-    """A Place or a Pair: a value, compared and sorted by the devices that it consists of. No dataclass, which msgspec
-    would take apart: in JSON it is a text, also as a key (see `codec`)."""
+    """A Place or a Pair: a value, sorted by the devices that it consists of. Equal ones are one object: places are keys
+    of every figure. No dataclass, which msgspec would take apart: in JSON it is a text, also as a key (see `codec`)."""
 
-    __slots__ = ("_key",)
+    __slots__ = ("_key", "parts")
 
-    _key: tuple[tuple[int, str, int], ...]  # made once: places are keys of every figure
-
-    @property
-    def parts(self) -> "tuple[Place, ...]":
-        raise NotImplementedError
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Where) and self._key == other._key
+    _key: tuple[tuple[int, str, int], ...]
+    parts: tuple["Place", ...]
 
     def __lt__(self, other: "Where") -> bool:
         return self._key < other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
 
 
 class Place(Where):
@@ -40,16 +31,22 @@ class Place(Where):
     evidence: "gpu3", "node", "world"; of a node after the first "node1", "node1/gpu3"."""
 
     __slots__ = ("index", "kind", "node")
+    _known: ClassVar[dict[tuple[int, str, int], "Place"]] = {}
 
-    def __init__(self, node: int, kind: str, index: int = 0) -> None:
-        self.node: Final = node
-        self.kind: Final = kind
-        self.index: Final = index
-        self._key = ((node, kind, index),)
+    node: int
+    kind: str
+    index: int
 
-    @property
-    def parts(self) -> "tuple[Place, ...]":
-        return (self,)
+    def __new__(cls, node: int, kind: str, index: int = 0) -> "Place":
+        key = (node, kind, index)
+        if (known := cls._known.get(key)) is None:
+            known = super().__new__(cls)
+            known.node, known.kind, known.index, known._key, known.parts = node, kind, index, (key,), (known,)
+            known = cls._known.setdefault(key, known)  # another thread may have been faster
+        return known
+
+    def __reduce__(self) -> tuple[type["Place"], tuple[int, str, int]]:
+        return Place, self._key[0]
 
     @property
     def is_device(self) -> bool:
@@ -69,15 +66,21 @@ class Pair(Where):
     """Two devices and what lies between them, from the first to the second."""
 
     __slots__ = ("first", "second")
+    _known: ClassVar[dict[tuple[Place, Place], "Pair"]] = {}
 
-    def __init__(self, first: Place, second: Place) -> None:
-        self.first: Final = first
-        self.second: Final = second
-        self._key = first._key + second._key
+    first: Place
+    second: Place
 
-    @property
-    def parts(self) -> tuple[Place, ...]:
-        return (self.first, self.second)
+    def __new__(cls, first: Place, second: Place) -> "Pair":
+        key = (first, second)
+        if (known := cls._known.get(key)) is None:
+            known = super().__new__(cls)
+            known.first, known.second, known._key, known.parts = first, second, first._key + second._key, key
+            known = cls._known.setdefault(key, known)
+        return known
+
+    def __reduce__(self) -> tuple[type["Pair"], tuple[Place, Place]]:
+        return Pair, (self.first, self.second)
 
     def __repr__(self) -> str:
         return f"{self.first}-{self.second}"

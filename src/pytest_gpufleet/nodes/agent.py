@@ -198,6 +198,7 @@ class Agent:
         self._ranks: frozenset[int] = frozenset()  # that are here, by their numbers among those of all nodes
         self._for_ranks: deque[Callable[[], None]] = deque()  # in their order
         self._suite: SuiteProcess | None = None
+        self._checks_ended: list[messages.CheckEnded] = []  # of which the controller does not know yet
         self._read: set[str] = set()  # files of its own run, to their ends
         self._began = time.monotonic()
         self._listening = messages.Listening(LONGEST_WAIT_SECONDS)
@@ -234,13 +235,15 @@ class Agent:
             for event in self._engine.wait(0.0) if self._background.idle(RANKS) else ():
                 self._send(event if isinstance(event, Answer) else self._death(event.rank, event.reason))
             for news in self._suite.news() if self._suite else ():
-                self._send(news)
                 if isinstance(news, messages.SuiteEnded):  # other nodes may still be at theirs
+                    self._pulse()
+                    self._send(news)
                     self._for_ranks.append(self._get_ready)
+                else:
+                    self._checks_ended.append(news)
             if time.monotonic() >= self._pulse_due:
                 self._pulse_due = time.monotonic() + PULSE_SECONDS
-                at_work = self._suite is not None and not self._suite.over
-                self._send(messages.Pulse(time.time(), self._suite.check if self._suite and at_work else ""))
+                self._pulse()
         print(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} this agent ends: {self._why}", flush=True)
         if self._background.idle(RANKS):
             self._engine.kill(KILL_SECONDS)
@@ -296,6 +299,11 @@ class Agent:
 
     def _send(self, message: messages.FromAgent | messages.DialIn) -> None:
         self._connection.line.send(codec.packed(message))
+
+    def _pulse(self) -> None:
+        check = self._suite.check if self._suite and not self._suite.over else ""
+        self._send(messages.Pulse(time.time(), check, tuple(self._checks_ended)))
+        self._checks_ended.clear()
 
     def _death(self, rank: int, why: str) -> Death:
         return Death(rank, why + suite_process.full_disk(self._folder))

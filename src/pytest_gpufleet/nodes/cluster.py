@@ -24,8 +24,8 @@ class Lost(str):
 LOST_AFTER_SECONDS = 10.0  # a cable that is put back after 5 s costs nothing
 JOIN_SECONDS = 1.0  # for what the thread does beside waiting
 FENCE_SECONDS = 5.0  # for the ranks of a node that is back or left out to be killed
-# All that counts of what the fenced send.
-OF_THE_FENCED = (messages.Reply, messages.CheckEnded, messages.SuiteEnded, messages.Ending)
+# All that counts of what the fenced send, beside which of their checks have ended.
+OF_THE_FENCED = (messages.Reply, messages.SuiteEnded, messages.Ending)
 
 T = TypeVar("T")
 
@@ -221,6 +221,8 @@ class Cluster:
         except ValueError as error:
             self._lose(node, f"its agent sent what this version cannot read: {error}")
             return
+        if isinstance(message, Pulse):
+            self._suite_news += [(node, ended) for ended in message.ended]
         if not self.takes_part(node):
             if node not in self._fenced and not self._closing:
                 self._fence(node)
@@ -229,7 +231,7 @@ class Cluster:
         match message:
             case messages.Hello():
                 self.hellos = {**self.hellos, node: message}
-            case messages.Pulse(clock):
+            case Pulse(clock):
                 # The longer it is on its way, the more its clock seems to be behind: the fastest one counts.
                 self.pulses[node] = message
                 ahead, before = clock - time.time(), self.clocks_ahead.get(node)
@@ -237,7 +239,7 @@ class Cluster:
                     self.clocks_ahead = {**self.clocks_ahead, node: ahead}
             case Answer() | Death():
                 self._rank_news.append((node, message))
-            case messages.CheckEnded() | messages.SuiteEnded():
+            case messages.SuiteEnded():
                 self._suite_news.append((node, message))
             case messages.Reply(number):
                 if number in self._asked:  # else the asker has stopped waiting

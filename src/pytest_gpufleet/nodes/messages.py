@@ -146,7 +146,7 @@ class CheckHealth(Question, frozen=True, tag="health"):
 class RunSuite(Question, frozen=True, tag="run suite"):
     """Start a run of this node alone, as `python -m pytest` with these arguments in this folder, from which paths among
     them count. Its reports go where the agent keeps them: --fleet-dir is added. Answered when its process is there;
-    each check that ends comes as CheckEnded, its end as SuiteEnded. `variables`: that are to be set for it."""
+    each check that ends comes with a Pulse, its end as SuiteEnded. `variables`: that are to be set for it."""
 
     answer = int  # the number of its process
     arguments: tuple[str, ...]
@@ -201,19 +201,21 @@ class Hello(Message, frozen=True, tag="hello"):
     machine: HostFound
 
 
-class Pulse(Message, frozen=True, tag="pulse"):
-    """The node is there; once a second. `check`: what its own run is at."""
-
-    clock: float = 0.0
-    check: str = ""
-
-
-class CheckEnded(Message, frozen=True, tag="check ended"):
+class CheckEnded(msgspec.Struct, frozen=True):
     """A check of the node's own run."""
 
     check: str
     outcome: Outcome
     seconds: float
+
+
+class Pulse(Message, frozen=True, tag="pulse"):
+    """The node is there; once a second. `check`: what its own run is at. `ended`: which of its checks have ended since
+    the last one."""
+
+    clock: float = 0.0
+    check: str = ""
+    ended: tuple[CheckEnded, ...] = ()
 
 
 class SuiteEnded(Message, frozen=True, tag="suite ended"):
@@ -244,4 +246,4 @@ class Ending(Message, frozen=True, tag="ending"):
 
 
 ToAgent = Beat | StartRanks | Submit | Ask | End
-FromAgent = Hello | Pulse | Answer | Death | CheckEnded | SuiteEnded | Reply | Ending
+FromAgent = Hello | Pulse | Answer | Death | SuiteEnded | Reply | Ending

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -187,24 +187,30 @@ def _slower(figure: Figure, values: Mapping[Where, float], tolerance: Tolerance)
 
 def _groups(
     measurement: Measurement, tolerance: Tolerance, topology: GpuTopology
-) -> Iterator[tuple[list[Where], set[Where]]]:
+) -> list[tuple[list[Where], set[Where]]]:
     """Places that are peers of each other, and those among them that are held against the others. At a NUMA node only
     those are peers that share a PCIe switch with as many others. Where all GPUs show the same NUMA node, nobody knows
     who is near whom: virtual machines hide it."""
-    places, near = list(measurement.values), tolerance.peers == "numa node"
+    places = tuple(measurement.values)
+    key = (places, tolerance.peers, tolerance.least)
+    if key in topology.known:
+        return topology.known[key]  # type: ignore[no-any-return]
+    near, others = tolerance.peers == "numa node", tolerance.peers == "others of the model"
     if near and len({topology.processors_near(place) for place in places}) < 2:
-        return
+        return []
     board = {place: topology.board(place) for place in places}
-    of_board, others = Counter(board.values()), tolerance.peers == "others of the model"
+    of_board = Counter(board.values())
     alike: dict[Where, object] = {place: kind for place, (kind, _) in board.items()}
     if tolerance.peers == "part number":
         alike = dict(board)
     elif near:
         alike = {at: (kind, topology.processors_near(at), topology.switch_neighbours(at)) for at, kind in alike.items()}
+    found = topology.known[key] = []
     for peers in grouped((alike[place], place) for place in places).values():
         judged = {at for at in peers if not others or of_board[board[at]] < tolerance.least}
         if judged and len(peers) >= tolerance.least:
-            yield peers, judged
+            found.append((peers, judged))
+    return found
 
 
 def at_one_temperature(measurement: Measurement, peers: list[Where], per_kelvin: float) -> dict[Where, float]:

@@ -18,10 +18,10 @@ def add(record: Record, event: events.Event | None) -> None:
 
 def read(path: Path, to_compare: bool = False) -> Record:
     """The record of a run from its evidence.jsonl. A last line cut short by a dying machine is left out. `to_compare`:
-    without telemetry, which nobody holds against that of other hosts. OSError if it cannot be read;
+    without telemetry and samples, which nobody holds against those of other hosts. OSError if it cannot be read;
     ValueError that names the line if one is no event; Refused if it has another schema."""
     record = Record()
-    for line, event in events.read_events(path, telemetry=not to_compare):
+    for line, event in events.read_events(path, to_compare):
         try:
             add(record, event)
         except (KeyError, TypeError, ValueError) as error:
