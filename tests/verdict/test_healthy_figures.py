@@ -17,7 +17,6 @@ from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.model.metric import GiB, SpreadRow, Tolerance
 from pytest_gpufleet.model.place import gpu, where as at
 from pytest_gpufleet.verdict.judgement import judge, tolerances_of
-from pytest_gpufleet.verdict.noise import gpu_line, machine_line
 from pytest_gpufleet.verdict.outliers import MOST_KELVIN, slower_than_peers
 from pytest_gpufleet.verdict.profile import for_gpu, of_every_gpu, shipped
 from pytest_gpufleet.verdict.reading import read
@@ -144,9 +143,9 @@ def test_the_defaults_give_the_lines_that_the_recorded_machines_were_tried_with(
     row = SpreadRow(measurement.metric, within, between, machines, gpus)
     known = replace(of_every_gpu(), spreads=(row,)).spread_for(measurement, "nvswitch", part)
     gpu_floor, machine_floor = lines
-    assert 100 * machine_line(known.spread, machines, 8, 275, known.matters) == pytest.approx(machine_floor, abs=0.3)
+    assert 100 * known.machine_line(machines, 8, 275).at == pytest.approx(machine_floor, abs=0.3)
     if gpu_floor:
-        assert 100 * gpu_line(known.spread, 8, 275, known.matters) == pytest.approx(gpu_floor, abs=0.3)
+        assert 100 * known.gpu_line(8, 275).at == pytest.approx(gpu_floor, abs=0.3)
 
 
 def _subsets(measurement):

@@ -2,7 +2,7 @@
 
 import random
 import runpy
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from statistics import NormalDist, fmean
 
@@ -13,8 +13,8 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.verdict import power
 from pytest_gpufleet.verdict.judgement import comparisons
-from pytest_gpufleet.verdict.noise import REJECTED, Spread, factor
-from pytest_gpufleet.verdict.power import Line, found, of_gpu, of_machine, rejected, size_found
+from pytest_gpufleet.verdict.noise import REJECTED, Line, Spread, factor
+from pytest_gpufleet.verdict.power import found, rejected, size_found
 from pytest_gpufleet.verdict.profile import for_gpu
 from tests.recorded.test_recorded import HERE, RUNS
 
@@ -35,7 +35,7 @@ def machine(by_chance, slow, gpus):
 @pytest.mark.parametrize("size", [0.0, 0.015, 0.03])
 def test_as_many_are_found_as_the_model_says(size):
     by_chance, line = random.Random(31), 0.02
-    of_one, of_all = of_gpu(KNOWN, GPUS, 1, 0), of_machine(KNOWN, MACHINES, GPUS, 1, 0)
+    of_one, of_all = KNOWN.gpu_line(GPUS, 1), KNOWN.machine_line(MACHINES, GPUS, 1)
     one = every_one = 0
     for _ in range(DRAWN):
         values = machine(by_chance, size, 1)
@@ -43,18 +43,17 @@ def test_as_many_are_found_as_the_model_says(size):
         reference = fmean(fmean(machine(by_chance, 0, 0)) for _ in range(MACHINES))
         every_one += fmean(machine(by_chance, size, GPUS)) < reference * (1 - line)
     for seen, expected in ((one, of_one), (every_one, of_all)):
-        at_this_line = Line(line, expected.seen, expected.most)
-        assert seen / DRAWN == pytest.approx(found(size, at_this_line), abs=0.03)
+        assert seen / DRAWN == pytest.approx(found(size, replace(expected, at=line)), abs=0.03)
     assert rejected(of_one) == pytest.approx(0.001, rel=0.1)
 
 
 def test_a_spread_of_few_machines_may_be_larger_and_no_probability_is_above_what_either_says():
-    unsure = of_gpu(Spread(0.01, 0.01, within_df=10), 2, 100, 0.02)
-    assert unsure.most / unsure.seen == pytest.approx(1.593, abs=0.01)  # sqrt(10 / 3.94), by tables of chi2
-    assert found(unsure.at - unsure.seen, unsure) == pytest.approx(0.159, abs=0.001)
+    unsure = Spread(0.01, 0.01, within_df=10, matters=0.02).gpu_line(2, 100)
+    assert unsure.most / unsure.sd == pytest.approx(1.593, abs=0.01)  # sqrt(10 / 3.94), by tables of chi2
+    assert found(unsure.at - unsure.sd, unsure) == pytest.approx(0.159, abs=0.001)
     assert found(unsure.at + unsure.most, unsure) == pytest.approx(0.841, abs=0.001)
     assert found(size_found(0.95, unsure), unsure) == pytest.approx(0.95)
-    assert [found(size, Line(0.01, 0, 0)) for size in (0.005, 0.02)] == [0, 1]
+    assert [found(size, Line(0.01, 0, 1)) for size in (0.005, 0.02)] == [0, 1]
 
 
 def test_the_page_is_current():
@@ -75,7 +74,7 @@ def test_a_profile_makes_the_comparisons_of_its_references_and_of_peers():
     all_reduce = next(each for each in made if {("collective", "all_reduce"), ("nvls", False)} <= set(each.conditions))
     under = Measurement("busbw", {"world": 1.0}, dict(all_reduce.conditions))
     known, limit = H200.spread_for(under, "nvswitch"), H200.limit_for(under, "nvswitch")
-    line = of_machine(known.spread, limit.reference.machines, 1, count, known.matters)
+    line = known.machine_line(limit.reference.machines, 1, count)
     assert astuple(all_reduce.line) == pytest.approx(astuple(line))
     assert {each.held for each in power.of_profile(H200, 1, 1, "standard")} == {"reference"}
 

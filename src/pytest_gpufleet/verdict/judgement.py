@@ -18,7 +18,6 @@ from pytest_gpufleet.model.metric import METRICS, Noise, Peers, Tolerance, fits,
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite, shipped
-from pytest_gpufleet.verdict.noise import Spread, gpu_line, machine_line
 from pytest_gpufleet.verdict.outliers import figure_of, slower_than_peers, usual_and_allowed
 from pytest_gpufleet.verdict.peaks import NoPeak
 from pytest_gpufleet.verdict.physical_limits import UNKNOWN_NETWORK, is_required, physical_limit
@@ -129,9 +128,9 @@ def line_of(limit: Limit, measurement: Measurement, limits: Profile, topology: G
     if limit.reference is None or not measurement.values:
         return limit
     known, gpus = limits.spread_for(measurement, topology.fabric, part), len(measurement.values)
-    worse = machine_line(known.spread, limit.reference.machines, gpus, count, known.matters)
+    worse = known.machine_line(limit.reference.machines, gpus, count).at
     between = known.seen and known.seen[1]
-    noise = Noise(known.spread.sd(gpus), between.gpus, between.machines, count) if between else None
+    noise = Noise(known.sd(gpus), between.gpus, between.machines, count) if between else None
     scale = 1.0 if limit.unit == "ratio" else limit.reference.value
     value = limit.reference.value - measurement.definition.sign * worse * scale
     return replace(limit, value=value, reference=replace(limit.reference, noise=noise))
@@ -153,7 +152,7 @@ def tolerances_of(
     known = limits.spread_for(measurement, topology.fabric)
     if known.seen is None:
         return (Tolerance(metric.name, known.matters),)
-    seen, within = known.seen[0], known.spread.within
+    seen, within = known.seen[0], known.within
 
     def tolerance(peers: Peers, worse: float, sd: float) -> Tolerance:
         noise = Noise(sd, seen.gpus, seen.machines, count)
@@ -167,11 +166,10 @@ def tolerances_of(
     several = [size for size in boards.values() if size > 1]
     found = []
     if several:
-        found.append(tolerance("part number", gpu_line(known.spread, min(several), count, known.matters), within))
+        found.append(tolerance("part number", known.gpu_line(min(several), count).at, within))
     if len(measurement.values) > len(several) and len(boards) > 1 and min(boards.values()) == 1:
-        apart = Spread(within, math.sqrt(2) * known.spread.between, between_df=known.spread.between_df)
-        worse = machine_line(apart, math.inf, 1, count, known.matters)
-        found.append(tolerance("others of the model", worse, apart.sd()))
+        apart = replace(known, between=math.sqrt(2) * known.between)
+        found.append(tolerance("others of the model", apart.machine_line(math.inf, 1, count).at, apart.sd()))
     return tuple(found)
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
 
+from pytest_gpufleet.model.metric import SpreadRow
+
 REJECTED = 0.001  # of healthy machines, over all comparisons of a run
 CONFIDENCE = 0.95  # that the line is low enough, where the spread is known from few machines
 # A default spread counts as much as one measured on so many machines and no more: a few lucky machines that agree do
@@ -19,36 +21,54 @@ STEPS, HALVINGS = 400, 40
 
 
 @dataclass(frozen=True)
+class Line:
+    """Of one comparison: by what fraction a value may be worse than what it is held against (`at`), and the standard
+    deviation of that fraction among healthy ones (`sd`), which is known with so many degrees of freedom."""
+
+    at: float
+    sd: float
+    df: float
+
+    @property
+    def most(self) -> float:
+        """The upper end of its confidence interval, 95 % one-sided: sqrt(df / chi2_0.05) times it."""
+        return self.sd * factor(1.0, math.inf, self.df)
+
+
+@dataclass(frozen=True)
 class Spread:
     """Standard deviations of healthy ones, as fractions of the mean (of a ratio: as they are), and the degrees of
-    freedom that each is known with: of GPUs `within` a machine, and of the means of machines `between`."""
+    freedom that each is known with: of GPUs `within` a machine, and of the means of machines `between`. `matters`: the
+    smallest fault that does. `seen`: where the two were seen, in rows of a profile or in the default; None where the
+    metric has no default, and a fixed tolerance is what matters."""
 
     within: float
     between: float
     within_df: float = DEFAULT_IS_WORTH
     between_df: float = DEFAULT_IS_WORTH
+    matters: float = 0.0
+    seen: tuple[SpreadRow, SpreadRow] | None = None
 
     def sd(self, places: int = 1) -> float:
         """Of the mean of so many places of any machine."""
         return math.hypot(self.between, self.within / math.sqrt(places))
+
+    def machine_line(self, machines: float, gpus: int, comparisons: int) -> Line:
+        """How much worse the mean of the `gpus` of a machine may be than a reference that is the mean of so many
+        machines. Of a single GPU, how GPUs differ counts in full."""
+        k = factor(_z(comparisons), machines, self.between_df)
+        return Line(max(self.matters, k * self.sd(gpus)), self.sd(gpus) * math.sqrt(1 + 1 / machines), self.between_df)
+
+    def gpu_line(self, gpus: int, comparisons: int) -> Line:
+        """How much worse a GPU may be than the mean of the others of its machine, where they are `gpus` in all."""
+        k, sd = factor(_z(comparisons), math.inf, self.within_df), self.within * math.sqrt(gpus / (gpus - 1))
+        return Line(max(self.matters, k * sd), sd, self.within_df)
 
 
 def pooled(default: float, seen: float, df: float) -> tuple[float, float]:
     """A default standard deviation and one that was seen with `df` degrees of freedom: as one, and its degrees."""
     together = DEFAULT_IS_WORTH + df
     return math.sqrt((DEFAULT_IS_WORTH * default**2 + df * seen**2) / together), together
-
-
-def machine_line(spread: Spread, machines: float, gpus: int, comparisons: int, matters: float) -> float:
-    """By what fraction the mean of the `gpus` of a machine may be worse than a reference that is the mean of so many
-    machines. Of a single GPU, how GPUs differ counts in full."""
-    return max(matters, factor(_z(comparisons), machines, spread.between_df) * spread.sd(gpus))
-
-
-def gpu_line(spread: Spread, gpus: int, comparisons: int, matters: float) -> float:
-    """By what fraction a GPU may be worse than the mean of the others of its machine, where they are `gpus` in all."""
-    k = factor(_z(comparisons), math.inf, spread.within_df)
-    return max(matters, k * spread.within * math.sqrt(gpus / (gpus - 1)))
 
 
 def _z(comparisons: int) -> float:

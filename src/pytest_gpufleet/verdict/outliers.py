@@ -12,8 +12,8 @@ from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.measurement import Measurement, goodness
 from pytest_gpufleet.model.metric import Metric, Tolerance
 from pytest_gpufleet.model.place import Where
-from pytest_gpufleet.verdict.noise import Spread, gpu_line, pooled
-from pytest_gpufleet.verdict.profile import SAME, KnownSpread, Profile, choose, of_every_gpu
+from pytest_gpufleet.verdict.noise import Spread, pooled
+from pytest_gpufleet.verdict.profile import SAME, Profile, choose, of_every_gpu
 
 FIXED = {"ratio": 1.0, "K": 100.0}  # by unit: a ratio is a fraction already; one kelvin counts as a per cent
 
@@ -84,7 +84,7 @@ def outliers(
 BETWEEN_BOARDS = 0.05
 
 
-def healthy_spread(figure: Figure, topology: GpuTopology, defaults: Profile | None = None) -> KnownSpread:
+def healthy_spread(figure: Figure, topology: GpuTopology, defaults: Profile | None = None) -> Spread:
     """Of machines like this one, with their part number, by the shipped profile; or by `defaults` alone, of those for
     which a limit under these conditions is."""
     measured = Measurement(figure.name, {}, dict(figure.conditions), definition=figure.metric)
@@ -137,7 +137,7 @@ def usual_and_allowed(
     best = figure.share(abs(_quantile(numbers, BEST) - usual), usual)
     df = WORTH * (min(n, independent or n) - 1)
     sd, df = pooled(default, best / AS_SIGMAS, df) if n >= FEWEST and math.isfinite(best) else pooled(default, 0.0, 0.0)
-    return usual, gpu_line(Spread(sd, 0.0, within_df=df), n, comparisons, matters)
+    return usual, Spread(sd, 0.0, within_df=df, matters=matters).gpu_line(n, comparisons).at
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:

@@ -18,7 +18,7 @@ from pytest_gpufleet.model.metric import METRICS, SpreadRow, metric_under
 from pytest_gpufleet.model.place import WORLD, Pair, Where, gpu
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.verdict.judgement import comparisons, judge
-from pytest_gpufleet.verdict.noise import DEFAULT_IS_WORTH, Spread, factor, gpu_line, machine_line
+from pytest_gpufleet.verdict.noise import DEFAULT_IS_WORTH, Line
 from pytest_gpufleet.verdict.profile import Profile
 
 NORMAL = NormalDist()
@@ -29,38 +29,10 @@ SIZES = (0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.07, 0.10)  # of a fault, as frac
 RECORDED_HEALTHY, RECORDED_REJECTED = 8, 0
 
 
-@dataclass(frozen=True)
-class Line:
-    """Of one comparison: by what fraction a value may be worse than what it is held against (`at`), and the standard
-    deviation of that fraction among healthy ones: by the spread that is known (`seen`), and with this at the upper end
-    of its confidence interval, 95 % one-sided (`most`)."""
-
-    at: float
-    seen: float
-    most: float
-
-
-def of_machine(spread: Spread, machines: int, gpus: int, comparisons: int, matters: float) -> Line:
-    """The mean of a machine's GPUs against a reference of so many machines, which is itself off by their spread."""
-    seen = spread.sd(gpus) * math.sqrt(1 + 1 / machines)
-    return _line(machine_line(spread, machines, gpus, comparisons, matters), seen, spread.between_df)
-
-
-def of_gpu(spread: Spread, gpus: int, comparisons: int, matters: float) -> Line:
-    """A GPU against the mean of the others, where they are `gpus` in all."""
-    seen = spread.within * math.sqrt(gpus / (gpus - 1))
-    return _line(gpu_line(spread, gpus, comparisons, matters), seen, spread.within_df)
-
-
-def _line(at: float, seen: float, df: float) -> Line:
-    """`df`: of freedom, by which the true standard deviation may be sqrt(df / chi2_0.05) times it."""
-    return Line(at, seen, seen * factor(1.0, math.inf, df))
-
-
 def found(size: float, line: Line) -> float:
-    """The probability that what is slower by the fraction `size` is found, by whichever of the two standard deviations
-    finds less of it: below the line that is the smaller one."""
-    return min(_cdf(size - line.at, line.seen), _cdf(size - line.at, line.most))
+    """The probability that what is slower by the fraction `size` is found, by the standard deviation that is known or
+    by the upper end of its confidence interval, whichever finds less of it: below the line that is the smaller one."""
+    return min(_cdf(size - line.at, line.sd), _cdf(size - line.at, line.most))
 
 
 def size_found(probability: float, line: Line) -> float:
@@ -128,7 +100,7 @@ def rejected_by_chance(made: Iterable[Comparison]) -> tuple[float, float]:
     """The probability that a healthy machine misses any line that follows from a spread: by the spreads that are known,
     and by their upper ends. At most so much, since what is measured of one chip misses together."""
     known = [(each.often, each.line) for each in made if not each.fixed]
-    seen = sum(often * _cdf(-line.at, line.seen) for often, line in known)
+    seen = sum(often * _cdf(-line.at, line.sd) for often, line in known)
     return min(1.0, seen), min(1.0, sum(often * rejected(line) for often, line in known))
 
 
@@ -142,16 +114,16 @@ def _of_finding(finding: Finding) -> Iterator[Comparison]:
     conditions, places = tuple(measurement.conditions.items()), len(measurement.values)
     if limit and limit.reference and (noise := limit.reference.noise):
         at = abs(limit.reference.value - limit.value) / (1.0 if limit.unit == "ratio" else limit.reference.value)
-        seen = noise.sd * math.sqrt(1 + 1 / limit.reference.machines)
-        line = _line(at, seen, DEFAULT_IS_WORTH + max(0, noise.machines - 1))  # a default, pooled with what was seen
+        sd = noise.sd * math.sqrt(1 + 1 / limit.reference.machines)
+        line = Line(at, sd, DEFAULT_IS_WORTH + max(0, noise.machines - 1))  # a default, pooled with what was seen
         yield Comparison(measurement.metric, conditions, "reference", line, 1)
     for each in finding.tolerances if places > 1 else ():
         if each.peers == "others of the model":  # a board that no other has
             continue
-        line = Line(each.worse, 0.0, 0.0)
+        line = Line(each.worse, 0.0, 1.0)
         if each.noise:
-            seen = each.noise.sd * math.sqrt(places / (places - 1))
-            line = _line(each.worse, seen, DEFAULT_IS_WORTH + max(0, each.noise.gpus - each.noise.machines))
+            sd = each.noise.sd * math.sqrt(places / (places - 1))
+            line = Line(each.worse, sd, DEFAULT_IS_WORTH + max(0, each.noise.gpus - each.noise.machines))
         yield Comparison(measurement.metric, conditions, "peers", line, places, fixed=not each.noise)
 
 

@@ -196,17 +196,6 @@ _HERE = Path(__file__).parent / "profiles"
 
 
 @dataclass(frozen=True)
-class KnownSpread:
-    """How much healthy ones differ, the smallest fault that matters, and where the two deviations were seen: in rows of
-    a profile of the model, or in the default. None: the metric has no default, and a fixed tolerance is what
-    matters."""
-
-    spread: Spread
-    matters: float
-    seen: tuple[SpreadRow, SpreadRow] | None = None  # within, between
-
-
-@dataclass(frozen=True)
 class Profile:
     """One GPU model: the exact names NVML gives it (`match`), its data-sheet `facts`, its `limits`, and by how much
     healthy ones of it differ (`spreads`).
@@ -262,24 +251,24 @@ class Profile:
         of = replace(min(references, key=lambda one: one.machines), value=value) if references else None
         return replace(worse, value=value, source=source, conditions=conditions, measured=None, reference=of)
 
-    def spread_for(self, measurement: Measurement, fabric: str = "", part: str = "") -> KnownSpread:
+    def spread_for(self, measurement: Measurement, fabric: str = "", part: str = "") -> Spread:
         """How much healthy ones differ: what was seen of this model, pooled with the default of the metric. `part`:
         where the reference is of boards with this number."""
         metric, under = measurement.metric, {"fabric": fabric, **measurement.conditions}
         default = _most_specific(of_every_gpu().spreads, metric, {**under, **({"part": SAME} if part else {})})
         if default is None:
             tolerance = measurement.definition.peer_tolerance
-            return KnownSpread(Spread(0.0, 0.0), OF_THE_HOST.get(metric, TOLERANCE) if tolerance is None else tolerance)
+            return Spread(0, 0, matters=OF_THE_HOST.get(metric, TOLERANCE) if tolerance is None else tolerance)
         under = {**under, **({"part": part} if part else {})}
         within, between = (self._seen(name, metric, under) for name in ("within", "between"))
-        spread = Spread(default.within or 0.0, default.between or 0.0)
+        spread = Spread(default.within or 0.0, default.between or 0.0, matters=default.matters or 0.0)
         if within:
             sd, df = pooled(spread.within, within.within or 0.0, within.gpus - within.machines)
             spread = replace(spread, within=sd, within_df=df)
         if between:
             sd, df = pooled(spread.between, between.between or 0.0, between.machines - 1)
             spread = replace(spread, between=sd, between_df=df)
-        return KnownSpread(spread, default.matters or 0.0, (within or default, between or default))
+        return replace(spread, seen=(within or default, between or default))
 
     def _seen(self, which: str, metric: str, under: Mapping[str, Condition]) -> SpreadRow | None:
         """The most specific row of this profile, else of its base, that says so much. A default was seen on none."""

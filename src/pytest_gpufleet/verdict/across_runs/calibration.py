@@ -24,9 +24,9 @@ from pytest_gpufleet.verdict.across_runs.run_comparison import figures, held_to_
 from pytest_gpufleet.verdict.fleet import equality
 from pytest_gpufleet.verdict.fleet.equality import models
 from pytest_gpufleet.verdict.judgement import counted, line_of
-from pytest_gpufleet.verdict.noise import Spread, gpu_line, machine_line, pooled
+from pytest_gpufleet.verdict.noise import Spread, pooled
 from pytest_gpufleet.verdict.outliers import Figure, GpuIds, healthy_spread
-from pytest_gpufleet.verdict.power import Line, of_gpu, of_machine, rejected as rejects, size_found
+from pytest_gpufleet.verdict.power import rejected as rejects, size_found
 from pytest_gpufleet.verdict.profile import Profile, for_gpu, of_every_gpu
 
 DISAGREEMENT = 0.10
@@ -85,16 +85,15 @@ class _Known:
         under = {key: value for key, value in self.figure.conditions if key != "part"}  # all are of one, if of any
         return SpreadRow(self.figure.name, within, between, len(means), places, None, source, date, under)
 
-    def spread(self, machines: int = 0) -> tuple[Spread, float, bool]:
-        """How much such machines differ, by what was seen of these and the default of the metric, and the smallest
-        fault that matters; and whether there is no such default, but a tolerance. `machines`: as if that many had been
-        seen."""
-        known, seen = healthy_spread(self.figure, self.topology, of_every_gpu()), self.seen()
-        healthy, n = known.spread, machines or seen.machines
+    def spread(self, machines: int = 0) -> Spread:
+        """How much such machines differ, by what was seen of these and the default of the metric. `machines`: as if so
+        many had been seen."""
+        healthy, seen = healthy_spread(self.figure, self.topology, of_every_gpu()), self.seen()
+        n = machines or seen.machines
         df = n * (seen.gpus / seen.machines - 1)
         within, within_df = pooled(healthy.within, healthy.within if seen.within is None else seen.within, df)
         between, between_df = pooled(healthy.between, healthy.between if seen.between is None else seen.between, n - 1)
-        return Spread(within, between, within_df, between_df), known.matters, known.seen is None
+        return Spread(within, between, within_df, between_df, healthy.matters, healthy.seen)
 
     def __str__(self) -> str:
         conditions = ", ".join(f"{key}={value}" for key, value in self.figure.conditions)
@@ -218,11 +217,11 @@ def _disagreement(one: _Known) -> str:
         machine = [fmean(values) for values in of_gpus.values()]
         others = {other: values for other, values in one.by_machine.items() if other != name}
         rest = replace(one, by_machine=others or one.by_machine)
-        spread, matters, fixed = rest.spread()
+        spread = rest.spread()
         off = abs(one.figure.share(fmean(machine) - rest.mean, rest.mean))
-        if not fixed and off > machine_line(spread, len(rest.places), len(machine), one.count, matters):
+        if spread.seen and off > spread.machine_line(len(rest.places), len(machine), one.count).at:
             return f"{one} has a machine too far from the mean of {rest.mean:,.4g} {unit} to be one of them: {said}"
-        allowed = gpu_line(spread, len(machine), one.count, matters) if len(machine) > 1 else math.inf
+        allowed = spread.gpu_line(len(machine), one.count).at if len(machine) > 1 else math.inf
         if any(abs(one.figure.share(value - median(machine), median(machine))) > allowed for value in machine):
             return f"{one} has a GPU too far from the others of its machine to be one of them: {said}"
     return ""
@@ -232,15 +231,12 @@ def _reach(one: _Known) -> str:
     """What a limit finds: by the mean of a machine like these, and by each of its places among the others; and of how
     many machines it would have to be, so that it finds half of that."""
     metric, machines, places = one.figure.metric, len(one.places), min(map(len, one.places))
-
-    def line(of: int) -> Line:
-        spread, matters, _ = one.spread(of)
-        return of_machine(spread, of, places, one.count, matters)
-
-    (spread, matters, _), here, of = one.spread(), line(machines), machines
-    while of <= MOST_MACHINES and size_found(FOUND, line(of)) > size_found(FOUND, here) / 2:
+    here, of = one.spread().machine_line(machines, places, one.count), machines
+    while of <= MOST_MACHINES and (
+        size_found(FOUND, one.spread(of).machine_line(of, places, one.count)) > size_found(FOUND, here) / 2
+    ):
         of = math.ceil(1.25 * of)
-    place = of_gpu(spread, places, one.count, matters) if places > 1 else None
+    place = one.spread().gpu_line(places, one.count) if places > 1 else None
     each = f"; one of {places} places from {size_found(FOUND, place):.1%}" if place else ""
     more = f"{of} machines would halve that" if of <= MOST_MACHINES else "more machines would not halve that"
     return (
@@ -267,14 +263,14 @@ def _sources(records: Iterable[Record]) -> tuple[str, str, str, str]:
 
 def _limit(one: _Known, source: str, date: str, nccl: str, driver: str) -> Limit | None:
     """None where it would be nothing, which no limit can be."""
-    metric, mean, (spread, matters, fixed) = one.figure.metric, _digits(one.mean), one.spread()
+    metric, mean, spread = one.figure.metric, _digits(one.mean), one.spread()
     higher, under = metric.better == "higher", dict(one.figure.conditions)
     sense: Literal["min", "max"] = "min" if higher else "max"
     known = Limit(metric.name, sense, mean, metric.unit, "calibrated", source, under, "", given=True)
-    if not fixed:
+    if spread.seen:
         return replace(known, reference=Reference(mean, len(one.places), date, nccl, driver)) if mean else None
     # Of each place, and towards the side on which all of these meet it. A ratio is at most 1.
-    margin = machine_line(spread, len(one.places), 1, one.count, matters) * one.figure.scale(one.mean)
+    margin = spread.machine_line(len(one.places), 1, one.count).at * one.figure.scale(one.mean)
     margin = max(margin, abs(one.mean - one.worst))
     floor = _digits(one.mean - margin, ROUND_FLOOR) if higher else _digits(one.mean + margin, ROUND_CEILING)
     floor = min(floor, 1.0) if metric.unit == "ratio" else floor

@@ -17,7 +17,7 @@ from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import outliers
 from pytest_gpufleet.verdict.fleet.equality import Difference, not_compared, other_bits, unlike
-from pytest_gpufleet.verdict.noise import Spread, gpu_line, pooled
+from pytest_gpufleet.verdict.noise import Spread, pooled
 from pytest_gpufleet.verdict.outliers import MOST_KELVIN, Figure, GpuIds, Outlier, figure_of, healthy_spread
 
 
@@ -136,7 +136,7 @@ def _outliers(
             groups, least = [at_place], outliers.BETWEEN_BOARDS
         usual = values[first].get(place) if len(values) == 2 else None
         for group in groups:
-            found += outliers.beside_most(figure, group, healthy.spread.sd(), comparisons, least, reference=usual)
+            found += outliers.beside_most(figure, group, healthy.sd(), comparisons, least, reference=usual)
     return [replace(each, identity=runs[each.run].topology.identity(each.place)) for each in found]
 
 
@@ -213,14 +213,15 @@ def drift(runs: Mapping[str, Record]) -> RunComparison:
     worse: list[Outlier] = []
     for figure, of_gpus in before.items():
         now, healthy = measured[last][figure], healthy_spread(figure, runs[last].topology)
-        default = REPEAT * (healthy.spread.within or healthy.spread.between)
+        default = REPEAT * (healthy.within or healthy.between)
         least = MATTERS if healthy.seen else healthy.matters
         seen, df = noise(of_gpus.values(), figure)
         sd, df = pooled(default, seen, df)
         for gpus, values in of_gpus.items():
             numbers = sorted(filter(math.isfinite, values), key=lambda value: -goodness(value, figure.metric))
             good = numbers[: math.ceil(len(numbers) / 2)]
-            allowed = gpu_line(Spread(sd, 0.0, within_df=df), len(good) + 1, compared, least) if good else math.inf
+            drifts = Spread(sd, 0.0, within_df=df, matters=least)
+            allowed = drifts.gpu_line(len(good) + 1, compared).at if good else math.inf
             usual = median(good) if good else math.nan
             for each in outliers.outliers(figure, {(last, now.places[gpus]): now.values[gpus]}, usual, allowed):
                 of_runs = ((name, of_run[figure].values) for name, of_run in measured.items() if figure in of_run)

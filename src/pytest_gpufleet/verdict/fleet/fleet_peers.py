@@ -169,7 +169,7 @@ def _slow(alike: _Alike, comparisons: int) -> list[SlowPlaces]:
     found: dict[int, list[Outlier]] = {}
     if alike.lone is None:
         values = {("", place): value for place, value in alike.values.items()}
-        slow = beside_most(figure, values, healthy.spread.sd(), comparisons, matters, independent=len(by_node))
+        slow = beside_most(figure, values, healthy.sd(), comparisons, matters, independent=len(by_node))
         found = grouped((each.place.parts[0].node, each) for each in slow)
     else:
         matters = BETWEEN_BOARDS
@@ -179,7 +179,7 @@ def _slow(alike: _Alike, comparisons: int) -> list[SlowPlaces]:
         for node, places in by_node.items()
         if (left := [place for place in places if place not in known]) and (len(places) > 1 or alike.lone is not None)
     }
-    of_host = healthy.spread.sd(min(map(len, by_node.values())))
+    of_host = healthy.sd(min(map(len, by_node.values())))
     for host in beside_most(figure, medians, of_host, comparisons, matters):
         node = host.place.parts[0].node
         if alike.lone in (None, node):
