@@ -53,7 +53,6 @@ def test_ports_that_are_down_everywhere_are_named_unless_nothing_is_asked_of_the
     down = [port(number, state="1: DOWN", rate="10 Gb/sec") for number in range(4)]
     here, check = recorded(set_host(network_ports=down)), "test_network_ports_are_active"
     order = given(RIGHT + "[[ports]]\nadapter = 'MT4129'\ncount = 4\n", tmp_path)
-
     assert outcomes(here, fleet_network="none")[check].what == "not applicable"
     for found in (outcomes(here), outcomes(here, fleet_order=order, fleet_network="none")):
         named = {fault.what.partition(" ")[0] for fault in found[check].faults}
@@ -64,12 +63,10 @@ def test_a_run_keeps_the_order_and_others_can_be_written_from_it(run_pytest, tmp
     options = ("--gpus=4", "--fleet-level=quick", "--fleet-order=order.toml", *RECORDED, "--fleet-dir=runs")
     run = run_pytest(*options, str(ACCEPTANCE / "test_1_order.py"), files={"order.toml": RIGHT})
     record, (folder,) = run.record, run.folders
-
     assert {check.outcome for check in record.checks.values()} == {"passed", "not applicable"}, run.text
     assert record.order == given(RIGHT, tmp_path)
     assert (record.run.order, record.run.order_sha256) == (record.order.file, record.order.sha256)
     assert record.order.sha256 in (folder / "report.html").read_text()
-
     written = tmp_path / "written.toml"
     assert cli.main(["order", str(folder), "-o", str(written)]) == 0
     assert f"that run: {record.verdict};" in capsys.readouterr().out  # it was of some checks alone

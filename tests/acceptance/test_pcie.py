@@ -320,7 +320,6 @@ def test_a_device_that_is_gone_at_the_end(tmp_path):
     before = machine(tmp_path / "before")
     now = machine(tmp_path / "now", change=lambda text: text.replace("infiniband/mlx5_2/device", "nobody/a/device"))
     del now.machine.host["pci_devices"]["0000:3b:00.0"]
-
     outcome = checked(before, now)
     assert failed(outcome)[CLEAN] == [("pcie_uncorrected", ["node"])]
     assert "0000:3b:00.0 is gone" in outcome[CLEAN].message
@@ -332,7 +331,6 @@ def test_an_interface_that_a_container_took_is_not_gone(tmp_path):
     for address in "0000:39:01.0", "0000:3b:00.0":
         del now.machine.host["pci_devices"][address]
     before.machine.host["pci_devices"]["0000:3b:00.0"]["kind"] = "network"
-
     assert CLEAN not in failed(checked(before, now))
 
 

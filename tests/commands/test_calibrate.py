@@ -93,7 +93,6 @@ def test_a_machine_that_calibrated_itself_is_not_accepted(tmp_path, gpufleet):
     said = "come from this very machine: my.toml was calibrated on GPU 0 (serial node7-S0), GPU 1 (serial node7-S1)"
     assert said in text
     assert said in page.read_text().partition('id="fleet-gpus"')[0]
-
     status, text = gpufleet("calibrate", folder, "-o", path)
     assert (status, "my.toml is there already and is left as it is" in text) == (1, True)
     others = [runs.record(tmp_path / host, host, utc="2026-11-22T08:00:00+00:00") for host in ("node8", "node9")]

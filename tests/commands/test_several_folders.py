@@ -208,7 +208,6 @@ def test_other_limits_hold_on_each_node_and_between_them(tmp_path, limits):
     record = judged(folder, easy)
     assert (record.verdict, record.exit_status) == ("ACCEPTED", 0)
     assert {check.outcome for check in record.checks.values()} == {"passed"}
-
     # Either half alone does not do.
     for easier, of_each in (({"between": 250.0}, "REJECTED"), ({"alone": 4500.0}, "ACCEPTED")):
         record = judged(folder, clusters.limits(tmp_path / "half.toml", **easier))

@@ -22,7 +22,6 @@ def read(tmp_path, name=BOARD, change=str):
 
 def test_a_gpu_the_ports_above_it_and_an_adapter_by_its_name_of_infiniband(tmp_path):
     devices = read(tmp_path)
-
     assert devices["0000:18:00.0"] == Device(
         kind="gpu", name="0000:18:00.0", above="0000:17:00.0", numa_node=0, iommu="identity",
         lanes=16, lanes_able=16, speed=32, speed_able=32, errors={"corrected": {}, "nonfatal": {}, "fatal": {}},
@@ -37,7 +36,6 @@ def test_a_gpu_the_ports_above_it_and_an_adapter_by_its_name_of_infiniband(tmp_p
 
 def test_a_virtual_machine_shows_root_ports_alone_and_another_machine_nothing(tmp_path):
     devices = read(tmp_path / "virtual", VIRTUAL)
-
     assert {devices[each.above].above for each in devices.values() if each.kind != "port"} == {None}
     assert [each.errors for each in devices.values() if each.errors] == []
     assert devices["0000:05:00.0"].iommu is None
@@ -48,7 +46,6 @@ def test_a_virtual_machine_shows_root_ports_alone_and_another_machine_nothing(tm
 def test_errors_are_counted_by_name(tmp_path, name):
     counted = f"{PORT}/aer_dev_correctable\nRxErr 0\n{name} 812\nTOTAL_ERR_COR 640\n"
     devices = read(tmp_path, change=lambda text: text.replace(f"{PORT}/aer_dev_correctable\n", f"{counted}== rest\n"))
-
     assert devices["0000:17:00.0"].errors["corrected"] == {name: 812}
 
 

@@ -69,7 +69,6 @@ def test_why_a_node_does_not_tell_a_fact_is_known_here(cluster, run):
     hosts = {0: {"bmc": untold}, 1: {"bmc": None}, 2: {"bmc": {"power": []}}}
     cluster.answers[ReadHost] = {node: codec.unpacked(codec.packed(host), dict) for node, host in hosts.items()}
     assert run.hosts_now("bmc") == {0: untold, 1: None, 2: {"power": []}}
-
     said = hello(machine=HostFound("", {"bmc": untold, "kernel": "6.8.0"}))
     assert codec.unpacked(codec.packed(said), Hello).machine.host == {"bmc": untold, "kernel": "6.8.0"}
 

@@ -127,7 +127,6 @@ def test_programs_read_the_lowest_grade_and_people_each(folder, record, tmp_path
     assert 'gpufleet_basis{grade="project",host="node7"} 1.0' in text
     assert 'gpufleet_basis{grade="calibrated",host="node7"} 0.0' in text
     assert 'gpufleet_figures_judged{grade="project"} 2.0' in text
-
     html = page(record, "0" * 64)
     assert '<p class="fleet-basis">3 of 3 measurements within limits</p>' in html
     for grade in ("calibrated", "project"):

@@ -47,17 +47,14 @@ def test_a_bad_order_is_told_by_file_line_and_key(tmp_path, name):
     text, *words = BAD[name]
     file = tmp_path / "order.toml"
     file.write_text(text)
-
     with pytest.raises(FileError) as error:
         orders.load(file)
-
     assert str(error.value).startswith(str(file))
     assert [word for word in words if word not in str(error.value)] == []
 
 
 def test_the_order_of_a_dgx_h200_is_one():
     dgx = orders.load(ROOT / "docs" / "orders" / "dgx-h200.toml")
-
     assert dgx.content["gpus"] == {"count": 8, "model": "NVIDIA H200", "nvlinks": 18}
     assert [kind["count"] for kind in dgx.content["drives"]] == [2, 8]
 
