@@ -148,16 +148,13 @@ def test_checks_measure_what_the_manifest_says(rehearsal):
     assert required == {name: set(make_checks["judged"](collected[name]).required) for name in measured}
 
 
-def test_report_is_one_file_with_figures_and_a_place_to_sign(rehearsal):
+def test_report_is_one_file_with_figures_and_a_place_to_sign_and_junit_has_every_figure(rehearsal):
     (folder,) = rehearsal.folders
     html = (folder / "report.html").read_text()
     assert {path.name for path in folder.iterdir()} == FILES
     assert not re.search(r"""<link|\bsrc=["'](?!data:|["'])""", html)
     for words in ("<svg", "bus bandwidth", "training throughput", "Vendor", "Customer", "not judged"):
         assert words.lower() in html.lower()
-
-
-def test_junit_has_every_figure_as_a_property(rehearsal):
     (folder,) = rehearsal.folders
     (suite,) = ElementTree.parse(folder / "junit.xml").iter("testsuite")
     assert {case.get("name") for case in suite.iter("testcase")} == rehearsal.outcomes.keys()

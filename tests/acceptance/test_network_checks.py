@@ -69,11 +69,14 @@ def written(change):
     return outcomes(recorded(change), judge=judge)["test_adapters_write_to_themselves"], judged
 
 
-def test_adapters_that_write_to_themselves():
+def test_adapters_that_write_to_themselves_and_one_through_which_nothing_goes():
     outcome, [(measurement, _)] = written(wrote())
     assert outcome.what == "passed"
     assert set(measurement.values.values()) == {389.6 / 8}
     assert measurement.conditions == {"method": "ib_write_bw", "bytes": 8 << 20, "port_rate": 400}
+    outcome, [(measurement, _)] = written(wrote(bytes=0, gigabits=0.0, why="no reply"))
+    assert [fault.name for fault in outcome.faults] == ["network_adapter_fails"]
+    assert len(measurement.values) == 3
 
 
 @pytest.mark.parametrize(("change", "state", "peers", "limits", "named"), [
@@ -91,12 +94,6 @@ def test_slow_adapters_miss_their_peers_or_what_their_ports_can(change, state, p
     assert named is None or faults == named
 
 
-def test_an_adapter_through_which_nothing_goes():
-    outcome, [(measurement, _)] = written(wrote(bytes=0, gigabits=0.0, why="no reply"))
-    assert [fault.name for fault in outcome.faults] == ["network_adapter_fails"]
-    assert len(measurement.values) == 3
-
-
 def through_adapters(monkeypatch, **found):
     """How the check ends whose ranks found this."""
     monkeypatch.setattr(adapter_loopback, "adapters_in_loopback", lambda *_: adapter_loopback.Loopback(**found))
@@ -106,17 +103,14 @@ def through_adapters(monkeypatch, **found):
     return outcomes(recorded(PORTS), **more)["test_gpus_reach_each_other_through_each_adapter"]
 
 
-def test_figures_that_nothing_proves_are_not_judged(monkeypatch):
+def test_adapters_that_carry_what_gpus_send_and_figures_that_nothing_proves(monkeypatch):
+    assert through_adapters(monkeypatch, alone={"mlx5_0/1": (46.0,), "mlx5_1/1": (46.5,)}).what == "passed"
+    outcome = through_adapters(monkeypatch, alone={"mlx5_0/1": (46.0,)}, failed={"mlx5_1/1": "rank 3 died"})
+    assert [fault.name for fault in outcome.faults] == ["network_adapter_fails"]
     outcome = through_adapters(monkeypatch, unseen=["mlx5_0/1", "mlx5_1/1"])
     assert (outcome.what, "mlx5_1/1" in outcome.message) == ("not applicable", True)
     (fault,) = through_adapters(monkeypatch, alone={"mlx5_0/1": (46.0,)}, unseen=["mlx5_1/1"]).faults
     assert (fault.name, fault.what.partition(":")[0]) == ("network_adapter_fails", "mlx5_1/1")
-
-
-def test_adapters_that_carry_what_gpus_send(monkeypatch):
-    assert through_adapters(monkeypatch, alone={"mlx5_0/1": (46.0,), "mlx5_1/1": (46.5,)}).what == "passed"
-    outcome = through_adapters(monkeypatch, alone={"mlx5_0/1": (46.0,)}, failed={"mlx5_1/1": "rank 3 died"})
-    assert [fault.name for fault in outcome.faults] == ["network_adapter_fails"]
 
 
 def between(check, *now, before=None):

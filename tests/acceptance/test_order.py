@@ -38,13 +38,10 @@ def test_a_right_machine_meets_each_line_and_the_others_do_not_apply(tmp_path):
     assert {outcome.what for name, outcome in without.items() if "as_ordered" in name} == {"not applicable"}
 
 
-def test_the_line_that_is_not_met_fails_and_no_other(tmp_path):
+def test_the_line_that_is_not_met_fails_and_no_other_and_one_that_cannot_be_read_is_not_judged(tmp_path):
     came = as_ordered(RIGHT, tmp_path, set_gpu(2, nvlink_states=ONE_DOWN))
     failed = {name: outcome.gpus for name, outcome in came.items() if outcome.what == "failed"}
     assert failed == {"test_as_ordered[gpus.nvlinks]": {2}}
-
-
-def test_a_line_that_cannot_be_read_of_the_machine_is_not_judged(tmp_path):
     came = as_ordered(f"{RIGHT}[memory]\nmodules = 32\n", tmp_path)["test_as_ordered[memory.modules]"]
     assert (came.what, "not judged" in came.message) == ("skipped", True)
 

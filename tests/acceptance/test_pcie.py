@@ -91,20 +91,17 @@ def ends(outcome):
     return {name: each.what for name, each in outcome.items()}
 
 
-def test_a_server_as_it_was_recorded(tmp_path):
+def test_a_server_as_it_was_recorded_and_a_virtual_machine_that_shows_the_modules_alone(tmp_path):
     """Its GPUs have NVLinks, and a switch each."""
     assert ends(checked(machine(tmp_path))) == {**dict.fromkeys(CHECKS, "passed"), P2P: "not applicable"}
-
-
-CLOSED, OPEN = (set_host(gpudirect={"peer_module": None, "open_modules": each}) for each in (False, True))
-
-
-def test_a_virtual_machine_shows_none_of_it_but_the_modules(tmp_path):
     virtual = then(OPEN, set_gpus(virtualization=1))
     there = ends(checked(machine(tmp_path / "with", virtual, name=VIRTUAL)))
     assert there == {**dict.fromkeys(CHECKS, "not applicable"), GPUDIRECT: "passed"}
     without = machine(tmp_path / "without", virtual, set_host(network_ports=[]), name=VIRTUAL)
     assert set(ends(checked(without)).values()) == {"not applicable"}
+
+
+CLOSED, OPEN = (set_host(gpudirect={"peer_module": None, "open_modules": each}) for each in (False, True))
 
 
 def unknown(text):

@@ -56,12 +56,9 @@ def _judging(module):
 
 
 # ---------------------------------------------------------------- README and the other pages
-def test_readme_leads_to_every_page():
+def test_readme_leads_to_every_page_and_pages_have_every_option_and_every_command():
     text = PAGES[0].read_text(encoding="utf-8")
     assert [page.name for page in DOCS.glob("*.md") if f"(docs/{page.name})" not in text] == []
-
-
-def test_pages_have_every_option_and_every_command():
     tables = set(re.findall(r"^\| `(--[a-z-]+)", _page("options"), re.MULTILINE))
     assert {each.flag for each in OPTIONS.values()} - tables == set()
     assert [option for option in options.OF_RESNET if f"`{option}" not in _page("options")] == []

@@ -60,7 +60,7 @@ def rehearsed(rehearse):
     return rehearse("--fleet-profile=contract.toml")
 
 
-def test_own_checks_run_and_are_on_record(rehearsed):
+def test_own_checks_and_their_figure_are_on_record_and_in_the_report(rehearsed):
     assert rehearsed.status == 0, rehearsed.text
     record = rehearsed.record
     assert (record.verdict, record.run.profile) == ("REHEARSAL", "Contract 4711")
@@ -68,9 +68,6 @@ def test_own_checks_run_and_are_on_record(rehearsed):
     assert {check.outcome for check in record.checks.values()} == {"passed"}
     titles = [check.title for check in record.checks.values()]
     assert [*titles[:2], titles[2][: len(FAST)], *titles[3:]] == [EXACT, EXACT, FAST, SAME, SORTING]
-
-
-def test_own_figure_is_on_record_and_in_the_report(rehearsed):
     measurement = _sorting(rehearsed)
     assert (measurement.unit, measurement.definition.title) == ("Mkeys/s", "sorting")
     assert set(map(str, measurement.values)) == {"cpu0", "cpu1"}

@@ -66,16 +66,13 @@ def test_the_gpu_is_named_by_its_serial_number_and_not_by_the_number_that_dcgm_h
         assert (fault.subjects, "DCGM's GPU 5" in fault.what) == ((THIS_NODE,), True)
 
 
-def test_version_3_is_read_by_its_own_names():
+def test_version_3_is_read_by_its_own_names_and_its_tests_of_settings_accuse_no_single_gpu():
     printed = document("3_passed")
     printed["GPU Device Serials"] = {"0": ONE[0].serial}
     memory = printed["DCGM GPU Diagnostic"]["test_categories"][2]["tests"][0]["results"][0]
     memory |= {"gpu_id": memory.pop("gpu_ids"), "status": "Fail", "warnings": [BROKEN]}
     (fault,) = diagnosis(printed, ONE, status=205).faults
     assert (fault.name, fault.subjects) == ("dcgm_part_broken", (place.gpu(0),))
-
-
-def test_several_warnings_of_one_test_of_settings_accuse_no_single_gpu():
     printed = document("3_passed") | {"GPU Device Serials": {"0": ONE[0].serial}}
     setting = {"warnings": "Persistence mode is off", "error_id": 29, "error_category": 8, "error_severity": 5}
     test = printed["DCGM GPU Diagnostic"]["test_categories"][0]["tests"][4]
@@ -144,14 +141,11 @@ def printing(out, status=0, errors=""):
     return run
 
 
-def test_half_a_document_is_none():
+def test_half_a_document_is_none_and_without_dcgmi_or_its_host_engine_there_is_none():
     whole = (PRINTED / "4_failed.json").read_text()
     assert dcgm.read(3, printing(whole, 226)).document == document("4_failed")
     cut = dcgm.read(3, printing(whole[:200], 226))
     assert (cut.document, cut.status, bool(diagnosed(cut, ONE).unseen)) == (None, 226, True)
-
-
-def test_without_dcgmi_or_its_host_engine_nothing_can_be_read():
     with pytest.raises(Unreadable, match="host engine of DCGM does not answer"):
         dcgm.read(3, printing("Error: unable to establish a connection to the specified host: localhost", 235))
     with pytest.raises(Unreadable, match="no-such-dcgmi is not installed"):

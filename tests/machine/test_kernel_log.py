@@ -7,11 +7,11 @@ import pytest
 
 from pytest_gpufleet.machine import kernel_log
 from pytest_gpufleet.machine.kernel_log import TABLE, KernelLog, Logged, judged, of_the_host, parse, recognised
-from pytest_gpufleet.machine.local_node import LocalNode, Machine
+from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.machine.xids import ACTIONS, UNUSED, Xid, meanings, table, xids_of
 from pytest_gpufleet.model.endings import NotJudged
 from pytest_gpufleet.model.fault import CODES, Fault
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.place import THIS_NODE, gpu as gpu_place
 from pytest_gpufleet.plugin.assertions import grave_host_messages
 from pytest_gpufleet.verdict.accusations import explaining
@@ -281,20 +281,6 @@ def test_a_port_is_about_the_gpus_below_it(tmp_path, device, gpus):
     devices = written(tmp_path / "pci", {each: tmp_path / way for each, way in WAYS.items()})
     (message,) = of_the_host(f"{device}: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer")
     assert kernel_log.behind(message, GPUS, devices).gpus == gpus
-
-
-def test_a_node_reports_what_is_new_once(tmp_path):
-    class Driver:
-        xids = staticmethod(list)
-
-    log = tmp_path / "kmsg"
-    log.write_text(f"{LINES[0][0]}\n{HEALTHY[0]}\n")
-    node = LocalNode(Driver(), GpuTopology(gpus=(Gpu(0, {"pci_bus_id": GPUS[0]}),)), str(log))
-    assert [message.code for message in node.kernel_log().host] == ["machine_check"]
-    with log.open("a") as more:
-        more.write(f"{LINES[14][0]}\n")
-    assert [message.code for message in node.kernel_log().host] == ["hung_task"]
-    assert node.kernel_log().host == ()
 
 
 GPU = "00000000:1B:00.0"  # as NVML writes it

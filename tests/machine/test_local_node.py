@@ -71,7 +71,7 @@ def test_where_nobody_may_read_the_log_xids_are_reported_but_those_of_nvlink_5(t
     assert LocalNode(Driver((0, 145)), TOPOLOGY, str(tmp_path / "kmsg")).kernel_log() == Logged()
 
 
-def test_what_is_taken_at_the_begin(tmp_path):
+def test_what_is_taken_at_the_begin_also_of_a_node_without_gpus(tmp_path):
     log = tmp_path / "kmsg"
     log.write_text(FELL_OFF)
     machine = take(LocalNode(Driver(), TOPOLOGY, str(log)))
@@ -79,9 +79,6 @@ def test_what_is_taken_at_the_begin(tmp_path):
     assert len(machine.present) == 3
     assert {"name", *COUNTERS, *SLOW_COUNTERS} <= machine.gpus[0].facts.keys()
     assert machine.host["processors"]
-
-
-def test_a_node_without_gpus_still_reads_its_host():
     node = LocalNode(None, GpuTopology(absent="--rehearse was given"))
     assert (node.facts(("name",)), node.present(), node.kernel_log()) == ((), (), Logged())
     node.lock().close()

@@ -144,7 +144,7 @@ def test_answers_that_do_not_decode_keep_no_run_from_starting(read, monkeypatch,
         assert (answer.absent, "UnicodeDecodeError" in answer.why) == (False, True)
 
 
-def test_structures_that_do_not_decode_and_functions_that_are_missing_keep_no_run_from_starting(read, monkeypatch):
+def test_structures_that_do_not_decode_and_missing_functions_keep_no_run_from_starting(read, monkeypatch):
     for name in ("nvmlDeviceGetPciInfo", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetNvLinkRemotePciInfo"):
         monkeypatch.setitem(ANSWERS, name, lambda *_: Garbage())
     gpu = read(linked((1,), (0,))).gpus[0]
@@ -152,9 +152,6 @@ def test_structures_that_do_not_decode_and_functions_that_are_missing_keep_no_ru
     for name in FACTS:  # of an older nvidia-ml-py
         monkeypatch.delitem(ANSWERS, name)
     assert read(switched(2)).gpus[0].name == "unknown GPU"
-
-
-def test_a_driver_that_lists_garbage_is_one_sentence(read, monkeypatch):
     monkeypatch.setitem(ANSWERS, "nvmlDeviceGetCount", lambda nvml: Garbage().count)
     with pytest.raises(NoGpus, match="NVML could not list the GPUs: 'utf-8' codec can't decode"):
         read(switched(2))

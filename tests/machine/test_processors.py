@@ -21,7 +21,7 @@ GiB = 1 << 30
 RULES = (processors.slow_clock, processors.offline_processors, processors.nodes_with_less_memory)
 
 
-def test_a_host_with_two_sockets(tmp_path):
+def test_a_host_with_two_sockets_and_a_system_that_shows_nothing(tmp_path):
     assert processors.read(laid_out("two-sockets", tmp_path).root) == ProcessorSetup(
         sockets=2,
         smt="on",
@@ -33,9 +33,6 @@ def test_a_host_with_two_sockets(tmp_path):
         swap_used_bytes=1 << 29,
         numa_memory={"0": 1056216640 << 10, "1": 1056913408 << 10},  # node 2 has no processors
     )
-
-
-def test_a_system_that_shows_nothing(tmp_path):
     setup = processors.read(tmp_path)
     assert [fault for rule in RULES for fault in rule(setup)] == []
     assert (setup.clock_source, setup.sockets, setup.swap_bytes) == (None, None, None)

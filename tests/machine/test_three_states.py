@@ -207,9 +207,17 @@ def test_the_plugin_of_nccl_is_the_file_that_it_would_load(libraries, monkeypatc
     assert host.read()["nccl_net_plugin"] == (str(libraries / file) if found else "none")
 
 
-def test_a_library_in_the_loaders_cache_is_found():
+def test_a_library_in_the_loaders_cache_is_found_and_unknown_where_the_loader_does_not_answer(monkeypatch):
     assert host._by_the_loader("libc.so.6").endswith("libc.so.6")
     assert host._by_the_loader("libc.so") is None
+
+    def hangs(*command):
+        raise Unreadable("ldconfig did not answer within 20 s")
+
+    monkeypatch.setattr(host, "output", hangs)
+    monkeypatch.delenv("NCCL_NET_PLUGIN", raising=False)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "")
+    assert host.read(["nccl_net_plugin"]) == {"nccl_net_plugin": Missing("ldconfig did not answer within 20 s")}
 
 
 def test_what_a_program_prints():
@@ -251,13 +259,3 @@ def test_a_reader_that_fails_ends_no_run(monkeypatch, error):
     found = host.read()
     assert (found["dmi"].absent, type(error).__name__ in found["dmi"].why) == (False, True)
     assert "bmc" not in found  # which is read when a check asks for it
-
-
-def test_a_loader_that_does_not_answer_leaves_its_fact_unknown(monkeypatch):
-    def hangs(*command):
-        raise Unreadable("ldconfig did not answer within 20 s")
-
-    monkeypatch.setattr(host, "output", hangs)
-    monkeypatch.delenv("NCCL_NET_PLUGIN", raising=False)
-    monkeypatch.setenv("LD_LIBRARY_PATH", "")
-    assert host.read(["nccl_net_plugin"]) == {"nccl_net_plugin": Missing("ldconfig did not answer within 20 s")}

@@ -34,10 +34,12 @@ def test_a_rail_is_called_by_the_network_adapter_next_to_its_gpu():
     assert both.identity(read("node1/rail9")) == "gf2 rail 9"
 
 
-def test_a_node_describes_itself_as_if_it_were_alone_and_is_numbered_by_the_run():
+def test_a_node_describes_itself_as_if_it_were_alone_and_is_numbered_and_called_by_the_run():
     assert [gpu.place for gpu in THREE.gpus][3:6] == [gpu(3), gpu(0, node=1), gpu(1, node=1)]
     alone = runs.topology("gf1")
     assert joined({0: alone}, {0: "gf1"}) is alone
+    assert on_node(WORLD, 2) == Place(2, "node")
+    assert on_node(Pair(gpu(0), gpu(3)), 2) == Pair(gpu(0, node=2), gpu(3, node=2))
 
 
 def test_what_nodes_have_in_common_is_told_as_such_and_one_that_was_never_heard_takes_nothing_from_it():
@@ -70,8 +72,3 @@ def test_only_like_places_are_peers():
         ("gpu0-gpu1", "gpu0-node1/gpu1"), ("node-node1", "node1-node2"),
     )  # fmt: skip
     assert [two for two in unlike if peers(other, *two)] == []
-
-
-def test_all_ranks_of_a_machine_are_its_node_among_others():
-    assert on_node(WORLD, 2) == Place(2, "node")
-    assert on_node(Pair(gpu(0), gpu(3)), 2) == Pair(gpu(0, node=2), gpu(3, node=2))

@@ -47,9 +47,12 @@ FROZEN = {
 }
 
 
-def test_no_code_is_taken_back():
+def test_no_code_is_taken_back_and_a_number_is_used_once():
     known = {code.number: code.name for code in CODES.values()}
     assert FROZEN.items() <= known.items()
+    numbers = [code.number for code in CODES.values()]
+    assert numbers == sorted(set(numbers))
+    assert all(code.name == name for name, code in CODES.items())
 
 
 def test_a_fault_of_old_evidence_is_read_by_its_number():
@@ -60,13 +63,7 @@ def test_a_fault_of_old_evidence_is_read_by_its_number():
             codec.typed({"name": name, "code": number, "subjects": [], "what": ""}, Fault)
 
 
-def test_a_number_is_used_once_and_stands_in_its_place():
-    numbers = [code.number for code in CODES.values()]
-    assert numbers == sorted(set(numbers))
-    assert all(code.name == name for name, code in CODES.items())
-
-
-def test_every_code_says_what_it_is_and_what_to_do():
+def test_every_code_says_what_it_is_and_what_to_do_and_is_given_somewhere():
     categories = {code.category for code in CODES.values()}
     assert len({code.message for code in CODES.values()}) == len(CODES)
     for code in CODES.values():
@@ -75,9 +72,6 @@ def test_every_code_says_what_it_is_and_what_to_do():
         assert code.next_step
         assert not (code.message + code.next_step).endswith(".")
         assert set(code.explains) <= categories - {code.category}
-
-
-def test_every_code_is_given_somewhere():
     root = Path(__file__).parents[2]
     files = [path for folder in ("src", "acceptance") for path in (root / folder).rglob("*.py")]
     source = "\n".join(path.read_text(encoding="utf-8") for path in files if not path.name.endswith("codes.py"))

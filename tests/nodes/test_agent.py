@@ -348,17 +348,14 @@ def broken(tmp_path):
     return agent, sent
 
 
-def test_ranks_that_cannot_be_started_have_died(broken):
+def test_ranks_that_cannot_be_started_or_that_nothing_can_be_sent_to_have_died(broken):
     agent, sent = broken
     agent._get_ready()
     agent._start(pickle.dumps(specs(1, 2)[1:]))
     assert [died.rank for died in sent] == [1, 2]
     agent._submit((1, 2), b"large")
     assert len(sent) == 2
-
-
-def test_ranks_that_nothing_can_be_sent_to_have_died(broken):
-    agent, sent = broken
+    sent.clear()
     agent._ranks = frozenset((2, 3, 4))
     agent._submit((0, 2, 4), b"large")
     assert [(died.rank, "No space left" in died.reason) for died in sent] == [(2, True), (4, True)]
@@ -428,15 +425,12 @@ def test_a_machine_with_gpus_arrives_as_it_is(node, own):
     assert own.host(("kernel",)) == {"kernel": node.host()["kernel"]}
 
 
-def test_what_got_worse_is_told_once_and_what_was_before_is_not(node, own):
+def test_what_got_worse_is_told_once_also_between_two_questions_and_what_was_before_is_not(node, own):
     assert health(own) == Health()
     node.now = {"ecc_uncorrected_volatile": 1}
     faults = health(own).faults
     assert sorted({str(place) for fault in faults for place in fault.subjects}) == ["gpu0", "gpu1", "gpu2", "gpu3"]
     assert health(own) == Health()
-
-
-def test_what_happens_between_two_questions_is_seen_while_ranks_work(node, own):
     assert health(own) == Health()
     node.reasons = THERMAL_SLOWDOWN
     own.watch()

@@ -81,21 +81,18 @@ def test_every_node_is_told_each_second_that_the_controller_is_there(fake):
     assert [len(fake.told(node, messages.Beat)) for node in fake.names] == [6, 6, 6]
 
 
-def test_a_silent_node_is_lost_and_named_to_whoever_waits_for_news(fake, cluster):
+def test_a_cable_that_is_put_back_in_time_costs_nothing_and_a_silent_node_is_lost_and_named(fake, cluster):
+    for _ in range(3):
+        silence(fake, of=1, seconds=8)
+        fake.happens((1, PULSE), (1, Answer(0, b"late")))
+    assert cluster.alive == (0, 1, 2)
+    assert [news.parcel for _, news in cluster.rank_news(0)] == [b"late"] * 3
     silence(fake, of=1, seconds=9)
     assert cluster.alive == (0, 1, 2)
     silence(fake, of=1, seconds=2)
     assert cluster.alive == (0, 2)
     assert cluster.rank_news(0) == cluster.suite_news(0) == [(1, cluster.lost[1])]
     assert cluster.rank_news(0) == []
-
-
-def test_a_cable_that_is_put_back_in_time_costs_nothing(fake, cluster):
-    for _ in range(3):
-        silence(fake, of=1, seconds=8)
-        fake.happens((1, PULSE), (1, Answer(0, b"late")))
-    assert cluster.alive == (0, 1, 2)
-    assert [news.parcel for _, news in cluster.rank_news(0)] == [b"late"] * 3
 
 
 def test_a_controller_that_was_frozen_loses_nobody(fake, cluster):

@@ -116,8 +116,14 @@ def other(name, **differs):
     return msgspec.structs.replace(OWN, name=name, **differs)
 
 
-def test_nodes_with_the_same_installation_are_welcome():
+def test_nodes_with_the_same_installation_are_welcome_and_others_named_together_whatever_their_version():
     agent_process.refuse_others(OWN, {"gf0": other("gf0"), "gf1": other("gf1", index=1)})
+    nodes = {"gf0": other("gf0"), **{name: other(name, package="q") for name in ("gf1", "gf2", "gf3")}}
+    with pytest.raises(Refused, match=r"gf1, gf2, gf3: other files"):
+        agent_process.refuse_others(OWN, nodes)
+    sent = codec.packed({"is": "dial in", "name": "gf1", "version": "0.9", "python": "3.12.3", "new": 1})
+    with pytest.raises(Refused, match=r"gf1: pytest-gpufleet 0\.9"):
+        agent_process.refuse_others(OWN, {"gf1": codec.unpacked(sent, DialIn)})
 
 
 @pytest.mark.parametrize(("differs", "described"), [
@@ -133,18 +139,6 @@ def test_a_node_with_another_one_is_named_with_what_differs(differs, described):
         agent_process.refuse_others(OWN, {"gf0": other("gf0"), "gf1": other("gf1", **differs)})
     assert described in str(refused.value)
     assert "gf0" not in str(refused.value)
-
-
-def test_nodes_that_differ_in_the_same_way_are_named_together():
-    nodes = {"gf0": other("gf0"), **{name: other(name, package="q") for name in ("gf1", "gf2", "gf3")}}
-    with pytest.raises(Refused, match=r"gf1, gf2, gf3: other files"):
-        agent_process.refuse_others(OWN, nodes)
-
-
-def test_what_a_node_of_any_version_dials_in_with_can_be_read():
-    sent = codec.packed({"is": "dial in", "name": "gf1", "version": "0.9", "python": "3.12.3", "new": 1})
-    with pytest.raises(Refused, match=r"gf1: pytest-gpufleet 0\.9"):
-        agent_process.refuse_others(OWN, {"gf1": codec.unpacked(sent, DialIn)})
 
 
 def test_what_this_process_has_is_of_its_package_and_of_the_suite(folder):
@@ -187,10 +181,7 @@ def test_files_that_pytest_looks_at_make_the_suite(folder, suite, change, anothe
     assert agent_process.suite(folder, [f"{suite}::test_it"]) == agent_process.suite(folder, [suite])
 
 
-def test_an_empty_folder_of_checks_is_another_thing(folder):
+def test_an_empty_folder_of_checks_is_another_thing_and_where_there_is_no_folder_is_no_suite(folder):
     assert agent_process.suite(folder, ["nothing", "checks/test_b.py"]) == agent_process.EMPTY
-
-
-def test_where_the_folder_of_the_run_is_not_there_is_no_suite(folder):
     assert agent_process.suite(folder / "none", []) == ""
     assert agent_process.suite(folder, []) != ""

@@ -55,9 +55,12 @@ def test_a_node_is_reached_on_each_of_its_interfaces(addresses):
     assert connect({1: doors, 2: doors}) == {}
 
 
-def test_a_slow_node_is_reached():
+def test_a_slow_node_is_reached_and_a_port_that_nobody_has_is_refused():
     with somebody(in_small_parts) as door:
         assert connect({1: [door]}) == {}
+    with somebody() as door:
+        pass
+    assert "refused" in connect({2: [door]})[2]
 
 
 @pytest.mark.parametrize(("answer", "why"), [
@@ -71,12 +74,6 @@ def test_who_is_not_reached_is_named_with_address_port_and_interface(answer, why
         found = connect({1: [fine], 2: [door]})
     assert found.keys() == {2}
     assert all(text in found[2] for text in (why, "from 127.0.0.1", str(door.port), "of 127.0.0.1 (lo)"))
-
-
-def test_a_port_that_nobody_has_is_refused():
-    with somebody() as door:
-        pass
-    assert "refused" in connect({2: [door]})[2]
 
 
 @pytest.mark.parametrize(("environment", "names"), [

@@ -123,11 +123,8 @@ def folder(tmp_path):
     return folder
 
 
-def test_files_with_their_sizes_and_nothing_else(folder):
+def test_files_with_their_sizes_and_none_that_gets_another_name_meanwhile(folder, monkeypatch):
     assert suite_process.sizes(folder) == {"evidence.jsonl": 10, "inner/page.html": 3}
-
-
-def test_a_file_that_gets_another_name_meanwhile_is_none(folder, monkeypatch):
     monkeypatch.setattr(os, "walk", lambda top: [(str(folder), [], ["report.html.tmp", "evidence.jsonl"])])
     assert suite_process.sizes(folder) == {"evidence.jsonl": 10}
 

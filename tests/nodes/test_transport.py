@@ -224,15 +224,12 @@ def test_a_large_message_and_many_small_ones_come_whole_from_any_thread_and_go_b
 
 
 # ---------------------------------------------------------------- the secret
-def test_a_secret_comes_from_a_file_or_the_variable_which_nobody_else_sees(tmp_path, monkeypatch):
+def test_a_secret_comes_from_a_file_or_the_variable_and_a_short_one_is_refused(tmp_path, monkeypatch):
     (tmp_path / "secret").write_text("s" * 32 + "\n")
     monkeypatch.setenv(wire.SECRET, "s" * 32)
     assert wire.secret(None) == wire.secret(tmp_path / "secret") != b""
     assert wire.SECRET not in os.environ
     assert wire.secret(None) == b""
-
-
-def test_a_short_secret_and_one_that_is_not_there_are_refused(tmp_path, monkeypatch):
     (tmp_path / "secret").write_text("s" * 31)
     monkeypatch.setenv(wire.SECRET, "short")
     for given in (None, tmp_path / "secret", tmp_path / "none"):

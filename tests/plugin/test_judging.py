@@ -33,10 +33,14 @@ def test_a_miss_fails_its_check_whatever_comes_after(run, name):
     assert (check.outcome, check.failed_by, figures) == EXPECTED[name], check.message
 
 
-def test_every_cause_comes_before_the_figures(run):
+def test_every_cause_comes_before_the_figures_and_what_a_body_raised_beside_them(run):
     lines = run.check("test_two").message.splitlines()
     assert lines[:2] == ["the first cable", "the second cable"]
     assert [line.split()[1] for line in lines if "which no measurement can give" in line] == ["-1", "-2"]
+    above, _, below = run.text.partition("= gpufleet =")
+    shown = below.partition("test_inner.py::test_assertion_after_a_miss\n    ")[2]
+    assert 0 < shown.find("-1 GB/s") < shown.find("test_skip_after_a_miss")
+    assert "assert 'wrong' == 'right'" in above
 
 
 def test_junit_has_the_codes_of_faults_as_properties_where_jenkins_allows_them(run):
@@ -49,10 +53,3 @@ def test_junit_has_the_codes_of_faults_as_properties_where_jenkins_allows_them(r
     # What junit-10.xsd of the plugin xUnit of Jenkins allows in a test case, of what pytest writes.
     in_cases = {each.tag for case in suite.iterfind("testcase") for each in case}
     assert in_cases <= {"skipped", "error", "failure", "system-out", "system-err"}
-
-
-def test_what_a_body_raised_after_a_miss_is_reported_beside_the_figure(run):
-    above, _, below = run.text.partition("= gpufleet =")
-    shown = below.partition("test_inner.py::test_assertion_after_a_miss\n    ")[2]
-    assert 0 < shown.find("-1 GB/s") < shown.find("test_skip_after_a_miss")
-    assert "assert 'wrong' == 'right'" in above

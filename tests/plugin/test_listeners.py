@@ -55,24 +55,12 @@ def run(run_pytest):
     return run_pytest("--gpus=4", f"--fleet-dir={REPORTS}", *options, files=files, PYTHONPATH=f".:{ROOT}")
 
 
-def test_the_example_hears_of_all(run):
+def test_the_example_hears_of_all_and_the_plugin_before_all_others(run):
     (folder,) = run.folders
     figure, fault, *verdict = heard(run)
     assert figure == {"metric": "busbw", "place": "world", "value": 360.0, "state": "met"}
     assert fault == {"code": CODES["ecc_off"].number, "name": "ecc_off", "action": "CONFIG", "what": "gpu0: ECC is off"}
     assert verdict == [{"verdict": "REJECTED", "reasons": run.record.reasons, "run": folder.name}]
-
-
-def test_what_a_listener_raises_is_reported_and_changes_nothing(run):
-    assert run.outcomes == {"test_figure": "passed", "test_faulty": "failed"}
-    assert "pytest_gpufleet_finding of hoarse raised Skipped: no figures today" in run.text
-    assert "pytest_gpufleet_fault of hoarse raised AssertionError" in run.text
-    assert "pytest_gpufleet_verdict of hoarse raised Failed: speechless" in run.text
-    assert "conftest.py raised Exit: all is well" in run.text
-    assert (run.record.verdict, run.status) == ("REJECTED", 1)
-
-
-def test_the_plugin_hears_before_all_others(run):
     (folder,) = run.folders
     values = {
         each.get("name").partition(" ")[2]: each.get("value")
@@ -82,6 +70,15 @@ def test_the_plugin_hears_before_all_others(run):
     assert values["fault"].endswith("ecc_off gpu0: ECC is off")
     text = (run.root / "gpus.prom").read_text()
     assert re.findall(r'^gpufleet_verdict{.*verdict="(\w+)"} 1.0', text, re.MULTILINE) == ["REJECTED"]
+
+
+def test_what_a_listener_raises_is_reported_and_changes_nothing(run):
+    assert run.outcomes == {"test_figure": "passed", "test_faulty": "failed"}
+    assert "pytest_gpufleet_finding of hoarse raised Skipped: no figures today" in run.text
+    assert "pytest_gpufleet_fault of hoarse raised AssertionError" in run.text
+    assert "pytest_gpufleet_verdict of hoarse raised Failed: speechless" in run.text
+    assert "conftest.py raised Exit: all is well" in run.text
+    assert (run.record.verdict, run.status) == ("REJECTED", 1)
 
 
 def test_of_many_nodes_each_run_of_its_own_hears_and_the_run_over_all(run_pytest):

@@ -58,16 +58,13 @@ def test_the_run_over_all_has_the_tests_between_nodes_and_a_line_on_each_node(on
     assert "lost: " in lines[f"node{node['is lost']}"]
 
 
-def test_what_went_wrong_is_at_its_node_and_no_other(on_each):
+def test_what_went_wrong_is_at_its_node_and_by_the_summary_all_three_failed(on_each):
     node = {part: f"node{number}" if number else "node" for part, number in parts(on_each).items()}
     assert sorted(faults(on_each)) == [("node_lost", [node["is lost"]]), ("node_unfit", [node["ends"]])]
     assert {number: bool(end.sha256) for number, end in on_each.record.finished.items()} == {
         parts(on_each)["fails"]: True, parts(on_each)["ends"]: True, parts(on_each)["is lost"]: False,
     }  # fmt: skip
     assert sum("its last words" in fault.story for fault in on_each.record.faults) == 1  # printed before it ended
-
-
-def test_all_three_failed_by_the_summary(on_each):
     failed = json.loads((on_each.folders[0] / "summary.json").read_text())["failed_nodes"]
     assert {each["host"]: [why["name"] for why in each["reasons"]] for each in failed} == {
         f"node{number}": [{"fails": "check_failed", "ends": "node_unfit", "is lost": "node_lost"}[part]]
@@ -99,7 +96,7 @@ def test_a_node_that_came_to_its_end_has_the_run_that_it_would_have_had_alone(on
     }  # fmt: skip
 
 
-def test_checks_between_nodes(between):
+def test_checks_between_nodes_of_which_one_is_lost_there(between):
     assert between.outcomes == {
         "test_ranks": "passed",
         **{f"test_no_machine_of_its_own[{name}]": "failed" for name in
@@ -111,9 +108,6 @@ def test_checks_between_nodes(between):
         "test_more_than_there_were": "not applicable",
     }, between.text  # fmt: skip
     assert between.text.count("1 passed, REHEARSAL") == 3
-
-
-def test_a_node_that_is_lost_between_nodes_is_named_and_left_out(between):
     assert ("node_lost", ["node1"]) in faults(between, "::test_one_is_lost")
     assert [*between.record.lost] == [1]
     assert [world.ranks for world in between.record.worlds] == [6, 4]

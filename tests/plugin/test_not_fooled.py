@@ -105,15 +105,12 @@ def test_is_left_out():
 """
 
 
-def test_a_process_that_ends_itself_in_a_test_has_accepted_nothing(fleet):
+def test_a_process_that_ends_itself_in_a_test_and_pytest_exit_accept_nothing(fleet):
     run = fleet(OS_EXIT)
     assert run.status == 10
     assert "os._exit(0) was called: the run ends here, with exit status 10" in run.text
     assert run.outcomes == {"test_child": "passed"}
     assert run.record.verdict is None
-
-
-def test_pytest_exit_leaves_a_run_incomplete(fleet):
     exits = (
         "import pytest\ndef test_exits(): pytest.exit('that will do', returncode=0)\ndef test_left_out(): assert False"
     )

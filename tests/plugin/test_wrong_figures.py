@@ -134,7 +134,7 @@ def test_what_is_wrong_is_said_where_it_is_made(make, words):
     assert words in str(wrong.value)
 
 
-def test_losses_are_on_record_whatever_becomes_of_the_check(run):
+def test_losses_are_on_record_whatever_becomes_of_the_check_and_a_tensor_without_dimensions_is_a_number(run):
     recorded = [(each.check.rsplit("::", 1)[-1], str(each.curve.place), each.curve.steps, each.curve.losses)
             for each in run.record.losses]  # fmt: skip
     assert recorded == [
@@ -143,9 +143,6 @@ def test_losses_are_on_record_whatever_becomes_of_the_check(run):
         ("test_fails_after_losses", "world", (10,), (0.5,)),
     ]
     assert run.record.losses[2].curve.training == {"model": "mine", "ranks": 2}
-
-
-def test_a_tensor_without_dimensions_is_a_number(run):
     (finding,) = run.record.findings
     assert finding.measurement.values == {Place(0, "cpu", 0): 5.0, Place(0, "cpu", 1): 5.0}
     assert finding.measurement.samples == dict.fromkeys(finding.measurement.values, (1.0, 1.0))

@@ -137,6 +137,7 @@ def test_a_hang_names_who_hangs_again_and_says_before_how_long_it_may_take(
 def stuck(rank, nbytes):
     """Where both of two nodes work together, they wait for ever."""
     import threading
+
     import torch
     import torch.distributed as dist
 

@@ -3,7 +3,6 @@
 import ctypes
 import math
 import re
-from itertools import combinations
 from pathlib import Path
 from statistics import median
 from threading import Thread
@@ -14,7 +13,7 @@ from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.place import read
 from pytest_gpufleet.probes.links.copying import HostCopier, StartingLine
 from pytest_gpufleet.probes.links.host_copies import host_bandwidth
-from pytest_gpufleet.probes.links.pairs import pair_bandwidth, ring_bandwidth, rounds
+from pytest_gpufleet.probes.links.pairs import pair_bandwidth, ring_bandwidth
 from pytest_gpufleet.probes.search.collective import who_slows_pairs
 
 ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
@@ -40,14 +39,6 @@ def plant(rank, fault):
 
     HostCopier.seconds = seconds
 """
-
-
-@pytest.mark.parametrize("n", range(2, 10))
-def test_a_round_robin_has_every_pair_once_and_no_rank_twice_in_a_round(n):
-    schedule = rounds(n)
-    assert sorted(tuple(sorted(pair)) for pairs in schedule for pair in pairs) == list(combinations(range(n), 2))
-    assert all(len({rank for pair in pairs for rank in pair}) == 2 * len(pairs) for pairs in schedule)
-    assert len(schedule) == (n if n % 2 else n - 1)
 
 
 def count(rank):

@@ -63,13 +63,10 @@ def test_a_gpu_that_does_not_step_with_the_others_is_named(first, last, metric):
     assert worse([with_gpu_2(first), with_gpu_2(last)]) == {metric: {place.gpu(2)}}
 
 
-def test_the_swing_is_in_watts():
+def test_the_swing_is_in_watts_and_no_power_is_no_figure():
     figures = {each.metric: each for each in endurance.step_figures(a_world(), {0.1: [[turn()] * 4]})}
     swing = figures["power_swing"]
     assert set(swing.values.values()) == {577.0}
-
-
-def test_no_power_is_no_figure():
     figures = {each.metric: each.values for each in endurance.step_figures(a_world(), {0.1: [[turn(top=None)] * 4]})}
     assert not figures["step_power"]
     assert not figures["power_swing"]
@@ -82,7 +79,7 @@ def prepared(monkeypatch):
     monkeypatch.setattr(endurance, "_prepare_all_steps", lambda world: None)
 
 
-def test_a_fault_ends_the_steps_at_once():
+def test_a_fault_or_a_wrong_bit_ends_the_steps_at_once():
     calls = []
 
     def after_turn(doing, done):
@@ -92,9 +89,6 @@ def test_a_fault_ends_the_steps_at_once():
     with pytest.raises(Faults):
         endurance.power_steps(a_world(results=iter([[turn()] * 4] * 99)), after_turn)
     assert calls == ["power steps at 0.1 Hz"]
-
-
-def test_a_wrong_bit_ends_the_steps_and_names_the_rank():
     results = iter([[turn()] * 4, with_gpu_2(turn(trouble="1 of 160 matmuls at 0.1 Hz differ from the first"))])
     with pytest.raises(AssertionError, match="rank 2: 1 of 160 matmuls"):
         endurance.power_steps(a_world(results=results), lambda *of_turn: None)

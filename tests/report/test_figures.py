@@ -58,11 +58,6 @@ def test_value_that_rounds_to_its_limit_is_told_apart(bad_gpu):
     assert (row.cells[0].text, row.cells[1].text) == ("286.6499", "≥ 286.65")
 
 
-def test_conditions_are_words():
-    known = {"nccl": 22_809, "ranks": 16, "bytes": 8 << 30, "in_place": True}
-    assert wording.words(known) == ["8 GiB", "16 ranks", "in place", "NCCL 2.28.9"]
-
-
 def test_every_form_takes_what_is_missing():
     some = [
         figures({"gpu0": 1.0, "gpu1": 2.0}, precision="fp16"),

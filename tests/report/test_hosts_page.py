@@ -42,7 +42,7 @@ def fleet_page(fleet):
     return Page(page(fleet, {fleet.hosts[0].folder: "reports/a%20b/report.html"}))
 
 
-def test_each_host_has_a_row_and_those_that_are_wrong_are_marked(fleet):
+def test_each_host_has_a_row_with_what_is_wrong_and_programs_find_the_host_of_every_fault(fleet):
     rows = {row.host: row for row in host_rows(fleet)}
     assert list(rows) == HOSTS
     assert [host for host, row in rows.items() if row.wrong] == [
@@ -53,6 +53,11 @@ def test_each_host_has_a_row_and_those_that_are_wrong_are_marked(fleet):
     assert (rows["node-031"].cells[OWN], rows["node-031"].cells["Health"]) == ("failed", "failed")
     assert rows["node-055"].run is None
     assert (rows["node-012"].named[0].index, rows["node-007"].named) == (2, ())  # no GPU where all are slow
+    told = document(fleet)
+    by_host = {host: [fault for fault in told["faults"] if host in fault["hosts"]] for host in HOSTS}
+    assert [host for host, faults in by_host.items() if faults] == ["node-007", "node-012", "node-020"]
+    assert {fault["name"] for fault in by_host["node-020"]} == {"host_unlike_others"}
+    assert [each["host"] for each in told["hosts"]] == [host for host in HOSTS if host != "node-055"]
 
 
 def hosts_led_to(page, report):
@@ -63,38 +68,24 @@ def hosts_led_to(page, report):
     return sum(link.startswith("#fleet-host-") for link in links)
 
 
-def test_the_page_leads_to_what_is_wrong(fleet, fleet_page):
+def test_the_page_leads_to_what_is_wrong_and_its_filter_leaves_that(fleet, fleet_page, tmp_path):
     assert hosts_led_to(fleet_page, "reports/a%20b/report.html") == 5
     told = ("SN-node-012", "570.86.15", "no run that counts", "Worse than the peers on all hosts")
     assert all(text in fleet_page.html for text in (*told, *(run.sha256 for run in fleet.hosts)))
-
-
-def test_the_filter_leaves_what_needs_a_look(fleet_page, tmp_path):
     filtered = fleet_page.html.replace('id="fleet-only"', 'id="fleet-only" checked')
     shown = seen({"all": fleet_page.html, "filtered": filtered}, tmp_path)
     assert (shown["all"].hosts, shown["filtered"].hosts) == (64, 5)
 
 
-def test_a_page_is_small(fleet, fleet_page):
+def test_a_page_is_small_and_the_terminal_stays_short(fleet, fleet_page):
     assert len(fleet_page.html) < 1e6 * (64 + 64) / 500  # beside 64 others it has what does not grow
     runs = [host_run(name, change=slower(0.1 * (index % 4 == 0))) for index, name in enumerate(HOSTS)]
     everywhere = judge_fleet(runs)
     assert len([row for row in host_rows(everywhere) if len(row.slow) > MOST_FIGURES]) == 16
     assert len(page(everywhere, {})) < 5e6
-
-
-def test_the_terminal_stays_short():
     lines = fleet_lines(judge_fleet([rejected(name) for name in HOSTS], (), HOSTS))
     assert lines[0][0].startswith("REJECTED")
     assert f"... and {64 - MOST_HOSTS} more" in lines[-1][0]
-
-
-def test_programs_find_the_host_of_every_fault(fleet):
-    told = document(fleet)
-    by_host = {host: [fault for fault in told["faults"] if host in fault["hosts"]] for host in HOSTS}
-    assert [host for host, faults in by_host.items() if faults] == ["node-007", "node-012", "node-020"]
-    assert {fault["name"] for fault in by_host["node-020"]} == {"host_unlike_others"}
-    assert [each["host"] for each in told["hosts"]] == [host for host in HOSTS if host != "node-055"]
 
 
 def test_a_healthy_fleet_and_none_at_all_have_nobody_to_look_at():
@@ -131,7 +122,7 @@ def node_page(nodes):
     return Page(report(record, "5e0" * 21 + "1", runs, {runs[15].folder: "nodes/15-node-016/report.html"}))
 
 
-def test_each_node_stands_by_its_own_run_and_by_the_checks_between(rows):
+def test_each_node_stands_by_its_own_run_and_by_the_checks_between_and_its_places_by_its_host(rows):
     assert len(rows) == 64
     assert [host for host, row in rows.items() if row.wrong] == [
         "node-007", "node-012", "node-016", "node-020", "node-021", "node-022", "node-031", "node-041", "node-045",
@@ -142,9 +133,6 @@ def test_each_node_stands_by_its_own_run_and_by_the_checks_between(rows):
     assert {rows[host].cells[RAILS] for host in rows if host not in ("node-031", "node-041", "node-045")} == {"ok"}
     assert rows["node-041"].cells[RAILS] == "failed"
     assert [rows[host].cells[OWN] for host in ("node-016", "node-031", "node-045")] == ["ok", "failed", "not run"]
-
-
-def test_what_is_told_of_a_node_names_places_by_hosts(rows):
     told = " ".join(rows["node-041"].said)
     assert "node-041 rail 2: with 3 others" in told
     assert "node40" not in told

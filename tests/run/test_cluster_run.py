@@ -64,16 +64,13 @@ def run(cluster, monkeypatch, tmp_path):
     return made
 
 
-def test_why_a_node_does_not_tell_a_fact_is_known_here(cluster, run):
+def test_why_a_node_does_not_tell_a_fact_is_known_here_and_on_record(cluster, run):
     untold = Missing("only root may ask the BMC", absent=True)
     hosts = {0: {"bmc": untold}, 1: {"bmc": None}, 2: {"bmc": {"power": []}}}
     cluster.answers[ReadHost] = {node: codec.unpacked(codec.packed(host), dict) for node, host in hosts.items()}
     assert run.hosts_now("bmc") == {0: untold, 1: None, 2: {"power": []}}
     said = hello(machine=HostFound("", {"bmc": untold, "kernel": "6.8.0"}))
     assert codec.unpacked(codec.packed(said), Hello).machine.host == {"bmc": untold, "kernel": "6.8.0"}
-
-
-def test_why_a_host_does_not_tell_a_fact_is_on_record():
     untold = Missing("a virtual machine has none", absent=True)
     found = codec.typed(json.loads(json.dumps(codec.plain({"host": {"dmi": untold, "kernel": "6.8.0"}}))), HostFound)
     assert found.host["dmi"] == untold
@@ -131,15 +128,12 @@ def test_who_was_left_out_by_the_engine_of_the_ranks_is_on_record_once(cluster, 
 NO_SPACE = Trouble("OSError: [Errno 28] No space left on device")
 
 
-def test_a_node_whose_own_run_cannot_be_started_is_named_and_left_out(cluster, run, tmp_path):
+def test_a_node_whose_own_run_cannot_be_started_is_left_out_and_where_none_can_there_is_no_run(cluster, run, tmp_path):
     cluster.answers[RunSuite][1] = NO_SPACE
     run.start_alone(("test_a.py",), str(tmp_path))
     assert (cluster.alive, [*run.node_runs.all]) == ([0, 2], [0, 2])  # nobody waits for the run of the other
     assert said_to_be_unfit(run.said, NO_SPACE)
     assert {path.name for path in (tmp_path / "nodes").iterdir()} == {"0-gf0", "2-gf2"}
-
-
-def test_where_no_node_can_start_its_own_run_there_is_none(cluster, run):
     cluster.answers[RunSuite] = dict.fromkeys(range(3), NO_SPACE)
     with pytest.raises(Refused, match="gf2: OSError"):
         run.start_alone(("test_a.py",), ".")

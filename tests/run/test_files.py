@@ -29,15 +29,12 @@ def test_only_a_regular_file_is_opened(tmp_path, make, told):
     assert refused.value.filename == str(tmp_path / "it")
 
 
-def test_devices_are_not_regular_files():
-    with pytest.raises(OSError, match="it is not a regular file"):
-        safe_files.open_regular(Path("/dev/zero"))
-
-
-def test_a_regular_file_is_read_as_it_is(tmp_path):
+def test_a_regular_file_is_read_as_it_is_and_a_device_is_none(tmp_path):
     (tmp_path / "it").write_bytes(b"12\r\n3")
     with safe_files.open_regular(tmp_path / "it", most_bytes=5) as file:
         assert file.read() == b"12\r\n3"
+    with pytest.raises(OSError, match="it is not a regular file"):
+        safe_files.open_regular(Path("/dev/zero"))
 
 
 # ---------------------------------------------------------------- writing

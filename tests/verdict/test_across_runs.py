@@ -15,7 +15,6 @@ from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.model.metric import METRICS, Metric, Tolerance
 from pytest_gpufleet.model.place import Place, gpu
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report.several_runs import document
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare, drift, noise
 from pytest_gpufleet.verdict.fingerprint_rules import gpus_apart, nothing_repeats
 from pytest_gpufleet.verdict.fleet.equality import not_compared, other_bits
@@ -376,13 +375,6 @@ def test_of_other_numbers_of_gpus_only_what_each_does_alone_is_compared():
 def test_a_run_without_a_fingerprint_is_told_beside_others():
     assert not_compared({"a": healthy(), "b": healthy()}) == []
     assert "none (a)" in not_compared({"a": healthy(), "b": A})[0]
-
-
-def test_the_comparison_of_runs_tells_of_it():
-    comparison = compare({"a": A, "b": B, "c": ALSO_A})
-    assert [list(each["others"].values()) for each in document(comparison)["fingerprints"]] == [[["b"]]]
-    assert comparison.bad
-    assert not compare({"a": A, "again": ALSO_A}).bad
 
 
 def test_a_fleet_with_such_a_machine_is_rejected():

@@ -258,11 +258,14 @@ def slower(values, tolerance, temperatures=(), topology=None, metric="gemm"):
     return set(slower_than_peers(measurement, [tolerance], topology or machine(*[1] * 8)) or ())
 
 
-def test_who_has_no_peers_is_not_told_to_be_like_them():
+def test_who_has_no_peers_is_not_told_to_be_like_them_and_of_two_only_where_the_noise_is_known():
     two = Measurement("gemm", {gpu(0): 100.0, gpu(1): 99.0}, {})
     assert slower_than_peers(two, [Tolerance("gemm", 0.08)], machine(1, 1)) is None
     assert slower_than_peers(two, [Tolerance("gemm", 0.08, source=NOISE)], machine(1, 1)) == {}
     assert slower_than_peers(two, [], machine(1, 1)) is None
+    assert slower([100.0, 96.0], Tolerance("gemm", 0.035)) == set()
+    named = [slower(values, measured(0.035)) for values in ([100.0, 96.0], [100.0, 97.0], [100.0])]
+    assert named == [{gpu(1)}, set(), set()]
 
 
 def measured(worse, **more):
@@ -294,12 +297,6 @@ def test_half_a_machine_that_is_slow_does_not_hide(n):
 ])  # fmt: skip
 def test_who_is_slower_than_the_mean_of_the_others_is_named(values, tolerance, affinities, named):
     assert slower(values, tolerance, topology=machine(*affinities)) == set(map(gpu, named))
-
-
-def test_of_two_the_slower_one_is_named_only_where_the_noise_of_healthy_ones_is_known():
-    assert slower([100.0, 96.0], Tolerance("gemm", 0.035)) == set()
-    named = [slower(values, measured(0.035)) for values in ([100.0, 96.0], [100.0, 97.0], [100.0])]
-    assert named == [{gpu(1)}, set(), set()]
 
 
 # GB/s of copies on H200 of two part numbers, A and B.

@@ -180,23 +180,19 @@ def test_every_architecture_has_a_limit_for_each_figure_that_a_verdict_needs(cap
         assert limit.value > 0
 
 
-def test_gpus_of_capability_10_3_are_asked_for_what_their_data_sheets_make_of_them():
-    b300, b200 = (BOARDS[name].machine() for name in ("NVIDIA B300 SXM6 AC", "NVIDIA B200"))
-    for each in OF_ONE + OF_SEVERAL:
-        measured = parts(1500.0, 6000.0)
-        assert physical_limit(each, b300, measured).value >= physical_limit(each, b200, measured).value
-    products = figure("gemm", precision="fp16", at_once="all")
-    assert physical_limit(products, b300, ()).value < 0.8 * 2250  # as healthy B200 reach of theirs
-
-
 # ---------------- what a limit is, and where there is none
-def test_a_limit_says_what_it_follows_from():
+def test_a_limit_and_a_peak_say_what_they_follow_from():
     limit = physical_limit(figure("memory_bandwidth", operation="triad", at_once="all"), H200.machine(), ())
     assert (limit.grade, limit.sense, limit.value, limit.unit) == ("physical", "min", 3129.0, "GB/s")
     assert limit.source.endswith("65 % of what the hardware can do at best, 3,201 MHz x 2 x 6,016 bits: 4,814 GB/s")
     limit = physical_limit(figure("gemm", precision="fp16", at_once="one"), BOARDS["Tesla T4"].machine(), ())
     assert limit.value == 19.2  # where the power limit alone decides
     assert "70 W x 0.343 TFLOP a joule" in limit.source
+    gpu = H200.gpu()
+    assert str(peaks.memory_bandwidth(gpu)) == "3,201 MHz x 2 x 6,016 bits: 4,814 GB/s"
+    assert str(peaks.product_rate(gpu)) == "132 SMs x 1,980 MHz x 4,096 operations (H100 white paper): 1,071 TFLOP/s"
+    assert str(peaks.nvlinks(gpu, 18)) == "18 NVLinks x 25 GB/s: 450 GB/s"
+    assert str(peaks.Peak(12_938.4, "images/s", "2 x 6,469 images/s")) == "2 x 6,469 images/s: 12,940 images/s"
 
 
 def test_the_least_able_of_several_gpus_decides():
@@ -347,14 +343,6 @@ def test_peaks_are_those_of_the_data_sheet(board):
     assert peaks.product_rate(at_boost).value == pytest.approx(board.tflops, rel=WITHIN)
     if board.links:
         assert peaks.nvlinks(at_boost, board.links).value == pytest.approx(board.nvlink, rel=WITHIN)
-
-
-def test_a_peak_says_how_it_comes_about():
-    gpu = H200.gpu()
-    assert str(peaks.memory_bandwidth(gpu)) == "3,201 MHz x 2 x 6,016 bits: 4,814 GB/s"
-    assert str(peaks.product_rate(gpu)) == "132 SMs x 1,980 MHz x 4,096 operations (H100 white paper): 1,071 TFLOP/s"
-    assert str(peaks.nvlinks(gpu, 18)) == "18 NVLinks x 25 GB/s: 450 GB/s"
-    assert str(peaks.Peak(12_938.4, "images/s", "2 x 6,469 images/s")) == "2 x 6,469 images/s: 12,940 images/s"
 
 
 FOLLOWS = {

@@ -180,7 +180,7 @@ def test_bytes_may_be_written_in_binary_units(tmp_path, written, count):
     assert profile.limit_for(busbw(bytes=count + 1)) is None
 
 
-def test_the_most_specific_limit_wins(tmp_path):
+def test_the_most_specific_limit_of_the_best_grade_wins(tmp_path):
     text = HEAD + limit(when="ranks = 8, nvls = true") + limit() + limit(when="ranks = 8")
     text += limit(when="ranks = 8, nvls = false")  # which cannot hold together with the first
     on, always, eight, off = (profile := load(write(tmp_path, text))).limits
@@ -190,9 +190,6 @@ def test_the_most_specific_limit_wins(tmp_path):
     assert profile.limit_for(busbw(ranks=4, nvls=True)) is always
     assert profile.limit_for(busbw()) is always
     assert profile.limit_for(trained(ranks=8)) is None
-
-
-def test_the_best_grade_wins_however_specific_the_others_are(tmp_path):
     text = HEAD + limit('"published"', '"calibrated"') + limit(when="ranks = 8") + limit('"published"', '"project"')
     profile = load(write(tmp_path, text))
     assert profile.limit_for(busbw(ranks=8)) is profile.limits[0]
@@ -230,13 +227,16 @@ def contract(tmp_path, *limits, head=""):
     return load(write(tmp_path, f"name = 'Contract'\nextends = 'H200'\n{head}" + "".join(limits), "contract.toml"))
 
 
-def test_a_contract_has_everything_of_what_it_extends(tmp_path):
+def test_a_contract_has_everything_of_what_it_extends_but_facts_and_names_that_it_gives(tmp_path):
     profile, base = contract(tmp_path), for_gpu(H200)
     assert (profile.name, profile.match, profile.facts) == ("Contract", base.match, base.facts)
     for one in base.limits:
         measured = Measurement(one.metric, {"world": 1.0}, one.conditions)
         assert profile.limit_for(measured) is base.limit_for(measured) is one
     assert profile.limit_for(Measurement("burn_power", {"gpu0": 1.0}, {})).profile == "every-gpu.toml"
+    profile = contract(tmp_path, head="match = ['NVIDIA H200 X']\nfacts.power_watts = 600\n")
+    assert profile.match == ("NVIDIA H200 X",)
+    assert profile.facts == {**for_gpu(H200).facts, "power_watts": 600}
 
 
 # The same, more specific, one that covers it, and one of which neither is more specific.
@@ -255,12 +255,6 @@ def test_a_given_limit_of_a_lower_grade_leaves_the_shipped_one_in_place(tmp_path
     for grade, decides in (("contract", True), ("calibrated", True), ("published", True), ("project", False)):
         profile = contract(tmp_path, limit('"published"', f'"{grade}"') + when)
         assert (profile.limit_for(measured) is profile.limits[0]) == decides
-
-
-def test_a_contract_overrides_facts_and_may_be_for_other_names(tmp_path):
-    profile = contract(tmp_path, head="match = ['NVIDIA H200 X']\nfacts.power_watts = 600\n")
-    assert profile.match == ("NVIDIA H200 X",)
-    assert profile.facts == {**for_gpu(H200).facts, "power_watts": 600}
 
 
 def test_who_reads_a_finding_sees_whose_the_limit_is(tmp_path):
