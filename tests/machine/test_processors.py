@@ -33,7 +33,7 @@ def test_a_host_with_two_sockets_and_a_system_that_shows_nothing(tmp_path):
         swap_used_bytes=1 << 29,
         numa_memory={"0": 1056216640 << 10, "1": 1056913408 << 10},  # node 2 has no processors
     )
-    setup = processors.read(tmp_path)
+    setup = processors.read(tmp_path / "nothing")
     assert [fault for rule in RULES for fault in rule(setup)] == []
     assert (setup.clock_source, setup.sockets, setup.swap_bytes) == (None, None, None)
 

@@ -22,7 +22,7 @@ def worlds():
         def made(nodes, each):
             on_one_core = [replace(spec, cpu_threads=1) for spec in specs(*[each] * nodes)]
             pool = Pool(LocalEngine(), on_one_core, SECONDS)
-            stack.callback(pool.close)
+            stack.callback(pool.stop)
             return World(pool, with_group=True)
 
         yield cache(made)
