@@ -465,6 +465,8 @@ ERRORS = [
          "dimm_uncorrected", "node", "what a healthy host writes", set_machine(log=faulty.HARMLESS_LOG)),
     fact("an Ethernet link that went down twice in 24 hours", set_machine(log=2 * faulty.LINK_DOWN),
          "network_link_flaps", "node", "once, as when a switch starts", set_machine(log=faulty.LINK_DOWN)),
+    fact("an InfiniBand link that went down twice in 24 hours", set_host(link_flaps={"mlx5_2/1": 2}),
+         "network_link_flaps", "node", "once", set_host(link_flaps={"mlx5_2/1": 1})),
     fact("a wet leak sensor", leaks("State Asserted"), "coolant_leak", "node", "a dry one", leaks("State Deasserted")),
 ]  # fmt: skip
 OF_GPUS = range(4)  # the ports that GPUs use
@@ -569,6 +571,8 @@ ELSEWHERE = {
         "tests/acceptance/test_faulty_machines.py::test_what_a_run_leaves_behind",
     "network ports that flap during a run":
         "tests/acceptance/test_faulty_machines.py::test_network_ports_of_the_whole_run",
+    "an RDMA port that is down, cut off, without memory or with a wrong GID, and one at half its rate":
+        "tests/nodes/test_rdma_rails.py::test_what_is_wrong_at_one_end_names_this_node_also_of_two",
     "a power supply that is dead": "tests/machine/test_bmc.py::test_power_supplies_fans_and_temperatures",
     "nvidia_peermem missing, ACS, IOMMU, slots": "tests/acceptance/test_pcie.py::test_one_thing_is_wrong",
     "a figure that misses once and not again":

@@ -6,8 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_gpufleet.machine.local_node import Machine
+from pytest_gpufleet.machine.rdma import Written
 from pytest_gpufleet.model.events import Order
-from pytest_gpufleet.model.gpu import Missing
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.gpu import Missing, joined
+from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.plugin.assertions import Node
 from pytest_gpufleet.probes import adapter_loopback
 from pytest_gpufleet.verdict.judgement import judge
@@ -15,8 +18,26 @@ from tests.acceptance.checks import _outcome, outcomes, ranks_answer
 from tests.acceptance.test_faulty_machines import port
 from tests.machines import recorded, set_host, set_port, then
 
-test_nodes_2_ports = __import__("test_nodes_2_ports")  # of the folder that tests.acceptance.checks found
+# Of the folder that tests.acceptance.checks found.
+test_nodes_2_ports, test_nodes_2_reach, test_nodes_3_rails = map(
+    __import__, ("test_nodes_2_ports", "test_nodes_2_reach", "test_nodes_3_rails")
+)
 PORTS = set_host(network_ports=[port(number) for number in range(4)])
+
+
+@pytest.mark.parametrize(("flaps", "what"), [
+    ({"mlx5_0/1": 1, "mlx5_1/1": 0}, "passed"),
+    ({"mlx5_0/1": 0, "mlx5_1/1": 3}, "failed"),
+    ({"mlx5_0/1": 0, "mlx5_1/1": None}, "skipped"),
+    ({"mlx5_0/1": None, "mlx5_1/1": 3}, "failed"),
+    (Missing("no InfiniBand port is active", absent=True), "not applicable"),
+])  # fmt: skip
+def test_infiniband_links_that_went_down_within_a_day(flaps, what):
+    outcome = outcomes(recorded(set_host(link_flaps=flaps)))["test_infiniband_links_stayed_up_for_a_day"]
+    assert outcome.what == what
+    assert ["mlx5_1/1: its link went down 3 times" in fault.what for fault in outcome.faults] == [True] * (
+        what == "failed"
+    )
 
 
 def wrote(usual=389.6, **third):
@@ -158,3 +179,77 @@ def test_cables_in_the_switch_of_another_rail():
     assert between(check, usual, wired((0, 1, None, 3, 4, 5, 6, 7)), usual)[0] == "skipped"  # one switch is silent
     assert between(check, usual, swapped, silent)[0] == "failed"
     assert between(check, absent, absent)[0] == "not applicable"
+
+
+INSTALLED, MISSING = ["mlx5_0/1", "mlx5_1/1"], Missing("ib_write_bw is not installed", remedy="apt install perftest")
+
+
+def by_rdma(check, *installed, **more):
+    """How a check of RDMA between nodes ends, of which each answers so whether perftest can write there."""
+    facts = [{"network_ports": [port(0), port(1)], "rdma_ports": each} for each in installed]
+
+    def answers(fact):
+        return {node: each[fact] for node, each in enumerate(facts)}
+
+    nodes = [
+        Node(node, Machine((), each, node=node), None, None, answers, f"gf{node}") for node, each in enumerate(facts)
+    ]
+    wanted = getattr(test_nodes_2_reach if "each_other" in check else test_nodes_3_rails, check)
+    fixtures = {"machine": SimpleNamespace(nodes=nodes), "fleet_network": "", **more}
+    named = {name: fixtures[name] for name in inspect.signature(wanted).parameters}
+    return _outcome(wanted, named, recorded().topology)
+
+
+def test_rails_that_do_not_connect_by_rdma():
+    check, asked = "test_nodes_write_to_each_other_by_rdma", []
+
+    def cut_off(rdma):
+        asked.append(rdma)
+        return [Fault("node_cut_off", (Place(1, "node"),), "mlx5_1/1: why")]
+
+    outcome = by_rdma(check, INSTALLED, INSTALLED, cut_off=cut_off)
+    assert ([fault.name for fault in outcome.faults], asked) == (["node_cut_off"], [INSTALLED])
+    assert by_rdma(check, INSTALLED, INSTALLED, cut_off=lambda rdma: ()).what == "passed"
+    assert by_rdma(check, MISSING, MISSING, cut_off=cut_off).what == "not applicable"
+    outcome = by_rdma(check, INSTALLED, MISSING, cut_off=cut_off)
+    assert (outcome.what, "node 1: ib_write_bw is not installed" in outcome.message) == ("skipped", True)
+
+
+@pytest.mark.parametrize(("second", "network", "state", "places"), [
+    (389.6, "", "met", []),
+    (350.0, "", "met", []),  # 87 % of the rate
+    (200.0, "", "missed", ["rail1-node1/rail1"]),
+    (200.0, "200", "met", []),
+    (200.0, "none", "for information", []),
+    ("Failed status 12", "", "missed", ["rail1-node1/rail1"]),
+])  # fmt: skip
+def test_rdma_bandwidth_and_latency(second, network, state, places):
+    findings, asked = [], []
+
+    def write(test, ways, ports):
+        (name,) = ports
+        figure = 389.6 if name == "mlx5_0/1" else second
+        if test.program == "ib_write_lat":
+            figure = 1.5
+        failed = Written(why=f"{name}: {figure}")
+        return {way: [failed if isinstance(figure, str) else Written(figure)] for way in ways}
+
+    def judged(measured, required=True, on_miss=None):
+        measurement = measured() if callable(measured) else measured
+        two = joined({node: recorded().topology for node in (0, 1)}, {0: "gf0", 1: "gf1"})
+        asked.append(required)
+        findings.append(judge(measurement, None, two, "x.py::y", rehearsal=False, required=required))
+        if findings[-1].state == "missed":
+            assert [fault.name for fault in on_miss()] == ["network_between_nodes_slow"]
+
+    check = "test_rdma_bandwidth_and_latency_between_nodes"
+    outcome = by_rdma(check, INSTALLED, INSTALLED, rdma_write=write, judge=judged, fleet_network=network)
+    bandwidth, *latency = findings
+    assert (bandwidth.state, [*map(str, bandwidth.missed)]) == (state, places)
+    if isinstance(second, str):
+        assert [(fault.name, "mlx5_1/1: Failed" in fault.what) for fault in outcome.faults] == [
+            ("network_adapter_fails", True)
+        ] * 2
+    else:
+        assert (outcome.what, {*latency[0].measurement.values.values()}) == ("passed", {1.5})
+        assert asked == [network != "none", False]

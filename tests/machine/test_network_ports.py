@@ -48,6 +48,45 @@ def adapter(tmp_path, monkeypatch):
     return tmp_path / port
 
 
+LOST = "{:.6f} gf1 systemd-networkd[1587]: {}: Lost carrier\n"
+GAINED = LOST.replace("Lost", "Gained")
+HOURS, START = 3600, 1_749_680_000.0
+
+
+@pytest.mark.parametrize(("interface", "downs", "at", "times"), [
+    ("ib0", "9", (40 * HOURS, 41 * HOURS), 2),  # of 48 hours since the start
+    ("ib0", "9", (40 * HOURS,), 1),
+    ("ib0", "0", (40 * HOURS, 41 * HOURS), 2),  # somebody has cleared the counter
+    ("ib0", "9", (10 * HOURS, 11 * HOURS), 0),  # in a long uptime
+    ("ib1", "9", (40 * HOURS, 41 * HOURS), None),  # another link
+    ("ib1", "1", (40 * HOURS, 41 * HOURS), 1),
+    (None, "9", (), None),
+    (None, "1", (), 1),
+])  # fmt: skip
+def test_how_often_an_infiniband_link_went_down_within_a_day(adapter, monkeypatch, interface, downs, at, times):
+    (adapter / "counters/link_downed").write_text(downs)
+    monkeypatch.setattr(network_ports.time, "time", lambda: START + 48 * HOURS)
+    monkeypatch.setattr(network_ports.time, "monotonic", lambda: 48.0 * HOURS)
+
+    def journal(*command):
+        assert command[:1] + command[-1:] == ("journalctl", "systemd-networkd")
+        if interface is None:
+            raise Unreadable("journalctl is not installed")
+        lines = [line.format(START + each, interface) for each in (60, *at) for line in (LOST, GAINED)]
+        return "".join([*lines, f"{START:.6f} gf1 systemd-networkd[1587]: Enumeration completed\n"])
+
+    found = network_ports.read_flaps(journal)
+    assert found == {"mlx5_0/1": times}
+    assert [fault.name for fault in network_ports.flapping(found)] == ["network_link_flaps"] * (times == 2)
+
+
+def test_flaps_while_a_machine_starts_are_excused(adapter, monkeypatch):
+    monkeypatch.setattr(network_ports.time, "time", lambda: START + 600)
+    monkeypatch.setattr(network_ports.time, "monotonic", lambda: 600.0)
+    lines = "".join(LOST.format(START + each, "ib0") for each in (60, 120, 180))
+    assert network_ports.read_flaps(lambda *command: lines) == {"mlx5_0/1": 0}
+
+
 def test_what_is_read_of_a_port(adapter):
     (port,) = network_ports.read()
     assert (port.port, port.adapter, port.function, port.device) == ("mlx5_0/1", "MT4129", "0", "mlx5_0")

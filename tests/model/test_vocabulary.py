@@ -25,6 +25,7 @@ from tests.boards import H200
 
 # What a burn-in measures, and what the host does without ranks.
 NOT_HERE = {"burn_power", "burn_retention", "port_events", "nic_bandwidth", "drive_bandwidth", "drive_iops"}
+NOT_HERE |= {"rdma_bandwidth", "rdma_latency"}
 BEFORE = {"burn_peak_power"}  # that this version measures no more
 NOT_TIMED = {"transformer-check", transformer.REHEARSAL}
 # Nobody's limit depends on these.

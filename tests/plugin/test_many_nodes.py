@@ -16,6 +16,7 @@ from pytest_gpufleet.world.engines.processes import descendants, look as alive
 from tests.clusters import cluster, limits
 from tests.conftest import FILES, INNER, REPORTS, ROOT, SECONDS, lay_out
 from tests.forked import is_nursery
+from tests.machine import fake_perftest
 from tests.waiting import comes_true
 
 ON_THREE = ("--nodes=3", f"--fleet-dir={REPORTS}")
@@ -115,6 +116,27 @@ def test_checks_between_nodes_of_which_one_is_lost_there(between):
         1,
         {0: True, 1: True, 2: True},  # its own run had ended before
     )
+
+
+def test_rdma_is_tried_by_the_agents(run_pytest, tmp_path, monkeypatch):
+    module = """
+        import pytest
+        from pytest_gpufleet.machine.rdma import LATENCY, Written
+
+        @pytest.mark.needs(nodes=2)
+        def test_rdma(cut_off, rdma_write, machine):
+            assert [node.name for node in machine.nodes] == ["node0", "node1"]
+            assert rdma_write(LATENCY, [(1, 0)], ["mlx5_0/1"]) == {(1, 0): [Written(1.53)]}
+            assert cut_off(rdma=["mlx5_0/1"]) == ()
+            (fault,) = cut_off(rdma=["mlx5_0/1", "mlx5_1/1"])
+            assert fault.what.startswith("node0 to node1, mlx5_1/1: ib_write_bw failed: Failed to modify QP 122273")
+            assert len([node for node in machine.nodes if node.machine]) == 1
+    """
+    end = "127.0.0.1 mlx5_1"
+    fake_perftest.install(tmp_path, monkeypatch, met={f"{end} {end}": fake_perftest.NO_GID})
+    given = ("--rehearse=1", "--nodes=2", f"--fleet-dir={REPORTS}")
+    run = run_pytest(*given, files={"test_inner.py": module}, PATH=os.environ["PATH"])
+    assert run.outcomes == {"test_rdma": "passed"}, run.text
 
 
 ENDLESS = """

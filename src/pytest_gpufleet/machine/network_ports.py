@@ -5,6 +5,7 @@ import errno
 import math
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,8 +16,9 @@ from typing import Any
 import msgspec
 
 from pytest_gpufleet.machine import tools
+from pytest_gpufleet.machine.kernel_log import FLAPPING, FLAPS, FLAPS_EXCUSED, FLAPS_WITHIN
 from pytest_gpufleet.machine.pcie import PCI_DEVICES
-from pytest_gpufleet.machine.tools import HostFact, Unreadable
+from pytest_gpufleet.machine.tools import Absent, HostFact, Unreadable
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu, Missing
 from pytest_gpufleet.model.grouping import grouped
@@ -236,6 +238,40 @@ def _counts(counters: Path, names: Iterable[str]) -> dict[str, int | None]:
 
 NETWORK_PORTS = HostFact("network_ports", list[Port], read, subject="network")
 
+# What systemd-networkd writes into the journal: "1749680792.504812 gf1 systemd-networkd[1587]: ib0: Lost carrier". The
+# kernel has such lines of Ethernet alone. Azure's health checks (azure_ib_link_flapping.nhc) and Meta's (gcm) look for
+# the same. How often is too often, and what is excused, as in the kernel log.
+CARRIER = re.compile(r"^(\d+)\.\d+ .*\]: ([\w.@-]+): (Lost|Gained) carrier$", re.MULTILINE)
+
+
+def read_flaps(run: tools.RunTool = tools.output) -> dict[str, int | None]:
+    """How often the link of each active InfiniBand port went down within a day, None where nobody knows: no log says
+    when, and it was more than once since the adapter was reset."""
+    ports = [port for port in active(read()) if port.link_layer == "InfiniBand"]
+    if not ports:
+        raise Absent("no InfiniBand port is active")
+    began, logged = time.time() - min(FLAPS_WITHIN, time.monotonic() - FLAPS_EXCUSED), list[tuple[str, str, str]]()
+    with suppress(Unreadable):
+        logged = CARRIER.findall(
+            run("journalctl", "-q", "--system", "-b", "-o", "short-unix", "-t", "systemd-networkd")
+        )
+    found = dict[str, int | None]()
+    for port in ports:
+        own = [(int(at), what) for at, interface, what in logged if interface == port.interface]
+        found[port.port] = sum(what == "Lost" and at >= began for at, what in own) if own else None
+        if not own and (downs := port.errors.get("link_downed")) is not None and downs < FLAPS:
+            found[port.port] = downs
+    return found
+
+
+LINK_FLAPS = HostFact("link_flaps", dict[str, int | None], read_flaps, subject="flaps", on_request=True)
+
+
+def flapping(ports: Mapping[str, int | None]) -> list[Fault]:
+    text = "its link went down {} times within 24 hours, by the system log"
+    often = ((port, times) for port, times in ports.items() if times is not None and times >= FLAPS)
+    return [port_fault(FLAPPING, port, text.format(times)) for port, times in often]
+
 
 def ports_of(host: Mapping[str, Any]) -> list[Port]:
     return [] if isinstance(ports := NETWORK_PORTS.of(host), Missing) else ports
@@ -280,6 +316,13 @@ def fastest_ports(ports: Iterable[Port]) -> list[Port]:
     rdma = _rdma(ports)
     most = max((port.gigabits for port in rdma), default=0)
     return [port for port in rdma if port.gigabits == most]
+
+
+def line_rate(ports: Sequence[Port]) -> int:
+    """Gbit/s of ports of one rate, or what their slots carry where all of them carry less; 0 if nobody says."""
+    rate = max((int(port.gigabits) for port in ports), default=0)
+    slots = max((int(port.pcie.gigabits) for port in ports), default=0)
+    return min(rate, slots or rate)
 
 
 def of_gpus(ports: Sequence[Port], gpus: Sequence[Gpu]) -> list[Port]:

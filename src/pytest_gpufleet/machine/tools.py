@@ -20,9 +20,9 @@ from pytest_gpufleet.model.gpu import Missing
 ENVIRONMENT = {"LC_ALL": "C", "TERM": "dumb"}
 # The packages of Debian and Ubuntu (of NVIDIA's repository that of DCGM) that have these programs.
 PACKAGES = {
-    "ipmitool": "ipmitool", "smartctl": "smartmontools", "nvme": "nvme-cli", "fio": "fio", "ib_write_bw": "perftest",
-    "mlxlink": "mstflint", "mstlink": "mstflint", "dcgmi": "datacenter-gpu-manager-4-cuda-all",
-    "lldpctl": "lldpd", "smpquery": "infiniband-diags",
+    "ipmitool": "ipmitool", "smartctl": "smartmontools", "fio": "fio",
+    "ib_write_bw": "perftest", "ib_write_lat": "perftest", "mlxlink": "mstflint", "mstlink": "mstflint",
+    "dcgmi": "datacenter-gpu-manager-4-cuda-all", "lldpctl": "lldpd", "smpquery": "infiniband-diags",
 }  # fmt: skip
 # For a program that is to end: dcgmi waits 25 s until its host engine has ended a diagnostic (dcgmi/Diag.cpp).
 LAST_SECONDS = 30
@@ -100,15 +100,15 @@ def ended(*command: str, seconds: float = 20) -> tuple[int, str, str]:
     except subprocess.TimeoutExpired:
         raise NoAnswer(f"{name} did not answer within {seconds:g} s") from None
     finally:
-        _end(process)
+        end(process)
     return process.returncode, out.decode(errors="replace"), errors.decode(errors="replace")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
     """Its own children may still hold the other ends of its pipes, which are not waited for."""
     if process.poll() is None:
-        for end, patience in ((process.terminate, LAST_SECONDS), (process.kill, KILLED_SECONDS)):
-            end()
+        for ask, patience in ((process.terminate, LAST_SECONDS), (process.kill, KILLED_SECONDS)):
+            ask()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(patience)
                 break

@@ -254,7 +254,12 @@ ROWS = (
               ("at_once", "bytes", "method", *BETWEEN_NODES[1:]), "rail", shared="always"),
     # The same in loopback, of ports of one rate beside each other.
     MetricRow(Metric("nic_bandwidth", "GB/s", "higher", "bandwidth of a network adapter to itself", 0.10),
-              ("bytes", "port_rate", "method"), "loopback", shared="always"),
+              ("bytes", "port_rate", "method"), "port", shared="always"),
+    # The same to another node, one way. Whether one switch or three lie between decides how long it takes.
+    MetricRow(Metric("rdma_bandwidth", "GB/s", "higher", "RDMA write bandwidth between nodes", 0.10),
+              ("bytes", "port_rate"), "port", shared="always"),
+    MetricRow(Metric("rdma_latency", "us", "lower", "RDMA write latency between nodes", steady=False), ("bytes",),
+              may_be_zero=False),
     MetricRow(Metric("collective_latency", "us", "lower", "latency of a collective", steady=False), _TRANSFER,
               may_be_zero=False),
     # The hosts of two healthy H200 needed 36.4 and 50.5 us, in samples of 30.6 to 53.7. A shared core doubles it,

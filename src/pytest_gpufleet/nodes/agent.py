@@ -213,6 +213,8 @@ class Agent:
                 HERE, lambda question: network.listen(network.of_traffic(self._reached, os.environ), question.token)
             ),
             messages.Connect: (NETWORK, lambda question: network.connect(question.nodes)),
+            messages.Serve: (NETWORK, lambda question: network.serve(question, self._reached.address)),
+            messages.Write: (NETWORK, lambda question: network.write(question, self._reached.address)),
             messages.RunSuite: (HERE, self._run_suite),
             messages.ReadFile: (HERE, self._read_file),
             messages.Examine: (RANKS, lambda question: self._engine.examine(question.ranks)),

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from pytest_gpufleet.machine.health import Health
+from pytest_gpufleet.machine.rdma import Perftest
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import HostFound, Outcome, VerdictWord
 from pytest_gpufleet.model.gpu import GpuTopology
@@ -123,6 +124,23 @@ class Connect(Question, frozen=True, tag="connect"):
     nodes: Mapping[int, tuple[Door, ...]]
 
 
+class Serve(Question, frozen=True, tag="serve"):
+    """Have a server of perftest for one client on each of these RDMA ports ("mlx5_0/1"), also several on one: the
+    address and the TCP ports at which they listen, or why one does not."""
+
+    answer = tuple[str, tuple[int | str, ...]]
+    test: Perftest
+    ports: tuple[str, ...]
+
+
+class Write(Question, frozen=True, tag="write"):
+    """What each of these RDMA ports reaches that writes to this address and TCP port, or why it cannot."""
+
+    answer = tuple[float | str, ...]
+    test: Perftest
+    to: tuple[tuple[str, str, int], ...]
+
+
 class ReadHost(Question, frozen=True, tag="host"):
     """These facts of the host at this moment: see Node.host."""
 
@@ -164,7 +182,10 @@ class ReadFile(Question, frozen=True, tag="read file"):
     most: int
 
 
-Asked = Examine | KillRanks | Rendezvous | Listen | Connect | ReadHost | Lock | CheckHealth | RunSuite | ReadFile
+Asked = (
+    Examine | KillRanks | Rendezvous | Listen | Connect | Serve | Write | ReadHost | Lock | CheckHealth | RunSuite
+    | ReadFile
+)  # fmt: skip
 
 
 class Ask(Message, frozen=True, tag="ask"):

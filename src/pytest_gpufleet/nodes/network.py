@@ -16,12 +16,16 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_gpufleet.machine import rdma
+from pytest_gpufleet.machine.rdma import Perftest, Written
+from pytest_gpufleet.machine.tools import Unreadable
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.nodes.cluster import Cluster, Trouble
-from pytest_gpufleet.nodes.messages import Connect, Door, Listen
+from pytest_gpufleet.nodes.messages import Connect, Door, Listen, Serve, Write
 
 ANY_PORT = 9  # nothing is sent there: only the route to it is asked for
 SIOCGIFCONF, MOST_INTERFACES = 0x8912, 1024  # netdevice(7)
@@ -184,6 +188,33 @@ def _tried(door: Door) -> str:
     return f"from {own} to port {door.port} of {door.address} ({door.interface}) {doing}: {why}"
 
 
+def serve(question: Serve, address: str) -> tuple[str, tuple[int | str, ...]]:
+    """The answer to it. Ports are held until all are found, so that no two servers have one."""
+    with ExitStack() as held:
+        services = [held.enter_context(_listener(address)).getsockname()[1] for _ in question.ports]
+
+    def served(port: str, service: int) -> int | str:
+        try:
+            rdma.serve(question.test, port, address, service)
+        except Unreadable as why:
+            return str(why)
+        return service
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return address, tuple(pool.map(served, question.ports, services))
+
+
+def write(question: Write, address: str) -> tuple[float | str, ...]:
+    def written(to: tuple[str, str, int]) -> float | str:
+        try:
+            return rdma.write(question.test, to[0], address, *to[1:])
+        except Unreadable as why:
+            return str(why)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return tuple(pool.map(written, question.to))
+
+
 # ---------------------------------------------------------------- where pytest runs
 
 IndexPair = tuple[int, int]
@@ -214,3 +245,30 @@ def reached(cluster: Cluster, pairs: Sequence[IndexPair]) -> dict[IndexPair, str
         tried = cluster.ask_each(connects, ANSWER_SECONDS + 3 * WAIT_SECONDS * (1 + most // AT_ONCE))
         found |= {(a, b): "; ".join(filter(None, (trouble(tried, a, b), trouble(tried, b, a)))) for a, b in again}
     return found
+
+
+def written(
+    cluster: Cluster, test: Perftest, ways: Sequence[IndexPair], ports: Sequence[str]
+) -> dict[IndexPair, list[Written]]:
+    """What the first node of each of these ways writes to the second by RDMA, on each of these ports, all at the same
+    time. Of a node that is lost meanwhile nothing is said."""
+    clients, width = grouped((b, a) for a, b in ways), len(ports)
+    seconds = ANSWER_SECONDS + 2 * rdma.SECONDS * (1 + max(map(len, clients.values())) * width // AT_ONCE)
+    served = cluster.ask_each({b: Serve(test, (*ports,) * len(each)) for b, each in clients.items()}, seconds)
+    found: dict[IndexPair, list[Written]] = {}
+    doors: dict[int, list[tuple[IndexPair, int, tuple[str, str, int]]]] = {}
+    for b, each in clients.items():
+        answer = served[b]
+        address, services = ("", [str(answer)] * width * len(each)) if isinstance(answer, Trouble) else answer
+        for index, service in enumerate(services):
+            way, port = (each[index // width], b), index % width
+            found.setdefault(way, []).append(Written(why=f"{ports[port]}: {service}", alone=b))
+            if isinstance(service, int):
+                doors.setdefault(way[0], []).append((way, port, (ports[port], address, service)))
+    writes = {a: Write(test, tuple(to for *_, to in each)) for a, each in doors.items()}
+    for a, answer in cluster.ask_each(writes, seconds).items():
+        figures = [str(answer)] * len(doors[a]) if isinstance(answer, Trouble) else answer
+        for (way, port, _), figure in zip(doors[a], figures, strict=True):
+            why = f"{ports[port]}: {figure}" if isinstance(figure, str) else ""
+            found[way][port] = Written(0.0 if why else figure, why, a if rdma.is_own(why) else None)
+    return {way: each for way, each in found.items() if all(map(cluster.takes_part, way))}

@@ -20,6 +20,7 @@ from pytest_gpufleet.model.endings import NO_ORDER, not_applicable, not_judged
 from pytest_gpufleet.model.events import Judged, Order
 from pytest_gpufleet.model.fault import Fault, expect_none
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing, check_name
+from pytest_gpufleet.model.language import some
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.plugin import listeners
 from pytest_gpufleet.plugin.compat import MISSED, RUN
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.verdict.fleet.host_runs import HostRun
 
 T = TypeVar("T")
+MOST_SILENT = 8  # nodes in a sentence
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,23 @@ def ports_in_use(machine: Machine) -> list[Port]:
     return ports
 
 
+def rdma_rails(nodes: Sequence[Node]) -> dict[int, str]:
+    """The RDMA ports by which these nodes reach each other, by rail. Ends the check as not applicable where perftest
+    can try none of them, as not judged where it can on some of the nodes."""
+    from pytest_gpufleet.machine import network_ports, rdma
+
+    __tracebackhide__ = True
+    there = {node.number: (node.machine, node.now(rdma.RDMA_PORTS.name)) for node in nodes if node.machine}
+    found = {number: rdma.RDMA_PORTS.of({rdma.RDMA_PORTS.name: now}) for number, (_, now) in there.items()}
+    silent = [f"node {number}: {why}" for number, why in found.items() if isinstance(why, Missing)]
+    if silent:
+        (not_judged if len(silent) < len(found) else not_applicable)(some(silent, MOST_SILENT, "; "))
+    machines = [machine for machine, _ in there.values()]
+    if not (rails := rdma.rails([network_ports.ports_of(each.host) for each in machines], machines[0].gpus)):
+        not_applicable("these nodes have no active InfiniBand or RoCE port of one name")
+    return rails
+
+
 # Before a second measurement. Memory and clocks of a GPU recover from full load within seconds, and what keeps a host
 # busy for some tenths of a second comes in bursts.
 PAUSE_SECONDS = 10.0
@@ -249,6 +268,7 @@ class Node:
     run: HostRun | None
     clock_ahead: float | None
     ask: Callable[[str], Mapping[int, Any]]  # all nodes at the same time, by their numbers
+    name: str = ""
 
     def now(self, fact: str) -> Any:
         """A fact of its host, as it is at this moment; Missing if it does not answer."""
@@ -302,4 +322,6 @@ class LiveMachine(Machine):
         numbers = sorted({*machines, *runs, *clocks})
         left_out = {fact: dict.fromkeys(numbers, why) for fact, why in self._left_out.items()}
         ask = cache(lambda fact: left_out.get(fact) or run.hosts_now(fact))
-        return tuple(Node(each, machines.get(each), runs.get(each), clocks.get(each), ask) for each in numbers)
+        names = {each.index: each.host for each in run.target.node_facts}
+        about = ((each, machines.get(each), runs.get(each), clocks.get(each)) for each in numbers)
+        return tuple(Node(*each, ask, names.get(each[0], "")) for each in about)

@@ -122,11 +122,21 @@ nccl_group = _of_run(
 
 
 @pytest.fixture(scope="session")
-def cut_off(pytestconfig: pytest.Config) -> Callable[[], Sequence[Fault]]:
-    """cut_off(): which nodes of a run on several cannot reach each other by TCP. The run goes on without them."""
-    from pytest_gpufleet.plugin.on_nodes import who_is_cut_off
+def cut_off(pytestconfig: pytest.Config) -> Callable[..., Sequence[Fault]]:
+    """cut_off(): which nodes of a run on several cannot reach each other by TCP; cut_off(rdma=ports): by RDMA, on each
+    of these ports. The run goes on without them."""
+    from pytest_gpufleet.plugin.on_nodes import who_cannot_write, who_is_cut_off
 
-    return partial(who_is_cut_off, cast("ClusterRun", pytestconfig.stash[RUN]))
+    run = cast("ClusterRun", pytestconfig.stash[RUN])
+    return lambda rdma=(): who_cannot_write(run, rdma) if rdma else who_is_cut_off(run)
+
+
+@pytest.fixture(scope="session")
+def rdma_write(pytestconfig: pytest.Config) -> Callable[..., Any]:
+    """rdma_write(test, ways, ports): what nodes of a run on several write to each other (network.written)."""
+    from pytest_gpufleet.nodes import network
+
+    return partial(network.written, cast("ClusterRun", pytestconfig.stash[RUN]).cluster)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 
 from pytest_gpufleet.model.fault import Fault, Faults
 from pytest_gpufleet.model.language import some
+from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.plugin import markers, options
 from pytest_gpufleet.plugin.terminal import SCREEN
 from pytest_gpufleet.run.cluster_run import ClusterRun
@@ -77,6 +78,36 @@ def who_is_cut_off(run: ClusterRun, after_a_hang: bool = False) -> tuple[Fault, 
     for node, why in found.left_out.items():
         run.leave_out(node, why)
     return found.faults
+
+
+MOST_TEXTS = 2  # of all that keeps two nodes apart
+
+
+def who_cannot_write(run: ClusterRun, ports: Sequence[str]) -> tuple[Fault, ...]:
+    """Which nodes cannot write to each other by RDMA, through each of these ports. The run goes on without: NCCL would
+    hang. A node that cannot whatever others do is named for itself."""
+    from pytest_gpufleet.machine.rdma import REACH
+    from pytest_gpufleet.nodes import network
+    from pytest_gpufleet.probes.search import nodes
+
+    hosts, alone = run.target.hosts, dict[int, str]()
+
+    def reached(pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], str]:
+        found = network.written(run.cluster, REACH, [way for a, b in pairs for way in ((a, b), (b, a))], ports)
+        texts: dict[tuple[int, int], list[str]] = {pair: [] for pair in pairs}
+        for (a, b), each in found.items():
+            failed = [one for one in each if one.why]
+            alone.update((one.alone, one.why) for one in failed if one.alone is not None)
+            texts[min(a, b), max(a, b)] += [f"{hosts[a]} to {hosts[b]}, {one.why}" for one in failed]
+        return {pair: some(each, MOST_TEXTS, "; ") for pair, each in texts.items()}
+
+    found = nodes.who_is_cut_off(run.cluster.alive, hosts, reached, with_first=False)
+    if alone:
+        others = [node for node in run.cluster.alive if node not in alone]
+        found = nodes.who_is_cut_off(others, hosts, reached, with_first=False) if others[1:] else nodes.CutOff()
+    for node, why in {**alone, **found.left_out}.items():
+        run.leave_out(node, why)
+    return (*(Fault("node_cut_off", (Place(node, "node"),), why) for node, why in alone.items()), *found.faults)
 
 
 class OnNodes:

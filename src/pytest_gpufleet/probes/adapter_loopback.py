@@ -95,10 +95,8 @@ def adapter_bandwidth(
     by_place = {Place(0, "nic", numbers.get(name, number)): name for number, name in enumerate(figures)}
     values: dict[Where, float] = {place: median(figures[name]) for place, name in by_place.items()}
     samples: dict[Where, tuple[float, ...]] = {place: tuple(figures[name]) for place, name in by_place.items()}
-    used = [port for port in every if port.port in figures]
-    rate = max((int(port.gigabits) for port in used), default=0)
-    slots = max((int(port.pcie.gigabits) for port in used), default=0)
-    conditions: dict[str, Condition] = {"method": method, "bytes": nbytes, "port_rate": min(rate, slots or rate)}
+    rate = network_ports.line_rate([port for port in every if port.port in figures])
+    conditions: dict[str, Condition] = {"method": method, "bytes": nbytes, "port_rate": rate}
     names = {str(place): name for place, name in by_place.items()}
     return Measurement("nic_bandwidth", values, conditions, samples, names)
 

@@ -11,17 +11,19 @@ cannot pull down. With one partner only the figure is that of the two.
 import itertools
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal
 
 import torch
 
 from pytest_gpufleet.machine import network_ports
+from pytest_gpufleet.machine.rdma import BANDWIDTH, LATENCY, NBYTES, Perftest, Written
 from pytest_gpufleet.machine.software import steering
 from pytest_gpufleet.model.conditions import ACROSS, ALGORITHMS, INSIDE, Condition, c_number
+from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.measurement import Measurement, Reading
 from pytest_gpufleet.model.metric import MiB
@@ -205,12 +207,67 @@ def rail_bandwidth(world: World, at_once: RailsAtOnce, nbytes: int, seed: int) -
     answers = [by_rank for group in groups for by_rank in world.each(group, rail_pairs, rounds, nbytes)]
     pairs = dict(enumerate(slowest([taken for taken, _ in by_rank]) for by_rank in answers))
     conditions = {"at_once": at_once, "bytes": nbytes, **answers[-1][0][1]}
+    return _rails("rail_bandwidth", nodes, pairs, conditions, {"seed": seed, "rounds": len(rounds)})
+
+
+def _rails(
+    metric: str, nodes: Sequence[int], pairs: Mapping[int, dict[IndexPair, Samples]],
+    conditions: Mapping[str, Condition], details: Mapping[str, Condition],
+) -> Rails:  # fmt: skip
+    """`pairs`: of each rail, by indices in `nodes`."""
     samples = {where: best for rail, each in pairs.items() for where, best in _best(rail, nodes, each).items()}
     values = {where: median(best) for where, best in samples.items()}
     return Rails(
-        Measurement("rail_bandwidth", values, conditions, samples, {"seed": seed, "rounds": len(rounds)}),
+        Measurement(metric, values, conditions, samples, details),
         {rail: {(nodes[a], nodes[b]): median(taken) for (a, b), taken in each.items()} for rail, each in pairs.items()},
     )
+
+
+@dataclass
+class RdmaRails:
+    """What nodes write to each other by RDMA, one rail after the other. `write` has ports write (network.written);
+    `hosts`: the names of the nodes, `ports` those of their ports, by rail. `failed`: who could not, by why."""
+
+    write: Callable[[Perftest, Sequence[IndexPair], Sequence[str]], Mapping[IndexPair, Sequence[Written]]]
+    hosts: Mapping[int, str]
+    ports: Mapping[int, str]
+    seed: int
+    failed: dict[str, Fault] = field(default_factory=dict)
+
+    def bandwidth(self, port_rate: int) -> Rails:
+        """GB/s, of both directions the slower one."""
+        nodes, self.failed = [*self.hosts], {}
+        rounds = some_rounds(range(len(nodes)), self.seed, RAIL_ROUNDS)
+        pairs: dict[int, dict[IndexPair, Samples]] = {rail: {} for rail in self.ports}
+        for rail, meeting in itertools.product(self.ports, rounds):
+            figures = self.reached(rail, [(nodes[a], nodes[b]) for a, b in meeting])
+            pairs[rail] |= {pair: (figure,) for pair, figure in zip(meeting, figures, strict=True)}
+        names = {str(Place(node, "rail", rail)): port for node in nodes for rail, port in self.ports.items()}
+        return _rails("rdma_bandwidth", nodes, pairs, {"bytes": NBYTES, "port_rate": port_rate}, names)
+
+    def reached(self, rail: int, pairs: Sequence[Group]) -> list[float]:
+        ways = [(a, b) for a, b in pairs], [(b, a) for a, b in pairs]
+        both = [self._written(BANDWIDTH, rail, each) for each in ways]
+        return [min(figures) / 8 for figures in zip(*both, strict=True)]
+
+    def latency(self) -> Measurement:
+        """Microseconds of one way, with the best of some partners."""
+        values: dict[Where, float] = {}
+        for rail, meeting in itertools.product(self.ports, some_rounds([*self.hosts], self.seed, RAIL_ROUNDS)):
+            for pair, figure in zip(meeting, self._written(LATENCY, rail, meeting), strict=True):
+                for place in (Place(node, "rail", rail) for node in pair if figure):
+                    values[place] = min(figure, values.get(place, figure))
+        return Measurement("rdma_latency", values, {"bytes": 2})
+
+    def _written(self, test: Perftest, rail: int, ways: Sequence[IndexPair]) -> list[float]:
+        """0 of those that could not, or of a node that is lost."""
+        found = self.write(test, ways, [self.ports[rail]])
+        for (a, b), (each,) in found.items():
+            if each.why:
+                ends = Pair(Place(a, "node"), Place(b, "node")) if each.alone is None else Place(each.alone, "node")
+                text = f"{self.hosts[a]} to {self.hosts[b]}: {each.why}"
+                self.failed[text] = Fault("network_adapter_fails", (ends,), text)
+        return [found[way][0].figure if way in found else 0.0 for way in ways]
 
 
 def slowest(by_rank: Sequence[dict[IndexPair, Samples]]) -> dict[IndexPair, Samples]:

@@ -83,7 +83,8 @@ TOGETHER = 0.75
 # Of the rate of a port that sends to itself. Published: gates of ib_write_bw 0.90 (A100 and H200, Azure) and 0.96
 # (oci-hpc); of NCCL in loopback 0.72 (A100, Azure). A port at its full rate that lost 30 % is left with 0.70.
 LOOPBACK: Mapping[Condition | None, float] = {"ib_write_bw": 0.71, "nccl": 0.70, "nccl at once": 0.70}
-# Between nodes: of what each GPU has of the network, with both directions busy, by a pair of GPUs. Published: gates of
+# Between nodes: of what each GPU has of the network, with both directions busy, by a pair of GPUs; or of the rate of a
+# port, one way, by ib_write_bw. Published: gates of
 # 0.90 both ways (Imbue) and 0.96 one way (oci-hpc); a RoCE bond with one connection 0.92 (DeepEP, pull request 671).
 RAIL = 0.85
 UNKNOWN_NETWORK = (
@@ -104,7 +105,7 @@ ALONE = ("solo_train_throughput", "train_throughput")
 def physical_limit(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Limit:
     """The least that a machine must reach, by its GPUs and all that was `measured`. NoPeak, with the reason."""
     under = measurement.conditions
-    known = over_network(measurement.metric, under) or under.get("domain") == INSIDE
+    known = over_network(measurement.metric, under) or under.get("domain") == INSIDE or "port_rate" in under
     if not (theory := row_of(measurement.definition).theory):
         raise NoPeak(f"nothing is known of what limits {measurement.definition.title}")
     if not known and ("nodes" in under or isinstance(topology, ClusterTopology)):
@@ -247,9 +248,10 @@ def _decoding(measurement: Measurement, topology: GpuTopology, measured: Sequenc
     return DECODING.get(batch, DECODING_OF_MANY), Peak(batch * bandwidth * 1e9 / nbytes, "tokens/s", formula)
 
 
-def _loopback(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
-    rate = measurement.conditions.get("port_rate")
-    if not isinstance(rate, int) or (fraction := LOOPBACK.get(measurement.conditions.get("method"))) is None:
+def _port(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
+    rate, method = (measurement.conditions.get(name) for name in ("port_rate", "method"))
+    fraction = RAIL if measurement.metric == "rdma_bandwidth" else LOOPBACK.get(method)
+    if not isinstance(rate, int) or fraction is None:
         raise NoPeak("the rate of the port is not known, or how it was measured")
     return fraction, Peak(rate / 8, "GB/s", f"{rate} Gb/s / 8 bits of its ports")
 
@@ -291,7 +293,7 @@ def _scale(measurement: Measurement) -> tuple[Condition, ...]:
 
 # Named by the rows of model/metric.py.
 _THEORIES: dict[str, Callable[[Measurement, GpuTopology, Sequence[Measurement]], Part]] = {
-    "memory": _memory, "host": _host, "products": _products, "loopback": _loopback, "pair": _pair,
+    "memory": _memory, "host": _host, "products": _products, "port": _port, "pair": _pair,
     "collective": _collective, "training": _training, "decoding": _decoding, "rail": _rail,
 }  # fmt: skip
 

@@ -85,7 +85,7 @@ FAULTS: tuple[tuple[str, tuple[tuple[With, tuple[str, ...]], ...]], ...] = (
     ("links of one GPU", (("peers", ("pair_bandwidth",)), ("reference", ("busbw",)))),
     ("links of all GPUs", (("reference", ("pair_bandwidth", "busbw")),)),
     ("host link of one GPU", (("peers", ("host_bandwidth",)),)),
-    ("one adapter", (("peers", ("rail_bandwidth", "nic_bandwidth")),)),
+    ("one adapter", (("peers", ("rail_bandwidth", "rdma_bandwidth", "nic_bandwidth")),)),
     ("one node", (("reference", (*_CLOCK, *_COMPUTE, *_TRAINED, "memory_bandwidth", "pair_bandwidth", "busbw")),)),
 )
 

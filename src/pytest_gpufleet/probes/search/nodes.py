@@ -296,23 +296,30 @@ def among_nodes(
 
 def who_slows_rails(world: World, rails: between_nodes.Rails, nbytes: int) -> list[Fault]:
     """Whose rails are slow, or what lies between two nodes on a rail."""
-    left, found, share = deadline(), dict[int, Culprits](), SLOW if world.gpus else SLOW_CPU
+    left, ranks = deadline(), between_nodes.rails_of(world)
     at = {node: index for index, node in enumerate(ranks_by_node(world))}
 
-    def measure(ranks: Sequence[int], pairs: Sequence[Group]) -> list[float]:
+    def measure(rail: int, pairs: Sequence[Group]) -> list[float]:
         meeting = [(at[a], at[b]) for a, b in pairs]
-        (by_rank,) = world.each([ranks], between_nodes.rail_pairs, [meeting], nbytes, timeout=left())
+        (by_rank,) = world.each([ranks[rail]], between_nodes.rail_pairs, [meeting], nbytes, timeout=left())
         figures = between_nodes.slowest([taken for taken, _ in by_rank])
         return [median(figures[pair]) for pair in meeting]
 
+    return slow_rails(rails, world.hosts, measure, SLOW if world.gpus else SLOW_CPU)
+
+
+def slow_rails(
+    rails: between_nodes.Rails, hosts: Hosts, measure: Callable[[int, Sequence[Group]], Sequence[float]],
+    share: float = SLOW,
+) -> list[Fault]:  # fmt: skip
+    found: dict[int, Culprits] = {}
     try:
-        ranks = between_nodes.rails_of(world)
         for rail, seen in rails.pairs.items():
-            found[rail] = culprits([*at], partial(measure, ranks[rail]), seen, share)
+            found[rail] = culprits([*hosts], partial(measure, rail), seen, share)
     except Exception as error:
         return [Fault("network_between_nodes_slow", (), failed(error))]
     none = f"no single rail: {_pairs(figure for each in found.values() for figure in each.seen.values())}"
-    return of_rails(found, world.hosts, share) or [Fault("network_between_nodes_slow", (), none)]
+    return of_rails(found, hosts, share) or [Fault("network_between_nodes_slow", (), none)]
 
 
 def of_rails(found: Mapping[int, Culprits], hosts: Hosts, share: float = SLOW) -> list[Fault]:
@@ -384,11 +391,12 @@ class CutOff:
 
 
 def who_is_cut_off(
-    nodes: Sequence[int], hosts: Hosts, reached: Callable[[Sequence[IndexPair]], Mapping[IndexPair, str]]
-) -> CutOff:
+    nodes: Sequence[int], hosts: Hosts, reached: Callable[[Sequence[IndexPair]], Mapping[IndexPair, str]],
+    with_first: bool = True,
+) -> CutOff:  # fmt: skip
     """Which of these nodes others cannot reach, or which two cannot reach each other. `reached`: what keeps the nodes
     of each of these pairs apart, "" if nothing. Up to 16 nodes all pairs are tried; beyond, each node meets a few
-    others, whatever the number of nodes, and the first, where ranks meet."""
+    others, whatever the number of nodes, and the first, where ranks meet (`with_first`)."""
     why: dict[IndexPair, str] = {}
 
     def measure(pairs: Sequence[Group]) -> list[float]:
@@ -398,7 +406,7 @@ def who_is_cut_off(
 
     meeting = some_rounds(nodes, 0, EVERY_PAIR if len(nodes) <= EVERY_PAIR else FIRST_ROUNDS)
     first, *others = sorted(nodes)
-    pairs = [*dict.fromkeys([*chain(*meeting), *((first, other) for other in others)])]
+    pairs = [*dict.fromkeys([*chain(*meeting), *((first, other) for other in others if with_first)])]
     found = culprits(nodes, measure, dict(zip(pairs, measure(pairs), strict=True)))
     bad = [pair for pair in sorted(why) if why[pair]]
 

@@ -39,7 +39,9 @@ FAMILIES = {
     "host": (
         "host_bandwidth", "host_memory_bandwidth", "drive_bandwidth", "drive_iops", "launch_time", "loader_throughput",
     ),
-    "network": ("node_group_busbw", "rail_bandwidth", "nic_bandwidth", "port_events"),
+    "network": (
+        "node_group_busbw", "rail_bandwidth", "rdma_bandwidth", "rdma_latency", "nic_bandwidth", "port_events",
+    ),
 }  # fmt: skip
 FAMILY = {metric: family for family, metrics in FAMILIES.items() for metric in metrics}
 
