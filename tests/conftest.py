@@ -88,7 +88,8 @@ class FleetRun:
 def disks_are_not_waited_for():
     """No machine loses its power here. Evidence is forced onto the disk line by line, 330 lines a run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fdatasync", lambda file: None)
+        for name in ("fsync", "fdatasync"):
+            patch.setattr(os, name, lambda file: None)
         yield
 
 
