@@ -24,9 +24,9 @@ class Recipe:
     autocast: torch.dtype | None = None  # float16: with gradient scaling
     weights: torch.dtype = torch.float32  # of all layers but BatchNorm; float32 master weights stand behind others
     tf32: bool = False
-    # Algorithms, of which cuDNN takes the fastest; 0: it says which one should be. On an H200 (torch 2.11, cuDNN 9.19)
-    # amp of 2 and of 10 gives 6,543 and 6,551 images/s, fp32 of 4 and of 10 872 and 942. The first search of a user
-    # takes 8 to 13 s with any of them, since torch has all plans prepared first, which NVRTC compiles.
+    # Algorithms, of which cuDNN takes the fastest; 0: it says which one should be. With torch 2.11 and cuDNN 9.19 the
+    # first search of a user takes 8 to 15 s, in which NVRTC compiles all plans. It gains fp32 8 % (H200, of 10 and of
+    # 4), amp 0.2 % (H100: 5,210 for 5,201 images/s) and tf32 nothing (H200: 2,144).
     tried: int = 4
     memory_format: torch.memory_format = torch.contiguous_format
     graph: bool = False  # flat parameters, kernels of our own, the whole step a CUDA graph: see cuda_graph.py
@@ -45,10 +45,8 @@ _LAST = torch.channels_last
 _MIXED = Recipe(1024, 45, warm_up=6, steps=5, autocast=torch.float16, tf32=True, memory_format=_LAST)
 RECIPES = {
     "fp32": Recipe(64, 90, warm_up=10, steps=15, tried=10),
-    # One H200 (torch 2.11, cuDNN 9.19): 2,141 and 2,146 images/s with a search, 2,143 and 2,144 without. The first
-    # search of a user takes 8 to 15 s, in which the GPU waits for what NVRTC compiles.
     "tf32": Recipe(128, 90, warm_up=10, steps=10, tf32=True, tried=0),
-    "amp": _MIXED,
+    "amp": replace(_MIXED, tried=0),
     "bf16": replace(_MIXED, autocast=torch.bfloat16),
     # The fastest that is known, for torchvision's bottlenecks on GPUs that Triton compiles for.
     "peak": replace(_MIXED, warm_up=15, steps=10, autocast=None, weights=torch.float16, graph=True),
