@@ -50,7 +50,8 @@ def lint(profile):
     problems = []
     for limit, table in zip(profile.limits, tables, strict=True):
         noted = text[table.line() - 2].startswith("#")
-        problems += [f"{table.place()}: {limit.metric} {limit}: {what}" for what in complaints(profile, limit, noted)]
+        at = f"{table.path}:{table.line()}: {limit.metric} {limit}"
+        problems += [f"{at}: {what}" for what in complaints(profile, limit, noted)]
     return problems
 
 

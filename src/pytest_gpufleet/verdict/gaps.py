@@ -87,14 +87,24 @@ def not_answered(record: Record, own: Iterable[Record] = ()) -> list[Gap]:
     return [Gap("not answered", each, "no check or measurement was judged that answers it") for each in found]
 
 
-def _of_level(record: Record) -> list[Gap]:
-    disturbed = (Gap("disturbed", check, "another process used the GPU") for check in accusations.disturbed(record))
-    absent = (gap for gap in _ended(record, "not applicable") if record.suite.known_as(gap.subject) in record.again)
-    return [
-        *sorted(disturbed, key=lambda gap: gap.subject), *_cut_short(record), *_of_the_whole(record),
-        *_unjudged(record), *_ended(record, "skipped"), *absent, *_left_out(record), *without_figures(record),
-        *missing_places(record),
-    ]  # fmt: skip
+def _of_level(record: Record) -> Iterator[Gap]:
+    for check in sorted(accusations.disturbed(record)):
+        yield Gap("disturbed", check, "another process used the GPU")
+    for why in filter(None, (record.broken, *record.spoiled)):
+        yield Gap("incomplete", "", why)
+    for check in (each for each in record.started if each not in record.checks):
+        done, whole = record.progress.get(check, (0, 0))
+        came_to = say("it came to {done} s of {whole} s without a fault", done=round(done), whole=round(whole))
+        yield Gap("never finished", check, came_to if whole else "it was running when the record ends")
+    yield from _of_the_whole(record)
+    figures = distinct(record.findings)
+    for finding in (each for each in figures if each.state == "not judged"):
+        yield Gap("not judged", finding.check, finding.reason or "no reason was given", finding)
+    for finding, why in basis.too_low(figures, record.run.basis):
+        yield Gap("below the basis", finding.check, why, finding)
+    yield from _ended(record, "skipped")
+    yield from (gap for gap in _ended(record, "not applicable") if record.suite.known_as(gap.subject) in record.again)
+    yield from (*_left_out(record), *without_figures(record), *missing_places(record))
 
 
 def inapplicable(record: Record) -> list[Gap]:
@@ -111,16 +121,6 @@ def newer(record: Record) -> list[Gap]:
 def not_applied(record: Record) -> list[Gap]:
     """Limits of a given profile that held for nothing, which leaves nothing open: they are in no contract."""
     return [Gap("not applied", limit, "nothing was measured under its conditions") for limit in unused_limits(record)]
-
-
-def _cut_short(record: Record) -> Iterator[Gap]:
-    for why in filter(None, (record.broken, *record.spoiled)):
-        yield Gap("incomplete", "", why)
-    for check in record.started:
-        if check not in record.checks:
-            done, whole = record.progress.get(check, (0, 0))
-            came_to = say("it came to {done} s of {whole} s without a fault", done=round(done), whole=round(whole))
-            yield Gap("never finished", check, came_to if whole else "it was running when the record ends")
 
 
 def _left_out(record: Record) -> Iterator[Gap]:
@@ -192,15 +192,6 @@ def _ended(record: Record, outcome: Literal["skipped", "not applicable"]) -> Ite
             why = check.message.removeprefix(f"{outcome}: ") or "no reason was given"
             again = record.suite.known_as(check.id) in record.again
             yield Gap(outcome, check.id, why, counts=again or levels.check_name(check.id) in required)
-
-
-def _unjudged(record: Record) -> Iterator[Gap]:
-    figures = distinct(record.findings)
-    for finding in figures:
-        if finding.state == "not judged":
-            yield Gap("not judged", finding.check, finding.reason or "no reason was given", finding)
-    for finding, why in basis.too_low(figures, record.run.basis):
-        yield Gap("below the basis", finding.check, why, finding)
 
 
 def _of_the_whole(record: Record) -> Iterator[Gap]:

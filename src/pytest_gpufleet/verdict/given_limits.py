@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from pytest_gpufleet.model.finding import Change, Finding, GivenLimits, Limit, distinct, that_count
+from pytest_gpufleet.model.finding import Change, GivenLimits, Limit, distinct, that_count
 from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.record import Record
@@ -75,15 +75,6 @@ def own_limits(record: Record) -> str:
     return say(OWN_LIMITS, file=record.profile.file, gpus=gpus)
 
 
-def spared(record: Record) -> list[Finding]:
-    """What figures would be without the given profile that would miss their limits then, and do not by it."""
-    without = choose(None, (gpu.name for gpu in record.topology.gpus))
-    anew = judged_by(record, without)
-    met = (finding for finding in that_count(distinct(record.findings)) if finding.state != "missed")
-    judged = (anew(each.measurement, check=each.check, required=each.required) for each in met)
-    return [finding for finding in judged if finding.state == "missed"]
-
-
 def remarks_on(record: Record) -> list[str]:
     """What a verdict has to tell of the given profile, and what changes nothing about it."""
     if record.profile is None:
@@ -93,7 +84,11 @@ def remarks_on(record: Record) -> list[str]:
         both = ((row.within, "within a machine"), (row.between, "between machines"))
         differ = " and ".join(f"{100 * sd:g} % {where}" for sd, where in both if sd is not None)
         lines.append(f"{whose} says how much {_title(row.metric)} of healthy GPUs differs: {differ}")
-    if by_others := spared(record):
+    # What would miss its limits without the given profile, and does not by it.
+    anew = judged_by(record, choose(None, (gpu.name for gpu in record.topology.gpus)))
+    met = (finding for finding in that_count(distinct(record.findings)) if finding.state != "missed")
+    judged = (anew(each.measurement, check=each.check, required=each.required) for each in met)
+    if by_others := [finding for finding in judged if finding.state == "missed"]:
         figures = "1 measurement" if len(by_others) == 1 else f"{len(by_others)} measurements"
         named = ((_title(each.measurement.metric), each.limit) for each in by_others)
         what = ", ".join(dict.fromkeys(f"{title} {limit}" if limit else title for title, limit in named))

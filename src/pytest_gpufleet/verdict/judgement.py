@@ -116,11 +116,6 @@ def counted(record: Record) -> int:
     return of_run or comparisons(shipped(), record.run.level, len(record.topology.gpus), len(record.hosts))
 
 
-@cache
-def _usual_comparisons(gpus: int) -> int:
-    return comparisons(shipped(), "standard", gpus, 1)
-
-
 def line_of(limit: Limit, measurement: Measurement, limits: Profile, topology: GpuTopology, count: int) -> Limit:
     """A limit as it is on this machine: of a reference the line below it that the mean of the places must not be worse
     than, by how much healthy machines differ, or by a fixed tolerance where nobody knows that."""
@@ -186,9 +181,17 @@ def held(finding: Finding, topology: GpuTopology, no_limit: str, rehearsal: bool
     if not measurement.values:  # which would meet every limit
         return unjudged(limit=None, tolerances=(), reason="nothing was measured")
     slower = slower_than_peers(measurement, finding.tolerances, topology)
+    # Against a floor each place is held by its own value; against what follows from a reference the mean of all that
+    # are possible and no slower than their peers, whose fault is none of the machine.
+    values = {at: value for at, value in measurement.values.items() if at not in (slower or {})}
+    alike = {at: value for at, value in values.items() if _possible(value, measurement)}
+    if limit is None or limit.reference is None or not alike:
+        values = dict(measurement.values)
+    else:
+        values |= dict.fromkeys(alike, fmean(alike.values()))
     missed = tuple(
         place
-        for place, value in _held_to_limit(measurement, limit, slower or {}).items()
+        for place, value in values.items()
         if not _possible(measurement.values[place], measurement) or (limit and not limit.met_by(value))
     )
     state: State = "met" if limit else "not judged" if finding.required else "for information"
@@ -199,15 +202,9 @@ def held(finding: Finding, topology: GpuTopology, no_limit: str, rehearsal: bool
     return measured_again(finding, finding.again) if finding.again else finding
 
 
-def _held_to_limit(measurement: Measurement, limit: Limit | None, slower: Mapping[Where, float]) -> dict[Where, float]:
-    """What of each place is held against the limit: its own value against a floor; against what follows from a
-    reference the mean of all that are possible and no slower than their peers, whose fault is none of the machine."""
-    values = measurement.values
-    alike = {at: value for at, value in values.items() if at not in slower and _possible(value, measurement)}
-    if limit is None or limit.reference is None or not alike:
-        return dict(values)
-    impossible = {at: value for at, value in values.items() if at not in alike and at not in slower}
-    return impossible | dict.fromkeys(alike, fmean(alike.values()))
+@cache
+def _usual_comparisons(gpus: int) -> int:
+    return comparisons(shipped(), "standard", gpus, 1)
 
 
 def comparisons(suite: Suite, level: str, gpus: int, nodes: int) -> int:

@@ -2,9 +2,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, quantiles
 
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.gpu import GpuTopology
@@ -96,7 +96,7 @@ def healthy_spread(figure: Figure, topology: GpuTopology, defaults: Profile | No
 # How much healthy ones differ as the better half of them shows it, which slow ones do not widen: the best tenth of a
 # normal distribution is 1.2816 standard deviations above its median. Its variance is 1.9 s^2 / n, that of the usual
 # estimate 0.5: one value is worth so much of a degree of freedom.
-BEST, AS_SIGMAS, WORTH = 0.1, 1.2816, 0.27
+AS_SIGMAS, WORTH = 1.2816, 0.27
 FEWEST = 10  # values, of which one is the best tenth: two slow ones of three would show a spread that is none
 
 
@@ -134,16 +134,13 @@ def usual_and_allowed(
     may be worse: as `beside_most` has it."""
     numbers = sorted(filter(math.isfinite, values), key=lambda value: -goodness(value, figure.metric)) or [math.nan]
     n, usual = max(2, len(numbers)), numbers[(len(numbers) - 1) // 2]
-    best = figure.share(abs(_quantile(numbers, BEST) - usual), usual)
-    df = WORTH * (min(n, independent or n) - 1)
-    sd, df = pooled(default, best / AS_SIGMAS, df) if n >= FEWEST and math.isfinite(best) else pooled(default, 0.0, 0.0)
+    sd, df = pooled(default, 0.0, 0.0)
+    if len(numbers) >= FEWEST:
+        tenths = quantiles(numbers, n=10, method="inclusive")
+        best = figure.share(abs(tenths[-1 if figure.metric.better == "higher" else 0] - usual), usual)
+        if math.isfinite(best):
+            sd, df = pooled(default, best / AS_SIGMAS, WORTH * (min(n, independent or n) - 1))
     return usual, Spread(sd, 0.0, within_df=df, matters=matters).gpu_line(n, comparisons).at
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    at = share * (len(ordered) - 1)
-    low = int(at)
-    return ordered[low] + (at - low) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])
 
 
 # The GPUs of three healthy boards of 4x NVIDIA H200 were up to 10 K apart under full load (53 to 63 C, 2026-11-21).

@@ -7,6 +7,7 @@ same when they are measured again. So what is found is found twice, and a health
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import permutations
 from statistics import NormalDist
 from typing import Literal, get_args
 
@@ -140,8 +141,12 @@ def of_profile(profile: Profile, gpus: int, nodes: int, level: str) -> list[Comp
         count = comparisons(suite, level, gpus, among)
         for metric in sorted(metrics & METRICS.keys()):
             for under in _conditions(metric, profile, topology, among):
-                values, of_metric = dict.fromkeys(_places(metric, gpus, among), 1.0), metric_under(metric, under)
-                each = Measurement(metric, values, under, definition=of_metric)
+                places: list[Where] = [WORLD]
+                if metric == "pair_bandwidth":
+                    places = [Pair(gpu(i), gpu(j)) for i, j in permutations(range(gpus), 2)]
+                elif METRICS[metric].peer_tolerance is not None:  # of each GPU, or of an adapter of each
+                    places = [gpu(index, node) for node in range(among) for index in range(gpus)]
+                each = Measurement(metric, dict.fromkeys(places, 1.0), under, definition=metric_under(metric, under))
                 judged = judge(each, profile, topology, "", rehearsal=False, required=False, comparisons=count)
                 findings.append(judged)
     return of_findings(findings)
@@ -179,10 +184,3 @@ def _conditions(metric: str, profile: Profile, topology: GpuTopology, nodes: int
             found.append({key: value for key, value in under.items() if key not in _OF_MACHINE})
     found = found or [_USUAL.get(metric, {})]
     return [each for each in found if not any(each.items() < other.items() for other in found)]
-
-
-def _places(metric: str, gpus: int, nodes: int) -> list[Where]:
-    if metric == "pair_bandwidth":
-        return [Pair(gpu(i), gpu(j)) for i in range(gpus) for j in range(gpus) if i != j]
-    of_each = METRICS[metric].peer_tolerance is not None  # or of an adapter of each
-    return [gpu(index, node) for node in range(nodes) for index in range(gpus)] if of_each else [WORLD]

@@ -47,29 +47,23 @@ class Table:
     way: Way = ()
 
     def error(self, message: str, key: str = "") -> FileError:
-        return FileError(f"{self.place(key)}: {self.name}{message}")
-
-    def place(self, key: str = "") -> str:
-        """The file, and the line of the key or of the nearest thing around it whose line is known."""
-        line = self.line(key)
-        return f"{self.path}:{line}" if line else f"{self.path}"
-
-    def line(self, key: str = "") -> int | None:
-        way = (*self.way, key)
-        return next((self.lines[way[:end]] for end in range(len(way), 0, -1) if way[:end] in self.lines), None)
-
-    @property
-    def name(self) -> str:
-        """The table at the beginning of a sentence: "limit 2: ", "[facts]: "; empty for the top of the file."""
+        """With file, line and table: "a.toml:7: limit 2: ", "a.toml:3: [facts]: "."""
         match self.way:
             case ():
-                return ""
+                name = ""
             case (what, int() as number):
-                return f"{what} {number}: "
-            case (what, int() as number, key):
-                return f'{what} {number}: "{key}": '
+                name = f"{what} {number}: "
+            case (what, int() as number, below):
+                name = f'{what} {number}: "{below}": '
             case way:
-                return f"[{'.'.join(map(str, way))}]: "
+                name = f"[{'.'.join(map(str, way))}]: "
+        line = self.line(key)
+        return FileError(f"{self.path}:{line}: {name}{message}" if line else f"{self.path}: {name}{message}")
+
+    def line(self, key: str = "") -> int | None:
+        """That of the key, or of the nearest thing around it whose line is known."""
+        way = (*self.way, key)
+        return next((self.lines[way[:end]] for end in range(len(way), 0, -1) if way[:end] in self.lines), None)
 
     def check(self, kind: type[msgspec.Struct]) -> None:
         """FileError at the first key that is not as this type says."""

@@ -112,7 +112,15 @@ def remarks(record: Record) -> list[str]:
     elif record.run.network and record.of_cluster:
         text = "the network between nodes is held against {rate} Gbit/s of each GPU, as --fleet-network says"
         lines.append(say(text, rate=record.run.network))
-    lines += [*_of_several_boards(record), *_shared_ways(record), *remarks_on(record)]
+    # That a GPU was exchanged shows in its board's part number. It is no fault: two H200 with numbers as unlike as
+    # 692-2G520-0282-001 and 965-2G520-0041-000 were equally fast in everything. Who bought them may want to know. Of
+    # many nodes their own reports tell it.
+    gpus = () if record.of_cluster else record.topology.gpus
+    boards = {gpu.index: board for gpu in gpus if (board := gpu.get("board_part_number"))}
+    usual = max(boards.values(), key=list(boards.values()).count, default="")
+    if others := [f"GPU {index} has {board}" for index, board in boards.items() if board != usual]:
+        lines.append(f"not all boards have one part number: {usual}, but {', '.join(others)}")
+    lines += [*_shared_ways(record), *remarks_on(record)]
     lines += kernel_log.remarks(record.noticed)
     if since := newer(record):
         lines.append(say(SINCE if len(since) != 1 else SINCE_ONE, count=len(since), version=record.run.plugin))
@@ -129,17 +137,6 @@ def remarks(record: Record) -> list[str]:
 
 def _when(utc: str) -> str:
     return datetime.fromisoformat(utc).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def _of_several_boards(record: Record) -> list[str]:
-    """That a GPU was exchanged shows in its board's part number. It is no fault: two H200 with numbers as unlike as
-    692-2G520-0282-001 and 965-2G520-0041-000 were equally fast in everything. Who bought them may want to know."""
-    if record.of_cluster:  # the reports of the nodes tell it
-        return []
-    boards = {gpu.index: board for gpu in record.topology.gpus if (board := gpu.get("board_part_number"))}
-    usual = max(boards.values(), key=list(boards.values()).count, default="")
-    others = [f"GPU {index} has {board}" for index, board in boards.items() if board != usual]
-    return [f"not all boards have one part number: {usual}, but {', '.join(others)}"] if others else []
 
 
 def _shared_ways(record: Record) -> list[str]:

@@ -20,7 +20,7 @@ from pytest_gpufleet.report.tables import Table, on_screen
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import all_faults
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet
-from pytest_gpufleet.verdict.gaps import counted, gaps, inapplicable
+from pytest_gpufleet.verdict.gaps import counted, gaps
 from pytest_gpufleet.verdict.verdict import is_stated
 
 Line = tuple[str, dict[str, bool]]  # with pytest's markup
@@ -176,8 +176,6 @@ def _short(text: str) -> str:
 MOST_FAILURES = 100
 MOST_MISSES = 3  # of one check
 MOST_LINES = 8  # of what it said: a line a GPU
-MOST_REASONS = 2  # for which checks do not apply
-SHORT = 70  # characters of one
 
 
 def summary_lines(
@@ -204,7 +202,7 @@ def summary_lines(
         result += wrapped(say("Carried over from {run}: {checks}", run=run, checks=wording.count(count, "check")), "")
     if stamp(record).word != "INCOMPLETE":  # the paragraph says it
         result += wrapped(_left_open(record), "", {"yellow": True})
-    return result + _inapplicable(record)
+    return result
 
 
 def _left_open(record: Record) -> str:
@@ -213,22 +211,6 @@ def _left_open(record: Record) -> str:
     points = counted(gaps(record)) if suite or not record.run.rehearsal else []
     text = "Left open: {points} (the report lists each with its reason)"
     return say(text, points=say(", ").join(points)) if points else ""
-
-
-def _inapplicable(record: Record) -> list[Line]:
-    """How many checks, and for which reasons most of them: somebody may have meant to give what they need."""
-    reasons: Counter[str] = Counter(gap.why for gap in inapplicable(record))
-    if not reasons:
-        return []
-    commonest = [
-        f"{textwrap.shorten(say(reason), SHORT, placeholder=' ...')} ({count})"
-        for reason, count in reasons.most_common(MOST_REASONS)
-    ]
-    text = say("Not applicable: {checks}", checks=wording.count(reasons.total(), "check"))
-    text += say(": ") + say("; ").join(commonest)
-    if (more := len(reasons) - MOST_REASONS) > 0:
-        text += say("; and for {reasons}, which the report lists", reasons=wording.count(more, "other reason"))
-    return wrapped(text, "")
 
 
 def _failure(failure: Failure, shown: Collection[str]) -> list[Line]:

@@ -1,6 +1,5 @@
 """Recorded figures held against other limits, without the machine they come from."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
@@ -35,7 +34,15 @@ def judge_again(record: Record, profile: Profile | None, basis: Grade | None = N
 
     `own`: of a run on many nodes their own runs, judged again before."""
     anew = judged_by(record, profile)
-    findings = [new for finding in record.findings for new in _findings(finding, anew, record.topology)]
+    findings: list[Finding] = []
+    for finding in record.findings:
+        if finding.measurement.metric == "spread":  # it follows from another figure
+            continue
+        if finding.again:  # only the one after it counts
+            findings.append(finding)
+        else:
+            new = anew(finding.measurement, check=finding.check, required=finding.required)
+            findings += [new, *filter(None, [unsteady(new, record.topology)])]
     now = grouped((each.check, each) for each in findings if each.state == "missed")
     topology, checks = record.topology, {}
     for name, check in record.checks.items():
@@ -51,26 +58,15 @@ def judge_again(record: Record, profile: Profile | None, basis: Grade | None = N
     told = instead(None if profile in (*shipped(), of_every_gpu()) else given, record.profile)
     again = replace(record, run=header, judged_again=note, profile=told, findings=findings, checks=checks)
     again = replace(again, faults=faults)
-    again = settled(_with_nodes(again, own), DIED if record.verdict is None else record.broken, own)
-    return replace(again, reasons=[note, *again.reasons])
-
-
-def _with_nodes(record: Record, own: NodeRuns) -> Record:
     finished = dict(record.finished)
-    for number, now in ((number, run.record) for number, run in own.items()):
-        reasons = tuple(reason for reason in now.reasons if reason != now.judged_again)
-        came_to = {"verdict": now.verdict, "reasons": reasons, "exit_status": now.exit_status}
+    for number, now_of in own.items():
+        node = now_of.record
+        reasons = tuple(reason for reason in node.reasons if reason != node.judged_again)
+        came_to = {"verdict": node.verdict, "reasons": reasons, "exit_status": node.exit_status}
         finished[number] = msgspec.structs.replace(finished[number], **came_to)
-    return between(replace(record, finished=finished), own)
-
-
-def _findings(finding: Finding, anew: Callable[..., Finding], topology: GpuTopology) -> list[Finding]:
-    if finding.measurement.metric == "spread":  # it follows from another figure
-        return []
-    if finding.again:  # only the one after it counts
-        return [finding]
-    new = anew(finding.measurement, check=finding.check, required=finding.required)
-    return [new, *filter(None, [unsteady(new, topology)])]
+    again = between(replace(again, finished=finished), own)
+    again = settled(again, DIED if record.verdict is None else record.broken, own)
+    return replace(again, reasons=[note, *again.reasons])
 
 
 def _check(check: Check, now: list[Finding], causes: list[Fault], topology: GpuTopology) -> Check:
