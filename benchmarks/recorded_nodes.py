@@ -22,7 +22,7 @@ import zmq
 
 from pytest_gpufleet.machine.health import Health
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.events import Check, HostFound, Judged, TopologyFound, line
+from pytest_gpufleet.model.events import Check, HostFound, Judged, TopologyFound, recorded
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.suite import shipped
@@ -52,7 +52,7 @@ def template(seed: int) -> tuple[bytes, list[Check]]:
             case "suite":
                 event |= {"manifest": codec.plain(shipped())}
             case "topology":
-                event = json.loads(line(TopologyFound(nodes=[run.record.topology])))
+                event = json.loads(recorded(TopologyFound(nodes=[run.record.topology]))[1])
             case "machine":
                 event["nodes"][0]["host"]["name"] = NAME
             case "finding":
@@ -68,7 +68,7 @@ def template(seed: int) -> tuple[bytes, list[Check]]:
                     event["check"] |= {"outcome": "passed", "message": "", "failed_by": ""}
                 checks.append(codec.typed(event["check"], Check))
             case "verdict":
-                lines += [line(Judged(finding=each)) for each in findings]
+                lines += [recorded(Judged(finding=each))[1] for each in findings]
                 event |= {"verdict": "ACCEPTED", "reasons": [], "exit_status": 0}
         lines.append(json.dumps(event))
     return "".join(f"{each}\n" for each in lines).encode(), checks

@@ -7,7 +7,7 @@ import pytest
 from pytest_gpufleet.machine import dcgm
 from pytest_gpufleet.machine.tools import NoAnswer, Unreadable
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
-from pytest_gpufleet.model.events import line
+from pytest_gpufleet.model.events import recorded
 from pytest_gpufleet.plugin import fixtures
 from tests.machine.test_dcgm import EIGHT, on_eight, result
 
@@ -23,7 +23,7 @@ class Run:
 
     def record(self, event):
         self.done.append(event.fact)
-        line(event)
+        recorded(event)
 
     def notice(self, shown):
         self.noticed = [(fault.name, fault.check) for fault in shown]

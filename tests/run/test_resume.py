@@ -23,7 +23,7 @@ from pytest_gpufleet.model.events import (
     RunHeader,
     Spoiled,
     Verdict,
-    line,
+    recorded,
 )  # fmt: skip
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology, Missing
@@ -216,7 +216,7 @@ def gone_on_with(cut_short):
     verdict and reasons."""
 
     def goes_on(folder, name):
-        again = cut_short(name, *(json.loads(line(event)) for event in taken(folder)))
+        again = cut_short(name, *(json.loads(recorded(event)[1]) for event in taken(folder)))
         first, *rest = (again / "evidence.jsonl").read_text().splitlines(keepends=True)
         history = resume.history(RunFolder(folder), resume.load(RunFolder(folder)))
         begins = {**json.loads(first), "resumed": codec.plain(history)}

@@ -511,20 +511,17 @@ def now() -> Moment:
     return Moment(datetime.now(timezone.utc).isoformat(timespec="milliseconds"))
 
 
-def recorded(event: E) -> E:
-    """An event as who reads it has it, with aliases if wanted. ValueError for what could not be read again."""
-    return codec.typed(aliased(codec.plain(event)), type(event))
-
-
-def line(event: Event) -> str:
-    """An event as evidence has it, for `typed` to read."""
-    content = codec.plain(event)
+def recorded(event: E) -> tuple[E, str]:
+    """An event as who reads it has it, with aliases if wanted, and as evidence has it, for `typed` to read. ValueError
+    for what could not be read again."""
+    content = aliased(codec.plain(event))
+    read = codec.typed(content, type(event))
     if not event.in_run:  # as of nearly all
         del content["in_run"]
     if isinstance(event, Judged):
         content["finding"] = {name: value for name, value in content["finding"].items() if name not in FOLLOWS}
         content["finding"]["reason"] = event.finding.reason if event.finding.state == "not judged" else ""
-    return json.dumps(content)
+    return read, json.dumps(content)
 
 
 def typed(event: Mapping[str, Any]) -> Event | None:

@@ -8,11 +8,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import msgspec
+
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.nodes import messages
 from pytest_gpufleet.nodes.messages import BEAT, BEAT_SECONDS, Hello, Listening, Pulse
 from pytest_gpufleet.nodes.transport import Transport
+from pytest_gpufleet.verdict.fleet.host_runs import Common
 from pytest_gpufleet.world.call import RankSpec
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
 
@@ -53,6 +56,7 @@ class Cluster:
         self._clock = clock
         self._lost_after = lost_after
         self._listening_time = Listening(BEAT_SECONDS)
+        self._common = Common()
         self._heard: dict[int, float] = {}  # the last of each node whose silence counts, in seconds of listening
         self._changed = threading.Condition()  # guards what follows
         # All by the number of the node. Each of these is replaced and never changed, so that any thread may read it,
@@ -229,8 +233,10 @@ class Cluster:
             if not isinstance(message, OF_THE_FENCED):
                 return
         match message:
-            case messages.Hello():
-                self.hellos = {**self.hellos, node: message}
+            case Hello():
+                topology, machine = self._common.topology(message.topology), self._common.machine(message.machine)
+                hello = msgspec.structs.replace(message, topology=topology, machine=machine)
+                self.hellos = {**self.hellos, node: hello}
             case Pulse(clock):
                 # The longer it is on its way, the more its clock seems to be behind: the fastest one counts.
                 self.pulses[node] = message

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_gpufleet.model import events
-from pytest_gpufleet.model.events import LONGEST_LINE, Event, Judged, Spoiled
+from pytest_gpufleet.model.events import LONGEST_LINE, Event, Judged, MachineRead, Spoiled, TopologyFound
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.redaction import aliased
 from pytest_gpufleet.safe_files import sha256
@@ -47,12 +47,13 @@ class Evidence:
             if self._file.closed:  # a GPU that hung in its driver may answer after the verdict
                 return
             given = msgspec.structs.replace(event, t=events.now())
-            event = events.recorded(given)
-            line = events.line(event).encode() + b"\n"
+            event, text = events.recorded(given)
+            line = text.encode() + b"\n"
             if len(line) > LONGEST_LINE:
                 kind, longest = event.__struct_config__.tag, LONGEST_LINE >> 20
                 raise ValueError(f"an event {kind} is longer than {longest} MiB, and could not be read again")
-            self.record.add(given if isinstance(given, Judged) else event)  # what follows from a finding is not written
+            # What follows from a finding is not written; what is large is in memory once.
+            self.record.add(given if isinstance(given, Judged | MachineRead | TopologyFound) else event)
             try:
                 while self._owed:
                     self._write(self._owed[0])

@@ -43,7 +43,7 @@ def by_grade(*records: Record) -> dict[Grade, int]:
 
 def lowest(record: Record) -> Grade | None:
     """The lowest grade of all limits that figures were held against, on any of its nodes or between them."""
-    used = {*by_grade(record), *(end.basis for end in record.finished.values())}
+    used = {*map(judged_by, record.findings), *(end.basis for end in record.finished.values())}
     return next((grade for grade in reversed(GRADES) if grade in used), None)
 
 

@@ -4,6 +4,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from hashlib import sha256
 from typing import Any
 
@@ -193,7 +194,7 @@ def _machine(record: Record) -> dict[str, str]:
         modes = {device.iommu or "none" for device in devices.values() if device.kind == "gpu"}
         iommu = " and ".join(sorted(modes)) or "none"
     of_all_hosts = (name for name in environment if name not in OF_ONE_HOST)
-    variables: dict[str, str] = {Said("variable {name}", name=name): environment[name] for name in of_all_hosts}
+    variables: dict[str, str] = {_variable(name): environment[name] for name in of_all_hosts}
     return {
         "GPU model": models(record),
         "number of GPUs": str(len(topology.gpus)),
@@ -207,6 +208,11 @@ def _machine(record: Record) -> dict[str, str]:
         "open NVIDIA driver": _text(getattr(GPUDIRECT.of(host.host), "open_modules", None)),
         **variables,
     }
+
+
+@cache
+def _variable(name: str) -> Said:
+    return Said("variable {name}", name=name)
 
 
 def _of_gpus(record: Record, facts: Mapping[str, str] = OF_GPUS) -> dict[str, str]:

@@ -121,7 +121,7 @@ def slow_places(runs: NodeRuns) -> FleetPeers:
     found = [slow for each in groups for slow in _slow(each, comparisons)]
     found.sort(key=lambda each: (each.node, -each.worst.worse))
     sure = tuple(each for each in found if _confirmed(each, found, runs[each.node]))
-    alone = tuple(each for each in found if each not in sure)
+    alone = tuple(each for each in found if not any(each is one for one in sure))
     return FleetPeers(sure, alone, tuple(runs[node].host for node in sorted(without_peers)))
 
 
@@ -154,12 +154,13 @@ def _alike(figure: Figure, by_node: Mapping[int, Finding], runs: NodeRuns) -> It
 def _kind(topology: GpuTopology, place: Where, figure: Figure) -> tuple[Hashable, Hashable]:
     """Model and link of a place; and its part number. What goes to the host's memory at once shares the way there with
     all GPUs near the same processors, behind the same PCIe switch."""
-    gpus = topology.of(place) or topology.gpus
-    boards = tuple(sorted(str(gpu.get("board_part_number") or "") for gpu in gpus))
-    model = (tuple(sorted(gpu.name for gpu in gpus)), topology.kind(place)[-1])
-    if figure.name != "host_bandwidth":
-        return model, boards
-    return model, (boards, topology.processors_near(place), topology.switch_neighbours(place))
+    key = (place, figure.name == "host_bandwidth")
+    if key not in topology.known:
+        gpus = topology.of(place) or topology.gpus
+        boards = tuple(sorted(str(gpu.get("board_part_number") or "") for gpu in gpus))
+        way = (topology.processors_near(place), topology.switch_neighbours(place)) if key[1] else ()
+        topology.known[key] = (tuple(sorted(gpu.name for gpu in gpus)), topology.kind(place)[-1]), (boards, *way)
+    return topology.known[key]  # type: ignore[no-any-return]
 
 
 def _slow(alike: _Alike, comparisons: int) -> list[SlowPlaces]:

@@ -8,8 +8,9 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from pytest_gpufleet.model.events import NodeFinished
+from pytest_gpufleet.model.events import HostFound, NodeFinished
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Said, say, some
 from pytest_gpufleet.model.measurement import Measurement
@@ -113,6 +114,13 @@ class Common:
         large = {fact: self(value, fact, *key) for fact, value in facts.items() if isinstance(value, dict | list | str)}
         return {**facts, **large}
 
+    def topology(self, found: GpuTopology) -> GpuTopology:
+        gpus = tuple(replace(gpu, facts=self.facts(gpu.facts, gpu.index)) for gpu in found.gpus)
+        return replace(found, gpus=gpus, links=self(found.links))
+
+    def machine(self, found: HostFound) -> HostFound:
+        return msgspec.structs.replace(found, host=self.facts(found.host))
+
     def finding(self, found: Finding) -> Finding:
         measured = found.measurement
         under = self(measured.conditions, found.check, measured.metric, *measured.conditions.items())
@@ -137,18 +145,14 @@ def kept(record: Record, common: Common, host: str = "") -> Record:
     one, if it is one of its."""
     record = ended(record)
     checks = [common(replace(check, seconds=0.0), check.id) for check in record.checks.values()]
-    machines = {
-        node: msgspec.structs.replace(found, host=common.facts(found.host)) for node, found in record.machines.items()
-    }
-    gpus = tuple(replace(gpu, facts=common.facts(gpu.facts, gpu.index)) for gpu in record.topology.gpus)
-    topology = replace(record.topology, gpus=gpus)
+    topology = common.topology(record.topology)
     return replace(
         record,
         run=msgspec.structs.replace(record.run, host=host or record.run.host),
         manifest=common(record.suite, "suite"),
         topology=topology,
         topologies=dict.fromkeys(record.topologies, topology),
-        machines=machines,
+        machines={node: common.machine(found) for node, found in record.machines.items()},
         telemetry=[],
         losses=[],
         spans=[],
