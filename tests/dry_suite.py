@@ -99,7 +99,7 @@ WORK = [
     (collective, {"timing": timed}),
     (memory, {"samples": giving(SAMPLES), "warm_up": nothing}),
     (rate, {"operands": giving((torch.empty(0),) * 2), "seconds_each": nothing, "warm_up": nothing}),
-    (rate, {"parts": giving(SAMPLES), "_rested": giving(SAMPLES), "calls_in": nothing}),
+    (rate, {"parts": giving(SAMPLES), "calls_in": nothing}),
     (measure, {"Watch": giving(nullcontext(WATCHED))}),
     (rate, {"Watch": giving(nullcontext(WATCHED))}),
     (corruption, {"Matmuls": giving(SOAKED), "dissenters": giving({})}),

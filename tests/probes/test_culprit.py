@@ -70,8 +70,6 @@ def test_no_single_one_where_all_are_slow(four_ranks, monkeypatch):
     pairs, others, variables = (each.what for each in found)
     assert pairs.startswith("no single GPU: each of the 6 pairs takes ")
     assert others.startswith("without any one rank all_reduce reaches ")
-    assert "among ranks 0 to 1 " in others
-    assert "among ranks 2 to 3 " in others
     assert variables == "variables that steer NCCL are set: NCCL_ALGO=Ring"
 
 

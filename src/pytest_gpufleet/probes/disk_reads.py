@@ -96,20 +96,15 @@ def _read_back(file: str, nbytes: int, folder: Path, run: RunTool) -> DriveRead:
         printed = run(
             "fio", f"--filename={file}", f"--size={nbytes}", *ALL_JOBS, *JOBS, seconds=SECONDS, statuses=ANY_STATUS
         )
-        return _found(_jobs(printed), folder)
+        # Before its JSON fio prints a line for each job that failed.
+        return _found(json.loads(printed[printed.find("{\n") :])["jobs"], folder)
+    except (ValueError, KeyError, TypeError):
+        not_applicable("fio printed no JSON")
     except Unreadable as why:
         if time.monotonic() - began < SECONDS:
             not_applicable(str(why))
         what = f"{folder}: {nbytes / GiB:g} GiB could not be written and read within {SECONDS} s"
         return DriveRead((Fault("drive_unreadable", (THIS_NODE,), what),))
-
-
-def _jobs(printed: str) -> Any:
-    """What fio says of each job. Before its JSON it prints a line for each that failed."""
-    try:
-        return json.loads(printed[printed.find("{\n") :])["jobs"]
-    except (ValueError, KeyError, TypeError):
-        raise Unreadable("fio printed no JSON") from None
 
 
 def _found(jobs: Iterable[Mapping[str, Any]], folder: Path) -> DriveRead:

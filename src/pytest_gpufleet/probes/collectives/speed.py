@@ -25,32 +25,31 @@ from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import MiB, Size
 from pytest_gpufleet.model.place import WORLD
-from pytest_gpufleet.probes.collectives.table import COLLECTIVES, type_name
+from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 from pytest_gpufleet.probes.timing import line_up, replayed, timing
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
+WORD = 4  # bytes of a float32
 SAMPLES = 3
 LATENCY_SAMPLES = 5
 SMALL = 1 * MiB  # S up to which collectives come from CUDA graphs
 FILLED = 0.8  # of the memory of a GPU, by buffers
 
 
-def bus_bandwidth(
-    rank: Rank, name: str, nbytes: int, dtype: torch.dtype = torch.float32, in_place: bool | None = None
-) -> Reading:
-    """Bus bandwidth in GB/s of one collective with S = `nbytes`, by the method of nccl-tests: operations in a row
-    without a gap, random data, sum, root 0. The median of three samples; the slowest rank counts. `in_place`: where
-    torch has both ways; nccl-tests has a column for each."""
-    seconds, moved, conditions, details = _timed(rank, name, nbytes, dtype, in_place, SAMPLES)
+def bus_bandwidth(rank: Rank, name: str, nbytes: int, in_place: bool | None = None) -> Reading:
+    """Bus bandwidth in GB/s of one collective with S = `nbytes` of float32, by the method of nccl-tests: operations in
+    a row without a gap, random data, sum, root 0. The median of three samples; the slowest rank counts. `in_place`:
+    where torch has both ways; nccl-tests has a column for each."""
+    seconds, moved, conditions, details = _timed(rank, name, nbytes, in_place, SAMPLES)
     rates = tuple(moved / each * COLLECTIVES[name].factor(rank.size) / 1e9 for each in seconds)
     return Reading("busbw", median(rates), conditions, rates, WORLD, details)
 
 
-def collective_latency(rank: Rank, name: str, nbytes: int, dtype: torch.dtype = torch.float32) -> Reading:
+def collective_latency(rank: Rank, name: str, nbytes: int) -> Reading:
     """Time in us of one collective of many in a row, as `bus_bandwidth` measures it, for small S = `nbytes` (at least
     one element for each part). The median of five samples; the slowest rank counts."""
-    seconds, _, conditions, details = _timed(rank, name, nbytes, dtype, None, LATENCY_SAMPLES)
+    seconds, _, conditions, details = _timed(rank, name, nbytes, None, LATENCY_SAMPLES)
     times = tuple(each * 1e6 for each in seconds)
     return Reading("collective_latency", median(times), conditions, times, WORLD, details)
 
@@ -79,19 +78,18 @@ def nvls(device: torch.device) -> bool:
 
 
 def _timed(
-    rank: Rank, name: str, nbytes: int, dtype: torch.dtype, in_place: bool | None, samples: int
+    rank: Rank, name: str, nbytes: int, in_place: bool | None, samples: int
 ) -> tuple[tuple[float, ...], int, dict[str, Condition], dict[str, Condition]]:
     """Seconds of one collective, by sample, the bytes of S, the conditions, and how often it was done."""
-    collective, n = COLLECTIVES[name], rank.size
+    collective, n, count = COLLECTIVES[name], rank.size, nbytes // WORD
     in_place = collective.timed_in_place if in_place is None else in_place
-    count = nbytes // dtype.itemsize
     if collective.in_parts:
         # As nccl-tests: each part a multiple of 16 bytes, or the figure would depend on how the parts are aligned.
-        block = n * max(1, 16 // dtype.itemsize)
+        block = n * 16 // WORD
         count = count // block * block or count
     total = collective.total(count, n)
-    small = total * dtype.itemsize <= SMALL
-    zeros = partial(torch.zeros, dtype=dtype, device=rank.device)
+    small = total * WORD <= SMALL
+    zeros = partial(torch.zeros, device=rank.device)
     with rank.phase(f"{name} {nbytes:,} bytes"):
         input, output = collective.buffers(total, n, rank.index, in_place, zeros)
         launch = partial(collective.run, rank.group, output, input)
@@ -103,11 +101,11 @@ def _timed(
     if rank.device.type == "cuda":
         torch.cuda.empty_cache()  # the next check may need all memory
     conditions: dict[str, Condition] = {
-        "collective": name, "bytes": max(nbytes, n * dtype.itemsize) if collective.in_parts else nbytes,
-        "dtype": type_name(dtype), "ranks": n, "in_place": in_place, "nvls": nvls(rank.device),
+        "collective": name, "bytes": max(nbytes, n * WORD) if collective.in_parts else nbytes,
+        "dtype": "float32", "ranks": n, "in_place": in_place, "nvls": nvls(rank.device),
         **({"method": method} if small else {}),
     }  # fmt: skip
-    return took.seconds, total * dtype.itemsize, conditions, {"iterations": took.iterations, "runs": took.runs}
+    return took.seconds, total * WORD, conditions, {"iterations": took.iterations, "runs": took.runs}
 
 
 NAME, NBYTES = "all_reduce", 8

@@ -61,8 +61,7 @@ Job = tuple[str, str, Callable[[], Tensor]]
 
 def fingerprints(world: World, work: str) -> list[Fingerprint]:
     """What each rank computes of one kind of WORK, each part done twice."""
-    taken = zip(world.places, world.run(_fingerprint, work), strict=True)
-    return [Fingerprint(place, *each) for place, each in taken]
+    return [Fingerprint(at, *each) for at, each in zip(world.places, world.run(_fingerprint, work), strict=True)]
 
 
 def _fingerprint(rank: Rank, work: str) -> tuple[str, dict[str, str], dict[str, Part]]:
@@ -108,14 +107,14 @@ def products(rank: Rank) -> Iterator[Job]:
         a, b = fixed(m, k, seed=0), fixed(n, k, seed=1)
         inputs = _hash(a, b)
         on_device = a.to(rank.device), b.to(rank.device)
+
+        def multiplied(precision: str, a: Tensor = on_device[0], b: Tensor = on_device[1]) -> Tensor:
+            first, second = (matrix.to(rate.PRECISIONS[precision].dtype) for matrix in (a, b))
+            with rate.strictly(precision):
+                return rate.multiplication(precision, first, second.t())()
+
         for precision in rate.precisions_of(rank):
-            yield f"{precision} product {m} x {n} x {k}", inputs, partial(_matmul, precision, *on_device)
-
-
-def _matmul(precision: str, a: Tensor, b: Tensor) -> Tensor:
-    first, second = (matrix.to(rate.PRECISIONS[precision].dtype) for matrix in (a, b))
-    with rate.strictly(precision):
-        return rate.multiplication(precision, first, second.t())()
+            yield f"{precision} product {m} x {n} x {k}", inputs, partial(multiplied, precision)
 
 
 def reductions(rank: Rank) -> Iterator[Job]:

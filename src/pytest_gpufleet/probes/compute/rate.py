@@ -5,8 +5,6 @@ and run faster; the second operand is stored by columns, as a linear layer holds
 Unlike there it is one shape on all GPUs, so that peers and runs are compared by the same work.
 """
 
-import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, replace
@@ -172,7 +170,6 @@ def _mean_state(states: Sequence[GpuState]) -> GpuState:
 FULL_CLOCK_SECONDS = {"cuda": 0.35, "cpu": 0.0}
 SETTLED_SECONDS = {"cuda": 0.3, "cpu": 0.0}
 WINDOWS = 3
-SMALL_WATTS = 150  # T4 70, L4 72: such cards may be at their limit even so, and rest half of the time
 ALIKE = 0.003  # by so much rates and clocks of healthy ones differ at most
 
 
@@ -181,7 +178,6 @@ def rate_at_full_clock(rank: Rank) -> tuple[Reading, bool]:
     of the median of single calls, of which one that was disturbed does not count. And whether the driver's power cap
     held the clock even so."""
     kind, (m, n, k) = rank.device.type, shape_on(rank.device, "fp32")
-    small = rank.gpu is not None and (rank.gpu.power_limit_watts or math.inf) < SMALL_WATTS
     with strictly("fp32"), rank.phase(f"fp32 matmul of zeros, {m} x {n} x {k}"):
         a, b = (torch.zeros(side, k, device=rank.device) for side in (m, n))
         work = multiplication("fp32", a, b.t())
@@ -189,21 +185,12 @@ def rate_at_full_clock(rank: Rank) -> tuple[Reading, bool]:
         warm_up(rank.device, work, SETTLED_SECONDS[kind])
         calls = calls_in(rank.device, work, FULL_CLOCK_SECONDS[kind])
         with Watch(rank.gpu) as watch:
-            windows = [(_rested if small else parts)(rank.device, work, 1, calls) for _ in range(WINDOWS)]
+            windows = [parts(rank.device, work, 1, calls) for _ in range(WINDOWS)]
     rates = tuple(2 * m * n * k / median(each) / 1e12 for each in windows)
     conditions = {"precision": "fp32", "at_once": "all" if rank.size > 1 else "one"}
     details = {"shape": f"{m} x {n} x {k}", "operands": "zeros"}
     reading = Reading("gemm_full_clock", median(rates), conditions, rates, None, details, watch.state)
     return reading, watch.held_by(POWER_CAP)
-
-
-def _rested(device: torch.device, work: Callable[[], object], repeats: int, count: int) -> list[float]:
-    """As `parts`, with a rest behind each that is as long."""
-    taken = []
-    for _ in range(count):
-        taken.append(seconds_each(device, work, repeats))
-        time.sleep(taken[-1])
-    return taken
 
 
 def full_clock_rates(world: World) -> Measurement:

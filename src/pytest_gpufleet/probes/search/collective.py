@@ -125,8 +125,8 @@ Step = Fault | str  # who it is, or, if that is not known, what was seen
 
 
 def who_is_slow(world: World, topology: GpuTopology, collective: str, nbytes: int) -> list[Fault]:
-    """Who made a collective over `world` slow at S = `nbytes`: looks at launches, then at all pairs, leaves out one
-    rank after the other and tries both halves, and stops as soon as it knows."""
+    """Who made a collective over `world` slow at S = `nbytes`: looks at launches, then at all pairs, then leaves out
+    one rank after the other, and stops as soon as it knows."""
     share, clues = SLOW["gpu" if world.gpus else "cpu"], list[str]()
     slow = Slow(world, topology, collective, nbytes, deadline(), share)
     try:
@@ -187,7 +187,7 @@ def _slow_links(slow: Slow) -> Step:
 
 
 def _left_out(slow: Slow) -> Step:
-    """Bus bandwidth of the collective without each rank, and of both halves."""
+    """Bus bandwidth of the collective without each rank."""
     world, collective = slow.world, slow.collective
     if world.size < 3:
         return ""
@@ -204,12 +204,7 @@ def _left_out(slow: Slow) -> Step:
     if _stands_out(others, [without[best]], slow.share) and min(others) > slow.share * max(others):
         reached = f"without it {collective} reaches {gigabytes([without[best]])}"
         return Fault("slows_collectives", (world.places[best],), f"{reached}, without any other {gigabytes(others)}")
-    clue = f"without any one rank {collective} reaches {gigabytes(without.values())}"
-    if world.size > 3:
-        halves = [everyone[: world.size // 2], everyone[world.size // 2 :]]
-        rates = [f"ranks {half[0]} to {half[-1]} {gigabytes([rate(half)])}" for half in halves]
-        clue += f", among {' and among '.join(rates)}"
-    return clue
+    return f"without any one rank {collective} reaches {gigabytes(without.values())}"
 
 
 def of_their_kind(rates: Mapping[IndexPair, float], links: Mapping[IndexPair, str]) -> dict[IndexPair, float]:
