@@ -196,7 +196,11 @@ PLANTED = """
 import os
 import pytest
 
-@pytest.fixture(autouse=True)  # for each test: what one test changes on a rank, the next does not find
+def pytest_collection_modifyitems(items):
+    for item in items:
+        item.add_marker("fresh_world")  # what is planted stays on a rank
+
+@pytest.fixture(autouse=True)
 def fault(world):
     world.run(plant, os.environ["FAULT"])
 """

@@ -34,6 +34,7 @@ def on_ranks(worlds):
 
     def as_at_first(nodes, each):
         world = worlds(nodes, each)
+        world._pool.stop()  # what is planted stays on a rank
         world._pool.begin_test()
         return world
 
