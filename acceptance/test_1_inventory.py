@@ -87,9 +87,9 @@ def test_software_fits_driver(gpu_topology: GpuTopology) -> None:
 def test_versions_have_no_known_defect(machine: LiveMachine, gpu_topology: GpuTopology, notice: Notice) -> None:
     """Driver and firmware of network adapters have no known defect
 
-    Some versions compute wrongly or crash, and NVIDIA has said since which version mends it: the failure names version,
-    defect and source. Update to that version, or to a newer one of the same train. A security update that is missing is
-    named beside the verdict: it breaks no machine. Versions of which nothing is known here pass.
+    Some versions compute wrong results or crash, and NVIDIA has named the version that fixes it: the failure names
+    version, defect and source. Update to that version, or to a newer one of the same train. A security update that is
+    missing is named beside the verdict: it breaks no machine. Versions of which nothing is known here pass.
     """
     ports = network_ports.NETWORK_PORTS.of(machine.host)
     wrong, shown = software.known_defects(gpu_topology.driver or "", () if isinstance(ports, Missing) else ports)
@@ -169,9 +169,9 @@ def test_no_harmful_variable(machine: LiveMachine, gpu_topology: GpuTopology) ->
 def test_topology_file_fits(machine: LiveMachine) -> None:
     """NCCL's topology file can be read, and has the GPUs of this machine
 
-    A virtual machine does not show its PCIe switches, so clouds give NCCL a file of them (NCCL_TOPO_FILE). Where the
-    file did not get into the container, or is that of another machine type, NCCL goes on without a word and sends the
-    wrong way: half the bandwidth, or less. Mount it, take that of this machine type, or unset the variable.
+    A virtual machine does not show its PCIe switches, so clouds give NCCL a file of them (NCCL_TOPO_FILE). If the file
+    is not in the container, or belongs to another machine type, NCCL continues without a message and takes wrong paths:
+    half the bandwidth, or less. Mount it, take that of this machine type, or unset the variable.
     """
     file = assertions.of_host(machine.host.get, software.TOPOLOGY_FILE)
     expect_none(software.unfit_topology_file(file, machine.gpus))
@@ -183,8 +183,8 @@ def test_pcie_width_is_full(machine: LiveMachine, gpu_profile: Profile | None) -
 
     A link with fewer lanes halves the speed to the host. If it trained with fewer than the slot has, reseat the GPU or
     riser and clean the contacts; if it stays, the board or the slot is bad. If the slot itself has fewer, the GPU is in
-    the wrong slot, or riser or cable lack lanes. If the machine was ordered so, say so in a profile: pcie_width among
-    its facts.
+    the wrong slot, or riser or cable lack lanes. If the machine was ordered like this, put pcie_width into the facts of
+    a profile.
     """
     ordered = int(gpu_profile.facts.get("pcie_width", 0)) if gpu_profile else 0
     expect(
@@ -198,8 +198,8 @@ def test_pcie_generation_is_full_under_load(world: World, gpu_profile: Profile |
     """PCIe link speed of every GPU under load is that of its model
 
     Read under load, since an idle link saves power at a lower speed. A lower generation: BIOS setting of the slot,
-    riser or retimer, or a slot that is older than the GPU. If the machine was ordered with such slots, say so in a
-    profile: pcie_generation among its facts.
+    riser or retimer, or a slot that is older than the GPU. If the machine was ordered with such slots, put
+    pcie_generation into the facts of a profile.
     """
     generations = world.run(pcie_generation_under_load)
     if not any(generations):
@@ -346,7 +346,7 @@ def test_persistence_mode_is_on(machine: LiveMachine) -> None:
     """Persistence mode is on
 
     Without it the driver is unloaded between programs: every start takes seconds and settings are lost. Enable
-    nvidia-persistenced. It is asked of boards for data centres; on GeForce and workstation boards drivers leave it off.
+    nvidia-persistenced. It is required on data centre boards; on GeForce and workstation boards drivers leave it off.
     """
     boards = [gpu for gpu in machine.gpus if for_servers(gpu)]
     if not boards:
@@ -373,8 +373,8 @@ def test_default_power_limit_is_of_the_model(machine: LiveMachine, gpu_profile: 
     """Default power limit is that of the model's data sheet
 
     A board that was made for less power, or got such firmware, is slower under load by design, and `nvidia-smi -pl`
-    cannot give it more. Compare part number and VBIOS with the order (`nvidia-smi -q`). A model that is sold with other
-    limits: say so in a profile, power_watts among its facts. Boards of GeForce have the limit of their maker.
+    cannot give it more. Compare part number and VBIOS with the order (`nvidia-smi -q`). If the model is sold with other
+    limits, put power_watts into the facts of a profile. Boards of GeForce have the limit of their maker.
     """
     rated = gpu_profile.facts.get("power_watts") if gpu_profile else None
     boards = [gpu for gpu in machine.gpus if for_servers(gpu)]

@@ -57,7 +57,7 @@ def test_memory_modules_are_alike(machine: LiveMachine) -> None:
 
     One that is smaller, slower or missing makes its channel the slowest of the socket, and interleaved memory runs at
     the pace of that. The slot is named as on the board. Compare `dmidecode -t memory` with the order; reseat or replace
-    the module. That all of them run below their rating is usual with two on a channel. Only root may read this.
+    the module. With two modules on a channel it is usual that all run below their rating. Only root may read this.
     """
     slots = assertions.of_host(machine.host.get, memory.MEMORY_MODULES)
     setup = processors.PROCESSOR_SETUP.of(machine.host)
@@ -69,9 +69,9 @@ def test_memory_modules_are_alike(machine: LiveMachine) -> None:
 def test_host_memory_had_few_errors(machine: LiveMachine) -> None:
     """Host memory (EDAC): no uncorrected and few corrected errors since boot
 
-    An uncorrected error kills what used the memory, or the whole machine; many corrected ones come before it. The
-    module that is named is bad or badly seated: reseat it, and replace it if the errors come back. `edac-util -v` or
-    `ras-mc-ctl --error-count` show the counters.
+    An uncorrected error kills what used the memory, or the whole machine; many corrected ones come before it. The named
+    module is bad or badly seated: reseat it, and replace it if the errors come back. `edac-util -v` or `ras-mc-ctl
+    --error-count` show the counters.
     """
     expect_none(memory.recorded_errors(assertions.of_host(machine.host.get, memory.MEMORY_ERRORS)))
 
@@ -79,9 +79,9 @@ def test_host_memory_had_few_errors(machine: LiveMachine) -> None:
 def test_clock_source_is_fast(machine: LiveMachine) -> None:
     """The clock source is tsc or paravirtual, not hpet or acpi_pm
 
-    Everything that trains or communicates looks at the time very often. Where the kernel took the time stamp counter
-    for unstable, each look takes fifty times as long (hpet, acpi_pm). `dmesg | grep -i clocksource` says why; it is
-    often the firmware, or a BIOS setting.
+    Training and communication read the time very often. If the kernel found the time stamp counter (tsc) unstable, each
+    reading takes fifty times as long (hpet, acpi_pm). `dmesg | grep -i clocksource` says why; it is often the firmware,
+    or a BIOS setting.
     """
     setup = assertions.of_host(machine.host.get, processors.PROCESSOR_SETUP)
     if setup.clock_source is None:
@@ -92,9 +92,9 @@ def test_clock_source_is_fast(machine: LiveMachine) -> None:
 def test_processors_are_online(machine: LiveMachine) -> None:
     """All CPUs are online
 
-    Single ones that are offline, by the kernel after errors or by hand, leave the GPUs next to them with fewer
-    processors than others have. Bring them back: `echo 1 > /sys/devices/system/cpu/cpuN/online`. Second threads that
-    are all off (SMT) are left as they are.
+    CPUs taken offline, by the kernel after errors or by hand, leave the GPUs next to them with fewer processors than
+    others have. Bring them back: `echo 1 > /sys/devices/system/cpu/cpuN/online`. If all second threads are off (SMT),
+    that is a setting and no fault.
     """
     expect_none(processors.offline_processors(assertions.of_host(machine.host.get, processors.PROCESSOR_SETUP)))
 
@@ -119,8 +119,8 @@ def test_power_supplies_are_sound(asked_once: Now) -> None:
     """Power supplies work, have input power, and are redundant
 
     With a dead power supply the others carry its load: the machine runs, until a step of load or the next failure takes
-    it down, or GPUs are slowed down by the power brake. A bay that is empty shows as redundancy that is lost. Look at
-    cable and socket of the one that is named, then replace it; `ipmitool sdr type "Power Supply"` shows all.
+    it down, or GPUs are slowed down by the power brake. An empty bay shows as lost redundancy. Look at cable and socket
+    of the named one, then replace it; `ipmitool sdr type "Power Supply"` shows all.
     """
     found = assertions.of_host(asked_once, bmc.BMC)
     if not found.power:
@@ -133,8 +133,7 @@ def test_fans_are_sound(asked_once: Now) -> None:
     """Fans are within BMC thresholds
 
     A dead fan shows as GPUs or memory modules that become slow in one part of the machine only. A fan without a reading
-    is taken for one that is not there. Replace the one that is named, and look for what blocks it; `ipmitool sdr type
-    Fan` shows all.
+    counts as absent. Replace the named one, and look for what blocks it; `ipmitool sdr type Fan` shows all.
     """
     found = assertions.of_host(asked_once, bmc.BMC)
     if not found.fans:
@@ -146,9 +145,9 @@ def test_fans_are_sound(asked_once: Now) -> None:
 def test_air_comes_in_cool(asked_once: Now) -> None:
     """Inlet and component temperatures are within BMC thresholds
 
-    Where the air is warm already, GPUs run hotter and slower, and that is the room's fault and not theirs. Look at the
-    cooling of the room and the rack, at blanking panels and at what blocks the air. A part that is too hot: look at its
-    heat sink and at fans and ducts near it. `ipmitool sdr type Temperature` shows all.
+    With warm inlet air GPUs run hotter and slower: that is a fault of the room, not of the GPUs. Look at the cooling of
+    the room and the rack, at blanking panels and at what blocks the air. A part that is too hot: look at its heat sink
+    and at fans and ducts near it. `ipmitool sdr type Temperature` shows all.
     """
     found = assertions.of_host(asked_once, bmc.BMC)
     expect_none(bmc.high_temperatures(found))

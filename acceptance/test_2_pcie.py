@@ -36,10 +36,10 @@ def test_no_uncorrected_pcie_error_is_recorded(machine: LiveMachine) -> None:
     """No uncorrectable PCIe error (AER) of a GPU, network adapter or NVMe drive since boot
 
     Such an error loses what was sent: a fatal one takes the link down, and the device with it. The kernel counts them
-    by device (`aer_dev_fatal`, `aer_dev_nonfatal` in /sys/bus/pci/devices). What is named are the two ends of the
-    deepest link that counted any: reseat what is there, look at riser, cable and retimer. A restart of the machine
-    clears the counters; if they come back, replace what is between. Requests to devices that are not there (UnsupReq)
-    are left out, for a system makes them at boot.
+    by device (`aer_dev_fatal`, `aer_dev_nonfatal` in /sys/bus/pci/devices). The two ends of the deepest link with
+    errors are named: reseat what is there, look at riser, cable and retimer. A restart of the machine clears the
+    counters; if they come back, replace what is between. Requests to absent devices (UnsupReq) do not count: every
+    system makes them at boot.
     """
     devices = assertions.of_host(machine.host.get, pcie.PCI_DEVICES)
     require_counters(machine, devices)
@@ -78,10 +78,10 @@ def test_adapters_are_next_to_gpus(machine: LiveMachine) -> None:
 def test_gpudirect_rdma_can_work(machine: LiveMachine) -> None:
     """GPUDirect RDMA can work: network adapters can read and write the memory of GPUs
 
-    Without it everything between nodes goes through the memory of the host, at a part of the speed, and each rail
-    looks as if its adapter were bad. Load the module (`modprobe nvidia_peermem`; NVIDIA's open driver with kernel 5.12
-    or newer needs none), and boot with `iommu=pt`: an IOMMU that translates the addresses of a GPU and its adapter
-    makes them meet at the processor instead of at the switch.
+    Without it everything between nodes goes through host memory, at a fraction of the speed, and each rail looks as if
+    its adapter were bad. Load the module (`modprobe nvidia_peermem`; NVIDIA's open driver with kernel 5.12 or newer
+    needs none), and boot with `iommu=pt`: an IOMMU that translates the addresses of a GPU and its adapter makes them
+    meet at the processor instead of at the switch.
     """
     ports, devices = assertions.ports_in_use(machine), assertions.of_host(machine.host.get, pcie.PCI_DEVICES)
     if not gpudirect.built_for_gpudirect(machine.gpus, devices, ports):

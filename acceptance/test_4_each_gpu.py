@@ -62,8 +62,8 @@ def beside_the_peak(measurement: Measurement, profile: Profile | None) -> Measur
 def test_matrix_product_is_exact(world: World, precision: str) -> None:
     """Matmul is exact
 
-    Multiplies matrices of small whole numbers, whose product every precision holds exactly. A GPU with a wrong element
-    computes wrongly: replace it. If all GPUs are wrong, the driver or the CUDA libraries are at fault.
+    Multiplies matrices of small whole numbers, whose product every precision holds exactly. A wrong element: replace
+    that GPU. If all GPUs are wrong, the driver or the CUDA libraries are at fault.
     """
     world.faultless(corruption.exact_matmul, precision, code="matmul_wrong")
 
@@ -196,8 +196,8 @@ def test_products_repeat_bit_for_bit(
 
     Each GPU multiplies other random matrices every round of the soak. Every result is compared bit for bit with a
     second computation, and by its hash with the other GPUs of its model. The measurement is a bound: with 95 %
-    confidence an event is rarer than one in so many seconds of a GPU. One wrong bit means that this GPU corrupts
-    results without any error message. Replace the named GPU.
+    confidence, events are rarer than one per that many GPU-seconds. One wrong bit means that this GPU corrupts results
+    without any error message. Replace the named GPU.
     """
     unlike = corruption.dissenters(world, [each.compared for each in soaked(precision)])
     wrong = world.faults("matmul_wrong", [unlike.get(index, "") for index in range(world.size)])

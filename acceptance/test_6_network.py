@@ -40,10 +40,10 @@ def test_transceivers_are_well(machine: LiveMachine) -> None:
 def test_links_have_few_bit_errors(machine: LiveMachine) -> None:
     """Network links: bit error rate is normal, no link flaps
 
-    What is left of bit errors after correction, by the limits from which NVIDIA calls a link faulty, and how often the
+    Bit errors that remain after correction, judged by the limits at which NVIDIA calls a link faulty, and how often the
     link went down since its counters were cleared. Errors cost bandwidth first, and then the job. Clean and reseat the
     connectors at both ends, then exchange the cable, then look at the switch port: `mlxlink -d mlx5_0 -c`. Rates are
-    judged once a link was up for 125 minutes. It needs `mlxlink` (MFT) or `mstlink`, and root.
+    judged once a link has been up for 125 minutes. It needs `mlxlink` (MFT) or `mstlink`, and root.
     """
     ports = assertions.of_host(machine.now, optics.OPTICS)
     expect_none(optics.links_with_errors(ports))

@@ -21,7 +21,7 @@ pytestmark = [
 def test_decoding_of_each_gpu_alone(nccl_group: World, judge: Judge) -> None:
     """Inference: decoding of a language model on each GPU alone
 
-    Each GPU decodes tokens behind a context, for one sequence and for 64. All GPUs of one model must decode the same
+    Each GPU decodes tokens after a context, for one sequence and for 64. All GPUs of one model must decode the same
     tokens, each time: a GPU that does not computes or keeps something wrong, replace it. For one sequence all weights
     are read for each token, so a GPU that is slower than its peers has slow memory or low clocks: see memory bandwidth,
     and `nvidia-smi -q -d CLOCK,POWER,PERFORMANCE`.

@@ -26,9 +26,9 @@ def test_nodes_are_alike(own_runs: Mapping[int, host_runs.HostRun]) -> None:
     """All nodes have the same hardware, firmware, software, environment and limits
 
     A node with another driver, firmware, NCCL or network plugin hangs or slows down all others, and passes every check
-    by itself. Bring the node that is named to what most have: its image, its BIOS and firmware, its limits (`ulimit
-    -a`), the variables of its environment. Nodes with other software or firmware take no part in the checks between
-    nodes. Without a majority no node can be blamed, and none is left out.
+    by itself. Change the named node to what most have: its image, its BIOS and firmware, its limits (`ulimit -a`), the
+    variables of its environment. Nodes with other software or firmware take no part in the checks between nodes.
+    Without a majority no node can be blamed, and none is left out.
     """
     expect_none(fleet_peers.nodes_unlike_others(own_runs))
 

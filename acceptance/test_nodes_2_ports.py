@@ -86,8 +86,8 @@ def test_rails_are_in_the_subnets_of_their_peers(ports: list[Ports]) -> None:
 
     Network adapters of one rail belong into one IPv4 subnet (RoCE) or one subnet of InfiniBand (by the prefix of its
     addresses). One in another subnet reaches its peers over a router, or not at all: its address is wrong, or its cable
-    is in the switch of another rail. `ip -4 addr`, `ibv_devinfo -v` (GID). A node of which all rails differ is behind
-    other switches, and is left as it is.
+    is in the switch of another rail. `ip -4 addr`, `ibv_devinfo -v` (GID). A node whose rails all differ is behind
+    other switches: no fault.
     """
     nodes = {
         each.machine.node: {port.port: port.subnet for port in network_ports.fastest_ports(each.before) if port.subnet}
@@ -103,8 +103,8 @@ def test_cables_are_in_the_switches_of_their_peers(machine: LiveMachine) -> None
 
     Two cables that are swapped between rails work at both ends, and send the traffic of two rails over other switches.
     The switches themselves say which port is where: over LLDP (`lldpctl`), of InfiniBand over the cable (`smpquery`, as
-    root). Swap the cables of the two ports that are named. A node of which most cables differ was built so, and is left
-    as it is.
+    root). Swap the cables of the two ports that are named. A node where most cables differ was built like this: no
+    fault.
     """
     name = SWITCH_PORTS.name
     found = {node.number: SWITCH_PORTS.of({name: node.now(name)}) for node in machine.nodes if node.machine}

@@ -10,7 +10,7 @@ from typing import Any
 from pytest_gpufleet.machine.kernel_log import Logged, behind, of_the_host, parse, summed_up
 from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 
 # Facts that the snapshots are too old for: as two H200 had them on 2026-11-22, with driver 580.159.04.
 SINCE_THE_SNAPSHOTS = {
@@ -22,7 +22,6 @@ SINCE_THE_SNAPSHOTS = {
     "slowdown_ns": {"sw_thermal": 0, "hw_thermal": 0, "power_brake": 0},
     "ecc_corrected": {"dram": 0, "sram": 0},
     "spare_rows": {"max": 3072, "high": 0, "partial": 0, "low": 0, "none": 0},
-    "nvlink_fec": Missing("NVML: Not Supported", absent=True),
 }
 
 SNAPSHOTS = Path(__file__).parent / "machine" / "snapshots"

@@ -184,7 +184,7 @@ NVRM: Xid (PCI:0000:00:08): 154, GPU recovery action changed from 0x1 (GPU Reset
 """
     set_gpus(
         name="NVIDIA B200", compute_capability=[10, 0], memory_bytes=179 << 30, nvlink_speeds=[50.0] * 18,
-        power_limit_watts=1000.0, power_limit_default_watts=1000.0, nvlink_fec=[[10**9, 1000, 3] + [0] * 13] * 18,
+        power_limit_watts=1000.0, power_limit_default_watts=1000.0,
         **fabric(),
     )(machine)  # fmt: skip
     for gpu in machine.gpus:
@@ -466,7 +466,7 @@ REASONS = "Not Supported", "Insufficient Permissions", "GPU is lost", "Unknown E
 # Facts that the report shows and no check of inventory and health judges; those of the last line, telemetry does.
 SHOWN = {
     "board_part_number", "pci_device_id", "compute_capability", "pcie_generation", "temperature_limits_c",
-    "numa_node", "nvlink_versions", "nvlink_remote_types", "nvlink_fec", "pcie_width_able",
+    "numa_node", "pcie_width_able",
     "sm_clock_max_mhz", "memory_clock_max_mhz",
     "processes", "clock_event_reasons", "power_watts",
 }  # fmt: skip
@@ -521,7 +521,6 @@ AFTER = [
     (then(), LINKS, 1, then(), ""),
     (then(), LINKS, 1, counted("crc_data", 1), ""),  # an error in the data of each link, which it corrected
     (blackwell, LINKS, 1, then(), ""),
-    (blackwell, LINKS, 1, set_gpus(nvlink_fec=[[10**10, 90000, 170, 2] + [0] * 12] * 18), ""),
     (blackwell, LINKS, 1, counted("symbol", 1, 5), ""),  # of 144 links in hours one burst, which was sent again
     (blackwell, LINKS, 1, counted("symbol", 40, 5), "NVLink 5 had 40 symbol errors"),
     (blackwell, LINKS, 1, counted("effective", 40, 0), "NVLink 0 had 40 effective errors"),

@@ -167,7 +167,7 @@ def test_recorded_figures_meet_other_limits_or_not(tmp_path, gpufleet, case):
     assert "judged again with the limits of profile Contract 4711" in text
     assert f"<strong>{verdict}</strong>" in page.read_text()
     assert "It is not the verdict that the run itself came to" in page.read_text()
-    assert "Judged again, and not the verdict of the run itself" in page.read_text().partition('id="fleet-gpus"')[0]
+    assert "Not the verdict of the run itself" in page.read_text().partition('id="fleet-gpus"')[0]
     assert "Signatures" not in page.read_text()
     assert sha256(folder / "evidence.jsonl") == before
 

@@ -91,8 +91,6 @@ OF_NVLINK_5 = {
 }  # fmt: skip
 FIELDS = {
     **{f"NVLINK_COUNT_{OF_NVLINK_5[kind]}": number for kind, number in NVLINK_5_COUNTERS.items()},
-    "NVLINK_COUNT_FEC_HISTORY_0": gpu_facts.FIELDS_NVLINK_FEC[0],
-    "NVLINK_COUNT_FEC_HISTORY_15": gpu_facts.FIELDS_NVLINK_FEC[-1],
     "CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN": gpu_facts.FIELDS_SLOWDOWN["sw_thermal"],
     "CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN": gpu_facts.FIELDS_SLOWDOWN["hw_thermal"],
     "CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN": gpu_facts.FIELDS_SLOWDOWN["power_brake"],
@@ -128,7 +126,6 @@ OF_ONE_PLACE = failing(pynvml.NVML_ERROR_INVALID_ARGUMENT, lambda *_: 17, lambda
     (fields(OF_TWO_LINKS), "nvlink_errors",
      {**{kind: [n, 100 + n] for kind, n in NVLINK_5_COUNTERS.items()}, "symbol": [221, None]}),
     (OLDER, "nvlink_errors", {kind: [10 * link + n for link in range(18)] for kind, n in NVLINK_COUNTERS.items()}),
-    (fields({(235 + n, 0): 1000 - n for n in range(16)}), "nvlink_fec", [list(range(1000, 984, -1))]),
     (fields({269: 5, 270: 6, 271: 7, 75: 8}), "slowdown_ns", {"sw_thermal": 5, "hw_thermal": 6, "power_brake": 7}),
     (fields({75: 8}), "slowdown_ns", {"thermal": 8}),  # an older driver
     (source(nvmlDeviceGetMemoryErrorCounter=OF_PLACES), "ecc_corrected", {"dram": 17}),
@@ -142,7 +139,6 @@ def test_what_a_part_of_which_is_missing_costs_no_other(asked, fact, value):
     (limited(NOT_SUPPORTED, {0: 0, 1: 0, 2: 0}), "temperature_limits_c", True),  # some drivers give 0
     (limited(LOST), "temperature_limits_c", False),
     (source(nvmlDeviceGetCurrentClocksEventReasons=failing(LOST)), "clock_event_reasons", False),
-    (fields({}), "nvlink_fec", True),
     (fields({(field, 0): -LOST for field in NVLINK_5_COUNTERS.values()}), "nvlink_errors", False),
     # an H200, and a B200 whose BMC keeps it
     (fields({}), "power_smoothing", True),

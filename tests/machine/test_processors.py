@@ -12,7 +12,7 @@ from pytest_gpufleet.machine.memory import (
     slower_than_modules,
     unfit_modules,
 )
-from pytest_gpufleet.machine.processors import IdleState, Processor, ProcessorSetup
+from pytest_gpufleet.machine.processors import Processor, ProcessorSetup
 from pytest_gpufleet.model import codec
 from tests.machine.test_three_states import SERVER
 from tests.machine.trees import laid_out, replaced, written
@@ -26,16 +26,13 @@ def test_a_host_with_two_sockets_and_a_system_that_shows_nothing(tmp_path):
         sockets=2,
         smt="on",
         clock_source="tsc",
-        idle_states=(IdleState("POLL", 0, False), IdleState("C1", 1, False), IdleState("C6", 290, True)),
         numa_balancing=1,
         transparent_hugepages="madvise",
-        swap_bytes=8388604 << 10,
-        swap_used_bytes=1 << 29,
         numa_memory={"0": 1056216640 << 10, "1": 1056913408 << 10},  # node 2 has no processors
     )
     setup = processors.read(tmp_path / "nothing")
     assert [fault for rule in RULES for fault in rule(setup)] == []
-    assert (setup.clock_source, setup.sockets, setup.swap_bytes) == (None, None, None)
+    assert (setup.clock_source, setup.sockets) == (None, None)
 
 
 TSC, ONLINE = "current_clocksource\ntsc", "cpu/online\n0-3"

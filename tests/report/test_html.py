@@ -150,7 +150,7 @@ def test_gpus_beyond_the_first_three_are_counted(bad_gpu):
     places = [gpu.place for gpu in bad_gpu.topology.gpus[:3]]
     bad_gpu.faults += [Fault("nvlink_down", (place,), "lost a link", check="a.py::b") for place in places]
     bad_gpu.checks["c.py::d"] = Check("c.py::d", "failed", 1.0, message="who knows why")
-    assert ", 1 more GPU in some of them; 1 points to no single GPU." in Page(html_of(bad_gpu)).text
+    assert ", 1 more GPU in some; 1 check names no single GPU." in Page(html_of(bad_gpu)).text
 
 
 def test_customers_limits_are_marked(standard):

@@ -209,4 +209,5 @@ def _values(text):
 
 def _figures(page):
     """The cells that begin with a number."""
+    page = page.replace(" 分 ", " min ").replace(" 秒", " s")
     return re.findall(r'<td class="fleet-[^"]*fleet-right[^"]*">([-\d][^<]*)', page)

@@ -182,12 +182,12 @@ def test_what_else_a_profile_says_is_told(tmp_path, again):
     """Another limit that nothing was held against, and by how much peers may differ where the customer says it."""
     record = run(tmp_path, MET + UNUSED["calibrated"] + SPREAD * (again in ("", MET)), again)
     assert record.verdict == "ACCEPTED"
-    assert "1 limit of the customer's profile c.toml applied to no measurement." in why(record)
+    assert "1 limit of the given profile c.toml applied to no measurement." in why(record)
     assert "limit 4, bus bandwidth ≥ 99,999 GB/s" in not_applied(record)[0].subject
     (unused,) = summary(record, "").limits_not_applied
     assert (unused.number, unused.metric, unused.conditions["nvls"]) == (4, "busbw", True)
-    says = "the customer's profile c.toml says how much memory bandwidth of healthy GPUs differs: 90 % within a machine"
-    assert [reason for reason in record.reasons if "differs" in reason] == [says] * (again in ("", MET))
+    says = "the given profile c.toml says how much healthy GPUs differ: memory bandwidth within a machine up to 90 %"
+    assert [reason for reason in record.reasons if "differ:" in reason] == [says] * (again in ("", MET))
 
 
 def test_a_limit_whose_conditions_were_measured_is_not_told_though_another_decides(tmp_path):
@@ -199,10 +199,10 @@ OWN = 'name = "C"\nextends = "H200"\n[facts]\nmemory_gigabytes = {}\n'
 
 
 @pytest.mark.parametrize(("text", "said"), [
-    (OWN.format(60), "the customer's profile c.toml lowers memory_gigabytes from 141 to 60"),
-    (OWN.format(180), "the customer's profile c.toml raises memory_gigabytes from 141 to 180"),
+    (OWN.format(60), "the given profile c.toml lowers memory_gigabytes from 141 to 60"),
+    (OWN.format(180), "the given profile c.toml raises memory_gigabytes from 141 to 180"),
     (OWN.format(141), ""),
-    (f'name = "C"\nmatch = ["{runs.H200}"]\n', "the customer's profile c.toml leaves out memory_gigabytes (141)"),
+    (f'name = "C"\nmatch = ["{runs.H200}"]\n', "the given profile c.toml leaves out memory_gigabytes (141)"),
 ], ids=["lowers", "raises", "repeats", "stands alone"])  # fmt: skip
 def test_a_fact_that_a_profile_changes_is_told(tmp_path, text, said):
     path = tmp_path / "c.toml"
@@ -266,6 +266,6 @@ def test_what_only_a_given_profile_lets_pass_is_told_beside_the_verdict(tmp_path
         return [reason for reason in record.reasons if "would miss" in reason]
 
     (remark,) = told("slow", values)
-    beginning = f"1 measurement would miss the limits that hold without the customer's profile c.toml: {what}"
+    beginning = f"1 measurement would miss the limits that hold without the given profile c.toml: {what}"
     assert remark.startswith(beginning)
     assert told("healthy", {}) == []

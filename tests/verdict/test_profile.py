@@ -261,7 +261,7 @@ def test_who_reads_a_finding_sees_whose_the_limit_is(tmp_path):
     topology = GpuTopology(gpus=(Gpu(0, {"name": H200, "uuid": "GPU-0"}),))
     strict = contract(tmp_path, limit('"published"', '"contract"', when=WHEN))
     for profile, line, marked in (
-        (strict, "limit from the customer's profile contract.toml, contract: somebody", True),
+        (strict, "limit from the given profile contract.toml, contract: somebody", True),
         (for_gpu(H200), "limit from profile h200.toml, published: ", False),
     ):
         finding = judge(busbw(**ALL_REDUCE), profile, topology, "test_a.py::test_it", rehearsal=False)

@@ -19,6 +19,7 @@ GPUFLEET=${GPUFLEET:-/opt/gpufleet/bin/gpufleet}
 REPORTS=${REPORTS:-$SLURM_SUBMIT_DIR/reports}
 GPUFLEET_SECRET=${GPUFLEET_SECRET:-$(openssl rand -hex 32)} # of this job
 export GPUFLEET_SECRET
+gpus=${SLURM_GPUS_PER_NODE:-8} # also "h100:8"
 mkdir -p "$REPORTS"
 
 container=()
@@ -29,5 +30,5 @@ fi
 # One task has all processors and all memory of its node. Agents end with 0, and the head with the verdict; no end of
 # one ends the others.
 exec srun --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --mem=0 "${container[@]}" \
-    "$GPUFLEET" accept --nodes "$SLURM_JOB_NUM_NODES" --gpus 8 --fleet-deadline 150m --fleet-dir "$REPORTS" -q \
+    "$GPUFLEET" accept --nodes "$SLURM_JOB_NUM_NODES" --gpus "${gpus##*:}" --fleet-deadline 150m --fleet-dir "$REPORTS" -q \
     -p no:cacheprovider

@@ -69,7 +69,7 @@ def argument(*names: str, **how: Any) -> Argument:
 
 
 def folder(help: str = "the folder of a run", name: str = "folder", **how: Any) -> Argument:
-    return argument(name, type=RunFolder.of, metavar="DIR", help=help, **how)
+    return argument(name, type=RunFolder.of, help=help, **{"metavar": "DIR", **how})
 
 
 def folders(help: str, name: str = "folders") -> Argument:

@@ -37,7 +37,7 @@ COMPARE = command.Command(
     _run,
     (
         command.folder(name="first"),
-        command.folders("the folders of those to compare it with", "others"),
+        command.folder("the folders of those to compare it with", "others", nargs="+", metavar="OTHER_DIR"),
         command.argument("--same-machine", action="store_true",
                          help="compare each GPU of the last run, by its UUID, with its own earlier runs, and name what "
                          "got worse"),

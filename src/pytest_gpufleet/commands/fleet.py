@@ -204,7 +204,7 @@ FLEET = command.Command(
         command.argument(
             "--drain-at-most",
             type=_share,
-            metavar="N|P%%",
+            metavar="N|SHARE",
             default="10%",
             help="how many nodes --as lets one run drain, or which share of them, 1 at least (default: 10%%)",
         ),

@@ -47,7 +47,6 @@ NVLINK_5_COUNTERS = {
     "malformed_packets": 206, "buffer_overruns": 207, "receive": 208, "remote_receive": 209, "general_receive": 210,
     "link_integrity": 211, "failed_recovery": 214, "recovery": 215, "effective": 219, "symbol": 221,
 }  # fmt: skip
-FIELDS_NVLINK_FEC = range(235, 251)
 FIELDS_NVLINK_DATA = ((138, 0xFFFFFFFF), (139, 0xFFFFFFFF))  # KiB sent, received; UINT_MAX in scopeId: by all links
 
 
@@ -80,7 +79,8 @@ def nvlink_remotes(nvml: Any, handle: Any) -> list[str]:
 def nvlink_errors(nvml: Any, handle: Any) -> dict[str, list[int | None]]:
     """For each kind of error the count of each link: those of NVLink 5 where there are any, else those before it."""
     try:
-        of_links = link_fields(nvml, handle, NVLINK_5_COUNTERS.values())
+        fields = [*NVLINK_5_COUNTERS.values()]
+        of_links = each_link(nvml, lambda link: field_values(nvml, handle, [(field, link) for field in fields]))
     except nvml.NVMLError as error:
         if not named(error, *NOT_HERE):
             raise
@@ -90,11 +90,6 @@ def nvlink_errors(nvml: Any, handle: Any) -> dict[str, list[int | None]]:
             for name, number in NVLINK_COUNTERS.items()
         }
     return dict(zip(NVLINK_5_COUNTERS, map(list, zip(*of_links, strict=True)), strict=True))
-
-
-def link_fields(nvml: Any, handle: Any, wanted: Iterable[int]) -> list[list[int | None]]:
-    wanted = tuple(wanted)
-    return each_link(nvml, lambda link: field_values(nvml, handle, [(field, link) for field in wanted]))
 
 
 def fabric_info(nvml: Any, handle: Any) -> Any:
@@ -317,8 +312,6 @@ CONSTANTS: dict[str, Read] = {
     "fabric": lambda n, h: {"state": (info := fabric_info(n, h)).state, "status": info.status},
     "fabric_health": fabric_health,
     "nvlink_states": lambda n, h: each_link(n, partial(n.nvmlDeviceGetNvLinkState, h)),
-    "nvlink_versions": lambda n, h: each_link(n, partial(n.nvmlDeviceGetNvLinkVersion, h)),
-    "nvlink_remote_types": lambda n, h: each_link(n, partial(n.nvmlDeviceGetNvLinkRemoteDeviceType, h)),
     "nvlink_remotes": nvlink_remotes,
     "nvlink_speeds": lambda n, h: each_link(n, lambda link: field_values(n, h, [(FIELD_NVLINK_SPEED, link)])[0] / 1000),
     "processes": lambda n, h: [_process(process) for process in n.nvmlDeviceGetComputeRunningProcesses(h)],
@@ -342,13 +335,11 @@ COUNTERS: dict[str, Read] = {
 
 # Counters that are not read around every test: those of NVLinks cost too much (on an H200 each of the 72 numbers takes
 # 4 ms of CPU), the others change rarely. `nvlink_errors`: by kind the count of each link, None where there is none.
-# `nvlink_fec`: of each link how many blocks of data had 0, 1, ... 15 errors that were corrected on the way.
 # `nvlink_kib`: the data that all links have sent and received.
 # `spare_rows`: how many banks of memory have all their spare rows (max), many (high), some (partial), few (low) and
 # none. `ecc_corrected`: how many in "dram" and "sram" since the driver was loaded.
 SLOW_COUNTERS: dict[str, Read] = {
     "nvlink_errors": nvlink_errors,
-    "nvlink_fec": lambda n, h: link_fields(n, h, FIELDS_NVLINK_FEC),
     "nvlink_kib": lambda n, h: sum(filter(None, field_values(n, h, FIELDS_NVLINK_DATA))),
     "spare_rows": _spare_rows,
     "ecc_corrected": _ecc_corrected,

@@ -31,16 +31,9 @@ class Processor:
 
 
 @dataclass(frozen=True)
-class IdleState:
-    name: str | None
-    microseconds: int | None  # what leaving it takes
-    disabled: bool
-
-
-@dataclass(frozen=True)
 class ProcessorSetup:
     """None or empty: the system does not say. `offline`: the processors that are there and switched off. `smt`: what
-    controls their second threads ("on", "off", "forceoff", "notsupported"). `idle_states`: of processor 0.
+    controls their second threads ("on", "off", "forceoff", "notsupported").
     `numa_balancing`: 0 off, 1 on, 2 and 3 between tiers of memory. `numa_memory`: bytes of each NUMA node with
     processors, by its number. `virtual`: a hypervisor is below."""
 
@@ -48,11 +41,8 @@ class ProcessorSetup:
     offline: tuple[int, ...] = ()
     smt: str | None = None
     clock_source: str | None = None
-    idle_states: tuple[IdleState, ...] = ()
     numa_balancing: int | None = None
     transparent_hugepages: str | None = None
-    swap_bytes: int | None = None
-    swap_used_bytes: int | None = None
     numa_memory: dict[str, int] = field(default_factory=dict)
     virtual: bool = False
 
@@ -66,8 +56,6 @@ def read_model(root: Path = Path("/")) -> Processor:
 def read(root: Path = Path("/")) -> ProcessorSetup:
     present, online = (tools.listed(tools.text(root / CPU / name)) for name in ("present", "online"))
     hugepages = re.search(r"\[(\w+)\]", tools.text(root / "sys/kernel/mm/transparent_hugepage/enabled") or "")
-    swaps = tools.text(root / "proc/swaps")  # proc(5): name, type, size and what of it is used, in KiB
-    columns = [line.split() for line in (swaps or "").splitlines()[1:]]
     memory = {}
     for node in (root / "sys/devices/system/node").glob("node[0-9]*"):
         total = re.search(r"MemTotal:\s*(\d+) kB", tools.text(node / "meminfo") or "")
@@ -78,14 +66,8 @@ def read(root: Path = Path("/")) -> ProcessorSetup:
         offline=tuple(sorted(present - online)) if online else (),
         smt=tools.text(root / CPU / "smt/control"),
         clock_source=tools.text(root / "sys/devices/system/clocksource/clocksource0/current_clocksource"),
-        idle_states=tuple(
-            IdleState(tools.text(each / "name"), tools.whole(each / "latency"), bool(tools.whole(each / "disable")))
-            for each in sorted((root / CPU / "cpu0/cpuidle").glob("state*"))
-        ),
         numa_balancing=tools.whole(root / "proc/sys/kernel/numa_balancing"),
         transparent_hugepages=hugepages[1] if hugepages else None,
-        swap_bytes=None if swaps is None else sum(int(row[2]) for row in columns) * KIB,
-        swap_used_bytes=None if swaps is None else sum(int(row[3]) for row in columns) * KIB,
         numa_memory=memory,
         virtual=tools.is_virtual(root),
     )

@@ -63,9 +63,9 @@ UNUSED = "unused on Ampere and newer GPUs"  # by NVIDIA's catalogue
 SXID_ACTIONS = {
     "Fatal": (
         "reset all GPUs, and with them the NVSwitches of the fabric, or restart the machine; if it comes back, have "
-        "the board of this NVSwitch and the link looked at"
+        "the board of this NVSwitch and the link checked"
     ),
-    "Non-fatal": "none, unless it comes back; then have the link looked at",
+    "Non-fatal": "none, unless it comes back; then have the link checked",
 }
 
 

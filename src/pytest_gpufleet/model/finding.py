@@ -98,7 +98,7 @@ class Change:
     given: Finite | None
 
     def __str__(self) -> str:
-        whose = f"the customer's profile {self.file}"
+        whose = f"the given profile {self.file}"
         if self.given is None:
             return f"{whose} leaves out {self.fact} ({self.shipped:g})"
         verb = "lowers" if self.given < self.shipped else "raises"

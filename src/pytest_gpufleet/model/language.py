@@ -1,6 +1,7 @@
 """The languages of a report and of the end of the terminal. Evidence and summary.json are English."""
 
 import gettext
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -12,6 +13,8 @@ Language = Literal["en", "zh"]
 LANGUAGES: tuple[Language, ...] = get_args(Language)
 
 LOCALE = Path(__file__).parents[1] / "report" / "locale"  # gettext's catalogues: a folder a language
+
+NUMBER = re.compile(r"\d+(?:[.,]\d+)*")  # a text with other ones is translated with {} in their places
 
 # Of what is being written. Only a page and the end of the terminal set it (in_language), so that all else is English.
 _language: ContextVar[Language] = ContextVar("language", default="en")
@@ -45,6 +48,8 @@ def say(text: str, **values: object) -> str:
     said = get(text) if text else ""  # gettext("") is the head of the catalogue
     if said == text and ": " in text:  # why a fact is missing, and its remedy
         said = ": ".join(get(part) if part else "" for part in text.rsplit(": ", 1))
+    if said == text and (numbers := NUMBER.findall(text)) and (form := NUMBER.sub("{}", text)) != get(form):
+        said = get(form).format(*numbers)
     return said.format(**values) if values else said
 
 

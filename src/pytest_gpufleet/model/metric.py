@@ -345,10 +345,10 @@ ROWS = (
                      "matmuls beside an all_reduce, of those alone", 0.16, steady=False), _UNDER_LOAD),
     MetricRow(Metric("reduction_retention", "ratio", "higher",
                      "an all_reduce beside matmuls, of that alone", steady=False), _UNDER_LOAD),
-    MetricRow(Metric("corruption_bound", "s", "higher", "GPU time in which silent data corruption occurs less than "
-                     "once, with 95 %", steady=False), ("precision",), by_chance=False),
-    MetricRow(Metric("collective_corruption_bound", "s", "higher", "GPU time in which a collective corrupts data less "
-                     "than once, with 95 %", steady=False), ("collective",), by_chance=False),
+    MetricRow(Metric("corruption_bound", "s", "higher", "lower bound of the GPU time between silent data "
+                     "corruptions (95 %)", steady=False), ("precision",), by_chance=False),
+    MetricRow(Metric("collective_corruption_bound", "s", "higher", "lower bound of the GPU time between corruptions "
+                     "by a collective (95 %)", steady=False), ("collective",), by_chance=False),
     # Rooms, racks and positions differ: what is judged is how much warmer a GPU is than its like.
     MetricRow(Metric("soak_temperature", "C", "lower", "temperature at the end of the soak")),
     MetricRow(Metric("soak_excess", "K", "lower", "temperature above the peers' at equal power, in the soak")),

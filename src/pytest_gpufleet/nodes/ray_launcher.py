@@ -53,7 +53,10 @@ class RayAgents(OwnAgents):
         if trouble == TOKEN:
             self.secured, (names, trouble) = "token", self._answer(asked, "token")
         if trouble:
-            raise Refused(f"the cluster of Ray ({asked.address}) cannot be used: {trouble}")
+            raise Refused(
+                "no launcher (srun, mpirun, Kubernetes, --fleet-head) has started this as one of several nodes, "
+                f"and the cluster of Ray ({asked.address}) cannot be used: {trouble}"
+            )
         return names
 
     def _answer(self, asked: Asked, mode: str) -> Answer:

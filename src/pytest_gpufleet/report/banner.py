@@ -110,14 +110,14 @@ MOST_GPUS = 3
 ALL_RAN = "Every check that level {level} requires ran on {gpus} GPUs, and none failed."
 OF_RETURN = "Every check that the return from repair requires at level {level} ran, and none failed."
 ALL_RAN_ON_ONE = ALL_RAN.replace("{gpus} GPUs", "1 GPU")
-NAMED = "{gpu} ({serial}) is named in {count}"
+NAMED = "{gpu} ({serial}) in {count}"
 NO_SINGLE_GPU = "None of them points to a single GPU: look at what all GPUs share (switches, host, software, settings)."
 
 
 def why(record: Record) -> str:
     """The paragraph for the top of the report, in the language of `say`."""
     note = record.judged_again
-    again = say("Judged again, and not the verdict of the run itself: {note}.", note=note) if note else ""
+    again = say("Not the verdict of the run itself: {note}.", note=say(note)) if note else ""
     absent = not record.topology.gpus and not record.run.rehearsal
     problems = "; ".join(record.topology.problems)
     no_gpu = say("No GPU is here: {reason}.", reason=problems.rstrip(".")) if absent and problems else ""
@@ -194,7 +194,7 @@ def to_look_at(record: Record) -> dict[int, str]:
 
 
 def _rejected(record: Record, said: Mapping[str, Accused], no_gpu: bool) -> str:
-    """ "3 of 56 checks failed. GPU 5 (serial 1654124046124) is named in 2 of them." """
+    """ "3 of 56 checks failed. Named: GPU 5 (serial 1654124046124) in 2 checks." """
     of_all = "{failed} of {checks} checks failed." if len(record.checks) != 1 else "{failed} of 1 check failed."
     failed = say(of_all, failed=len(said), checks=len(record.checks))
     if no_gpu:
@@ -214,14 +214,14 @@ def _rejected(record: Record, said: Mapping[str, Accused], no_gpu: bool) -> str:
         for gpu in record.topology.gpus
     }
     texts = [
-        say(NAMED, gpu=wording.place(where, record.hosts), serial=serials[where], count=count)
+        say(NAMED, gpu=wording.place(where, record.hosts), serial=serials[where], count=wording.count(count, "check"))
         for where, count in times[:MOST_GPUS]
     ]
     if (more := len(times) - MOST_GPUS) > 0:
         texts.append(say("{count} more GPUs in some" if more != 1 else "1 more GPU in some", count=more))
     nobody = sum(not each.named for each in unexplained.values())
-    text = "{gpus} of them; {count} point to no single GPU." if nobody else "{gpus} of them."
-    text = "{gpus} of them; 1 points to no single GPU." if nobody == 1 else text
+    text = "Named: {gpus}; {count} checks name no single GPU." if nobody else "Named: {gpus}."
+    text = "Named: {gpus}; 1 check names no single GPU." if nobody == 1 else text
     return wording.sentences(failed, first, say(text, gpus=say(", ").join(texts), count=nobody), cause)
 
 
@@ -274,7 +274,7 @@ def next_steps(record: Record, folder: str = "FOLDER") -> list[Step]:
     found = dict.fromkeys(OTHERWISE[state] for state in states if state in OTHERWISE)
     steps, limits = [], ""
     if LIMITS in found:
-        why = say("make limits of machines that are known to be good")
+        why = say("make limits from known-good machines")
         steps.append(Step(why, "gpufleet calibrate DIR -o my.toml"))
         limits = "--fleet-profile my.toml"
     command = start.typed(limits)

@@ -331,9 +331,8 @@ TITLES: dict[Condition, str] = {
     SWEEP: "Training by method, batch, accumulated gradients and number of GPUs",
 }
 NOTE = (
-    "images/s, and below them the efficiency: of what as many GPUs do alone, added up. "
-    "1 GPU: each alone, all at the same time, on average. "
-    "Derived: an epoch, {images} images at the row's best rate"
+    "images/s, and below it the efficiency, relative to the sum of as many GPUs alone. "
+    "1 GPU: mean of all GPUs, each alone, all at the same time. Epoch: {images} images at the row's best rate"
 )
 EPOCH, GPU_MEMORY = "Epoch of ImageNet", "GPU memory"
 
@@ -434,13 +433,17 @@ def _by_group(findings: Iterable[tuple[Finding, Record]]) -> dict[str, list[tupl
     return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order))))
 
 
+def judged(record: Record) -> list[Finding]:
+    """What was held against a limit, and what missed its peers or spread too far."""
+    return [each for each in distinct(record.findings) if basis.judged_by(each) or each.state == "missed"]
+
+
 def group_table(*records: Record) -> Table:
     """A row for each group of which something was judged, in the order of the suite, on many nodes of all of them
     together: how many measurements are within their limits, and the one that came nearest to its limit, or is furthest
     beyond it, which has in `details` how people call it."""
     rows = []
-    judged = ((each, record) for record in records for each in distinct(record.findings) if basis.judged_by(each))
-    for group, of_group in _by_group(judged).items():
+    for group, of_group in _by_group((each, record) for record in records for each in judged(record)).items():
         nearest, record = min(of_group, key=lambda each: wording.margin(each[0]))
         within = sum(each.state == "met" for each, _ in of_group)
         value, limit, margin, where = texts(nearest, record.hosts)

@@ -55,8 +55,8 @@ def check_lines(group: Group, blamed: Collection[str]) -> list[CheckLine]:
         result = say(", ").join(f"{outcomes[state]} {say(state)}" for state in states) if len(ids) > 1 else states[0]
         known = shipped().checks.get(levels.check_name(name))
         title = next((check.title for check in ended if check.title), known.title if known else name)
-        duration = wording.duration(sum(check.seconds for check in ended)) if ended else ""
-        lines.append(CheckLine(name, say(title), states[0], result, duration))
+        seconds = sum(check.seconds for check in ended)
+        lines.append(CheckLine(name, say(title), states[0], result, wording.duration(seconds) if seconds > 0.1 else ""))
     return lines
 
 

@@ -103,6 +103,19 @@ def host_rows(fleet: Fleet) -> list[HostRow]:
     return sorted(rows, key=lambda row: natural(row.host))
 
 
+def beside(row: HostRow) -> list[str]:
+    """What the fleet lacks of a host, in words. In what runs differ, and who has what, the reasons of the fleet say."""
+    facts = [gap.what.partition(": ")[0] for gap in row.gaps if gap.kind == "run otherwise"]
+    found = [
+        say("{hosts} {are}: {why}", hosts=row.host, are=say(WORDS[gap.kind]), why=say(gap.what))
+        if gap.kind in WITH_WHY
+        else say(gap.what)
+        for gap in row.gaps
+        if gap.kind != "run otherwise"
+    ]
+    return [*found, *([say("its run differs in: {facts}", facts=say(", ").join(map(say, facts)))] if facts else [])]
+
+
 def _is_lost(gaps: Iterable[Gap]) -> bool:
     return any(gap.kind == "lost" for gap in gaps)
 
@@ -140,7 +153,7 @@ def counts(fleet: Fleet) -> list[str]:
     measured = (finding.measurement for record in records for finding in distinct(record.findings))
     seconds = sum(sum(each.values.values()) for each in measured if each.metric == "corruption_bound")
     if seconds and not any(fault.name in WRONG_BITS for record in records for fault in record.faults):
-        text = "silent data corruption in matmuls less than once in {time} of a GPU, with 95 %"
+        text = "silent data corruption in matmuls rarer than once per {time} and GPU (95 % confidence)"
         found.append(say(text, time=wording.duration(seconds)))
     return [text for text in found if text]
 
@@ -311,19 +324,13 @@ class HostsPart:
 
     def said(self, row: HostRow) -> list[str]:
         """What only shows beside the others, or between them, and what its own run says."""
-        beside = [
-            say("{hosts} {are}: {why}", hosts=row.host, are=say(WORDS[gap.kind]), why=say(gap.what))
-            if gap.kind in WITH_WHY
-            else say(gap.what)
-            for gap in row.gaps
-            if gap.kind != "incomplete"
-        ]
-        beside += [wording.capitalised(say(text)) for text in row.said]
+        found = beside(replace(row, gaps=[gap for gap in row.gaps if gap.kind != "incomplete"]))
+        found += [wording.capitalised(say(text)) for text in row.said]
         if row.run and row.verdict != "ACCEPTED":
-            beside += reasons(row.run.record, "which its own report lists", with_checks=True)
+            found += reasons(row.run.record, "which its own report lists", with_checks=True)
         elif not row.run and row.serial:
-            beside.append(f"{say('serial of the machine')}{say(': ')}{row.serial}")
-        return beside
+            found.append(f"{say('serial of the machine')}{say(': ')}{row.serial}")
+        return found
 
     def figures(self, row: HostRow) -> list[tuple[str, str, str, str]]:
         """The worst of those that are worse than its peers': what, where, measured, by how much."""

@@ -218,9 +218,6 @@ def facts(record: Record) -> list[Table]:
         "The run": [
             *notes(record),
             ("Host", run.host),
-            ("Begin", wording.moment(run.utc)),
-            ("End", wording.moment(record.ended)),
-            ("Duration", wording.duration(record.lasted) if record.lasted else None),
             ("Command", run.command),
             ("Level", say(run.level)),
             *([("Nodes asked for", run.nodes_wanted or say("all")), ("Nodes", len(run.nodes))] if several else []),
@@ -267,13 +264,11 @@ def _all_that_ran(record: Record) -> Facts:
 
 
 def _host(host: HostFound) -> Facts:
-    """What is shown and not judged is among it: NVIDIA's and AMD's guides for tuning advise against NUMA balancing and
-    deep idle states, systems have both as they come, and machines that are healthy have been seen with either."""
+    """What is shown and not judged is among it: NVIDIA's and AMD's guides for tuning advise against NUMA
+    balancing, systems have it as they come, and healthy machines have been seen with it."""
     dmi, found = _dmi(host), PROCESSOR_SETUP.of(host.host)
     setup = ProcessorSetup() if isinstance(found, Missing) else found
     balancing = setup.numa_balancing
-    able = (each for each in setup.idle_states if not each.disabled)
-    deepest = max(able, key=lambda state: state.microseconds or 0, default=None)
     files = (host.get("open_files_limit"), host.get("open_files_hard_limit"))
     return [
         ("Machine", " ".join(filter(None, (dmi.vendor, dmi.product)))),
@@ -288,11 +283,6 @@ def _host(host: HostFound) -> Facts:
         ("Second threads (SMT)", setup.smt),
         ("NUMA balancing", None if balancing is None else f"{say('on')} ({balancing})" if balancing else say("off")),
         ("Transparent hugepages", setup.transparent_hugepages),
-        (
-            "Deepest idle state",
-            deepest and say("{name}, {time} µs to leave", name=deepest.name, time=deepest.microseconds),
-        ),
-        ("Swap in use", _size(setup.swap_used_bytes)),
     ]
 
 

@@ -39,9 +39,9 @@ AS_A_WHOLE: dict[Kind, str] = {
 MOST_NAMED = 8  # figures of one row of what is left open
 
 LEAVES_NOTHING_OPEN = {
-    "Not applicable: what this machine does not have, which leaves nothing open": inapplicable,
-    "Checks that are newer than this run, which leaves nothing open": newer,
-    "Limits of the customer's profile that held for nothing": not_applied,
+    "Not applicable: what this machine does not have; nothing is left open by it": inapplicable,
+    "Checks that are newer than this run; nothing is left open by them": newer,
+    "Limits of the given profile that applied to no measurement": not_applied,
 }
 
 Plots = list[tuple[str, str]]  # caption and SVG
@@ -123,7 +123,8 @@ def _content(record: Record, nodes: HostsPart | None) -> dict[str, Any]:
 def _within(*records: Record) -> str:
     """The line below the verdict: "22 of 24 measurements within limits, 30 not judged"."""
     count = sum(each.required and each.state == "not judged" for one in records for each in distinct(one.findings))
-    within = basis.within(basis.by_grade(*records), basis.missed(*records))
+    judged = [each.state == "met" for one in records for each in figures.judged(one)]
+    within = basis.within(sum(judged), len(judged))
     more = say("{count} not judged", count=count) if count and within else ""
     return say(", ").join(filter(None, (within, more)))
 

@@ -285,7 +285,7 @@ HOUR = 3600
 # Below the time axis: of a run of minutes, and of one of two hours and more.
 MINUTES, HOURS = "minutes:seconds since {time} UTC", "hours:minutes since {time} UTC"
 LABEL_GAP = 0.035  # between the names of two groups, of the axis' width
-LONGEST_LABEL, LAST_LABEL = 16, 0.94  # characters; of the axis' width
+LONGEST_LABEL, LAST_LABEL, NARROWEST = 16, 0.94, 0.01  # characters; of the axis' width
 PANEL_HEIGHT, LABELS_HEIGHT, LEGEND_LINE = 0.95, 0.7, 0.18  # in inches
 
 # (name, start, end) of a check, in seconds since the epoch; of a group, in seconds since the first sample
@@ -398,7 +398,8 @@ def _svg(shown: Mapping[Quantity, Mapping[Place, Points]], stripes: Spans, start
 
 def _name(axes: Any, stripes: Spans, length: float) -> None:
     """Above the stripes the name of each as far as there is room; the longest come first."""
-    longest = sorted(stripes, key=lambda stripe: stripe[1] - stripe[2])[: int(1 / LABEL_GAP)]
+    seen = [stripe for stripe in stripes if stripe[2] - stripe[1] > length * NARROWEST]
+    longest = sorted(seen, key=lambda stripe: stripe[1] - stripe[2])[: int(1 / LABEL_GAP)]
     named = [stripe for stripe in stripes if stripe in longest]
     wanted = [(first + last) / 2 / length for _, first, last in named]
     # Near those that are wanted, at least LABEL_GAP apart and none where its end would be cut off, in the same order.

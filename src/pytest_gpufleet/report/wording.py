@@ -102,9 +102,11 @@ def duration(seconds: float) -> str:
     if seconds < 0.1:
         return "< 0.1 s"
     if seconds < 60:
-        return f"{number(seconds, 2)} s"
+        return say("{seconds} s", seconds=number(seconds, 2))
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    if minutes < 60:
+        return say("{minutes} min {seconds} s", minutes=minutes, seconds=rest)
+    return say("{hours} h {minutes} min", hours=minutes // 60, minutes=minutes % 60)
 
 
 def moment(utc: object) -> str:

@@ -67,7 +67,7 @@ def _reader(pattern: str, read: Callable[[str], Any], wrong: str) -> Callable[[s
 
 
 def _one_of(what: str, names: Sequence[str], more: str = "") -> Callable[[str], Any]:
-    return _reader("|".join(names), str, f"is no {what}: {', '.join(names)} are{more}")
+    return _reader("|".join(names), str, f"is not a {what}; choose from {', '.join(names)}{more}")
 
 
 def _count_or_word(text: str) -> int | str:
@@ -80,18 +80,18 @@ rank_count = _reader(_COUNT, int, "is not a number of CPU ranks (1 or more), as 
 index = _reader(f"0|{_COUNT}", int, "is not the number of a node, 0 or more")
 gpu_count = _reader(
     f"all|auto|{_COUNT}", _count_or_word,
-    "is not a number of GPUs (1 or more), all or auto; which ones CUDA_VISIBLE_DEVICES says",
+    "is not a number of GPUs (1 or more), all or auto; choose single GPUs by CUDA_VISIBLE_DEVICES=0,1",
 )  # fmt: skip
-dcgm_level = _reader("[234]", int, "is no level of DCGM's diagnostic for hardware: 2, 3 and 4 are")
+dcgm_level = _reader("[234]", int, "is not a level of DCGM's diagnostic for hardware; choose from 2, 3, 4")
 # "none", or the Gbit/s of a GPU as a number that is written in one way.
 network = _reader(
     r"none|(?=.*[1-9])[0-9]{1,5}(\.[0-9]{1,3})?", lambda text: text if text == "none" else f"{float(text):g}",
-    "is not the Gbit/s of the network that each GPU has, such as 400, nor none",
+    "is not the network rate of each GPU in Gbit/s, like 400, or none",
 )  # fmt: skip
 # Seconds of "90s", "15m", "2h" or "3d".
 duration = _reader(
     f"{_COUNT}[smhd]", lambda text: float(int(text[:-1]) * DURATIONS[text[-1]]),
-    "is no duration: write a whole number and s, m, h or d, like 15m or 72h",
+    "is not a duration: write a whole number and s, m, h or d, like 15m or 72h",
 )  # fmt: skip
 
 
@@ -105,7 +105,7 @@ def nodes(text: str) -> Nodes:
 def webhook(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise argparse.ArgumentTypeError("what --fleet-webhook has is no address of http or https")
+        raise argparse.ArgumentTypeError("not an http or https address")
     return text
 
 
@@ -137,7 +137,9 @@ def subjects(text: str) -> tuple[str, ...]:
 
     named = listed(text)
     if unknown := [each for each in named if each not in SUBJECTS]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no part of the host: there are {', '.join(SUBJECTS)}")
+        raise argparse.ArgumentTypeError(
+            f"{unknown[0]!r} is not a subject of the host; choose from {', '.join(SUBJECTS)}"
+        )
     return named
 
 
@@ -146,7 +148,7 @@ def note(text: str) -> tuple[str, str]:
     key, _, value = map(str.strip, text.partition("="))
     if not key or not value or len(key) > LONGEST_KEY or len(value) > LONGEST_NOTE or not key.isprintable():
         raise argparse.ArgumentTypeError(
-            f"{text[:80]!r} is no note: write KEY=VALUE, like order=4711, with a key of at most {LONGEST_KEY} "
+            f"{text[:80]!r} is not a note: write KEY=VALUE, like order=4711, with a key of at most {LONGEST_KEY} "
             f"characters and a value of at most {LONGEST_NOTE}"
         )
     return key, value

@@ -87,13 +87,13 @@ def missed(*records: Record) -> int:
 
 def in_words(counts: Mapping[Grade, int], missed: int = 0) -> str:
     """ "42 of 42 measurements within limits: 19 calibrated, 23 theoretical (...)"; "" without any limit."""
-    return say(": ").join(filter(None, [within(counts, missed), grades(counts)]))
-
-
-def within(counts: Mapping[Grade, int], missed: int = 0) -> str:
-    """ "42 of 42 measurements within limits"; "" without any limit."""
     count = sum(counts.values())
-    return say(WITHIN if count != 1 else WITHIN_ONE, met=count - missed, count=count) if count else ""
+    return say(": ").join(filter(None, [within(count - missed, count), grades(counts)]))
+
+
+def within(met: int, count: int) -> str:
+    """ "42 of 42 measurements within limits"; "" without any limit."""
+    return say(WITHIN if count != 1 else WITHIN_ONE, met=met, count=count) if count else ""
 
 
 def grades(counts: Mapping[Grade, int]) -> str:

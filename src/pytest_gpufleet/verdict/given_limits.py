@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from pytest_gpufleet.model.finding import Change, GivenLimits, Limit, distinct, that_count
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.record import Record
@@ -79,11 +80,16 @@ def remarks_on(record: Record) -> list[str]:
     """What a verdict has to tell of the given profile, and what changes nothing about it."""
     if record.profile is None:
         return []
-    lines, whose = list(map(str, record.profile.changes)), f"the customer's profile {record.profile.file}"
-    for row in record.profile.spreads:
-        both = ((row.within, "within a machine"), (row.between, "between machines"))
-        differ = " and ".join(f"{100 * sd:g} % {where}" for sd, where in both if sd is not None)
-        lines.append(f"{whose} says how much {_title(row.metric)} of healthy GPUs differs: {differ}")
+    lines, whose = list(map(str, record.profile.changes)), f"the given profile {record.profile.file}"
+    spreads = grouped(
+        (f"{_title(row.metric)} {where}", 100 * sd)
+        for row in record.profile.spreads
+        for sd, where in ((row.within, "within a machine"), (row.between, "between machines"))
+        if sd is not None
+    )
+    if spreads:
+        most = ", ".join(f"{what} up to {max(sds):.4g} %" for what, sds in spreads.items())
+        lines.append(f"{whose} says how much healthy GPUs differ: {most}")
     # What would miss its limits without the given profile, and does not by it.
     anew = judged_by(record, choose(None, (gpu.name for gpu in record.topology.gpus)))
     met = (finding for finding in that_count(distinct(record.findings)) if finding.state != "missed")

@@ -296,7 +296,7 @@ def _lines(finding: Finding, topology: GpuTopology) -> list[str]:
         lines.append(f"{values[place]}, {fraction:.1%} worse than its peers (at most {most})")
     lines += [f"  {each}" for each in dict.fromkeys(finding.why().values())]
     if limit is not None:
-        whose = "the customer's profile" if limit.given else "profile"
+        whose = "the given profile" if limit.given else "profile"
         origin = f"{whose} {limit.profile}, " if limit.profile else ""
         lines.append(f"  limit from {origin}{IN_WORDS[limit.grade]}: {limit.full_source}")
     return lines

@@ -38,6 +38,9 @@ def load(given: Path) -> Requirements:
     cannot be read, a key that nothing reads, an id that is there twice, or a check or metric that nobody knows."""
     ours = SHIPPED / f"{given}.toml"
     path = ours if ours.is_file() and not given.exists() else given
+    if not path.exists():
+        names = ", ".join(sorted(each.stem for each in SHIPPED.glob("*.toml")))
+        raise FileError(f"{given}: no such file, nor one of the shipped lists ({names})")
     top = toml_table.read(path)
     top.check(ListTable)
     seen: dict[str, int] = {}

@@ -10,6 +10,7 @@ from pytest_gpufleet.model.events import NO_NETWORK, Check, VerdictWord
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import NVLS_SINCE, Missing
 from pytest_gpufleet.model.language import Said, say, some
+from pytest_gpufleet.model.place import CALLED
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import titled
 from pytest_gpufleet.verdict import accusations, basis
@@ -145,8 +146,9 @@ def _shared_ways(record: Record) -> list[str]:
     for finding in record.findings:
         for at, spread in scattered(finding).items() if shares_its_way(finding.measurement, record.topology) else ():
             title = finding.measurement.definition.title
-            widest[title] = max(widest.get(title, (0.0, "")), (spread, str(at)))
-    text = "{metric}: samples differ by up to {spread} at {place}, as where others use the host or the network too"
+            where = " to ".join(f"{CALLED.get(part.kind, part.kind)} {part.index}" for part in at.parts)
+            widest[title] = max(widest.get(title, (0.0, "")), (spread, where))
+    text = "{metric}: samples differ by up to {spread} at {place}, as happens when others share the host or the network"
     rows = ((say(title), f"{spread:.0%}", place) for title, (spread, place) in widest.items())
     return [say(text, metric=title, spread=spread, place=place) for title, spread, place in rows]
 

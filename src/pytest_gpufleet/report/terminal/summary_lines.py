@@ -15,7 +15,7 @@ from pytest_gpufleet.report import machine_section, wording
 from pytest_gpufleet.report.banner import STAMPS, headline, next_steps, reasons, stamp, to_look_at, why
 from pytest_gpufleet.report.failures import Failure, accused, failures, message
 from pytest_gpufleet.report.figures import group_table, named, narrow, required_tables, texts
-from pytest_gpufleet.report.hosts import HostRow, counts, host_rows, nodes_in_words
+from pytest_gpufleet.report.hosts import HostRow, beside, counts, host_rows, nodes_in_words
 from pytest_gpufleet.report.tables import Table, on_screen
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import all_faults
@@ -93,7 +93,7 @@ def _host(row: HostRow) -> list[Line]:
     own = f"its own run is {row.verdict}" if row.run else "no run that counts"
     texts = [why(row.run.record)] if row.run and row.verdict == "REJECTED" else []
     named = [line for gpu in row.named for line in wrapped(gpu.identity, "    ", BAD)]
-    below = [gap.what for gap in row.gaps]
+    below = beside(row)
     for each in row.slow[:1]:
         some = wording.places([on_node(one.place, 0) for one in each.places])
         at = "all of its places" if each.everywhere else some
@@ -102,7 +102,7 @@ def _host(row: HostRow) -> list[Line]:
         below.append(f"{each.figure.metric.title} of {at} {worse} worse than the fleet's peers{more}")
     for difference in row.differences:
         value = next(value for value, hosts in difference.others.items() if row.host in hosts)
-        below.append(f"{difference.fact}: {value}, most hosts: {difference.usual or 'nothing in common'}")
+        below.append(f"{difference.fact}: {value}, most hosts: {difference.usual or 'no common value'}")
     head = wrapped(f"{row.host}{serial}: {own}", "  ", BAD)
     return [*head, *_indented(texts), *named, *_indented(below)]
 

@@ -10,6 +10,7 @@ from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, Grade
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.grouping import grouped
+from pytest_gpufleet.model.language import Said
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.accusations import searched
@@ -47,8 +48,9 @@ def judge_again(record: Record, profile: Profile | None, basis: Grade | None = N
     topology, checks = record.topology, {}
     for name, check in record.checks.items():
         checks[name] = _check(check, now.get(name, []), searched(record, name), topology)
-    by = f"the limits of profile {profile.name}" if profile else "no limits"
-    note = f"the measurements of {record.run.host}, {record.run.utc}, judged again with {by}"
+    by = Said("the limits of profile {name}", name=profile.name) if profile else Said("no limits")
+    text = "the measurements of {host}, {utc}, judged again with {by}"
+    note = Said(text, host=record.run.host, utc=record.run.utc, by=by)
     limits, digest = (profile.name, sha256(profile.path)) if profile else (None, None)
     basis = basis or record.run.basis
     header = msgspec.structs.replace(record.run, profile=limits, profile_sha256=digest, basis=basis)

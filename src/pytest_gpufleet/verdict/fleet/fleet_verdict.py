@@ -46,7 +46,7 @@ WORDS: dict[GapKind, str] = {
     "incomplete": "INCOMPLETE",
     "one name": "with a name that two machines have",
     "one GPU": "with a GPU that another host has too",
-    "run otherwise": "with runs that differ from the others'",
+    "run otherwise": "whose runs differ",
 }
 WITH_WHY = ("lost", "left out", "run otherwise")  # the same of many
 # By whether it is one host, and whether a verb follows.
@@ -174,7 +174,7 @@ def _against(
         reasons += [*filter(None, [not_as_many(record)])] + (record.reasons if record.verdict == "REJECTED" else [])
     for held_back, why in ((False, ""), (True, Said(HELD_BACK))):
         reasons += _slower(hosts, [each for each in slow if hosts[each.node].held_back == held_back], why)
-    return reasons + [Said("not all hosts are alike: {difference}", difference=each.text) for each in differences]
+    return reasons + [Said("hosts differ in {difference}", difference=each.text) for each in differences]
 
 
 def _slower(hosts: Sequence[HostRun], slow: Sequence[SlowPlaces], why: str) -> list[str]:
