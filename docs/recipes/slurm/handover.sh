@@ -5,6 +5,8 @@
 #
 # The first node writes REPORTS, with the folders of all: no other needs to see it. The others are to have the same Python
 # and package, or the same image (pyxis and enroot): CONTAINER=registry.example#gpufleet:0.4.0 sbatch ...
+# What only root may read leaves the verdict INCOMPLETE. Submit it as root, or leave that out, where users may read the
+# kernel log (kernel.dmesg_restrict=0): WITHOUT=acs,bmc,cabling,disks,memory,optics sbatch ...
 #SBATCH --job-name=gpufleet
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
@@ -31,4 +33,4 @@ fi
 # one ends the others.
 exec srun --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --mem=0 "${container[@]}" \
     "$GPUFLEET" accept --nodes "$SLURM_JOB_NUM_NODES" --gpus "${gpus##*:}" --fleet-deadline 150m --fleet-dir "$REPORTS" -q \
-    -p no:cacheprovider
+    -p no:cacheprovider ${WITHOUT:+"--fleet-without=$WITHOUT"}
