@@ -44,6 +44,10 @@ LINES = [
      "pcie_corrected_logged", "nvidia 0000:07:00.0", False, False),
     ("pcieport 0000:30:03.0: DPC: containment event, status:0x0005 source:0x3400", "pcie_error_logged",
      "pcieport 0000:30:03.0", True, True),
+    ("NVRM: GPU 0000:91:00.0: GPU has fallen off the bus.", "gpu_lost", "0000:91:00.0", True, True),
+    ("NVRM: GPU 0000:98:00.0: RmInitAdapter failed! (0x62:0x65:1792)", "gpu_lost", "0000:98:00.0", True, True),
+    ("NVRM: RmInitAdapter failed! (0x27:0x38:1193)", "gpu_lost", "", True, True),
+    ("NVRM: fallen off the bus and is not responding to commands.", "gpu_lost", "", True, True),
     ("watchdog: BUG: soft lockup - CPU#18 stuck for 27s! [python3:2254956]", "hung_task", "", False, True),
     ("watchdog: Watchdog detected hard LOCKUP on cpu 3", "hung_task", "", True, True),
     ("NMI watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [nvidia-smi:1]", "hung_task", "", False, True),
@@ -69,6 +73,7 @@ LINES = [
     ("md/raid0md0: Disk failure on nvme0n1p1 detected, failing array.", "disk_failing", "nvme0n1p1", True, True),
     ("block nvme0n1: no available path - failing I/O", "disk_failing", "nvme0n1", True, True),
     ("EXT4-fs (nvme0n1p1): Remounting filesystem read-only", "file_system_failed", "nvme0n1p1", True, True),
+    ("EXT4-fs (nvme0n1p1): I/O error while writing superblock", "file_system_failed", "nvme0n1p1", True, True),
     ("EXT4-fs error (device nvme0n1p1): __ext4_find_entry:1588: inode #43: comm gmain: reading directory lblock 0",
      "file_system_failed", "nvme0n1p1", True, True),
     ("XFS (dm-4): I/O Error Detected. Shutting down filesystem", "file_system_failed", "dm-4", True, True),
@@ -405,6 +410,12 @@ def test_a_fault_says_how_often_a_message_came_and_names_the_gpu_that_is_alone_b
     found, _ = judged([often, message(FATAL, first=51.2, last=51.2), message(FATAL)], FOUR, "before")
     more = [" (12,000 times, 51 to 1,207 s after boot)", " (51 s after boot)", ""]
     assert [fault.what for fault in found] == [f"{FATAL}{each}" for each in more]
+
+
+def test_a_gpu_that_started_after_all_is_not_lost():
+    gone, there = (message("NVRM: GPU 0000:98:00.0: RmInitAdapter failed!", gpus=gpus) for gpus in ((), GPUS[:1]))
+    assert [[fault.name for fault in judged([each], FOUR, "before")[0]] for each in (gone, there)] == [["gpu_lost"], []]
+    assert judged([there], FOUR, "during")[0]
 
 
 def test_what_is_shown_is_one_remark_a_kind():

@@ -75,8 +75,7 @@ TABLE = tuple((re.compile(pattern), HostMessage(code, *when)) for code, when, pa
     ("machine_check", ALWAYS, _MCE + r"[abefABEF]\w{15}"),
     # mce: [Hardware Error]: CPU 2: Machine Check: 0 Bank 5: 8c00004000010092
     ("machine_check_corrected", NEVER, _MCE + r"\w{16}"),
-    # {1}[Hardware Error]: event severity: fatal
-    # drivers/firmware/efi/cper.c, cper_estatus_print: what the firmware reports (APEI), also of the boot before (BERT)
+    # {1}[Hardware Error]: event severity: fatal: drivers/firmware/efi/cper.c; of the firmware, also of the boot before
     ("machine_check", ALWAYS, _CPER + "(?:fatal|recoverable)"),
     ("machine_check_corrected", NEVER, _CPER + "corrected"),
     # EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0 (channel:0 slot:0 page:0xe16677 offset:0x0 ...
@@ -100,6 +99,10 @@ TABLE = tuple((re.compile(pattern), HostMessage(code, *when)) for code, when, pa
     # pcieport 0000:00:1c.0: DPC: containment event, status:0x1f01 source:0x0000
     # drivers/pci/pcie/dpc.c: a port has cut off all that is below it
     ("pcie_error_logged", ALWAYS, _OF_PCI + r"DPC: containment event"),
+    # NVRM: GPU 0000:91:00.0: GPU has fallen off the bus.
+    # NVRM: GPU 0000:98:00.0: RmInitAdapter failed! (0x62:0x65:1792)
+    # leptonai/gpud; NVIDIA/open-gpu-kernel-modules issue 789: it never started. One that did later is left: judged()
+    ("gpu_lost", ALWAYS, rf"NVRM: (?:GPU (?P<device>{BDF}): )?(?:RmInitAdapter failed|(?:GPU has )?fallen off)"),
     # watchdog: BUG: soft lockup - CPU#18 stuck for 27s! [python3:2254956]
     # kernel/watchdog.c; github.com/leptonai/gpud components/cpu/kmsg_matcher.go. Also where a hypervisor stood still.
     ("hung_task", DURING, _WATCHDOG + r"BUG: soft lockup - CPU#\d+ stuck for"),
@@ -124,8 +127,7 @@ TABLE = tuple((re.compile(pattern), HostMessage(code, *when)) for code, when, pa
     # nvme nvme4: Disabling device after reset failure: -19
     # nvme nvme1: Removing after probe failure status: -5
     # drivers/nvme/host/pci.c; gpud as above, github.com/snu-csl/nvmevirt issue 34
-    ("disk_failing", ALWAYS,
-         r"nvme (?P<device>nvme\d+): (?:Disabling device after reset failure|Removing after probe failure)"),
+    ("disk_failing", ALWAYS, r"nvme (?P<device>nvme\d+): (?:Disabling device|Removing) after (?:reset|probe) failure"),
     # I/O error, dev nvme0n1, sector 131209936 op 0x0:(READ) flags 0x80700 phys_seg 25 prio class 0
     # print_req_error: critical medium error, dev sdf, sector 1811939592
     # block/blk-mq.c, blk_print_req_error; github.com/oxidecomputer/crucible issue 1844, longhorn/longhorn issue 2775.
@@ -143,8 +145,9 @@ TABLE = tuple((re.compile(pattern), HostMessage(code, *when)) for code, when, pa
     # drivers/nvme/host/multipath.c; gpud as above
     ("disk_failing", ALWAYS, r"block (?P<device>nvme\w+): no available path - failing I/O"),
     # EXT4-fs (nvme0n1p1): Remounting filesystem read-only
-    # fs/ext4/super.c, ext4_handle_error; github.com/Joshua-Riek/ubuntu-rockchip issue 970
-    ("file_system_failed", ALWAYS, rf"EXT4-fs \({_DISK}\): Remounting filesystem read-only"),
+    # EXT4-fs (nvme0n1p1): I/O error while writing superblock
+    # fs/ext4/super.c; github.com/Joshua-Riek/ubuntu-rockchip issue 970, leptonai/gpud components/os
+    ("file_system_failed", ALWAYS, rf"EXT4-fs \({_DISK}\): (?:Remounting filesystem read-only|I/O error while)"),
     # EXT4-fs error (device nvme0n1p1): __ext4_find_entry:1588: inode #43: comm gmain: reading directory lblock 0
     # fs/ext4/super.c, __ext4_error; github.com/oxidecomputer/crucible issue 1572
     ("file_system_failed", ALWAYS, rf"EXT4-fs error \(device {_DISK}\)"),
@@ -177,8 +180,7 @@ TABLE = tuple((re.compile(pattern), HostMessage(code, *when)) for code, when, pa
     # mlx5_core 0000:41:00.0: poll_health:471:(pid 0): device's health compromised - reached miss count
     # mlx5_core 0000:41:00.0: poll_health:478:(pid 0): Fatal error 1 detected
     # core/health.c, the same adapter
-    ("nic_firmware_failed", ALWAYS,
-         _MLX5 + r"(?:device's health compromised|Fatal error \d+ detected|health recovery flow aborted)"),
+    ("nic_firmware_failed", ALWAYS, _MLX5 + r"(?:device's health compromised|Fatal error|health recovery flow abort)"),
     # mlx5_core 0000:5c:00.0: print_health_info:500:(pid 0): Health issue observed, firmware internal error,
     # severity(3) ERROR: -- core/health.c, print_health_info; below 4 is an error or worse (include/linux/kern_levels.h)
     ("nic_firmware_failed", ALWAYS, _MLX5 + r"Health issue observed, .*severity\([0-3]\)"),
@@ -190,8 +192,7 @@ TABLE = tuple((re.compile(pattern), HostMessage(code, *when)) for code, when, pa
     (FLAPPING, BEFORE, rf"(?P<device>(?:mlx5_core|bnxt_en) {BDF} [\w.@-]+): (?:NIC Link is Down|Link down)$"),
     # mce: CPU1: Package temperature above threshold, cpu clock throttled (total events = 12705)
     # drivers/thermal/intel/therm_throt.c; github.com/erpalma/throttled issue 239
-    ("processor_throttled", DURING,
-         r"(?:mce: )?CPU\d+: (?:Core|Package) temperature (?:is )?above threshold, cpu clock"),
+    ("processor_throttled", DURING, r"(?:mce: )?CPU\d+: (?:Core|Package) temperature (?:is )?above threshold"),
 ))  # fmt: skip
 
 
@@ -324,7 +325,8 @@ def judged(
     messages: Sequence[HostMessage], gpus: Sequence[Gpu], when: Literal["before", "during"]
 ) -> tuple[list[Fault], list[Fault]]:
     """What condemns the machine, of messages from before the run or from during it, and the others of them."""
-    condemning = [message for message in messages if getattr(message, when)]
+    back = [each for each in messages if when == "before" and each.code == "gpu_lost" and each.gpus]
+    condemning = [message for message in messages if getattr(message, when) and message not in back]
     return _faults(condemning, gpus), _faults((each for each in messages if each not in condemning), gpus)
 
 
