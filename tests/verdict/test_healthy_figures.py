@@ -49,6 +49,7 @@ PUBLISHED = [
     ("NVIDIA GB200", "pair_bandwidth", READ, 744.0, "stas00/ml-engineering"),
     (H100, "memory_bandwidth", {"operation": "copy"}, 2570.0, "NVIDIA/nccl issue 1264, cudaMemcpy"),
     (H100, "busbw", {**busbw(8 * GiB, 16, True), **TWO_NODES}, 449.0, "NVIDIA/nccl issue 2409"),
+    (H100, "busbw", {**busbw(GiB, 16, True), **TWO_NODES}, 313.3, "awsome-distributed-ai, EKS, NCCL 2.18"),
     (H100, "busbw", {**busbw(8 * GiB, 16, False), **TWO_NODES}, 365.8, "NVIDIA/nccl-tests issue 309, on four"),
     (B200, "busbw", {**busbw(8 * GiB, 16, False), **TWO_NODES}, 376.1, "stas00/ml-engineering, on four"),
     (H200, "busbw", busbw(8 * GiB, 4, False), 363.0, "stas00/ml-engineering, 4x H200, ring"),

@@ -273,8 +273,8 @@ def test_a_dead_adapter_shows_on_its_rail_although_nvlink_goes_round_it():
 @pytest.mark.parametrize(("nodes", "domain", "value", "state", "grade"), [
     (18, "inside", 834.6, "met", "published"),
     (18, "inside", 700.0, "missed", "published"),
-    (16, "inside", 600.0, "met", "physical"),
-    (16, "inside", 500.0, "missed", "physical"),
+    (12, "inside", 600.0, "met", "physical"),
+    (12, "inside", 500.0, "missed", "physical"),
     (36, "across", 792.0, "met", "published"),
     (36, "across", 640.0, "missed", "published"),
     (360, "across", 381.5, "met", "published"),

@@ -22,12 +22,11 @@ DIGITS = 4
 
 # Recorded: machines of 1, 2, 4 and 8 H200 (tests/recorded, docs/results); in brackets the highest of them less 30 %.
 # Published: the sources of the shipped profiles.
-# By a triad. Recorded 0.86 to 0.90 (0.63). Published from 0.66 (B200, of the 8,192 bits that older drivers give, by
-# dcgmproftester, which shows an eighth less than BabelStream on an H100) over T4 0.76 to H100 PCIe 0.90.
-MEMORY = 0.65
-# By cudaMemcpy, which is as fast as the driver makes it on that model: how fast the memory is, the triad shows.
-# Recorded 0.88 to 0.90. Published from 0.46 (H20-3e, all of eight: NVIDIA/nvbandwidth issue 48) over H100 0.77
-# (NVIDIA/nccl issue 1264) to A100 0.85 (FlagOpen/FlagPerf). 78 SMs of an H200, as many as an H20 has, gave 0.80.
+# By a triad. Recorded 0.86 to 0.90 (0.63). Published from 0.65 (GB200, by BabelStream in 0.15 ms a pass:
+# oracle-quickstart/oci-gpu-quickstarts) and 0.66 (B200, by dcgmproftester) over T4 0.76 to H100 PCIe 0.90.
+MEMORY = 0.64
+# By cudaMemcpy, which is as fast as the driver makes it on that model. Recorded 0.88 to 0.90. Published from 0.46
+# (H20-3e: NVIDIA/nvbandwidth issue 48) to A100 0.85 (FlagOpen/FlagPerf). 78 SMs of an H200, as of an H20, gave 0.80.
 MEMCPY = 0.40
 OPERATIONS = {"copy": MEMCPY, "triad": MEMORY, "copy and triad": math.sqrt(MEMCPY * MEMORY)}
 # In one direction, one GPU at a time. Recorded 0.88 (0.62). Published from 0.67 (a gate for A100, which healthy ones
@@ -36,9 +35,8 @@ HOST, HOST_PCIE_3 = 0.64, 0.55
 # Of the NVLinks between two GPUs. Recorded 0.83 to 0.88 (0.62); published from 0.68 (a gate for GB200).
 PAIR = 0.65
 # Of PCIe, between two GPUs without NVLinks, directly or through host memory. Published from 0.36 (2x RTX 2080 Ti behind
-# a switch, without peer access: Anthony-Hoo/Anthony-Hoo.github.io) over 0.62 (RTX PRO 6000, between sockets:
-# voipmonitor/rtx6kpro) and 0.64 (RTX 4090 without peer access: NVIDIA/nccl issue 814) to 0.90 (RTX PRO 6000). A driver
-# under which RTX 4090 reached each other and should not gave 0.31 (the same issue).
+# a switch, without peer access: Anthony-Hoo/Anthony-Hoo.github.io) over 0.62 (RTX PRO 6000, between sockets) and 0.64
+# (RTX 4090: NVIDIA/nccl issue 814) to 0.90. A driver under which RTX 4090 should not reach each other gave 0.31.
 PAIR_PCIE = 0.33
 # 16 bits. Recorded 0.61 to 0.67 (0.47); published from 0.51 (H100 NVL).
 PRODUCTS = 0.50
