@@ -88,10 +88,6 @@ DRIVES = {
     "pending sectors": ([sectors(197, 8)], ["drive_errors"]),
     "reallocated sectors of a rotating disk": ([sectors(5, 1975)], ["drive_errors"]),
     "blocks that an SSD has replaced": ([sectors(5, 5), ('"rotation_rate":7200', '"rotation_rate":0')], []),
-    "to be read only, by a later nvme, which takes the warnings apart": (
-        [('"critical_warning":0,"temperature":323', '"critical_warning":{"value":8,"ro":1},"temperature":323')],
-        ["drive_failing"],
-    ),
     "SMART failed": ([('{"passed":true},"ata', '{"passed":false},"ata')], ["drive_failing"]),
 }
 

@@ -1,8 +1,8 @@
-"""The drives of the host: what the kernel shows of them, what they say of their own health by smartctl or nvme, and
-what is wrong with them."""
+"""The drives of the host: what the kernel shows of them, what they say of their own health by smartctl, and what is
+wrong with them."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from pytest_gpufleet.machine import tools
-from pytest_gpufleet.machine.tools import AS_ROOT, Absent, HostFact, NoAnswer, RunTool, Unreadable, output
+from pytest_gpufleet.machine.tools import AS_ROOT, Absent, HostFact, RunTool, Unreadable, output
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import THIS_NODE
 
@@ -86,18 +86,13 @@ class DriveHealth:
 # smartctl(8): its status is a mask, of which the first two bits say that it could not ask the drive.
 ANY_STATUS, NOT_ASKED = tuple(range(256)), 0b11
 DENIED = re.compile("permission denied|operation not permitted", re.IGNORECASE)
-KELVIN = 273
 # ACS-4 and the attributes that all makers have under these numbers (smartctl's drivedb.h, DEFAULT).
 ATTRIBUTES = {5: "reallocated", 197: "pending", 198: "uncorrectable"}
-# The log of an NVMe drive, by the names that smartctl and nvme-smart-log(1) have for the same.
+# The log of an NVMe drive, where smartctl has other names for it than DriveHealth.
 NVME_LOG = {
-    "critical_warning": ("critical_warning",),
-    "spare": ("available_spare", "avail_spare"),
-    "spare_threshold": ("available_spare_threshold", "spare_thresh"),
-    "used": ("percentage_used", "percent_used"),
-    "media_errors": ("media_errors",),
-    "unsafe_shutdowns": ("unsafe_shutdowns",),
-}
+    "spare": "available_spare", "spare_threshold": "available_spare_threshold", "used": "percentage_used",
+    **{name: name for name in ("critical_warning", "media_errors", "unsafe_shutdowns")},
+}  # fmt: skip
 
 
 def read_health(root: Path = Path("/"), run: RunTool = output) -> tuple[DriveHealth, ...]:
@@ -116,50 +111,26 @@ def read_health(root: Path = Path("/"), run: RunTool = output) -> tuple[DriveHea
 
 
 def _asked(run: RunTool, name: str) -> DriveHealth:
+    text = run("smartctl", "--json=c", "-a", f"/dev/{name}", statuses=ANY_STATUS)
     try:
-        return _by_smartctl(run, name)
-    except Unreadable as why:
-        if isinstance(why, NoAnswer) or not name.startswith("nvme"):
-            raise
-        try:
-            log = _json("nvme", run("nvme", "smart-log", f"/dev/{name}", "-o", "json"))
-        except Unreadable as other:
-            raise (other if isinstance(other, NoAnswer) else why) from None
-    if isinstance(log.get("critical_warning"), Mapping):  # later versions take the warnings apart
-        log["critical_warning"] = log["critical_warning"].get("value")
-    kelvin = log.get("temperature")
-    return DriveHealth(name, celsius=None if kelvin is None else kelvin - KELVIN, **_of_log(log))
-
-
-def _by_smartctl(run: RunTool, name: str) -> DriveHealth:
-    printed = _json("smartctl", run("smartctl", "--json=c", "-a", f"/dev/{name}", statuses=ANY_STATUS))
+        printed = msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError:  # or what is no document
+        raise Unreadable("smartctl printed no JSON: it is older than its option for it") from None
     about = printed.get("smartctl", {})
     if about.get("exit_status", 0) & NOT_ASKED:
         why = "; ".join(str(each.get("string")) for each in about.get("messages", ())) or "it does not say why"
         raise Unreadable(f"smartctl could not ask {name} ({why})", AS_ROOT if DENIED.search(why) else "")
     table = printed.get("ata_smart_attributes", {}).get("table", ())
+    log = printed.get("nvme_smart_health_information_log", {})
     return DriveHealth(
         name,
         model=printed.get("model_name"),
         passed=printed.get("smart_status", {}).get("passed"),
         rotating=bool(printed.get("rotation_rate")),
         celsius=printed.get("temperature", {}).get("current"),
-        **_of_log(printed.get("nvme_smart_health_information_log", {})),
+        **{field: log.get(name) for field, name in NVME_LOG.items()},
         **{ATTRIBUTES[row["id"]]: row.get("raw", {}).get("value") for row in table if row.get("id") in ATTRIBUTES},
     )
-
-
-def _of_log(log: Mapping[str, Any]) -> dict[str, Any]:
-    return {field: log[name] for field, names in NVME_LOG.items() for name in names if name in log}
-
-
-def _json(program: str, text: str) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.ValidationError:
-        raise Unreadable(f"{program} printed something else than it is known for") from None
-    except msgspec.DecodeError:
-        raise Unreadable(f"{program} printed no JSON: it is older than its option for it") from None
 
 
 NVME = HostFact("nvme", tuple[Drive, ...], read_nvme)

@@ -236,11 +236,6 @@ def short_of(processors: int, memory: int) -> str:
 Limit = int | str  # "unlimited"
 
 
-def _memory_limit() -> Limit:
-    limit = (CGROUP / "memory.max").read_text().strip()
-    return "unlimited" if limit == "max" else int(limit)
-
-
 def _limits(which: int) -> list[Limit]:
     return ["unlimited" if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(which)]
 
@@ -252,7 +247,6 @@ def _locked_memory() -> Limit:
     return "unlimited" if free else _limits(resource.RLIMIT_MEMLOCK)[0]
 
 
-MEMORY_LIMIT = HostFact("container_memory_limit", Limit, _memory_limit)
 SHARED_MEMORY = HostFact("shared_memory_bytes", int, lambda: shutil.disk_usage("/dev/shm").total, subject="limits")
 LOCKED_MEMORY = HostFact("locked_memory_limit", Limit, _locked_memory, subject="limits")
 OPEN_FILES = HostFact("open_files_limit", Limit, lambda: _limits(resource.RLIMIT_NOFILE)[0])
