@@ -110,6 +110,9 @@ ANSWERS = {
     "nvmlDeviceGetEnforcedPowerLimit": lambda nvml, card: 650_000,
     "nvmlDeviceGetComputeRunningProcesses": lambda nvml, card: nvml.processes.get(card.index, []),
     "nvmlDeviceGetNvLinkState": _link_state,
+    "nvmlDeviceGetNvLinkRemoteDeviceType": lambda nvml, card, link: (
+        (2 if card.links[link] == SWITCH else 0) if link < len(card.links) else not_supported()
+    ),
     "nvmlDeviceGetNvLinkRemotePciInfo": _remote_bus_id,
     "nvmlDeviceGetTopologyCommonAncestor": _distance,
 }
