@@ -25,7 +25,7 @@ from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.report.terminal.live import AROUND, RunningCheck, table
 from tests.conftest import RECORDED, ROOT, SECONDS as DEADLINE, as_on_a_terminal
 
-READING = dict(zip(READINGS, (97, 113 << 30, 61, 72, 655.4, 1980, 3201, 4, 12, 34), strict=True))
+READING = dict(zip(READINGS, (97, 113 << 30, 61, 72, 655.4, 1980, 3201, 4), strict=True))
 KNOWN = {"name": "NVIDIA H200", "memory_bytes": 150754820096, "power_limit_watts": 700.0}
 # A machine with 8 GPUs, of which the last one does not answer, in place of this one.
 STAND_IN = f"""

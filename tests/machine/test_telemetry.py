@@ -14,13 +14,13 @@ import pynvml
 import pytest
 
 from pytest_gpufleet.machine import telemetry
-from pytest_gpufleet.machine.gpu_facts import READINGS, SLOW_READINGS
+from pytest_gpufleet.machine.gpu_facts import READINGS
 from pytest_gpufleet.machine.health import POWER_CAP
 from pytest_gpufleet.machine.local_node import LocalNode
 from pytest_gpufleet.machine.telemetry import Sampler, Watch
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing, clock_events
-from pytest_gpufleet.model.measurement import SLOW_BEAT, GpuState
+from pytest_gpufleet.model.measurement import GpuState
 from tests.machine import fake_nvml
 
 MANY_SECONDS = 30  # a deadline for what takes milliseconds
@@ -89,13 +89,6 @@ def test_what_a_gpu_does_not_have_is_asked_once_and_what_failed_is_asked_again()
         assert None not in whole.values()
     assert source.asked[1, "memory_temperature_c"] == 1
     assert source.asked[1, "power_watts"] == source.asked[0, "memory_temperature_c"] == 3
-
-
-def test_readings_that_cost_much_are_in_one_sample_of_several():
-    taken, _ = sampled(StandIn(), SLOW_BEAT + 1)
-    slow = [one.gpus[1][next(iter(SLOW_READINGS))] for one in taken[: SLOW_BEAT + 1]]
-    assert slow == [1, *[None] * (SLOW_BEAT - 1), 1]
-    assert None not in [one.gpus[1]["power_watts"] for one in taken]
 
 
 def test_sampler_goes_on_after_failures_and_keeps_the_last():

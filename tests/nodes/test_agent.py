@@ -383,7 +383,7 @@ class StandIn:
     def host(self, names=None):
         return {name: self._machine.host[name] for name in names or self._machine.host}
 
-    def sample(self, slow=True):
+    def sample(self):
         readings = dict.fromkeys(READINGS)
         self.sampled.set()
         return Sample(0.0, tuple({**readings, "clock_event_reasons": self.reasons} for _ in self.topology.gpus))
@@ -441,7 +441,7 @@ def test_what_got_worse_is_told_once_also_between_two_questions_and_what_was_bef
 
 
 def test_what_nobody_could_see_is_told(node, own):
-    node.sample = lambda slow: 1 / 0
+    node.sample = lambda: 1 / 0
     own.watch()
     while "ZeroDivisionError" not in (found := health(own)).unseen:
         assert found.faults == ()

@@ -86,12 +86,6 @@ def test_body_runs_on_ranks_with_everything_a_test_has(fleet):
             with pytest.raises(RuntimeError, match="use the fixture nccl_group"):
                 rank.group
 
-        @pytest.mark.world_size(1)
-        def test_alone(rank, nccl_group):
-            x = torch.ones(1)
-            dist.all_reduce(x, group=nccl_group)
-            assert x.item() == rank.size == dist.get_world_size(nccl_group) == 1
-
         def test_without_rank():
             assert os.getpid() != CONTROLLER
 

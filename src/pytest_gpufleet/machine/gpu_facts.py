@@ -161,7 +161,6 @@ ECC_PLACES = {"dram": 2, "sram": 7}
 CLOCK_SM, CLOCK_MEMORY = 1, 2
 TEMPERATURE_GPU = 0
 THRESHOLDS = {"shutdown": 0, "slowdown": 1, "memory_max": 2, "gpu_max": 3}
-PCIE_TX, PCIE_RX = 0, 1
 FIELD_MEMORY_TEMPERATURE, FIELD_RECOVERY_ACTION = 82, 230
 FIELDS_SLOWDOWN = {"sw_thermal": 269, "hw_thermal": 270, "power_brake": 271}  # ns
 FIELD_THERMAL_POLICY = 75  # ns
@@ -345,12 +344,7 @@ SLOW_COUNTERS: dict[str, Read] = {
     "ecc_corrected": _ecc_corrected,
 }
 
-# What telemetry samples. The slow readings cost more than all others together (on an H200 a millisecond of CPU each):
-# they are not in every sample.
-SLOW_READINGS: dict[str, Read] = {
-    "pcie_transmitted_kilobytes_per_second": lambda n, h: n.nvmlDeviceGetPcieThroughput(h, PCIE_TX),
-    "pcie_received_kilobytes_per_second": lambda n, h: n.nvmlDeviceGetPcieThroughput(h, PCIE_RX),
-}
+# What telemetry samples.
 READINGS: dict[str, Read] = {
     "utilization_percent": lambda n, h: n.nvmlDeviceGetUtilizationRates(h).gpu,
     "memory_used_bytes": lambda n, h: n.nvmlDeviceGetMemoryInfo(h).used,
@@ -360,7 +354,6 @@ READINGS: dict[str, Read] = {
     "sm_clock_mhz": lambda n, h: n.nvmlDeviceGetClockInfo(h, CLOCK_SM),
     "memory_clock_mhz": lambda n, h: n.nvmlDeviceGetClockInfo(h, CLOCK_MEMORY),
     "clock_event_reasons": _clock_event_reasons,
-    **SLOW_READINGS,
 }
 
 # Since the driver was loaded: read around a measurement, and in no sample.

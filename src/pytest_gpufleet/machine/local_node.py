@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from pytest_gpufleet.machine import host, locks, nvml
-from pytest_gpufleet.machine.gpu_facts import COUNTERS, READINGS, SLOW_COUNTERS, SLOW_READINGS
+from pytest_gpufleet.machine.gpu_facts import COUNTERS, READINGS, SLOW_COUNTERS
 from pytest_gpufleet.machine.kernel_log import KernelLog, Logged, behind
 from pytest_gpufleet.machine.nvml import Nvml
 from pytest_gpufleet.machine.software import software
@@ -39,14 +39,12 @@ class LocalNode:
     def host(self, names: Sequence[str] | None = None) -> dict[str, Any]:
         return host.read(names)
 
-    def sample(self, slow: bool = True) -> Sample:
-        """The readings of all GPUs now. `slow`: also SLOW_READINGS, which are None otherwise. The GPUs are asked at the
-        same time, for some calls block for tens of milliseconds."""
+    def sample(self) -> Sample:
+        """The readings of all GPUs now. They are asked at the same time, for some calls block for a while."""
         assert self._driver is not None
-        wanted = [name for name in READINGS if slow or name not in SLOW_READINGS]
         now, asked = round(time.time(), 3), []
         for gpu in range(self._driver.count()):
-            names = [name for name in wanted if (gpu, name) not in self._absent]
+            names = [name for name in READINGS if (gpu, name) not in self._absent]
             asked.append(nvml.in_thread(nvml.read, self._driver, gpu, names))
         readings: list[dict[str, Any]] = []
         for gpu, found in enumerate(each.result() for each in asked):

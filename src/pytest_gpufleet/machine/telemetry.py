@@ -1,6 +1,5 @@
 """What the GPUs do while a run goes on, sampled in threads."""
 
-import itertools
 import math
 import threading
 import time
@@ -12,7 +11,7 @@ from pytest_gpufleet.machine import nvml
 from pytest_gpufleet.machine.local_node import LocalNode
 from pytest_gpufleet.machine.nvml import NoGpus, Nvml
 from pytest_gpufleet.model.gpu import Gpu, Missing
-from pytest_gpufleet.model.measurement import SLOW_BEAT, GpuState, Sample
+from pytest_gpufleet.model.measurement import GpuState, Sample
 
 CLOCK = "sm_clock_mhz"
 READ, ENERGY = ("temperature_c", CLOCK, "power_watts"), "energy_joules"  # the fields of GpuState
@@ -121,11 +120,10 @@ class Sampler:
             self.trouble = f"no answer from the driver for {gap:.1f} s"
 
     def _run(self) -> None:
-        beats = itertools.count()
         due = time.monotonic()
         while not self._stopped.wait(max(0.0, due - time.monotonic())):
             try:
-                taken = self._node.sample(slow=next(beats) % SLOW_BEAT == 0)
+                taken = self._node.sample()
                 if not self._stopped.is_set():
                     self._note_gap()
                     self._latest, self._sampled = time.monotonic(), True

@@ -59,15 +59,6 @@ _RECOVERY = re.compile(r"changed from 0x[0-9a-fA-F]+ \([^)]*\) to (0x[0-9a-fA-F]
 
 UNUSED = "unused on Ampere and newer GPUs"  # by NVIDIA's catalogue
 
-# By what an SXid calls itself. Before the run only a fatal one condemns; during the run, every one does, as with XIDs.
-SXID_ACTIONS = {
-    "Fatal": (
-        "reset all GPUs, and with them the NVSwitches of the fabric, or restart the machine; if it comes back, have "
-        "the board of this NVSwitch and the link checked"
-    ),
-    "Non-fatal": "none, unless it comes back; then have the link checked",
-}
-
 
 @cache
 def table() -> dict[str, Any]:
@@ -131,7 +122,8 @@ class Xid:
 
 @dataclass(frozen=True)
 class Sxid(Xid):
-    """The same of an NVSwitch: with its name in the kernel log, and a key of SXID_ACTIONS."""
+    """The same of an NVSwitch: with its name in the kernel log, and whether it calls itself "Fatal" or "Non-fatal".
+    Before the run only a fatal one condemns; during the run, every one does, as with XIDs."""
 
     switch: str
     severity: str
@@ -141,8 +133,7 @@ class Sxid(Xid):
         return self.severity == "Fatal"
 
     def __str__(self) -> str:
-        about = f"SXid {self.number} ({self.severity}: {self.text})"
-        return f"{self.switch} on PCI {self.pci}: {about}; what to do: {SXID_ACTIONS[self.severity]}"
+        return f"{self.switch} on PCI {self.pci}: SXid {self.number} ({self.severity}: {self.text})"
 
 
 def of_lines(lines: Iterable[str]) -> list[Xid]:

@@ -13,8 +13,6 @@ from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.metric import METRICS, Metric, conditions, number, numbers
 from pytest_gpufleet.model.place import Where
 
-SLOW_BEAT = 5  # of so many samples one has the slow readings (model/gpu.py) too
-
 
 @dataclass(frozen=True)
 class Sample:

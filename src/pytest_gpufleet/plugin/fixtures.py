@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Before a test has its fixtures: what it defines can go to the ranks, and they are as many as it asks for."""
+    """Before a test has its fixtures: what it defines can go to the ranks."""
     run = item.config.stash[RUN]
     if run.options.listing or not uses_ranks(item):
         return
@@ -45,25 +45,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if isinstance(item, pytest.Function):
         ship_by_value(item.module)
     try:
-        pool = run.ranks.pool
+        _ = run.ranks.pool
     except Refused as error:
         pytest.fail(str(error), pytrace=False)
-    pool.limit = spmd.world_size(item, len(pool.specs))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup(
-    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
-) -> Generator[None, object, object]:
-    """A fixture of several tests is made with all ranks, whichever of the tests comes first."""
-    pool = request.config.stash[RUN].ranks.in_use
-    if pool is None or pool.limit is None or fixturedef.scope == "function":
-        return (yield)
-    limit, pool.limit = pool.limit, None
-    try:
-        return (yield)
-    finally:
-        pool.limit = limit
 
 
 @pytest.fixture(scope="session")

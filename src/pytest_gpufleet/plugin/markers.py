@@ -19,7 +19,6 @@ FIXTURES = "pytest_gpufleet.plugin.fixtures"
 OF_RANKS = ("world", "nccl_group", "rank")  # behind them there are ranks
 MARKERS = (
     "spmd: run the body of this test on every rank; its argument `rank` says which one it is",
-    "world_size(n): run this test on n ranks only; skipped where there are fewer",
     "level(name): run this test at this level and above only (quick, standard, burnin)",
     "fresh_world: start new rank processes for this test",
     "at_the_end: run this test after all others, whatever order was asked for",

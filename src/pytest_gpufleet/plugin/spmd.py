@@ -108,19 +108,6 @@ def refuse(item: pytest.Item) -> None:
         pytest.fail(why, pytrace=False)
 
 
-def world_size(item: pytest.Item, available: int) -> int | None:
-    """How many ranks a test gets by its marker world_size; None without one. Skips it if there are fewer."""
-    marker = item.get_closest_marker("world_size")
-    if marker is None:
-        return None
-    wanted = marker.args[0] if len(marker.args) == 1 else None
-    if not isinstance(wanted, int) or wanted < 1:
-        pytest.fail("world_size() takes a number of ranks, 1 or more", pytrace=False)
-    if wanted > available:
-        pytest.skip(f"needs {wanted} ranks, this run has {available}")
-    return wanted
-
-
 def explain(item: pytest.Item, error: BaseException, report: pytest.TestReport) -> None:
     """What no frame of the controller says more of: the story that the ranks of an spmd test tell, what kept its body
     from them, and a call of torch with what is no process group."""

@@ -51,7 +51,6 @@ class Pool:
     on_event: Callable[[WorldStarted | Losses], None] = lambda event: None
     on_wait: Callable[[str], None] = lambda text: None
     clock: Callable[[], float] = time.monotonic
-    limit: int | None = None  # how many ranks the running test may use
     started: bool = False
     used_by: str = ""  # the last test that was none of the suite and has used these ranks
     _ready: bool = False  # they were waited for, too
@@ -68,8 +67,7 @@ class Pool:
         return tuple(range(len(self.specs)))
 
     def begin_test(self) -> None:
-        """Another test begins: it may use all ranks, and its first call finds nothing of the last one's."""
-        self.limit = None
+        """Another test begins: its first call finds nothing of the last one's."""
         self._test += 1
 
     def begin(self) -> None:
@@ -240,10 +238,7 @@ class NoProcessGroup(AttributeError):
 
 
 class World:
-    """Some or all ranks of a pool, with or without a process group. Processes start at the first `run`.
-
-    Without `ranks` it has those that the running test may use: all, or as many as its marker world_size says.
-    """
+    """Some or all ranks of a pool, with or without a process group. Processes start at the first `run`."""
 
     def __init__(self, pool: Pool, with_group: bool, ranks: Members | None = None) -> None:
         self._pool = pool
@@ -252,7 +247,7 @@ class World:
 
     @property
     def _ranks(self) -> Members:
-        return self._pool.everyone[: self._pool.limit] if self._chosen is None else self._chosen
+        return self._pool.everyone if self._chosen is None else self._chosen
 
     @property
     def _specs(self) -> list[RankSpec]:
