@@ -1,5 +1,6 @@
 """Starts, deadlines, grace, kills and groups, on an engine without processes."""
 
+import json
 import pickle
 from dataclasses import replace
 
@@ -21,6 +22,12 @@ from .fake_engine import Dies, FakeEngine, Hangs, Sends, Takes, specs, world_of
 @pytest.fixture
 def engine():
     return FakeEngine()
+
+
+def flight(number):
+    """As torch's flight recorder has a rank that has come to this collective."""
+    entries = [{"profiling_name": "gloo:all_reduce", "state": "started", "collective_seq_id": number}]
+    return json.dumps({"entries": entries})
 
 
 def ends_of(failure):
@@ -138,13 +145,13 @@ def test_an_answer_to_a_call_that_is_over_counts_for_nothing(engine):
 
 
 def test_of_those_that_hang_the_ones_that_others_wait_for_come_first(engine):
-    engine.traces = {rank: Trace("training", 7.0, "all_reduce", 3 if rank != 2 else 2) for rank in range(4)}
+    engine.traces = {rank: Trace("training", 7.0, recorder=flight(3 if rank != 2 else 2)) for rank in range(4)}
     with pytest.raises(RankFailure) as failure:
         world_of(engine, 4).run(lambda rank: Takes(1e9))
     assert [rank for rank, _ in ends_of(failure)] == [2, 0, 1, 3]
     assert failure.value.notes == (
-        "torch.distributed: ranks 0, 1, 3 arrived at collective number 3 (all_reduce); "
-        "rank 2 did not: only at number 2 (all_reduce)",
+        "flight recorder: ranks 0, 1, 3 arrived at collective number 3 (gloo:all_reduce, started); "
+        "rank 2 did not: only at number 2 (gloo:all_reduce, started)",
     )
     assert failure.value.reports[0].headline == 'rank 2 of 4, CPU: running in phase "training" for 7.0 s'
 
@@ -152,7 +159,7 @@ def test_of_those_that_hang_the_ones_that_others_wait_for_come_first(engine):
 STOPPED, STUCK = CANNOT_ANSWER["T"], CANNOT_ANSWER["D"]
 RAISES, DIES, RETURNS = Takes(1.0, ValueError("boom")), Takes(1.0, Dies("by SIGSEGV")), Takes(0.5)
 LOST = Takes(0.9, Dies("with the process that all ranks are forked from"))
-HERE, BEFORE = Trace(collective="all_reduce", number=3), Trace(collective="all_reduce", number=2)
+HERE, BEFORE = Trace(recorder=flight(3)), Trace(recorder=flight(2))
 
 
 def fault_of(engine, *endings):
@@ -368,7 +375,7 @@ def test_groups_that_share_a_rank_are_refused(engine):
 
 
 def test_a_failure_in_one_group_names_its_rank_and_tells_of_all(engine):
-    engine.traces = {0: Trace(collective="barrier", number=1), 2: Trace(collective="all_reduce", number=9)}
+    engine.traces = {0: Trace(recorder=flight(1)), 2: Trace(recorder=flight(9)), 3: Trace()}
 
     def body(rank, late):
         if rank.group[rank.index] in late:
@@ -379,7 +386,7 @@ def test_a_failure_in_one_group_names_its_rank_and_tells_of_all(engine):
         group.each([[0, 1], [2, 3], [4, 5]], body, [2, 3])
     assert ends_of(failure) == [(3, "running"), (2, "running"), *((rank, "returned") for rank in (0, 1, 4, 5))]
     assert failure.value.notes == (  # nothing of groups that have ended
-        "torch.distributed: rank 2 arrived at collective number 9 (all_reduce); rank 3 did not: at none",
+        "flight recorder: rank 2 arrived at collective number 9 (gloo:all_reduce, started); rank 3 did not: at none",
     )
     assert "from ranks 2, 3" in failure.value.what
 

@@ -21,6 +21,7 @@ from pytest_gpufleet.verdict.reading import read
 
 EVIDENCE, SUMMARY, REPORT, JUNIT = "evidence.jsonl", "summary.json", "report.html", "junit.xml"
 TEXT, NODES = "report.txt", "nodes"
+WRITTEN = {EVIDENCE, SUMMARY, REPORT, JUNIT, TEXT}  # by a run, beside nodes
 REPORT_BYTES = 4 << 20
 MOST_BYTES = 256 << 20  # of a report or a summary
 

@@ -284,19 +284,14 @@ def _report(spec: RankSpec, answers: Answers, traces: Mapping[int, Trace]) -> Ra
 
 
 def _arrivals(members: Members, traces: Mapping[int, Trace], missing: set[int]) -> Iterator[tuple[str, list[int]]]:
-    """Who has come to the last collective of a group, and the ranks that have not: as torch.distributed and as torch's
-    flight recorder saw it, as far as they did; nothing of a group of which every rank has answered."""
+    """Who has come to the last collective of a group, and the ranks that have not, as torch's flight recorder saw it,
+    if it did; nothing of a group of which every rank has answered."""
     known = {rank: traces[rank] for rank in members if rank in traces} if missing.intersection(members) else {}
-    sources = {
-        "torch.distributed": {rank: (trace.collective, trace.number) for rank, trace in known.items()},
-        "flight recorder": last_collectives({rank: trace.recorder for rank, trace in known.items()}),
-    }
-    for source, last in sources.items():
-        if not (furthest := max((number for _, number in last.values()), default=0)):
-            continue
+    last = last_collectives({rank: trace.recorder for rank, trace in known.items()})
+    if furthest := max((number for _, number in last.values()), default=0):
         names = " / ".join(sorted({name for name, number in last.values() if number == furthest}))
         late = [rank for rank, (_, number) in last.items() if number < furthest]
-        text = f"{source}: {ranks_text(last.keys() - late)} arrived at collective number {furthest} ({names})"
+        text = f"flight recorder: {ranks_text(last.keys() - late)} arrived at collective number {furthest} ({names})"
         for number in sorted({last[rank][1] for rank in late}):
             here = [rank for rank in late if last[rank][1] == number]
             where = f"only at number {number} ({last[here[0]][0]})" if number else "at none"

@@ -27,15 +27,13 @@ class Death(msgspec.Struct, frozen=True, tag_field="is", tag="died"):
 class Trace:
     """What can be seen of a rank from outside, be it alive, stuck or dead.
 
-    It is in `phase` for `seconds`, and has called `number` collectives in this call, `collective` last. `stack`: of all
-    its Python threads, or as a fatal signal found it. `output`: the end of what it printed. `recorder`: torch's flight
-    recorder, as JSON. `state`: what is unusual about its process, "(stopped by a signal)".
+    It is in `phase` for `seconds`. `stack`: of all its Python threads, or as a fatal signal found it. `output`: the end
+    of what it printed. `recorder`: torch's flight recorder, as JSON. `state`: what is unusual about its process,
+    "(stopped by a signal)".
     """
 
     phase: str = ""
     seconds: float = 0.0
-    collective: str = ""
-    number: int = 0
     stack: str = ""
     output: str = ""
     recorder: str = ""

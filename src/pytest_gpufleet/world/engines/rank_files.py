@@ -10,11 +10,10 @@ import sys
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
-from functools import wraps
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pytest_gpufleet.world.engines.protocol import Trace
 
@@ -89,8 +88,6 @@ class RankFiles(NamedTuple):
         return Trace(
             phase=now.phase.decode(errors="replace"),
             seconds=time.monotonic() - now.since if now.phase else 0.0,
-            collective=now.collective.decode(),
-            number=now.number,
             stack=_without_own_frames(_tail(self.path("stack"), STACK_BYTES, stack_from)),
             output=_tail(self.path("output"), OUTPUT_BYTES),
             recorder=_tail(self.path("recorder")),
@@ -123,26 +120,13 @@ def _tail(path: Path, limit: int = sys.maxsize, start: int = 0) -> str:
 
 class _Now(ctypes.Structure):
     """How far a rank has come, in memory that it shares with its engine: readable even while it hangs or is dead. Its
-    `phase` `since` when, on time.monotonic(), and the `number` of the collective that it called last in this call."""
+    `phase` `since` when, on time.monotonic()."""
 
-    _fields_ = (
-        ("since", ctypes.c_double),
-        ("number", ctypes.c_uint32),
-        ("phase", ctypes.c_char * 500),
-        ("collective", ctypes.c_char * 64),
-    )
-
-
-# What torch.distributed offers under its own name. Those that go past it (DDP's reducer) are in NCCL's flight recorder.
-# Not send and receive: of those each rank may call another number.
-COLLECTIVES = (
-    "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter",
-    "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier",
-)  # fmt: skip
+    _fields_ = (("since", ctypes.c_double), ("phase", ctypes.c_char * 500))
 
 
 class Progress:
-    """A rank's current phase (`now`) and the last collective it called in the current call."""
+    """A rank's current phase (`now`)."""
 
     now = ""
 
@@ -151,26 +135,6 @@ class Progress:
         with path.open("r+b") as file:
             self._memory = _Now.from_buffer(mmap.mmap(file.fileno(), 0))
 
-    def begin(self, call: str) -> None:
-        """A new call. Collectives count from 0 again, since a rank that was not in the last call has called fewer."""
-        self._memory.number, self._memory.collective = 0, b""
-        self.phase(call)
-
     def phase(self, name: str) -> None:
         self.now = name
         self._memory.phase, self._memory.since = name.encode(errors="replace")[:500], time.monotonic()
-
-    def call_collectives(self, module: Any) -> None:
-        """Have the collectives of `module` (torch.distributed) note that they were called."""
-
-        def noting(function: Callable[..., Any]) -> Callable[..., Any]:
-            @wraps(function)
-            def noted(*args: Any, **kwargs: Any) -> Any:
-                self._memory.number += 1
-                self._memory.collective = function.__name__.encode()
-                return function(*args, **kwargs)
-
-            return noted
-
-        for name in COLLECTIVES:
-            setattr(module, name, noting(getattr(module, name)))

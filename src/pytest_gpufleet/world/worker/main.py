@@ -75,7 +75,7 @@ def main(end: socket.socket, spec: RankSpec, files: RankFiles, environment: dict
         return function(rank, *args, **kwargs)
 
     def answer(number: int, name: str, body: Callable[[], Any]) -> None:
-        progress.begin(name)
+        progress.phase(name)
         began = time.monotonic()
         ending = _ending(body, progress)
         seconds = time.monotonic() - began
@@ -175,7 +175,6 @@ def _prepare_device(spec: RankSpec, progress: Progress) -> torch.device:
     import torch
     import torch.distributed
 
-    progress.call_collectives(torch.distributed)
     device = torch.device(spec.device)
     if spec.cpu_threads:
         torch.set_num_threads(spec.cpu_threads)
