@@ -54,12 +54,12 @@ def test_what_is_no_value_of_an_option_is_refused():
         ("--gpus", "٣", "'٣'"), ("--rehearse", "two", "'two'"), ("--nodes", "0", "'0'"), ("--fleet-timeout", "0", "0"),
         ("--fleet-interval", "11", "'11'.* 10 seconds"), ("--fleet-level", "turbo", "'turbo' is not a level"),
         ("--fleet-note", "4711", "4711.*write KEY=VALUE"), ("--fleet-note", "order=", "order=.*write KEY=VALUE"),
-        ("--fleet-basis", "best", "'best' is no grade of limits"),
-        *(("--fleet-network", wrong, f"'{wrong}' is not the Gbit/s") for wrong in ("fast", "0", "nan")),
-        ("--fleet-without", "bmc,bios", "'bios' is no part of the host: there are acs, bmc, cabling, dcgm, disks,"),
-        *(("--fleet-webhook", url, "no address of http or https")
+        ("--fleet-basis", "best", "'best' is not a grade of limits"),
+        *(("--fleet-network", wrong, f"'{wrong}' is not the network rate") for wrong in ("fast", "0", "nan")),
+        ("--fleet-without", "bmc,bios", "'bios' is not a subject of the host; choose from acs, bmc, cabling, dcgm, disks,"),
+        *(("--fleet-webhook", url, "not an http or https address")
           for url in ("file:///etc/passwd", "ftp://host/x", "host:80", "https://")),
-        *(("--fleet-burn-in", text, "is no duration: write a whole number and s, m, h or d, like 15m or")
+        *(("--fleet-burn-in", text, "is not a duration: write a whole number and s, m, h or d, like 15m or")
           for text in ("", "15", "m", "0m", "1.5h", "-3m", "15 m", "15w")),
     ):  # fmt: skip
         with pytest.raises(ArgumentTypeError, match=words):
