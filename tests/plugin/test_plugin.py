@@ -56,7 +56,7 @@ def test_what_is_no_value_of_an_option_is_refused():
         ("--fleet-note", "4711", "4711.*write KEY=VALUE"), ("--fleet-note", "order=", "order=.*write KEY=VALUE"),
         ("--fleet-basis", "best", "'best' is not a grade of limits"),
         *(("--fleet-network", wrong, f"'{wrong}' is not the network rate") for wrong in ("fast", "0", "nan")),
-        ("--fleet-without", "bmc,bios", "'bios' is not a subject of the host; choose from acs, bmc, cabling, dcgm, disks,"),
+        ("--fleet-without", "bmc,bios", "'bios' is not a subject of the host; choose from acs, bmc, cabling, dcgm"),
         *(("--fleet-webhook", url, "not an http or https address")
           for url in ("file:///etc/passwd", "ftp://host/x", "host:80", "https://")),
         *(("--fleet-burn-in", text, "is not a duration: write a whole number and s, m, h or d, like 15m or")
