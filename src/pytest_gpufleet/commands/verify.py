@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_gpufleet import __version__, safe_files
@@ -35,10 +35,21 @@ Signers = tuple[Path, Path | None]  # the file of who may sign, and that of keys
 
 
 def examined(folder: RunFolder, signers: Signers | None = None, nodes: bool = True) -> tuple[Checked, list[str]]:
-    """The run in a folder, and what is to be said of it. Refused if files or signatures are not as they have to be."""
+    """The run in a folder, and what is to be said of it. Refused if files or signatures are not as they have to be, or
+    if somebody may sign and nobody did."""
     found = integrity.check(folder, nodes)
-    missing = [f"{name} is missing, as after a run that was killed" for name in found.missing]
-    return found, [*missing, *_signatures(folder, signers)]
+    remarks = [f"{name} is missing, as after a run that was killed" for name in found.missing]
+    names, document = signed_by(folder), folder.content(SUMMARY) or b""
+    if signers and not names:
+        raise Refused(f"{folder}: nobody signed it")
+    for name in names:
+        if signers is None and shutil.which("ssh-keygen") is None:
+            remarks.append(f"the signature of {name!a} was not checked: there is no ssh-keygen")
+        elif why := _objection(document, _path(folder, name), name, signers):
+            raise Refused(f"{folder}: the signature of {name!a} is not good: {why}")
+        else:
+            remarks.append(f"signed by {name}" + ("" if signers else ", whose key --allowed-signers FILE checks"))
+    return found, remarks
 
 
 def checked(folder: RunFolder, nodes: bool = True) -> Checked:
@@ -66,21 +77,6 @@ def signed_by(folder: RunFolder) -> list[str]:
         raise Refused(f"{folder} cannot be read: {error.strerror}") from None
     found = (entry.removeprefix(SIGNED_BY) for entry in entries if entry.startswith(SIGNED_BY))
     return sorted(entry.removesuffix(ENDING) for entry in found if entry.endswith(ENDING))
-
-
-def _signatures(folder: RunFolder, signers: Signers | None) -> Iterator[str]:
-    """What each signature of a run says. Refused if one is not good, or if somebody may sign and nobody did."""
-    names = signed_by(folder)
-    if signers and not names:
-        raise Refused(f"{folder}: nobody signed it")
-    document = folder.content(SUMMARY) or b""
-    for name in names:
-        if signers is None and shutil.which("ssh-keygen") is None:
-            yield f"the signature of {name!a} was not checked: there is no ssh-keygen"
-        elif why := _objection(document, _path(folder, name), name, signers):
-            raise Refused(f"{folder}: the signature of {name!a} is not good: {why}")
-        else:
-            yield f"signed by {name}" + ("" if signers else ", whose key --allowed-signers FILE checks")
 
 
 def _objection(document: bytes, path: Path, name: str, signers: Signers | None) -> str:

@@ -144,9 +144,17 @@ def _why(record: Record, no_gpu: bool) -> str:
     if record.verdict is None:
         return wording.sentences(say("The run did not reach its end, so there is no verdict."), left_open)
     beside = [_sentence(text) for text in remarks(record)]
-    if record.of_cluster:
-        return wording.sentences(meaning, left_open, *beside) if word == "INCOMPLETE" else _of_nodes(record, beside)
-    said = accused(record)
+    if record.of_cluster and word == "ACCEPTED":
+        text = "Every check that level {level} requires ran on {nodes} nodes and between them, and met its limits."
+        return wording.sentences(say(text, level=level, nodes=len(record.hosts)), *beside)
+    if record.of_cluster and word != "INCOMPLETE":  # which nodes to look at first; what is wrong is told beside each
+        named = [say("{node} ({why})", node=record.hosts[at], why=say(why)) for at, why in to_look_at(record).items()]
+        if not named:
+            return say("No node is named: look at what all nodes share (switches, network, software, settings).")
+        one, several = "1 of {nodes} nodes needs a look: {first}.", "{count} of {nodes} nodes need a look: {first}."
+        text, first = one if len(named) == 1 else several, say(some(named, MOST_GPUS, say(", ")))
+        return say(text, count=len(named), nodes=len(record.hosts), first=first)
+    said = {} if record.of_cluster else accused(record)
     if word == "REJECTED" and said:
         return _rejected(record, said, no_gpu)
     if word == "ACCEPTED":
@@ -154,28 +162,13 @@ def _why(record: Record, no_gpu: bool) -> str:
         judged = any(basis.judged_by(finding) for finding in record.findings)
         nothing = "" if judged else say("No measurement was judged.")
         return wording.sentences(say(text, level=level, gpus=gpus), nothing, *beside)
-    own = own_limits(record)
+    own = "" if record.of_cluster else own_limits(record)
     first = _first(record, said, {})
     return wording.sentences(meaning, first, _sentence(own) if own else "", left_open, *beside)
 
 
 def _sentence(text: str) -> str:
     return f"{wording.capitalised(text)}{say('.')}"
-
-
-def _of_nodes(record: Record, beside: Iterable[str]) -> str:
-    """Which nodes to look at first. What is wrong with each is told beside it."""
-    nodes = len(record.hosts)
-    if stamp(record).word == "ACCEPTED":
-        text = "Every check that level {level} requires ran on {nodes} nodes and between them, and met its limits."
-        return wording.sentences(say(text, level=say(record.run.level), nodes=nodes), *beside)
-    found = to_look_at(record)
-    if not found:
-        return say("No node is named: look at what all nodes share (switches, network, software, settings).")
-    named = [say("{node} ({why})", node=record.hosts[node], why=say(why)) for node, why in found.items()]
-    first = say(some(named, MOST_GPUS, say(", ")))
-    one, several = "1 of {nodes} nodes needs a look: {first}.", "{count} of {nodes} nodes need a look: {first}."
-    return say(one if len(found) == 1 else several, count=len(found), nodes=nodes, first=first)
 
 
 NAMED_BY_CHECKS = "named by checks"

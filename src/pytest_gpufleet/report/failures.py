@@ -60,27 +60,26 @@ def _by_check(record: Record, everyone: Sequence[Place], seen: Callable[[Fault],
     by_check: dict[str, list[Fault]] = {name: [] for name, check in record.checks.items() if check.outcome == "failed"}
     for fault in accusations(record):
         by_check.setdefault(fault.check, []).append(seen(fault))
-    why = list(map(seen, causes(record)))
-    return {check_id: _accused(faults, why, everyone) for check_id, faults in by_check.items()}
+    known, found = list(map(seen, causes(record))), {}
+    for check_id, faults in by_check.items():
+        why = [(fault, [fault] if is_cause(fault) else explaining(fault, known)) for fault in faults]
+        named, beside, everybody = _named([fault for fault, its in why if not its], everyone)
+        explained = dict.fromkeys(
+            where
+            for fault, its in why
+            for where in (at(fault.subjects) or at(subject for cause in its for subject in cause.subjects))
+            if its and where in everyone and where not in named
+        )
+        all_causes = dict.fromkeys(cause for _, its in why for cause in its)
+        is_explained = bool(why) and all(its for _, its in why)
+        anybody = everybody and not named
+        found[check_id] = Accused((*named,), beside, anybody, (*explained,), (*all_causes,), is_explained)
+    return found
 
 
 def times_named(accused: Iterable[Accused]) -> Counter[Place]:
     """How many checks name each GPU, by its place."""
     return Counter(where for each in accused for where in each.named)
-
-
-def _accused(faults: Sequence[Fault], causes: Sequence[Fault], everyone: Sequence[Place]) -> Accused:
-    why = [(fault, [fault] if is_cause(fault) else explaining(fault, causes)) for fault in faults]
-    named, beside, everybody = _named([fault for fault, its in why if not its], everyone)
-    explained = dict.fromkeys(
-        where
-        for fault, its in why
-        for where in (at(fault.subjects) or at(subject for cause in its for subject in cause.subjects))
-        if its and where in everyone and where not in named
-    )
-    all_causes = dict.fromkeys(cause for _, its in why for cause in its)
-    is_explained = bool(why) and all(its for _, its in why)
-    return Accused((*named,), beside, everybody and not named, (*explained,), (*all_causes,), is_explained)
 
 
 def _named(faults: Iterable[Fault], everyone: Collection[Place]) -> tuple[list[Place], dict[Place, Place], bool]:

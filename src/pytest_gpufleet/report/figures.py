@@ -248,20 +248,16 @@ def heat_tables(findings: Sequence[Finding], hosts: wording.Hosts = wording.ALON
         same = all(len({(part.kind, part.index) for part in place.parts}) == 1 for place in places)
         on_nodes = all(part.is_on_node for place in places for part in place.parts)
         if same and on_nodes and _spans_nodes(finding) and any(each.is_device for at in places for each in at.parts):
-            tables += _by_node(finding, hosts)
+            at = {}
+            for where in sorted(places):
+                first = where.parts[0]
+                at[tuple(Place(part.node, "node") for part in where.parts), Place(0, first.kind, first.index)] = where
+            rows = {nodes: say(" to ").join(wording.place(node, hosts) for node in nodes) for nodes, _ in at}
+            columns = {device: wording.place(device) for _, device in sorted(at)}
+            tables += _matrices(finding, "Node", rows, columns, at)
         elif all(isinstance(place, Pair) for place in places):
             tables += _pairs(finding, hosts)
     return tables
-
-
-def _by_node(finding: Finding, hosts: wording.Hosts) -> list[Table]:
-    at = {}
-    for where in sorted(finding.measurement.values):
-        first = where.parts[0]
-        at[tuple(Place(part.node, "node") for part in where.parts), Place(0, first.kind, first.index)] = where
-    rows = {nodes: say(" to ").join(wording.place(node, hosts) for node in nodes) for nodes, _ in at}
-    columns = {device: wording.place(device) for _, device in sorted(at)}
-    return _matrices(finding, "Node", rows, columns, at)
 
 
 def _pairs(finding: Finding, hosts: wording.Hosts) -> list[Table]:

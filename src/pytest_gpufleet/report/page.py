@@ -152,22 +152,10 @@ def _tally(noun: str, counts: Counter[str], order: Sequence[str]) -> str:
     return f"{total} {say(noun if total == 1 else f'{noun}s')}" + (say(": ") + say(", ").join(parts) if parts else "")
 
 
-class Section(NamedTuple):
-    """A group of checks as it stands in the report."""
-
-    group: gpu_grid.Group
-    in_short: str
-    settled: bool  # nobody has to look at it: all passed, and no figure missed or is open
-    lines: list[gpu_grid.CheckLine]
-    plots: Plots
-    heats: list[Table]
-    tables: list[Table]
-    left_out: int  # figures
-
-
 def _sections(
     groups: Sequence[gpu_grid.Group], accused: Mapping[str, Accused], sources: figures.Sources, hosts: wording.Hosts
-) -> Iterator[Section]:
+) -> Iterator[dict[str, Any]]:
+    """Each group of checks as it stands in the report."""
     room = MOST_FIGURES
     for number, group in enumerate(group for group in groups if group.checks or group.findings):
         every = group.findings
@@ -183,16 +171,17 @@ def _sections(
         lines, states = gpu_grid.check_lines(group, accused), Counter(map(figures.state, group.findings))
         tallies = [_tally("check", Counter(group.outcomes), gpu_grid.GRAVITY)]
         open_ = (each for each in group.findings if each.state not in SETTLED and not figures.for_information(each))
-        yield Section(
-            group,
-            say("; ").join([*tallies, *([_tally("measurement", states, STATES)] if states else [])]),
-            all(line.state in SETTLED for line in lines) and not any(open_),
-            lines,
-            _curves(every) if every and number < MOST_DRAWN else [],
-            figures.heat_tables(apart, hosts),
-            [*figures.training_tables(every), *figures.figure_tables(apart, sources, hosts)],
-            len(group.findings) - len(every),
-        )
+        yield {
+            "group": group,
+            "in_short": say("; ").join([*tallies, *([_tally("measurement", states, STATES)] if states else [])]),
+            # Nobody has to look at it: all passed, and no figure missed or is open.
+            "settled": all(line.state in SETTLED for line in lines) and not any(open_),
+            "lines": lines,
+            "plots": _curves(every) if every and number < MOST_DRAWN else [],
+            "heats": figures.heat_tables(apart, hosts),
+            "tables": [*figures.training_tables(every), *figures.figure_tables(apart, sources, hosts)],
+            "left_out": len(group.findings) - len(every),
+        }
 
 
 def _curves(findings: Sequence[Finding]) -> Plots:
@@ -257,24 +246,18 @@ class GapRow(NamedTuple):
 
 def gap_rows(found: Iterable[Gap], record: Record) -> list[GapRow]:
     """One for each reason and group of checks."""
-    rows = []
+    rows, titles = [], {levels.check_name(check.id): check.title for check in record.checks.values()}
     groups = ((gpu_grid.group_title(gap.check) if gap.check else "The run", gap) for gap in found)
     for key, each in grouped(((gap.kind, gap.why, group), gap) for group, gap in groups).items():
-        things = _things(each, record)
-        most = MOST_NAMED if each[0].finding else len(things)
-        rows.append(GapRow(*key, things[:most], len(things[most:])))
+        things = [named(gap.finding) for gap in each if gap.finding]
+        most = MOST_NAMED if things else None
+        if not things and (whole := AS_A_WHOLE.get(each[0].kind)):
+            things = [say(whole)]
+        elif not things:
+            by_check = grouped((gap.check or gap.subject, gap) for gap in each)
+            things = [
+                titled(name, titles.get(name, "")) + in_cases(of, record.suite) if of[0].check else name
+                for name, of in by_check.items()
+            ]
+        rows.append(GapRow(*key, things[:most], len(things[most:]) if most else 0))
     return rows
-
-
-def _things(found: list[Gap], record: Record) -> list[str]:
-    """What a row is about: figures, checks with their cases, else what the gaps name."""
-    if figures := [gap.finding for gap in found if gap.finding]:
-        return list(map(named, figures))
-    if whole := AS_A_WHOLE.get(found[0].kind):
-        return [say(whole)]
-    titles = {levels.check_name(check.id): check.title for check in record.checks.values()}
-    by_check = grouped((gap.check or gap.subject, gap) for gap in found)
-    return [
-        titled(name, titles.get(name, "")) + in_cases(each, record.suite) if each[0].check else name
-        for name, each in by_check.items()
-    ]

@@ -147,22 +147,20 @@ def words(conditions: Mapping[str, Condition]) -> list[str]:
     follows under its own name."""
     order = [key for key in CONDITIONS if key in conditions]
     order += [key for key in conditions if key not in CONDITIONS]
-    return [_condition(key, conditions[key]) for key in order]
-
-
-def _condition(key: str, value: Condition) -> str:
-    known = CONDITIONS.get(key) or ConditionType(None, form=f"{key.replace('_', ' ')} {{}}")
-    if value in known.words:
-        return say(known.words[value])
-    if isinstance(value, bool):
-        text = say("on" if value else "off")
-    elif isinstance(value, str):
-        text = say(value)
-    elif key == "nccl":
-        text = f"{value // 10_000:.0f}.{value // 100 % 100:.0f}.{value % 100:.0f}"
-    else:
-        text = size(value) if key == "bytes" else number(value, 6)
-    return say(known.form).replace("{}", text)
+    result = []
+    for key in order:
+        value, known = conditions[key], CONDITIONS.get(key) or ConditionType(None, form=f"{key.replace('_', ' ')} {{}}")
+        if value in known.words:
+            result.append(say(known.words[value]))
+            continue
+        if isinstance(value, bool):
+            text = say("on" if value else "off")
+        elif isinstance(value, str):
+            text = say(value)
+        else:
+            text = size(value) if key == "bytes" else number(value, 6)
+        result.append(say(known.form).replace("{}", text))
+    return result
 
 
 def conditions(finding: Finding) -> list[str]:

@@ -107,25 +107,24 @@ def rejected_by_chance(made: Iterable[Comparison]) -> tuple[float, float]:
 
 def of_findings(findings: Iterable[Finding]) -> list[Comparison]:
     """The comparisons that these findings came from, by the lines and spreads on record."""
-    return [each for finding in distinct(that_count(findings)) for each in _of_finding(finding)]
-
-
-def _of_finding(finding: Finding) -> Iterator[Comparison]:
-    measurement, limit = finding.measurement, finding.limit
-    conditions, places = tuple(measurement.conditions.items()), len(measurement.values)
-    if limit and limit.reference and (noise := limit.reference.noise):
-        at = abs(limit.reference.value - limit.value) / (1.0 if limit.unit == "ratio" else limit.reference.value)
-        sd = noise.sd * math.sqrt(1 + 1 / limit.reference.machines)
-        line = Line(at, sd, DEFAULT_IS_WORTH + max(0, noise.machines - 1))  # a default, pooled with what was seen
-        yield Comparison(measurement.metric, conditions, "reference", line, 1)
-    for each in finding.tolerances if places > 1 else ():
-        if each.peers == "others of the model":  # a board that no other has
-            continue
-        line = Line(each.worse, 0.0, 1.0)
-        if each.noise:
-            sd = each.noise.sd * math.sqrt(places / (places - 1))
-            line = Line(each.worse, sd, DEFAULT_IS_WORTH + max(0, each.noise.gpus - each.noise.machines))
-        yield Comparison(measurement.metric, conditions, "peers", line, places, fixed=not each.noise)
+    found = []
+    for finding in distinct(that_count(findings)):
+        measurement, limit = finding.measurement, finding.limit
+        conditions, places = tuple(measurement.conditions.items()), len(measurement.values)
+        if limit and limit.reference and (noise := limit.reference.noise):
+            at = abs(limit.reference.value - limit.value) / (1.0 if limit.unit == "ratio" else limit.reference.value)
+            sd = noise.sd * math.sqrt(1 + 1 / limit.reference.machines)
+            line = Line(at, sd, DEFAULT_IS_WORTH + max(0, noise.machines - 1))  # a default, pooled with what was seen
+            found.append(Comparison(measurement.metric, conditions, "reference", line, 1))
+        for each in finding.tolerances if places > 1 else ():
+            line = Line(each.worse, 0.0, 1.0)
+            if each.noise:
+                sd = each.noise.sd * math.sqrt(places / (places - 1))
+                line = Line(each.worse, sd, DEFAULT_IS_WORTH + max(0, each.noise.gpus - each.noise.machines))
+            if each.peers != "others of the model":  # of a board that no other has
+                fixed = not each.noise
+                found.append(Comparison(measurement.metric, conditions, "peers", line, places, fixed))
+    return found
 
 
 def of_profile(profile: Profile, gpus: int, nodes: int, level: str) -> list[Comparison]:
@@ -133,7 +132,12 @@ def of_profile(profile: Profile, gpus: int, nodes: int, level: str) -> list[Comp
     own run, and those between nodes. Where its references are of boards with a part number, on such boards."""
     limits = [limit for each in _with_bases(profile) for limit in each.limits]
     parts = sorted(str(limit.conditions["part"]) for limit in limits if "part" in limit.conditions)
-    topology = _described(profile, gpus, parts[0] if parts else "")
+    facts = {"name": profile.match[0] if profile.match else profile.name, "board_part_number": [*parts, ""][0]}
+    links = int(profile.facts.get("nvlinks", 0))
+    kind, fabric = (f"NV{links}", "nvswitch") if links else ("PHB", "pcie")
+    rows = tuple(tuple("X" if i == j else kind for j in range(gpus)) for i in range(gpus))
+    every = tuple(Gpu(index, facts) for index in range(gpus))
+    topology = GpuTopology(every, rows, fabric if gpus > 1 else "none")
     suite, findings = shipped(), []
     for among in sorted({1, nodes}):
         checks = [suite.checks[name] for name in suite.required(level, among)]
@@ -156,14 +160,6 @@ def _with_bases(profile: Profile) -> Iterator[Profile]:
     yield profile
     if profile.base:
         yield from _with_bases(profile.base)
-
-
-def _described(profile: Profile, gpus: int, part: str) -> GpuTopology:
-    facts = {"name": profile.match[0] if profile.match else profile.name, "board_part_number": part}
-    links = int(profile.facts.get("nvlinks", 0))
-    rows = tuple(tuple("X" if i == j else f"NV{links}" if links else "PHB" for j in range(gpus)) for i in range(gpus))
-    every = tuple(Gpu(index, facts) for index in range(gpus))
-    return GpuTopology(every, rows, "none" if gpus == 1 else "nvswitch" if links else "pcie")
 
 
 # What a profile that has no limit for it does not say of what the suite measures.

@@ -108,14 +108,12 @@ def limit_of(metric: Metric) -> type[msgspec.Struct]:
 def _when(metric: Metric) -> Any:
     if metric.name not in MEASURED_UNDER:
         return When
-    return table_type(f"{metric.name}_when", {}, {key: _condition(key) for key in MEASURED_UNDER[metric.name]})
-
-
-def _condition(key: str) -> Any:
-    expected = CONDITIONS[key].values
-    if isinstance(expected, tuple):
-        return Literal[expected]
-    return Switch if expected is bool else Text if expected is str else Bytes if key == "bytes" else Whole
+    types: dict[str, Any] = {"bytes": Bytes}
+    for key in MEASURED_UNDER[metric.name]:
+        expected = CONDITIONS[key].values
+        of_text = Switch if expected is bool else Text if expected is str else Whole
+        types.setdefault(key, Literal[expected] if isinstance(expected, tuple) else of_text)
+    return table_type(f"{metric.name}_when", {}, {key: types[key] for key in MEASURED_UNDER[metric.name]})
 
 
 def metrics_named(top: Table) -> dict[str, Metric]:

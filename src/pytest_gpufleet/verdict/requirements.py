@@ -18,7 +18,7 @@ from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.verdict import accusations, toml_table
-from pytest_gpufleet.verdict.toml_table import FileError, Table, Text, table_type
+from pytest_gpufleet.verdict.toml_table import FileError, Text, table_type
 
 SHIPPED = Path(__file__).parent / "requirement_lists"
 LIKE_IT = 0.9  # from here on a check of somebody's own is taken for one of the suite that is misspelt
@@ -48,22 +48,24 @@ def load(given: Path) -> Requirements:
         first = seen.setdefault(table.values["id"], number)
         if first != number:
             raise table.error(f'"id" is that of requirement {first} too; give each its own.', "id")
-        _check(table)
+        values = table.values
+        if ("checks" in values or "metrics" in values) == ("out_of_scope" in values):
+            raise table.error(
+                'give either the "checks" or "metrics" that answer it, or why it is "out_of_scope".', "id"
+            )
+        for name in values.get("checks", ()):
+            if hint := _no_check(name):
+                raise table.error(f'"checks" cannot have "{name}"; {hint}', "checks")
+        for name in values.get("metrics", ()):
+            if name not in METRICS:
+                near = get_close_matches(name, METRICS, n=1)
+                hint = f'did you mean "{near[0]}"?' if near else f"there are {', '.join(METRICS)}."
+                raise table.error(f'"metrics" cannot have "{name}"; {hint}', "metrics")
     if not lines:
         raise FileError(f"{path}: requires nothing; write a table [[requirement]] for each line, as in docs/orders.md.")
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     content = msgspec.convert([table.values for table in lines], tuple[Requirement, ...])
     return Requirements(path.name, sha256, top.values["name"], content)
-
-
-def _check(table: Table) -> None:
-    values = table.values
-    if ("checks" in values or "metrics" in values) == ("out_of_scope" in values):
-        raise table.error('give either the "checks" or "metrics" that answer it, or why it is "out_of_scope".', "id")
-    for key, unknown in (("checks", _no_check), ("metrics", _no_metric)):
-        for name in values.get(key, ()):
-            if hint := unknown(name):
-                raise table.error(f'"{key}" cannot have "{name}"; {hint}', key)
 
 
 def _no_check(name: str) -> str:
@@ -75,11 +77,6 @@ def _no_check(name: str) -> str:
     own = "::" in name and check.partition("::")[0] not in suite.files
     near = get_close_matches(check, suite.checks, n=1, cutoff=LIKE_IT if own else 0.6)
     return f'did you mean "{near[0]}"?' if near else "" if own else "docs/checks.md has those of the suite."
-
-
-def _no_metric(name: str) -> str:
-    near = get_close_matches(name, METRICS, n=1)
-    return "" if name in METRICS else f'did you mean "{near[0]}"?' if near else f"there are {', '.join(METRICS)}."
 
 
 @dataclass(frozen=True)

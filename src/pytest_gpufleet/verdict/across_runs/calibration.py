@@ -325,8 +325,18 @@ def profile_text(calibrated: CalibratedLimits, runs: Mapping[str, Record], sums:
         "metric": {
             each.name: {"unit": each.unit, "better": each.better, "title": each.title} for each in calibrated.own
         },
-        "limit": [_limit_text(limit) for limit in calibrated.limits],
-        "spread": [_spread_text(row) for row in calibrated.spreads],
+        "limit": [
+            _stated({
+                "metric": limit.metric,
+                **({"reference": limit.reference.value, **asdict(limit.reference), "value": None} if limit.reference
+                   else {limit.sense: limit.value, "measured": limit.measured, "date": limit.date}),
+                "unit": limit.unit, "grade": limit.grade, "source": limit.source, "when": _when(limit.conditions),
+            })
+            for limit in calibrated.limits
+        ],
+        "spread": [
+            _stated({**asdict(row), "conditions": None, "when": _when(row.conditions)}) for row in calibrated.spreads
+        ],
         # So that a machine is not held against itself without a word.
         "calibrated_on": [
             {"run": name, "host": run.host, "utc": run.utc, "uuids": [gpu.uuid for gpu in gpus],
@@ -337,23 +347,8 @@ def profile_text(calibrated: CalibratedLimits, runs: Mapping[str, Record], sums:
     return f"{head}\n{tomli_w.dumps({key: value for key, value in content.items() if value})}"
 
 
-def _limit_text(limit: Limit) -> dict[str, Any]:
-    floor = {limit.sense: limit.value, "measured": limit.measured, "date": limit.date}
-    of = limit.reference
-    table = {
-        "metric": limit.metric,
-        **({"reference": of.value, **asdict(of), "value": None} if of else floor),
-        "unit": limit.unit,
-        "grade": limit.grade,
-        "source": limit.source,
-        "when": _when(limit.conditions),
-    }
-    return {key: value for key, value in table.items() if value}
-
-
-def _spread_text(row: SpreadRow) -> dict[str, Any]:
-    table = {**asdict(row), "when": _when(row.conditions)}
-    return {key: value for key, value in table.items() if key != "conditions" and value not in (None, "", {})}
+def _stated(table: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if value not in (None, "", {})}
 
 
 def _when(conditions: Mapping[str, Condition]) -> dict[str, Condition]:
