@@ -9,14 +9,11 @@ from collections.abc import Sequence
 
 from pytest_gpufleet import __version__
 from pytest_gpufleet.commands.accept import ACCEPT
-from pytest_gpufleet.commands.calibrate import CALIBRATE, ORDER
 from pytest_gpufleet.commands.command import print_line, printing
-from pytest_gpufleet.commands.compare import COMPARE
-from pytest_gpufleet.commands.export import EXPORT
 from pytest_gpufleet.commands.fleet import FLEET
-from pytest_gpufleet.commands.judge import JUDGE, REPORT_AGAIN
 from pytest_gpufleet.commands.monitor import MONITOR, SNAPSHOT
 from pytest_gpufleet.commands.power import POWER
+from pytest_gpufleet.commands.runs import CALIBRATE, COMPARE, EXPORT, JUDGE, ORDER, REPORT_AGAIN
 from pytest_gpufleet.commands.verify import SIGN, VERIFY
 from pytest_gpufleet.machine.nvml import NoGpus
 from pytest_gpufleet.model.endings import Refused

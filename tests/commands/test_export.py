@@ -7,7 +7,7 @@ import math
 import pytest
 
 from pytest_gpufleet import cli
-from pytest_gpufleet.commands import export
+from pytest_gpufleet.commands import runs as export
 from pytest_gpufleet.report import exports
 from pytest_gpufleet.run.folder import RunFolder
 from tests.conftest import ROOT

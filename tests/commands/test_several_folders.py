@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from pytest_gpufleet import cli
-from pytest_gpufleet.commands import judge
+from pytest_gpufleet.commands import runs as of_runs
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.safe_files import sha256
@@ -232,4 +232,4 @@ def test_limits_bring_no_lost_node_back(tmp_path, limits):
 
 def judged(folder, limits):
     """What `gpufleet judge` makes of it."""
-    return judge.judged(RunFolder(folder), limits, None)
+    return of_runs.judged(RunFolder(folder), limits, None)

@@ -1,0 +1,274 @@
+"""What is made of recorded runs: the report again, a judgement by other limits, comparison, export, profile, order."""
+
+import argparse
+import hashlib
+import json
+import sys
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pytest_gpufleet.commands import command, verify
+from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.model.finding import GRADES, Grade
+from pytest_gpufleet.model.language import LANGUAGES, in_language
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.report.banner import stamp
+from pytest_gpufleet.run import summary
+from pytest_gpufleet.run.folder import NODES, RunFolder
+from pytest_gpufleet.run.settings import naming
+from pytest_gpufleet.verdict import orders, profile
+from pytest_gpufleet.verdict.across_runs.calibration import calibrate, profile_text, too_few
+from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
+from pytest_gpufleet.verdict.fleet.fleet_verdict import ended
+from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, kept
+
+
+def _judge(given: argparse.Namespace, folder: RunFolder) -> tuple[int, dict[str, Any]]:
+    from pytest_gpufleet.report.terminal import summary_lines
+
+    with folder.of_anybody():
+        record = judged(folder, given.fleet_profile, given.fleet_basis)
+        runs, digest = folder.own_runs(record), folder.digest()
+        if given.output:
+            from pytest_gpufleet.report.page import page
+
+            reports = folder.reports(runs.values(), given.output.parent)
+            command.write(given.output, page(record, digest, runs, reports))
+        document = codec.plain(summary.summary(record, digest, runs=runs))
+        lines = summary_lines.summary_lines(record)
+    if not given.json:
+        with command.printing():
+            command.print_lines(lines)
+            if given.output:
+                command.print_line(f"report: {given.output}")
+    assert record.exit_status is not None
+    return record.exit_status, {"summary": document}
+
+
+def judged(folder: RunFolder, given: Path | None, basis: Grade | None) -> Record:
+    """A run by the limits of a file or the shipped ones; of many nodes each first. Refused if evidence differs."""
+    record = verify.checked(folder, nodes=False).record
+    own: dict[int, HostRun] = {}
+    for number, end in record.finished.items():
+        if end.sha256:
+            of_node = folder.of_node(record.node(number))
+            again = kept(judged(of_node, given, basis), Common(), record.hosts[number])
+            own[number] = HostRun(f"{NODES}/{of_node.name}", end.sha256, again)
+            if of_node.digest() != end.sha256:
+                raise Refused(f"{of_node}: its evidence is not that that the run over all nodes names")
+    with naming("--fleet-profile"):
+        limits = profile.choose(given, {gpu.name for gpu in record.topology.gpus})
+    return judge_again(record, limits, basis, own)
+
+
+def _make_again(given: argparse.Namespace, folder: RunFolder) -> tuple[int, dict[str, Any]]:
+    from pytest_gpufleet.report.page import page
+    from pytest_gpufleet.report.terminal.summary_lines import text_report
+
+    output, files = given.output, {}
+    with folder.of_anybody():
+        found = verify.checked(folder)
+        runs = folder.own_runs(found.record)
+        record = ended(found.record, runs)
+        result: dict[str, Any] = {"verdict": record.verdict}
+        if given.text:
+            result["text"] = "".join(text_report(record, str(folder)))
+            files = {output: result["text"]} if output else {}
+        else:
+            reports = folder.reports(runs.values(), (output or folder.report).parent)
+            html = page(record, found.digest, runs, reports, given.language)
+            files = {output or folder.report: html}
+            if output is None:
+                page_sum = hashlib.sha256(html.encode()).hexdigest()
+                files[folder.summary] = summary.text(record, found.digest, page_sum, runs)
+            result["files"] = [str(path) for path in files]
+    if folder.report in files and (signed := verify.signed_by(folder)):
+        raise Refused(f"{folder} is signed by {', '.join(map(ascii, signed))}: write this report to -o FILE")
+    for path, text in files.items():
+        command.write(path, text)
+    if not given.json:
+        with command.printing():
+            if files:
+                command.print_line(f"{next(iter(files))}: {stamp(record).word}")
+            else:
+                print(result["text"], end="")
+    return 0, result
+
+
+JUDGE = command.Command(
+    "re-evaluate a recorded run against other limits, without the machine",
+    partial(command.for_each, _judge),
+    (
+        command.folders("the folders of runs"),
+        command.file("--fleet-profile", metavar="PATH",
+                     help="limits from this TOML file (default: the shipped ones for this GPU model)"),
+        command.argument("--fleet-basis", choices=GRADES, metavar="GRADE", help="lowest accepted grade of limits: "
+                         f"{', '.join(GRADES)} (default: what the run asked for)"),
+        command.as_json(),
+        command.output("write a report of this judgement as HTML, of one folder"),
+    ),
+    "What a check compared itself, like the number of GPUs, is not judged again.",
+    "Else as of a run: 0 ACCEPTED or a clean REHEARSAL, 1 REJECTED, 10 INCOMPLETE; of several runs the worst.",
+)  # fmt: skip
+
+REPORT_AGAIN = command.Command(
+    "write report.html and summary.json of a run again from its evidence alone, also of a run that died",
+    partial(command.for_each, _make_again),
+    (
+        command.folders("the folders of runs"),
+        command.as_json("no lines, but one JSON object"),
+        command.argument("--text", action="store_true", help="as text, as in report.txt: print it and write no file"),
+        command.argument("--language", choices=LANGUAGES, help="of the report (default: that of the run)"),
+        command.output("write the report there, and nothing else, of one folder"),
+    ),
+)
+
+
+FILE_COLUMNS = 160  # where the output is no terminal, which would say how wide it is
+
+
+def _compare(given: argparse.Namespace) -> int:
+    from pytest_gpufleet.report.several_runs import document, page, screen
+    from pytest_gpufleet.verdict.across_runs.run_comparison import compare, drift
+
+    command.check_output(given.output)
+    runs = {name: run.record for name, run in verify.all_checked([given.first, *given.others]).items()}
+    found = drift(runs) if given.same_machine else compare(runs)
+    if given.output:
+        with in_language(given.language):
+            command.write(given.output, page(found))
+    console = command.new_console(highlight=False)
+    if not console.is_terminal:
+        console.width = FILE_COLUMNS
+    with command.printing():
+        if given.json:
+            print(json.dumps(document(found)))
+        else:
+            console.print(screen(found))
+            if given.output:
+                command.print_line(f"report: {given.output}")
+    return int(found.bad)
+
+
+COMPARE = command.Command(
+    "compare runs: one node over time, or many nodes of one GPU model, and name the outliers",
+    _compare,
+    (
+        command.folder(name="first"),
+        command.folder("the folders of those to compare it with", "others", nargs="+", metavar="OTHER_DIR"),
+        command.argument("--same-machine", action="store_true",
+                         help="compare each GPU of the last run, by its UUID, with its own earlier runs, and name what "
+                         "got worse"),
+        command.as_json("no tables, but one JSON object"),
+        command.output("write the comparison as HTML"),
+        command.argument("--language", choices=LANGUAGES, default="en", help="of that page (default: en)"),
+    ),
+    "An outlier is worse than the same place in most of the runs by more than healthy machines differ; of two runs, "
+    "the second is held against the first.",
+    "1 also if there is an outlier, if something got worse, or if there is nothing to compare.",
+)  # fmt: skip
+
+
+# By format the library that it needs, which is also the name of the extra that installs it.
+NEEDS = {"tensorboard": "tensorboard", "swanlab": "swanlab", "csv": ""}
+
+
+def _export(given: argparse.Namespace) -> int:
+    from pytest_gpufleet.report import exports
+
+    library, output = NEEDS[given.to], given.output
+    if library and find_spec(library) is None:
+        raise Refused(
+            f"--to {given.to} needs {library}, which is not installed: pip install 'pytest-gpufleet[{library}]'"
+        )
+    with given.folder.of_anybody():
+        run = verify.checked(given.folder)
+        about, points = exports.about(run.record, run.digest), exports.points(run.record)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        if any(output.iterdir()):
+            raise Refused(f"{output} is not empty and is left as it is: name another folder")
+        exports.WRITERS[given.to](about, points, output)
+    except OSError as error:
+        raise Refused(f"{output} cannot be written to: {error.strerror}") from None
+    command.print_line(f"{output}: {len({point.tag for point in points})} series, {len(points)} points")
+    return 0
+
+
+EXPORT = command.Command(
+    "write measurements, curves and telemetry of a run for TensorBoard, SwanLab or as CSV",
+    _export,
+    (
+        command.folder(),
+        command.argument("--to", choices=NEEDS, required=True, help="what it is for"),
+        command.output("a new folder, or an empty one, to write to", required=True, metavar="FOLDER"),
+    ),
+    "It works offline, from the evidence alone.",
+)
+
+
+def _calibrate(given: argparse.Namespace) -> int:
+    command.check_output(given.output, new=True)
+    found = verify.all_checked(given.folders)
+    runs = {name: run.record for name, run in found.items()}
+    limits = calibrate(runs, replace_shipped=given.replace_shipped)
+    command.write(given.output, profile_text(limits, runs, {name: run.digest for name, run in found.items()}))
+    written = profile.load(given.output)
+    command.print_line(
+        f"{given.output}: {len(written.limits)} limits for {', '.join(written.match)}; use it with --fleet-profile"
+    )
+    for reach in limits.reaches:
+        command.print_line(reach)
+    if limits.kept:
+        kept = f"{limits.kept} measurements keep their shipped limits (--replace-shipped)"
+        command.print_line(f"{given.output}: {kept}")
+    if problem := too_few(runs):
+        command.print_line(f"{given.output}: {problem}", file=sys.stderr)
+    return 0
+
+
+CALIBRATE = command.Command(
+    "write a profile with limits from runs on known-good machines",
+    _calibrate,
+    (
+        command.folders("the folders of known-good runs"),
+        command.output("the profile to write, a TOML file", required=True),
+        command.argument("--replace-shipped", action="store_true",
+                         help="also write limits where weaker shipped ones hold (default: only where none holds)"),
+    ),
+    "A limit is the mean of these machines, with how much they and their GPUs differ. It refuses runs that were not "
+    "clean, and runs that differ in GPU model, in software, or by more than 10 % in a measurement.",
+)  # fmt: skip
+
+
+def _order(given: argparse.Namespace) -> int:
+    command.check_output(given.output, new=True)
+    with given.folder.of_anybody():
+        record = verify.checked(given.folder).record
+        if record.of_cluster:
+            raise Refused(f"{given.folder} is of several nodes: give the folder of one of them, in its nodes/")
+        if not record.topology.gpus:
+            raise Refused(f"{given.folder} has no GPUs: an order comes from a run on a whole machine")
+        command.write(given.output, orders.order_text(record, given.folder.name))
+    orders.load(given.output)  # what it refuses is a defect of ours
+    command.print_line(
+        f"{given.output}: what {record.run.host} has; compare it with what was bought, and use it with --fleet-order"
+    )
+    if record.verdict != "ACCEPTED":
+        came_to = record.verdict or "did not come to its end"
+        command.print_line(f"that run: {came_to}; what is wrong with the machine may stand in its order")
+    return 0
+
+
+ORDER = command.Command(
+    "write an order file from a known-good machine, for --fleet-order",
+    _order,
+    (
+        command.folder("the folder of a run on a machine that is right"),
+        command.output("the order to write, a TOML file", required=True),
+    ),
+    "It is read from the evidence of a run; an existing file is left as it is.",
+)
