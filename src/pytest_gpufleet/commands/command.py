@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def printing() -> Iterator[None]:
-    """Around all that a command prints: who reads it may leave early (`gpufleet judge DIR | head -1`), which changes
-    nothing about the exit status."""
+    """Around what a command prints: who reads it may leave early (`| head -1`) without changing the exit status."""
     try:
         yield
         sys.stdout.flush()
@@ -39,8 +38,7 @@ def print_line(text: str, file: TextIO | None = None) -> None:
 
 
 def new_console(**options: Any) -> Console:
-    """A console of rich that leaves a reader who leaves to `printing`: rich's own would end the process with status 1,
-    which means REJECTED."""
+    """A console that leaves a broken pipe to `printing`: rich's own ends the process with status 1, REJECTED."""
     from rich.console import Console
 
     class Screen(Console):

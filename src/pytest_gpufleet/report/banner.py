@@ -175,8 +175,7 @@ NAMED_BY_CHECKS = "named by checks"
 
 
 def to_look_at(record: Record) -> dict[int, str]:
-    """The nodes that somebody has to look at, by their numbers, and why in a word: those that reject the run, then
-    those that checks name most often."""
+    """The nodes to look at, by number, and why in a word: those that reject the run, then those that checks name."""
     found: dict[int, str] = dict.fromkeys(record.lost, "lost")
     for node, end in record.finished.items():
         if rejected(end):

@@ -201,8 +201,7 @@ class Failure(NamedTuple):
 
 
 def failures(record: Record, accused: Mapping[str, Accused]) -> list[Failure]:
-    """Every check that failed, or missed a limit, the cases of one check together, and checks that all said the
-    same."""
+    """Every check that failed or missed a limit, with its cases; those that all said the same together."""
     cases = grouped((check_id.partition("[")[0], check_id) for check_id in accused)
     missed = grouped((each.check, _miss(each, record.hosts)) for each in record.findings if each.state == "missed")
     found = (

@@ -487,8 +487,7 @@ def required_tables(record: Record) -> list[Table]:
 
 
 def texts(finding: Finding, hosts: wording.Hosts = wording.ALONE) -> tuple[str, str, str, str]:
-    """The value that is nearest to the limit, the limit without its unit, the margin ("+2.1 %") and the place; "" for
-    what there is not."""
+    """The value nearest to the limit, the limit without its unit, the margin ("+2.1 %"), the place; "" where none."""
     nearest, limit = wording.worst(finding), finding.limit
     if nearest is None:
         return "", "", "", ""

@@ -104,8 +104,7 @@ MEANING = {
 
 
 class Cell(NamedTuple):
-    """What one group says of one GPU. `state` is a key of SYMBOLS; `text` is what the reader sees of it; `check` the
-    first one that failed."""
+    """What one group says of one GPU. `state`: of SYMBOLS; `text`: what is shown; `check`: the first that failed."""
 
     state: str
     text: str

@@ -234,8 +234,7 @@ def _open(record: Record, nodes: HostsPart | None) -> dict[str, Any]:
 
 
 class GapRow(NamedTuple):
-    """Gaps of one kind among the checks of one group, for one reason. `more`: figures that are not named, since each
-    stands in a table above."""
+    """Gaps of one kind and reason in one group of checks. `more`: figures that only the tables above name."""
 
     kind: str
     why: str

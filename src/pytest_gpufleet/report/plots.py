@@ -198,8 +198,7 @@ def _panel_name(finding: Finding) -> str:
 
 
 def _line_names(findings: Sequence[Finding], key: str) -> list[str]:
-    """What tells the line of each finding from others of its panel; without what is true of every figure of so many
-    nodes, whose names are long enough."""
+    """What tells the line of each finding from others of its panel, short where it is of nodes or of the sweep."""
     _, names = wording.shared_and_own(findings, without=wording.ALONG[key])
     shown = []
     for finding, name in zip(findings, names, strict=True):
@@ -334,8 +333,7 @@ def telemetry(samples: Sequence[Sample], places: Sequence[Place], checks: Spans)
 
 
 def _line(samples: Sequence[Sample], index: int, quantity: Quantity, length: float) -> Points:
-    """(seconds since the first sample, value) where there is a value; NaN, at which the line breaks, where a sample has
-    none or is missing."""
+    """(seconds since the first sample, value); NaN, at which the line breaks, where a sample has none or is missing."""
     first, last = samples[0].time, -1
     longest_step = MISSING * median(after.time - before.time for before, after in pairwise(samples))
     points: Points = []

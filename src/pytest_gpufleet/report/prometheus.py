@@ -47,10 +47,7 @@ HELP = {
 
 
 def write(path: Path, record: Record) -> None:
-    """Write the textfile for a run, which goes on as long as it has no verdict. It appears at once or not at all.
-
-    OSError if it cannot be written.
-    """
+    """Write the textfile for a run, which goes on as long as it has no verdict. OSError if it cannot be written."""
     registry = CollectorRegistry()
     found = {**_of_the_run(record), **_of_places(record)}
     for name, series in ((name, found[name]) for name in HELP if found[name]):

@@ -44,8 +44,7 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """`corner`: what stands over the names of the rows; it and the `columns` are said when they are shown. `notes`:
-    beside the title. `foot`: below."""
+    """`corner`: above the names of the rows; it and `columns` are said when shown. `notes`: beside the title."""
 
     title: str
     corner: str

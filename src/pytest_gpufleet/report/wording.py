@@ -53,8 +53,7 @@ def sentences(*texts: str) -> str:
 
 
 def number(value: float, digits: int = 4) -> str:
-    """`value` with thousands separators and at most `digits` significant digits: "48,170", "0.0123"; what nobody would
-    write out as "1e+308"."""
+    """With thousands separators and at most `digits` significant digits: "48,170", "0.0123", "1e+308"."""
     if not math.isfinite(value):
         return "not a number" if math.isnan(value) else f"{value}"
     if value == 0:
@@ -143,8 +142,7 @@ def value_and_limit(value: float, limit: Limit) -> tuple[str, str]:
 
 
 def words(conditions: Mapping[str, Condition]) -> list[str]:
-    """Each condition in plain words: ["all_reduce", "8 GiB", "float32", "8 ranks", "NVLS off"]. One that nobody knows
-    follows under its own name."""
+    """Each condition in plain words, ["all_reduce", "8 GiB", "8 ranks", "NVLS off"]; an unknown one by its name."""
     order = [key for key in CONDITIONS if key in conditions]
     order += [key for key in conditions if key not in CONDITIONS]
     result = []

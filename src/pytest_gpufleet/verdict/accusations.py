@@ -53,8 +53,7 @@ def causes(record: Record) -> list[Fault]:
 
 
 def disturbed(record: Record) -> set[str]:
-    """The checks that found nothing but a process of somebody else and what it may have caused: it is no part of the
-    machine, of which they say nothing."""
+    """Checks that found nothing but somebody else's process, and what it may have caused: no fault of the machine."""
     neighbours = [cause for cause in causes(record) if cause.name == NEIGHBOUR]
     missed = (fault for finding in record.findings if finding.state == "missed" for fault in of_finding(finding))
     by_check = grouped((fault.check, fault) for fault in (*record.faults, *missed)) if neighbours else {}

@@ -30,8 +30,7 @@ def as_given(profile: Profile, models: Iterable[str]) -> GivenLimits:
 
 
 def instead(new: GivenLimits | None, before: GivenLimits | None) -> GivenLimits | None:
-    """What is to be told where recorded figures are held against another profile: the facts that the run's own profile
-    changed still stand behind its checks."""
+    """What to say beside figures held against a new profile: facts that the run's own one changed still hold."""
     if new is None or before is None:
         return new or (replace(before, limits=(), calibrated_on=(), spreads=()) if before else None)
     return replace(new, changes=tuple(dict.fromkeys((*new.changes, *before.changes))))
@@ -57,8 +56,7 @@ def unused(record: Record) -> list[tuple[int, Limit]]:
 
 
 def unused_limits(record: Record, grade: str = "") -> list[str]:
-    """The same in words, those of this grade or of all others than contract: "acme.toml: limit 3, bus bandwidth ≥ 460
-    GB/s with collective=all_reduce, ranks=8"."""
+    """Those of this grade, or all but contract: "acme.toml: limit 3, bus bandwidth ≥ 460 GB/s with ranks=8"."""
     found = []
     for number, limit in unused(record):
         if limit.grade == grade if grade else limit.grade != "contract":

@@ -40,9 +40,8 @@ class LimitMissed(AssertionError):
 
 
 def network_of(record: Record) -> float | None:
-    """Gbit/s that each GPU has of the network between its nodes: what --fleet-network says, else by the ports of the
-    node that has most, since one that lost some is held against what it should reach. 0: nobody knows; None: nothing is
-    asked of it."""
+    """Gbit/s that each GPU has of the network between nodes: by --fleet-network, else by the ports of the node that has
+    most, which one that lost some should reach. 0: nobody knows; None: nothing is asked of it."""
     if record.run.network:
         return None if record.run.network == NO_NETWORK else float(record.run.network)
     here = record.machines.keys() - record.lost.keys() - record.left_out.keys() if record.of_cluster else ()
@@ -134,10 +133,9 @@ def line_of(limit: Limit, measurement: Measurement, limits: Profile, topology: G
 def tolerances_of(
     measurement: Measurement, limits: Profile, topology: GpuTopology, count: int
 ) -> tuple[Tolerance, ...]:
-    """By how much the places of a measurement may be worse than their peers: by how healthy ones differ, or where
-    nobody knows that, by a fixed part. Between nodes many of them show how much they differ. None where its places are
-    no peers. One whose board nobody else has is held against all others, by how machines differ too: it may be of a
-    kind that is slower."""
+    """By how much the places of a measurement may be worse than their peers: by how healthy ones differ, or by a fixed
+    part where nobody knows that. Many nodes show themselves how much they differ. None where its places are no peers. A
+    board that nobody else has is held against all others, by how machines differ too: its kind may be slower."""
     metric, row = measurement.definition, row_of(measurement.definition)
     if metric.peer_tolerance is None or not measurement.values:
         return ()
@@ -208,10 +206,9 @@ def _usual_comparisons(gpus: int) -> int:
 
 
 def comparisons(suite: Suite, level: str, gpus: int, nodes: int) -> int:
-    """With how many comparisons a level counts, each of which a healthy machine may fail by chance: of each case of its
-    checks and each metric that it is there for, one of the machine with its reference, and one with the peers for each
-    place that has some. Places are the GPUs, or their pairs, one each way; one of what all ranks measure together; the
-    nodes in a check between nodes."""
+    """How many comparisons a level makes, each of which a healthy machine may fail by chance: for each case of a check
+    and each metric, one of the machine with its reference, and one with the peers for each place that has some. Places
+    are GPUs, their pairs, one each way, or nodes; one of what all ranks measure together."""
     count = 0
     for name in suite.required(level, nodes):
         check = suite.checks[name]

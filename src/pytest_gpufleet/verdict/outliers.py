@@ -85,8 +85,7 @@ BETWEEN_BOARDS = 0.05
 
 
 def healthy_spread(figure: Figure, topology: GpuTopology, defaults: Profile | None = None) -> Spread:
-    """Of machines like this one, with their part number, by the shipped profile; or by `defaults` alone, of those for
-    which a limit under these conditions is."""
+    """Of machines like this one, with their part number, by the shipped profile; or by `defaults` alone."""
     measured = Measurement(figure.name, {}, dict(figure.conditions), definition=figure.metric)
     profile = defaults or choose(None, [gpu.name for gpu in topology.gpus]) or of_every_gpu()
     part = str(measured.conditions.get("part", "")) if defaults else topology.part or SAME
@@ -130,8 +129,7 @@ def beside_most(
 def usual_and_allowed(
     figure: Figure, values: Iterable[float], default: float, comparisons: int, matters: float, independent: int = 0
 ) -> tuple[float, float]:
-    """What the better half of these values reaches at least, NaN if none is a number; and by what fraction one of them
-    may be worse: as `beside_most` has it."""
+    """What the better half of these reaches at least, NaN if none is a number; and how much worse one may be."""
     numbers = sorted(filter(math.isfinite, values), key=lambda value: -goodness(value, figure.metric)) or [math.nan]
     n, usual = max(2, len(numbers)), numbers[(len(numbers) - 1) // 2]
     sd, df = pooled(default, 0.0, 0.0)
@@ -152,8 +150,7 @@ def slower_than_peers(
     measurement: Measurement, tolerances: Iterable[Tolerance], topology: GpuTopology
 ) -> dict[Where, float] | None:
     """Places worse than their peers by more than any of these tolerances, and by what fraction of the mean of the
-    others; None where no place has peers enough. A place that gave no number at all is as slow as can be. Nothing is
-    slower than peers that reach nothing."""
+    others; None where none has peers enough. No number is as slow as can be; nothing is slower than peers at 0."""
     slower: dict[Where, float] = {}
     figure, sign, compared = figure_of(measurement), measurement.definition.sign, False
     for tolerance in tolerances:
@@ -185,9 +182,8 @@ def _slower(figure: Figure, values: Mapping[Where, float], tolerance: Tolerance)
 def _groups(
     measurement: Measurement, tolerance: Tolerance, topology: GpuTopology
 ) -> list[tuple[list[Where], set[Where]]]:
-    """Places that are peers of each other, and those among them that are held against the others. At a NUMA node only
-    those are peers that share a PCIe switch with as many others. Where all GPUs show the same NUMA node, nobody knows
-    who is near whom: virtual machines hide it."""
+    """Places that are peers, and those of them that are held against the others. At a NUMA node only those are peers
+    that share a PCIe switch with as many others. Virtual machines show the same NUMA node for all: nobody is near."""
     places = tuple(measurement.values)
     key = (places, tolerance.peers, tolerance.least)
     if key in topology.known:

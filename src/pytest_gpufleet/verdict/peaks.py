@@ -117,9 +117,8 @@ def _fact(gpu: Gpu, name: str) -> Any:
 def model_flops_utilization(
     tokens: Measurement, flop_a_token: float, topology: GpuTopology, data_sheet: float = 0.0
 ) -> list[Measurement]:
-    """The MFU of each figure; none where a GPU's peak is not known, as in a rehearsal. Peaks are at a GPU's highest
-    clock. People publish MFU by the TFLOP/s of the `data_sheet`, at its boost clock: that of the slowest is shown
-    too."""
+    """The MFU of each figure; none where a peak is not known, as in a rehearsal. Peaks are at a GPU's highest clock;
+    people publish MFU by the TFLOP/s of the `data_sheet`, at its boost clock: that of the slowest is shown too."""
     if not (peak := _peaks(tokens, topology)):
         return []
     values = {place: value * flop_a_token / (peak[place] * 1e12) for place, value in tokens.values.items()}

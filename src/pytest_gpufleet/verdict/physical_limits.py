@@ -188,9 +188,8 @@ def _hop(measurement: Measurement) -> Peak | None:
 
 
 def _mesh(collective: str, topology: GpuTopology, measured: Sequence[Measurement]) -> Peak | None:
-    """What NVLinks without a switch carry together, by what each pair of them reached in this run: rings of NCCL use
-    all links of a GPU; all_to_all and the like those to each other GPU alike; sendrecv those to one. None where some of
-    the data go over PCIe."""
+    """What NVLinks without a switch carry together, by what each pair reached in this run: rings of NCCL use all links
+    of a GPU; all_to_all those to each other GPU alike; sendrecv those to one. None where data go over PCIe too."""
     n, rings = len(topology.gpus), ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
     linked = [[link.startswith("NV") for link in row] for row in topology.links]
     whole = all(linked[i][j] for i in range(n) for j in range(n) if i != j)

@@ -317,9 +317,8 @@ def for_gpu(name: str) -> Profile | None:
 
 
 def choose(path: Path | None, gpu_names: Iterable[str]) -> Profile | None:
-    """The profile for a machine with GPUs of these names: the one in the file `path`, else the shipped one, else that
-    of every GPU; None without GPUs. No shipped profile is for GPUs of several models. FileError if the file is bad or
-    not for all of these GPUs."""
+    """The profile for GPUs of these names: in the file `path`, else the shipped one, which none is for several models,
+    else that of every GPU; None without GPUs. FileError if the file is bad or not for all of these GPUs."""
     names = sorted(set(gpu_names))
     if path is None:
         known = for_gpu(names[0]) if len(names) == 1 else None

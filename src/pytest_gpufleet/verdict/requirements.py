@@ -89,9 +89,8 @@ class Answer:
 
 
 def answers(given: Requirements, runs: Sequence[Record], opened: Mapping[str, str]) -> list[Answer]:
-    """What runs answer: one of a machine, or one on many nodes with those of each. `opened`: by the names of cases why
-    they are not judged. All that a requirement names has to be judged, but for what does not apply, as long as anything
-    else is."""
+    """What runs answer: one of a machine, or one on many nodes with those of each. `opened`: why cases are not judged.
+    All that a requirement names has to be judged, but for what does not apply, as long as anything else is."""
     bad = {check for run in runs for check in {*run.failed} - accusations.disturbed(run)}
     return [_answer(each, runs, opened, bad) for each in given.content]
 

@@ -65,8 +65,7 @@ COLUMNS: dict[str, Callable[[Gpu, Readings], Cell]] = {
 
 
 def table(sample: Sample, topology: GpuTopology, running: str = "") -> RenderableType:
-    """All GPUs as they are in `sample`, in as many lines for each sample, whatever the width. `running` is the check
-    that a run is at."""
+    """All GPUs as in `sample`, in the same number of lines at any width. `running`: the check that a run is at."""
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for title in COLUMNS:
         grid.add_column(title, no_wrap=True, overflow="crop")

@@ -72,8 +72,7 @@ LINKS = ("NVLinks", "lanes of PCIe")  # of a GPU: how many there are, of which m
 
 @dataclass(frozen=True)
 class Part:
-    """`name`: "gpu3", as --fleet-replaced has it. `called`: "GPU 3". `at`: where it is. `facts`: by their labels, None
-    for one that cannot be had, and of LINKS."""
+    """`name`: "gpu3", as --fleet-replaced has it. `called`: "GPU 3". `at`: where. `facts`: None if unknown."""
 
     name: str
     kind: Kind
@@ -128,8 +127,7 @@ def parts_of(record: Record) -> list[Part]:
 
 
 def matched(record: Record) -> list[tuple[Part | None, Part | None]]:
-    """Each part and what it was before the repair: by its serial number wherever it was, then by its place; None where
-    there was none, or is none."""
+    """Each part before the repair, and now: by serial number wherever it is, then by place; None if there is none."""
     left, here = parts_of(record.before or Record()), parts_of(record)
     was: dict[str, Part] = {}
     for by_id in (True, False):
@@ -147,8 +145,7 @@ def is_other(old: Part | None, part: Part | None) -> bool:
 
 
 def not_as_before(record: Record, kind: str) -> list[Fault | str] | None:
-    """What of one of KINDS is not as before the repair, and in words what cannot be read any more; None where it could
-    not be read then."""
+    """What of one of KINDS is not as before, and what cannot be read any more; None where it could not be read then."""
     fact = KINDS[kind].fact
     if record.before is None or record.returns is None or (fact and record.before.machine.get(fact) is None):
         return None
@@ -196,8 +193,7 @@ def measured_otherwise(record: Record) -> tuple[list[Fault], int]:
 
 
 def required(before: Record, replaced: Iterable[str], suite: Suite) -> tuple[str, ...]:
-    """The checks of the suite, at the level of the run before: those that failed there, of level quick, and of the
-    chapters that the replaced parts touch."""
+    """Checks of the level of the run before: what failed there, level quick, and chapters that replaced parts touch."""
     kinds = {name.rstrip("0123456789") for name in replaced}
     touched = {chapter for kind in kinds for chapter in (suite.chapters if kind == FIRMWARE else KINDS[kind].touches)}
     again = set(map(levels.check_name, before.to_run_again))

@@ -86,8 +86,7 @@ class _Known:
         return SpreadRow(self.figure.name, within, between, len(means), places, None, source, date, under)
 
     def spread(self, machines: int = 0) -> Spread:
-        """How much such machines differ, by what was seen of these and the default of the metric. `machines`: as if so
-        many had been seen."""
+        """How much such machines differ, by these and the default of the metric; as if so many had been seen."""
         healthy, seen = healthy_spread(self.figure, self.topology, of_every_gpu()), self.seen()
         n = machines or seen.machines
         df = n * (seen.gpus / seen.machines - 1)
