@@ -66,17 +66,11 @@ def headline(record: Record) -> str:
 
 
 def reasons(
-    record: Record,
-    where_more: str = "which the report lists",
-    with_checks: bool = False,
-    of_fleet: Iterable[str] = (),
+    record: Record, where_more: str = "which the report lists", with_checks: bool = False, of_fleet: Iterable[str] = ()
 ) -> list[str]:
-    """Why the verdict is what it is, or that there is none, beyond the headline and the paragraph below it; the first
-    few, and `where_more` says where all of them are. `with_checks`: also which failed, where nothing else names them.
-    `of_fleet`: of a run on many nodes the reasons as its fleet has them, which can be said in any language.
-
-    Of a check with parameters that failed in several cases there is one reason.
-    """
+    """Why the verdict is what it is, beyond the headline and the paragraph below it; the first few, and `where_more`
+    says where all are. Cases of one check are one reason. `with_checks`: also which failed, where nothing else names
+    them. `of_fleet`: of a run on many nodes the reasons as its fleet has them, which can be said in any language."""
     if record.verdict is None:
         return [say("No verdict was recorded: the run did not reach its end.")]
     if record.verdict == "ACCEPTED":

@@ -25,12 +25,9 @@ NOBODY: Mapping[Place, Place] = {}
 
 
 class Accused(NamedTuple):
-    """What a failed check says of GPUs, by their places.
-
-    `named` are to blame. `beside` are only in pairs with one of those, and it says with which. `everybody`: all GPUs
-    failed together, and nothing tells which of them is the cause. `explained`: what is said of these has one of
-    `causes`, which say nothing against them; `is_explained` if that is so of all that the check says.
-    """
+    """What a failed check says of GPUs. `named` are to blame; `beside` are in pairs with one of those. `everybody`: all
+    failed together, and nothing tells which is the cause. What is said of `explained` has one of `causes`, which say
+    nothing against them; `is_explained` if that is so of all that the check says."""
 
     named: tuple[Place, ...] = ()
     beside: Mapping[Place, Place] = NOBODY

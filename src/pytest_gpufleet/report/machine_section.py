@@ -117,10 +117,7 @@ def page_foot(record: Record, sha256: str) -> Markup:
 # Heading, and the facts that stand under it.
 COLUMNS = (
     ("ECC: now / after the next boot", ("ecc_mode",)),
-    (
-        "Uncorrectable memory errors: volatile / aggregate",
-        ("ecc_uncorrected_volatile", "ecc_uncorrected_aggregate"),
-    ),
+    ("Uncorrectable memory errors: volatile / aggregate", ("ecc_uncorrected_volatile", "ecc_uncorrected_aggregate")),
     ("Corrected memory errors: volatile", ("ecc_corrected_volatile",)),
     ("Corrected memory errors by place", ("ecc_corrected",)),
     ("Rows remapped: corrected / uncorrectable / pending / failed", ("remapped_rows",)),

@@ -56,11 +56,8 @@ def page(
     reports: Mapping[str, str] = NOWHERE,
     language: Language | None = None,
 ) -> str:
-    """The report of a run as a self-contained HTML page: the one that the run writes and that of `gpufleet report`.
-
-    `sha256`: of the whole evidence file. `runs` and `reports`: as `hosts.nodes_part` takes them. `language`: that
-    of the run, if none is given.
-    """
+    """The report of a run as a self-contained HTML page. `sha256`: of the whole evidence file. `runs` and `reports`: as
+    `hosts.nodes_part` takes them. `language`: that of the run, if none is given."""
     record = between(record, runs)
     with in_language(language or record.run.language):
         return render(

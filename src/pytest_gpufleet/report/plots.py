@@ -166,11 +166,8 @@ Panels = Mapping[str, Sequence[tuple[str, Line]]]  # the lines of each, with the
 
 
 def curves(findings: Sequence[Finding]) -> list[tuple[str, str]]:
-    """(caption, SVG) for each metric that was measured for all ranks together at several sizes.
-
-    One panel for each collective or recipe, limits as short marks, and what was published for a healthy machine as
-    open circles. Lines with too few points are no curves.
-    """
+    """(caption, SVG) for each metric that was measured for all ranks together at several sizes: a panel for each
+    collective or recipe, limits as short marks, and what was published for a healthy machine as open circles."""
     result = []
     for key, (fewest, label, _) in SIZES.items():
         points = (

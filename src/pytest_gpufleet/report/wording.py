@@ -130,10 +130,7 @@ def span(values: Iterable[float], unit: str, digits: int = 4) -> str:
 
 
 def value_and_limit(value: float, limit: Limit) -> tuple[str, str]:
-    """A value and the limit it is held against, with as many digits as it takes to tell them apart.
-
-    "329.4, limit 329.4, missed" would make a reader doubt the report.
-    """
+    """With as many digits as it takes to tell them apart: "329.4, limit 329.4, missed" would make a reader doubt."""
     for digits in range(4, 10):
         texts = quantity(value, limit.unit, digits), quantity(limit.value, limit.unit, digits)
         if texts[0] != texts[1] or value == limit.value:
@@ -155,6 +152,8 @@ def words(conditions: Mapping[str, Condition]) -> list[str]:
             text = say("on" if value else "off")
         elif isinstance(value, str):
             text = say(value)
+        elif key == "nccl":
+            text = f"{value // 10_000:.0f}.{value // 100 % 100:.0f}.{value % 100:.0f}"
         else:
             text = size(value) if key == "bytes" else number(value, 6)
         result.append(say(known.form).replace("{}", text))

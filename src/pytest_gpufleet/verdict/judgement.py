@@ -62,14 +62,11 @@ def judge(
     comparisons: int = 0,
 ) -> Finding:
     """Hold a measurement against the limit of the profile that fits it, and each GPU against its peers. `comparisons`:
-    how many the run makes (`counted`); 0: those of the shipped suite on these GPUs.
+    how many the run makes (`counted`); 0: those of the shipped suite on these GPUs. `network`: as `network_of` has it.
 
     `required`: where the profile has no limit, what the hardware can do makes one, by its facts and by all figures that
     were `measured` in the run; where that says nothing either, the finding is "not judged", which makes a verdict
-    incomplete. Any other figure without a limit is "for information".
-
-    `network`: of a run on many nodes the Gbit/s that each GPU has of what is between them; 0 if nobody tells, None if
-    nothing is asked of it."""
+    incomplete. Any other figure without a limit is "for information"."""
     between = not rehearsal and over_network(measurement.metric, measurement.conditions)
     if between and network:
         measurement = replace(measurement, conditions={"network": network, **measurement.conditions})

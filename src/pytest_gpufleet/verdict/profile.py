@@ -214,9 +214,8 @@ class Profile:
 
     def limit_for(self, measurement: Measurement, fabric: str = "", part: str = "") -> Limit | None:
         """The limit that decides, of those whose every condition was measured so, on a machine whose GPUs `fabric`
-        connects and whose boards all have the number `part`. FileError if the figure is in another unit than the
-        profile says, or better in the other direction, whether a limit holds for it or not: under the conditions of a
-        rehearsal none may."""
+        connects and whose boards all have the number `part`. FileError if the figure is in another unit or better in
+        another direction than the profile says, whether a limit holds for it or not: in a rehearsal none may."""
         metric = measurement.definition
         known = self.metrics.get(metric.name, metric)
         if (known.unit, known.better) != (metric.unit, metric.better):

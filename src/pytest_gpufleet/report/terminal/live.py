@@ -191,10 +191,8 @@ BAR = 12  # characters
 
 
 class RunningCheck:
-    """Called, it tells the check that a run with its evidence under `folder` is at; "" if no run is on.
-
-    It reads only what was added to the file since the last call, for telemetry makes long files.
-    """
+    """Called, it tells the check that a run with its evidence under `folder` is at; "" if no run is on. It reads only
+    what was added to the file since the last call, for telemetry makes long files."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

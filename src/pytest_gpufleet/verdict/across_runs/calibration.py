@@ -103,9 +103,8 @@ def calibrate(runs: Mapping[str, Record], *, replace_shipped: bool = False) -> C
     """A reference for each figure that the suite judges and no shipped limit holds for: the mean of the machines, and
     how much they and their places differ. Where no default says how much those of a figure usually differ, a floor.
 
-    `replace_shipped`: also where a shipped limit holds and is weaker; no shipped limit is ever weakened.
-    Refused if a run was not clean, if the runs are not of one GPU model and software or differ by more than 10
-    % in a figure, or if a machine or a place is further from the others than healthy ones are."""
+    `replace_shipped`: also where a shipped limit is weaker. Refused if a run was not clean, if runs differ in GPU model
+    or software, or by more than 10 % in a figure, or if a machine or place is further off than healthy ones are."""
     problems = [f"{name} {problem}" for name, record in runs.items() for problem in _unclean(record)]
     if problems or (problems := _unlike(runs)):
         raise Refused(f"{NONE}{'; '.join(problems)}")

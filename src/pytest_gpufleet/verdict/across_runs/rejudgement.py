@@ -26,14 +26,12 @@ WITHDRAWN = {"test_3_exactness.py::test_tensors_with_gaps_are_exact_or_refused":
 
 
 def judge_again(record: Record, profile: Profile | None, basis: Grade | None = None, own: NodeRuns = ALONE) -> Record:
-    """The record as it would be if `profile` had been the limits of the run, and `basis` what it asked of them; None:
-    what it did ask.
+    """The record as it would be if `profile` had been the limits of the run, and `basis` what it asked of them (None:
+    what it did ask). `own`: of a run on many nodes their own runs, judged again before.
 
     Every figure is judged again, peers and steadiness included, and so is every check that failed for missed limits
     alone. A check that failed for any other reason stays failed, unless it was withdrawn, and figures of a rehearsal
-    stay not judged. What a check compared itself, like the number of GPUs, is not judged again.
-
-    `own`: of a run on many nodes their own runs, judged again before."""
+    stay not judged. What a check compared itself, like the number of GPUs, is not judged again."""
     anew = judged_by(record, profile)
     findings: list[Finding] = []
     for finding in record.findings:

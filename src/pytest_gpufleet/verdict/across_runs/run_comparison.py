@@ -90,13 +90,10 @@ class RunComparison:
 
 
 def compare(runs: Mapping[str, Record]) -> RunComparison:
-    """Set two or more runs side by side, each known by its name.
-
-    A place is an outlier if it is worse than the same place of most runs by more than matters and by more than healthy
-    machines of its part number differ (`outliers.beside_most`). Of two runs the second is held against the first.
-    Fingerprints are equal or not: who differs from more than half of the machines with the same GPUs and libraries is
-    known, of two nobody can say which. A ratio is worse by the difference itself. Figures that have no limit in any run
-    and require none, like the bandwidth of small messages, are shown and never outliers."""
+    """Set two or more runs side by side. A place is an outlier if it is worse than the same place of most runs by more
+    than matters and by more than healthy machines of its part number differ (`outliers.beside_most`); of two runs the
+    second is held against the first. Figures that have no limit in any run and require none, like the bandwidth of
+    small messages, are shown and never outliers. Fingerprints are equal or not."""
     measured = {name: figures(record.findings) for name, record in runs.items()}
     judged = to_compare(runs)
     every = dict.fromkeys(figure for of_run in measured.values() for figure in of_run)
