@@ -106,7 +106,6 @@ def header(nodes, wanted, profile_name):
 
 
 def topology(*hosts):
-    """Of machines with 4 GPUs each."""
     return joined(dict(enumerate(map(runs.topology, hosts))), dict(enumerate(hosts)))
 
 

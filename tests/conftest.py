@@ -25,8 +25,8 @@ INNER = ROOT / "tests" / "inner"  # test modules that tests give to a pytest of 
 RECORDED = ("-p", "tests.machine.recorded")  # options: on a recorded machine
 LONGEST = (  # in seconds of the clock, which are not those of the cores: some wait
     "acceptance/test_acceptance.py", "probes/test_culprit.py", "probes/test_training.py", "world/test_faults.py",
-    "acceptance/test_resnet_options.py", "commands/test_tools.py", "plugin/test_plugin.py",
-    "plugin/test_many_nodes.py", "plugin/test_clone.py", "world/test_start.py", "nodes/test_agent.py",
+    "commands/test_tools.py", "plugin/test_plugin.py",
+    "plugin/test_many_nodes.py", "acceptance/test_elsewhere.py", "world/test_start.py", "nodes/test_agent.py",
     "run/test_orphans.py", "world/test_deadlines.py", "run/test_hard_end.py", "acceptance/test_burn_in.py",
 )  # fmt: skip
 # Hosts of namespaces, where a busy machine's silence is taken for death: they have the machine to themselves (`make
@@ -141,7 +141,6 @@ def pytest_collection_modifyitems(items):
 
 
 def lay_out(root, files):
-    """Write files by their names, with a text or the content of another file, and an ini file."""
     for name, content in {"pytest.ini": "[pytest]\n", **files}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(content.read_text() if isinstance(content, Path) else dedent(content))

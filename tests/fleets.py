@@ -66,7 +66,6 @@ def measured_twice(run):
 
 
 def rejected(host, check="test_2_health.py::test_no_ecc_errors"):
-    """A host on which a check failed."""
     base = healthy()
     name = next(name for name in base.checks if "test_2_health" in name)
     checks = {**base.checks, name: replace(base.checks[name], outcome="failed", message="broken", failed_by="other")}

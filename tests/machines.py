@@ -24,8 +24,6 @@ SINCE_THE_SNAPSHOTS = {
     "spare_rows": {"max": 3072, "high": 0, "partial": 0, "low": 0, "none": 0},
 }
 
-SNAPSHOTS = Path(__file__).parent / "machine" / "snapshots"
-
 
 @dataclass(frozen=True)
 class Recorded:
@@ -90,7 +88,7 @@ def recorded(*changes, snapshot="h200x4"):
     `gpufleet snapshot --anonymous` made the snapshots, with schema 1: without the topology. That of h200x4 was added:
     it is the one that tests/recorded/h200x4-b has of a machine of the same kind. h200x1 stays as it was.
     """
-    document = json.loads((SNAPSHOTS / f"{snapshot}.json").read_text())
+    document = json.loads(((Path(__file__).parent / "machine" / "snapshots") / f"{snapshot}.json").read_text())
     taken = Machine(codec.typed(document["gpus"], tuple[Gpu, ...]), document["host"], document["taken"])
     gpus = [dict(gpu.facts) for gpu in taken.gpus]
     for values in gpus:  # a snapshot has no readings of telemetry; these are those of an idle H200

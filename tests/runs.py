@@ -53,7 +53,6 @@ CONTRACT = {
 
 
 def limit(metric, sense, value, unit, when="", grade="contract"):
-    """A limit as a profile has it."""
     return (
         f'[[limit]]\nmetric = "{metric}"\n{sense} = {value}\nunit = "{unit}"\ngrade = "{grade}"\n'
         f'source = "order 4711"\nwhen = {{ {when} }}\n'
@@ -70,7 +69,6 @@ def contract(grades=None, **values):
 
 
 def written(path, text=contract()):  # noqa: B008
-    """A file with this text."""
     path.write_text(text)
     return path
 
@@ -152,5 +150,4 @@ def _checks():
 
 
 def facts_on_the_page(record):
-    """Of the run, the software and the host."""
     return {each.name: each.cells[0].text for table in facts(record) for each in table.rows}

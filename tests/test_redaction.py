@@ -21,8 +21,6 @@ from tests.run.test_resume import interrupted
 
 RECORDED = Path(__file__).parent / "recorded"
 LONG = "s3k'ret/long+value==\\"  # as it stands in the environment
-
-
 BEGIN, END = "-----BEGIN RSA PRIVATE KEY-----", "-----END RSA PRIVATE KEY-----"
 LINE = "MIIEowIBAAKCAQEAs3k" + "s3k/" * 11
 PEM = "\n".join((BEGIN, "Proc-Type: 4,ENCRYPTED", LINE, "s3k=", END, "after it"))
@@ -110,24 +108,10 @@ def test_a_secret_of_the_environment_is_known_by_its_value(monkeypatch):
     assert redacted(text) == text
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        "-",
-        "--a ",
-        "--a-",
-        "://?",
-        "://a?b",
-        "eyJ-",
-        "eyJa.",
-        "A_",
-        "token ",
-        "a:b@",
-        "ipmitool -P ",
-        "sk-a1",
-        f"{BEGIN}a",
-    ],
-)
+@pytest.mark.parametrize("part", [
+    "-", "--a ", "--a-", "://?", "://a?b", "eyJ-", "eyJa.", "A_", "token ", "a:b@", "ipmitool -P ", "sk-a1",
+    f"{BEGIN}a",
+])  # fmt: skip
 def test_a_long_line_is_redacted_in_time_that_grows_with_its_length(part):
     """Of the processor, which a busy machine does not make longer."""
 

@@ -11,7 +11,6 @@ import pytest_gpufleet
 
 SRC = Path(__file__).parents[1] / "src"
 PACKAGE = SRC / "pytest_gpufleet"
-FILES = sorted(PACKAGE.rglob("*.py"))
 
 # What each room may import beside itself and the leaves; plugin and commands stand on top.
 LEAVES = {"safe_files", "redaction", "__init__"}
@@ -51,7 +50,7 @@ def imports(path):
     return frozenset(found)
 
 
-MODULES = {name_of(path): path for path in FILES}
+MODULES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def room(module):
@@ -90,8 +89,7 @@ def test_the_model_needs_the_standard_library_and_msgspec_alone():
 
 def test_pytest_is_known_to_its_plugin_alone_and_its_private_names_to_one_module():
     knowing = {name for name in MODULES if {"pytest", "_pytest"} & outside(name)}
-    elsewhere = {name.removeprefix("pytest_gpufleet.") for name in knowing if room(name) != "plugin"}
-    assert elsewhere == set()
+    assert {name.removeprefix("pytest_gpufleet.") for name in knowing if room(name) != "plugin"} == set()
     private = {name.removeprefix("pytest_gpufleet.") for name in knowing if "_pytest" in outside(name)}
     assert private == {"plugin.compat"}
 

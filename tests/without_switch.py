@@ -20,8 +20,6 @@ from pytest_gpufleet.verdict.verdict import concluded
 from tests import dry_suite
 from tests.boards import BOARDS, Board
 
-Rows = tuple[tuple[str, ...], ...]
-
 
 def on_sockets(n, near, each=4, bridge=""):
     """`each` GPUs on a socket, `near` each other; neighbours by twos have a bridge."""
@@ -50,7 +48,7 @@ class Machine:
 
     board: Board
     gigabytes: int
-    links: Rows
+    links: tuple[tuple[str, ...], ...]
     host: float
     both: float
     pair: Mapping[str, float]

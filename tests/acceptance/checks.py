@@ -38,7 +38,6 @@ class Outcome:
 
     @property
     def gpus(self):
-        """The indices of the GPUs that it names."""
         places = {part for fault in self.faults for subject in fault.subjects for part in subject.parts}
         named = {part.index for part in places if part.kind == "gpu"}
         return named | set(map(int, re.findall(r"\bGPU (\d+) ", self.message)))

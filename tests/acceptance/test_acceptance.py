@@ -178,7 +178,6 @@ def test_a_planted_fault_is_found_and_the_rank_named(planted, fault, ranks, chec
 
 @pytest.fixture
 def described(run_pytest):
-    """described(machine, *arguments): the inventory on a machine that fake_nvml describes."""
 
     def run(machine, *arguments):
         plugin = (

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_gpufleet import cli
 from pytest_gpufleet.machine import health
 from pytest_gpufleet.machine.dcgm import Diagnosis
 from pytest_gpufleet.machine.gpu_facts import COUNTERS
@@ -15,6 +16,7 @@ from pytest_gpufleet.machine.health import ClocksUnderLoad
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
+from pytest_gpufleet.verdict.orders import load
 from tests.acceptance.checks import outcomes, ranks_answer
 from tests.conftest import ACCEPTANCE, RECORDED
 from tests.machines import SINCE_THE_SNAPSHOTS, recorded, set_gpu, set_gpus, set_host, set_machine, set_port, then
@@ -37,7 +39,6 @@ def failed(check_outcomes):
 
 
 def named(text):
-    """The indices of the GPUs that a failure names."""
     return set(map(int, re.findall(r"\bGPU (\d+) ", text)))
 
 
@@ -366,7 +367,6 @@ CLOCKS = "clocks_under_load", "test_clocks_are_full_under_load"
 
 
 def one(answer, of=FREE):
-    """What four ranks read, of which the third reads something else."""
     return [of, of, answer, of]
 
 
@@ -477,7 +477,6 @@ IDENTITY = {"uuid", "serial", "pci_bus_id"}  # not every model has a serial numb
 
 @pytest.mark.parametrize("reason", REASONS)
 def test_every_call_that_fails_alone_is_a_finding(reason):
-    """Every check of inventory and health, for every fact of GPU 2 that NVML cannot give."""
     absent, unnoticed = reason == "Not Supported", set()
     for fact in recorded().machine.gpus[2].facts:
         found = outcomes(recorded(set_gpu(2, **{fact: Missing(f"NVML: {reason}", absent)})))
@@ -491,7 +490,6 @@ def test_every_call_that_fails_alone_is_a_finding(reason):
 
 # ---------------------------------------------------------------- what a run has left behind
 def counted(kind, more, *links):
-    """So many errors more on these NVLinks of GPU 2, or on all."""
 
     def change(machine):
         counts = machine.gpus[2]["nvlink_errors"][kind]
@@ -590,7 +588,6 @@ def test_what_nvml_does_not_count(check, facts, what):
 # ---------------------------------------------------------------- whole runs
 @pytest.fixture
 def run_described(run_pytest):
-    """run_described(change, *arguments): a run of inventory and health on the recorded machine after `change`."""
     checks = (ACCEPTANCE / name for name in ("test_1_inventory.py", "test_2_health.py"))
     # A single sample: plots are tested elsewhere.
     options = ("--gpus=4", "--fleet-dir=runs", "--fleet-interval=10", *RECORDED, "-k", NEEDS_GPUS)
@@ -604,7 +601,6 @@ def test_a_machine_with_one_gpu_as_it_was():
 
 
 def test_no_failing_call_crashes_the_run(run_described):
-    """Every fact of GPU 2 fails at once."""
     run = run_described("gpus[2].update({name: Missing('NVML: GPU is lost') for name in list(gpus[2])[3:]})")
     assert "INTERNALERROR" not in run.text
     assert named(run.check("test_ecc_is_on").message) == {2}
@@ -641,3 +637,68 @@ def test_dcgm_fails_by_its_faults_alone_and_never_passes_what_it_has_not_seen():
     for what, found in cases.items():
         check = outcomes(recorded(), dcgm_diagnosis=lambda found=found: found)["test_dcgm_diagnostic_passes"]
         assert (check.what, check.faults) == (what, tuple(found.faults))
+
+
+# ---------------------------------------------------------------- whole checks of an order
+RIGHT = """
+name = "four H200"
+[gpus]
+count = 4
+model = "NVIDIA H200"
+nvlinks = 18
+[software]
+driver = { at_least = "580.95.05" }
+"""
+
+
+def given(text, folder):
+    file = folder / "order.toml"
+    file.write_text(text)
+    return load(file)
+
+
+def as_ordered(text, folder, *changes):
+    came = outcomes(recorded(*changes), fleet_order=given(text, folder))
+    return {name: outcome for name, outcome in came.items() if name.startswith("test_as_ordered")}
+
+
+def test_a_right_machine_meets_each_line_and_the_others_do_not_apply(tmp_path):
+    came = as_ordered(RIGHT, tmp_path)
+    asked = {f"test_as_ordered[{line}]" for line in ("gpus.count", "gpus.model", "gpus.nvlinks", "software.driver")}
+    assert {name for name, outcome in came.items() if outcome.what == "passed"} == asked
+    assert {outcome.what for name, outcome in came.items() if name not in asked} == {"not applicable"}
+    without = outcomes(recorded())
+    assert {outcome.what for name, outcome in without.items() if "as_ordered" in name} == {"not applicable"}
+
+
+def test_the_line_that_is_not_met_fails_and_no_other_and_one_that_cannot_be_read_is_not_judged(tmp_path):
+    came = as_ordered(RIGHT, tmp_path, set_gpu(2, nvlink_states=ONE_DOWN))
+    failed = {name: outcome.gpus for name, outcome in came.items() if outcome.what == "failed"}
+    assert failed == {"test_as_ordered[gpus.nvlinks]": {2}}
+    came = as_ordered(f"{RIGHT}[memory]\nmodules = 32\n", tmp_path)["test_as_ordered[memory.modules]"]
+    assert (came.what, "not judged" in came.message) == ("skipped", True)
+
+
+def test_ports_that_are_down_everywhere_are_named_unless_nothing_is_asked_of_the_network(tmp_path):
+    down = [port(number, state="1: DOWN", rate="10 Gb/sec") for number in range(4)]
+    here, check = recorded(set_host(network_ports=down)), "test_network_ports_are_active"
+    order = given(RIGHT + "[[ports]]\nadapter = 'MT4129'\ncount = 4\n", tmp_path)
+    assert outcomes(here, fleet_network="none")[check].what == "not applicable"
+    for found in (outcomes(here), outcomes(here, fleet_order=order, fleet_network="none")):
+        named = {fault.what.partition(" ")[0] for fault in found[check].faults}
+        assert named == {f"mlx5_{index}/1" for index in range(4)}
+
+
+def test_a_run_keeps_the_order_and_others_can_be_written_from_it(run_pytest, tmp_path, capsys):
+    options = ("--gpus=4", "--fleet-level=quick", "--fleet-order=order.toml", *RECORDED, "--fleet-dir=runs")
+    run = run_pytest(*options, str(ACCEPTANCE / "test_1_order.py"), files={"order.toml": RIGHT})
+    record, (folder,) = run.record, run.folders
+    assert {check.outcome for check in record.checks.values()} == {"passed", "not applicable"}, run.text
+    assert record.order == given(RIGHT, tmp_path)
+    assert (record.run.order, record.run.order_sha256) == (record.order.file, record.order.sha256)
+    assert record.order.sha256 in (folder / "report.html").read_text()
+    written = tmp_path / "written.toml"
+    assert cli.main(["order", str(folder), "-o", str(written)]) == 0
+    assert f"that run: {record.verdict};" in capsys.readouterr().out  # it was of some checks alone
+    assert cli.main(["order", str(folder), "-o", str(written)]) == 1  # it is left as it is
+    assert outcomes(recorded(), fleet_order=load(written))["test_as_ordered[gpus.vbios]"].what == "passed"

@@ -15,7 +15,6 @@ from tests.probes import test_compute
 TRANSFORMER, UNDER_LOAD, INFERENCE, EACH_GPU = (
     ACCEPTANCE / f"test_{name}.py" for name in ("8_transformer", "6_under_load", "8_inference", "4_each_gpu")
 )
-SOAK = f"{EACH_GPU}::test_collectives_of_the_soak_are_exact"
 
 FAULTY = """
 import time
@@ -75,7 +74,7 @@ def plant(rank, fault):
     (f"{TRANSFORMER}::test_ranks_end_alike", FAULTY, "weight", "replicas_differ", [1]),
     (f"{UNDER_LOAD}::test_both_stay_exact", test_compute.FAULT, "one bit", "matmul_nondeterministic", [1]),
     (f"{UNDER_LOAD}::test_both_stay_exact", test_acceptance.FAULT, "flip", "collective_wrong", [1]),
-    (SOAK, test_acceptance.FAULT, "flip", "collective_wrong", [1]),
+    (f"{EACH_GPU}::test_collectives_of_the_soak_are_exact", test_acceptance.FAULT, "flip", "collective_wrong", [1]),
     (INFERENCE, FAULTY, "always", "inference_wrong", [1, 1]),  # of each alone, and of all together by its logits
     (INFERENCE, FAULTY, "once", "inference_wrong", [1, 0, 1, 2]),  # all add up what one of them had wrong
 ])  # fmt: skip

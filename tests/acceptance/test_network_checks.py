@@ -81,7 +81,6 @@ def test_ports_of_efa_have_no_board_that_is_known():
 
 
 def written(change):
-    """How the check of writes ends on this machine, and what it gave to judge."""
     judged = []
 
     def judge(measured, on_miss):
@@ -116,7 +115,6 @@ def test_slow_adapters_miss_their_peers_or_what_their_ports_can(change, state, p
 
 
 def through_adapters(monkeypatch, **found):
-    """How the check ends whose ranks found this."""
     monkeypatch.setattr(adapter_loopback, "adapters_in_loopback", lambda *_: adapter_loopback.Loopback(**found))
     world = ranks_answer([None] * 4, to="nothing")
     world.gpus = ["GPU"] * 4

@@ -13,7 +13,6 @@ from tests.machine.test_pcie import BOARD, VIRTUAL, config_space
 from tests.machine.trees import laid_out
 from tests.machines import recorded, set_gpu, set_gpus, set_host, set_machine, set_port, then
 
-ADDRESSES = {BOARD: ["18", "2a", "3a", "5d"], VIRTUAL: ["05", "06"]}
 FULL, RECORDED, CLEAN = (
     "test_links_to_the_root_are_full",
     "test_no_uncorrected_pcie_error_is_recorded",
@@ -35,7 +34,7 @@ def machine(tmp_path, *changes, name=BOARD, change=str, control=0):
     root = laid_out(name, tmp_path, change).root
     for folder in (root / "sys/devices").rglob("0000:*"):
         (folder / "config").write_bytes(config_space(control(folder.name) if callable(control) else control))
-    buses = ADDRESSES[name]
+    buses = {BOARD: ["18", "2a", "3a", "5d"], VIRTUAL: ["05", "06"]}[name]
     return recorded(
         set_machine(count=len(buses)),
         *(set_gpu(index, pci_bus_id=f"00000000:{bus}:00.0") for index, bus in enumerate(buses)),
@@ -51,7 +50,6 @@ def machine(tmp_path, *changes, name=BOARD, change=str, control=0):
 
 
 def changed(tmp_path, how):
-    """`how`: arguments of `machine`, or a change."""
     return machine(tmp_path, **how) if isinstance(how, dict) else machine(tmp_path, how)
 
 
@@ -77,7 +75,6 @@ def set_to(path, old, new):
 
 
 def counted(path, kind, name, count):
-    """This many errors of a device, in its file of this kind."""
 
     def change(text):
         head, file, rest = text.partition(f"== {path}/aer_dev_{kind}\n")
@@ -92,7 +89,6 @@ def ends(outcome):
 
 
 def test_a_server_as_it_was_recorded_and_a_virtual_machine_that_shows_the_modules_alone(tmp_path):
-    """Its GPUs have NVLinks, and a switch each."""
     assert ends(checked(machine(tmp_path))) == {**dict.fromkeys(CHECKS, "passed"), P2P: "not applicable"}
     virtual = then(OPEN, set_gpus(virtualization=1))
     there = ends(checked(machine(tmp_path / "with", virtual, name=VIRTUAL)))
@@ -105,7 +101,6 @@ CLOSED, OPEN = (set_host(gpudirect={"peer_module": None, "open_modules": each}) 
 
 
 def unknown(text):
-    """No port shows its lanes."""
     return re.sub(r"(/(?:current|max)_link_width)\n16\n", r"\1\n255\n", text)
 
 
@@ -113,15 +108,11 @@ def kept_by_the_firmware(text):
     return text.replace("sys/bus/pci_express/drivers/aer/", "sys/bus/pci_express/drivers/other/")
 
 
-ONLY_ROOT = set_host(pcie_acs=Missing("only root may read it", remedy="run as root"))
-NO_DRIVER = set_host(network_ports=Missing("no RDMA driver", remedy="modprobe mlx5_ib"))
-
-
 @pytest.mark.parametrize(("changes", "checks"), [
     ({"change": unknown}, {FULL}),
     ({"change": kept_by_the_firmware}, {RECORDED, CLEAN}),
-    (ONLY_ROOT, {SWITCHES}),
-    (NO_DRIVER, {NEAR, GPUDIRECT, SWITCHES}),
+    (set_host(pcie_acs=Missing("only root may read it", remedy="run as root")), {SWITCHES}),
+    (set_host(network_ports=Missing("no RDMA driver", remedy="modprobe mlx5_ib")), {NEAR, GPUDIRECT, SWITCHES}),
 ])  # fmt: skip
 def test_what_cannot_be_read_of_a_real_machine_is_not_judged(tmp_path, changes, checks):
     outcome = checked(changed(tmp_path, changes))
@@ -135,7 +126,6 @@ TRANSLATES = [("iommu_not_passthrough", [rail]) for rail in RAILS]
 
 
 def replacing(old, new):
-    """The kind of all groups of the IOMMU."""
     return lambda text: text.replace(f"\n{old}\n", f"\n{new}\n")
 
 

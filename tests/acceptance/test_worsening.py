@@ -10,8 +10,6 @@ from tests.acceptance.test_faulty_machines import SERIAL, named
 from tests.conftest import RECORDED
 from tests.machines import recorded
 
-LIMITS = {"shutdown": 95, "slowdown": 89, "memory_max": 95, "gpu_max": 87}
-
 
 class Worsening:
     """The recorded machine between two checks. `facts`: of its GPU 2, `reported`: XIDs that NVML reports."""
@@ -111,7 +109,6 @@ def described(health):
 
 @pytest.mark.parametrize("what", WORSE)
 def test_what_gets_worse_is_a_fault_of_the_check_in_which_it_did(machine, what):
-    """And not of the next one: what is worse stays so."""
     happens, code, places, words = WORSE[what]
     happens(machine)
     health = machine.guard.check()
@@ -121,14 +118,11 @@ def test_what_gets_worse_is_a_fault_of_the_check_in_which_it_did(machine, what):
     assert described(machine.guard.check()) == []
 
 
-def test_what_a_process_leaves_behind_belongs_to_the_check_that_failed_by_itself(machine):
+def test_what_a_process_leaves_behind_belongs_to_the_check_that_failed_and_corrected_errors_are_shown(machine):
     machine.kernel(xid(31))
     assert described(machine.guard.check(failed=True)) == [("xid_of_process", GPU_2)]
     machine.kernel(*map(xid, (13, 31, 43, 45)))
     assert described(machine.guard.check()) == []
-
-
-def test_errors_that_were_corrected_are_counted_and_shown(machine):
     machine.kernel(*[PCIE.format("Correctable")] * 10_000)
     health = machine.guard.check()
     (shown,) = health.noticed
@@ -140,7 +134,7 @@ def test_gpus_that_a_sample_of_telemetry_finds_too_hot(tmp_path):
     """Also where one of its thresholds cannot be read."""
     machine = Worsening(tmp_path / "kernel-log")
     for gpu, without in ((1, "memory_max"), (2, "gpu_max")):
-        limits = {**LIMITS, without: None}
+        limits = {"shutdown": 95, "slowdown": 89, "memory_max": 95, "gpu_max": 87, without: None}
         machine.node.topology.gpus[gpu].facts["temperature_limits_c"] = limits
         machine.gpus[gpu]["temperature_c"] = 91
     machine.guard.note(machine.node.sample())
@@ -193,7 +187,6 @@ def test_is_expected_to_fail():
 
 @pytest.fixture(scope="module")
 def on_recorded(run_pytest):
-    """on_recorded(module, *arguments): a test module on the recorded machine."""
     options = ("--gpus=4", "--fleet-dir=runs", *RECORDED)
     return lambda module, *arguments: run_pytest(*options, *arguments, files={"test_inner.py": module})
 

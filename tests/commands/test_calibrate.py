@@ -15,7 +15,6 @@ from tests import runs
 
 @pytest.fixture
 def calibrated(gpufleet, tmp_path):
-    """calibrated(*folders and options): the profile that is made of these runs."""
 
     def calibrate(*arguments):
         (path := tmp_path / "my.toml").unlink(missing_ok=True)

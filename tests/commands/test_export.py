@@ -12,7 +12,6 @@ from pytest_gpufleet.report import exports
 from pytest_gpufleet.run.folder import RunFolder
 from tests.conftest import ROOT
 
-RECORDED = ROOT / "tests/recorded/h200x4-b/evidence.jsonl"
 # Of a version that recorded no losses: as a later one would have.
 RESNET = {"model": "resnet50", "recipe": "amp", "ranks": 1}
 LOSSES = [
@@ -27,7 +26,7 @@ LOSSES = [
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "node7"
     folder.mkdir()
-    *lines, verdict = RECORDED.read_text().splitlines(keepends=True)
+    *lines, verdict = (ROOT / "tests/recorded/h200x4-b/evidence.jsonl").read_text().splitlines(keepends=True)
     event = {"t": "2026-11-20T23:30:00.000+00:00", "event": "losses", "check": "acceptance/test_8.py::test_trains[amp]"}
     lines += [json.dumps({**event, "curve": curve}) + "\n" for curve in LOSSES]
     (folder / "evidence.jsonl").write_text("".join([*lines, verdict]))
@@ -111,15 +110,14 @@ def test_swanlab(run, points, tmp_path):
     assert RunFolder(run).digest() in next((tmp_path / "out").rglob("config.yaml")).read_text()
 
 
-def test_what_is_there_is_left_as_it_is(run, tmp_path, gpufleet):
+def test_what_is_there_is_left_as_it_is_and_a_missing_extra_is_named_before_anything_is_written(
+    run, tmp_path, gpufleet, monkeypatch
+):
     (tmp_path / "mine").write_text("dear to me")
     for output, why in ((tmp_path, "is not empty and is left as it is"), (tmp_path / "mine", "cannot be written to")):
         status, text = gpufleet("export", run, "--to", "csv", "-o", output)
         assert (status, why in text) == (1, True)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["dear to me"]
-
-
-def test_a_missing_extra_is_named_before_anything_is_written(run, tmp_path, gpufleet, monkeypatch):
     monkeypatch.setattr(export, "find_spec", lambda name: None)
     status, text = gpufleet("export", run, "--to", "swanlab", "-o", tmp_path / "out")
     assert (status, "pip install 'pytest-gpufleet[swanlab]'" in text) == (1, True)

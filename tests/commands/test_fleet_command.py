@@ -44,7 +44,7 @@ def kinds(document):
     return [(gap["kind"], gap["hosts"]) for gap in document["gaps"]]
 
 
-def test_four_healthy_hosts(fleet, reports):
+def test_four_healthy_hosts_a_file_beside_their_folders_and_a_folder_without_evidence(fleet, reports):
     status, document = fleet()
     assert (status, document["verdict"], document["exit_status"]) == (0, "ACCEPTED", 0)
     assert [host["host"] for host in document["hosts"]] == ["node1", "node2", "node3", "node4"]
@@ -53,9 +53,6 @@ def test_four_healthy_hosts(fleet, reports):
     assert whose.startswith("4 hosts (node1, node2, node3, node4) are judged by limits that were given (contract.toml)")
     for host in document["hosts"]:
         assert host["evidence_sha256"] == sha256(Path(host["folder"]) / "evidence.jsonl")
-
-
-def test_a_folder_without_evidence_and_a_file_beside_the_folders(fleet, reports):
     (reports / "fleet.html").write_text("the report of yesterday")  # is no run
     status, document = fleet()
     assert (status, document["verdict"], kinds(document)) == (0, "ACCEPTED", [])
@@ -98,7 +95,7 @@ def test_what_is_found_among_hosts_is_reported_with_their_names(fleet, reports, 
     assert ("host_unlike_others", "node5", "CONFIG") in faults
 
 
-def test_the_page_is_written_once(fleet, reports, tmp_path):
+def test_the_page_is_written_once_and_the_terminal_names_verdict_and_hosts(fleet, reports, tmp_path, capsys):
     page = tmp_path / "fleet page.html"
     assert fleet("-o", page)[0] == 0
     assert '<a href="reports/node1-x/report.html">reports/node1-x/report.html</a>' in page.read_text()
@@ -106,9 +103,6 @@ def test_the_page_is_written_once(fleet, reports, tmp_path):
     assert cli.main(["fleet", str(reports / "node1-x"), "-o", str(page)]) == 1
     assert page.read_text() == before
     assert cli.main(["fleet", str(reports / "node1-x"), "-o", str(reports / "node1-x" / "report.html")]) == 1
-
-
-def test_the_terminal_names_verdict_and_hosts(reports, capsys):
     shutil.rmtree(reports / "node4-x")
     (reports.parent / "hosts.txt").write_text("node[1-4]")
     folders = map(str, sorted(reports.iterdir()))

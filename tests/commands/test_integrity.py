@@ -27,8 +27,7 @@ COMMANDS = {  # what is said of the run as it is, which is INCOMPLETE, and the o
 def whole(run_pytest):
     """A real run of this version on a recorded machine of four H200."""
     check = ACCEPTANCE / "test_1_inventory.py::test_gpu_count"
-    run = run_pytest(check, "--gpus=4", f"--fleet-dir={REPORTS}", *RECORDED)
-    (folder,) = run.folders
+    (folder,) = run_pytest(check, "--gpus=4", f"--fleet-dir={REPORTS}", *RECORDED).folders
     return folder
 
 
@@ -45,7 +44,6 @@ def command_on(whole, tmp_path, monkeypatch, gpufleet):
 
 
 def replaced(name, old, new):
-    """Wherever it stands in a file."""
 
     def change(folder):
         text = (folder / name).read_text()
@@ -56,7 +54,6 @@ def replaced(name, old, new):
 
 
 def judged(folder):
-    """The page of `gpufleet judge` in the place of the run's own."""
     cli.main(["judge", str(folder), "-o", str(folder / "judged.html")])
     (folder / "judged.html").replace(folder / "report.html")
 

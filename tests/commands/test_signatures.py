@@ -42,7 +42,6 @@ class Stand:
 
 @pytest.fixture(scope="module")
 def signed(tmp_path_factory):
-    """Keys, a list of who may sign, and a run that the vendor signed."""
     root = tmp_path_factory.mktemp("signed")
     for name, passphrase in (("vendor", ""), ("customer", ""), ("stranger", ""), ("encrypted", PASSPHRASE)):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-f", root / name], check=True)
@@ -56,7 +55,6 @@ def signed(tmp_path_factory):
 
 @pytest.fixture
 def stand(signed, tmp_path, gpufleet):
-    """A copy of it, to do to it what one likes."""
     folder = shutil.copytree(signed / "run", tmp_path / "run")
     return Stand(folder, signed, Path(shutil.copy(signed / "signers", tmp_path)), gpufleet)
 
@@ -74,7 +72,6 @@ def test_vendor_and_customer_sign_and_verify_says_who(stand):
 
 
 def test_what_is_signed_can_be_checked_without_this_program(stand):
-    """By ssh-keygen, as docs/commands.md says."""
     with (stand.folder / "summary.json").open("rb") as summary:
         verify = ["ssh-keygen", "-Y", "verify", "-n", "pytest-gpufleet", "-I", VENDOR, "-f", stand.signers, "-s"]
         subprocess.run([*verify, stand.signature()], stdin=summary, check=True)

@@ -79,8 +79,7 @@ def test_an_interrupted_run_says_so_everywhere(fleet, tmp_path, gpufleet):
 @pytest.mark.parametrize(("values", "failed"), [({}, 0), ({"busbw world": 300.0}, 1), ({"busbw world": math.nan}, 2)])
 def test_the_summary_is_as_its_schema_says(tmp_path, values, failed):
     folder = runs.record(tmp_path / "run", values=values, limits=runs.written(tmp_path / "contract.toml"))
-    text = (folder / "summary.json").read_text()
-    document = json.loads(text, parse_constant=pytest.fail)  # no NaN
+    document = json.loads((folder / "summary.json").read_text(), parse_constant=pytest.fail)  # no NaN
     jsonschema.validate(document, SCHEMA, jsonschema.Draft202012Validator)
     assert document["verdict"] == ("REJECTED" if values else "ACCEPTED")
     assert document["exit_status"] == (1 if values else 0)
@@ -325,8 +324,7 @@ def test_a_reader_that_leaves_early_changes_nothing(tmp_path, ends, status):
     line = [sys.executable, "-m", "pytest_gpufleet", "judge", folder, "--fleet-profile", limits, "-o", page]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.close()  # before anything is printed
-        said = process.stderr.read().splitlines()
-        assert [line for line in said if "is missing" not in line] == []
+        assert [line for line in process.stderr.read().splitlines() if "is missing" not in line] == []
         assert process.wait(60) == status
     assert page.exists()
 

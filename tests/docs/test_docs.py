@@ -28,7 +28,6 @@ PAGES = (ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted(DOCS.rglob("*.md"
 
 @pytest.fixture(scope="module")
 def make_checks():
-    """What docs/make_checks.py defines."""
     return runpy.run_path(str(DOCS / "make_checks.py"))
 
 
@@ -91,7 +90,6 @@ def _page(name):
 
 
 def _anchors(page):
-    """As GitHub makes them of headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -123,8 +121,7 @@ def test_messages_in_troubleshooting_are_those_of_the_code():
     known += [[meaning] for meaning in meanings().values()]
     quoted = list(_quoted((DOCS / "troubleshooting.md").read_text(encoding="utf-8")))
     assert len(quoted) > 20
-    strange = {line: words for line in quoted if (words := _unknown_words(line, known))}
-    assert strange == {}
+    assert {line: words for line in quoted if (words := _unknown_words(line, known))} == {}
 
 
 def _quoted(page):
@@ -197,7 +194,6 @@ def printed():
 
 
 def test_every_command_of_the_page_runs_on_them(tmp_path, monkeypatch, capfd):
-    """One after the other, as somebody types them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     Path("docs").symlink_to(DOCS)

@@ -17,7 +17,6 @@ from pytest_gpufleet.run.settings import OPTIONS
 from tests.conftest import ROOT
 
 RECIPES = ROOT / "docs" / "recipes"
-PROLOG = RECIPES / "slurm" / "prolog.sh"
 FILES = sorted(path for path in RECIPES.rglob("*") if path.is_file())
 PROGRAM = "/opt/gpufleet/bin/gpufleet"
 
@@ -115,7 +114,7 @@ def test_the_prolog_drains_what_is_rejected_alone_and_logs_the_rest(tmp_path, st
         "logger": f'echo "$@" >{log}',
     }
     bin_ = programs(tmp_path / "bin", does)
-    script = PROLOG.read_text(encoding="utf-8").replace(PROGRAM, str(bin_ / "gpufleet"))
+    script = (RECIPES / "slurm" / "prolog.sh").read_text(encoding="utf-8").replace(PROGRAM, str(bin_ / "gpufleet"))
     script = script.replace("/var/log/gpufleet", str(reports)).replace("export PATH=", f"export PATH={bin_}:")
     job_gpus = ",".join(map(str, range(gpus)))
     slurm = {"SLURM_JOB_GPUS": job_gpus, "SLURM_SCRIPT_CONTEXT": "prolog_slurmd"} if gpus else {}
@@ -177,7 +176,6 @@ def slurm_job(tmp_path, script, does, **more):
 
 
 def test_the_handover_is_one_run_on_all_nodes_of_a_job(tmp_path):
-    """A rehearsal of one check."""
     (tmp_path / "test_one.py").write_text("def test_of_one_machine(): pass\n")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

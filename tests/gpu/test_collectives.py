@@ -155,7 +155,6 @@ OWN = {name: value for name, value in os.environ.items() if name.startswith("NCC
 
 @pytest.fixture
 def on_gpus(run_pytest):
-    """Run checks on all GPUs."""
 
     def run(*arguments, files=None, **environment):
         files = {"profile.toml": PROFILE, **(files or {})}
@@ -198,16 +197,14 @@ def test_a_host_that_launches_slowly_is_found_by_its_peers(planted):
 @pytest.mark.parametrize("fault", ["flip", "flip in the input"])
 def test_a_flipped_bit_is_found_and_the_gpu_named(planted, fault):
     check = "test_collective_is_exact[all_reduce-sum]"
-    run = planted(FAULT, fault, f"{EXACT}::{check}", "--gpus=all", **OWN)
-    message = run.check(check).message
+    message = planted(FAULT, fault, f"{EXACT}::{check}", "--gpus=all", **OWN).check(check).message
     assert re.match(r"GPU 1 .*, serial .*: corrupts data", message), message
 
 
 def test_a_rank_that_comes_late_is_named(planted):
     profile = {"profile.toml": PROFILE}
     of_rank = (LATE, "late", f"{SPEED}::{ALL_REDUCE}", "--gpus=all", "--fleet-profile=profile.toml")
-    run = planted(*of_rank, files=profile, **OWN)
-    message = run.check(ALL_REDUCE).message
+    message = planted(*of_rank, files=profile, **OWN).check(ALL_REDUCE).message
     assert re.match(r"GPU 1 .*, serial .*: it comes 1(\.\d)? ms late to every all_reduce", message), message
 
 
@@ -237,5 +234,4 @@ def test_bus_and_memory_bandwidth_have_the_state_of_their_gpu(run_pytest):
             assert 20 < state.temperature_c < 95
             assert state.power_watts > 20
             assert state.energy_joules > 0
-    told = [len(finding.measurement.gpu_states) for finding in run.record.findings]
-    assert {1, COUNT} <= set(told)
+    assert {1, COUNT} <= {len(finding.measurement.gpu_states) for finding in run.record.findings}

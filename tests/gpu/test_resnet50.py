@@ -121,8 +121,7 @@ def test_memory_that_does_not_come_back_shows(group):
 
 def test_photos_feed_training(group, tmp_path):
     loader.write_photos(tmp_path, 64)
-    measured = measure(group, loader.fed_throughput, str(tmp_path), "amp", SMALL, workers=2)
-    assert measured.values[WORLD] > 0
+    assert measure(group, loader.fed_throughput, str(tmp_path), "amp", SMALL, workers=2).values[WORLD] > 0
 
 
 @needs_gpus(2)

@@ -22,8 +22,7 @@ def test_ranks(world, machine):
 
 @pytest.mark.parametrize("ask", ["gpus", "host", "now", "before"])
 def test_no_machine_of_its_own(machine, ask):
-    asked = getattr(machine, ask)
-    asked("bmc")
+    getattr(machine, ask)("bmc")
 
 
 def test_no_topology(gpu_topology):

@@ -84,8 +84,7 @@ def test_rails(nccl_group):
     from pytest_gpufleet.probes.search.nodes import who_slows_rails
 
     nccl_group.run(talk_at, "rails")
-    rails = rail_bandwidth(nccl_group, "all", NBYTES, SEED)
-    expect_none(who_slows_rails(nccl_group, rails, NBYTES))
+    expect_none(who_slows_rails(nccl_group, rail_bandwidth(nccl_group, "all", NBYTES, SEED), NBYTES))
 
 
 @BETWEEN
@@ -94,5 +93,4 @@ def test_pairs(nccl_group):
     from pytest_gpufleet.probes.search.nodes import who_slows_nodes
 
     nccl_group.run(talk_at, "pairs")
-    pairs = pairs_of_nodes(nccl_group, NBYTES, SEED)
-    expect_none(who_slows_nodes(nccl_group, pairs, NBYTES))
+    expect_none(who_slows_nodes(nccl_group, pairs_of_nodes(nccl_group, NBYTES, SEED), NBYTES))

@@ -131,5 +131,4 @@ def linked(*lines, **machine):
 
 
 def plain(count, **machine):
-    """GPUs without NVLinks."""
     return FakeNvml(*(Card(i) for i in range(count)), **machine)

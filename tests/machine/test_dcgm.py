@@ -5,14 +5,17 @@ import time
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pytest_gpufleet.machine import dcgm
 from pytest_gpufleet.machine.dcgm import Printed, diagnosed
-from pytest_gpufleet.machine.tools import Unreadable, ended
-from pytest_gpufleet.model import place
+from pytest_gpufleet.machine.tools import NoAnswer, Unreadable, ended
+from pytest_gpufleet.model import events, place
+from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.model.place import THIS_NODE
+from pytest_gpufleet.plugin import fixtures
 from tests.machines import recorded
 
 PRINTED = Path(__file__).parent / "dcgm"
@@ -82,12 +85,17 @@ def test_version_3_is_read_by_its_own_names_and_its_tests_of_settings_accuse_no_
     assert fault.what == "Persistence Mode failed: Persistence mode is off"
 
 
-def test_the_worst_severity_counts_and_monitor_speaks_against_nothing():
+def test_the_worst_severity_counts_and_a_summary_that_failed_where_no_result_did():
     watch = {**BROKEN, "error_severity": 1}
     (fault,) = diagnosis(on_eight(result(0, status="Fail", warnings=[watch, BROKEN])), EIGHT, status=205).faults
     assert fault.name == "dcgm_part_broken"
     found = diagnosis(on_eight(result(0, status="Fail", warnings=[watch])), EIGHT, status=226)
     assert (found.faults, [shown.name for shown in found.shown]) == ([], ["dcgm_warning"])
+    printed = on_eight()
+    (test,) = printed["DCGM Diagnostic"]["test_categories"][0]["tests"]
+    test["test_summary"] = {"status": "Fail", "warnings": [BROKEN]}
+    (fault,) = diagnosis(printed, EIGHT, status=205).faults
+    assert (fault.name, fault.subjects) == ("dcgm_part_broken", (THIS_NODE,))
 
 
 def test_warnings_of_a_passed_test_and_skipped_tests_are_shown():
@@ -124,14 +132,6 @@ def test_what_is_not_known_never_passes(printed, status):
     assert (bool(found.unseen), found.skipped, found.faults) == (True, False, [])
 
 
-def test_a_summary_that_failed_counts_where_no_result_did():
-    printed = on_eight()
-    (test,) = printed["DCGM Diagnostic"]["test_categories"][0]["tests"]
-    test["test_summary"] = {"status": "Fail", "warnings": [BROKEN]}
-    (fault,) = diagnosis(printed, EIGHT, status=205).faults
-    assert (fault.name, fault.subjects) == ("dcgm_part_broken", (THIS_NODE,))
-
-
 def printing(out, status=0, errors=""):
     def run(*command, seconds):
         assert command == ("dcgmi", "diag", "-r", "3", "-j")
@@ -159,3 +159,55 @@ def test_a_program_that_takes_too_long_can_take_back_what_it_began(tmp_path):
         ended("sh", "-c", script, seconds=0.5)
     assert left.read_text() == "done\n"
     assert time.monotonic() - began < 25
+
+
+# ---------------------------------------------------------------- in a run, which leaves it the GPUs
+class Run:
+    """What the diagnosis uses of a run."""
+
+    def __init__(self, gpus=EIGHT, present=8):
+        self.done = []
+        self.target = SimpleNamespace(topology=SimpleNamespace(gpus=gpus), gpus_present=present)
+        self.ranks = SimpleNamespace(in_use=SimpleNamespace(stop=lambda: self.done.append("ranks are gone")))
+        self.options = SimpleNamespace(dcgm=2, without=())
+
+    def record(self, event):
+        self.done.append(event.fact)
+        events.recorded(event)
+
+    def notice(self, shown):
+        self.noticed = [(fault.name, fault.check) for fault in shown]
+
+
+def test_the_ranks_are_gone_before_it_begins_and_what_it_printed_is_on_record(monkeypatch):
+    run = Run()
+
+    def read(level):
+        run.done.append(f"level {level}")
+        return dcgm.Printed(level, 0, on_eight(result(0, warnings=["look at it"])))
+
+    monkeypatch.setattr(dcgm, "read", read)
+    found = fixtures.diagnose(run, "test_x")
+    assert run.done == ["ranks are gone", "level 2", "dcgm"]
+    assert run.noticed == [("dcgm_warning", "test_x")]
+    assert (found.faults, found.unseen) == ([], [])
+
+
+def test_it_leaves_gpus_alone_that_are_not_the_runs():
+    with pytest.raises(NotApplicable, match="all 8 GPUs of the machine, and this run has 4"):
+        fixtures.diagnose(run := Run(EIGHT[:4]), "test_x")
+    assert run.done == []
+
+
+@pytest.mark.parametrize(
+    "why",
+    [Unreadable("dcgmi is not installed", "apt install it"), NoAnswer("dcgmi did not answer within 900 s")],
+    ids=["without dcgmi", "it hangs"],
+)
+def test_it_ends_in_one_sentence_where_there_is_no_result(monkeypatch, why):
+    def read(level):
+        raise why
+
+    monkeypatch.setattr(dcgm, "read", read)
+    with pytest.raises(NotJudged, match=str(why)):
+        fixtures.diagnose(Run(), "test_x")

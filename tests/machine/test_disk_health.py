@@ -59,12 +59,10 @@ def test_a_drive_that_does_not_answer_is_not_judged(tmp_path):
 
 
 def warning(bits, celsius=35):
-    """Of nvme1."""
     return '"critical_warning":0,"temperature":35', f'"critical_warning":{bits},"temperature":{celsius}'
 
 
 def sectors(number, count):
-    """The attribute of sdb."""
     table = {5: ("Reallocated_Sector_Ct", 1, 5), 197: ("Current_Pending_Sector", 100, 0)}
     name, value, threshold = table[number]
     about = f'"id":{number},"name":"{name}","value":{value},"worst":{value},"thresh":{threshold},"raw":{{"value":'

@@ -244,7 +244,6 @@ def test_a_fact_that_an_old_snapshot_lacks_is_not_recorded():
     assert Gpu(0, {"of_a_later_version": 3})["of_a_later_version"] == 3
 
 
-ABSENT = Missing("NVML: Not Supported", absent=True)
 ECC = {"ecc_uncorrected_volatile", "ecc_uncorrected_aggregate", "ecc_corrected_volatile"}
 ALWAYS = {"ecc_mode", "pcie_replays", "power_limit_watts", *TELEMETRY}
 SERVER, LINKED = ALWAYS | ECC | {"remapped_rows"}, ALWAYS | ECC | {"remapped_rows", "nvlink_errors"}
@@ -266,7 +265,7 @@ MODELS = {
 
 @pytest.mark.parametrize(("model", "facts", "expected"), MODELS.values(), ids=MODELS)
 def test_what_a_model_must_have(model, facts, expected):
-    gpu = Gpu(5, {**dict.fromkeys(MUST_HAVE, ABSENT), "name": model, **facts})
+    gpu = Gpu(5, {**dict.fromkeys(MUST_HAVE, Missing("NVML: Not Supported", absent=True)), "name": model, **facts})
     lines = unreadable_by_model([gpu], MUST_HAVE)
     missing = [fact for fact in MUST_HAVE if any(f": {fact} cannot be read (NVML: Not" in line for line in lines)]
     assert set(missing) == expected
@@ -275,9 +274,7 @@ def test_what_a_model_must_have(model, facts, expected):
 
 @pytest.fixture
 def recorded():
-    """A machine that was ACCEPTED."""
-    record = read(Path(__file__).parents[1] / "recorded" / "h200x1-e" / "evidence.jsonl")
-    return replace(record, verdict=None)
+    return replace(read(Path(__file__).parents[1] / "recorded" / "h200x1-e" / "evidence.jsonl"), verdict=None)
 
 
 @pytest.mark.parametrize("name", TELEMETRY)

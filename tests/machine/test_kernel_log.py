@@ -392,15 +392,18 @@ def message(line, **more):
     return replace(recognised(line), **more)
 
 
-def test_what_condemns_is_a_fault_and_the_rest_is_shown():
+def test_what_condemns_is_a_fault_the_rest_is_shown_and_what_nobody_may_read_is_not_judged():
     logged = [recognised(line) for line in (FATAL, STALLED, CORRECTED)]
     found = [[fault.story for fault in each] for when in ("before", "during") for each in judged(logged, FOUR, when)]
     assert found == [[FATAL], [STALLED, CORRECTED], [FATAL, STALLED], [CORRECTED]]
     for _, row in TABLE:  # what never condemns is to be watched
         assert (CODES[row.code].action == "MONITOR") == (not row.before and not row.during)
+    machine = Machine((), logged=Logged(trouble="the kernel log /dev/kmsg cannot be read: Permission denied"))
+    with pytest.raises(NotJudged, match="cannot be read"):
+        grave_host_messages(machine)
 
 
-def test_a_fault_says_how_often_a_message_came_and_names_the_gpu_that_is_alone_below_its_port():
+def test_a_fault_says_how_often_a_message_came_and_at_which_gpu_and_what_is_shown_is_one_remark_a_kind():
     one, two, of_another_run = (f"00000000:{bus}B:00.0" for bus in (1, 2, 9))
     for below in ((two,), (one, two), (of_another_run,), ()):
         (fault,), _ = judged([message(FATAL, gpus=below)], FOUR, "during")
@@ -409,15 +412,6 @@ def test_a_fault_says_how_often_a_message_came_and_names_the_gpu_that_is_alone_b
     found, _ = judged([often, message(FATAL, first=51.2, last=51.2), message(FATAL)], FOUR, "before")
     more = [" (12,000 times, 51 to 1,207 s after boot)", " (51 s after boot)", ""]
     assert [fault.what for fault in found] == [f"{FATAL}{each}" for each in more]
-
-
-def test_a_gpu_that_started_after_all_is_not_lost():
-    gone, there = (message("NVRM: GPU 0000:98:00.0: RmInitAdapter failed!", gpus=gpus) for gpus in ((), GPUS[:1]))
-    assert [[fault.name for fault in judged([each], FOUR, "before")[0]] for each in (gone, there)] == [["gpu_lost"], []]
-    assert judged([there], FOUR, "during")[0]
-
-
-def test_what_is_shown_is_one_remark_a_kind():
     messages = [message(CORRECTED, device=str(number)) for number in range(3)] + [recognised(STALLED)]
     _, shown = judged(messages, FOUR, "before")
     shown = [Fault(each.name, each.subjects, f"{each.what} {number}") for number, each in enumerate(shown)]
@@ -426,6 +420,12 @@ def test_what_is_shown_is_one_remark_a_kind():
         f"the kernel log: {CODES['hung_task'].message}: {STALLED} 3",
     ]
     assert kernel_log.remarks([]) == []
+
+
+def test_a_gpu_that_started_after_all_is_not_lost():
+    gone, there = (message("NVRM: GPU 0000:98:00.0: RmInitAdapter failed!", gpus=gpus) for gpus in ((), GPUS[:1]))
+    assert [[fault.name for fault in judged([each], FOUR, "before")[0]] for each in (gone, there)] == [["gpu_lost"], []]
+    assert judged([there], FOUR, "during")[0]
 
 
 HUNG = Fault("hung_task", (THIS_NODE,), "INFO: task python3:7 blocked for more than 120 seconds.")
@@ -442,9 +442,3 @@ HUNG = Fault("hung_task", (THIS_NODE,), "INFO: task python3:7 blocked for more t
 ])  # fmt: skip
 def test_causes_explain_effects(effect, cause, explains):
     assert explaining(effect, [cause, effect]) == ([cause] if explains else [])
-
-
-def test_a_log_that_nobody_may_read_is_not_judged():
-    machine = Machine((), logged=Logged(trouble="the kernel log /dev/kmsg cannot be read: Permission denied"))
-    with pytest.raises(NotJudged, match="cannot be read"):
-        grave_host_messages(machine)

@@ -28,7 +28,6 @@ ctypes.CDLL(None).prctl(15, b"\\xff) \\x1b[31m (")  # PR_SET_NAME: no text, and 
 print("held", flush=True)
 sys.stdin.read()
 """
-only_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 
 
 @pytest.fixture
@@ -83,7 +82,7 @@ def test_a_gpu_that_has_no_device_file_or_does_not_open_it_is_for_the_checks(dev
         lock(GPUS)
 
 
-@only_root
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_a_stranger_who_holds_a_gpu_is_named(hold, devices):
     devices.chmod(0o755)
     pid = hold(NOBODY).pid

@@ -264,7 +264,6 @@ def test_a_port_with_another_mtu(there, gpus, odd):
 
 # ---------------------------------------------------------------- what the network shows only to several nodes together
 def swapped(one, other):
-    """The same ports with the subnets of two of them exchanged."""
     found = ports()
     subnets = [port.subnet for port in found]
     subnets[one], subnets[other] = subnets[other], subnets[one]
@@ -300,8 +299,7 @@ ROUTED = [[ports(1, first=rail, subnet=f"10.{node}.{rail}.0/31")[0] for rail in 
 def test_rails_in_another_subnet_than_those_of_other_nodes(nodes, odd):
     subnets = {node: {port.port: port.subnet for port in each if port.subnet} for node, each in enumerate(nodes)}
     faults = wired_otherwise("subnet_mismatch", subnets)
-    found = [(fault.subjects[0].node, fault.what.partition(":")[0]) for fault in faults]
-    assert sorted(found) == odd
+    assert sorted([(fault.subjects[0].node, fault.what.partition(":")[0]) for fault in faults]) == odd
 
 
 def node(there=None, gpus=NEAR, vendor="Dell"):
@@ -309,7 +307,6 @@ def node(there=None, gpus=NEAR, vendor="Dell"):
 
 
 def named(port=3, **differing):
-    """Ports of which one has something else."""
     usual = {"adapter": "MT4129", "gid_index": 3, "pkeys": ("0xffff",)}
     own = [{**usual, "interface": f"ens{each}np0", **(differing if each == port else {})} for each in range(8)]
     return [ports(1, first=number, **each)[0] for number, each in enumerate(own)]

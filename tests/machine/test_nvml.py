@@ -118,7 +118,6 @@ def test_what_cannot_be_read_is_unknown(read, function, fact):
 
 
 def garbage(*_):
-    """As the text of a GPU whose InfoROM is corrupted."""
     return b"\xff\xfe"
 
 
@@ -178,16 +177,13 @@ def test_a_process_may_have_any_name(read, name, shown):
     assert fabric_manager is not None  # for which all processes of the host are looked at
 
 
-def test_a_driver_that_answers_nothing_still_gives_its_gpus(read):
+def test_a_driver_that_answers_nothing_still_gives_its_gpus_and_a_lost_gpu_hides_no_other(read):
     essential = {"nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"}
     topology = read(plain(2, unsupported=tuple(ANSWERS.keys() - essential)))
     assert len(topology.gpus) == 2
     assert topology.links == (("X", "?"), ("?", "X"))
     assert (topology.driver, topology.cuda_driver) == (None, None)
     assert "GPU 0 unknown GPU, no serial" in topology.gpus[0].identity
-
-
-def test_a_gpu_that_fell_off_the_bus_is_a_problem_and_hides_no_other(read):
     topology = read(switched(4, lost=(2,)))
     assert [gpu.index for gpu in topology.gpus] == [0, 1, 3]
     (problem,) = topology.problems

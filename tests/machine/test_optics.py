@@ -118,8 +118,7 @@ def test_nothing_can_be_read(tmp_path, was, now, state, why):
     with pytest.raises(state, match=why) as error:
         optics.read(tree.root, tree.run)
     assert state is Absent or error.value.remedy
-    missing = Missing(why, absent=state is Absent)
-    ends = outcomes(recorded(), now={"optics": missing})
+    ends = outcomes(recorded(), now={"optics": Missing(why, absent=state is Absent)})
     assert ends[MODULES].what == ends[LINKS].what == ("not applicable" if state is Absent else "skipped")
 
 

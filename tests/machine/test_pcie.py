@@ -30,8 +30,7 @@ def test_a_gpu_the_ports_above_it_and_an_adapter_by_its_name_of_infiniband(tmp_p
     assert list(devices)[:4] == way == [*pcie.ports_above(devices, way[-1]), way[-1]]
     others = {(each.kind, each.name) for each in devices.values() if each.kind not in ("gpu", "port")}
     assert others == {("adapter", f"mlx5_{number}") for number in range(4)}
-    plain = msgspec.to_builtins(devices)
-    assert pcie.PCI_DEVICES.of({"pci_devices": plain}) == devices
+    assert pcie.PCI_DEVICES.of({"pci_devices": msgspec.to_builtins(devices)}) == devices
 
 
 def test_a_virtual_machine_shows_root_ports_alone_and_another_machine_nothing(tmp_path):
@@ -49,15 +48,12 @@ def test_errors_are_counted_by_name(tmp_path, name):
     assert devices["0000:17:00.0"].errors["corrected"] == {name: 812}
 
 
-def test_errors_that_nobody_collects_are_unknown(tmp_path):
+def test_errors_that_nobody_collects_are_unknown_and_a_link_that_is_not_there_has_no_lanes(tmp_path):
     """The firmware keeps them: no service of the root port is there, but of those that it handed over."""
     kept = replaced(("drivers/aer/0000:15:01.0:pcie002", "drivers/pciehp/0000:15:01.0:pcie004"))
     assert read(tmp_path / "kept", change=kept)["0000:18:00.0"].errors is None
     devices = read(tmp_path / "handed over", change=lambda text: kept(text).replace("RxErr 0", "RxErr 3", 1))
     assert [each.errors["corrected"] for each in devices.values() if each.errors] == [{"RxErr": 3}]
-
-
-def test_a_link_that_is_not_there_has_no_lanes(tmp_path):
     width, speed = f"{PORT}/current_link_width\n", f"{PORT}/current_link_speed\n"
     down = replaced((f"{width}16", f"{width}255"), (f"{speed}32.0 GT/s PCIe", f"{speed}Unknown"))
     port = read(tmp_path, change=down)["0000:17:00.0"]

@@ -79,8 +79,7 @@ ERRORS = {
 
 @pytest.mark.parametrize(("changes", "expected"), ERRORS.values(), ids=ERRORS)
 def test_errors_of_host_memory(tmp_path, changes, expected):
-    controllers = memory.errors(laid_out("two-sockets", tmp_path, replaced(*changes)).root)
-    found = recorded_errors(controllers)
+    found = recorded_errors(memory.errors(laid_out("two-sockets", tmp_path, replaced(*changes)).root))
     assert [fault.name for fault in found] == [code for code, _ in expected]
     assert all(where in fault.what for fault, (_, where) in zip(found, expected, strict=True))
 

@@ -75,8 +75,7 @@ def test_sample_has_every_reading_of_every_gpu_in_their_order_and_all_at_the_sam
     assert before - 0.001 <= taken.time <= time.time()
     assert json.loads(json.dumps(codec.plain(taken))) == {"time": taken.time, "gpus": list(taken.gpus)}
     meeting = threading.Barrier(3)  # which breaks unless all three are being asked
-    asked = node(StandIn(3, meanwhile=lambda: meeting.wait(MANY_SECONDS)))
-    assert asked.sample().gpus[2]["power_watts"] == 2
+    assert node(StandIn(3, meanwhile=lambda: meeting.wait(MANY_SECONDS))).sample().gpus[2]["power_watts"] == 2
 
 
 def test_what_a_gpu_does_not_have_is_asked_once_and_what_failed_is_asked_again():

@@ -220,10 +220,6 @@ def test_a_library_in_the_loaders_cache_is_found_and_unknown_where_the_loader_do
     assert host.read(["nccl_net_plugin"]) == {"nccl_net_plugin": Missing("ldconfig did not answer within 20 s")}
 
 
-def test_what_a_program_prints():
-    assert output("sh", "-c", "echo $LC_ALL; echo noise >&2; exit 4", statuses=(0, 4)) == "C\n"
-
-
 @pytest.mark.parametrize(("command", "why"), [
     (("no-such-program", "-x"), "no-such-program is not installed"),
     (("sh", "-c", "echo first; echo no rights >&2; exit 3"), "sh failed with status 3: no rights"),
@@ -237,7 +233,7 @@ def test_why_nothing_is_printed_is_one_sentence(command, why):
     assert str(failure.value) == why
 
 
-def test_a_program_that_nobody_can_end_holds_nobody_up(monkeypatch):
+def test_what_a_program_prints_and_one_that_nobody_can_end_holds_nobody_up(monkeypatch):
     """As one does that the kernel keeps waiting for a drive."""
     kept = []
     monkeypatch.setattr(subprocess.Popen, "kill", lambda program: kept.append(program))
@@ -248,6 +244,7 @@ def test_a_program_that_nobody_can_end_holds_nobody_up(monkeypatch):
         output("sleep", "1000", seconds=0.1)
     os.kill(kept[0].pid, signal.SIGKILL)
     kept[0].wait()
+    assert output("sh", "-c", "echo $LC_ALL; echo noise >&2; exit 4", statuses=(0, 4)) == "C\n"
 
 
 @pytest.mark.parametrize("error", [IndexError("index out of range"), TypeError("no number"), RecursionError()])

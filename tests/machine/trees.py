@@ -13,7 +13,6 @@ from pathlib import Path
 
 from pytest_gpufleet.machine.tools import Unreadable
 
-TREES = Path(__file__).parent / "trees"
 HEAD = re.compile(r"^== (.*)\n", re.MULTILINE)
 
 
@@ -53,7 +52,7 @@ def laid_out(name, root, change=str):
     """The recorded tree of this name as files under `root`; `change` is what its text is changed by before."""
     printed = {}
     failed = {}
-    _, *parts = HEAD.split(change((TREES / f"{name}.txt").read_text()))
+    _, *parts = HEAD.split(change(((Path(__file__).parent / "trees") / f"{name}.txt").read_text()))
     for head, content in zip(parts[::2], parts[1::2], strict=True):
         if head.startswith("$ "):
             command, _, why = head[2:].partition(" ! ")

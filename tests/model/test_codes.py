@@ -48,8 +48,7 @@ FROZEN = {
 
 
 def test_no_code_is_taken_back_and_a_number_is_used_once():
-    known = {code.number: code.name for code in CODES.values()}
-    assert FROZEN.items() <= known.items()
+    assert FROZEN.items() <= {code.number: code.name for code in CODES.values()}.items()
     numbers = [code.number for code in CODES.values()]
     assert numbers == sorted(set(numbers))
     assert all(code.name == name for name, code in CODES.items())

@@ -27,7 +27,6 @@ from tests.boards import H200
 NOT_HERE = {"burn_power", "burn_retention", "port_events", "nic_bandwidth", "drive_bandwidth", "drive_iops"}
 NOT_HERE |= {"rdma_bandwidth", "rdma_latency"}
 BEFORE = {"burn_peak_power"}  # that this version measures no more
-NOT_TIMED = {"transformer-check", transformer.REHEARSAL}
 # Nobody's limit depends on these.
 FREE = {"image", "sequence", "accumulated"}
 
@@ -66,7 +65,7 @@ def test_metrics_are_measured_under_the_conditions_that_limits_may_name(measured
 
 def test_training_out_of_the_ordinary_says_so(measured):
     seen = set.union(*(set(conditions) for conditions in measured["train_throughput"]))
-    assert {*EXTRAORDINARY} - {"optimizer"} <= seen  # of which tests/acceptance/test_resnet_options.py has one
+    assert {*EXTRAORDINARY} - {"optimizer"} <= seen  # of which tests/acceptance/test_training_faults.py has one
     usual = of_suite(1, "nvswitch", "standard", dry_suite.FOR_INFORMATION)
     alone = [each.conditions for each in usual if each.metric == "solo_train_throughput"]
     assert len(alone) > 1
@@ -88,7 +87,7 @@ def test_conditions_have_the_values_that_the_vocabulary_knows(measured):
     ("collective", table.COLLECTIVES),
     ("precision", rate.PRECISIONS),
     ("recipe", {*recipes.RECIPES, *transformer.PRECISIONS}),
-    ("model", {*recipes.MODELS, *transformer.SHAPES.keys() - NOT_TIMED}),
+    ("model", {*recipes.MODELS, *transformer.SHAPES.keys() - {"transformer-check", transformer.REHEARSAL}}),
     ("optimizer", recipes.OPTIMIZERS),
     (
         "method",

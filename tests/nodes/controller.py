@@ -66,7 +66,6 @@ class Controller:
                 self.heard.append(codec.unpacked(message, messages.FromAgent | messages.DialIn))
 
     def listen_until_its_end(self):
-        """Without a word."""
         with suppress(EOFError):
             while True:
                 self.take_in(1.0)

@@ -2,12 +2,14 @@
 
 import queue
 import threading
+from contextlib import contextmanager
 
 import msgspec
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import HostFound
 from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.nodes.cluster import Cluster
 from pytest_gpufleet.nodes.messages import End, Hello, ToAgent
 
 LONG = 30.0  # seconds; nothing here lasts for so long, unless it is broken
@@ -76,3 +78,13 @@ class FakeTransport:
 
     def close(self, timeout):
         return dict.fromkeys(self._deaf, "it does not end")
+
+
+@contextmanager
+def running(transport, timeout=LONG):
+    cluster = Cluster(transport, lost_after=10.0, clock=transport.clock)
+    try:
+        cluster.start(timeout)
+        yield cluster
+    finally:
+        cluster.close(1.0)

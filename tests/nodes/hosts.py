@@ -19,7 +19,6 @@ mount --make-rprivate / && hostname {name} && mkdir -p /tmp/ray {own} {own}/tmp 
 && mount --bind {names} /etc/hosts && mount -t tmpfs tmpfs /dev/shm && ip link set lo up \
 && echo ready && exec sleep infinity
 """
-SWITCH = "ip link set lo up && echo ready && exec sleep infinity"
 
 
 def possible():
@@ -56,8 +55,7 @@ class Namespace:
         )
         assert holder.stdout is not None
         assert holder.stdout.readline() == "ready\n"
-        children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()
-        return cls(holder, int(children[0]))
+        return cls(holder, int(Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()[0]))
 
     def end(self):
         """As when the power fails: every process in it is gone at once."""
@@ -80,7 +78,6 @@ class Host:
 
     @property
     def temporary(self):
-        """Its folder for temporary files."""
         return self.folder / "tmp"
 
     def inside(self, *command, folder=Path("/")):
@@ -148,11 +145,9 @@ class Host:
         self.do("sh", "-c", "while ip rule del priority 100 2>/dev/null; do :; done")
 
     def fill_disk(self):
-        """That of its temporary files."""
         self.do("sh", "-c", f"cat /dev/zero >{self.temporary}/much 2>/dev/null || true")
 
     def mend(self):
-        """Take back whatever was done to its network and its disk."""
         if self.space.holder.poll() is None:
             self.put_cable_back()
             self.send_again()
@@ -186,7 +181,7 @@ def hosts(count, folder, rails=1):
     """Hosts "gf0", "gf1" ... that reach each other on `rails` networks 10.99.0.0/24, 10.99.1.0/24 ... `folder` is for
     what each has of its own."""
     with ExitStack() as stack:
-        switch = Namespace.begin(SWITCH, "-n")
+        switch = Namespace.begin("ip link set lo up && echo ready && exec sleep infinity", "-n")
         stack.callback(switch.end)
         for rail in range(rails):
             _do("nsenter", "-t", switch.pid, "-n", "ip", "link", "add", f"bridge{rail}", "type", "bridge")

@@ -58,7 +58,6 @@ class Rehearsal:
         return (self.shared / "who").read_text().split()
 
     def end(self):
-        """When the head has ended."""
         try:
             status = self.tasks[0].wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -67,7 +66,6 @@ class Rehearsal:
 
 
 def _lay_out(folder, held):
-    """A folder that all hosts share, and one in it in which a run is started."""
     shared = Path(tempfile.mkdtemp(dir=folder))
     for made in ("at", "held", "run"):
         (shared / made).mkdir()
@@ -92,18 +90,14 @@ class Srun:
     folder: Path
     name = "srun"
 
-    def rehearse(
-        self, *checks, held = (), of_host = None,
-        absent = (), options = ()
-    ):  # fmt: skip
+    def rehearse(self, *checks, held=(), of_host=None, absent=(), options=()):
         shared, folder = _lay_out(self.folder, held)
         tasks = []
         for number, host in enumerate(self.hosts):
             if host in absent:
                 continue
             if number:
-                own = shutil.copytree(folder, shared / f"run-{host.name}")
-                host.put_over(folder, own)
+                host.put_over(folder, shutil.copytree(folder, shared / f"run-{host.name}"))
             variables = {
                 "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": str(number), "SLURM_LOCALID": "0",
                 "SLURM_STEP_NODELIST": f"gf[0-{len(self.hosts) - 1}]", "SLURM_STEP_NUM_TASKS": str(len(self.hosts)),
@@ -135,7 +129,6 @@ RAY = {
     "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": SECRET, "RAY_memory_monitor_refresh_ms": "0",
     "RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1",
 }  # fmt: skip
-MEMORY = str(80 << 20)
 # What Ray itself runs on a node, by what stands in the command line. All else there is of a run.
 OF_RAY = (
     "/ray/core/src/", "/ray/_private/", "/ray/autoscaler/", "/ray/dashboard/", "ray.scripts", "ray.util.client.server",
@@ -165,7 +158,6 @@ class RayCluster:
         return f"{self.hosts[0].addresses[0]}:{RAY_PORT}"
 
     def start(self):
-        """Start Ray on all hosts."""
         self._begin(self.hosts[0])
         until("the head is there", lambda: self._has_joined(self.hosts[0]), PATIENCE_SECONDS)
         self._count()
@@ -175,7 +167,7 @@ class RayCluster:
         if host is self.hosts[0]:
             where = ["--head", "--port", str(RAY_PORT), "--temp-dir=/tmp/ray"]
             where += ["--include-dashboard", "false", "--disable-usage-stats"]
-        own = ["--node-ip-address", host.addresses[0], "--num-cpus", "4", "--object-store-memory", MEMORY]
+        own = ["--node-ip-address", host.addresses[0], "--num-cpus", "4", "--object-store-memory", str(80 << 20)]
         self.started[host.name] = host.start(
             sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *where, *own,
             environment={**KEPT, **RAY, "TMPDIR": str(host.temporary)}, folder=self.folder,
@@ -200,7 +192,6 @@ class RayCluster:
         return any(host.folder.glob("session_2*/sockets/raylet"))
 
     def _count(self):
-        """Wait until Ray knows of as many nodes as there are."""
         counting = self._counting()
 
         def all_are_there():
@@ -219,10 +210,7 @@ class RayCluster:
                 env={**KEPT, **RAY}, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             )  # fmt: skip
 
-    def rehearse(
-        self, *checks, held = (), environment = None,
-        options = ()
-    ):  # fmt: skip
+    def rehearse(self, *checks, held=(), environment=None, options=()):
         """Start a run of these checks of tests/inner/stations.py with two ranks a node, in a folder that all share."""
         shared, folder = _lay_out(self.folder, held)
         process = self.hosts[0].start(

@@ -64,7 +64,6 @@ def submit(agent, function, *args):
 
 
 def results(agent):
-    """What each rank returns."""
     answers = [agent.hear(Answer) for _ in HERE]
     return {answer.rank: unpack(pickle.loads(answer.parcel).result) for answer in answers}
 
@@ -123,10 +122,13 @@ def test_hung_ranks_are_examined_and_killed(agent):
     assert agent.ask(messages.Examine(HERE)) == {}
 
 
-def test_a_question_without_an_answer_is_told_so_and_the_agent_lives_on(agent):
+def test_a_question_without_an_answer_is_told_so_and_of_its_own_runs_there_is_one_at_a_time(agent, tmp_path):
     for question in (messages.ReadFile("evidence.jsonl", 0, 10), messages.RunSuite((), "/no/such/folder")):
         assert agent.ask(question).trouble
     assert agent.ask(messages.Lock()) == ""
+    (tmp_path / "wait").touch()
+    run_suite(agent, tmp_path)
+    assert "goes on" in agent.ask(messages.RunSuite((), str(tmp_path))).trouble
 
 
 # ---------------------------------------------------------------- its own run
@@ -155,7 +157,6 @@ def run_suite(agent, folder, *arguments):
 
 
 def outcomes_of(agent):
-    """Those of its checks, until its run is over, and how it ended."""
     outcomes = []
     while not isinstance(news := agent.hear(messages.Pulse | messages.SuiteEnded), messages.SuiteEnded):
         outcomes += [each.outcome for each in news.ended]
@@ -198,12 +199,6 @@ def test_its_folder_is_removed_when_all_was_read(tmp_path):
         agent.tell(messages.End("the run is over"))
         agent.listen_until_its_end()
     assert list(tmp_path.glob("gpufleet-node-*")) == []
-
-
-def test_one_run_at_a_time(agent, tmp_path):
-    (tmp_path / "wait").touch()
-    run_suite(agent, tmp_path)
-    assert "goes on" in agent.ask(messages.RunSuite((), str(tmp_path))).trouble
 
 
 # ---------------------------------------------------------------- however it ends, nothing is left
@@ -377,8 +372,7 @@ class StandIn:
         self.sampled = threading.Event()
 
     def facts(self, names):
-        gpus = self._machine.gpus
-        return tuple(Gpu(gpu.index, {**gpu.facts, **self.now}) for gpu in gpus)
+        return tuple(Gpu(gpu.index, {**gpu.facts, **self.now}) for gpu in self._machine.gpus)
 
     def host(self, names=None):
         return {name: self._machine.host[name] for name in names or self._machine.host}
@@ -415,14 +409,19 @@ def own(node, monkeypatch):
 
 
 def health(own):
-    """After its way to the controller."""
     return codec.unpacked(codec.packed(own.check_health(failed=False)), messages.CheckHealth.answer)
 
 
-def test_a_machine_with_gpus_arrives_as_it_is(node, own):
+def test_a_machine_with_gpus_arrives_as_it_is_and_a_gpu_that_somebody_has_is_told(node, own):
     hello = codec.unpacked(codec.packed(own.open("eth0")), messages.FromAgent)
     assert (hello.topology, hello.machine.host, hello.present) == (node.topology, node.host(), node.present())
     assert own.host(("kernel",)) == {"kernel": node.host()["kernel"]}
+    node.taken = "GPU 0 is in use by another run"
+    assert own.lock() == node.taken
+    node.taken = ""
+    assert own.lock() == ""
+    node.taken = "this one has it"
+    assert own.lock() == ""
 
 
 def test_what_got_worse_is_told_once_also_between_two_questions_and_what_was_before_is_not(node, own):
@@ -447,15 +446,6 @@ def test_what_nobody_could_see_is_told(node, own):
         assert found.faults == ()
     node.logged = [Logged(unread="the kernel log was overwritten")]
     assert "the kernel log was overwritten" in health(own).unseen
-
-
-def test_a_gpu_that_somebody_has_is_told(node, own):
-    node.taken = "GPU 0 is in use by another run"
-    assert own.lock() == node.taken
-    node.taken = ""
-    assert own.lock() == ""
-    node.taken = "this one has it"
-    assert own.lock() == ""
 
 
 def test_without_gpus_it_is_a_node_that_says_why(monkeypatch):

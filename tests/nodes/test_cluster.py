@@ -9,19 +9,9 @@ from pytest_gpufleet.model import codec
 from pytest_gpufleet.nodes import messages
 from pytest_gpufleet.nodes.cluster import Cluster, Trouble
 from pytest_gpufleet.world.engines.protocol import Answer, Death
-from tests.nodes.fake_transport import LONG, FakeTransport, hello
+from tests.nodes.fake_transport import LONG, FakeTransport, hello, running
 
 PULSE = messages.Pulse(clock=0.0)
-
-
-@contextmanager
-def running(fake, timeout=LONG):
-    cluster = Cluster(fake, lost_after=10.0, clock=fake.clock)
-    try:
-        cluster.start(timeout)
-        yield cluster
-    finally:
-        cluster.close(1.0)
 
 
 @pytest.fixture
@@ -31,13 +21,11 @@ def fake():
 
 @pytest.fixture
 def cluster(fake):
-    """That of three nodes, which have started."""
     with running(fake) as cluster:
         yield cluster
 
 
 def silence(fake, of, seconds):
-    """All other nodes go on to send their pulse."""
     for _ in range(seconds):
         fake.happens(*((node, PULSE) for node in fake.names if node != of), after=1.0)
 

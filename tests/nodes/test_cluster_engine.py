@@ -16,7 +16,7 @@ from pytest_gpufleet.nodes.transport import Transport
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
 from pytest_gpufleet.world.failure import RankFailure
 from pytest_gpufleet.world.world import Pool, World
-from tests.nodes.fake_transport import LONG, FakeTransport
+from tests.nodes.fake_transport import LONG, FakeTransport, running
 from tests.world.fake_engine import specs
 
 
@@ -41,14 +41,10 @@ class AnsweringTransport(FakeTransport):
 
 @contextmanager
 def engine_on(transport, *ranks_of_nodes):
-    cluster = Cluster(transport, clock=transport.clock)
-    try:
-        cluster.start(LONG)
+    with running(transport) as cluster:
         engine = ClusterEngine(cluster)
         engine.start(specs(*ranks_of_nodes))
         yield engine, cluster
-    finally:
-        cluster.close(1.0)
 
 
 NONE_LEFT = {"KillRanks": lambda node, question: {}}
@@ -69,7 +65,7 @@ def test_each_node_gets_its_own_ranks_and_a_parcel_once():
     ]
 
 
-def test_answers_and_deaths_come_as_they_are_and_a_death_once():
+def test_answers_and_deaths_come_once_as_they_are_and_with_a_node_all_of_its_ranks_die():
     transport = AnsweringTransport(2)
     with engine_on(transport, 1, 2) as (engine, _):
         transport.happens((1, Answer(2, b"hello")), (0, Death(0, "by SIGSEGV")))
@@ -77,16 +73,13 @@ def test_answers_and_deaths_come_as_they_are_and_a_death_once():
         transport.happens((0, Death(0, "by SIGSEGV")), (1, Answer(1, b"last")))
         assert engine.wait(LONG) == [Answer(1, b"last")]
         assert engine.wait(0.0) == []
-
-
-def test_with_a_node_all_of_its_ranks_die():
     transport = AnsweringTransport(2)
     with engine_on(transport, 1, 2) as (engine, _):
         transport.happens((1, Death(2, "by SIGBUS")), (1, "its agent died by SIGKILL"))
         assert engine.wait(LONG) == [Death(2, "by SIGBUS"), Death(1, "with its node, gf1: its agent died by SIGKILL")]
 
 
-def test_ranks_of_a_node_that_is_lost_already_are_dead_when_they_start():
+def test_a_start_takes_no_answers_of_ranks_before_and_those_of_a_lost_node_are_dead():
     transport = AnsweringTransport(2, **NONE_LEFT)
     with engine_on(transport, 1, 1) as (engine, _):
         transport.happens((1, "its agent died by SIGKILL"))
@@ -94,9 +87,6 @@ def test_ranks_of_a_node_that_is_lost_already_are_dead_when_they_start():
         engine.start(specs(1, 1))
         assert engine.wait(0.0) == [Death(1, "with its node, gf1: its agent died by SIGKILL")]
         assert len(transport.told(1, messages.StartRanks)) == 1
-
-
-def test_what_ranks_before_have_sent_is_not_taken_for_answers():
     transport = AnsweringTransport(1, **NONE_LEFT)
     with engine_on(transport, 1) as (engine, _):
         transport.happens((0, Answer(0, b"too late")))
@@ -181,7 +171,7 @@ def sums(rank, value):
     return rank.node, os.getppid(), tensor.tolist()
 
 
-def test_ranks_of_two_nodes_reduce_together(agents, world):
+def test_ranks_of_two_nodes_reduce_together_and_go_on_after_one_that_dies_and_is_named(agents, world):
     value = bytes(20 << 20)  # which travels once to each node
     results = world.run(sums, value)
     assert [node for node, _, _ in results] == [0, 0, 1, 1]
@@ -190,6 +180,11 @@ def test_ranks_of_two_nodes_reduce_together(agents, world):
     each = world.each(world.nodes, lambda rank: (rank.node, rank.index, rank.size))
     assert each == [[(0, 0, 2), (0, 1, 2)], [(1, 0, 2), (1, 1, 2)]]
     assert world.run(lambda rank: value) == [value] * 4
+    with pytest.raises(RankFailure) as failure:
+        world.run(kills_itself)
+    assert (failure.value.kind, failure.value.reports[0].rank) == ("crash", 2)
+    assert len(world.run(sums, b"")) == 4
+    assert agents.alive == (0, 1)
 
 
 def sum_of_all(rank):
@@ -240,11 +235,3 @@ def kills_itself(rank):
     if rank.node == 1 and rank.index == 2:
         os.kill(os.getpid(), signal.SIGSEGV)
     threading.Event().wait()
-
-
-def test_a_rank_that_dies_is_named_and_the_nodes_go_on(agents, world):
-    with pytest.raises(RankFailure) as failure:
-        world.run(kills_itself)
-    assert (failure.value.kind, failure.value.reports[0].rank) == ("crash", 2)
-    assert len(world.run(sums, b"")) == 4
-    assert agents.alive == (0, 1)

@@ -25,32 +25,37 @@ time.time = lambda: genuine() + 2.0
 """
 
 
-@pytest.fixture(scope="module")
-def srun_hosts(tmp_path_factory):
-    """Three hosts. Tests leave them as they found them, but for the last one."""
+def some_hosts(tmp_path_factory, count, **more):
     if why := possible():
         pytest.skip(why)
     folder = tmp_path_factory.mktemp("hosts")
-    with hosts(3, folder) as made:
-        yield Srun(made, folder)
+    return hosts(count, folder, **more), folder
+
+
+@pytest.fixture(scope="module")
+def srun_hosts(tmp_path_factory):
+    """Three hosts. Tests leave them as they found them, but for the last one."""
+    made, folder = some_hosts(tmp_path_factory, 3)
+    with made as them:
+        yield Srun(them, folder)
 
 
 @pytest.fixture(scope="module")
 def ray_hosts(tmp_path_factory):
     """Three more, with Ray on them."""
     pytest.importorskip("ray", reason="Ray is not installed")
-    if why := possible():
-        pytest.skip(why)
-    folder = tmp_path_factory.mktemp("ray")
-    with hosts(3, folder) as made:
-        yield RayCluster(made, folder)
+    made, folder = some_hosts(tmp_path_factory, 3)
+    with made as them:
+        yield RayCluster(them, folder)
 
 
 def clean_up(launcher):
-    """Whatever a test has left."""
-    launcher.end_run()
-    for host in launcher.hosts:
-        host.mend()
+    try:
+        nothing_runs(launcher)
+    finally:
+        launcher.end_run()
+        for host in launcher.hosts:
+            host.mend()
 
 
 @pytest.fixture
@@ -84,7 +89,6 @@ def lost(ended):
 
 
 def failed(ended):
-    """The checks that apply and did not pass."""
     fine = ("passed", "not applicable")
     return {name.removeprefix("test_") for name, outcome in ended.outcomes.items() if outcome not in fine}
 
@@ -105,19 +109,23 @@ def assert_all_well(run):
     assert {run.says(host) for host in run.hosts[1 : len(run.tasks)]} <= {""}
 
 
+def held_together(launcher, **more):
+    run = launcher.rehearse("then", "together", "last", held=["together"], **more)
+    run.at("together", *launcher.hosts, ranks=2)
+    return run
+
+
 def test_healthy_nodes_lose_nothing_and_the_others_say_nothing(launcher):
     run = launcher.rehearse("alone", "alone_on_ranks", "then", "together", "last")
     assert_all_well(run)
     record = run.end().record
     secured = "secret" if isinstance(launcher, Srun) else "token"
     assert (record.run.transport, record.run.secured, record.run.nodes_wanted) == (launcher.name, secured, 3)
-    nothing_runs(launcher)
 
 
 def test_a_cable_that_is_out_for_five_seconds_twice_costs_nothing(launcher):
     _, second, _ = launcher.hosts
-    run = launcher.rehearse("then", "together", "last", held=["together"])
-    run.at("together", *launcher.hosts, ranks=2)
+    run = held_together(launcher)
     for _ in range(2):
         second.pull_cable()
         time.sleep(OUT_SECONDS)
@@ -125,14 +133,12 @@ def test_a_cable_that_is_out_for_five_seconds_twice_costs_nothing(launcher):
         time.sleep(OUT_SECONDS)
     run.go("together")
     assert_all_well(run)
-    nothing_runs(launcher)
 
 
 @pytest.mark.parametrize("way", ["cable", "one direction"])
 def test_a_node_that_cannot_be_heard_or_hear_is_lost_and_ends_by_itself(launcher, way):
     first, _, third = launcher.hosts
-    run = launcher.rehearse("then", "together", "last", held=["together"])
-    run.at("together", *launcher.hosts, ranks=2)
+    run = held_together(launcher)
     began = time.time()
     if way == "cable":
         third.pull_cable()
@@ -149,8 +155,7 @@ def test_a_node_that_cannot_be_heard_or_hear_is_lost_and_ends_by_itself(launcher
 def test_two_nodes_that_are_cut_off_from_each_other_are_named(launcher):
     """Each of them reaches the head, and the head reaches both."""
     _, second, third = launcher.hosts
-    run = launcher.rehearse("then", "together", "last", held=["together"], options=["--fleet-timeout=20"])
-    run.at("together", *launcher.hosts, ranks=2)
+    run = held_together(launcher, options=["--fleet-timeout=20"])
     second.do_not_send_to(third)
     third.do_not_send_to(second)
     ended = run.end()
@@ -158,7 +163,6 @@ def test_two_nodes_that_are_cut_off_from_each_other_are_named(launcher):
     assert found == [("nodes_cut_off", (Pair(Place(1, "node"), Place(2, "node")),))], ended.text
     assert (ended.status, lost(ended), failed(ended)) == (1, {}, {"together"}), ended.text
     assert run.who == ["gf0", "gf0", "gf1", "gf1"]
-    nothing_runs(launcher)
 
 
 def test_a_frozen_node_is_lost_and_does_not_come_back(launcher):
@@ -175,56 +179,46 @@ def test_a_frozen_node_is_lost_and_does_not_come_back(launcher):
     assert_lost(ended, {"gf1": "together"})
     assert run.who == ["gf0", "gf0", "gf2", "gf2"]
     assert ended.record.finished[1].sha256
-    nothing_runs(launcher)
 
 
 @pytest.mark.parametrize("who", [0, 2], ids=["head", "other"])
 def test_an_agent_is_killed_and_costs_its_node_and_one_check(launcher, who):
-    run = launcher.rehearse("then", "together", "last", held=["together"])
-    run.at("together", *launcher.hosts, ranks=2)
+    run = held_together(launcher)
     assert launcher.hosts[who].signal(signal.SIGKILL, AGENT)
     assert_lost(run.end(), {f"gf{who}": "together"})
     assert set(run.who) == {"gf0", "gf1", "gf2"} - {f"gf{who}"}
-    nothing_runs(launcher)
 
 
 def test_ranks_are_killed_and_cost_one_check(launcher):
     _, _, third = launcher.hosts
-    run = launcher.rehearse("then", "together", "last", held=["together"])
-    run.at("together", *launcher.hosts, ranks=2)
-    ranks = [int(path.name.split()[-1]) for path in (run.shared / "at").glob("together gf2 *")]
-    for rank in ranks:
+    run = held_together(launcher)
+    for rank in [int(path.name.split()[-1]) for path in (run.shared / "at").glob("together gf2 *")]:
         third.do("kill", "-KILL", rank)
     ended = run.end()
     assert (ended.status, lost(ended), failed(ended)) == (1, {}, {"together"}), ended.text
     assert {place.node for fault in ended.record.faults for place in fault.subjects} == {2}
     assert run.who == ["gf0", "gf0", "gf1", "gf1", "gf2", "gf2"]
-    nothing_runs(launcher)
 
 
 def test_the_launchers_daemon_is_killed_and_the_run_goes_on(srun):
     """Of the head, and of another node: what has started a task there."""
-    run = srun.rehearse("then", "together", "last", held=["together"])
-    run.at("together", *srun.hosts, ranks=2)
+    run = held_together(srun)
     for host in srun.hosts[::2]:
         assert host.signal(signal.SIGKILL, "sh -c", "exit $?")
     run.go("together")
     report = run.folder / "runs"
     until("the report is there", lambda: [*report.glob("*/summary.json")], PATIENCE_SECONDS)
     assert run.who == ["gf0", "gf0", "gf1", "gf1", "gf2", "gf2"]
-    nothing_runs(srun)
 
 
 def test_a_run_survives_all_of_ray(ray):
-    run = ray.rehearse("then", "together", "last", held=["together"])
-    run.at("together", *ray.hosts, ranks=2)
+    run = held_together(ray)
     for host in ray.hosts:
         assert host.signal(signal.SIGKILL, RAYLET)
     until("Ray is gone", lambda: not any(map(has_raylet, ray.hosts)), PATIENCE_SECONDS)
     run.go("together")
     assert_all_well(run)
     assert "INFO worker.py" not in run.text  # which Ray prints, where it may
-    nothing_runs(ray)
 
 
 def test_the_own_run_of_a_node_is_killed(launcher):
@@ -237,7 +231,6 @@ def test_the_own_run_of_a_node_is_killed(launcher):
     found = [(fault.name, fault.subjects[0].node) for fault in ended.record.faults]
     assert (ended.status, found, failed(ended)) == (10, [("node_unfit", 1)], set()), ended.text
     assert run.who == ["gf0", "gf0", "gf2", "gf2"]
-    nothing_runs(launcher)
 
 
 def test_the_own_run_of_a_node_hangs_and_the_others_go_on(launcher):
@@ -250,7 +243,6 @@ def test_the_own_run_of_a_node_hangs_and_the_others_go_on(launcher):
     (fault,) = ended.record.faults
     assert (fault.name, fault.subjects[0].node, "test_alone" in fault.what) == ("node_hung", 1, True), ended.text
     assert (failed(ended), run.who) == (set(), ["gf0", "gf0", "gf2", "gf2"])
-    nothing_runs(launcher)
 
 
 def test_the_disk_of_a_node_is_full(launcher):
@@ -265,7 +257,6 @@ def test_the_disk_of_a_node_is_full(launcher):
     found = {(fault.subjects[0].node, "the disk is full" in fault.what) for fault in ended.record.faults}
     assert found == {(1, True)}, ended.text
     assert {fault.name for fault in ended.record.faults} <= {"rank_died", "node_unfit"}
-    nothing_runs(launcher)
 
 
 def test_who_has_another_secret_is_told_by_address_and_says_so_itself(srun):
@@ -277,7 +268,6 @@ def test_who_has_another_secret_is_told_by_address_and_says_so_itself(srun):
     assert all(word in fault.what for word in ("gf2", "another secret", third.addresses[0]))
     assert run.tasks[2].wait(60.0) == 0
     assert "has another secret" in run.says(third)
-    nothing_runs(srun)
 
 
 def test_another_token_of_ray_is_described_in_one_sentence(ray):
@@ -297,7 +287,6 @@ def test_a_node_that_does_not_come_and_one_that_cannot_reach_the_head_have_names
     assert "gf1, gf2" in fault.what
     assert run.tasks[1].wait(60.0) == 0
     assert f"nothing listens at gf0:{PORT}" in run.says(third)
-    nothing_runs(srun)
 
 
 # ---------------------------------------------------------------- who is cut off from whom
@@ -314,7 +303,6 @@ def test_two_nodes_that_cannot_reach_each_other_are_named_before_they_hang(srun)
     assert fault.subjects == (Pair(Place(1, "node"), Place(2, "node")),)
     assert f"of {second.addresses[0]} (rail0)" in fault.what
     assert (failed(ended), run.who) == ({"nodes_reach_each_other"}, ["gf0", "gf0", "gf1", "gf1"])
-    nothing_runs(srun)
 
 
 # ---------------------------------------------------------------- nodes that differ
@@ -325,12 +313,10 @@ def test_a_node_with_other_files_of_the_package_is_refused(srun, tmp_path):
         file.write("# changed\n")
     second = srun.hosts[1]
     second.put_over(package, other)
-    run = srun.rehearse("then")
-    ended = run.end()
+    ended = srun.rehearse("then").end()
     assert (ended.status, ended.folders) == (4, []), ended.text
     assert "gf1: other files of pytest-gpufleet" in ended.text
     assert "gf2" not in ended.text
-    nothing_runs(srun)
     second.take_off(package)
 
 
@@ -342,7 +328,6 @@ def test_another_environment_and_another_clock_are_named(srun, tmp_path):
     assert (ended.status, found.keys()) == (1, {("host_unlike_others", "gf1"), ("clock_skew", "gf2")}), ended.text
     assert "NCCL_ALGO" in found["host_unlike_others", "gf1"]
     assert failed(ended) == {"nodes_are_alike", "clocks_agree"}
-    nothing_runs(srun)
 
 
 def test_nothing_runs_when_the_controller_was_killed(srun):
@@ -368,14 +353,12 @@ RAILS = (0, 1)
 @pytest.fixture(scope="module")
 def railed(tmp_path_factory):
     """Four hosts with a network for each of the two ranks that each has."""
-    if why := possible():
-        pytest.skip(why)
-    folder = tmp_path_factory.mktemp("hosts")
-    with hosts(4, folder, rails=len(RAILS)) as made:
-        for host in made:
+    made, folder = some_hosts(tmp_path_factory, 4, rails=len(RAILS))
+    with made as them:
+        for host in them:
             for rail in RAILS:
                 host.slow(MEGABITS, rail)
-        yield Srun(made, folder)
+        yield Srun(them, folder)
 
 
 def test_a_slow_rail_and_a_slow_node_are_named(railed):

@@ -53,12 +53,9 @@ def test_the_task_of_each_launcher(environment, head, task):
     assert find(environment, head) == task
 
 
-def test_an_index_that_is_given_counts_more():
+def test_an_index_that_is_given_counts_more_and_the_first_pod_is_found_by_the_name_of_this_one():
     assert find(OPEN_MPI, "gf0", 0).is_head
     assert find({}, "192.0.2.1", 5).index == 5
-
-
-def test_the_first_pod_of_a_job_is_found_by_the_name_of_this_one():
     names = {"job-3.fleet.ns.svc": "job-0.fleet.ns.svc", "a-b-3.c": "a-b-0.c", "job-3": "", "worker-7.cluster": ""}
     assert {name: launchers._first_pod(POD, lambda name=name: name) for name in names} == names
 
@@ -141,10 +138,15 @@ def test_a_node_with_another_one_is_named_with_what_differs(differs, described):
     assert "gf0" not in str(refused.value)
 
 
-def test_what_this_process_has_is_of_its_package_and_of_the_suite(folder):
+def test_what_this_process_has_is_of_its_package_and_of_the_suite_wherever_that_stands(folder, tmp_path_factory):
     own = agent_process.own_install(AgentSettings(str(folder), suite=("checks",)))
     assert (own.package, own.suite) == (code(), agent_process.suite(folder, ["checks"]))
     assert len(own.package) == 64
+    other = tmp_path_factory.mktemp("other")
+    (folder / "checks").rename(other / "checks")
+    before = agent_process.suite(other, ["checks"])
+    (other / "checks").rename(folder / "checks")
+    assert agent_process.suite(folder, ["checks"]) == before
 
 
 @pytest.fixture
@@ -153,14 +155,6 @@ def folder(tmp_path):
     (tmp_path / "checks" / "test_a.py").write_text("a\n")
     (tmp_path / "checks" / "inner" / "conftest.py").write_text("b\n")
     return tmp_path
-
-
-def test_the_same_files_elsewhere_are_the_same_suite(folder, tmp_path_factory):
-    other = tmp_path_factory.mktemp("other")
-    (folder / "checks").rename(other / "checks")
-    before = agent_process.suite(other, ["checks"])
-    (other / "checks").rename(folder / "checks")
-    assert agent_process.suite(folder, ["checks"]) == before
 
 
 @pytest.mark.parametrize(("suite", "change", "another"), [

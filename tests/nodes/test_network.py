@@ -10,11 +10,10 @@ import pytest
 
 from pytest_gpufleet.nodes import network
 from pytest_gpufleet.nodes.agent_process import AgentSettings
-from pytest_gpufleet.nodes.cluster import Cluster
 from pytest_gpufleet.nodes.messages import Connect, Door, Listen
 from pytest_gpufleet.nodes.network import MESSAGE_BYTES, Interface, connect, for_ranks, listen, of_traffic
 from tests.nodes.controller import controlled
-from tests.nodes.fake_transport import LONG
+from tests.nodes.fake_transport import running
 from tests.nodes.test_cluster_engine import AnsweringTransport
 
 TOKEN = b"of node 1"
@@ -98,20 +97,10 @@ def doors_of(node, question):
     return listen([LOOPBACK], question.token)
 
 
-def tries(node, question):
-    return connect(question.nodes)
-
-
-@contextmanager
 def three_nodes(**answers):
     """Three agents, whose doors and connections are real."""
-    transport = AnsweringTransport(3, **{"Listen": doors_of, "Connect": tries, **answers})
-    cluster = Cluster(transport, clock=transport.clock)
-    try:
-        cluster.start(LONG)
-        yield cluster
-    finally:
-        cluster.close(1.0)
+    usual = {"Listen": doors_of, "Connect": lambda node, question: connect(question.nodes)}
+    return running(AnsweringTransport(3, **usual | answers))
 
 
 PAIRS = [(0, 1), (0, 2), (1, 2)]

@@ -123,13 +123,10 @@ def folder(tmp_path):
     return folder
 
 
-def test_files_with_their_sizes_and_none_that_gets_another_name_meanwhile(folder, monkeypatch):
+def test_files_with_their_sizes_in_parts_and_none_that_gets_another_name_meanwhile(folder, monkeypatch):
     assert suite_process.sizes(folder) == {"evidence.jsonl": 10, "inner/page.html": 3}
     monkeypatch.setattr(os, "walk", lambda top: [(str(folder), [], ["report.html.tmp", "evidence.jsonl"])])
     assert suite_process.sizes(folder) == {"evidence.jsonl": 10}
-
-
-def test_parts(folder):
     parts = [suite_process.part(folder, "evidence.jsonl", offset, 4) for offset in (0, 4, 8, 12)]
     assert parts == [b"0123", b"4567", b"89", b""]
     assert suite_process.part(folder, "inner/page.html", 0, 100) == b"<p>"

@@ -22,7 +22,6 @@ SECRET = bytes(wire.KEY_BYTES)
 
 @pytest.fixture
 def cluster(tmp_path):
-    """Of two agents of this machine, of which nothing is left in the end."""
     settings = [AgentSettings(str(tmp_path), rehearse=1, keep_in=str(tmp_path), index=index) for index in range(2)]
     made = Cluster(Transport(OwnAgents("local", "loopback", SECRET, settings)), lost_after=5.0)
     made.start(LONG)
@@ -71,7 +70,6 @@ class Launched:
 
 
 def dialling(*who, secret=SECRET, run="7.0"):
-    """Connections of these, by name and index, which stay open."""
     made = []
 
     def dial(port):
@@ -129,8 +127,7 @@ def test_an_agent_with_another_secret_says_so_and_ends_well(tmp_path, monkeypatc
     listener = wire.Listener(SECRET, "", "127.0.0.1", 0)
     settings = AgentSettings(str(tmp_path), rehearse=1, keep_in=str(tmp_path), head=f"127.0.0.1:{listener.port}")
     monkeypatch.setenv("GPUFLEET_TEST", "")
-    agent = agent_process.start(settings, b"x" * wire.KEY_BYTES)
-    assert agent.wait(2 * 60) == 0
+    assert agent_process.start(settings, b"x" * wire.KEY_BYTES).wait(2 * 60) == 0
     assert "another secret" in capfd.readouterr().err
     listener.close()
 

@@ -92,7 +92,6 @@ class Accident:
 
 
 def cached(name, value):
-    """A file of pytest's cache."""
     return {f".pytest_cache/v/cache/{name}": json.dumps(value)}
 
 

@@ -36,7 +36,6 @@ def between(run_pytest):
 
 
 def faults(run, check=""):
-    """Code and places."""
     found = [fault for fault in run.record.faults if fault.check.endswith(check)]
     return [(fault.name, [str(subject) for subject in fault.subjects]) for fault in found]
 
@@ -100,14 +99,13 @@ def test_a_node_that_came_to_its_end_has_the_run_that_it_would_have_had_alone(on
 def test_checks_between_nodes_of_which_one_is_lost_there(between):
     assert between.outcomes == {
         "test_ranks": "passed",
-        **{f"test_no_machine_of_its_own[{name}]": "failed" for name in
-           ("gpus", "host", "now", "before")},
+        **{f"test_no_machine_of_its_own[{name}]": "failed" for name in ("gpus", "host", "now", "before")},
         "test_no_topology": "failed",
         "test_one_is_lost": "failed",
         "test_the_rest": "passed",
         "test_as_many_as_there_were": "skipped",
         "test_more_than_there_were": "not applicable",
-    }, between.text  # fmt: skip
+    }, between.text
     assert between.text.count("1 passed, REHEARSAL") == 3
     assert ("node_lost", ["node1"]) in faults(between, "::test_one_is_lost")
     assert [*between.record.lost] == [1]
@@ -205,8 +203,7 @@ def test_nodes_that_came_to_their_end_are_not_run_again(in_a_session, tmp_path):
         tmp_path / "log"
     ).read_text()
     assert len({*tmp_path.glob("ran.*")} - ran) == 1
-    second = next(path for path in (tmp_path / REPORTS).iterdir() if path != first)
-    record = read(second / "evidence.jsonl")
+    record = read(next(path for path in (tmp_path / REPORTS).iterdir() if path != first) / "evidence.jsonl")
     assert whole.items() <= {node: end.sha256 for node, end in record.finished.items()}.items()
 
 

@@ -9,8 +9,6 @@ import pytest
 from pytest_gpufleet.verdict.verdict import conclude
 from tests.conftest import ACCEPTANCE
 
-FAILS = "def test_it(): assert 0"
-
 # As plugins do that run a test once more, or that call its failure something else.
 WHITEWASH = """
 import pytest
@@ -34,7 +32,7 @@ def test_first():
 
 
 def test_a_failure_that_a_hook_calls_passed_is_one(fleet):
-    run = fleet(FAILS, files={"conftest.py": WHITEWASH})
+    run = fleet("def test_it(): assert 0", files={"conftest.py": WHITEWASH})
     (check,) = run.record.checks.values()
     assert check.outcome == "failed"
     assert run.status == 1

@@ -98,8 +98,7 @@ BAD_FILES = {
     ("--rehearse --fleet-dir=file", ["file", "cannot be written", "--fleet-dir"]),
 ])  # fmt: skip
 def test_bad_input_ends_with_one_sentence_before_anything_starts(run_pytest, arguments, words):
-    run = run_pytest(f"--fleet-dir={REPORTS}", *shlex.split(arguments), files=BAD_FILES)
-    assert_one_sentence(run, words)
+    assert_one_sentence(run_pytest(f"--fleet-dir={REPORTS}", *shlex.split(arguments), files=BAD_FILES), words)
 
 
 @pytest.mark.parametrize("arguments", ["--rehearse", "--gpus all", "--rehearse --nodes 2"])

@@ -20,15 +20,11 @@ def one_figure(rank):
     return Reading("busbw", 1.0 + rank.index, {"ranks": rank.size}, place=WORLD)
 
 
-def each_alone(rank):
-    return Reading("gemm", 1.0, {"precision": "fp32"})
-
-
 def test_what_ranks_of_several_nodes_do_together_has_their_number(three_nodes):
     assert measure(three_nodes, one_figure).conditions == {"ranks": 6, "nodes": 3}
     assert measure(three_nodes.subset(range(4)), one_figure).conditions == {"ranks": 4, "nodes": 2}
     assert measure(three_nodes.nodes[1], one_figure).conditions == {"ranks": 2}
-    measured = measure(three_nodes, each_alone)
+    measured = measure(three_nodes, lambda rank: Reading("gemm", 1.0, {"precision": "fp32"}))
     assert measured.conditions == {"precision": "fp32"}
     assert {str(where) for where in measured.values} == {
         "cpu0", "cpu1", "node1/cpu0", "node1/cpu1", "node2/cpu0", "node2/cpu1",
@@ -42,25 +38,22 @@ def test_nodes_are_doubled_up_to_all_of_them(on_ranks, nodes, sizes):
     assert [some.size for some in doubling(on_ranks(nodes, 1))] == sizes  # no process starts before it is used
 
 
-def test_the_curve_has_a_figure_for_each_number_of_nodes_and_size(three_nodes):
+def test_the_curve_has_a_figure_for_each_number_of_nodes_and_size_but_those_that_take_too_long(three_nodes):
     curve = [
         (each.conditions.get("nodes", 1), each.conditions["bytes"])
         for some in doubling(three_nodes)
         for each in measure_all(some, collective_curve, "all_gather", [96, 1536])
     ]
     assert curve == [(nodes, nbytes) for nodes in (1, 2, 3) for nbytes in (96, 1536)]
-
-
-def has_time_for(rank, trial, seconds):
-    between_nodes.TRIAL, between_nodes.LONGEST_SECONDS = trial, seconds
-
-
-def test_sizes_that_take_too_long_are_left_out_but_for_the_smallest(three_nodes):
     assert affordable(three_nodes, [8, MiB]) == [8, MiB]
     usual = between_nodes.TRIAL, between_nodes.LONGEST_SECONDS
     three_nodes.run(has_time_for, 1024, 1e-9)
     assert affordable(three_nodes, [8, MiB, 8 * MiB]) == [8]
     three_nodes.run(has_time_for, *usual)
+
+
+def has_time_for(rank, trial, seconds):
+    between_nodes.TRIAL, between_nodes.LONGEST_SECONDS = trial, seconds
 
 
 # ---------------------------------------------------------------- wrong data
@@ -109,8 +102,7 @@ def test_known_gradients_are_exact_however_they_are_added_up(n):
         return Rank(index, n, 0, n, torch.device("cpu"), None, {}, {}, None, None)
 
     inputs = torch.cat([known_input(rank(index)).flatten() for index in range(n)])
-    inverse = torch.tensor(1 / n)
-    for parts in (inputs / n, inputs * inverse):
+    for parts in (inputs / n, inputs * torch.tensor(1 / n)):
         assert float(parts.cumsum(0)[-1]) == float(parts.flip(0).cumsum(0)[-1]) == known_average(n)
     if n > 1:
         assert float((inputs / n)[1:].sum()) != known_average(n)

@@ -84,11 +84,13 @@ def test_slow_rails_are_named(three_nodes, case):
 
 
 # ---------------------------------------------------------------- pairs
-def test_every_pair_of_nodes_has_a_figure(three_nodes):
+def test_every_pair_of_nodes_has_a_figure_and_of_unlike_nodes_nobody_is_named(three_nodes):
     (pairs,) = pairs_of_nodes(three_nodes, SMALL, SEED)
     assert {str(where) for where in pairs.values} == {"node-node1", "node-node2", "node1-node2"}
     assert (pairs.metric, pairs.conditions["nodes"], pairs.conditions["ranks"]) == ("node_group_busbw", 2, 4)
     assert (pairs.details["seed"], pairs.details["rounds"]) == (SEED, 3)
+    (fault,) = who_slows_nodes(three_nodes.subset([0, 1, 2]), [], SMALL)
+    assert (fault.name, fault.subjects, "no two nodes" in fault.what) == ("network_between_nodes_slow", (), True)
 
 
 @pytest.mark.parametrize("link", [None, (1, 3)], ids=["a node", "a link and none of its nodes"])
@@ -118,17 +120,9 @@ def test_a_node_with_fewer_gpus_is_not_named_for_what_it_reaches_less(three_node
     assert named(who_slows_nodes(uneven, pairs, SMALL)) == {("network_between_nodes_slow", "")}
 
 
-def test_of_nodes_of_which_no_two_are_alike_nobody_is_named(three_nodes):
-    (fault,) = who_slows_nodes(three_nodes.subset([0, 1, 2]), [], SMALL)
-    assert (fault.name, fault.subjects, "no two nodes" in fault.what) == ("network_between_nodes_slow", (), True)
-
-
-def test_what_was_measured_in_another_way_is_looked_for_among_pairs(four_nodes):
+def test_what_was_measured_in_another_way_is_looked_for_among_pairs_and_a_search_may_fail(four_nodes, monkeypatch):
     plant(four_nodes, "cpu0")
     assert named(who_slows_nodes(four_nodes, [], SMALL)) == {("node_slow", "node")}
-
-
-def test_a_search_that_fails_leaves_the_miss(four_nodes, monkeypatch):
     monkeypatch.setattr("pytest_gpufleet.probes.search.nodes.culprits", lambda *_: 1 / 0)
     (fault,) = who_slows_nodes(four_nodes, [], SMALL)
     assert fault.what.startswith("the search for the cause failed: ZeroDivisionError")

@@ -174,10 +174,6 @@ def logs(rank, file, sizes):
     return exchanged(rank, file, sizes)
 
 
-def debug(rank):
-    return os.environ.get("NCCL_DEBUG", "")
-
-
 def test_ranks_of_a_short_run_alone_have_a_log(two_ranks, monkeypatch):
     monkeypatch.setattr(transport, "_exchanged", logs)
     monkeypatch.setenv("NCCL_IB_DISABLE", "1")
@@ -185,7 +181,7 @@ def test_ranks_of_a_short_run_alone_have_a_log(two_ranks, monkeypatch):
     assert seen.log.ways == (Way(0, 1, "SHM"), Way(1, 0, "SHM"))
     assert [each.variables for each in seen.beside] == [{"NCCL_IB_DISABLE": "1"}] * 2  # somebody's own stay
     assert not list(Path(tempfile.gettempdir()).glob("gpufleet-nccl-*"))
-    assert two_ranks.run(debug) == ["", ""]
+    assert two_ranks.run(lambda rank: os.environ.get("NCCL_DEBUG", "")) == ["", ""]
 
 
 def failure(kind, *stuck):

@@ -106,25 +106,18 @@ def test_a_rank_is_named_from_five_per_cent_on(low, named):
     assert slow_pairs(rates(8, slow=[(2, 5)], low=low * 380.0)) == ([(2, 5)] if named else [])
 
 
-def test_nobody_is_named_by_less_than_the_others_differ():
-    differing = {pair: rate + 10 * pair[0] for pair, rate in rates(4, slow=[3], low=350.0).items()}
-    assert slow_rank({**differing, (0, 1): 400.0}) is None
-    assert slow_rank({**differing, (0, 3): 250.0, (1, 3): 250.0, (2, 3): 250.0, (0, 1): 400.0}) == 3
-
-
 # Which GPUs of a machine with 8 V100 have two NVLinks, one, or none between them.
 CUBE_MESH = {
     "NV2": [(0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)],
     "NV1": [(0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7)],
 }
 SOCKETS = {"NODE": [pair for half in (range(4), range(4, 8)) for pair in combinations(half, 2)]}
-BRIDGES = {"NV": [(0, 1), (2, 3)]}
 
 
 @pytest.mark.parametrize(("n", "links", "usual", "share"), [
     (8, CUBE_MESH, {"NV2": 44.0, "NV1": 22.0, "SYS": 9.0}, 0.5),
     (8, SOCKETS, {"NODE": 25.0, "SYS": 18.0}, 0.6),
-    (4, BRIDGES, {"NV": 100.0, "SYS": 20.0}, 0.5),
+    (4, {"NV": [(0, 1), (2, 3)]}, {"NV": 100.0, "SYS": 20.0}, 0.5),
 ], ids=["cube mesh", "two sockets", "bridges"])  # fmt: skip
 def test_pairs_are_held_against_those_of_their_kind(n, links, usual, share):
     kind = {pair: next((name for name in links if pair in links[name]), "SYS") for pair in combinations(range(n), 2)}
@@ -136,8 +129,11 @@ def test_pairs_are_held_against_those_of_their_kind(n, links, usual, share):
         assert slow_rank(of_their_kind(slowed, kind)) == rank
 
 
-def test_slow_pairs_are_found():
+def test_slow_pairs_are_found_and_nobody_is_named_by_less_than_the_others_differ():
     assert slow_pairs(rates(8, slow=[(2, 5)])) == [(2, 5)]
     assert slow_pairs(rates(8, slow=[(2, 5), (1, 7)])) == [(1, 7), (2, 5)]
     assert slow_pairs({**rates(4), (0, 1): 12.0, (0, 2): 290.0, (1, 2): 330.0}) == [(0, 1)]  # others may vary a little
     assert slow_pairs(rates(8)) == slow_pairs(rates(2)) == []
+    differing = {pair: rate + 10 * pair[0] for pair, rate in rates(4, slow=[3], low=350.0).items()}
+    assert slow_rank({**differing, (0, 1): 400.0}) is None
+    assert slow_rank({**differing, (0, 3): 250.0, (1, 3): 250.0, (2, 3): 250.0, (0, 1): 400.0}) == 3

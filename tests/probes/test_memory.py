@@ -80,8 +80,7 @@ def test_patterns_give_every_bit_both_values_and_every_word_its_own():
         if pattern.name in ("address in address", "random", "inverse of random"):
             assert len(words.unique()) == 1024, pattern.name
         if pattern.name.startswith("walking ones"):
-            halves = words.view(torch.int32)
-            assert all(bin(half & 2**32 - 1).count("1") == 1 for half in halves.tolist())
+            assert all(bin(half & 2**32 - 1).count("1") == 1 for half in words.view(torch.int32).tolist())
             alone |= words
     for seen in (ones, zeros, alone):
         assert (seen == -1).all()

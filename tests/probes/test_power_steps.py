@@ -14,7 +14,6 @@ from tests.conftest import ACCEPTANCE
 from tests.machines import recorded
 
 TOPOLOGY = recorded().topology
-GPUS = TOPOLOGY.gpus
 STEPS = f"{ACCEPTANCE / 'test_9_endurance.py'}::test_power_steps"
 
 
@@ -23,7 +22,7 @@ def turn(off=0.0005, matmuls=16, trouble="", top=695.0):
     return Turn((Step(off, off, 0.05, matmuls),) * 10, trouble, top, None if top is None else 118.0)
 
 
-def a_world(gpus=GPUS, results=None):
+def a_world(gpus=TOPOLOGY.gpus, results=None):
     """Ranks that give these results to each turn, and nothing to other calls."""
 
     def run(function, *args):
@@ -50,8 +49,7 @@ def with_gpu_2(planted):
 
 def test_a_healthy_machine_meets_all():
     held_up_once = Turn((Step(0.04, 0.0, 0.01, 3), *turn().steps[1:]), "", 690.0, 120.0)
-    warming = turn(matmuls=15)
-    assert worse([with_gpu_2(held_up_once), with_gpu_2(warming)]) == {}
+    assert worse([with_gpu_2(held_up_once), with_gpu_2(turn(matmuls=15))]) == {}
 
 
 @pytest.mark.parametrize(("first", "last", "metric"), [
@@ -65,8 +63,7 @@ def test_a_gpu_that_does_not_step_with_the_others_is_named(first, last, metric):
 
 def test_the_swing_is_in_watts_and_no_power_is_no_figure():
     figures = {each.metric: each for each in endurance.step_figures(a_world(), {0.1: [[turn()] * 4]})}
-    swing = figures["power_swing"]
-    assert set(swing.values.values()) == {577.0}
+    assert set(figures["power_swing"].values.values()) == {577.0}
     figures = {each.metric: each.values for each in endurance.step_figures(a_world(), {0.1: [[turn(top=None)] * 4]})}
     assert not figures["step_power"]
     assert not figures["power_swing"]
@@ -79,7 +76,7 @@ def prepared(monkeypatch):
     monkeypatch.setattr(endurance, "_prepare_all_steps", lambda world: None)
 
 
-def test_a_fault_or_a_wrong_bit_ends_the_steps_at_once():
+def test_a_fault_a_wrong_bit_or_a_gpu_that_becomes_slow_ends_the_steps_at_once():
     calls = []
 
     def after_turn(doing, done):
@@ -92,9 +89,6 @@ def test_a_fault_or_a_wrong_bit_ends_the_steps_at_once():
     results = iter([[turn()] * 4, with_gpu_2(turn(trouble="1 of 160 matmuls at 0.1 Hz differ from the first"))])
     with pytest.raises(AssertionError, match="rank 2: 1 of 160 matmuls"):
         endurance.power_steps(a_world(results=results), lambda *of_turn: None)
-
-
-def test_a_gpu_that_becomes_slow_ends_the_steps_with_figures():
     results = iter([[turn()] * 4, with_gpu_2(turn(matmuls=8))])
     figures = {each.metric: each for each in endurance.power_steps(a_world(results=results), lambda *of_turn: None)}
     kept = figures["step_retention"].values

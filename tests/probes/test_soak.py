@@ -15,7 +15,6 @@ from pytest_gpufleet.verdict.profile import for_gpu
 from tests.machines import recorded
 
 PLACES = [place.gpu(index) for index in range(4)]
-TOPOLOGY = recorded().topology
 PROFILE = for_gpu("NVIDIA H200")
 
 # At bf16, of h200x4-c: C, MHz, W.
@@ -23,15 +22,11 @@ HEALTHY = [(63.0, 1425.0, 690.0), (56.0, 1485.0, 691.0), (54.0, 1470.0, 693.0), 
 
 
 def slow_places(measurement):
-    finding = judge(measurement, PROFILE, TOPOLOGY, "a check", rehearsal=False, required=False)
+    finding = judge(measurement, PROFILE, recorded().topology, "a check", rehearsal=False, required=False)
     return {*finding.missed, *(finding.slower_than_peers or ())}
 
 
 # ---------------- temperature, clock and power at the end of the soak
-def at_the_end(state):
-    return Soaked(None, Reading("gemm", 1.0, {}), state)
-
-
 def soaked(*states):
     """By metric, the places that are worse than their peers."""
     return {figure.metric: slow_places(figure) for figure in figures(*(state and GpuState(*state) for state in states))}
@@ -43,7 +38,7 @@ def figures(*states, halves=(), model="NVIDIA H200"):
     masks = [{"cpu_affinity": [half]} for half in halves] or [{}] * len(states)
     gpus = tuple(Gpu(index, {**facts, **mask}) for index, mask in enumerate(masks))
     world = SimpleNamespace(places=tuple(gpu.place for gpu in gpus), gpus=gpus, size=len(gpus))
-    return soak_figures(world, [at_the_end(state) for state in states])
+    return soak_figures(world, [Soaked(None, Reading("gemm", 1.0, {}), state) for state in states])
 
 
 def test_a_healthy_board_passes_the_soak():

@@ -135,8 +135,7 @@ def slow_network(rank, *args, **options):
 
 
 def test_communication_has_its_share(two_ranks):
-    one_step = replace(QUICK, steps=1)
-    _, share = measure_all(two_ranks, slow_network, "peak", one_step, communication=True)
+    _, share = measure_all(two_ranks, slow_network, "peak", replace(QUICK, steps=1), communication=True)
     assert 0.2 < share.values[WORLD] < 1.0, share
 
 
@@ -156,8 +155,7 @@ def test_a_slow_loader_is_host_bound(two_ranks, tmp_path):
 
 
 def die_with_workers(rank, folder, file):
-    photos = loader.photo_loader(rank, folder, 32, 4, 2, 2)
-    batches = iter(photos)
+    batches = iter(loader.photo_loader(rank, folder, 32, 4, 2, 2))
     next(batches)
     Path(f"{file}.{rank.index}").write_text(" ".join(str(worker.pid) for worker in batches._workers))
     dist.barrier()

@@ -162,7 +162,6 @@ RECORDS = {
 
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory):
-    """The record of a run by its name in RECORDS, made once."""
 
     @cache
     def record(name):
@@ -178,7 +177,6 @@ def every_record(request, recorded):
 
 @pytest.fixture(scope="session")
 def page_of(recorded):
-    """The report of a run by its name in RECORDS, made once."""
     return cache(lambda name: Page(html_of(recorded(name), sha256="5e0" * 21 + "1")))
 
 

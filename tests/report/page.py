@@ -10,8 +10,6 @@ from html.parser import HTMLParser
 
 import pytest
 
-VOID = {"br", "img", "hr", "input", "meta", "link"}
-
 
 class Page(HTMLParser):
     """Tags in balance, text, headings, attributes, tables."""
@@ -35,7 +33,7 @@ class Page(HTMLParser):
             self.tables[-1].rows.append([])
         elif tag in ("td", "th") and self.tables:
             self.tables[-1].rows[-1].append("")
-        if tag not in VOID:
+        if tag not in {"br", "img", "hr", "input", "meta", "link"}:
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attrs):
@@ -75,7 +73,6 @@ class Table:
         self.rows = []
 
     def row(self, name):
-        """The cells of the row that begins with a name, by their column."""
         heads, *rows = [[" ".join(cell.split()) for cell in row] for row in self.rows]
         cells = next(row for row in rows if row[0].startswith(name))
         return dict(zip(heads[-len(cells) :] if len(cells) < len(heads) else heads, cells, strict=True))

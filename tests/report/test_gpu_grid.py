@@ -84,8 +84,7 @@ def test_bad_gpu_is_seen_at_a_glance(bad_gpu):
     (PAIRS, [], [], True),
 ], ids=["one pair", "one GPU", "two GPUs", "one GPU and one more pair", "all"])  # fmt: skip
 def test_pairs_point_to_the_gpu_that_they_share(record_of, slow, named, beside, everybody):
-    finding = pairs(*slow)
-    accused = only(record_of(findings=[finding], checks=failed()))
+    accused = only(record_of(findings=[pairs(*slow)], checks=failed()))
     assert {*accused.named} == {gpu(index) for index in named}
     assert {gpu(index) for index in beside} <= set(accused.beside)
     assert accused.everybody == everybody

@@ -33,7 +33,6 @@ def runs_of_64():
 
 @pytest.fixture(scope="module")
 def fleet():
-    """Of 64 hosts one is missing."""
     return judge_fleet([run for run in runs_of_64() if run.host != "node-055"], (), HOSTS)
 
 
@@ -142,8 +141,7 @@ def test_each_node_stands_by_its_own_run_and_by_the_checks_between_and_its_place
 
 
 def test_the_page_leads_to_each_node_that_is_not_fine_and_to_its_own_report(rows, node_page):
-    wrong = sum(row.wrong for row in rows.values())
-    assert hosts_led_to(node_page, "nodes/15-node-016/report.html") == wrong
+    assert hosts_led_to(node_page, "nodes/15-node-016/report.html") == sum(row.wrong for row in rows.values())
     assert "which only holders of the cluster&#39;s token can read or send" in node_page.html
     assert "SN-node-016" in node_page.html
     assert len(node_page.html.encode()) < 5e6 / 4

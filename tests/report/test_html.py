@@ -32,8 +32,6 @@ from tests.report.page import Page
 HOSTILE = "<script>alert('x')</script> & \x1b[31mred\x1b[0m \x00 \ud800 \"quoted\""
 FAILED, FIGURES = "What failed, what it means", "What was checked and measured"
 
-RECORDED = Path(__file__).parents[1] / "recorded"
-
 
 def test_every_page_stands_on_its_own_and_serves_a_screen_reader(every_page):
     links = [value for name in ("src", "href", "xlink:href", "data") for value in every_page.values(name)]
@@ -109,7 +107,7 @@ OF_NVLINK_5 = {"receive": [1, 2], "symbol": [4, None], "effective": [None, None]
 
 def health_of(run, index, facts):
     """What the page says of the health of a GPU of a recorded run, with other facts of it."""
-    record = read(RECORDED / run / "evidence.jsonl")
+    record = read((Path(__file__).parents[1] / "recorded") / run / "evidence.jsonl")
     gpus = [*record.topology.gpus]
     gpus[index] = replace(gpus[index], facts={**gpus[index].facts, **Gpu(index, facts).facts})
     page = Page(html_of(replace(record, topology=replace(record.topology, gpus=tuple(gpus)))))

@@ -70,7 +70,6 @@ LATER = RECORDED / "h200x4-a" / "evidence.jsonl"
 
 
 def within(language, made, *arguments, **values):
-    """What `made` makes in that language."""
     with in_language(language):
         return made(*arguments, **values)
 
@@ -208,6 +207,5 @@ def _values(text):
 
 
 def _figures(page):
-    """The cells that begin with a number."""
     page = page.replace(" 分 ", " min ").replace(" 秒", " s")
     return re.findall(r'<td class="fleet-[^"]*fleet-right[^"]*">([-\d][^<]*)', page)

@@ -61,8 +61,7 @@ def without_policy(page):
 
 
 def test_a_branch_name_and_ids_cannot_change_the_verdict_of_the_page_of_a_run(live, tmp_path):
-    shown = seen({"live": live, "escaping-alone": without_policy(live)}, tmp_path)
-    for each in shown.values():
+    for each in seen({"live": live, "escaping-alone": without_policy(live)}, tmp_path).values():
         assert each.title.startswith("GPU acceptance report")
         assert (each.verdict, each.uncovered) == ("◇ REHEARSAL", True)
     assert unescape(live).count(PAYLOAD) > 5  # also what was printed, and the log of pytest

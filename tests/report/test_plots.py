@@ -36,8 +36,7 @@ def test_a_curve_is_one_line_whether_graphs_or_launches_made_its_points():
         return Finding("a", Measurement("busbw", {WORLD: 1.0 + nbytes}, conditions), "for information")
 
     from_graphs = [finding(8 << step, method="replayed") for step in range(3)]
-    launched = [finding(4 << 20 << step) for step in range(3)]
-    ((_, svg),) = curves([*from_graphs, *launched])
+    ((_, svg),) = curves([*from_graphs, *[finding(4 << 20 << step) for step in range(3)]])
     assert not {"in a CUDA graph", "launched one by one", "measured"} & words_in(svg)  # a legend tells lines apart
     assert "16\u2009MiB" in words_in(svg)
 
@@ -68,8 +67,7 @@ def test_drawings_are_small_and_repeatable(bad_gpu):
 
 
 def test_ticks_of_sizes_that_lie_close_do_not_overlap():
-    batches = [16, 32, 64, 128, 256, 512, 1024, 2048, 2361, 2518]
-    chosen = ticks(batches, 5)
+    chosen = ticks([16, 32, 64, 128, 256, 512, 1024, 2048, 2361, 2518], 5)
     assert chosen[0] == 2518
     assert len(chosen) == 4
     assert all(after * 2 <= before for before, after in pairwise(chosen))
@@ -150,7 +148,6 @@ def test_what_no_gpu_gave_has_no_panel_a_gap_breaks_the_line_and_a_lone_value_is
 
 
 def breaks(run):
-    """Of the line with most: into how many parts it is broken."""
     return max(path.count("M") for path in re.findall(r' d="([^"]+)"', telemetry(run, PLACES[:1], [])))
 
 

@@ -77,9 +77,6 @@ def test_why_a_node_does_not_tell_a_fact_is_known_here_and_on_record(cluster, ru
     assert [found.get(fact) for fact in ("dmi", "kernel", "nvme")] == [None, "6.8.0", None]
 
 
-TAKEN = "GPU 3 is in use by another run: process 4711"
-
-
 def said_to_be_unfit(said, why):
     """Whether node 1 alone is, and is left out."""
     found, left_out = said
@@ -87,7 +84,7 @@ def said_to_be_unfit(said, why):
     return isinstance(left_out, NodeLeftOut) and left_out.node == 1 and str(why) in left_out.why
 
 
-@pytest.mark.parametrize("answer", [TAKEN, Trouble("no answer within 30 s")])
+@pytest.mark.parametrize("answer", ["GPU 3 is in use by another run: process 4711", Trouble("no answer within 30 s")])
 def test_a_node_that_cannot_be_locked_is_named_and_left_out_and_the_others_are_not_asked_again(cluster, run, answer):
     cluster.answers[Lock][1] = answer
     run.lock()
@@ -107,8 +104,7 @@ def test_what_got_worse_is_at_its_node_and_only_those_that_take_part_are_asked(c
 
 def test_what_a_node_does_not_tell_is_not_known_to_be_fine_and_a_run_that_ends_does_not_wait_long(cluster, run):
     run.lock()
-    silent = Trouble("no answer within 30 s")
-    cluster.answers[CheckHealth][2] = cluster.answers[ReadHost][1] = silent
+    cluster.answers[CheckHealth][2] = cluster.answers[ReadHost][1] = Trouble("no answer within 30 s")
     assert run.check_health("a check") == []
     assert run.hosts_now("network_ports") == {0: (), 2: ()}
     assert [why.partition(":")[0] for why in run.spoiled] == ["gf2", "gf1"]

@@ -17,7 +17,6 @@ from tests.edited_evidence import insert
 
 
 def rewritten(change):
-    """Other content in the same file."""
 
     def attack(path):
         text = change(path.read_bytes())
@@ -38,14 +37,11 @@ ATTACKS = {
     "a line appended": (append_a_line, CHANGED),
     # Neither its size nor its place tells.
     "a letter changed": (rewritten(lambda text: text.replace(b"test_b", b"test_X")), CHANGED),
-    "saved in an editor": (
-        lambda path: Path(shutil.copy(path, path.with_name("copy"))).replace(path), CHANGED),
-    "folder renamed": (
-        lambda path: path.parent.rename(path.parent.with_name("kept")), GONE),
+    "saved in an editor": (lambda path: Path(shutil.copy(path, path.with_name("copy"))).replace(path), CHANGED),
+    "folder renamed": (lambda path: path.parent.rename(path.parent.with_name("kept")), GONE),
     "folder removed": (lambda path: shutil.rmtree(path.parent), GONE),
-    "a file in its place": (
-        lambda path: (shutil.rmtree(path.parent), path.parent.write_text("not a folder")), GONE),
-}  # fmt: skip
+    "a file in its place": (lambda path: (shutil.rmtree(path.parent), path.parent.write_text("not a folder")), GONE),
+}
 
 
 @pytest.fixture
@@ -111,7 +107,6 @@ def deep(levels):
 
 
 def instead(name, make):
-    """Something else in the place of a file."""
 
     def change(folder):
         (folder / name).unlink(missing_ok=True)
@@ -173,7 +168,6 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def folder(run, tmp_path):
-    """A folder of a run, to do to it what one likes."""
     return shutil.copytree(run, tmp_path / "run")
 
 

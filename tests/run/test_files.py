@@ -103,14 +103,11 @@ def test_the_room_that_a_run_needs_is_that_of_recorded_runs(evidence):
     assert other + REPORT_BYTES < opening.RUN_BYTES
 
 
-def test_more_gpus_nodes_and_time_need_more_room():
+def test_more_gpus_nodes_and_time_need_more_room_and_too_small_a_file_system_is_refused(tmp_path, monkeypatch):
     three_days = 3 * 86400
     assert opening.needed(8, 1, three_days, 1.0) // 10**8 == 8  # 0.8 GB
     assert opening.needed(8, 1, three_days, 10.0) < opening.needed(8, 1, three_days, 1.0) / 8
     assert opening.needed(16, 2, 0.0, 1.0) == 3 * opening.RUN_BYTES
-
-
-def test_a_file_system_that_is_too_small_is_refused(tmp_path, monkeypatch):
     free = types.SimpleNamespace(f_blocks=1000, f_bavail=100, f_frsize=4096)
     asked = []
     monkeypatch.setattr(os, "statvfs", lambda path: asked.append(path) or free)

@@ -44,7 +44,6 @@ def cluster():
 
 @pytest.fixture
 def runs(cluster, tmp_path, monkeypatch):
-    """Of three nodes, which have begun; one brings its files at a time."""
     monkeypatch.setattr(node_runs, "AT_ONCE", 1)
     made = NodeRuns(cluster, RunFolder(tmp_path))
     made.start((), [NodeFound(node, f"gf{node}") for node in range(3)], ".")

@@ -20,7 +20,6 @@ def git(folder, *arguments):
 
 @pytest.fixture
 def checkout(tmp_path):
-    """The package in it."""
     package = tmp_path / "src" / "pytest_gpufleet"
     for folder in (package, tmp_path / "acceptance"):
         folder.mkdir(parents=True)

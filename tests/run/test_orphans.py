@@ -172,8 +172,7 @@ def test_a_signal_is_answered_at_once_and_a_second_one_does_not_take_the_report_
 @pytest.mark.parametrize(("name", "status"), [("SIGINT", 0), ("SIGTERM", -signal.SIGTERM)])
 def test_a_signal_while_the_report_of_a_whole_run_is_written_does_not_take_it_away(controller, tmp_path, name, status):
     (tmp_path / "conftest.py").write_text(AGAIN.replace("SIGNAL", name))
-    process = controller("def test_it(): pass")
-    assert process.wait(60) == status, (tmp_path / "log").read_text()
+    assert controller("def test_it(): pass").wait(60) == status, (tmp_path / "log").read_text()
     (folder,) = tmp_path.glob("out/*")
     assert {path.name for path in folder.iterdir()} == FILES
     record = read(folder / "evidence.jsonl")

@@ -300,8 +300,7 @@ def test_telemetry_that_saw_nothing_spoils_the_checks_that_do_not_run_again(tmp_
     gpus = [replace(gpu, facts={**gpu.facts, "compute_capability": [9, 0]}) for gpu in runs.topology("node7").gpus]
     machine = replace(runs.topology("node7"), gpus=tuple(gpus))
     told = ("temperature_c", "power_watts")
-    first = runs.record(tmp_path / "first", machine=machine, ends=False, readings=told)
-    spoiled = taken(first, Spoiled)
+    spoiled = taken(runs.record(tmp_path / "first", machine=machine, ends=False, readings=told), Spoiled)
     assert [each.in_run for each in spoiled] == ["first"] * 4
     assert spoiled[0].why.endswith("telemetry never had clock_event_reasons: no slowdown would have been seen")
 

@@ -10,8 +10,6 @@ from pytest_gpufleet.verdict.reading import read
 from tests import clusters
 from tests.clusters import NODES_CHECK, Ends, cluster
 
-BETWEEN = f"acceptance/{NODES_CHECK}"
-
 
 @pytest.fixture
 def interrupted(tmp_path):
@@ -33,7 +31,7 @@ def carried(folder, then):
 
 def test_the_checks_between_nodes_and_the_runs_of_nodes_that_are_whole_are_taken_over(interrupted):
     folder, then = interrupted()
-    assert carried(folder, then) == [BETWEEN]
+    assert carried(folder, then) == [f"acceptance/{NODES_CHECK}"]
     assert {node: own.name for node, own in resume.whole_nodes(folder, then).items()} == {
         0: "0-gf1", 1: "1-gf2", 2: "2-gf10",
     }  # fmt: skip

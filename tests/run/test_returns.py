@@ -41,7 +41,6 @@ def swapped(machine):
 
 
 def lost(machine):
-    """An NVLink of GPU 0."""
     machine.gpus[0]["nvlink_states"] = [0, *machine.gpus[0]["nvlink_states"][1:]]
 
 
@@ -140,8 +139,7 @@ def test_a_machine_that_is_right_again_is_accepted_for_what_was_required(tmp_pat
 
 
 def test_a_gpu_that_got_slower_is_named_and_a_new_one_has_no_past(tmp_path, before):
-    record = returned(tmp_path / "now", before, slower=1.1)
-    faults, _ = measured_otherwise(record)
+    faults, _ = measured_otherwise(returned(tmp_path / "now", before, slower=1.1))
     assert [(each.name, str(each.subjects[0])) for each in faults] == [("slower_than_before", "gpu1")]
 
 

@@ -143,9 +143,6 @@ def test_figures_are_taken_at_the_temperature_of_the_last_run(warmer, now, worse
     assert [str(each.place) for each in drift(by_name(cold, later)).worse] == worse
 
 
-ALONE = METRICS["solo_train_throughput"]
-
-
 @pytest.mark.parametrize(("lost", "found"), [(0.0, 0), (0.02, 1)])
 def test_what_a_gpu_lost_since_its_own_runs_is_found_from_2_percent_on(lost, found):
     """By eight runs of a machine that differ by 0.1 %, though GPUs differ by 1 %; and nothing else is."""
@@ -154,7 +151,9 @@ def test_what_a_gpu_lost_since_its_own_runs_is_found_from_2_percent_on(lost, fou
         chips = [dice.gauss(6000, 60) for _ in range(4)]
         runs_of = [[chip * (1 + dice.gauss(0, 0.001)) for chip in chips] for _ in range(8)]
         runs_of[-1][2] *= 1 - lost
-        records = (run(day, memory(*values, metric=ALONE)) for day, values in enumerate(runs_of, 1))
+        records = (
+            run(day, memory(*values, metric=METRICS["solo_train_throughput"])) for day, values in enumerate(runs_of, 1)
+        )
         assert [each.gpus for each in drift(by_name(*records)).worse] == [ids(2)] * found
 
 

@@ -38,7 +38,6 @@ def limits(folder, more=""):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Of a run that was accepted, one figure by a calibrated limit and two by project ones."""
     return runs.record(tmp_path / "run", limits=limits(tmp_path))
 
 

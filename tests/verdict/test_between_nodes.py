@@ -41,8 +41,7 @@ def rails(nodes, **slow):
 
 
 def pairs(nodes, reached=449.0, **slow):
-    each = combinations([Place(node, "node") for node in range(nodes)], 2)
-    values = {Pair(*two): reached for two in each}
+    values = {Pair(*two): reached for two in combinations([Place(node, "node") for node in range(nodes)], 2)}
     values |= {read(where.replace("_", "-")): value for where, value in slow.items()}
     return Measurement("node_group_busbw", values, PAIRS)
 
@@ -106,8 +105,7 @@ def test_healthy_pairs_of_nodes_are_not_slow_however_much_they_differ(sd):
 def test_what_nodes_do_together_is_not_held_against_a_limit_of_one_machine():
     alone = {**PAIRS, "ranks": 8, "nvls": True}
     del alone["nodes"]
-    slow = Measurement("busbw", {"world": 50.0}, alone)
-    assert judged(slow, 2).state == "missed"
+    assert judged(Measurement("busbw", {"world": 50.0}, alone), 2).state == "missed"
     of_nodes = judged(Measurement("busbw", {"world": 150.0}, {**alone, "nodes": 4}), 4)
     assert (of_nodes.state, of_nodes.limit and of_nodes.limit.grade) == ("met", "physical")
 
@@ -192,8 +190,7 @@ def test_ports_that_are_down_are_named(case):
     (EIGHT[:1], ports(1, 25, 8, **ETHERNET), 0),
 ])  # fmt: skip
 def test_a_kind_that_is_down_is_named_where_gpus_have_no_other(gpus, kept, named):
-    down = ports(max(len(gpus), 1), **DOWN)
-    there = ports_of({"network_ports": [*down, *kept]})
+    there = ports_of({"network_ports": [*ports(max(len(gpus), 1), **DOWN), *kept]})
     assert len(kinds_down(there, [Gpu(index, each) for index, each in enumerate(gpus)])) == named
 
 

@@ -105,8 +105,7 @@ def test_nothing_to_run_again(folder, other, why):
 @pytest.fixture
 def printed(capsys):
     def fleet(*arguments):
-        status = cli.main(["fleet", *map(str, arguments)])
-        return (status, *capsys.readouterr())
+        return (cli.main(["fleet", *map(str, arguments)]), *capsys.readouterr())
 
     return fleet
 

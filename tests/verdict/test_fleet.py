@@ -51,7 +51,6 @@ def with_facts(**facts):
 
 
 def of_the_first(**facts):
-    """These facts of the first GPU alone."""
     return lambda topology: replace(topology, gpus=(Gpu(0, {**topology.gpus[0].facts, **facts}), *topology.gpus[1:]))
 
 
@@ -134,8 +133,7 @@ def test_of_two_runs_of_a_host_the_newest_counts_whatever_the_older_one_was():
         newer, record=replace(newer.record, run=host_run("node-003", utc="2030-01-01T09:00:00+00:00").record.run)
     )
     older = host_run("node-003", utc="2030-01-01T10:00:00+02:00")
-    hosts = fleet_of(8, node_003=older)
-    found = judge_fleet([newer, *hosts], (), NAMES)
+    found = judge_fleet([newer, *fleet_of(8, node_003=older)], (), NAMES)
     assert (found.verdict, len(found.hosts), len(found.notes)) == ("REJECTED", 8, 1)
     assert found.hosts[2].folder == "reports/newer"
     assert older.folder in found.notes[0]
@@ -188,18 +186,21 @@ def test_a_host_that_is_unlike_the_others_is_named(fact, differing):
     assert (found.verdict, found.exit_status) == ("REJECTED", 1)
 
 
-def test_where_nobody_has_a_majority_nobody_is_blamed():
+def test_where_nobody_has_a_majority_nobody_is_blamed_but_half_of_the_fleet_cannot_hide():
     hosts = [host_run(name, machine=without_driver if number % 2 else None) for number, name in enumerate(NAMES)]
     found = judge_fleet(hosts, (), NAMES)
     assert [(each.fact, each.usual, len(each.hosts)) for each in found.differences] == [("driver", None, 8)]
     assert [fault.subjects for fault in found.faults] == [()]
     assert found.verdict == "REJECTED"
+    slow = {"node-005", "node-006", "node-007", "node-008"}
+    hosts = [host_run(name, change=slower(0.1 if name in slow else 0.0)) for name in NAMES]
+    found = [each for each in slow_places(dict(enumerate(hosts))).slow if each.figure.name == "solo_train_throughput"]
+    assert {hosts[each.node].host for each in found if each.everywhere} == slow
 
 
 @pytest.mark.parametrize("variable", ["NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "NCCL_HOSTID"])
 def test_what_names_the_devices_of_a_host_may_differ(variable):
-    hosts = fleet_of(8)
-    same = dict(hosts[0].record.run.environment)
+    same = dict(fleet_of(8)[0].record.run.environment)
     other = host_run("node-003", run={"environment": {**same, variable: "GPU-1"}})
     assert fleet(node_003=other).verdict == "ACCEPTED"
 
@@ -223,13 +224,6 @@ def test_a_host_that_is_slow_everywhere_and_a_gpu_that_is_slow_alone_are_found()
     pairs = [fault.subjects for fault in found.faults if fault.subjects not in alone]
     assert pairs
     assert all(gpu(1, 2) in pair.parts for subjects in pairs for pair in subjects)
-
-
-def test_half_of_the_fleet_cannot_hide_behind_the_other_half():
-    slow = {"node-005", "node-006", "node-007", "node-008"}
-    hosts = [host_run(name, change=slower(0.1 if name in slow else 0.0)) for name in NAMES]
-    found = [each for each in slow_places(dict(enumerate(hosts))).slow if each.figure.name == "solo_train_throughput"]
-    assert {hosts[each.node].host for each in found if each.everywhere} == slow
 
 
 # Boards 692-2G520-0282-000 and -001 of the H200, as they were recorded.
@@ -269,12 +263,6 @@ def test_a_host_beside_somebody_elses_process_is_not_tested_and_one_that_is_slow
     assert ["node-003" in each for each in said] == [False, True][-len(said) :]
 
 
-def test_gpus_of_another_model_are_no_peers():
-    other = with_facts(name="NVIDIA H100 80GB HBM3")
-    hosts = fleet_of(8, node_003=host_run("node-003", machine=other, change=slower(0.3)))
-    assert judge_fleet(hosts, (), NAMES).slow == ()
-
-
 def test_one_family_of_measurements_is_one_witness_and_no_fault():
     def slow_collectives(metric, place, value):
         return value * 0.9 if metric == "busbw" else value
@@ -303,11 +291,14 @@ def test_every_metric_has_a_family():
     assert METRICS.keys() - FAMILY.keys() == {"spread"}
 
 
-def test_figures_that_no_other_host_has_are_told():
+def test_figures_that_no_other_host_has_are_told_and_gpus_of_another_model_are_no_peers():
     lone = host_run("node-003", folder="h200x1-e")
     assert slow_places(dict(enumerate(fleet_of(8, node_003=lone)))).without_peers == ("node-003",)
     assert "node-003" in fleet(node_003=lone).notes[0]
     assert slow_places(dict(enumerate(fleet_of(8)))).without_peers == ()
+    other = with_facts(name="NVIDIA H100 80GB HBM3")
+    hosts = fleet_of(8, node_003=host_run("node-003", machine=other, change=slower(0.3)))
+    assert judge_fleet(hosts, (), NAMES).slow == ()
 
 
 def test_names_are_sorted_as_people_count():
@@ -342,8 +333,7 @@ def test_a_node_unlike_the_others_is_named_and_left_out_for_its_software(change,
 
 
 def test_a_gpu_that_is_slower_than_those_of_all_nodes_is_named_with_its_node():
-    runs = nodes(node_004=host_run("node-004", change=slower(0.1, 1)))
-    faults = slower_than_other_nodes(runs)
+    faults = slower_than_other_nodes(nodes(node_004=host_run("node-004", change=slower(0.1, 1))))
     assert {fault.name for fault in faults} == {"slower_than_peers"}
     assert all(gpu(1, 7) in subject.parts for fault in faults for subject in fault.subjects)
 

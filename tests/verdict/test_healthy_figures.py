@@ -86,8 +86,7 @@ def test_no_limit_rejects_what_its_sources_call_healthy(model, metric, condition
 @pytest.mark.parametrize("profile", shipped(), ids=lambda profile: profile.path.stem)
 def test_no_limit_rejects_the_figure_that_any_limit_was_made_from(profile):
     """Of all fabrics and by the limit that decides, which is not always the one that the figure belongs to."""
-    made = [limit for limit in profile.limits if limit.measured]
-    for limit in made:
+    for limit in [limit for limit in profile.limits if limit.measured]:
         conditions = {key: value for key, value in limit.conditions.items() if key != "fabric"}
         measurement = Measurement(limit.metric, {"world": limit.measured}, conditions)
         decides = profile.limit_for(measurement, str(limit.conditions.get("fabric", "")))
@@ -150,7 +149,6 @@ def test_the_defaults_give_the_lines_that_the_recorded_machines_were_tried_with(
 
 
 def _subsets(measurement):
-    """What groups of 2 to 4 of its GPUs gave."""
     gpus = sorted({part for place in measurement.values for part in place.parts})
     for size in range(2, len(gpus) + 1):
         for group in itertools.combinations(gpus, size):
@@ -276,8 +274,7 @@ def measured(worse, **more):
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
 def test_half_a_machine_that_is_slow_does_not_hide(n):
     bad = {gpu(i) for i in range(n - n // 2, n)}
-    values = [96.0 if gpu(i) in bad else 100.0 for i in range(n)]
-    assert slower(values, measured(0.035)) == bad
+    assert slower([96.0 if gpu(i) in bad else 100.0 for i in range(n)], measured(0.035)) == bad
     assert slower([100.0] * n, measured(0.035)) == set()
 
 
@@ -353,8 +350,7 @@ def test_gpus_that_share_a_pcie_switch_are_not_held_against_those_that_do_not():
     """All at once, two behind one switch have half of what a third at the same NUMA node has."""
     rows = ["X PIX NODE NODE SYS", "PIX X NODE NODE SYS", "NODE NODE X PXB SYS", "NODE NODE PXB X SYS"]
     rows.append("SYS SYS SYS SYS X")
-    links = tuple(tuple(row.split()) for row in rows)
-    topology = replace(machine(1, 1, 1, 1, 2), links=links, fabric="pcie")
+    topology = replace(machine(1, 1, 1, 1, 2), links=tuple(tuple(row.split()) for row in rows), fabric="pcie")
     near = measured(0.1, peers="numa node")
     assert slower([13.0, 13.0, 13.0, 13.0, 25.0], near, topology=topology) == set()
     assert slower([13.0, 13.0, 13.0, 10.0, 25.0], near, topology=topology) == {gpu(3)}

@@ -53,10 +53,17 @@ def test_a_bad_order_is_told_by_file_line_and_key(tmp_path, name):
     assert [word for word in words if word not in str(error.value)] == []
 
 
-def test_the_order_of_a_dgx_h200_is_one():
+def test_the_order_of_a_dgx_h200_is_one_and_a_written_one_reads_back_as_what_the_machine_has():
     dgx = orders.load(ROOT / "docs" / "orders" / "dgx-h200.toml")
     assert dgx.content["gpus"] == {"count": 8, "model": "NVIDIA H200", "nvlinks": 18}
     assert [kind["count"] for kind in dgx.content["drives"]] == [2, 8]
+    record = read(EVIDENCE / "h200x4-c" / "evidence.jsonl")
+    product = 'an "X9" \\ \x85 of \u00e9\n[gpus]\ncount = 9'
+    record.machine.host["dmi"] = {"product": product, "vendor": None}
+    written = orders.toml_table.tomllib.loads(order_text(record, "the run\nname = 'x'"))
+    (name,) = {gpu.name for gpu in record.topology.gpus}
+    assert (written["name"], written["machine"]) == (product, {"product": product})
+    assert (written["gpus"]["count"], written["gpus"]["model"]) == (record.run.gpus_present or 4, name)
 
 
 def port(index, **other):
@@ -206,13 +213,3 @@ def test_a_fault_says_what_is_and_what_was_ordered(machine):
     assert count == Fault("gpus_not_as_ordered", (THIS_NODE,), "the number of GPUs is 4, ordered: at least 8")
     assert model.what == "name is NVIDIA H200, ordered: NVIDIA B200"
     assert drives.what == "the number of NVMe drives of 7680 GB is 1, ordered: 2"
-
-
-def test_a_written_order_reads_back_as_what_the_machine_has():
-    record = read(EVIDENCE / "h200x4-c" / "evidence.jsonl")
-    product = 'an "X9" \\ \x85 of \u00e9\n[gpus]\ncount = 9'
-    record.machine.host["dmi"] = {"product": product, "vendor": None}
-    written = orders.toml_table.tomllib.loads(order_text(record, "the run\nname = 'x'"))
-    (name,) = {gpu.name for gpu in record.topology.gpus}
-    assert (written["name"], written["machine"]) == (product, {"product": product})
-    assert (written["gpus"]["count"], written["gpus"]["model"]) == (record.run.gpus_present or 4, name)

@@ -19,8 +19,6 @@ from pytest_gpufleet.verdict.reading import read
 from tests.boards import BOARDS, H200
 from tests.without_switch import HEALTHY, MACHINES, NARROW_SLOT, SLOW_HOP, named, standard_run
 
-RECORDED = Path(__file__).parents[1] / "recorded"
-NAMES = ("h200x1-e", "h200x2-f", "h200x4-a", "h200x4-b", "h200x4-c")
 KINDS = {
     "memory_bandwidth", "host_bandwidth", "gemm", "pair_bandwidth", "busbw", "train_throughput",
     "solo_train_throughput",
@@ -37,7 +35,7 @@ def figure(metric, value=1.0, places=("gpu0",), **under):
 
 def recorded(name):
     """A recorded run, on whose GPUs the facts were read that its version did not know."""
-    record = read(RECORDED / name / "evidence.jsonl")
+    record = read((Path(__file__).parents[1] / "recorded") / name / "evidence.jsonl")
     told = H200.gpu().facts
     gpus = tuple(replace(gpu, facts={**told, **gpu.facts}) for gpu in record.topology.gpus)
     return replace(record, topology=replace(record.topology, gpus=gpus))
@@ -70,7 +68,7 @@ def limited(record):
 
 
 # ---------------- recorded machines
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["h200x1-e", "h200x2-f", "h200x4-a", "h200x4-b", "h200x4-c"])
 def test_a_recorded_machine_meets_its_physical_limits_and_not_with_a_fault_of_30_percent(name):
     """Slow memory shows in the triad: how fast cudaMemcpy is depends on the driver too."""
     found = list(limited(recorded(name)))
@@ -176,8 +174,7 @@ def test_every_architecture_has_a_limit_for_each_figure_that_a_verdict_needs(cap
     known = ARCHITECTURES[capability]
     topology = replace(H200, capability=capability, links=18 if known.nvlink else 0).machine()
     for each in OF_ONE + (OF_SEVERAL if known.nvlink else []):
-        limit = physical_limit(each, topology, parts(100.0, 1000.0))
-        assert limit.value > 0
+        assert physical_limit(each, topology, parts(100.0, 1000.0)).value > 0
 
 
 # ---------------- what a limit is, and where there is none

@@ -19,7 +19,6 @@ from pytest_gpufleet.verdict.profile import for_gpu
 from tests.recorded.test_recorded import HERE, RUNS
 
 H200 = for_gpu("NVIDIA H200")
-MAKE_PAGE = Path(__file__).parents[2] / "docs" / "make_power.py"
 
 KNOWN = Spread(0.008, 0.01, within_df=10_000, between_df=10_000)  # as good as certain
 MACHINES, GPUS, DRAWN = 3, 8, 4000
@@ -56,12 +55,9 @@ def test_a_spread_of_few_machines_may_be_larger_and_no_probability_is_above_what
     assert [found(size, Line(0.01, 0, 1)) for size in (0.005, 0.02)] == [0, 1]
 
 
-def test_the_page_is_current():
-    made = runpy.run_path(str(MAKE_PAGE))
+def test_the_page_is_current_and_as_many_recorded_machines_as_it_says_are_rejected():
+    made = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "make_power.py"))
     assert made["PAGE"].read_text(encoding="utf-8") == made["page"](), f"run `{made['COMMAND']}`"
-
-
-def test_as_many_recorded_machines_as_it_says_are_rejected():
     healthy = RUNS.keys() - {"h200x4-neighbour"}
     today = [(HERE / name / "expected" / "today.txt").read_text(encoding="utf-8") for name in healthy]
     assert len(today) == power.RECORDED_HEALTHY

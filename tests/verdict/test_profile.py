@@ -75,7 +75,6 @@ def write(tmp_path, text, name="card.toml"):
 
 
 def limit(old="", new="", when="", of=LIMIT):
-    """The text of a limit, with one thing changed."""
     assert old in of
     return of.replace(old, new, 1) + (f"when = {{ {when} }}\n" if when else "")
 
@@ -364,8 +363,7 @@ def test_what_the_documentation_shows_can_be_loaded(tmp_path):
     examples = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     assert len(examples) == 4
     for example in examples:
-        loaded = load(write(tmp_path, example if example.startswith("name") else HEAD + example))
-        assert loaded.limits
+        assert load(write(tmp_path, example if example.startswith("name") else HEAD + example)).limits
 
 
 @pytest.mark.parametrize(("rows", "both"), [({"copy": 2000, "triad": 2420}, 2200.0), ({"copy": 2000}, None)])

@@ -54,8 +54,7 @@ def test_a_bad_file_is_described_by_file_line_and_key(tmp_path, name):
 
 def test_what_is_shipped_and_checks_of_ones_own_are_known(tmp_path):
     for name in ("clustermax", "nvidia-ai-cloud"):
-        given = requirements.load(Path(name))
-        assert {bool(each.out_of_scope) for each in given.content} == {True, False}
+        assert {bool(each.out_of_scope) for each in requirements.load(Path(name)).content} == {True, False}
     file = tmp_path / "mine.toml"
     file.write_text(text("checks = ['test_of_mine.py::test_x']"))
     assert requirements.load(file).content[0].checks == ("test_of_mine.py::test_x",)
@@ -69,7 +68,6 @@ def given(**lines):
 
 @pytest.fixture(scope="module")
 def record():
-    """A machine that was accepted at level standard."""
     return read(EVIDENCE / "h200x2-g" / "evidence.jsonl")
 
 
@@ -112,8 +110,7 @@ def test_page_summary_and_junit_say_what_was_answered(run_pytest):
     files = {"mine.toml": text("checks = ['test_one.py::test_one']", "out_of_scope = 'the room'")}
     files["test_one.py"] = "def test_one(world):\n    pass\n"
     options = ("--rehearse=1", "--fleet-requirements=mine.toml", f"--fleet-dir={REPORTS}")
-    run = run_pytest("test_one.py", *options, files=files)
-    (folder,) = run.folders
+    (folder,) = run_pytest("test_one.py", *options, files=files).folders
     assert [each["state"] for each in json.loads((folder / "summary.json").read_text())["requirements"]] == [
         "not judged", "out of scope",
     ]  # fmt: skip

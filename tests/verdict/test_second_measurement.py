@@ -104,8 +104,7 @@ def test_a_shared_way_that_stalls_is_measured_again_and_is_no_fault_while_it_onl
     first, *_ = run.recorded
     assert run.pauses == [assertions.PAUSE_SECONDS]
     assert (first.state, first.again) == ("for information", "the samples of gpu0 differed by 63.8%")
-    now = run.stash.get(MISSED, ([], []))[0]
-    assert [each.measurement.metric for each in now][:1] == missed
+    assert [each.measurement.metric for each in run.stash.get(MISSED, ([], []))[0]][:1] == missed
 
 
 def test_samples_of_a_shared_way_that_differ_but_do_not_stall_are_measured_once(run):
@@ -144,8 +143,7 @@ def test_what_others_use_too_may_scatter_and_what_is_the_machines_own_may_not(me
     found = Measurement(metric, {gpu(0): 54.6}, under, {gpu(0): (40.3, 54.6, 54.8)})
     finding = Finding("check", found, "met")
     assert (unsteady(finding, topology) is None) == shared
-    stalls = replace(finding, measurement=replace(found, samples={gpu(0): HALF}))
-    assert unsteady(stalls, topology)
+    assert unsteady(replace(finding, measurement=replace(found, samples={gpu(0): HALF})), topology)
 
 
 def from_host(samples):
@@ -167,8 +165,7 @@ DIFFERED = "the samples of gpu0 differed by 63.8%"
 ])  # fmt: skip
 def test_what_was_measured_beside_counts_once(run, beside, again, findings):
     run.judge(host_link(STALLS), beside, again=lambda: [each for each in (host_link(STEADY), again) if each])
-    recorded = run.recorded
-    told = [(each.state, each.again) for each in recorded if each.measurement.metric != "spread"]
+    told = [(each.state, each.again) for each in run.recorded if each.measurement.metric != "spread"]
     assert sorted(told) == sorted(findings)
     assert bool(run.stash.get(MISSED)) == ("missed" in dict(findings))
 

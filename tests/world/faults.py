@@ -46,9 +46,6 @@ def sleep(rank):
         time.sleep(3600)
 
 
-OTHERS = {"collective": all_reduce, "sleep": sleep, "return": lambda rank: None}
-
-
 class Unpicklable(Exception):
     def __init__(self):
         super().__init__("I cannot travel")
@@ -246,8 +243,7 @@ FAULTS = {
 
 
 def cause(rank, name):
-    """Runs on every rank."""
     fault = FAULTS[name]
     if rank.index == CULPRIT or fault.others == "same":
         return fault.act(rank)
-    return OTHERS[fault.others](rank)
+    return {"collective": all_reduce, "sleep": sleep, "return": lambda rank: None}[fault.others](rank)

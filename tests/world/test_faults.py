@@ -11,7 +11,6 @@ from pytest_gpufleet.model.place import Place
 from .faults import CULPRIT, FAULTS, RANKS
 
 CODES = {"crash": "rank_died", "exception": "rank_raised", "hang": "rank_hung"}
-ON_CPU = [name for name, fault in FAULTS.items() if not fault.needs_gpu]
 INNER = """
 import pytest
 from faults import FAULTS, HANG_SECONDS, RANKS, all_reduce, cause
@@ -30,11 +29,10 @@ def test_it(nccl_group, name, step):
 
 @pytest.fixture(scope="module")
 def suite(fleet):
-    """One run over the whole table."""
     return fleet(INNER, "--fleet-timeout=60", ranks=RANKS, files={"faults.py": Path(__file__).with_name("faults.py")})
 
 
-@pytest.mark.parametrize("name", ON_CPU)
+@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if not fault.needs_gpu])
 def test_costs_one_test_and_names_the_rank(suite, name):
     check = suite.check(f"test_it[{name}-fault]")
     assert check.outcome == "failed", suite.text

@@ -59,17 +59,6 @@ def test_the_next_call_finds_fresh_ranks(engine):
     assert engine.starts == 3
 
 
-def test_starting_is_no_part_of_a_deadline_and_has_one_of_its_own(engine):
-    engine.starting = lambda rank: Takes(40.0)
-    assert world_of(engine, 2, timeout=1.0).run(lambda rank: rank.index) == [0, 1]
-    assert engine.now == 40.0
-    engine.starting = lambda rank: Takes(1e9)
-    with pytest.raises(RankFailure, match="start of the ranks") as failure:
-        world_of(engine, 2, timeout=1.0).run(lambda rank: None)
-    seconds = pool_module.MIN_START_SECONDS + 2 * pool_module.SECONDS_A_RANK
-    assert (failure.value.kind, engine.now) == ("hang", 40.0 + seconds)
-
-
 def test_an_answer_that_came_while_the_controller_was_stopped_is_no_hang(engine):
     """It does not run from the moment it waits until after the deadline, and the answer comes meanwhile."""
     world, wait = world_of(engine, 1), engine.wait
@@ -84,11 +73,19 @@ def test_an_answer_that_came_while_the_controller_was_stopped_is_no_hang(engine)
     assert world.run(lambda rank: "an answer") == ["an answer"]
 
 
-def test_a_timeout_is_a_number_of_seconds(engine):
+def test_a_timeout_is_a_number_of_seconds_of_which_starting_is_no_part_and_has_one_of_its_own(engine):
     for timeout in (0, -1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="a number of seconds above 0, not"):
             world_of(engine, 1).run(lambda rank: None, timeout=timeout)
     assert engine.starts == 0
+    engine.starting = lambda rank: Takes(40.0)
+    assert world_of(engine, 2, timeout=1.0).run(lambda rank: rank.index) == [0, 1]
+    assert engine.now == 40.0
+    engine.starting = lambda rank: Takes(1e9)
+    with pytest.raises(RankFailure, match="start of the ranks") as failure:
+        world_of(engine, 2, timeout=1.0).run(lambda rank: None)
+    seconds = pool_module.MIN_START_SECONDS + 2 * pool_module.SECONDS_A_RANK
+    assert (failure.value.kind, engine.now) == ("hang", 40.0 + seconds)
 
 
 @pytest.mark.parametrize(("ending", "seconds"), [(Hangs(), [30, 60, 120, 240]), (Takes(20.0, Dies("by SIGKILL")), [])])
@@ -355,13 +352,7 @@ def test_groups_count_from_0_and_results_come_in_their_order(engine, groups):
     assert results == [[(index, len(group)) for index in range(len(group))] for group in groups]
 
 
-def test_groups_of_a_subset_are_counted_within_it(engine):
-    subset = world_of(engine, 6, with_group=True).subset([1, 3, 5])
-    assert subset.each([[2], [1, 0]], lambda rank: rank.group) == [[(5,)], [(1, 3), (1, 3)]]
-    assert subset.each([subset.subset([2]), [0]], lambda rank: rank.group) == [[(5,)], [(1,)]]
-
-
-def test_groups_that_share_a_rank_are_refused(engine):
+def test_groups_that_share_a_rank_are_refused_and_those_of_a_subset_are_counted_within_it(engine):
     world = world_of(engine, 4)
     for groups in ([[0, 1], [1, 2]], [world.subset([0, 1]), [1, 2]]):
         with pytest.raises(ValueError, match=r"share no rank, as \[0, 1\] and \[1, 2\] do"):
@@ -372,6 +363,9 @@ def test_groups_that_share_a_rank_are_refused(engine):
     with pytest.raises(ValueError, match="not all of this world"):
         world.subset([0, 1]).each([world.subset([2])], place)
     assert engine.starts == 0
+    subset = world_of(engine, 6, with_group=True).subset([1, 3, 5])
+    assert subset.each([[2], [1, 0]], lambda rank: rank.group) == [[(5,)], [(1, 3), (1, 3)]]
+    assert subset.each([subset.subset([2]), [0]], lambda rank: rank.group) == [[(5,)], [(1,)]]
 
 
 def test_a_failure_in_one_group_names_its_rank_and_tells_of_all(engine):

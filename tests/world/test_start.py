@@ -27,8 +27,7 @@ USES = "".join(f"def test_{i}(world):\n    world.run(lambda rank: None)\n" for i
 
 
 def test_a_gpu_on_which_cuda_does_not_start_is_named(fleet):
-    run = fleet(SICK_DEVICE)
-    message = run.check("test_one").message
+    message = fleet(SICK_DEVICE).check("test_one").message
     assert message.startswith("rank 1 of 2, GPU 7 NVIDIA H200, serial 1234, 0000:1b:00.0, GPU-feed: raised")
     assert 'in phase "create the CUDA context"' in message
 
