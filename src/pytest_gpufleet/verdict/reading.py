@@ -1,5 +1,6 @@
 """The record of a run from its evidence, with the findings that follow from what was recorded."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from pytest_gpufleet.model import events
@@ -16,12 +17,12 @@ def add(record: Record, event: events.Event | None) -> None:
         record.findings[-1] = held(event.finding, record.topology, event.finding.reason, record.run.rehearsal)
 
 
-def read(path: Path, to_compare: bool = False) -> Record:
-    """The record of a run from its evidence.jsonl. A last line cut short by a dying machine is left out. `to_compare`:
-    without telemetry and samples, which nobody holds against those of other hosts. OSError if it cannot be read;
-    ValueError that names the line if one is no event; Refused if it has another schema."""
+def read(path: Path, quick: Callable[[bytes], events.Event | None] | None = None) -> Record:
+    """The record of a run from its evidence.jsonl. A last line cut short by a dying machine is left out. `quick`: as
+    `read_events` has it. OSError if it cannot be read; ValueError that names the line if one is no event; Refused if it
+    has another schema."""
     record = Record()
-    for line, event in events.read_events(path, to_compare):
+    for line, event in events.read_events(path, quick):
         try:
             add(record, event)
         except (KeyError, TypeError, ValueError) as error:

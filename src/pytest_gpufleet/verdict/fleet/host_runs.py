@@ -8,13 +8,16 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from pytest_gpufleet.model.events import HostFound, NodeFinished
-from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.conditions import Condition
+from pytest_gpufleet.model.events import BEGINNING, Event, HostFound, Judged, NodeFinished, as_written
+from pytest_gpufleet.model.finding import Finding, Limit
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Said, say, some
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.model.measurement import GpuState, Measurement
+from pytest_gpufleet.model.metric import Metric, Tolerance
+from pytest_gpufleet.model.place import Where, where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.accusations import NEIGHBOUR, at, causes
 from pytest_gpufleet.verdict.outliers import Figure, figure_of
@@ -121,21 +124,76 @@ class Common:
     def machine(self, found: HostFound) -> HostFound:
         return msgspec.structs.replace(found, host=self.facts(found.host))
 
-    def finding(self, found: Finding) -> Finding:
-        measured = found.measurement
-        under = self(measured.conditions, found.check, measured.metric, *measured.conditions.items())
-        key = found.check, measured.metric, id(under)
-        lean = object.__new__(Measurement)  # what stands in it was checked before, which takes longer than all of this
-        shared = self(measured.metric), measured.values, under, NOTHING, NOTHING, self(measured.definition, *key)
-        for name, value in zip(FIELDS, (*shared, measured.gpu_states or NOTHING), strict=True):
-            object.__setattr__(lean, name, value)
-        limit, tolerances = self(found.limit, *key), self(found.tolerances, *key)
-        return replace(found, check=self(found.check), measurement=lean, limit=limit, tolerances=tolerances)
+    def event(self, line: bytes) -> Event | None:
+        """As `as_written`, of a finding without samples and details; what stands in those of other runs in the same
+        words was read there."""
+        if b'"event": "finding"' not in line[:BEGINNING] or b'"state": ' in line or not line.isascii():
+            return as_written(line)  # until 0.3 findings had a state
+        try:
+            found = FINDINGS.decode(line).finding
+            of = found.measurement
+            under, definition = self._read("conditions", of.conditions), self._read("definition", of.definition)
+            limit, tolerances = self._read("limit", found.limit), self._read("tolerances", found.tolerances)
+            values, states = ({where(at): each for at, each in by.items()} for by in (of.values, of.gpu_states))
+        except (KeyError, TypeError, ValueError, RecursionError):
+            return None
+        lean = Finding(
+            self(found.check), _lean(self(of.metric), values, under, definition, states), limit=limit,
+            reason=found.reason, required=found.required, again=found.again, tolerances=tolerances,
+        )  # fmt: skip
+        return Judged(finding=lean)
+
+    def _read(self, part: str, text: msgspec.Raw) -> Any:
+        key = part, bytes(text)
+        if key not in self._known:
+            self._known[key] = PARTS[part].decode(text)
+        return self._known[key]
+
+
+class _Measured(msgspec.Struct):
+    metric: str
+    values: dict[str, float]
+    conditions: msgspec.Raw
+    definition: msgspec.Raw
+    gpu_states: dict[str, GpuState] = {}
+
+
+class _Found(msgspec.Struct):
+    check: str
+    measurement: _Measured
+    limit: msgspec.Raw = msgspec.Raw(b"null")
+    tolerances: msgspec.Raw = msgspec.Raw(b"[]")
+    reason: str = ""
+    required: bool = True
+    again: str = ""
+
+
+class _Judged(msgspec.Struct, tag_field="event", tag="finding"):
+    """As Judged, but for what is common to many runs, which is not read yet."""
+
+    finding: _Found
+
+
+FINDINGS = codec.json_decoder(_Judged)
+PARTS = {
+    "conditions": codec.json_decoder(dict[str, Condition]),
+    "definition": codec.json_decoder(Metric),
+    "limit": codec.json_decoder(Limit | None),
+    "tolerances": codec.json_decoder(tuple[Tolerance, ...]),
+}
+
+
+def _lean(metric: str, values: Any, under: Any, definition: Metric, states: Any) -> Measurement:
+    """Without samples and details. What is in it was checked where it was read, which takes longer than all this."""
+    lean, states = object.__new__(Measurement), states or NOTHING
+    for name, value in zip(FIELDS, (metric, values, under, NOTHING, NOTHING, definition, states), strict=True):
+        object.__setattr__(lean, name, value)
+    return lean
 
 
 def read_own(path: Path, common: Common, host: str = "") -> Record:
     """Of the evidence of a run what a fleet needs, as `kept` has it. Raises what `read` does."""
-    record = read(path, to_compare=True)
+    record = read(path, common.event)
     return kept(record if record.verdict else read(path), common, host)  # what one that died comes to needs all of it
 
 
@@ -160,8 +218,15 @@ def kept(record: Record, common: Common, host: str = "") -> Record:
         started=[*map(common, record.started)],
         checks={check.id: check for check in checks},
         fingerprints={common(check): common(each, check) for check, each in record.fingerprints.items()},
-        findings=[*map(common.finding, record.findings)],
+        findings=[*map(_slim, record.findings)],
     )
+
+
+def _slim(found: Finding) -> Finding:
+    of = found.measurement
+    if of.samples is NOTHING:
+        return found
+    return replace(found, measurement=_lean(of.metric, of.values, of.conditions, of.definition, of.gpu_states))
 
 
 def counted(runs: Iterable[HostRun]) -> tuple[tuple[HostRun, ...], list[str], list[Gap]]:
