@@ -30,9 +30,9 @@ def test_nodes_reach_each_other(cut_off: Callable[..., Sequence[Fault]]) -> None
 def test_nodes_write_to_each_other_by_rdma(cut_off: Callable[..., Sequence[Fault]], machine: LiveMachine) -> None:
     """Nodes reach each other by RDMA on each rail
 
-    Each node writes 6 MB to the others through each InfiniBand or RoCE port at the highest rate, by `ib_write_bw` of
-    perftest 23.07 or newer; it does not apply where that is not installed. A rail that cannot connect makes NCCL hang
-    or fall back to sockets. The fault says node, adapter and port, what perftest said and what to look at; the run goes
+    Each node writes 6 MB to the others through each InfiniBand or RoCE port of its GPUs, by `ib_write_bw` of perftest
+    23.07 or newer; it does not apply where that is not installed. A rail that cannot connect makes NCCL hang or fall
+    back to sockets. The fault says node, adapter and port, what perftest said and what to look at; the run goes
     on without one of the nodes. Of more than 16 nodes each tries three others.
     """
     expect_none(cut_off(rdma=[*assertions.rdma_rails(machine.nodes).values()]))

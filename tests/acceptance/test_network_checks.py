@@ -198,7 +198,7 @@ def by_rdma(check, *installed, **more):
     return _outcome(wanted, named, recorded().topology)
 
 
-def test_rails_that_do_not_connect_by_rdma():
+def test_rails_that_do_not_connect_by_rdma(monkeypatch):
     check, asked = "test_nodes_write_to_each_other_by_rdma", []
 
     def cut_off(rdma):
@@ -209,6 +209,9 @@ def test_rails_that_do_not_connect_by_rdma():
     assert ([fault.name for fault in outcome.faults], asked) == (["node_cut_off"], [INSTALLED])
     assert by_rdma(check, INSTALLED, INSTALLED, cut_off=lambda rdma: ()).what == "passed"
     assert by_rdma(check, MISSING, MISSING, cut_off=cut_off).what == "not applicable"
+    monkeypatch.setenv("NCCL_IB_DISABLE", "1")
+    assert by_rdma(check, INSTALLED, INSTALLED, cut_off=cut_off).what == "not applicable"
+    monkeypatch.delenv("NCCL_IB_DISABLE")
     outcome = by_rdma(check, INSTALLED, MISSING, cut_off=cut_off)
     assert (outcome.what, "node 1: ib_write_bw is not installed" in outcome.message) == ("skipped", True)
 

@@ -160,7 +160,8 @@ def test_rails_are_the_fastest_ports_of_most_by_the_gpu_next_to_each():
 
     gpus = [Gpu(0, {"network_adapters": ["mlx5_2"]}), Gpu(1, {"network_adapters": ["mlx5_0"]})]
     usual, down = ports(400, 100, 400, 400), ports(400, 100, 0, 400)
-    assert rdma.rails([usual, down], gpus) == {1: "mlx5_0/1", 0: "mlx5_2/1", 2: "mlx5_3/1"}
+    assert rdma.rails([usual, down], gpus) == {1: "mlx5_0/1", 0: "mlx5_2/1"}  # the last one is for storage
+    assert rdma.rails([usual, down], [Gpu(0, {})]) == {1: "mlx5_0/1", 2: "mlx5_2/1", 3: "mlx5_3/1"}
     assert rdma.rails([usual, usual[:2]], []) == {0: "mlx5_0/1"}
 
 

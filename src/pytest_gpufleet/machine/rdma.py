@@ -159,7 +159,7 @@ def write(test: Perftest, port: str, address: str, to: str, service: int) -> flo
 def explained(said: str) -> str:
     """The line that decides of what perftest has said, and the next step; all of it where none is known. What
     libibverbs misses of other makers is no error."""
-    lines = [line.strip() for line in said.splitlines() if line and not line.startswith("libibverbs: Warning")]
+    lines = [line.strip() for line in said.splitlines() if line.strip() and "ibverbs: Warn" not in line]
     for pattern, step in STEPS:
         if line := next((line for line in lines if re.search(pattern, line)), ""):
             return f"{line} ({step})"
@@ -203,12 +203,15 @@ class Written:
 
 def rails(nodes: Sequence[Sequence[Port]], gpus: Sequence[Gpu]) -> dict[int, str]:
     """The ports by which nodes reach each other, by the number of the GPU that each is next to, or behind these: those
-    that all nodes have, and that run at the highest rate on half of them."""
+    that all nodes have, and that run at the highest rate on half of them. Where others are next to the GPUs, a port is
+    for storage or management."""
     fastest = Counter(port.port for ports in nodes for port in network_ports.fastest_ports(ports))
     everywhere = set.intersection(*({port.port for port in ports} for ports in nodes))
+    near = network_ports.adapters_near(gpus)
     next_to = {adapter: gpu.index for gpu in reversed(gpus) for adapter in gpu.get("network_adapters") or ()}
     found, others = dict[int, str](), itertools.count(len(gpus))
     for name in sorted(name for name, times in fastest.items() if name in everywhere and 2 * times >= len(nodes)):
-        index = next_to.get(name.partition("/")[0])
-        found[next(others) if index is None or index in found else index] = name
+        index = next_to.get(device := name.partition("/")[0])
+        if not near or device in near:
+            found[next(others) if index is None or index in found else index] = name
     return found

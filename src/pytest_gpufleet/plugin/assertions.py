@@ -16,6 +16,7 @@ from pytest_gpufleet.machine import host, kernel_log, xids
 from pytest_gpufleet.machine.gpu_facts import COUNTERS, NAMES, unreadable_by_model
 from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.model import place
+from pytest_gpufleet.model.conditions import c_number
 from pytest_gpufleet.model.endings import NO_ORDER, not_applicable, not_judged
 from pytest_gpufleet.model.events import Judged, Order
 from pytest_gpufleet.model.fault import Fault, expect_none
@@ -169,10 +170,13 @@ def ports_in_use(machine: Machine) -> list[Port]:
 
 def rdma_rails(nodes: Sequence[Node]) -> dict[int, str]:
     """The RDMA ports by which these nodes reach each other, by rail. Ends the check as not applicable where perftest
-    can try none of them, as not judged where it can on some of the nodes."""
+    can try none of them, or NCCL is to use none, as not judged where it can on some of the nodes."""
     from pytest_gpufleet.machine import network_ports, rdma
+    from pytest_gpufleet.machine.software import steering
 
     __tracebackhide__ = True
+    if c_number(steering().get("NCCL_IB_DISABLE") or "0") == 1:
+        not_applicable("NCCL_IB_DISABLE=1: NCCL is to use no RDMA")
     there = {node.number: (node.machine, node.now(rdma.RDMA_PORTS.name)) for node in nodes if node.machine}
     found = {number: rdma.RDMA_PORTS.of({rdma.RDMA_PORTS.name: now}) for number, (_, now) in there.items()}
     silent = [f"node {number}: {why}" for number, why in found.items() if isinstance(why, Missing)]
