@@ -1,4 +1,4 @@
-"""pytest-gpufleet: acceptance tests for machines full of GPUs.
+"""pytest-gpufleet: acceptance tests for GPU servers.
 
 The public names for authors of checks; the fixtures are in `pytest_gpufleet.fixtures`, the options in `options`.
 Names that need torch or judge are loaded at their first use, since this package is part of every pytest run.

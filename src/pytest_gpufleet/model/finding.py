@@ -1,4 +1,4 @@
-"""Limits, and measurements held against them."""
+"""Limits, and measurements judged by them."""
 
 import math
 from collections.abc import Hashable, Iterable, Mapping

@@ -1,4 +1,4 @@
-"""What stands on top of a report."""
+"""The top of a report: the verdict, why, and what to do next."""
 
 import shlex
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The figures of a group of checks as tables, each figure beside its limit.
+"""The measurements of a group of checks as tables, each beside its limit.
 
 Three forms: a column for each GPU where every GPU has a figure of its own; a column for each message size where a curve
 was measured; else one figure a row. Of pairs, and of what each of several nodes has, a matrix in colours too. Of

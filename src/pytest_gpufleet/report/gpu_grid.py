@@ -1,4 +1,4 @@
-"""How every GPU stands: one row a GPU, one cell a group of checks, so that the bad one is seen at a glance."""
+"""The state of every GPU: one row a GPU, one cell a group of checks, so that the bad one is seen at a glance."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The page that somebody signs: verdict, the GPUs at a glance, what failed, every figure beside its limit."""
+"""The page that somebody signs: verdict, the GPUs at a glance, what failed, every measurement beside its limit."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

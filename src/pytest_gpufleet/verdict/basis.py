@@ -1,4 +1,4 @@
-"""What a verdict stands on: how many figures were held against limits of which grade, and whether that is as much as
+"""What a verdict stands on: how many measurements were judged by limits of which grade, and whether that is as much as
 was asked for."""
 
 import re

@@ -1,4 +1,4 @@
-"""The profile that somebody gave for a run, as its evidence keeps it, and what is to be told of it beside a verdict."""
+"""The profile that somebody gave for a run, as its evidence keeps it, and what is said of it beside a verdict."""
 
 from collections.abc import Iterable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Measurements held against limits and peers, and which of them are measured a second time."""
+"""Measurements judged by limits and peers, and which of them are measured a second time."""
 
 import math
 from collections import Counter

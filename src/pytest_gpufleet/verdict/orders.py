@@ -1,4 +1,4 @@
-"""The lines of an order, each held against what is known of a machine."""
+"""The lines of an order, each compared with what is known of a machine."""
 
 import hashlib
 import math

@@ -1,4 +1,4 @@
-"""Who is worse than its like: a place than its peers, a run or a host than most, a GPU than it was itself."""
+"""Outliers: a place worse than its peers, a run or a host worse than most, a GPU worse than it was itself."""
 
 import math
 from collections import Counter

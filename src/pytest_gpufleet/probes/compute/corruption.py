@@ -1,4 +1,4 @@
-"""Matmuls that come out wrong: once, every time, or otherwise than on other GPUs."""
+"""Wrong results of matmuls: once, every time, or other than on other GPUs."""
 
 import itertools
 import math

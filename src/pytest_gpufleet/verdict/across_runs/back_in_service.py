@@ -1,4 +1,4 @@
-"""A machine that comes back from repair, held against its own run before: which parts are others, by their serial
+"""A machine that comes back from repair, compared with its own run before: which parts are others, by their serial
 numbers, what changed, what got slower, and which checks of the suite it takes to be sure."""
 
 from collections.abc import Iterable, Iterator, Mapping

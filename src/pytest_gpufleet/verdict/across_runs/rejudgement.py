@@ -1,4 +1,4 @@
-"""Recorded figures held against other limits, without the machine they come from."""
+"""Recorded measurements re-evaluated against other limits, without their machine."""
 
 from dataclasses import replace
 

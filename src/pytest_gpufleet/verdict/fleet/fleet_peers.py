@@ -1,4 +1,4 @@
-"""Each GPU of a fleet held against all others of it: a host that is slow everywhere has no peer at home to show it."""
+"""Each GPU of a fleet compared with all others of it: a host that is slow everywhere has no peer at home to show it."""
 
 import math
 from collections import defaultdict
