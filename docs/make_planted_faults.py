@@ -660,9 +660,10 @@ def of_record(name):
     beside, why = {*remarks(again), again.judged_again}, Counter[str]()
     for reason in again.reasons if again.verdict != "ACCEPTED" else ():
         if reason not in beside:
-            what = re.sub(r"^.*?\.py::[^ ]*: ", "", reason).replace("were not", "was not").replace("figures", "figure")
-            count, figure, cause = re.match(r"(?:(\d+) (?=figure))?(figure was not judged: )?([^:;,]*)", what).groups()
-            why[(figure or "") + cause] += int(count or 1)
+            what = re.sub(r"^.*?\.py::[^ ]*: ", "", reason)
+            judged = re.match(r"(\d+) measurements? w(?:as|ere) not judged", what)
+            cause = "measurement not judged" if judged else re.match(r"(\d+ hosts? \(.*\))?[^:;,]*", what)[0]
+            why[cause] += int(judged[1]) if judged else 1
     named = "; ".join(f"{count} x {what}" if count > 1 else what for what, count in why.most_common())
     return f"| `{name}` | {again.verdict} | {named} |"
 

@@ -41,11 +41,11 @@ WORDS: dict[GapKind, str] = {
     "unusable": "with a folder that cannot be used",
     "rehearsal": "with a rehearsal on CPU ranks",
     "left out": "left out of the checks between nodes",
-    "unfinished": "without a verdict of its own run",
-    "not here": "without its evidence: it could not be brought here",
+    "unfinished": "whose own run has no verdict",
+    "not here": "whose evidence could not be brought here",
     "incomplete": "INCOMPLETE",
-    "one name": "with a name that two machines have",
-    "one GPU": "with a GPU that another host has too",
+    "one name": "whose name two machines have",
+    "one GPU": "whose GPU is on another host too",
     "run otherwise": "whose runs differ",
 }
 WITH_WHY = ("lost", "left out", "run otherwise")  # the same of many
