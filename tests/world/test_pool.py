@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import threading
 from dataclasses import replace
 
 import pytest
@@ -340,6 +341,35 @@ def test_a_test_that_is_none_of_the_suite_leaves_its_name_on_the_ranks(engine):
     world._pool.stop()
     world.run(lambda rank: None)
     assert world._pool.used_by == ""
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+def test_a_thread_that_a_test_has_left_behind_keeps_nobody_and_starts_no_ranks_after_the_last_test(engine, for_good):
+    world, ended, waiting = world_of(engine, 1, timeout=1e12), [], threading.Event()
+    wait = engine.wait
+
+    def left_behind():
+        with pytest.raises(RuntimeError, match="its ranks are stopped"):
+            world.run(lambda rank: Takes(1e12))
+        ended.append(engine.kills)
+
+    engine.wait = lambda timeout: waiting.set() or wait(timeout)
+    thread = threading.Thread(target=left_behind)
+    thread.start()
+    waiting.wait()
+    world._pool.stop(for_good)
+    thread.join(60)
+    assert ended == [1]
+    if for_good:
+        left_behind()
+        assert engine.starts == 1
+
+
+def test_a_call_within_a_call_of_the_same_thread_is_refused(engine):
+    world = world_of(engine, 1)
+    engine.starting = lambda rank: world.run(print)
+    with pytest.raises(RankFailure, match="was not yet done"):
+        world.run(print)
 
 
 def place(rank):

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -214,6 +215,7 @@ def test_the_fork_server_ends_everything_when_its_controller_is_gone_without_hea
     with asked_for_a_rank(server, has_a_child) as family:
         pids = [server.pid, *family]
         assert all(map(processes.look, pids))
+        os.kill(server.pid, signal.SIGSTOP)  # also if somebody has stopped it
         server._control.close()
         assert comes_true(lambda: not any(map(processes.look, pids)))
     assert server.exitcode() == 0

@@ -413,6 +413,6 @@ class Ranks:
     def close(self) -> None:
         """Kill the ranks, wait until they are gone, and end what they are forked from."""
         if self.in_use is not None:
-            self.in_use.stop()
+            self.in_use.stop(for_good=True)
         if (engine := self.__dict__.get("_local_engine")) is not None:
             engine.end()

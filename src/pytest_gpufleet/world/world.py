@@ -33,7 +33,7 @@ SECONDS_A_RANK = 0.1  # for all to meet at one store
 # After the first failure the other ranks get this long to tell their own story before they are killed.
 GRACE_SECONDS = 0.4
 SILENT_SECONDS = 30.0  # that a call may take before somebody wonders
-TURN_SECONDS = 0.5  # between two looks at how long a call has taken
+TURN_SECONDS = 0.5  # between two looks at whether another thread stops the world, and how long a call has taken
 
 
 @dataclass(eq=False)
@@ -55,7 +55,9 @@ class Pool:
     used_by: str = ""  # the last test that was none of the suite and has used these ranks
     _ready: bool = False  # they were waited for, too
     _test: int = 0
-    _turn: threading.Lock = field(default_factory=threading.Lock)  # of the thread whose call is at work
+    _turn: threading.RLock = field(default_factory=threading.RLock)  # of the thread whose call is at work
+    _at_work: bool = False
+    _stopping: bool = False
     _owner: int = field(default_factory=os.getpid)
     _joined: set[Members] = field(default_factory=set)  # the groups that have a process group
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(calls.START + 1))
@@ -113,13 +115,15 @@ class Pool:
             self.stop()
             self.specs, self._joins = usual, joins
 
-    def stop(self) -> None:
-        """Kill the ranks; the next use starts fresh ones, unless one could not be killed. The call of a thread that a
-        test has left behind fails with them."""
-        in_turn = self._turn.acquire(timeout=TURN_SECONDS)
+    def stop(self, for_good: bool = False) -> None:
+        """Kill the ranks; the next use starts fresh ones, unless one could not be killed, or it is `for_good`. The call
+        of a thread that a test has left behind ends first: two threads must not use the engine."""
+        self._stopping = True
+        in_turn = self._turn.acquire(timeout=KILL_SECONDS)
         try:
             self._stop()
         finally:
+            self._stopping = for_good
             if in_turn:
                 self._turn.release()
 
@@ -128,7 +132,18 @@ class Pool:
         if os.getpid() != self._owner:
             raise RuntimeError("world.run was called in a process that a test has forked, to which no rank listens")
         with self._turn:
-            yield
+            if self._at_work:
+                raise RuntimeError("world.run was called while another world.run of the same thread was not yet done")
+            self._look_whether_stopped()
+            self._at_work = True
+            try:
+                yield
+            finally:
+                self._at_work = False
+
+    def _look_whether_stopped(self) -> None:
+        if self._stopping:
+            raise RuntimeError("world.run of a thread that a test has left behind: its ranks are stopped")
 
     def _start(self) -> None:
         """Start the ranks, unless they run already. RankFailure if one does not come up, or if starting is hopeless."""
@@ -175,8 +190,9 @@ class Pool:
             return self._collect(numbered, timeout)
 
     def _collect(self, call: Call, timeout: float) -> dict[int, Outcome]:
-        """The outcome of each rank. RankFailure if one fails or does not answer within `timeout` seconds. `on_wait`
-        hears after 30 s, and whenever the time has doubled, who has not answered."""
+        """The outcome of each rank. RankFailure if one fails or does not answer within `timeout` seconds; RuntimeError
+        if another thread stops the world. `on_wait` hears after 30 s, and whenever the time has doubled, who has not
+        answered."""
         __tracebackhide__ = True
         answers, missing = Answers(), {*call.ranks}
         began, until = self.clock(), self.clock() + timeout
@@ -184,6 +200,7 @@ class Pool:
         remaining = timeout
         # One look after the deadline: this process may have been stopped (Ctrl-Z), and not the ranks.
         while missing and remaining > 0:
+            self._look_whether_stopped()
             remaining = until - self.clock()
             for event in self.engine.wait(min(remaining, TURN_SECONDS)):
                 answers.add(event, call.number)

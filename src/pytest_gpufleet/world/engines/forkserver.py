@@ -111,6 +111,7 @@ def serve(control_descriptor: int, preload: Sequence[str], idle: Sequence[str]) 
     # For ranks, which share it. It must outlive them, to remove what they leave in /dev/shm.
     resource_tracker.ensure_running()
     processes.adopt()
+    processes.end_with(control_descriptor, os.getpgrp(), by=signal.SIGCONT)  # somebody may have stopped it
     looked_at = select.poll()  # and not select, which knows 1,024 descriptors: the controller has chosen ours
     looked_at.register(control, select.POLLIN)
     gc.disable()

@@ -107,11 +107,11 @@ def adopt() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def end_with(lifeline: int, group: int) -> None:
-    """Have the kernel send SIGKILL to a process group when the other end of a pipe is closed, however who held it has
-    ended. Nobody writes to that end, and a process of the group has to keep `lifeline` open."""
+def end_with(lifeline: int, group: int, by: int = signal.SIGKILL) -> None:
+    """Have the kernel send a signal to a process group when the other end of a pipe or socket is closed, however who
+    held it has ended, or when it is written to. A process of the group has to keep `lifeline` open."""
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -group)
-    fcntl.fcntl(lifeline, F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline, F_SETSIG, by)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
 
 
