@@ -1,17 +1,11 @@
 """Files in folders that others may have filled: nothing is followed, nothing is waited for."""
 
-import json
 import os
-import types
 from pathlib import Path
 
 import pytest
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.run import opening
-from pytest_gpufleet.run.folder import REPORT_BYTES
-from tests.conftest import EVIDENCE
 
 
 @pytest.mark.parametrize(("make", "told"), [
@@ -84,36 +78,3 @@ def test_rows_are_appended_to_a_file_and_written_to_a_stream(tmp_path):
             file.write(row)
     assert (tmp_path / "rows.csv").read_text() == "1\n2\n"
     safe_files.append_to(Path("/dev/stderr")).close()
-
-
-# ---------------------------------------------------------------- room for evidence
-def per_sample(evidence):
-    """Bytes of telemetry for each GPU and sample, and all other bytes."""
-    lines = evidence.read_bytes().splitlines(keepends=True)
-    samples = [line for line in lines if json.loads(line)["event"] == "telemetry"]
-    gpus = len(json.loads(samples[0])["sample"]["gpus"])
-    size = sum(map(len, samples))
-    return size / len(samples) / gpus, sum(map(len, lines)) - size
-
-
-@pytest.mark.parametrize("evidence", sorted(EVIDENCE.glob("h200*/evidence.jsonl")), ids=lambda path: path.parent.name)
-def test_the_room_that_a_run_needs_is_that_of_recorded_runs(evidence):
-    sample, other = per_sample(evidence)
-    assert sample <= opening.SAMPLE_BYTES <= 1.3 * sample
-    assert other + REPORT_BYTES < opening.RUN_BYTES
-
-
-def test_more_gpus_nodes_and_time_need_more_room_and_too_small_a_file_system_is_refused(tmp_path, monkeypatch):
-    three_days = 3 * 86400
-    assert opening.needed(8, 1, three_days, 1.0) // 10**8 == 8  # 0.8 GB
-    assert opening.needed(8, 1, three_days, 10.0) < opening.needed(8, 1, three_days, 1.0) / 8
-    assert opening.needed(16, 2, 0.0, 1.0) == 3 * opening.RUN_BYTES
-    free = types.SimpleNamespace(f_blocks=1000, f_bavail=100, f_frsize=4096)
-    asked = []
-    monkeypatch.setattr(os, "statvfs", lambda path: asked.append(path) or free)
-    opening.check_evidence(tmp_path / "not" / "yet", 100 * 4096)
-    with pytest.raises(Refused, match="take about 0 MiB"):
-        opening.check_evidence(tmp_path / "not" / "yet", 100 * 4096 + 1)
-    assert asked == [tmp_path, tmp_path]
-    free.f_blocks = 0  # it does not tell
-    opening.check_evidence(tmp_path, 1 << 40)

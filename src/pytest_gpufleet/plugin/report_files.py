@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -54,7 +53,6 @@ class ReportFiles:
         """Refused if something was asked for that could not be written in the end."""
         self._run = run
         self._option = config.option
-        self._junit: Any = None  # its plugin, where there is no room for the report
         self._asked: dict[str, Path] = {}
         for name, (option, file) in WRITTEN.items():
             if given := getattr(config.option, name, None):
@@ -100,25 +98,24 @@ class ReportFiles:
             raise
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        """If there is no room for the report, keep junit.xml's writer from ending the session with a traceback."""
+    def pytest_runtestloop(self) -> Generator[None, object, object]:
         try:
             return (yield)
         finally:
             self._run.interruption.finishing = True
-            if not self._run.report_can_be_written():
-                self._junit = compat.stop_junit(session.config)
 
     @pytest.hookimpl(wrapper=True, trylast=True)  # when all have written, and before the terminal tells what
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
+        junit = self._run.folder / JUNIT
         try:
             yield
+        except OSError as error:  # no traceback of junit.xml's writer where there is no room for it
+            self._run.unwritten.append(f"{junit} could not be written: {error.strerror}")
+            junit.unlink(missing_ok=True)  # half of it
         finally:
-            if self._junit is not None:
-                self._run.write(Path(self._junit.logfile), self._write_junit)
-            if self._run.options.alias and (junit := self._run.folder / JUNIT).exists():  # it has the name of the host
+            if self._run.options.alias and junit.exists():  # it has the name of the host
                 self._run.write(junit, partial(_copy, junit, redaction.aliased))
-            if self._run.exit_status is not None and not (self._run.never_began or self._run.no_report):
+            if self._run.exit_status is not None and not self._run.never_began:
                 write_report(self._run)
             for file, copy in self._asked.items():
                 if (written := self._run.folder / file).exists():
@@ -135,14 +132,6 @@ class ReportFiles:
                 finally:
                     status = status or (conclusion.INCOMPLETE if self._run.unwritten else 0)
                     session.exitstatus = self._run.exit_status = status
-
-    def _write_junit(self, path: Path) -> None:
-        try:
-            self._junit.pytest_sessionfinish()
-        except OSError:
-            with suppress(OSError):
-                path.unlink()  # half of it
-            raise
 
 
 def _copy(written: Path, change: Callable[[str], str], path: Path) -> None:

@@ -153,12 +153,11 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
             evidence = say("evidence: {file}", file=run.evidence.path)
         for text, markup in lines:
             terminalreporter.write_line(text, **markup)
-        for trouble in filter(None, [run.evidence.trouble, *run.unwritten]):
-            if trouble not in record.reasons:
-                terminalreporter.write_line(trouble, red=True)
+        for trouble in run.unwritten:
+            terminalreporter.write_line(trouble, red=True)
         if record.of_cluster and record.broken in RESUMABLE:  # else it is among those lines
             terminalreporter.write_line(f"go on with: --fleet-resume {run.folder}")
-        if not run.no_report:
+        if run.folder.report.exists():
             terminalreporter.write_line(report)
         elif run.evidence.path.exists():
             terminalreporter.write_line(evidence)

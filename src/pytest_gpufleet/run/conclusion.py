@@ -29,7 +29,7 @@ def conclude(run: Run, status: int) -> int:
     else:
         evidence.seal()
         status = evidence.record.exit_status or 0
-    return status or (INCOMPLETE if evidence.trouble or run.unwritten else 0)
+    return status or (INCOMPLETE if run.unwritten else 0)
 
 
 def summarize(run: Run) -> None:
@@ -39,7 +39,7 @@ def summarize(run: Run) -> None:
     made = []
 
     def write(path: Path) -> None:
-        report_digest = safe_files.sha256(page) if page.exists() else ""
+        report_digest = safe_files.sha256(page) if page.is_file() else ""
         runs = run.runs_of_nodes() or run.folder.own_runs(record)
         made.append(summary.text(record, digest, report_digest, runs))
         safe_files.write_text(path, made[0])
@@ -61,7 +61,7 @@ def _end(run: Run, evidence: Evidence, status: int) -> int:
     if status == TESTS_FAILED and not failed:
         evidence.spoil(UNSEEN_FAILURE)
     evidence.compare()
-    broken = _cut_short(run, status) or evidence.trouble
+    broken = _cut_short(run, status)
     runs = run.runs_of_nodes() or run.folder.own_runs(evidence.record)
     ended = settled(evidence.record, broken, runs)
     if status not in CUT_SHORT or broken == DEADLINE:

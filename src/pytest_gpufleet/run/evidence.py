@@ -22,14 +22,13 @@ class Evidence:
     """Writes evidence.jsonl, one line an event, on disk before `add` returns; `record` is what it amounts to.
 
     If the disk is full, or somebody removes or changes the file, the run goes on. What happened is an event of its own
-    (`spoiled`), which no verdict can pass over. `trouble` says what else could not be written."""
+    (`spoiled`), which no verdict can pass over."""
 
     sha256 = ""  # of all that was written, once it is sealed
 
     def __init__(self, path: Path, of_dead_process: bool = False) -> None:
         """In a file that was not there; `of_dead_process`: in that of a process which can write no more."""
         self.path = path
-        self.trouble = ""
         self._written = hashlib.sha256()
         self._owed: list[bytes] = []  # what went wrong, and could not be written when it did
         self._late = ""  # what went wrong after the verdict

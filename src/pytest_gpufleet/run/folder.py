@@ -22,7 +22,6 @@ from pytest_gpufleet.verdict.reading import read
 EVIDENCE, SUMMARY, REPORT, JUNIT = "evidence.jsonl", "summary.json", "report.html", "junit.xml"
 TEXT, NODES = "report.txt", "nodes"
 WRITTEN = {EVIDENCE, SUMMARY, REPORT, JUNIT, TEXT}  # by a run, beside nodes
-REPORT_BYTES = 4 << 20
 MOST_BYTES = 256 << 20  # of a report or a summary
 
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]")  # what no name of a host has, and a path might take otherwise

@@ -74,11 +74,6 @@ def command_line(arguments: Sequence[str]) -> events.CommandLine:
 
 
 TEMPORARY_BYTES = 64 << 20  # the photographs that the suite has decoded take 23 MB, all else less
-# Of evidence for each GPU and sample: 327 to 409 on the recorded machines (tests/recorded).
-SAMPLE_BYTES = 409
-# All else of a run on one machine. Four H200 left 0.7 MB of other evidence and 0.6 MB of report; REPORT_BYTES of
-# run/folder.py must be free when it is written.
-RUN_BYTES = 8 << 20
 TEXTFILE = b"# HELP gpufleet_"  # how a textfile of ours begins
 
 
@@ -94,27 +89,6 @@ def check_temporary() -> None:
             f"there is no room for temporary files in {folder}: {error.strerror}; "
             f"make {TEMPORARY_BYTES >> 20} MiB free there, or set TMPDIR to another folder"
         ) from None
-
-
-def needed(gpus: int, nodes: int, seconds: float, interval: float) -> int:
-    """Bytes that a run leaves on so many GPUs of so many nodes, with sustained load for so many seconds."""
-    own_runs = nodes if nodes > 1 else 0  # of each node, brought here
-    return RUN_BYTES * (1 + own_runs) + int(SAMPLE_BYTES * gpus * seconds / interval)
-
-
-def check_evidence(folder: Path, wanted: int) -> None:
-    """Refused if the file system of the folder, which need not be there yet, has less than `wanted` bytes free."""
-    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    try:
-        system = os.statvfs(there)
-    except OSError:  # making the folder will tell why
-        return
-    free = system.f_bavail * system.f_frsize
-    if system.f_blocks and free < wanted:  # a file system without blocks does not tell
-        raise Refused(
-            f"evidence and report of this run take about {wanted >> 20:,} MiB, and {there} has {free >> 20:,} MiB "
-            "free: make room there, or choose another folder with --fleet-dir"
-        )
 
 
 def check_copy(option: str, path: Path, make_folder: bool = True) -> None:
@@ -158,8 +132,6 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
             required = events.RequirementsGiven(requirements=requirements.load(run.options.requirements))
     if profile and run.options.profile:
         limits = events.ProfileGiven(profile=as_given(profile, (gpu.name for gpu in target.topology.gpus)))
-    burning = run.burn_in_seconds if run.options.level == "burnin" else 0.0
-    check_evidence(run.options.folder, needed(len(target.topology.gpus), target.nodes, burning, run.options.interval))
     run.ranks.environment = of_this_process()
     if run.options.nodes is None:  # else each node's own run does it
         run.lock()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -77,7 +76,6 @@ class Run:
         self.never_began = False  # pytest was called in a wrong way: nothing of it is left
         self.exited = ""  # by pytest.exit(), and why
         self.exit_status: int | None = None  # that of the verdict
-        self.no_report = False  # there is no room for it
         self.unwritten: list[str] = []  # files that could not be written in the end, and why
         self.open_things = ExitStack()  # closed before the evidence
         self.last_things = ExitStack()  # closed after it
@@ -261,20 +259,6 @@ class Run:
             write(path)
         except OSError as error:
             self.unwritten.append(f"{path} could not be written: {error.strerror}")
-
-    def report_can_be_written(self) -> bool:
-        """Whether there is room for the report in the run's folder, which is made again if it is gone."""
-        from pytest_gpufleet.run.folder import REPORT_BYTES
-
-        assert self.evidence is not None
-        try:
-            self.folder.path.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.folder.path) as file:
-                file.write(bytes(REPORT_BYTES))
-        except OSError as error:
-            self.evidence.trouble = f"the report cannot be written to {self.folder}: {error.strerror}"
-            self.no_report = True
-        return not self.no_report
 
     def close(self) -> None:
         with self.last_things:
