@@ -36,6 +36,7 @@ MESSAGE_BYTES = 64 * 1024
 WAIT_SECONDS = 5.0  # a packet that gets lost at the begin of a connection is sent again after 1 and after 3 s
 LISTEN_SECONDS = 120.0  # then nothing listens any more
 AT_ONCE = 64  # connections that an agent makes at the same time
+PERFTESTS = 16  # that an agent starts at the same time, of which each takes 2 s and some CPU time
 ANSWER_SECONDS = 10.0  # for an agent whose node is busy
 
 
@@ -200,7 +201,7 @@ def serve(question: Serve, address: str) -> tuple[str, tuple[int | str, ...]]:
             return str(why)
         return service
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(PERFTESTS) as pool:
         return address, tuple(pool.map(served, question.ports, services))
 
 
@@ -211,7 +212,7 @@ def write(question: Write, address: str) -> tuple[float | str, ...]:
         except Unreadable as why:
             return str(why)
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(PERFTESTS) as pool:
         return tuple(pool.map(written, question.to))
 
 
@@ -253,7 +254,7 @@ def written(
     """What the first node of each of these ways writes to the second by RDMA, on each of these ports, all at the same
     time. Of a node that is lost meanwhile nothing is said."""
     clients, width = grouped((b, a) for a, b in ways), len(ports)
-    seconds = ANSWER_SECONDS + 2 * rdma.SECONDS * (1 + max(map(len, clients.values())) * width // AT_ONCE)
+    seconds = ANSWER_SECONDS + 2 * rdma.SECONDS * (1 + max(map(len, clients.values())) * width // PERFTESTS)
     served = cluster.ask_each({b: Serve(test, (*ports,) * len(each)) for b, each in clients.items()}, seconds)
     found: dict[IndexPair, list[Written]] = {}
     doors: dict[int, list[tuple[IndexPair, int, tuple[str, str, int]]]] = {}
