@@ -89,25 +89,32 @@ _PATTERNS = (
     r"|(?:ASIA(?=[A-Z0-9]{12})|(?:sk|pypi)-(?=\w{12})|npm_(?=[A-Za-z0-9]{12}))(?=\w*\d)[\w-]+)",
     # "token": "X", token = 'X'
     rf"{_NAME}{_THEN}(?P<quote>\\?[\"'])(?P<secret>(?:(?!(?P=quote)).)+)",
-    # token=X; and, if X looks like no word: token: X, --token X
+    # token=X; and, if X looks like no word: token: X, token = X, --token X
     rf"{_NAME}=(?P<secret>{_BARE})",
-    rf"{_NAME}: ?(?P<secret>{_NO_WORD})",
+    rf"{_NAME}(?:: ?| = )(?P<secret>{_NO_WORD})",
     rf"(?<![\w-])--[\w-]*?{_NAME}[\"']?,? +[\"']?(?P<secret>{_NO_WORD})",
-    # What ipmitool is given first by -P, in a line of a shell or a list of arguments.
-    r"\bipmitool\b[^\n|;&]{0,512}?[\s\"']-P(?:[\"'],)?[ =]*[\"']?(?P<sure>[^\s\"'=,;|&)\]$<{%*(-][^\s\"']*)",
+    # What these are given first by an option, in a line of a shell or a list of arguments: no variable, no user alone.
+    r"\b(?:ipmitool\b[^\n|;&]{0,512}?[\s\"']-P|sshpass[\s\"',]+-p|mysql\w{0,9}\b[^\n|;&]{0,512}?[\s\"']-p"
+    r"|(?:docker|podman)[\s\"',]+login\b[^\n|;&]{0,512}?[\s\"']-p"
+    r"|curl\b[^\n|;&]{0,512}?[\s\"'](?:-u|--user)(?=[\"', =]+[^\s\"':]+:))"
+    r"(?:[\"'],)?[ =]*[\"']?(?P<sure>[^\s\"'=,;|&)\]$<{%*(-][^\s\"']*)",
 )
 # Without one of these in it a line is not looked at any closer: output can be long.
 _MARKS = (
     "://", "@", "auth", "cookie", "bearer", "token", "secret", "pass", "pwd", "key", "cred", "jwt", "sig", "pat",
     "login", "ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_", "glpat-", "hf_", "nvapi-", "xox", "akia", "eyj", "aiza",
-    "ya29.", "k_live_", "dckr_", "glrt-", "xapp-", "asia", "sk-", "hvs.", "gsk_", "pypi-", "npm_", "ipmitool",
+    "ya29.", "k_live_", "dckr_", "glrt-", "xapp-", "asia", "sk-", "hvs.", "gsk_", "pypi-", "npm_", "ipmitool", "mysql",
+    "curl",
 )  # fmt: skip
 _HARMLESS = re.compile(
     r"[\d.,:+-]*|0x[\da-f]+|[~/.].*|true|false|yes|no|on|off|none|null|default|auto|password|secret|token|\(hidden\)\W*",
     re.IGNORECASE,
 )
-# A private key (RFC 7468), as far as it is there.
-_KEY = re.compile(r"(-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)((?:(?!-----BEGIN|-----END)[^\"'])*)")
+# A private key (RFC 7468): to its end, or as far as it is there.
+_KEY = re.compile(
+    r"(-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)"
+    r"((?:(?!-----BEGIN|-----END)[\s\S])*(?=-----END)|(?:(?!-----BEGIN|-----END)[^\"'])*)"
+)
 SHORTEST = 12  # of a value that is looked for everywhere: a shorter one may be a word that means something else there
 
 

@@ -7,7 +7,7 @@ from tests import edited_evidence
 ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
 
 MODULE = """
-    import os, random, sys
+    import os, random, signal, sys
 
     import pytest
     import torch
@@ -16,12 +16,14 @@ MODULE = """
         import torch
 
         cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-        return cudnn.enabled, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
+        half = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
+        return cudnn.enabled, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32, half
 
     def change_flags():
         import torch
 
         torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark = False, True
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = False, True
 
     def change_environment():
@@ -45,6 +47,12 @@ MODULE = """
         "streams": (lambda: [each is None or each.closed for each in (sys.stdout, sys.stderr)], change_streams),
         "modules": (lambda: list(sys.path), lambda: setattr(sys, "path", ["left"])),
         "threads": (torch.get_num_threads, lambda: torch.set_num_threads(torch.get_num_threads() + 1)),
+        "anomaly": (torch.is_anomaly_enabled, lambda: torch.autograd.set_detect_anomaly(True)),
+        "affinity": (lambda: os.sched_getaffinity(0), lambda: os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})),
+        "signals": (
+            lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+            lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}),
+        ),
         "grad": (torch.is_grad_enabled, lambda: torch.set_grad_enabled(False)),
         "deterministic": (torch.are_deterministic_algorithms_enabled, lambda: torch.use_deterministic_algorithms(True)),
         "flags": (flags, change_flags),

@@ -7,6 +7,7 @@ of the suite never get ranks that another test has used.
 
 import os
 import random
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -39,13 +40,17 @@ SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (lambda: dict(os.environ), _set_environment),
     (current_folder, _enter),
     (lambda: list(sys.path), lambda before: setattr(sys, "path", list(before))),
+    (partial(os.sched_getaffinity, 0), partial(os.sched_setaffinity, 0)),
+    (partial(signal.pthread_sigmask, signal.SIG_BLOCK, ()), partial(signal.pthread_sigmask, signal.SIG_SETMASK)),
     (random.getstate, random.setstate),
     (torch.get_default_device, lambda before: torch.set_default_device(None)),
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_num_threads, torch.set_num_threads),
     (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     *(_attribute(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
+    *(_attribute(torch.backends.cuda.matmul, f"allow_{kind}_reduced_precision_reduction") for kind in ("fp16", "bf16")),
 )
 
 # How float32 is computed, by torch's two interfaces. The second came with torch 2.9: it knows what was changed by the
