@@ -95,7 +95,7 @@ def test_a_call_that_hangs_says_whom_it_waits_for_after_half_a_minute(engine, en
     heard = []
     with pytest.raises(RankFailure):
         world_of(engine, 3, timeout=300.0, on_wait=heard.append).run(lambda rank: ending if rank.index else None)
-    late = "waiting for ranks 1, 2 for {} s, the deadline is 300 s"
+    late = "waiting for ranks 1, 2 for {} s (deadline: 300 s)"
     assert [text.partition(": ")[2] for text in heard] == list(map(late.format, seconds))
 
 

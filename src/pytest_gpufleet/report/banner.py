@@ -38,9 +38,7 @@ class Stamp(NamedTuple):
 
 
 NO_ACCEPTANCE = "No fault of the machine was found, but not all that is required was judged: this is no acceptance."
-ON_CPU = (
-    "The suite ran without GPUs, on CPU ranks. Nothing measured was judged, and a rehearsal can never say ACCEPTED."
-)
+ON_CPU = "The suite ran on CPU ranks, without GPUs. Measurements were not judged: a rehearsal never accepts a machine."
 STAMPS = {
     stamp.word: stamp
     for stamp in (

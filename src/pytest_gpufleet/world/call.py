@@ -150,7 +150,7 @@ def pack_work(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
 
 
 def describe(function: Callable[..., Any]) -> str:
-    return getattr(function, "__qualname__", None) or repr(function)
+    return getattr(function, "__qualname__", "").replace("<locals>.", "") or repr(function)
 
 
 _by_value: set[str] = set()

@@ -207,7 +207,7 @@ class Pool:
             missing -= answers.ranks
             if missing and self.clock() - began >= said_after:
                 who = calls.ranks_text(missing) if len(missing) < len(call.ranks) else "all ranks"
-                what = f"waiting for {who} for {said_after:g} s, the deadline is {timeout:g} s"
+                what = f"waiting for {who} for {said_after:g} s (deadline: {timeout:g} s)"
                 self.on_wait(f"{call.name}: {what}")
                 said_after *= 2
             if answers.failed and graceful:
