@@ -58,7 +58,7 @@ def of_second(why, count=3):
 def test_healthy_nodes_write_to_each_other(perftest):
     perftest()
     with nodes(3) as run:
-        assert who_cannot_write(run, PORTS) == ()
+        assert who_cannot_write(run, PORTS[1:]) == ()
         assert run.cluster.alive == (1, 2, 3)
         found = network.written(run.cluster, BANDWIDTH, [(1, 2), (3, 1)], PORTS)
     assert found == {(1, 2): [Written(389.61)] * 2, (3, 1): [Written(389.61)] * 2}
@@ -74,7 +74,7 @@ def test_healthy_nodes_write_to_each_other(perftest):
 def test_what_is_wrong_at_one_end_names_this_node_also_of_two(perftest, different, count, step):
     perftest(**different)
     with nodes(count) as run:
-        (fault,) = who_cannot_write(run, PORTS)
+        (fault,) = who_cannot_write(run, PORTS[count == 2 :])
         left = run.cluster.alive
     assert (fault.name, fault.subjects, step in fault.what) == ("node_cut_off", (GF2,), True), fault.what
     assert fault.what.startswith("mlx5_1/1: ")
@@ -97,10 +97,10 @@ def test_a_rail_of_two_nodes_that_does_not_connect_names_both(perftest, why, ste
 
 
 def test_a_rail_of_a_node_that_connects_to_no_other_names_the_node(perftest):
-    perftest(met=of_second(RETRIES[0], count=4))
-    with nodes(4) as run:
+    perftest(met=of_second(RETRIES[0]))
+    with nodes(3) as run:
         (fault,) = who_cannot_write(run, PORTS[1:])
-        assert run.cluster.alive == (1, 3, 4)
+        assert run.cluster.alive == (1, 3)
     assert (fault.name, fault.subjects, "mlx5_1/1" in fault.what) == ("node_cut_off", (GF2,), True)
 
 
@@ -132,11 +132,11 @@ def test_a_node_that_does_not_answer_is_named(perftest):
 
 
 @pytest.mark.parametrize(("different", "figure", "why"), [
-    ({"slow": {"127.0.0.2 mlx5_1": 200.0}}, 25.0, ""), ({"met": of_second(RETRIES[0], count=4)}, 0.0, "_bw failed"),
+    ({"slow": {"127.0.0.2 mlx5_1": 200.0}}, 25.0, ""), ({"met": of_second(RETRIES[0])}, 0.0, "_bw failed"),
 ], ids=["half", "none"])  # fmt: skip
 def test_bandwidth_and_latency_of_a_rail(perftest, different, figure, why):
     perftest(**different)
-    with nodes(4) as run:
+    with nodes(3) as run:
         hosts = {node: run.cluster.names[node] for node in run.cluster.alive}
         rails = RdmaRails(partial(network.written, run.cluster), hosts, {1: PORTS[1]}, 0)
         found, latency = rails.bandwidth(400), rails.latency()
@@ -145,12 +145,12 @@ def test_bandwidth_and_latency_of_a_rail(perftest, different, figure, why):
     assert measurement.conditions == {"bytes": 8 << 20, "port_rate": 400}
     assert measurement.details["node3/rail1"] == PORTS[1]
     values = {str(place): value for place, value in measurement.values.items()}
-    assert values == {**dict.fromkeys(("node1/rail1", "node3/rail1", "node4/rail1"), 389.61 / 8), "node2/rail1": figure}
+    assert values == {"node1/rail1": 389.61 / 8, "node2/rail1": figure, "node3/rail1": 389.61 / 8}
     assert (fault.name, fault.subjects) == ("rail_slow", (Place(2, "rail", 1),))
     assert bool(rails.failed) == bool(why)
     assert all("mlx5_1/1: ib_write" in each for each in rails.failed)
     assert {*latency.values.values()} == {1.53}
-    assert len(latency.values) == (3 if why else 4)
+    assert len(latency.values) == (2 if why else 3)
 
 
 def test_rails_are_the_fastest_ports_of_most_by_the_gpu_next_to_each():
