@@ -227,7 +227,7 @@ def test_checks_of_an_installed_package_have_the_same_names_on_the_nodes(run_fre
     (["-k", "links", "-m", "not slow", "--deselect", "a::b"], ["-k", "links", "-m", "not slow", "--deselect", "a::b"]),
     (["-p", "ours", "-W", "error", "-o", "a=b"], ["-p", "ours", "-W", "error", "-o", "a=b"]),
     (["-c", "site.ini", "--html=a.html", "--junitxml", "b.xml", "--lf", "--pdb"], ["-c", "site.ini"]),
-    (["--fleet-resume", "reports/a", "--fleet-deadline=1h", "--fleet-dir", "b"], []),
+    (["--fleet-resume", "reports/a", "--fleet-deadline=1h", "--fleet-dir", "b", "--fleet-keep=2"], []),
 ])  # fmt: skip
 def test_what_is_about_all_nodes_or_about_files_of_this_machine_is_left_out(given, left):
     assert [*on_nodes.kept(given)] == left

@@ -53,6 +53,7 @@ def test_what_is_no_value_of_an_option_is_refused():
     for flag, text, words in (
         ("--gpus", "٣", "'٣'"), ("--rehearse", "two", "'two'"), ("--nodes", "0", "'0'"), ("--fleet-timeout", "0", "0"),
         ("--fleet-interval", "11", "'11'.* 10 seconds"), ("--fleet-level", "turbo", "'turbo' is not a level"),
+        ("--fleet-keep", "1e3", "'1e3' is not a whole number"),
         ("--fleet-note", "4711", "4711.*write KEY=VALUE"), ("--fleet-note", "order=", "order=.*write KEY=VALUE"),
         ("--fleet-basis", "best", "'best' is not a grade of limits"),
         *(("--fleet-network", wrong, f"'{wrong}' is not the network rate") for wrong in ("fast", "0", "nan")),

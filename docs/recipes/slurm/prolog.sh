@@ -32,8 +32,7 @@ log_and_go_on() {
     exit 0
 }
 mkdir -p "$REPORTS" && cd "$REPORTS" && [ -w "$REPORTS" ] || log_and_go_on "not checked: $REPORTS cannot be written"
-find "$REPORTS" -mindepth 1 -maxdepth 1 -type d -mtime +60 -exec rm -r {} + # runs of more than 60 days ago
-"$GPUFLEET" accept --gpus "$GPUS" --fleet-level quick --fleet-deadline 60s --fleet-dir "$REPORTS" \
+"$GPUFLEET" accept --gpus "$GPUS" --fleet-level quick --fleet-deadline 60s --fleet-dir "$REPORTS" --fleet-keep 50 \
     -q -p no:cacheprovider >"$REPORTS/last-${SLURM_SCRIPT_CONTEXT:-check}.log" 2>&1
 status=$?
 

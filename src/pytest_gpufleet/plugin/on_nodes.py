@@ -23,7 +23,7 @@ from pytest_gpufleet.world.failure import RankFailure
 # of this machine go.
 WITH_A_VALUE = (
     "--nodes", "--gpus", "--fleet-address", "--fleet-head", "--fleet-index", "--fleet-secret-file", "--fleet-join",
-    "--fleet-hung", "--fleet-dir", "--fleet-deadline", "--fleet-resume", "--fleet-prometheus",
+    "--fleet-hung", "--fleet-dir", "--fleet-keep", "--fleet-deadline", "--fleet-resume", "--fleet-prometheus",
     "--fleet-webhook", "--html", "--fleet-only-failed", "--fleet-requirements",
     "--junitxml", "--junit-xml", "--basetemp", "--pastebin", "--log-file", "--report-log",
 )  # fmt: skip

@@ -157,6 +157,11 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
             terminalreporter.write_line(trouble, red=True)
         if record.of_cluster and record.broken in RESUMABLE:  # else it is among those lines
             terminalreporter.write_line(f"go on with: --fleet-resume {run.folder}")
+        removed, problems = run.pruned
+        if removed:
+            terminalreporter.write_line(f"removed by --fleet-keep: {', '.join(removed)}")
+        for problem in problems:
+            terminalreporter.write_line(problem, red=True)
         if run.folder.report.exists():
             terminalreporter.write_line(report)
         elif run.evidence.path.exists():

@@ -7,7 +7,7 @@ from pathlib import Path
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.model.events import Verdict
 from pytest_gpufleet.model.language import some
-from pytest_gpufleet.run import summary
+from pytest_gpufleet.run import folder, summary
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.verdict.fleet.fleet_verdict import settled
@@ -33,7 +33,7 @@ def conclude(run: Run, status: int) -> int:
 
 
 def summarize(run: Run) -> None:
-    """Write the summary, the last file: it has the SHA-256 of the others."""
+    """Write the summary, the last file: it has the SHA-256 of the others. Then remove what --fleet-keep does not."""
     assert run.evidence is not None
     record, digest, page = run.evidence.record, run.evidence.sha256, run.folder.report
     made = []
@@ -51,6 +51,8 @@ def summarize(run: Run) -> None:
         why = webhook.post(run.options.webhook, made[0], digest, 1 if run.interruption.heard else webhook.TRIES)
         said = f"was not posted ({why}); the verdict stays" if why else "was posted"
         run.tell(f"--fleet-webhook: the summary {said}")
+    if run.options.keep and not run.never_began:
+        run.pruned = folder.prune(run.folder, record.run.host, run.options.keep)
 
 
 def _end(run: Run, evidence: Evidence, status: int) -> int:

@@ -3,6 +3,7 @@
 import itertools
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -132,6 +133,16 @@ class RunFolder:
             raise Refused(f"{self / name} cannot be read: {error.strerror}") from None
 
 
+# --fleet-keep: which folders of earlier runs are removed when a run is over.
+#
+# Each of these stays, however old it is: the last run that ended ACCEPTED, one that is signed, one that has not ended,
+# that another user or another machine has made, or in which anything stands that no run writes.
+
+WRITTEN = {EVIDENCE, SUMMARY, REPORT, JUNIT, TEXT}
+ENDED = {EVIDENCE, SUMMARY, REPORT}  # what is there when a run has ended
+WHEN = re.compile(r"-\d{8}T\d{6}Z(-\d+)?$")  # behind the name of the host
+
+
 class Stated(msgspec.Struct, frozen=True):
     """What a summary of any version says of itself."""
 
@@ -139,3 +150,47 @@ class Stated(msgspec.Struct, frozen=True):
     verdict: str
     evidence_sha256: str
     report_sha256: str = ""
+
+
+def prune(own: RunFolder, host: str, keep: int) -> tuple[list[str], list[str]]:
+    """Remove what a run in `own` finds beside it, but for the `keep` latest runs of `host`, of which it is one. The
+    names of the folders that were removed, and why others could not be."""
+    names, problems = [], []
+    try:
+        found = removable(own, host, keep)
+    except OSError as error:
+        return [], [f"--fleet-keep: {own.path.parent} could not be read: {error.strerror}"]
+    for path in found:
+        try:
+            shutil.rmtree(path)  # which follows no link, not even one that has been put there since
+            names.append(path.name)
+        except FileNotFoundError:  # another run was here first
+            continue
+        except OSError as error:
+            problems.append(f"--fleet-keep: {path} could not be removed: {error.strerror}")
+    return names, problems
+
+
+def removable(own: RunFolder, host: str, keep: int) -> list[Path]:
+    """The folders that would be removed, the latest first."""
+    here, verdicts = own.path.absolute(), {}
+    for path in here.parent.iterdir():
+        with suppress(OSError, Refused, msgspec.MsgspecError):
+            if WHEN.sub("", path.name) == host and not path.is_symlink() and path.lstat().st_uid == os.geteuid():
+                summary = RunFolder(path).content(SUMMARY) or b""
+                verdicts[path] = msgspec.json.decode(summary, type=Stated).verdict
+    runs = sorted(verdicts, reverse=True)
+    stay = {here, next((path for path in runs if verdicts[path] == "ACCEPTED"), here)}
+    return [path for path in runs[keep:] if path not in stay and _is_only_a_run(path, ENDED)]
+
+
+def _is_only_a_run(folder: Path, needed: set[str]) -> bool:
+    """Whether there is all that is `needed`, and nothing but what a run writes: no signature, and no link."""
+    try:
+        found = {path.name: path for path in folder.iterdir()}
+        nodes = list(found.pop(NODES).iterdir()) if NODES in found and not found[NODES].is_symlink() else []
+    except OSError:
+        return False
+    files = all(path.is_file() and not path.is_symlink() for path in found.values())
+    own_runs = all(path.is_dir() and not path.is_symlink() and _is_only_a_run(path, set()) for path in nodes)
+    return files and needed <= found.keys() <= WRITTEN and own_runs

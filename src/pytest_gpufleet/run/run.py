@@ -74,6 +74,7 @@ class Run:
         self.not_imported: list[str] = []  # test files of which nothing could be collected
         self.absence_reported = False  # that no GPU is here
         self.never_began = False  # pytest was called in a wrong way: nothing of it is left
+        self.pruned: tuple[list[str], list[str]] = [], []  # what --fleet-keep has removed, and could not
         self.exited = ""  # by pytest.exit(), and why
         self.exit_status: int | None = None  # that of the verdict
         self.unwritten: list[str] = []  # files that could not be written in the end, and why

@@ -247,6 +247,9 @@ class Options:
         "the hardware is not new: earlier remapped rows and memory errors are no fault")
     folder: Path = _option(Path("reports"), "--fleet-dir", path, "DIR",
         "where the folder of each run is made (default: reports)", site=True)
+    keep: int | None = _option(None, "--fleet-keep", whole_number, "N",
+        "after the run remove all but the N latest folders of this machine in --fleet-dir; signed ones stay, and the "
+        "last that was ACCEPTED", site=True)
     disk_folder: Path | None = _option(None, "--fleet-disk-folder", path, "DIR",
         "a folder on the drive that level burnin tests: 1 GiB written, read and removed", site=True)
     dcgm: int = _option(2, "--fleet-dcgm", dcgm_level, "LEVEL",
