@@ -38,11 +38,13 @@ def test_a_failure_that_a_hook_calls_passed_is_one(fleet):
     assert run.status == 1
 
 
-TEMPORARY = "from pytest_gpufleet.run import opening\nopening.TEMPORARY_BYTES = 1 << 60"  # as the folder has not
-SYSTEM = "import os, types\nos.statvfs = lambda _: types.SimpleNamespace(f_blocks=9999, f_bavail=9, f_frsize=4096)"
+TEMPORARY = "from pytest_gpufleet.run import opening\nopening.ROOM_BYTES = 1 << 60"  # as the folder has not
+EVIDENCE = (
+    "import os\ncalls = iter([0])\nos.posix_fallocate = lambda *_: next(calls, None) is None and os.write(-1, b'')"
+)
 FULL = {
-    TEMPORARY: "make 1099511627776 MiB free there, or set TMPDIR to another folder",
-    SYSTEM: "evidence and report of this run take about 8 MiB, and ",
+    TEMPORARY: "make 1099511627776 MiB free there, or name another folder by TMPDIR",
+    EVIDENCE: "make 64 MiB free there, or name another folder by --fleet-dir",
 }
 
 

@@ -73,22 +73,25 @@ def command_line(arguments: Sequence[str]) -> events.CommandLine:
     return events.CommandLine("pytest", command(arguments), named)
 
 
-TEMPORARY_BYTES = 64 << 20  # the photographs that the suite has decoded take 23 MB, all else less
+# The photographs that the suite has decoded take 23 MB; evidence and report of six hours on 8 GPUs 64 MB (327 to 409
+# bytes a GPU and second on the recorded machines, and 2 MB).
+ROOM_BYTES = 64 << 20
 TEXTFILE = b"# HELP gpufleet_"  # how a textfile of ours begins
 
 
-def check_temporary() -> None:
-    """Refused if there is no room for temporary files, without which checks would fail that say nothing of a GPU."""
-    folder = os.environ.get("TMPDIR", "/tmp")
-    try:
-        folder = tempfile.gettempdir()
-        with tempfile.TemporaryFile(dir=folder) as file:
-            os.posix_fallocate(file.fileno(), 0, TEMPORARY_BYTES)
-    except OSError as error:
-        raise Refused(
-            f"there is no room for temporary files in {folder}: {error.strerror}; "
-            f"make {TEMPORARY_BYTES >> 20} MiB free there, or set TMPDIR to another folder"
-        ) from None
+def check_room(folder: Path) -> None:
+    """Refused if there is no room for temporary files, without which checks would fail that say nothing of a GPU, or in
+    a folder, which need not be there yet, for evidence and report."""
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    for what, option, where in (("temporary files", "TMPDIR", ""), ("evidence and report", "--fleet-dir", str(there))):
+        try:
+            with tempfile.TemporaryFile(dir=where or tempfile.gettempdir()) as file:
+                os.posix_fallocate(file.fileno(), 0, ROOM_BYTES)
+        except OSError as error:
+            raise Refused(
+                f"{what} cannot be written to {where or os.environ.get('TMPDIR', '/tmp')}: {error.strerror}; make "
+                f"{ROOM_BYTES >> 20} MiB free there, or name another folder by {option}"
+            ) from None
 
 
 def check_copy(option: str, path: Path, make_folder: bool = True) -> None:
@@ -119,7 +122,7 @@ def check_textfile(path: Path) -> None:
 
 def open_run(run: Run, arguments: Sequence[str]) -> None:
     """Give `run` a folder and evidence. Refused before anything expensive starts. `arguments`: pytest's."""
-    check_temporary()
+    check_room(run.options.folder)
     if run.options.prometheus:
         check_textfile(run.options.prometheus)
     before = integrity.check(RunFolder(back), nodes=False).record if (back := run.options.returns) else None
