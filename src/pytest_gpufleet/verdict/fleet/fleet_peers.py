@@ -1,8 +1,9 @@
 """Each GPU of a fleet compared with all others of it: a host that is slow everywhere has no peer at home to show it."""
 
 import math
+from array import array
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -87,17 +88,18 @@ class FleetPeers:
 class _Alike:
     """The values of one figure at places that are alike: GPUs of one model and part number, pairs of them, or hosts of
     such GPUs; and the machine of one of them. `lone`: the one host with its part number, beside the boards of others.
-    """
+    Those of all figures are in memory at once, so they are no dict here."""
 
     figure: Figure
     check: str
-    values: Mapping[Where, float]
+    places: Sequence[Where]
+    values: "array[float]"
     topology: GpuTopology
     lone: int | None = None
 
     @property
     def by_node(self) -> dict[int, list[Where]]:
-        return grouped((place.parts[0].node, place) for place in self.values)
+        return grouped((place.parts[0].node, place) for place in self.places)
 
 
 def slow_places(runs: NodeRuns) -> FleetPeers:
@@ -113,11 +115,15 @@ def slow_places(runs: NodeRuns) -> FleetPeers:
         for finding in findings:  # those whose places have peers, and those that are held against limits
             if finding.measurement.values and (finding.tolerances or finding in judged):
                 figures[figure_of(finding.measurement)][node] = finding
+    comparisons = 0
     for figure, by_node in figures.items():
-        alike = [each for each in _alike(figure, by_node, runs) if len(each.by_node) > 1]
-        without_peers |= by_node.keys() - {node for each in alike for node in each.by_node}
-        groups += alike
-    comparisons = sum(len(each.values) + len(each.by_node) for each in groups)
+        left = {*by_node}
+        for alike in _alike(figure, by_node, runs):
+            if len(nodes := alike.by_node.keys()) > 1:
+                groups.append(alike)
+                comparisons += len(alike.values) + len(nodes)
+                left -= nodes
+        without_peers |= left
     found = [slow for each in groups for slow in _slow(each, comparisons)]
     found.sort(key=lambda each: (each.node, -each.worst.worse))
     sure = tuple(each for each in found if _confirmed(each, found, runs[each.node]))
@@ -148,7 +154,8 @@ def _alike(figure: Figure, by_node: Mapping[int, Finding], runs: NodeRuns) -> It
             (lone,) = nodes
             places = places + [at for at, other in kinds.items() if other[0] == kind[0] and at.parts[0].node != lone]
         at_one = outliers.at_one_temperature(whole, places, figure.metric.sign * slope)
-        yield _Alike(figure, check, at_one, runs[places[0].parts[0].node].record.topology, lone)
+        measured_at, numbers = tuple(at_one), array("d", at_one.values())
+        yield _Alike(figure, check, measured_at, numbers, runs[places[0].parts[0].node].record.topology, lone)
 
 
 def _kind(topology: GpuTopology, place: Where, figure: Figure) -> tuple[Hashable, Hashable]:
@@ -166,19 +173,19 @@ def _kind(topology: GpuTopology, place: Where, figure: Figure) -> tuple[Hashable
 def _slow(alike: _Alike, comparisons: int) -> list[SlowPlaces]:
     """The places that are worse than their peers; and by the median of its other places, which differs less than they
     do, a host that is a little slow everywhere."""
-    figure, by_node = alike.figure, alike.by_node
+    figure, by_node, value_at = alike.figure, alike.by_node, dict(zip(alike.places, alike.values, strict=True))
     healthy = healthy_spread(figure, alike.topology)
     matters = healthy.matters
     found: dict[int, list[Outlier]] = {}
     if alike.lone is None:
-        values = {("", place): value for place, value in alike.values.items()}
+        values = {("", place): value for place, value in value_at.items()}
         slow = beside_most(figure, values, healthy.sd(), comparisons, matters, independent=len(by_node))
         found = grouped((each.place.parts[0].node, each) for each in slow)
     else:
         matters = BETWEEN_BOARDS
     known = {each.place for slow in found.values() for each in slow}
     medians: dict[tuple[str, Where], float] = {
-        ("", Place(node, "node")): median(alike.values[place] for place in left)
+        ("", Place(node, "node")): median(value_at[place] for place in left)
         for node, places in by_node.items()
         if (left := [place for place in places if place not in known]) and (len(places) > 1 or alike.lone is not None)
     }
@@ -186,7 +193,7 @@ def _slow(alike: _Alike, comparisons: int) -> list[SlowPlaces]:
     for host in beside_most(figure, medians, of_host, comparisons, matters):
         node = host.place.parts[0].node
         if alike.lone in (None, node):
-            at_home = {("", place): alike.values[place] for place in by_node[node]}
+            at_home = {("", place): value_at[place] for place in by_node[node]}
             every = outliers.outliers(figure, at_home, host.reference, -math.inf)
             found[node] = [replace(each, allowed=host.allowed) for each in every]
     return [
