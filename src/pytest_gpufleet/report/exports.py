@@ -54,20 +54,13 @@ class Point(NamedTuple):
 def about(record: Record, sha256: str) -> About:
     """`sha256`: of the evidence."""
     run, topology = record.run, record.topology
+    models = ", ".join(dict.fromkeys(gpu.name for gpu in topology.gpus))
     labels = {
-        "host": run.host,
-        "utc": run.utc,
-        "level": run.level,
-        "verdict": record.verdict or "",
-        "gpus": ", ".join(dict.fromkeys(gpu.name for gpu in topology.gpus)),
+        "host": run.host, "utc": run.utc, "level": run.level, "verdict": record.verdict or "", "gpus": models,
         "number_of_gpus": str(len(topology.gpus)),
-        "driver": topology.driver or "",
-        "cuda": topology.cuda or "",
-        "nccl": topology.nccl or "",
-        "torch": topology.torch or "",
-        "pytest_gpufleet": run.plugin,
-        "evidence_sha256": sha256,
-    }
+        **{name: getattr(topology, name) or "" for name in ("driver", "cuda", "nccl", "torch")},
+        "pytest_gpufleet": run.plugin, "evidence_sha256": sha256,
+    }  # fmt: skip
     return {name: clean(value) for name, value in labels.items()}
 
 

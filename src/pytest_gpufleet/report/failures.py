@@ -127,7 +127,7 @@ class Miss(NamedTuple):
 
 
 def _miss(finding: Finding, hosts: wording.Hosts) -> Miss:
-    unit, values, limit = wording.metric(finding).unit, finding.measurement.values, finding.limit
+    unit, values, limit = finding.measurement.definition.unit, finding.measurement.values, finding.limit
     slower, worst = finding.slower_than_peers or {}, wording.worst(finding)
     # A missed finding that names no place is still a miss: of the worst place.
     places = tuple(dict.fromkeys((*finding.missed, *slower))) or ((worst[0],) if worst else ())

@@ -155,7 +155,7 @@ def _pages(columns: Sequence[Column]) -> Iterator[Sequence[Column]]:
 
 
 def _table(findings: Sequence[Finding], shared: str, columns: tuple[str, ...], rows: Sequence[Row]) -> Table:
-    metric = wording.metric(findings[0])
+    metric = findings[0].measurement.definition
     unit = {"ratio": "%"}.get(metric.unit, metric.unit)
     title = wording.capitalised(say(metric.title)) + (f"{say(', ')}{unit}" if unit else "")
     return Table(title, "Conditions", columns, tuple(rows), (say(f"{metric.better} is better"), shared))
@@ -181,7 +181,7 @@ def _with_limit(finding: Finding, sources: Sources) -> Cell:
 
 def _value_and_limit(finding: Finding, place: Where | None) -> tuple[str, str]:
     """Of a place, or of no place for the limit alone; without the unit, which stands in the table's caption."""
-    limit, unit = finding.limit, wording.metric(finding).unit
+    limit, unit = finding.limit, finding.measurement.definition.unit
     value = finding.measurement.values[place] if place else limit.value if limit else math.nan
     texts = wording.value_and_limit(value, limit) if limit else (wording.quantity(value, unit), "")
     sign = " %" if unit == "ratio" else f" {unit}"
@@ -220,7 +220,7 @@ def _spread(findings: Sequence[Finding], hosts: wording.Hosts) -> Cell:
     where = wording.size(size_of(of)) if len(findings) > 1 else ""
     where = wording.place(at, hosts) if len(of.measurement.spread) > 1 else where
     why, allowed = "", allowed_spread(of.measurement)
-    if widest > allowed and not wording.metric(of).steady:
+    if widest > allowed and not of.measurement.definition.steady:
         why = say("no bound")
     elif widest > allowed:
         judged = of.state in ("met", "missed")
@@ -286,7 +286,7 @@ def _matrices(
     beside: Mapping[Any, str] | None = None,
 ) -> list[Table]:
     """`at`: where the figure of a (row, column) was measured, if one was. `beside`: what is said below it."""
-    metric, values = wording.metric(finding), finding.measurement.values
+    metric, values = finding.measurement.definition, finding.measurement.values
     bad = {*finding.missed, *(finding.slower_than_peers or ())}
     numbers = [value for value in values.values() if not math.isnan(value)]
     largest = max((value for value in numbers if math.isfinite(value)), default=0.0)

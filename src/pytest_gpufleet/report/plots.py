@@ -181,7 +181,7 @@ def curves(findings: Sequence[Finding]) -> list[tuple[str, str]]:
             lines = by_size(some, zip(map(_panel_name, some), names, strict=True), key)
             by_panel = grouped((panel, (name, line)) for (panel, name), line in lines.items() if len(line) >= fewest)
             if by_panel:
-                metric, shown = wording.metric(some[0]), dict([*by_panel.items()][:MOST_PANELS])
+                metric, shown = some[0].measurement.definition, dict([*by_panel.items()][:MOST_PANELS])
                 measured = wording.capitalised(say(metric.title))
                 caption = say("{metric} against {what}", metric=measured, what=say(label))
                 said = translated(label, MEASURED, HEALTHY) | dict(zip(names, _line_names(some, key), strict=True))
@@ -212,7 +212,7 @@ def _curves_svg(shown: Panels, key: str, caption: str, metric: Metric, said: Map
     names = list(dict.fromkeys(name for lines in shown.values() for name, _ in lines))
     points = [finding for lines in shown.values() for _, line in lines for finding in line.values()]
     sizes = sorted({size_of(finding, key) for finding in points})
-    bounds, healthy = [*filter(None, map(_bound, points))], [*filter(None, map(_healthy, points))]
+    bounds, healthy = ([*filter(None, marks)] for marks in zip(*map(_marks, points), strict=True))
     top = max(*(finding.measurement.values[WORLD] for finding in points), *healthy, *bounds, 1e-9)
     handles = [Line2D([], [], **look(index), label=name or MEASURED) for index, name in enumerate(names)]
     if bounds:
@@ -244,13 +244,10 @@ def _curves_svg(shown: Panels, key: str, caption: str, metric: Metric, said: Map
         return svg(figure, f"{caption}: {'; '.join(filter(None, shown))}", said)
 
 
-def _bound(finding: Finding) -> float | None:
-    return drawable(finding.limit.value) if finding.limit else None
-
-
-def _healthy(finding: Finding) -> float | None:
-    """What a healthy machine was measured at, where the limit was made from that."""
-    return drawable(finding.limit.healthy) if finding.limit else None
+def _marks(finding: Finding) -> tuple[float | None, float | None]:
+    """The limit, and what a healthy machine was measured at where the limit was made from that."""
+    limit = finding.limit
+    return (drawable(limit.value), drawable(limit.healthy)) if limit else (None, None)
 
 
 def _draw_curve(axes: Any, line: Line, index: int) -> None:
@@ -258,10 +255,11 @@ def _draw_curve(axes: Any, line: Line, index: int) -> None:
     points = [(math.log2(size), finding.measurement.values[WORLD], finding) for size, finding in line.items()]
     axes.plot([x for x, _, _ in points], [value for _, value, _ in points], **look(index, 3.5))
     for x, value, finding in points:
-        if healthy := _healthy(finding):
+        bound, healthy = _marks(finding)
+        if healthy:
             axes.plot([x], [healthy], "o", markersize=6, markerfacecolor="none", markeredgecolor=INK,
                       markeredgewidth=0.9)  # fmt: skip
-        if (bound := _bound(finding)) is not None:
+        if bound is not None:
             axes.plot([x - 0.6, x + 0.6], [bound] * 2, color=INK, linewidth=1.8)
         if finding.state == "missed":
             axes.plot([x], [value], "X", color=BAD, markersize=8, markeredgewidth=0)

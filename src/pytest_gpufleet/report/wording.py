@@ -11,7 +11,7 @@ from pytest_gpufleet.model.finding import Finding, Limit
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.language import say, some
 from pytest_gpufleet.model.measurement import goodness
-from pytest_gpufleet.model.metric import METRICS, Metric
+from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.place import CALLED, WORLD, Place, Where
 from pytest_gpufleet.redaction import clean as clean, one_line as one_line
 
@@ -186,17 +186,13 @@ def shared_and_own(findings: Sequence[Finding], without: Collection[str] = ()) -
 def title(finding: Finding) -> str:
     """What was measured: "bus bandwidth", "spread of bus bandwidth"."""
     if not _is_spread(finding):
-        return say(metric(finding).title)
+        return say(finding.measurement.definition.title)
     of = str(finding.measurement.conditions.get("metric", ""))
     return say("spread of {metric}", metric=say(METRICS[of].title) if of in METRICS else of)
 
 
 def _is_spread(finding: Finding) -> bool:
     return finding.measurement.metric == "spread" and "metric" in finding.measurement.conditions
-
-
-def metric(finding: Finding) -> Metric:
-    return finding.measurement.definition
 
 
 def place(where: Where, hosts: Hosts = ALONE) -> str:
@@ -222,7 +218,7 @@ def worst(finding: Finding) -> tuple[Where, float] | None:
     values = finding.measurement.values
     blamed = finding.missed or tuple(finding.slower_than_peers or ())
     missed = {name: values[name] for name in blamed if name in values}
-    of = metric(finding)
+    of = finding.measurement.definition
     return min((missed or values).items(), key=lambda item: goodness(item[1], of), default=None)
 
 

@@ -96,7 +96,17 @@ def _of_level(record: Record) -> Iterator[Gap]:
         done, whole = record.progress.get(check, (0, 0))
         came_to = say("it came to {done} s of {whole} s without a fault", done=round(done), whole=round(whole))
         yield Gap("never finished", check, came_to if whole else "it was running when the record ends")
-    yield from _of_the_whole(record)
+    yield from (Gap("changed", name, ALTERED) for name in record.altered)
+    yield from (Gap("without telemetry", gpu, missing) for gpu, missing in without_telemetry(record))
+    never = "a limit of the contract was never applied, since nothing was measured under its conditions"
+    yield from (Gap("not applied", limit, never) for limit in unused_limits(record, "contract"))
+    if why := own_limits(record):
+        yield Gap("calibrated here", "", why)
+    seconds = record.run.burn_in_seconds
+    if record.run.level == "burnin" and seconds < levels.BURN_IN_SECONDS:
+        text = "the burn-in was {seconds} s long, level burnin asks for {wanted} s"
+        name = next(name for name, check in shipped().checks.items() if "burn_retention" in check.figures)
+        yield Gap("too short", name, say(text, seconds=f"{seconds:g}", wanted=f"{levels.BURN_IN_SECONDS:g}"))
     figures = distinct(record.findings)
     for finding in (each for each in figures if each.state == "not judged"):
         yield Gap("not judged", finding.check, finding.reason or "no reason was given", finding)
@@ -192,20 +202,6 @@ def _ended(record: Record, outcome: Literal["skipped", "not applicable"]) -> Ite
             why = check.message.removeprefix(f"{outcome}: ") or "no reason was given"
             again = record.suite.known_as(check.id) in record.again
             yield Gap(outcome, check.id, why, counts=again or levels.check_name(check.id) in required)
-
-
-def _of_the_whole(record: Record) -> Iterator[Gap]:
-    yield from (Gap("changed", name, ALTERED) for name in record.altered)
-    yield from (Gap("without telemetry", gpu, missing) for gpu, missing in without_telemetry(record))
-    never = "a limit of the contract was never applied, since nothing was measured under its conditions"
-    yield from (Gap("not applied", limit, never) for limit in unused_limits(record, "contract"))
-    if why := own_limits(record):
-        yield Gap("calibrated here", "", why)
-    seconds = record.run.burn_in_seconds
-    if record.run.level == "burnin" and seconds < levels.BURN_IN_SECONDS:
-        text = "the burn-in was {seconds} s long, level burnin asks for {wanted} s"
-        name = next(name for name, check in shipped().checks.items() if "burn_retention" in check.figures)
-        yield Gap("too short", name, say(text, seconds=f"{seconds:g}", wanted=f"{levels.BURN_IN_SECONDS:g}"))
 
 
 # ------------------------------------------------------------ as a person reads it

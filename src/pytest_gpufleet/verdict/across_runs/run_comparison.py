@@ -111,7 +111,7 @@ def compare(runs: Mapping[str, Record]) -> RunComparison:
         worst = (min(each, key=lambda item: goodness(item[1], figure.metric), default=None) for each in of_runs)
         spread = (max(numbers) - min(numbers)) / abs(middle) if middle else 0.0
         rows.append(ComparedFigure(figure, tuple(worst), middle, spread, len(found)))
-    notes = [*(each.text for each in unlike(runs)), *_exchanged(runs), *not_compared(runs)]
+    notes = [*(each.text for each in unlike(runs)), *not_compared(runs)]
     if alone:
         one = "1 measurement is in one of the runs only: not compared"
         more = "{count} measurements are in one of the runs only: not compared"
@@ -135,21 +135,6 @@ def _outliers(
         for group in groups:
             found += outliers.beside_most(figure, group, healthy.sd(), comparisons, least, reference=usual)
     return [replace(each, identity=runs[each.run].topology.identity(each.place)) for each in found]
-
-
-def _exchanged(runs: Mapping[str, Record]) -> list[str]:
-    """Places of one host that another GPU came to between two runs."""
-    notes: list[str] = []
-    seen: dict[tuple[str, Where], tuple[str, str]] = {}
-    for name, record in runs.items():
-        for gpu in record.topology.gpus:
-            at = (record.run.host, gpu.place)
-            before, run = seen.get(at, (gpu.uuid, name))
-            if before != gpu.uuid:
-                text = "{place} of {host} is another GPU in {now} than in {before}: now {gpu}"
-                notes.append(Said(text, place=gpu.place, host=at[0], now=name, before=run, gpu=gpu.identity))
-            seen[at] = (gpu.uuid, name)
-    return notes
 
 
 # ---------------------------------------------------------------- one machine over time
