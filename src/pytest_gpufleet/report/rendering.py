@@ -36,23 +36,14 @@ def templates() -> jinja2.Environment:
     """What they say themselves goes through the filter `say`: not the i18n extension of Jinja, since that marks what it
     says as safe HTML and would not show it as `_shown` does."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        finalize=_shown,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, finalize=_shown, trim_blocks=True,
+        lstrip_blocks=True, undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
     saying = jinja2.pass_context(lambda _, text, **values: say(text, **values))  # not folded when compiled
     environment.filters |= {
-        "prose": _prose,
-        "titled": titled,
-        "say": saying,
-        "gap": wording.gap,
-        "some": some,
-        "moment": wording.moment,
+        "prose": _prose, "titled": titled, "say": saying, "gap": wording.gap, "some": some, "moment": wording.moment,
         "upper_first": wording.capitalised,
-    }
+    }  # fmt: skip
     environment.globals |= {
         "language": current_language,
         "html_language": lambda: HTML_LANGUAGES.get(current_language(), current_language()),

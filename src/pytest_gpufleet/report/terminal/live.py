@@ -103,14 +103,9 @@ class Below:
         # Asked of the descriptor: rich asks those of stdin, stdout and stderr, which pytest captures.
         self._console = Console(file=stream, highlight=False, width=self._size().columns, height=self._size().lines)
         self._live = Live(
-            get_renderable=self._render,
-            console=self._console,
-            auto_refresh=False,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-            vertical_overflow="crop",
-        )
+            get_renderable=self._render, console=self._console, auto_refresh=False, transient=True,
+            redirect_stdout=False, redirect_stderr=False, vertical_overflow="crop",
+        )  # fmt: skip
 
     def __enter__(self) -> "Below":
         self._live.start()

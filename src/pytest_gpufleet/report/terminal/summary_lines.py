@@ -120,11 +120,8 @@ TWO_LINES = 2 * WIDTH - 8
 
 def node_lines(record: Record) -> list[Line]:
     """No more than SCREEN, however many nodes there are."""
-    lines = [
-        *wrapped(headline(record), "", stamp(record).markup),
-        *wrapped(say("; ").join(nodes_in_words(record)), "  "),
-    ]
-    lines += wrapped(why(record), "  ")
+    lines = wrapped(headline(record), "", stamp(record).markup)
+    lines += [*wrapped(say("; ").join(nodes_in_words(record)), "  "), *wrapped(why(record), "  ")]
     against = [wrapped(_short(reason), "  - ") for reason in reasons(record, with_checks=True)]
     lines += first_few(against, MOST_NODE_REASONS, "  - ")
     lines += table_lines(narrow(group_table(record)))
@@ -136,20 +133,16 @@ def node_lines(record: Record) -> list[Line]:
         texts = (*failure.causes, *(message.head for message in failure.messages))[:1]
         below += [*wrapped(_short(failure.title), "  ", BAD), *_indented([*map(_short, texts)])]
     below += wrapped(_short(_left_open(record)), "", {"yellow": True})
-    return [*lines, *_nodes(record, SCREEN - len(lines) - len(below)), *below]
-
-
-def _nodes(record: Record, room: int) -> list[Line]:
-    """The nodes to look at, as many as there is room for."""
-    found = to_look_at(record)
-    lines: list[Line] = [(say("Nodes to look at: {count}", count=len(found)), HEADING)] if found else []
+    found, room = to_look_at(record), SCREEN - len(lines) - len(below)
+    nodes: list[Line] = [(say("Nodes to look at: {count}", count=len(found)), HEADING)] if found else []
     for shown, (node, state) in enumerate(found.items()):
         own = _node(record, node, state)
-        if len(lines) + len(own) >= room:
+        if len(nodes) + len(own) >= room:
             things, listed = wording.count(len(found) - shown, "more node"), say("which the report lists")
-            return [*lines, *wrapped(say("... and {things}, {where}", things=things, where=listed), "  ")]
-        lines += own
-    return lines
+            nodes += wrapped(say("... and {things}, {where}", things=things, where=listed), "  ")
+            break
+        nodes += own
+    return [*lines, *nodes, *below]
 
 
 def _node(record: Record, node: int, state: str) -> list[Line]:
