@@ -488,8 +488,8 @@ class Verdict(Event, frozen=True, tag="verdict"):
 
 
 Kept = (
-    RunHeader | TopologyFound | MachineRead | CheckStarted | Judged | FingerprintsTaken | FaultFound | CheckFinished
-    | Verdict
+    RunHeader | TopologyFound | MachineRead | HostFactRead | CheckStarted | Judged | FingerprintsTaken | FaultFound
+    | CheckFinished | Verdict
 )  # fmt: skip
 
 

@@ -26,7 +26,6 @@ from pytest_gpufleet.model.suite import Suite, shipped
 from pytest_gpufleet.run import integrity
 from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
 from pytest_gpufleet.verdict.across_runs.back_in_service import FIRMWARE, LINKS, parts, parts_of, required
-from pytest_gpufleet.verdict.across_runs.run_comparison import held_to_limits
 from pytest_gpufleet.verdict.gaps import DEADLINE, without_telemetry
 from pytest_gpufleet.verdict.verdict import CUT_SHORT
 
@@ -214,8 +213,9 @@ def returned(folder: Path, replaced: tuple[str, ...], before: Record, now: Recor
     """What evidence has of it. Refused for many nodes, another machine, less asked than there, or an unknown part."""
     for why in _objections(replaced, before, now):
         raise Refused(f"--fleet-returns {folder}: {why}")
-    checks = required(before, replaced, shipped())
-    return events.Returns(run=RunFolder(folder).name, replaced=replaced, required=checks, kept=tuple(_kept(before)))
+    checks, there = required(before, replaced, shipped()), RunFolder(folder)
+    kept = (event for _, event in read_events(there.evidence) if isinstance(event, events.Kept))
+    return events.Returns(run=there.name, replaced=replaced, required=checks, kept=tuple(kept))
 
 
 def _objections(replaced: tuple[str, ...], before: Record, now: Record) -> Iterator[str]:
@@ -234,21 +234,3 @@ def _objections(replaced: tuple[str, ...], before: Record, now: Record) -> Itera
     for part in {*replaced} - {*there, FIRMWARE}:
         listed = ", ".join(f"{name} ({called})" for name, called in there.items())
         yield f"--fleet-replaced {part}: this machine has no such part; it has {listed or 'none with a serial number'}"
-
-
-def _kept(before: Record) -> Iterator[events.Kept]:
-    """As little of its events as the new run needs: what the machine was, what failed, and what was measured."""
-    yield before.run
-    yield events.TopologyFound(nodes=[before.topology])
-    yield events.MachineRead(nodes=[before.machine])
-    yield from (events.CheckStarted(check=check) for check in before.started if check not in before.checks)
-    for finding in held_to_limits(before.findings):
-        measurement = replace(finding.measurement, samples={}, details={})
-        yield events.Judged(finding=replace(finding, measurement=measurement))
-    for check, found in before.fingerprints.items():
-        yield events.FingerprintsTaken(check=check, fingerprints=found)
-    yield from (events.FaultFound(fault=fault.changed(story="")) for fault in before.faults)
-    failed = (check for check in before.checks.values() if check.outcome == "failed")
-    yield from (events.CheckFinished(check=replace(check, doc="", log="")) for check in failed)
-    if before.verdict:
-        yield events.Verdict(verdict=before.verdict, reasons=(), exit_status=before.exit_status)
