@@ -88,6 +88,7 @@ network = _reader(
     r"none|(?=.*[1-9])[0-9]{1,5}(\.[0-9]{1,3})?", lambda text: text if text == "none" else f"{float(text):g}",
     "is not the network rate of each GPU in Gbit/s, like 400, or none",
 )  # fmt: skip
+seconds = _reader(r"(?=.*[1-9])(\d+\.?\d*|\.\d+)", float, "is not a number of seconds above 0")
 # Seconds of "90s", "15m", "2h" or "3d".
 duration = _reader(
     f"{_COUNT}[smhd]", lambda text: float(int(text[:-1]) * DURATIONS[text[-1]]),
@@ -109,18 +110,9 @@ def webhook(text: str) -> str:
     return text
 
 
-def seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return value
-
-
 def interval(text: str) -> float:
-    if (value := seconds(text)) > LONGEST_INTERVAL_SECONDS:
+    value: float = seconds(text)
+    if value > LONGEST_INTERVAL_SECONDS:
         raise argparse.ArgumentTypeError(
             f"{text!r} is more than {LONGEST_INTERVAL_SECONDS:g} seconds: a GPU that slows down would go unseen"
         )
