@@ -185,19 +185,20 @@ def test_its_nodes_are_hosts_of_a_fleet_called_as_the_run_over_all_calls_them(fo
     assert [host["host"] for host in json.loads(text)["hosts"]] == ["elsewhere", "gf1", "gf10"]
 
 
-@pytest.mark.parametrize("how", [
-    {},
-    {"ends": Ends(lost={2: "silent for 10 s"})},
-    {"ends": Ends(left_out={0: "another driver"}, not_here=(1,))},
-    {"values": {"world": 200.0}},
-    {"wanted": 4},
+@pytest.mark.parametrize(("how", "verdict"), [
+    ({}, "ACCEPTED"),
+    ({"ends": Ends(lost={2: "silent for 10 s"})}, "REJECTED"),
+    ({"ends": Ends(left_out={0: "another driver"}, not_here=(1,))}, "INCOMPLETE"),
+    ({"values": {"world": 200.0}}, "REJECTED"),  # what is slow between healthy nodes
+    ({"wanted": 4}, "REJECTED"),
 ])  # fmt: skip
-def test_a_fleet_of_it_has_its_verdict_and_its_reasons(how, tmp_path, limits, gpufleet):
+def test_a_fleet_of_it_has_its_verdict_and_its_reasons(how, verdict, tmp_path, limits, gpufleet):
     folder = cluster(tmp_path / "run", limits, **how)
     record = RunFolder(folder).record()
     status, text = gpufleet("fleet", folder, "--json")
     document = json.loads(text)
-    assert (status, document["verdict"], document["reasons"]) == (record.exit_status, record.verdict, record.reasons)
+    assert (status, document["verdict"], document["reasons"]) == (record.exit_status, verdict, record.reasons)
+    assert record.verdict == verdict
 
 
 # ---------------------------------------------------------------- judge

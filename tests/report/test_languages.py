@@ -38,8 +38,9 @@ SIZES = {0: "0 B", 8: "8 B", 64 * MiB: "64 MiB", 8 * GiB: "8 GiB", 1536: "1.5 Ki
 def test_numbers_and_sizes_are_short_and_conditions_come_in_the_order_of_speech():
     assert {value: wording.number(value) for value in NUMBERS} == NUMBERS
     assert {nbytes: wording.size(nbytes) for nbytes in SIZES} == SIZES
-    conditions = {"fan_speed": 3, "nvls": True, "ranks": 1, "bytes": 64 * MiB, "nccl": 22_809}
-    assert wording.words(conditions) == ["64 MiB", "1 rank", "NVLS on", "NCCL 2.28.9", "fan speed 3"]
+    conditions = {"fan_speed": 3, "nvls": True, "nccl": 22_809, "in_place": True, "ranks": 1, "bytes": 64 * MiB}
+    shown = ["broadcast", "64 MiB", "1 rank", "in place", "NVLS on", "NCCL 2.28.9", "fan speed 3"]
+    assert wording.words({**conditions, "collective": "broadcast"}) == shown
 
 
 SEVERAL, ONE = {0: "gf1", 1: "gf2", 2: "gf10"}, {0: "gf1"}
