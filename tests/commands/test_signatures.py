@@ -71,10 +71,14 @@ def test_vendor_and_customer_sign_and_verify_says_who(stand):
     assert (status, f"the signature of '{CUSTOMER}' is not good" in text) == (1, True)
 
 
-def test_what_is_signed_can_be_checked_without_this_program(stand):
+def test_what_is_signed_can_be_checked_without_this_program_and_who_expects_a_signature_misses_it(stand):
     with (stand.folder / "summary.json").open("rb") as summary:
         verify = ["ssh-keygen", "-Y", "verify", "-n", "pytest-gpufleet", "-I", VENDOR, "-f", stand.signers, "-s"]
         subprocess.run([*verify, stand.signature()], stdin=summary, check=True)
+    stand.signature().unlink()
+    assert stand.run("verify", stand.folder)[0] == 0
+    status, text = stand.verify()
+    assert (status, "nobody signed it" in text) == (1, True)
 
 
 def signers(line):
@@ -135,13 +139,6 @@ def test_a_revoked_key_no_longer_counts(stand, tmp_path):
     assert (status, "which only --allowed-signers checks" in text) == (1, True)
 
 
-def test_whoever_expects_a_signature_misses_it(stand):
-    stand.signature().unlink()
-    assert stand.run("verify", stand.folder)[0] == 0
-    status, text = stand.verify()
-    assert (status, "nobody signed it" in text) == (1, True)
-
-
 def test_what_is_signed_stays_as_it_is(stand, tmp_path):
     before = {path.name: path.read_bytes() for path in stand.folder.iterdir()}
     status, text = stand.run("report", stand.folder)
@@ -161,10 +158,15 @@ def test_what_is_not_whole_is_not_signed(stand):
         assert not stand.signature(CUSTOMER).exists()
 
 
-def test_a_name_that_cannot_stand_in_a_list_of_signers(stand):
+def test_a_name_that_cannot_stand_in_a_list_of_signers_and_signatures_without_ssh_keygen(stand, monkeypatch):
     for name in ("", "a b", "*", "!a", "../a", "-a", ".a", "a\n", "ä", "a" * 101):
         status, text = stand.sign("customer", name)
         assert (status, "is no name to sign with" in text) == (1, True), name
+    monkeypatch.setenv("PATH", "")
+    for status, text in (stand.sign(), stand.verify()):
+        assert (status, "signatures need ssh-keygen, which is not on PATH" in text) == (1, True), text
+    status, text = stand.run("verify", stand.folder)
+    assert (status, "was not checked: there is no ssh-keygen" in text) == (0, True)
 
 
 @pytest.mark.parametrize(("passphrase", "status"), [(PASSPHRASE, 0), ("wrong", 1)])
@@ -177,11 +179,3 @@ def test_ssh_keygen_itself_asks_for_the_passphrase(stand, tmp_path, monkeypatch,
     ended, text = stand.sign("encrypted")
     assert (ended, stand.signature(CUSTOMER).exists()) == (status, not status), text
     assert stand.verify()[0] == 0
-
-
-def test_without_ssh_keygen(stand, monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    for status, text in (stand.sign(), stand.verify()):
-        assert (status, "signatures need ssh-keygen, which is not on PATH" in text) == (1, True), text
-    status, text = stand.run("verify", stand.folder)
-    assert (status, "was not checked: there is no ssh-keygen" in text) == (0, True)

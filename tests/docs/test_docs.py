@@ -32,9 +32,11 @@ def make_checks():
 
 
 # ---------------------------------------------------------------- docs/checks.md
-def test_manifest_of_the_suite_is_up_to_date(make_checks):
+def test_manifest_of_the_suite_is_up_to_date_and_no_two_checks_have_one_name(make_checks):
     written = suite.SHIPPED.read_text(encoding="utf-8")
     assert written == make_checks["manifest_text"](), f"run `{make_checks['COMMAND']}`"
+    names = [name.rpartition("::")[2] for name in suite.shipped().checks]
+    assert len(set(names)) == len(names)
 
 
 def test_every_check_that_judges_says_what_it_leaves(make_checks):
@@ -150,11 +152,6 @@ def _unknown_words(line, known):
             for group in range(1, len(parts) + 1):
                 covered |= set(range(*found.span(group)))
     return [word[0] for word in re.finditer(r"\b[a-z]{4,}\b", line) if not covered.issuperset(range(*word.span()))]
-
-
-def test_no_two_checks_have_one_name():
-    names = [name.rpartition("::")[2] for name in suite.shipped().checks]
-    assert len(set(names)) == len(names)
 
 
 # ---------------------------------------------------------------- published runs, and the commands of docs/commands.md

@@ -58,15 +58,12 @@ def hold(devices, tmp_path_factory):
         process.communicate()
 
 
-def test_a_second_run_is_refused_at_once_and_named_who_holds_the_gpu(hold):
-    pid = hold().pid
-    with pytest.raises(GpuTaken, match=rf"GPU 1 NVIDIA H200, serial S1.*: process {pid} of \w+, since 20.* UTC$"):
+def test_a_second_run_is_refused_at_once_by_whom_it_is_named_until_that_one_is_dead(hold, devices):
+    process = hold()
+    taken = rf"GPU 1 NVIDIA H200, serial S1.*: process {process.pid} of \w+, since 20.* UTC$"
+    with pytest.raises(GpuTaken, match=taken):
         lock(GPUS)
     lock([GPUS[0], GPUS[2]]).close()  # what was taken before the refusal is free again
-
-
-def test_the_lock_of_a_dead_holder_is_free_and_one_can_be_given_back(hold, devices):
-    process = hold()
     process.kill()
     process.wait()
     lock(GPUS).close()

@@ -50,8 +50,13 @@ def measured():
     return conditions
 
 
-def test_every_metric_with_limits_is_measured_here(measured):
+def test_every_metric_with_limits_is_measured_here_and_every_word_is_used(measured):
     assert measured.keys() | NOT_HERE | BEFORE == MEASURED_UNDER.keys()
+    assert all(isinstance(getattr(torch, name), torch.dtype) for name in CONDITIONS["dtype"].values)
+    assert {key for under in MEASURED_UNDER.values() for key in under} == {
+        key for key, condition in CONDITIONS.items() if condition.values is not None
+    }
+    assert MEASURED_UNDER.keys() == METRICS.keys() - {"spread"}  # the limit of which is the suite's own
 
 
 @pytest.mark.parametrize("metric", sorted(MEASURED_UNDER.keys() - NOT_HERE - BEFORE))
@@ -104,14 +109,6 @@ def test_the_vocabulary_has_the_words_of_the_probes(condition, values):
     assert set(CONDITIONS[condition].values) == set(values)
 
 
-def test_every_word_is_used():
-    assert all(isinstance(getattr(torch, name), torch.dtype) for name in CONDITIONS["dtype"].values)
-    assert {key for under in MEASURED_UNDER.values() for key in under} == {
-        key for key, condition in CONDITIONS.items() if condition.values is not None
-    }
-    assert MEASURED_UNDER.keys() == METRICS.keys() - {"spread"}  # the limit of which is the suite's own
-
-
 def test_a_shipped_limit_depends_on_nothing_out_of_the_ordinary():
     for profile in shipped():
         assert not any(limit.conditions.keys() & {"optimizer", "work"} for limit in profile.limits)
@@ -126,26 +123,23 @@ def evidence_of(measurement):
     return codec.plain(Finding("a check", measurement, "for information"))
 
 
-def test_it_stands_in_evidence_but_for_that_of_before():
+def test_it_stands_in_evidence_but_for_that_of_before_and_one_that_is_no_number_is_not_read():
     measured = Measurement("gemm", {"gpu0": 690.0, "gpu1": 680.0}, {}, gpu_states={"gpu1": WARM})
     written = evidence_of(measured)
     assert codec.typed(written, Finding).measurement == measured
     del written["measurement"]["gpu_states"]
     assert codec.typed(written, Finding).measurement.gpu_states == {}
+    written = evidence_of(Measurement("gemm", {"gpu0": 690.0}, {}, gpu_states={"gpu0": WARM}))
+    for value in ("hot", math.inf):
+        written["measurement"]["gpu_states"]["gpu0"]["temperature_c"] = value
+        with pytest.raises(ValueError, match="temperature_c"):
+            codec.typed(written, Finding)
 
 
 @pytest.mark.parametrize("wrong", [61.5, {"temperature_c": 61.5}, None])
 def test_it_is_a_gpu_state_and_nothing_else(wrong):
     with pytest.raises(TypeError, match="GpuState"):
         Measurement("gemm", {"gpu0": 690.0}, {}, gpu_states={"gpu0": wrong})
-
-
-def test_evidence_with_a_state_that_is_no_number_is_not_read():
-    written = evidence_of(Measurement("gemm", {"gpu0": 690.0}, {}, gpu_states={"gpu0": WARM}))
-    for value in ("hot", math.inf):
-        written["measurement"]["gpu_states"]["gpu0"]["temperature_c"] = value
-        with pytest.raises(ValueError, match="temperature_c"):
-            codec.typed(written, Finding)
 
 
 # Made of other figures, of the state itself, or of how much was compared.

@@ -174,7 +174,7 @@ def test_workers_end_with_their_rank(two_ranks, tmp_path):
 
 
 # ---------------------------------------------------------------- what figures say
-def test_scaling_is_held_against_what_the_same_gpus_do_alone():
+def test_scaling_is_held_against_what_the_same_gpus_do_alone_and_one_of_them_stands_for_no_other():
     """A GPU that is slow by itself holds all up, and is no slow communication."""
     alone = Measurement("solo_train_throughput", {"gpu0": 100.0, "gpu1": 80.0, "gpu2": 100.0, "gpu3": 100.0}, {})
     two, four = (
@@ -186,9 +186,6 @@ def test_scaling_is_held_against_what_the_same_gpus_do_alone():
     assert scaled.values[WORLD] == pytest.approx(320 / 380)
     assert scaled.samples[WORLD] == pytest.approx((320 / 380, 640 / 380))
     assert scaled.conditions == {"ranks": 4, "method": EACH_ALONE}
-
-
-def test_a_figure_of_one_gpu_stands_for_no_other():
     alone = Measurement("solo_train_throughput", {"gpu0": 100.0}, {})
     with pytest.raises(ValueError, match="on 2 ranks, and alone on 1"):
         scaling_efficiency(alone, Measurement("train_throughput", {"world": 190.0}, {"ranks": 2}))

@@ -327,14 +327,6 @@ def test_a_profile_is_found_by_the_exact_name_only(model):
     assert for_gpu(model) is None
 
 
-def test_on_hopper_an_all_reduce_limit_knows_about_nvls():
-    for model in ("NVIDIA H100 80GB HBM3", "NVIDIA H200"):
-        on, off = (for_gpu(model).limit_for(busbw(**{**ALL_REDUCE, "nvls": nvls})) for nvls in (True, False))
-        assert on.value > 1.2 * off.value
-        under = [one.conditions for one in for_gpu(model).limits if "nodes" not in one.conditions]
-        assert all("nvls" in each for each in under if each.get("collective") == "all_reduce")
-
-
 @pytest.mark.parametrize(("under", "limit"), [
     ({"nodes": 2, "ranks": 16, "network": 400}, 440),
     ({"nodes": 2, "ranks": 16, "network": 400, "nvls": False, "nccl": 22809}, 360),
@@ -350,7 +342,11 @@ def test_limits_between_nodes_hold_only_for_what_was_measured(under, limit):
 
 
 @pytest.mark.parametrize("model", ["NVIDIA H100 80GB HBM3", "NVIDIA H200"])
-def test_hopper_with_nvswitch_has_a_limit_for_every_collective(model):
+def test_hopper_with_nvswitch_has_a_limit_for_every_collective_and_of_all_reduce_by_nvls(model):
+    on, off = (for_gpu(model).limit_for(busbw(**{**ALL_REDUCE, "nvls": nvls})) for nvls in (True, False))
+    assert on.value > 1.2 * off.value
+    under = [one.conditions for one in for_gpu(model).limits if "nodes" not in one.conditions]
+    assert all("nvls" in each for each in under if each.get("collective") == "all_reduce")
     collectives = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "sendrecv")
     for collective, nbytes, nvls in product(collectives, (64 * MiB, GiB, 8 * GiB), (True, False)):
         measured = busbw(collective=collective, bytes=nbytes, dtype="float32", ranks=8, nvls=nvls)
