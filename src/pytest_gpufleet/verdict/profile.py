@@ -116,16 +116,6 @@ def _when(metric: Metric) -> Any:
     return table_type(f"{metric.name}_when", {}, {key: types[key] for key in MEASURED_UNDER[metric.name]})
 
 
-def metrics_named(top: Table) -> dict[str, Metric]:
-    """All that limits of this file may be for: the suite's, and those that it declares for checks of its author's."""
-    known = {name: METRICS[name] for name in MEASURED_UNDER}
-    for name, own in top.values.get("metric", {}).items():
-        if name in METRICS:
-            raise top.table("metric").error(f'"{name}" is a metric already; give yours another name.', name)
-        known[name] = Metric(name, **own)
-    return known
-
-
 def limits(top: Table, metrics: Mapping[str, Metric], *, given: bool) -> tuple[Limit, ...]:
     """FileError if two could hold for one measurement, with nothing to choose between them."""
     tables = top.tables("limit")
@@ -338,7 +328,12 @@ def load(path: Path, *, given: bool = True) -> Profile:
     values, by_name = top.values, {profile.name: profile for profile in (shipped() if given else ())}
     base = None if path == _HERE / EVERY_GPU else of_every_gpu()
     base = by_name[top.choice("extends", by_name)] if "extends" in values else base
-    metrics, match = metrics_named(top), tuple(values.get("match", base.match if base else ()))
+    match = tuple(values.get("match", base.match if base else ()))
+    metrics = {name: METRICS[name] for name in MEASURED_UNDER}  # the suite's, and those declared for own checks
+    for name, own in values.get("metric", {}).items():
+        if name in METRICS:
+            raise top.table("metric").error(f'"{name}" is a metric already; give yours another name.', name)
+        metrics[name] = Metric(name, **own)
     if given and not match:
         raise FileError(f'{path}: "match" is missing; list the names that NVML gives such GPUs, or extend a profile.')
     return Profile(
