@@ -87,7 +87,7 @@ class FakeEngine:
         self._perform(rank, START, lambda: ending)
 
     def _rank(self, index, call):
-        members, spec = call.group_of(index), self.specs[index]
+        members, spec = next(each for each in call.groups if index in each), self.specs[index]
         sizes = (members.index(index), len(members), spec.node, call.nodes.count(spec.node), "fake", spec.gpu)
         return Rank(*sizes, {}, {members: members}, members if call.with_group else None, Phases())
 

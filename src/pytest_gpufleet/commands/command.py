@@ -67,7 +67,7 @@ def argument(*names: str, **how: Any) -> Argument:
 
 
 def folder(help: str = "the folder of a run", name: str = "folder", **how: Any) -> Argument:
-    return argument(name, type=RunFolder.of, help=help, **{"metavar": "DIR", **how})
+    return argument(name, type=lambda text: RunFolder(Path(text)), help=help, **{"metavar": "DIR", **how})
 
 
 def folders(help: str, name: str = "folders") -> Argument:

@@ -17,7 +17,7 @@ from pytest_gpufleet.model.language import LANGUAGES, in_language
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.banner import stamp
 from pytest_gpufleet.run import summary
-from pytest_gpufleet.run.folder import NODES, RunFolder
+from pytest_gpufleet.run.folder import NODES, SUMMARY, RunFolder
 from pytest_gpufleet.run.settings import naming
 from pytest_gpufleet.verdict import orders, profile
 from pytest_gpufleet.verdict.across_runs.calibration import calibrate, profile_text, too_few
@@ -83,7 +83,7 @@ def _make_again(given: argparse.Namespace, folder: RunFolder) -> tuple[int, dict
             files = {output or folder.report: html}
             if output is None:
                 page_sum = hashlib.sha256(html.encode()).hexdigest()
-                files[folder.summary] = summary.text(record, found.digest, page_sum, runs)
+                files[folder / SUMMARY] = summary.text(record, found.digest, page_sum, runs)
             result["files"] = [str(path) for path in files]
     if folder.report in files and (signed := verify.signed_by(folder)):
         raise Refused(f"{folder} is signed by {', '.join(map(ascii, signed))}: write this report to -o FILE")

@@ -5,6 +5,7 @@ Loaded in every pytest run of an environment, so nothing heavy is imported befor
 
 import gc
 import math
+import os
 from collections.abc import Generator
 from functools import partial
 from typing import Any
@@ -74,7 +75,7 @@ def _open(config: pytest.Config, run: Run) -> None:
     open_run(run, config.invocation_params.args)
     assert run.evidence is not None
     if SUPERVISED in config.stash:
-        config.stash[SUPERVISED].tell_folder(run.folder.path)
+        os.write(config.stash[SUPERVISED].pipe, os.fsencode(run.folder.path.absolute()))
     report_files.put_into_the_folder()
     # Of hooks that are called last, the first one registered is called last.
     config.pluginmanager.register(report_files, "gpufleet-report-files")

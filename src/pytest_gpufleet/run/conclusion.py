@@ -9,6 +9,7 @@ from pytest_gpufleet.model.events import Verdict
 from pytest_gpufleet.model.language import some
 from pytest_gpufleet.run import folder, summary
 from pytest_gpufleet.run.evidence import Evidence
+from pytest_gpufleet.run.folder import SUMMARY
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.verdict.fleet.fleet_verdict import settled
 from pytest_gpufleet.verdict.gaps import DEADLINE
@@ -44,7 +45,7 @@ def summarize(run: Run) -> None:
         made.append(summary.text(record, digest, report_digest, runs))
         safe_files.write_text(path, made[0])
 
-    run.write(run.folder.summary, write)
+    run.write(run.folder / SUMMARY, write)
     if run.options.webhook and made and not run.never_began:
         from pytest_gpufleet.run import webhook  # urllib.request takes long to import
 

@@ -33,10 +33,6 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def of(cls, text: str) -> "RunFolder":
-        return cls(Path(text))
-
-    @classmethod
     def make(cls, parent: Path, name: str) -> "RunFolder":
         """A folder that no other run has, not even one that starts in the same second. Refused if there is none."""
         for number in itertools.count(1):
@@ -63,10 +59,6 @@ class RunFolder:
     @property
     def evidence(self) -> Path:
         return self.path / EVIDENCE
-
-    @property
-    def summary(self) -> Path:
-        return self.path / SUMMARY
 
     @property
     def report(self) -> Path:

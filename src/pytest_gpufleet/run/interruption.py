@@ -138,10 +138,7 @@ class Supervised:
     """`until`: when the run is told to end, on time.monotonic(), which all processes of a machine share."""
 
     until: float
-    pipe: int
-
-    def tell_folder(self, folder: Path) -> None:
-        os.write(self.pipe, os.fsencode(folder.absolute()))
+    pipe: int  # to which the run writes the path of its folder
 
 
 def supervise(run: Callable[[Supervised], int], seconds: float) -> tuple[int | None, Path | None]:

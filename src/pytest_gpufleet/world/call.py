@@ -80,9 +80,6 @@ class Call:
     def ranks(self) -> Members:
         return tuple(rank for members in self.groups for rank in members)
 
-    def group_of(self, rank: int) -> Members:
-        return next(members for members in self.groups if rank in members)
-
 
 def ranks_text(ranks: Iterable[int]) -> str:
     """ "rank 3", "ranks 0, 2 and 3998 more" """

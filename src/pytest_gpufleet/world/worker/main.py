@@ -63,7 +63,7 @@ def main(end: socket.socket, spec: RankSpec, files: RankFiles, environment: dict
             rank.kept.clear()
             state.put_back()
         test = call.test
-        members = call.group_of(spec.index)
+        members = next(each for each in call.groups if spec.index in each)
         rank = replace(
             rank,
             index=members.index(spec.index),
