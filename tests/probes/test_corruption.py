@@ -78,11 +78,15 @@ def test_what_is_always_wrong_is_found_beside_other_gpus(planting, spoil):
     assert {index: (each.number, each.usual, each.agreeing) for index, each in found.items()} == {1: (0, 0, 2)}
 
 
-def test_operands_change_every_round_and_come_again_by_their_number():
+def test_operands_change_every_round_and_come_again_by_their_number_and_cpu_ranks_have_no_clock():
     work = Matmuls(CPU, "fp32")
     hashes = [work.run(0.0, number).hashes.item() for number in range(200)]
     assert len(set(hashes)) == 200
     assert work.run(0.0, 137).hashes.item() == hashes[137]
+    compared = Matmuls(CPU, "fp32").run(0.0, least=3)
+    assert compared.amounts.keys() == {0}
+    assert compared.amounts[0].matmuls == 3 * ROUND
+    assert bound(SimpleNamespace(size=1), [compared]).details.keys() == {"compared"}
 
 
 def test_gpus_of_other_kinds_and_other_numbers_of_rounds_do_not_dissent():
@@ -107,13 +111,6 @@ def test_the_bound_counts_what_was_compared_by_clock(kinds, alone):
     assert lower.startswith(f"1,200 MHz: {0.5 * many:,.1f} GPU-seconds, ")
     assert usual.startswith(f"1,400 to 1,410 MHz: {40 * many:,.1f} GPU-seconds, {4e-3 * many:.2f} PFLOP, ")
     assert higher.endswith(f" TB, 0 differences: less than one in {10 * many / 2.9957:,.3g} s at 95 %")
-
-
-def test_nobody_knows_clocks_of_cpu_ranks():
-    compared = Matmuls(CPU, "fp32").run(0.0, least=3)
-    assert compared.amounts.keys() == {0}
-    assert compared.amounts[0].matmuls == 3 * ROUND
-    assert bound(SimpleNamespace(size=1), [compared]).details.keys() == {"compared"}
 
 
 def test_of_a_soak_all_is_compared_and_the_rate_is_of_its_end(two_ranks):

@@ -72,14 +72,11 @@ def test_a_gpu_is_too_warm_beside_those_that_stand_as_it_does(celsius, halves, h
     assert slow_places(excess) == {place.gpu(index) for index in hot}
 
 
-def test_of_two_cards_of_a_workstation_the_upper_one_is_warmer():
+def test_of_two_cards_the_upper_one_is_warmer_and_who_is_warm_though_it_draws_less_is_the_worse():
     states = [GpuState(each, 2700.0, 440.0) for each in (62.0, 79.0, 78.0)]
     for count, most in ((2, 0.0), (3, 1.0)):
         *_, excess = figures(*states[:count], model="NVIDIA GeForce RTX 4090")
         assert max(excess.values.values()) == pytest.approx(most)
-
-
-def test_a_gpu_that_is_warm_although_it_draws_less_is_the_worse_for_it():
     states = [GpuState(each, 1400.0, watts) for each, watts in ((55.0, 690.0), (56.0, 690.0), (65.0, 500.0))]
     (excess,) = (each for each in figures(*states) if each.metric == "soak_excess")
     assert excess.values[place.gpu(2)] == pytest.approx(9 / 500 * 690)

@@ -220,17 +220,14 @@ def test_methods_are_held_against_the_same_gpus_alone_and_have_their_memory():
     }
 
 
-def test_a_table_in_chinese_has_no_english_word_of_a_condition():
+def test_nothing_without_an_efficiency_and_in_chinese_no_english_word_of_a_condition():
+    assert training_tables([finding("train_throughput", 100.0, ranks=8, batch=64)]) == []
+    (table,) = training_tables(swept(64, 0.0, n8=0.0))
+    assert table.rows[0].cells[-1].text == ""
     with in_language("zh"):
         (table,) = training_tables([*swept(64, 700.0, accumulated=1), *swept(64, 750.0, accumulated=2)])
     assert not any("batches a step" in row.name for row in table.rows)
     assert "pixels" not in table.notes[1]
-
-
-def test_nothing_without_an_efficiency_and_no_epoch_without_a_rate():
-    assert training_tables([finding("train_throughput", 100.0, ranks=8, batch=64)]) == []
-    (table,) = training_tables(swept(64, 0.0, n8=0.0))
-    assert table.rows[0].cells[-1].text == ""
 
 
 def many(count):

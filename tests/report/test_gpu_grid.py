@@ -110,7 +110,7 @@ def test_faults_name_their_subjects(record_of, subjects, named, everybody):
     assert stand(record)["Links"]["gpu3"] == ("unclear" if everybody else "")
 
 
-def test_what_all_ranks_missed_together_marks_the_machine(record_of):
+def test_what_all_ranks_missed_together_marks_the_machine_which_is_all_that_a_rehearsal_has(record_of, rehearsal):
     check = "acceptance/test_6_collectives.py::test_bus_bandwidth[all_reduce-64MiB]"
     finding = Finding(check, Measurement("busbw", {"world": 12.0}, {"bytes": 8}), "missed", missed=(WORLD,))
     other = Check("acceptance/test_1_inventory.py::test_shared_memory_is_large_enough", "failed", 0.1, message="64 MB")
@@ -120,6 +120,7 @@ def test_what_all_ranks_missed_together_marks_the_machine(record_of):
     assert cells["Collectives"]["gpu3"] == "unclear"
     assert cells["Inventory"]["gpu3"] == ""  # the host's fault says nothing of a GPU
     assert "None of them points to a single GPU" in why(record)
+    assert {place for group in stand(rehearsal).values() for place in group} == {"machine"}
 
 
 XID = "acceptance/test_2_health.py::test_no_grave_xid_in_the_kernel_log"
@@ -162,7 +163,3 @@ RAIL = Place(0, "rail", 3)
 def test_what_keeps_an_adapter_from_its_gpu_explains_a_slow_rail(record_of, cause, transport, effect, explained):
     record = record_of(run={**RUN, "transport": transport}, faults=[found(cause, RAIL), effect])
     assert bool(explaining(effect, causes(record))) == explained
-
-
-def test_a_rehearsal_has_a_row_of_the_machine_alone(rehearsal):
-    assert {place for group in stand(rehearsal).values() for place in group} == {"machine"}

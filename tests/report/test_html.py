@@ -137,13 +137,10 @@ def test_health_of_a_gpu():
     assert bad[7] == "gpu max 87, shutdown 95"  # some drivers give 0 for what they do not know
 
 
-def test_cases_that_do_not_apply_are_told_together(record_of):
+def test_cases_that_do_not_apply_are_told_together_and_gpus_beyond_the_first_three_counted(record_of, bad_gpu):
     checks = [Check(f"a.py::b[{case}]", "not applicable", 0.0, "All links", message="one GPU") for case in range(21)]
     row = Page(html_of(record_of(checks=checks))).table("Not applicable").row("· not applicable")
     assert row["What"] == "All links (a.py::b) in [0], [1], [2] and 18 more"
-
-
-def test_gpus_beyond_the_first_three_are_counted(bad_gpu):
     bad_gpu.checks["a.py::b"] = Check("a.py::b", "failed", 1.0, message="lost links")
     places = [gpu.place for gpu in bad_gpu.topology.gpus[:3]]
     bad_gpu.faults += [Fault("nvlink_down", (place,), "lost a link", check="a.py::b") for place in places]
@@ -275,7 +272,9 @@ def test_what_was_left_out_runs_without_what_left_it_out(incomplete, header, com
     assert commands(incomplete) == [command]
 
 
-def test_a_run_that_was_cut_short_goes_on_as_it_was_started(standard, bad_gpu, rehearsal):
+def test_a_run_that_was_cut_short_goes_on_as_it_was_started_and_figures_without_limits_need_a_calibration(
+    standard, bad_gpu, rehearsal, incomplete
+):
     assert commands(standard) == commands(bad_gpu) == commands(rehearsal) == []
     died = replace(standard, verdict=None)
     assert commands(died) == [f"{standard.run.command} --fleet-resume FOLDER"]
@@ -283,9 +282,6 @@ def test_a_run_that_was_cut_short_goes_on_as_it_was_started(standard, bad_gpu, r
     assert f"  {standard.run.command} --fleet-resume 'reports/node 7'" in shown
     died.run = msgspec.structs.replace(died.run, command=ACCEPT.typed(), command_line=ACCEPT)
     assert commands(died) == ["gpufleet accept --gpus 8 -k bandwidth --fleet-resume FOLDER"]
-
-
-def test_figures_without_limits_need_a_calibration_first(incomplete):
     finding = next(each for each in incomplete.findings if each.limit)
     incomplete.findings.append(replace(finding, state="not judged", limit=None, required=True, reason="no profile"))
     assert commands(incomplete) == [

@@ -82,11 +82,14 @@ def test_names_of_values_and_commands_are_not_translated():
             assert set(re.findall(r"`[^`]+`", each.string)) == set(re.findall(r"`[^`]+`", each.id)), each.id
 
 
-def test_what_has_no_translation_is_english():
+def test_what_has_no_translation_is_english_and_sentences_are_joined_as_their_language_does():
     assert within("zh", say, "no such text {count}", count=3) == "no such text 3"
     assert within("zh", say, "") == ""
     assert within("zh", say, "REJECTED").endswith("REJECTED")
     assert "<b>{host}</b>" in within("zh", say, "Verdict of this run on {host}:", host="<b>{host}</b>")  # as it is
+    assert wording.sentences("No GPU is here.", "", "Look.") == "No GPU is here. Look."
+    assert wording.sentences("没有 GPU。", "Look.", "请检查。") == "没有 GPU。Look. 请检查。"
+    assert wording.sentences() == ""
 
 
 @pytest.mark.parametrize("run", ["h200x1-e", "h200x2-f", "h200x4-a", "h200x4-neighbour"])
@@ -178,12 +181,6 @@ def test_reasons_follow_in_the_language_of_the_page_and_those_of_another_verdict
     assert chinese[position].endswith("：未选中")  # noqa: RUF001
     record = replace(record, verdict="REJECTED", reasons=["as an earlier version said it"])
     assert within("zh", reasons, record) == record.reasons
-
-
-def test_sentences_are_joined_as_their_language_does():
-    assert wording.sentences("No GPU is here.", "", "Look.") == "No GPU is here. Look."
-    assert wording.sentences("没有 GPU。", "Look.", "请检查。") == "没有 GPU。Look. 请检查。"
-    assert wording.sentences() == ""
 
 
 def _structure(page):

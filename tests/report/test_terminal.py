@@ -60,15 +60,12 @@ def test_every_gpu_that_a_message_names_is_told():
     assert not any("assert not" in text for text in shown)
 
 
-def test_of_own_checks_alone_the_suite_is_not_left_open(rehearsal):
+def test_of_own_checks_alone_the_suite_is_not_left_open_and_without_figures_not_all_met(rehearsal, standard):
     assert "Left open" in text_of(rehearsal)
     rehearsal.checks = {"checks/test_own.py::test_it": Check("checks/test_own.py::test_it", "passed", 0.1)}
     text = text_of(rehearsal)
     assert "Left open" not in text
     assert text.count("REHEARSAL") == 1
-
-
-def test_a_level_that_judges_no_figure_does_not_say_that_all_met(standard):
     standard.findings.clear()
     told = " ".join(text_of(standard).split())
     assert "none failed. No measurement was judged." in told

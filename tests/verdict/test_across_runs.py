@@ -157,12 +157,21 @@ def test_what_a_gpu_lost_since_its_own_runs_is_found_from_2_percent_on(lost, fou
         assert [each.gpus for each in drift(by_name(*records)).worse] == [ids(2)] * found
 
 
-def test_the_place_is_that_of_the_last_run():
+def test_the_place_is_that_of_the_last_run_and_gpus_that_moved_came_or_went_are_told():
     before, now = run(1, memory(100, 110, 100, 100)), run(2, memory(100, 100, 107, 100), at=machine(order=(0, 2, 1, 3)))
     (worse,) = drift(by_name(before, now)).worse
     assert (worse.gpus, worse.worse) == (ids(1), pytest.approx(3 / 110))
     assert (str(worse.place), "serial node7-S1" in worse.identity) == ("gpu2", True)
     assert worse.history == {"r0": 110.0, "r1": 107.0}
+    whole = machine()
+    other = replace(whole, gpus=(*whole.gpus[:3], Gpu(3, {**runs.topology("node8").gpus[3].facts})))
+    moved = drift(by_name(run(1), run(2, at=machine("node8"), host="node8"))).notes
+    assert [note.partition(" of node8: ")[2] for note in moved] == [
+        f"was at node7:{slot} of node7 in r0" for slot in range(4)
+    ]
+    came, went = drift(by_name(run(1), run(2, at=other))).notes
+    assert ("serial node8-S3" in came, came.endswith("in none of the earlier runs")) == (True, True)
+    assert ("serial node7-S3" in went, went.endswith("in r0, and not in r1")) == (True, True)
 
 
 def test_figures_that_are_only_shown_are_not_held_against_anything():
@@ -194,18 +203,6 @@ def test_what_was_corrected_is_told(first, last, said):
     found = counted(first, last)
     assert found.faults == ()
     assert [said in note for note in found.notes] == [True] * bool(said)
-
-
-def test_gpus_that_moved_came_or_went_are_told():
-    whole = machine()
-    other = replace(whole, gpus=(*whole.gpus[:3], Gpu(3, {**runs.topology("node8").gpus[3].facts})))
-    moved = drift(by_name(run(1), run(2, at=machine("node8"), host="node8"))).notes
-    assert [note.partition(" of node8: ")[2] for note in moved] == [
-        f"was at node7:{slot} of node7 in r0" for slot in range(4)
-    ]
-    came, went = drift(by_name(run(1), run(2, at=other))).notes
-    assert ("serial node8-S3" in came, came.endswith("in none of the earlier runs")) == (True, True)
-    assert ("serial node7-S3" in went, went.endswith("in r0, and not in r1")) == (True, True)
 
 
 @pytest.mark.parametrize(("histories", "sigma", "df"), [
@@ -307,14 +304,11 @@ def test_a_gpu_that_computes_otherwise_is_named(outputs, named):
     assert all("product" in fault.what and "sum" not in fault.what for fault in faults)
 
 
-def test_other_models_and_libraries_are_no_peers_within_a_machine():
+def test_other_models_and_libraries_are_no_peers_within_a_machine_and_other_data_are_found():
     mixed = fingerprints(RIGHT, RIGHT) + tuple(
         Fingerprint(gpu(2 + index), H100, LIBRARIES, {"product": Part(DATA, WRONG)}) for index in range(2)
     )
     assert gpus_apart(mixed) == []
-
-
-def test_data_that_the_host_made_otherwise_are_found():
     two, (one, _) = fingerprints(RIGHT, RIGHT), fingerprints(RIGHT, RIGHT, data="e" * 64)
     (fault,) = gpus_apart([*two, *(Fingerprint(gpu(2), H200, LIBRARIES, one.parts),)])
     assert (fault.subjects, "the data of product" in fault.what) == ((gpu(2),), True)

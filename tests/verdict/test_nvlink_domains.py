@@ -240,12 +240,14 @@ def uplink(a, b):
     return 0.5 if NODE in (a, b) and rack_of(a) != rack_of(b) else 1.0
 
 
-def test_28_healthy_racks_meet_each_other_and_nobody_is_slow():
+def test_28_healthy_racks_meet_each_other_and_a_dead_adapter_shows_on_its_rail_alone():
     """All inside a domain are four times as fast as across."""
     assert [(each.state, blamed(each)) for each in findings(lambda a, b: 1.0)] == [
         ("for information", set()), ("for information", set()), ("met", set()),
     ]  # fmt: skip
     assert searched(lambda a, b: 1.0) == []
+    dead = Place(NODE, "rail", 2)
+    assert [blamed(each) for each in findings(lambda a, b: 1.0, {dead: 0.3})] == [set(), set(), {str(dead)}]
 
 
 @pytest.mark.parametrize(("slow", "where", "fault"), [
@@ -259,11 +261,6 @@ def test_of_28_racks_the_slow_domain_or_node_is_named(slow, where, fault):
     assert all(names & {*pair.split("-")} for pair in missed[population])
     assert [index for index, pairs in enumerate(missed) if pairs] == [population]
     assert searched(slow) == [fault]
-
-
-def test_a_dead_adapter_shows_on_its_rail_although_nvlink_goes_round_it():
-    dead = Place(NODE, "rail", 2)
-    assert [blamed(each) for each in findings(lambda a, b: 1.0, {dead: 0.3})] == [set(), set(), {str(dead)}]
 
 
 @pytest.mark.parametrize(("nodes", "domain", "value", "state", "grade"), [

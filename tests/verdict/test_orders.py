@@ -200,13 +200,10 @@ def test_ports_that_are_down_although_they_were_ordered(text, states, named):
     assert {fault.what.partition(" ")[0] for fault in found} == named
 
 
-def test_the_speed_of_ports_of_which_none_is_up(machine):
+def test_a_fault_says_what_is_and_what_was_ordered_also_of_ports_of_which_none_is_up(machine):
     here = replace(machine, host={**machine.host, "network_ports": [port(0, **DOWN)]})
     text = "[[ports]]\nadapter = 'MT4129'\ncount = 1\ngigabits_per_second = 400"
     assert said(text, here) == ([("ports_not_as_ordered", "node")], [])
-
-
-def test_a_fault_says_what_is_and_what_was_ordered(machine):
     given = order("[gpus]\ncount = { at_least = 8 }\nmodel = 'NVIDIA B200'\n[[drives]]\ngigabytes = 7680\ncount = 2")
     keys = ("gpus.count", "gpus.model", "drives.count")
     count, model, drives = (held_against(given, key, machine, recorded().topology)[0][0] for key in keys)
