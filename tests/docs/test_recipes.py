@@ -151,7 +151,6 @@ OF_A_NODE = {"--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", "--mem=0"}
 
 
 def programs(folder, does):
-    """A folder with programs, each a text in bash unless it says otherwise."""
     folder.mkdir()
     for name, text in does.items():
         (folder / name).write_text(text if text.startswith("#!") else f"#!/bin/bash\n{text}\n")
@@ -225,7 +224,6 @@ ALERTS = (MONITORING / "alerts.yml").read_text(encoding="utf-8")
 
 
 def written():
-    """The names of all metrics that a textfile can have."""
     return {*prometheus.HELP}
 
 

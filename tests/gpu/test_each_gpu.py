@@ -19,7 +19,6 @@ pytestmark = needs_gpus(2)
 
 @pytest.fixture(scope="module")
 def healthy(run_pytest):
-    """All checks of each GPU on the GPUs that are here."""
     return run_pytest(EACH_GPU, "--gpus=all", "--fleet-dir=runs")
 
 

@@ -188,7 +188,6 @@ def test_what_a_site_leaves_out_is_not_read_and_does_not_apply(monkeypatch):
 # ---------------- facts that take more than one call, and programs that are asked
 @pytest.fixture
 def libraries(tmp_path, monkeypatch):
-    """A folder for libraries that the loader looks into, and nothing else that it could find."""
     monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere:{tmp_path}")
     monkeypatch.delenv("NCCL_NET_PLUGIN", raising=False)
     monkeypatch.setattr(host, "_by_the_loader", lambda name: None)

@@ -99,7 +99,6 @@ class Host:
         return process
 
     def processes(self):
-        """All of this host but its first, by their number outside, with their command lines; none without power."""
         if self.space.holder.poll() is not None:
             return {}
         namespace = os.readlink(f"/proc/{self.space.pid}/ns/pid")

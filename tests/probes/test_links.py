@@ -130,7 +130,6 @@ def test_wrong_data_fails_the_links_that_it_crossed_and_no_others(planted, fault
 
 
 def figures(slow):
-    """390 GB/s for every pair of 8 GPUs, but `slow` ones."""
     places = (f"gpu{i}-gpu{j}" for i in range(8) for j in range(8) if i != j)
     return {read(place): slow(place) or 390.0 for place in places}
 

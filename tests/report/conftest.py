@@ -70,7 +70,6 @@ INVENTORY = passed(
 
 @pytest.fixture
 def record_of(tmp_path):
-    """Write a run's events as the plugin does, and give the record they fold to."""
     return lambda **run: written(tmp_path, **run)
 
 

@@ -129,7 +129,6 @@ def measured(topology, bad):
 
 
 def compared(topology):
-    """The sweep over the ways to train, which is for information."""
     run = Run(topology, {})
     check = "test_8_resnet50.py::test_training_sweep"
     work = {"model": "resnet50", "recipe": "bf16", "image": 224, "workload": "sweep"}
@@ -152,7 +151,6 @@ def compared(topology):
 
 
 def checks(run, failed):
-    """Every check that level standard requires, and those that made the figures; `failed` with their messages."""
     ids = dict.fromkeys((*(finding.check for finding in run.findings), *failed))
     for name in SUITE.required("standard"):
         ids |= dict.fromkeys(f"acceptance/{case}" for case in SUITE.cases(name))

@@ -20,7 +20,6 @@ __all__ = ["faulty"]
 
 
 def exported(record, folder):
-    """By family the labels and values of its series."""
     (folder / "textfiles").mkdir()
     prometheus.write(file := folder / "textfiles" / "x.prom", record)
     assert [path.name for path in file.parent.iterdir()] == ["x.prom"]  # nothing half-written beside it

@@ -205,7 +205,6 @@ def first(cut_short):
 
 
 def taken(folder, kind=Event):
-    """What a run that goes on with the one in `folder` takes over in events of this kind."""
     events = resume.carried(RunFolder(folder), resume.load(RunFolder(folder)))
     return [event for event in events if isinstance(event, kind)]
 

@@ -77,7 +77,6 @@ def ids(*indexes):
 
 
 def days(*each):
-    """Runs in which the four GPUs reached this."""
     return tuple(run(day, memory(*values)) for day, values in enumerate(each, 1))
 
 

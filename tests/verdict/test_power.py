@@ -25,7 +25,6 @@ MACHINES, GPUS, DRAWN = 3, 8, 4000
 
 
 def machine(by_chance, slow, gpus):
-    """The values of a machine whose first GPUs are slow."""
     mean = 1 + by_chance.gauss(0, KNOWN.between)
     every = [mean + by_chance.gauss(0, KNOWN.within) for _ in range(GPUS)]
     return [value * (1 - slow) if number < gpus else value for number, value in enumerate(every)]

@@ -44,7 +44,6 @@ NEEDED = {
 
 
 def lint(profile):
-    """What is wrong with a profile, a sentence each."""
     text = profile.path.read_text(encoding="utf-8").split("\n")
     tables = toml_table.read(profile.path).tables("limit")
     problems = []
@@ -79,7 +78,6 @@ def complaints(profile, limit, noted):
 
 
 def better(limit):
-    """The part of the healthy figure that a limit asks for."""
     return limit.value / limit.measured if limit.sense == "min" else limit.measured / limit.value
 
 

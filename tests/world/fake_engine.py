@@ -83,7 +83,6 @@ class FakeEngine:
                 self._perform(index, call.number, function, self._rank(index, call), *args, **kwargs)
 
     def then(self, rank, ending):
-        """A rank to which nobody has sent anything ends like this."""
         self._perform(rank, START, lambda: ending)
 
     def _rank(self, index, call):
@@ -135,7 +134,6 @@ def _answer(rank, outcome):
 
 
 def specs(*ranks_of_nodes):
-    """Of nodes with so many ranks each, on CPUs."""
     size, result = sum(ranks_of_nodes), []
     for node, count in enumerate(ranks_of_nodes):
         result += [RankSpec(len(result) + i, size, node, i, count, "cpu", None) for i in range(count)]
