@@ -307,7 +307,7 @@ def test_every_pair_reaches_each_other(machine: LiveMachine, gpu_topology: GpuTo
     fabric that is not ready.
     """
     if len(machine.gpus) < 2:
-        not_applicable("one GPU has no other to reach")
+        not_applicable("there is only one GPU, and no pair")
     expect(machine.gpus, "p2p", health.peer_access(gpu_topology), code="no_peer_access")
 
 

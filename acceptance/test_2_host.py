@@ -48,7 +48,7 @@ def test_every_socket_has_as_much_memory(machine: LiveMachine) -> None:
     if setup.virtual:
         not_applicable("this is a virtual machine: its host decides how much memory each of its NUMA nodes has")
     if len(setup.numa_memory) < 2:
-        not_applicable("this system shows one NUMA node, which has no other one to be like")
+        not_applicable("there is only one NUMA node to compare")
     expect_none(processors.nodes_with_less_memory(setup))
 
 

@@ -176,7 +176,7 @@ def test_ring_bandwidth(world: World, judge: Judge, gpu_topology: GpuTopology) -
     what these hops share, at the BIOS (NUMA nodes per socket, IOMMU), and at ACS.
     """
     if gpu_topology.fabric == "nvswitch":
-        not_applicable("behind NVSwitches hops share no way")
+        not_applicable("behind an NVSwitch no two hops share a link")
     judge(lambda: figures(pairs.ring_bandwidth(world, gpu_topology, BUFFER.on(world))), required=False)
 
 

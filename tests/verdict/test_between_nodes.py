@@ -269,5 +269,5 @@ def test_what_two_recorded_nodes_come_to_with_a_network(there, said, part, verdi
     assert again.verdict == verdict
     missed = [str(at) for each in again.findings if each.state == "missed" for at in each.missed]
     assert missed == ([*BOUND, *BOUND, "world"] if verdict == "REJECTED" else [])
-    told = {"none": "nothing was asked of the network", "": "--fleet-network"}.get(said, f"{said} Gbit/s of each GPU")
+    told = {"none": "nothing was asked of the network", "": "--fleet-network"}.get(said, f"{said} Gbit/s for each GPU")
     assert any(told in reason for reason in again.reasons) == (bool(said) or verdict == "INCOMPLETE") or missed

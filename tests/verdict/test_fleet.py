@@ -58,7 +58,7 @@ OTHER_BOARDS = {"board_part_number": "965-2G520-0041-000"}
 # A healthy fleet, and what is told beside that without a fault.
 NOTES = {
     "nothing": (lambda: fleet(), ""),
-    "nobody names the hosts": (lambda: fleet(expected=None), "none is missing"),
+    "nobody names the hosts": (lambda: fleet(expected=None), "a missing one goes unseen"),
     "more GPUs in a host": (
         lambda: fleet(node_003=host_run("node-003", run={"gpus_present": 8})), "1 host (node-003) is tested in part"),
     "other part numbers": (

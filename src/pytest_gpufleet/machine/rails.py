@@ -28,7 +28,7 @@ def read_switches(run: tools.RunTool = tools.output) -> list[SwitchPort]:
     (InfiniBand). Absent without such ports, Unreadable where no switch says it."""
     ports = [port for port in fastest_ports(network_ports.read()) if port.adapter not in VIRTUAL_FUNCTIONS]
     if not ports:
-        raise Absent("no network adapter with a cable of its own has an active port")
+        raise Absent("no network adapter with its own cable has an active port")
     found = [each for port in ports if (each := _switch(port, run))]
     if not any(each.switch for each in found):
         raise Unreadable("no switch says which of its ports is connected", "turn LLDP on in the switches")

@@ -110,7 +110,7 @@ def _triads(rank: Rank, nbytes: int, seconds: float) -> list[Reading]:
     """Of the NUMA nodes that are this rank's share."""
     nodes = sorted(by_numa_node().items())
     if not nodes:
-        not_applicable("this process may use no NUMA node whole, with all its processors and its memory")
+        not_applicable("this process may not use any NUMA node with all its processors and memory")
     processors = sum(len(each) for _, each in nodes)
     if short := tools.short_of(processors, ARRAYS * nbytes * processors):
         not_applicable(short)

@@ -231,8 +231,8 @@ OTHERWISE = {
     "below the basis": LIMITS,
     "calibrated here": LIMITS,
     "disturbed": "once no other process uses the GPUs",
-    "skipped": "once what the skipped checks name is mended",
-    "without telemetry": "once the driver tells what the GPUs do",
+    "skipped": "once the causes of the skipped checks are fixed",
+    "without telemetry": "once the driver gives telemetry of the GPUs",
     "changed": "with the suite as it was shipped",
 }
 WHOLE = {NOTHING_LEFT_OUT, OTHERWISE["too short"]}

@@ -111,7 +111,7 @@ def remarks(record: Record) -> list[str]:
     if record.run.network == NO_NETWORK:
         lines.append(say("nothing was asked of the network, as --fleet-network none says"))
     elif record.run.network and record.of_cluster:
-        text = "the network between nodes is held against {rate} Gbit/s of each GPU, as --fleet-network says"
+        text = "the network between nodes is judged by {rate} Gbit/s for each GPU (--fleet-network)"
         lines.append(say(text, rate=record.run.network))
     # That a GPU was exchanged shows in its board's part number. It is no fault: two H200 with numbers as unlike as
     # 692-2G520-0282-001 and 965-2G520-0041-000 were equally fast in everything. Who bought them may want to know. Of

@@ -28,7 +28,7 @@ from pytest_gpufleet.verdict.verdict import DIED, EXIT_STATUS, MOST_NAMES, not_a
 # Of a figure between nodes that missed, its place is as well a healthy node beside a bad one. Whom such figures name
 # together is a fault of its own (node_slow, rail_slow).
 NAME_NOBODY = ("limit_missed", "slower_than_peers", NEIGHBOUR)
-NOBODY_SAID = "which hosts were expected was not given: that none is missing is not known"
+NOBODY_SAID = "the expected hosts were not given: a missing one goes unseen"
 ONCE = "{hosts} worse than the fleet's peers by one measurement alone: run {checks} there again, and give both runs"
 REHEARSED = "CPU ranks stood in for GPUs on all hosts: this says nothing about any GPU"
 UNTESTED = Said(", beside another process: that could not be tested")
