@@ -230,6 +230,31 @@ def test_nothing_without_an_efficiency_and_in_chinese_no_english_word_of_a_condi
     assert "pixels" not in table.notes[1]
 
 
+def trained(alone, together, share, ranks=4):
+    each = {gpu(index): rate for index, rate in enumerate(alone)}
+    figures = (
+        Measurement("solo_train_throughput", each, {**WORK, "batch": 256, "ranks": 1}),
+        Measurement("train_throughput", {WORLD: together}, {**WORK, "batch": 256, "ranks": ranks}),
+        Measurement("communication_share", {WORLD: share}, {**WORK, "batch": 256, "ranks": ranks}),
+    )
+    return [Finding("a", figure, "for information") for figure in figures]
+
+
+@pytest.mark.parametrize(("figures", "expected", "slowest"), [
+    (trained([100.0] * 4, 360.0, 0.1), ["90 %", "10 %", "0 %", "0 %"], 0),
+    (trained([100.0, 100.0, 60.0, 100.0], 240.0, 0.0), ["66.7 %", "0 %", "33.3 %", "0 %"], 2),
+    (trained([100.0] * 4, 200.0, 0.0), ["50 %", "0 %", "0 %", "50 %"], 0),  # nothing explains it
+    # And nothing is derived of figures that lack, or cannot be.
+    (trained([100.0] * 4, 360.0, 0.1)[:2], None, 0), (trained([0.0] * 4, 0.0, 0.1), None, 0),
+    (trained([100.0] * 4, 360.0, float("nan")), None, 0), (trained([100.0] * 4, 360.0, 1.0), None, 0),
+    (trained([100.0] * 2, 360.0, 0.1), None, 0),
+])  # fmt: skip
+def test_efficiency_is_lost_to_gradients_to_a_slow_gpu_or_to_what_nothing_explains(figures, expected, slowest):
+    rows = [[(cell.text, cell.below) for cell in row.cells] for table in training_tables(figures) for row in table.rows]
+    below = ["", "", f"of GPU {slowest}", ""]
+    assert rows == ([[*zip(expected, below, strict=True)]] if expected else [])
+
+
 def many(count):
     """A record of so many findings of each kind: of a curve, of GPUs, missed by checks and by cases, not judged."""
     made = {

@@ -316,8 +316,9 @@ def _matrices(
 
 # Images of ImageNet's training set (ILSVRC 2012): https://image-net.org/download.php
 EPOCH_IMAGES = 1_281_167
-ALONE, TOGETHER, EFFICIENCY, FED, MEMORY = (
+ALONE, TOGETHER, EFFICIENCY, FED, MEMORY, SHARE = (
     "solo_train_throughput", "train_throughput", "scaling_efficiency", "loader_throughput", "train_memory",
+    "communication_share",
 )  # fmt: skip
 SWEEP = "sweep"
 # A table for each kind of workload.
@@ -330,20 +331,27 @@ NOTE = (
     "images/s, and below it the efficiency, relative to the sum of as many GPUs alone. "
     "1 GPU: mean of all GPUs, each alone, all at the same time. Epoch: {images} images at the row's best rate"
 )
+LOST = (
+    "per cent of what the GPUs do alone, added up, derived from the share of communication and from each GPU alone; "
+    "what these do not tell apart is the host, or clocks"
+)
+HEADS_LOST = ("Efficiency", "all_reduce of gradients", "Pace of the slowest", "Anything else")
 EPOCH, GPU_MEMORY = "Epoch of ImageNet", "GPU memory"
 
 
 @dataclass(frozen=True)
 class Way:
-    """What is trained in one `way`, the conditions of its figures: images/s, efficiency and GiB of each GPU, all by the
-    number of GPUs; 1: each alone, on average. `kind`: of TITLES. `fed`: by a data loader."""
+    """What is trained in one `way`, the conditions of its figures: images/s, efficiency, share of communication and GiB
+    of each GPU, all by the number of GPUs; 1: each `alone`, on average. `kind`: of TITLES. `fed`: by a data loader."""
 
     kind: Condition
     way: dict[str, Condition]
     fed: bool = False
     rates: dict[int, float] = field(default_factory=dict)
     efficiencies: dict[int, float] = field(default_factory=dict)
+    shares: dict[int, float] = field(default_factory=dict)
     memory: dict[int, list[float]] = field(default_factory=dict)
+    alone: dict[Where, float] = field(default_factory=dict)
 
     def words(self) -> list[str]:
         words = wording.words({key: value for key, value in self.way.items() if key != "workload"})
@@ -354,7 +362,10 @@ def training_tables(findings: Sequence[Finding]) -> list[Table]:
     """The tables of a group of checks; but for the sweep none where no efficiency was measured."""
     ways = grouped((way.kind, way) for way in ways_of(findings))
     shown = {kind: of for kind, of in ways.items() if kind == SWEEP or any(way.efficiencies for way in of)}
-    return [_by_gpus(title, shown[kind]) for kind, title in TITLES.items() if kind in shown]
+    tables = [_by_gpus(title, shown[kind]) for kind, title in TITLES.items() if kind in shown]
+    lost = tuple(row for of in ways.values() for way in of for row in _lost(way))
+    title = wording.capitalised(say("Where efficiency is lost"))
+    return [*tables, Table(title, "Conditions", HEADS_LOST, lost, (say(LOST),))] if lost else tables
 
 
 def is_swept(conditions: Mapping[str, Condition]) -> bool:
@@ -373,9 +384,10 @@ def ways_of(findings: Sequence[Finding]) -> list[Way]:
         kind = SWEEP if is_swept(under) else under.get("workload", "")
         if not isinstance(count, int):
             continue
-        if one.metric in (TOGETHER, FED, EFFICIENCY) and WORLD in one.values:
+        if one.metric in (TOGETHER, FED, EFFICIENCY, SHARE) and WORLD in one.values:
             row = rows.setdefault((one.metric == FED, *sorted(under.items())), Way(kind, under, one.metric == FED))
-            (row.efficiencies if one.metric == EFFICIENCY else row.rates)[count] = one.values[WORLD]
+            by_count = {EFFICIENCY: row.efficiencies, SHARE: row.shares}.get(one.metric, row.rates)
+            by_count[count] = one.values[WORLD]
         elif one.metric in (ALONE, MEMORY):
             each_alone.append((one, count, Way(kind, under)))
     for one, count, of in each_alone:
@@ -387,6 +399,7 @@ def ways_of(findings: Sequence[Finding]) -> list[Way]:
         for row in ours:
             if one.metric == ALONE:
                 row.rates[1] = fmean(one.values.values())
+                row.alone.update(one.values)
             else:
                 row.memory[count] = [*one.values.values()]
     shown = [row for row in rows.values() if row.kind == SWEEP or max(row.rates, default=1) > 1]
@@ -416,6 +429,26 @@ def _by_gpus(title: str, rows: Sequence[Way]) -> Table:
     columns = (*heads, *([GPU_MEMORY] if memory else []), EPOCH)
     notes = say(NOTE, images=f"{EPOCH_IMAGES:,}"), say(", ").join(word for word in names[0] if word in shared)
     return Table(wording.capitalised(say(title)), "Conditions", columns, tuple(lines), notes)
+
+
+def _lost(way: Way) -> Iterator[Row]:
+    """Parts of what the GPUs do alone, added up, for each number of GPUs whose share of communication was measured;
+    together 1, or more where the figures do not fit together. Delivered: what they do together. Gradients: lost to
+    communication, as its share of a step says. Imbalance: what faster GPUs could do beyond the pace of the slowest. The
+    rest cannot be separated by what is measured: the host, or clocks that are lower when all communicate."""
+    total = sum(way.alone.values())
+    for count, share in way.shares.items():
+        together = way.rates.get(count, math.nan)
+        if len(way.alone) != count or not (total > 0 and 0 <= share < 1 and together >= 0):  # NaN is neither
+            continue
+        slowest, pace = min(way.alone.items(), key=lambda item: item[1])
+        delivered = together / total
+        gradients, imbalance = delivered * share / (1 - share), 1 - count * pace / total
+        parts = (delivered, gradients, imbalance, max(0.0, 1 - delivered - gradients - imbalance))
+        below = ("", "", say("of {place}", place=wording.place(slowest)), "")
+        cells = (Cell(wording.percent(part), below=text, figure=True) for part, text in zip(parts, below, strict=True))
+        conditions = {key: value for key, value in way.way.items() if key not in ("image", "model")}
+        yield Row(say(", ").join(wording.words({**conditions, "ranks": count})), tuple(cells))
 
 
 # ---------------------------------------------------------------- how near a run came to its limits
