@@ -14,7 +14,7 @@ BOUNDS = {
     "lines of src": 38_045,
     "modules of src": 202,
     "lines of tests": 33_050,
-    "words of docs": 27_400,
+    "words of docs": 27_700,
 }
 
 
