@@ -307,6 +307,10 @@ def use_aliases(wanted: bool) -> None:
     _aliases = Aliases(os.environ.get(ALIAS_KEY, "")) if wanted else None
 
 
+def with_aliases() -> bool:
+    return _aliases is not None
+
+
 def aliased(value: Any) -> Any:
     """JSON as evidence is to have it."""
     return _aliases.throughout(value) if _aliases else value

@@ -25,7 +25,7 @@ from pytest_gpufleet.model.finding import Grade
 from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import CONFTEST, PACKAGED, code, shipped
-from pytest_gpufleet.redaction import aliased, command
+from pytest_gpufleet.redaction import aliased, command, with_aliases
 from pytest_gpufleet.run import integrity, resume
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.folder import RunFolder
@@ -184,10 +184,9 @@ def _first_events(run: Run, arguments: Sequence[str]) -> tuple[RunHeader, Topolo
     topology = TopologyFound(nodes=[node.topology for node in nodes])
     machine = MachineRead(nodes=[node.machine for node in nodes])
     first = run.cluster_header(_header(run, arguments)), topology, machine
-    said = codec.plain(first)
-    if run.options.nodes is not None and aliased(said) is said:
+    if run.options.nodes is not None and not with_aliases():
         return first  # what nodes have sent is as evidence has it, and in memory once
-    return codec.typed(aliased(said), tuple[RunHeader, TopologyFound, MachineRead])
+    return codec.typed(aliased(codec.plain(first)), tuple[RunHeader, TopologyFound, MachineRead])
 
 
 def _header(run: Run, arguments: Sequence[str]) -> RunHeader:
