@@ -332,8 +332,8 @@ NOTE = (
     "1 GPU: mean of all GPUs, each alone, all at the same time. Epoch: {images} images at the row's best rate"
 )
 LOST = (
-    "per cent of what the GPUs do alone, added up, derived from the share of communication and from each GPU alone; "
-    "what these do not tell apart is the host, or clocks"
+    "percent of the sum of all GPUs alone; derived from the share of communication and from each GPU alone; "
+    "the rest is the host, or lower clocks"
 )
 HEADS_LOST = ("Efficiency", "all_reduce of gradients", "Pace of the slowest", "Anything else")
 EPOCH, GPU_MEMORY = "Epoch of ImageNet", "GPU memory"
