@@ -27,6 +27,7 @@ from tests.without_switch import MACHINES, Fault as SlowWay, named as named_ther
 
 H200, H100 = "NVIDIA H200", "NVIDIA H100 80GB HBM3"
 FOUR = ("h200x4-a", "h200x4-b", "h200x4-c")
+TWO = ("h200x2-g",)
 # What each GPU of three machines lost for each kelvin that it was warmer, over all precisions but fp64 at most.
 PER_KELVIN = 0.0022
 
@@ -175,7 +176,7 @@ def one(metric, machines=FOUR, whole=False, **under):
     ]
 
 
-def every(metric, machines=(*FOUR, *("h200x2-g",)), **under):
+def every(metric, machines=(*FOUR, *TWO), **under):
     def plant(name, each, percent):
         return said(run_of(name).topology, [slowed(each, percent)])
 
