@@ -36,7 +36,6 @@ from pytest_gpufleet.verdict.profile import for_gpu
 from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import remarks
 from pytest_gpufleet.world.engines.processes import CANNOT_ANSWER
-from pytest_gpufleet.world.engines.protocol import Trace
 from pytest_gpufleet.world.failure import RankFailure
 from tests.acceptance import test_faulty_machines as faulty, test_pcie
 from tests.boards import BOARDS
@@ -86,6 +85,7 @@ from tests.run.test_resume import CHASSIS, DMI
 from tests.verdict import test_healthy_figures as healthy_figures
 from tests.verdict.test_between_nodes import port, two_recorded_nodes
 from tests.world.fake_engine import FakeEngine, Hangs, world_of
+from tests.world.test_pool import BEFORE, HERE
 
 PAGE = ROOT / "docs" / "planted-faults.md"
 COMMAND = "python docs/make_planted_faults.py"
@@ -325,11 +325,7 @@ def whole(name, at, *metrics):
     return named
 
 
-HERE, BEFORE, STOPPED = (
-    Trace(collective="all_reduce", number=3),
-    Trace(collective="all_reduce", number=2),
-    CANNOT_ANSWER["T"],
-)
+STOPPED = CANNOT_ANSWER["T"]
 RUNS = [
     Row("somebody else's process computes on GPU 2", always("gpu0 gpu2", lambda: of_run(run_of("h200x4-neighbour"))),
         "INCOMPLETE"),
