@@ -32,10 +32,12 @@ def checkout(tmp_path):
     return package
 
 
-def test_the_commit_of_a_checkout_and_whether_it_was_changed(checkout):
+def test_the_commit_of_a_checkout_and_whether_it_was_changed(checkout, monkeypatch):
     root = checkout.parents[1]
     head = git(root, "rev-parse", "HEAD")
     git(root, "tag", "v1")
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        monkeypatch.setenv(name, str(root / "of another repository"))
     assert of_checkout(checkout) == head
     (root / "new.py").write_text("not of the suite\n")
     (checkout / "a.py").touch()

@@ -49,8 +49,9 @@ def of_checkout(package: Path = PACKAGE, run: RunTool = output) -> str:
     if not there or git.lstat().st_uid != package.lstat().st_uid:
         return ""
     with suppress(Unreadable):
+        own = ("env", "-u", "GIT_DIR", "-u", "GIT_WORK_TREE", "-u", "GIT_INDEX_FILE")  # as hooks of another one set
         describe = ("describe", "--always", "--exclude=*", "--abbrev=64", "--dirty")
-        return run("git", "-C", str(root), *describe, seconds=SECONDS).strip()
+        return run(*own, "git", "-C", str(root), *describe, seconds=SECONDS).strip()
     return ""
 
 
