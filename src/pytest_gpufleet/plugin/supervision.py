@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pytest_gpufleet.model import suite
 from pytest_gpufleet.plugin import listeners, options
 from pytest_gpufleet.plugin.compat import RUN, SUPERVISED
 from pytest_gpufleet.run.interruption import Supervised, supervise
@@ -19,12 +20,15 @@ DEADLINES = "calls on the ranks have --fleet-timeout, a run has --fleet-deadline
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
-    """A limit of pytest-timeout judges no machine: a run leaves it out, and says so once."""
+    """A limit of pytest-timeout for all tests judges no machine: a run leaves it out, and says so once."""
     run = item.config.stash[RUN]
-    if run.options.makes_a_run and LIMIT_LEFT_OUT not in item.config.stash:
+    own = item.get_closest_marker("timeout") and not suite.belongs(item.path)
+    if not run.options.makes_a_run or (own and run.options.nodes is None):
+        return None
+    if LIMIT_LEFT_OUT not in item.config.stash:
         item.config.stash[LIMIT_LEFT_OUT] = True
         run.tell(f"pytest-timeout's limit of {settings.timeout:g} s a test is left out: {DEADLINES}")
-    return run.options.makes_a_run or None
+    return True
 
 
 STUCK = "the machine did not tell what GPUs it has before the deadline: look at the driver and the kernel log"
