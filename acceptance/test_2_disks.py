@@ -23,9 +23,9 @@ def test_drives_are_healthy(machine: LiveMachine) -> None:
     """SMART health of drives: no failure, wear-out, media error or over-temperature
 
     A drive that fails takes checkpoints and data sets along, and one that is slow or hot makes every GPU wait for its
-    next batch. Each NVMe and SATA drive is read by `smartctl` or `nvme`, which need root. Replace the named drive; if
-    it is hot, look at the cooling first. Wear of a few per cent and many unsafe shutdowns are no fault. A drive that
-    cannot be read is not judged: run as root, or look into the kernel log where it does not answer.
+    next batch. Each NVMe and SATA drive is read by `smartctl`, which needs root. Replace the named drive; if it is hot,
+    look at the cooling first. Wear of a few per cent and many unsafe shutdowns are no fault. A drive that cannot be
+    read is not judged: run as root, or look into the kernel log where it does not answer.
     """
     drives = assertions.of_host(machine.now, disks.DISK_HEALTH)
     expect_none(disks.failing_drives(drives))
