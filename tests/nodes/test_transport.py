@@ -127,6 +127,8 @@ def test_an_agent_with_another_secret_says_so_and_ends_well(tmp_path, monkeypatc
     listener = wire.Listener(SECRET, "", "127.0.0.1", 0)
     settings = AgentSettings(str(tmp_path), rehearse=1, keep_in=str(tmp_path), head=f"127.0.0.1:{listener.port}")
     monkeypatch.setenv("GPUFLEET_TEST", "")
+    soon = agent_process.BOOT.replace("agent.main", "agent.REFUSED_SECONDS = 3.0; agent.main")
+    monkeypatch.setattr(agent_process, "BOOT", soon)
     assert agent_process.start(settings, b"x" * wire.KEY_BYTES).wait(2 * 60) == 0
     assert "another secret" in capfd.readouterr().err
     listener.close()
