@@ -13,7 +13,7 @@ from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.banner import reasons, why
-from pytest_gpufleet.report.figures import group_table, required_tables, texts
+from pytest_gpufleet.report.figures import group_table, narrow, required_tables, texts
 from pytest_gpufleet.report.gpu_grid import group_title
 from pytest_gpufleet.report.terminal.summary_lines import SCREEN, summary_lines, text_report
 from pytest_gpufleet.run.summary import summary
@@ -83,6 +83,8 @@ def test_each_group_has_a_line_with_its_smallest_margin(standard):
         assert [row.cells[column].text for column in (2, 3, 1, 5)] == [*nearest]
         assert row.cells[0].text == f"{sum(each.state == 'met' for each in of_group)} of {len(of_group)}"
         assert all(wording.ascii_signs(part) in text for part in (row.name, row.cells[0].text, *nearest))
+    standard.findings[:] = [replace(each, limit=None, state="missed") for each in standard.findings]  # their peers
+    assert not any("()" in cell.text for row in narrow(group_table(standard)).rows for cell in row.cells)
 
 
 def test_the_text_of_a_run_has_every_check_and_required_measurement_and_ends_as_the_terminal(every_record):

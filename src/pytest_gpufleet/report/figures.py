@@ -498,7 +498,8 @@ def narrow(table: Table) -> Table:
     rows = []
     for each in table.rows:
         within, margin, value, limit, _, where = (cell.text for cell in each.cells)
-        rows.append(row(each.name, within, margin, f"{each.details}{say(': ')}{value} ({limit}){say(', ')}{where}"))
+        held = f"{value} ({limit})" if limit else value  # else it missed its peers, or spread too far
+        rows.append(row(each.name, within, margin, f"{each.details}{say(': ')}{held}{say(', ')}{where}"))
     return Table("", "Group", ("In limits", "Margin", "Nearest to its limit"), tuple(rows))
 
 
