@@ -34,6 +34,12 @@ def healthy(folder="h200x4-a"):
     return replace(record, findings=findings, checks=checks, faults=[], verdict="ACCEPTED", reasons=[], telemetry=[])
 
 
+KNOWN = {  # of hosts, which the recorded machines did not read
+    "pci_devices": {"0000:18:00.0": {"kind": "gpu", "iommu": "identity"}},
+    "gpudirect": {"peer_module": None, "open_modules": True},
+}
+
+
 def host_run(
     host, *, folder="h200x4-a", change=unchanged, noise=NOISE, utc="", run=None, machine=None, facts=None, **record
 ):
@@ -42,7 +48,15 @@ def host_run(
     base = healthy(folder)
     dice = random.Random(host)
     gpus = tuple(
-        Gpu(gpu.index, {**gpu.facts, "uuid": f"GPU-{host}-{gpu.index}", "serial": f"{dice.randrange(10**12):012}"})
+        Gpu(
+            gpu.index,
+            {
+                "gsp_firmware": "580.159.04",
+                **gpu.facts,
+                "uuid": f"GPU-{host}-{gpu.index}",
+                "serial": f"{dice.randrange(10**12):012}",
+            },
+        )
         for gpu in base.topology.gpus
     )
     topology = replace(base.topology, gpus=gpus)
@@ -52,7 +66,7 @@ def host_run(
         base,
         run=structs.replace(base.run, **header),
         topology=machine(topology) if machine else topology,
-        machines={0: structs.replace(base.machine, host={**base.machine.host, "name": host, **(facts or {})})},
+        machines={0: structs.replace(base.machine, host={**base.machine.host, **KNOWN, "name": host, **(facts or {})})},
         findings=[_measured(finding, change, dice, noise) for finding in base.findings],
         **record,
     )

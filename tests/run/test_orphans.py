@@ -75,6 +75,18 @@ def test_signal_to_the_controller(controller, tmp_path, number):
     assert {path.name for path in folder.iterdir()} == left
 
 
+def test_controller_and_fork_server_are_killed_at_once(controller, tmp_path):
+    """By the out-of-memory killer, say. What ranks have started in groups of their own has nobody left to end it."""
+    process = controller(HANGING)
+    first, *children, second, last = rank_pids(tmp_path)
+    for pid in (process.pid, alive(first).parent):
+        os.kill(pid, signal.SIGSTOP)
+    for pid in (alive(first).parent, process.pid, *children, last):
+        os.kill(pid, signal.SIGKILL)
+    assert comes_true(lambda: not alive(first) and not alive(second))
+    assert process.wait(60) == -signal.SIGKILL
+
+
 def test_a_terminal_that_is_closed_takes_no_report_away(tmp_path):
     """As by a lost connection: SIGHUP, and from then on nothing can be written to the terminal."""
     (tmp_path / "pytest.ini").write_text("[pytest]")

@@ -40,7 +40,7 @@ def gaps(found):
     return [(gap.kind, gap.hosts) for gap in found.gaps]
 
 
-def without_driver(topology):
+def with_another_driver(topology):
     return replace(topology, driver="570.86.15")
 
 
@@ -164,7 +164,7 @@ def test_runs_that_are_not_alike_are_named(run):
 
 # ---------------------------------------------------------------- who is unlike the others
 @pytest.mark.parametrize(("fact", "differing"), [
-    ("driver", {"machine": without_driver}),
+    ("driver", {"machine": with_another_driver}),
     ("VBIOS", {"machine": with_facts(vbios="96.00.00.00.00")}),
     ("VBIOS", {"machine": of_the_first(vbios="96.00.00.00.00")}),
     ("InfoROM", {"machine": with_facts(inforom_version="G520.0280.00.00")}),
@@ -186,8 +186,18 @@ def test_a_host_that_is_unlike_the_others_is_named(fact, differing):
     assert (found.verdict, found.exit_status) == ("REJECTED", 1)
 
 
+@pytest.mark.parametrize("differing", [
+    {"machine": lambda topology: replace(topology, driver=None)},
+    {"machine": of_the_first(vbios=None)},
+    {"facts": {"kernel": None, "pci_devices": None}},
+])  # fmt: skip
+def test_a_host_of_which_a_fact_is_not_known_is_unlike_nobody(differing):
+    found = fleet(node_003=host_run("node-003", **differing))
+    assert (found.differences, [fault.name for fault in found.faults]) == ((), [])
+
+
 def test_where_nobody_has_a_majority_nobody_is_blamed_but_half_of_the_fleet_cannot_hide():
-    hosts = [host_run(name, machine=without_driver if number % 2 else None) for number, name in enumerate(NAMES)]
+    hosts = [host_run(name, machine=with_another_driver if number % 2 else None) for number, name in enumerate(NAMES)]
     found = judge_fleet(hosts, (), NAMES)
     assert [(each.fact, each.usual, len(each.hosts)) for each in found.differences] == [("driver", None, 8)]
     assert [fault.subjects for fault in found.faults] == [()]
@@ -318,10 +328,10 @@ def nodes(**differing):
 
 @pytest.mark.parametrize(("change", "of", "named", "left_out"), [
     (None, (), [], set()),
-    (without_driver, (3,), [(Place(5, "node"),)], {5}),
+    (with_another_driver, (3,), [(Place(5, "node"),)], {5}),
     (with_facts(gsp_firmware="1"), (3,), [(Place(5, "node"),)], {5}),
     (of_the_first(power_limit_watts=500.0), (3,), [(Place(5, "node"),)], set()),  # it works with the others
-    (without_driver, (1, 2), [()], set()),  # of two halves nobody is the minority
+    (with_another_driver, (1, 2), [()], set()),  # of two halves nobody is the minority
 ])  # fmt: skip
 def test_a_node_unlike_the_others_is_named_and_left_out_for_its_software(change, of, named, left_out):
     runs = nodes(**{f"node_00{n}": host_run(f"node-00{n}", machine=change) for n in of})

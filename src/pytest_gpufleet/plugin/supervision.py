@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.model import suite
 from pytest_gpufleet.plugin import listeners, options
 from pytest_gpufleet.plugin.compat import RUN, SUPERVISED
 from pytest_gpufleet.run.interruption import Supervised, supervise
@@ -22,8 +21,11 @@ DEADLINES = "calls on the ranks have --fleet-timeout, a run has --fleet-deadline
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     """A limit of pytest-timeout for all tests judges no machine: a run leaves it out, and says so once."""
     run = item.config.stash[RUN]
-    own = item.get_closest_marker("timeout") and not suite.belongs(item.path)
-    if not run.options.makes_a_run or (own and run.options.nodes is None):
+    if not run.options.makes_a_run:
+        return None
+    from pytest_gpufleet.model.suite import belongs
+
+    if run.options.nodes is None and item.get_closest_marker("timeout") and not belongs(item.path):
         return None
     if LIMIT_LEFT_OUT not in item.config.stash:
         item.config.stash[LIMIT_LEFT_OUT] = True

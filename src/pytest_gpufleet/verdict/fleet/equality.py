@@ -166,7 +166,8 @@ def _differences(records: Records, facts_of: Callable[[Record], dict[str, str]])
 
 
 def difference(fact: str, values: Mapping[str, str], code: str = "host_unlike_others") -> Difference | None:
-    """In what hosts differ, of which each has a value; None if they do not."""
+    """In what hosts differ, by the value of each; None if they do not. One that is not known differs from nothing."""
+    values = {host: value for host, value in values.items() if value != UNKNOWN}
     counts = Counter(values.values())
     if len(counts) < 2:
         return None
@@ -219,7 +220,7 @@ def _of_gpus(record: Record, facts: Mapping[str, str] = OF_GPUS) -> dict[str, st
     """What its GPUs have, all of it."""
     every = {what: {_text(gpu.get(fact)) for gpu in record.topology.gpus} for what, fact in facts.items()}
     every["NVLinks that are up"] = {str(gpu.nvlinks_active) for gpu in record.topology.gpus}
-    return {what: " and ".join(sorted(values)) for what, values in every.items()}
+    return {what: " and ".join(sorted(values - {UNKNOWN})) or UNKNOWN for what, values in every.items()}
 
 
 def _run(record: Record) -> dict[str, str]:

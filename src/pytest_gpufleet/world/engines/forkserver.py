@@ -140,11 +140,11 @@ def serve(control_descriptor: int, preload: Sequence[str], idle: Sequence[str]) 
                 break
             if not datagram:
                 break
-            pid = os.fork()
+            own, pid = os.getpid(), os.fork()
             if pid == 0:
                 for descriptor in (control.detach(), woken, wake):
                     os.close(descriptor)
-                _become_rank(*descriptors)
+                _become_rank(descriptors[0], own)
             for descriptor in descriptors:
                 os.close(descriptor)
             (requests[pid],) = REQUEST.unpack(datagram)
@@ -170,9 +170,10 @@ def _ended() -> Iterator[tuple[int, int]]:
             yield ended
 
 
-def _become_rank(connection: int) -> NoReturn:
+def _become_rank(connection: int, parent: int) -> NoReturn:
     status = 1
     try:
+        processes.end_with_parent(parent)
         os.setsid()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -16,7 +16,7 @@ CANNOT_ANSWER = {
     "D": "(in a system call that cannot be interrupted, such as one of the GPU driver)",
 }
 DEAD = ("Z", "X", "x")
-PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 TURN_SECONDS = 0.05  # until it is looked for processes again that have just been started
 F_SETSIG = 10  # linux/fcntl.h; Python has no name for it
 
@@ -105,6 +105,13 @@ def end(find: Callable[[], set[int]], seconds: float) -> set[int]:
 def adopt() -> None:
     """Whoever loses its parent below this process becomes its child, and no child of init, so that it can be killed."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent is gone, whoever holds the GIL."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it was gone before
+        os._exit(1)
 
 
 def end_with(lifeline: int, group: int, by: int = signal.SIGKILL) -> None:
