@@ -165,19 +165,11 @@ def test_a_module_by_its_name_is_itself_again():
 
 
 STOPPED_AT_ITS_START = """
-import os, signal, time
-from pytest_gpufleet.world.engines import forkserver, local
-from pytest_gpufleet.world.engines.processes import look
+from pytest_gpufleet.world.engines import forkserver
 import pytest_gpufleet.world.world as pool
 
 pool.MIN_START_SECONDS = 1.0
-made = forkserver.Forkserver.__init__
-
-def stopped(self, *modules):
-    made(self, *modules)
-    os.kill(self.pid, signal.SIGSTOP)
-
-forkserver.Forkserver.__init__ = stopped
+forkserver.BOOT = f"import os, signal; os.kill(os.getpid(), signal.SIGSTOP); {forkserver.BOOT}"
 """
 
 
