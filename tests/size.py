@@ -11,10 +11,10 @@ GENERATED = {DOCS / "checks.md", DOCS / "planted-faults.md", DOCS / "power.md"}
 
 # What there may be at most, blank lines included. Who adds, removes.
 BOUNDS = {
-    "lines of src": 38_045,
-    "modules of src": 202,
-    "lines of tests": 33_050,
-    "words of docs": 27_700,
+    "lines of src": 37_370,
+    "modules of src": 193,
+    "lines of tests": 32_200,
+    "words of docs": 27_950,
 }
 
 
