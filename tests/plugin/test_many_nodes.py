@@ -194,7 +194,7 @@ def test_nodes_that_came_to_their_end_are_not_run_again(in_a_session, tmp_path):
     ended = [int(path.suffix[1:]) for path in tmp_path.glob("ended.*")]
     assert comes_true(lambda: not any(map(alive, ended)))
     (first,) = (tmp_path / REPORTS).iterdir()
-    assert comes_true(lambda: (first / "evidence.jsonl").read_text().count('"sha256": "') == 2)
+    assert comes_true(lambda: (first / "evidence.jsonl").read_text().count('"event": "node_finished"') == 2)
     run.send_signal(signal.SIGTERM)
     assert run.wait(SECONDS) == -signal.SIGTERM, (tmp_path / "log").read_text()
     whole = {node: end.sha256 for node, end in read(first / "evidence.jsonl").finished.items() if end.sha256}
