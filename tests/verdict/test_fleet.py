@@ -1,10 +1,11 @@
 """What the runs of many hosts, or of the nodes of one run, amount to: who is missing, unlike the others, slower."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from pytest_gpufleet.model.events import FaultFound, NodeFinished
+from pytest_gpufleet.model.events import FaultFound, NodeFinished, as_written
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.metric import METRICS
@@ -21,10 +22,11 @@ from pytest_gpufleet.verdict.fleet.fleet_peers import (
     slower_than_other_nodes,
 )
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet, over_nodes, settled
-from pytest_gpufleet.verdict.fleet.host_runs import Unusable, between, expected_as, natural
+from pytest_gpufleet.verdict.fleet.host_runs import Common, Unusable, between, expected_as, kept, natural, read_own
 from pytest_gpufleet.verdict.reading import read
 from tests import clusters
 from tests.clusters import Ends, cluster
+from tests.conftest import ROOT
 from tests.fleets import fleet_of, host_run, measured_twice, rejected, slower
 from tests.machines import first_gpus
 from tests.runs import ALONE
@@ -75,6 +77,21 @@ def test_healthy_hosts_are_a_healthy_fleet(what):
     assert (found.verdict, found.exit_status, found.lowest) == ("ACCEPTED", 0, "project")
     assert (found.gaps, found.faults, found.slow, found.differences) == ((), (), (), ())
     assert [told in note for note in found.notes] == [True] * bool(told)
+
+
+RUNS = sorted((ROOT / "docs" / "results").glob("2026-11-28-*/**/evidence.jsonl"))
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.parent.name)
+def test_a_fleet_reads_of_findings_what_every_command_does_but_for_samples_and_details(path, tmp_path):
+    lines = [f"{json.dumps(json.loads(line))}\n" for line in path.read_text().splitlines()]  # as a run writes them
+    (tmp_path / "evidence.jsonl").write_text("".join(lines))
+    common = Common()
+    lean, whole = read_own(tmp_path / "evidence.jsonl", common), kept(read(path), Common())
+    assert (lean.findings, lean.verdict, lean.checks) == (whole.findings, whole.verdict, whole.checks)
+    found = [line.encode() for line in lines if line.startswith('{"event": "finding"')]
+    assert {len(common.event(line).finding.measurement.samples) for line in found} == {0}
+    assert {len(as_written(line).finding.measurement.samples) for line in found} != {0}
 
 
 # ---------------------------------------------------------------- who is there

@@ -17,7 +17,7 @@ from pytest_gpufleet.model.language import LANGUAGES, in_language
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, Reason, judge_fleet
-from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, Unusable, between, expected_as, read_own
+from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, Unusable, between, expected_as, kept
 from pytest_gpufleet.verdict.reading import read
 
 
@@ -172,7 +172,7 @@ class _Found:
                 if stated and stated != digest:
                     raise Refused(f"{folder}: its evidence is not that that the run over all nodes names")
                 if not record.of_cluster:
-                    self.runs.append(HostRun(str(folder), digest, read_own(folder.evidence, self._common, host)))
+                    self.runs.append(HostRun(str(folder), digest, kept(record, self._common, host)))
                     return
                 for number, end in record.finished.items():
                     if end.sha256:

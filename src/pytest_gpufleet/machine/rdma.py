@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import time
@@ -171,7 +172,14 @@ def is_own(said: str) -> bool:
     return any(re.search(pattern, said) for pattern, _ in OWN_STEPS)
 
 
-RDMA_PORTS = HostFact("rdma_ports", list[str], read_ports, subject="rdma", on_request=True)
+def read_between_nodes() -> list[str]:
+    """The same for writing to other nodes, which is tried where perftest is installed: Absent where it is not."""
+    if shutil.which(BANDWIDTH.program) is None:
+        raise Absent(f"{BANDWIDTH.program} is not installed")
+    return read_ports()
+
+
+RDMA_PORTS = HostFact("rdma_ports", list[str], read_between_nodes, subject="rdma", on_request=True)
 RDMA_WRITES = HostFact("rdma_writes", list[Write], read, subject="rdma", on_request=True)
 
 

@@ -169,8 +169,8 @@ def ports_in_use(machine: Machine) -> list[Port]:
 
 
 def rdma_rails(nodes: Sequence[Node]) -> dict[int, str]:
-    """The RDMA ports by which these nodes reach each other, by rail. Ends the check as not applicable where perftest
-    can try none of them, or NCCL is to use none, as not judged where it can on some of the nodes."""
+    """The RDMA ports by which these nodes reach each other, by rail. Ends the check as not applicable where no node has
+    such ports and perftest, or NCCL is to use none, as not judged where some have, or perftest cannot try a port."""
     from pytest_gpufleet.machine import network_ports, rdma
     from pytest_gpufleet.machine.software import steering
 
@@ -179,9 +179,10 @@ def rdma_rails(nodes: Sequence[Node]) -> dict[int, str]:
         not_applicable("NCCL_IB_DISABLE=1: NCCL is to use no RDMA")
     there = {node.number: (node.machine, node.now(rdma.RDMA_PORTS.name)) for node in nodes if node.machine}
     found = {number: rdma.RDMA_PORTS.of({rdma.RDMA_PORTS.name: now}) for number, (_, now) in there.items()}
-    silent = [f"node {number}: {why}" for number, why in found.items() if isinstance(why, Missing)]
-    if silent:
-        (not_judged if len(silent) < len(found) else not_applicable)(some(silent, MOST_SILENT, "; "))
+    if silent := {number: why for number, why in found.items() if isinstance(why, Missing)}:
+        absent = len(silent) == len(found) and all(why.absent for why in silent.values())
+        texts = [f"node {number}: {why}" for number, why in silent.items()]
+        (not_applicable if absent else not_judged)(some(texts, MOST_SILENT, "; "))
     machines = [machine for machine, _ in there.values()]
     if not (rails := rdma.rails([network_ports.ports_of(each.host) for each in machines], machines[0].gpus)):
         not_applicable("these nodes have no active InfiniBand or RoCE port of one name")

@@ -37,8 +37,8 @@ ROUND = 4  # matmuls of the same operands, after which one answer is waited for
 STEP = 4096
 STEPS = {"cuda": 4096, "cpu": 64}
 # A result is read once: its words of 64 bits are summed at this distance (a prime, so that no row or tile that lies
-# elsewhere keeps all sums), and the sums with odd random factors. One wrong bit always changes the hash. On an H100
-# that takes 1 to 3 % of the rate, of fp8 5 % (2026-11-23).
+# elsewhere keeps all sums), and the sums with odd random factors. One wrong bit always changes the hash. On two
+# H100 that takes 1 to 3 % of the rate, of fp32 nothing (2026-11-28).
 DISTANCE = 4099
 NO_EVENT = -math.log(1 - 0.95)  # events are rarer than 3.0 in n, with 95 %, if none came in n (the rule of three)
 

@@ -143,6 +143,17 @@ class Common:
         )  # fmt: skip
         return Judged(finding=lean)
 
+    def finding(self, found: Finding) -> Finding:
+        """Of a record that was read whole the same, without samples and details."""
+        of = found.measurement
+        if of.samples is NOTHING:
+            return found
+        key = found.check, of.metric, *of.conditions.items()
+        under, definition = self(of.conditions, "conditions", *key), self(of.definition, "definition", *key)
+        limit, tolerances = self(found.limit, "limit", *key), self(found.tolerances, "tolerances", *key)
+        lean = _lean(of.metric, of.values, under, definition, of.gpu_states)
+        return replace(found, measurement=lean, limit=limit, tolerances=tolerances)
+
     def _read(self, part: str, text: msgspec.Raw) -> Any:
         key = part, bytes(text)
         if key not in self._known:
@@ -218,15 +229,8 @@ def kept(record: Record, common: Common, host: str = "") -> Record:
         started=[*map(common, record.started)],
         checks={check.id: check for check in checks},
         fingerprints={common(check): common(each, check) for check, each in record.fingerprints.items()},
-        findings=[*map(_slim, record.findings)],
+        findings=[*map(common.finding, record.findings)],
     )
-
-
-def _slim(found: Finding) -> Finding:
-    of = found.measurement
-    if of.samples is NOTHING:
-        return found
-    return replace(found, measurement=_lean(of.metric, of.values, of.conditions, of.definition, of.gpu_states))
 
 
 def counted(runs: Iterable[HostRun]) -> tuple[tuple[HostRun, ...], list[str], list[Gap]]:
