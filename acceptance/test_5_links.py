@@ -124,8 +124,9 @@ def test_host_memory_bandwidth(world: World, judge: Judge, machine: LiveMachine)
 
     All data that GPUs get from the host come out of this memory. A NUMA node slower than the others lacks a memory
     module or has one in the wrong slot (`dmidecode -t memory`, `edac-util`). If root can read the modules, all nodes
-    together must reach two fifths of their rated bandwidth. It needs whole NUMA nodes, which a container may not have;
-    other programs on the host lower the measurement.
+    together must reach two fifths of their rated bandwidth. Bandwidth between CPUs, from each node to the memory of one
+    on another socket, is shown: two sockets slower than those of like machines have lost a link. It needs whole NUMA
+    nodes, which a container may not have; other programs on the host lower the measurement.
     """
     found: list[Measurement] = []
 

@@ -15,6 +15,7 @@ import torch
 
 from pytest_gpufleet.machine import processors, tools
 from pytest_gpufleet.machine.gpu_facts import CLOCK_MEMORY, CLOCK_SM
+from pytest_gpufleet.model.conditions import FAR
 from pytest_gpufleet.model.endings import NotApplicable
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.metric import GiB, MiB
@@ -141,6 +142,10 @@ NODES = {0: [0, 1, 4], 2: [2, 3]}
 RATES = {0: 100.0, 1: 20.0, 2: 70.0, 3: 40.0, 4: 90.0}
 
 
+def near(one, other):
+    return any({one, other} <= {*processors} for processors in NODES.values())
+
+
 def two_numa_nodes(rank, short=""):
     """Of which a rank has one, and whose figures are those of their processors."""
     here = threading.local()
@@ -149,20 +154,24 @@ def two_numa_nodes(rank, short=""):
         @staticmethod
         def sched_setaffinity(thread, processors):
             (here.processor,) = processors
+            here.began = getattr(here, "began", here.processor)  # where it was when it wrote to its memory
 
     memory.os, memory.by_numa_node = System, lambda: NODES
     memory.tools.short_of = lambda processors, memory: short
-    memory._rate = lambda *given: RATES[here.processor]
+    memory._rate = lambda *given: RATES[here.processor] * (1 if near(here.began, here.processor) else 0.5)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_every_figure_belongs_to_its_numa_node(three_ranks, ranks):
     some = three_ranks.subset(range(ranks))
     some.run(two_numa_nodes)
-    (measured,) = memory.host_memory_bandwidth(some, MiB, 0.01)
-    assert measured.conditions == {"operation": "triad"}
-    assert {str(place): value for place, value in measured.values.items()} == {"numa0": 210.0, "numa2": 110.0}
-    assert all(len(samples) == 3 for samples in measured.samples.values())
+    measurements = memory.host_memory_bandwidth(some, MiB, 0.01)
+    assert [dict(each.conditions) for each in measurements] == [{"operation": "triad"}, {"operation": FAR}]
+    for each, share in zip(measurements, (1, 0.5), strict=True):
+        assert {str(place): value for place, value in each.values.items()} == {
+            "numa0": 210.0 * share, "numa2": 110.0 * share,
+        }  # fmt: skip
+        assert all(len(samples) == 3 for samples in each.samples.values())
 
 
 def test_a_container_with_a_quota_has_no_figure(three_ranks):
@@ -215,7 +224,7 @@ def test_the_thread_that_failed_tells_why(monkeypatch):
     monkeypatch.setattr(memory, "_rate", lambda *given: 1.0)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     with pytest.raises(MemoryError, match="no more"):
-        memory._triad(rank, 0, [0, 1, 2], 8, 0.0)
+        memory._triad(rank, 0, [0, 1, 2], [0, 1, 2], 8, 0.0, "triad")
 
 
 def test_revisions_of_a_board_differ_in_copy_and_in_triad_and_not_in_the_mean_of_both():

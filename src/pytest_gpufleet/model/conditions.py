@@ -79,11 +79,12 @@ TRANSFORMERS = ("transformer-0.1b", "transformer-0.6b", "transformer-1.3b", "tra
 PCIE_WAYS = ("PIX", "PXB", "PHB", "NODE", "SYS", "host")
 # An NVLink domain.
 INSIDE, ACROSS = "inside", "across"
+FAR = "triad across NUMA nodes"
 
 # In the order in which a reader wants to hear them.
 CONDITIONS: dict[str, ConditionType] = {
     "collective": ConditionType(COLLECTIVES, leads=True),
-    "operation": ConditionType(("copy", "triad", "copy and triad"), leads=True),
+    "operation": ConditionType(("copy", "triad", "copy and triad", FAR), leads=True),
     "model": ConditionType((*RESNETS, *TRANSFORMERS)),
     "method": ConditionType(tuple(WAYS), words=WAYS),
     "recipe": ConditionType(("fp32", "tf32", "amp", "bf16", "peak"), leads=True),

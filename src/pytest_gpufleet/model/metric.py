@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from pytest_gpufleet.model.codec import Finite
-from pytest_gpufleet.model.conditions import COMPARED_WORK, INSIDE, PCIE_WAYS, Condition
+from pytest_gpufleet.model.conditions import COMPARED_WORK, FAR, INSIDE, PCIE_WAYS, Condition
 from pytest_gpufleet.model.language import Said
 
 T = TypeVar("T")
@@ -290,7 +290,8 @@ ROWS = (
                     conditions={"at_once": "one", "fabric": fabric}) for fabric in ("nvlink", "pcie")),
     )),
     MetricRow(Metric("host_memory_bandwidth", "GB/s", "higher", "bandwidth of host memory", 0.06),
-              ("operation", "method"), shared="always", tolerances=(
+              ("operation", "method"), shared="always",
+              not_peers=lambda conditions: conditions.get("operation") == FAR, tolerances=(
         # Two sockets are enough: nothing makes memory faster than its channels are.
         Tolerance("host_memory_bandwidth", 0.06, source="one memory channel of twelve is 8 %, one of eight 12 %"),
     )),

@@ -19,6 +19,7 @@ from pytest_gpufleet.machine import tools
 from pytest_gpufleet.machine.health import ClocksUnderLoad
 from pytest_gpufleet.machine.processors import by_numa_node
 from pytest_gpufleet.model import place
+from pytest_gpufleet.model.conditions import FAR
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.measurement import Measurement, Reading
 from pytest_gpufleet.model.metric import GiB, MiB
@@ -101,29 +102,40 @@ def host_memory_bandwidth(world: World, nbytes: int, seconds: float) -> list[Mea
     A thread on each processor works on arrays of `nbytes` of its own, to which it is the first to write, so they lie in
     the memory of its NUMA node. The nodes of a machine are divided among its ranks. A sample takes about `seconds`. A
     node is held against the other ones: how fast its modules are, and on how many channels, only the firmware knows.
+    Then the same with arrays in the memory of a node half of all nodes on, both ways at once, which is what the links
+    between sockets carry: it is shown, and judged where a profile has a limit for it.
     """
-    every = world.each(world.nodes, _triads, nbytes, seconds)
-    return together(world, [found for ranks in every for found in ranks])
+    every = (world.each(world.nodes, _triads, nbytes, seconds, operation) for operation in ("triad", FAR))
+    return [figure for each in every for figure in together(world, [found for ranks in each for found in ranks])]
 
 
-def _triads(rank: Rank, nbytes: int, seconds: float) -> list[Reading]:
-    """Of the NUMA nodes that are this rank's share."""
+def _triads(rank: Rank, nbytes: int, seconds: float, operation: str) -> list[Reading]:
+    """Of the NUMA nodes that are this rank's share. The kernel numbers those of a socket one after the other, so that
+    half of all nodes on is another socket."""
     nodes = sorted(by_numa_node().items())
     if not nodes:
         not_applicable("this process may not use any NUMA node with all its processors and memory")
     processors = sum(len(each) for _, each in nodes)
     if short := tools.short_of(processors, ARRAYS * nbytes * processors):
         not_applicable(short)
-    return [_triad(rank, *node, nbytes, seconds) for node in nodes[rank.index :: rank.size]]
+    half = len(nodes) // 2 if operation == FAR else 0
+    if operation == FAR and not half:
+        return []
+    mine = list(zip(nodes, nodes[half:] + nodes[:half], strict=True))[rank.index :: rank.size]
+    return [_triad(rank, *node, near, nbytes, seconds, operation) for node, (_, near) in mine]
 
 
-def _triad(rank: Rank, number: int, processors: Sequence[int], nbytes: int, seconds: float) -> Reading:
+def _triad(
+    rank: Rank, number: int, processors: Sequence[int], near: Sequence[int], nbytes: int, seconds: float, operation: str
+) -> Reading:
+    """`near`: the processors next to the memory."""
     start = Barrier(len(processors))
 
-    def rates(processor: int) -> list[float]:
+    def rates(processor: int, next_to_memory: int) -> list[float]:
         try:
-            os.sched_setaffinity(0, {processor})  # of this thread alone
+            os.sched_setaffinity(0, {next_to_memory})  # of this thread alone
             a, b, c = (_first_touched(nbytes, value) for value in (0.0, 1.0, 2.0))
+            os.sched_setaffinity(0, {processor})
             return [_rate(a, b, c, seconds) for _ in range(SAMPLES) if start.wait() >= 0]
         except BrokenBarrierError:
             return []  # another thread has the reason
@@ -132,12 +144,12 @@ def _triad(rank: Rank, number: int, processors: Sequence[int], nbytes: int, seco
             raise
 
     torch.set_num_threads(1)  # of each thread that is started from now on, until the next test
-    with rank.phase(f"triad at NUMA node {number}"), ThreadPoolExecutor(len(processors)) as threads:
-        by_processor = list(threads.map(rates, processors))
+    with rank.phase(f"{operation} at NUMA node {number}"), ThreadPoolExecutor(len(processors)) as threads:
+        by_processor = list(threads.map(rates, processors, itertools.cycle(near)))
     samples = tuple(map(sum, zip(*by_processor, strict=True)))
     details = {"processors": len(processors), "bytes": nbytes * len(processors)}
     where = place.numa_node(number, rank.node)
-    return Reading("host_memory_bandwidth", median(samples), {"operation": "triad"}, samples, where, details)
+    return Reading("host_memory_bandwidth", median(samples), {"operation": operation}, samples, where, details)
 
 
 def _first_touched(nbytes: int, value: float) -> Tensor:
