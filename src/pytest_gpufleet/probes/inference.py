@@ -39,7 +39,7 @@ RECIPES = {"cuda": ("bf16", torch.bfloat16), "cpu": ("fp32", torch.float32)}
 BATCHES = {"cuda": (1, 64), "cpu": (1, 2)}
 TOKENS = {"cuda": 64, "cpu": 4}  # that are decoded in a run, behind a context that fills the rest of the cache
 SAMPLES = 3
-SAMPLE_SECONDS = {"cuda": 0.2, "cpu": 0.0}  # a sample is the median of as many runs as fill it
+SAMPLE_SECONDS = {"cuda": 0.05, "cpu": 0.0}  # a sample is the median of as many runs as fill it
 WARM_UP = 3  # steps before a CUDA graph is captured
 MOST_RUNS = 5
 
