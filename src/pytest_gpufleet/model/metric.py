@@ -324,7 +324,7 @@ ROWS = (
     MetricRow(Metric("scaling_efficiency", "ratio", "higher", "scaling efficiency"), _TRAINING, shared="between GPUs"),
     # Of 0.4 %, a few thousandths of a step are a lot.
     MetricRow(Metric("communication_share", "ratio", "lower",
-                     "share of a training step that waits for communication", steady=False), _TRAINING),
+                     "share of a step that waits for communication", steady=False), _TRAINING),
     # Of the last lap as NVML's sample period happens to fall.
     MetricRow(Metric("train_utilization", "ratio", "higher",
                      "share of the time that a GPU is busy in training", steady=False), _TRAINING),
