@@ -79,7 +79,7 @@ H200, A100 = machine(HOPPER, "nvswitch", "NV18"), machine(AMPERE, "nvlink", "NV1
 PCIE, SOCKETS = machine(AMPERE, "pcie", "PXB"), machine(AMPERE, "pcie", "SYS")
 # Of each variable values that harm, and such that do not, with the machine that they stand on.
 SWITCHES = [
-    ("NCCL_P2P_DISABLE", H200, ["1", " 1", "1 # later"], ["0", "", "00", "off", "2"]),
+    ("NCCL_P2P_DISABLE", H200, ["1", " 1", "1 # later", "01", "0x1"], ["0", "", "00", "off", "2", "0x2", "0x"]),
     ("NCCL_SHM_DISABLE", H200, ["1"], ["0", "", "false"]),
     ("NCCL_P2P_DIRECT_DISABLE", H200, ["1", "-1"], ["0", ""]),
     ("NCCL_P2P_LEVEL", H200, ["LOC", "0"], ["NVL", "PIX", "SYS", "1", "5", "nvl", "", "-1"]),

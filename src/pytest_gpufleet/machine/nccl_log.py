@@ -134,7 +134,7 @@ ASKED: dict[str, dict[str, Callable[[str], bool]]] = {
         "NCCL_CUMEM_ENABLE": lambda text: c_number(text) == 0,
         "NCCL_ALGO": lambda text: ("nvls" in text.lower()) == ("^" in text),
     },
-    "p2p_not_used": {"NCCL_P2P_DISABLE": lambda text: c_number(text) != 0, "NCCL_P2P_LEVEL": bool},
+    "p2p_not_used": {"NCCL_P2P_DISABLE": lambda text: c_number(text) == 1, "NCCL_P2P_LEVEL": bool},
     "sockets_used": {
         "NCCL_IB_DISABLE": lambda text: c_number(text) != 0,
         "NCCL_NET": lambda text: text.lower() == "socket",

@@ -175,8 +175,8 @@ def rdma_rails(nodes: Sequence[Node]) -> dict[int, str]:
     from pytest_gpufleet.machine.software import steering
 
     __tracebackhide__ = True
-    if c_number(steering().get("NCCL_IB_DISABLE") or "0") == 1:
-        not_applicable("NCCL_IB_DISABLE=1: NCCL is to use no RDMA")
+    if c_number(steering().get("NCCL_IB_DISABLE") or ""):
+        not_applicable("NCCL_IB_DISABLE: NCCL is to use no RDMA")
     there = {node.number: (node.machine, node.now(rdma.RDMA_PORTS.name)) for node in nodes if node.machine}
     found = {number: rdma.RDMA_PORTS.of({rdma.RDMA_PORTS.name: now}) for number, (_, now) in there.items()}
     if silent := {number: why for number, why in found.items() if isinstance(why, Missing)}:
