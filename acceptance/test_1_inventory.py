@@ -518,9 +518,8 @@ def test_network_ports_are_active(machine: LiveMachine, fleet_order: Order | Non
     """
     there = assertions.of_host(machine.host.get, network_ports.NETWORK_PORTS)
     expect_none(orders.ports_down(fleet_order, there))
-    if fleet_network != NO_NETWORK:
-        expect_none(network_ports.kinds_down(there, machine.gpus))
-    expect_none(network_ports.unlike_others(assertions.ports_in_use(machine), machine.gpus))
+    expect_none(network_ports.not_up(there, machine.gpus, needed=fleet_network != NO_NETWORK))
+    assertions.ports_in_use(machine)
 
 
 @needs_gpus

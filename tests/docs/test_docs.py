@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet import cli
-from pytest_gpufleet.machine.xids import meanings
+from pytest_gpufleet.machine.kernel_log import meanings
 from pytest_gpufleet.model import suite
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import MiB

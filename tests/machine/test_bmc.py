@@ -118,6 +118,8 @@ def test_what_comes_and_what_goes_during_a_run(tmp_path):
     assert not bmc.cleared_since(before.log, now.log)
     cleared = replace(before.log, events=(replace(before.log.events[0], at="06/18/2025 07:00:00"),))
     assert bmc.cleared_since(before.log, cleared)
+    without_a_word = replace(cleared, events=(replace(cleared.events[0], what="Failure detected"),))
+    assert bmc.cleared_since(before.log, without_a_word)
 
 
 def test_a_log_that_takes_too_long_leaves_the_rest(tmp_path):

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from pytest_gpufleet.machine import kernel_log
-from pytest_gpufleet.machine.kernel_log import TABLE, KernelLog, Logged, judged, of_the_host, parse, recognised
+from pytest_gpufleet.machine.kernel_log import TABLE, KernelLog, Logged, Xid, judged, of_the_host, parse, recognised
 from pytest_gpufleet.machine.local_node import Machine
-from pytest_gpufleet.machine.xids import ACTIONS, UNUSED, Xid, meanings, table, xids_of
 from pytest_gpufleet.model.endings import NotJudged
 from pytest_gpufleet.model.fault import CODES, Fault
 from pytest_gpufleet.model.gpu import Gpu
@@ -305,12 +304,12 @@ def test_an_xid_is_found_and_belongs_to_its_gpu(line):
 
 
 def test_every_xid_of_the_catalogue_is_known():
-    actions = {int(number): action for number, (action, _) in table()["actions"].items()}
+    actions = {int(number): action for number, (action, _) in kernel_log.catalogue()["actions"].items()}
     assert sorted(actions) == list(range(1, 173))
-    assert {*actions.values(), *(rule[-1] for rule in table()["nvlink"])} <= {"", *ACTIONS}
+    assert {*actions.values(), *(rule[-1] for rule in kernel_log.catalogue()["nvlink"])} <= {"", *kernel_log.ACTIONS}
     needs_words = [number for number, action in actions.items() if action not in ("CONTACT_SUPPORT", "IGNORE")]
-    assert [number for number in needs_words if number not in meanings()] == []
-    assert UNUSED in str(Xid("0000:1b:00", 47, ""))
+    assert [number for number in needs_words if number not in kernel_log.meanings()] == []
+    assert kernel_log.UNUSED in str(Xid("0000:1b:00", 47, ""))
     assert "NVIDIA's XID catalogue" in str(Xid("0000:1b:00", 9999, ""))
 
 
@@ -345,7 +344,7 @@ RECOVERY = "NVRM: Xid (PCI:0000:1b:00): 154, GPU recovery action changed from "
 ])  # fmt: skip
 def test_what_an_xid_calls_for(line, code, condemning):
     (xid,) = parse(line)
-    found = xids_of([Gpu(3, {"pci_bus_id": GPU})], [xid])
+    found = kernel_log.xids_of([Gpu(3, {"pci_bus_id": GPU})], [xid])
     assert [(fault.name, fault.subjects) for fault in found] == ([(code, (gpu_place(3),))] if code else [])
     assert xid.condemning == condemning
 

@@ -6,9 +6,8 @@ import subprocess
 import sys
 
 from pytest_gpufleet.machine.gpu_facts import COUNTERS, SLOW_COUNTERS
-from pytest_gpufleet.machine.kernel_log import Logged
+from pytest_gpufleet.machine.kernel_log import Logged, Xid
 from pytest_gpufleet.machine.local_node import LocalNode, take
-from pytest_gpufleet.machine.xids import Xid
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
 from tests.conftest import ROOT
 

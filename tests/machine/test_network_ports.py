@@ -202,6 +202,8 @@ OF_BEFORE = Port("mlx5_0/1", "4: ACTIVE", errors=ERRORS)  # as older evidence ha
     (counting(), {"port_xmit_wait": 10**9, "out_of_sequence": 10**6}, []),  # congestion
     (counting(), {"symbol_error": 27}, []),
     (counting(), {"symbol_error": 28}, ["symbol_error"]),
+    (counting(symbol_error=500), {"symbol_error": 28}, ["symbol_error"]),  # the adapter was reset in between
+    (counting(symbol_error=500), {"symbol_error": 9}, []),
     (counting(), {"carrier_changes": 4}, ["carrier_changes"]),
     (counting(), {"carrier_changes": 4, "link_downed": 2}, ["link_downed", "carrier_changes"]),
     (counting(state="1: DOWN"), {"carrier_changes": 9}, []),  # without a cable

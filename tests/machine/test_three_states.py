@@ -190,7 +190,7 @@ def test_what_a_site_leaves_out_is_not_read_and_does_not_apply(monkeypatch):
 def libraries(tmp_path, monkeypatch):
     monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere:{tmp_path}")
     monkeypatch.delenv("NCCL_NET_PLUGIN", raising=False)
-    monkeypatch.setattr(host, "_by_the_loader", lambda name: None)
+    monkeypatch.setattr(host, "output", lambda *command: "")
     return tmp_path
 
 
@@ -207,15 +207,16 @@ def test_the_plugin_of_nccl_is_the_file_that_it_would_load(libraries, monkeypatc
 
 
 def test_a_library_in_the_loaders_cache_is_found_and_unknown_where_the_loader_does_not_answer(monkeypatch):
-    assert host._by_the_loader("libc.so.6").endswith("libc.so.6")
-    assert host._by_the_loader("libc.so") is None
+    cache = "2 libs found in cache\n\tlibnccl-net.so.0 (libc6,x86-64) => /a\n\tlibnccl-net.so (libc6,x86-64) => /b\n"
 
     def hangs(*command):
         raise Unreadable("ldconfig did not answer within 20 s")
 
-    monkeypatch.setattr(host, "output", hangs)
     monkeypatch.delenv("NCCL_NET_PLUGIN", raising=False)
     monkeypatch.setenv("LD_LIBRARY_PATH", "")
+    monkeypatch.setattr(host, "output", lambda *command: cache)
+    assert host.read(["nccl_net_plugin"]) == {"nccl_net_plugin": "/b"}
+    monkeypatch.setattr(host, "output", hangs)
     assert host.read(["nccl_net_plugin"]) == {"nccl_net_plugin": Missing("ldconfig did not answer within 20 s")}
 
 

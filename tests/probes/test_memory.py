@@ -197,13 +197,17 @@ def test_a_numa_node_is_measured_where_this_process_has_all_of_it(tmp_path, monk
     assert processors.by_numa_node(tmp_path) == expected
 
 
+LITTLE = {"memory.max": "16000000000", "memory.current": "13000000000"}
+
+
 @pytest.mark.parametrize(("files", "words"), [
     ({}, ""),
     ({"cpu.max": "max 100000", "memory.max": "max", "memory.current": "5"}, ""),
     ({"cpu.max": "6400000 100000", "memory.max": "64000000000", "memory.current": "32000000000"}, ""),
     ({"cpu.max": "800000 100000"}, "the container has the time of 8 processors, and 64 to run on"),
-    ({"memory.max": "16000000000", "memory.current": "13000000000"}, "the container has 3 GB of memory left"),
-], ids=["no container", "no limits", "enough", "a quota", "little memory"])  # fmt: skip
+    ({**LITTLE, "memory.stat": "file 9000000000\ninactive_file 20\nshmem 0"}, "the container has 3 GB of memory left"),
+    ({**LITTLE, "memory.stat": "anon 4000000000\ninactive_file 6000000000\nactive_file 3000000000\nshmem 0"}, ""),
+], ids=["no container", "no limits", "enough", "a quota", "little memory", "a cache of files"])  # fmt: skip
 def test_what_a_container_leaves(tmp_path, monkeypatch, files, words):
     for name, text in files.items():
         (tmp_path / name).write_text(f"{text}\n")

@@ -7,7 +7,7 @@ from itertools import combinations
 import msgspec
 import pytest
 
-from pytest_gpufleet.machine.network_ports import gigabits_for_each_gpu, kinds_down, ports_of, unlike_others
+from pytest_gpufleet.machine.network_ports import gigabits_for_each_gpu, not_up, ports_of
 from pytest_gpufleet.model.gpu import Gpu, Missing, joined
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
@@ -176,7 +176,7 @@ def test_ports_that_are_down_are_named(case):
     there, facts, _ = NETWORKS[case]
     gpus = [Gpu(index, each) for index, each in enumerate(facts)]
     each = ports_of({"network_ports": there})
-    found = [*kinds_down(each, gpus), *unlike_others(each, gpus)]
+    found = not_up(each, gpus, needed=True)
     assert {fault.name for fault in found} <= {"network_port_unlike_others"}
     assert [fault.what.partition(" ")[0] for fault in found] == [
         each["port"] for each in there if each["state"] == DOWN["state"]
@@ -191,7 +191,8 @@ def test_ports_that_are_down_are_named(case):
 ])  # fmt: skip
 def test_a_kind_that_is_down_is_named_where_gpus_have_no_other(gpus, kept, named):
     there = ports_of({"network_ports": [*ports(max(len(gpus), 1), **DOWN), *kept]})
-    assert len(kinds_down(there, [Gpu(index, each) for index, each in enumerate(gpus)])) == named
+    own = [Gpu(index, each) for index, each in enumerate(gpus)]
+    assert [len(not_up(there, own, needed)) for needed in (True, False)] == [named, 0]
 
 
 # ---------------------------------------------------------------- what is required between nodes

@@ -1,8 +1,7 @@
 """The baseboard management controller (BMC): its event log, power supplies, fans and temperatures, and what is wrong
-with them. By ipmitool, over the interface that the BMC has to its own host: Redfish would need its address and an
-account. What ipmitool prints for people is parsed: its `-c` quotes nothing, and has other columns for each kind of
-sensor. `sdr type` and `sel elist` print the same in 1.8.18 and 1.8.19, but for dates (lib/ipmi_sel.c). States, events
-are those of IPMI 2.0, section 42, as ipmitool words them (include/ipmitool/ipmi_sel.h)."""
+with them. By ipmitool over IPMI: Redfish would need an address and an account. What it prints for people is parsed: its
+`-c` quotes nothing, and has other columns for each kind of sensor. 1.8.18 and 1.8.19 print the same, but for dates
+(lib/ipmi_sel.c). States and events are those of IPMI 2.0, section 42, in the words of include/ipmitool/ipmi_sel.h."""
 
 import os
 import re
@@ -15,15 +14,12 @@ import msgspec
 
 from pytest_gpufleet.machine import tools
 from pytest_gpufleet.machine.tools import Absent, HostFact, RunTool, Unreadable, output, unreadable_here, why_missing
-from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.fault import Fault, node_fault
 from pytest_gpufleet.model.grouping import grouped
-from pytest_gpufleet.model.place import THIS_NODE
 
 
 class Sensor(msgspec.Struct, frozen=True):
-    """`entity`: IPMI's kind of part and its number ("10.1"). `status`: ok, ns for one without a reading, else the
-    threshold that is passed: lnc, lcr, lnr, unc, ucr, unr. `reading`: "4680 RPM", or states like "Presence detected,
-    Failure detected"."""
+    """`entity`: kind of part and number ("10.1"). `status`: "ok", "ns" without a reading, else the threshold passed."""
 
     name: str
     entity: str
@@ -60,7 +56,7 @@ class Bmc(msgspec.Struct, frozen=True):
     fans: tuple[Sensor, ...] = ()
     temperatures: tuple[Sensor, ...] = ()
     log: EventLog | None = None
-    log_unreadable: str = msgspec.field(name="log_untold", default="")
+    log_unreadable: str = ""
 
 
 LEAK = re.compile("leak", re.IGNORECASE)  # by name: IPMI has no type of sensor for it
@@ -78,7 +74,7 @@ def read(root: Path = Path("/"), run: RunTool = output) -> Bmc:
     try:
         return Bmc(power, fans, temperatures, _log(run))
     except Unreadable as why:
-        return Bmc(power, fans, temperatures, None, str(why))
+        return Bmc(power, fans, temperatures, log_unreadable=str(why))
 
 
 def read_leaks(root: Path = Path("/"), run: RunTool = output) -> tuple[Sensor, ...]:
@@ -98,9 +94,9 @@ def _require(root: Path) -> None:
 def read_firmware(root: Path = Path("/")) -> str:
     """Its version, as "24.9": the driver writes the part behind the point in hexadecimal
     (drivers/char/ipmi/ipmi_msghandler.c, firmware_revision_show)."""
-    found = sorted((root / "sys/devices/platform").glob("ipmi_bmc.*/firmware_revision"))
-    if version := next(filter(None, map(tools.text, found)), None):
-        return version
+    for path in sorted((root / "sys/devices/platform").glob("ipmi_bmc.*/firmware_revision")):
+        if version := tools.text(path):
+            return version
     raise _without(root, "no BMC answers the kernel of this system")
 
 
@@ -122,9 +118,8 @@ def _rows(printed: str, between: str) -> list[list[str]]:
 
 
 def _log(run: RunTool) -> EventLog:
-    """Of lines like "7 | 09/08/2021 | 06:34:15 | Power Supply #0x3b | Failure detected | Asserted", behind which a
-    reading may stand. Records of vendors have fewer columns and are left out. ipmitool walks the whole log to its last
-    entries, some milliseconds for each, and a log may have thousands."""
+    """Of lines like "7 | 09/08/2021 | 06:34:15 | Power Supply #0x3b | Failure detected | Asserted". Records of vendors
+    have fewer columns and are left out. ipmitool walks the whole log to its last entries, milliseconds for each."""
     about = {row[0]: row[1] for row in _rows(run("ipmitool", "sel", "info"), ":") if len(row) == 2}
     full = about.get("Overflow") == "true" or about.get("Percent Used") == "100%"
     rows = _rows(run("ipmitool", "sel", "elist", "last", "200", seconds=60.0), "|")
@@ -138,8 +133,7 @@ def _log(run: RunTool) -> EventLog:
 
 
 def _day(written: str) -> str | None:
-    """As ISO 8601 has it; None for "Pre-Init" and the like. 1.8.18 writes four digits of the year, 1.8.19 as the locale
-    does, which is C here."""
+    """As ISO 8601 has it; None for "Pre-Init". 1.8.18 writes the year with four digits, 1.8.19 as the locale C does."""
     for form in ("%m/%d/%Y", "%m/%d/%y"):
         with suppress(ValueError):
             return datetime.strptime(written, form).date().isoformat()
@@ -190,8 +184,7 @@ LOGGED = (
 
 
 def failed_supplies(found: Bmc) -> list[Fault]:
-    """Power supplies that fail or have no mains, and redundancy that is lost. A bay that is empty shows in redundancy:
-    a sensor without reading (ns) may be of a bay that no supply was bought for."""
+    """An empty bay shows in redundancy: nobody may have bought a supply for a sensor without a reading (ns)."""
     failed = _faults("power_supply_failed", found.power, CRITICAL, SUPPLY_STATES)
     return failed + _faults("power_not_redundant", found.power, states=NOT_REDUNDANT)
 
@@ -204,7 +197,7 @@ def failed_fans(found: Bmc) -> list[Fault]:
 def high_temperatures(found: Bmc) -> list[Fault]:
     """Air that comes in beyond any of the BMC's own thresholds for it, and parts beyond their critical ones."""
     inlets = [sensor for sensor in found.temperatures if is_inlet(sensor)]
-    others = [sensor for sensor in found.temperatures if not is_inlet(sensor)]
+    others = [sensor for sensor in found.temperatures if sensor not in inlets]
     too_warm = _faults("inlet_temperature", inlets, (*CRITICAL, *NON_CRITICAL))
     return too_warm + _faults("component_temperature", others, CRITICAL, WORN)
 
@@ -226,13 +219,12 @@ def _faults(
         what = [state for state in sensor.reading.split(", ") if state.startswith(states)]
         if sensor.status in statuses:
             what.insert(0, f"{sensor.reading}, beyond the BMC's threshold {sensor.status}")
-        faults += [Fault(code, (THIS_NODE,), f"{sensor}: {each}") for each in what]
+        faults += [node_fault(code, f"{sensor}: {each}") for each in what]
     return faults
 
 
 def logged_errors(log: EventLog) -> list[Fault]:
-    """What the BMC's log says against a machine: errors of the last LOG_DAYS that did not go away again. Those of which
-    nobody knows the day count too."""
+    """Errors of the last LOG_DAYS that did not go away again. Those of which nobody knows the day count too."""
     errors, over, day = [], set(), None
     for event in reversed(log.events):
         day = event.day or day  # one that the BMC had no time for: before the next that has a day
@@ -250,23 +242,22 @@ def logged_since(before: EventLog, now: EventLog) -> list[Fault]:
 
 
 def log_full(log: EventLog) -> list[Fault]:
-    """That the log has no room: nearly all BMCs take no more events then, and some write over their oldest ones. It is
-    so of many healthy machines, so it speaks against none."""
-    if not log.full:
-        return []
+    """Shown only: nearly all BMCs take no more events then, some write over old ones, and many healthy ones are
+    full."""
     last = f"its last entry is of {log.events[-1].at}" if log.events else "none of its entries can be read"
-    return [Fault("bmc_log_full", (THIS_NODE,), f"{last}, and it may have taken none since: save and clear it")]
+    what = f"{last}, and it may have taken none since: save and clear it"
+    return [node_fault("bmc_log_full", what)] if log.full else []
 
 
 def cleared_since(before: EventLog, now: EventLog) -> bool:
-    """Whether somebody has cleared the log between two readings, and with it what it would have shown."""
-    return any(event.what == CLEARED and event not in before.events for event in now.events)
+    """Whether somebody has cleared the log between two readings, for which not every BMC has an event."""
+    lost = before.events and before.events[-1] not in now.events
+    return bool(lost) or any(event.what == CLEARED and event not in before.events for event in now.events)
 
 
 def supplies_lost(before: Bmc, now: Bmc) -> list[Fault]:
-    there = {str(sensor) for sensor in now.power if PRESENT in sensor.reading}
-    gone = [sensor for sensor in before.power if PRESENT in sensor.reading and str(sensor) not in there]
-    return [Fault("power_supply_failed", (THIS_NODE,), f"{sensor}: it is gone") for sensor in gone]
+    was, there = ([str(each) for each in found.power if PRESENT in each.reading] for found in (before, now))
+    return [node_fault("power_supply_failed", f"{sensor}: it is gone") for sensor in was if sensor not in there]
 
 
 def _code(event: LoggedEvent, lasting: bool = False) -> str:
@@ -283,5 +274,5 @@ def _summed_up(events: Iterable[LoggedEvent]) -> list[Fault]:
     faults = []
     for (sensor, what), found in grouped(((event.sensor, event.what), event) for event in events).items():
         times = "once" if len(found) == 1 else f"{len(found)} times, the last"
-        faults.append(Fault(_code(found[-1]), (THIS_NODE,), f"{sensor}: {what}, {times}, on {found[-1].at}"))
+        faults.append(node_fault(_code(found[-1]), f"{sensor}: {what}, {times}, on {found[-1].at}"))
     return faults

@@ -75,17 +75,16 @@ class Diagnosis:
 
 
 def diagnosed(printed: Printed, gpus: Sequence[Gpu]) -> Diagnosis:
-    """`gpus`: all of the machine. DCGM has numbers of its own for GPUs: which is which is known by serial numbers, and
-    where these are missing the node is to blame."""
+    """`gpus`: all of the machine, known by serial number: DCGM has its own numbers. Else the node is to blame."""
     document = printed.document
     if document is None:
         said = f": {printed.said}" if printed.said else ""
         return Diagnosis(unseen=[f"dcgmi ended with status {printed.status} and printed no JSON{said}"])
-    at = {str(gpu.serial): gpu.place for gpu in gpus if gpu.serial}
-    own = _serials(document) if isinstance(document, Mapping) else {}
-    times = Counter(own.values())
-    found = Diagnosis({number: at[serial] for number, serial in own.items() if serial in at and times[serial] == 1})
+    at, found = {str(gpu.serial): gpu.place for gpu in gpus if gpu.serial}, Diagnosis()
     try:
+        own = _serials(document)
+        times = Counter(own.values())
+        found.places = {number: at[each] for number, each in own.items() if each in at and times[each] == 1}
         for category, test in _tests(document):
             _test(category, test, found)
     except (TypeError, KeyError, AttributeError, ValueError) as why:
@@ -95,17 +94,14 @@ def diagnosed(printed: Printed, gpus: Sequence[Gpu]) -> Diagnosis:
 
 
 def _serials(document: Mapping[str, Any]) -> dict[str, str]:
-    of_version_3, groups = document.get("GPU Device Serials"), document.get("entity_groups")
-    found = dict(of_version_3) if isinstance(of_version_3, Mapping) else {}
-    for group in groups if isinstance(groups, list) else ():
-        if isinstance(group, Mapping) and group.get("entity_group") == "GPU":
+    found = dict(document.get("GPU Device Serials") or {})  # of DCGM 3
+    for group in document.get("entity_groups") or ():
+        if group.get("entity_group") == "GPU":
             found |= {each.get("entity_id"): each.get("serial_num") for each in group.get("entities") or ()}
     return {str(number): str(serial) for number, serial in found.items()}
 
 
-def _tests(document: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    if not isinstance(document, Mapping):
-        raise ValueError("it is no object")
+def _tests(document: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     whole = next((document[name] for name in OUTERMOST if name in document), None)
     if whole is None:
         raise ValueError(f"it has neither {' nor '.join(map(repr, OUTERMOST))}")
@@ -151,8 +147,8 @@ def _result(category: str, name: str, result: Mapping[str, Any], found: Diagnosi
 
 
 def _number(result: Mapping[str, Any], warnings: int) -> str | None:
-    """DCGM's number of the GPU that a result is of; None if it is of none, or of no single one. Where a test of DCGM 3
-    looks at all GPUs at once, the result has the number of the last one that it warned of."""
+    """DCGM's number of the one GPU that a result is of. Where a test of DCGM 3 looks at all GPUs at once, the result
+    has the number of the last one that it warned of: None."""
     if "entity_group" in result:
         return str(result["entity_id"]) if result["entity_group"] == "GPU" else None
     number = result.get("gpu_id", result.get("gpu_ids"))  # before 3.0 by the second name, which may hold several
@@ -172,9 +168,8 @@ def _whole(status: int, found: Diagnosis, gpus: int) -> None:
     known = bool(found.faults or found.shown)
     if status not in (WELL, REPORTED, ISOLATE) or (status == ISOLATE and not found.faults) or (status and not known):
         found.unseen.append(f"dcgmi ended with status {status}, and its JSON does not say why")
-    if found.unseen or found.faults:
-        return
-    if not found.outcomes:
-        found.unseen.append("it has no test of the hardware")
-    elif found.outcomes["Pass"] and len(found.tested) < gpus:
-        found.unseen.append(f"it tested {len(found.tested)} GPUs, and there are {gpus}")
+    if not found.unseen and not found.faults:
+        if not found.outcomes:
+            found.unseen.append("it has no test of the hardware")
+        elif found.outcomes["Pass"] and len(found.tested) < gpus:
+            found.unseen.append(f"it tested {len(found.tested)} GPUs, and there are {gpus}")

@@ -1,9 +1,9 @@
-"""The drives of the host: what the kernel shows of them, what they say of their own health by smartctl, and what is
-wrong with them."""
+"""The drives of the host: what the kernel shows of them, what they say of their health (smartctl), and what is
+wrong."""
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,7 @@ import msgspec
 
 from pytest_gpufleet.machine import tools
 from pytest_gpufleet.machine.tools import AS_ROOT, Absent, HostFact, RunTool, Unreadable, output
-from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.place import THIS_NODE
+from pytest_gpufleet.model.fault import Fault, node_fault
 
 SECTOR = 512  # what a block device's `size` counts in, whatever the drive's own sectors are (block/genhd.c)
 # nvme0n1, and nvme0c0n1 where the kernel sees a drive over several ways: drivers/nvme/host/core.c
@@ -22,20 +21,15 @@ NAMESPACE = re.compile(r"nvme\d+(c\d+)?n\d+")
 
 @dataclass(frozen=True)
 class Drive:
-    """`name`: "nvme0". `transport`: "pcie", or by which network it is reached. `bytes`: of all its `namespaces`
-    together, None if it has none. `lanes` and `speed` (GT/s): of its PCIe link. None: the system does not say."""
+    """`name`: "nvme0". `transport`: "pcie", or by which network it is reached. `bytes`: of all its namespaces."""
 
     name: str
     model: str | None = None
     serial: str | None = None
     firmware: str | None = None
-    state: str | None = None
     transport: str | None = None
     address: str | None = None
     bytes: int | None = None
-    namespaces: dict[str, int] = field(default_factory=dict)
-    lanes: float | None = None
-    speed: float | None = None
 
 
 def read_nvme(root: Path = Path("/")) -> tuple[Drive, ...]:
@@ -44,27 +38,17 @@ def read_nvme(root: Path = Path("/")) -> tuple[Drive, ...]:
 
 
 def _drive(drive: Path) -> Drive:
-    spaces = (each for each in sorted(drive.iterdir()) if NAMESPACE.fullmatch(each.name))
-    sizes = {each.name: size * SECTOR for each in spaces if (size := tools.whole(each / "size")) is not None}
-    names = ("model", "serial", "state", "transport", "address")
-    texts: dict[str, Any] = {name: tools.text(drive / name) for name in names}
-    return Drive(
-        drive.name,
-        **texts,
-        firmware=tools.text(drive / "firmware_rev"),
-        bytes=sum(sizes.values()) if sizes else None,
-        namespaces=sizes,
-        lanes=tools.number(drive / "device/current_link_width"),
-        speed=tools.number(drive / "device/current_link_speed"),
-    )
+    spaces = (tools.whole(each / "size") for each in drive.iterdir() if NAMESPACE.fullmatch(each.name))
+    sizes = [size * SECTOR for size in spaces if size is not None]
+    names = ("model", "serial", "transport", "address")
+    about = tools.texts(drive, firmware="firmware_rev", **{name: name for name in names})
+    return Drive(drive.name, **about, bytes=sum(sizes) if sizes else None)
 
 
 @dataclass(frozen=True)
 class DriveHealth:
-    """What a drive ("nvme0", "sda") says of itself. `passed`: whether it calls itself healthy. What its kind counts: of
-    NVMe `critical_warning` (bits), `spare` and `spare_threshold` in %, `used` (% of the writes that it was made for),
-    `media_errors`, `unsafe_shutdowns`; of SATA `reallocated`, `pending` and `uncorrectable` sectors. `silent`: why it
-    could not be asked."""
+    """What a drive ("nvme0", "sda") says of itself. `used`: % of the writes it was made for. `silent`: why it does
+    not."""
 
     device: str
     model: str | None = None
@@ -72,11 +56,8 @@ class DriveHealth:
     rotating: bool = False
     celsius: float | None = None
     critical_warning: int | None = None
-    spare: float | None = None
-    spare_threshold: float | None = None
     used: float | None = None
     media_errors: int | None = None
-    unsafe_shutdowns: int | None = None
     reallocated: int | None = None
     pending: int | None = None
     uncorrectable: int | None = None
@@ -88,11 +69,6 @@ ANY_STATUS, NOT_ASKED = tuple(range(256)), 0b11
 DENIED = re.compile("permission denied|operation not permitted", re.IGNORECASE)
 # ACS-4 and the attributes that all makers have under these numbers (smartctl's drivedb.h, DEFAULT).
 ATTRIBUTES = {5: "reallocated", 197: "pending", 198: "uncorrectable"}
-# The log of an NVMe drive, where smartctl has other names for it than DriveHealth.
-NVME_LOG = {
-    "spare": "available_spare", "spare_threshold": "available_spare_threshold", "used": "percentage_used",
-    **{name: name for name in ("critical_warning", "media_errors", "unsafe_shutdowns")},
-}  # fmt: skip
 
 
 def read_health(root: Path = Path("/"), run: RunTool = output) -> tuple[DriveHealth, ...]:
@@ -114,7 +90,7 @@ def _asked(run: RunTool, name: str) -> DriveHealth:
     text = run("smartctl", "--json=c", "-a", f"/dev/{name}", statuses=ANY_STATUS)
     try:
         printed = msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError:  # or what is no document
+    except msgspec.DecodeError:
         raise Unreadable("smartctl printed no JSON: it is older than its option for it") from None
     about = printed.get("smartctl", {})
     if about.get("exit_status", 0) & NOT_ASKED:
@@ -128,7 +104,9 @@ def _asked(run: RunTool, name: str) -> DriveHealth:
         passed=printed.get("smart_status", {}).get("passed"),
         rotating=bool(printed.get("rotation_rate")),
         celsius=printed.get("temperature", {}).get("current"),
-        **{field: log.get(name) for field, name in NVME_LOG.items()},
+        critical_warning=log.get("critical_warning"),
+        used=log.get("percentage_used"),
+        media_errors=log.get("media_errors"),
         **{ATTRIBUTES[row["id"]]: row.get("raw", {}).get("value") for row in table if row.get("id") in ATTRIBUTES},
     )
 
@@ -152,7 +130,7 @@ USED_UP = 100  # % of the writes that the maker expects it to last for, as the s
 def failing_drives(drives: Iterable[DriveHealth]) -> list[Fault]:
     """By what drives say of themselves. Many unsafe shutdowns, or a few per cent of wear, are no fault."""
     named = ((each, f"{each.device} ({each.model})" if each.model else each.device) for each in drives)
-    return [Fault(code, (THIS_NODE,), f"{name}: {what}") for each, name in named for code, what in _wrong_with(each)]
+    return [node_fault(code, f"{name}: {what}") for each, name in named for code, what in _wrong_with(each)]
 
 
 def _wrong_with(drive: DriveHealth) -> Iterator[tuple[str, str]]:

@@ -29,8 +29,8 @@ def text(value: Any) -> Any:
 
 
 def field_values(nvml: Any, handle: Any, wanted: Iterable[Any]) -> list[Any]:
-    """The values of fields, None for one that has none. Raises what the first one says if none is; a field that the
-    driver does not know is an invalid argument to it, which is to say that there is no such thing here."""
+    """The values of fields, None for one without. If none has any, raises what the first one says; a field that the
+    driver does not know is an invalid argument to it: there is no such thing here."""
     values = list(nvml.nvmlDeviceGetFieldValues(handle, list(wanted)))
     if all(each.nvmlReturn for each in values):
         error = values[0].nvmlReturn
@@ -92,15 +92,12 @@ def nvlink_errors(nvml: Any, handle: Any) -> dict[str, list[int | None]]:
     return dict(zip(NVLINK_5_COUNTERS, map(list, zip(*of_links, strict=True)), strict=True))
 
 
-def fabric_info(nvml: Any, handle: Any) -> Any:
+def fabric(nvml: Any, handle: Any, health: bool = False) -> dict[str, Any]:
     info = nvml.c_nvmlGpuFabricInfoV_t()
     nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
-    return info
-
-
-def fabric_health(nvml: Any, handle: Any) -> dict[str, Any]:
-    info = fabric_info(nvml, handle)
-    return {"mask": info.healthMask, "clique": info.cliqueId, "cluster": bytes(info.clusterUuid).hex()}
+    if health:
+        return {"mask": info.healthMask, "clique": info.cliqueId, "cluster": bytes(info.clusterUuid).hex()}
+    return {"state": info.state, "status": info.status}
 
 
 PCI_DEVICES, PCI_SLOTS = Path("/sys/bus/pci/devices"), Path("/sys/bus/pci/slots")
@@ -113,13 +110,9 @@ def pci_device(nvml: Any, handle: Any) -> Path:
 
 
 def pcie_width_able(nvml: Any, handle: Any) -> dict[str, int]:
-    """By the system, which asks device and port apart. A virtual machine shows no port, or one that is none."""
-    device = pci_device(nvml, handle)
-    ends = {"gpu": device, "port": device.parent}
-    widths = {name: int(tools.lanes(each / "max_link_width") or 0) for name, each in ends.items()}
-    if not widths["gpu"]:
-        raise nvml.NVMLError(NOT_SUPPORTED)
-    return widths
+    if lanes := tools.lanes(pci_device(nvml, handle) / "max_link_width"):
+        return {"gpu": int(lanes)}
+    raise nvml.NVMLError(NOT_SUPPORTED)
 
 
 def pci_bus_cpus(nvml: Any, handle: Any) -> list[int]:
@@ -145,8 +138,7 @@ def module_id(nvml: Any, handle: Any) -> int:
 
 
 def physical_slot(nvml: Any, handle: Any) -> str:
-    """What the firmware calls the slot that the device is in, by the kernel (Documentation/ABI/testing/sysfs-bus-pci:
-    `address` of a slot is domain, bus and device). A virtual machine has slots that its hypervisor made up."""
+    """By the kernel (Documentation/ABI/testing/sysfs-bus-pci, slots). Those of a virtual machine are made up."""
     if nvml.nvmlDeviceGetVirtualizationMode(handle) == ON_THE_MACHINE:
         address = pci_device(nvml, handle).name.partition(".")[0]
         for slot in sorted(PCI_SLOTS.glob("*")):
@@ -165,11 +157,7 @@ FIELD_MEMORY_TEMPERATURE, FIELD_RECOVERY_ACTION = 82, 230
 FIELDS_SLOWDOWN = {"sw_thermal": 269, "hw_thermal": 270, "power_brake": 271}  # ns
 FIELD_THERMAL_POLICY = 75  # ns
 FIELDS_POWER_SMOOTHING = (251, 264)
-
-
-def _spare_rows(nvml: Any, handle: Any) -> dict[str, int]:
-    values = nvml.nvmlDeviceGetRowRemapperHistogram(handle)
-    return {name: int(getattr(values, name)) for name in ("max", "high", "partial", "low", "none")}
+SPARE_ROWS = ("max", "high", "partial", "low", "none")  # nvml.h: nvmlRowRemapperHistogramValues_t
 
 
 def _sram_threshold(nvml: Any, handle: Any) -> bool:
@@ -188,32 +176,27 @@ def _slowdown_ns(nvml: Any, handle: Any) -> dict[str, int]:
 
 
 def _power_smoothing(nvml: Any, handle: Any) -> list[int | None]:
-    """GPUs before Blackwell have none, and the host none of its own where the BMC keeps it (privilege level 0 in
-    DCGM's dcgm_fields.h), whatever error says so."""
+    """GPUs before Blackwell have none; where the BMC keeps it the host has none (privilege level 0 in DCGM's
+    dcgm_fields.h), whatever error says so."""
     try:
         return field_values(nvml, handle, FIELDS_POWER_SMOOTHING)
     except nvml.NVMLError as error:
-        if named(error, "GpuIsLost"):
-            raise
-        raise nvml.NVMLError(NOT_SUPPORTED) from None
+        raise error if named(error, "GpuIsLost") else nvml.NVMLError(NOT_SUPPORTED) from None
 
 
 def _each_that_is_here(
     nvml: Any, numbers: Mapping[str, int], ask: Callable[[int], Any], *errors: str
 ) -> dict[str, int]:
-    """By name what the driver says to each of these numbers, without those that it does not know, by these errors or
-    those of NOT_HERE. Raises the last of these if it knows none."""
+    """What the driver says to these numbers that it knows: to others these errors, or those of NOT_HERE."""
     values: dict[str, int] = {}
-    missing: Exception | None = None
     for name, number in numbers.items():
         try:
             values[name] = ask(number)
         except nvml.NVMLError as error:
             if not named(error, *NOT_HERE, *errors):
                 raise
-            missing = error
-    if missing and not values:
-        raise missing
+    if not values:
+        raise nvml.NVMLError(NOT_SUPPORTED)
     return values
 
 
@@ -225,11 +208,11 @@ def _ecc_corrected(nvml: Any, handle: Any) -> dict[str, int]:
 def _inforom(nvml: Any, handle: Any) -> bool:
     try:
         nvml.nvmlDeviceValidateInforom(handle)
+        return True
     except nvml.NVMLError as error:
         if not named(error, "CorruptedInforom"):
             raise
         return False
-    return True
 
 
 def _temperature_limits(nvml: Any, handle: Any) -> dict[str, int | None]:
@@ -244,7 +227,7 @@ def _clock_event_reasons(nvml: Any, handle: Any) -> int:
     try:
         return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
     except (nvml.NVMLError, AttributeError) as error:
-        if isinstance(error, nvml.NVMLError) and not named(error, *NOT_HERE):
+        if not named(error, *NOT_HERE, "AttributeError"):
             raise
         return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))  # its name before driver 535
 
@@ -278,11 +261,10 @@ def _plain(name: str) -> Read:
 # `processes`: who computed on the GPU before this run's ranks started, as "process 4711 (python3), 2.1 GiB". `brand` is
 # an nvmlBrandType_t, `virtualization` an nvmlGpuVirtualizationMode_t. What physical limits are made of
 # (verdict/peaks.py): `cuda_cores`, `memory_bus_bits` and the highest clocks. `pcie_width_able`: how many lanes the
-# "gpu" can use and the "port" above it has, 0 for what the system does not say; pcie_width_max is no more than the
-# less of both. `network_adapters`: InfiniBand and RoCE ones ("mlx5_0") that share most of the GPU's way over PCIe; none
-# where nobody can say which of several. `module_id`: which module of its baseboard it is, as on HGX. `physical_slot`:
-# what the firmware calls the slot of a card ("21"). `fabric_health`: the nvmlGpuFabricInfo's mask, clique and cluster.
-# `power_smoothing`: whether it is enabled, and the number of its preset profile.
+# "gpu" itself can use, by the system; pcie_width_max is no more than its slot has. `network_adapters`: InfiniBand and
+# RoCE ones ("mlx5_0") that share most of the GPU's way over PCIe; none where nobody can say which of several.
+# `module_id`: which module of its baseboard it is, as on HGX. `physical_slot`: what the firmware calls the slot of a
+# card ("21"). `power_smoothing`: whether it is enabled, and the number of its preset profile.
 CONSTANTS: dict[str, Read] = {
     **{fact: _plain(name) for fact, name in PLAIN.items()},
     "inforom_valid": _inforom,
@@ -308,8 +290,8 @@ CONSTANTS: dict[str, Read] = {
     "recovery_action": lambda n, h: field_values(n, h, [FIELD_RECOVERY_ACTION])[0],
     "cpu_affinity": lambda n, h: [int(word) for word in n.nvmlDeviceGetCpuAffinity(h, 16)],
     "pci_bus_cpus": pci_bus_cpus,
-    "fabric": lambda n, h: {"state": (info := fabric_info(n, h)).state, "status": info.status},
-    "fabric_health": fabric_health,
+    "fabric": fabric,
+    "fabric_health": partial(fabric, health=True),
     "nvlink_states": lambda n, h: each_link(n, partial(n.nvmlDeviceGetNvLinkState, h)),
     "nvlink_remotes": nvlink_remotes,
     "nvlink_speeds": lambda n, h: each_link(n, lambda link: field_values(n, h, [(FIELD_NVLINK_SPEED, link)])[0] / 1000),
@@ -334,13 +316,14 @@ COUNTERS: dict[str, Read] = {
 
 # Counters that are not read around every test: those of NVLinks cost too much (on an H200 each of the 72 numbers takes
 # 4 ms of CPU), the others change rarely. `nvlink_errors`: by kind the count of each link, None where there is none.
-# `nvlink_kib`: the data that all links have sent and received.
-# `spare_rows`: how many banks of memory have all their spare rows (max), many (high), some (partial), few (low) and
-# none. `ecc_corrected`: how many in "dram" and "sram" since the driver was loaded.
+# `nvlink_kib`: the data that all links have sent and received. `spare_rows`: how many banks of memory have all their
+# spare rows (max), many (high), some (partial), few (low) and none. `ecc_corrected`: since the driver was loaded.
 SLOW_COUNTERS: dict[str, Read] = {
     "nvlink_errors": nvlink_errors,
     "nvlink_kib": lambda n, h: sum(filter(None, field_values(n, h, FIELDS_NVLINK_DATA))),
-    "spare_rows": _spare_rows,
+    "spare_rows": lambda n, h: {
+        name: int(getattr(values, name)) for values in [n.nvmlDeviceGetRowRemapperHistogram(h)] for name in SPARE_ROWS
+    },
     "ecc_corrected": _ecc_corrected,
 }
 
@@ -396,8 +379,7 @@ def _corrects_errors(gpu: Gpu) -> bool:
 # SRAM threshold under an older driver, PCIe links and NUMA nodes in a virtual machine.
 MUST_HAVE: dict[str, Callable[[Gpu], bool]] = {
     **dict.fromkeys(("ecc_mode", "pcie_replays", "power_limit_watts", *TELEMETRY), professional),
-    **dict.fromkeys(("ecc_uncorrected_volatile", "ecc_uncorrected_aggregate"), _corrects_errors),
-    "ecc_corrected_volatile": _corrects_errors,
+    **dict.fromkeys((fact for fact in COUNTERS if fact.startswith("ecc_")), _corrects_errors),
     # From Ampere on; before, whole pages were retired.
     "remapped_rows": lambda gpu: _corrects_errors(gpu) and not gpu.name.startswith("Tesla"),
     "retired_pages_pending": lambda gpu: _corrects_errors(gpu) and gpu.name.startswith("Tesla"),

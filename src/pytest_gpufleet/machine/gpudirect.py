@@ -1,6 +1,6 @@
-"""By which way network adapters (GPUDirect RDMA) and other GPUs (GPUDirect P2P) reach the memory of GPUs without the
-host in between, and what is in the way. The place of all faults of adapters is the rail of a GPU, its way to other
-nodes: they explain why it is slow, and nothing that the GPU does by itself."""
+"""How network adapters (GPUDirect RDMA) and other GPUs (GPUDirect P2P) reach the memory of GPUs without the host in
+between, and what is in the way. The place of faults of adapters is the rail of a GPU, its way to other nodes: they
+explain why that is slow, and nothing that the GPU does by itself."""
 
 import os
 import re
@@ -33,8 +33,7 @@ GPUS_OF_ONE_MISPLACED = 8
 
 
 class GpuDirect(msgspec.Struct, frozen=True):
-    """`peer_module`: the one of MODULES that is loaded, None if none is. `open_modules`: whether NVIDIA's driver is the
-    open one, which alone gives memory away as a DMA-BUF; None where no driver is loaded."""
+    """`peer_module`: of MODULES. `open_modules`: whether NVIDIA's driver is the open one, which alone knows DMA-BUF."""
 
     peer_module: str | None = None
     open_modules: bool | None = None
@@ -57,16 +56,14 @@ def adapters_in_use(devices: Devices, ports: Iterable[Port]) -> list[str]:
 
 
 def adapters_by_gpu(gpus: Iterable[Gpu], devices: Devices, ports: Iterable[Port]) -> dict[str, list[str]]:
-    """Of each GPU that /sys has the adapters in use under the same PCIe switch, by addresses. Consumer boards let no
-    adapter reach their memory."""
+    """The adapters in use under the same PCIe switch, by addresses. Consumer boards let none reach their memory."""
     used, able = adapters_in_use(devices, ports), (gpu for gpu in gpus if not consumer(gpu))
     here = (address for address in gpus_by_address(able) if address in devices)
     return {gpu: [adapter for adapter in used if shared_port(devices, gpu, adapter)] for gpu in here}
 
 
 def built_for_gpudirect(gpus: Sequence[Gpu], devices: Devices, ports: Sequence[Port]) -> bool:
-    """Whether adapters are there for the GPUs: one is under a GPU's switch, or there are as many as GPUs and several,
-    as where a virtual machine shows no switch. Adapters for management are slower, and RoCE ports too."""
+    """An adapter is under a switch of a GPU, or there are as many, as where a virtual machine shows no switches."""
     fast = [port for port in ports if port.link_layer != "Ethernet" or port.gigabits >= OF_MANAGEMENT]
     cards = _cards(adapters_in_use(devices, fast))
     as_many = len(cards) >= max(2, len(gpus)) and not all(map(consumer, gpus))
@@ -81,8 +78,7 @@ def _cards(adapters: Iterable[str]) -> list[str]:
 def blocked(
     gpus: Sequence[Gpu], devices: Devices, ports: Sequence[Port], ways: GpuDirect, kernel: str
 ) -> Iterator[Fault]:
-    """What keeps adapters from GPUs' memory, of all: no module that lends it; or slows them down, of those under one
-    switch: an IOMMU that translates their addresses, so that what they send each other goes over the root."""
+    """No module lends the memory of GPUs; or an IOMMU translates addresses, so that all goes over the root."""
     known, version = gpus_by_address(gpus), tuple(map(int, re.findall(r"\d+", kernel)[:2]))
     if not ways.peer_module and not (ways.open_modules and version >= DMA_BUF_KERNEL):
         driver = "open" if ways.open_modules else "closed"
@@ -109,9 +105,9 @@ def without_adapter(gpus: Sequence[Gpu], devices: Devices, ports: Sequence[Port]
 
 
 def misplaced_adapters(gpus: Sequence[Gpu], devices: Devices, ports: Sequence[Port]) -> list[Fault]:
-    """GPUs that share a PCIe switch or a NUMA node with fewer adapters than GPUs, while another one has more of them:
-    in a machine with at least one adapter for each GPU, most of which are beside each other. Only adapters at the
-    highest rate count: others are for storage and management. Not where `without_adapter` finds one."""
+    """GPUs that share a PCIe switch or NUMA node with fewer adapters than GPUs while another one has more: in a machine
+    with one for each GPU, most of them beside each other. Only adapters at the highest rate count: others are for
+    storage and management. Not where `without_adapter` finds one."""
     known = {address: gpu for address, gpu in gpus_by_address(gpus).items() if address in devices}
     cards = _cards(adapters_in_use(devices, fastest_ports(ports)))
     if len(cards) < len(known) or without_adapter(gpus, devices, ports):
@@ -155,11 +151,9 @@ Controls = Mapping[str, int | None]  # of ports by address; None of one that has
 
 
 def read_acs(root: Path = Path("/")) -> dict[str, int | None]:
-    """The control register of each port between a GPU, adapter or drive and the root. Raises Unreadable where this user
-    may not read it, which only root may."""
+    """The control register of each port between a GPU, adapter or drive and the root. Only root may read it."""
     above = {folder.name: folder for device, _, _ in endpoints(root) for folder in device.parents}
-    ports = sorted(name for name in above if tools.PCI_STEP.fullmatch(name))
-    return {name: _control(above[name] / "config", root) for name in ports}
+    return {name: _control(above[name] / "config", root) for name in sorted(filter(tools.PCI_STEP.fullmatch, above))}
 
 
 def _control(config: Path, root: Path) -> int | None:
@@ -213,8 +207,8 @@ def acs_between_gpus_and_adapters(
 
 
 def _redirecting(devices: Devices, control: Controls, ways: Iterable[tuple[str, str]]) -> str:
-    """Of devices, each on its way to another one, the ports by which they are connected to the switch that they share
-    and that redirect: "0000:17:00.0 (0x001d) and 0000:17:01.0 (0x001d)" """
+    """The ports between a device and the switch that it shares with another one that redirect what it sends there:
+    "0000:17:00.0 (0x001d) and 0000:17:01.0 (0x001d)" """
     values: dict[str, int] = {}
     for one, other in ways:
         common = shared_port(devices, one, other)

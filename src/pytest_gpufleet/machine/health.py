@@ -1,21 +1,23 @@
-"""The health of GPUs: facts against what they should be, counters against what they were. Their memory, clocks, power
-and heat first, then their links (NVLinks, the NVSwitch fabric, PCIe), then what watches them around every test. Rules
-after DCGM's health checks (row remapping, clock events, PCIe replay rates, NVLink errors, the fabric's health)."""
+"""The health of GPUs: memory, clocks, power and heat first, then links (NVLinks, the NVSwitch fabric, PCIe), then what
+watches them around every test. Rules after DCGM's health checks (row remapping, clock events, PCIe replay rates, NVLink
+errors, the fabric's health)."""
 
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial, reduce
+from dataclasses import replace
+from functools import reduce
 from operator import or_
 from typing import Any, NamedTuple
 
 import msgspec
 
-from pytest_gpufleet.machine import kernel_log, xids
+from pytest_gpufleet.machine import kernel_log
 from pytest_gpufleet.machine.gpu_facts import COUNTERS
+from pytest_gpufleet.machine.kernel_log import OF_CRASHES, OF_PROCESSES
 from pytest_gpufleet.machine.local_node import LocalNode
 from pytest_gpufleet.machine.pcie import REPLAYS
-from pytest_gpufleet.machine.xids import OF_CRASHES, OF_PROCESSES
+from pytest_gpufleet.machine.tools import grown
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import CLOCK_EVENTS, COMPLETED, COUNTED_SLOWDOWNS, Gpu, GpuTopology, Missing
 from pytest_gpufleet.model.measurement import Sample
@@ -60,8 +62,7 @@ WORSE = {
 
 
 class RemappedRows(NamedTuple):
-    """nvmlDeviceGetRemappedRows: how many for errors that were `corrected`, and for others; whether a reset is needed
-    for more, and whether there was no spare row."""
+    """nvmlDeviceGetRemappedRows. `pending`: whether a reset is needed; `failed`: whether there was no spare row."""
 
     corrected: int = 0
     uncorrected: int = 0
@@ -82,24 +83,22 @@ def gpu_fault(code: str, gpu: Gpu, what: str) -> Fault:
     return Fault(code, (gpu.place,), what)
 
 
-def fact_unreadable(gpu: Gpu, fact: str, why: Missing) -> Fault:
-    return gpu_fault("fact_unreadable", gpu, f"{fact} cannot be read ({why})")
-
-
-def unreadable(gpu: Gpu, names: Iterable[str]) -> list[Fault]:
-    values = ((name, gpu[name]) for name in names)
-    return [fact_unreadable(gpu, name, why) for name, why in values if isinstance(why, Missing) and not why.absent]
+def unreadable(gpu: Gpu, names: Iterable[str], also_absent: bool = False) -> list[Fault]:
+    return [
+        gpu_fault("fact_unreadable", gpu, f"{name} cannot be read ({why})")
+        for name in names
+        if isinstance(why := gpu[name], Missing) and (also_absent or not why.absent)
+    ]
 
 
 def unreadable_now(before: Gpu, now: Gpu, fact: str) -> list[Fault]:
     """A fact that is compared with what it was and cannot be read now, or could not then."""
-    missing = [value for value in (now[fact], before[fact]) if isinstance(value, Missing)]
-    return [fact_unreadable(before, fact, missing[0])] if missing else []
+    return (unreadable(now, [fact], also_absent=True) or unreadable(before, [fact], also_absent=True))[:1]
 
 
 def recorded_errors(gpu: Gpu, used: bool = False) -> list[Fault]:
-    """What a GPU's counters say against it, whenever it happened; a counter that it has and that cannot be read, too.
-    `used`: it is not new, so that rows may have been remapped and errors been counted in its life."""
+    """What a GPU's counters say against it, or that they cannot be read. `used`: it is not new, and may have had
+    errors."""
     rows = RemappedRows(*(gpu.get("remapped_rows") or ()))
     many = rows.uncorrected if rows.uncorrected >= REMAPPED_ROWS_LIMIT else 0
     sram, volatile = gpu.get("sram_threshold_exceeded"), gpu.get("ecc_uncorrected_volatile")
@@ -168,16 +167,15 @@ def hot_at_idle(gpus: Sequence[Gpu], temperatures: Callable[[], Sequence[Any]]) 
         if not hot:
             break
         time.sleep(LOOK_AGAIN_SECONDS)
-    silent = [(gpu, why) for gpu, why in now if isinstance(why, Missing) and not why.absent]
-    return [fact_unreadable(gpu, "temperature_c", why) for gpu, why in silent] + [
-        gpu_fault("hot_at_idle", gpu, f"{each} °C without work, healthy ones have at most {IDLE_CEILING}")
-        for gpu, each in hot
-    ]
+    text = "{} °C without work, healthy ones have at most {}"
+    faults = [gpu_fault("hot_at_idle", gpu, text.format(each, IDLE_CEILING)) for gpu, each in hot]
+    silent = (replace(gpu, facts={**gpu.facts, "temperature_c": each}) for gpu, each in now)
+    return [fault for gpu in silent for fault in unreadable(gpu, ["temperature_c"])] + faults
 
 
 def slowdowns(before: Gpu, gpu: Gpu, reasons: Iterable[int]) -> list[Fault]:
-    """What slowed a GPU down and must not, between two readings: by the driver's counters, which miss nothing, and by
-    samples of its clock_event_reasons, since not every driver counts, and none counts every reason."""
+    """By the driver's counters, which miss nothing, and by samples of clock events: not every driver counts each
+    reason."""
     then, now = before.get("slowdown_ns") or {}, gpu.get("slowdown_ns") or {}
     counted: dict[int, int] = {}
     for name, bit in COUNTED_SLOWDOWNS.items():
@@ -192,8 +190,8 @@ def slowdowns(before: Gpu, gpu: Gpu, reasons: Iterable[int]) -> list[Fault]:
 
 
 def held_clocks(gpu: Gpu, seen: ClocksUnderLoad) -> list[Fault]:
-    """Clocks that somebody holds below what this GPU can do, by the highest that were seen under load. Heat and the
-    power brake excuse the SM clock, and so does the power limit, if the GPU draws as much."""
+    """Clocks that somebody holds low. Heat and the power brake excuse the SM clock, and so does the power limit, if
+    reached."""
     reached = CLOCKS_REACHED if gpu.of_data_centre else CLOCKS_REACHED_ELSEWHERE
     faults = unreadable(gpu, ["sm_clock_max_mhz", "memory_clock_max_mhz"])
     limit, shared = gpu.power_limit_watts or 0.0, any(name in gpu.name for name in SHARED_POWER)
@@ -218,15 +216,12 @@ def low_default_power(gpu: Gpu, rated: float) -> list[Fault]:
 
 
 def corrected_errors(before: Gpu, now: Gpu, seconds: float) -> list[Fault]:
-    """Memory errors that were corrected, where there are more than rarely: between two readings of ecc_corrected so
-    many seconds apart. A few are normal; the limits are shown beside them."""
-    days, then = max(1.0, seconds / 86_400), before["ecc_corrected"]
-    grown = {part: count - then[part] for part, count in now["ecc_corrected"].items() if part in then}
+    """Memory errors that were corrected, between two readings so many seconds apart: a few are normal."""
     text = "{:,} corrected errors in {} in {:.0f} s, {:,} a day"
     return [
-        gpu_fault("many_corrected_errors", before, text.format(grown[part], part.upper(), seconds, limit))
-        for part, limit in CORRECTED_A_DAY.items()
-        if grown.get(part, 0) > limit * days
+        gpu_fault("many_corrected_errors", before, text.format(more, part.upper(), seconds, CORRECTED_A_DAY[part]))
+        for part, more in grown(before["ecc_corrected"], now["ecc_corrected"]).items()
+        if more > CORRECTED_A_DAY[part] * max(1.0, seconds / 86_400)
     ]
 
 
@@ -260,33 +255,33 @@ FABRIC_SINCE, HGX_GPUS = (9, 0), 8
 
 
 def peer_access(topology: GpuTopology) -> Callable[[Gpu], dict[str, list[int]]]:
-    """The nvmlGpuP2PStatus_t that each GPU should have with every other one: 0, which is OK, over NVLinks; over PCIe to
-    read and to write where any two GPUs of their models with that kind of way have it; otherwise what it is."""
+    """The nvmlGpuP2PStatus_t that each GPU should have with the others: 0 (OK) over NVLinks; over PCIe to read and
+    write where any two such GPUs with such a way have it; otherwise what it is."""
+
+    gpus = topology.gpus
 
     def kind(one: Gpu, other: Gpu) -> tuple[str, ...]:
         return topology.kind(Pair(one.place, other.place))
 
     able = {
         (name, kind(gpu, other))
-        for gpu in topology.gpus
+        for gpu in gpus
         for name, statuses in (gpu.get("p2p") or {}).items()
-        for other, status in zip(topology.gpus, statuses, strict=True)
+        for other, status in zip(gpus, statuses, strict=True)
         if gpu is not other and status == 0 and name in ("read", "write")
     }
 
-    def status(name: str, gpu: Gpu, other: Gpu, now: int) -> int:
-        can = other.place == gpu.place or kind(gpu, other)[-1] == "NV" or (name, kind(gpu, other)) in able
-        return 0 if can else now
+    def can(name: str, gpu: Gpu, other: Gpu) -> bool:
+        return other.place == gpu.place or kind(gpu, other)[-1] == "NV" or (name, kind(gpu, other)) in able
 
-    all_gpus = topology.gpus
-    return lambda gpu: {way: list(map(partial(status, way, gpu), all_gpus, now)) for way, now in gpu["p2p"].items()}
+    return lambda gpu: {
+        name: [0 if can(name, gpu, other) else status for other, status in zip(gpus, statuses, strict=True)]
+        for name, statuses in gpu["p2p"].items()
+    }
 
 
 def link_errors(before: Gpu, now: Gpu, seconds: float) -> list[Fault]:
-    """NVLinks with errors that must not be, between two readings of nvlink_errors so many seconds apart: a replay, a
-    recovery or a flit with a wrong CRC is one too many. Links correct CRC errors in data themselves, and healthy ones
-    of an H200 do so about once in ten seconds even when idle: only their rate counts (DCGM: 100 a second), and that of
-    the errors which the forward error correction of NVLink 5 could not mend."""
+    """Links correct CRC errors in data themselves: an idle, healthy H200 does so once in ten seconds."""
     then, after, what = before["nvlink_errors"], now["nvlink_errors"], list[str]()
     for kind in {**then, **after}:
         earlier, counts = then.get(kind, []), after.get(kind, [])
@@ -309,8 +304,8 @@ def pcie_errors(before: Gpu, now: Gpu, seconds: float) -> list[Fault]:
 
 
 def fabric_faults(gpus: Sequence[Gpu]) -> Iterator[Fault]:
-    """What is wrong with a fabric that has taken in all its GPUs: what its health mask says, and GPUs that are in
-    another clique or cluster than most, which no NVLink then connects with them."""
+    """What its health mask says, and GPUs in another clique or cluster than most, which no NVLink connects with
+    them."""
     members = [gpu for gpu in gpus if (gpu.get("fabric") or {}).get("state") == COMPLETED]
     known = [(gpu, health) for gpu in members if (health := gpu.get("fabric_health")) is not None]
     yield from (fault for gpu in members for fault in unreadable(gpu, ["fabric_health"]))
@@ -327,8 +322,7 @@ def fabric_faults(gpus: Sequence[Gpu]) -> Iterator[Fault]:
 
 def has_nvswitch(gpus: Sequence[Gpu], topology: GpuTopology, links_of_model: int) -> bool:
     """Whether NVSwitches connect these GPUs: a link ends at one, or there are eight GPUs of a model whose NVLinks need
-    no bridge, which no board links directly. Without a fabric manager the links of a Hopper are down, so that none
-    says where it ends. NVML knows the fabric from Hopper on."""
+    no bridge: without a fabric manager the links of a Hopper are down, and none says where it ends."""
     hopper = all((gpu.compute_capability or (0, 0)) >= FABRIC_SINCE for gpu in gpus)
     return hopper and (topology.fabric == "nvswitch" or (links_of_model > 0 and len(gpus) >= HGX_GPUS))
 
@@ -344,8 +338,7 @@ def numa_mismatch(gpu: Gpu) -> list[Fault]:
 
 
 def pcie_lanes(gpu: Gpu) -> int:
-    """With how many lanes the PCIe link of this GPU should run: as many as the GPU itself can use, whatever the slot
-    has. NVML's maximum is that of both."""
+    """As many as the GPU itself can use, whatever the slot has: NVML's maximum is that of both."""
     return max(int(gpu.get("pcie_width_max") or 0), int((gpu.get("pcie_width_able") or {"gpu": 0})["gpu"]))
 
 
@@ -358,8 +351,7 @@ WATCHED, TEMPERATURES = (*COUNTERS, "clock_event_reasons"), ("temperature_c", "m
 
 
 class Health(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`faults`, and what was only `noticed` and condemns nothing: with the places of a node alone (node 0). `unseen`:
-    what may have got worse and nobody could see."""
+    """`noticed`: what condemns nothing. With the places of a node alone (node 0). `unseen`: what nobody could see."""
 
     faults: tuple[Fault, ...] = ()
     noticed: tuple[Fault, ...] = ()
@@ -367,8 +359,7 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Guard:
-    """Reads counters, clock events and the kernel log of a node before and after each test. What its log held at first
-    (node.take) is for the health checks to judge."""
+    """Reads counters, clock events and the kernel log of a node before and after each test."""
 
     def __init__(self, node: LocalNode) -> None:
         self._node = node
@@ -391,8 +382,8 @@ class Guard:
         self._hottest: list[dict[str, float]] = [dict.fromkeys(TEMPERATURES, 0) for _ in self._node.topology.gpus]
 
     def check(self, failed: bool = False) -> Health:
-        """What got worse since the last call. `failed`: the check that ends now has failed, and with it its processes
-        were ended."""
+        """What got worse since the last call. `failed`: the check that ends has failed, and its processes were
+        ended."""
         after, now = self._node.facts(WATCHED), time.monotonic()
         both = list(zip(self._before, after, strict=True))
         problems = [each for old, new in both for each in worsened(old, new, (now - self._since) / 60)]
@@ -400,17 +391,16 @@ class Guard:
         # What processes leave behind belongs to the check that failed, and some of it comes only in the next one.
         # Without such a check, a crash of any process is reported; that one was ended is not.
         leftovers = frozenset() if failed else OF_PROCESSES if self._failed else OF_PROCESSES - OF_CRASHES
-        counted = [xid for xid in logged.xids if xid.number not in leftovers]
-        problems += xids.xids_of(after, counted)
+        problems += kernel_log.xids_of(after, [xid for xid in logged.xids if xid.number not in leftovers])
         found, noticed = kernel_log.judged(logged.host, after, "during")
         problems += found
         self._failed = failed
         with self._lock:
-            since = list(zip(both, self._reasons, self._hottest, strict=True))
+            reasons, hottest = self._reasons, self._hottest
             self._forget()
-        for (before, gpu), reasons, hottest in since:
-            problems += slowdowns(before, gpu, {*reasons, gpu.get("clock_event_reasons") or 0})
-            problems += too_hot(gpu, hottest)
+        for (before, gpu), seen, most in zip(both, reasons, hottest, strict=True):
+            problems += slowdowns(before, gpu, {*seen, gpu.get("clock_event_reasons") or 0})
+            problems += too_hot(gpu, most)
         self._before, self._since = after, now
         unseen = f"an XID may have gone unseen: {logged.unread}" if logged.unread else ""
         return Health(tuple(problems), tuple(noticed), unseen)

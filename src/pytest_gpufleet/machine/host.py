@@ -41,33 +41,26 @@ def _fabric_manager() -> bool:
 
 
 def _nccl_net_plugin() -> str:
-    """The library by which NCCL reaches other nodes, where it does not do so itself: the file that the loader finds
-    under the name that NCCL asks for (its manual, NCCL_NET_PLUGIN); "none" if there is no such file."""
+    """The library by which NCCL reaches other nodes: the file that the loader finds (ldconfig(8)) under the name that
+    NCCL asks for (its manual, NCCL_NET_PLUGIN); "none" if there is none."""
     wanted = os.environ.get("NCCL_NET_PLUGIN", "")
     if wanted == "none":
         return "none"
     name = wanted if wanted.endswith(".so") else f"libnccl-net{wanted and f'-{wanted}'}.so"
     there = (Path(folder, name) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder)
-    found = next((path for path in there if path.exists()), None)
-    return str(found.resolve()) if found else _by_the_loader(name) or "none"
-
-
-def _by_the_loader(name: str) -> str | None:
-    """Where ld.so's cache has a library of this name (ldconfig(8))."""
+    if found := next((path for path in there if path.exists()), None):
+        return str(found.resolve())
     lines = (line.split(" => ") for line in output("/sbin/ldconfig", "-p").splitlines() if " => " in line)
-    return next((path.strip() for about, path in lines if about.split()[0] == name), None)
+    return next((path.strip() for about, path in lines if about.split()[0] == name), "none")
 
 
 @dataclass(frozen=True)
 class Dmi:
-    """What the firmware says of the machine, its mainboard and its BIOS. None: it does not say, or only to root, as
-    serial numbers (drivers/firmware/dmi-id.c)."""
+    """By the firmware (drivers/firmware/dmi-id.c). None: it does not say, or only to root, as serial numbers."""
 
     vendor: str | None = None
     product: str | None = None
-    board_vendor: str | None = None
     board: str | None = None
-    bios_vendor: str | None = None
     bios_version: str | None = None
     bios_date: str | None = None
     serial: str | None = None
@@ -115,13 +108,12 @@ SUBJECTS = sorted({fact.subject for fact in (*FACTS.values(), dcgm.diagnostic(2)
 
 
 def serial() -> str | None:
-    """The serial number of this machine by its firmware (DMI), which only root may read."""
+    """That of this machine by its firmware (DMI), which only root may read."""
     return one_line(tools.text(Path("/", tools.DMI, "product_serial")) or "") or None
 
 
 def read(names: Sequence[str] | None = None) -> dict[str, Any]:
-    """These facts of the host as evidence holds them, by name; without names, all that cost little. KeyError for a name
-    that no fact has."""
+    """Facts by name as evidence holds them; without names, all that cost little. KeyError for a name without a fact."""
     wanted = [name for name, fact in FACTS.items() if not fact.on_request] if names is None else names
     return {name: plain(FACTS[name]) for name in wanted}
 
@@ -132,8 +124,7 @@ def left_out(subject: str) -> Missing:
 
 
 def plain(fact: HostFact[Any]) -> Any:
-    """A fact as JSON has it at this moment, or Missing. Names of processes, hosts, drives and memory modules are what
-    somebody chose: all texts are made one clean line each."""
+    """A fact as JSON, or Missing. All texts are made one clean line each: names are what somebody chose."""
     try:
         return throughout(codec.plain(fact.read()), one_line)
     except Absent as why:

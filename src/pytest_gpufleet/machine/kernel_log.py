@@ -1,31 +1,175 @@
-"""The kernel log: what the kernel writes into it when something of the host is wrong (processors, memory, PCIe, disks,
-network adapters), how it is read, and which of it condemns the machine. XIDs and SXids of it are in xids.py.
+"""The kernel log: XIDs and SXids, the errors of GPUs and NVSwitches that the NVIDIA driver writes into it; what the
+kernel writes when something of the host is wrong (processors, memory, PCIe, disks, network adapters); how it is read,
+and which of it condemns the machine.
 
-A row says by what a line is known, which fault it is, and when that condemns the machine; else it is shown. Errors that
-nobody could correct condemn whenever they came. What a machine that waits for its acceptance may have met without being
-broken (a stall while it moved to another hypervisor, a full memory, a hot day) condemns only during the run, and what
-was corrected does not at all: how often that may be is judged by counters, which count what the log leaves out.
+Of the host a row says by what a line is known, which fault it is, and when that condemns the machine; else it is shown.
+Errors that nobody could correct condemn whenever they came. What a machine that waits for its acceptance may have met
+without being broken (a stall while it moved to another hypervisor, a full memory, a hot day) condemns only during the
+run, and what was corrected does not at all: counters judge how often that may be, and count what the log leaves out.
 
 Above each row stands a line as it was really written, and where; file names are those of the Linux kernel's sources. A
 pattern begins where its line does, with what any version of the kernel puts there: the kernel writes names that
 programs give themselves and their files into its lines too ("NAME[4711]: segfault at 0 ip ... in FILE"), and only the
 first 15 letters of a line can be such a name."""
 
+import json
 import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pytest_gpufleet.machine import tools, xids
-from pytest_gpufleet.machine.xids import Xid
+from pytest_gpufleet.machine import tools
 from pytest_gpufleet.model.fault import CODES, KERNEL_LOG, Fault
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.place import THIS_NODE
+
+# Actions are those of NVIDIA's XID catalogue, in xid_table.json with its origin and date; `python
+# docs/make_xid_table.py` writes it. Meanings are ours, in xid_meanings.json. An SXid says itself whether it is fatal.
+
+# Older drivers leave "PCI:" out; of a GPU in MIG mode the instance follows the address. Whole addresses only: users
+# choose what else stands at the beginning of lines.
+_PCI = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}(?::[0-9a-fA-F]{2})?(?:\.[0-7])?"
+_LINE = re.compile(rf"NVRM: Xid \((?:PCI:)?({_PCI})(?: [^)]*)?\): (\d+)(?:, (.*))?")
+# Two more lines with the same number follow, one with "Severity" and one with "Data" in this place: they judge nothing.
+_SXID_LINE = re.compile(rf"(nvidia-nvswitch\d+): SXid \(PCI:({_PCI})\): (\d+), (Fatal|Non-fatal), (.*)")
+
+XID_TABLE, XID_MEANINGS = (Path(__file__).with_name(f"xid_{what}.json") for what in ("table", "meanings"))
+
+# What NVIDIA's catalogue calls for at once: the fault of a GPU with such an XID, whether it condemns the GPU if it came
+# before the run (during the run, nearly every XID does), and what to do, in words.
+_WORKFLOW = "follow NVIDIA's workflow for this XID; keep the GPU out of service until then"
+ACTIONS = {
+    "RESET_GPU": ("xid_reset", True, "reset the GPU; replace it if the XID comes back"),
+    "RESTART_BM": ("xid_restart", True, "restart the machine; replace the GPU if the XID comes back"),
+    "RESTART_VM": ("xid_restart", False, "restart the virtual machine"),
+    "CHECK_MECHANICALS": ("xid_mechanical", True, "check power cables and seating of the GPU"),
+    "CHECK_UVM": ("xid_other", False, "reset the GPU if managed memory or a virtual GPU was in use; else none"),
+    "UPDATE_SWFW": ("xid_other", False, "update driver and firmware"),
+    "WORKFLOW_XID_45":
+        ("xid_other", False, "none, if another XID came or a process was ended; else restart the fabric manager"),
+    "WORKFLOW_XID_48": ("xid_workflow", True, _WORKFLOW),
+    "WORKFLOW_NVLINK_ERR": ("xid_workflow", True, _WORKFLOW),
+    "WORKFLOW_NVLINK5_ERR": ("xid_workflow", True, _WORKFLOW),
+    "XID_154": ("recovery_pending", False, "what the XID says"),
+    "XID_154_EVAL": ("xid_application", False, "what XID 154 says, if that came too; else none, unless it comes back"),
+    "RESTART_APP": ("xid_application", False, "an error of the program, unless it comes back with others"),
+    "IGNORE": ("xid_other", False, "none"),
+    "CONTACT_SUPPORT": ("xid_other", False, "ask NVIDIA"),
+}  # fmt: skip
+UNKNOWN = ("xid_other", False, "look it up in NVIDIA's XID catalogue")
+
+# What processes leave behind, by what the catalogue says of when these come: 13 and 31 if a program reaches where it
+# must not, and crashes of it; 43 and 45 if it is ended, also from outside. They say nothing against the GPU.
+OF_CRASHES = frozenset({13, 31})
+OF_PROCESSES = OF_CRASHES | {43, 45}
+# Those of NVLink 5 have sub-codes, and only these say what to do. They stand in the kernel log alone.
+NVLINK_5 = range(144, 151)
+_NUMBERS = re.compile(r"\((0x[0-9a-fA-F]{1,8}) (0x[0-9a-fA-F]{1,8})\b")
+# "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+_RECOVERY = re.compile(r"changed from 0x[0-9a-fA-F]+ \([^)]*\) to (0x[0-9a-fA-F]+)")
+
+UNUSED = "unused on Ampere and newer GPUs"  # by NVIDIA's catalogue
+
+
+@cache
+def catalogue() -> dict[str, Any]:
+    """What docs/make_xid_table.py has made of NVIDIA's catalogue."""
+    return json.loads(XID_TABLE.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
+@cache
+def meanings() -> dict[int, str]:
+    return {int(number): meaning for number, meaning in json.loads(XID_MEANINGS.read_text(encoding="utf-8")).items()}
+
+
+@dataclass(frozen=True)
+class Xid:
+    """One XID: the PCI address as the kernel writes it ("0000:1b:00"), its number and the rest of its line."""
+
+    pci: str
+    number: int
+    text: str
+
+    @property
+    def action(self) -> str:
+        """What the catalogue calls for at once, a key of ACTIONS, or "". Of NVLink 5 that of the sub-code in its text,
+        whose first number has some bits and whose second a value; an unknown one has the action of its number, which
+        condemns."""
+        code = _NUMBERS.search(self.text)
+        if code and self.number in NVLINK_5:
+            bits, status = f"{int(code[1], 16):032b}", int(code[2], 16)
+            for number, _, before_575, since, wanted, action in catalogue()["nvlink"]:
+                fits = any(re.fullmatch(pattern.replace("-", "."), bits) for pattern in (before_575, since))
+                if number == self.number and fits and (not wanted or int(wanted, 16) == status):
+                    return str(action)
+        return str(catalogue()["actions"].get(str(self.number), ("",))[0])
+
+    @property
+    def harmless(self) -> bool:
+        """Whether there is nothing to do: of NVLink 5 by the sub-code, of XID 154 if nothing is to be done any more."""
+        if self.number in NVLINK_5:
+            return self.action == "IGNORE"
+        if self.action == "XID_154" and (recovery := _RECOVERY.search(self.text)):
+            return int(recovery[1], 16) == 0
+        return bool(catalogue()["actions"].get(str(self.number)) == ["IGNORE"] * 2)
+
+    @property
+    def condemning(self) -> bool:
+        return ACTIONS.get(self.action, UNKNOWN)[1]
+
+    def of(self, pci_bus_id: str) -> bool:
+        """By the NVML PCI bus id ("00000000:1B:00.0") of a GPU, whatever its function and the zeros of its domain."""
+        one, other = (each.lower().partition(".")[0].lstrip("0") for each in (self.pci, pci_bus_id))
+        return one == other
+
+    def __str__(self) -> str:
+        known = str(self.number) in catalogue()["actions"]
+        meaning = meanings().get(self.number, UNUSED if known else "see NVIDIA's XID catalogue")
+        details = f": {self.text.partition(' (')[0]}" if self.text and self.number in NVLINK_5 else ""
+        action = ACTIONS.get(self.action, UNKNOWN)[2]
+        return f"XID {self.number} ({meaning}{details}) on PCI {self.pci}; what to do: {action}"
+
+
+@dataclass(frozen=True)
+class Sxid(Xid):
+    """Of an NVSwitch, which has a name in the kernel log. Before the run only a fatal one condemns; during it every
+    one."""
+
+    switch: str
+    severity: str
+
+    @property
+    def condemning(self) -> bool:
+        return self.severity == "Fatal"
+
+    def __str__(self) -> str:
+        return f"{self.switch} on PCI {self.pci}: SXid {self.number} ({self.severity}: {self.text})"
+
+
+def xids_of(gpus: Iterable[Gpu], xids: Sequence[Xid]) -> list[Fault]:
+    """XIDs of these GPUs that call for something; and all SXids, which name no GPU: all share the NVSwitches."""
+    faults = []
+    for place, xid in ((gpu.place, xid) for gpu in gpus for xid in xids if xid.of(str(gpu["pci_bus_id"]))):
+        code = "xid_of_process" if xid.number in OF_PROCESSES else ACTIONS.get(xid.action, UNKNOWN)[0]
+        faults += [] if xid.harmless else [Fault(code, (place,), str(xid), story=xid.text)]
+    switches = [xid for xid in xids if isinstance(xid, Sxid)]
+    return faults + [Fault("sxid_fatal" if xid.condemning else "sxid", (), str(xid)) for xid in switches]
+
+
+def xids_of_none(pci_bus_ids: Collection[str], xids: Iterable[Xid]) -> list[Fault]:
+    """XIDs of GPUs that are not at any of these PCI bus ids: the driver has lost them since."""
+    strange = (xid for xid in xids if not isinstance(xid, Sxid) and not any(map(xid.of, pci_bus_ids)))
+    text = "a GPU that is no longer here, or hidden from this container: {}"
+    return [Fault("gpu_lost", (), text.format(xid)) for xid in strange]
+
+
+# ---------------------------------------------------------------- of the host
 
 BDF = r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 _OF_PCI = rf"(?P<device>(?:[\w-]+ )?{BDF}): (?:AER: +)?"
@@ -44,9 +188,9 @@ FLAPPING, FLAPS, FLAPS_WITHIN, FLAPS_EXCUSED = "network_link_flaps", 2, 86_400, 
 @dataclass(frozen=True)
 class HostMessage:
     """A message about the host, with all others of its kind about the same device; in TABLE what all of a kind have.
-    `code`: a key of CODES. `before`, `during`: whether it condemns if it was logged before the run, or in it. `device`:
-    as the kernel calls it, "" for the machine. `line`: the first. `first`, `last`: seconds since boot, None where the
-    log has no times. `gpus`: the PCI bus ids of GPUs that are this device, or are below it."""
+    `before`, `during`: whether it condemns if it was logged before the run, or in it. `device`: as the kernel calls it,
+    "" for the machine. `line`: the first. `first`, `last`: seconds since boot, None where the log has no times.
+    `gpus`: the PCI bus ids of GPUs that are this device, or are below it."""
 
     code: str
     before: bool
@@ -210,13 +354,12 @@ def summed_up(messages: Iterable[HostMessage]) -> tuple[HostMessage, ...]:
     found: dict[tuple[str, bool, bool, str], HostMessage] = {}
     devices = Counter[str]()
     for message in messages:
-        key = (message.code, message.before, message.during, message.device)
-        if key not in found:
+        kind = (message.code, message.before, message.during)
+        if (*kind, message.device) not in found:
             devices[message.code] += 1
             if devices[message.code] > MOST_DEVICES:
                 message = replace(message, device="")
-                key = (*key[:3], "")
-        if known := found.get(key):
+        if known := found.get(key := (*kind, message.device)):
             message = replace(known, times=known.times + message.times, last=message.last)
         found[key] = message
     return tuple(each for each in found.values() if each.code != FLAPPING or each.times >= FLAPS)
@@ -224,8 +367,8 @@ def summed_up(messages: Iterable[HostMessage]) -> tuple[HostMessage, ...]:
 
 @dataclass(frozen=True)
 class Logged:
-    """XIDs and SXids since the last time, and what was said of the `host`. `trouble` says why the log cannot be read:
-    then there is no judgement about them. `unread`: why something since the time before was not seen."""
+    """`xids`: with SXids. `trouble`: why the log cannot be read. `unread`: why something since the last time was not
+    seen."""
 
     xids: tuple[Xid, ...] = ()
     trouble: str = ""
@@ -241,13 +384,19 @@ DEVICES = Path("/sys/bus/pci/devices")
 
 
 def parse(text: str) -> list[Xid]:
-    return xids.of_lines(line for _, line in _of_the_kernel(text))
+    found: list[Xid] = []
+    for _, line in _of_the_kernel(text):
+        if xid := _LINE.match(line):
+            found.append(Xid(xid[1], int(xid[2]), xid[3] or ""))
+        elif sxid := _SXID_LINE.match(line):
+            found.append(Sxid(sxid[2], int(sxid[3]), sxid[5], sxid[1], sxid[4]))
+    return found
 
 
 def of_the_host(text: str, own_group: str = "/", now: float = 0.0) -> Iterable[HostMessage]:
-    """`now`: seconds since boot. Links that went down long before it, or while the machine started, are left out. What
-    happened in the memory of a control group counts against this machine only if the processes of the run are in it
-    (`own_group`: theirs, "/" where a container hides it): other containers have limits of their own."""
+    """`now`: seconds since boot. Links that went down long before it, or while the machine started, are left out. A
+    control group without memory counts only if the processes of the run are in it (`own_group`: theirs, "/" where a
+    container hides it): other containers have limits of their own."""
     for seconds, line in _of_the_kernel(text):
         if (message := recognised(line, seconds)) is None:
             continue
@@ -260,8 +409,8 @@ def of_the_host(text: str, own_group: str = "/", now: float = 0.0) -> Iterable[H
 
 
 def _of_the_kernel(text: str) -> Iterator[tuple[float | None, str]]:
-    """The lines of a kernel log, each with its seconds since boot, without those that programs have written there: a
-    daemon that puts messages of before into it again has seen no error of now."""
+    """With seconds since boot, without what programs have written there: a daemon may put old messages into it
+    again."""
     for line in text.splitlines():
         record = _RECORD.match(line)
         if record is None:
@@ -271,8 +420,8 @@ def _of_the_kernel(text: str) -> Iterator[tuple[float | None, str]]:
 
 
 def behind(message: HostMessage, pci_bus_ids: Sequence[str], devices: Path = DEVICES) -> HostMessage:
-    """The message, with the GPUs that it is about: those that are its device, by whatever function, and those whose way
-    over PCIe leads over it."""
+    """With the GPUs that it is about: that are its device, by whatever function, or whose way over PCIe leads over
+    it."""
     named = re.search(BDF, message.device)
     if named is None:
         return message
@@ -340,10 +489,8 @@ def remarks(noticed: Iterable[Fault]) -> list[str]:
 
 
 def _faults(messages: Iterable[HostMessage], gpus: Iterable[Gpu]) -> list[Fault]:
-    """A GPU is named if the message is about it, or about a port that has no other GPU below it; else the node. As
-    "nvme nvme0: controller is down ... (3 times, 51 to 207 s after boot)"."""
-    at = {str(gpu["pci_bus_id"]): gpu.place for gpu in gpus}
-    faults = []
+    """A GPU is named if the message is about it, or about a port that has no other GPU below it; else the node."""
+    at, faults = {str(gpu["pci_bus_id"]): gpu.place for gpu in gpus}, []
     for message in messages:
         below = [at[each] for each in message.gpus if each in at]
         more = [f"{message.times:,} times"] if message.times > 1 else []

@@ -10,17 +10,16 @@ from typing import Any
 
 from pytest_gpufleet.machine import host, locks, nvml
 from pytest_gpufleet.machine.gpu_facts import COUNTERS, READINGS, SLOW_COUNTERS
-from pytest_gpufleet.machine.kernel_log import KernelLog, Logged, behind
+from pytest_gpufleet.machine.kernel_log import NVLINK_5, KernelLog, Logged, Xid, behind
 from pytest_gpufleet.machine.nvml import Nvml
 from pytest_gpufleet.machine.software import software
-from pytest_gpufleet.machine.xids import NVLINK_5, Xid
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
 from pytest_gpufleet.model.measurement import Sample
 
 
 class LocalNode:
-    """All that it gives is data, and none of it needs a GPU context. `topology`: the GPUs with what does not change
-    about them (CONSTANTS), as they were when the run began. `driver`: None where there is no GPU to ask about."""
+    """Data alone, for which no GPU context is needed. `topology`: with CONSTANTS, as they were when the run began.
+    `driver`: None where there is no GPU to ask about."""
 
     def __init__(self, driver: Nvml | None, topology: GpuTopology, kernel_log: str = "/dev/kmsg") -> None:
         self.topology = topology
@@ -54,20 +53,17 @@ class LocalNode:
         return Sample(now, tuple(readings))
 
     def kernel_log(self) -> Logged:
-        """The errors that driver and kernel have reported since the last call; the first one gives those from before.
-        Most XIDs are reported by NVML and the kernel's log, one a little later than the other; SXids and the sub-codes
-        of NVLink 5 by the log alone."""
+        """Errors reported since the last call; the first one gives those from before. Most XIDs are reported by NVML
+        and the kernel's log, one a little later than the other; SXids and the sub-codes of NVLink 5 by the log
+        alone."""
         if self._driver is None:
             return Logged()
         self._log = self._log or KernelLog(self._path)
         reported, logged = self._driver.xids(), self._log.new()
         known, self._latest = (*self._latest, *logged.xids), logged.xids
         at = [gpu.pci_bus_id for gpu in self.topology.gpus]
-        xids = [
-            Xid(at[index], number, "")
-            for index, number in reported
-            if number not in NVLINK_5 and not any(xid.number == number and xid.of(at[index]) for xid in known)
-        ]
+        new = ((at[index], number) for index, number in reported if number not in NVLINK_5)
+        xids = [Xid(*each, "") for each in new if not any(xid.number == each[1] and xid.of(each[0]) for xid in known)]
         undecoded = sorted({number for _, number in reported if number in NVLINK_5 and logged.trouble})
         unread = f"what XIDs {undecoded} of NVLinks mean stands in the kernel log alone" if undecoded else ""
         host = tuple(behind(message, at) for message in logged.host)
@@ -77,16 +73,14 @@ class LocalNode:
         return self._driver.present() if self._driver is not None else ()
 
     def lock(self) -> ExitStack:
-        """Make the GPUs this run's own without waiting, until what is returned is closed or its process is gone.
-        Raises GpuTaken."""
+        """Make the GPUs this run's own, until what is returned is closed or its process is gone. Raises GpuTaken."""
         return locks.lock(self.topology.gpus)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine at one moment, to be checked now: its GPUs, in the order of the run, and its host. `logged`: the errors
-    that the kernel's log held. `present`: the PCI bus ids of all its GPUs, also of those hidden from the run; "" for
-    one that does not answer. `node`: its number in the run."""
+    """As it is at one moment: its GPUs, in the order of the run, and its host. `present`: the PCI bus ids of all its
+    GPUs, also of hidden ones; "" for one that does not answer. `node`: its number in the run."""
 
     gpus: tuple[Gpu, ...]
     host: Mapping[str, Any] = field(default_factory=dict)
@@ -110,8 +104,7 @@ def take(node: LocalNode) -> Machine:
 
 @contextmanager
 def opened(wanted: int | None = None, environment: Mapping[str, str] = os.environ) -> Iterator[LocalNode]:
-    """This machine with the GPUs that the environment leaves visible, in its order, the first `wanted` of them. Raises
-    NoGpus."""
+    """This machine with the first `wanted` GPUs that the environment leaves visible, in its order. Raises NoGpus."""
     with nvml.opened(wanted, environment) as (driver, topology):
         yield LocalNode(driver, topology)
 

@@ -4,7 +4,6 @@ them. So no file is made for the lock, and none that another user has made is tr
 
 import fcntl
 import os
-import pwd
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -24,9 +23,8 @@ class GpuTaken(Refused):
 
 
 def lock(gpus: Iterable[Gpu]) -> ExitStack:
-    """Lock GPUs without waiting; closing what is returned frees them, and so does the end of this process, whatever
-    ends it. A GPU without a device file, as in WSL 2, is not locked, nor is one that is too broken to open it. Raises
-    GpuTaken."""
+    """Without waiting; closing what is returned frees the GPUs, and so does the end of this process. One without a
+    device file, as in WSL 2, is not locked, nor one that is too broken to open it. Raises GpuTaken."""
     with ExitStack() as taken:
         for gpu in (gpu for gpu in gpus if gpu.get("minor") is not None):
             if (descriptor := _opened(f"nvidia{gpu['minor']}")) is None:
@@ -57,15 +55,14 @@ def holder(descriptor: int) -> str:
 
 
 def _process(pid: int) -> str:
+    folder = Path(f"/proc/{pid}")
     try:
-        owner = Path(f"/proc/{pid}").stat().st_uid
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # with a name that anybody may choose
+        user = f"user {folder.stat().st_uid}"
+        stat = (folder / "stat").read_text(errors="replace")  # with a name that anybody may choose
     except OSError:  # hidden from this user, or it has left the lock to a child of its own
         return f"process {pid}, of which nothing more can be seen: `fuser -v /dev/nvidia*` as root shows who is there"
-    try:
-        user = pwd.getpwuid(owner).pw_name
-    except KeyError:  # in a container, of a user that it does not know
-        user = f"user {owner}"
+    with suppress(KeyError, OSError):  # in a container, of a user that it does not know
+        user = folder.owner()
     ticks = int(stat.rpartition(")")[2].split()[19])  # proc_pid_stat(5): starttime, since the machine started
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     since = datetime.fromtimestamp(booted + ticks / os.sysconf("SC_CLK_TCK"), timezone.utc)
@@ -79,9 +76,9 @@ CONTROL = "nvidiactl"
 
 @contextmanager
 def taken(wait: Callable[[str], None], most_seconds: float) -> Iterator[str]:
-    """Have the host to oneself among all that take turns there. If somebody else has it, `wait` hears who, once. Gives
-    "", or who has it still after so many seconds: anybody who may open the device can keep it for ever. Where there is
-    no such device, as in WSL 2, nobody takes turns."""
+    """Have the host to oneself among all that take turns there. `wait` hears who else has it, once. Gives "", or who
+    has it still after so many seconds: anybody who may open the device can keep it. Without such a device, as in WSL 2,
+    nobody takes turns."""
     if (descriptor := _opened(CONTROL)) is None:
         yield ""
         return
@@ -104,8 +101,7 @@ def _after_others(descriptor: int, wait: Callable[[str], None], most_seconds: fl
 
 
 def _lock(descriptor: int) -> None:
-    """Wait for the lock and close the descriptor, after which it is held as long as others of the same file are open:
-    not at all, where nobody waits any more."""
+    """Wait for the lock and close the descriptor: it is held as long as others of the same file are open."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
     finally:

@@ -1,5 +1,4 @@
-"""The memory of the host: its modules by the firmware (DMI, SMBIOS), the errors that the kernel counts (EDAC), and what
-is wrong with them."""
+"""The memory of the host: its modules by the firmware (SMBIOS), its errors by the kernel (EDAC), and what is wrong."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,18 +10,17 @@ from typing import Any
 from pytest_gpufleet.machine import tools
 from pytest_gpufleet.machine.processors import PROCESSOR_SETUP
 from pytest_gpufleet.machine.tools import AS_ROOT, Absent, HostFact, why_missing
-from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.fault import Fault, node_fault
 from pytest_gpufleet.model.gpu import Missing
-from pytest_gpufleet.model.place import THIS_NODE
 
 ENTRIES = Path("sys/firmware/dmi/entries")  # of the kernel's module dmi-sysfs
 # The System Management BIOS Reference Specification (DMTF DSP0134), 7.18, "Memory Device (Type 17)": where its values
 # stand, little-endian, and how many bytes they have. Texts are numbers of the strings behind the values, from 1; 0:
 # there is none.
 TOTAL_WIDTH, DATA_WIDTH, SIZE, EXTENDED_SIZE, TYPE = (0x08, 2), (0x0A, 2), (0x0C, 2), (0x1C, 4), (0x12, 1)
-SPEED, CONFIGURED_SPEED = (0x15, 2), (0x20, 2)
-TEXTS = {"locator": 0x10, "bank": 0x11, "manufacturer": 0x17, "serial": 0x18, "part": 0x1A}
-UNKNOWN, EXTENDED, KIB, MIB = 0xFFFF, 0x7FFF, 0x8000, 1 << 20
+CONFIGURED_SPEED = (0x20, 2)
+TEXTS = {"locator": 0x10, "bank": 0x11, "serial": 0x18, "part": 0x1A}
+UNKNOWN, EXTENDED, MIB = 0xFFFF, 0x7FFF, 1 << 20
 # 7.18.2, those that servers have.
 TYPES = {0x18: "DDR3", 0x1A: "DDR4", 0x20: "HBM", 0x21: "HBM2", 0x22: "DDR5", 0x23: "LPDDR5", 0x24: "HBM3"}
 VIRTUAL = "a virtual machine does not show the memory modules of its host, nor their errors"
@@ -30,17 +28,14 @@ VIRTUAL = "a virtual machine does not show the memory modules of its host, nor t
 
 @dataclass(frozen=True)
 class Module:
-    """A slot for a memory module: its `locator` is "DIMM_A1". `bytes`: 0 if it is empty, None if the firmware does not
-    know; `speed` and `configured_speed` in MT/s."""
+    """A slot: its `locator` is "DIMM_A1". `bytes`: 0 if it is empty. `configured_speed`: in MT/s, as it runs."""
 
     locator: str | None = None
     bank: str | None = None
-    manufacturer: str | None = None
     serial: str | None = None
     part: str | None = None
     bytes: int | None = None
     type: str | None = None
-    speed: int | None = None
     configured_speed: int | None = None
 
     def __str__(self) -> str:
@@ -71,7 +66,6 @@ def _module(raw: bytes) -> Module:
         **{key: text(offset) for key, offset in TEXTS.items()},
         bytes=_bytes(values),
         type=TYPES.get(_number(values, TYPE)),
-        speed=_number(values, SPEED) or None,
         configured_speed=_number(values, CONFIGURED_SPEED) or None,
     )
 
@@ -83,15 +77,12 @@ def _number(values: bytes, at: tuple[int, int]) -> int:
 
 def _bytes(values: bytes) -> int | None:
     size = _number(values, SIZE)
-    if size in (UNKNOWN, EXTENDED):
-        return None if size == UNKNOWN else _number(values, EXTENDED_SIZE) * MIB
-    return (size & ~KIB) << 10 if size & KIB else size * MIB
+    return None if size == UNKNOWN else (_number(values, EXTENDED_SIZE) if size == EXTENDED else size) * MIB
 
 
 @dataclass(frozen=True)
 class CountedModule:
-    """`label`: as the firmware or the administrator called it. `location`: "channel 3 slot 0". None for a count that
-    the driver does not keep."""
+    """`label`: as the firmware or the administrator called it. `location`: "channel 3 slot 0"."""
 
     label: str
     location: str | None = None
@@ -104,7 +95,6 @@ class Controller:
     """A memory controller ("mc0") with its errors in `seconds`, since they were last set to 0."""
 
     controller: str
-    driver: str | None = None
     corrected: int | None = None
     uncorrected: int | None = None
     seconds: int | None = None
@@ -123,25 +113,17 @@ def errors(root: Path = Path("/")) -> tuple[Controller, ...]:
         if _without_correction(root):
             raise Absent("the memory modules correct no errors (SMBIOS type 17)")
         raise why_missing(root, VIRTUAL, "no EDAC driver counts the errors of host memory", f"modprobe {driver}")
-    return tuple(
-        Controller(
-            each.name,
-            tools.text(each / "mc_name"),
-            tools.whole(each / "ce_count"),
-            tools.whole(each / "ue_count"),
-            tools.whole(each / "seconds_since_reset"),
-            tuple(
-                CountedModule(
-                    tools.text(dimm / "dimm_label") or dimm.name,
-                    tools.text(dimm / "dimm_location"),
-                    tools.whole(dimm / "dimm_ce_count"),
-                    tools.whole(dimm / "dimm_ue_count"),
-                )
-                for dimm in sorted(each.glob("dimm[0-9]*"), key=lambda path: int(path.name[4:]))
-            ),
-        )
-        for each in controllers
-    )
+    found = []
+    for each in controllers:
+        names = ("ce_count", "ue_count", "seconds_since_reset")
+        corrected, uncorrected, seconds = (tools.whole(each / name) for name in names)
+        modules = []
+        for dimm in sorted(each.glob("dimm[0-9]*"), key=lambda path: int(path.name[4:])):
+            label, location = tools.text(dimm / "dimm_label") or dimm.name, tools.text(dimm / "dimm_location")
+            ce, ue = (tools.whole(dimm / f"dimm_{name}") for name in names[:2])
+            modules.append(CountedModule(label, location, ce, ue))
+        found.append(Controller(each.name, corrected, uncorrected, seconds, tuple(modules)))
+    return tuple(found)
 
 
 def _without_correction(root: Path) -> bool:
@@ -176,18 +158,19 @@ def recorded_errors(controllers: Iterable[Controller]) -> list[Fault]:
 
 
 def errors_grown(before: Iterable[Controller], now: Iterable[Controller], seconds: float) -> list[Fault]:
-    """What came on top of it between two readings so many seconds apart."""
+    """What came on top of it between two readings so many seconds apart; all where counters began anew."""
     then = {name: counts for controller in before for name, _, counts in _errors_of(controller)}
     faults: list[Fault] = []
     for name, allowed, counts in (each for controller in now for each in _errors_of(controller)):
-        grown = [count - was for count, was in zip(counts, then.get(name, counts), strict=True)]
+        both = list(zip(counts, then.get(name, counts), strict=True))
+        grown = [count - was if count >= was else count for count, was in both]
         faults += _faults(name, allowed, grown, seconds)
     return faults
 
 
 def _errors_of(controller: Controller) -> Iterator[tuple[str, int, Sequence[int]]]:
-    """Each module of a controller, and what belongs to none of them: by what name people find it, how many corrected
-    errors a day it may have, its corrected and its uncorrected errors."""
+    """Each module, and what belongs to none: name, how many corrected errors a day are allowed, [corrected,
+    uncorrected]."""
     rest = [controller.corrected or 0, controller.uncorrected or 0]
     for module in controller.modules:
         counts = [module.corrected or 0, module.uncorrected or 0]
@@ -200,10 +183,10 @@ def _errors_of(controller: Controller) -> Iterator[tuple[str, int, Sequence[int]
 def _faults(name: str, allowed: int, counts: Sequence[int], seconds: float) -> Iterator[Fault]:
     corrected, uncorrected = counts
     if uncorrected > 0:
-        yield Fault("host_memory_uncorrected", (THIS_NODE,), f"{name}: {uncorrected:,} uncorrected errors")
+        yield node_fault("host_memory_uncorrected", f"{name}: {uncorrected:,} uncorrected errors")
     if corrected > allowed * max(1.0, seconds / DAY):
         what = f"{corrected:,} corrected errors in {seconds / 3600:.3g} h, {allowed} a day are still healthy"
-        yield Fault("host_memory_corrected", (THIS_NODE,), f"{name}: {what}")
+        yield node_fault("host_memory_corrected", f"{name}: {what}")
 
 
 def filled_slots(slots: Iterable[Module]) -> list[Module]:
@@ -212,28 +195,27 @@ def filled_slots(slots: Iterable[Module]) -> list[Module]:
 
 
 def unfit_modules(slots: Sequence[Module], sockets: int) -> list[Fault]:
-    """Modules that are unlike the others or run slower than they, and sockets that cannot have equally many. That all
-    run below their rating is what many processors do to them, with two on a channel above all."""
+    """Modules unlike the others or slower, and sockets that cannot have equally many. That all run below their rating
+    is what many processors do, with two on a channel above all."""
     there = filled_slots(slots)
     fastest = max((each.configured_speed or 0 for each in there), default=0)
     kinds = Counter((each.type, each.bytes) for each in there)
     rare = {kind for kind, count in kinds.items() if 2 * count < max(kinds.values())}  # else it was bought so
     unlike = (each for each in there if (each.type, each.bytes) in rare)
-    wrong = [("dimm_mismatch", f"{each}: {(each.bytes or 0) / 2**30:g} GiB, {each.type}") for each in unlike]
+    wrong = [node_fault("dimm_mismatch", f"{each}: {(each.bytes or 0) / 2**30:g} GiB, {each.type}") for each in unlike]
     for each in there:
         if (speed := each.configured_speed or 0) < fastest:
-            wrong.append(("dimm_slow", f"{each} runs at {speed} MT/s, others at {fastest}"))
+            wrong.append(node_fault("dimm_slow", f"{each} runs at {speed} MT/s, others at {fastest}"))
     if len(there) % sockets:
         empty = ", ".join(str(each) for each in slots if not each.bytes) or "no slot"
         what = f"{len(there)} modules for {sockets} sockets; empty or unreadable: {empty}"
-        wrong.append(("numa_memory_imbalance", what))
-    return [Fault(code, (THIS_NODE,), what) for code, what in wrong]
+        wrong.append(node_fault("numa_memory_imbalance", what))
+    return wrong
 
 
 def slower_than_modules(by_numa_node: Sequence[float], host: Mapping[str, Any]) -> list[Fault]:
-    """That all NUMA nodes together move less (GB/s) than the modules carry at the speed that they run at. Nobody knows
-    how many channels there are: at least half as many as modules. None where not all nodes were measured, or the facts
-    of the host name no real modules."""
+    """All NUMA nodes together move less (GB/s) than the modules carry as they run. Nobody knows how many channels there
+    are: at least half as many. None where not all nodes were measured, or no real modules are known."""
     slots, setup = MEMORY_MODULES.of(host), PROCESSOR_SETUP.of(host)
     if isinstance(slots, Missing) or isinstance(setup, Missing) or setup.virtual:
         return []
@@ -243,4 +225,4 @@ def slower_than_modules(by_numa_node: Sequence[float], host: Mapping[str, Any]) 
     if len(by_numa_node) < len(setup.numa_memory) or reached >= REACHED * carried:
         return []
     what = f"{reached:.4g} GB/s, {len(there)} modules at {speed} MT/s carry {carried:.4g} GB/s or more"
-    return [Fault("host_memory_slow", (THIS_NODE,), what)]
+    return [node_fault("host_memory_slow", what)]

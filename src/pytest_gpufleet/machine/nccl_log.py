@@ -1,7 +1,7 @@
-"""What NCCL did, by its own log: the way from each rank to each other, NVLS, channels, algorithms; and what of it is a
-fallback to something slower. Its lines are those of its source from 2.18 to 2.30 (src/transport/p2p.cc, shm.cc, net.cc
-and nvls.cc, src/init.cc, src/enqueue.cc): no manual has them. A line that is not known here is left alone; one with a
-way in another form leaves open what happened, and nobody is blamed for it."""
+"""What NCCL did, by its own log: ways between ranks, NVLS, channels, algorithms; and which of it is a fallback to
+something slower. Lines are those of its source from 2.18 to 2.30 (src/transport/p2p.cc, shm.cc, net.cc and nvls.cc,
+src/init.cc, src/enqueue.cc): no manual has them. A line that is not known is left alone; a way in another form leaves
+open what happened, and nobody is blamed."""
 
 import re
 from collections import Counter
@@ -38,8 +38,7 @@ PROTOCOLS = ("LL", "LL128", "SIMPLE")
 
 
 class Way(msgspec.Struct, frozen=True, order=True):
-    """From one rank to another. `kind`: "P2P/CUMEM", "SHM", "NET/IB". `gpudirect`: the network reads and writes the
-    memory of GPUs itself (GPUDirect RDMA)."""
+    """`kind`: "P2P/CUMEM", "SHM", "NET/IB". `gpudirect`: by GPUDirect RDMA."""
 
     sender: int
     receiver: int
@@ -57,8 +56,8 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class NcclLog(msgspec.Struct, frozen=True):
-    """What the logs of all ranks say. `channels`: of collectives, of NVLS, and of pairs; `multicast`: whether the
-    driver offers what NVLS needs; None where they do not say. `unknown`: ways in a form that is not known here."""
+    """Of all ranks. `channels`: of collectives, NVLS, and pairs; `multicast`: whether the driver offers what NVLS
+    needs; None where no log says. `unknown`: ways in another form."""
 
     version: str = ""
     ways: tuple[Way, ...] = ()
@@ -70,8 +69,7 @@ class NcclLog(msgspec.Struct, frozen=True):
 
     @property
     def nvls(self) -> bool | None:
-        """Whether NVSwitches did reductions (NVLS); None where the log does not say. NCCL may have all that it takes,
-        and choose another algorithm."""
+        """Whether NVSwitches did reductions; None if unknown. NCCL may have all that it takes, and choose otherwise."""
         if self.nvls_failed:
             return False
         if self.channels is None:
@@ -102,10 +100,8 @@ def parse(texts: Iterable[str]) -> NcclLog:
     ways = [(found, KIND.match(found[3])) for found in every(WAY)]
     multicast = [not found[1] for found in every(MULTICAST)]
     known = {Way(int(way[1]), int(way[2]), kind[1], "/GDRDMA" in way[3]) for way, kind in ways if kind}
-    choices = (
-        Choice(found[1] or "", int(found[2]), named(found[3], ALGORITHMS), named(found[4], PROTOCOLS))
-        for found in every(CHOICE)
-    )
+    chosen = (each.groups(default="") for each in every(CHOICE))
+    choices = (Choice(what, int(n), named(how, ALGORITHMS), named(by, PROTOCOLS)) for what, n, how, by in chosen)
     return NcclLog(
         next((found[1] for found in every(VERSION)), ""),
         tuple(sorted(known)),
@@ -118,8 +114,8 @@ def parse(texts: Iterable[str]) -> NcclLog:
 
 
 class Beside(msgspec.Struct, frozen=True):
-    """What a rank saw beside its log: NCCL's `variables`; by how many KiB the counters of its GPU's NVLinks grew, None
-    where nobody counts; and by how many bytes those of each active InfiniBand and RoCE port of its node, likewise."""
+    """NCCL's `variables`; by how many KiB the counters of the GPU's NVLinks grew, and by how many bytes those of the
+    active InfiniBand and RoCE ports of its node; None where nobody counts."""
 
     variables: Mapping[str, str] = {}
     nvlink: int | None = None
@@ -153,8 +149,8 @@ NEAR = ("PIX", "PXB")
 
 
 def direct_link(topology: GpuTopology, pair: Pair) -> str:
-    """The link over which NCCL, left alone, reaches the memory of one GPU from another; "" if it does not, or if the
-    driver does not let it (`nvidia-smi topo -p2p r`)."""
+    """The link over which NCCL by itself reaches the memory of a GPU from another; "" if it does not, or if the driver
+    does not let it (`nvidia-smi topo -p2p r`)."""
     if not (link := topology.link(pair)):
         return ""
     gpu, peer = topology.of(pair)
@@ -166,8 +162,7 @@ def direct_link(topology: GpuTopology, pair: Pair) -> str:
 def fallbacks(
     log: NcclLog, places: Sequence[Place], beside: Sequence[Beside], topology: GpuTopology
 ) -> tuple[list[Fault], list[Fault]]:
-    """The slower ways that NCCL took where a faster one is there, and those that a variable asks for. Rank i is at
-    places[i]."""
+    """Slower ways where a faster one is there, and those that a variable asks for. Rank i is at places[i]."""
     slow: dict[tuple[str, str], list[Pair]] = {}
     for way in log.ways:
         pair, ports = Pair(places[way.sender], places[way.receiver]), beside[way.sender].ports

@@ -1,5 +1,5 @@
-"""InfiniBand, RoCE and EFA ports as the system describes them: state, rate, PCIe link, network, and the errors that
-they count; and what is wrong with them."""
+"""InfiniBand, RoCE and EFA ports as the system describes them: state, rate, PCIe link, network, errors; and what is
+wrong with them."""
 
 import errno
 import math
@@ -19,10 +19,9 @@ from pytest_gpufleet.machine import tools
 from pytest_gpufleet.machine.kernel_log import FLAPPING, FLAPS, FLAPS_EXCUSED, FLAPS_WITHIN
 from pytest_gpufleet.machine.pcie import PCI_DEVICES
 from pytest_gpufleet.machine.tools import Absent, HostFact, Unreadable
-from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.fault import Fault, node_fault
 from pytest_gpufleet.model.gpu import Gpu, Missing
 from pytest_gpufleet.model.grouping import grouped
-from pytest_gpufleet.model.place import THIS_NODE
 
 ADAPTERS = Path("/sys/class/infiniband")
 INTERFACES = Path("/sys/class/net")
@@ -77,7 +76,7 @@ OF_MANAGEMENT = 100
 
 
 class PcieLink(msgspec.Struct, frozen=True):
-    """Lanes and GT/s as it runs, and as the adapter and the port above it can; 0 for what the system does not show."""
+    """Lanes and GT/s: as it runs, and as the adapter and the port above it can. 0: the system does not show it."""
 
     lanes: float = 0.0
     lanes_able: float = 0.0
@@ -102,13 +101,11 @@ class Packets(msgspec.Struct, frozen=True):
 
 
 class Port(msgspec.Struct, frozen=True):
-    """`port`: "mlx5_0/1". `state`: "unknown" where the adapter does not answer. Of what kind it is: `link_layer`,
-    `adapter`, and by which `function` of the PCI device the ports of one adapter differ. `errors`: counts by name, None
-    for one that cannot be read; `traffic`: likewise, of what is no error by itself. `firmware`, `guid` and `board` (see
-    BOARDS) of the adapter; `carrier_changes` and `mtu` of its network interface (of InfiniBand no `mtu`: that is one of
-    IP alone, and changes when the interface comes up); `subnet`: "10.0.3.0/24" of that, of InfiniBand the prefix of its
-    addresses. `interface`: its name; `gid_index`: of the first address for RoCE v2 over IPv4; `pkeys`: the partitions
-    of InfiniBand, in the port's order."""
+    """`port`: "mlx5_0/1". `state`: "unknown" where the adapter does not answer. `function`: of the PCI device, by which
+    ports of one adapter differ. `errors`, and `traffic` that is no error by itself: counts by name, None for one that
+    cannot be read. `carrier_changes`, `mtu` and `subnet` ("10.0.3.0/24") are those of its network `interface`; of
+    InfiniBand there is no `mtu` (it is one of IP alone, and changes when the interface comes up), and `subnet` is the
+    prefix of its addresses. `gid_index`: of the first address for RoCE v2 over IPv4; `pkeys`: in the port's order."""
 
     port: str
     state: str = "unknown"
@@ -146,21 +143,21 @@ class Port(msgspec.Struct, frozen=True):
 
     @property
     def gigabits(self) -> float:
-        """What it carries in a second: of "400 Gb/sec (4X NDR)"; 0 if nobody says. Of bonded ports the kernel has the
-        rate of one, which is what one connection of NCCL uses (NVIDIA/nccl#1015)."""
+        """What it carries in a second: of "400 Gb/sec (4X NDR)". Of bonded ports the kernel has the rate of one, which
+        is what one connection of NCCL uses (NVIDIA/nccl#1015)."""
         found = re.match(r"[0-9.]+", self.rate or "")
         return float(found[0]) if found else 0.0
 
 
 def read() -> list[Port]:
     """Raises Unreadable where there is none, and an NVIDIA adapter on the PCI bus without a driver for RDMA."""
-    if ports := [_port(port) for port in sorted(ADAPTERS.glob("*/ports/*"))]:
-        return ports
+    ports = [_port(port) for port in sorted(ADAPTERS.glob("*/ports/*"))]
     of_nvidia = (each for each in PCI_DEVICES_OF_THE_SYSTEM.glob("*") if tools.text(each / "vendor") == NVIDIA)
-    if there := [each.name for each in of_nvidia if (tools.text(each / "class") or "").startswith(NETWORK_CLASS)]:
-        why = f"network adapters of NVIDIA are there ({', '.join(sorted(there))}), and no RDMA driver has them"
+    there = (each.name for each in of_nvidia if (tools.text(each / "class") or "").startswith(NETWORK_CLASS))
+    if not ports and (names := ", ".join(sorted(there))):
+        why = f"network adapters of NVIDIA are there ({names}), and no RDMA driver has them"
         raise Unreadable(why, "modprobe mlx5_ib")
-    return []
+    return ports
 
 
 def _port(port: Path) -> Port:
@@ -168,14 +165,15 @@ def _port(port: Path) -> Port:
     interfaces = sorted(device.glob("net/*"))
     interface = interfaces[0] if len(interfaces) == 1 else None
     changes = [tools.whole(path) for path in device.glob("net/*/carrier_changes")]
-    layer = tools.text(port / "link_layer")
-    infiniband = layer == "InfiniBand"
+    about = tools.texts(port, rate="rate", link_layer="link_layer")
+    about |= tools.texts(adapter, adapter="hca_type", firmware="fw_ver", guid="node_guid", board="board_id")
+    infiniband, ethernet = (about["link_layer"] == layer for layer in ("InfiniBand", "Ethernet"))
     gid = (tools.text(port / "gids/0") or "").split(":")  # its own address, of which the first half is the subnet's
     prefix = ":".join(gid[:4]) if len(gid) == 8 else None
     # Documentation/ABI/stable/sysfs-class-infiniband; an IPv4 address begins with ::ffff.
     ipv4 = (index for index in range(GIDS) if (tools.text(port / f"gids/{index}") or "").startswith(IPV4))
     packets = [[count for path in paths if (count := tools.whole(port / path)) is not None] for paths in PACKETS]
-    pauses = _pauses(interface.name) if interface and layer == "Ethernet" else {}
+    pauses = _pauses(interface.name) if interface and ethernet else {}
     pkeys = (tools.text(port / f"pkeys/{index}") for index in range(len(list(port.glob("pkeys/*")))))
     # A virtual function does not show its lanes.
     ways = (device, "current"), (device, "max"), (device.parent, "max")
@@ -184,12 +182,7 @@ def _port(port: Path) -> Port:
     return Port(
         port=f"{adapter.name}/{port.name}",
         state=tools.text(port / "state") or "unknown",
-        rate=tools.text(port / "rate"),
-        link_layer=layer,
-        adapter=tools.text(adapter / "hca_type"),
-        firmware=tools.text(adapter / "fw_ver"),
-        guid=tools.text(adapter / "node_guid"),
-        board=tools.text(adapter / "board_id"),
+        **about,
         function=device.name.rpartition(".")[2],
         pcie=PcieLink(*lanes, *speeds),
         errors=_counts(port / "counters", ERRORS_A_DAY),
@@ -214,8 +207,8 @@ def _pauses(interface: str) -> dict[str, int | None]:
 
 
 def _ip_subnet(interfaces: set[str]) -> str | None:
-    """The network that these interfaces are in by the kernel's routes, where it is one: addresses and masks there are
-    hexadecimal, as this processor has them in memory (net/ipv4/fib_trie.c, fib_route_seq_show)."""
+    """By the routes of the kernel, if it is one. Addresses and masks are hexadecimal, as this processor has them in
+    memory (net/ipv4/fib_trie.c, fib_route_seq_show)."""
     rows = [line.split() for line in (tools.text(ROUTES) or "").splitlines()[1:]]
     subnets = {(row[1], row[7]) for row in rows if row[0] in interfaces and int(row[2], 16) == 0 != int(row[7], 16)}
     if len(subnets) != 1:
@@ -245,19 +238,17 @@ CARRIER = re.compile(r"^(\d+)\.\d+ .*\]: ([\w.@-]+): (Lost|Gained) carrier$", re
 
 
 def read_flaps(run: tools.RunTool = tools.output) -> dict[str, int | None]:
-    """How often the link of each active InfiniBand port went down within a day, None where nobody knows: no log says
-    when, and it was more than once since the adapter was reset."""
-    ports = [port for port in active(read()) if port.link_layer == "InfiniBand"]
-    if not ports:
+    """How often the link of each active InfiniBand port went down within a day; None: no log says when, and it was more
+    than once since the adapter was reset."""
+    if not (ports := [port for port in active(read()) if port.link_layer == "InfiniBand"]):
         raise Absent("no InfiniBand port is active")
-    began, logged = time.time() - min(FLAPS_WITHIN, time.monotonic() - FLAPS_EXCUSED), list[tuple[str, str, str]]()
+    began, logged = time.time() - min(FLAPS_WITHIN, time.monotonic() - FLAPS_EXCUSED), ""
     with suppress(Unreadable):
-        logged = CARRIER.findall(
-            run("journalctl", "-q", "--system", "-b", "-o", "short-unix", "-t", "systemd-networkd")
-        )
+        logged = run("journalctl", "-q", "--system", "-b", "-o", "short-unix", "-t", "systemd-networkd")
+    lines = CARRIER.findall(logged)
     found = dict[str, int | None]()
     for port in ports:
-        own = [(int(at), what) for at, interface, what in logged if interface == port.interface]
+        own = [(int(at), what) for at, interface, what in lines if interface == port.interface]
         found[port.port] = sum(what == "Lost" and at >= began for at, what in own) if own else None
         if not own and (downs := port.errors.get("link_downed")) is not None and downs < FLAPS:
             found[port.port] = downs
@@ -268,9 +259,9 @@ LINK_FLAPS = HostFact("link_flaps", dict[str, int | None], read_flaps, subject="
 
 
 def flapping(ports: Mapping[str, int | None]) -> list[Fault]:
-    text = "its link went down {} times within 24 hours, by the system log"
+    text = "{}: its link went down {} times within 24 hours, by the system log"
     often = ((port, times) for port, times in ports.items() if times is not None and times >= FLAPS)
-    return [port_fault(FLAPPING, port, text.format(times)) for port, times in often]
+    return [node_fault(FLAPPING, text.format(*each)) for each in often]
 
 
 def ports_of(host: Mapping[str, Any]) -> list[Port]:
@@ -284,8 +275,8 @@ def any_active() -> bool:
 
 
 def carried(port: str) -> tuple[int, int] | None:
-    """Bytes that a port ("mlx5_0/1") has sent and received, by its own counters of words of 4 bytes, or a network
-    interface ("lo"); None where nobody counts."""
+    """Bytes that a port ("mlx5_0/1"), or a network interface ("lo"), has sent and received; None where nobody
+    counts."""
     device, slash, number = port.partition("/")
     counters = ADAPTERS / device / "ports" / number / "counters" if slash else INTERFACES / port / "statistics"
     names, size = (("port_xmit_data", "port_rcv_data"), 4) if slash else (("tx_bytes", "rx_bytes"), 1)
@@ -296,8 +287,8 @@ def carried(port: str) -> tuple[int, int] | None:
 
 
 def nearest(device: Path) -> list[str]:
-    """The adapters that share most of their way over PCIe with this device: "mlx5_3". None if none shares any, or if
-    that is true of all of several, as where a virtual machine shows no switches."""
+    """The adapters ("mlx5_3") that share most of their way over PCIe with this device; none if that is true of all of
+    several, as where a virtual machine shows no switches."""
     shared = {}  # how many steps from the root of a PCIe hierarchy ("pci0000:15") on they have in common
     for each in sorted(ADAPTERS.glob("*")):
         common = Path(os.path.commonpath([device, (each / "device").resolve()])).parts
@@ -326,8 +317,7 @@ def line_rate(ports: Sequence[Port]) -> int:
 
 
 def of_gpus(ports: Sequence[Port], gpus: Sequence[Gpu]) -> list[Port]:
-    """Those at the highest rate, and those of one kind and rate of which each of several GPUs has one: ports for
-    storage may be faster."""
+    """Those at the highest rate, and those of one kind and rate of which each of several GPUs has one."""
     least, fastest = max(2, len(gpus)), fastest_ports(ports)
     alike = _kinds(_rdma(ports), gpus, "rate")
     return [port for kind in alike for port in kind if len(kind) >= least or port in fastest]
@@ -344,10 +334,10 @@ def adapters_near(gpus: Sequence[Gpu]) -> set[str]:
 
 
 def gigabits_for_each_gpu(gpus: Sequence[Gpu], host: Mapping[str, Any]) -> float:
-    """Gbit/s, one way, that each GPU of a machine has of its network if all of them send; 0 if no port says. Several
-    ports of a GPU are added up, and GPUs share what are fewer. Ports for storage and management are others than those
-    of the GPUs: they are not next to a GPU, or of another adapter, link layer or rate, and then those count by which a
-    GPU has most. Where the PCIe links of all ports, or those of older GPUs, carry less, that counts."""
+    """Gbit/s, one way, that each GPU has of the network if all send; 0 if no port says. Ports of a GPU are added up,
+    and GPUs share what are fewer. Left out are ports for storage and management: not next to a GPU, or of another
+    adapter, link layer or rate than those by which a GPU has most. Where PCIe links of all ports, or of older GPUs,
+    carry less, that counts."""
     used, devices = [port for port in active(ports_of(host)) if port.gigabits], PCI_DEVICES.of(host)
     near, present = adapters_near(gpus), len(gpus)
     if next_to := [port for port in used if port.device in near]:
@@ -368,39 +358,25 @@ def gigabits_for_each_gpu(gpus: Sequence[Gpu], host: Mapping[str, Any]) -> float
     return int(rate) if rate.is_integer() else rate
 
 
-def port_fault(code: str, port: str, what: str) -> Fault:
-    return Fault(code, (THIS_NODE,), f"{port}: {what}")
-
-
-def unlike_others(ports: Iterable[Port], gpus: Sequence[Gpu]) -> list[Fault]:
-    """Ports that are down, or slower than usual, where others of their kind are up."""
-    wrong = []
+def not_up(ports: Sequence[Port], gpus: Sequence[Gpu], needed: bool) -> list[Fault]:
+    """Ports that are down, or not as fast as most, where others of their kind are up. And if the network is `needed`
+    those of a kind of which none is up, and which GPUs need: no other is up, or none next to the GPUs; where that is
+    unknown, there is one for each GPU, and fewer others are up. What else is down, nobody may have plugged in."""
+    up, near, wrong = active(ports), _next_to(gpus), list[Port]()
+    cut_off = not any(port.device in near for port in up)
     for kind in _kinds(ports, gpus):
         rates = [port.rate for port in active(kind)]
         usual = max(rates, key=rates.count, default=None)
-        wrong += [port for port in kind if rates and (port.rate != usual or not port.is_active)]
-    return _not_up(wrong)
-
-
-def kinds_down(ports: Sequence[Port], gpus: Sequence[Gpu]) -> list[Fault]:
-    """Ports of a kind of which none is up and which GPUs need: no other is up, or none next to the GPUs; where nobody
-    knows which these are, there is one for each GPU, and fewer others are up. Whatever else is down, nobody may have
-    plugged in."""
-    up, near = active(ports), _next_to(gpus)
-    cut_off = not any(port.device in near for port in up)
-    down = []
-    for kind in _kinds(ports, gpus):
         of_gpus = cut_off and any(port.device in near for port in kind) if near else len(kind) >= len(gpus) > len(up)
-        if not active(kind) and (not up or of_gpus):
-            down += kind
-    return _not_up(down)
+        if rates or (needed and (not up or of_gpus)):
+            wrong += [port for port in kind if port.rate != usual or not port.is_active]
+    return [node_fault("network_port_unlike_others", f"{port.port} is {port.state} at {port.rate}") for port in wrong]
 
 
 def _kinds(ports: Iterable[Port], gpus: Sequence[Gpu], *more: str) -> Iterable[list[Port]]:
-    """By the adapter model, link layer, place on the adapter, and whether it is next to a GPU: others are for storage;
-    and by `more` of their fields."""
-    near = _next_to(gpus)
-    kind = attrgetter("adapter", "link_layer", "function", *more)
+    """By adapter model, link layer, place on the adapter, whether next to a GPU (others are for storage), and
+    `more`."""
+    near, kind = _next_to(gpus), attrgetter("adapter", "link_layer", "function", *more)
     return grouped(((*kind(port), port.device in near), port) for port in ports).values()
 
 
@@ -408,26 +384,20 @@ def _next_to(gpus: Sequence[Gpu]) -> set[str]:
     return adapters_near(gpus) if len(gpus) > 1 else set()
 
 
-def _not_up(ports: Iterable[Port]) -> list[Fault]:
-    texts = (f"{port.port} is {port.state} at {port.rate}" for port in ports)
-    return [Fault("network_port_unlike_others", (THIS_NODE,), text) for text in texts]
-
-
 def ports_behind_slow_pcie(ports: Iterable[Port]) -> Iterator[Fault]:
-    """Active ports whose PCIe link runs with less than adapter and slot can, or with less than the port itself in a
-    slot that is the wrong one: with fewer lanes than the adapter has, or slower than that of another port. Where all
-    slots are of a generation that is too slow for these ports, the machine was built so."""
+    """Active ports whose PCIe link runs with less than adapter and slot can, or than the port needs, in a slot with
+    fewer lanes than the adapter or slower than that of another port. Where all slots are too slow for these ports, the
+    machine was built so."""
     links = [(port, port.pcie) for port in active(ports) if port.pcie.gigabits]
     fastest = max((link.gigabits for _, link in links), default=0.0)
     for port, link in links:
         lanes = min(filter(None, (link.lanes_able, link.lanes_of_port)), default=link.lanes)
         speed = min(filter(None, (link.speed_able, link.speed_of_port)), default=link.speed)
-        runs = f"its PCIe link runs at {link.speed:g} GT/s on {link.lanes:g} lanes"
+        runs = f"{port.port}: its PCIe link runs at {link.speed:g} GT/s on {link.lanes:g} lanes"
         if link.lanes < lanes or link.speed < speed:
-            what = f"{runs}, adapter and slot can {speed:g} GT/s on {lanes:g}"
-            yield port_fault("nic_pcie_slow", port.port, what)
+            yield node_fault("nic_pcie_slow", f"{runs}, adapter and slot can {speed:g} GT/s on {lanes:g}")
         elif link.gigabits < port.gigabits and (link.lanes < link.lanes_able or link.gigabits < fastest):
-            yield port_fault("nic_pcie_slow", port.port, f"{runs}, too little for its {port.gigabits:g} Gbit/s")
+            yield node_fault("nic_pcie_slow", f"{runs}, too little for its {port.gigabits:g} Gbit/s")
 
 
 def below_their_board(ports: Iterable[Port], able: Mapping[str, float]) -> Iterator[Fault]:
@@ -436,7 +406,7 @@ def below_their_board(ports: Iterable[Port], able: Mapping[str, float]) -> Itera
         most = rate_of_board(port, able)
         least = 0 if port.link_layer == "InfiniBand" else OF_MANAGEMENT
         if 0 < 2 * port.gigabits <= most > least:
-            yield port_fault("nic_rate_low", port.port, f"runs at {port.rate}, and its board can {most:g} Gbit/s")
+            yield node_fault("nic_rate_low", f"{port.port}: runs at {port.rate}, and its board can {most:g} Gbit/s")
 
 
 def rate_of_board(port: Port, able: Mapping[str, float]) -> float:
@@ -444,42 +414,36 @@ def rate_of_board(port: Port, able: Mapping[str, float]) -> float:
 
 
 def other_mtu(ports: Sequence[Port], gpus: Sequence[Gpu]) -> Iterator[Fault]:
-    """Active ports whose MTU is not that of at least three others in the same role: of one kind, at one rate. It is one
-    port of them: where several differ they may have another task."""
+    """One active port whose MTU is not that of three or more others of its kind and rate: several may have another
+    task."""
     for role in _kinds((port for port in active(ports) if port.mtu), gpus, "rate"):
         mtus = grouped((port.mtu, port) for port in role)
         alone = [each[0] for each in mtus.values() if len(each) == 1]
         if len(mtus) == 2 and len(alone) == 1 and len(role) > 3:
             (usual,) = mtus.keys() - {alone[0].mtu}
-            what = f"its MTU is {alone[0].mtu}, that of {len(role) - 1} others like it {usual}"
-            yield port_fault("mtu_mismatch", alone[0].port, what)
+            what = f"{alone[0].port}: its MTU is {alone[0].mtu}, that of {len(role) - 1} others like it {usual}"
+            yield node_fault("mtu_mismatch", what)
 
 
 def port_errors(before: Iterable[Port], now: Iterable[Port], seconds: float) -> list[Fault]:
-    """Ports that were active and have counted more errors than healthy ones, between two readings so many seconds
-    apart; also those that are gone, and counters that cannot be read."""
-    later, wrong = {port.port: port for port in now}, list[tuple[str, str]]()
+    """Ports that were active and have counted more errors than healthy ones since, are gone, or cannot be read."""
+    later, wrong = {port.port: port.counted for port in now}, list[str]()
     for port in active(before):
-        if port.port not in later:
-            wrong.append((port.port, "it is gone"))
-            continue
-        for name, then in port.counted.items():
-            count, allowed = later[port.port].counted.get(name), ERRORS_A_DAY.get(name, 0) * max(1, seconds / 86_400)
-            if count is None:
-                wrong.append((port.port, f"{name} cannot be read"))
-            elif then is not None and count - then > allowed:
-                grew = f"{name} grew by {count - then} in {seconds:.0f} s, a healthy port has at most {allowed:.0f}"
-                wrong.append((port.port, grew))
-    return [port_fault("network_port_errors", port, what) for port, what in wrong]
+        counted = later.get(port.port)
+        wrong += [f"{port.port}: it is gone"] if counted is None else []
+        for name, more in tools.grown(port.counted, counted or {}).items():
+            allowed = ERRORS_A_DAY.get(name, 0) * max(1, seconds / 86_400)
+            if more > allowed:
+                grew = f"grew by {more} in {seconds:.0f} s, a healthy port has at most {allowed:.0f}"
+                wrong.append(f"{port.port}: {name} {grew}")
+        unread = [name for name in port.counted if counted is not None and counted.get(name) is None]
+        wrong += [f"{port.port}: {name} cannot be read" for name in unread]
+    return [node_fault("network_port_errors", what) for what in wrong]
 
 
 def port_traffic(before: Iterable[Port], now: Iterable[Port]) -> dict[str, int]:
     """What grew on active ports between two readings and is no error by itself, by name, over all of them."""
-    later = {port.port: port.traffic for port in now}
-    grown = Counter[str]()
+    later, grown = {port.port: port.traffic for port in now}, Counter[str]()
     for port in active(before):
-        for name, then in port.traffic.items():
-            count = later.get(port.port, {}).get(name)
-            if count is not None and then is not None:
-                grown[name] += count - then
+        grown.update(tools.grown(port.traffic, later.get(port.port, {})))
     return dict(grown)

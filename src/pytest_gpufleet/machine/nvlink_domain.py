@@ -1,10 +1,7 @@
 """NVLink domains: the GPUs of several machines behind the same NVSwitches, as the 72 of an NVL72; and IMEX, the service
-by which these machines share memory over them.
-
-Sources: NVIDIA's IMEX guide (docs.nvidia.com/multi-node-nvlink-systems/imex-guide: gettingstarted, cmdservice); the
-states of a daemon, as `nvidia-imex-ctl -q` has them: NVIDIA/DCGM, dcgmlib/src/DcgmImexManager.cpp. The state of the
-domain (-N -j) is not asked: one daemon that is down makes it DEGRADED on all of its machines.
-"""
+by which these share memory (NVIDIA's IMEX guide: docs.nvidia.com/multi-node-nvlink-systems/imex-guide, gettingstarted,
+cmdservice; states of a daemon: NVIDIA/DCGM, dcgmlib/src/DcgmImexManager.cpp). The state of the domain (-N -j) is not
+asked: one daemon that is down makes it DEGRADED on all of its machines."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -14,10 +11,10 @@ import msgspec
 
 from pytest_gpufleet.machine import tools
 from pytest_gpufleet.machine.tools import Absent, Ended, HostFact, Unreadable
-from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.fault import Fault, node_fault
 from pytest_gpufleet.model.gpu import Domain
 from pytest_gpufleet.model.grouping import grouped
-from pytest_gpufleet.model.place import THIS_NODE, Place
+from pytest_gpufleet.model.place import Place
 
 NODES_CONFIG, CHANNELS = "etc/nvidia-imex/nodes_config.cfg", "dev/nvidia-caps-imex-channels"
 READY, WAITING = "READY", "WAITING_FOR_"  # of the daemon: by the guide it may wait for its peers, or for one that left
@@ -27,8 +24,8 @@ SHOWN = 4
 
 
 class Imex(msgspec.Struct, frozen=True):
-    """`nodes`: the addresses of the machines that are to share memory, as this one's list has them. `channels`: how
-    many there are for programs. `daemon`: what it says of itself ("READY"), or why it does not answer."""
+    """`nodes`: addresses of the machines that share memory, by the list of this one. `channels`: how many there are for
+    programs. `daemon`: "READY", or why it does not answer."""
 
     nodes: tuple[str, ...] = ()
     channels: int = 0
@@ -43,7 +40,7 @@ class Imex(msgspec.Struct, frozen=True):
 def read(root: Path = Path("/"), ended: Ended = tools.ended) -> Imex:
     lines = map(str.strip, (tools.text(root / NODES_CONFIG) or "").splitlines())
     nodes = tuple(line for line in lines if line and not line.startswith("#"))
-    channels = sum(1 for _ in (root / CHANNELS).glob("channel*"))
+    channels = len(list((root / CHANNELS).glob("channel*")))
     if not nodes and not channels:
         raise Absent(f"this system has neither /{NODES_CONFIG} nor a channel in /{CHANNELS}")
     if not nodes:  # as in a pod of a ComputeDomain, whose daemon runs in another one
@@ -61,11 +58,9 @@ IMEX = HostFact("imex", Imex, read)
 
 def imex_faults(imex: Imex) -> list[Fault]:
     """What is wrong with IMEX on this machine itself. One that waits for others is no fault of it."""
-    faults = []
-    if not imex.channels:
-        faults.append(Fault("imex_channel_missing", (THIS_NODE,), f"there is none in /{CHANNELS}"))
+    faults = [] if imex.channels else [node_fault("imex_channel_missing", f"there is none in /{CHANNELS}")]
     if imex.daemon.upper() != READY and not imex.waits:
-        faults.append(Fault("imex_down", (THIS_NODE,), f"its daemon answers: {imex.daemon}"))
+        faults.append(node_fault("imex_down", f"its daemon answers: {imex.daemon}"))
     return faults
 
 
@@ -80,8 +75,8 @@ class Tray(msgspec.Struct, frozen=True):
 
 
 def domain_faults(trays: Mapping[int, Tray], ordered: int = 0) -> list[Fault]:
-    """Nodes outside the domain of their like, or with another list of nodes than most of their domain; and domains that
-    have not as many nodes as were `ordered`. What the former explain is not said again of the latter."""
+    """Nodes outside the domain of their like, or with another list than most of it; domains of another size than
+    `ordered`. What the former explain is not said again."""
     domains = grouped((tray.domain, node) for node, tray in sorted(trays.items()) if tray.domain)
     outside = dict(_outside(trays, {domain: len(nodes) for domain, nodes in domains.items()}, ordered))
     faults = [Fault("nvlink_domain_split", (Place(node, "node"),), what) for node, what in outside.items()]
@@ -96,18 +91,16 @@ def domain_faults(trays: Mapping[int, Tray], ordered: int = 0) -> list[Fault]:
                 faults.append(Fault("imex_nodes_differ", (Place(node, "node"),), what))
     sizes = {nodes[0]: len({*nodes} - {*outside}) for nodes in domains.values()}
     wrong = {first: size for first, size in sizes.items() if size and ordered and size != ordered}
-    if sum(abs(ordered - size) for size in wrong.values()) > len(outside):
-        faults += [
-            Fault("nvlink_domain_incomplete", (Place(first, "domain"),), f"{size} nodes, {ordered} were ordered")
-            for first, size in wrong.items()
-        ]
+    for first, size in wrong.items() if sum(abs(ordered - size) for size in wrong.values()) > len(outside) else ():
+        what = f"{size} nodes, {ordered} were ordered"
+        faults.append(Fault("nvlink_domain_incomplete", (Place(first, "domain"),), what))
     return faults
 
 
 def _outside(trays: Mapping[int, Tray], sizes: Mapping[Domain, int], ordered: int) -> Iterator[tuple[int, str]]:
-    """Nodes in another domain than most of those that they share memory with by their lists, or in none. Without a
-    list, by the order: those of small domains, where larger ones lack as many. A domain of half the size or more is one
-    of its own, whatever lists say."""
+    """Nodes in another domain than most that they share memory with by their lists, or in none. Without a list, by the
+    order: those of small domains, where larger ones lack as many. One of half the size or more is a domain of its
+    own."""
     lists = grouped((tray.imex_nodes, node) for node, tray in trays.items() if len(tray.imex_nodes) > 1)
     for nodes in lists.values():
         usual, count = Counter(trays[node].domain for node in nodes).most_common(1)[0]

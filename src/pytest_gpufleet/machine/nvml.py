@@ -3,9 +3,8 @@
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, TimeoutError as FutureTimeout
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,8 +22,8 @@ CLASSES = {"0x0300": "GPU", "0x0302": "GPU", "0x0380": "GPU", "0x0680": "NVSwitc
 
 
 def signs_of_nvidia(root: Path = Path("/")) -> list[str]:
-    """What speaks for NVIDIA hardware below `root`, in a few words each; empty where nothing does. A container without
-    GPUs sees the PCI devices of its host, and often /proc/driver/nvidia too."""
+    """What speaks for NVIDIA hardware below `root`. A container without GPUs sees the PCI devices of its host, and
+    often /proc/driver/nvidia too."""
     devices = [
         f"{kind} {device.name}"
         for device in sorted((root / "sys/bus/pci/devices").glob("*"))
@@ -54,12 +53,11 @@ T = TypeVar("T")
 
 
 class NoGpus(Exception):
-    """A node has no GPU to run on; the text says why in one sentence. `signs`: what speaks for NVIDIA hardware all the
-    same, in a few words each."""
+    """A node has no GPU to run on: why. `signs`: what speaks for NVIDIA hardware all the same, in a few words each."""
 
-    def __init__(self, why: str, signs: Sequence[str] = ()) -> None:
+    def __init__(self, why: str, driver: bool = False) -> None:
         super().__init__(why)
-        self.signs = signs
+        self.signs = [*signs_of_nvidia(), *(["an installed driver"] if driver else [])]
 
 
 SILENT = (
@@ -96,15 +94,11 @@ def session() -> Iterator[Any]:
     except pynvml.NVMLError as error:
         reason = type(error).__name__.removeprefix("NVMLError_")
         why = NO_NVML.get(reason, f"NVML could not be initialised: {error}")
-        raise _no_gpus(why, installed=reason != "LibraryNotFound") from None
+        raise NoGpus(why, driver=reason != "LibraryNotFound") from None
     try:
         yield pynvml
     finally:
         pynvml.nvmlShutdown()
-
-
-def _no_gpus(why: str, installed: bool = True) -> NoGpus:
-    return NoGpus(why, [*signs_of_nvidia(), *(["an installed driver"] if installed else [])])
 
 
 class Nvml:
@@ -197,47 +191,40 @@ def in_thread(call: Callable[..., T], *args: Any) -> Future[T]:
 
 
 def read_all(driver: Nvml, facts: Sequence[str]) -> list[dict[str, Any]]:
-    """Facts of every GPU, all GPUs at the same time. Of one whose driver does not answer in time, all are Missing:
-    a GPU that hangs must not hang the run."""
+    """Of all GPUs at the same time; Missing of one whose driver does not answer in time: it must not hang the run."""
     futures = [in_thread(read, driver, index, facts) for index in range(driver.count())]
-    until = time.monotonic() + ANSWER_SECONDS
-    values = []
-    for future in futures:
-        try:
-            values.append(future.result(max(0.0, until - time.monotonic())))
-        except FutureTimeout:
-            silent = Missing(f"no answer from the driver within {ANSWER_SECONDS:g} s")
-            values.append(dict.fromkeys(facts, silent))
-    return values
+    wait(futures, ANSWER_SECONDS)
+    silent = dict.fromkeys(facts, Missing(f"no answer from the driver within {ANSWER_SECONDS:g} s"))
+    return [future.result() if future.done() else silent for future in futures]
 
 
 @contextmanager
 def opened(
     wanted: int | None = None, environment: Mapping[str, str] = os.environ
 ) -> Iterator[tuple[Nvml, GpuTopology]]:
-    """The driver, asked about the GPUs that the environment leaves visible, in its order, the first `wanted` of them,
-    and their topology. Raises NoGpus if NVML does not work or no GPU is visible."""
+    """The driver, asked about the first `wanted` GPUs that the environment leaves visible, in its order, and their
+    topology. Raises NoGpus."""
     with session() as nvml:
         try:
             with warn_if_silent():
                 visible, lost = _visible(nvml, environment.get("CUDA_VISIBLE_DEVICES"))
         except Exception as error:  # a version of nvidia-ml-py that does not fit the driver raises anything
-            raise _no_gpus(f"NVML could not list the GPUs: {error}") from None
+            raise NoGpus(f"NVML could not list the GPUs: {error}", driver=True) from None
         if not visible:
             why = "the NVIDIA driver works but reports no GPU"
             why += ": see `lspci` and the kernel log for one that fell off the bus"
             if (count := nvml.nvmlDeviceGetCount()) and "CUDA_VISIBLE_DEVICES" in environment:
                 given = environment["CUDA_VISIBLE_DEVICES"]
                 why = f"CUDA_VISIBLE_DEVICES={given!r} hides all {count} GPUs of this machine"
-            raise _no_gpus("; ".join(lost) or why)
+            raise NoGpus("; ".join(lost) or why, driver=True)
         visible = visible[:wanted]
         driver = Nvml(nvml, [handle for _, handle in visible])
         yield driver, _topology(nvml, driver, visible, lost)
 
 
 def _visible(nvml: Any, visible: str | None) -> tuple[list[tuple[int, Any]], list[str]]:
-    """(index, handle) in the order CUDA numbers them, and a sentence for each GPU that gives no handle. Like for CUDA,
-    what follows an invalid entry of CUDA_VISIBLE_DEVICES is invisible."""
+    """(index, handle) in the order of CUDA, and a sentence for each GPU without a handle. As for CUDA, what follows an
+    invalid entry is invisible."""
     everything, lost = [], []
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
@@ -281,14 +268,12 @@ def _links(nvml: Any, handles: list[Any], gpus: tuple[Gpu, ...]) -> tuple[tuple[
     remotes = [gpu.get("nvlink_remotes") or [] for gpu in gpus]
 
     def link(i: int, j: int) -> str:
-        if i == j:
-            return "X"
         through_switch = min(remotes[i].count("switch"), remotes[j].count("switch"))
         if count := remotes[i].count(gpus[j].pci_bus_id.lower()) + through_switch:
             return f"NV{count}"
         return PCIE_ANCESTORS.get(_ask(nvml, "nvmlDeviceGetTopologyCommonAncestor", handles[i], handles[j]), "?")
 
-    return tuple(tuple(link(i, j) for j in range(len(gpus))) for i in range(len(gpus)))
+    return tuple(tuple("X" if i == j else link(i, j) for j in range(len(gpus))) for i in range(len(gpus)))
 
 
 def _ask(nvml: Any, name: str, *args: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from pytest_gpufleet.machine import tools
-from pytest_gpufleet.machine.network_ports import NVIDIA, VIRTUAL_FUNCTIONS, port_fault
+from pytest_gpufleet.machine.network_ports import NVIDIA, VIRTUAL_FUNCTIONS
 from pytest_gpufleet.machine.tools import Absent, HostFact, Unreadable, unreadable_here
-from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.fault import Fault, node_fault
 
 # What a module measures of itself, with its own limits: "61 [-10..80]", by lane "3.583,3.253 [-9.914..6.999]".
 READINGS = {
@@ -26,8 +26,8 @@ READINGS = {
 # Those that mean that a module or its firmware does not work, or that a lane has no light.
 FLAGS = ("Module FW Fault", "DataPath FW Fault", "Tx Fault [per lane]", "Rx LOS [per lane]", "Tx LOS [per lane]")
 COUNTERS = {
-    "minutes": "Time Since Last Clear [Min]", "raw_ber": "Raw Physical BER", "symbol_ber": "Symbol BER",
-    "effective_ber": "Effective Physical BER", "link_downs": "Link Down Counter",
+    "minutes": "Time Since Last Clear [Min]", "symbol_ber": "Symbol BER", "effective_ber": "Effective Physical BER",
+    "link_downs": "Link Down Counter",
 }  # fmt: skip
 
 # The limits of bit error rates are those from which NVIDIA calls a link faulty (InfiniBand Cluster Bring-up Procedure,
@@ -49,16 +49,15 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Optics(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Of an active port: `cable` is its type; `readings` by the names of READINGS (none of a copper cable);
-    counters since they were cleared (`minutes` ago), None for one that is not there; `flags` that are raised, of FLAGS;
-    `able`: Gbit/s that board and cable can both do. Of a port that mlxlink cannot read only `port`, and `silent`."""
+    """Of an active port. `readings`: by the names of READINGS, none of copper; counters since they were cleared
+    (`minutes` ago); `able`: Gbit/s that board and cable can both do. `silent`: why mlxlink cannot read it."""
 
     port: str
     cable: str | None = None
     fec: str | None = None
     readings: Mapping[str, Reading] = {}
     minutes: float | None = None
-    raw_ber: float | None = None
+
     effective_ber: float | None = None
     symbol_ber: float | None = None
     link_downs: float | None = None
@@ -66,13 +65,15 @@ class Optics(msgspec.Struct, frozen=True, omit_defaults=True):
     able: float | None = None
     silent: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.port} ({self.cable})" if self.cable else self.port
+
 
 def read(root: Path = Path("/"), run: tools.RunTool = tools.output) -> list[Optics]:
     """Raises Absent where no NVIDIA adapter has an active port, Unreadable where none can be read."""
-    ports = [port for port in sorted((root / "sys/class/infiniband").glob("*/ports/1")) if _active(port)]
-    if not ports:
+    ports = sorted((root / "sys/class/infiniband").glob("*/ports/1"))
+    if not (names := [f"{port.parts[-3]}/1" for port in ports if _active(port)]):
         raise Absent("no NVIDIA network adapter has an active port")
-    names = [f"{port.parts[-3]}/1" for port in ports]
     found, why = tools.asked(names, partial(_described, run), lambda name, why: Optics(name, silent=why))
     if why:
         raise why if why.remedy else unreadable_here(root, why.why)
@@ -97,15 +98,8 @@ def _described(run: tools.RunTool, port: str, again: bool = True) -> Optics:
     flags = tuple(flag for flag in FLAGS if {*_lanes(module.get(flag, "0"))} - {"0", "N/A"})
     if flags and again:  # a module keeps a flag until it is read
         return _described(run, port, again=False)
-    return Optics(
-        port,
-        cable=module.get("Cable Type"),
-        fec=link.get("FEC"),
-        readings={name: reading for name, reading in readings.items() if reading},
-        flags=flags,
-        able=min(speeds, default=0.0) or None,
-        **counts,
-    )
+    known, able = {name: each for name, each in readings.items() if each}, min(speeds, default=0.0) or None
+    return Optics(port, module.get("Cable Type"), link.get("FEC"), known, flags=flags, able=able, **counts)
 
 
 def _document(run: tools.RunTool, device: str) -> Mapping[str, Any]:
@@ -157,41 +151,30 @@ def _number(text: Any) -> float | None:
 OPTICS = HostFact("optics", list[Optics], read, subject="optics", on_request=True)
 
 
-def module_faults(ports: Iterable[Optics]) -> list[Fault]:
-    return _faults("transceiver_fault", ports, _of_module)
+def module_faults(ports: Iterable[Optics]) -> Iterator[Fault]:
+    for port in ports:
+        yield from (node_fault("transceiver_fault", f"{port}: its module reports {flag}") for flag in port.flags)
+        for name, reading in port.readings.items():
+            _, what, unit = READINGS[name]
+            limits = f"its own limits are {reading.least:g} to {reading.most:g}"
+            for lane, value in enumerate(reading.values):
+                if not reading.least <= value <= reading.most:
+                    of = f" of lane {lane}" if len(reading.values) > 1 else ""
+                    yield node_fault("transceiver_fault", f"{port}: {what}{of} is {value:g} {unit}, {limits}")
 
 
-def links_with_errors(ports: Iterable[Optics]) -> list[Fault]:
+def links_with_errors(ports: Iterable[Optics]) -> Iterator[Fault]:
     """Links on which more bits are wrong than a healthy cable lets through, or that go down again and again."""
-    return _faults("network_link_errors", ports, _wrong_bits) + _faults("network_link_flaps", ports, _flaps)
-
-
-def _faults(code: str, ports: Iterable[Optics], wrong: Callable[[Optics], Iterable[str]]) -> list[Fault]:
-    called = ((port, f"{port.port} ({port.cable})" if port.cable else port.port) for port in ports)
-    return [port_fault(code, name, what) for port, name in called for what in wrong(port)]
-
-
-def _of_module(port: Optics) -> Iterator[str]:
-    yield from (f"its module reports {flag}" for flag in port.flags)
-    for name, reading in port.readings.items():
-        _, what, unit = READINGS[name]
-        for lane, value in enumerate(reading.values):
-            if not reading.least <= value <= reading.most:
-                of = f" of lane {lane}" if len(reading.values) > 1 else ""
-                yield f"{what}{of} is {value:g} {unit}, its own limits are {reading.least:g} to {reading.most:g}"
-
-
-def _wrong_bits(port: Optics) -> Iterator[str]:
-    effective = EFFECTIVE_BER_PLR if "PLR" in (port.fec or "") else EFFECTIVE_BER
-    for rate, what, most in (
-        (port.effective_ber, "bit error rate after correction", effective),
-        (port.symbol_ber, "symbol error rate", SYMBOL_BER),
-    ):
-        if rate is not None and rate >= most and (port.minutes or 0) >= LEAST_MINUTES:
-            yield f"{what} is {rate:g} over {port.minutes:,.0f} minutes, a healthy link stays below {most:g}"
-
-
-def _flaps(port: Optics) -> Iterator[str]:
-    downs, minutes = port.link_downs, port.minutes
-    if downs is not None and minutes is not None and downs >= LINK_DOWNS_A_DAY * max(1.0, minutes / MINUTES_A_DAY):
-        yield f"its link went down {downs:.0f} times in {minutes:,.0f} minutes"
+    for port in ports:
+        downs, minutes = port.link_downs, port.minutes or 0.0
+        effective = EFFECTIVE_BER_PLR if "PLR" in (port.fec or "") else EFFECTIVE_BER
+        for rate, what, most in (
+            (port.effective_ber, "bit error rate after correction", effective),
+            (port.symbol_ber, "symbol error rate", SYMBOL_BER),
+        ):
+            if rate is not None and rate >= most and minutes >= LEAST_MINUTES:
+                text = f"{what} is {rate:g} over {minutes:,.0f} minutes, a healthy link stays below {most:g}"
+                yield node_fault("network_link_errors", f"{port}: {text}")
+        if port.minutes is not None and (downs or 0) >= LINK_DOWNS_A_DAY * max(1.0, minutes / MINUTES_A_DAY):
+            text = f"its link went down {downs:.0f} times in {minutes:,.0f} minutes"
+            yield node_fault("network_link_flaps", f"{port}: {text}")

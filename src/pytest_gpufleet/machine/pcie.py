@@ -1,7 +1,6 @@
 """GPUs, network adapters and NVMe drives as PCIe devices, every port between them and the root, and their links. No
-driver is asked, and no device but for the state of its link: what the kernel counts is in its memory. The counters of
-InfiniBand ports are another matter: on HGX B200 their driver writes an error into the kernel log for each one that it
-may not read (leptonai/gpud, issue 1164)."""
+driver or device is asked, but for the state of its link: the kernel has its counts in memory. Those of InfiniBand ports
+are another matter: on HGX B200 their driver logs an error for each that it may not read (leptonai/gpud, issue 1164)."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -47,12 +46,11 @@ MAY_LEAVE = ("port", "network")
 
 
 class Device(msgspec.Struct, frozen=True):
-    """`kind`: "gpu", "adapter" (of InfiniBand or RoCE), "network", "nvme" or "port". `name`: "mlx5_0", of a GPU or port
-    its address. `above`: the address of the port above it, None at the root. Lanes and speed (GT/s), as it runs and
-    as it is able to, are those of the link that leads to it, of a port below which a link begins of that one. `iommu`:
-    how its addresses are translated ("identity": not; "DMA", "DMA-FQ"), None where no IOMMU stands before it.
-    `errors`: counted since boot, by kind ("corrected", "nonfatal", "fatal") and name; None where nobody collects them:
-    its root port sends no interrupts to the kernel, and none were ever counted."""
+    """`kind`: "gpu", "adapter" (InfiniBand or RoCE), "network", "nvme" or "port". `name`: "mlx5_0", of a GPU or port
+    its address. `above`: the port above it, None at the root. Lanes and speed (GT/s), as it runs and can, are those of
+    the link that leads to it, of a port below which a link begins of that one. `iommu`: how addresses are translated
+    ("identity": not; "DMA", "DMA-FQ"), None without one. `errors`: since boot, by kind and name; None where nobody
+    collects them: its root port sends no interrupts to the kernel, and none were ever counted."""
 
     kind: str = "port"
     name: str = ""
@@ -126,9 +124,9 @@ PCI_DEVICES = HostFact("pci_devices", dict[str, Device], read, subject="pcie")
 
 
 class Link(NamedTuple):
-    """From a port to what it leads to, by their addresses: of a device with several functions the first, which is of
-    this `kind`. `runs`: its lanes and GT/s, 0 for what neither end shows; `able`: those that both ends can, 0 for what
-    one of them does not show. `ends`: the port, and all functions of what it leads to."""
+    """From a port to what it leads to, the first function of it. `runs`: lanes and GT/s, 0 for what neither end shows;
+    `able`: those that both ends can, 0 for what one does not show. `ends`: the port, and all functions of the other
+    end."""
 
     upper: str
     lower: str
@@ -139,8 +137,8 @@ class Link(NamedTuple):
 
 
 def links(devices: Devices) -> list[Link]:
-    """Every link between these devices. On the way from the root a link begins at every second step: what is between
-    are the two sides of a switch, so it is counted from the device that the way ends at."""
+    """On the way from the root a link begins at every second step: between them are the two sides of a switch. So it is
+    counted from the device at the end."""
     found: dict[str, str] = {}
     for address, device in devices.items():
         if device.kind != "port":
@@ -180,9 +178,9 @@ def gpus_by_address(gpus: Iterable[Gpu]) -> dict[str, Gpu]:
 
 
 def reduced_links(devices: Devices, gpus: Sequence[Gpu]) -> Iterator[Fault]:
-    """Links between ports that run with fewer lanes or slower than both their ends can, and those of NVMe drives that
-    do so where others of their kind run with more: if none does, the machine was built so. Links that end at a GPU or a
-    network adapter are judged elsewhere: theirs may rest at a lower speed."""
+    """Links between ports that run with less than both ends can, and those of NVMe drives with less than others of
+    their kind: if none runs with more, the machine was built so. Those of GPUs and adapters are judged elsewhere: they
+    may rest at a lower speed."""
     judged = judged_links(devices)
     for link in judged:
         runs, wanted = link.runs, link.able
@@ -210,19 +208,17 @@ def counts_errors(devices: Devices) -> bool:
 
 def uncorrected_errors(devices: Devices, gpus: Sequence[Gpu]) -> list[Fault]:
     """Links with errors since boot that could not be corrected, but for what probing gives."""
-    started = {}  # with those errors alone that a healthy machine has when it has started
-    for address, device in devices.items():
-        nonfatal = (device.errors or {}).get("nonfatal", {})
-        probing = {name: count for name, count in nonfatal.items() if name in OF_PROBING}
-        started[address] = Device(errors={"nonfatal": probing})
+    # As a healthy machine has started: with the errors alone that probing gives.
+    nonfatal = {address: (device.errors or {}).get("nonfatal", {}) for address, device in devices.items()}
+    probing = {address: {name: each[name] for name in OF_PROBING if name in each} for address, each in nonfatal.items()}
+    started = {address: Device(errors={"nonfatal": each}) for address, each in probing.items()}
     return _uncorrected(started, devices, gpus, "since the machine was started")
 
 
 def path_errors(before: Devices, now: Devices, gpus: Sequence[Gpu], seconds: float) -> Iterator[Fault]:
-    """Links with errors between two readings so many seconds apart: any that could not be corrected, more corrected
-    ones than a healthy link has, and devices that are gone. DCGM's rates of replays are one wrong bit in 10^12, what
-    the PCIe specification allows a link: 32 GT/s are 1.92 a minute and lane. Each corrected error counted here is a
-    wrong bit too, and a healthy link may have so many of one name."""
+    """Links with errors between two readings so many seconds apart: uncorrected ones, more corrected ones of one name
+    than a healthy link has, and devices that are gone. DCGM's rates of replays are one wrong bit in 10^12, as the PCIe
+    specification allows: at 32 GT/s 1.92 a minute and lane."""
     lost = [address for address, each in before.items() if each.kind not in MAY_LEAVE and address not in now]
     ways = {port for address in lost for port in (*ports_above(before, address), address)}
     gone = [link for link in links(before) if link.lower in ways and link.lower not in now]
@@ -251,14 +247,11 @@ def _uncorrected(before: Devices, now: Devices, gpus: Sequence[Gpu], when: str) 
 
 
 def _grown(before: Devices, now: Devices, link: Link, kind: str) -> Iterator[tuple[str, str, int]]:
-    """What the ends of a link counted between, by name. Counters that begin again, as those of a device that was taken
-    out and put back, have counted what they show."""
+    """What the ends of a link counted between, by name."""
     for end in link.ends:
-        earlier = (before.get(end, Device()).errors or {}).get(kind, {})
-        for name, count in (now[end].errors or {}).get(kind, {}).items():
-            more = count - earlier.get(name, 0)
-            if more:
-                yield end, name, count if more < 0 else more
+        counted = (now[end].errors or {}).get(kind, {})
+        earlier = dict.fromkeys(counted, 0) | dict((before.get(end, Device()).errors or {}).get(kind, {}))
+        yield from ((end, name, more) for name, more in tools.grown(earlier, counted).items() if more)
 
 
 def _fault(code: str, devices: Devices, gpus: Sequence[Gpu], link: Link, what: str) -> Fault:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from pytest_gpufleet.machine import tools
 from pytest_gpufleet.machine.tools import Absent, HostFact
-from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.place import THIS_NODE
+from pytest_gpufleet.model.fault import Fault, node_fault
 
 CPU = Path("sys/devices/system/cpu")
 KIB = 1 << 10
@@ -23,8 +22,7 @@ LESS_MEMORY = 0.05
 
 @dataclass(frozen=True)
 class Processor:
-    """`model`: "Intel(R) Xeon(R) Platinum 8480C", None where /proc/cpuinfo has none, as on Arm. `cores`: online, of all
-    sockets together."""
+    """`model`: None where /proc/cpuinfo has none, as on Arm. `cores`: online, of all sockets together."""
 
     model: str | None = None
     cores: int | None = None
@@ -32,10 +30,8 @@ class Processor:
 
 @dataclass(frozen=True)
 class ProcessorSetup:
-    """None or empty: the system does not say. `offline`: the processors that are there and switched off. `smt`: what
-    controls their second threads ("on", "off", "forceoff", "notsupported").
-    `numa_balancing`: 0 off, 1 on, 2 and 3 between tiers of memory. `numa_memory`: bytes of each NUMA node with
-    processors, by its number. `virtual`: a hypervisor is below."""
+    """None or empty: the system does not say. `smt`: "on", "off", "forceoff", "notsupported". `numa_balancing`: 0 off,
+    1 on, 2 and 3 between tiers of memory. `numa_memory`: bytes of each NUMA node with processors, by its number."""
 
     sockets: int | None = None
     offline: tuple[int, ...] = ()
@@ -79,9 +75,8 @@ def _topology(root: Path, fact: str) -> set[str]:
 
 
 def by_numa_node(root: Path = Path("/")) -> dict[int, list[int]]:
-    """The processors of each NUMA node that this process may use whole, with its memory, by the number of the node; if
-    the system has no nodes, all processors of this process at node 0. Nodes without processors are left out: their
-    memory is not next to any."""
+    """The processors of each NUMA node that this process may use whole, with its memory; without nodes all processors
+    of this process at node 0. Nodes without processors are left out: their memory is next to none."""
     allowed = os.sched_getaffinity(0)
     memory = re.search(r"^Mems_allowed_list:\s*(\S+)", tools.text(root / "proc/self/status") or "", re.MULTILINE)
     folders = (root / "sys/devices/system/node").glob("node[0-9]*")
@@ -94,7 +89,7 @@ def by_numa_node(root: Path = Path("/")) -> dict[int, list[int]]:
 def slow_clock(setup: ProcessorSetup) -> list[Fault]:
     """A clock source that slows down every program that looks at the time."""
     slow = setup.clock_source in SLOW_CLOCKS
-    return [Fault("clock_source_slow", (THIS_NODE,), f"{setup.clock_source} is in use")] if slow else []
+    return [node_fault("clock_source_slow", f"{setup.clock_source} is in use")] if slow else []
 
 
 def offline_processors(setup: ProcessorSetup) -> list[Fault]:
@@ -102,7 +97,7 @@ def offline_processors(setup: ProcessorSetup) -> list[Fault]:
     if not setup.offline or setup.smt in ("off", "forceoff"):
         return []
     shown = ", ".join(map(str, setup.offline[:8])) + (" and others" if len(setup.offline) > 8 else "")
-    return [Fault("cpu_offline", (THIS_NODE,), f"{len(setup.offline)} are offline: {shown}")]
+    return [node_fault("cpu_offline", f"{len(setup.offline)} are offline: {shown}")]
 
 
 def nodes_with_less_memory(setup: ProcessorSetup) -> list[Fault]:
@@ -110,14 +105,13 @@ def nodes_with_less_memory(setup: ProcessorSetup) -> list[Fault]:
     most = max(setup.numa_memory.values(), default=0)
     less = {node: nbytes for node, nbytes in setup.numa_memory.items() if nbytes < (1 - LESS_MEMORY) * most}
     text = "NUMA node {} has {:.4g} GB, another one {:.4g}"
-    texts = (text.format(node, nbytes / 1e9, most / 1e9) for node, nbytes in less.items())
-    return [Fault("numa_memory_imbalance", (THIS_NODE,), text) for text in texts]
+    return [node_fault("numa_memory_imbalance", text.format(node, n / 1e9, most / 1e9)) for node, n in less.items()]
 
 
 def _cpufreq(name: str) -> str:
-    if (text := tools.text(Path("/", CPU, "cpu0/cpufreq", name))) is None:
-        raise Absent("the BIOS, or the host of the virtual machine, controls the clock of the processors")
-    return text
+    if text := tools.text(Path("/", CPU, "cpu0/cpufreq", name)):
+        return text
+    raise Absent("the BIOS, or the host of the virtual machine, controls the clock of the processors")
 
 
 PROCESSOR = HostFact("processor", Processor, read_model)

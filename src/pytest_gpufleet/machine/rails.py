@@ -6,9 +6,10 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
+from msgspec.structs import astuple
 
 from pytest_gpufleet.machine import network_ports, tools
-from pytest_gpufleet.machine.network_ports import VIRTUAL_FUNCTIONS, Packets, Port, fastest_ports, port_fault
+from pytest_gpufleet.machine.network_ports import VIRTUAL_FUNCTIONS, Packets, Port, fastest_ports
 from pytest_gpufleet.machine.tools import Absent, HostFact, Unreadable
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Missing
@@ -24,8 +25,7 @@ class SwitchPort(msgspec.Struct, frozen=True):
 
 
 def read_switches(run: tools.RunTool = tools.output) -> list[SwitchPort]:
-    """Of the ports at the highest rate, as the switch says it: over LLDP (Ethernet), or asked over the cable
-    (InfiniBand). Absent without such ports, Unreadable where no switch says it."""
+    """Of ports at the highest rate, by LLDP (Ethernet), or asked over the cable (InfiniBand)."""
     ports = [port for port in fastest_ports(network_ports.read()) if port.adapter not in VIRTUAL_FUNCTIONS]
     if not ports:
         raise Absent("no network adapter with its own cable has an active port")
@@ -36,8 +36,8 @@ def read_switches(run: tools.RunTool = tools.output) -> list[SwitchPort]:
 
 
 def _switch(port: Port, run: tools.RunTool) -> SwitchPort | None:
-    """Of lldpctl(8): "lldp.ens1np0.chassis.name=leaf-3". Of InfiniBand what is at the other end of the cable, by a
-    direct route of one step (smpquery(8)): "NodeType:.......Switch"; None of a cable to another node."""
+    """Of lldpctl(8): "lldp.ens1np0.chassis.name=leaf-3". Of InfiniBand the other end of the cable, by a direct route of
+    one step (smpquery(8)): "NodeType:.......Switch"; None of a cable to another node."""
     if port.link_layer == "Ethernet":
         lines = run("lldpctl", "-f", "keyvalue", port.interface).splitlines() if port.interface else []
         about = dict(line.removeprefix(f"lldp.{port.interface}.").partition("=")[::2] for line in lines)
@@ -63,9 +63,9 @@ TCP = HostFact("tcp", Packets, read_tcp, subject="network")
 
 
 def wired_otherwise(code: str, nodes: Mapping[int, Mapping[str, str]]) -> list[Fault]:
-    """Ports that are in a network (a subnet, or a switch) in which at least as many nodes have another port, or alone
-    in one; `nodes`: the networks of their ports. Not of a node of which that is true of most ports: it was built so, or
-    is the only one behind its switches. Where nobody can say which of two nodes it is, both are named."""
+    """Ports in a network (subnet or switch) in which at least as many nodes have another port, or alone in one;
+    `nodes`: the networks of their ports. Not of a node of which that is true of most: it was built so, or is the only
+    one behind its switches. Where nobody can say which of two nodes it is, both are named."""
     inside = grouped((network, (node, port)) for node, ports in nodes.items() for port, network in ports.items())
     odd: dict[int, list[Fault]] = {}
     for network, members in inside.items():
@@ -73,9 +73,8 @@ def wired_otherwise(code: str, nodes: Mapping[int, Mapping[str, str]]) -> list[F
         for node, port in members:
             others = [each for each, _ in ports.most_common() if each != port]
             if present == 1 or 2 * ports[port] <= present:
-                what = f"it is in {network}, where other nodes have {others[0] if others else 'no port'}"
-                fault = port_fault(code, port, what).changed(subjects=(Place(node, "node"),))
-                odd.setdefault(node, []).append(fault)
+                what = f"{port}: it is in {network}, where other nodes have {others[0] if others else 'no port'}"
+                odd.setdefault(node, []).append(Fault(code, (Place(node, "node"),), what))
     return [fault for node, faults in odd.items() if 2 * len(faults) <= len(nodes[node]) for fault in faults]
 
 
@@ -89,16 +88,15 @@ def between(before: Packets | Missing | None, now: Packets | Missing | None) -> 
     """What was counted between two readings; None where nobody counts, or too few to judge, or anew from zero."""
     if not isinstance(before, Packets) or not isinstance(now, Packets):
         return None
-    sent, resent = now.sent - before.sent, now.resent - before.resent
-    received, out_of_order = now.received - before.received, now.out_of_order - before.out_of_order
-    counted = min(sent, resent, received, out_of_order) >= 0 and sent + received >= LEAST_PACKETS
-    return Packets(sent, resent, received, out_of_order) if counted else None
+    both = zip(astuple(now), astuple(before), strict=True)
+    counted = Packets(*(new - old for new, old in both))
+    return counted if min(astuple(counted)) >= 0 and counted.sent + counted.received >= LEAST_PACKETS else None
 
 
 def lost_packets(places: Mapping[tuple[int, str], Packets]) -> list[Fault]:
-    """Who loses packets, of nodes and what counts them there ("TCP", or a port). What is lost on the way out a place
-    sends again itself. What is lost on the way in others send again, and it comes out of order: so each place has its
-    share of all that was sent again. Named is who loses more than is usual; where nobody does, all that lose much."""
+    """Of nodes and what counts there ("TCP", or a port). What is lost on the way out a place sends again itself; what
+    is lost on the way in others send again, and it comes out of order: so each place has its share of all that was sent
+    again. Named is who loses more than is usual; where nobody does, all that lose much."""
     again = sum(each.resent for each in places.values())
     out_of_order = sum(each.out_of_order for each in places.values())
     part = again / max(1, out_of_order)

@@ -1,6 +1,5 @@
-"""How fast network adapters write by RDMA, by ib_write_bw and ib_write_lat of perftest, each with a server and a
-client: both on one port of this host, which leaves cable and other machines out, or on two nodes. The two find each
-other over TCP, by the addresses that they are given."""
+"""How fast network adapters write by RDMA, by ib_write_bw and ib_write_lat of perftest: server and client on one port
+of this host, which leaves cable and other machines out, or on two nodes. They find each other over TCP."""
 
 import itertools
 import json
@@ -19,9 +18,9 @@ from tempfile import TemporaryDirectory, TemporaryFile
 import msgspec
 
 from pytest_gpufleet.machine import network_ports, tools
-from pytest_gpufleet.machine.network_ports import Port, port_fault
+from pytest_gpufleet.machine.network_ports import Port
 from pytest_gpufleet.machine.tools import Absent, HostFact, Unreadable
-from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.fault import Fault, node_fault
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import Measurement
 
@@ -74,8 +73,8 @@ class Write(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def read_ports() -> list[str]:
-    """The active InfiniBand and RoCE ports at the highest rate of this host. Raises Absent where there is no such port,
-    Unreadable where perftest is not installed or too old, or a container has not all of them."""
+    """The active InfiniBand and RoCE ports at the highest rate. Absent without one, Unreadable where perftest is
+    missing or too old, or a container has not all of them."""
     ports = network_ports.fastest_ports(network_ports.read())
     if not ports:
         raise Absent("no InfiniBand or RoCE port is active")
@@ -83,13 +82,12 @@ def read_ports() -> list[str]:
     if missing := [option for option in NEEDED if option not in options]:
         why = f"this {BANDWIDTH.program} has no {' and no '.join(missing)}"
         raise Unreadable(why, "install perftest 23.07 or later")
-    hidden = []
-    for port in ports:
-        verbs = (network_ports.ADAPTERS / port.device).glob("device/infiniband_verbs/uverbs*")
-        hidden += [] if all((DEVICE_FILES / each.name).exists() for each in verbs) else [port.port]
+    folders = {port.port: network_ports.ADAPTERS / port.device / "device/infiniband_verbs" for port in ports}
+    verbs = {port: folder.glob("uverbs*") for port, folder in folders.items()}
+    hidden = [port for port, files in verbs.items() if not all((DEVICE_FILES / each.name).exists() for each in files)]
     if hidden:
         raise Unreadable(f"{', '.join(hidden)} have no device file here", REMEDY)
-    return [port.port for port in ports]
+    return [*verbs]
 
 
 def read() -> list[Write]:
@@ -124,8 +122,8 @@ def _command(test: Perftest, port: str, address: str, service: int) -> tuple[str
 
 
 def serve(test: Perftest, port: str, address: str, service: int) -> "subprocess.Popen[bytes]":
-    """A server for one client, which listens at this TCP port. `timeout` ends it even if this process is killed.
-    Unreadable if it does not listen, as the kernel's table of sockets says: a client that comes too early gives up."""
+    """A server for one client at this TCP port. `timeout` ends it even if this process is killed. Unreadable if it does
+    not listen, by the kernel's table of sockets: a client that comes too early gives up."""
     null, around = subprocess.DEVNULL, {**os.environ, **tools.ENVIRONMENT}
     command = ("timeout", str(SERVER_SECONDS), *_command(test, port, address, service))
     table, until = Path("/proc/net/tcp6" if ":" in address else "/proc/net/tcp"), time.monotonic() + SECONDS
@@ -158,8 +156,8 @@ def write(test: Perftest, port: str, address: str, to: str, service: int) -> flo
 
 
 def explained(said: str) -> str:
-    """The line that decides of what perftest has said, and the next step; all of it where none is known. What
-    libibverbs misses of other makers is no error."""
+    """The line that decides, and the next step; all of it where none is known. What libibverbs misses of other makers
+    is no error."""
     lines = [line.strip() for line in said.splitlines() if line.strip() and "ibverbs: Warn" not in line]
     for pattern, step in STEPS:
         if line := next((line for line in lines if re.search(pattern, line)), ""):
@@ -185,12 +183,11 @@ RDMA_WRITES = HostFact("rdma_writes", list[Write], read, subject="rdma", on_requ
 
 def adapters_that_fail(failed: Mapping[str, str]) -> list[Fault]:
     """Ports ("mlx5_0/1") through which nothing could be sent, each with why."""
-    return [port_fault("network_adapter_fails", port, why) for port, why in failed.items()]
+    return [node_fault("network_adapter_fails", f"{port}: {why}") for port, why in failed.items()]
 
 
 def slow_adapters(measurement: Measurement) -> list[Fault]:
-    """Those that are slower than the fastest beside them, by their names, which stand in the measurement's details; all
-    of them where they are equally slow, or there is only one."""
+    """Those slower than the fastest beside them, by their names in the measurement's details; all if equally slow."""
     values = measurement.values
     best = max(values.values(), default=0.0)
     slow = {place: value for place, value in values.items() if value < SLOW * best} or values
@@ -201,8 +198,8 @@ def slow_adapters(measurement: Measurement) -> list[Fault]:
 
 @dataclass(frozen=True)
 class Written:
-    """What a port of one node reached that wrote to that of another, or `why` it could not; `alone`: the node of the
-    two that cannot, whatever the other one does."""
+    """What a port of a node reached that wrote to that of another, or `why` it could not; `alone`: the node of the two
+    that cannot, whatever the other one does."""
 
     figure: float = 0.0
     why: str = ""
@@ -210,9 +207,9 @@ class Written:
 
 
 def rails(nodes: Sequence[Sequence[Port]], gpus: Sequence[Gpu]) -> dict[int, str]:
-    """The ports by which nodes reach each other, by the number of the GPU that each is next to, or behind these: those
-    that all nodes have, and that run at the highest rate on half of them. Where others are next to the GPUs, a port is
-    for storage or management."""
+    """The ports by which nodes reach each other, by the number of the GPU that each is next to, or behind these: that
+    all nodes have, at the highest rate on half of them. Where others are next to the GPUs, a port is for storage or
+    management."""
     fastest = Counter(port.port for ports in nodes for port in network_ports.fastest_ports(ports))
     everywhere = set.intersection(*({port.port for port in ports} for ports in nodes))
     near = network_ports.adapters_near(gpus)

@@ -1,5 +1,5 @@
-"""Versions of torch and its libraries, the variables of the environment that can change a result, and those of them
-that make NCCL or CUDA slower than the machine is, or other arithmetic than was asked for."""
+"""Versions of torch and its libraries, the variables that can change a result, and those of them that make NCCL or CUDA
+slower than the machine is, or other arithmetic than was asked for."""
 
 import os
 import re
@@ -14,10 +14,9 @@ from pytest_gpufleet.machine.network_ports import Port
 from pytest_gpufleet.machine.pcie import gpus_by_address
 from pytest_gpufleet.machine.tools import Absent, HostFact
 from pytest_gpufleet.model.conditions import c_number
-from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.fault import Fault, node_fault
 from pytest_gpufleet.model.gpu import NVLS_SINCE, Gpu, GpuTopology
 from pytest_gpufleet.model.grouping import grouped
-from pytest_gpufleet.model.place import THIS_NODE
 from pytest_gpufleet.redaction import variable
 
 
@@ -48,7 +47,7 @@ def _cudnn_text(version: int) -> str:
 
 
 def driver_problems(driver: str | None, cuda_driver: str | None, cuda: str | None) -> Iterator[str]:
-    """Minor versions of CUDA are compatible within a major one, so only an older major is too old."""
+    """Minor versions of CUDA are compatible: only an older major one is too old."""
     if cuda is None:
         yield "the installed torch is a CPU build: install one with CUDA"
     elif cuda_driver and int(cuda_driver.split(".")[0]) < int(cuda.split(".")[0]):
@@ -64,8 +63,7 @@ NOISE = re.compile(r"NVIDIA_(REQUIRE|PRODUCT|DRIVER_CAP)\w+")
 
 
 def steering() -> dict[str, str]:
-    """The environment, and what stands in the files from which NCCL takes variables that are not in it (NCCL's manual,
-    "Environment Variables")."""
+    """With what is in the files from which NCCL takes variables (its manual, "Environment Variables")."""
     found: dict[str, str] = {}
     for path in ("/etc/nccl.conf", os.environ.get("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf")):
         with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
@@ -86,8 +84,8 @@ def put_back(before: dict[str, str]) -> None:
 
 
 def relevant() -> dict[str, str]:
-    """The variables by which users and images steer drivers and libraries, sorted by name. A value is hidden where the
-    name promises a secret, and so is the part of any other that looks like one: reports go from hand to hand."""
+    """What steers drivers and libraries, sorted. Values are hidden where the name promises a secret, and so is what
+    looks like one in others: reports go from hand to hand."""
     given = sorted(steering().items())
     steer = ((name, value) for name, value in given if STEERING.fullmatch(name) and not NOISE.fullmatch(name))
     return {name: variable(name, value) for name, value in steer}
@@ -97,8 +95,8 @@ ENVIRONMENT = HostFact("environment", dict[str, str], relevant)
 
 
 class TopologyFile(msgspec.Struct, frozen=True):
-    """What NCCL is given of a machine that does not show its PCIe switches. `devices`: the addresses of its PCI
-    devices; `unreadable`: why it cannot be read, which NCCL passes over in silence (graph/xml.cc)."""
+    """What NCCL is given of a machine that does not show its PCIe switches. `devices`: PCI addresses; `unreadable`:
+    why, which NCCL passes over in silence (graph/xml.cc)."""
 
     path: str
     devices: tuple[str, ...] = ()
@@ -155,7 +153,7 @@ def harmful_variables(environment: Mapping[str, str], topology: GpuTopology) -> 
         "NCCL_PROTO": lambda text: _lacks(text, {"ll", "simple", *(["ll128"] if linked else [])}),
     }
     return [
-        Fault("harmful_variable", (THIS_NODE,), f"{name}={text} is set")
+        node_fault("harmful_variable", f"{name}={text} is set")
         for name, text in environment.items()
         if (name in harms and text and harms[name](text))
         or (name in HARMFUL_NUMBERS and text and HARMFUL_NUMBERS[name](c_number(text)))
@@ -164,10 +162,8 @@ def harmful_variables(environment: Mapping[str, str], topology: GpuTopology) -> 
 
 def _keeps_apart(text: str, topology: GpuTopology) -> bool:
     """Whether by this NCCL_P2P_LEVEL any two GPUs do not reach each other that else do (ncclGetLevel)."""
-    named = text if text in LEVELS else None
-    if named is None and text[0].isdigit():
-        named = NUMBERED_LEVELS[min(c_number(text), len(NUMBERED_LEVELS) - 1)]
-    if named is None:  # NCCL does not heed it
+    named = NUMBERED_LEVELS[min(c_number(text), len(NUMBERED_LEVELS) - 1)] if text[0].isdigit() else text
+    if named not in LEVELS:  # NCCL does not heed it
         return False
     words = {re.sub(r"^NV\d+$", "NVL", link.replace("NODE", "PHB")) for row in topology.links for link in row}
     usual = {LEVELS.index(word) for word in words if word in LEVELS[: LEVELS.index(USUAL_LEVEL) + 1]}
@@ -175,18 +171,18 @@ def _keeps_apart(text: str, topology: GpuTopology) -> bool:
 
 
 def _lacks(text: str, needed: set[str]) -> bool:
-    """Whether a list of algorithms or protocols leaves out one that this machine is faster with, for all functions or
-    for some: "ring,tree", "^ll128", "tree;broadcast:ring" (parseList)."""
+    """Whether a list of algorithms or protocols leaves out one with which this machine is faster, for any function:
+    "ring,tree", "^ll128", "tree;broadcast:ring" (parseList)."""
     parts = [part.rpartition(":")[2] for part in text.lower().split(";")]
     listed = [(names.startswith("^"), set(names.lstrip("^").split(","))) for names in parts]
     return any(needed & names if excludes else needed - names for excludes, names in listed)
 
 
 def unfit_topology_file(file: TopologyFile, gpus: Iterable[Gpu]) -> list[Fault]:
-    """A file that is not there, as in a container into which nobody mounted it, or that lacks GPUs of this machine, as
-    that of another one does: NCCL then goes by what the system shows, and says so in its log alone."""
+    """One that is not in the container, or is of another machine: NCCL then goes by what the system shows, and says so
+    in its log alone."""
     if file.unreadable:
-        return [Fault("topology_file_unfit", (THIS_NODE,), f"{file.path} cannot be read: {file.unreadable}")]
+        return [node_fault("topology_file_unfit", f"{file.path} cannot be read: {file.unreadable}")]
     lacking = {address: gpu for address, gpu in gpus_by_address(gpus).items() if address not in file.devices}
     texts = ((gpu.place, f"{file.path} has no PCI device {address}") for address, gpu in lacking.items())
     return [Fault("topology_file_unfit", (place,), text) for place, text in texts]
@@ -224,4 +220,4 @@ def _older(code: str, what: str, version: str, minimums: Mapping[str, str]) -> l
     own, *least = (tuple(map(int, re.findall(r"\d+", text))) for text in (version, *minimums))
     known = zip(least, minimums.items(), strict=True)
     older = (each for numbers, each in known if numbers[:1] == own[:1] and own < numbers)
-    return [Fault(code, (THIS_NODE,), f"{what} is older than {minimum}: {why}") for minimum, why in older]
+    return [node_fault(code, f"{what} is older than {minimum}: {why}") for minimum, why in older]

@@ -20,8 +20,8 @@ INTERVAL_SECONDS = 0.1  # as often as a GPU measures its power anew
 
 
 class Watch:
-    """Reads temperature, SM clock, power and energy of a GPU while its `with` block runs, in a thread of its own. What
-    NVML cannot read is left out; nothing that it does ends the work. None stands for a CPU rank."""
+    """Reads temperature, SM clock, power and energy of a GPU in a thread while its `with` block runs. What NVML cannot
+    read is left out; nothing that it does ends the work. None stands for a CPU rank."""
 
     def __init__(self, gpu: Gpu | None) -> None:
         self._read: list[tuple[float, dict[str, float]]] = []  # when, and what was read by its name
@@ -41,14 +41,10 @@ class Watch:
         """The means of what was read, and the energy from the first reading to the last; None if nothing was read."""
         return self.state_since(-math.inf)
 
-    def state_since(self, moment: float) -> GpuState | None:
-        """The same from a moment of time.monotonic() on."""
-        return self._over_all(fmean, moment)
-
     @property
     def medians(self) -> GpuState | None:
         """The same without the spikes, of which a mean has its part: for what is a figure itself."""
-        return self._over_all(median)
+        return self.state_since(-math.inf, median)
 
     @property
     def sm_clock_mhz(self) -> int:
@@ -60,7 +56,8 @@ class Watch:
         seen = [int(read[REASONS]) & reason > 0 for _, read in self._read if REASONS in read]
         return 2 * sum(seen) >= len(seen) > 0
 
-    def _over_all(self, of: Callable[[list[float]], float], since: float = -math.inf) -> GpuState | None:
+    def state_since(self, since: float, of: Callable[[list[float]], float] = fmean) -> GpuState | None:
+        """From a moment of time.monotonic() on."""
         read = [each for moment, each in self._read if moment >= since]
         values = {name: [each[name] for each in read if name in each] for name in (*READ, ENERGY)}
         energy = values.pop(ENERGY)
@@ -88,9 +85,8 @@ LONGEST_GAP = 10  # intervals, of a second at least: without samples for longer,
 
 
 class Sampler:
-    """A daemon thread that hands a Sample to `on_sample`, which runs in that thread, every `interval_seconds`. Whatever
-    fails in the node or in `on_sample` costs one sample, and `trouble` says what it was last; also that there was no
-    sample for LONGEST_GAP."""
+    """A daemon thread that hands a Sample to `on_sample` every `interval_seconds`. What fails costs one sample;
+    `trouble`: what did last, or that there was no sample for LONGEST_GAP."""
 
     def __init__(self, node: LocalNode, interval_seconds: float, on_sample: Callable[[Sample], None]) -> None:
         self.trouble = ""

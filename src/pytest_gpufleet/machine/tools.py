@@ -1,6 +1,6 @@
-"""How facts of the host are read: from programs of the system (ipmitool, smartctl, fio and the like), and from the
-small files of /sys; whether this system is a machine, a virtual machine or a container, which shows less of its host,
-and what the limits of a container leave."""
+"""How facts of the host are read: from programs of the system (ipmitool, smartctl, fio), and from the small files of
+/sys; whether this system is a virtual machine or a container, which shows less of its host, and what a container
+leaves."""
 
 import os
 import re
@@ -36,7 +36,7 @@ class Absent(Exception):
 
 
 class Unreadable(Exception):
-    """What this machine has, or may have, cannot be read: the text says why, and `remedy` what makes it readable."""
+    """What this machine has, or may have, cannot be read: `why`, and by what `remedy` it could be."""
 
     def __init__(self, why: str, remedy: str = "") -> None:
         super().__init__(f"{why}: {remedy}" if remedy else why)
@@ -52,9 +52,9 @@ T = TypeVar("T", covariant=True)
 
 @dataclass(frozen=True)
 class HostFact(Generic[T]):
-    """`kind`: the type that evidence is decoded to, which `read` returns; it raises Absent or Unreadable where there is
-    nothing to return. `subject`: the part of the host that it is about ("bmc"); "" if no check depends on it alone.
-    `on_request`: it takes a program of the system or long, so it is read when a check asks for it."""
+    """`kind`: the type that evidence is decoded to, which `read` returns, unless it raises Absent or Unreadable.
+    `subject`: the part of the host that it is about ("bmc"); "" if no check depends on it alone. `on_request`: it takes
+    a program of the system or long, so it is read when a check asks for it."""
 
     name: str
     kind: Any
@@ -73,8 +73,8 @@ class HostFact(Generic[T]):
 
 
 def output(*command: str, seconds: float = 20, statuses: tuple[int, ...] = (0,)) -> str:
-    """What a program writes to its standard output. It is ended after these seconds. Unreadable if it is not installed,
-    did not end in time (NoAnswer), or ended with another status."""
+    """What a program writes to its standard output. Unreadable if it is not installed, did not end in time (NoAnswer),
+    or ended with another status."""
     status, out, errors = ended(*command, seconds=seconds)
     if status not in statuses:
         said = (errors or out).strip().splitlines()
@@ -83,11 +83,9 @@ def output(*command: str, seconds: float = 20, statuses: tuple[int, ...] = (0,))
 
 
 def ended(*command: str, seconds: float = 20) -> tuple[int, str, str]:
-    """The exit status of a program, and what it writes to its standard output and to that of errors. After these
-    seconds, and whatever else ends the waiting, it is asked to end and then killed: what it has begun elsewhere can be
-    taken back by itself alone. Unreadable if it is not installed, NoAnswer if it did not end in time."""
-    name, pipe = command[0], subprocess.PIPE
-    around = {**os.environ, **ENVIRONMENT}
+    """Exit status, standard output and errors of a program. After these seconds, and whatever else ends the waiting, it
+    is asked to end and then killed: what it has begun elsewhere it alone can take back. Raises Unreadable, NoAnswer."""
+    name, pipe, around = command[0], subprocess.PIPE, {**os.environ, **ENVIRONMENT}
     try:
         process = subprocess.Popen(command, env=around, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
     except FileNotFoundError:
@@ -106,12 +104,11 @@ def ended(*command: str, seconds: float = 20) -> tuple[int, str, str]:
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """Its own children may still hold the other ends of its pipes, which are not waited for."""
-    if process.poll() is None:
-        for ask, patience in ((process.terminate, LAST_SECONDS), (process.kill, KILLED_SECONDS)):
+    for ask, patience in ((process.terminate, LAST_SECONDS), (process.kill, KILLED_SECONDS)):
+        if process.poll() is None:
             ask()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(patience)
-                break
     for pipe in filter(None, (process.stdout, process.stderr)):
         pipe.close()
 
@@ -119,8 +116,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def asked(
     names: Iterable[str], ask: Callable[[str], T], silent: Callable[[str, str], T]
 ) -> tuple[list[T], Unreadable | None]:
-    """What each of these parts answers, and `silent` of its name and why where one cannot be asked; and the first
-    reason where that is so of all, unless one of them did not answer in time."""
+    """What each part answers, and `silent` of name and reason where one cannot be asked; and the first reason if that
+    is so of all, unless one did not answer in time."""
     found, reasons = list[T](), list[Unreadable]()
     for name in names:
         try:
@@ -143,6 +140,11 @@ def text(path: Path) -> str | None:
     with suppress(OSError):
         return path.read_text(errors="replace").strip() or None
     return None
+
+
+def texts(folder: Path, **files: str) -> dict[str, Any]:
+    """The texts of these files of a folder, by the names that they are given."""
+    return {name: text(folder / file) for name, file in files.items()}
 
 
 def lanes(path: Path) -> float | None:
@@ -182,8 +184,7 @@ INITS = ("systemd", "init", "runit", "openrc-init", "dinit", "finit")  # what ha
 
 
 def is_virtual(root: Path = Path("/")) -> bool:
-    """Whether a hypervisor is below. Every server has DMI: a system without it that is no container is one of
-    Firecracker or gVisor."""
+    """Every server has DMI: a system without it that is no container is one of Firecracker or gVisor."""
     if re.search(r"^flags\s*:.*\bhypervisor\b", text(root / "proc/cpuinfo") or "", re.MULTILINE):
         return True
     if not (root / DMI).exists():
@@ -203,16 +204,27 @@ def hides_host() -> Unreadable:
 
 
 def unreadable_here(root: Path, why: str, remedy: str = AS_ROOT) -> Unreadable:
-    """Also what only root may read: root of a container may not. Engines mask /sys/firmware of all but privileged ones
-    (moby, oci/defaults.go, MaskedPaths)."""
+    """Also to root of a container: engines mask /sys/firmware of all but privileged ones (moby, oci/defaults.go,
+    MaskedPaths)."""
     hidden = in_container(root) and not any((root / "sys/firmware").glob("*"))
     return hides_host() if hidden else Unreadable(why, remedy)
 
 
 def why_missing(root: Path, virtual: str, why: str, remedy: str = "") -> Absent | Unreadable:
-    """Why what every server has is not to be seen: a virtual machine has none (`virtual`), or this is a container; else
-    `why`, with its remedy."""
+    """Why what every server has is not to be seen: `virtual` in a virtual machine, hidden by a container; else
+    `why`."""
     return Absent(virtual) if is_virtual(root) else unreadable_here(root, why, remedy)
+
+
+def grown(before: Mapping[str, int | None], now: Mapping[str, int | None]) -> dict[str, int]:
+    """Of counters that could be read both times. One that began anew, as of a device that was reset, has counted what
+    it shows."""
+    both = {name: (then, now.get(name)) for name, then in before.items()}
+    return {
+        name: count - then if count >= then else count
+        for name, (then, count) in both.items()
+        if then is not None and count is not None
+    }
 
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -220,14 +232,17 @@ CAP_IPC_LOCK = 14  # linux/capability.h
 
 
 def short_of(processors: int, memory: int) -> str:
-    """What the container does not leave a process that uses so many processors and so many bytes of memory all the
-    time; "" if it does, or nobody knows."""
+    """What the container does not leave for this many busy processors and bytes of memory; "" if it does, or nobody
+    knows."""
     with suppress(OSError, ValueError):
         quota, period = (CGROUP / "cpu.max").read_text().split()
         if quota != "max" and int(quota) < processors * int(period):
             return f"the container has the time of {int(quota) / int(period):g} processors, and {processors} to run on"
     with suppress(OSError, ValueError):
         left = int((CGROUP / "memory.max").read_text()) - int((CGROUP / "memory.current").read_text())
+        # What the kernel caches of files it gives away as soon as somebody needs memory.
+        statistics = (CGROUP / "memory.stat").read_text()
+        left += sum(map(int, re.findall(r"^(?:in)?active_file (\d+)$", statistics, re.MULTILINE)))
         if left < memory:
             return f"the container has {left / 1e9:.3g} GB of memory left, of {memory / 1e9:.3g} GB that are needed"
     return ""
@@ -241,7 +256,7 @@ def _limits(which: int) -> list[Limit]:
 
 
 def _locked_memory() -> Limit:
-    """The limit of RLIMIT_MEMLOCK, which does not bind a process with CAP_IPC_LOCK, as root on bare metal has it."""
+    """It does not bind a process with CAP_IPC_LOCK, as root on bare metal has it."""
     capabilities = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
     free = capabilities and int(capabilities[1], 16) >> CAP_IPC_LOCK & 1
     return "unlimited" if free else _limits(resource.RLIMIT_MEMLOCK)[0]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.model.place import THIS_NODE, Where
 
 # The severity of a kind of fault, as what happens to the node next: MONITOR (keep it, watch), CONFIG (a setting is
 # wrong, no part is broken), RESET (reset the GPU or reboot), ISOLATE (take it out of service, a part is broken), TRIAGE
@@ -512,6 +512,11 @@ class Fault(msgspec.Struct, frozen=True):
         """ "GPU 3: 17 PCIe replays", if `named` calls a place so."""
         subjects = ", ".join(map(named, self.subjects))
         return f"{subjects}: {self.what}" if subjects else self.what
+
+
+def node_fault(code: str, what: str) -> Fault:
+    """A fault of this machine as a whole."""
+    return Fault(code, (THIS_NODE,), what)
 
 
 class Faults(AssertionError):

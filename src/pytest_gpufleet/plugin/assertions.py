@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import pytest
 
-from pytest_gpufleet.machine import host, kernel_log, xids
+from pytest_gpufleet.machine import host, kernel_log
 from pytest_gpufleet.machine.gpu_facts import COUNTERS, NAMES, unreadable_by_model
 from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.model import place
@@ -103,7 +103,7 @@ def grave_xids(machine: Machine) -> list[Fault]:
     require_answers([machine.logged.trouble])
     condemning = [xid for xid in machine.logged.xids if xid.condemning]
     here = [*machine.present, *(gpu.pci_bus_id for gpu in machine.gpus)]
-    return xids.xids_of(machine.gpus, condemning) + xids.xids_of_none(here, condemning)
+    return kernel_log.xids_of(machine.gpus, condemning) + kernel_log.xids_of_none(here, condemning)
 
 
 def grave_host_messages(machine: Machine) -> list[Fault]:
